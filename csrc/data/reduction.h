@@ -1,0 +1,70 @@
+// What an all-reduce computes: reduce operations, the table of meaningful (dtype, op) pairs, and the kernels' interface.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <vector>
+
+#include "data/dtype.h"
+
+namespace rr {
+
+// The first six are Horovod's numbers. X(enumerator, name)
+#define RR_OPS(X)                   \
+  X(kAverage, "average")            \
+  X(kSum, "sum")                    \
+  X(kAdasum, "adasum")              \
+  X(kMin, "min")                    \
+  X(kMax, "max")                    \
+  X(kProduct, "product")            \
+  X(kLogicalAnd, "logical_and")     \
+  X(kLogicalOr, "logical_or")       \
+  X(kBitwiseAnd, "bitwise_and")     \
+  X(kBitwiseOr, "bitwise_or")
+
+enum class ReduceOp : uint8_t {
+#define RR_ENUMERATOR(id, name) id,
+  RR_OPS(RR_ENUMERATOR)
+#undef RR_ENUMERATOR
+};
+
+const char* name(ReduceOp op);
+ReduceOp op_from_code(int code);  // throws InvalidArgumentError
+
+// result = postscale * fold(prescale * x_0, prescale * x_1, ...), for kAverage divided by divisor as well.
+struct Reduction {
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  int divisor = 1;  // kAverage: the group's size (joined ranks included)
+};
+
+// Throws InvalidArgumentError for a pair without a meaning (or scale factors on bool / logical / bitwise operations),
+// naming both and the alternatives; UnavailableError for Adasum.
+void check(const Reduction& reduction);
+
+// True when folding partial results pairwise gives the same value up to floating-point rounding without a wider
+// accumulator: what ring and recursive doubling need. False for float16, bfloat16, and integer or bool Average.
+bool foldable_in_place(const Reduction& reduction);
+
+enum class Isa : uint8_t { kPortable, kX86_64_v2, kAvx2, kAvx512 };
+
+// One set of CPU kernels, compiled for one instruction set. Every set gives the same bits.
+struct Kernels {
+  Isa isa;
+  const char* name;  // "portable", "x86-64-v2", "avx2", "avx512": the values of RINGREDUCE_ISA
+
+  // dsts[d][i] = postscale * fold over s in index order of (prescale * srcs[s][i]), i < count, for every d.
+  // nsrc >= 1, ndst >= 1. A dst may be exactly one of the srcs; otherwise nothing overlaps. Any alignment.
+  // Floating point: fp16 and bf16 accumulate in fp32 and round once; integers Average accumulates in 64 bits (double
+  // for the division, truncating toward zero), integer Sum and Product wrap around.
+  void (*reduce)(const Reduction& reduction, const void* const* srcs, size_t nsrc, void* const* dsts, size_t ndst,
+                 size_t count);
+};
+
+const Kernels& kernels(Isa isa);       // throws UnavailableError when this machine cannot run it
+const Kernels& kernels(std::string_view name);  // "auto" = the best; InvalidArgumentError for an unknown name
+std::vector<Isa> available_isas();     // best first; never empty
+
+}  // namespace rr

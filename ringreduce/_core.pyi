@@ -1,0 +1,132 @@
+"""The native module: bindings without logic over csrc/.
+
+A *buffer* argument is either any C-contiguous object with the buffer protocol (a NumPy array), or a tuple
+``(address, shape, dtype_code)`` made by ringreduce.buffers for everything else. Dtype codes are the order of
+``dtypes()``; op codes are Horovod's (average 0, sum 1, adasum 2, min 3, max 4, product 5), then logical_and 6,
+logical_or 7, bitwise_and 8, bitwise_or 9. Ranks (root, peers) are ranks within the group. Times are seconds.
+Every call that can block releases the GIL, answers Ctrl-C, and raises the classes of ringreduce.errors.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+Buffer: TypeAlias = Any
+
+__version__: str
+
+def dtypes() -> list[tuple[str, int]]:
+    """(name, itemsize) of each dtype; the index is the dtype code."""
+
+def knobs() -> list[tuple[str, str, str, str, str, str]]:
+    """(name, unit, range, default, Horovod alias or "", meaning) of every RINGREDUCE_* variable."""
+
+def isas() -> list[str]:
+    """Names of the CPU kernel sets this machine can run, best first."""
+
+def cuda_built() -> bool: ...
+def control_nbytes(size: int) -> int:
+    """Bytes of the control segment of a group of size ranks."""
+
+def memfd(label: str, nbytes: int) -> int:
+    """A new anonymous, close-on-exec memory file of nbytes zero bytes; the caller owns the descriptor."""
+
+class Segment:
+    """Registered (symmetric) memory: one memory file of `regions` equal parts, mapped whole.
+
+    Has the buffer protocol over this rank's own region (writable, 1-D bytes). Unmapped when the last reference dies;
+    does not need a Context and survives shutdown(). uid is the same on all ranks and unique to the allocation.
+    """
+
+    def __init__(self, fd: int, uid: int, region: int, regions: int, nbytes: int) -> None:
+        """Maps a duplicate of fd; the caller still owns fd. nbytes is one region's, a multiple of 4096."""
+
+class Work:
+    """One submitted operation. Dropping it does not cancel it; its buffers stay alive until it has finished."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Blocks until finished and raises its error, if any. Running out of `timeout` raises TimeoutError and leaves it pending."""
+
+    def done(self) -> bool:
+        """True once wait() would not block (also when it failed)."""
+
+    @property
+    def output(self) -> memoryview | None:
+        """Bytes that the operation itself allocated (allgather, alltoall, gather at the root), valid after wait()."""
+
+    @property
+    def counts(self) -> list[int]:
+        """First dimensions received from each rank (allgather, gather, alltoall), valid after wait()."""
+
+class Group:
+    """A group of ranks (a communicator)."""
+
+    rank: int
+    size: int
+    ranks: list[int]
+    """World ranks of the members, ascending; index = group rank."""
+
+    def allreduce(self, src: Buffer, dst: Buffer, op: int, prescale: float, postscale: float, name: str | None) -> None:
+        """Synchronous allreduce of one tensor; dst may be src. The fast path."""
+
+    def allreduce_async(
+        self, srcs: Sequence[Buffer], dsts: Sequence[Buffer], op: int, prescale: float, postscale: float, name: str | None
+    ) -> Work:
+        """One tensor, or several as one grouped operation (same dtype or not); each dst may be its src."""
+
+    def reducescatter_async(
+        self, src: Buffer, dst: Buffer, op: int, prescale: float, postscale: float, name: str | None
+    ) -> Work:
+        """dst has this rank's rows: the first dim0 % size ranks get one extra row."""
+
+    def allgather_async(self, src: Buffer, name: str | None) -> Work: ...
+    def broadcast_async(self, buffer: Buffer, root: int, name: str | None) -> Work:
+        """In place: the root's bytes reach every rank's buffer."""
+
+    def alltoall_async(self, src: Buffer, splits: Sequence[int] | None, name: str | None) -> Work:
+        """splits: rows for each rank, sum <= dim 0; None = equal parts."""
+
+    def reduce_async(
+        self, src: Buffer, dst: Buffer, op: int, prescale: float, postscale: float, root: int, name: str | None
+    ) -> Work:
+        """dst is written on the root only; elsewhere it may be src and is left alone."""
+
+    def gather_async(self, src: Buffer, root: int, name: str | None) -> Work: ...
+    def scatter_async(self, src: Buffer | None, dst: Buffer, root: int, name: str | None) -> Work:
+        """src (root only, size x dst bytes, rank-major); every rank's dst has the same shape."""
+
+    def barrier(self, name: str | None) -> None: ...
+    def send_async(self, src: Buffer, dst_rank: int, tag: int) -> Work: ...
+    def recv_async(self, dst: Buffer, src_rank: int, tag: int) -> Work: ...
+    def join(self) -> int:
+        """Blocks until every rank has joined; returns the last rank to join, the same on all."""
+
+    def algorithm(self, kind: str, nbytes: int, dtype: int, registered: bool) -> str:
+        """The algorithm that select would use."""
+
+    def bench(self, kind: str, src: Buffer, dst: Buffer, op: int, iters: int, rewrite: bool) -> list[float]:
+        """Seconds per call, timed inside the core. kind: allreduce | reducescatter | allgather | broadcast | alltoall |
+        barrier. rewrite: each call is preceded by rewriting src and a barrier and timed alone (iters values); else one
+        value, the mean of iters back-to-back calls."""
+
+class Context:
+    """One rank's membership of one job: its groups, its engine thread, its failure state."""
+
+    def __init__(self, fd: int, rank: int, size: int, pidfds: Sequence[int], hostname: str) -> None:
+        """Collective. fd: the world's control segment (control_nbytes(size), zero-filled); pidfds[r] watches rank r
+        (-1 for this rank). Duplicates what it keeps. Knobs are read from the environment here."""
+
+    @property
+    def world(self) -> Group: ...
+    def add_group(self, fd: int, ranks: Sequence[int]) -> Group:
+        """Collective over ranks (world ranks, ascending, this one included)."""
+
+    def remove_group(self, group: Group) -> None: ...
+    def shutdown(self) -> None:
+        """Marks this rank as shut down, fails what is pending here with ShutdownError, joins the engine. Idempotent."""
+
+    def failure(self) -> str | None:
+        """The first fatal cause, or None."""
+
+    def stats(self) -> dict[str, int]: ...
+    def settings(self) -> list[tuple[str, str, str]]:
+        """(name, value, origin) of every knob as this context read it; origin: default | the variable's name."""
