@@ -1,0 +1,107 @@
+# Two commands need nothing but python3 (>= 3.10), make and g++:  make demo,  make test.  `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
+JOBS := $(shell nproc)
+CXX_FILES = $(shell git ls-files -co --exclude-standard 'csrc/*.cc' 'csrc/*.h' 'csrc/*.cu' 'csrc/*.cuh' 'tests/cpp/*.cc' 'tests/cpp/*.h')
+
+help:  ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+
+# --- environment: stamp files in .venv; a change of pyproject.toml or setup.py runs pip again -----------------------
+export PYTHON
+$(VENV)/tools: pyproject.toml tests/tools/bootstrap.sh
+	@echo "== $(VENV): build tools"
+	@tests/tools/bootstrap.sh $(VENV)
+	@$(PIP) --upgrade pip
+	@$(PIP) $$($(BIN)/python tests/tools/requirements.py)
+	@touch $@
+
+# pip shows nothing while it works: the first run compiles the core and fetches torch.
+$(VENV)/demo $(VENV)/dev: $(VENV)/%: $(VENV)/tools setup.py
+	@echo "== $(VENV): ringreduce[$*] (the first time takes a few minutes)"
+	@flock $(VENV)/lock $(PIP) --no-build-isolation -e '.[$*]'
+	@touch $@
+
+$(VENV)/doctest: tests/tools/bootstrap.sh
+	@tests/tools/bootstrap.sh $(VENV) doctest
+	@touch $@
+
+# --- building -------------------------------------------------------------------------------------------------------
+# Ninja decides what to compile. Options stay in build/cmake: after `make build`, `make demo` keeps -Werror.
+compile = flock $(VENV)/lock $(BIN)/python setup.py --quiet build_ext --inplace > build/log 2>&1 || { cat build/log; exit 1; }
+
+build: $(VENV)/dev $(VENV)/doctest  ## (re)build ringreduce._core in place, with the C++ tests, warnings are errors
+	@mkdir -p build
+	@RR_CMAKE_ARGS="-DRR_WERROR=ON -DRR_TESTS=ON" $(compile)
+
+build-demo: $(VENV)/demo
+	@mkdir -p build
+	@$(compile)
+
+wheel: $(VENV)/tools  ## build a wheel in dist/
+	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .
+	@ls -l dist/*.whl
+
+# --- the two commands -----------------------------------------------------------------------------------------------
+demo: build-demo  ## train LeNet on Fashion-MNIST on two ranks, compare with one
+	@$(BIN)/python examples/demo.py
+
+TEST_PARTS := build lint cpptest sanitize pytest
+test:  ## everything: build, lint, C++ tests, sanitizers, Python tests
+	@begin=$$SECONDS; for part in $(TEST_PARTS); do \
+	  echo "== $$part"; start=$$SECONDS; $(MAKE) $$part; echo "-- $$part: $$((SECONDS - start)) s"; \
+	done; echo "== make test: all passed in $$((SECONDS - begin)) s"
+
+lint: lint-python lint-cpp  ## ruff, mypy --strict, stubtest, clang-format
+
+lint-python: build
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/stubtest ringreduce._core --concise --ignore-disjoint-bases
+
+lint-cpp: $(VENV)/dev
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(VENV)/dev  ## rewrite sources as lint wants them
+	@$(BIN)/ruff check --quiet --fix . || true
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/clang-format -i $(CXX_FILES)
+
+CTEST := $(BIN)/ctest --output-on-failure --progress
+cpptest: build  ## C++ tests
+	@$(CTEST) --test-dir build/cmake
+
+sanitize: sanitize-address sanitize-thread  ## C++ tests under address+undefined and under thread sanitizers
+
+# The thread sanitizer cannot map its shadow where the kernel randomises addresses widely: turn that off where allowed.
+FIXED_MAP := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+sanitize-%: $(VENV)/tools $(VENV)/doctest
+	@mkdir -p build
+	@{ $(CMAKE) -S . -B build/$* -DRR_SANITIZE=$* -DRR_TESTS=ON -DRR_WERROR=ON -DRR_PYTHON=OFF && \
+	  $(BIN)/cmake --build build/$* --parallel $(JOBS); } > build/$*.log 2>&1 || { cat build/$*.log; exit 1; }
+	@$(FIXED_MAP) $(CTEST) --test-dir build/$*
+
+pytest: build  ## Python tests (make pytest ARGS="-k allreduce")
+	@$(BIN)/python -m pytest $(ARGS)
+
+# --- the rest -------------------------------------------------------------------------------------------------------
+bench: build-demo  ## all-reduce bandwidth table, two ranks
+	@$(BIN)/ringreduce bench allreduce -np 2
+
+docs: build  ## write docs/knobs.md from the table of knobs in the core
+	@$(BIN)/python tests/tools/knobs.py docs/knobs.md
+
+clean:  ## remove everything that was built or installed here
+	rm -rf build dist *.egg-info $(VENV) ringreduce/*.so .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help build build-demo wheel demo test lint lint-python lint-cpp format cpptest sanitize pytest bench docs clean

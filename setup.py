@@ -1,0 +1,54 @@
+"""Builds ringreduce._core by CMake; everything else about the package is in pyproject.toml.
+
+CMake options come from the environment: RR_CMAKE_ARGS="-DRR_WERROR=ON -DRR_TESTS=ON". An in-place build (pip install -e,
+make build) keeps its tree in build/cmake, so the next one compiles only what changed.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pybind11
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+
+def tool(name: str, directory: str) -> str:
+    """Path of a build tool: the one from its Python package (a build requirement), else whatever PATH has."""
+    try:
+        return str(Path(getattr(__import__(name), directory)) / name)
+    except (ImportError, AttributeError):
+        return name
+
+
+class CMakeExtension(Extension):
+    def __init__(self, name: str) -> None:
+        super().__init__(name, sources=[])
+
+
+class CMakeBuild(build_ext):
+    def build_extension(self, ext: Extension) -> None:
+        output = Path(self.get_ext_fullpath(ext.name)).resolve()
+        tree = ROOT / "build" / "cmake" if self.inplace else Path(self.build_temp).resolve()
+        cmake = tool("cmake", "CMAKE_BIN_DIR")
+        configure = [
+            *(cmake, "-S", str(ROOT), "-B", str(tree), "-G", "Ninja"),
+            f"-DCMAKE_MAKE_PROGRAM={tool('ninja', 'BIN_DIR')}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DPython_INCLUDE_DIR={sysconfig.get_path('include')}",
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-DRR_MODULE_DIR={output.parent}",
+            f"-DRR_MODULE_NAME={output.name}",
+            *shlex.split(os.environ.get("RR_CMAKE_ARGS", "")),
+        ]
+        subprocess.run(configure, check=True)
+        subprocess.run([cmake, "--build", str(tree), "--parallel", str(os.cpu_count())], check=True)
+
+
+ext_modules = [CMakeExtension("ringreduce._core")] if (ROOT / "csrc" / "python.cc").exists() else []
+setup(ext_modules=ext_modules, cmdclass={"build_ext": CMakeBuild})
