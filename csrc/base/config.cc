@@ -1,0 +1,126 @@
+#include "base/config.h"
+
+#include <cstdlib>
+#include <map>
+
+#include "base/errors.h"
+
+namespace rr {
+
+const std::vector<Knob>& knobs() {
+  static const std::vector<Knob> table = {
+      {"RINGREDUCE_TIMEOUT", "s", "0..1e9", "1800", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+       "an operation that takes longer fails its group with TimeoutError; 0 = never"},
+      {"RINGREDUCE_STALL_WARNING", "s", "0..1e9", "60", "HOROVOD_STALL_CHECK_TIME_SECONDS",
+       "one warning names an operation that waits longer and the missing ranks; 0 = off"},
+      {"RINGREDUCE_INIT_TIMEOUT", "s", "0.1..1e6", "60", "HOROVOD_START_TIMEOUT",
+       "how long init() waits for the other ranks"},
+      {"RINGREDUCE_SPIN_US", "us", "0..1e6", "50", "", "how long a blocked call polls before it sleeps"},
+      {"RINGREDUCE_FUSION_THRESHOLD", "bytes", "0..1e12", "134217728", "HOROVOD_FUSION_THRESHOLD",
+       "asynchronous all-reduces are fused into buckets of at most this size; 0 = no fusion"},
+      {"RINGREDUCE_FUSION_LINGER_US", "us", "0..1e6", "1000", "",
+       "how long an open bucket waits for more tensors while no rank waits for one of its members"},
+      {"RINGREDUCE_CACHE_CAPACITY", "names", "16..1048576", "4096", "HOROVOD_CACHE_CAPACITY",
+       "tensor names that a group remembers at once; the least recently added idle name makes room"},
+      {"RINGREDUCE_ALGORITHM", "name", "auto|two_shot|direct|ring|recursive_doubling|tree", "auto", "",
+       "forces the algorithm where it applies; what cannot use it takes auto"},
+      {"RINGREDUCE_CHUNK", "bytes", "0..16777216", "0", "",
+       "pipelining unit of staged transfers; 0 = calibrated"},
+      {"RINGREDUCE_ISA", "name", "auto|portable|x86-64-v2|avx2|avx512", "auto", "", "CPU kernel set"},
+      {"RINGREDUCE_TRANSPORT", "name", "auto|shm|tcp|mpi", "auto", "", "how ranks are linked; tcp and mpi do not exist yet"},
+      {"RINGREDUCE_LOG_LEVEL", "name", "trace|debug|info|warning|error|fatal", "warning", "HOROVOD_LOG_LEVEL",
+       "least level that is logged to stderr"},
+      {"RINGREDUCE_TIMELINE", "path", "", "", "HOROVOD_TIMELINE", "reserved for the timeline, which does not exist yet"},
+      {"RINGREDUCE_RENDEZVOUS", "name:secret", "", "", "", "set by ringrun: abstract socket name and secret of the job"},
+      {"RINGREDUCE_RANK", "rank", "", "", "HOROVOD_RANK", "set by ringrun"},
+      {"RINGREDUCE_SIZE", "ranks", "", "", "HOROVOD_SIZE", "set by ringrun"},
+      {"RINGREDUCE_LOCAL_RANK", "rank", "", "", "HOROVOD_LOCAL_RANK", "set by ringrun"},
+      {"RINGREDUCE_LOCAL_SIZE", "ranks", "", "", "HOROVOD_LOCAL_SIZE", "set by ringrun"},
+      {"RINGREDUCE_CROSS_RANK", "rank", "", "", "HOROVOD_CROSS_RANK", "set by ringrun"},
+      {"RINGREDUCE_CROSS_SIZE", "ranks", "", "", "HOROVOD_CROSS_SIZE", "set by ringrun"},
+      {"RINGREDUCE_DYNAMIC_PROCESS_SETS", "flag", "0|1", "1", "HOROVOD_DYNAMIC_PROCESS_SETS",
+       "whether process sets may be added after init()"},
+      {"RINGREDUCE_DATA", "path", "", "", "", "folder with the Fashion-MNIST files, for the examples"},
+      {"RINGREDUCE_CACHE", "path", "", "", "", "folder for calibration results; default: ringreduce in the user's cache"},
+  };
+  return table;
+}
+
+namespace {
+
+bool matches_choice(const std::string& range, const std::string& value) {
+  size_t begin = 0;
+  while (begin <= range.size()) {
+    const size_t end = range.find('|', begin);
+    if (range.substr(begin, end - begin) == value) return true;
+    if (end == std::string::npos) return false;
+    begin = end + 1;
+  }
+  return false;
+}
+
+std::string lower(std::string text) {
+  for (char& c : text) c = (c >= 'A' && c <= 'Z') ? static_cast<char>(c - 'A' + 'a') : c;
+  return text;
+}
+
+double parse_number(const Knob& knob, const KnobValue& given) {
+  const std::string range = knob.range;
+  const double low = std::strtod(range.c_str(), nullptr);
+  const double high = std::strtod(range.c_str() + range.find("..") + 2, nullptr);
+  char* end = nullptr;
+  const double value = std::strtod(given.value.c_str(), &end);
+  if (given.value.empty() || *end != '\0' || !(value >= low && value <= high)) {
+    throw InvalidArgumentError(given.origin + "=" + given.value + ": expected a number in " + range + " (" + knob.unit +
+                               "), " + knob.meaning);
+  }
+  return value;
+}
+
+KnobValue read(const Knob& knob) {
+  if (const char* text = std::getenv(knob.name)) return {knob.name, text, knob.name};
+  if (knob.alias[0] != '\0') {
+    if (const char* text = std::getenv(knob.alias)) return {knob.name, text, knob.alias};
+  }
+  return {knob.name, knob.fallback, "default"};
+}
+
+}  // namespace
+
+Settings Settings::from_environment() {
+  Settings settings;
+  std::map<std::string_view, double> numbers;
+  std::map<std::string_view, std::string> words;
+  for (const Knob& knob : knobs()) {
+    KnobValue given = read(knob);
+    const std::string range = knob.range;
+    if (range.find("..") != std::string::npos) {
+      numbers[knob.name] = parse_number(knob, given);
+    } else if (!range.empty()) {
+      const std::string word = lower(given.value);
+      if (!matches_choice(range, word)) {
+        throw InvalidArgumentError(given.origin + "=" + given.value + ": expected one of " + range);
+      }
+      words[knob.name] = word;
+    }
+    settings.values.push_back(std::move(given));
+  }
+  // Horovod's switch has the opposite sense, so it cannot be an alias in the table.
+  if (const char* off = std::getenv("HOROVOD_STALL_CHECK_DISABLE"); off != nullptr && std::string(off) == "1") {
+    numbers["RINGREDUCE_STALL_WARNING"] = 0;
+  }
+  settings.timeout_s = numbers["RINGREDUCE_TIMEOUT"];
+  settings.stall_warning_s = numbers["RINGREDUCE_STALL_WARNING"];
+  settings.spin_us = numbers["RINGREDUCE_SPIN_US"];
+  settings.fusion_threshold = static_cast<size_t>(numbers["RINGREDUCE_FUSION_THRESHOLD"]);
+  settings.fusion_linger_us = numbers["RINGREDUCE_FUSION_LINGER_US"];
+  settings.cache_capacity = static_cast<size_t>(numbers["RINGREDUCE_CACHE_CAPACITY"]);
+  settings.chunk_nbytes = static_cast<size_t>(numbers["RINGREDUCE_CHUNK"]);
+  settings.algorithm = words["RINGREDUCE_ALGORITHM"];
+  settings.isa = words["RINGREDUCE_ISA"];
+  settings.transport = words["RINGREDUCE_TRANSPORT"];
+  settings.log_level = log_level_from(words["RINGREDUCE_LOG_LEVEL"]);
+  return settings;
+}
+
+}  // namespace rr

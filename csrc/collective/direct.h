@@ -1,0 +1,30 @@
+// The one-pass all-reduce over registered memory, and the chunk claims that its ranks share.
+#pragma once
+
+#include "collective/algorithm.h"
+
+namespace rr {
+
+struct alignas(64) ClaimLine {
+  std::atomic<uint64_t> next;  // next unclaimed chunk of this rank's share
+};
+
+// Zero when a job starts; in memory shared by the team.
+struct SharedWork {
+  ClaimLine* claims = nullptr;                  // [group rank]
+  std::atomic<uint64_t>* completed = nullptr;   // chunks done by anybody
+};
+
+struct DirectJob {
+  struct Tensor {
+    std::vector<const void*> srcs;  // by member, as mapped here
+    std::vector<void*> dsts;
+    size_t count = 0;
+  };
+  std::vector<Tensor> tensors;
+  Reduction reduction;
+};
+
+std::unique_ptr<Algorithm> direct(Team team, SharedWork work, DirectJob job);
+
+}  // namespace rr

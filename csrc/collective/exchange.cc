@@ -1,0 +1,58 @@
+// allgather, gather, broadcast, scatter and alltoall on one host: who stages what in which lane, and who takes it.
+// A slot has `lanes` equal parts; round k carries chunk k of every lane's block.
+
+#include "collective/staged.h"
+
+namespace rr {
+namespace {
+
+constexpr size_t kLine = 64;
+
+size_t lane_nbytes(const Stage& stage, int lanes) {
+  return stage.slot_nbytes / static_cast<size_t>(lanes) / kLine * kLine;
+}
+
+class Exchange final : public Staged {
+ public:
+  Exchange(Team team, ExchangeJob job, size_t rounds)
+      : Staged(std::move(team), rounds, false), job_(std::move(job)), lane_(lane_nbytes(team_.stage, job_.lanes)) {}
+
+ private:
+  void put(size_t round) override {
+    for (size_t lane = 0; lane < job_.outgoing.size(); ++lane) {
+      if (job_.lanes > 1 && static_cast<int>(lane) == team_.me) continue;  // the own block, see take
+      const Range bytes = chunk({0, job_.outgoing[lane].nbytes}, lane_, round);
+      if (bytes.empty()) continue;
+      copy(slot(team_.me, round) + lane * lane_, job_.outgoing[lane].src + bytes.begin, bytes.count());
+    }
+  }
+
+  void take(size_t round) override {
+    for (const ExchangeJob::Incoming& in : job_.incoming) {
+      const Range bytes = chunk({0, in.nbytes}, lane_, round);
+      if (bytes.empty()) continue;
+      const std::byte* src = in.member == team_.me
+                                 ? job_.outgoing[static_cast<size_t>(in.lane)].src + bytes.begin
+                                 : slot(in.member, round) + static_cast<size_t>(in.lane) * lane_;
+      if (in.dst + bytes.begin != src) copy(in.dst + bytes.begin, src, bytes.count());
+    }
+  }
+
+  bool is_source(int member) const override { return job_.sources[static_cast<size_t>(member)]; }
+
+  ExchangeJob job_;
+  size_t lane_;
+};
+
+}  // namespace
+
+size_t rounds_of(const ExchangeJob& job, const Stage& stage) {
+  return divide_up(job.largest_nbytes, lane_nbytes(stage, job.lanes));
+}
+
+std::unique_ptr<Algorithm> exchange(Team team, ExchangeJob job) {
+  const size_t rounds = rounds_of(job, team.stage);
+  return std::make_unique<Exchange>(std::move(team), std::move(job), rounds);
+}
+
+}  // namespace rr

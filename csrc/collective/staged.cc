@@ -1,0 +1,70 @@
+#include "collective/staged.h"
+
+#include <cstring>
+
+namespace rr {
+
+bool Staged::peers_reached(std::atomic<uint64_t> Progress::*counter, size_t round) const {
+  const uint64_t target = team_.first_round + round + 1;
+  for (int i = 0; i < team_.size(); ++i) {
+    if (i == team_.me || !is_source(i)) continue;
+    const Progress& line = team_.stage.progress[team_.members[static_cast<size_t>(i)]];
+    if ((line.*counter).load(std::memory_order_acquire) < target) return false;
+  }
+  return true;
+}
+
+// Round n overwrites the slot of round n - slot_count, so every rank of the group (also one that has joined since)
+// must have finished with that one.
+bool Staged::slot_is_free(size_t round) const {
+  const uint64_t n = team_.first_round + round;
+  if (n < team_.stage.slot_count) return true;
+  const uint64_t needed = n - team_.stage.slot_count + 1;
+  for (size_t r = 0; r < team_.bells.size(); ++r) {
+    if (team_.stage.progress[r].take.load(std::memory_order_acquire) < needed) return false;
+  }
+  return true;
+}
+
+// One action per call. Folding first feeds the peers soonest; staging ahead comes last.
+Step Staged::step() {
+  Progress& mine = team_.stage.progress[team_.rank()];
+  const uint64_t base = team_.first_round;
+  if (take_ == rounds_) return Step::kDone;
+  if (folds_ && fold_ < put_ && peers_reached(&Progress::put, fold_)) {
+    fold(fold_);
+    mine.fold.store(base + ++fold_, std::memory_order_release);
+  } else if (take_ < (folds_ ? fold_ : put_) && peers_reached(folds_ ? &Progress::fold : &Progress::put, take_)) {
+    take(take_);
+    mine.take.store(base + ++take_, std::memory_order_release);
+  } else if (put_ < rounds_ && slot_is_free(put_)) {
+    put(put_);
+    mine.put.store(base + ++put_, std::memory_order_release);
+    if (!folds_) mine.fold.store(base + put_, std::memory_order_release);
+  } else {
+    return Step::kIdle;
+  }
+  team_.ring_others();
+  return take_ == rounds_ ? Step::kDone : Step::kProgress;
+}
+
+bool Staged::needs(int rank) const {
+  if (take_ == rounds_) return false;
+  const Progress& line = team_.stage.progress[rank];
+  return line.put.load(std::memory_order_acquire) < team_.first_round + rounds_ ||
+         line.fold.load(std::memory_order_acquire) < team_.first_round + rounds_;
+}
+
+void Staged::copy(void* dst, const void* src, size_t nbytes) const {
+  std::memcpy(dst, src, nbytes);
+  team_.bytes_copied->fetch_add(nbytes, std::memory_order_relaxed);
+}
+
+void skip_rounds(const Stage& stage, int rank, size_t first_round, size_t rounds) {
+  Progress& line = stage.progress[rank];
+  line.put.store(first_round + rounds, std::memory_order_release);
+  line.fold.store(first_round + rounds, std::memory_order_release);
+  line.take.store(first_round + rounds, std::memory_order_release);
+}
+
+}  // namespace rr

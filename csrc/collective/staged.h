@@ -1,0 +1,78 @@
+// Collectives on private memory of one host, through the staging area: rounds of put (copy in), fold (reduce the own
+// segment in rank order) and take (copy out), pipelined over the slots of the stage.
+#pragma once
+
+#include "collective/algorithm.h"
+
+namespace rr {
+
+// Runs the rounds of a job; what a round moves is the subclass's. See Stage for the counters.
+class Staged : public Algorithm {
+ public:
+  Step step() final;
+  bool needs(int rank) const final;
+
+ protected:
+  Staged(Team team, size_t rounds, bool folds) : team_(std::move(team)), rounds_(rounds), folds_(folds) {}
+  virtual void put(size_t round) = 0;
+  virtual void fold(size_t) {}
+  virtual void take(size_t round) = 0;
+  // Members whose put this rank's take (or fold) reads; all of them unless said otherwise.
+  virtual bool is_source(int) const { return true; }
+
+  std::byte* slot(int member, size_t round) const {
+    return team_.stage.slot(team_.members[static_cast<size_t>(member)], team_.first_round + round);
+  }
+  void copy(void* dst, const void* src, size_t nbytes) const;
+
+  Team team_;
+  size_t rounds_;
+
+ private:
+  bool peers_reached(std::atomic<uint64_t> Progress::*counter, size_t round) const;
+  bool slot_is_free(size_t round) const;
+
+  bool folds_;
+  size_t put_ = 0;
+  size_t fold_ = 0;
+  size_t take_ = 0;
+};
+
+// A rank without a part in a job accounts for its rounds.
+void skip_rounds(const Stage& stage, int rank, size_t first_round, size_t rounds);
+
+enum class ReduceShape { kAllreduce, kReduce, kReduceScatter };
+
+struct ReduceJob {
+  ReduceShape shape = ReduceShape::kAllreduce;
+  std::vector<Piece> pieces;   // kReduceScatter: one piece, whose dst holds this member's elements only
+  Reduction reduction;
+  int root = 0;                // member index, kReduce
+  std::vector<Range> owned;    // kReduceScatter: elements of each member
+  size_t element_count = 0;    // sum over pieces
+};
+size_t rounds_of(const ReduceJob& job, const Stage& stage, int members);
+std::unique_ptr<Algorithm> two_shot(Team team, ReduceJob job);
+
+// Data movement: every member stages blocks, one per lane of its slots, and others take them.
+struct ExchangeJob {
+  struct Outgoing {
+    const std::byte* src = nullptr;
+    size_t nbytes = 0;
+  };
+  struct Incoming {
+    int member = 0;
+    int lane = 0;
+    std::byte* dst = nullptr;
+    size_t nbytes = 0;
+  };
+  int lanes = 1;                    // 1, or one per member
+  std::vector<Outgoing> outgoing;   // by lane; empty for a member that sends nothing
+  std::vector<Incoming> incoming;   // a member's own block is copied without staging
+  size_t largest_nbytes = 0;        // largest block of any member, the same on all
+  std::vector<bool> sources;        // by member: whether it stages anything
+};
+size_t rounds_of(const ExchangeJob& job, const Stage& stage);
+std::unique_ptr<Algorithm> exchange(Team team, ExchangeJob job);
+
+}  // namespace rr

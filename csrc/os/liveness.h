@@ -1,0 +1,23 @@
+// Which peer processes have ended, told by their pidfds: immediate, free of pid reuse, and blind to who closed what.
+#pragma once
+
+#include <vector>
+
+#include "os/fd.h"
+
+namespace rr {
+
+class Liveness {
+ public:
+  // pidfds[r] watches rank r; negative = not watched (this rank, or ranks that are threads of this process).
+  explicit Liveness(const std::vector<int>& pidfds);
+  // Ranks whose process has ended, each reported once. Never blocks.
+  std::vector<int> newly_dead();
+
+ private:
+  std::vector<Fd> pidfds_;
+};
+
+int allowed_cores();  // size of this process's CPU affinity mask
+
+}  // namespace rr

@@ -1,0 +1,42 @@
+#include "os/mapping.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+namespace rr {
+
+#ifndef MADV_POPULATE_WRITE
+constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14; older C libraries lack the name
+#endif
+
+Fd create_memfd(const std::string& label, size_t nbytes) {
+  Fd fd(static_cast<int>(check_sys(::memfd_create(label.c_str(), MFD_CLOEXEC), "memfd_create")));
+  check_sys(::ftruncate(fd.get(), static_cast<off_t>(nbytes)), "ftruncate of a memory file");
+  return fd;
+}
+
+Mapping::Mapping(int fd, OnFork on_fork) {
+  struct stat info = {};
+  check_sys(::fstat(fd, &info), "fstat of a memory file");
+  nbytes_ = static_cast<size_t>(info.st_size);
+  void* at = ::mmap(nullptr, nbytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) throw Error(with_errno("mmap of " + std::to_string(nbytes_) + " bytes"));
+  data_ = static_cast<std::byte*>(at);
+  // Advice only: kernels without shared huge pages ignore it.
+  ::madvise(at, nbytes_, MADV_HUGEPAGE);
+  if (on_fork == OnFork::kDrop) ::madvise(at, nbytes_, MADV_DONTFORK);
+}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) ::munmap(data_, nbytes_);
+}
+
+void Mapping::populate(size_t offset, size_t nbytes) const {
+  if (::madvise(data_ + offset, nbytes, MADV_POPULATE_WRITE) == 0) return;
+  // EINVAL: the kernel does not know the advice; the pages will be allocated on first use instead.
+  if (errno != EINVAL) throw Error(with_errno("allocating " + std::to_string(nbytes) + " bytes of shared memory"));
+}
+
+}  // namespace rr

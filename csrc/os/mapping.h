@@ -1,0 +1,42 @@
+// Anonymous shared memory: a memory file (no name in any file system, gone with its last user) and a mapping of it.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "os/fd.h"
+
+namespace rr {
+
+Fd create_memfd(const std::string& label, size_t nbytes);  // zero-filled, close-on-exec
+
+enum class OnFork { kInherit, kDrop };  // kDrop: a forked child does not see the mapping (MADV_DONTFORK)
+
+class Mapping {
+ public:
+  Mapping() = default;
+  // Maps the whole file, shared and writable; huge pages are advised. The descriptor may be closed afterwards.
+  Mapping(int fd, OnFork on_fork);
+  Mapping(Mapping&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), nbytes_(std::exchange(other.nbytes_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(nbytes_, other.nbytes_);
+    return *this;
+  }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping();
+
+  std::byte* data() const { return data_; }
+  size_t nbytes() const { return nbytes_; }
+  // Allocates the pages of a range now, so that the first use does not fault; a failure (out of memory) throws.
+  void populate(size_t offset, size_t nbytes) const;
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t nbytes_ = 0;
+};
+
+}  // namespace rr
