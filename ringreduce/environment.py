@@ -1,0 +1,236 @@
+"""Which rank is this process, of how many: asked of the arguments, then of each launcher's variables in a fixed order.
+
+Order: arguments, RINGREDUCE_* (ringrun), Open MPI, PMIx, MPICH's PMI, torchrun, Slurm, HOROVOD_*, else one process.
+The first launcher that left its mark answers alone: answers are never mixed. Reads the given mapping and, where a
+launcher names its job nowhere, /proc for the process that started the ranks. Any thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ringreduce.errors import InvalidArgumentError, UnavailableError
+
+Environ = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """This process's place in its job; ranks count from 0."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    source: str
+    """arguments | ringrun | openmpi | pmix | mpich | torchrun | slurm | horovod | single"""
+    job: str
+    """What makes the rendezvous address of this job unique among this user's jobs on this host; "" when single."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The variables that one launcher sets. Of `rank` and `size` the first name that is set counts."""
+
+    source: str
+    marks: tuple[str, ...]
+    """The launcher has started this process if all of these are set."""
+    rank: tuple[str, ...]
+    size: tuple[str, ...]
+    local_rank: str
+    local_size: str
+    cross_rank: str
+    cross_size: str
+    job: Callable[[Environ], str]
+
+
+def detect(rank: int | None = None, size: int | None = None, environ: Environ = os.environ) -> Placement:
+    """Where this process stands in its job.
+
+    Args:
+        rank, size: both or neither; when given they win over every variable, and the job is taken to be on one host.
+        environ: the variables to read.
+
+    Raises:
+        InvalidArgumentError: a variable (named in the text) has no sensible value, or half of a pair is missing.
+        UnavailableError: the job spans several hosts.
+
+    >>> place = detect(environ={"PMI_RANK": "1", "PMI_SIZE": "2"})
+    >>> place.rank, place.size, place.local_size, place.source
+    (1, 2, 2, 'mpich')
+    """
+    if rank is not None or size is not None:
+        return _from_arguments(rank, size, environ)
+    launcher = _launcher(environ)
+    if launcher is None:
+        return Placement(0, 1, 0, 1, 0, 1, "single", "")
+    place = _read(launcher, environ)
+    if place.local_size != place.size or place.cross_size != 1:
+        hosts = f"{place.cross_size} hosts" if place.cross_size > 1 else "several hosts"
+        raise UnavailableError(
+            f"rank {place.rank}/{place.size}: {launcher.source} started this job on {hosts} ({place.local_size} ranks on "
+            "this one). Today ringreduce links the ranks of one host (shared memory): start all ranks on one host"
+        )
+    return place
+
+
+def rendezvous_secret(environ: Environ = os.environ) -> tuple[str, bytes] | None:
+    """The job's name and secret from RINGREDUCE_RENDEZVOUS="name:hex secret", or None when it is not set.
+
+    Raises InvalidArgumentError when it has another form; the text does not repeat the secret.
+    """
+    given = environ.get("RINGREDUCE_RENDEZVOUS")
+    if given is None:
+        return None
+    name, colon, secret = given.rpartition(":")
+    try:
+        if not name or not colon or not secret:
+            raise ValueError
+        return name, bytes.fromhex(secret)
+    except ValueError:
+        raise InvalidArgumentError(
+            'RINGREDUCE_RENDEZVOUS is not of the form "name:secret" with the secret in hexadecimal; ringrun sets it'
+        ) from None
+
+
+def _from_arguments(rank: int | None, size: int | None, environ: Environ) -> Placement:
+    if rank is None or size is None:
+        raise InvalidArgumentError(f"rank and size must be given together: rank={rank}, size={size}")
+    _check_within("rank", rank, "size", size)
+    launcher = _launcher(environ)
+    named = rendezvous_secret(environ)
+    job = named[0] if named else launcher.job(environ) if launcher else _parent(environ)
+    return Placement(rank, size, rank, size, 0, 1, "arguments", job)
+
+
+def _launcher(environ: Environ) -> Launcher | None:
+    return next((known for known in _LAUNCHERS if all(mark in environ for mark in known.marks)), None)
+
+
+def _read(launcher: Launcher, environ: Environ) -> Placement:
+    rank_name, rank = _first_integer(launcher, launcher.rank, environ)
+    size_name, size = _first_integer(launcher, launcher.size, environ)
+    _check_within(rank_name, rank, size_name, size)
+    place = Placement(rank, size, rank, size, 0, 1, launcher.source, launcher.job(environ))
+    if launcher.local_rank in environ and launcher.local_size in environ:
+        local_size = _integer(launcher.local_size, environ)
+        local_rank = _integer(launcher.local_rank, environ)
+        _check_within(launcher.local_rank, local_rank, launcher.local_size, local_size)
+        place = replace(place, local_rank=local_rank, local_size=local_size)
+    if launcher.cross_rank in environ and launcher.cross_size in environ:
+        cross_size = _integer(launcher.cross_size, environ)
+        cross_rank = _integer(launcher.cross_rank, environ)
+        _check_within(launcher.cross_rank, cross_rank, launcher.cross_size, cross_size)
+        place = replace(place, cross_rank=cross_rank, cross_size=cross_size)
+    return place
+
+
+def _first_integer(launcher: Launcher, names: tuple[str, ...], environ: Environ) -> tuple[str, int]:
+    for name in names:
+        if name in environ:
+            return name, _integer(name, environ)
+    marks = " and ".join(f"{mark}={environ[mark]}" for mark in launcher.marks)
+    raise InvalidArgumentError(
+        f"{marks} says that {launcher.source} started this process, but {' or '.join(names)} is not set; "
+        "set it, or pass rank= and size= to init()"
+    )
+
+
+def _integer(name: str, environ: Environ) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise InvalidArgumentError(f"{name}={environ[name]!r} is not a whole number") from None
+
+
+def _check_within(rank_name: str, rank: int, size_name: str, size: int) -> None:
+    if size < 1:
+        raise InvalidArgumentError(f"{size_name}={size} is not a number of ranks: it must be at least 1")
+    if not 0 <= rank < size:
+        raise InvalidArgumentError(f"{rank_name}={rank} is out of range for {size_name}={size} (0 to {size - 1})")
+
+
+# What names the job.
+
+
+def _ringrun_job(environ: Environ) -> str:
+    named = rendezvous_secret(environ)
+    return named[0] if named else _parent(environ)
+
+
+def _pmix_job(environ: Environ) -> str:
+    return "pmix-" + environ["PMIX_NAMESPACE"] if "PMIX_NAMESPACE" in environ else _parent(environ)
+
+
+def _torchrun_job(environ: Environ) -> str:
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    return "torch-" + "-".join(environ.get(name, "") for name in names)
+
+
+def _slurm_job(environ: Environ) -> str:
+    return f"slurm-{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}"
+
+
+def _horovod_job(environ: Environ) -> str:
+    port = environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    return f"horovod-{port}" if port else _parent(environ)
+
+
+def _pmi_job(environ: Environ) -> str:
+    """Hydra names its job nowhere: its proxy, one per host and job, stands for it, behind however many shells."""
+    pid = os.getppid()
+    for _ in range(16):  # no launch is wrapped deeper; bounds the walk should /proc change under it
+        comm, parent, started = _process(pid)
+        if comm.startswith("hydra_"):
+            return f"hydra-{pid}.{started}"
+        if parent <= 1:
+            break
+        pid = parent
+    return _slurm_job(environ) if "SLURM_STEP_ID" in environ else _parent(environ)
+
+
+def _parent(environ: Environ) -> str:
+    """The process that started the ranks; its start time (ticks since boot) tells it from a later one of that pid."""
+    pid = os.getppid()
+    return f"parent-{pid}.{_process(pid)[2]}"
+
+
+def _process(pid: int) -> tuple[str, int, int]:
+    """(command name, parent's pid, start time) from /proc; ("", 0, 0) for a process outside this PID namespace."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return "", 0, 0
+    comm = text[text.index("(") + 1 : text.rindex(")")]  # a command name may itself hold spaces and brackets
+    fields = text[text.rindex(")") + 2 :].split()
+    return comm, int(fields[1]), int(fields[19])
+
+
+def _of(prefix: str, source: str, marks: tuple[str, ...], job: Callable[[Environ], str]) -> Launcher:
+    names = (prefix + "LOCAL_RANK", prefix + "LOCAL_SIZE", prefix + "CROSS_RANK", prefix + "CROSS_SIZE")
+    return Launcher(source, marks, (prefix + "RANK",), (prefix + "SIZE",), *names, job)
+
+
+_PMI_SIZE = ("PMI_SIZE",)
+_SLURM_SIZE = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+_SLURM_PLACE = ("", "", "SLURM_NODEID", "SLURM_STEP_NUM_NODES")  # no variable counts the tasks of one node plainly
+
+# Slurm's marks include the step: in a batch script, outside srun, there is no step and the process is alone.
+# torchrun's names are common words: both must be there before they are believed.
+_LAUNCHERS = (
+    _of("RINGREDUCE_", "ringrun", ("RINGREDUCE_RANK",), _ringrun_job),
+    _of("OMPI_COMM_WORLD_", "openmpi", ("OMPI_COMM_WORLD_RANK",), _pmix_job),
+    Launcher("pmix", ("PMIX_RANK",), ("PMIX_RANK",), (*_PMI_SIZE, *_SLURM_SIZE), *_SLURM_PLACE, _pmix_job),
+    Launcher("mpich", ("PMI_RANK", "MPI_LOCALNRANKS"), ("PMI_RANK",), _PMI_SIZE,
+             "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", "", _pmi_job),
+    Launcher("mpich", ("PMI_RANK",), ("PMI_RANK",), _PMI_SIZE, *_SLURM_PLACE, _pmi_job),  # srun --mpi=pmi2
+    Launcher("torchrun", ("RANK", "WORLD_SIZE"), ("RANK",), ("WORLD_SIZE",),
+             "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", _torchrun_job),
+    Launcher("slurm", ("SLURM_PROCID", "SLURM_STEP_ID"), ("SLURM_PROCID",), _SLURM_SIZE, *_SLURM_PLACE, _slurm_job),
+    _of("HOROVOD_", "horovod", ("HOROVOD_RANK",), _horovod_job),
+)  # fmt: skip
