@@ -40,25 +40,34 @@ struct Reduction {
   int divisor = 1;  // kAverage: the group's size (joined ranks included)
 };
 
+// The table of reduction.cc: does the pair compute something, and does it take prescale and postscale.
+bool is_meaningful(DType dtype, ReduceOp op);
+bool is_scalable(DType dtype, ReduceOp op);
+
 // Throws InvalidArgumentError for a pair without a meaning (or scale factors on bool / logical / bitwise operations),
 // naming both and the alternatives; UnavailableError for Adasum.
 void check(const Reduction& reduction);
 
 // True when folding partial results pairwise gives the same value up to floating-point rounding without a wider
-// accumulator: what ring and recursive doubling need. False for float16, bfloat16, and integer or bool Average.
+// accumulator: what ring and recursive doubling need. False for float16, bfloat16, and integers with Average or factors.
 bool foldable_in_place(const Reduction& reduction);
 
 enum class Isa : uint8_t { kPortable, kX86_64_v2, kAvx2, kAvx512 };
 
-// One set of CPU kernels, compiled for one instruction set. Every set gives the same bits.
+// One set of CPU kernels, compiled for one instruction set. Every set gives the same bits; only the sign and payload of
+// a NaN are left open. Thread-safe, holds no state.
 struct Kernels {
   Isa isa;
   const char* name;  // "portable", "x86-64-v2", "avx2", "avx512": the values of RINGREDUCE_ISA
 
   // dsts[d][i] = postscale * fold over s in index order of (prescale * srcs[s][i]), i < count, for every d.
   // nsrc >= 1, ndst >= 1. A dst may be exactly one of the srcs; otherwise nothing overlaps. Any alignment.
-  // Floating point: fp16 and bf16 accumulate in fp32 and round once; integers Average accumulates in 64 bits (double
-  // for the division, truncating toward zero), integer Sum and Product wrap around.
+  // The reduction has passed check(). Memory beyond the operands is not touched.
+  // Floating point: fp16 and bf16 accumulate in fp32 and round once, to nearest even; float32 and they multiply by
+  // float(prescale) before the fold and by one float(postscale / divisor) after it, float64 likewise in double; a
+  // factor of 1 does nothing; Min and Max of anything and a NaN are NaN. Integer Sum and Product wrap around. Integer
+  // Average, or factors: inputs are scaled in double when prescale is not 1, else accumulated exactly in 64 bits; then
+  // multiplied by postscale and divided by divisor, truncating toward zero and clamping to the type's range.
   void (*reduce)(const Reduction& reduction, const void* const* srcs, size_t nsrc, void* const* dsts, size_t ndst,
                  size_t count);
 };
