@@ -1,0 +1,166 @@
+"""ringreduce: ring all-reduce and friends for data-parallel training.
+
+    import numpy as np
+    import ringreduce
+
+    with ringreduce.init() as world:
+        total = ringreduce.allreduce(np.arange(4.0), op=ringreduce.Sum)
+
+ringreduce.torch has the same for PyTorch, with Horovod's API.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringreduce._core import __version__
+from ringreduce.basics import (
+    World,
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+    stats,
+)
+from ringreduce.errors import (
+    Error,
+    HorovodInternalError,
+    InvalidArgumentError,
+    MismatchError,
+    NotInitializedError,
+    PeerLostError,
+    ShutdownError,
+    TimeoutError,
+    UnavailableError,
+)
+from ringreduce.handles import Handle, poll, synchronize
+from ringreduce.memory import symmetric_empty
+from ringreduce.movement import (
+    allgather,
+    allgather_async,
+    alltoall,
+    alltoall_async,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    gather,
+    gather_async,
+    recv,
+    recv_async,
+    scatter,
+    scatter_async,
+    send,
+    send_async,
+)
+from ringreduce.ops import (
+    Adasum,
+    Average,
+    BitwiseAnd,
+    BitwiseOr,
+    LogicalAnd,
+    LogicalOr,
+    Max,
+    Min,
+    Product,
+    ReduceOp,
+    Sum,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+)
+from ringreduce.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from ringreduce.reduction import barrier, join, reduce, reduce_async, reducescatter, reducescatter_async
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "BitwiseAnd",
+    "BitwiseOr",
+    "Error",
+    "Handle",
+    "HorovodInternalError",
+    "InvalidArgumentError",
+    "LogicalAnd",
+    "LogicalOr",
+    "Max",
+    "Min",
+    "MismatchError",
+    "NotInitializedError",
+    "PeerLostError",
+    "ProcessSet",
+    "Product",
+    "ReduceOp",
+    "ShutdownError",
+    "Sum",
+    "TimeoutError",
+    "UnavailableError",
+    "World",
+    "__version__",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "cross_rank",
+    "cross_size",
+    "gather",
+    "gather_async",
+    "global_process_set",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "poll",
+    "rank",
+    "recv",
+    "recv_async",
+    "reduce",
+    "reduce_async",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "run",
+    "scatter",
+    "scatter_async",
+    "send",
+    "send_async",
+    "shutdown",
+    "size",
+    "stats",
+    "symmetric_empty",
+    "synchronize",
+]
+
+
+def run(fn: Any, *args: Any, **options: Any) -> list[Any]:
+    """Runs a function on several ranks of this machine; see ringreduce.launch.run.run()."""
+    from ringreduce.launch.run import run as launch_and_run  # the launcher is loaded only when it is used
+
+    return launch_and_run(fn, *args, **options)

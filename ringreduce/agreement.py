@@ -1,0 +1,77 @@
+"""How the ranks of a group agree on small facts, and how they come to map one new memory file.
+
+A meeting is an address and a secret that one rank makes up; it travels inside an exchange, and then the memory file
+travels over it. Used by process sets (a control segment each) and by symmetric memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ringreduce import _core, rendezvous
+
+if TYPE_CHECKING:
+    from ringreduce._core import Group
+
+
+def exchange(group: Group, name: str, mine: Any) -> list[Any]:
+    """Every member's object, in group order. Collective over the group; objects are what JSON can carry."""
+    source = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    work = group.allgather_async(source, f"ringreduce.{name}")
+    work.wait()
+    text = bytes(work.output or b"")
+    objects, start = [], 0
+    for count in work.counts:
+        objects.append(json.loads(text[start : start + count]))
+        start += count
+    return objects
+
+
+class Meeting(NamedTuple):
+    """Where the members of a group meet to receive a memory file."""
+
+    address: str
+    secret: str
+
+    @classmethod
+    def open(cls) -> Meeting:
+        """A new meeting, for its leader to announce."""
+        return cls(*rendezvous.new_address())
+
+    @classmethod
+    def from_json(cls, pair: list[str]) -> Meeting:
+        """A meeting as it comes out of an exchange."""
+        address, secret = pair
+        return cls(address, secret)
+
+    def to_json(self) -> list[str]:
+        """The meeting as it goes into an exchange."""
+        return [self.address, self.secret]
+
+    @contextmanager
+    def segment(
+        self, label: str, nbytes: int, members: Sequence[int], rank: int, timeout_s: float
+    ) -> Iterator[int]:
+        """A descriptor of one memory file of nbytes zero bytes, the same file on all members; closed on leaving.
+
+        Args:
+            members: ranks that meet, in one order on all of them; the first one creates the file.
+            rank: this process among them.
+        """
+        leads = rank == members[0]
+        created = _core.memfd(label, nbytes) if leads else None
+        fd = created
+        try:
+            if len(members) > 1:
+                fd = rendezvous.share_fd(created, members, rank, leads, self.address, self.secret, timeout_s)
+            assert fd is not None
+            yield fd
+        finally:
+            for descriptor in {created, fd} - {None}:
+                os.close(descriptor)

@@ -1,0 +1,190 @@
+"""init() and shutdown(), and what a rank may ask about itself."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from types import TracebackType
+from typing import Any
+
+from ringreduce import _core, buffers, config, environment, rendezvous, state
+from ringreduce.absent import AbsentGroup
+from ringreduce.errors import InvalidArgumentError, NotInitializedError, UnavailableError
+from ringreduce.process_sets import ProcessSet, global_process_set, register
+
+_lock = threading.RLock()
+_init_count = 0  # how many jobs this process has joined; ranks with different counts do not meet
+
+
+class World:
+    """What init() returns: this rank's place, and a context manager that ends with shutdown()."""
+
+    __slots__ = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+
+    def __init__(self, place: environment.Placement) -> None:
+        self.rank = place.rank
+        self.size = place.size
+        self.local_rank = place.local_rank
+        self.local_size = place.local_size
+        self.cross_rank = place.cross_rank
+        self.cross_size = place.cross_size
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutdown()
+
+    def __repr__(self) -> str:
+        return f"World(rank={self.rank}, size={self.size}, local_rank={self.local_rank}, local_size={self.local_size})"
+
+
+def init(
+    comm: Any = None,
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+) -> World:
+    """Joins the job. Collective: returns once all ranks have called it. Does nothing while a job is running.
+
+    Rank and size come from the arguments, else from the launcher's environment (ringrun, mpirun, torchrun, srun),
+    else this is a job of one process. May be called again after shutdown().
+
+    Args:
+        comm: for Horovod's signature; only None (all ranks) is supported.
+        process_sets: sets to register at once, as by add_process_set(); "dynamic" is accepted and registers none.
+        rank, size: this process's place, where there is no launcher to tell.
+
+    Returns:
+        The rank's place; `with ringreduce.init() as world:` ends with shutdown().
+
+    Raises:
+        InvalidArgumentError: a RINGREDUCE_* variable or an argument has a bad value.
+        TimeoutError: not all ranks came within RINGREDUCE_INIT_TIMEOUT.
+        UnavailableError: the job needs a transport that does not exist, or comm is given.
+    """
+    with _lock:
+        if state.current is None:
+            _start(comm, rank, size)
+            try:
+                _register(process_sets)
+            except BaseException:
+                shutdown()
+                raise
+        return World(state.require().placement)
+
+
+def shutdown() -> None:
+    """Leaves the job. Pending operations fail with ShutdownError; never blocks on other ranks. Does nothing twice."""
+    with _lock:
+        job = state.current
+        if job is None:
+            return
+        state.current = None
+        for process_set in job.process_sets.values():
+            process_set.unbind()
+        global_process_set.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
+        job.context.shutdown()
+
+
+def is_initialized() -> bool:
+    """True between init() and shutdown()."""
+    return state.current is not None
+
+
+def rank() -> int:
+    """This process's rank, 0 to size() - 1. Raises NotInitializedError."""
+    return state.require().placement.rank
+
+
+def size() -> int:
+    """Number of ranks. Raises NotInitializedError."""
+    return state.require().placement.size
+
+
+def local_rank() -> int:
+    """This process's rank among those on its host. Raises NotInitializedError."""
+    return state.require().placement.local_rank
+
+
+def local_size() -> int:
+    """Number of ranks on this host. Raises NotInitializedError."""
+    return state.require().placement.local_size
+
+
+def cross_rank() -> int:
+    """The index of this host among those that have this local rank. Raises NotInitializedError."""
+    return state.require().placement.cross_rank
+
+
+def cross_size() -> int:
+    """Number of hosts that have this local rank. Raises NotInitializedError."""
+    return state.require().placement.cross_size
+
+
+def is_homogeneous() -> bool:
+    """True when every host has the same number of ranks. Raises NotInitializedError."""
+    place = state.require().placement
+    return place.local_size * place.cross_size == place.size
+
+
+def stats() -> dict[str, int]:
+    """Counters since init(): operations, bytes_moved, bytes_copied, bytes_on_wire, negotiations, algorithms, sleeps.
+
+    bytes_copied includes inputs that had to be copied because they were not contiguous. Raises NotInitializedError.
+    """
+    job = state.require()
+    counters = job.context.stats()
+    counters["bytes_copied"] = counters.get("bytes_copied", 0) + buffers.copied() - job.copied_before
+    return counters
+
+
+def _start(comm: Any, rank: int | None, size: int | None) -> None:
+    global _init_count
+    if comm is not None:
+        raise UnavailableError(
+            "init(comm=...) needs the MPI transport, which this version does not have; "
+            "use process sets for groups of ranks"
+        )
+    place = environment.detect(rank, size)
+    if place.size > 1 and state.forked_from is not None and place.rank == state.forked_from.rank:
+        raise NotInitializedError(state.absence())  # the parent is this rank already
+    if place.local_rank == 0:
+        config.warn(os.environ)
+    timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
+    _init_count += 1
+    with closing(_joined(place, timeout_s)) as joined:
+        context = _core.Context(joined.fd, place.rank, place.size, joined.pidfds, os.uname().nodename)
+    world = context.world
+    if world.size != place.size:
+        context.shutdown()
+        raise InvalidArgumentError(f"{place.source} says {place.size} ranks, but {world.size} joined")
+    dynamic = config.flag("RINGREDUCE_DYNAMIC_PROCESS_SETS")
+    state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied())
+    global_process_set.bind(0, world.ranks, world)
+
+
+def _register(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> None:
+    if isinstance(process_sets, str):
+        if process_sets != "dynamic":
+            raise InvalidArgumentError(f'process_sets is a list of process sets or "dynamic", not {process_sets!r}')
+        state.require().dynamic = True
+        return
+    for process_set in process_sets or ():
+        register(process_set)
+
+
+def _joined(place: environment.Placement, timeout_s: float) -> rendezvous.Joined:
+    label = f"ringreduce.world.{_init_count}"
+    return rendezvous.join_job(
+        place, _init_count, timeout_s, lambda: _core.memfd(label, _core.control_nbytes(place.size))
+    )
+
+
+atexit.register(shutdown)

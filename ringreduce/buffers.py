@@ -1,0 +1,136 @@
+"""The one door for memory: every operand becomes a C-contiguous ndarray over its own bytes, or an error.
+
+Understood: NumPy arrays (bfloat16 of ml_dtypes included), the buffer protocol, __array_interface__, DLPack on the CPU,
+and as inputs also lists and scalars. An input that is not contiguous is copied, once, and counted in
+stats()["bytes_copied"]; an operand to be written is never copied: it is contiguous, or it is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ringreduce import _core
+from ringreduce.errors import InvalidArgumentError, UnavailableError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[Any]
+
+CODES: dict[str, int] = {name: code for code, (name, _) in enumerate(_core.dtypes())}
+"""The dtype code of each dtype name; what the third item of an (address, shape, dtype_code) tuple is."""
+
+PLAIN = frozenset(np.dtype(name) for name in CODES if name != "bfloat16")
+"""The NumPy dtypes whose arrays go to the core as they are, through the buffer protocol."""
+
+SCALARS = (int, float, bool, np.generic)
+_DLPACK_CPU = 1
+
+_copied = 0
+_copied_lock = threading.Lock()
+
+
+def copied() -> int:
+    """Bytes of inputs that were copied by this process because they were not contiguous."""
+    return _copied
+
+
+def readable(value: Any) -> Array:
+    """A C-contiguous array with the value's content: over its memory where that is possible, else a counted copy.
+
+    Raises:
+        InvalidArgumentError: the dtype is not supported.
+        UnavailableError: the memory is not the CPU's.
+    """
+    array = _view(value)
+    if array is None:
+        array = np.asarray(value)
+    code(array.dtype)
+    if array.flags.c_contiguous:
+        return array
+    global _copied
+    with _copied_lock:
+        _copied += array.nbytes
+    return np.array(array, order="C", subok=False)
+
+
+def writable(value: Any) -> Array:
+    """A C-contiguous array over the value's own memory, to be written.
+
+    Raises:
+        InvalidArgumentError: the dtype is not supported, or the memory is read-only or not contiguous, or there is no
+            memory to write to (a list, a scalar).
+        UnavailableError: the memory is not the CPU's.
+    """
+    array = _view(value)
+    if array is None or isinstance(value, np.generic):
+        raise InvalidArgumentError(
+            f"a {type(value).__name__} cannot be written in place; pass a NumPy array or another object with writable "
+            "memory, or use the form without the trailing underscore"
+        )
+    code(array.dtype)
+    if not array.flags.writeable:
+        raise InvalidArgumentError(
+            f"the {type(value).__name__} of shape {array.shape} is read-only and cannot be written in place; "
+            "pass a writable array, or use the form without the trailing underscore"
+        )
+    if not array.flags.c_contiguous:
+        raise InvalidArgumentError(
+            f"Tensor is required to be contiguous. An array of shape {array.shape} with strides {array.strides} cannot "
+            "be written in place; pass np.ascontiguousarray(array), or use the form without the trailing underscore"
+        )
+    return array
+
+
+def native(array: Array) -> _core.Buffer:
+    """A C-contiguous array in the form that the core takes: itself, or a tuple when it cannot export a buffer."""
+    if array.dtype in PLAIN:
+        return array
+    return (array.__array_interface__["data"][0], array.shape, code(array.dtype), array)
+
+
+def code(dtype: np.dtype[Any]) -> int:
+    """The core's code of a NumPy dtype. Raises InvalidArgumentError, with the dtypes there are."""
+    if dtype.isnative and dtype.name in CODES:
+        return CODES[dtype.name]
+    advice = "; convert it with .astype(dtype.newbyteorder('='))" if not dtype.isnative else ""
+    raise InvalidArgumentError(
+        f"Tensor type {dtype.name if dtype.isnative else dtype.str} is not supported{advice}; supported: {', '.join(CODES)}"
+    )
+
+
+def _view(value: Any) -> Array | None:
+    """An array over the value's own memory; None when it has none of its own (a list, a scalar)."""
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
+    kind = type(value).__name__
+    if hasattr(value, "__cuda_array_interface__"):
+        raise _elsewhere(kind, "CUDA")
+    if isinstance(value, (list, int, float, str)):
+        return None
+    if hasattr(value, "__array_interface__"):
+        return np.asarray(value)
+    try:
+        memory = memoryview(value)
+    except TypeError:
+        pass  # no buffer protocol
+    else:
+        return np.frombuffer(memory, np.uint8) if isinstance(value, (bytes, bytearray)) else np.asarray(memory)
+    if hasattr(value, "__dlpack__"):
+        device, _ = value.__dlpack_device__()
+        if device != _DLPACK_CPU:
+            raise _elsewhere(kind, f"DLPack device type {int(device)}")
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise InvalidArgumentError(f"this {kind} cannot be read through DLPack: {error}") from error
+    return None
+
+
+def _elsewhere(kind: str, where: str) -> UnavailableError:
+    return UnavailableError(
+        f"this {kind} is in {where} memory, and ringreduce communicates CPU memory here; copy it to the host first"
+    )

@@ -1,0 +1,111 @@
+"""The RINGREDUCE_* variables as the Python side sees them; the table itself is the core's (csrc/base/config.cc).
+
+Everything is read when it is asked for, at init() at the earliest, never at import.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ringreduce import _core, state
+from ringreduce.errors import InvalidArgumentError
+
+PREFIX = "RINGREDUCE_"
+IGNORED = {
+    "HOROVOD_CYCLE_TIME": "there is no cycle: an operation starts when its last rank arrives",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "Gloo is not used; see RINGREDUCE_TIMEOUT",
+    "HOROVOD_GLOO_IFACE": "Gloo is not used",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "Gloo is not used",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "Gloo is not used",
+    "HOROVOD_CPU_OPERATIONS": "see RINGREDUCE_TRANSPORT",
+    "HOROVOD_CONTROLLER": "see RINGREDUCE_TRANSPORT",
+    "HOROVOD_AUTOTUNE": "the calibration at init() takes its place",
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": "see RINGREDUCE_ALGORITHM",
+    "HOROVOD_HIERARCHICAL_ALLGATHER": "see RINGREDUCE_ALGORITHM",
+}
+"""Horovod's variables that are accepted and have no effect here, with the reason."""
+
+
+class Knob(NamedTuple):
+    """One variable, with its value as it is or would be read."""
+
+    name: str
+    value: str
+    origin: str
+    unit: str
+    range: str
+    default: str
+    alias: str
+    meaning: str
+
+
+def describe() -> list[Knob]:
+    """Every knob with its value and where the value comes from: "default", or the name of a variable.
+
+    Of a running job the values are those read at init(); otherwise those that init() would read now.
+    """
+    settings = state.current.context.settings() if state.current is not None else []
+    running = {name: (text, origin) for name, text, origin in settings}
+    knobs = []
+    for name, unit, range_, default, alias, meaning in _core.knobs():
+        text, origin = running.get(name) or _read(name, alias, default)
+        knobs.append(Knob(name, text, origin, unit, range_, default, alias, meaning))
+    return knobs
+
+
+def value(name: str) -> Knob:
+    """One knob by its full name."""
+    return next(knob for knob in describe() if knob.name == name)
+
+
+def seconds(name: str) -> float:
+    """The value of a knob in seconds. Raises InvalidArgumentError that names the variable."""
+    knob = value(name)
+    low, high = (float(bound) for bound in knob.range.split(".."))
+    try:
+        number = float(knob.value)
+    except ValueError:
+        number = float("nan")
+    if not low <= number <= high:
+        raise InvalidArgumentError(
+            f"{knob.origin}={knob.value}: expected a number in {knob.range} ({knob.unit}), {knob.meaning}"
+        )
+    return number
+
+
+def flag(name: str) -> bool:
+    """The value of a 0|1 knob. Raises InvalidArgumentError that names the variable."""
+    knob = value(name)
+    if knob.value not in ("0", "1"):
+        raise InvalidArgumentError(f"{knob.origin}={knob.value}: expected one of {knob.range}")
+    return knob.value == "1"
+
+
+def unknown(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """The RINGREDUCE_* names that no knob has, each with the nearest name that one has."""
+    known = [row[0] for row in _core.knobs()]
+    strays = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    if not strays:
+        return {}
+    from difflib import get_close_matches  # 2 ms, for this rare case only
+
+    return {name: next(iter(get_close_matches(name, known, 1)), None) for name in strays}
+
+
+def warn(environ: Mapping[str, str]) -> None:
+    """Warns of unknown RINGREDUCE_* names, and of HOROVOD_* names that have no effect."""
+    for name, nearest in unknown(environ).items():
+        hint = f"did you mean {nearest}?" if nearest else "ringreduce.config.describe() lists the known ones"
+        warnings.warn(f"{name} is set, but ringreduce has no such variable; {hint}", RuntimeWarning, stacklevel=3)
+    for name in sorted(IGNORED.keys() & environ.keys()):
+        warnings.warn(f"{name} has no effect: {IGNORED[name]}", RuntimeWarning, stacklevel=3)
+
+
+def _read(name: str, alias: str, default: str) -> tuple[str, str]:
+    for variable in (name, alias):
+        if variable and variable in os.environ:
+            return os.environ[variable], variable
+    return default, "default"

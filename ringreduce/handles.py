@@ -1,0 +1,85 @@
+"""Handles: what the *_async functions return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ringreduce import state
+from ringreduce.errors import InvalidArgumentError, NotInitializedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringreduce._core import Work
+
+T = TypeVar("T")
+
+_UNFINISHED: Any = object()
+
+
+class Handle(Generic[T]):
+    """A submitted operation.
+
+    Dropping a handle does not cancel the operation. Its name (if it has one) is free again once the handle was waited
+    on, polled done, or dropped after it was done. Waiting from several threads is safe.
+    """
+
+    __slots__ = ("_work", "_finish", "_value", "__weakref__")
+
+    def __init__(self, work: Work, finish: Callable[[Work], T]) -> None:
+        self._work = work
+        self._finish: Callable[[Work], T] | None = finish  # makes the result; keeps the operands alive until then
+        self._value: T = _UNFINISHED
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Blocks until the operation has finished and returns its result.
+
+        Args:
+            timeout: seconds; None waits without limit (the group's own timeout still holds).
+
+        Raises:
+            TimeoutError: the timeout ran out; the operation stays pending and can be waited on again.
+            HorovodInternalError: the operation failed (MismatchError, PeerLostError, ShutdownError, ...).
+        """
+        finish = self._finish
+        if finish is not None:
+            if state.forked_from is not None:
+                raise NotInitializedError(state.absence())
+            self._work.wait(timeout)
+            self._value = finish(self._work)
+            self._finish = None
+        return self._value
+
+    def done(self) -> bool:
+        """True once wait() would not block, also when the operation failed."""
+        return self._finish is None or self._work.done()
+
+    @property
+    def result(self) -> T:
+        """The result; waits for it like wait()."""
+        return self.wait()
+
+
+def synchronize(handle: Handle[T]) -> T:
+    """Waits for an asynchronous operation and returns its result; the same as handle.wait().
+
+    Raises:
+        InvalidArgumentError: not a handle.
+        HorovodInternalError: the operation failed.
+    """
+    return _checked(handle).wait()
+
+
+def poll(handle: Handle[Any]) -> bool:
+    """True when the operation has finished, so that synchronize() will not block.
+
+    Raises:
+        InvalidArgumentError: not a handle.
+    """
+    return _checked(handle).done()
+
+
+def _checked(handle: Handle[T]) -> Handle[T]:
+    if isinstance(handle, Handle):
+        return handle
+    raise InvalidArgumentError(f"Handle {handle!r} was not created or has been cleared.")

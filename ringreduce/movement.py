@@ -1,0 +1,220 @@
+"""Collectives that move data without reducing it. ops.py says what all collectives have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringreduce.buffers import native, readable, writable
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.handles import Handle
+from ringreduce.ops import like
+from ringreduce.process_sets import ProcessSet, global_process_set
+
+if TYPE_CHECKING:
+    from ringreduce._core import Work
+    from ringreduce.buffers import Array
+
+
+def allgather(tensor: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
+    """Concatenates every rank's tensor along the first dimension, in rank order, on every rank.
+
+    Args:
+        tensor: at least one dimension; the first may differ between ranks, the others and the dtype may not.
+
+    Returns:
+        A new ndarray.
+    """
+    return allgather_async(tensor, name=name, process_set=process_set).wait()
+
+
+def allgather_async(
+    tensor: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[Array]:
+    """allgather() without waiting. The tensor must not change until the handle is done."""
+    source = readable(tensor)
+    work = process_set.group.allgather_async(native(source), name)
+    return Handle(work, lambda done: _received(done, source))
+
+
+def gather(
+    tensor: Any, root_rank: int, *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Array | None:
+    """allgather() for one rank: a new ndarray on the root (a global rank), None on the others."""
+    return gather_async(tensor, root_rank, name=name, process_set=process_set).wait()
+
+
+def gather_async(
+    tensor: Any, root_rank: int, *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[Array | None]:
+    """gather() without waiting. The tensor must not change until the handle is done."""
+    group = process_set.group
+    submit = group.gather_async
+    root = process_set.position(root_rank, "gather")
+    source = readable(tensor)
+    work = submit(native(source), root, name)
+    is_root = group.rank == root
+    return Handle(work, lambda done: _received(done, source) if is_root else None)
+
+
+def scatter(
+    tensor: Any,
+    output: Any,
+    root_rank: int,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Deals the root's tensor out to all ranks, in equal parts along the first dimension.
+
+    Args:
+        tensor: on the root: size times as many elements as output, the part for group rank 0 first. Elsewhere: None.
+        output: writable and contiguous, the same shape and dtype on all ranks; receives this rank's part.
+        root_rank: global rank that has the tensor.
+
+    Returns:
+        output.
+    """
+    return scatter_async(tensor, output, root_rank, name=name, process_set=process_set).wait()
+
+
+def scatter_async(
+    tensor: Any,
+    output: Any,
+    root_rank: int,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[Any]:
+    """scatter() without waiting. Tensor and output must be left alone until the handle is done."""
+    group = process_set.group
+    submit = group.scatter_async
+    root = process_set.position(root_rank, "scatter")
+    target = writable(output)
+    source = readable(tensor) if group.rank == root else None
+    if source is not None and (source.dtype != target.dtype or source.size != target.size * group.size):
+        raise InvalidArgumentError(
+            f"scatter of {source.dtype.name} {list(source.shape)} into {group.size} times {target.dtype.name} "
+            f"{list(target.shape)}: the root's tensor has {group.size} times the elements of output, in its dtype"
+        )
+    work = submit(None if source is None else native(source), native(target), root, name)
+    return Handle(work, lambda _: (source, output)[1])
+
+
+def broadcast(
+    tensor: Any, root_rank: int, *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The root's tensor, on every rank.
+
+    Args:
+        tensor: the same shape and dtype on all ranks; the content matters on the root only.
+        root_rank: global rank whose tensor it is.
+
+    Returns:
+        A new ndarray of the tensor's shape and dtype; a NumPy scalar when the tensor is a scalar.
+    """
+    return broadcast_async(tensor, root_rank, name=name, process_set=process_set).wait()
+
+
+def broadcast_async(
+    tensor: Any, root_rank: int, *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[Any]:
+    """broadcast() without waiting. The tensor may change at once: the operation works on its own copy."""
+    group = process_set.group
+    submit = group.broadcast_async
+    root = process_set.position(root_rank, "broadcast")
+    source = readable(tensor)
+    output = source.copy() if group.rank == root else np.empty_like(source)
+    return Handle(submit(native(output), root, name), lambda _: like(tensor, output))
+
+
+def broadcast_(
+    tensor: Any, root_rank: int, *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """broadcast() in place: overwrites the tensor with the root's and returns it."""
+    return broadcast_async_(tensor, root_rank, name=name, process_set=process_set).wait()
+
+
+def broadcast_async_(
+    tensor: Any, root_rank: int, *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[Any]:
+    """broadcast_() without waiting. The tensor must be left alone until the handle is done."""
+    submit = process_set.group.broadcast_async
+    root = process_set.position(root_rank, "broadcast")
+    return Handle(submit(native(writable(tensor)), root, name), lambda _: tensor)
+
+
+def alltoall(
+    tensor: Any, splits: Any = None, *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Sends rows of the tensor to every rank, and concatenates the rows that come from them, in rank order.
+
+    Args:
+        tensor: at least one dimension; all but the first, and the dtype, are the same on all ranks.
+        splits: how many rows go to each rank, in rank order: 1-D integers, one per rank. None: equal parts.
+
+    Returns:
+        The received rows as a new ndarray; with splits, (rows, received_splits): rows received from each rank, int32.
+    """
+    output, received = alltoall_async(tensor, splits, name=name, process_set=process_set).wait()
+    return output if splits is None else (output, received)
+
+
+def alltoall_async(
+    tensor: Any, splits: Any = None, *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[tuple[Array, Array]]:
+    """alltoall() without waiting; the result is (rows, received_splits) in either case, as in Horovod."""
+    source = readable(tensor)
+    work = process_set.group.alltoall_async(native(source), _splits(splits), name)
+    return Handle(work, lambda done: (_received(done, source), np.array(done.counts, np.int32)))
+
+
+def send(tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
+    """Sends a tensor to one rank (a global rank), which calls recv() with the same tag, shape and dtype."""
+    send_async(tensor, dest, tag=tag, process_set=process_set).wait()
+
+
+def send_async(
+    tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet = global_process_set
+) -> Handle[None]:
+    """send() without waiting. The tensor must not change until the handle is done."""
+    submit = process_set.group.send_async
+    source = readable(tensor)
+    work = submit(native(source), process_set.position(dest, "send"), tag)
+    return Handle(work, lambda _: (source, None)[1])
+
+
+def recv(tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> Any:
+    """Receives into a tensor, in place, what rank `source` (a global rank) sends with this tag, and returns it."""
+    return recv_async(tensor, source, tag=tag, process_set=process_set).wait()
+
+
+def recv_async(
+    tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSet = global_process_set
+) -> Handle[Any]:
+    """recv() without waiting. The tensor must be left alone until the handle is done."""
+    submit = process_set.group.recv_async
+    work = submit(native(writable(tensor)), process_set.position(source, "recv"), tag)
+    return Handle(work, lambda _: tensor)
+
+
+def _received(work: Work, like_rows_of: Array) -> Array:
+    """The bytes that an operation allocated, as rows of the tensor's row shape and dtype."""
+    shape = (sum(work.counts), *like_rows_of.shape[1:])
+    output = work.output
+    if not output:
+        return np.empty(shape, like_rows_of.dtype)
+    return np.ndarray(shape, like_rows_of.dtype, buffer=output)
+
+
+def _splits(splits: Any) -> list[int] | None:
+    """Checked rows for each rank. What depends on the group and the tensor is checked by the core."""
+    if splits is None:
+        return None
+    counts = np.asarray(splits)
+    if counts.ndim != 1:
+        raise InvalidArgumentError("alltoall expects a 1D splits tensor")
+    if counts.dtype.kind not in "iu" and counts.size:
+        raise InvalidArgumentError("alltoall expects splits to contain 32-bit integer elements.")
+    return [int(count) for count in counts]

@@ -1,0 +1,219 @@
+"""Reduce operations and all-reduce. reduction.py and movement.py have the other collectives.
+
+Every function takes a NumPy array or what buffers.readable() understands, gives back ndarrays (a NumPy scalar for a
+scalar), and runs on `process_set`, by default all ranks. The *_async forms return a Handle. All ranks of the set make
+the same call; operations with a `name` may be submitted in any order, the others in one order on all ranks.
+
+Raised by all of them: NotInitializedError before init(); InvalidArgumentError for a bad argument, a name that is
+already in flight, or a rank outside the set; MismatchError when the ranks' calls do not fit together (no data moves
+and the set stays usable); PeerLostError, TimeoutError and ShutdownError when a rank is gone (the job is over).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy import empty_like, ndarray
+
+from ringreduce.buffers import PLAIN, SCALARS, native, readable, writable
+from ringreduce.handles import Handle
+from ringreduce.process_sets import ProcessSet, global_process_set
+
+if TYPE_CHECKING:
+    from ringreduce.buffers import Array
+
+
+class ReduceOp(IntEnum):
+    """Reduce operations; the first six have Horovod's numbers."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+    LogicalAnd = 6
+    LogicalOr = 7
+    BitwiseAnd = 8
+    BitwiseOr = 9
+
+
+Average = ReduceOp.Average
+Sum = ReduceOp.Sum
+Adasum = ReduceOp.Adasum
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
+LogicalAnd = ReduceOp.LogicalAnd
+LogicalOr = ReduceOp.LogicalOr
+BitwiseAnd = ReduceOp.BitwiseAnd
+BitwiseOr = ReduceOp.BitwiseOr
+
+
+def allreduce(
+    tensor: Any,
+    *,
+    name: str | None = None,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Reduces a tensor over all ranks; every rank gets the same bits.
+
+    Args:
+        tensor: any shape and supported dtype, the same on all ranks.
+        name: identifies the tensor; None uses the order of calls.
+        op: Average (default; truncates integers toward zero), Sum, Min, Max, Product, LogicalAnd, LogicalOr,
+            BitwiseAnd, BitwiseOr. README has the table of what each means for which dtype.
+        prescale_factor, postscale_factor: multiply each input, and the result.
+        process_set: the ranks that take part.
+
+    Returns:
+        A new ndarray of the tensor's shape and dtype; a NumPy scalar when the tensor is a scalar.
+
+    >>> ringreduce.allreduce(np.array([1.0, 2.0]), op=ringreduce.Sum)  # on two ranks
+    array([2., 4.])
+    """
+    if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.c_contiguous:
+        output = emptylike(tensor)
+        process_set.group.allreduce(tensor, output, op, prescale_factor, postscale_factor, name)
+        return output
+    source = readable(tensor)
+    output = empty_like(source)
+    process_set.group.allreduce(native(source), native(output), op, prescale_factor, postscale_factor, name)
+    return like(tensor, output)
+
+
+def allreduce_(
+    tensor: Any,
+    *,
+    name: str | None = None,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """allreduce() in place: overwrites the tensor and returns it. It must be writable and contiguous."""
+    target = native(writable(tensor))
+    process_set.group.allreduce(target, target, op, prescale_factor, postscale_factor, name)
+    return tensor
+
+
+def allreduce_async(
+    tensor: Any,
+    *,
+    name: str | None = None,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[Any]:
+    """allreduce() without waiting. The tensor must not change until the handle is done."""
+    source = readable(tensor)
+    output = empty_like(source)
+    work = process_set.group.allreduce_async(
+        [native(source)], [native(output)], op, prescale_factor, postscale_factor, name
+    )
+    return Handle(work, lambda _: like(tensor, output))
+
+
+def allreduce_async_(
+    tensor: Any,
+    *,
+    name: str | None = None,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[Any]:
+    """allreduce_() without waiting. The tensor must be left alone until the handle is done."""
+    target = native(writable(tensor))
+    work = process_set.group.allreduce_async([target], [target], op, prescale_factor, postscale_factor, name)
+    return Handle(work, lambda _: tensor)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    *,
+    name: str | None = None,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """allreduce() of several tensors as one operation, which succeeds or fails as a whole. Returns a list."""
+    return grouped_allreduce_async(
+        tensors,
+        name=name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    ).wait()
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Any],
+    *,
+    name: str | None = None,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """grouped_allreduce() in place: overwrites the tensors and returns them as a list."""
+    return grouped_allreduce_async_(
+        tensors,
+        name=name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    ).wait()
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Any],
+    *,
+    name: str | None = None,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[Any]]:
+    """grouped_allreduce() without waiting. The tensors must not change until the handle is done."""
+    sources = [readable(tensor) for tensor in tensors]
+    outputs = [empty_like(source) for source in sources]
+    work = process_set.group.allreduce_async(
+        [native(source) for source in sources],
+        [native(output) for output in outputs],
+        op,
+        prescale_factor,
+        postscale_factor,
+        name,
+    )
+    return Handle(work, lambda _: [like(tensor, output) for tensor, output in zip(tensors, outputs)])
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Any],
+    *,
+    name: str | None = None,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[Any]]:
+    """grouped_allreduce_() without waiting. The tensors must be left alone until the handle is done."""
+    targets = [native(writable(tensor)) for tensor in tensors]
+    work = process_set.group.allreduce_async(targets, targets, op, prescale_factor, postscale_factor, name)
+    return Handle(work, lambda _: list(tensors))
+
+
+def like(tensor: Any, output: Array) -> Any:
+    """The output as the caller expects it: a NumPy scalar for a scalar."""
+    return output[()] if isinstance(tensor, SCALARS) else output

@@ -1,0 +1,234 @@
+"""Process sets: groups of ranks that communicate among themselves, with Horovod's names and texts.
+
+The set of all ranks is `global_process_set`. Others are made by add_process_set(), at any time after init().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ringreduce import _core, agreement, state
+from ringreduce.absent import AbsentGroup
+from ringreduce.errors import InvalidArgumentError, MismatchError, NotInitializedError
+
+if TYPE_CHECKING:
+    from ringreduce._core import Group
+
+UNREGISTERED = AbsentGroup(
+    InvalidArgumentError, "{call}: Process set provided does not exist, or has not been registered."
+)
+
+
+class ProcessSet:
+    """A set of ranks that runs collectives on its own.
+
+    Args:
+        ranks: the global ranks of the members, in any order.
+
+    Attributes:
+        process_set_id: the same on all ranks; None until the set is registered.
+        ranks: sorted list of global ranks; index = rank within the set.
+        group: the native group, for this package's own use.
+
+    Raises:
+        InvalidArgumentError: ranks is not a sequence of ints.
+    """
+
+    __slots__ = ("process_set_id", "ranks", "mpi_comm", "group", "_position", "__weakref__")
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        try:
+            members = list(ranks)
+        except TypeError:
+            members = [ranks]  # type: ignore[list-item]  # refused below, with Horovod's text
+        if not all(isinstance(rank, int) for rank in members):
+            raise InvalidArgumentError(
+                "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object "
+                f"(here: a list of ranks), not {ranks!r}"
+            )
+        self.process_set_id: int | None = None
+        self.ranks: list[int] = sorted(set(members))
+        self.mpi_comm = None
+        self.group: Group = UNREGISTERED  # type: ignore[assignment]
+        self._position: dict[int, int] = {}
+
+    def size(self) -> int | None:
+        """Number of members; None until registered."""
+        return None if self.process_set_id is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """This process's rank within the set; None until registered. Raises InvalidArgumentError outside the set."""
+        if self.process_set_id is None:
+            return None
+        if not self.included():
+            raise InvalidArgumentError("Process is not part of provided process set.")
+        return self._position[state.require().placement.rank]
+
+    def included(self) -> bool | None:
+        """True when this process is a member; None until registered."""
+        if self.process_set_id is None:
+            return None
+        return state.require().placement.rank in self._position
+
+    def position(self, rank: int, call: str) -> int:
+        """The rank within the set of a global rank. Raises InvalidArgumentError when it is no member."""
+        try:
+            return self._position[rank]
+        except KeyError:
+            raise InvalidArgumentError(
+                f"{call} received invalid root rank {rank} for provided process set; members: {self.ranks}"
+            ) from None
+
+    def bind(self, process_set_id: int, ranks: list[int], group: Group | AbsentGroup) -> None:
+        """Attaches the set to its group (for init and add_process_set)."""
+        self.ranks = ranks
+        self._position = {rank: index for index, rank in enumerate(ranks)}
+        self.group = group  # type: ignore[assignment]
+        self.process_set_id = process_set_id
+
+    def unbind(self, group: AbsentGroup = UNREGISTERED) -> None:
+        """Invalidates the set (for shutdown, remove_process_set and fork)."""
+        self.process_set_id = None
+        self.group = group  # type: ignore[assignment]
+        self._position = {}
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+    __str__ = __repr__
+
+
+class GlobalProcessSet(ProcessSet):
+    """The set of all ranks: id 0, bound by init()."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
+
+    def size(self) -> int:
+        """Number of ranks. Raises NotInitializedError before init()."""
+        return state.require().placement.size
+
+    def rank(self) -> int:
+        """This process's rank. Raises NotInitializedError before init()."""
+        return state.require().placement.rank
+
+    def included(self) -> bool:
+        """True. Raises NotInitializedError before init()."""
+        return state.require() is not None
+
+    def unbind(self, group: AbsentGroup = UNREGISTERED) -> None:
+        """Back to the state before init(): no ranks, and calls raise what `group` raises."""
+        super().unbind(group)
+        self.process_set_id = 0
+        self.ranks = []
+
+
+global_process_set = GlobalProcessSet()
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Registers a process set. Collective: every rank of the job makes the same calls in the same order.
+
+    Sets may overlap, and operations on several sets may be in flight at once. HOROVOD_DYNAMIC_PROCESS_SETS is on
+    unless it is set to 0.
+
+    Args:
+        process_set: a ProcessSet, or the global ranks of its members.
+
+    Returns:
+        The registered set (the object given, if it was a ProcessSet).
+
+    Raises:
+        NotInitializedError: before init().
+        InvalidArgumentError: the ranks are registered already, out of range, or none; or dynamic sets are switched off.
+        MismatchError: another rank passed other ranks; nothing is registered anywhere.
+    """
+    if not state.require().dynamic:
+        raise InvalidArgumentError(
+            "Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding process sets after Horovod initialization."
+        )
+    return register(process_set)
+
+
+def register(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """What init(process_sets=...) and add_process_set() do."""
+    job = state.require()
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    place = job.placement
+    problem = _problem(added, job)
+    leader = added.ranks[0] if problem is None else 0
+    meeting = agreement.Meeting.open() if place.rank == leader else None
+    offers = agreement.exchange(
+        global_process_set.group, "add_process_set", [added.ranks, meeting.to_json() if meeting else None]
+    )
+    for other, (ranks, _) in enumerate(offers):
+        if ranks != added.ranks:
+            raise MismatchError(
+                f"Mismatched add_process_set: rank {place.rank} passed ranks {added.ranks}, but rank {other} passed {ranks}."
+            )
+    if problem is not None:  # only now, so that ranks that passed something else raise as well instead of waiting
+        raise InvalidArgumentError(problem)
+    set_id = job.next_set_id
+    job.next_set_id += 1
+    if place.rank in added.ranks:
+        meeting = meeting or agreement.Meeting.from_json(offers[leader][1])
+        nbytes = _core.control_nbytes(len(added.ranks))
+        with meeting.segment(f"process_set.{set_id}", nbytes, added.ranks, place.rank, job.timeout_s) as fd:
+            added.bind(set_id, added.ranks, job.context.add_group(fd, added.ranks))
+    else:
+        outside = "{call}: Rank " + str(place.rank) + " is not a member of the provided process set."
+        added.bind(set_id, added.ranks, AbsentGroup(InvalidArgumentError, outside))
+    job.process_sets[set_id] = added
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Removes a process set and invalidates the object. Collective: every rank of the job calls it.
+
+    Returns:
+        True; False (at once, with nothing done) for the global set and for a set that is not registered.
+
+    Raises:
+        NotInitializedError: before init().
+        MismatchError: another rank removes another set; nothing is removed anywhere.
+    """
+    job = state.require()
+    set_id = process_set.process_set_id
+    if process_set is global_process_set or set_id is None:
+        return False
+    for other, theirs in enumerate(agreement.exchange(global_process_set.group, "remove_process_set", set_id)):
+        if theirs != set_id:
+            raise MismatchError(
+                f"Mismatched remove_process_set: rank {job.placement.rank} removes process set {set_id}, but rank "
+                f"{other} removes process set {theirs}."
+            )
+    if process_set.included():
+        job.context.remove_group(process_set.group)
+    del job.process_sets[set_id]
+    process_set.unbind()
+    return True
+
+
+def _problem(added: ProcessSet, job: state.Running) -> str | None:
+    """What is wrong with the ranks of a new set, the same on all ranks that pass the same set."""
+    size = job.placement.size
+    if not added.ranks or added.ranks[0] < 0 or added.ranks[-1] >= size:
+        return f"a process set has one or more ranks in 0..{size - 1}; got {added.ranks}"
+    for known in [global_process_set, *job.process_sets.values()]:
+        if known.ranks == added.ranks or known is added:
+            return f"Attempted to add a duplicate process set: {added} is registered as {known}"
+    return None
+
+
+def _forget_in_child(parents: state.Running, absence: str) -> None:
+    gone = AbsentGroup(NotInitializedError, absence)
+    for process_set in parents.process_sets.values():
+        process_set.unbind(gone)
+    global_process_set.unbind(gone)
+
+
+state.on_fork(_forget_in_child)

@@ -1,0 +1,84 @@
+"""The process-wide state: the job this process is a rank of, or none.
+
+basics.init() and basics.shutdown() replace `current` whole; everyone else reads it. A forked child has no job: it is
+no rank, and the parent's native context is set aside untouched (its threads do not exist here).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ringreduce.errors import NotInitializedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ringreduce._core import Context
+    from ringreduce.environment import Placement
+    from ringreduce.process_sets import ProcessSet
+
+NOT_INITIALIZED = (
+    "ringreduce has not been initialized; use ringreduce.init(). (Horovod has not been initialized; use hvd.init().)"
+)
+
+
+class Running:
+    """A running job as this rank sees it."""
+
+    __slots__ = ("context", "placement", "process_sets", "next_set_id", "timeout_s", "dynamic", "copied_before")
+
+    def __init__(
+        self, context: Context, placement: Placement, timeout_s: float, dynamic: bool, copied_before: int
+    ) -> None:
+        self.context = context
+        self.placement = placement
+        self.process_sets: dict[int, ProcessSet] = {}
+        self.next_set_id = 1
+        self.timeout_s = timeout_s  # for meetings of ranks after init()
+        self.dynamic = dynamic  # whether process sets may be added after init()
+        self.copied_before = copied_before  # buffers.copied() at init()
+
+
+current: Running | None = None
+forked_from: Placement | None = None
+"""In a forked child: the place of the rank it was forked from."""
+
+_set_aside: list[Running] = []
+_on_fork: list[Callable[[Running, str], None]] = []
+
+
+def require() -> Running:
+    """The running job. Raises NotInitializedError when there is none."""
+    if current is None:
+        raise NotInitializedError(absence())
+    return current
+
+
+def absence() -> str:
+    """Why there is no job: the text of NotInitializedError."""
+    if forked_from is None:
+        return NOT_INITIALIZED
+    return (
+        f"{NOT_INITIALIZED} This process was forked from rank {forked_from.rank} and is no rank itself: a forked child "
+        "(a DataLoader worker) may compute, and leaves communication to its parent."
+    )
+
+
+def on_fork(forget: Callable[[Running, str], None]) -> None:
+    """Registers what a forked child of a rank calls, with the parent's job and the text of absence()."""
+    _on_fork.append(forget)
+
+
+def _forget_in_child() -> None:
+    global current, forked_from
+    if current is None:
+        return
+    parents = current
+    current, forked_from = None, parents.placement
+    _set_aside.append(parents)  # never freed here: freeing would join threads that this process does not have
+    for forget in _on_fork:
+        forget(parents, absence())
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
