@@ -11,8 +11,7 @@ const Kernels* x86_kernels(Isa isa) {
                   __builtin_cpu_supports("popcnt");
   const bool avx2 = v2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512fp16");
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   switch (isa) {
     case Isa::kX86_64_v2:
       return v2 ? &kX86V2Kernels : nullptr;

@@ -1,0 +1,128 @@
+// The 16-bit floats value by value: every bit pattern, every rounding tie, and one rounding only.
+#include <doctest/doctest.h>
+
+#include "reduce_oracle.h"
+
+using namespace rr_test;
+
+namespace {
+
+struct Format {
+  DType dtype;
+  HalfFormat half;
+};
+const Format kFormats[] = {{DType::kFloat16, kFp16}, {DType::kBFloat16, kBf16}};
+
+std::vector<uint16_t> reduce(rr::Isa isa, const Reduction& r, const std::vector<std::vector<uint16_t>>& inputs) {
+  std::vector<uint16_t> out(inputs[0].size(), 0xdead);
+  std::vector<const void*> srcs;
+  for (const auto& input : inputs) srcs.push_back(input.data());
+  void* dsts[] = {out.data()};
+  rr::kernels(isa).reduce(r, srcs.data(), srcs.size(), dsts, 1, out.size());
+  return out;
+}
+
+std::vector<uint16_t> all_patterns() {
+  std::vector<uint16_t> patterns;
+  for (int bits = 0; bits < 0x10000; ++bits) patterns.push_back(static_cast<uint16_t>(bits));
+  return patterns;
+}
+
+}  // namespace
+
+TEST_CASE("the sum of one input is that input, for all 65536 bit patterns; a NaN stays a NaN of the same sign") {
+  for (const Format& format : kFormats) {
+    for (rr::Isa isa : rr::available_isas()) {
+      const auto out = reduce(isa, {format.dtype, ReduceOp::kSum}, {all_patterns()});
+      int wrong = 0;
+      for (int bits = 0; bits < 0x10000; ++bits) {
+        const bool nan = (bits & 0x7fff) > format.half.infinity;
+        const int quiet_bit = nan ? 1 << (format.half.mantissa_bits - 1) : 0;
+        wrong += out[bits] != (bits | quiet_bit);
+      }
+      INFO(std::string(rr::kernels(isa).name));
+      INFO(std::string(name(format.dtype)));
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+// A half times 1 + 2^-11 (or an odd factor) lands between two halves, a tie among them: to even, upward past the
+// largest to infinity, down through the denormals to zero.
+TEST_CASE("every pattern times awkward factors rounds to nearest even") {
+  const double factors[] = {1.00048828125, 1.00390625, 0.5, 0.25, 0x1p-9, 0x1p-20, 3.0, 1.0 / 3, 0x1.8p-24, 65504.0};
+  for (const Format& format : kFormats) {
+    for (double factor : factors) {
+      const Reduction r{format.dtype, ReduceOp::kSum, 1.0, factor};
+      for (rr::Isa isa : rr::available_isas()) {
+        const auto out = reduce(isa, r, {all_patterns()});
+        int wrong = 0;
+        for (int bits = 0; bits < 0x10000; ++bits) {
+          const float x = decode(format.half, static_cast<uint16_t>(bits)) * static_cast<float>(factor);
+          const uint16_t want = encode(format.half, x);
+          wrong += std::isnan(x) ? !std::isnan(decode(format.half, out[bits])) : out[bits] != want;
+        }
+        INFO(std::string(rr::kernels(isa).name));
+        INFO(std::string(name(format.dtype)));
+        CAPTURE(factor);
+        CHECK(wrong == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("known sums") {
+  struct Known {
+    DType dtype;
+    std::vector<uint16_t> inputs;
+    uint16_t sum;
+    const char* why;
+  };
+  const Known table[] = {
+      {DType::kFloat16, {0x6800, 0x3c00}, 0x6800, "2048 + 1 is a tie: to even, down"},
+      {DType::kFloat16, {0x6801, 0x3c00}, 0x6802, "2050 + 1 is a tie: to even, up"},
+      {DType::kFloat16, {0x6800, 0x3c00, 0x3c00}, 0x6801, "2048 + 1 + 1 = 2050: rounded once, not at every step"},
+      {DType::kFloat16, {0x7bff, 0x4b80}, 0x7bff, "65504 + 15 is below the tie to infinity"},
+      {DType::kFloat16, {0x7bff, 0x4c00}, 0x7c00, "65504 + 16 is the tie to infinity"},
+      {DType::kFloat16, {0x7bff, 0x7bff, 0xfbff}, 0x7bff, "65504 + 65504 - 65504 does not overflow on the way"},
+      {DType::kFloat16, {0x0001, 0x0001}, 0x0002, "denormals add"},
+      {DType::kFloat16, {0x03ff, 0x0001}, 0x0400, "denormals add up to the least normal"},
+      {DType::kFloat16, {0x7c00, 0x3c00}, 0x7c00, "inf + 1"},
+      {DType::kFloat16, {0x8000, 0x8000}, 0x8000, "-0 + -0"},
+      {DType::kFloat16, {0x8000, 0x0000}, 0x0000, "-0 + 0"},
+      {DType::kBFloat16, {0x4380, 0x3f80}, 0x4380, "256 + 1 is a tie: to even, down"},
+      {DType::kBFloat16, {0x4381, 0x3f80}, 0x4382, "258 + 1 is a tie: to even, up"},
+      {DType::kBFloat16, {0x4380, 0x3f80, 0x3f80}, 0x4381, "256 + 1 + 1 = 258: rounded once"},
+      {DType::kBFloat16, {0x7f7f, 0x7f7f}, 0x7f80, "the largest twice is infinity"},
+      {DType::kBFloat16, {0x0001, 0x0001}, 0x0002, "denormals are kept"},
+      {DType::kBFloat16, {0x007f, 0x0001}, 0x0080, "denormals add up to the least normal"},
+      {DType::kBFloat16, {0xff80, 0x3f80}, 0xff80, "-inf + 1"},
+  };
+  for (const Known& known : table) {
+    for (rr::Isa isa : rr::available_isas()) {
+      std::vector<std::vector<uint16_t>> inputs;
+      for (uint16_t x : known.inputs) inputs.push_back({x});
+      INFO(std::string(rr::kernels(isa).name));
+      INFO(std::string(known.why));
+      CHECK(reduce(isa, {known.dtype, ReduceOp::kSum}, inputs)[0] == known.sum);
+    }
+  }
+}
+
+TEST_CASE("Average, Min and Max of a NaN or of opposite infinities is NaN, wherever it stands") {
+  for (const Format& format : kFormats) {
+    const auto infinity = static_cast<uint16_t>(format.half.infinity);
+    const auto nan = static_cast<uint16_t>(infinity | 1);
+    const auto minus = static_cast<uint16_t>(infinity | 0x8000);
+    for (rr::Isa isa : rr::available_isas()) {
+      for (ReduceOp op : {ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax}) {
+        const Reduction r{format.dtype, op, 1, 1, 2};
+        CHECK(std::isnan(decode(format.half, reduce(isa, r, {{nan}, {0x3c00}})[0])));
+        CHECK(std::isnan(decode(format.half, reduce(isa, r, {{0x3c00}, {nan}})[0])));
+        CHECK(std::isnan(decode(format.half, reduce(isa, r, {{0x3c00}, {nan}, {0}})[0])));
+      }
+      const Reduction sum{format.dtype, ReduceOp::kSum};
+      CHECK(std::isnan(decode(format.half, reduce(isa, sum, {{infinity}, {minus}})[0])));
+    }
+  }
+}
