@@ -72,8 +72,8 @@ def detect(rank: int | None = None, size: int | None = None, environ: Environ = 
     if place.local_size != place.size or place.cross_size != 1:
         hosts = f"{place.cross_size} hosts" if place.cross_size > 1 else "several hosts"
         raise UnavailableError(
-            f"rank {place.rank}/{place.size}: {launcher.source} started this job on {hosts} ({place.local_size} ranks on "
-            "this one). Today ringreduce links the ranks of one host (shared memory): start all ranks on one host"
+            f"rank {place.rank}/{place.size}: {launcher.source} started this job on {hosts}, {place.local_size} ranks "
+            "on this one. Today ringreduce links the ranks of one host (shared memory): start all ranks on one host"
         )
     return place
 
