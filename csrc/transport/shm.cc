@@ -35,18 +35,29 @@ class ByteRing {
     return moved;
   }
 
-  // Hands up to nbytes of contiguous arrived bytes, a multiple of granule, to consume(src, n); twice where they wrap.
+  // Hands up to nbytes of arrived bytes to consume(src, offset, n), n a multiple of granule (at most 8 bytes), in
+  // contiguous pieces; an element that straddles the wrap goes through a copy of its own.
   template <class Consume>
   size_t read(size_t nbytes, size_t granule, Consume consume) {
     size_t moved = 0;
-    for (int piece = 0; piece < 2; ++piece) {
+    for (int piece = 0; piece < 3; ++piece) {
       const uint64_t tail = header_.tail.load(std::memory_order_relaxed);
       const size_t arrived = static_cast<size_t>(header_.head.load(std::memory_order_acquire) - tail);
       const size_t at = tail % capacity_;
-      size_t n = std::min({nbytes - moved, arrived, capacity_ - at});
-      n -= n % granule;
-      if (n == 0) break;
-      consume(bytes_ + at, moved, n);
+      const size_t wanted = std::min(nbytes - moved, arrived);
+      size_t n = std::min(wanted, capacity_ - at) / granule * granule;
+      if (n == 0 && wanted >= granule) {
+        std::byte element[8];
+        const size_t before_wrap = capacity_ - at;
+        std::memcpy(element, bytes_ + at, before_wrap);
+        std::memcpy(element + before_wrap, bytes_, granule - before_wrap);
+        consume(element, moved, granule);
+        n = granule;
+      } else if (n != 0) {
+        consume(bytes_ + at, moved, n);
+      } else {
+        break;
+      }
       header_.tail.store(tail + n, std::memory_order_release);
       moved += n;
     }
@@ -76,7 +87,6 @@ class ShmLink final : public Link {
 
   size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
     const size_t item = itemsize(reduction.dtype);
-    // capacity is a multiple of every item size and both ends move whole elements, so no element straddles the wrap
     return rung(in_.read(nbytes, item, [&](const std::byte* src, size_t offset, size_t n) {
       void* at = static_cast<std::byte*>(dst) + offset;
       const void* inputs[2] = {at, src};

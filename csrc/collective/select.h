@@ -1,0 +1,21 @@
+// Which algorithm an all-reduce or broadcast runs with. On one host only algorithms that fold in rank order are chosen
+// by themselves (direct, two_shot, and one_shot from the cells for tiny messages), so results do not depend on the
+// choice; the others run when forced.
+#pragma once
+
+#include <string>
+
+#include "data/reduction.h"
+
+namespace rr {
+
+enum class Algo : uint32_t { kAuto, kTwoShot, kDirect, kRing, kRecursiveDoubling, kTree };
+
+Algo algo_from(const std::string& name);  // throws InvalidArgumentError
+const char* name(Algo algo);
+
+// forced is kAuto or a wish: it is followed where the algorithm can do the job.
+Algo select_allreduce(Algo forced, const Reduction& reduction, bool registered);
+Algo select_broadcast(Algo forced);
+
+}  // namespace rr

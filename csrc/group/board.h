@@ -1,0 +1,174 @@
+// The control segment of a group: what is in it and where. All of it starts as zeros; every counter only grows.
+//
+//   header | rank lines | wait bells | engine bells | progress lines | name hashes | name slots | append marks |
+//   cells | log entries | claim lines | eager buffers | staging slots | links
+//
+// A cell is one rank's statement about one operation: {tag, digest, consumed, payload, signature}. Unnamed operation c
+// uses cells [c mod 256]; generation g of named slot s uses cells [256 + 2s + g mod 2] (two deep: a rank that states g
+// has consumed g-1, hence everybody stated g-1, hence everybody consumed g-2, whose cells g overwrites).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "collective/direct.h"
+#include "group/lock.h"
+#include "group/signature.h"
+#include "os/bell.h"
+#include "os/mapping.h"
+#include "transport/stage.h"
+
+namespace rr {
+
+inline constexpr int kMaxRanks = 256;
+inline constexpr size_t kUnnamedCells = 256;
+inline constexpr size_t kInlineLeast = 104;        // bytes of payload in a cell, more for large groups (8 per rank)
+inline constexpr size_t kEagerNbytes = 16 << 10;   // largest payload of an eager buffer
+inline constexpr size_t kEagerCount = 16;
+inline constexpr size_t kSlotLargest = 1 << 20;    // bytes reserved for a staging slot; the chunk knob uses part of it
+inline constexpr size_t kSlotCount = 4;
+inline constexpr size_t kLogEntries = 64;
+inline constexpr size_t kEntryMembers = 256;
+inline constexpr size_t kNameNbytes = 244;
+inline constexpr int kChannels = 2;                // links: 0 collectives, 1 send/recv
+
+struct RankMask {
+  uint64_t words[kMaxRanks / 64] = {};
+  bool test(int rank) const { return (words[rank / 64] >> (rank % 64) & 1) != 0; }
+  void set(int rank) { words[rank / 64] |= uint64_t{1} << (rank % 64); }
+  bool operator==(const RankMask& other) const {
+    for (size_t i = 0; i < kMaxRanks / 64; ++i) {
+      if (words[i] != other.words[i]) return false;
+    }
+    return true;
+  }
+};
+
+enum class Attendance : uint32_t { kAbsent, kPresent, kShutDown };
+
+struct alignas(64) RankLine {
+  std::atomic<uint64_t> watermark;   // unnamed operations below it are consumed here
+  std::atomic<uint64_t> cursor;      // log entries below it are consumed here
+  std::atomic<uint64_t> blocked_on;  // cell + 1 of the operation that blocks this rank's only thread; 0 = not blocked
+  std::atomic<uint64_t> blocked_tag;
+  std::atomic<uint64_t> blocked_epoch;  // moves whenever blocked_on does
+  std::atomic<uint64_t> unnamed;     // this rank's counter of unnamed operations when it joined or blocked
+  std::atomic<uint32_t> attendance;
+  std::atomic<uint32_t> joined;
+};
+
+struct RankFacts {
+  uint64_t cores[kMaxRanks / 64 * 4];  // affinity mask
+};
+
+struct Header {
+  alignas(64) std::atomic<uint32_t> failed;  // 0 no, 1 being written, 2 yes
+  std::atomic<uint32_t> joined_count;
+  std::atomic<uint64_t> join_epoch;          // finished joins
+  alignas(64) SharedLock lock;               // guards everything below, the name table, append marks, open entries
+  std::atomic<uint64_t> log_tail;            // entries ever opened
+  uint64_t names_used;
+  uint64_t name_hand;
+  uint32_t drained_count;
+  int32_t last_joined;
+  struct {
+    uint64_t unnamed;
+    int64_t last_joined;
+  } join_results[2];                         // by epoch mod 2: a rank reads one before it can join twice more
+  alignas(64) std::atomic<uint32_t> tuned;   // 1 once chunk_nbytes and eager_nbytes are final
+  uint64_t chunk_nbytes;
+  uint64_t eager_nbytes;
+  alignas(64) uint32_t failure_kind;         // index into the error table
+  char failure_text[2044];
+  char withdraw_text[2048];
+};
+
+struct CellHead {
+  std::atomic<uint64_t> tag;       // c + 1, or the generation
+  std::atomic<uint64_t> digest;
+  std::atomic<uint64_t> consumed;  // named: generation this rank has finished with (kept in the even cell)
+};
+
+struct NameSlot {
+  uint64_t base;  // no rank may state a generation <= base any more
+  uint32_t length;
+  char text[kNameNbytes];
+};
+static_assert(sizeof(NameSlot) == 256);
+
+struct Entry {
+  alignas(64) std::atomic<uint64_t> seq;  // position + 1 once open
+  std::atomic<uint32_t> closed;
+  uint32_t members;
+  uint32_t algorithm;
+  uint32_t registered;
+  uint32_t mismatch;  // the members' statements disagree: an error for each rank, no data moves
+  uint64_t nbytes;
+  RankMask participants;
+  alignas(64) std::atomic<uint64_t> completed;
+  struct Member {
+    uint64_t cell;
+    uint64_t tag;
+  } member[kEntryMembers];
+};
+
+// Addresses within one mapped control segment.
+class Board {
+ public:
+  // Bytes of a control segment for `size` ranks and `capacity` names.
+  static size_t nbytes(int size, size_t capacity);
+  // Maps the segment; the capacity follows from the file's size.
+  static Board map(int fd, int size);
+
+  int size() const { return size_; }
+  size_t capacity() const { return capacity_; }
+  size_t inline_nbytes() const { return inline_nbytes_; }
+  size_t cell_count() const { return kUnnamedCells + 2 * capacity_; }
+
+  Header& header() const { return *at<Header>(header_); }
+  RankLine& line(int rank) const { return at<RankLine>(lines_)[rank]; }
+  RankFacts& facts(int rank) const { return at<RankFacts>(facts_)[rank]; }
+  Bell& wait_bell(int rank) const { return at<Bell>(wait_bells_)[rank]; }
+  Bell& engine_bell(int rank) const { return at<Bell>(engine_bells_)[rank]; }
+  std::atomic<uint64_t>* name_hashes() const { return at<std::atomic<uint64_t>>(hashes_); }
+  NameSlot& name_slot(size_t slot) const { return at<NameSlot>(names_)[slot]; }
+  uint64_t& append_mark(size_t cell) const { return at<uint64_t>(marks_)[cell]; }
+  Entry& entry(uint64_t position) const { return at<Entry>(entries_)[position % kLogEntries]; }
+  ClaimLine* claims(uint64_t position) const {
+    return at<ClaimLine>(claims_) + position % kLogEntries * static_cast<size_t>(size_);
+  }
+  std::byte* eager(int rank, size_t index) const {
+    return base() + eager_ + (static_cast<size_t>(rank) * kEagerCount + index) * kEagerNbytes;
+  }
+  Stage stage(size_t chunk_nbytes) const;
+  size_t link_capacity() const;
+  std::byte* link_memory(int channel, int from, int to) const;
+
+  std::byte* cell(size_t index, int rank) const {
+    return base() + cells_ + (index * static_cast<size_t>(size_) + static_cast<size_t>(rank)) * cell_nbytes_;
+  }
+  CellHead& head(size_t index, int rank) const { return *reinterpret_cast<CellHead*>(cell(index, rank)); }
+  std::byte* payload(size_t index, int rank) const { return cell(index, rank) + sizeof(CellHead); }
+  Signature& signature(size_t index, int rank) const {
+    return *reinterpret_cast<Signature*>(cell(index, rank) + sizeof(CellHead) + inline_nbytes_);
+  }
+
+ private:
+  Board(int size, size_t capacity);  // offsets only
+  std::byte* base() const { return mapping_.data(); }
+  template <class T>
+  T* at(size_t offset) const {
+    return reinterpret_cast<T*>(mapping_.data() + offset);
+  }
+
+  Mapping mapping_;
+  int size_;
+  size_t capacity_;
+  size_t inline_nbytes_;
+  size_t cell_nbytes_;
+  size_t header_, lines_, facts_, wait_bells_, engine_bells_, progress_, hashes_, names_, marks_, cells_, entries_,
+      claims_, eager_, stage_, links_, total_;
+};
+
+}  // namespace rr

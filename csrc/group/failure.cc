@@ -1,0 +1,49 @@
+#include "group/failure.h"
+
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/errors.h"
+
+namespace rr {
+
+bool record_failure(const Board& board, FatalKind kind, const std::string& text) {
+  Header& header = board.header();
+  uint32_t none = 0;
+  if (!header.failed.compare_exchange_strong(none, 1)) return false;
+  header.failure_kind = static_cast<uint32_t>(kind);
+  const size_t length = std::min(text.size(), sizeof header.failure_text - 1);
+  std::memcpy(header.failure_text, text.data(), length);
+  header.failure_text[length] = '\0';
+  header.failed.store(2, std::memory_order_release);
+  for (int rank = 0; rank < board.size(); ++rank) {
+    wake_all(board.wait_bell(rank));
+    wake_all(board.engine_bell(rank));
+  }
+  return true;
+}
+
+std::string failure_text(const Board& board) {
+  // The writer may die between 1 and 2; 100 ms is far more than a copy of 2 KiB takes.
+  const Deadline deadline = Deadline::after_s(0.1);
+  while (board.header().failed.load(std::memory_order_acquire) != 2 && !deadline.passed()) relax(true);
+  if (board.header().failed.load(std::memory_order_acquire) != 2) return "the group failed while its first error was being written";
+  return board.header().failure_text;
+}
+
+void throw_failure(const Board& board) {
+  const std::string text = failure_text(board);
+  switch (static_cast<FatalKind>(board.header().failure_kind)) {
+    case FatalKind::kPeerLost:
+      throw PeerLostError(text);
+    case FatalKind::kTimeout:
+      throw TimeoutError(text);
+    case FatalKind::kShutdown:
+      throw ShutdownError(text);
+    case FatalKind::kInternal:
+      break;
+  }
+  throw InternalError(text);
+}
+
+}  // namespace rr

@@ -1,0 +1,230 @@
+#include "group/ledger.h"
+
+#include <cstring>
+
+#include "base/errors.h"
+
+namespace rr {
+
+Ledger::Ledger(const Board& board, int rank, Bells bells, Algo forced, size_t fusion_threshold,
+               std::function<void()> give_up)
+    : board_(board),
+      rank_(rank),
+      bells_(std::move(bells)),
+      forced_(forced),
+      threshold_(fusion_threshold),
+      give_up_(std::move(give_up)),
+      names_(board) {}
+
+void Ledger::write_cell(Ticket ticket, const Signature& signature, const void* payload, size_t nbytes) {
+  CellHead& head = board_.head(ticket.cell, rank_);
+  head.digest.store(digest(signature), std::memory_order_relaxed);
+  if (nbytes != 0) std::memcpy(board_.payload(ticket.cell, rank_), payload, nbytes);
+  // Rewriting equal bytes would take the lines away from the readers for nothing.
+  Signature& stated = board_.signature(ticket.cell, rank_);
+  if (std::memcmp(&stated, &signature, sizeof signature) != 0) std::memcpy(&stated, &signature, sizeof signature);
+  head.tag.store(ticket.tag, std::memory_order_release);
+}
+
+Ticket Ledger::state_unnamed(uint64_t counter, const Signature& signature, const void* payload, size_t nbytes) {
+  const Ticket ticket = {counter % kUnnamedCells, counter + 1};
+  write_cell(ticket, signature, payload, nbytes);
+  return ticket;
+}
+
+Ticket Ledger::state_named(const std::string& name, const Signature& signature, const void* payload, size_t nbytes,
+                           bool logged) {
+  return locked([&] {
+    const size_t slot = names_.slot_of(name);
+    const uint64_t generation = names_.next_generation(slot, rank_);
+    const Ticket ticket = {Names::cell(slot, generation), generation};
+    write_cell(ticket, signature, payload, nbytes);
+    RankMask participants;
+    if (logged && complete(ticket, &participants)) append_locked(ticket, participants);
+    return ticket;
+  });
+}
+
+bool Ledger::complete(Ticket ticket, RankMask* participants) const {
+  for (int r = 0; r < board_.size(); ++r) {
+    const auto& tag = board_.head(ticket.cell, r).tag;
+    if (tag.load(std::memory_order_acquire) != ticket.tag) {
+      if (board_.header().joined_count.load(std::memory_order_acquire) == 0) return false;
+      if (board_.line(r).joined.load(std::memory_order_acquire) == 0) return false;
+      // It stated nothing after joining, so a second look tells for good whether it did before.
+      if (tag.load(std::memory_order_acquire) != ticket.tag) continue;
+    }
+    if (participants != nullptr) participants->set(r);
+  }
+  return true;
+}
+
+bool Ledger::agree(Ticket ticket, const RankMask& participants) const {
+  const uint64_t mine = board_.head(ticket.cell, rank_).digest.load(std::memory_order_relaxed);
+  for (int r = 0; r < board_.size(); ++r) {
+    if (participants.test(r) && board_.head(ticket.cell, r).digest.load(std::memory_order_relaxed) != mine) return false;
+  }
+  return true;
+}
+
+std::string Ledger::mismatch(Ticket ticket, const RankMask& participants) const {
+  std::vector<Signature> statements;
+  std::vector<int> ranks;
+  for (int r = 0; r < board_.size(); ++r) {
+    if (!participants.test(r)) continue;
+    statements.push_back(board_.signature(ticket.cell, r));
+    ranks.push_back(r);
+  }
+  const std::string text = describe_mismatch(statements, ranks);
+  const Kind kind = statements.front().kind;
+  if (!text.empty() || statements.size() == static_cast<size_t>(board_.size())) return text;
+  if (kind == Kind::kAllreduce || kind == Kind::kBarrier) return "";
+  std::string what = name(kind);
+  what[0] = static_cast<char>(what[0] - 'a' + 'A');
+  return what + " is not supported with Join at this time.";
+}
+
+std::vector<int> Ledger::missing(Ticket ticket) const {
+  std::vector<int> ranks;
+  for (int r = 0; r < board_.size(); ++r) {
+    if (board_.head(ticket.cell, r).tag.load(std::memory_order_acquire) == ticket.tag) continue;
+    if (board_.line(r).joined.load(std::memory_order_acquire) == 0) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+int Ledger::first_of(const RankMask& participants) const {
+  int r = 0;
+  while (!participants.test(r)) ++r;
+  return r;
+}
+
+bool Ledger::registered(Ticket ticket, const RankMask& participants) const {
+  const Signature& one = board_.signature(ticket.cell, first_of(participants));
+  for (int r = 0; r < board_.size(); ++r) {
+    if (!participants.test(r)) continue;
+    const Signature& other = board_.signature(ticket.cell, r);
+    if (other.src.uid == 0 || other.src.uid != one.src.uid || other.dst.uid != one.dst.uid || other.dst.uid == 0) return false;
+  }
+  return true;
+}
+
+bool Ledger::append(Ticket ticket) {
+  RankMask participants;
+  if (!complete(ticket, &participants)) return true;
+  return locked([&] { return append_locked(ticket, participants); });
+}
+
+// Null when a rank still has to consume the entry that the next position would overwrite.
+Entry* Ledger::open_entry() {
+  const uint64_t position = board_.header().log_tail.load(std::memory_order_relaxed);
+  for (int r = 0; r < board_.size(); ++r) {
+    if (board_.line(r).cursor.load(std::memory_order_acquire) + kLogEntries <= position) return nullptr;
+  }
+  Entry& entry = board_.entry(position);
+  entry.closed.store(0, std::memory_order_relaxed);
+  entry.members = entry.algorithm = entry.registered = entry.mismatch = 0;
+  entry.nbytes = 0;
+  entry.participants = RankMask();
+  entry.completed.store(0, std::memory_order_relaxed);
+  for (int r = 0; r < board_.size(); ++r) board_.claims(position)[r].next.store(0, std::memory_order_relaxed);
+  return &entry;
+}
+
+bool Ledger::fusible(const Entry& entry, const Signature& one, const RankMask& participants, bool registered) const {
+  if (entry.members == kEntryMembers || one.kind != Kind::kAllreduce || entry.mismatch != 0) return false;
+  const Signature& first = board_.signature(entry.member[0].cell, first_of(entry.participants));
+  return first.kind == one.kind && first.dtype == one.dtype && first.op == one.op && first.prescale == one.prescale &&
+         first.postscale == one.postscale && (entry.registered != 0) == registered && entry.participants == participants &&
+         first.tensors == 1 && one.tensors == 1 && entry.nbytes + one.nbytes <= threshold_;
+}
+
+bool Ledger::append_locked(Ticket ticket, const RankMask& participants) {
+  if (board_.append_mark(ticket.cell) == ticket.tag) return true;
+  const Signature& one = board_.signature(ticket.cell, first_of(participants));
+  const bool disagree = !mismatch(ticket, participants).empty();
+  const bool is_registered = !disagree && registered(ticket, participants);
+  Header& header = board_.header();
+  const uint64_t tail = header.log_tail.load(std::memory_order_relaxed);
+  Entry* entry = tail != 0 ? &board_.entry(tail - 1) : nullptr;
+  const bool is_open = entry != nullptr && entry->seq.load(std::memory_order_relaxed) == tail &&
+                       entry->closed.load(std::memory_order_relaxed) == 0;
+  bool opened = false;
+  if (!is_open || disagree || !fusible(*entry, one, participants, is_registered)) {
+    if (is_open) close_locked(*entry);
+    entry = open_entry();
+    if (entry == nullptr) return false;
+    entry->registered = is_registered;
+    entry->participants = participants;
+    entry->mismatch = disagree;
+    opened = true;
+  }
+  board_.append_mark(ticket.cell) = ticket.tag;
+  entry->member[entry->members++] = {ticket.cell, ticket.tag};
+  entry->nbytes += one.nbytes;
+  if (opened) {
+    entry->seq.store(tail + 1, std::memory_order_release);
+    header.log_tail.store(tail + 1, std::memory_order_release);
+  }
+  const bool may_grow = !disagree && one.kind == Kind::kAllreduce && one.tensors == 1 && entry->nbytes < threshold_ &&
+                        entry->members < kEntryMembers;
+  if (!may_grow) close_locked(*entry);
+  RankMask async_ranks;
+  for (int r = 0; r < board_.size(); ++r) {
+    if (!participants.test(r) || board_.signature(ticket.cell, r).is_async != 0) async_ranks.set(r);
+  }
+  if (opened || !may_grow) ring_engines(async_ranks);
+  ring_waiters();
+  return true;
+}
+
+void Ledger::close_locked(Entry& entry) const {
+  if (entry.closed.load(std::memory_order_relaxed) != 0) return;
+  const Signature& one = board_.signature(entry.member[0].cell, first_of(entry.participants));
+  Algo algo = select_broadcast(forced_);
+  if (one.kind == Kind::kAllreduce) {
+    const Reduction reduction = {one.dtype, one.op, one.prescale, one.postscale, board_.size()};
+    algo = select_allreduce(forced_, reduction, entry.registered != 0);
+  }
+  entry.algorithm = static_cast<uint32_t>(algo);
+  entry.closed.store(1, std::memory_order_release);
+}
+
+void Ledger::close(Entry& entry) {
+  locked([&] { close_locked(entry); });
+  ring_waiters();
+}
+
+void Ledger::ring_waiters() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int r = 0; r < board_.size(); ++r) {
+    Bell& bell = *bells_.wait[static_cast<size_t>(r)];
+    if (r != rank_ && bell.sleepers.load(std::memory_order_relaxed) != 0) wake_all(bell);
+  }
+}
+
+void Ledger::ring_all() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (Bell* bell : bells_.wait) wake_all(*bell);
+  for (Bell* bell : bells_.engine) wake_all(*bell);
+}
+
+void Ledger::ring_engines(const RankMask& mask) const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int r = 0; r < board_.size(); ++r) {
+    Bell& bell = *bells_.engine[static_cast<size_t>(r)];
+    if (mask.test(r) && bell.sleepers.load(std::memory_order_relaxed) != 0) wake_all(bell);
+  }
+}
+
+void Ledger::note_consumed_named(Ticket ticket) const {
+  const size_t slot = (ticket.cell - kUnnamedCells) / 2;
+  board_.head(Names::consumed_cell(slot), rank_).consumed.store(ticket.tag, std::memory_order_release);
+}
+
+std::string Ledger::name_of(Ticket ticket) const {
+  if (ticket.cell < kUnnamedCells) return "unnamed operation " + std::to_string(ticket.tag - 1);
+  return "'" + names_.text((ticket.cell - kUnnamedCells) / 2) + "'";
+}
+
+}  // namespace rr

@@ -1,0 +1,117 @@
+// The ledger: ranks state operations in cells, whoever sees a complete one appends it to the log, and the log is the
+// order in which every rank executes. No rank ever waits in here for another one's statement.
+//
+// An operation is complete when every rank has stated it or has joined. Only complete operations enter the log, so any
+// order of submission on any rank is right. Log entries are buckets: open entries take further fusible members; an entry
+// is closed once, by whoever first wants to execute it, and only closed entries run.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collective/select.h"
+#include "group/board.h"
+#include "group/failure.h"
+#include "group/names.h"
+
+namespace rr {
+
+struct Ticket {
+  uint64_t cell = 0;
+  uint64_t tag = 0;
+};
+
+// The counters of the two bells of each member, by group rank. They live in the world's segment, so that a rank in
+// several groups sleeps in one place.
+struct Bells {
+  std::vector<Bell*> wait;
+  std::vector<Bell*> engine;
+};
+
+struct JoinResult {
+  int last_joined = 0;
+  uint64_t unnamed = 0;  // every rank's counter continues here
+};
+
+class Ledger {
+ public:
+  // give_up throws when the group has failed; it is called while waiting for the group's lock.
+  // forced and fusion_threshold must be the same on all ranks to be of use, but need not be for correct results.
+  Ledger(const Board& board, int rank, Bells bells, Algo forced, size_t fusion_threshold,
+         std::function<void()> give_up);
+
+  // Writes this rank's statement. The caller makes sure that the cell is free (named: by waiting for the previous
+  // generation, unnamed: by the peers' watermarks).
+  Ticket state_unnamed(uint64_t counter, const Signature& signature, const void* payload, size_t nbytes);
+  // Also appends the operation when this statement completes it and `logged`.
+  Ticket state_named(const std::string& name, const Signature& signature, const void* payload, size_t nbytes, bool logged);
+
+  // Whether every rank has stated the operation or joined; participants are those who stated it.
+  bool complete(Ticket ticket, RankMask* participants = nullptr) const;
+  bool agree(Ticket ticket, const RankMask& participants) const;
+  // Why the participants' statements (or a joined rank) make the operation impossible; "" if they do not.
+  std::string mismatch(Ticket ticket, const RankMask& participants) const;
+  std::vector<int> missing(Ticket ticket) const;
+
+  // Appends a complete operation unless somebody has; false when the log is full for now (execute, then try again).
+  bool append(Ticket ticket);
+  // Closes an open entry and writes the algorithm that every rank will run. No effect on a closed one.
+  void close(Entry& entry);
+
+  // Marks this rank as joined. Returns the epoch that ends when every rank has joined and drained.
+  uint64_t join(uint64_t unnamed_counter);
+  // This rank has nothing pending any more; the last one to say so finishes the epoch.
+  void drained();
+  bool join_finished(uint64_t epoch) const;
+  JoinResult join_result(uint64_t epoch) const;
+
+  // Tells the others that this rank's only thread waits for an operation and can state nothing else.
+  void block(Ticket ticket, uint64_t unnamed_counter);
+  void unblock();
+  // True after a verdict that this rank's blocked operation can never complete; its statement is withdrawn.
+  bool withdrawn() const;
+  // If every rank is blocked (or has joined) and none of their operations is complete, withdraws them all.
+  void detect_deadlock();
+  std::string withdraw_text() const { return board_.header().withdraw_text; }
+  uint64_t largest_unnamed() const;
+
+  void note_consumed_named(Ticket ticket) const;
+  void ring_waiters() const;  // everybody but this rank
+  void ring_all() const;      // waiters and engines, this rank's too
+  void ring_engines(const RankMask& mask) const;
+  std::string name_of(Ticket ticket) const;
+
+  // Under the group's lock.
+  template <class Fn>
+  auto locked(Fn fn) {
+    Guard guard(*this);
+    return fn();
+  }
+
+ private:
+  struct Guard {
+    explicit Guard(Ledger& ledger) : ledger(ledger) { ledger.board_.header().lock.acquire(ledger.give_up_); }
+    ~Guard() { ledger.board_.header().lock.release(); }
+    Ledger& ledger;
+  };
+
+  void write_cell(Ticket ticket, const Signature& signature, const void* payload, size_t nbytes);
+  bool append_locked(Ticket ticket, const RankMask& participants);
+  bool fusible(const Entry& entry, const Signature& one, const RankMask& participants, bool registered) const;
+  bool registered(Ticket ticket, const RankMask& participants) const;
+  Entry* open_entry();
+  void close_locked(Entry& entry) const;
+  int first_of(const RankMask& participants) const;
+
+  const Board& board_;
+  int rank_;
+  Bells bells_;
+  Algo forced_;
+  size_t threshold_;
+  std::function<void()> give_up_;
+  Names names_;
+};
+
+}  // namespace rr

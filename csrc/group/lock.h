@@ -1,0 +1,37 @@
+// A mutual exclusion lock in shared memory (Drepper's three states: free, held, held and waited for). Held for less
+// than a microsecond, never across a wait. A holder that dies leaves it held; `give_up` is called at least every 50 ms
+// of waiting and throws when that has happened.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace rr {
+
+class SharedLock {
+ public:
+  template <class GiveUp>
+  void acquire(GiveUp give_up) {
+    for (int turn = 0; turn < 100; ++turn) {
+      uint32_t free = 0;
+      if (state_.compare_exchange_weak(free, 1, std::memory_order_acquire)) return;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+    while (state_.exchange(2, std::memory_order_acquire) != 0) {
+      sleep();
+      give_up();
+    }
+  }
+  void release() {
+    if (state_.exchange(0, std::memory_order_release) == 2) wake();
+  }
+
+ private:
+  void sleep();  // until released or 50 ms
+  void wake();
+  std::atomic<uint32_t> state_;
+};
+
+}  // namespace rr

@@ -1,0 +1,44 @@
+// The name table of a group: which slot a tensor name has. Used under the group's lock.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "group/board.h"
+
+namespace rr {
+
+class Names {
+ public:
+  explicit Names(const Board& board) : board_(board), local_names_(board.capacity()) {}
+
+  // The slot of a name, new or known. When the table is full, a slot makes room whose last generation every rank has
+  // consumed; if there is none, throws Error that names the knob.
+  size_t slot_of(const std::string& name);
+
+  // The generation that this rank would state next in a slot.
+  uint64_t next_generation(size_t slot, int rank) const;
+
+  // After a finished join: no rank states a generation again that some rank has stated.
+  void level_generations() const;
+
+  std::string text(size_t slot) const;
+
+  static size_t cell(size_t slot, uint64_t generation) { return kUnnamedCells + 2 * slot + generation % 2; }
+  // Where a rank notes what it has consumed of a slot.
+  static size_t consumed_cell(size_t slot) { return kUnnamedCells + 2 * slot; }
+
+ private:
+  uint64_t latest(size_t slot, int rank) const;
+  bool is_idle(size_t slot) const;
+  size_t claim_slot();
+  bool holds(size_t slot, uint64_t hash, const std::string& stored) const;
+
+  const Board& board_;
+  std::unordered_map<std::string, size_t> local_;  // what this rank has looked up; checked against the table on use
+  std::vector<std::string> local_names_;           // by slot, so that local_ stays as small as the table
+};
+
+}  // namespace rr

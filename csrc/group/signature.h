@@ -1,0 +1,77 @@
+// What a rank says of an operation before any data moves, and what the ranks' statements amount to.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "data/reduction.h"
+
+namespace rr {
+
+// X(enumerator, NAME as in error texts, name)
+#define RR_KINDS(X)                              \
+  X(kAllreduce, "ALLREDUCE", "allreduce")        \
+  X(kAllgather, "ALLGATHER", "allgather")        \
+  X(kBroadcast, "BROADCAST", "broadcast")        \
+  X(kAlltoall, "ALLTOALL", "alltoall")           \
+  X(kReduceScatter, "REDUCESCATTER", "reducescatter") \
+  X(kReduce, "REDUCE", "reduce")                 \
+  X(kGather, "GATHER", "gather")                 \
+  X(kScatter, "SCATTER", "scatter")              \
+  X(kBarrier, "BARRIER", "barrier")
+
+enum class Kind : uint8_t {
+#define RR_ENUMERATOR(id, upper, lower) id,
+  RR_KINDS(RR_ENUMERATOR)
+#undef RR_ENUMERATOR
+};
+
+const char* upper_name(Kind kind);
+const char* name(Kind kind);
+
+// Where a buffer lies in registered memory; uid 0 = private.
+struct MemoryRef {
+  uint64_t uid = 0;
+  uint32_t region = 0;
+  uint32_t unused = 0;
+  uint64_t offset = 0;
+};
+
+inline constexpr size_t kDims = 5;
+
+// Plain data, written by one rank into shared memory and read by the others.
+struct Signature {
+  Kind kind = Kind::kBarrier;
+  DType dtype = DType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  uint8_t ndim = 0;
+  int32_t root = -1;
+  uint32_t tensors = 1;      // of a grouped operation
+  uint32_t is_async = 0;     // not compared: wakes this rank's engine
+  double prescale = 1.0;
+  double postscale = 1.0;
+  uint64_t nbytes = 0;       // this rank's input
+  uint64_t dims[kDims] = {};  // with more, the last is a hash of the rest; grouped: hash of all shapes
+  MemoryRef src;
+  MemoryRef dst;
+};
+static_assert(sizeof(Signature) == 128);
+
+// Number of elements of the whole input.
+uint64_t count(const Signature& signature);
+
+// True when the first dimension may differ between ranks.
+constexpr bool is_ragged(Kind kind) {
+  return kind == Kind::kAllgather || kind == Kind::kGather || kind == Kind::kAlltoall;
+}
+
+// Equal digests stand for signatures that agree in all that must agree.
+uint64_t digest(const Signature& signature);
+
+// The first disagreement, in Horovod's words, naming the ranks and both sides; "" when all agree.
+// statements[i] is made by group rank ranks[i].
+std::string describe_mismatch(const std::vector<Signature>& statements, const std::vector<int>& ranks);
+
+}  // namespace rr
