@@ -1,7 +1,8 @@
 """The native module: bindings without logic over csrc/.
 
 A *buffer* argument is either any C-contiguous object with the buffer protocol (a NumPy array), or a tuple
-``(address, shape, dtype_code)`` made by ringreduce.buffers for everything else. Dtype codes are the order of
+``(address, shape, dtype_code, owner)`` made by ringreduce.buffers for everything else: whoever submits a tuple's bytes
+keeps the owner alive until the operation has finished, as it does for a buffer. Dtype codes are the order of
 ``dtypes()``; op codes are Horovod's (average 0, sum 1, adasum 2, min 3, max 4, product 5), then logical_and 6,
 logical_or 7, bitwise_and 8, bitwise_or 9. Ranks (root, peers) are ranks within the group. Times are seconds.
 Every call that can block releases the GIL, answers Ctrl-C, and raises the classes of ringreduce.errors.

@@ -1,6 +1,6 @@
 """How the ranks of a group agree on small facts, and how they come to map one new memory file.
 
-A meeting is an address and a secret that one rank makes up; it travels inside an exchange, and then the memory file
+A handover is an address and a secret that one rank makes up; it travels inside an exchange, and then the memory file
 travels over it. Used by process sets (a control segment each) and by symmetric memory.
 """
 
@@ -33,31 +33,29 @@ def exchange(group: Group, name: str, mine: Any) -> list[Any]:
     return objects
 
 
-class Meeting(NamedTuple):
+class Handover(NamedTuple):
     """Where the members of a group meet to receive a memory file."""
 
-    address: str
-    secret: str
+    address: bytes
+    secret: bytes
 
     @classmethod
-    def open(cls) -> Meeting:
-        """A new meeting, for its leader to announce."""
+    def announce(cls) -> Handover:
+        """A new meeting place, for the leader to pass on."""
         return cls(*rendezvous.new_address())
 
     @classmethod
-    def from_json(cls, pair: list[str]) -> Meeting:
-        """A meeting as it comes out of an exchange."""
+    def from_json(cls, pair: list[str]) -> Handover:
+        """The meeting place as it comes out of an exchange."""
         address, secret = pair
-        return cls(address, secret)
+        return cls(bytes.fromhex(address), bytes.fromhex(secret))
 
     def to_json(self) -> list[str]:
-        """The meeting as it goes into an exchange."""
-        return [self.address, self.secret]
+        """The meeting place as it goes into an exchange."""
+        return [self.address.hex(), self.secret.hex()]
 
     @contextmanager
-    def segment(
-        self, label: str, nbytes: int, members: Sequence[int], rank: int, timeout_s: float
-    ) -> Iterator[int]:
+    def segment(self, label: str, nbytes: int, members: Sequence[int], rank: int, timeout_s: float) -> Iterator[int]:
         """A descriptor of one memory file of nbytes zero bytes, the same file on all members; closed on leaving.
 
         Args:
@@ -73,5 +71,6 @@ class Meeting(NamedTuple):
             assert fd is not None
             yield fd
         finally:
-            for descriptor in {created, fd} - {None}:
-                os.close(descriptor)
+            for descriptor in {created, fd}:
+                if descriptor is not None:
+                    os.close(descriptor)

@@ -22,7 +22,7 @@ _init_count = 0  # how many jobs this process has joined; ranks with different c
 class World:
     """What init() returns: this rank's place, and a context manager that ends with shutdown()."""
 
-    __slots__ = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+    __slots__ = ("cross_rank", "cross_size", "local_rank", "local_size", "rank", "size")
 
     def __init__(self, place: environment.Placement) -> None:
         self.rank = place.rank

@@ -86,8 +86,11 @@ def writable(value: Any) -> Array:
 
 
 def native(array: Array) -> _core.Buffer:
-    """A C-contiguous array in the form that the core takes: itself, or a tuple when it cannot export a buffer."""
-    if array.dtype in PLAIN:
+    """A C-contiguous array in the form that the core takes: itself, or a tuple that holds it.
+
+    A tuple for bfloat16, which the buffer protocol has no format for, and for misaligned arrays, whose format differs.
+    """
+    if array.dtype in PLAIN and array.flags.aligned:
         return array
     return (array.__array_interface__["data"][0], array.shape, code(array.dtype), array)
 
@@ -96,10 +99,11 @@ def code(dtype: np.dtype[Any]) -> int:
     """The core's code of a NumPy dtype. Raises InvalidArgumentError, with the dtypes there are."""
     if dtype.isnative and dtype.name in CODES:
         return CODES[dtype.name]
-    advice = "; convert it with .astype(dtype.newbyteorder('='))" if not dtype.isnative else ""
-    raise InvalidArgumentError(
-        f"Tensor type {dtype.name if dtype.isnative else dtype.str} is not supported{advice}; supported: {', '.join(CODES)}"
-    )
+    supported = f"supported: {', '.join(CODES)}"
+    if not dtype.isnative:
+        advice = "convert it with .astype(dtype.newbyteorder('='))"
+        raise InvalidArgumentError(f"Tensor type {dtype.str} (byte-swapped) is not supported; {advice}; {supported}")
+    raise InvalidArgumentError(f"Tensor type {dtype.name} is not supported; {supported}")
 
 
 def _view(value: Any) -> Array | None:

@@ -24,7 +24,7 @@ class Handle(Generic[T]):
     on, polled done, or dropped after it was done. Waiting from several threads is safe.
     """
 
-    __slots__ = ("_work", "_finish", "_value", "__weakref__")
+    __slots__ = ("__weakref__", "_finish", "_value", "_work")
 
     def __init__(self, work: Work, finish: Callable[[Work], T]) -> None:
         self._work = work

@@ -50,18 +50,20 @@ def symmetric_empty(
         raise InvalidArgumentError(f"symmetric_empty: negative dimensions are not allowed: {list(dims)}")
     nbytes = math.prod(dims) * element.itemsize
     leads = group.rank == 0
-    meeting = agreement.Meeting.open() if leads else None
+    handover = agreement.Handover.announce() if leads else None
     offers = agreement.exchange(
-        group, "symmetric_empty", [nbytes, int.from_bytes(os.urandom(7), "big"), meeting.to_json() if meeting else None]
+        group,
+        "symmetric_empty",
+        [nbytes, int.from_bytes(os.urandom(7), "big"), handover.to_json() if handover else None],
     )
     sizes = [offer[0] for offer in offers]
     if len(set(sizes)) > 1:
-        wanted = ", ".join(f"rank {rank}: {count}" for rank, count in zip(members.ranks, sizes))
+        wanted = ", ".join(f"rank {rank}: {count}" for rank, count in zip(members.ranks, sizes, strict=True))
         raise MismatchError(f"Mismatched symmetric_empty: ranks asked for different numbers of bytes ({wanted}).")
-    meeting = meeting or agreement.Meeting.from_json(offers[0][2])
+    handover = handover or agreement.Handover.from_json(offers[0][2])
     uid = offers[0][1]
     stride = max(PAGE, -(-nbytes // PAGE) * PAGE)
     timeout_s = state.require().timeout_s
-    with meeting.segment("symmetric", stride * group.size, members.ranks, members.ranks[group.rank], timeout_s) as fd:
-        segment = _core.Segment(fd, uid, group.rank, group.size, stride)
+    with handover.segment("symmetric", stride * group.size, members.ranks, members.ranks[group.rank], timeout_s) as fd:
+        segment: Any = _core.Segment(fd, uid, group.rank, group.size, stride)
     return np.ndarray(dims, element, buffer=segment)

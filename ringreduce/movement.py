@@ -175,9 +175,7 @@ def send(tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet = glob
     send_async(tensor, dest, tag=tag, process_set=process_set).wait()
 
 
-def send_async(
-    tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet = global_process_set
-) -> Handle[None]:
+def send_async(tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> Handle[None]:
     """send() without waiting. The tensor must not change until the handle is done."""
     submit = process_set.group.send_async
     source = readable(tensor)
@@ -190,9 +188,7 @@ def recv(tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSet = gl
     return recv_async(tensor, source, tag=tag, process_set=process_set).wait()
 
 
-def recv_async(
-    tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSet = global_process_set
-) -> Handle[Any]:
+def recv_async(tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> Handle[Any]:
     """recv() without waiting. The tensor must be left alone until the handle is done."""
     submit = process_set.group.recv_async
     work = submit(native(writable(tensor)), process_set.position(source, "recv"), tag)

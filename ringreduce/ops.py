@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy import empty_like, ndarray
 
 from ringreduce.buffers import PLAIN, SCALARS, native, readable, writable
@@ -78,8 +77,8 @@ def allreduce(
     >>> ringreduce.allreduce(np.array([1.0, 2.0]), op=ringreduce.Sum)  # on two ranks
     array([2., 4.])
     """
-    if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.c_contiguous:
-        output = emptylike(tensor)
+    if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as readable() would have it
+        output = empty_like(tensor)
         process_set.group.allreduce(tensor, output, op, prescale_factor, postscale_factor, name)
         return output
     source = readable(tensor)
@@ -98,6 +97,9 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """allreduce() in place: overwrites the tensor and returns it. It must be writable and contiguous."""
+    if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as writable() would have it
+        process_set.group.allreduce(tensor, tensor, op, prescale_factor, postscale_factor, name)
+        return tensor
     target = native(writable(tensor))
     process_set.group.allreduce(target, target, op, prescale_factor, postscale_factor, name)
     return tensor
@@ -196,7 +198,7 @@ def grouped_allreduce_async(
         postscale_factor,
         name,
     )
-    return Handle(work, lambda _: [like(tensor, output) for tensor, output in zip(tensors, outputs)])
+    return Handle(work, lambda _: [like(tensor, output) for tensor, output in zip(tensors, outputs, strict=True)])
 
 
 def grouped_allreduce_async_(

@@ -35,7 +35,7 @@ class ProcessSet:
         InvalidArgumentError: ranks is not a sequence of ints.
     """
 
-    __slots__ = ("process_set_id", "ranks", "mpi_comm", "group", "_position", "__weakref__")
+    __slots__ = ("__weakref__", "_position", "group", "mpi_comm", "process_set_id", "ranks")
 
     def __init__(self, ranks: Iterable[int]) -> None:
         try:
@@ -161,23 +161,24 @@ def register(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     place = job.placement
     problem = _problem(added, job)
     leader = added.ranks[0] if problem is None else 0
-    meeting = agreement.Meeting.open() if place.rank == leader else None
+    handover = agreement.Handover.announce() if place.rank == leader else None
     offers = agreement.exchange(
-        global_process_set.group, "add_process_set", [added.ranks, meeting.to_json() if meeting else None]
+        global_process_set.group, "add_process_set", [added.ranks, handover.to_json() if handover else None]
     )
     for other, (ranks, _) in enumerate(offers):
         if ranks != added.ranks:
             raise MismatchError(
-                f"Mismatched add_process_set: rank {place.rank} passed ranks {added.ranks}, but rank {other} passed {ranks}."
+                f"Mismatched add_process_set: rank {place.rank} passed ranks {added.ranks}, but rank {other} passed "
+                f"{ranks}."
             )
     if problem is not None:  # only now, so that ranks that passed something else raise as well instead of waiting
         raise InvalidArgumentError(problem)
     set_id = job.next_set_id
     job.next_set_id += 1
     if place.rank in added.ranks:
-        meeting = meeting or agreement.Meeting.from_json(offers[leader][1])
+        handover = handover or agreement.Handover.from_json(offers[leader][1])
         nbytes = _core.control_nbytes(len(added.ranks))
-        with meeting.segment(f"process_set.{set_id}", nbytes, added.ranks, place.rank, job.timeout_s) as fd:
+        with handover.segment(f"process_set.{set_id}", nbytes, added.ranks, place.rank, job.timeout_s) as fd:
             added.bind(set_id, added.ranks, job.context.add_group(fd, added.ranks))
     else:
         outside = "{call}: Rank " + str(place.rank) + " is not a member of the provided process set."
