@@ -27,7 +27,8 @@ $(VENV)/tools: pyproject.toml tests/tools/bootstrap.sh
 # pip shows nothing while it works: the first run compiles the core and fetches torch.
 $(VENV)/demo $(VENV)/dev: $(VENV)/%: $(VENV)/tools setup.py
 	@echo "== $(VENV): ringreduce[$*] (the first time takes a few minutes)"
-	@flock $(VENV)/lock $(PIP) --no-build-isolation -e '.[$*]'
+	@mkdir -p build
+	@flock build/lock $(PIP) --no-build-isolation -e '.[$*]'
 	@touch $@
 
 $(VENV)/doctest: tests/tools/bootstrap.sh
@@ -36,7 +37,7 @@ $(VENV)/doctest: tests/tools/bootstrap.sh
 
 # --- building -------------------------------------------------------------------------------------------------------
 # Ninja decides what to compile. Options stay in build/cmake: after `make build`, `make demo` keeps -Werror.
-compile = flock $(VENV)/lock $(BIN)/python setup.py --quiet build_ext --inplace > build/log 2>&1 || { cat build/log; exit 1; }
+compile = flock build/lock $(BIN)/python setup.py --quiet build_ext --inplace > build/log 2>&1 || { cat build/log; exit 1; }
 
 build: $(VENV)/dev $(VENV)/doctest  ## (re)build ringreduce._core in place, with the C++ tests, warnings are errors
 	@mkdir -p build

@@ -1,7 +1,7 @@
 """Builds ringreduce._core by CMake; everything else about the package is in pyproject.toml.
 
-CMake options come from the environment: RR_CMAKE_ARGS="-DRR_WERROR=ON -DRR_TESTS=ON". An in-place build (pip install -e,
-make build) keeps its tree in build/cmake, so the next one compiles only what changed.
+CMake options come from the environment: RR_CMAKE_ARGS="-DRR_WERROR=ON -DRR_TESTS=ON". An in-place build
+(pip install -e, make build) keeps its tree in build/cmake, so the next one compiles only what changed.
 """
 
 import os
