@@ -1,0 +1,211 @@
+"""The package as a whole: imports go one way, public names are there, the wheel is small, generated pages are fresh."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from email.parser import Parser
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import ringreduce
+from ringreduce import _core, errors
+
+ROOT = Path(__file__).resolve().parents[1]
+CSRC = ROOT / "csrc"
+PACKAGE = ROOT / "ringreduce"
+
+# --- C++: base -> {data, os} -> transport -> collective -> group -> engine -> python.cc -------------------------------
+
+MAY_INCLUDE = {
+    "base": set(),
+    "data": {"base"},
+    "os": {"base"},
+    "cuda": {"base", "data", "os"},
+    "transport": {"base", "data", "os", "cuda"},
+    "collective": {"base", "data", "os", "cuda", "transport"},
+    "group": {"base", "data", "os", "cuda", "transport", "collective"},
+    "engine": {"base", "data", "os", "cuda", "transport", "collective", "group"},
+}
+
+
+def test_folders_of_csrc_are_the_layers() -> None:
+    folders = {path.name for path in CSRC.iterdir() if path.is_dir()}
+    assert folders <= set(MAY_INCLUDE)
+
+
+@pytest.mark.parametrize("layer", [name for name in MAY_INCLUDE if (CSRC / name).is_dir()])
+def test_a_layer_includes_only_earlier_ones(layer: str) -> None:
+    wrong = []
+    for source in sorted((CSRC / layer).iterdir()):
+        for header in re.findall(r'^\s*#\s*include\s+"([^"]+)"', source.read_text(), re.MULTILINE):
+            assert (CSRC / header).is_file(), f"{source.name} includes {header}, which is not a path from csrc/"
+            if header.split("/")[0] not in MAY_INCLUDE[layer] | {layer}:
+                wrong.append(f"{layer}/{source.name} includes {header}")
+    assert not wrong
+
+
+# --- Python: the core imports no framework; frameworks are peers; launch, bench, doctor, cli stand at the edge --------
+
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "jaxlib", "cupy", "mpi4py"}
+PEERS = {"torch": {"torch"}, "tensorflow": {"tensorflow", "keras"}, "keras": {"tensorflow", "keras"}, "jax": {"jax"}}
+EDGE = {"launch", "bench", "doctor", "cli", "timeline"}
+
+
+class Import(NamedTuple):
+    room: str  # first name below ringreduce/ of the importing file: "ops", "torch", "launch", ...
+    where: str
+    module: str  # "torch.nn", "ringreduce.torch", ...
+    lazy: bool  # inside a function
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def imported(node: ast.AST, lazy: bool = False) -> Iterator[tuple[str, bool, int]]:
+    """(module, lazy, line) of every import that runs; `from a import b` counts as a and as a.b."""
+    for child in ast.iter_child_nodes(node):
+        if is_type_checking(child):
+            continue
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield alias.name, lazy, child.lineno
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"line {child.lineno}: imports are written out in full"
+            yield str(child.module), lazy, child.lineno
+            for alias in child.names:
+                yield f"{child.module}.{alias.name}", lazy, child.lineno
+        yield from imported(child, lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def all_imports() -> list[Import]:
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for module, lazy, line in imported(ast.parse(path.read_text())):
+            found.append(Import(room, f"{path.relative_to(ROOT)}:{line} {module}", module, lazy))
+    return found
+
+
+def test_only_framework_rooms_import_frameworks() -> None:
+    wrong = []
+    for item in all_imports():
+        top = item.module.split(".")[0]
+        allowed = top in PEERS.get(item.room, set()) or (item.room in EDGE and item.lazy)
+        if top in FRAMEWORKS and not allowed:
+            wrong.append(item.where)
+    assert not wrong
+
+
+def test_framework_rooms_are_peers_and_the_core_is_below_them() -> None:
+    wrong = []
+    for item in all_imports():
+        parts = item.module.split(".")
+        if parts[0] != "ringreduce" or len(parts) < 2 or parts[1] not in PEERS:
+            continue
+        if parts[1] not in PEERS.get(item.room, set()) and not (item.room in EDGE and item.lazy):
+            wrong.append(item.where)
+    assert not wrong
+
+
+def test_the_edge_is_imported_by_the_edge_or_lazily() -> None:
+    wrong = []
+    for item in all_imports():
+        parts = item.module.split(".")
+        to_edge = parts[0] == "ringreduce" and len(parts) > 1 and parts[1] in EDGE
+        if to_edge and item.room not in EDGE | {"__main__"} and not item.lazy:
+            wrong.append(item.where)
+    assert not wrong
+
+
+# --- importing --------------------------------------------------------------------------------------------------------
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_import_pulls_in_numpy_and_the_standard_library_only() -> None:
+    code = "import sys, numpy; before = set(sys.modules); import ringreduce; print(*(set(sys.modules) - before))"
+    tops = {name.split(".")[0] for name in run_python(code).split()}
+    assert tops <= set(sys.stdlib_module_names) | {"numpy", "ringreduce"}
+
+
+def test_import_adds_under_50_ms_to_numpy() -> None:
+    code = "import time, numpy; start = time.perf_counter(); import ringreduce; print(time.perf_counter() - start)"
+    assert min(float(run_python(code)) for _ in range(7)) < 0.050
+
+
+def test_every_public_name_resolves_and_is_documented() -> None:
+    assert len(set(ringreduce.__all__)) == len(ringreduce.__all__)
+    undocumented = [name for name in ringreduce.__all__ if not getattr(ringreduce, name).__doc__]
+    assert not undocumented
+
+
+def test_version_is_written_once() -> None:
+    match = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert match
+    assert ringreduce.__version__ == _core.__version__ == match.group(1)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_error_class_of_the_core_exists_in_python_with_the_same_base() -> None:
+    table = (CSRC / "base" / "errors.h").read_text().split("#define RR_ERRORS(X)")[1].split("class Error")[0]
+    rows = re.findall(r"\bX\((\w+), (\w+)\)", table)
+    assert len(rows) >= 8
+    python_name = {"InternalError": "HorovodInternalError"}
+    for name, base in rows:
+        cls = getattr(errors, python_name.get(name, name))
+        assert issubclass(cls, getattr(errors, python_name.get(base, base)))
+        assert getattr(ringreduce, cls.__name__) is cls
+    native = {python_name.get(name, name) for name, _ in rows} | {"Error"}
+    assert {name for name, value in vars(errors).items() if isinstance(value, type)} == native
+
+
+def test_knobs_page_is_up_to_date() -> None:
+    sys.path.insert(0, str(ROOT / "tests" / "tools"))
+    try:
+        import knobs
+    finally:
+        sys.path.pop(0)
+    assert (ROOT / "docs" / "knobs.md").read_text() == knobs.render(), "run `make docs`"
+
+
+# --- the wheel --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(600)
+def test_wheel_is_small_and_requires_numpy_only(tmp_path: Path) -> None:
+    # Compiled objects are shared with the editable build; what goes into the wheel is collected afresh in tmp_path.
+    config = tmp_path / "build.cfg"
+    config.write_text(f"[build]\nbuild_base = {tmp_path}/build\nbuild_temp = {ROOT}/build/cmake\n")
+    (ROOT / "build").mkdir(exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    subprocess.run(
+        ["flock", str(ROOT / "build" / "lock"), *pip, str(ROOT)],
+        check=True,
+        env={**os.environ, "DIST_EXTRA_CONFIG": str(config)},
+    )
+
+    (wheel,) = tmp_path.glob("ringreduce-*.whl")
+    assert wheel.stat().st_size < 5_000_000
+    with zipfile.ZipFile(wheel) as archive:
+        inside = archive.namelist()
+        (metadata,) = (name for name in inside if name.endswith(".dist-info/METADATA"))
+        fields = Parser().parsestr(archive.read(metadata).decode())
+    required = [text for text in fields.get_all("Requires-Dist", []) if "extra ==" not in text]
+    assert [re.split(r"[<>=!~ ]", text)[0] for text in required] == ["numpy"]
+    assert {name.split("/")[0] for name in inside} == {"ringreduce", metadata.split("/")[0]}
+    assert "ringreduce/py.typed" in inside
+    assert "ringreduce/_core.pyi" in inside
+    assert any(re.fullmatch(r"ringreduce/_core\..*\.so", name) for name in inside)
+    written = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
+    assert {name for name in inside if name.endswith(".py")} == written
