@@ -1,0 +1,51 @@
+"""What every test may use: run_ranks and start_ranks (ranks.py), and a watch over /dev/shm."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+from ranks import SIZES, Outcome, Ranks, hear_test, run_ranks, start_ranks, tell_test
+
+__all__ = ["SIZES", "Outcome", "Ranks", "hear_test", "run_ranks", "sizes", "start_ranks", "tell_test"]
+
+sizes = SIZES
+OTHERS = ("vader_segment", "sm_segment", "mpich", "openmpi", "pmix", "ucx")
+"""How MPI implementations name what they leave behind when they are killed; none of ours."""
+SETTLE_S = 5.0  # torch's shared tensors go away a moment after their last user
+
+
+@pytest.fixture(name="run_ranks")
+def run_ranks_fixture() -> Callable[..., list[Any]]:
+    return ranks.run_ranks
+
+
+@pytest.fixture(name="start_ranks")
+def start_ranks_fixture() -> Callable[..., Ranks]:
+    return ranks.start_ranks
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_left_in_dev_shm() -> Iterator[None]:
+    before = _mine_in_dev_shm()
+    yield
+    deadline = time.monotonic() + SETTLE_S
+    while left := _mine_in_dev_shm() - before:
+        assert time.monotonic() < deadline, f"left in /dev/shm: {sorted(left)}"
+        time.sleep(0.05)
+
+
+def _mine_in_dev_shm() -> set[str]:
+    mine = set()
+    for path in Path("/dev/shm").iterdir():
+        try:
+            if path.stat().st_uid == os.geteuid() and not path.name.startswith(OTHERS):
+                mine.add(path.name)
+        except FileNotFoundError:
+            continue
+    return mine
