@@ -1,0 +1,112 @@
+"""The collectives as autograd sees them: what each does forward, and what becomes of the gradient.
+
+A gradient travels in the order in which autograd reaches it, which is the same on all ranks that run the same model.
+The gradient of a gradient works too: backward() is made of these same functions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.ops import Average, ReduceOp, Sum
+from ringreduce.process_sets import ProcessSet
+from ringreduce.torch.tensors import operand, source
+
+
+def call(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """function.apply, for which torch has no types."""
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+
+
+class Allreduce(torch.autograd.Function):
+    """The gradient of an all-reduce is the same all-reduce of the gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, name: str | None, op: int, pre: float, post: float, process_set: ProcessSet
+    ) -> torch.Tensor:
+        ctx.arguments = (op, pre, post, process_set)
+        tensor = source(tensor)
+        output = torch.empty_like(tensor)
+        process_set.group.allreduce(operand(tensor), operand(output), op, pre, post, name)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        op = _linear(ctx.arguments[0])
+        return call(Allreduce, grads[0], None, op, *ctx.arguments[1:]), None, None, None, None, None
+
+
+class GroupedAllreduce(torch.autograd.Function):
+    """Allreduce of several tensors as one operation, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, op: int, pre: float, post: float, process_set: ProcessSet, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.arguments = (op, pre, post, process_set)
+        sources = [source(tensor) for tensor in tensors]
+        outputs = tuple(torch.empty_like(tensor) for tensor in sources)
+        work = process_set.group.allreduce_async(
+            [operand(tensor) for tensor in sources], [operand(output) for output in outputs], op, pre, post, name
+        )
+        work.wait()
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        op = _linear(ctx.arguments[0])
+        return None, None, None, None, None, *call(GroupedAllreduce, None, op, *ctx.arguments[1:], *grads)
+
+
+class Allgather(torch.autograd.Function):
+    """The gradient of an all-gather is this rank's rows of the averaged gradient, as in Horovod."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+        tensor = source(tensor)
+        work = process_set.group.allgather_async(operand(tensor), name)
+        work.wait()
+        output = received(work, tensor)
+        ctx.process_set = process_set
+        ctx.start = sum(work.counts[: process_set.group.rank])
+        ctx.rows = work.counts[process_set.group.rank]
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        averaged = call(Allreduce, grads[0], None, Average, 1.0, 1.0, ctx.process_set)
+        return averaged.narrow(0, ctx.start, ctx.rows), None, None
+
+
+class Broadcast(torch.autograd.Function):
+    """The gradient of a broadcast is the averaged gradient on the root and zero elsewhere, as in Horovod."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+        ctx.process_set, ctx.is_root = process_set, process_set.group.rank == root
+        output = source(tensor).clone()
+        process_set.group.broadcast_async(operand(output), root, name).wait()
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        averaged = call(Allreduce, grads[0], None, Average, 1.0, 1.0, ctx.process_set)
+        return averaged if ctx.is_root else torch.zeros_like(averaged), None, None, None
+
+
+def received(work: Any, like_rows_of: torch.Tensor) -> torch.Tensor:
+    """The bytes that an operation allocated, as rows of the tensor's row shape and dtype."""
+    shape = (sum(work.counts), *like_rows_of.shape[1:])
+    if not work.output:
+        return like_rows_of.new_empty(shape)
+    return torch.frombuffer(work.output, dtype=like_rows_of.dtype).view(shape)
+
+
+def _linear(op: int) -> int:
+    if op in (Average, Sum):
+        return op
+    raise InvalidArgumentError(f"allreduce has a gradient for op Average and Sum, not for {ReduceOp(op).name}")

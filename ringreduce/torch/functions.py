@@ -1,0 +1,118 @@
+"""What a training script calls once, so that all ranks start from the same place: parameters and optimizer state."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import torch
+
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.objects import broadcast_object
+from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.torch.movement import broadcast_async_
+
+Named: TypeAlias = tuple[str | None, torch.Tensor]
+
+
+def broadcast_parameters(
+    params: dict[str, torch.Tensor] | list[torch.Tensor] | list[tuple[str, torch.Tensor]] | Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Overwrites the tensors with the root's.
+
+    Args:
+        params: model.state_dict(), a dict of tensors, or a list of tensors or of (name, tensor) pairs.
+        root_rank: global rank whose values are right.
+
+    Raises:
+        InvalidArgumentError: params is something else.
+    """
+    named: list[Named]
+    if isinstance(params, dict):
+        named = sorted(params.items())
+    elif isinstance(params, list):
+        named = [p if isinstance(p, tuple) else (None, p) for p in params]
+    else:
+        raise InvalidArgumentError(
+            f"invalid params of type: {type(params)}; pass model.state_dict() or list(model.parameters())"
+        )
+    pending = []
+    for name, tensor in named:
+        memory = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+        handle = broadcast_async_(memory, root_rank, None if name is None else f"broadcast.{name}", process_set)
+        pending.append((handle, tensor, memory))
+    for handle, tensor, memory in pending:
+        handle.wait()
+        if memory is not tensor:
+            tensor.detach().copy_(memory)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Gives the optimizer the root's state and options (learning rate, momentum buffers, step counts, ...).
+
+    The other ranks need no state of their own, so that only the root has to load a checkpoint.
+
+    Args:
+        optimizer: the same parameters in the same order on all ranks; wrapped by DistributedOptimizer or not.
+        root_rank: global rank whose state is right.
+        model: for Horovod's signature; without effect here.
+
+    Raises:
+        InvalidArgumentError: an LBFGS optimizer, or the number of parameters differs from the root's.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidArgumentError("cannot broadcast torch.optim.LBFGS state")
+    is_root = process_set.group.rank == process_set.position(root_rank, "broadcast")
+    tensors: list[torch.Tensor] = []
+    skeleton = _without_tensors(optimizer.state_dict(), tensors) if is_root else b""
+    layout = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+    skeleton, layout = broadcast_object((skeleton, layout), root_rank, process_set=process_set)
+    tensors = tensors or [torch.empty(shape, dtype=dtype) for shape, dtype in layout]
+    broadcast_parameters(tensors, root_rank, process_set)
+    if not is_root:
+        _adopt(optimizer, _with_tensors(skeleton, tensors))
+
+
+def _adopt(optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None:
+    """Takes over a state_dict() in place, so that whoever shares the parameter groups (a scheduler) sees it too."""
+    ours, theirs = optimizer.param_groups, received["param_groups"]
+    if [len(group["params"]) for group in ours] != [len(group["params"]) for group in theirs]:
+        raise InvalidArgumentError("broadcast_optimizer_state: this rank's parameter groups differ from the root's")
+    optimizer.state.clear()
+    for group, root_group in zip(ours, theirs, strict=True):
+        group.update((key, value) for key, value in root_group.items() if key != "params")
+        for parameter, index in zip(group["params"], root_group["params"], strict=True):
+            if index in received["state"]:
+                optimizer.state[parameter] = received["state"][index]
+
+
+def _without_tensors(obj: Any, tensors: list[torch.Tensor]) -> bytes:
+    """Pickles obj with its tensors left out; these are appended to `tensors` in the order of their absence."""
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, item: Any) -> int | None:
+            if not isinstance(item, torch.Tensor):
+                return None
+            tensors.append(item)
+            return len(tensors) - 1
+
+    stream = io.BytesIO()
+    Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(obj)
+    return stream.getvalue()
+
+
+def _with_tensors(content: bytes, tensors: list[torch.Tensor]) -> Any:
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, index: int) -> torch.Tensor:
+            return tensors[index]
+
+    return Unpickler(io.BytesIO(content)).load()

@@ -1,0 +1,204 @@
+"""All-reduce of tensors: one or several, in place or not, waited for or not; with gradients where autograd asks.
+
+Arguments are Horovod's. `op` defaults to Average; `average` is Horovod's old spelling of it. Operations with a `name`
+may be submitted in any order, the others in one order on all ranks. Errors are those of ringreduce.allreduce.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import empty_like, is_grad_enabled
+
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.handles import Handle
+from ringreduce.ops import Average, Sum
+from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.torch import autograd
+from ringreduce.torch.autograd import call
+from ringreduce.torch.compression import Compression, Compressor, NoneCompressor
+from ringreduce.torch.tensors import operand, source
+
+T = TypeVar("T")
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduces a tensor over all ranks into a new one; differentiable (the gradient is reduced the same way).
+
+    Args:
+        tensor: any shape and supported dtype, the same on all ranks; copied first where it is not contiguous.
+        name: identifies the tensor; None uses the order of calls.
+        compression: applied before, and undone after.
+        op: Average (default), Sum, Min, Max, Product, ...
+        prescale_factor, postscale_factor: multiply each input, and the result.
+        process_set: the ranks that take part.
+
+    >>> hvd.allreduce(torch.tensor([1.0, 2.0]), op=hvd.Sum)  # on two ranks
+    tensor([2., 4.])
+    """
+    op = choose(op, average)
+    if compression is not NoneCompressor:
+        compressed, ctx = compression.compress(tensor)
+        reduced = allreduce(
+            compressed, None, name, Compression.none, op, prescale_factor, postscale_factor, process_set
+        )
+        return compression.decompress(reduced, ctx)
+    if tensor.requires_grad and is_grad_enabled():
+        function = autograd.Allreduce
+        result: torch.Tensor = call(function, tensor, name, op, prescale_factor, postscale_factor, process_set)
+        return result
+    if not tensor.is_contiguous():
+        tensor = source(tensor)
+    output = empty_like(tensor, requires_grad=False)
+    process_set.group.allreduce(operand(tensor), operand(output), op, prescale_factor, postscale_factor, name)
+    return output
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """allreduce() in place: overwrites the tensor, which must be contiguous, and returns it. Unseen by autograd."""
+    memory = operand(tensor)
+    process_set.group.allreduce(memory, memory, choose(op, average), prescale_factor, postscale_factor, name)
+    return tensor
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[torch.Tensor]:
+    """allreduce() without waiting: synchronize(handle) gives the result. The tensor must not change until then."""
+    tensor = source(tensor)
+    output = empty_like(tensor)
+    return _submit(
+        [tensor], [output], name, choose(op, average), prescale_factor, postscale_factor, process_set, output
+    )
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[torch.Tensor]:
+    """allreduce_() without waiting. The tensor must be left alone until the handle is done."""
+    tensors = [tensor]
+    return _submit(tensors, tensors, name, choose(op, average), prescale_factor, postscale_factor, process_set, tensor)
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """allreduce() of several tensors as one operation, which succeeds or fails as a whole. Returns a list."""
+    op = choose(op, average)
+    compressed, contexts = zip(*map(compression.compress, tensors), strict=True) if tensors else ((), ())
+    if is_grad_enabled() and any(tensor.requires_grad for tensor in compressed):
+        outputs = call(autograd.GroupedAllreduce, name, op, prescale_factor, postscale_factor, process_set, *compressed)
+    else:
+        outputs = grouped_allreduce_async(
+            compressed, None, name, op, prescale_factor, postscale_factor, process_set
+        ).wait()
+    return [compression.decompress(output, ctx) for output, ctx in zip(outputs, contexts, strict=True)]
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """grouped_allreduce() in place: overwrites the tensors and returns them as a list."""
+    return grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set).wait()
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[torch.Tensor]]:
+    """grouped_allreduce() without waiting: synchronize(handle) gives the list."""
+    tensors = [source(tensor) for tensor in tensors]
+    outputs = [empty_like(tensor) for tensor in tensors]
+    return _submit(tensors, outputs, name, choose(op, average), prescale_factor, postscale_factor, process_set, outputs)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[torch.Tensor]]:
+    """grouped_allreduce_() without waiting. The tensors must be left alone until the handle is done."""
+    tensors = list(tensors)
+    return _submit(tensors, tensors, name, choose(op, average), prescale_factor, postscale_factor, process_set, tensors)
+
+
+def choose(op: int | None, average: bool | None) -> int:
+    """The operation that the two ways of saying it amount to. Raises InvalidArgumentError when both are given."""
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
+    warnings.warn(
+        "Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=3
+    )
+    return Average if average else Sum
+
+
+def _submit(
+    sources: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    result: T,
+) -> Handle[T]:
+    srcs = [operand(tensor) for tensor in sources]
+    dsts = srcs if outputs is sources else [operand(tensor) for tensor in outputs]
+    work = process_set.group.allreduce_async(srcs, dsts, op, prescale_factor, postscale_factor, name)
+    return Handle(work, lambda _: result)

@@ -1,0 +1,99 @@
+"""The torch side of the one door for memory: a tensor becomes (address, shape, dtype code), or an error.
+
+Nothing here is compiled against torch. The fourth item of an operand is the tensor itself, so that whoever holds the
+operand keeps the memory alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from ringreduce import memory
+from ringreduce.buffers import CODES
+from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.process_sets import ProcessSet, global_process_set
+
+Operand: TypeAlias = tuple[int, Sequence[int], int, Any]
+
+DTYPES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in CODES.items() if hasattr(torch, name)}
+"""The core's code of each torch dtype that it knows."""
+
+
+def operand(tensor: torch.Tensor) -> Operand:
+    """The tensor's memory in the form that the core takes. It must be contiguous and the CPU's.
+
+    Raises:
+        InvalidArgumentError: not a tensor, not contiguous, or of an unsupported dtype.
+        UnavailableError: not in CPU memory.
+    """
+    try:
+        if tensor.is_contiguous() and tensor.is_cpu:
+            return (tensor.data_ptr(), tensor.shape, DTYPES[tensor.dtype], tensor)
+    except (AttributeError, KeyError, RuntimeError):
+        pass  # the reason is looked for where it costs nothing
+    raise refusal(tensor)
+
+
+def source(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor to read from: itself, detached, or a contiguous copy where it is not contiguous."""
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        raise refusal(tensor)
+    return tensor.detach().contiguous()
+
+
+def refusal(tensor: Any) -> Exception:
+    """Why operand() does not take the tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        return InvalidArgumentError(f"a torch.Tensor is expected, not {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        return InvalidArgumentError(f"Tensor layout {tensor.layout} is not supported; use tensor.to_dense()")
+    if not tensor.is_cpu:
+        return UnavailableError(
+            f"this tensor is in {tensor.device.type} memory, and ringreduce communicates CPU memory here; "
+            "use tensor.cpu()"
+        )
+    if tensor.dtype not in DTYPES:
+        supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        return InvalidArgumentError(f"Tensor type {tensor.type()} is not supported; supported: {supported}")
+    return InvalidArgumentError(
+        f"Tensor is required to be contiguous. A tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} "
+        "cannot be used in place; use the form without the trailing underscore, or tensor.contiguous()"
+    )
+
+
+def symmetric_empty(
+    *shape: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """An uninitialised tensor in registered memory, which all-reduces in one pass with no copy.
+
+    Collective over the set: the same calls in the same order, with the same number of bytes. The memory lives as long
+    as a tensor over it; contiguous slices and views of it are registered too.
+
+    Args:
+        shape: as for torch.empty.
+        dtype: any supported dtype; None is torch.get_default_dtype().
+
+    Raises:
+        MismatchError: another rank asked for another number of bytes.
+
+    >>> x = hvd.symmetric_empty(1024, 1024)
+    """
+    sizes = torch.Size(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)  # type: ignore[arg-type]
+    dtype = dtype or torch.get_default_dtype()
+    if dtype not in DTYPES:
+        raise refusal(torch.empty(0, dtype=dtype))
+    raw = memory.symmetric_empty(sizes.numel() * dtype.itemsize, np.uint8, process_set=process_set)
+    return from_bytes(raw, dtype).view(sizes)
+
+
+def from_bytes(raw: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A flat tensor over an ndarray of bytes, which it keeps alive."""
+    if raw.size == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype)
