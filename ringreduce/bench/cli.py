@@ -1,0 +1,60 @@
+"""`ringreduce bench`: starts the ranks where there are none yet; as a rank, measures; as rank 0, also prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import ringreduce
+from ringreduce import environment
+from ringreduce.bench import report, table
+from ringreduce.bench.measure import measure
+from ringreduce.bench.options import Options, parse
+from ringreduce.errors import Error, InvalidArgumentError
+
+DEFAULT_RANKS = 2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command. Returns 0; 1 when a result was wrong; 2 when the arguments ask for what there is not."""
+    try:
+        options = parse(argv)
+        place = environment.detect()
+        if place.source == "single" and options.ranks != 1:
+            return _start(options, argv)
+        if options.ranks not in (None, place.size):
+            raise InvalidArgumentError(f"-np {options.ranks} inside a job of {place.size} ranks ({place.source})")
+    except Error as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return run(options)
+
+
+def run(options: Options) -> int:
+    """As one rank of the job: measures all sizes. Returns the exit status."""
+    with ringreduce.init():
+        facts = report.meta()
+        prints = ringreduce.rank() == 0
+        if prints:
+            print(table.head(options, facts), flush=True)
+        cores = len({core for bound in facts["binding"] for core in bound})
+        rows = []
+        for nbytes in options.sizes:
+            rows.append(measure(options, nbytes, cores))
+            if prints:
+                print(table.line(options, rows[-1]), flush=True)
+        if prints:
+            print(table.tail(rows), flush=True)
+            if options.json:
+                report.write(options.json, options, facts, rows)
+    return 1 if any(row.wrong for row in rows) else 0
+
+
+def _start(options: Options, argv: Sequence[str]) -> int:
+    """The same command again, on ranks of its own."""
+    from ringreduce.launch import ringrun
+
+    me = [sys.executable, "-m", "ringreduce.bench", *argv]
+    if options.ranks is None:
+        me += ["-np", str(DEFAULT_RANKS)]
+    return ringrun.main(["-np", str(options.ranks or DEFAULT_RANKS), "--bind", options.bind, *me])

@@ -1,0 +1,132 @@
+"""One row of the table: operands, correctness, then time. docs/benchmarks.md is this file in prose.
+
+Up to 4 KiB, calls are timed back to back: a barrier before each would measure how unevenly ranks leave a barrier.
+Above, each call comes after rewriting the input and a barrier: a buffer that no one writes flatters the caches.
+Either way a sample is the slowest rank's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ringreduce
+from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.loops import CoreLoop, Loop, PythonLoop
+from ringreduce.bench.memory import operand
+from ringreduce.bench.oracle import BLOCK, DTYPES, OPS, Oracle
+from ringreduce.buffers import CODES
+
+if TYPE_CHECKING:
+    from ringreduce.bench.options import Options
+
+SMALL_NBYTES = 4096
+BATCHES = 20  # level c, small: p50, p99 and min are over this many means
+REWRITTEN_NBYTES = 2 << 30  # level c and python, large: about so much is rewritten and reduced per row
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured size. Times are microseconds; wrong is None when unchecked."""
+
+    nbytes: int
+    count: int
+    in_place: bool
+    algorithm: str
+    min_us: float
+    p50_us: float
+    p99_us: float
+    algbw_GBps: float
+    busbw_GBps: float
+    wrong: int | None
+
+
+def measure(options: Options, nbytes: int, cores: int) -> Row:
+    """Checks and times one size. Collective; every rank gets the same row.
+
+    Args:
+        cores: how many the ranks share; with fewer cores than ranks there are fewer calls.
+
+    Raises:
+        InvalidArgumentError: too many ranks for an exact check of this dtype and op.
+        UnavailableError: bfloat16 at level python without ml_dtypes.
+    """
+    collective = COLLECTIVES[options.collective]
+    group = ringreduce.global_process_set.group
+    rank, ranks = group.rank, group.size
+    storage = DTYPES[options.dtype][0]
+    itemsize = np.dtype(storage).itemsize
+    count = collective.count(nbytes, itemsize, ranks)
+    part = count // ranks
+    in_place = options.in_place if collective.in_place is None else collective.in_place
+    registered = options.buffers == "registered"
+    src = operand(part if collective.input_parts else count, storage, registered)
+    dst = src if in_place else operand(part if collective.output_parts else count, storage, registered)
+
+    loop: Loop
+    if options.level == "c":
+        loop = CoreLoop(group, collective, src, dst, options.dtype, OPS[options.op])
+    else:
+        loop = PythonLoop(collective, src, dst, options.dtype, OPS[options.op])
+    wrong = None
+    if options.check:
+        oracle = Oracle(options.dtype, options.op, ranks)
+        oracle.fill(src, rank)
+        output = loop.once()
+        mine = 0
+        for start in range(0, dst.size, BLOCK):
+            positions = np.arange(start, min(start + BLOCK, dst.size), dtype=np.int64)
+            mine += oracle.wrong(output, start, collective.expected(oracle, rank, part, positions))
+        wrong = int(ringreduce.allreduce(np.array([mine]), op=ringreduce.Sum)[0])
+        wrong += abs(output.size - dst.size)
+        src.fill(0)  # back to back, in place: sums of zeros stay finite
+
+    total = count * itemsize
+    samples = _samples(loop, options, total, max(1, -(-ranks // cores)))
+    p50 = float(samples[samples.size // 2])
+    algbw = total / p50 * 1e-9
+    return Row(
+        nbytes=total,
+        count=count,
+        in_place=in_place,
+        algorithm=_algorithm(options, total, registered),
+        min_us=float(samples[0]) * 1e6,
+        p50_us=p50 * 1e6,
+        p99_us=float(samples[(samples.size - 1) * 99 // 100]) * 1e6,
+        algbw_GBps=algbw,
+        busbw_GBps=algbw * collective.bus(ranks),
+        wrong=wrong,
+    )
+
+
+def default_iters(nbytes: int, level: str, ranks_per_core: int) -> int:
+    """Calls to time: enough for a steady figure, few enough for about a second a row."""
+    if nbytes > SMALL_NBYTES:
+        return max(10, min(1000, REWRITTEN_NBYTES // (nbytes * ranks_per_core)))
+    calls = 100_000 if level == "c" else 10_000
+    return calls if ranks_per_core == 1 else calls // 20
+
+
+def _samples(loop: Loop, options: Options, nbytes: int, ranks_per_core: int) -> NDArray[np.float64]:
+    """Seconds per call, ascending; each the slowest rank's."""
+    rewrite = nbytes > SMALL_NBYTES
+    iters = options.iters or default_iters(nbytes, options.level, ranks_per_core)
+    warmup = options.warmup or max(3, iters // 20)
+    loop.seconds(warmup, rewrite)
+    if options.level == "c" and not rewrite:
+        batch = max(1, iters // BATCHES)
+        mine = [loop.seconds(batch, False)[0] for _ in range(BATCHES)]
+    else:
+        mine = loop.seconds(iters, rewrite)
+    slowest: NDArray[np.float64] = ringreduce.allreduce(np.array(mine), op=ringreduce.Max)
+    return np.sort(slowest)
+
+
+def _algorithm(options: Options, nbytes: int, registered: bool) -> str:
+    if options.collective == "barrier":
+        return "barrier"
+    group = ringreduce.global_process_set.group
+    return group.algorithm(options.collective, nbytes, CODES[options.dtype], registered)

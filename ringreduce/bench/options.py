@@ -1,0 +1,123 @@
+"""The arguments of `ringreduce bench`: parsing and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.oracle import DTYPES, OPS
+from ringreduce.errors import InvalidArgumentError, UnavailableError
+
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+DEFAULT_SIZES = "8,512,4K,64K,1M,16M,128M"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure. iters and warmup are None where each size chooses its own."""
+
+    collective: str
+    ranks: int | None
+    sizes: tuple[int, ...]
+    dtype: str
+    op: str
+    buffers: str
+    level: str
+    in_place: bool
+    iters: int | None
+    warmup: int | None
+    bind: str
+    check: bool
+    json: str | None
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Options from the command line. Exits with status 2 and a usage line on a bad one.
+
+    Raises:
+        InvalidArgumentError: a size that is no number of bytes.
+        UnavailableError: an option of a later version.
+    """
+    args = _parser().parse_args(argv)
+    if args.vs or args.plot:
+        wanted = "--vs" if args.vs else "--plot"
+        raise UnavailableError(
+            f"ringreduce bench {wanted}: this version measures ringreduce alone and draws nothing. "
+            "benchmarks/compare_mpi.py in the source tree compares all-reduce with the MPIs it finds."
+        )
+    sizes = (
+        _range(args.begin, args.end, args.factor) if args.begin else [nbytes(text) for text in args.sizes.split(",")]
+    )
+    return Options(
+        collective=args.collective,
+        ranks=args.ranks,
+        sizes=tuple(sizes) if args.collective != "barrier" else (0,),
+        dtype=args.dtype,
+        op=args.op,
+        buffers=args.buffers,
+        level=args.level,
+        in_place=args.in_place,
+        iters=args.iters,
+        warmup=args.warmup,
+        bind=args.bind,
+        check=args.check,
+        json=args.json,
+    )
+
+
+def nbytes(text: str) -> int:
+    """Bytes in "8", "4K", "1M" or "2G" (powers of 1024, as in nccl-tests). Raises InvalidArgumentError."""
+    digits = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = UNITS.get(digits[-1:], 1)
+    number = digits if unit == 1 else digits[:-1]
+    if not number.isdecimal():
+        raise InvalidArgumentError(f"ringreduce bench: a size is a number of bytes such as 8, 4K or 1M, not {text!r}")
+    return int(number) * unit
+
+
+def _range(begin: str, end: str | None, factor: int) -> list[int]:
+    size, last = nbytes(begin), nbytes(end or begin)
+    if not 0 < size <= last or factor < 2:
+        raise InvalidArgumentError(f"ringreduce bench: -b {begin} -e {end} -f {factor} is an empty range of sizes")
+    sizes = []
+    while size <= last:
+        sizes.append(size)
+        size *= factor
+    return sizes
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ringreduce bench",
+        description="Times a collective and checks its result. One row per size; exit status 1 when a result is wrong.",
+    )
+    flag = argparse.BooleanOptionalAction
+    add = parser.add_argument
+    add("collective", choices=list(COLLECTIVES))
+    add("-np", dest="ranks", type=int, metavar="N", help="ranks to start (default 2, or those already started)")
+    add("--sizes", default=DEFAULT_SIZES, metavar="LIST", help="bytes per rank, such as 8,4K,1M (default %(default)s)")
+    add("-b", dest="begin", metavar="SIZE", help="with -e and -f: sizes from SIZE up, instead of --sizes")
+    add("-e", dest="end", metavar="SIZE", help="the largest size")
+    add("-f", dest="factor", type=int, default=2, metavar="N", help="each size is N times the one before (default 2)")
+    add("--dtype", default="float32", choices=list(DTYPES))
+    add("--op", default="sum", choices=list(OPS))
+    add("--buffers", default="private", choices=["private", "registered"], help="memory of the operands")
+    add("--level", default="c", choices=["c", "python"], help="loop inside the core, or over the Python functions")
+    add("--in-place", action=flag, default=True, help="allreduce: the result replaces the input (default)")
+    add("--iters", type=_positive, metavar="N", help="calls to time (default: by size)")
+    add("--warmup", type=_positive, metavar="N", help="calls before (default: by size)")
+    add("--bind", default="core", choices=["core", "none"], help="bind each rank to its share of the cores")
+    add("--check", action=flag, default=True, help="compare every element of every rank with the exact result")
+    add("--json", metavar="FILE", help="also write the results here")
+    add("--vs", help=argparse.SUPPRESS)
+    add("--plot", help=argparse.SUPPRESS)
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value

@@ -1,0 +1,55 @@
+"""The JSON file of `ringreduce bench`: {"meta": {...}, "results": [...]}, one result per size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ringreduce
+from ringreduce import config
+from ringreduce.agreement import exchange
+from ringreduce.bench import machine
+from ringreduce.bench.collectives import COLLECTIVES
+
+if TYPE_CHECKING:
+    from ringreduce.bench.measure import Row
+    from ringreduce.bench.options import Options
+
+
+def meta() -> dict[str, Any]:
+    """Facts about machine, versions, knobs and binding. Collective."""
+    group = ringreduce.global_process_set.group
+    knobs = {knob.name: knob.value for knob in config.describe() if knob.origin != "default"}
+    binding = exchange(group, "bench.binding", machine.allowed_cores())
+    return {**machine.facts(), "knobs": knobs, "ranks": group.size, "binding": binding}
+
+
+def result(options: Options, row: Row, ranks: int) -> dict[str, Any]:
+    """One entry of "results"."""
+    return {
+        "library": "ringreduce",
+        "version": ringreduce.__version__,
+        "level": options.level,
+        "collective": options.collective,
+        "ranks": ranks,
+        "nbytes": row.nbytes,
+        "count": row.count,
+        "dtype": options.dtype,
+        "op": options.op if COLLECTIVES[options.collective].reduces else None,
+        "in_place": row.in_place,
+        "buffers": options.buffers,
+        "algorithm": row.algorithm,
+        "time_us": {"min": row.min_us, "p50": row.p50_us, "p99": row.p99_us},
+        "algbw_GBps": row.algbw_GBps,
+        "busbw_GBps": row.busbw_GBps,
+        "wrong": row.wrong,
+        "fraction_of_limit": None,  # the memory limit is not measured yet
+    }
+
+
+def write(path: str, options: Options, facts: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Writes the file."""
+    document = {"meta": facts, "results": [result(options, row, facts["ranks"]) for row in rows]}
+    Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

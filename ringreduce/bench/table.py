@@ -1,0 +1,57 @@
+"""The table on the terminal: the columns of nccl-tests, so that people who paste such tables can read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ringreduce.bench.collectives import COLLECTIVES
+
+if TYPE_CHECKING:
+    from ringreduce.bench.measure import Row
+    from ringreduce.bench.options import Options
+
+HEADINGS = (
+    "#       size         count      type   redop                 time (us)            algbw    busbw  #wrong",
+    "#        (B)    (elements)                          p50        p99        min   (GB/s)   (GB/s)",
+)
+
+
+def head(options: Options, meta: dict[str, Any]) -> str:
+    """The comment lines above the rows."""
+    collective = COLLECTIVES[options.collective]
+    binding = " | ".join(",".join(map(str, cores)) for cores in meta["binding"])
+    what = [f"{options.buffers} memory", f"level {options.level}"]
+    if collective.in_place is None:
+        what.append("in place" if options.in_place else "out of place")
+    lines = [
+        f"# ringreduce {meta['ringreduce']}: {options.collective}, {meta['ranks']} ranks, {', '.join(what)}",
+        f"# {meta['cpu']}, {meta['cores_online']} cores, ranks on {binding}; Linux {meta['kernel']}; {meta['isa']}",
+        "#",
+        *HEADINGS,
+    ]
+    return "\n".join(lines)
+
+
+def line(options: Options, row: Row) -> str:
+    """One row."""
+    op = options.op if COLLECTIVES[options.collective].reduces else "none"
+    times = "".join(f" {_time(value):>10}" for value in (row.p50_us, row.p99_us, row.min_us))
+    wrong = "N/A" if row.wrong is None else row.wrong
+    return (
+        f"{row.nbytes:>12}  {row.count:>12} {options.dtype:>9} {op:>7}{times}"
+        f" {row.algbw_GBps:>8.2f} {row.busbw_GBps:>8.2f} {wrong:>7}"
+    )
+
+
+def tail(rows: Sequence[Row]) -> str:
+    """The comment lines below the rows."""
+    checked = [row.wrong for row in rows if row.wrong is not None]
+    wrong = sum(checked)
+    verdict = "not checked" if not checked else f"{wrong} OK" if wrong == 0 else f"{wrong} FAILED"
+    busbw = sum(row.busbw_GBps for row in rows) / len(rows)
+    return f"# Out of bounds values : {verdict}\n# Avg bus bandwidth    : {busbw:.4g}"
+
+
+def _time(microseconds: float) -> str:
+    return f"{microseconds:.2f}" if microseconds < 1000 else f"{microseconds:.1f}"

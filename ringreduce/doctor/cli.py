@@ -1,0 +1,76 @@
+"""The command: gathers the findings, tests, prints, and turns problems into the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import chain
+
+from ringreduce import environment
+from ringreduce.doctor import selftest, software, surroundings
+from ringreduce.doctor.finding import Finding, lines, verdict
+from ringreduce.errors import Error
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command. Returns 0, or 1 when there is a problem; under a launcher, on every rank."""
+    parser = argparse.ArgumentParser(
+        prog="ringreduce doctor",
+        description="Reports what ringreduce finds here and lets two ranks add. Exit status 1 when something is wrong.",
+    )
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument("--self-test", action="store_true", help=argparse.SUPPRESS)  # one rank of the self-test
+    args = parser.parse_args(argv)
+    if args.self_test:
+        return selftest.as_rank()
+
+    findings = list(
+        chain(
+            software.package(),
+            software.mpi(),
+            software.cuda(),
+            software.frameworks(),
+            surroundings.hardware(),
+            surroundings.knobs(),
+            surroundings.launcher(),
+        )
+    )
+    lead = _leads()
+    findings += _tested(any(finding.status == "problem" for finding in findings))
+    healthy = all(finding.status != "problem" for finding in findings)
+    if lead and args.json:
+        print(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=1))
+    elif lead:
+        print("\n".join([*lines(findings), "", verdict(findings)]))
+    return 0 if healthy else 1
+
+
+def _leads() -> bool:
+    """True on the rank that reports, and on all where that cannot be told."""
+    try:
+        return environment.detect().rank == 0
+    except Error:
+        return True
+
+
+def _tested(misplaced: bool) -> Iterator[Finding]:
+    """The self-test, on the launcher's ranks where there are any."""
+    if misplaced:
+        yield Finding("self-test", "allreduce", "not run, see above")
+        return
+    launched = environment.detect().source != "single"
+    try:
+        result = selftest.on_this_job() if launched else selftest.on_own_ranks()
+    except (Error, selftest.Failed) as error:
+        yield Finding("self-test", "allreduce", f"{type(error).__name__}: {error}", "problem")
+        return
+    if launched:
+        told = sorted(set(result["sizes"]))
+        fits = told == [result["ranks"]]
+        said = f"{result['ranks']} ranks; the launcher says {' and '.join(map(str, told))}"
+        hint = "" if fits else "launcher and group disagree: start the job with one launcher, and only once"
+        yield Finding("self-test", "group", said, "ok" if fits else "problem", hint)
+    right = f"{result['ranks']} ranks, {result['results']} elements, {result['wrong']} wrong, {result['seconds']:.2f} s"
+    yield Finding("self-test", "allreduce", right, "problem" if result["wrong"] else "ok")

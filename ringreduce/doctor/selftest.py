@@ -1,0 +1,91 @@
+"""The self-test: all ranks reduce arrays of several sizes and dtypes and compare every element with the exact sum.
+
+Inside a launched job it runs on the job's own ranks; otherwise on two ranks that ringrun starts for it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import ringreduce
+from ringreduce import environment
+from ringreduce.agreement import exchange
+from ringreduce.bench.oracle import DTYPES, Oracle
+from ringreduce.errors import Error
+
+RANKS = 2
+TIMEOUT_S = 20.0
+COUNTS = (2, 1000, 300_001)
+DTYPES_TESTED = ("float32", "float16", "int32")
+
+
+class Failed(Exception):
+    """The self-test did not finish; the text says why."""
+
+
+def on_this_job() -> dict[str, Any]:
+    """Runs as one rank of the job this process belongs to. Collective; all ranks return the same.
+
+    Returns:
+        {"ranks", "sizes": what every rank was told by its launcher, "results", "wrong": elements, "seconds"}.
+    """
+    start = time.monotonic()
+    with ringreduce.init() as world:
+        group = ringreduce.global_process_set.group
+        wrong = 0
+        results = 0
+        for dtype in DTYPES_TESTED:
+            for count in COUNTS:
+                for registered in (False, True):
+                    wrong += _wrong(world.rank, world.size, dtype, count, registered)
+                    results += count
+        everyone = exchange(group, "doctor", [world.size, wrong])
+    return {
+        "ranks": world.size,
+        "sizes": [size for size, _ in everyone],
+        "results": results,
+        "wrong": sum(count for _, count in everyone),
+        "seconds": time.monotonic() - start,
+    }
+
+
+def on_own_ranks() -> dict[str, Any]:
+    """Starts two ranks, runs on them, returns rank 0's result. Raises Failed."""
+    ranks = [sys.executable, "-m", "ringreduce.launch", "-np", str(RANKS)]
+    command = [*ranks, sys.executable, "-m", "ringreduce.doctor", "--self-test"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"two ranks did not finish within {TIMEOUT_S:g} s") from None
+    if done.returncode != 0:
+        said = done.stderr.strip() or done.stdout.strip()
+        raise Failed(f"exit status {done.returncode}: {said.splitlines()[-1] if said else 'no output'}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def as_rank() -> int:
+    """The body of each rank that on_own_ranks() starts."""
+    try:
+        result = on_this_job()
+    except Error as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    if environment.detect().rank == 0:
+        print(json.dumps(result))
+    return 0
+
+
+def _wrong(rank: int, ranks: int, dtype: str, count: int, registered: bool) -> int:
+    oracle = Oracle(dtype, "sum", ranks)
+    storage = DTYPES[dtype][0]
+    array = ringreduce.symmetric_empty(count, storage) if registered else np.empty(count, storage)
+    oracle.fill(array, rank)
+    total = ringreduce.allreduce_(array, op=ringreduce.Sum)
+    return oracle.wrong(total, 0, oracle.reduced(np.arange(count)))

@@ -1,0 +1,108 @@
+"""What is installed: this package's parts, MPI, CUDA, frameworks. Nothing of it is imported or initialised."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib import metadata
+
+import ringreduce
+from ringreduce import _core
+from ringreduce.bench import machine
+from ringreduce.doctor.finding import Finding
+
+FRAMEWORKS = {
+    "numpy": ("numpy",),
+    "torch": ("torch",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "keras": ("keras",),
+    "jax": ("jax",),
+    "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+}
+"""Framework: the distributions that bring it, any one of them."""
+
+VERSION_TIMEOUT_S = 5.0
+ROOT_PERMITS = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+
+
+def package() -> Iterator[Finding]:
+    """ringreduce itself."""
+    yield Finding("ringreduce", "version", ringreduce.__version__)
+    yield Finding("ringreduce", "python", platform.python_version())
+    yield Finding("ringreduce", "cpu kernels", f"{machine.isa()} (this machine has {', '.join(_core.isas())})")
+    yield Finding("transports", "shm", "yes")
+    yield Finding("transports", "tcp", "not in this version: all ranks are on one host")
+    yield Finding("transports", "mpi", "not in this version: mpirun can start the ranks all the same")
+
+
+def mpi() -> Iterator[Finding]:
+    """Launchers on PATH and mpi4py."""
+    for command in ("mpirun", "mpiexec"):
+        path = shutil.which(command)
+        if path is None:
+            yield Finding("MPI", command, "not found")
+            continue
+        version = mpi_version(path)
+        needs = [
+            name for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") if name not in os.environ
+        ]
+        if "Open MPI" in version and os.geteuid() == 0 and needs:
+            hint = "it refuses to run as root unless " + " and ".join(f"{name}=1" for name in needs)
+            yield Finding("MPI", command, f"{version} ({path})", "note", hint)
+        else:
+            yield Finding("MPI", command, f"{version} ({path})")
+    installed = installed_version("mpi4py")
+    soname = "libmpi.so.12"
+    if installed and ctypes.util.find_library("mpich") == "libmpich.so.12" and ctypes.util.find_library("mpi") is None:
+        hint = f"mpi4py looks for {soname}: put a link {soname} -> libmpich.so.12 on LD_LIBRARY_PATH"
+        yield Finding("MPI", "mpi4py", f"{installed}, but MPICH here is libmpich.so.12", "note", hint)
+    else:
+        yield Finding("MPI", "mpi4py", installed or "not installed")
+
+
+def cuda() -> Iterator[Finding]:
+    """Whether this build and this machine have CUDA."""
+    driver = machine.read("/proc/driver/nvidia/version").partition("\n")[0]
+    built = _core.cuda_built()
+    yield Finding("CUDA", "built in", "yes" if built else "no")
+    if driver and not built:
+        yield Finding("CUDA", "driver", driver, "note", "GPU tensors need a build of ringreduce with CUDA")
+    else:
+        yield Finding("CUDA", "driver", driver or shutil.which("nvidia-smi") or "not found")
+
+
+def frameworks() -> Iterator[Finding]:
+    """Versions of the frameworks, from their metadata."""
+    for name, distributions in FRAMEWORKS.items():
+        found = next((version for version in map(installed_version, distributions) if version), None)
+        yield Finding("frameworks", name, found or "not installed")
+
+
+def installed_version(distribution: str) -> str | None:
+    """A distribution's version, or None when it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def mpi_version(launcher: str) -> str:
+    """The name and version of the MPI that a launcher belongs to, such as "Open MPI 4.1.4" or "MPICH 4.0.2"."""
+    try:
+        done = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"of unknown version ({error})"
+    text = done.stdout
+    number = re.search(r"\d+\.\d+(\.\d+)?\w*", text)
+    if "HYDRA" in text or "MPICH" in text:
+        name = "MPICH"
+    elif "Open MPI" in text or "OpenRTE" in text or "open-mpi" in text:
+        name = "Open MPI"
+    else:
+        return text.partition("\n")[0] or "of unknown version"
+    return f"{name} {number[0]}" if number else name

@@ -1,0 +1,85 @@
+"""What surrounds the process: the machine's settings, the launcher, the variables that are set."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+
+from ringreduce import config, environment
+from ringreduce.bench import machine
+from ringreduce.doctor.finding import Finding
+from ringreduce.errors import Error
+
+FEW_FILES = 1024
+
+
+def hardware() -> Iterator[Finding]:
+    """Cores, huge pages, limits."""
+    allowed, online = machine.allowed_cores(), os.cpu_count() or 1
+    yield Finding("machine", "cpu", machine.cpu())
+    yield Finding("machine", "cores", f"{len(allowed)} allowed of {online} online")
+    quota, _, period = machine.read("/sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdecimal() and period.isdecimal():
+        cores = int(quota) / int(period)
+        few = cores < len(allowed)
+        hint = "ranks that wait for one another are paused by the quota: start no more ranks than it has cores"
+        yield Finding("machine", "cpu quota", f"{cores:g} cores", "note" if few else "ok", hint if few else "")
+    pages = machine.huge_pages()
+    never = pages["shmem_enabled"] in ("never", "deny")
+    yield Finding(
+        "machine",
+        "huge pages",
+        f"{pages['enabled']}; for shared memory: {pages['shmem_enabled']}",
+        "note" if never else "ok",
+        "faster: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled" if never else "",
+    )
+    yield Finding("machine", "/dev/shm", "not needed: shared memory is anonymous files")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = soft != resource.RLIM_INFINITY and soft < FEW_FILES
+    yield Finding(
+        "machine",
+        "open files",
+        f"{_limit(soft)} (at most {_limit(hard)})",
+        "note" if low else "ok",
+        "every rank holds a descriptor for every other: ulimit -n 4096" if low else "",
+    )
+
+
+def launcher() -> Iterator[Finding]:
+    """Who started this process, by the variables that are set."""
+    try:
+        place = environment.detect()
+    except Error as error:
+        yield Finding("launcher", "detected", str(error), "problem", "start it with ringrun, mpirun, torchrun or srun")
+        return
+    if place.source == "single":
+        yield Finding("launcher", "detected", "none: a process of its own")
+    else:
+        yield Finding("launcher", "detected", f"{place.source}: rank {place.rank} of {place.size}")
+
+
+def knobs() -> Iterator[Finding]:
+    """RINGREDUCE_* and HOROVOD_* variables that are set, and what becomes of them."""
+    explained = set()
+    for knob in config.describe():
+        if knob.origin != "default":
+            explained.add(knob.origin)
+            yield Finding("knobs", knob.origin, f"{knob.value} ({knob.meaning})")
+    for name, nearest in config.unknown(os.environ).items():
+        if name not in explained:
+            explained.add(name)
+            hint = f"did you mean {nearest}?" if nearest else ""
+            yield Finding("knobs", name, "unknown to this version", "note", hint)
+    for name in sorted(os.environ.keys() & config.IGNORED.keys()):
+        explained.add(name)
+        yield Finding("knobs", name, "no effect here", "note", config.IGNORED[name])
+    others = sorted(name for name in os.environ if name.startswith("HOROVOD_") and name not in explained)
+    if others:
+        yield Finding("knobs", "also set", ", ".join(others))
+    elif not explained:
+        yield Finding("knobs", "set", "none")
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)

@@ -1,0 +1,199 @@
+"""`ringreduce bench`: the JSON has the promised schema, wrong results are counted and end with status 1."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ringreduce
+from ringreduce.bench import loops, table
+from ringreduce.bench.cli import main
+from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.measure import Row
+from ringreduce.bench.options import nbytes, parse
+from ringreduce.bench.oracle import DTYPES, Oracle
+from ringreduce.errors import InvalidArgumentError, UnavailableError
+
+RunRanks = Callable[..., list[Any]]
+
+SCHEMA = {
+    "library": str,
+    "version": str,
+    "level": str,
+    "collective": str,
+    "ranks": int,
+    "nbytes": int,
+    "count": int,
+    "dtype": str,
+    "op": (str, type(None)),
+    "in_place": bool,
+    "buffers": str,
+    "algorithm": str,
+    "time_us": dict,
+    "algbw_GBps": float,
+    "busbw_GBps": float,
+    "wrong": (int, type(None)),
+    "fraction_of_limit": type(None),
+}
+QUICK = ["--iters", "20", "--warmup", "2"]
+
+
+def bench(*argv: str) -> int:
+    """One rank's part of the command."""
+    return main([*argv, *QUICK])
+
+
+def results(run_ranks: RunRanks, file: Path, size: int, *argv: str) -> list[dict[str, Any]]:
+    assert run_ranks(bench, size, args=(*argv, "--json", str(file))) == [0] * size
+    document = json.loads(file.read_text())
+    assert document["meta"]["ranks"] == size
+    assert len(document["meta"]["binding"]) == size
+    rows: list[dict[str, Any]] = document["results"]
+    for row in rows:
+        assert row.keys() == SCHEMA.keys()
+        assert all(isinstance(row[key], kind) for key, kind in SCHEMA.items())
+        assert 0 < row["time_us"]["min"] <= row["time_us"]["p50"] <= row["time_us"]["p99"]
+    return rows
+
+
+@pytest.mark.parametrize("buffers", ["private", "registered"])
+@pytest.mark.parametrize("level", ["c", "python"])
+def test_allreduce_gives_the_schema_and_no_wrong_element(
+    run_ranks: RunRanks, tmp_path: Path, level: str, buffers: str
+) -> None:
+    argv = ("allreduce", "--sizes", "8,4K,256K", "--level", level, "--buffers", buffers)
+    rows = results(run_ranks, tmp_path / "rows.json", 2, *argv)
+    assert [row["nbytes"] for row in rows] == [8, 4096, 262144]
+    for row in rows:
+        assert row["wrong"] == 0
+        assert (row["level"], row["buffers"], row["op"], row["in_place"]) == (level, buffers, "sum", True)
+        assert row["algbw_GBps"] == pytest.approx(row["nbytes"] / row["time_us"]["p50"] * 1e-3)
+        assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"])  # 2(N-1)/N is 1 for two ranks
+
+
+@pytest.mark.parametrize("level", ["c", "python"])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_collective_is_right_on_three_ranks(
+    run_ranks: RunRanks, tmp_path: Path, collective: str, level: str
+) -> None:
+    rows = results(run_ranks, tmp_path / "rows.json", 3, collective, "--sizes", "8,100K", "--level", level)
+    assert [row["wrong"] for row in rows] == [0] * len(rows)
+    assert len(rows) == (1 if collective == "barrier" else 2)
+    factor = {"allreduce": 4 / 3, "broadcast": 1, "barrier": 0}.get(collective, 2 / 3)
+    assert rows[-1]["busbw_GBps"] == pytest.approx(factor * rows[-1]["algbw_GBps"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_and_op(run_ranks: RunRanks, tmp_path: Path, dtype: str) -> None:
+    for op in ("sum", "average", "min", "max", "product"):
+        rows = results(run_ranks, tmp_path / "rows.json", 2, "allreduce", "--sizes", "2K", "--dtype", dtype, "--op", op)
+        assert rows[0]["wrong"] == 0, (dtype, op)
+
+
+def test_the_command_starts_its_own_ranks(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    argv = ["allreduce", "-np", "2", "-b", "1K", "-e", "64K", "-f", "8", *QUICK, "--json", str(file)]
+    done = subprocess.run(
+        [sys.executable, "-m", "ringreduce.bench", *argv], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [row["nbytes"] for row in json.loads(file.read_text())["results"]] == [1024, 8192, 65536]
+    heading = next(line for line in done.stdout.splitlines() if "algbw" in line)
+    assert heading.split()[-3:] == ["algbw", "busbw", "#wrong"]
+    rows = [line.split() for line in done.stdout.splitlines() if line and not line.startswith("#")]
+    assert [(row[0], row[2], row[3], row[-1]) for row in rows] == [
+        (size, "float32", "sum", "0") for size in ("1024", "8192", "65536")
+    ]
+
+
+def bench_with_a_lie(*argv: str) -> int:
+    """As bench(), with one element of rank 1's result changed."""
+    honest = loops.CoreLoop.once
+
+    def once(self: loops.CoreLoop) -> loops.Array:
+        output = honest(self)
+        if ringreduce.rank() == 1:
+            output[-1] += 1
+        return output
+
+    loops.CoreLoop.once = once  # type: ignore[method-assign]
+    return bench(*argv)
+
+
+def test_a_wrong_result_is_counted_and_ends_with_status_1(run_ranks: RunRanks, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    assert run_ranks(bench_with_a_lie, 2, args=("allreduce", "--sizes", "64,8K", "--json", str(file))) == [1, 1]
+    assert [row["wrong"] for row in json.loads(file.read_text())["results"]] == [1, 1]
+    assert run_ranks(bench_with_a_lie, 2, args=("allreduce", "--sizes", "64", "--no-check")) == [0, 0]
+
+
+def bench_without_moving_anything(*argv: str) -> int:
+    """As bench(), with a collective that does nothing."""
+    loops.CoreLoop.once = lambda self: self.dst  # type: ignore[method-assign]
+    return bench(*argv)
+
+
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "barrier"])
+def test_a_collective_that_does_nothing_is_wrong(run_ranks: RunRanks, collective: str) -> None:
+    assert run_ranks(bench_without_moving_anything, 2, args=(collective, "--sizes", "4K")) == [1, 1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inputs_differ_by_rank_and_position_and_survive_the_dtype(dtype: str) -> None:
+    oracle = Oracle(dtype, "sum", 4)
+    arrays = []
+    for rank in range(4):
+        array = np.zeros(10_000, DTYPES[dtype][0])
+        oracle.fill(array, rank)
+        want = oracle.inputs(rank, np.arange(array.size))
+        assert oracle.wrong(array, 0, want.astype(np.float64)) == 0
+        arrays.append(array)
+    assert all(not np.array_equal(arrays[0], other) for other in arrays[1:])
+    assert len(np.unique(arrays[0])) > 1
+    assert oracle.wrong(arrays[0][::-1], 0, oracle.decode(arrays[0])) > 0
+
+
+def test_a_sum_that_would_round_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="100 ranks are too many for an exact sum of int8"):
+        Oracle("int8", "sum", 100)
+
+
+def test_sizes_are_read_as_nccl_tests_reads_them() -> None:
+    assert [nbytes(text) for text in ("8", "4K", "1M", "2g", "16MiB")] == [8, 4096, 1 << 20, 2 << 30, 16 << 20]
+    assert parse(["allreduce", "-b", "8", "-e", "128M", "-f", "4"]).sizes == tuple(8 << 2 * i for i in range(13))
+    for bad in ("", "x", "4Q", "-8", "1.5M"):
+        with pytest.raises(InvalidArgumentError, match="a size is a number of bytes"):
+            nbytes(bad)
+
+
+@pytest.mark.parametrize("later", [["--vs", "gloo"], ["--plot", "x.png"]])
+def test_what_this_version_cannot_do_says_so(later: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UnavailableError, match=later[0]):
+        parse(["allreduce", *later])
+    assert main(["allreduce", *later]) == 2
+    assert "compare_mpi.py" in capsys.readouterr().err
+
+
+def test_rows_are_aligned_with_the_heading() -> None:
+    options = parse(["reducescatter"])
+    row = Row(1 << 27, 1 << 25, False, "ring", 9000.25, 10000.5, 12345.75, 13.42, 13.42, 0)
+    line = table.line(options, row)
+    assert len(line) == len(table.HEADINGS[0]) == len(table.HEADINGS[1])
+    assert line.split() == [
+        "134217728",
+        "33554432",
+        "float32",
+        "sum",
+        "10000.5",
+        "12345.8",
+        "9000.2",
+        "13.42",
+        "13.42",
+        "0",
+    ]
+    assert table.tail([row]).startswith("# Out of bounds values : 0 OK")

@@ -1,0 +1,155 @@
+"""`ringreduce doctor`: it reports, it tests two ranks, and its exit status is worth something."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringreduce import doctor
+from ringreduce.doctor import selftest, software, surroundings
+from ringreduce.doctor.finding import Finding, lines, verdict
+
+RunRanks = Callable[..., list[Any]]
+
+TOPICS = ["ringreduce", "transports", "MPI", "CUDA", "frameworks", "machine", "knobs", "launcher", "self-test"]
+
+
+def run_doctor(*argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ringreduce.doctor", *argv],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_report_is_complete_and_two_ranks_add_up() -> None:
+    done = run_doctor("--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"] is True
+    assert list(dict.fromkeys(finding["topic"] for finding in report["findings"])) == TOPICS
+    tested = report["findings"][-1]
+    assert (tested["topic"], tested["name"], tested["status"]) == ("self-test", "allreduce", "ok")
+    assert tested["value"].startswith("2 ranks, ")
+    assert ", 0 wrong, " in tested["value"]
+
+
+def test_the_text_is_aligned_and_ends_with_a_verdict() -> None:
+    done = run_doctor()
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = done.stdout.splitlines()
+    assert text[0].split()[:2] == ["ringreduce", "version"]
+    assert text[-1].startswith("no problems, ")
+
+
+def test_a_bad_knob_is_a_problem() -> None:
+    done = run_doctor("--json", RINGREDUCE_SPIN_US="soon")
+    assert done.returncode == 1
+    problems = [finding for finding in json.loads(done.stdout)["findings"] if finding["status"] == "problem"]
+    assert [finding["topic"] for finding in problems] == ["self-test"]
+    assert "RINGREDUCE_SPIN_US" in problems[0]["value"]
+
+
+def test_an_unknown_knob_is_a_note_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGREDUCE_SPINUS", "50")
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
+    found = {finding.name: finding for finding in surroundings.knobs()}
+    assert found["RINGREDUCE_SPINUS"].status == "note"
+    assert "RINGREDUCE_SPIN_US" in found["RINGREDUCE_SPINUS"].hint
+    assert found["HOROVOD_CYCLE_TIME"].value == "no effect here"
+
+
+def test_half_a_launcher_is_a_problem_and_skips_the_self_test() -> None:
+    done = run_doctor("--json", OMPI_COMM_WORLD_RANK="0")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)["findings"]
+    assert [(finding["topic"], finding["status"]) for finding in found[-2:]] == [
+        ("launcher", "problem"),
+        ("self-test", "ok"),
+    ]
+    assert "OMPI_COMM_WORLD_SIZE" in found[-2]["value"]
+    assert found[-1]["value"].startswith("not run")
+
+
+def doctor_as_rank() -> int:
+    return doctor.main(["--json"])
+
+
+def test_under_a_launcher_the_job_itself_is_tested(run_ranks: RunRanks) -> None:
+    assert run_ranks(doctor_as_rank, 3) == [0, 0, 0]
+
+
+def self_test() -> dict[str, Any]:
+    return selftest.on_this_job()
+
+
+def self_test_of_a_core_that_does_nothing() -> dict[str, Any]:
+    import ringreduce
+
+    ringreduce.allreduce_ = lambda tensor, **_: tensor
+    return selftest.on_this_job()
+
+
+def test_the_self_test_can_fail(run_ranks: RunRanks) -> None:
+    assert [result["wrong"] for result in run_ranks(self_test, 2)] == [0, 0]
+    for result in run_ranks(self_test_of_a_core_that_does_nothing, 2):
+        assert result["wrong"] > 0.9 * result["results"]
+
+
+def test_wrong_elements_are_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {"ranks": 2, "sizes": [2, 2], "results": 10, "wrong": 1, "seconds": 0.1}
+    monkeypatch.setattr(selftest, "on_own_ranks", lambda: wrong)
+    assert doctor.main([]) == 1
+    assert "problem: 2 ranks, 10 elements, 1 wrong" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("mpirun.openmpi (OpenRTE) 4.1.4\n", "Open MPI 4.1.4"),
+        ("mpirun (Open MPI) 5.0.11\n", "Open MPI 5.0.11"),
+        ("HYDRA build details:\n    Version:      4.0.2\n    Release Date: 2022\n", "MPICH 4.0.2"),
+        ("something else 1.0\n", "something else 1.0"),
+        ("", "of unknown version"),
+    ],
+)
+def test_mpi_versions_are_recognised(tmp_path: Path, said: str, version: str) -> None:
+    launcher = tmp_path / "mpirun"
+    launcher.write_text(f"#!/bin/sh\ncat <<'END'\n{said}END\n")
+    launcher.chmod(launcher.stat().st_mode | stat.S_IXUSR)
+    assert software.mpi_version(str(launcher)) == version
+
+
+def test_mpi_and_frameworks_are_found_without_importing_them() -> None:
+    code = (
+        "import sys; from ringreduce.doctor import software; list(software.mpi()); list(software.frameworks());"
+        "print(*({'torch', 'tensorflow', 'jax', 'cupy', 'mpi4py'} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert said.split() == []
+
+
+def test_lines_are_columns_with_hints_below() -> None:
+    found = [
+        Finding("machine", "cores", "2"),
+        Finding("machine", "open files", "64", "note", "ulimit -n 4096"),
+        Finding("CUDA", "driver", "not found"),
+    ]
+    assert list(lines(found)) == [
+        "machine  cores       2",
+        "         open files  note: 64",
+        "                     -> ulimit -n 4096",
+        "",
+        "CUDA     driver      not found",
+    ]
+    assert verdict(found) == "no problems, 1 note"
+    assert verdict([*found, Finding("a", "b", "c", "problem")]) == "1 problem, 1 note"
