@@ -183,7 +183,7 @@ def test_rows_are_aligned_with_the_heading() -> None:
     options = parse(["reducescatter"])
     row = Row(1 << 27, 1 << 25, False, "ring", 9000.25, 10000.5, 12345.75, 13.42, 13.42, 0)
     line = table.line(options, row)
-    assert len(line) == len(table.HEADINGS[0]) == len(table.HEADINGS[1])
+    assert len(line) == len(table.HEADINGS[0])
     assert line.split() == [
         "134217728",
         "33554432",

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from ringreduce.bench.measure import Row
     from ringreduce.bench.options import Options
 
-HEADINGS = (
-    "#       size         count      type   redop                 time (us)            algbw    busbw  #wrong",
+HEADINGS = (  # column by column as line() below
+    "#       size         count      type   redop             time (us)               algbw    busbw  #wrong",
     "#        (B)    (elements)                          p50        p99        min   (GB/s)   (GB/s)",
 )
 

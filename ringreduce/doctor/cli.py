@@ -63,8 +63,11 @@ def _tested(misplaced: bool) -> Iterator[Finding]:
     launched = environment.detect().source != "single"
     try:
         result = selftest.on_this_job() if launched else selftest.on_own_ranks()
-    except (Error, selftest.Failed) as error:
+    except Error as error:
         yield Finding("self-test", "allreduce", f"{type(error).__name__}: {error}", "problem")
+        return
+    except selftest.Failed as failure:
+        yield Finding("self-test", "allreduce", str(failure), "problem")
         return
     if launched:
         told = sorted(set(result["sizes"]))

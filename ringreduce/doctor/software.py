@@ -42,11 +42,16 @@ def package() -> Iterator[Finding]:
 
 def mpi() -> Iterator[Finding]:
     """Launchers on PATH and mpi4py."""
+    seen: set[str] = set()
     for command in ("mpirun", "mpiexec"):
         path = shutil.which(command)
         if path is None:
             yield Finding("MPI", command, "not found")
             continue
+        if os.path.realpath(path) in seen:
+            yield Finding("MPI", command, f"the same ({path})")
+            continue
+        seen.add(os.path.realpath(path))
         version = mpi_version(path)
         needs = [
             name for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") if name not in os.environ
