@@ -26,7 +26,7 @@ NOT_INITIALIZED = (
 class Running:
     """A running job as this rank sees it."""
 
-    __slots__ = ("context", "placement", "process_sets", "next_set_id", "timeout_s", "dynamic", "copied_before")
+    __slots__ = ("context", "copied_before", "dynamic", "next_set_id", "placement", "process_sets", "timeout_s")
 
     def __init__(
         self, context: Context, placement: Placement, timeout_s: float, dynamic: bool, copied_before: int

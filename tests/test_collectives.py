@@ -1,0 +1,183 @@
+"""Every collective but all-reduce, against what NumPy says, on every size and from every root."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+from ranks import SIZES, run_ranks
+
+
+def same(got: Any, want: Any) -> bool:
+    """The same type, dtype, shape and bits."""
+    return (
+        isinstance(got, np.ndarray)
+        and got.dtype == want.dtype
+        and got.shape == want.shape
+        and oracle.digest(got) == oracle.digest(want)
+    )
+
+
+def table(rank: int, rows: int, cols: int, name: str) -> Any:
+    return oracle.values(7, rank, rows * cols, name).reshape(rows, cols)
+
+
+def gathers() -> list[str]:
+    """allgather, gather and broadcast of every dtype; ragged rows, none on some ranks."""
+    import ringreduce as rr
+
+    faults = []
+    with rr.init() as world:
+        ranks = range(world.size)
+        for name in oracle.DTYPES:
+            for rows in (lambda rank: rank, lambda rank: 3, lambda rank: 0, lambda rank: 500 * (rank == 1) + 1):
+                every = [table(rank, rows(rank), 2, name) for rank in ranks]
+                if not same(rr.allgather(every[world.rank]), np.concatenate(every)):
+                    faults.append(f"allgather {name} {[len(one) for one in every]}")
+                root = len(every[0]) % world.size
+                result = rr.gather(every[world.rank], root)
+                if not (same(result, np.concatenate(every)) if world.rank == root else result is None):
+                    faults.append(f"gather {name} to {root}")
+            for root in ranks:
+                sent = table(root, 5, 3, name)
+                mine = table(world.rank, 5, 3, name)
+                kept = mine.copy()
+                if not same(rr.broadcast(mine, root), sent) or not same(mine, kept):
+                    faults.append(f"broadcast {name} from {root}")
+                if rr.broadcast_(mine, root) is not mine or not same(mine, sent):
+                    faults.append(f"broadcast_ {name} from {root}")
+        strided = table(world.rank, 6, 4, "float32")[::2, ::2]
+        if not same(rr.allgather(strided), np.concatenate([table(r, 6, 4, "float32")[::2, ::2] for r in ranks])):
+            faults.append("allgather of a strided input")
+        if rr.broadcast(world.rank, world.size - 1) != world.size - 1:
+            faults.append("broadcast of a scalar")
+        result = rr.allgather(np.arange(3.0))
+        result += 1.0  # results are writable
+    return faults
+
+
+def exchanges() -> list[str]:
+    """alltoall, scatter, send and recv."""
+    import ringreduce as rr
+
+    faults = []
+    with rr.init() as world:
+        ranks, me, size = range(world.size), world.rank, world.size
+        for name in oracle.DTYPES:
+            every = [table(rank, 2 * size, 3, name) for rank in ranks]
+            if not same(rr.alltoall(every[me]), np.concatenate([one[2 * me : 2 * me + 2] for one in every])):
+                faults.append(f"alltoall {name}")
+            splits = [[(sender + receiver) % 3 for receiver in ranks] for sender in ranks]
+            every = [table(rank, sum(splits[rank]), 2, name) for rank in ranks]
+            starts = [sum(splits[rank][:me]) for rank in ranks]
+            want = np.concatenate([every[rank][starts[rank] :][: splits[rank][me]] for rank in ranks])
+            output, received = rr.alltoall(every[me], np.array(splits[me]))
+            if not same(output, want) or not same(received, np.array([split[me] for split in splits], np.int32)):
+                faults.append(f"alltoall {name} with splits: {received}")
+            for root in ranks:
+                whole = table(root, size, 4, name)
+                output = np.empty((4,), oracle.dtype(name))
+                given = rr.scatter(whole if me == root else None, output, root)
+                if given is not output or not same(output, whole[me]):
+                    faults.append(f"scatter {name} from {root}")
+        for nbytes in (0, 1, 100, 300_000, 5_000_000):
+            sent = [oracle.values(3, rank, nbytes, "uint8") for rank in ranks]
+            into = np.empty(nbytes, np.uint8)
+            pending = rr.send_async(sent[me], (me + 1) % size, tag=5)
+            rr.recv(into, (me - 1) % size, tag=5)
+            pending.wait()
+            if not same(into, sent[me - 1]):
+                faults.append(f"send/recv {nbytes}")
+        rr.barrier()
+    return faults
+
+
+def reductions() -> list[str]:
+    """reducescatter and reduce."""
+    import ringreduce as rr
+
+    faults = []
+    with rr.init() as world:
+        me, size = world.rank, world.size
+        for name in oracle.DTYPES:
+            op = rr.Sum
+            for dim0 in (0, 1, size - 1, size, size + 1, 3 * size + 2, 401):
+                inputs = [table(rank, dim0, 3, name) for rank in range(size)]
+                own = oracle.rows(dim0, me, size)
+                result = rr.reducescatter(inputs[me], op=op)
+                if fault := oracle.wrong(result, [one[own] for one in inputs], op):
+                    faults.append(f"reducescatter {name} {dim0}: {fault}")
+                root = dim0 % size
+                result = rr.reduce(inputs[me], root, op=op)
+                if (me == root) != (result is not None):
+                    faults.append(f"reduce {name} to {root}: {result!r}")
+                elif result is not None and (fault := oracle.wrong(result, inputs, op)):
+                    faults.append(f"reduce {name} to {root}: {fault}")
+        inputs = [table(rank, 2 * size + 1, 2, "float32") for rank in range(size)]
+        own = oracle.rows(2 * size + 1, me, size)
+        result = rr.reducescatter(inputs[me], prescale_factor=2.0, postscale_factor=0.25)
+        if fault := oracle.wrong(result, [one[own] for one in inputs], rr.Average, 2.0, 0.25):
+            faults.append(f"reducescatter average scaled: {fault}")
+    return faults
+
+
+@pytest.mark.parametrize("work", [gathers, exchanges, reductions], ids=lambda work: work.__name__)
+@pytest.mark.parametrize("size", SIZES)
+def test_collectives(work: Any, size: int) -> None:
+    assert run_ranks(work, size) == [[]] * size
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "two_shot", "recursive_doubling", "tree"])
+@pytest.mark.parametrize("work", [gathers, reductions], ids=lambda work: work.__name__)
+def test_collectives_with_forced_algorithms(work: Any, algorithm: str) -> None:
+    assert run_ranks(work, 3, env={"RINGREDUCE_ALGORITHM": algorithm}) == [[]] * 3
+
+
+def large_moves() -> list[str]:
+    import ringreduce as rr
+
+    faults = []
+    count = 1_048_579
+    with rr.init() as world:
+        every = [oracle.values(1, rank, count + rank, "float32") for rank in range(world.size)]
+        if not same(rr.allgather(every[world.rank]), np.concatenate(every)):
+            faults.append("allgather")
+        if not same(rr.broadcast(every[world.rank][:count], 1), every[1][:count]):
+            faults.append("broadcast")
+        inputs = [one[:count] for one in every]
+        own = oracle.rows(count, world.rank, world.size)
+        if fault := oracle.wrong(rr.reducescatter(inputs[world.rank], op=rr.Sum), [one[own] for one in inputs], rr.Sum):
+            faults.append(f"reducescatter: {fault}")
+        rows = [one[: count // world.size * world.size].reshape(world.size, -1) for one in inputs]
+        if not same(rr.alltoall(rows[world.rank]), np.stack([one[world.rank] for one in rows])):
+            faults.append("alltoall")
+    return faults
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_large_moves(size: int) -> None:
+    assert run_ranks(large_moves, size) == [[]] * size
+
+
+def barrier_holds() -> tuple[bool, bool]:
+    """Rank 0 comes to the barrier last, after it has put a mark into shared memory."""
+    import time
+
+    import ringreduce as rr
+
+    with rr.init() as world:
+        mark = rr.symmetric_empty(1, np.int64)
+        mark[0] = 0
+        rr.barrier()
+        if world.rank == 0:
+            time.sleep(0.2)
+        start = time.monotonic()
+        rr.barrier()
+        return world.rank == 0, time.monotonic() - start > 0.1
+
+
+def test_barrier_waits_for_the_last() -> None:
+    results = run_ranks(barrier_holds, 3)
+    assert [waited for late, waited in results if not late] == [True, True]

@@ -1,0 +1,234 @@
+"""Errors of the Python API: class, text, on every rank, and the job stays usable where it should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import run_ranks
+
+import ringreduce
+
+HVD_NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+SAME_NAME = (
+    "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
+    "being processed.  If you want to request another tensor, use a different tensor name."
+)
+
+
+def caught(call: Any) -> str:
+    """The class and text of what a call raises."""
+    try:
+        return f"no error but {call()!r}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+EVERY_CALL = {
+    "rank": (),
+    "size": (),
+    "local_rank": (),
+    "local_size": (),
+    "cross_rank": (),
+    "cross_size": (),
+    "is_homogeneous": (),
+    "stats": (),
+    "allreduce": (np.ones(2),),
+    "allreduce_": (np.ones(2),),
+    "allreduce_async": (np.ones(2),),
+    "allreduce_async_": (np.ones(2),),
+    "grouped_allreduce": ([np.ones(2)],),
+    "grouped_allreduce_": ([np.ones(2)],),
+    "grouped_allreduce_async": ([np.ones(2)],),
+    "grouped_allreduce_async_": ([np.ones(2)],),
+    "allgather": (np.ones(2),),
+    "allgather_async": (np.ones(2),),
+    "gather": (np.ones(2), 0),
+    "scatter": (np.ones(2), np.ones(2), 0),
+    "broadcast": (np.ones(2), 0),
+    "broadcast_": (np.ones(2), 0),
+    "broadcast_async_": (np.ones(2), 0),
+    "alltoall": (np.ones(2),),
+    "reducescatter": (np.ones(2),),
+    "reduce": (np.ones(2), 0),
+    "send": (np.ones(2), 0),
+    "recv": (np.ones(2), 0),
+    "barrier": (),
+    "join": (),
+    "symmetric_empty": (3,),
+    "add_process_set": ([0],),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_CALL)
+def test_every_call_before_init(name: str) -> None:
+    with pytest.raises(ringreduce.NotInitializedError) as caught_error:
+        getattr(ringreduce, name)(*EVERY_CALL[name])
+    assert str(caught_error.value).startswith("ringreduce has not been initialized; use ringreduce.init().")
+    assert HVD_NOT_INITIALIZED in str(caught_error.value)
+    assert isinstance(caught_error.value, ValueError)  # what Horovod's rank() raises
+    assert isinstance(caught_error.value, ringreduce.HorovodInternalError)  # what its collectives raise
+
+
+def test_handles_that_are_none() -> None:
+    for call in (ringreduce.poll, ringreduce.synchronize):
+        with pytest.raises(ringreduce.InvalidArgumentError, match="Handle 7 was not created or has been cleared"):
+            call(7)  # type: ignore[arg-type]
+
+
+def one_process() -> list[Any]:
+    import ringreduce as rr
+
+    seen: list[Any] = [rr.is_initialized()]
+    with rr.init() as world:
+        assert rr.init().rank == world.rank  # idempotent
+        seen += [rr.rank(), rr.size(), rr.local_rank(), rr.local_size(), rr.cross_rank(), rr.cross_size()]
+        seen += [rr.is_homogeneous(), rr.is_initialized(), rr.join(), float(rr.allreduce(2.0)), int(rr.allreduce(7))]
+        x = np.arange(3.0)
+        assert rr.allreduce_(x) is x
+        for result in (rr.allgather(x), rr.broadcast(x, 0), rr.reducescatter(x), rr.alltoall(x), rr.gather(x, 0)):
+            assert np.array_equal(result, x)
+        assert np.array_equal(rr.scatter(x, np.empty(3), 0), x)
+        assert np.array_equal(rr.reduce(x, 0), x)
+        sending = rr.send_async(x, 0)
+        assert np.array_equal(rr.recv(np.empty(3), 0), x)
+        sending.wait()
+        rr.barrier()
+    return [*seen, rr.is_initialized()]
+
+
+def test_one_process_without_a_launcher() -> None:
+    names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"]
+    env = {f"{prefix}_{name}": None for prefix in ("RINGREDUCE", "HOROVOD") for name in names}
+    expected = [False, 0, 1, 0, 1, 0, 1, True, True, 0, 2.0, 7, False]
+    assert run_ranks(one_process, 1) == [expected]
+    assert run_ranks(one_process, 1, env={**env, "RINGREDUCE_RENDEZVOUS": None}) == [expected]
+
+
+def mismatches() -> list[tuple[str, str]]:
+    """(what differed, what was raised), one after the other in one job; the last is a sum that works."""
+    import ringreduce as rr
+
+    with rr.init() as world:
+        me = world.rank
+        odd = me == world.size - 1  # the last rank is the one that differs
+        x = np.ones((17, 17), np.float32)
+        y = np.ones((18, 18) if odd else (17, 17), np.float32)
+        z = np.ones((4, 10 + 10 * odd), np.float32)
+        ranks3 = np.ones((4, 4, 4) if odd else (4, 4), np.float32)
+        calls: dict[str, Any] = {
+            "shape": lambda: rr.allreduce(y),
+            "shape, named": lambda: rr.allreduce(y, name="t"),
+            "shape, async": lambda: rr.allreduce_async(y, name="t").wait(),
+            "dtype": lambda: rr.allreduce(x.astype(np.int32) if odd else x),
+            "op": lambda: rr.allreduce(x, op=rr.Min if odd else rr.Sum),
+            "factors": lambda: rr.allreduce(x, op=rr.Sum, prescale_factor=2.0 if odd else 1.0),
+            "postscale": lambda: rr.allreduce(x, op=rr.Sum, postscale_factor=2.0 if odd else 1.0),
+            "kind": lambda: rr.allgather(x) if odd else rr.allreduce(x),
+            "kind, named": lambda: rr.allgather(x, name="k") if odd else rr.allreduce(x, name="k"),
+            "root": lambda: rr.broadcast(x, 1 if odd else 0),
+            "broadcast shape": lambda: rr.broadcast(y, 0),
+            "allgather dims": lambda: rr.allgather(ranks3),
+            "allgather dim 1": lambda: rr.allgather(z),
+            "alltoall dim 1": lambda: rr.alltoall(z, [0] * world.size),
+            "reducescatter shape": lambda: rr.reducescatter(y),
+            "grouped": lambda: rr.grouped_allreduce([x, y]),
+            "grouped count": lambda: rr.grouped_allreduce([x] * (2 + odd)),
+            "small": lambda: rr.allreduce(np.ones(1 + odd)),
+            "small dtype": lambda: rr.allreduce(np.ones(1, np.int64 if odd else np.float64)),
+            "barrier": lambda: rr.barrier() if odd else rr.allreduce(np.ones(1)),
+            "nothing": lambda: float(rr.allreduce(x, op=rr.Sum)[0, 0]),
+        }
+        return [(what, caught(call)) for what, call in calls.items()]
+
+
+PHRASES = {
+    "shape": "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [17, 17], but another rank sent a "
+    "tensor of shape [18, 18].",
+    "dtype": "Mismatched data types: One rank had type float32, but another rank had type int32.",
+    "op": "Mismatched reduction operation: One rank sent reduction op 1, but another rank sent reduction op 3.",
+    "factors": "Mismatched prescale and/or postscale factors: One rank sent factors (1, 1), but another rank sent "
+    "factors (2, 1).",
+    "kind": "Mismatched operations: One rank did an ALLREDUCE, but another rank did an ALLGATHER.",
+    "root": "Mismatched BROADCAST root ranks: One rank specified root rank 0, but another rank specified root rank 1.",
+    "broadcast shape": "Mismatched BROADCAST tensor shapes: One rank sent a tensor of shape [17, 17], but another",
+    "allgather dims": "Mismatched ALLGATHER tensor shapes: One rank sent a tensor of rank 2, but another rank sent a "
+    "tensor of rank 3.",
+    "allgather dim 1": "Mismatched ALLGATHER tensor shapes: One rank sent a tensor with dimension 1 equal to 10, but "
+    "another rank sent a tensor with dimension 1 equal to 20.",
+}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_mismatches_raise_everywhere_and_leave_the_job_usable(size: int) -> None:
+    for seen in run_ranks(mismatches, size):
+        for what, text in seen[:-1]:
+            assert text.startswith("MismatchError: "), f"{what}: {text}"
+            assert PHRASES.get(what.split(",")[0], "Mismatched") in text, f"{what}: {text}"
+        assert seen[-1] == ("nothing", f"no error but {float(size)!r}")
+
+
+def bad_arguments() -> list[tuple[str, str, str]]:
+    """(expected class, expected phrase, what was raised) for calls that are wrong in the same way on every rank."""
+    import ringreduce as rr
+
+    with rr.init() as world:
+        x = np.ones((2 * world.size + 1, 2))
+        half = np.ones(3, np.float16)
+        known = "InvalidArgumentError"
+        calls: list[tuple[str, str, Any]] = [
+            (known, "bitwise_and has no meaning for float64", lambda: rr.allreduce(x, op=rr.BitwiseAnd)),
+            (known, "average has no meaning for bool", lambda: rr.allreduce(np.ones(2, bool))),
+            ("UnavailableError", "adasum", lambda: rr.allreduce(half, op=rr.Adasum)),
+            (known, "prescale_factor", lambda: rr.allreduce(np.ones(2, bool), op=rr.Max, prescale_factor=2.0)),
+            (known, "reduce operation code 77 is unknown", lambda: rr.allreduce(x, op=77)),
+            (known, "Reducescatter does not support scalar inputs", lambda: rr.reducescatter(1.0)),
+            (known, "broadcast received invalid root rank 9", lambda: rr.broadcast(x, 9)),
+            (known, "received invalid root rank -1", lambda: rr.reduce(x, -1)),
+            (known, "alltoall expects a 1D splits tensor", lambda: rr.alltoall(x, [[1]])),
+            (known, "alltoall expects splits to contain", lambda: rr.alltoall(x, [0.5] * world.size)),
+            (known, "Sum of splits entries is greater than the", lambda: rr.alltoall(x, [99] * world.size)),
+            (known, "Number of entries in splits does not equal", lambda: rr.alltoall(x, [1] * (world.size + 1))),
+            (known, "splits not provided, but first dimension", lambda: rr.alltoall(x)),
+            (known, "size", lambda: rr.scatter(x[:3], np.empty(7), world.rank)),
+            ("", "rank-zero tensor", lambda: rr.allgather(1.0)),
+            (known, "is not supported", lambda: rr.allreduce(np.ones(2, complex))),
+            (known, "given", lambda: rr.init(rank=0) if rr.shutdown() is None else None),
+        ]
+        return [(kind, phrase, caught(call)) for kind, phrase, call in calls]
+
+
+def test_bad_arguments() -> None:
+    for seen in run_ranks(bad_arguments, 2):
+        for kind, phrase, text in seen:
+            if phrase != "size":
+                assert kind in text, (phrase, text)
+                assert phrase in text, text
+
+
+def same_name() -> list[str]:
+    import ringreduce as rr
+
+    seen = []
+    with rr.init() as world:
+        x = np.ones(3)
+        if world.rank == 0:
+            first = rr.allreduce_async(x, name="twice", op=rr.Sum)
+            seen.append(caught(lambda: rr.allreduce_async(x, name="twice")))
+            seen.append(caught(lambda: rr.allreduce(x, name="twice")))
+            seen.append(caught(lambda: rr.allgather(x, name="twice")))
+            rr.allreduce_async(x, name="other", op=rr.Sum).wait()
+            seen.append(str(first.wait()[0]))
+        else:
+            rr.allreduce(x, name="other", op=rr.Sum)
+            seen.append(str(rr.allreduce(x, name="twice", op=rr.Sum)[0]))
+        seen.append(str(rr.allreduce(x, name="twice", op=rr.Sum)[0]))
+    return seen
+
+
+def test_the_same_name_twice() -> None:
+    first, second = run_ranks(same_name, 2)
+    assert first[:3] == [f"InvalidArgumentError: {SAME_NAME}"] * 3 or all(SAME_NAME in text for text in first[:3])
+    assert all(text.startswith("InvalidArgumentError") for text in first[:3])
+    assert first[3:] == second == ["2.0", "2.0"]

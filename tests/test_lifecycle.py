@@ -1,0 +1,209 @@
+"""The life of a job: waiting, shutting down, interrupts, forks, starting anew, and the variables it reads."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import hear_test, run_ranks, start_ranks, tell_test
+
+from ringreduce import config, environment
+
+
+def caught(call: Any) -> str:
+    """The class and text of what a call raises."""
+    try:
+        return f"no error but {call()!r}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def wait_with_a_timeout() -> list[str]:
+    import ringreduce as rr
+
+    with rr.init() as world:
+        if world.rank == 0:
+            handle = rr.allreduce_async(np.ones(3), name="late", op=rr.Sum)
+            begin = time.monotonic()
+            seen = [caught(lambda: handle.wait(0.2)), str(handle.done())]
+            assert 0.15 < time.monotonic() - begin < 5
+            tell_test("ran out")
+            return [*seen, str(handle.result[0])]
+        hear_test()
+        return [str(rr.allreduce(np.ones(3), name="late", op=rr.Sum)[0])]
+
+
+def test_wait_with_a_timeout_leaves_the_operation_pending() -> None:
+    with start_ranks(wait_with_a_timeout, 2) as job:
+        assert job.hear(0) == "ran out"
+        job.tell(1)
+        first, second = (outcome.value for outcome in job.wait(30))
+    assert first[0].startswith("TimeoutError: ")
+    assert first[1:] == ["False", "2.0"]
+    assert second == ["2.0"]
+
+
+def shutdown_with_pending_work() -> list[str]:
+    import ringreduce as rr
+
+    rr.init()
+    handle = rr.allreduce_async(np.ones(3), name="never")
+    if rr.rank() == 0:
+        rr.shutdown()
+        return [caught(handle.wait), caught(lambda: rr.allreduce(1))]
+    return [caught(lambda: rr.allreduce(1)), caught(lambda: rr.allgather(np.ones(2)))]
+
+
+def test_shutdown_fails_what_is_pending() -> None:
+    first, second = run_ranks(shutdown_with_pending_work, 2)
+    assert first[0].startswith(("no error", "ShutdownError")), first
+    assert first[1].startswith("NotInitializedError")
+    assert all(text.startswith("ShutdownError") for text in second), second
+
+
+def interrupted() -> str:
+    import ringreduce as rr
+
+    rr.init()
+    if rr.rank() == 1:
+        hear_test()
+        return "never came"
+    tell_test("blocking")
+    try:
+        rr.allreduce(np.ones(3), name="blocked")
+    except KeyboardInterrupt:
+        return "interrupted"
+    return "came back"
+
+
+def test_ctrl_c_in_a_blocked_call() -> None:
+    with start_ranks(interrupted, 2) as job:
+        job.hear(0)
+        time.sleep(0.3)  # it is about to block, and cannot say so when it does
+        sent = job.kill(0, signal.SIGINT)
+        while job.procs[0].poll() is None:
+            assert time.monotonic() - sent < 5
+            time.sleep(0.01)
+        job.tell(1)
+        assert [outcome.value for outcome in job.wait(30)] == ["interrupted", "never came"]
+
+
+def forked() -> list[str]:
+    """A child like a DataLoader's worker, while the parent goes on."""
+    import os
+
+    import ringreduce as rr
+
+    with rr.init() as world:
+        pair = rr.add_process_set([0])
+        x = np.ones(3)
+        pending = rr.allreduce_async(x, name="pending", op=rr.Sum)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            calls: list[Any] = [
+                lambda: rr.allreduce(x),
+                rr.rank,
+                rr.barrier,
+                lambda: rr.allreduce(x, process_set=pair),
+                pending.wait,
+                rr.init,
+            ]
+            texts = [caught(call) for call in calls] + [f"initialized {rr.is_initialized()}"]
+            rr.shutdown()
+            os.write(write, "\n".join(texts).encode())
+            os._exit(0)
+        os.close(write)
+        for _ in range(20):
+            total = rr.allreduce(x, op=rr.Sum)
+        texts = os.fdopen(read).read().split("\n")
+        _, status = os.waitpid(child, 0)
+        return [*texts, f"exit {status}", str(total[0]), str(pending.wait()[0]), str(world.size)]
+
+
+def test_a_forked_child_is_no_rank() -> None:
+    for rank, texts in enumerate(run_ranks(forked, 2)):
+        for text in texts[:6]:
+            assert text.startswith("NotInitializedError: "), text
+            assert f"forked from rank {rank} and is no rank itself" in text
+        assert texts[6:] == ["initialized False", "exit 0", "2.0", "2.0", "2"]
+
+
+def rounds(count: int) -> list[int]:
+    """init and shutdown again and again; descriptors and threads before and after."""
+    import os
+
+    import ringreduce as rr
+
+    def used() -> list[int]:
+        return [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
+
+    for index in range(count):
+        rr.init()
+        assert int(rr.allreduce(rr.rank(), op=rr.Sum)) == rr.size() * (rr.size() - 1) // 2
+        rr.shutdown()
+        if index == 4:
+            before = used()
+    return [after - at for after, at in zip(used(), before, strict=True)]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_init_and_shutdown_again_and_again(size: int) -> None:
+    assert run_ranks(rounds, size, args=(100,), timeout_s=100) == [[0, 0]] * size
+
+
+def with_warnings() -> list[str]:
+    import warnings
+
+    import ringreduce as rr
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        rr.init()
+    chosen = {knob.name: (knob.value, knob.origin) for knob in rr.config.describe()}
+    return [*(str(one.message) for one in seen), str(chosen["RINGREDUCE_TIMEOUT"])]
+
+
+def test_unknown_variables_warn_with_the_nearest_name() -> None:
+    env = {"RINGREDUCE_ALGORITM": "ring", "HOROVOD_CYCLE_TIME": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "77"}
+    first, second = run_ranks(with_warnings, 2, env=env)
+    assert first[0] == (
+        "RINGREDUCE_ALGORITM is set, but ringreduce has no such variable; did you mean RINGREDUCE_ALGORITHM?"
+    )
+    assert first[1].startswith("HOROVOD_CYCLE_TIME has no effect: ")
+    assert first[2:] == second == ["('77', 'HOROVOD_STALL_SHUTDOWN_TIME_SECONDS')"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RINGREDUCE_TIMEOUT", "soon"),
+        ("RINGREDUCE_INIT_TIMEOUT", "-1"),
+        ("HOROVOD_FUSION_THRESHOLD", "many"),
+        ("RINGREDUCE_ALGORITHM", "magic"),
+        ("RINGREDUCE_DYNAMIC_PROCESS_SETS", "maybe"),
+    ],
+)
+def test_bad_values_name_the_variable(name: str, value: str) -> None:
+    text = run_ranks(init_error, 1, env={name: value})[0]
+    assert text.startswith("InvalidArgumentError: "), text
+    assert f"{name}={value}" in text
+
+
+def init_error() -> str:
+    import ringreduce as rr
+
+    return caught(rr.init)
+
+
+def test_config_describes_every_knob_before_init() -> None:
+    names = [knob.name for knob in config.describe()]
+    assert len(names) == len(set(names)) > 10
+    assert config.seconds("RINGREDUCE_INIT_TIMEOUT") > 0
+    assert config.unknown({"RINGREDUCE_SPIN": "1", "PATH": "", "RINGREDUCE_SPIN_US": "1"}) == {
+        "RINGREDUCE_SPIN": "RINGREDUCE_SPIN_US"
+    }
+    assert environment.detect(environ={}).source == "single"

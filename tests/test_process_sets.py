@@ -1,0 +1,200 @@
+"""Process sets: Horovod's semantics and texts, overlapping sets at once, ranks that are global everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+from ranks import run_ranks, start_ranks
+
+from ringreduce import ProcessSet, global_process_set
+from ringreduce.errors import InvalidArgumentError, NotInitializedError
+
+
+def caught(call: Any) -> str:
+    """The class and text of what a call raises."""
+    try:
+        return f"no error but {call()!r}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def life_of_a_set() -> dict[str, Any]:
+    import ringreduce as rr
+
+    seen: dict[str, Any] = {}
+    odd = rr.ProcessSet([3, 1])
+    seen["unregistered"] = (str(odd), odd.size(), odd.rank(), odd.included())
+    with rr.init(process_sets=[odd]) as world:
+        seen["global"] = (str(rr.global_process_set), rr.global_process_set.size(), rr.global_process_set.rank())
+        seen["odd"] = (str(odd), odd.size(), odd.included())
+        even = rr.add_process_set([0, 2])
+        seen["even"] = (str(even), even.process_set_id, even.ranks)
+        mine = odd if world.rank % 2 else even
+        theirs = even if world.rank % 2 else odd
+        seen["rank"] = (mine.rank(), caught(theirs.rank))
+        seen["sum"] = rr.allreduce(world.rank, op=rr.Sum, process_set=mine)
+        seen["average"] = rr.allreduce(float(world.rank), process_set=mine)
+        seen["gathered"] = rr.allgather(np.array([world.rank]), process_set=mine).tolist()
+        root = 2 + world.rank % 2  # roots are global ranks
+        seen["from root"] = int(rr.broadcast(10 * world.rank, root, process_set=mine))
+        seen["bad root"] = caught(lambda: rr.broadcast(1, (root + 1) % 4, process_set=mine))
+        seen["outside"] = caught(lambda: rr.allreduce(1, process_set=theirs))
+        seen["outside gather"] = caught(lambda: rr.allgather_async(np.ones(1), process_set=theirs))
+        seen["duplicate"] = caught(lambda: rr.add_process_set([2, 0]))
+        seen["the world"] = caught(lambda: rr.add_process_set(range(4)))
+        seen["same object"] = caught(lambda: rr.add_process_set(odd))
+        seen["out of range"] = caught(lambda: rr.add_process_set([0, 4]))
+        seen["empty"] = caught(lambda: rr.add_process_set([]))
+        seen["different"] = caught(lambda: rr.add_process_set([0, 1 + world.rank % 2]))
+        seen["single"] = [
+            int(rr.allreduce(5, op=rr.Sum, process_set=single))
+            for single in [rr.add_process_set([rank]) for rank in range(4)]
+            if single.included()
+        ]
+        seen["removed"] = (rr.remove_process_set(even), rr.remove_process_set(even), str(even))
+        seen["global stays"] = rr.remove_process_set(rr.global_process_set)
+        seen["gone"] = caught(lambda: rr.allreduce(1, process_set=even))
+        seen["again"] = rr.add_process_set(even).process_set_id
+        seen["still"] = int(rr.allreduce(1, op=rr.Sum, process_set=mine))
+        rr.barrier()
+    seen["after shutdown"] = (odd.process_set_id, caught(lambda: rr.allreduce(1, process_set=odd)))
+    return seen
+
+
+def test_life_of_a_set() -> None:
+    everyone = run_ranks(life_of_a_set, 4)
+    for rank, seen in enumerate(everyone):
+        mine = [1, 3] if rank % 2 else [0, 2]
+        assert seen["unregistered"][0] == "ProcessSet(process_set_id=None, ranks=[1, 3], mpi_comm=None)"
+        assert seen["unregistered"][1:] == (None, None, None)
+        assert seen["global"] == ("ProcessSet(process_set_id=0, ranks=[0, 1, 2, 3], mpi_comm=None)", 4, rank)
+        assert seen["odd"] == ("ProcessSet(process_set_id=1, ranks=[1, 3], mpi_comm=None)", 2, rank % 2 == 1)
+        assert seen["even"] == ("ProcessSet(process_set_id=2, ranks=[0, 2], mpi_comm=None)", 2, [0, 2])
+        assert seen["rank"][0] == rank // 2
+        assert seen["rank"][1] == "InvalidArgumentError: Process is not part of provided process set."
+        assert seen["sum"] == sum(mine)
+        assert seen["average"] == sum(mine) / 2
+        assert seen["gathered"] == mine
+        assert seen["from root"] == 10 * mine[1]
+        assert "broadcast received invalid root rank" in seen["bad root"]
+        text = f"Rank {rank} is not a member of the provided process set."
+        assert seen["outside"] == f"InvalidArgumentError: Allreduce: {text}"
+        assert seen["outside gather"] == f"InvalidArgumentError: Allgather: {text}"
+        for key in ("duplicate", "the world", "same object"):
+            assert "InvalidArgumentError: Attempted to add a duplicate process set: " in seen[key], seen[key]
+        assert "one or more ranks in 0..3" in seen["out of range"]
+        assert "one or more ranks in 0..3" in seen["empty"]
+        assert seen["different"].startswith("MismatchError: Mismatched add_process_set"), seen["different"]
+        assert seen["single"] == [5]
+        assert seen["removed"] == (True, False, "ProcessSet(process_set_id=None, ranks=[0, 2], mpi_comm=None)")
+        assert seen["global stays"] is False
+        gone = "Allreduce: Process set provided does not exist, or has not been registered."
+        assert seen["gone"] == f"InvalidArgumentError: {gone}"
+        assert seen["again"] == everyone[0]["again"]
+        assert seen["still"] == 2
+        assert seen["after shutdown"] == (None, f"InvalidArgumentError: {gone}")
+
+
+def test_before_init() -> None:
+    assert global_process_set.process_set_id == 0
+    for call in (global_process_set.size, global_process_set.rank, global_process_set.included):
+        with pytest.raises(NotInitializedError, match=r"use hvd.init\(\)"):
+            call()
+    for wrong in (["a"], "01", 3, None, [1.5]):
+        with pytest.raises(InvalidArgumentError, match="should be initialized with a list of process ranks"):
+            ProcessSet(wrong)  # type: ignore[arg-type]
+
+
+def opposite_orders(rounds: int) -> list[str]:
+    """Three sets that overlap pairwise, and the world; every rank submits to them in an order of its own."""
+    import random
+
+    import ringreduce as rr
+
+    faults = []
+    with rr.init() as world:
+        ring = [rr.add_process_set(members) for members in ([0, 1], [1, 2], [0, 2])]
+        sets = [rr.global_process_set, *[one for one in ring if one.included()]]
+        order = random.Random(world.rank)
+        for round_ in range(rounds):
+            inputs = [oracle.values(round_, rank, 100, "int64") for rank in range(world.size)]
+            handles: list[tuple[Any, Any]] = []
+            for process_set in order.sample(sets, len(sets)):
+                for repeat in range(2):
+                    handle = rr.allreduce_async(
+                        inputs[world.rank], name=f"x{repeat}", op=rr.Sum, process_set=process_set
+                    )
+                    handles.append((process_set, handle))
+            order.shuffle(handles)
+            for process_set, handle in handles:
+                if fault := oracle.wrong(handle.wait(), [inputs[rank] for rank in process_set.ranks], oracle.SUM):
+                    faults.append(f"round {round_} {process_set}: {fault}")
+            mine, other = sets[1 + round_ % 2], sets[2 - round_ % 2]  # a pending operation does not block another set
+            pending = rr.allreduce_async(inputs[world.rank], op=rr.Sum, process_set=mine, name="pending")
+            rr.allreduce(inputs[world.rank], op=rr.Sum, process_set=rr.global_process_set)
+            late = rr.allreduce_async(inputs[world.rank], op=rr.Sum, process_set=other, name="pending")
+            pending.wait()
+            late.wait()
+        rr.barrier()
+    return faults
+
+
+def test_overlapping_sets_in_opposite_orders() -> None:
+    assert run_ranks(opposite_orders, 3, args=(300,), timeout_s=100) == [[]] * 3
+
+
+def many_sets(rounds: int) -> int:
+    import os
+
+    import ringreduce as rr
+
+    with rr.init():
+        for round_ in range(rounds):
+            added = rr.add_process_set([0, 1])
+            if added.included():
+                rr.allreduce(1, process_set=added)
+            rr.remove_process_set(added)
+            if round_ == 2:
+                before = len(os.listdir("/proc/self/fd"))
+        return len(os.listdir("/proc/self/fd")) - before
+
+
+def test_sets_come_and_go_without_leaks() -> None:
+    assert run_ranks(many_sets, 3, args=(40,)) == [0, 0, 0]
+
+
+def one_set_off() -> str:
+    import ringreduce as rr
+
+    rr.init()
+    return caught(lambda: rr.add_process_set([0]))
+
+
+def test_dynamic_sets_can_be_switched_off() -> None:
+    expected = "Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding process sets after Horovod initialization."
+    for text in run_ranks(one_set_off, 2, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "0"}):
+        assert text == f"InvalidArgumentError: {expected}"
+
+
+def lost_in_a_set() -> None:
+    import os
+    import signal
+
+    import ringreduce as rr
+
+    with rr.init() as world:
+        pair = rr.add_process_set([0, 1])
+        if world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if pair.included():
+            rr.allreduce(1, process_set=pair)
+
+
+def test_a_death_fails_the_set() -> None:
+    with start_ranks(lost_in_a_set, 3) as job:
+        outcomes = job.wait(30)
+    assert outcomes[0].kind == "PeerLostError", outcomes[0]
+    assert outcomes[1].status == -9
