@@ -6,6 +6,7 @@ The set of all ranks is `global_process_set`. Others are made by add_process_set
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import index
 from typing import TYPE_CHECKING
 
 from ringreduce import _core, agreement, state
@@ -39,16 +40,14 @@ class ProcessSet:
 
     def __init__(self, ranks: Iterable[int]) -> None:
         try:
-            members = list(ranks)
+            members = {index(rank) for rank in ranks}
         except TypeError:
-            members = [ranks]  # type: ignore[list-item]  # refused below, with Horovod's text
-        if not all(isinstance(rank, int) for rank in members):
             raise InvalidArgumentError(
                 "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object "
                 f"(here: a list of ranks), not {ranks!r}"
-            )
+            ) from None
         self.process_set_id: int | None = None
-        self.ranks: list[int] = sorted(set(members))
+        self.ranks: list[int] = sorted(members)
         self.mpi_comm = None
         self.group: Group = UNREGISTERED  # type: ignore[assignment]
         self._position: dict[int, int] = {}
@@ -83,7 +82,7 @@ class ProcessSet:
     def bind(self, process_set_id: int, ranks: list[int], group: Group | AbsentGroup) -> None:
         """Attaches the set to its group (for init and add_process_set)."""
         self.ranks = ranks
-        self._position = {rank: index for index, rank in enumerate(ranks)}
+        self._position = {rank: at for at, rank in enumerate(ranks)}
         self.group = group  # type: ignore[assignment]
         self.process_set_id = process_set_id
 
