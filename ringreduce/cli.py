@@ -1,0 +1,73 @@
+"""The umbrella command: ringreduce run | bench | doctor | timeline, each loaded only when it is called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from ringreduce.errors import Error, UnavailableError
+
+USAGE = """\
+usage: ringreduce COMMAND [options]
+
+  run       run a program on N ranks of this host (the same as ringrun)
+  bench     measure collectives and check their results
+  doctor    show what this build and this machine have, and test it
+  timeline  (does not exist yet)
+
+  --version  print the version
+  --help     this text; `ringreduce COMMAND --help` for a command's own
+"""
+USAGE_STATUS = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] in (["--help"], ["-h"], ["help"]):
+        sys.stdout.write(USAGE)
+        return 0
+    if given[:1] in (["--version"], ["-V"]):
+        import ringreduce
+
+        sys.stdout.write(f"ringreduce {ringreduce.__version__}\n")
+        return 0
+    command = _COMMANDS.get(given[0]) if given else None
+    if command is None:
+        sys.stderr.write(USAGE if not given else f"ringreduce: no command {given[0]!r}\n{USAGE}")
+        return USAGE_STATUS
+    try:
+        return command(given[1:])
+    except Error as error:
+        sys.stderr.write(f"ringreduce {given[0]}: {error}\n")
+        return USAGE_STATUS
+
+
+def _run(argv: Sequence[str]) -> int:
+    from ringreduce.launch import ringrun
+
+    return ringrun.main(argv, "ringreduce run")
+
+
+def _bench(argv: Sequence[str]) -> int:
+    from ringreduce.bench import cli
+
+    return cli.main(argv)
+
+
+def _doctor(argv: Sequence[str]) -> int:
+    from ringreduce import doctor
+
+    return doctor.main(argv)
+
+
+def _timeline(argv: Sequence[str]) -> int:
+    raise UnavailableError("the timeline does not exist yet; ringreduce.stats() counts operations and bytes today")
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": _run,
+    "bench": _bench,
+    "doctor": _doctor,
+    "timeline": _timeline,
+}

@@ -1,0 +1,45 @@
+"""Which CPUs each rank may use: an equal share of those that this process may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+CoreId = tuple[int, int]
+"""(package, core) as the kernel numbers them; hardware threads of one core share it."""
+
+
+def core_of(cpu: int) -> CoreId:
+    """Where a logical CPU sits; a core of its own where the kernel does not say."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    try:
+        package = int((topology / "physical_package_id").read_text())
+        return package, int((topology / "core_id").read_text())
+    except (OSError, ValueError):
+        return 0, cpu
+
+
+def cpu_shares(
+    ranks: int, allowed: Collection[int] | None = None, core: Callable[[int], CoreId] = core_of
+) -> list[frozenset[int]]:
+    """The CPUs of each rank.
+
+    While there are cores for all, a rank gets whole cores, equally many, neighbours in one package (5 cores for
+    2 ranks: 2 each, and one is left to the system). With more ranks than cores, hardware threads are dealt out in the
+    same way, and with more ranks than those, rank i shares CPU i modulo their number.
+
+    Args:
+        ranks: how many.
+        allowed: logical CPUs; default: those of this process.
+        core: where a CPU sits.
+    """
+    cpus = sorted(os.sched_getaffinity(0) if allowed is None else allowed, key=lambda cpu: (core(cpu), cpu))
+    cores: dict[CoreId, list[int]] = {}
+    for cpu in cpus:
+        cores.setdefault(core(cpu), []).append(cpu)
+    units = list(cores.values()) if ranks <= len(cores) else [[cpu] for cpu in cpus]
+    share = len(units) // ranks
+    if share == 0:
+        return [frozenset(units[rank % len(units)]) for rank in range(ranks)]
+    return [frozenset().union(*units[rank * share : (rank + 1) * share]) for rank in range(ranks)]

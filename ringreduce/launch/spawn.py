@@ -1,0 +1,70 @@
+"""Starts one rank: its variables, its process group, its CPUs, and its death with its launcher's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: a forked child should do as little as it can
+
+
+def new_rendezvous() -> str:
+    """A fresh value for RINGREDUCE_RENDEZVOUS, one per job: address and 256-bit secret."""
+    return f"ringrun-{os.getpid()}-{secrets.token_hex(8)}:{secrets.token_hex(32)}"
+
+
+def rank_environment(
+    base: Mapping[str, str], rank: int, size: int, rendezvous: str, cpus: Collection[int] | None
+) -> dict[str, str]:
+    """The variables of one rank, in our names and in Horovod's.
+
+    OMP_NUM_THREADS becomes the number of the rank's CPUs, and Python's output is not held back in blocks, unless the
+    user has set these.
+    """
+    places = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    environ = dict(base)
+    for prefix in ("RINGREDUCE_", "HOROVOD_"):
+        environ |= {prefix + name: str(value) for name, value in places.items()}
+    environ["RINGREDUCE_RENDEZVOUS"] = rendezvous
+    environ.setdefault("PYTHONUNBUFFERED", "1")
+    if cpus:
+        environ.setdefault("OMP_NUM_THREADS", str(len(cpus)))
+    return environ
+
+
+def spawn(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    cpus: Collection[int] | None,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Starts a command as the leader of a new process group; it is killed when this thread's process ends.
+
+    Args:
+        cpus: what it is bound to; None leaves it free.
+        stdin, stdout, stderr: descriptors, or subprocess.DEVNULL; None is not offered, so that nothing is inherited
+            by accident.
+
+    Raises OSError when the command cannot be run.
+    """
+    launcher = os.getpid()
+
+    def prepare() -> None:
+        os.setpgid(0, 0)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it died before prctl
+            os._exit(1)
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+
+    return subprocess.Popen(
+        command, env=environ, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds, preexec_fn=prepare
+    )

@@ -1,0 +1,107 @@
+"""What ties ringrun to its terminal: signals to pass on, and the keyboard, which rank 0 may read.
+
+Ranks are in process groups of their own, so the terminal signals ringrun alone and would stop a rank that reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+from collections.abc import Callable, Iterator
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM)
+READ_NBYTES = 4096  # what a terminal hands out at most
+
+
+@contextlib.contextmanager
+def signals_as_events(selector: selectors.BaseSelector, handle: Callable[[int], None]) -> Iterator[None]:
+    """While in the block, SIGINT, SIGTERM and SIGCONT call handle(signum) from the selector's loop, in the main thread.
+
+    A signal that was ignored at the start (nohup, a shell's background job) stays ignored.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def read() -> None:
+        with contextlib.suppress(BlockingIOError):
+            for signum in os.read(reader, READ_NBYTES):
+                if signum in taken:
+                    handle(signum)
+
+    taken = {s: signal.getsignal(s) for s in (*FORWARDED, signal.SIGCONT) if signal.getsignal(s) != signal.SIG_IGN}
+    selector.register(reader, selectors.EVENT_READ, read)
+    wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for signum in taken:
+        signal.signal(signum, lambda *_: None)  # what counts is the byte in the pipe
+    try:
+        yield
+    finally:
+        for signum, before in taken.items():
+            signal.signal(signum, before)
+        signal.set_wakeup_fd(wakeup_before)
+        selector.unregister(reader)
+        os.close(reader)
+        os.close(writer)
+
+
+class Keyboard:
+    """Passes a terminal on to a pipe, while this process is in the foreground.
+
+    Args:
+        terminal: descriptor to read, which stays its owner's.
+        pipe: writing end, owned and closed at the end of input or when nobody reads it.
+    """
+
+    def __init__(self, terminal: int, pipe: int, selector: selectors.BaseSelector) -> None:
+        self._terminal = terminal
+        self._pipe = pipe
+        self._selector = selector
+        self._held = b""
+        os.set_blocking(pipe, False)
+        self.resume()
+
+    def resume(self) -> None:
+        """Listens again after SIGCONT, that is when the job may have come to the foreground."""
+        if self._pipe >= 0 and not self._held and self._foreground():
+            self._listen(self._terminal, selectors.EVENT_READ, self._read)
+
+    def close(self) -> None:
+        """Ends rank 0's input. Idempotent."""
+        if self._pipe < 0:
+            return
+        for fd in (self._terminal, self._pipe):
+            if fd in self._selector.get_map():
+                self._selector.unregister(fd)
+        os.close(self._pipe)
+        self._pipe = -1
+
+    def _foreground(self) -> bool:
+        return os.tcgetpgrp(self._terminal) == os.getpgrp()
+
+    def _listen(self, fd: int, events: int, then: Callable[[], None]) -> None:
+        if fd not in self._selector.get_map():
+            self._selector.register(fd, events, then)
+
+    def _read(self) -> None:
+        if not self._foreground():  # reading would stop us, and the keys are the shell's
+            self._selector.unregister(self._terminal)
+            return
+        self._held = os.read(self._terminal, READ_NBYTES)
+        if not self._held:
+            self.close()
+            return
+        self._selector.unregister(self._terminal)
+        self._listen(self._pipe, selectors.EVENT_WRITE, self._write)
+
+    def _write(self) -> None:
+        try:
+            self._held = self._held[os.write(self._pipe, self._held) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self.close()
+            return
+        if not self._held:
+            self._selector.unregister(self._pipe)
+            self.resume()

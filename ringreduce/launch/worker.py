@@ -1,0 +1,56 @@
+"""One rank of ringreduce.run(): `python worker.py JOB_FD RESULT_FD`.
+
+Run as a file and importing the standard library only: sys.path is the caller's only once the job has been read.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from typing import Any
+
+
+def main(job_fd: int, result_fd: int) -> int:
+    """Calls the function; leaves (returned, traceback, pickled value or exception) in the result file."""
+    for fd in (job_fd, result_fd):
+        os.set_inheritable(fd, False)
+    try:
+        path, call = pickle.loads(os.pread(job_fd, os.fstat(job_fd).st_size, 0))
+        sys.path[:] = path
+        fn, args, kwargs = pickle.loads(call)
+        answer = (True, "", _dumps(fn(*args, **kwargs)))
+    except BaseException as error:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            raise
+        answer = (False, traceback.format_exc(), _dumps_exception(error))
+    _write(result_fd, pickle.dumps(answer))
+    return 0 if answer[0] else 1
+
+
+def _dumps(value: Any) -> bytes:
+    try:
+        import cloudpickle  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except ImportError:
+        return pickle.dumps(value)
+    pickled: bytes = cloudpickle.dumps(value)
+    return pickled
+
+
+def _dumps_exception(error: BaseException) -> bytes:
+    """The exception, or nothing if it cannot travel; its traceback does in any case."""
+    try:
+        return _dumps(error)
+    except Exception:  # pickling runs the exception's own code
+        return pickle.dumps(None)
+
+
+def _write(fd: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
