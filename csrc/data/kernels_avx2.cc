@@ -6,16 +6,35 @@
 namespace {
 constexpr unsigned long kVectorBytes = 32;
 }
-#include "data/kernels_vectors.h"
+#include "data/kernels_half.h"
 
 namespace rr {
 namespace {
 
-[[gnu::always_inline]] inline Floats widen_fp16(Halves halves) { return (Floats)_mm256_cvtph_ps((__m128i)halves); }
+constexpr int kNearestEven = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-[[gnu::always_inline]] inline Halves narrow_fp16(Floats value) {
-  return (Halves)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+[[gnu::always_inline]] inline __m128i load_halves(const char* from) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
 }
+[[gnu::always_inline]] inline void store_halves(char* to, __m128i halves) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), halves);
+}
+
+struct Float16 : HalfFormat {
+  [[gnu::always_inline]] static inline void load(Floats* parts, const char* from) {
+#pragma GCC unroll 2
+    for (size_t p = 0; p < kParts; ++p) {
+      parts[p] = (Floats)_mm256_cvtph_ps(load_halves(from + p * kBytes / 2));
+    }
+  }
+  [[gnu::always_inline]] static inline void store(char* to, const Floats* parts) {
+#pragma GCC unroll 2
+    for (size_t p = 0; p < kParts; ++p) {
+      const __m128i halves = _mm256_cvtps_ph((__m256)parts[p], kNearestEven);
+      store_halves(to + p * kBytes / 2, halves);
+    }
+  }
+};
 
 }  // namespace
 }  // namespace rr

@@ -1,4 +1,4 @@
-// AVX-512 with 64-byte vectors. Half precision only converts: the arithmetic of AVX512-FP16 would round at every step.
+// AVX-512. Half precision only converts: the arithmetic of AVX512-FP16 would round at every step.
 #include <immintrin.h>
 
 #include "data/isa.h"
@@ -6,19 +6,37 @@
 namespace {
 constexpr unsigned long kVectorBytes = 64;
 }
-#include "data/kernels_vectors.h"
+#include "data/kernels_half.h"
 
 namespace rr {
 namespace {
 
-// The same instructions as without a mask, whose intrinsics start from an undefined vector that GCC 12 warns about.
+// With a mask of all lanes: without one, the intrinsics start from an undefined vector that GCC 12 warns about.
 constexpr __mmask16 kAll = 0xffff;
+constexpr int kNearestEven = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-[[gnu::always_inline]] inline Floats widen_fp16(Halves halves) { return (Floats)_mm512_maskz_cvtph_ps(kAll, (__m256i)halves); }
-
-[[gnu::always_inline]] inline Halves narrow_fp16(Floats value) {
-  return (Halves)_mm512_maskz_cvtps_ph(kAll, (__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+[[gnu::always_inline]] inline __m256i load_halves(const char* from) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
 }
+[[gnu::always_inline]] inline void store_halves(char* to, __m256i halves) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), halves);
+}
+
+struct Float16 : HalfFormat {
+  [[gnu::always_inline]] static inline void load(Floats* parts, const char* from) {
+#pragma GCC unroll 2
+    for (size_t p = 0; p < kParts; ++p) {
+      parts[p] = (Floats)_mm512_maskz_cvtph_ps(kAll, load_halves(from + p * kBytes / 2));
+    }
+  }
+  [[gnu::always_inline]] static inline void store(char* to, const Floats* parts) {
+#pragma GCC unroll 2
+    for (size_t p = 0; p < kParts; ++p) {
+      const __m256i halves = _mm512_maskz_cvtps_ph(kAll, (__m512)parts[p], kNearestEven);
+      store_halves(to + p * kBytes / 2, halves);
+    }
+  }
+};
 
 }  // namespace
 }  // namespace rr

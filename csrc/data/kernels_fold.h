@@ -32,33 +32,40 @@ struct Pointers<P, 0> {
   size_t size() const { return n; }
 };
 
-// kVectors vectors at a byte offset; or one vector of which only the first `part` bytes exist (part > 0). All loads come
-// before all stores, so a destination may be a source.
-template <class F, class Combine, size_t kVectors, class Stages, class Srcs, class Dsts>
+// kLoads times F::kBytes at a byte offset; or one load of which only the first `some` bytes exist (some > 0). All loads
+// come before all stores, so a destination may be a source.
+template <class F, class Combine, size_t kLoads, class Stages, class Srcs, class Dsts>
 [[gnu::always_inline]] inline void fold_block(const Stages& stages, const Srcs& srcs, const Dsts& dsts, size_t offset,
-                                              size_t part) {
-  const auto load = [&](size_t s, size_t v) __attribute__((always_inline)) {
-    const char* from = static_cast<const char*>(srcs.at[s]) + offset + v * F::kBytes;
-    return stages.before(part ? load_part<F>(from, part) : F::load(from));
+                                              size_t some) {
+  using Part = typename F::Part;
+  constexpr size_t kParts = kLoads * F::kParts;
+  const auto load = [&](Part* parts, size_t s) __attribute__((always_inline)) {
+    const char* from = static_cast<const char*>(srcs.at[s]) + offset;
+    if (some) {
+      load_some<F>(parts, from, some);
+    } else {
+#pragma GCC unroll 16
+      for (size_t i = 0; i < kLoads; ++i) F::load(parts + i * F::kParts, from + i * F::kBytes);
+    }
+#pragma GCC unroll 16
+    for (size_t p = 0; p < kParts; ++p) parts[p] = stages.before(parts[p]);
   };
-  typename F::Type folded[kVectors];
-#pragma GCC unroll 16
-  for (size_t v = 0; v < kVectors; ++v) folded[v] = load(0, v);
+  Part folded[kParts], next[kParts];
+  load(folded, 0);
   for (size_t s = 1; s < srcs.size(); ++s) {
+    load(next, s);
 #pragma GCC unroll 16
-    for (size_t v = 0; v < kVectors; ++v) folded[v] = Combine::fold(folded[v], load(s, v));
+    for (size_t p = 0; p < kParts; ++p) folded[p] = Combine::fold(folded[p], next[p]);
   }
 #pragma GCC unroll 16
-  for (size_t v = 0; v < kVectors; ++v) folded[v] = stages.after(folded[v]);
+  for (size_t p = 0; p < kParts; ++p) folded[p] = stages.after(folded[p]);
   for (size_t d = 0; d < dsts.size(); ++d) {
     char* to = static_cast<char*>(dsts.at[d]) + offset;
+    if (some) {
+      store_some<F>(to, folded, some);
+    } else {
 #pragma GCC unroll 16
-    for (size_t v = 0; v < kVectors; ++v) {
-      if (part) {
-        store_part<F>(to, folded[v], part);
-      } else {
-        F::store(to + v * F::kBytes, folded[v]);
-      }
+      for (size_t i = 0; i < kLoads; ++i) F::store(to + i * F::kBytes, folded + i * F::kParts);
     }
   }
 }
@@ -69,10 +76,10 @@ void fold_shape(const Stages& given, const Operands& operands) {
   const Pointers<const void*, kSources> srcs(operands.srcs, operands.nsrc);
   const Pointers<void*, kDestinations> dsts(operands.dsts, operands.ndst);
   const size_t nbytes = operands.count * F::kElementBytes;
-  constexpr size_t kVectors = 4;  // enough to hide the latency of the additions
+  constexpr size_t kLoads = 4 / F::kParts;  // four vectors hide the latency of the additions
   size_t offset = 0;
-  for (; offset + kVectors * F::kBytes <= nbytes; offset += kVectors * F::kBytes) {
-    fold_block<F, Combine, kVectors>(stages, srcs, dsts, offset, 0);
+  for (; offset + kLoads * F::kBytes <= nbytes; offset += kLoads * F::kBytes) {
+    fold_block<F, Combine, kLoads>(stages, srcs, dsts, offset, 0);
   }
   for (; offset + F::kBytes <= nbytes; offset += F::kBytes) fold_block<F, Combine, 1>(stages, srcs, dsts, offset, 0);
   if (offset < nbytes) fold_block<F, Combine, 1>(stages, srcs, dsts, offset, nbytes - offset);

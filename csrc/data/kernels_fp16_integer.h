@@ -1,14 +1,14 @@
-// IEEE half to fp32 and back, to nearest even, without F16C: integers and one exact float addition. The same bits as
-// F16C, NaN included. Denormal halves never become denormal floats here, so flush-to-zero modes do not matter.
+// IEEE half without F16C: integers and one float addition. The same bits as F16C, NaN included. Denormal halves are
+// never denormal floats here, so flush-to-zero modes do not matter.
 #pragma once
 
-#include "data/kernels_vectors.h"
+#include "data/kernels_half.h"
 
 namespace rr {
 namespace {
 
-[[gnu::always_inline]] inline Floats widen_fp16(Halves halves) {
-  const Words bits = __builtin_convertvector(halves, Words);
+// The lower 16 bits of every word; the upper ones are zero.
+[[gnu::always_inline]] inline Floats floats_from_fp16(Words bits) {
   const Words sign = (bits & 0x8000) << 16;
   const Words rest = (bits & 0x7fff) << 13;  // exponent and mantissa, where fp32 has them
   const Signed magnitude = (Signed)rest;
@@ -21,7 +21,7 @@ namespace {
   return (Floats)((magnitude < 0x0f800000 ? finite : special) | sign);
 }
 
-[[gnu::always_inline]] inline Halves narrow_fp16(Floats value) {
+[[gnu::always_inline]] inline Words fp16_from_floats(Floats value) {
   const Words bits = (Words)value;
   const Words sign = (bits >> 16) & 0x8000;
   const Words rest = bits & 0x7fffffff;
@@ -33,8 +33,21 @@ namespace {
   const Words nan = 0x7e00 | ((rest >> 13) & 0x3ff);
   const Words finite = magnitude < 0x38800000 ? denormal : normal;      // 2^-14
   const Words special = magnitude > 0x7f800000 ? nan : infinity;
-  return __builtin_convertvector((magnitude < 0x477ff000 ? finite : special) | sign, Halves);  // 65520
+  return (magnitude < 0x477ff000 ? finite : special) | sign;  // 65520
 }
+
+struct Float16 : HalfFormat {
+  [[gnu::always_inline]] static inline void load(Floats* parts, const char* from) {
+    Words words;
+    __builtin_memcpy(&words, from, kBytes);
+    parts[0] = floats_from_fp16(words & 0xffff);
+    parts[1] = floats_from_fp16(words >> 16);
+  }
+  [[gnu::always_inline]] static inline void store(char* to, const Floats* parts) {
+    const Words words = fp16_from_floats(parts[0]) | (fp16_from_floats(parts[1]) << 16);
+    __builtin_memcpy(to, &words, kBytes);
+  }
+};
 
 }  // namespace
 }  // namespace rr

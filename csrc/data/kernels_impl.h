@@ -1,17 +1,14 @@
-// From a Reduction to a fold: the one body of all kernel sets. A file kernels_<isa>.cc defines, in unnamed namespaces,
-// kVectorBytes, includes kernels_vectors.h, defines widen_fp16 and narrow_fp16, includes this, and puts `reduce` into its
-// constant.
+// From a Reduction to a fold: the one body of all kernel sets. A file kernels_<isa>.cc defines kVectorBytes and
+// Float16 (or includes kernels_fp16_integer.h), includes this, and puts `reduce` into its constant.
 #pragma once
 
 #include "data/kernels_fold.h"
+#include "data/kernels_half.h"
 #include "data/kernels_wide.h"
 #include "data/reduction.h"
 
 namespace rr {
 namespace {
-
-using Float16 = Half<widen_fp16, narrow_fp16>;
-using BFloat16 = Half<widen_bf16, narrow_bf16>;
 
 template <class F>
 void reduce_floating(const Reduction& reduction, const Operands& operands) {

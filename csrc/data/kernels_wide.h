@@ -109,7 +109,7 @@ void fold_wide_in(const Reduction& reduction, const Operands& operands) {
   }
 }
 
-// double holds every sum of up to 2^21 integers of 32 bits exactly, and it vectorises; 64 bits are for what it does not.
+// double holds every sum of up to 2^21 integers of 32 bits exactly, and it vectorises; 64 bits are for all the rest.
 template <class T>
 void fold_wide(const Reduction& reduction, const Operands& operands) {
   using Exact = typename Wide<(T(-1) < T(0))>::type;

@@ -1,4 +1,4 @@
-// What an all-reduce computes: reduce operations, the table of meaningful (dtype, op) pairs, and the kernels' interface.
+// What an all-reduce computes: reduce operations, which (dtype, op) pairs mean something, and the kernels' interface.
 #pragma once
 
 #include <cstddef>
@@ -49,7 +49,8 @@ bool is_scalable(DType dtype, ReduceOp op);
 void check(const Reduction& reduction);
 
 // True when folding partial results pairwise gives the same value up to floating-point rounding without a wider
-// accumulator: what ring and recursive doubling need. False for float16, bfloat16, and integers with Average or factors.
+// accumulator: what ring and recursive doubling need. False for float16, bfloat16, and integers with Average or with
+// factors.
 bool foldable_in_place(const Reduction& reduction);
 
 enum class Isa : uint8_t { kPortable, kX86_64_v2, kAvx2, kAvx512 };

@@ -30,15 +30,15 @@ std::vector<uint16_t> all_patterns() {
 
 }  // namespace
 
-TEST_CASE("the sum of one input is that input, for all 65536 bit patterns; a NaN stays a NaN of the same sign") {
+TEST_CASE("the sum of one input is that input, for all 65536 bit patterns; a NaN at most turns quiet") {
   for (const Format& format : kFormats) {
     for (rr::Isa isa : rr::available_isas()) {
       const auto out = reduce(isa, {format.dtype, ReduceOp::kSum}, {all_patterns()});
       int wrong = 0;
       for (int bits = 0; bits < 0x10000; ++bits) {
         const bool nan = (bits & 0x7fff) > format.half.infinity;
-        const int quiet_bit = nan ? 1 << (format.half.mantissa_bits - 1) : 0;
-        wrong += out[bits] != (bits | quiet_bit);
+        const int quiet_bit = 1 << (format.half.mantissa_bits - 1);
+        wrong += out[bits] != bits && !(nan && out[bits] == (bits | quiet_bit));
       }
       INFO(std::string(rr::kernels(isa).name));
       INFO(std::string(name(format.dtype)));

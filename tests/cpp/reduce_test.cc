@@ -120,8 +120,8 @@ void check_all_cases(const rr::Kernels& set, const Reduction& r, const std::vect
   const Bytes want = oracle(r, inputs);
   const auto check_case = [&](const Case& c) {
     if (matches(set.reduce, r, inputs, want, c)) return;
-    FAIL_CHECK(std::string(set.name), ": ", describe(r), ", ", c.count, " elements, ", inputs.size(), " sources, ", c.ndst,
-               " destinations, shift ", c.shift, ", aliased ", c.aliased);
+    FAIL_CHECK(std::string(set.name), ": ", describe(r), ", ", c.count, " elements, ", inputs.size(),
+               " sources, ", c.ndst, " destinations, shift ", c.shift, ", aliased ", c.aliased);
   };
   for (size_t ndst = 1; ndst <= 3; ++ndst) {
     for (const bool aliased : {false, true}) {
