@@ -47,6 +47,8 @@ STATUSES: tuple[type[Error], ...] = (
     UnavailableError,
     InvalidArgumentError,
 )
+GO = b"!"
+"""The host's last word to each guest: all have their descriptors. Until then a failure of one is a failure of all."""
 GIVE_UP = b"?"
 """A guest whose deadline has run out asks who is missing; that ends the meeting for all."""
 FDS_PER_MESSAGE = 250  # the kernel's SCM_MAX_FD is 253
@@ -169,16 +171,18 @@ def connect(meeting: Meeting, me: str, deadline: Deadline) -> socket.socket:
 
 
 def _receive(connection: socket.socket, meeting: Meeting, me: str, hello: bytes, deadline: Deadline) -> list[int]:
+    """Descriptors until the host says that every guest has got its own."""
     fds: list[int] = []
+    expected = -1
     try:
-        expected = 1
-        while len(fds) < expected:
+        while True:
             message, received, flags = _next_message(connection, meeting, me, deadline)
             fds += received
+            if message == GO and len(fds) == expected:
+                return fds
             expected = _expected_fds(message, meeting, me, hello)
             if flags & socket.MSG_CTRUNC:
                 raise UnavailableError(f"{me}: out of file descriptors; raise the limit (ulimit -n)")
-        return fds
     except BaseException:
         for fd in fds:
             os.close(fd)
@@ -188,18 +192,23 @@ def _receive(connection: socket.socket, meeting: Meeting, me: str, hello: bytes,
 def _next_message(
     connection: socket.socket, meeting: Meeting, me: str, deadline: Deadline
 ) -> tuple[bytes, list[int], int]:
+    fds = array.array("i")
     for wait_s in (deadline.wait_s(), LAST_WORD_S):
         connection.settimeout(wait_s)
         try:
-            message, fds, flags, _ = socket.recv_fds(
-                connection, REPLY.size + TEXT_NBYTES, FDS_PER_MESSAGE, socket.MSG_CMSG_CLOEXEC
+            # Not socket.recv_fds(), which drops its flags (seen in CPython 3.11): the descriptors would outlive exec.
+            message, controls, flags, _ = connection.recvmsg(
+                REPLY.size + TEXT_NBYTES, socket.CMSG_LEN(FDS_PER_MESSAGE * fds.itemsize), socket.MSG_CMSG_CLOEXEC
             )
         except builtins.TimeoutError:
             connection.send(GIVE_UP)
             continue
+        for level, kind, data in controls:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
         if not message:
             raise EOFError
-        return message, fds, flags
+        return message, list(fds), flags
     raise TimeoutError(
         f"{me}: no answer from rank {meeting.host} at {meeting.where()} within {deadline.timeout_s:g} s; "
         "it is stopped or very slow"

@@ -6,6 +6,7 @@ tells every guest that has come what happened, so that all ranks fail with the s
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hmac
 import selectors
@@ -16,7 +17,7 @@ from types import TracebackType
 
 from ringreduce.deadline import Deadline
 from ringreduce.errors import Error, HorovodInternalError, MismatchError, PeerLostError, TimeoutError
-from ringreduce.handshake import GIVE_UP, HELLO, MAGIC, Meeting, hello_mac, same_user, send_error, send_reply
+from ringreduce.handshake import GIVE_UP, GO, HELLO, MAGIC, Meeting, hello_mac, same_user, send_error, send_reply
 
 SPARE_CONNECTIONS = 16  # strangers that may be connected at once without keeping a guest out
 BUSY_ADDRESS_S = 2.0  # how long a predecessor at the same address may take to go away
@@ -96,13 +97,16 @@ class Reception:
         return {rank: guest.pid for rank, guest in self._guests.items()}
 
     def answer(self, fds_for: Callable[[int], Sequence[int]]) -> None:
-        """Sends fds_for(rank) to every guest; they stay the caller's. Raises PeerLostError if one has gone."""
+        """Sends every guest fds_for(rank), which stay the caller's. All go or none: PeerLostError if one has left."""
         for rank, guest in sorted(self._guests.items()):
             guest.connection.settimeout(self._deadline.wait_s())
             try:
                 send_reply(guest.connection, self._meeting, guest.hello, fds_for(rank), self._deadline)
             except (ConnectionError, BrokenPipeError):
                 raise self._left(rank) from None
+        for guest in self._guests.values():
+            with contextlib.suppress(OSError):  # who dies from here on is missed by the others' pidfds
+                guest.connection.send(GO)
 
     def _bind(self) -> None:
         patience = Deadline(BUSY_ADDRESS_S)

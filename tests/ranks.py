@@ -127,6 +127,15 @@ class Ranks:
                 raise AssertionError(f"ranks {running} did not finish within {timeout_s:g} s\n{self.report()}")
         return self.outcomes()
 
+    def wait_first(self, timeout_s: float = 60) -> int:
+        """The rank that ends first."""
+        deadline = time.monotonic() + timeout_s
+        while len(running := self._running()) == self.size:
+            if not _poll(self._pidfds, deadline):
+                self._dump(running)
+                raise AssertionError(f"no rank finished within {timeout_s:g} s\n{self.report()}")
+        return min(self._ends, key=self._ends.__getitem__)
+
     def outcomes(self) -> list[Outcome]:
         """How each rank ended; for one that still runs, status is None and `ended` is now."""
         return [self._outcome(rank) for rank in range(self.size)]

@@ -1,0 +1,206 @@
+"""Each launcher's variables give the right place; wrong ones give an error that names the variable."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from ranks import clean_environment
+
+from ringreduce.environment import Placement, detect, rendezvous_secret
+from ringreduce.errors import InvalidArgumentError, UnavailableError
+
+RINGRUN = {
+    "RINGREDUCE_RANK": "1",
+    "RINGREDUCE_SIZE": "3",
+    "RINGREDUCE_LOCAL_RANK": "1",
+    "RINGREDUCE_LOCAL_SIZE": "3",
+    "RINGREDUCE_CROSS_RANK": "0",
+    "RINGREDUCE_CROSS_SIZE": "1",
+    "RINGREDUCE_RENDEZVOUS": "ringrun-12-ab:00ff",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_COMM_WORLD_NODE_RANK": "2",
+    "PMIX_RANK": "2",
+    "PMIX_NAMESPACE": "1181941761",
+}
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "3",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_NODEID": "0",
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "5",
+}
+SRUN_PMIX = SLURM | {"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.77.5"}
+SRUN_PMI2 = SLURM | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_JOBID": "77.5"}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "6", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "1",
+}
+HOROVODRUN = {
+    "HOROVOD_RANK": "1",
+    "HOROVOD_SIZE": "2",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_CROSS_RANK": "0",
+    "HOROVOD_CROSS_SIZE": "1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
+}
+
+PLACES = [
+    ("nothing", {"HOME": "/"}, Placement(0, 1, 0, 1, 0, 1, "single", "")),
+    ("ringrun", RINGRUN, Placement(1, 3, 1, 3, 0, 1, "ringrun", "ringrun-12-ab")),
+    ("mpirun", OPEN_MPI, Placement(2, 4, 2, 4, 0, 1, "openmpi", "pmix-1181941761")),
+    ("srun --mpi=pmix", SRUN_PMIX, Placement(3, 4, 3, 4, 0, 1, "pmix", "pmix-slurm.pmix.77.5")),
+    ("srun --mpi=pmi2", SRUN_PMI2, Placement(3, 4, 3, 4, 0, 1, "mpich", "slurm-77.5")),
+    ("torchrun", TORCHRUN, Placement(1, 2, 1, 2, 0, 1, "torchrun", "torch-none-29500-1")),
+    ("srun", SLURM, Placement(3, 4, 3, 4, 0, 1, "slurm", "slurm-77.5")),
+    ("horovodrun", HOROVODRUN, Placement(1, 2, 1, 2, 0, 1, "horovod", "horovod-4711")),
+    ("ringrun within mpirun", OPEN_MPI | RINGRUN, Placement(1, 3, 1, 3, 0, 1, "ringrun", "ringrun-12-ab")),
+    ("mpirun within srun", SLURM | OPEN_MPI, Placement(2, 4, 2, 4, 0, 1, "openmpi", "pmix-1181941761")),
+    ("torchrun within srun", SLURM | TORCHRUN, Placement(1, 2, 1, 2, 0, 1, "torchrun", "torch-none-29500-1")),
+    ("horovod's names lose", HOROVODRUN | SLURM, Placement(3, 4, 3, 4, 0, 1, "slurm", "slurm-77.5")),
+    ("an sbatch script outside srun", {k: SLURM[k] for k in ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID")},
+     Placement(0, 1, 0, 1, 0, 1, "single", "")),
+    ("half of torchrun's common words", {"RANK": "3"}, Placement(0, 1, 0, 1, 0, 1, "single", "")),
+    ("by hand, one of one", {"RINGREDUCE_RANK": "0", "RINGREDUCE_SIZE": "1", "RINGREDUCE_RENDEZVOUS": "a:b:00"},
+     Placement(0, 1, 0, 1, 0, 1, "ringrun", "a:b")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("environ", "place"), [row[1:] for row in PLACES], ids=[row[0] for row in PLACES])
+def test_place(environ: dict[str, str], place: Placement) -> None:
+    assert detect(environ=environ) == place
+
+
+def test_ranks_of_one_parent_meet_where_a_launcher_names_no_job() -> None:
+    for environ in (
+        HYDRA,
+        {"RINGREDUCE_RANK": "1", "RINGREDUCE_SIZE": "2"},
+        {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"},
+    ):
+        other = {name: "0" if name.endswith("RANK") else value for name, value in environ.items()}
+        here, there = detect(environ=environ), detect(environ=other)
+        assert (here.rank, there.rank, here.size) == (1, 0, 2)
+        assert here.job == there.job
+        assert here.job.startswith(f"parent-{os.getppid()}.")
+
+
+def test_a_later_process_with_the_parents_pid_is_another_job() -> None:
+    with open(f"/proc/{os.getppid()}/stat") as file:
+        ticks = file.read().rpartition(")")[2].split()[19]
+    assert detect(environ=HYDRA).job.endswith(f".{ticks}")
+
+
+def test_arguments_win() -> None:
+    place = detect(2, 5, environ=RINGRUN)
+    assert place == Placement(2, 5, 2, 5, 0, 1, "arguments", "ringrun-12-ab")
+    assert detect(0, 2, environ=SLURM).job == "slurm-77.5"
+    assert detect(0, 2, environ={}).job == detect(1, 2, environ={}).job != ""
+
+
+BAD = [
+    ("no number", RINGRUN | {"RINGREDUCE_RANK": "one"}, ["RINGREDUCE_RANK", "'one'"]),
+    ("empty", RINGRUN | {"RINGREDUCE_SIZE": ""}, ["RINGREDUCE_SIZE"]),
+    ("rank = size", RINGRUN | {"RINGREDUCE_RANK": "3"}, ["RINGREDUCE_RANK=3", "RINGREDUCE_SIZE=3"]),
+    ("negative", OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "-1"}, ["OMPI_COMM_WORLD_RANK=-1"]),
+    ("no ranks", HYDRA | {"PMI_SIZE": "0"}, ["PMI_SIZE=0"]),
+    ("local", TORCHRUN | {"LOCAL_RANK": "2"}, ["LOCAL_RANK=2", "LOCAL_WORLD_SIZE=2"]),
+    ("cross", RINGRUN | {"RINGREDUCE_CROSS_RANK": "x"}, ["RINGREDUCE_CROSS_RANK"]),
+    ("no size", {"RINGREDUCE_RANK": "0"}, ["RINGREDUCE_SIZE is not set"]),
+    ("no size", {"OMPI_COMM_WORLD_RANK": "0"}, ["OMPI_COMM_WORLD_SIZE is not set"]),
+    ("no size", {"PMIX_RANK": "0"}, ["PMIX_RANK=0", "PMI_SIZE", "SLURM_NTASKS"]),
+    ("no secret", RINGRUN | {"RINGREDUCE_RENDEZVOUS": "name"}, ["RINGREDUCE_RENDEZVOUS"]),
+    ("no hex", RINGRUN | {"RINGREDUCE_RENDEZVOUS": "name:xy"}, ["RINGREDUCE_RENDEZVOUS"]),
+    ("no name", RINGRUN | {"RINGREDUCE_RENDEZVOUS": ":00"}, ["RINGREDUCE_RENDEZVOUS"]),
+]
+
+
+@pytest.mark.parametrize(("environ", "words"), [row[1:] for row in BAD], ids=[f"{row[0]}: {row[2][0]}" for row in BAD])
+def test_a_bad_value_is_an_error_that_names_the_variable(environ: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        detect(environ=environ)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, None), (None, 2), (2, 2), (-1, 2), (0, 0)])
+def test_bad_arguments(rank: int | None, size: int | None) -> None:
+    with pytest.raises(InvalidArgumentError, match="rank"):
+        detect(rank, size, environ={})
+
+
+SEVERAL_HOSTS = [
+    ("openmpi", OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}),
+    ("pmix", SRUN_PMIX | {"SLURM_STEP_NUM_NODES": "2"}),
+    ("mpich", HYDRA | {"MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}),
+    ("mpich", SRUN_PMI2 | {"SLURM_STEP_NUM_NODES": "2"}),
+    ("torchrun", TORCHRUN | {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}),
+    ("slurm", SLURM | {"SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"}),
+    ("horovod", HOROVODRUN | {"HOROVOD_LOCAL_SIZE": "1", "HOROVOD_LOCAL_RANK": "0"}),
+    ("ringrun", RINGRUN | {"RINGREDUCE_CROSS_SIZE": "3", "RINGREDUCE_LOCAL_SIZE": "1", "RINGREDUCE_LOCAL_RANK": "0"}),
+]
+
+
+@pytest.mark.parametrize(("source", "environ"), SEVERAL_HOSTS, ids=[row[0] for row in SEVERAL_HOSTS])
+def test_several_hosts_are_refused_in_words(source: str, environ: dict[str, str]) -> None:
+    with pytest.raises(UnavailableError, match=rf"{source} started this job on .*hosts.*Today .*one host"):
+        detect(environ=environ)
+
+
+def test_the_secret_is_never_in_a_message() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        rendezvous_secret({"RINGREDUCE_RENDEZVOUS": "name:c0ffee-not-hex"})
+    assert "c0ffee" not in str(caught.value)
+    assert rendezvous_secret({}) is None
+    assert rendezvous_secret({"RINGREDUCE_RENDEZVOUS": "name:c0ffee"}) == ("name", b"\xc0\xff\xee")
+
+
+PRINT_PLACE = """
+import os
+from ringreduce.environment import detect
+p = detect()
+os.write(1, f"{p.rank} {p.size} {p.local_size} {p.source} {p.job}\\n".encode())
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "source", "job"),
+    [
+        (["mpirun.openmpi", "--oversubscribe", "-np", "3"], "openmpi", "pmix-"),
+        (["mpirun.mpich", "-np", "3"], "mpich", "hydra-"),
+        (["mpirun.mpich", "-np", "3", "sh", "-c", 'nice "$@"; exit', "sh"], "mpich", "hydra-"),
+    ],
+    ids=["openmpi", "mpich", "mpich behind shells"],
+)
+def test_real_launchers(command: list[str], source: str, job: str) -> None:
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    environ = clean_environment() | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run(
+        [*command, sys.executable, "-c", PRINT_PLACE], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = sorted(line.split() for line in done.stdout.splitlines())
+    assert [row[:4] for row in rows] == [[str(rank), "3", "3", source] for rank in range(3)]
+    assert len({row[4] for row in rows}) == 1
+    assert rows[0][4].startswith(job)

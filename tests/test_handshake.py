@@ -1,0 +1,299 @@
+"""The handshake itself, host and guests as threads: strangers, lies, limits, leaks; and the meeting over a store."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ringreduce.deadline import Deadline
+from ringreduce.errors import MismatchError, PeerLostError, TimeoutError, UnavailableError
+from ringreduce.handshake import FDS_PER_MESSAGE, HELLO, MAGIC, Meeting, attend, hello_mac
+from ringreduce.reception import Reception
+from ringreduce.rendezvous import STORE_KEY, join_with_store, new_address
+
+
+def meeting(size: int = 2) -> Meeting:
+    return Meeting(*new_address(), guests=frozenset(range(1, size)), host=0, size=size, epoch=3)
+
+
+def host(where: Meeting, timeout_s: float = 20, fds: Callable[[int], list[int]] = lambda rank: [0]) -> dict[int, int]:
+    with Reception(where, Deadline(timeout_s)) as reception:
+        pids = reception.gather()
+        reception.answer(fds)
+        return pids
+
+
+def guest(where: Meeting, rank: int = 1, timeout_s: float = 20) -> int:
+    """The number of descriptors that came."""
+    fds = attend(where, rank, Deadline(timeout_s))
+    for fd in fds:
+        os.close(fd)
+    return len(fds)
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """What each call returned or raised, all run at once."""
+    answers: list[Any] = [None] * len(calls)
+
+    def keep(number: int, call: Callable[[], Any]) -> None:
+        try:
+            answers[number] = call()
+        except Exception as error:
+            answers[number] = error
+
+    threads = [threading.Thread(target=keep, args=pair, daemon=True) for pair in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "hangs"
+    return answers
+
+
+def connected(where: Meeting) -> socket.socket:
+    """A raw connection to a host that is about to listen."""
+    deadline = time.monotonic() + 20
+    while True:
+        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            stranger.connect(b"\0" + where.address)
+            stranger.settimeout(20)
+            return stranger
+        except ConnectionRefusedError:
+            stranger.close()
+            assert time.monotonic() < deadline
+
+
+def hello(where: Meeting, rank: int = 1) -> bytes:
+    body = HELLO.pack(MAGIC, rank, where.size, where.epoch, bytes(16), bytes(32))[:-32]
+    return body + hello_mac(where.secret, body)
+
+
+def test_it_works_at_all() -> None:
+    where = meeting(3)
+    pids, first, second = together(lambda: host(where), lambda: guest(where, 1), lambda: guest(where, 2))
+    assert pids == {1: os.getpid(), 2: os.getpid()}
+    assert (first, second) == (1, 1)
+
+
+def test_a_wrong_secret_is_turned_away_and_the_meeting_goes_on() -> None:
+    where = meeting()
+    refused = threading.Event()
+
+    def stranger() -> int:
+        try:
+            return guest(replace(where, secret=b"guessed"))
+        finally:
+            refused.set()
+
+    def member() -> int:
+        assert refused.wait(20)
+        return guest(where)
+
+    pids, error, fds = together(lambda: host(where), stranger, member)
+    assert isinstance(error, MismatchError)
+    assert "does not know this job's secret" in str(error)
+    assert (pids, fds) == ({1: os.getpid()}, 1)
+
+
+def test_a_turned_away_stranger_is_mentioned_when_time_runs_out() -> None:
+    where = meeting()
+    late, _ = together(lambda: host(where, 0.5), lambda: guest(replace(where, secret=b"guessed")))
+    assert isinstance(late, TimeoutError)
+    assert f"Turned away: pid {os.getpid()} does not know this job's secret" in str(late)
+
+
+def test_a_host_without_the_secret_is_not_believed() -> None:
+    where = meeting()
+
+    def impostor() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(b"\0" + where.address)
+            listener.listen()
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                reply = MAGIC + bytes(4) + b"\1\0\0\0" + bytes(32)
+                socket.send_fds(connection, [reply], [0])
+                connection.send(b"!")
+                connection.recv(4096)
+
+    before = os.listdir("/proc/self/fd")
+    _, error = together(impostor, lambda: guest(where))
+    assert isinstance(error, MismatchError)
+    assert "does not know this job's secret" in str(error)
+    assert os.listdir("/proc/self/fd") == before
+
+
+LIES = [
+    ({"epoch": 2}, 1, "init() number 2, rank 0 at number 3"),
+    ({"size": 4}, 1, "says the job has 4 ranks, rank 0 says 3"),
+    ({}, 0, "two processes say they are rank 0"),
+    ({}, 7, "rank 7 (pid"),
+]
+
+
+@pytest.mark.parametrize(("lie", "rank", "words"), LIES, ids=[row[2] for row in LIES])
+def test_a_member_who_disagrees_ends_it_for_everyone(lie: dict[str, Any], rank: int, words: str) -> None:
+    where = meeting(3)
+    with Reception(where, Deadline(20)) as reception:
+        bystander = connected(where)
+        bystander.send(hello(where, 2))
+        liar = threading.Thread(target=lambda: answers.extend(together(lambda: guest(replace(where, **lie), rank))))
+        answers: list[Any] = []
+        liar.start()
+        with pytest.raises(MismatchError) as caught:
+            reception.gather()
+        reception.__exit__(MismatchError, caught.value, None)
+        liar.join(20)
+    assert words in str(caught.value)
+    assert isinstance(answers[0], MismatchError)
+    assert words in str(answers[0])
+    assert words.encode() in bystander.recv(4096)
+    bystander.close()
+
+
+@pytest.mark.parametrize("garbage", [b"", b"x", b"GET / HTTP/1.1\r\n\r\n", bytes(HELLO.size), b"y" * 5000, MAGIC * 9])
+def test_garbage_disturbs_nobody(garbage: bytes) -> None:
+    where = meeting()
+    open_before = len(os.listdir("/proc/self/fd"))
+
+    def strangers() -> None:
+        for _ in range(100):
+            with connected(where) as stranger:
+                if garbage:
+                    stranger.send(garbage)
+        entered.set()
+
+    def member() -> int:
+        assert entered.wait(20)
+        return guest(where)
+
+    entered = threading.Event()
+    pids, error, fds = together(lambda: host(where), strangers, member)
+    assert (pids, error, fds) == ({1: os.getpid()}, None, 1)
+    assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+def test_a_guest_that_leaves_ends_it_for_everyone() -> None:
+    where = meeting(3)
+
+    def leaver() -> None:
+        with connected(where) as connection:
+            connection.send(hello(where, 2))
+
+    error, other, _ = together(lambda: host(where), lambda: guest(where, 1, 5), leaver)
+    assert isinstance(error, PeerLostError)
+    assert "lost rank 2" in str(error)
+    assert isinstance(other, PeerLostError | TimeoutError)  # TimeoutError: it came when all was over
+
+
+def test_all_guests_go_or_none() -> None:
+    """A guest that leaves after everyone has come, but before the descriptors do, takes the others with it."""
+    where = meeting(3)
+    gone = threading.Event()
+
+    def leaver() -> None:
+        with connected(where) as connection:
+            connection.send(hello(where, 2))
+            assert came.wait(20)
+        gone.set()
+
+    came = threading.Event()
+
+    def fds(rank: int) -> list[int]:
+        came.set()
+        assert gone.wait(20)
+        return [0]
+
+    open_before = len(os.listdir("/proc/self/fd"))
+    error, other, _ = together(lambda: host(where, fds=fds), lambda: guest(where), leaver)
+    assert isinstance(error, PeerLostError)
+    assert isinstance(other, PeerLostError)
+    assert "told by rank 0" in str(other)
+    assert "lost rank 2" in str(other)
+    assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+@pytest.mark.parametrize("count", [1, FDS_PER_MESSAGE, FDS_PER_MESSAGE + 1])
+def test_any_number_of_descriptors(count: int) -> None:
+    where = meeting()
+    _, came = together(lambda: host(where, fds=lambda rank: [0] * count), lambda: guest(where))
+    assert came == count
+
+
+def test_a_hundred_failures_leak_no_descriptor() -> None:
+    def fail() -> None:
+        where = meeting()
+        with pytest.raises(TimeoutError, match="rank 0 did not come"):
+            guest(where, timeout_s=1e-3)
+        with pytest.raises(TimeoutError, match="rank 1 did not come"):
+            host(where, timeout_s=1e-3)
+
+    fail()
+    before = os.listdir("/proc/self/fd")
+    for _ in range(100):
+        fail()
+    assert os.listdir("/proc/self/fd") == before
+
+
+# --- over a store -----------------------------------------------------------------------------------------------------
+
+
+class DictStore:
+    """A store for threads."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.changed = threading.Condition()
+
+    def set(self, key: str, value: bytes) -> None:
+        with self.changed:
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, timeout_s):
+                raise __builtins__["TimeoutError"](key)  # type: ignore[index]
+            return self.values[key]
+
+
+def over(store: DictStore, rank: int, size: int, timeout_s: float = 20) -> int:
+    joined = join_with_store(store, rank, size, timeout_s, lambda: os.memfd_create("test segment"))
+    inode = os.fstat(joined.fd).st_ino
+    joined.close()
+    return inode
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_store_is_enough_to_meet(size: int) -> None:
+    store = DictStore()
+    inodes = together(*(lambda rank=rank: over(store, rank, size) for rank in range(size)))  # type: ignore[misc]
+    assert all(isinstance(inode, int) for inode in inodes), inodes
+    assert len(set(inodes)) == 1
+
+
+def test_over_a_store_a_missing_rank_is_named_on_all() -> None:
+    store = DictStore()
+    for error in together(lambda: over(store, 0, 3, 0.5), lambda: over(store, 1, 3, 20)):
+        assert isinstance(error, TimeoutError)
+        assert "rank 2 did not come" in str(error)
+
+
+def test_over_a_store_a_rank_on_another_host_is_refused_on_all() -> None:
+    class OtherHost(DictStore):
+        def set(self, key: str, value: bytes) -> None:
+            super().set(key, b"elsewhere:1" if key == f"{STORE_KEY}/1" else value)
+
+    store = OtherHost()
+    for error in together(*(lambda rank=rank: over(store, rank, 3) for rank in range(3))):  # type: ignore[misc]
+        assert isinstance(error, UnavailableError)
+        assert "ranks [1] are not on this host" in str(error)

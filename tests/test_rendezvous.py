@@ -1,0 +1,245 @@
+"""Ranks of one host meet and share descriptors; whoever is missing, wrong or dead is named on every rank, in time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import time
+
+import pytest
+from ranks import SIZES, hear_test, run_ranks, start_ranks, tell_test
+
+from ringreduce.environment import detect
+from ringreduce.rendezvous import Joined, join_job, share_fd
+
+CONTENT = b"the same memory for all ranks"
+
+
+def segment() -> int:
+    fd = os.memfd_create("test segment", os.MFD_CLOEXEC)
+    os.pwrite(fd, CONTENT, 0)
+    return fd
+
+
+def watched_pid(pidfd: int) -> int:
+    with open(f"/proc/self/fdinfo/{pidfd}") as file:
+        return int(re.search(r"^Pid:\s*(-?\d+)", file.read(), re.MULTILINE)[1])  # type: ignore[index]
+
+
+def join(init_count: int = 1, timeout_s: float = 30, rank: int | None = None, size: int | None = None) -> Joined:
+    return join_job(detect(rank, size), init_count, timeout_s, segment)
+
+
+def open_fds() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+# --- what the ranks get ----------------------------------------------------------------------------------------------
+
+
+def meet() -> tuple[int, bytes, list[int], bool]:
+    before = open_fds()
+    joined = join()
+    fds = [joined.fd, *(fd for fd in joined.pidfds if fd >= 0)]
+    closed_on_exec = all(fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC for fd in fds)
+    watched = [watched_pid(fd) if fd >= 0 else -1 for fd in joined.pidfds]
+    content = os.pread(joined.fd, 100, 0)
+    assert len(open_fds() - before) == len(fds)
+    joined.close()
+    joined.close()
+    assert open_fds() == before
+    return os.getpid(), content, watched, closed_on_exec
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_ranks_share_memory_and_watch_each_other(size: int) -> None:
+    answers = run_ranks(meet, size)
+    pids = [pid for pid, *_ in answers]
+    for rank, (_, content, watched, closed_on_exec) in enumerate(answers):
+        assert content == CONTENT
+        assert watched == [*pids[:rank], -1, *pids[rank + 1 :]]
+        assert closed_on_exec
+
+
+def meet_without_ringrun() -> bytes:
+    return meet()[1]
+
+
+def test_without_a_secret_the_job_of_one_parent_meets() -> None:
+    assert run_ranks(meet_without_ringrun, 3, env={"RINGREDUCE_RENDEZVOUS": None}) == [CONTENT] * 3
+
+
+def rounds(count: int) -> tuple[float, int]:
+    before = open_fds()
+    times = []
+    for number in range(1, count + 1):
+        start = time.perf_counter()
+        joined = join(number)
+        times.append(time.perf_counter() - start)
+        joined.close()
+    return sorted(times)[count // 2], len(open_fds() - before)
+
+
+def test_a_hundred_jobs_in_a_row_leak_nothing_and_are_quick() -> None:
+    for median_s, leaked in run_ranks(rounds, 3, args=(100,)):
+        assert leaked == 0
+        assert median_s < 0.02  # the whole of init() and shutdown() has 20 ms
+
+
+# --- who is missing ---------------------------------------------------------------------------------------------------
+
+
+def come_unless(absent: int, timeouts_s: list[float]) -> None:
+    place = detect()
+    if place.rank == absent:
+        hear_test()  # stays alive until the others have given up
+    else:
+        join(timeout_s=timeouts_s[place.rank])
+
+
+@pytest.mark.parametrize(("absent", "words"), [(2, "rank 2 did not come"), (0, "rank 0 did not come")])
+def test_a_missing_rank_is_named_on_every_rank(absent: int, words: str) -> None:
+    with start_ranks(come_unless, 3, args=(absent, [0.5] * 3)) as job:
+        for rank in {0, 1, 2} - {absent}:
+            assert job.procs[rank].wait(20) == 1
+        job.tell(absent)
+        outcomes = job.wait(20)
+        assert outcomes[absent].error is None
+        for rank in {0, 1, 2} - {absent}:
+            assert outcomes[rank].kind == "TimeoutError", job.report()
+            assert words in str(outcomes[rank].error)
+            assert re.search(r"@ringreduce\.\d+\.test-.*\.1 within 0\.5 s", str(outcomes[rank].error))
+
+
+def test_the_first_to_run_out_of_time_ends_it_for_all() -> None:
+    with start_ranks(come_unless, 3, args=(2, [600, 0.3, 0])) as job:
+        begin = time.monotonic()
+        for rank in (0, 1):
+            assert job.procs[rank].wait(20) == 1
+        assert time.monotonic() - begin < 10
+        job.tell(2)
+        assert [o.kind for o in job.wait(20)] == ["TimeoutError", "TimeoutError", None]
+        assert "rank 2 did not come" in str(job.outcomes()[1].error)
+
+
+def join_at(counts: list[int]) -> None:
+    join(counts[detect().rank], timeout_s=0.5)
+
+
+def test_different_init_counts_do_not_meet() -> None:
+    with start_ranks(join_at, 2, args=([2, 1],)) as job:
+        first, second = job.wait()
+        assert first.kind == second.kind == "TimeoutError"
+        assert "init() number 2" in str(first.error)
+        assert "init() number 1" in str(second.error)
+
+
+# --- who is wrong -----------------------------------------------------------------------------------------------------
+
+
+def join_as(places: list[tuple[int, int]]) -> None:
+    rank, size = places[detect().rank]
+    join(timeout_s=10, rank=rank, size=size)
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        ([(0, 3), (1, 3), (1, 3)], "two processes say they are rank 1: pid"),
+        ([(0, 3), (1, 2), (2, 3)], "says the job has 2 ranks, rank 0 says 3"),
+        ([(0, 3), (0, 3), (1, 3)], "another process is rank 0"),
+    ],
+)
+def test_ranks_that_disagree_all_say_so(places: list[tuple[int, int]], words: str) -> None:
+    with start_ranks(join_as, 3, args=(places,)) as job:
+        if places[1][0] == 0:  # the first of two ranks 0 goes on waiting for rank 2
+            loser = job.wait_first()
+            assert job.outcomes()[loser].kind == "MismatchError"
+            assert words in str(job.outcomes()[loser].error)
+            return
+        outcomes = job.wait(30)
+        named = [o for o in outcomes if words in str(o.error)]
+        assert {o.kind for o in named} == {"MismatchError"}, job.report()
+        assert len(named) >= 2
+        # A third rank that came before the quarrel was told of it; one that came later found nobody.
+        assert {o.kind for o in outcomes} <= {"MismatchError", "PeerLostError", "TimeoutError"}
+
+
+# --- who dies ---------------------------------------------------------------------------------------------------------
+
+
+def announce_and_join(late: int) -> None:
+    tell_test("joining")
+    if detect().rank == late:
+        hear_test()
+    join(timeout_s=60)
+
+
+@pytest.mark.parametrize(("victim", "words"), [(1, "lost rank 1"), (0, "rank 0, which gathers the ranks")])
+def test_a_rank_that_dies_while_waiting_is_named(victim: int, words: str) -> None:
+    with start_ranks(announce_and_join, 4, args=(3,)) as job:
+        for rank in range(4):
+            job.hear(rank)
+        _wait_until_seated(job.procs[victim].pid)
+        killed = job.kill(victim, signal.SIGKILL)
+        for rank in {0, 1, 2} - {victim}:
+            assert job.procs[rank].wait(20) == 1
+            assert time.monotonic() - killed < 2
+            assert job.outcomes()[rank].kind == "PeerLostError", job.report()
+            assert words in str(job.outcomes()[rank].error)
+
+
+def _wait_until_seated(pid: int) -> None:
+    """Until two guests are connected and the process sleeps, that is waits for the last rank.
+
+    The job's own sockets are those whose name holds this process's id (ranks.py puts it there).
+    """
+    deadline = time.monotonic() + 20
+    while True:
+        with open("/proc/net/unix") as sockets, open(f"/proc/{pid}/stat") as stat:
+            seats = sum(f".test-{os.getpid()}-" in line for line in sockets)
+            asleep = stat.read().rpartition(")")[2].split()[0] == "S"
+        if seats == 3 and asleep:  # the listener, and the host's end of two connections
+            return
+        assert time.monotonic() < deadline, f"{seats} sockets, asleep: {asleep}"
+
+
+def fail_to_allocate() -> None:
+    def no_memory() -> int:
+        raise MemoryError("no memory for the control segment")
+
+    join_job(detect(), 1, 30, no_memory)
+
+
+def test_a_failure_of_rank_0_reaches_all() -> None:
+    with start_ranks(fail_to_allocate, 3) as job:
+        outcomes = job.wait(30)
+        assert [o.kind for o in outcomes] == ["MemoryError", "HorovodInternalError", "HorovodInternalError"]
+        assert all("no memory for the control segment" in str(o.error) for o in outcomes)
+
+
+# --- one more file within a job ---------------------------------------------------------------------------------------
+
+
+def share(members: list[int], leader: int) -> bytes | None:
+    rank = detect().rank
+    if rank not in members:
+        return None
+    address, secret = b"ringreduce.test." + os.environ["RINGREDUCE_RENDEZVOUS"][:40].encode(), b"shared"
+    fd = segment() if rank == leader else None
+    before = open_fds()
+    got = share_fd(fd, members, rank, rank == leader, address, secret, 30)
+    assert (got == fd) == (rank == leader)
+    content = os.pread(got, 100, 0)
+    if rank != leader:
+        os.close(got)
+    assert open_fds() == before
+    return content
+
+
+@pytest.mark.parametrize(("members", "leader"), [([0, 1, 2, 3], 0), ([1, 3], 1), ([0, 2, 3], 3), ([2], 2)])
+def test_share_fd(members: list[int], leader: int) -> None:
+    expected = [CONTENT if rank in members else None for rank in range(4)]
+    assert run_ranks(share, 4, args=(members, leader)) == expected
