@@ -133,7 +133,7 @@ class Board {
   Bell& engine_bell(int rank) const { return at<Bell>(engine_bells_)[rank]; }
   std::atomic<uint64_t>* name_hashes() const { return at<std::atomic<uint64_t>>(hashes_); }
   NameSlot& name_slot(size_t slot) const { return at<NameSlot>(names_)[slot]; }
-  uint64_t& append_mark(size_t cell) const { return at<uint64_t>(marks_)[cell]; }
+  std::atomic<uint64_t>& append_mark(size_t cell) const { return at<std::atomic<uint64_t>>(marks_)[cell]; }
   Entry& entry(uint64_t position) const { return at<Entry>(entries_)[position % kLogEntries]; }
   ClaimLine* claims(uint64_t position) const {
     return at<ClaimLine>(claims_) + position % kLogEntries * static_cast<size_t>(size_);

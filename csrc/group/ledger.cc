@@ -86,6 +86,7 @@ std::string Ledger::mismatch(Ticket ticket, const RankMask& participants) const 
 
 std::vector<int> Ledger::missing(Ticket ticket) const {
   std::vector<int> ranks;
+  if (ticket.tag == 0) return ranks;  // a message between two ranks, which is not in the ledger
   for (int r = 0; r < board_.size(); ++r) {
     if (board_.head(ticket.cell, r).tag.load(std::memory_order_acquire) == ticket.tag) continue;
     if (board_.line(r).joined.load(std::memory_order_acquire) == 0) ranks.push_back(r);
@@ -140,7 +141,7 @@ bool Ledger::fusible(const Entry& entry, const Signature& one, const RankMask& p
 }
 
 bool Ledger::append_locked(Ticket ticket, const RankMask& participants) {
-  if (board_.append_mark(ticket.cell) == ticket.tag) return true;
+  if (board_.append_mark(ticket.cell).load(std::memory_order_relaxed) == ticket.tag) return true;
   const Signature& one = board_.signature(ticket.cell, first_of(participants));
   const bool disagree = !mismatch(ticket, participants).empty();
   const bool is_registered = !disagree && registered(ticket, participants);
@@ -159,7 +160,7 @@ bool Ledger::append_locked(Ticket ticket, const RankMask& participants) {
     entry->mismatch = disagree;
     opened = true;
   }
-  board_.append_mark(ticket.cell) = ticket.tag;
+  board_.append_mark(ticket.cell).store(ticket.tag, std::memory_order_release);
   entry->member[entry->members++] = {ticket.cell, ticket.tag};
   entry->nbytes += one.nbytes;
   if (opened) {

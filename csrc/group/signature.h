@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "data/reduction.h"
+#include "os/segments.h"
 
 namespace rr {
 
@@ -30,14 +31,6 @@ enum class Kind : uint8_t {
 
 const char* upper_name(Kind kind);
 const char* name(Kind kind);
-
-// Where a buffer lies in registered memory; uid 0 = private.
-struct MemoryRef {
-  uint64_t uid = 0;
-  uint32_t region = 0;
-  uint32_t unused = 0;
-  uint64_t offset = 0;
-};
 
 inline constexpr size_t kDims = 5;
 

@@ -1,0 +1,173 @@
+#include "engine/context.h"
+
+#include <algorithm>
+
+#include "base/errors.h"
+#include "engine/tuning.h"
+
+namespace rr {
+namespace {
+constexpr int64_t kSleepNs = 100000000;   // a blocked call looks after its peers this often
+constexpr int64_t kIdleNs = 250000000;    // the engine likewise: 4 wake-ups a second, about 0.01 % of a core
+}  // namespace
+
+Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
+                 std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt)
+    : rank_(rank),
+      hostname_(std::move(hostname)),
+      settings_(Settings::from_environment()),
+      log_(settings_.log_level, rank),
+      kernels_(rr::kernels(std::string_view(settings_.isa))),
+      segments_(std::move(segments)),
+      liveness_(pidfds),
+      dead_(pidfds.size()) {
+  if (settings_.transport == "tcp" || settings_.transport == "mpi") {
+    throw UnavailableError("RINGREDUCE_TRANSPORT=" + settings_.transport +
+                           ": this transport does not exist yet; use auto or shm (one host)");
+  }
+  if (pidfds.size() != static_cast<size_t>(size)) throw InvalidArgumentError("one pidfd for each rank is needed");
+  std::vector<int> everyone;
+  for (int r = 0; r < size; ++r) everyone.push_back(r);
+  world_ = std::make_unique<Group>(*this, fd, everyone, 0);
+  world_->await_attendance(settings_.timeout_s, interrupt);
+  tune(*this, world_->board(), rank);
+  engine_ = std::thread([this] { run_engine(); });
+}
+
+Context::~Context() {
+  shutdown();
+}
+
+Group* Context::add_group(int fd, const std::vector<int>& ranks, Interrupt interrupt) {
+  throw_if_shut_down();
+  auto group = std::make_unique<Group>(*this, fd, ranks, next_group_id_++);
+  group->await_attendance(settings_.timeout_s, interrupt);
+  copy_tuning(world_->board(), group->board());
+  const std::lock_guard lock(executor_);
+  groups_.push_back(std::move(group));
+  return groups_.back().get();
+}
+
+void Context::remove_group(Group* group, Interrupt interrupt) {
+  throw_if_shut_down();
+  Request barrier;
+  group->wait(*group->submit(barrier, interrupt), -1, interrupt);
+  const std::lock_guard lock(executor_);
+  groups_.erase(std::remove_if(groups_.begin(), groups_.end(), [&](const auto& g) { return g.get() == group; }),
+                groups_.end());
+}
+
+void Context::shutdown() {
+  if (shut_down_.exchange(true)) return;
+  stop_.store(true);
+  wake_all(engine_bell(rank_));
+  if (engine_.joinable()) engine_.join();
+  const std::lock_guard lock(executor_);
+  world_->leave();
+  for (auto& group : groups_) group->leave();
+}
+
+void Context::throw_if_shut_down() const {
+  if (!is_shut_down()) return;
+  throw ShutdownError(
+      "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
+      "allgather or broadcast a tensor after one of the ranks finished execution. (ringreduce rank " +
+      std::to_string(rank_) + ": shutdown() was called here)");
+}
+
+// Executes one step of what there is, if no other thread of this rank does.
+bool Context::progress(bool from_engine, bool* busy) {
+  const std::unique_lock lock(executor_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  bool moved = world_->has_work() && world_->progress(from_engine);
+  bool work = world_->has_work();
+  for (auto& group : groups_) {
+    if (!group->has_work()) continue;
+    moved |= group->progress(from_engine);
+    work |= group->has_work();
+  }
+  if (busy != nullptr) *busy = work;
+  return moved;
+}
+
+bool Context::wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
+                         Interrupt interrupt, bool crowded, const std::function<void()>& tick) {
+  Bell& bell = wait_bell(rank_);
+  const int64_t spin_ns = static_cast<int64_t>(settings_.spin_us * 1000);
+  int64_t polling_since = 0;
+  for (int turn = 1;; ++turn) {
+    if (done()) return true;
+    if (has_work() && progress(false)) {
+      polling_since = 0;
+      continue;
+    }
+    // The clock costs as much as a poll, so it is read every 16th turn; a yield costs much more than the clock.
+    if (crowded || turn % 16 == 0) {
+      const int64_t now = now_ns();
+      if (polling_since == 0) polling_since = now;
+      if (now - polling_since >= spin_ns) {
+        if (deadline.passed()) return false;
+        const SleepScope scope(bell);
+        const uint32_t seen = bell.seq.load(std::memory_order_seq_cst);
+        if (done()) return true;
+        if (has_work() && progress(false)) continue;
+        add(stats_.sleeps, 1);
+        const Woken woken = sleep_on(bell, seen, deadline.left_ns(kSleepNs));
+        polling_since = 0;
+        if (woken == Woken::kRung) continue;
+        if (interrupt != nullptr) interrupt();
+        housekeep();
+        tick();
+        continue;
+      }
+    }
+    relax(crowded);
+  }
+}
+
+void Context::watch_peers() {
+  const std::lock_guard lock(watching_);
+  for (const int rank : liveness_.newly_dead()) dead_[static_cast<size_t>(rank)].store(true, std::memory_order_release);
+}
+
+void Context::housekeep() {
+  watch_peers();
+  const std::lock_guard lock(executor_);
+  world_->housekeep();
+  for (auto& group : groups_) group->housekeep();
+}
+
+// Sleeps on the engine bell while there is nothing to do, and like a waiting caller while an operation is under way;
+// never polls.
+void Context::run_engine() {
+  Bell& idle_bell = engine_bell(rank_);
+  Bell& busy_bell = wait_bell(rank_);
+  while (!stop_.load(std::memory_order_acquire)) {
+    const SleepScope idle(idle_bell);
+    const uint32_t seen_idle = idle_bell.seq.load(std::memory_order_seq_cst);
+    bool busy = false;
+    int64_t sleep_ns = kIdleNs;
+    {
+      const SleepScope scope(busy_bell);
+      const uint32_t seen_busy = busy_bell.seq.load(std::memory_order_seq_cst);
+      if (progress(true, &busy)) continue;
+      int64_t linger = INT64_MAX;
+      if (const std::unique_lock lock(executor_, std::try_to_lock); lock.owns_lock()) {
+        linger = world_->linger_until_ns();
+        for (auto& group : groups_) linger = std::min(linger, group->linger_until_ns());
+      }
+      if (linger != INT64_MAX) {
+        sleep_ns = std::max<int64_t>(1000, std::min(kIdleNs, linger - now_ns()));
+        busy = false;
+      }
+      if (busy && !stop_.load(std::memory_order_acquire)) {
+        if (sleep_on(busy_bell, seen_busy, kSleepNs) == Woken::kTimeout) housekeep();
+        continue;
+      }
+    }
+    if (stop_.load(std::memory_order_acquire)) return;
+    if (sleep_on(idle_bell, seen_idle, sleep_ns) == Woken::kTimeout && sleep_ns == kIdleNs) housekeep();
+  }
+}
+
+}  // namespace rr

@@ -1,0 +1,85 @@
+// One rank's membership of one job: its groups, the engine thread, the watch over its peers, and how its threads wait.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/config.h"
+#include "engine/group.h"
+#include "engine/stats.h"
+#include "os/liveness.h"
+#include "os/segments.h"
+
+namespace rr {
+
+class Context {
+ public:
+  // Collective. fd: the world's control segment. pidfds[r] watches rank r, -1 = not watched. segments may be shared with
+  // other contexts of the process.
+  Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
+          std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  Group& world() { return *world_; }
+  Group* add_group(int fd, const std::vector<int>& ranks, Interrupt interrupt);  // collective over ranks
+  void remove_group(Group* group, Interrupt interrupt);                          // collective; not the world
+  void shutdown();
+  bool is_shut_down() const { return shut_down_.load(std::memory_order_acquire); }
+
+  int rank() const { return rank_; }
+  const Settings& settings() const { return settings_; }
+  const Log& log() const { return log_; }
+  const Kernels& kernels() const { return kernels_; }
+  const SegmentRegistry& segments() const { return *segments_; }
+  Stats& stats() { return stats_; }
+  const std::string& hostname() const { return hostname_; }
+  Bell& wait_bell(int world_rank) const { return world_board_->wait_bell(world_rank); }
+  Bell& engine_bell(int world_rank) const { return world_board_->engine_bell(world_rank); }
+  void publish_world(const Board& board) { world_board_ = &board; }
+
+  // Blocks until done() is true: polls for a while, then sleeps; executes whatever there is to execute meanwhile.
+  // False when the deadline passed first. tick() runs at least every 100 ms of sleep; done() and tick() may throw.
+  bool wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
+                  Interrupt interrupt, bool crowded, const std::function<void()>& tick);
+  void throw_if_shut_down() const;
+  void wake_engine() { ring(engine_bell(rank_)); }
+  void try_progress() { progress(false); }
+  void watch_peers();  // notes who died since the last look
+  bool is_dead(int world_rank) const { return dead_[static_cast<size_t>(world_rank)].load(std::memory_order_acquire); }
+
+ private:
+  void housekeep();
+  bool progress(bool from_engine, bool* busy = nullptr);
+  void run_engine();
+
+  int rank_;
+  std::string hostname_;
+  Settings settings_;
+  Log log_;
+  const Kernels& kernels_;
+  std::shared_ptr<SegmentRegistry> segments_;
+  Stats stats_;
+  const Board* world_board_ = nullptr;
+  std::unique_ptr<Group> world_;
+
+  std::mutex executor_;                         // who may call Group::progress, and guards groups_
+  std::vector<std::unique_ptr<Group>> groups_;  // beside the world
+  int next_group_id_ = 1;
+  std::mutex watching_;
+  Liveness liveness_;
+  std::vector<std::atomic<bool>> dead_;  // by world rank
+  std::atomic<bool> shut_down_{false};
+  std::atomic<bool> stop_{false};
+  std::thread engine_;
+};
+
+}  // namespace rr

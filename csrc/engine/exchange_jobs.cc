@@ -1,0 +1,106 @@
+// Group: the blocks that an allgather, gather, broadcast, scatter or alltoall moves, read off the members' cells.
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/context.h"
+#include "engine/group.h"
+
+namespace rr {
+
+// Output whose size only the operation knows.
+std::byte* Group::allocate_output(Operation& operation) const {
+  operation.output.reset(new std::byte[std::max<size_t>(1, operation.output_nbytes)]);
+  return operation.output.get();
+}
+
+ExchangeJob Group::exchange_job(Operation& operation) const {
+  const size_t n = static_cast<size_t>(size());
+  const Signature& mine = operation.signature;
+  ExchangeJob job;
+  job.sources.assign(n, true);
+  const auto stated = [&](size_t r) -> const Signature& { return board_.signature(operation.ticket.cell, static_cast<int>(r)); };
+  // rows x what one row takes; the row's size agrees on all ranks, but is unknown to a rank whose tensor has no rows
+  const auto nbytes_of = [&](size_t r) { return static_cast<size_t>(stated(r).nbytes); };
+
+  switch (operation.kind) {
+    case Kind::kBroadcast: {
+      const TensorView& tensor = operation.dsts[0];
+      job.sources.assign(n, false);
+      job.sources[static_cast<size_t>(mine.root)] = true;
+      job.largest_nbytes = tensor.nbytes();
+      if (mine.root == rank_) {
+        job.outgoing.push_back({operation.srcs[0].data, tensor.nbytes()});
+      } else {
+        job.incoming.push_back({mine.root, 0, tensor.data, tensor.nbytes()});
+      }
+      break;
+    }
+    case Kind::kAllgather:
+    case Kind::kGather: {
+      job.outgoing.push_back({operation.srcs[0].data, operation.srcs[0].nbytes()});
+      for (size_t r = 0; r < n; ++r) {
+        operation.counts.push_back(stated(r).dims[0]);
+        operation.output_nbytes += nbytes_of(r);
+        job.largest_nbytes = std::max(job.largest_nbytes, nbytes_of(r));
+      }
+      if (operation.kind == Kind::kGather && mine.root != rank_) {
+        operation.output_nbytes = 0;
+        operation.counts.clear();
+        break;
+      }
+      std::byte* dst = allocate_output(operation);
+      for (size_t r = 0; r < n; ++r) {
+        job.incoming.push_back({static_cast<int>(r), 0, dst, nbytes_of(r)});
+        dst += nbytes_of(r);
+      }
+      break;
+    }
+    case Kind::kScatter: {
+      const TensorView& tensor = operation.dsts[0];
+      job.lanes = size();
+      job.sources.assign(n, false);
+      job.sources[static_cast<size_t>(mine.root)] = true;
+      job.largest_nbytes = tensor.nbytes();
+      for (size_t r = 0; r < n && mine.root == rank_; ++r) {
+        job.outgoing.push_back({operation.srcs[0].data + r * tensor.nbytes(), tensor.nbytes()});
+      }
+      job.incoming.push_back({mine.root, rank_, tensor.data, tensor.nbytes()});
+      break;
+    }
+    case Kind::kAlltoall: {
+      job.lanes = size();
+      const auto splits_of = [&](size_t r, size_t to) {
+        uint64_t rows;
+        std::memcpy(&rows, board_.payload(operation.ticket.cell, static_cast<int>(r)) + to * sizeof rows, sizeof rows);
+        return rows;
+      };
+      const size_t row = operation.srcs[0].row_nbytes();
+      const std::byte* src = operation.srcs[0].data;
+      for (size_t to = 0; to < n; ++to) {
+        const size_t nbytes = static_cast<size_t>(operation.splits[to]) * row;
+        job.outgoing.push_back({src, nbytes});
+        src += nbytes;
+      }
+      for (size_t from = 0; from < n; ++from) {
+        operation.counts.push_back(splits_of(from, static_cast<size_t>(rank_)));
+        operation.output_nbytes += static_cast<size_t>(operation.counts.back()) * row;
+        for (size_t to = 0; to < n; ++to) {
+          job.largest_nbytes = std::max(job.largest_nbytes, static_cast<size_t>(splits_of(from, to)) * row);
+        }
+      }
+      std::byte* dst = allocate_output(operation);
+      for (size_t from = 0; from < n; ++from) {
+        const size_t nbytes = static_cast<size_t>(operation.counts[from]) * row;
+        job.incoming.push_back({static_cast<int>(from), rank_, dst, nbytes});
+        dst += nbytes;
+      }
+      break;
+    }
+    default:
+      break;
+  }
+  return job;
+}
+
+}  // namespace rr

@@ -1,0 +1,197 @@
+// Group: executing the log on this rank, one step at a time, under the executor lock.
+
+#include <algorithm>
+
+#include "base/errors.h"
+#include "engine/context.h"
+#include "engine/group.h"
+
+namespace rr {
+
+bool Group::progress(bool from_engine) {
+  if (has_failed(board_)) {
+    if (!has_work()) return false;
+    active_.reset();
+    active_members_.clear();
+    try {
+      throw_failure(board_);
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      fail_everything(std::current_exception());
+    }
+    ledger_.ring_all();
+    return true;
+  }
+  try {
+    const bool moved = deliver_messages();
+    return step_log(from_engine) || moved;
+  } catch (const Error& error) {
+    // Nothing here is one operation's fault, so the group cannot go on; every rank will hear of it.
+    record_failure(board_, FatalKind::kInternal, error.what());
+    return true;
+  }
+}
+
+bool Group::step_log(bool from_engine) {
+  linger_until_ns_ = INT64_MAX;
+  if (retry_append_.load(std::memory_order_relaxed) || board_.header().joined_count.load(std::memory_order_relaxed) != 0) {
+    append_complete();
+  }
+  if (active_ == nullptr) {
+    Entry& entry = board_.entry(cursor_);
+    if (entry.seq.load(std::memory_order_acquire) != cursor_ + 1) return false;
+    if (entry.closed.load(std::memory_order_acquire) == 0) {
+      if (!wants_bucket(from_engine)) return false;
+      ledger_.close(entry);
+    }
+    start_entry(entry);
+    if (active_ == nullptr) return true;
+  }
+  switch (active_->step()) {
+    case Step::kIdle:
+      return false;
+    case Step::kDone:
+      finish_entry();
+      return true;
+    case Step::kProgress:
+      break;
+  }
+  return true;
+}
+
+// Operations that became complete without a statement of their own rank (somebody joined), or found the log full.
+void Group::append_complete() {
+  retry_append_.store(false, std::memory_order_relaxed);
+  std::vector<Ticket> tickets;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [cell, operation] : logged_) tickets.push_back(operation->ticket);
+  }
+  for (const Ticket ticket : tickets) {
+    if (!ledger_.append(ticket)) {
+      retry_append_.store(true, std::memory_order_relaxed);
+      return;
+    }
+  }
+}
+
+// An open bucket is closed by whoever wants a member of it; for the engine that is after a while of lingering, so that
+// work goes on in the background and tensors submitted one after the other still share a bucket.
+bool Group::wants_bucket(bool from_engine) {
+  bool wanted = board_.line(rank_).joined.load(std::memory_order_relaxed) != 0;
+  int64_t oldest_ns = INT64_MAX;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [cell, operation] : logged_) {
+    const Ticket ticket = operation->ticket;
+    if (board_.append_mark(ticket.cell).load(std::memory_order_acquire) != ticket.tag) continue;
+    wanted |= operation->wanted.load(std::memory_order_relaxed) || operation->signature.is_async == 0;
+    oldest_ns = std::min(oldest_ns, operation->submitted_ns);
+  }
+  if (wanted || oldest_ns == INT64_MAX) return wanted;
+  const int64_t until = oldest_ns + static_cast<int64_t>(context_.settings().fusion_linger_us * 1000);
+  if (until <= now_ns()) return true;
+  if (from_engine) linger_until_ns_ = until;
+  return false;
+}
+
+void Group::start_entry(Entry& entry) {
+  active_members_.clear();
+  active_rounds_ = 0;
+  if (entry.participants.test(rank_)) {
+    const std::lock_guard lock(mutex_);
+    for (uint32_t i = 0; i < entry.members; ++i) {
+      const auto found = logged_.find(entry.member[i].cell);
+      if (found == logged_.end() || found->second->ticket.tag != entry.member[i].tag) {
+        throw Error("the log names an operation that this rank does not have (cell " +
+                    std::to_string(entry.member[i].cell) + ", rank " + std::to_string(rank_) + ")");
+      }
+      active_members_.push_back(found->second);
+    }
+  }
+  if (entry.mismatch == 0) active_ = build(entry, active_members_, active_rounds_);
+  if (active_ == nullptr) finish_entry();
+}
+
+void Group::finish_entry() {
+  Entry& entry = board_.entry(cursor_);
+  Stats& stats = context_.stats();
+  active_.reset();
+  if (entry.mismatch == 0 && !active_members_.empty()) {
+    add(stats.buckets, 1);
+    if (active_members_.size() > 1) add(stats.fused_operations, active_members_.size());
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    for (const OperationPtr& operation : active_members_) {
+      if (entry.mismatch != 0) {
+        fail(*operation, std::make_exception_ptr(
+                             MismatchError(ledger_.mismatch(operation->ticket, entry.participants) + " " + where(*operation))));
+      } else {
+        succeed(*operation);
+      }
+      logged_.erase(operation->ticket.cell);
+    }
+  }
+  pending_.fetch_sub(static_cast<uint32_t>(active_members_.size()));
+  active_members_.clear();
+  rounds_base_ += active_rounds_;
+  board_.line(rank_).cursor.store(++cursor_, std::memory_order_release);
+  // Threads of this rank may sleep on what has just finished.
+  ring(*bells_.wait[static_cast<size_t>(rank_)]);
+}
+
+bool Group::deliver_messages() {
+  std::vector<PointToPoint::Finished> finished;
+  bool moved = false;
+  const std::lock_guard lock(mutex_);
+  if (point_to_point_.idle()) return false;
+  moved = point_to_point_.progress(finished);
+  for (auto& [operation, error] : finished) {
+    operation->keep.reset();
+    if (!error.empty()) operation->error = std::make_exception_ptr(MismatchError(error + " " + where(*operation)));
+    add(context_.stats().bytes_moved, operation->signature.nbytes);
+    operation->state.store(error.empty() ? State::kDone : State::kFailed, std::memory_order_release);
+    pending_.fetch_sub(1);
+  }
+  if (!finished.empty()) ring(*bells_.wait[static_cast<size_t>(rank_)]);
+  return moved;
+}
+
+OperationPtr Group::send(const TensorView& src, int peer, int tag, std::shared_ptr<void> keep) {
+  return message(src, peer, tag, std::move(keep), true);
+}
+
+OperationPtr Group::receive(const TensorView& dst, int peer, int tag, std::shared_ptr<void> keep) {
+  return message(dst, peer, tag, std::move(keep), false);
+}
+
+OperationPtr Group::message(const TensorView& tensor, int peer, int tag, std::shared_ptr<void> keep, bool outgoing) {
+  context_.throw_if_shut_down();
+  throw_if_failed();
+  if (peer < 0 || peer >= size() || peer == rank_) {
+    throw InvalidArgumentError(std::string(outgoing ? "send to" : "recv from") + " rank " + std::to_string(peer) +
+                               ": the peer must be another rank of the group");
+  }
+  auto operation = std::make_shared<Operation>();
+  operation->kind = Kind::kBarrier;
+  operation->name = (outgoing ? "send to " : "recv from ") + std::to_string(peer);
+  operation->signature.nbytes = tensor.nbytes();
+  operation->submitted_ns = now_ns();
+  operation->keep = std::move(keep);
+  (outgoing ? operation->srcs : operation->dsts).push_back(tensor);
+  {
+    const std::lock_guard lock(mutex_);
+    operation->number = operations_++;
+    if (outgoing) {
+      point_to_point_.add_send(operation, peer, tag);
+    } else {
+      point_to_point_.add_receive(operation, peer, tag);
+    }
+    pending_.fetch_add(1);
+  }
+  add(context_.stats().operations, 1);
+  context_.wake_engine();
+  return operation;
+}
+
+}  // namespace rr

@@ -1,0 +1,214 @@
+// Group: how operations end. Quick ones are computed here, from the cells; all are accounted for here.
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/errors.h"
+#include "engine/context.h"
+#include "engine/group.h"
+
+namespace rr {
+
+// The synchronous all-reduce of a few bytes: state, look at the others' cells, compute. No allocation, no table.
+bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const Reduction& reduction,
+                            Interrupt interrupt) {
+  const size_t nbytes = src.nbytes();
+  if (nbytes > board_.header().eager_nbytes || nbytes != dst.nbytes()) return false;
+  context_.throw_if_shut_down();
+  throw_if_failed();
+  check(reduction);
+  const bool eager = nbytes > board_.inline_nbytes();
+  Signature signature;
+  signature.kind = Kind::kAllreduce;
+  signature.dtype = src.dtype;
+  signature.op = reduction.op;
+  signature.ndim = src.ndim;
+  signature.prescale = reduction.prescale;
+  signature.postscale = reduction.postscale;
+  signature.nbytes = nbytes;
+  std::copy(std::begin(src.dims), std::end(src.dims), signature.dims);
+
+  std::unique_lock lock(mutex_);
+  if (!window_is_free(eager)) return false;
+  if (only_thread_ == std::thread::id()) only_thread_ = std::this_thread::get_id();
+  many_threads_ |= only_thread_ != std::this_thread::get_id();
+  ++operations_;
+  add(context_.stats().operations, 1);
+  const void* payload = src.data;
+  size_t payload_nbytes = nbytes;
+  const uint64_t eager_index = eager_used_ % kEagerCount;
+  if (eager) {
+    ++eager_used_;
+    eager_counter_[eager_index] = unnamed_ + 1;
+    std::memcpy(board_.eager(rank_, eager_index), src.data, nbytes);
+    add(context_.stats().bytes_copied, nbytes);
+    payload = &eager_index;
+    payload_nbytes = sizeof eager_index;
+  }
+  const uint64_t counter = unnamed_++;
+  consumed_[counter % kUnnamedCells] = false;
+  const Ticket ticket = ledger_.state_unnamed(counter, signature, payload, payload_nbytes);
+  lock.unlock();
+  ledger_.ring_waiters();
+
+  RankMask participants;
+  bool complete = false;
+  for (int turn = 0; turn < 64 && !complete; ++turn) {
+    participants = RankMask();
+    complete = ledger_.complete(ticket, &participants);
+    if (!complete && !crowded_) relax(false);
+  }
+  Operation operation;
+  operation.kind = Kind::kAllreduce;
+  operation.ticket = ticket;
+  operation.counter = counter;
+  operation.quick = true;
+  if (!complete) {
+    operation.number = operations_ - 1;
+    operation.submitted_ns = now_ns();
+    try {
+      wait_for_cells(operation, -1, interrupt);
+    } catch (...) {
+      // The statement stands, so somebody must consume it when it is complete; its result has nowhere to go.
+      auto orphan = std::make_shared<Operation>();
+      orphan->kind = Kind::kAllreduce;
+      orphan->ticket = ticket;
+      orphan->counter = counter;
+      orphan->quick = orphan->discard = true;
+      const std::lock_guard again(mutex_);
+      if (!consumed_[counter % kUnnamedCells]) outstanding_[counter % kUnnamedCells] = std::move(orphan);
+      throw;
+    }
+    participants = RankMask();
+    ledger_.complete(ticket, &participants);
+  }
+  const bool agreed = ledger_.agree(ticket, participants);
+  if (agreed) {
+    operation.signature = signature;
+    reduce_cells(ticket, participants, reduction, src.data, dst.data, src.count);
+  }
+  const std::string text = agreed ? "" : ledger_.mismatch(ticket, participants);
+  lock.lock();
+  consume_unnamed(counter);
+  lock.unlock();
+  if (!agreed) throw MismatchError(text + " " + where(operation));
+  add(context_.stats().cells, 1);
+  add(context_.stats().bytes_moved, nbytes);
+  return true;
+}
+
+// Folds in rank order straight from the cells or eager buffers; this rank's own input comes from its tensor.
+void Group::reduce_cells(Ticket ticket, const RankMask& participants, const Reduction& reduction, const std::byte* src,
+                         std::byte* dst, size_t count) const {
+  const bool eager = count * itemsize(reduction.dtype) > board_.inline_nbytes();
+  const void* srcs[kMaxRanks];
+  size_t nsrc = 0;
+  for (int r = 0; r < size(); ++r) {
+    if (!participants.test(r)) continue;
+    const std::byte* payload = board_.payload(ticket.cell, r);
+    if (r == rank_) {
+      payload = src;
+    } else if (eager) {
+      uint64_t index;
+      std::memcpy(&index, payload, sizeof index);
+      payload = board_.eager(r, static_cast<size_t>(index));
+    }
+    srcs[nsrc++] = payload;
+  }
+  void* out = dst;
+  context_.kernels().reduce(reduction, srcs, nsrc, &out, 1, count);
+}
+
+// mutex_ held. Finishes a quick operation if every rank has stated it.
+bool Group::try_finish_quick(Operation& operation) {
+  RankMask participants;
+  if (!ledger_.complete(operation.ticket, &participants)) return false;
+  const bool joined = operation.kind == Kind::kBroadcast && !ledger_.mismatch(operation.ticket, participants).empty();
+  if (joined || !ledger_.agree(operation.ticket, participants)) {
+    fail(operation, std::make_exception_ptr(
+                        MismatchError(ledger_.mismatch(operation.ticket, participants) + " " + where(operation))));
+    return true;
+  }
+  if (!operation.discard) compute_quick(operation, participants);
+  add(context_.stats().cells, 1);
+  succeed(operation);
+  return true;
+}
+
+void Group::compute_quick(Operation& operation, const RankMask& participants) {
+  const Signature& s = operation.signature;
+  if (operation.kind == Kind::kAllreduce) {
+    const Reduction reduction = {s.dtype, s.op, s.prescale, s.postscale, size()};
+    reduce_cells(operation.ticket, participants, reduction, operation.srcs[0].data, operation.dsts[0].data,
+                 operation.srcs[0].count);
+  } else if (operation.kind == Kind::kBroadcast && s.root != rank_) {
+    const std::byte* payload = board_.payload(operation.ticket.cell, s.root);
+    if (s.nbytes > board_.inline_nbytes()) {
+      uint64_t index;
+      std::memcpy(&index, payload, sizeof index);
+      payload = board_.eager(s.root, static_cast<size_t>(index));
+    }
+    if (s.nbytes != 0) std::memcpy(operation.dsts[0].data, payload, s.nbytes);
+  }
+}
+
+// mutex_ held.
+void Group::consume_unnamed(uint64_t counter) {
+  consumed_[counter % kUnnamedCells] = true;
+  outstanding_[counter % kUnnamedCells].reset();
+  while (unconsumed_ < unnamed_ && consumed_[unconsumed_ % kUnnamedCells]) ++unconsumed_;
+  board_.line(rank_).watermark.store(unconsumed_, std::memory_order_release);
+}
+
+// mutex_ held. The peers may reuse what this rank stated and read.
+void Group::consume(Operation& operation) {
+  if (!operation.name.empty()) {
+    ledger_.note_consumed_named(operation.ticket);
+  } else {
+    consume_unnamed(operation.counter);
+  }
+}
+
+// mutex_ held.
+void Group::succeed(Operation& operation) {
+  consume(operation);
+  operation.keep.reset();
+  add(context_.stats().bytes_moved, operation.signature.nbytes);
+  operation.state.store(State::kDone, std::memory_order_release);
+}
+
+void Group::fail(Operation& operation, std::exception_ptr error) {
+  consume(operation);
+  operation.keep.reset();
+  operation.error = std::move(error);
+  operation.state.store(State::kFailed, std::memory_order_release);
+}
+
+// mutex_ held.
+void Group::fail_everything(const std::exception_ptr& error) {
+  const auto end = [&error](Operation& operation) {
+    if (operation.state != State::kPending) return;
+    operation.keep.reset();
+    operation.error = error;
+    operation.state.store(State::kFailed, std::memory_order_release);
+  };
+  for (auto& [cell, operation] : logged_) end(*operation);
+  for (auto& [name, operation] : by_name_) end(*operation);
+  for (auto& operation : outstanding_) {
+    if (operation != nullptr) end(*operation);
+    operation.reset();
+  }
+  for (auto& operation : point_to_point_.drain()) end(*operation);
+  logged_.clear();
+  by_name_.clear();
+  pending_.store(0);
+}
+
+std::string Group::where(const Operation& operation) const {
+  std::string text = "[ringreduce rank " + std::to_string(rank_) + "/" + std::to_string(size()) + " on " +
+                     context_.hostname() + ", shm, " + std::string(rr::name(operation.kind));
+  if (!operation.name.empty()) text += " '" + operation.name + "'";
+  return text + " #" + std::to_string(operation.number) + "]";
+}
+
+}  // namespace rr

@@ -1,0 +1,147 @@
+// A group of ranks as its members use it: submit, wait, and the execution of the group's log on this rank.
+//
+// Threads: submit and wait from any thread; `mutex_` guards the tables of pending operations; progress() runs under the
+// context's executor lock, on whichever thread is here.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "collective/staged.h"
+#include "engine/operation.h"
+#include "engine/point_to_point.h"
+
+namespace rr {
+
+class Context;
+using Interrupt = void (*)();  // called now and then while a call blocks; may throw
+
+class Group {
+ public:
+  Group(Context& context, int fd, std::vector<int> world_ranks, int id);
+  ~Group();
+
+  int rank() const { return rank_; }
+  int size() const { return board_.size(); }
+  int id() const { return id_; }
+  const std::vector<int>& ranks() const { return world_ranks_; }
+  const Board& board() const { return board_; }
+  const Ledger& ledger() const { return ledger_; }
+
+  // The synchronous path of the smallest messages: true when it has been done. False when the request is not quick
+  // (then submit it).
+  bool allreduce_quick(const TensorView& src, const TensorView& dst, const Reduction& reduction, Interrupt interrupt);
+
+  OperationPtr submit(const Request& request, Interrupt interrupt);
+  OperationPtr send(const TensorView& src, int peer, int tag, std::shared_ptr<void> keep);
+  OperationPtr receive(const TensorView& dst, int peer, int tag, std::shared_ptr<void> keep);
+  // Raises the operation's error. False when timeout_s (< 0: none) ran out first.
+  bool wait(Operation& operation, double timeout_s, Interrupt interrupt);
+  bool done(Operation& operation);
+  // done(), for a caller that does not wait: gives the operation a push, and the name back once it has finished.
+  bool poll(Operation& operation);
+  std::string algorithm(Kind kind, size_t nbytes, DType dtype, bool registered) const;
+  int join(Interrupt interrupt);
+
+  // Executor lock held. True when something moved.
+  bool progress(bool from_engine);
+  // Whether progress() could find something to do now or later without a new submission.
+  bool has_work() const { return pending_.load(std::memory_order_relaxed) != 0; }
+  // Executor lock held. When the engine should look again at an open bucket; INT64_MAX = never.
+  int64_t linger_until_ns() const { return linger_until_ns_; }
+  // Timeouts, stalls and ranks that died or left; called a few times a second by sleepers and by the engine.
+  void housekeep();
+  // This rank leaves: marks it, fails what is pending here.
+  void leave();
+  // Every member attached; throws TimeoutError naming the missing ones.
+  void await_attendance(double timeout_s, Interrupt interrupt);
+  bool ranks_outnumber_cores() const { return crowded_; }
+
+ private:
+  // submit.cc
+  Signature sign(const Request& request) const;
+  void check_request(const Request& request) const;
+  bool is_quick(const Request& request, size_t nbytes) const;
+  void wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Interrupt interrupt);
+  bool window_is_free(bool eager);
+  uint64_t least_watermark(uint64_t needed);
+  void free_name(const std::string& name);
+  // finish.cc
+  bool try_finish_quick(Operation& operation);
+  void compute_quick(Operation& operation, const RankMask& participants);
+  void reduce_cells(Ticket ticket, const RankMask& participants, const Reduction& reduction, const std::byte* src,
+                    std::byte* dst, size_t count) const;
+  void consume(Operation& operation);
+  void consume_unnamed(uint64_t counter);
+  void succeed(Operation& operation);
+  void fail(Operation& operation, std::exception_ptr error);
+  void fail_everything(const std::exception_ptr& error);
+  std::string where(const Operation& operation) const;
+  // execute.cc
+  bool step_log(bool from_engine);
+  void append_complete();
+  void start_entry(Entry& entry);
+  void finish_entry();
+  bool wants_bucket(bool from_engine);
+  bool deliver_messages();
+  OperationPtr message(const TensorView& tensor, int peer, int tag, std::shared_ptr<void> keep, bool outgoing);
+  // jobs.cc
+  Team team_for(const RankMask& participants) const;
+  std::unique_ptr<Algorithm> build(Entry& entry, const std::vector<OperationPtr>& members, size_t& rounds);
+  std::unique_ptr<Algorithm> build_allreduce(Entry& entry, const std::vector<OperationPtr>& members, Team team,
+                                             size_t& rounds);
+  std::unique_ptr<Algorithm> build_reduce(Operation& operation, Team team, size_t& rounds) const;
+  // exchange_jobs.cc
+  ExchangeJob exchange_job(Operation& operation) const;
+  std::byte* allocate_output(Operation& operation) const;
+  // group.cc
+  bool wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt);
+  void throw_if_failed() const;
+  void fail_if_peers_died();
+  void fail_if_needed_rank_left();
+  void check_age(Operation& operation, int64_t now);
+  void withdraw();
+  void give_back_name(const Operation& operation);
+
+  Context& context_;
+  Board board_;
+  std::vector<int> world_ranks_;
+  int rank_;
+  int id_;
+  Bells bells_;
+  Ledger ledger_;
+  std::vector<std::unique_ptr<Link>> links_;  // by group rank, for the algorithms over links
+  PointToPoint point_to_point_;
+  bool crowded_ = false;
+
+  mutable std::mutex mutex_;
+  uint64_t operations_ = 0;                // submitted
+  uint64_t unnamed_ = 0;                   // unnamed operations stated
+  uint64_t unconsumed_ = 0;                // the oldest unnamed operation not consumed here
+  std::array<OperationPtr, kUnnamedCells> outstanding_;  // unnamed, by counter; null = synchronous or consumed
+  std::array<bool, kUnnamedCells> consumed_{};
+  uint64_t least_watermark_ = 0;           // a lower bound of the peers' watermarks, as last seen
+  uint64_t eager_used_ = 0;                // eager buffers ever filled
+  std::array<uint64_t, kEagerCount> eager_counter_{};    // the unnamed operation that filled each, + 1
+  std::unordered_map<std::string, OperationPtr> by_name_;      // busy names
+  std::unordered_map<uint64_t, OperationPtr> logged_;          // pending, by cell
+  std::atomic<uint32_t> pending_{0};       // logged_ and point-to-point operations, + 1 while joining
+  std::thread::id only_thread_;            // the thread that submits; several: many_threads_
+  bool many_threads_ = false;
+
+  // executor lock
+  std::unique_ptr<Algorithm> active_;
+  std::vector<OperationPtr> active_members_;
+  size_t active_rounds_ = 0;
+  uint64_t cursor_ = 0;
+  uint64_t rounds_base_ = 0;
+  int64_t linger_until_ns_ = INT64_MAX;
+  std::atomic<bool> retry_append_{false};  // a complete operation found the log full
+};
+
+}  // namespace rr

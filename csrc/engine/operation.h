@@ -1,0 +1,75 @@
+// One submitted operation, from submit() until its result or error has been handed over.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "group/ledger.h"
+
+namespace rr {
+
+// A C-contiguous tensor somewhere in this process.
+struct TensorView {
+  std::byte* data = nullptr;
+  DType dtype = DType::kUInt8;
+  uint8_t ndim = 0;
+  uint64_t dims[kDims] = {};  // like Signature::dims
+  size_t count = 0;           // elements
+
+  size_t nbytes() const { return count * itemsize(dtype); }
+  uint64_t rows() const { return ndim == 0 ? 1 : dims[0]; }
+  size_t row_nbytes() const { return rows() == 0 ? row_when_empty : nbytes() / rows(); }
+  size_t row_when_empty = 0;  // bytes of a row when there are no rows
+};
+
+struct Request {
+  Kind kind = Kind::kBarrier;
+  std::vector<TensorView> srcs;
+  std::vector<TensorView> dsts;
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  int root = -1;                     // group rank
+  std::vector<uint64_t> splits;      // alltoall: rows for each rank; empty = equal parts
+  const std::string* name = nullptr;
+  bool is_async = false;
+  std::shared_ptr<void> keep;        // whatever owns the tensors
+};
+
+enum class State : uint32_t { kPending, kDone, kFailed };
+
+struct Operation {
+  Kind kind = Kind::kBarrier;
+  Signature signature;
+  std::vector<TensorView> srcs;
+  std::vector<TensorView> dsts;
+  std::vector<uint64_t> splits;
+  std::string name;       // "" = unnamed
+  uint64_t number = 0;    // of this rank's operations in the group, from 0
+  uint64_t counter = 0;   // of unnamed operations
+  Ticket ticket;
+  bool quick = false;     // finished from the cells, never in the log
+  bool discard = false;   // its caller was interrupted: results go nowhere
+  int64_t submitted_ns = 0;
+  bool warned = false;
+  std::atomic<bool> wanted{false};  // somebody waits for it or polls it
+  std::atomic<State> state{State::kPending};
+  std::exception_ptr error;         // set before state becomes kFailed
+
+  // Results that the operation allocates itself.
+  std::unique_ptr<std::byte[]> output;
+  size_t output_nbytes = 0;
+  std::vector<uint64_t> counts;  // first dimensions by rank
+
+  std::shared_ptr<void> keep;
+};
+
+using OperationPtr = std::shared_ptr<Operation>;
+
+}  // namespace rr

@@ -1,0 +1,61 @@
+// send and recv of one rank: messages between a pair arrive in the order sent; each is {tag, nbytes} and the bytes.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/operation.h"
+#include "transport/link.h"
+
+namespace rr {
+
+class PointToPoint {
+ public:
+  explicit PointToPoint(std::vector<std::unique_ptr<Link>> links);  // by group rank; null for this rank
+
+  void add_send(OperationPtr operation, int peer, int tag);
+  void add_receive(OperationPtr operation, int peer, int tag);
+
+  struct Finished {
+    OperationPtr operation;
+    std::string error;  // "" = success
+  };
+  // Moves what can be moved; appends what has finished. True when bytes moved.
+  bool progress(std::vector<Finished>& finished);
+  bool idle() const { return pending_ == 0; }
+  bool waits_for(int peer) const {
+    const auto& lane = lanes_[static_cast<size_t>(peer)];
+    return !lane.sends.empty() || !lane.receives.empty();
+  }
+  // Takes everything that is still pending.
+  std::vector<OperationPtr> drain();
+
+ private:
+  struct Header {
+    int64_t tag = 0;
+    uint64_t nbytes = 0;
+  };
+  struct Message {
+    OperationPtr operation;
+    Header header;
+    size_t header_moved = 0;
+    size_t moved = 0;
+    Header arrived;          // receive: what the sender says
+    std::vector<std::byte> refused;  // receive: where bytes go that do not fit
+  };
+  struct Lane {
+    std::unique_ptr<Link> link;
+    std::deque<Message> sends;
+    std::deque<Message> receives;
+  };
+  bool step_send(Lane& lane, std::vector<Finished>& finished);
+  bool step_receive(Lane& lane, std::vector<Finished>& finished);
+
+  std::vector<Lane> lanes_;
+  size_t pending_ = 0;
+};
+
+}  // namespace rr

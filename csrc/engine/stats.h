@@ -1,0 +1,33 @@
+// Counters of a context, one table; tests and users read them by name.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace rr {
+
+#define RR_STATS(X)                                                                         \
+  X(operations)        /* submitted here */                                                 \
+  X(bytes_moved)       /* payload of the operations that finished here */                   \
+  X(bytes_copied)      /* into and out of staging and eager buffers */                      \
+  X(bytes_on_wire)     /* sent to other hosts; 0 on one host */                             \
+  X(negotiations)      /* statements made under the group's lock (named or logged) */       \
+  X(buckets)           /* log entries executed */                                           \
+  X(fused_operations)  /* members of buckets of more than one */                            \
+  X(cells)             /* operations finished from the cells: inline or eager */            \
+  X(direct)            /* log entries by algorithm */                                       \
+  X(two_shot)                                                                               \
+  X(ring)                                                                                   \
+  X(recursive_doubling)                                                                     \
+  X(tree)                                                                                   \
+  X(sleeps)            /* times a thread here went to sleep in a wait */
+
+struct Stats {
+#define RR_FIELD(name) std::atomic<uint64_t> name{0};
+  RR_STATS(RR_FIELD)
+#undef RR_FIELD
+};
+
+inline void add(std::atomic<uint64_t>& counter, uint64_t n) { counter.fetch_add(n, std::memory_order_relaxed); }
+
+}  // namespace rr

@@ -1,0 +1,247 @@
+// Group: from a request to a statement in the ledger.
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/errors.h"
+#include "engine/context.h"
+#include "engine/group.h"
+
+namespace rr {
+
+Signature Group::sign(const Request& request) const {
+  const TensorView* shown = !request.srcs.empty() ? &request.srcs[0] : (!request.dsts.empty() ? &request.dsts[0] : nullptr);
+  // What must agree for a broadcast or scatter is what every rank receives.
+  if (request.kind == Kind::kScatter || request.kind == Kind::kBroadcast) shown = &request.dsts[0];
+  Signature s;
+  s.kind = request.kind;
+  s.op = request.op;
+  s.root = request.root;
+  s.prescale = request.prescale;
+  s.postscale = request.postscale;
+  s.is_async = request.is_async ? 1 : 0;
+  if (shown == nullptr) return s;
+  s.dtype = shown->dtype;
+  s.ndim = shown->ndim;
+  s.tensors = static_cast<uint32_t>(std::max<size_t>(1, request.srcs.size()));
+  std::copy(std::begin(shown->dims), std::end(shown->dims), s.dims);
+  s.nbytes = shown->nbytes();
+  if (s.tensors > 1) {
+    uint64_t hash = 0;
+    s.nbytes = 0;
+    for (const TensorView& tensor : request.srcs) {
+      Signature one;
+      one.dtype = tensor.dtype;
+      one.ndim = tensor.ndim;
+      std::copy(std::begin(tensor.dims), std::end(tensor.dims), one.dims);
+      hash = hash * 31 + digest(one);
+      s.nbytes += tensor.nbytes();
+    }
+    s.dims[0] = hash;
+  }
+  return s;
+}
+
+void Group::check_request(const Request& request) const {
+  if (request.kind == Kind::kAllreduce || request.kind == Kind::kReduceScatter || request.kind == Kind::kReduce) {
+    if (request.srcs.empty() || request.srcs.size() != request.dsts.size()) {
+      throw InvalidArgumentError(std::string(name(request.kind)) + " takes at least one tensor and one output for each");
+    }
+    for (size_t i = 0; i < request.srcs.size(); ++i) {
+      check({request.srcs[i].dtype, request.op, request.prescale, request.postscale, size()});
+      if (request.srcs[i].dtype != request.srcs[0].dtype) {
+        throw InvalidArgumentError("the tensors of a grouped operation have the same dtype; group them by dtype");
+      }
+      if (request.kind != Kind::kReduceScatter && request.srcs[i].nbytes() != request.dsts[i].nbytes()) {
+        throw InvalidArgumentError("input and output differ in size");
+      }
+    }
+  }
+  if (request.kind == Kind::kReduceScatter) {
+    const TensorView& src = request.srcs[0];
+    if (src.ndim == 0) throw InvalidArgumentError("Reducescatter does not support scalar inputs");
+    if (request.op != ReduceOp::kSum && request.op != ReduceOp::kAverage) {
+      throw InvalidArgumentError("Reducescatter currently only supports AVERAGE and SUM.");
+    }
+    const size_t mine = segment(src.rows(), size(), rank_).count() * src.row_nbytes();
+    if (request.dsts[0].nbytes() != mine) throw InvalidArgumentError("reducescatter: the output must hold this rank's rows");
+  }
+  if (is_ragged(request.kind) && request.srcs[0].ndim == 0) {
+    throw InvalidArgumentError("Process-set rank " + std::to_string(rank_) + " tried to " + upper_name(request.kind) +
+                               " a rank-zero tensor.");
+  }
+  const bool rooted = request.kind == Kind::kBroadcast || request.kind == Kind::kReduce ||
+                      request.kind == Kind::kGather || request.kind == Kind::kScatter;
+  if (rooted && (request.root < 0 || request.root >= size())) {
+    throw InvalidArgumentError(std::string(name(request.kind)) + " received invalid root rank " +
+                               std::to_string(request.root) + " for provided process set");
+  }
+  if (request.kind == Kind::kScatter && request.root == rank_ &&
+      (request.srcs.empty() || request.srcs[0].nbytes() != request.dsts[0].nbytes() * static_cast<size_t>(size()))) {
+    throw InvalidArgumentError("scatter: the root's input must hold one output for each rank");
+  }
+  if (request.kind != Kind::kAlltoall) return;
+  const uint64_t rows = request.srcs[0].rows();
+  if (request.splits.empty()) {
+    if (rows % static_cast<uint64_t>(size()) == 0) return;
+    throw InvalidArgumentError(
+        "splits not provided, but first dimension of tensor is not an even multiple of the number of workers.");
+  }
+  if (request.splits.size() != static_cast<size_t>(size())) {
+    throw InvalidArgumentError("Number of entries in splits does not equal number of workers.");
+  }
+  uint64_t sum = 0;
+  for (const uint64_t split : request.splits) {
+    if (split > rows - sum) {
+      throw InvalidArgumentError("Sum of splits entries is greater than the first dimension of tensor.");
+    }
+    sum += split;
+  }
+}
+
+bool Group::is_quick(const Request& request, size_t nbytes) const {
+  if (request.srcs.size() > 1) return false;
+  if (request.kind == Kind::kBarrier) return true;
+  if (request.kind != Kind::kAllreduce && request.kind != Kind::kBroadcast) return false;
+  return nbytes <= (request.name != nullptr ? board_.inline_nbytes() : board_.header().eager_nbytes);
+}
+
+// The least watermark of the ranks, looked up only when the last known one is below `needed`. A rank that has joined and
+// consumed all it stated reads no cell any more.
+uint64_t Group::least_watermark(uint64_t needed) {
+  if (least_watermark_ >= needed) return least_watermark_;
+  uint64_t least = UINT64_MAX;
+  for (int r = 0; r < size(); ++r) {
+    const RankLine& line = board_.line(r);
+    const uint64_t mark = line.watermark.load(std::memory_order_acquire);
+    if (line.joined.load(std::memory_order_acquire) != 0 && mark >= line.unnamed.load()) continue;
+    least = std::min(least, mark);
+  }
+  if (least != UINT64_MAX) least_watermark_ = least;
+  return least;
+}
+
+// A cell is overwritten 256 unnamed operations later, an eager buffer kEagerCount eager ones later: only when every rank
+// has consumed what is there.
+bool Group::window_is_free(bool eager) {
+  const uint64_t oldest = unnamed_ + 1 > kUnnamedCells ? unnamed_ + 1 - kUnnamedCells : 0;
+  if (unconsumed_ < oldest || least_watermark(oldest) < oldest) return false;
+  if (!eager) return true;
+  const uint64_t used_by = eager_counter_[eager_used_ % kEagerCount];
+  return least_watermark(used_by) >= used_by;
+}
+
+// A rank too far ahead of the others waits here, finishing its own older operations meanwhile.
+void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Interrupt interrupt) {
+  while (!window_is_free(eager)) {
+    lock.unlock();
+    const auto moved_on = [&] {
+      throw_if_failed();
+      const std::unique_lock inner(mutex_);
+      for (uint64_t c = unconsumed_; c < unnamed_; ++c) {
+        const OperationPtr operation = outstanding_[c % kUnnamedCells];
+        if (operation != nullptr && operation->quick && operation->state == State::kPending) try_finish_quick(*operation);
+        if (operation != nullptr) operation->wanted.store(true, std::memory_order_relaxed);
+      }
+      return window_is_free(eager);
+    };
+    context_.wait_until(moved_on, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_, [this] { throw_if_failed(); });
+    lock.lock();
+  }
+}
+
+OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
+  context_.throw_if_shut_down();
+  throw_if_failed();
+  check_request(request);
+  auto operation = std::make_shared<Operation>();
+  operation->kind = request.kind;
+  operation->srcs = request.srcs;
+  operation->dsts = request.dsts;
+  operation->splits = request.splits;
+  operation->signature = sign(request);
+  operation->submitted_ns = now_ns();
+  operation->keep = request.keep;
+  Signature& signature = operation->signature;
+  const size_t nbytes = static_cast<size_t>(signature.nbytes);
+  operation->quick = is_quick(request, nbytes);
+  const bool eager = operation->quick && nbytes > board_.inline_nbytes();
+  if (!operation->quick && request.kind == Kind::kAllreduce && signature.tensors == 1) {
+    signature.src = context_.segments().find(request.srcs[0].data, nbytes);
+    signature.dst = request.dsts[0].data == request.srcs[0].data
+                        ? signature.src
+                        : context_.segments().find(request.dsts[0].data, nbytes);
+  }
+  // What the cell carries: the data of a quick operation (or where its eager copy is), the splits of an alltoall.
+  std::vector<uint64_t> splits = request.splits;
+  if (request.kind == Kind::kAlltoall && splits.empty()) {
+    splits.assign(static_cast<size_t>(size()), request.srcs[0].rows() / static_cast<uint64_t>(size()));
+    operation->splits = splits;
+  }
+  const void* payload = splits.data();
+  size_t payload_nbytes = splits.size() * sizeof(uint64_t);
+  const bool gives_data = operation->quick && (request.kind == Kind::kAllreduce ||
+                                               (request.kind == Kind::kBroadcast && request.root == rank_));
+  if (gives_data) {
+    payload = request.srcs[0].data;
+    payload_nbytes = nbytes;
+  }
+
+  std::unique_lock lock(mutex_);
+  if (only_thread_ == std::thread::id()) only_thread_ = std::this_thread::get_id();
+  many_threads_ |= only_thread_ != std::this_thread::get_id();
+  operation->number = operations_++;
+  add(context_.stats().operations, 1);
+  uint64_t eager_index = 0;
+  if (request.name != nullptr) {
+    operation->name = *request.name;
+    free_name(operation->name);
+    add(context_.stats().negotiations, 1);
+    operation->ticket = ledger_.state_named(operation->name, signature, payload, payload_nbytes, !operation->quick);
+    by_name_[operation->name] = operation;
+  } else {
+    wait_for_window(lock, eager, interrupt);
+    if (eager && gives_data) {
+      eager_index = eager_used_++ % kEagerCount;
+      eager_counter_[eager_index] = unnamed_ + 1;
+      std::memcpy(board_.eager(rank_, eager_index), payload, nbytes);
+      add(context_.stats().bytes_copied, nbytes);
+      payload = &eager_index;
+      payload_nbytes = sizeof eager_index;
+    }
+    operation->counter = unnamed_++;
+    const size_t at = operation->counter % kUnnamedCells;
+    consumed_[at] = false;
+    outstanding_[at] = operation;
+    operation->ticket = ledger_.state_unnamed(operation->counter, signature, payload, payload_nbytes);
+  }
+  if (!operation->quick) {
+    logged_[operation->ticket.cell] = operation;
+    pending_.fetch_add(1);
+  }
+  lock.unlock();
+  // The full fence of the ring also orders this statement before the look at the others': one of the ranks sees all.
+  ledger_.ring_waiters();
+  if (!operation->quick && request.name == nullptr && ledger_.complete(operation->ticket)) {
+    add(context_.stats().negotiations, 1);
+    if (!ledger_.append(operation->ticket)) retry_append_.store(true);
+  }
+  return operation;
+}
+
+// A name is free once its operation has been waited for, polled done, or finished with nobody holding its handle.
+void Group::free_name(const std::string& name) {
+  const auto busy = by_name_.find(name);
+  if (busy == by_name_.end()) return;
+  Operation& operation = *busy->second;
+  if (operation.quick && operation.state == State::kPending) try_finish_quick(operation);
+  if (operation.state == State::kPending || busy->second.use_count() > 1) {
+    throw InvalidArgumentError(
+        "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
+        "being processed.  If you want to request another tensor, use a different tensor name. (" +
+        where(operation) + ")");
+  }
+  by_name_.erase(busy);
+}
+
+}  // namespace rr
