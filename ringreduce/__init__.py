@@ -11,7 +11,7 @@ ringreduce.torch has the same for PyTorch, with Horovod's API.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringreduce._core import __version__
 from ringreduce.basics import (
@@ -82,6 +82,9 @@ from ringreduce.ops import (
 )
 from ringreduce.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ringreduce.reduction import barrier, join, reduce, reduce_async, reducescatter, reducescatter_async
+
+if TYPE_CHECKING:
+    from ringreduce.launch.run import run
 
 __all__ = [
     "Adasum",
@@ -159,8 +162,9 @@ __all__ = [
 ]
 
 
-def run(fn: Any, *args: Any, **options: Any) -> list[Any]:
-    """Runs a function on several ranks of this machine; see ringreduce.launch.run.run()."""
-    from ringreduce.launch.run import run as launch_and_run  # the launcher is loaded only when it is used
+def __getattr__(name: str) -> Any:
+    if name == "run":  # the launcher is loaded when it is used
+        from ringreduce.launch.run import run
 
-    return launch_and_run(fn, *args, **options)
+        return run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -213,4 +213,8 @@ def _splits(splits: Any) -> list[int] | None:
         raise InvalidArgumentError("alltoall expects a 1D splits tensor")
     if counts.dtype.kind not in "iu" and counts.size:
         raise InvalidArgumentError("alltoall expects splits to contain 32-bit integer elements.")
+    if counts.size == 0:
+        raise InvalidArgumentError("Number of entries in splits does not equal number of workers.")
+    if counts.min() < 0:
+        raise InvalidArgumentError(f"alltoall expects splits of at least 0 rows, got {counts.tolist()}")
     return [int(count) for count in counts]
