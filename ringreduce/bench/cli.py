@@ -54,7 +54,6 @@ def _start(options: Options, argv: Sequence[str]) -> int:
     """The same command again, on ranks of its own."""
     from ringreduce.launch import ringrun
 
-    me = [sys.executable, "-m", "ringreduce.bench", *argv]
-    if options.ranks is None:
-        me += ["-np", str(DEFAULT_RANKS)]
-    return ringrun.main(["-np", str(options.ranks or DEFAULT_RANKS), "--bind", options.bind, *me])
+    ranks = str(options.ranks or DEFAULT_RANKS)
+    launch = ["-np", ranks, "--bind", options.bind, "--no-tag-output"]
+    return ringrun.main([*launch, sys.executable, "-m", "ringreduce.bench", *argv, "-np", ranks])

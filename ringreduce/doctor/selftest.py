@@ -57,15 +57,15 @@ def on_this_job() -> dict[str, Any]:
 
 def on_own_ranks() -> dict[str, Any]:
     """Starts two ranks, runs on them, returns rank 0's result. Raises Failed."""
-    ranks = [sys.executable, "-m", "ringreduce.launch", "-np", str(RANKS)]
+    ranks = [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", str(RANKS)]
     command = [*ranks, sys.executable, "-m", "ringreduce.doctor", "--self-test"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise Failed(f"two ranks did not finish within {TIMEOUT_S:g} s") from None
     if done.returncode != 0:
-        said = done.stderr.strip() or done.stdout.strip()
-        raise Failed(f"exit status {done.returncode}: {said.splitlines()[-1] if said else 'no output'}")
+        said = [line for line in done.stderr.splitlines() if line and not line.startswith("ringrun:")]
+        raise Failed(said[-1] if said else f"exit status {done.returncode} and no message")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
