@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -61,6 +62,8 @@ class Supervisor:
 
     def __init__(self, grace_s: float, report: Callable[[str], None], verbose: bool = False) -> None:
         self.selector = selectors.PollSelector()  # takes regular files too, as stdout may be one
+        self._exits = select.epoll()  # lists pidfds in the order in which they became ready: who ended first
+        self.selector.register(self._exits, selectors.EVENT_READ, self._on_exits)
         self.ranks: list[Rank] = []
         self.sinks: list[Sink] = []
         self.first_failure: Rank | None = None
@@ -83,7 +86,7 @@ class Supervisor:
         """Takes charge of the next rank, the leader of its own process group, with its output."""
         rank = Rank(len(self.ranks), process, os.pidfd_open(process.pid), time.monotonic(), sources)
         self.ranks.append(rank)
-        self.selector.register(rank.pidfd, selectors.EVENT_READ, rank)
+        self._exits.register(rank.pidfd, select.EPOLLIN)
         return rank
 
     def alive(self) -> list[Rank]:
@@ -137,33 +140,33 @@ class Supervisor:
                     rank.process.wait()
                 os.close(rank.pidfd)
                 rank.pidfd = -1
+        self._exits.close()
         self.selector.close()
 
     def _step(self, until: float) -> None:
         """Waits for the next event or the next timer, and handles it."""
         deadline = min(until, self._next_step[0] if self._next_step else math.inf)
         timeout_s = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-        ended = []
         for key, _ in self.selector.select(timeout_s):
-            if isinstance(key.data, Rank):
-                ended.append(self._ended(key.data))
-            elif key.fileobj in self.selector.get_map():  # an earlier event of this round may have closed it
+            if key.fileobj in self.selector.get_map():  # an earlier event of this round may have closed it
                 key.data()
-        # Several at once: a rank that was killed is the likelier cause of those that exited with an error.
-        for rank in sorted(ended, key=lambda rank: (rank.status or 0) >= 0):
-            self._judge(rank)
         if self._next_step is not None and time.monotonic() >= self._next_step[0]:
             self._escalate(self._next_step[1])
 
-    def _ended(self, rank: Rank) -> Rank:
-        self.selector.unregister(rank.pidfd)
+    def _on_exits(self) -> None:
+        by_pidfd = {rank.pidfd: rank for rank in self.alive()}
+        for pidfd, _ in self._exits.poll(0):
+            self._end(by_pidfd[pidfd])
+            self._judge(by_pidfd[pidfd])
+
+    def _end(self, rank: Rank) -> None:
+        self._exits.unregister(rank.pidfd)
         info = os.waitid(os.P_PIDFD, rank.pidfd, os.WEXITED | os.WNOWAIT)
         assert info is not None
         rank.status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
         rank.ended = time.monotonic()
         for source in rank.sources:  # its last words come before our word about it
             source.read()
-        return rank
 
     def _judge(self, rank: Rank) -> None:
         line = f"rank {rank.number} on host {os.uname().nodename} (pid {rank.process.pid}) {rank.fate()}"

@@ -1,0 +1,243 @@
+"""ringrun sees its ranks through: places, exit statuses, signals, the grace after a failure, and no one left behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from ranks import clean_environment
+
+RINGRUN = [sys.executable, "-m", "ringreduce.launch.ringrun"]
+SLACK_S = 2.5  # what a loaded machine may add to a time
+
+
+def ringrun(*argv: str, env: dict[str, str] | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environ = clean_environment() | (env or {})
+    return subprocess.run(
+        [*RINGRUN, *argv], env=environ, input=stdin, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@contextmanager
+def running(*argv: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*RINGRUN, *argv], env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def lines(process: subprocess.Popen[str], count: int) -> list[str]:
+    assert process.stdout is not None
+    return sorted(process.stdout.readline().strip() for _ in range(count))
+
+
+def ends(pid: int, timeout_s: float = 10) -> bool:
+    """Whether a process, not a child of this one, ends in time."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([pidfd], [], [], timeout_s)[0])
+    finally:
+        os.close(pidfd)
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-S", "-c", textwrap.dedent(code)]
+
+
+# --- a rank's surroundings --------------------------------------------------------------------------------------------
+
+
+def test_every_rank_is_told_its_place() -> None:
+    done = ringrun("-np", "3", "sh", "-c", "env | tr '\\n' ' '; echo", env={"SLURM_PROCID": "7", "HOROVOD_RANK": "9"})
+    assert done.returncode == 0, done.stderr
+    ranks = [dict(word.partition("=")[::2] for word in line.split()) for line in done.stdout.splitlines()]
+    ranks.sort(key=lambda environ: environ["RINGREDUCE_RANK"])
+    for rank, environ in enumerate(ranks):
+        for prefix in ("RINGREDUCE_", "HOROVOD_"):
+            names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+            assert [int(environ[prefix + name]) for name in names] == [rank, 3, rank, 3, 0, 1]
+    assert len(ranks) == 3
+    assert len({environ["RINGREDUCE_RENDEZVOUS"] for environ in ranks}) == 1
+
+
+def test_each_job_has_a_secret_of_its_own() -> None:
+    secrets = {ringrun("-np", "1", "printenv", "RINGREDUCE_RENDEZVOUS").stdout.strip() for _ in range(2)}
+    assert len(secrets) == 2
+    for secret in secrets:
+        assert len(bytes.fromhex(secret.rpartition(":")[2])) == 32
+
+
+def test_a_rank_has_a_process_group_of_its_own_and_no_stray_descriptor() -> None:
+    code = "import os; print(os.getpid() - os.getpgrp(), len(os.listdir('/proc/self/fd')), flush=True)"
+    done = ringrun("-np", "3", *python(code))
+    assert done.stdout == "0 4\n" * 3  # 0, 1, 2 and the folder being read
+
+
+def test_options_that_become_variables() -> None:
+    show = ["sh", "-c", "echo $RINGREDUCE_TIMELINE $RINGREDUCE_TRANSPORT"]
+    done = ringrun("-np", "1", "--timeline", "trace.json", "--transport", "shm", *show)
+    assert done.stdout.split() == [os.path.abspath("trace.json"), "shm"]
+    assert ringrun("-np", "1", *show).stdout == "\n"
+
+
+def test_binding() -> None:
+    show = python("import os; print(*sorted(os.sched_getaffinity(0)), '|', os.environ.get('OMP_NUM_THREADS'))")
+    allowed = sorted(os.sched_getaffinity(0))
+    done = ringrun("-np", "2", *show)
+    bound = [line.split(" | ") for line in done.stdout.splitlines()]
+    assert all(int(threads) == len(cpus.split()) == max(1, len(allowed) // 2) for cpus, threads in bound)
+    if len(allowed) > 1:
+        assert not set(bound[0][0].split()) & set(bound[1][0].split())
+    everywhere = " ".join(map(str, allowed)) + " | None\n"
+    environ = {"OMP_NUM_THREADS": "5"}
+    assert ringrun("-np", "2", "--bind", "none", *show).stdout == everywhere * 2
+    assert ringrun("-np", "2", *show, env=environ).stdout.count("| 5\n") == 2
+
+
+# --- the exit status --------------------------------------------------------------------------------------------------
+
+STATUSES = [
+    ("exit 0", 0, ""),
+    ("[ $RINGREDUCE_RANK = 1 ] && exit 7; exit 0", 7, "rank 1 on host * (pid *) exited with status 7 after"),
+    ("[ $RINGREDUCE_RANK = 2 ] && kill -KILL $$; true", 137, "rank 2 on host * was killed by signal 9 (SIGKILL"),
+    ("[ $RINGREDUCE_RANK = 0 ] && kill -TERM $$; true", 143, "rank 0 on host * was killed by signal 15 (SIGTERM)"),
+    ("[ $RINGREDUCE_RANK = 0 ] && kill -40 $$; true", 168, "rank 0 on host * was killed by signal 40"),
+]
+
+
+@pytest.mark.parametrize(("script", "status", "words"), STATUSES, ids=[str(row[1]) for row in STATUSES])
+def test_exit_status(script: str, status: int, words: str) -> None:
+    done = ringrun("-np", "3", "sh", "-c", script)
+    assert done.returncode == status
+    if not words:
+        assert done.stderr == ""
+    else:
+        (line,) = done.stderr.splitlines()
+        parts = words.split("*")
+        assert all(part in line for part in parts), line
+        assert line.startswith("ringrun: ")
+
+
+def test_the_first_failure_in_time_counts(tmp_path: Path) -> None:
+    # Rank 0 fails because rank 2 did: it waits for its exit, as a survivor does.
+    code = """
+        import os, select, sys
+        rank, pipe = int(os.environ["RINGREDUCE_RANK"]), sys.argv[1]
+        if rank == 2:
+            os.write(os.open(pipe, os.O_WRONLY), str(os.getpid()).encode())
+            os._exit(5)
+        if rank == 0:
+            select.select([os.pidfd_open(int(os.read(os.open(pipe, os.O_RDONLY), 20)))], [], [])
+            os._exit(4)
+    """
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for _ in range(5):
+        done = ringrun("-np", "3", "-v", *python(code), str(pipe))
+        assert done.returncode == 5, done.stderr
+        assert "rank 0 on host" in done.stderr  # --verbose reports the others as well
+
+
+# --- after the first failure ------------------------------------------------------------------------------------------
+
+
+def test_grace_then_sigterm_then_sigkill() -> None:
+    code = """
+        import os, signal, sys, time
+        def say(what): os.write(1, f"{what} {time.monotonic()}\\n".encode())
+        if os.environ["RINGREDUCE_RANK"] == "1":
+            sys.stdin.read()
+            say("failed")
+            os._exit(5)
+        signal.signal(signal.SIGTERM, lambda *_: say("terminated"))
+        say("ready")
+        while True: signal.pause()
+    """
+    with running("-np", "2", "--grace", "0.7", *python(code)) as process:
+        assert process.stdout is not None
+        assert process.wait(30) == 5
+        end = time.monotonic()
+        times = {word: float(moment) for word, moment in map(str.split, process.stdout)}
+        assert process.stderr is not None
+        report = process.stderr.read()
+    assert 0.7 <= times["terminated"] - times["failed"] < 0.7 + SLACK_S
+    assert 1.5 <= end - times["terminated"] < 1.5 + SLACK_S
+    assert "the others have 0.7 s" in report
+    assert "rank 0 still running: sending SIGTERM" in report
+    assert "rank 0 still running: sending SIGKILL" in report
+
+
+def test_survivors_use_the_grace_to_report() -> None:
+    script = "[ $RINGREDUCE_RANK = 1 ] && exit 9; sleep 0.5; echo lost rank 1 >&2; exit 1"
+    done = ringrun("-np", "3", "sh", "-c", script)
+    assert done.returncode == 9
+    assert done.stderr.count("lost rank 1\n") == 2
+    assert "SIGTERM" not in done.stderr
+
+
+def test_a_ranks_children_do_not_survive_a_failure() -> None:
+    script = "if [ $RINGREDUCE_RANK = 1 ]; then read line; exit 1; fi; sleep 1000 & echo $!; exit 0"
+    with running("-np", "2", "sh", "-c", script) as process:
+        (child,) = lines(process, 1)
+        assert process.wait(20) == 1
+        assert ends(int(child))
+
+
+def test_ranks_die_with_ringrun() -> None:
+    with running("-np", "3", "sh", "-c", "echo $$; exec sleep 1000") as process:
+        pids = [int(line) for line in lines(process, 3)]
+        process.kill()
+        assert all(ends(pid) for pid in pids)
+
+
+def test_a_stopped_rank_is_killed_too() -> None:
+    script = "[ $RINGREDUCE_RANK = 1 ] && exit 3; kill -STOP $$"
+    done = ringrun("-np", "2", "--grace", "0", "sh", "-c", script)
+    assert done.returncode == 3
+    assert "rank 0 still running: sending SIGKILL" in done.stderr
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_passed_on_to_every_rank(signum: signal.Signals) -> None:
+    script = "trap 'echo caught; exit 0' INT TERM; echo ready; while :; do sleep 0.05; done"
+    with running("-np", "3", "sh", "-c", script) as process:
+        assert lines(process, 3) == ["ready"] * 3
+        process.send_signal(signum)
+        assert lines(process, 3) == ["caught"] * 3
+        assert process.wait(20) == 0
+
+
+def test_ranks_that_die_of_the_signal() -> None:
+    with running("-np", "2", "sh", "-c", "echo ready; exec sleep 1000") as process:
+        lines(process, 2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+
+
+def test_a_second_signal_kills() -> None:
+    with running("-np", "2", "sh", "-c", "trap '' INT; echo ready; while :; do sleep 0.05; done") as process:
+        lines(process, 2)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert process.stderr.readline() == "ringrun: SIGINT: passing it on to all ranks\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 137

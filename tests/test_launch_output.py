@@ -1,0 +1,127 @@
+"""What the ranks write comes out whole, tagged or not, whoever reads it; rank 0 alone reads standard input."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from ranks import clean_environment
+from test_launch import RINGRUN, python, ringrun, running
+
+WRITE_IN_PIECES = """
+    import os
+    rank = os.environ["RINGREDUCE_RANK"].encode()
+    for line in range(500):
+        for piece in (rank * 3, b" says ", b"%d " % line, b"x" * (line % 50), b"\\n"):
+            os.write(1, piece)
+"""
+
+
+@pytest.mark.parametrize("tag", ["--tag-output", "--no-tag-output"])
+def test_lines_stay_whole_and_in_order(tag: str) -> None:
+    done = ringrun("-np", "4", tag, *python(WRITE_IN_PIECES))
+    assert done.returncode == 0
+    heard: dict[str, list[int]] = {}
+    for line in done.stdout.splitlines():
+        prefix = r"\[(\d)\]<stdout>: " if tag == "--tag-output" else "()"
+        match = re.fullmatch(prefix + r"(\d)\2\2 says (\d+) (x*)", line)
+        assert match is not None, line
+        assert match[1] in ("", match[2])
+        assert len(match[4]) == int(match[3]) % 50
+        heard.setdefault(match[2], []).append(int(match[3]))
+    assert heard == {str(rank): list(range(500)) for rank in range(4)}
+
+
+def test_two_streams_have_two_tags() -> None:
+    done = ringrun("-np", "2", "--tag-output", "sh", "-c", "echo out; echo err >&2; printf unfinished")
+    assert sorted(done.stdout.splitlines()) == sorted(
+        f"[{r}]<stdout>: {w}" for r in (0, 1) for w in ("out", "unfinished")
+    )
+    assert sorted(done.stderr.splitlines()) == ["[0]<stderr>: err", "[1]<stderr>: err"]
+
+
+def test_a_pipe_gets_the_bytes_as_they_are() -> None:
+    code = "import os, sys; sys.stdout.buffer.write(bytes(range(256)) * 40000 + b'\\n')"
+    command = [*RINGRUN, "-np", "1", *python(code)]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, timeout=60, check=True)
+    assert done.stdout == bytes(range(256)) * 40000 + b"\n"
+
+
+def test_the_streams_keep_their_order_in_one_file() -> None:
+    code = "import os\nfor i in range(200): os.write(1 + i % 2, b'%d\\n' % i)"
+    command = [*RINGRUN, "-np", "1", *python(code)]
+    done = subprocess.run(command, env=clean_environment(), stdout=-1, stderr=subprocess.STDOUT, timeout=60, check=True)
+    evens = [int(line) for line in done.stdout.split() if int(line) % 2 == 0]
+    assert evens == list(range(0, 200, 2))
+    assert len(done.stdout.split()) == 200
+
+
+def test_python_output_is_not_held_back() -> None:
+    with running("-np", "1", sys.executable, "-c", "print('now'); input()") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "now\n"
+
+
+def test_a_traceback_comes_before_the_word_about_its_rank() -> None:
+    done = ringrun("-np", "2", "sh", "-c", "echo why >&2; exit 1")
+    first = done.stderr.splitlines()
+    assert first.index("why") < next(i for i, line in enumerate(first) if line.startswith("ringrun: rank"))
+
+
+def test_a_reader_that_goes_away_ends_the_ranks() -> None:
+    with running("-np", "2", "yes") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "y\n"
+        process.stdout.close()
+        assert process.wait(20) == 128 + signal.SIGPIPE
+
+
+def test_a_reader_that_does_not_read_holds_up_no_killing() -> None:
+    script = "[ $RINGREDUCE_RANK = 0 ] && exec yes; read line; exit 9"
+    with running("-np", "2", "--grace", "0.2", "sh", "-c", script) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        assert "rank 1" in process.stderr.readline()
+        assert "sending SIGTERM" in process.stderr.readline()
+        while process.stdout.read(1 << 16):
+            pass
+        assert process.wait(20) == 9
+
+
+def test_standard_input_is_rank_0s() -> None:
+    done = ringrun("-np", "3", "--tag-output", "sh", "-c", "cat; echo end", stdin="one\ntwo\n")
+    expected = ["[0]<stdout>: end", "[0]<stdout>: one", "[0]<stdout>: two", "[1]<stdout>: end", "[2]<stdout>: end"]
+    assert sorted(done.stdout.splitlines()) == expected
+
+
+def test_on_a_terminal_output_is_tagged_and_rank_0_hears_the_keyboard() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        script = "printf 'bar\\rbar2\\r'; read line; echo heard $line; read line || echo end of input"
+        os.execve(RINGRUN[0], [*RINGRUN, "-np", "2", "sh", "-c", script], clean_environment())
+    try:
+        screen = _read_until(terminal, rb"\[0\]<stdout>: bar2\r")
+        assert b"[0]<stdout>: bar\r" in screen
+        os.write(terminal, b"hello\n")
+        _read_until(terminal, rb"\[0\]<stdout>: heard hello\r\n")
+        os.write(terminal, b"\x04")  # Ctrl-D
+        _read_until(terminal, rb"\[0\]<stdout>: end of input\r\n")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        os.close(terminal)
+
+
+def _read_until(terminal: int, pattern: bytes, timeout_s: float = 30) -> bytes:
+    deadline = time.monotonic() + timeout_s
+    seen = b""
+    while not re.search(pattern, seen):
+        assert select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0], seen
+        seen += os.read(terminal, 4096)
+    return seen

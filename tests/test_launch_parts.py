@@ -1,0 +1,174 @@
+"""The parts of the launcher: shares of CPUs, host lists, the command line, the umbrella command."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import clean_environment
+
+from ringreduce import cli
+from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.launch import ringrun
+from ringreduce.launch.binding import CoreId, core_of, cpu_shares
+from ringreduce.launch.hosts import Host, is_this_host, local_slots, parse_hosts, read_hostfile
+
+
+def flat(cpu: int) -> CoreId:
+    return 0, cpu
+
+
+def threaded(cpu: int) -> CoreId:
+    """Two packages of two cores of two threads; the kernel counts threads last: CPU 0 and CPU 4 are one core."""
+    return cpu % 4 // 2, cpu % 2
+
+
+SHARES = [
+    (1, range(4), flat, ["0123"]),
+    (2, range(4), flat, ["01", "23"]),
+    (2, range(5), flat, ["01", "23"]),
+    (3, range(4), flat, ["0", "1", "2"]),
+    (5, range(3), flat, ["0", "1", "2", "0", "1"]),
+    (2, {1, 3, 5, 7}, flat, ["13", "57"]),
+    (1, range(8), threaded, ["01234567"]),
+    (2, range(8), threaded, ["0415", "2637"]),
+    (3, range(8), threaded, ["04", "15", "26"]),
+    (4, range(8), threaded, ["04", "15", "26", "37"]),
+    (8, range(8), threaded, ["0", "4", "1", "5", "2", "6", "3", "7"]),
+    (9, range(8), threaded, ["0", "4", "1", "5", "2", "6", "3", "7", "0"]),
+]
+
+
+@pytest.mark.parametrize(("ranks", "allowed", "core", "shares"), SHARES)
+def test_shares(ranks: int, allowed: range | set[int], core: object, shares: list[str]) -> None:
+    expected = [frozenset(map(int, share)) for share in shares]
+    assert cpu_shares(ranks, allowed, core) == expected  # type: ignore[arg-type]
+
+
+def test_a_cpu_that_the_kernel_does_not_describe_is_a_core_of_its_own() -> None:
+    assert core_of(10**6) == (0, 10**6)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a", [Host("a", 1)]),
+        ("a:2,b.c.d:4", [Host("a", 2), Host("b.c.d", 4)]),
+        ("127.0.0.1:3, localhost:1", [Host("127.0.0.1", 3), Host("localhost", 1)]),
+        ("[::1]:2", [Host("::1", 2)]),
+    ],
+)
+def test_host_list(text: str, hosts: list[Host]) -> None:
+    assert parse_hosts(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["", "a:", "a:0", "a:-1", "a:two", "a:1:2", ":2", "a,,b"])
+def test_bad_host_list(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="host:slots"):
+        parse_hosts(text)
+
+
+def test_hostfile(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("# the lab\nlocalhost slots=2\n\n127.0.0.1   slots = 3  # again\na:4\nb\nc slots=1 max_slots=8\n")
+    assert [host.slots for host in read_hostfile(str(path))] == [2, 3, 4, 1, 1]
+    path.write_text("localhost\nlocalhost slots=many\n")
+    with pytest.raises(InvalidArgumentError, match=r"hosts:2: .*slots=N"):
+        read_hostfile(str(path))
+    path.write_text("# nobody\n")
+    with pytest.raises(InvalidArgumentError, match="no host"):
+        read_hostfile(str(path))
+    with pytest.raises(InvalidArgumentError, match="No such file"):
+        read_hostfile(str(tmp_path / "missing"))
+
+
+def test_which_hosts_are_this_one() -> None:
+    assert all(map(is_this_host, ("localhost", "127.0.0.1", "127.3.2.1", "::1", socket.gethostname())))
+    assert not any(map(is_this_host, ("remote", "10.0.0.1", "localhost.example.com")))
+    assert local_slots([Host("localhost", 2), Host("127.0.0.1", 3)]) == 5
+    with pytest.raises(UnavailableError, match=r"remote.*TCP"):
+        local_slots([Host("localhost", 2), Host("remote", 3)])
+
+
+WRONG = [
+    (["-np", "2", "-H", "remote:2", "true"], "TCP transport"),
+    (["-np", "2", "--transport", "tcp", "true"], "--transport tcp does not exist yet"),
+    (["-np", "2", "--transport", "mpi", "true"], "--transport mpi does not exist yet"),
+    (["-np", "2", "--transport", "pigeon", "true"], "invalid choice: 'pigeon'"),
+    (["-np", "3", "-H", "localhost:2", "true"], "the hosts have 2 slots"),
+    (["-np", "0", "true"], "-np 0"),
+    (["-np", "two", "true"], "invalid int value: 'two'"),
+    (["true"], "give -np N"),
+    (["-np", "2"], "no program"),
+    (["-np", "2", "--"], "no program"),
+    (["-np", "2", "--grace", "-1", "true"], "--grace -1"),
+    (["-np", "2", "--grace", "nan", "true"], "--grace nan"),
+    (["-np", "2", "-H", "localhost", "--hostfile", "x", "true"], "--hostfile"),
+    (["-np", "2", "--no-such-option", "true"], "--no-such-option"),
+]
+
+
+@pytest.mark.parametrize(("argv", "words"), WRONG, ids=[" ".join(row[0]) for row in WRONG])
+def test_a_wrong_command_line_is_status_2_and_says_why(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = ringrun.main(argv)
+    except SystemExit as stopped:  # argparse
+        status = int(str(stopped.code))
+    assert status == 2
+    out, err = capsys.readouterr()
+    assert words in err
+    assert out == ""
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_what_cannot_be_run() -> None:
+    base = (sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "3")
+    missing = run(*base, "/no/such/program")
+    assert (missing.returncode, missing.stdout) == (127, "")
+    assert missing.stderr == "ringrun: cannot run '/no/such/program': No such file or directory\n"
+    folder = run(*base, "/")
+    assert folder.returncode == 126
+    assert "Permission denied" in folder.stderr
+
+
+def test_slots_are_the_default_number_of_ranks() -> None:
+    done = run(sys.executable, "-m", "ringreduce", "run", "-H", "localhost:2,127.0.0.1:1", "echo", "-n", "x")
+    assert (done.returncode, done.stdout.split()) == (0, ["x", "x", "x"])
+
+
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        ringrun.main(["--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for option in ("-np", "-H", "--hostfile", "--transport", "--bind", "--grace", "--tag-output", "--timeline"):
+        assert option in text
+    assert "timeline itself does not exist yet" in " ".join(text.split())
+
+
+def test_check_build_is_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    doctor = pytest.importorskip("ringreduce.doctor")
+    monkeypatch.setattr(doctor, "main", lambda argv: 42 + len(argv))
+    assert ringrun.main(["--check-build"]) == 42
+    assert cli.main(["doctor", "--json"]) == 43
+
+
+def test_umbrella_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    assert "bench" in capsys.readouterr().out
+    assert cli.main([]) == 2
+    assert "usage" in capsys.readouterr().err
+    assert cli.main(["dance"]) == 2
+    assert "no command 'dance'" in capsys.readouterr().err
+    assert cli.main(["timeline"]) == 2
+    assert "does not exist yet" in capsys.readouterr().err
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("ringreduce 0.")

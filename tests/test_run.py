@@ -1,0 +1,131 @@
+"""ringreduce.run(): a function's results by rank, and the first failure with its traceback."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import pytest
+
+import ringreduce
+from ringreduce.errors import Error, InvalidArgumentError, TimeoutError
+from ringreduce.launch.run import run
+
+
+def place(word: str, *, end: str = "") -> tuple[int, int, str]:
+    return int(os.environ["RINGREDUCE_RANK"]), int(os.environ["RINGREDUCE_SIZE"]), word + end
+
+
+def test_results_come_back_by_rank() -> None:
+    assert run(place, args=("hello",), kwargs={"end": "!"}, np=3) == [(rank, 3, "hello!") for rank in range(3)]
+
+
+def summed(count: int) -> list[float]:
+    import numpy
+
+    with ringreduce.init() as world:
+        return ringreduce.allreduce(numpy.arange(count) + world.rank, op=ringreduce.Sum).tolist()
+
+
+def test_the_ranks_are_a_job() -> None:
+    assert ringreduce.run(summed, args=(3,), np=2) == [[1, 3, 5]] * 2
+
+
+def large(nbytes: int) -> bytes:
+    return bytes([int(os.environ["RINGREDUCE_RANK"])]) * nbytes
+
+
+def test_results_may_be_large() -> None:
+    assert run(large, args=(20_000_000,), np=2) == [bytes(20_000_000), b"\1" * 20_000_000]
+
+
+def fail_on(rank: int, value: Any) -> None:
+    if int(os.environ["RINGREDUCE_RANK"]) == rank:
+        raise KeyError(value)
+
+
+def test_a_failure_carries_rank_traceback_and_cause() -> None:
+    with pytest.raises(Error, match="rank 1 of 2 exited with status 1") as caught:
+        run(fail_on, args=(1, "missing"))
+    assert "in fail_on" in str(caught.value)
+    assert "KeyError: 'missing'" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+class Unpicklable(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("stays here")
+
+
+def fail_oddly() -> None:
+    raise Unpicklable("odd")
+
+
+def test_an_exception_that_cannot_travel_leaves_its_traceback() -> None:
+    with pytest.raises(Error, match="Unpicklable: odd") as caught:
+        run(fail_oddly, np=1)
+    assert caught.value.__cause__ is None
+
+
+def die(signum: int) -> None:
+    if os.environ["RINGREDUCE_RANK"] == "0":
+        os.kill(os.getpid(), signum)
+    time.sleep(60)
+
+
+def test_a_rank_that_is_killed_is_named() -> None:
+    begin = time.monotonic()
+    with pytest.raises(Error, match=r"rank 0 of 2 was killed by signal 9 \(SIGKILL"):
+        run(die, args=(signal.SIGKILL,))
+    assert time.monotonic() - begin < 20
+
+
+def leave() -> None:
+    os._exit(0)
+
+
+def test_a_rank_that_leaves_without_a_result_is_an_error() -> None:
+    with pytest.raises(Error, match="rank 0 exited before the function returned"):
+        run(leave, np=1)
+
+
+def hang() -> None:
+    signal.pause()
+
+
+def test_timeout_names_who_is_late_and_leaves_nobody() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(TimeoutError, match=r"ranks \[0, 1\] of 2 were still running after 0.5 s") as caught:
+        run(hang, timeout_s=0.5)
+    assert isinstance(caught.value, builtins.TimeoutError)
+    assert set(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_env_is_added() -> None:
+    assert run(os.getenv, args=("GREETING",), np=1, env={"GREETING": "hi"}) == ["hi"]
+
+
+def test_what_cannot_be_sent_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(InvalidArgumentError, match=r"cannot be sent.*cloudpickle"):
+        run(lambda: 1)
+    monkeypatch.setattr(place, "__module__", "__main__")
+    with pytest.raises(InvalidArgumentError, match="__main__"):
+        run(place)
+
+
+@pytest.mark.parametrize("np", [0, -1])
+def test_np_out_of_range(np: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="np="):
+        run(place, np=np)
+
+
+def test_output_appears(capfd: pytest.CaptureFixture[str]) -> None:
+    run(print, args=("from a rank",), np=2)
+    assert capfd.readouterr().out == "from a rank\n" * 2
