@@ -1,7 +1,7 @@
 """Builds ringreduce._core by CMake; everything else about the package is in pyproject.toml.
 
-CMake options come from the environment: RR_CMAKE_ARGS="-DRR_WERROR=ON -DRR_TESTS=ON". An in-place build
-(pip install -e, make build) keeps its tree in build/cmake, so the next one compiles only what changed.
+CMake options come from the environment: RR_CMAKE_ARGS="-DRR_WERROR=ON -DRR_TESTS=ON". Every build
+works in build/cmake, so the next one, of whatever kind, compiles only what changed.
 """
 
 import os
@@ -34,7 +34,7 @@ class CMakeExtension(Extension):
 class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         output = Path(self.get_ext_fullpath(ext.name)).resolve()
-        tree = ROOT / "build" / "cmake" if self.inplace else Path(self.build_temp).resolve()
+        tree = ROOT / "build" / "cmake"
         cmake = tool("cmake", "CMAKE_BIN_DIR")
         configure = [
             *(cmake, "-S", str(ROOT), "-B", str(tree), "-G", "Ninja"),
