@@ -42,11 +42,23 @@ struct Native {
   }
 };
 
+// n < kVectorBytes bytes without a call, which would be a third of the time of a reduction of 8 bytes (measured).
+[[gnu::always_inline]] inline void copy_some(char* to, const char* from, size_t n) {
+#pragma GCC unroll 8
+  for (size_t step = kVectorBytes / 2; step > 0; step /= 2) {
+    if (n & step) {
+      __builtin_memcpy(to, from, step);
+      to += step;
+      from += step;
+    }
+  }
+}
+
 // n < F::kBytes bytes; the other lanes are zero.
 template <class F>
 [[gnu::always_inline]] inline void load_some(typename F::Part* parts, const char* from, size_t n) {
   char whole[F::kBytes] = {};
-  __builtin_memcpy(whole, from, n);
+  copy_some(whole, from, n);
   F::load(parts, whole);
 }
 
@@ -54,7 +66,7 @@ template <class F>
 [[gnu::always_inline]] inline void store_some(char* to, const typename F::Part* parts, size_t n) {
   char whole[F::kBytes];
   F::store(whole, parts);
-  __builtin_memcpy(to, whole, n);
+  copy_some(to, whole, n);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
       log_(settings_.log_level, rank),
       kernels_(rr::kernels(std::string_view(settings_.isa))),
       segments_(std::move(segments)),
+      interrupt_(interrupt),
       liveness_(pidfds),
       dead_(pidfds.size()) {
   if (settings_.transport == "tcp" || settings_.transport == "mpi") {
@@ -30,7 +31,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   for (int r = 0; r < size; ++r) everyone.push_back(r);
   world_ = std::make_unique<Group>(*this, fd, everyone, 0);
   world_->await_attendance(settings_.timeout_s, interrupt);
-  tune(*this, world_->board(), rank);
+  tune(*this);
   engine_ = std::thread([this] { run_engine(); });
 }
 
@@ -61,6 +62,7 @@ void Context::shutdown() {
   if (shut_down_.exchange(true)) return;
   stop_.store(true);
   wake_all(engine_bell(rank_));
+  wake_all(wait_bell(rank_));
   if (engine_.joinable()) engine_.join();
   const std::lock_guard lock(executor_);
   world_->leave();

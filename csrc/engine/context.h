@@ -41,6 +41,7 @@ class Context {
   const Kernels& kernels() const { return kernels_; }
   const SegmentRegistry& segments() const { return *segments_; }
   Stats& stats() { return stats_; }
+  Interrupt interrupt() const { return interrupt_; }
   const std::string& hostname() const { return hostname_; }
   Bell& wait_bell(int world_rank) const { return world_board_->wait_bell(world_rank); }
   Bell& engine_bell(int world_rank) const { return world_board_->engine_bell(world_rank); }
@@ -74,6 +75,7 @@ class Context {
   std::mutex executor_;                         // who may call Group::progress, and guards groups_
   std::vector<std::unique_ptr<Group>> groups_;  // beside the world
   int next_group_id_ = 1;
+  Interrupt interrupt_;
   std::mutex watching_;
   Liveness liveness_;
   std::vector<std::atomic<bool>> dead_;  // by world rank

@@ -60,6 +60,7 @@ class Group {
   void leave();
   // Every member attached; throws TimeoutError naming the missing ones.
   void await_attendance(double timeout_s, Interrupt interrupt);
+  void throw_if_failed() const;
   bool ranks_outnumber_cores() const { return crowded_; }
 
  private:
@@ -101,7 +102,6 @@ class Group {
   std::byte* allocate_output(Operation& operation) const;
   // group.cc
   bool wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt);
-  void throw_if_failed() const;
   void fail_if_peers_died();
   void fail_if_needed_rank_left();
   void check_age(Operation& operation, int64_t now);

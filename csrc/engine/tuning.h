@@ -1,4 +1,7 @@
-// The two sizes that depend on the machine: the staging chunk and the largest eager message. Agreed through the board.
+// The two sizes that depend on the machine: the staging chunk and the largest eager message. Measured once per topology
+// (under 100 ms), kept in the user's cache, agreed through the board: rank 0 decides, every rank obeys.
+//
+// Neither changes results: staging folds in rank order whatever the chunk, and so do the cells.
 #pragma once
 
 #include "group/board.h"
@@ -7,7 +10,8 @@ namespace rr {
 
 class Context;
 
-void tune(Context& context, const Board& board, int rank);
+// Collective over the world, before any other operation.
+void tune(Context& context);
 void copy_tuning(const Board& from, const Board& to);
 
 }  // namespace rr
