@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -120,8 +119,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Changes how many backward() calls come before a step; between steps."""
         self.backward_passes_per_step = passes
         if self._reducer is not None:
-            self._reducer.passes = passes
-            self._reducer.reset()
+            self._reducer.set_passes(passes)
 
     def synchronize(self) -> None:
         """Waits until the gradients are reduced, for what comes between backward() and step(), such as clipping.
@@ -183,9 +181,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """As the optimizer's own; gradients that have come since the last step are forgotten."""
+        """As the optimizer's own; a round of gradients that has begun is reduced first, and left unused."""
         if self._reducer is not None:
-            self._reducer.reset()
+            self._reducer.settle()
         self._synchronized = False
         self._should_synchronize = True
         super().load_state_dict(state_dict)
@@ -200,7 +198,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def __reduce__(self) -> Any:
         """Pickles and copies as the plain optimizer: a rank's hooks and registered memory belong to this process."""
-        return copyreg.__newobj__, (self._plain,), self.__getstate__()  # type: ignore[attr-defined]
+        return object.__new__, (self._plain,), self.__getstate__()
 
 
 def _named(

@@ -45,7 +45,7 @@ class Reducer:
     ) -> None:
         self._settings = settings
         self._process_set = process_set
-        self.passes = passes
+        self._passes = passes
         self.pending = False  # a gradient has come since the last synchronize()
         self._launched: list[Work] = []
         slots = [Slot(parameter, name) for name, parameter in reversed(named)]
@@ -58,14 +58,25 @@ class Reducer:
         hooks = [_register(slot, weakref.ref(self)) for slot in slots]
         self.remove = weakref.finalize(self, _remove, hooks)
         """Takes the hooks off the parameters."""
-        self.reset()
+        self._expect()
 
-    def reset(self) -> None:
-        """Expects a new round of gradients; forgets any of the current one that were not launched."""
+    def set_passes(self, passes: int) -> None:
+        """Expects so many gradients of each parameter in a round, from the next round on."""
+        self.settle()
+        self._passes = passes
+        self._expect()
+
+    def settle(self) -> None:
+        """Ends a round that has begun: other ranks may be waiting for it."""
+        if self.pending:
+            self.synchronize()
+
+    def _expect(self) -> None:
+        """Begins a round."""
         for bucket in self._buckets:
             bucket.waiting = len(bucket.slots)
             for slot in bucket.slots:
-                slot.passes_left = self.passes
+                slot.passes_left = self._passes
         self._launched = []
         self.pending = False
 
@@ -84,7 +95,7 @@ class Reducer:
                     bucket.finish()
                 except Exception as caught:
                     error = error or caught
-        self.reset()
+        self._expect()
         if error is not None:
             raise error
 

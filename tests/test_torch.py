@@ -1,0 +1,260 @@
+"""ringreduce.torch: collectives against the oracle, their gradients, objects, parameters, optimizer state."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ringreduce.torch as hvd  # noqa: E402  # after the check that torch is there
+
+DTYPES = [name for name in oracle.DTYPES if hasattr(torch, name)]
+
+
+def tensor_of(array: np.ndarray) -> Any:
+    """A tensor with the array's content, bfloat16 included."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def array_of(tensor: Any) -> np.ndarray:
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(oracle.dtype("bfloat16"))
+    return tensor.numpy()
+
+
+def reduce_everything(name: str) -> list[str]:
+    """What is wrong with any form of allreduce, any operation and any count, for one dtype."""
+    problems = []
+    with hvd.init() as world:
+        for op in (op for op in oracle.OPS if oracle.meaningful(name, op)):
+            for count in (0, 1, world.size + 1, 1009):
+                inputs = [oracle.values(op, rank, count, name, op) for rank in range(world.size)]
+                mine = tensor_of(inputs[world.rank])
+                in_place, handed_over = mine.clone(), mine.clone()
+                registered = hvd.symmetric_empty(count, dtype=mine.dtype)
+                registered.copy_(mine)
+                strided = mine.repeat_interleave(2)[::2]
+                assert count < 2 or not strided.is_contiguous()
+                kept = mine.clone()
+                results = {
+                    "allreduce": hvd.allreduce(mine, op=op),
+                    "strided": hvd.allreduce(strided, op=op),
+                    "allreduce_": hvd.allreduce_(in_place, op=op),
+                    "async": hvd.synchronize(hvd.allreduce_async(mine, op=op, name="a")),
+                    "async_": hvd.synchronize(hvd.allreduce_async_(handed_over, op=op, name="b")),
+                    "grouped": hvd.grouped_allreduce([mine[:1], mine], op=op)[1],
+                    "registered": hvd.allreduce_(registered, op=op),
+                }
+                assert results["allreduce_"] is in_place
+                assert results["async_"] is handed_over
+                assert torch.equal(mine, kept)
+                for form, result in results.items():
+                    if wrong := oracle.wrong(array_of(result), inputs, op):
+                        problems.append(f"{form} of {count} {name}, op {op}: {wrong}")
+    return problems
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_allreduce_of_every_dtype_and_operation(name: str, run_ranks: Callable[..., Any]) -> None:
+    assert run_ranks(reduce_everything, 3, args=(name,)) == [[], [], []]
+
+
+def move() -> None:
+    with hvd.init() as world:
+        mine = torch.arange(world.rank * 6.0).reshape(-1, 3) + world.rank
+        gathered = hvd.allgather(mine)
+        assert torch.equal(
+            gathered, torch.cat([torch.arange(rank * 6.0).reshape(-1, 3) + rank for rank in range(world.size)])
+        )
+        for root in range(world.size):
+            value = torch.full((2, 5), float(world.rank + 1), dtype=torch.bfloat16)
+            copy = hvd.broadcast(value, root)
+            assert copy.tolist() == [[root + 1.0] * 5] * 2
+            assert value[0, 0] == world.rank + 1
+            assert hvd.broadcast_(value, root_rank=root) is value
+            assert torch.equal(value, copy)
+        handles = [hvd.broadcast_async_(torch.tensor(world.rank), root, name=f"r{root}") for root in range(world.size)]
+        assert [int(hvd.synchronize(handle)) for handle in reversed(handles)] == list(reversed(range(world.size)))
+        assert all(hvd.poll(handle) for handle in handles)
+        assert hvd.allgather_object({"rank": world.rank, "text": "x" * 100 * world.rank}) == [
+            {"rank": rank, "text": "x" * 100 * rank} for rank in range(world.size)
+        ]
+        assert hvd.broadcast_object(("from", world.rank), root_rank=1, name="object") == ("from", 1)
+        hvd.barrier()
+        if world.rank == 0:
+            assert hvd.allreduce(torch.ones(3), op=hvd.Sum, name="alone").tolist() == [1.0, 1.0, 1.0]
+        lasts = hvd.join()
+        assert lasts in range(world.size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_tensors_and_objects_move(size: int, run_ranks: Callable[..., Any]) -> None:
+    run_ranks(move if size > 1 else move_alone, size)
+
+
+def move_alone() -> None:
+    with hvd.init():
+        assert hvd.allgather(torch.arange(3)).tolist() == [0, 1, 2]
+        assert hvd.broadcast(torch.arange(3), 0).tolist() == [0, 1, 2]
+        assert hvd.broadcast_object("x") == "x"
+        assert hvd.join() == 0
+
+
+def differentiate() -> None:
+    """Gradients of each collective with rank-dependent inputs and weights; expected values by hand."""
+    with hvd.init() as world:
+        n, r = world.size, world.rank
+        weight = [torch.tensor([1.0, 10.0]) * (rank + 1) for rank in range(n)]
+        total = sum(weight)
+
+        def gradient(use: Callable[[Any], Any]) -> Any:
+            x = torch.tensor([2.0, 3.0], requires_grad=True)
+            (use(x * x) * weight[r]).sum().backward()
+            return x.grad / (2 * x.detach())
+
+        assert torch.allclose(gradient(lambda y: hvd.allreduce(y, op=hvd.Sum)), total)
+        assert torch.allclose(gradient(lambda y: hvd.allreduce(y)), total / n)
+        scaled = gradient(lambda y: hvd.allreduce(y, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.25))
+        assert torch.allclose(scaled, total / 2)
+        assert torch.allclose(gradient(lambda y: sum(hvd.grouped_allreduce([y, 2 * y], op=hvd.Sum))), 3 * total)
+        assert torch.allclose(gradient(lambda y: hvd.broadcast(y, 1)), total / n if r == 1 else torch.zeros(2))
+
+        rows = torch.ones(r + 1, 2, requires_grad=True)
+        gathered = hvd.allgather(rows)
+        position = torch.arange(1.0, len(gathered) + 1)[:, None]
+        (gathered * position * weight[r]).sum().backward()
+        start = r * (r + 1) // 2
+        assert torch.allclose(rows.grad, position[start : start + r + 1] * total / n)
+
+        x = torch.tensor([2.0, 3.0], requires_grad=True)
+        (slope,) = torch.autograd.grad((hvd.allreduce(x**3, op=hvd.Sum) * weight[r]).sum(), x, create_graph=True)
+        (curvature,) = torch.autograd.grad(slope.sum(), x)
+        assert torch.allclose(curvature, 6 * x.detach() * total)
+
+        low = hvd.allreduce(torch.ones(2, requires_grad=True), op=hvd.Min)
+        with pytest.raises(hvd.InvalidArgumentError, match="not for Min"):
+            low.sum().backward()
+
+
+def test_gradients(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(differentiate, 3)
+
+
+def refuse() -> None:
+    with hvd.init() as world:
+        wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+            (ValueError, "Tensor is required to be contiguous", lambda: hvd.allreduce_(torch.ones(4, 4).t()[1:])),
+            (ValueError, "ComplexFloatTensor", lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64))),
+            (ValueError, "is not supported", lambda: hvd.allreduce(torch.eye(2).to_sparse())),
+            (hvd.UnavailableError, "meta memory", lambda: hvd.allreduce(torch.ones(2, device="meta"))),
+            (ValueError, "torch.Tensor is expected", lambda: hvd.allreduce_([1.0])),
+            (ValueError, "supersedes average", lambda: hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)),
+            (ValueError, "invalid root rank 9", lambda: hvd.broadcast(torch.ones(1), 9)),
+            (ValueError, "invalid params of type", lambda: hvd.broadcast_parameters(iter([torch.ones(1)]), 0)),
+            (ValueError, "was not created or has been cleared", lambda: hvd.synchronize(17)),
+            (ValueError, "is not supported", lambda: hvd.symmetric_empty(2, dtype=torch.complex64)),
+        ]
+        for kind, text, call in wrong:
+            with pytest.raises(kind, match=text):
+                call()
+        with pytest.raises(hvd.MismatchError, match="shape"):
+            hvd.allreduce(torch.ones(3 + world.rank), name="shapes")
+        with pytest.warns(DeprecationWarning, match="average"):
+            assert hvd.allreduce(torch.ones(1), average=False).item() == world.size
+        assert hvd.allreduce(torch.tensor([1.5 + world.rank]), compression=hvd.Compression.fp16).item() == 2.0
+        assert hvd.allreduce(torch.tensor(2**40 + 2 * world.rank), compression=hvd.Compression.fp16).item() == 2**40 + 1
+    with pytest.raises(hvd.NotInitializedError):
+        hvd.allreduce(torch.ones(1))
+
+
+def test_what_is_refused_and_what_is_left(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(refuse, 2)
+
+
+def share_parameters() -> None:
+    with hvd.init() as world:
+        torch.manual_seed(world.rank)
+        model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+        model[0].weight.data = model[0].weight.data.t().contiguous().t()
+        model.double()(torch.randn(8, 5, dtype=torch.float64))
+        mine = {name: value.clone() for name, value in model.state_dict().items()}
+        roots = hvd.broadcast_object(mine, root_rank=1)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=1)
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, roots[name])
+        assert not model[0].weight.is_contiguous()
+        assert world.rank == 1 or not torch.equal(mine["0.weight"], model[0].weight)
+        for params in (list(model.parameters()), list(model.named_parameters())):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter += world.rank
+            hvd.broadcast_parameters(params, root_rank=0)
+            assert (
+                len({str(value) for value in hvd.allgather_object([p.sum().item() for p in model.parameters()])}) == 1
+            )
+
+
+def test_parameters_of_the_root(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(share_parameters, 2)
+
+
+def share_state(kind: str, options: dict[str, Any]) -> None:
+    """Only the root has stepped, with options of its own; then everyone has its state and goes on alike."""
+    with hvd.init() as world:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+        groups = [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.5}]
+        optimizer = getattr(torch.optim, kind)(groups, **options)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        wrapped = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        if world.rank == 1:
+            for _ in range(3):
+                super(type(wrapped), wrapped).zero_grad()
+                loss = model(torch.ones(2, 3)).sum()
+                grads = torch.autograd.grad(loss, list(model.parameters()))
+                for parameter, grad in zip(model.parameters(), grads, strict=True):
+                    parameter.grad = grad
+                optimizer.step()
+            wrapped.param_groups[1]["lr"] = 0.125
+        hvd.broadcast_parameters(model.state_dict(), root_rank=1)
+        hvd.broadcast_optimizer_state(wrapped, root_rank=1, model=model)
+        states = hvd.allgather_object(wrapped.state_dict())
+        assert str(states[0]) == str(states[1])
+        assert len(states[0]["state"]) == (0 if kind == "SGD" and not options.get("momentum") else 4)
+        assert wrapped.param_groups[1]["lr"] == 0.125
+        assert optimizer.param_groups[1]["lr"] == 0.125
+        model(torch.ones(2, 3)).sum().backward()
+        wrapped.step()
+        scheduler.step()
+        assert wrapped.param_groups[1]["lr"] != 0.125
+        assert len({str(s) for s in hvd.allgather_object([p.tolist() for p in model.parameters()])}) == 1
+        with pytest.raises(ValueError, match=r"cannot broadcast torch.optim.LBFGS state"):
+            hvd.broadcast_optimizer_state(torch.optim.LBFGS(model.parameters()), root_rank=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("SGD", {"lr": 0.1}), ("SGD", {"lr": 0.1, "momentum": 0.9}), ("Adam", {"lr": 0.1}), ("Adagrad", {"lr": 0.1})],
+)
+def test_optimizer_state_of_the_root(kind: str, options: dict[str, Any], run_ranks: Callable[..., Any]) -> None:
+    run_ranks(share_state, 2, args=(kind, options))
+
+
+def stay_registered() -> dict[str, int]:
+    with hvd.init():
+        x = hvd.symmetric_empty(3, 1 << 16)
+        hvd.allreduce_(x.fill_(1.0))
+        before = hvd.stats()
+        for _ in range(5):
+            hvd.allreduce_(x[1])
+        after = hvd.stats()
+        return {name: after[name] - before[name] for name in ("bytes_copied", "operations")}
+
+
+def test_slices_of_symmetric_tensors_are_reduced_without_copies(run_ranks: Callable[..., Any]) -> None:
+    assert run_ranks(stay_registered, 2) == [{"bytes_copied": 0, "operations": 5}] * 2
