@@ -99,6 +99,12 @@ void Group::throw_if_failed() const {
   if (has_failed(board_)) throw_failure(board_);
 }
 
+void Group::forget_counts() {
+  const std::lock_guard lock(mutex_);
+  operations_ = 0;
+  context_.stats().reset();
+}
+
 bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt) {
   bool blocked = false;
   const auto finished = [&] {

@@ -61,6 +61,7 @@ class Group {
   // Every member attached; throws TimeoutError naming the missing ones.
   void await_attendance(double timeout_s, Interrupt interrupt);
   void throw_if_failed() const;
+  void forget_counts();  // operation numbers and statistics start again
   bool ranks_outnumber_cores() const { return crowded_; }
 
  private:

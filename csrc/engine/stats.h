@@ -26,6 +26,12 @@ struct Stats {
 #define RR_FIELD(name) std::atomic<uint64_t> name{0};
   RR_STATS(RR_FIELD)
 #undef RR_FIELD
+
+  void reset() {
+#define RR_ZERO(name) name.store(0);
+    RR_STATS(RR_ZERO)
+#undef RR_ZERO
+  }
 };
 
 inline void add(std::atomic<uint64_t>& counter, uint64_t n) { counter.fetch_add(n, std::memory_order_relaxed); }

@@ -1,11 +1,11 @@
 #include "engine/tuning.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 
 #include "engine/bench.h"
@@ -65,7 +65,8 @@ bool load(const std::string& path, Tuning& tuning) {
 // Best effort: without a cache the next start measures again.
 void save(const std::string& path, const Tuning& tuning) {
   if (path.empty()) return;
-  ::mkdir(path.substr(0, path.rfind('/')).c_str(), 0755);
+  std::error_code ignored;
+  std::filesystem::create_directories(path.substr(0, path.rfind('/')), ignored);
   const std::string draft = path + "." + std::to_string(::getpid());
   std::ofstream(draft) << tuning.chunk_nbytes << " " << tuning.eager_nbytes << "\n";
   if (std::rename(draft.c_str(), path.c_str()) != 0) std::remove(draft.c_str());
@@ -161,6 +162,7 @@ void tune(Context& context) {
       header.tuned.store(kFinal, std::memory_order_release);
       save(path, measured);
     });
+    world.forget_counts();
   }
 }
 
