@@ -45,7 +45,10 @@ class Work:
     """One submitted operation. Dropping it does not cancel it; its buffers stay alive until it has finished."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Blocks until finished and raises its error, if any. Running out of `timeout` raises TimeoutError and leaves it pending."""
+        """Blocks until finished and raises its error, if any.
+
+        Running out of `timeout` raises TimeoutError and leaves the operation pending.
+        """
 
     def done(self) -> bool:
         """True once wait() would not block (also when it failed)."""
@@ -61,16 +64,25 @@ class Work:
 class Group:
     """A group of ranks (a communicator)."""
 
-    rank: int
-    size: int
-    ranks: list[int]
-    """World ranks of the members, ascending; index = group rank."""
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def ranks(self) -> list[int]:
+        """World ranks of the members, ascending; index = group rank."""
 
     def allreduce(self, src: Buffer, dst: Buffer, op: int, prescale: float, postscale: float, name: str | None) -> None:
         """Synchronous allreduce of one tensor; dst may be src. The fast path."""
 
     def allreduce_async(
-        self, srcs: Sequence[Buffer], dsts: Sequence[Buffer], op: int, prescale: float, postscale: float, name: str | None
+        self,
+        srcs: Sequence[Buffer],
+        dsts: Sequence[Buffer],
+        op: int,
+        prescale: float,
+        postscale: float,
+        name: str | None,
     ) -> Work:
         """One tensor, or several as one grouped operation (same dtype or not); each dst may be its src."""
 
