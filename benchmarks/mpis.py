@@ -50,6 +50,8 @@ class Mpi:
         """Compiles the benchmark with this MPI's compiler wrapper. Raises CalledProcessError with the output shown."""
         program = BUILD / f"mpi_allreduce.{self.library}-{self.version}"
         BUILD.mkdir(parents=True, exist_ok=True)
+        if program.exists() and program.stat().st_mtime > SOURCE.stat().st_mtime:
+            return program
         subprocess.run([self.mpicc, "-O3", "-o", str(program), str(SOURCE)], check=True)
         return program
 

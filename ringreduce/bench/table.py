@@ -21,11 +21,12 @@ def head(options: Options, meta: dict[str, Any]) -> str:
     """The comment lines above the rows."""
     collective = COLLECTIVES[options.collective]
     binding = " | ".join(",".join(map(str, cores)) for cores in meta["binding"])
-    what = [f"{options.buffers} memory", f"level {options.level}"]
+    ranks = meta["ranks"]
+    what = [f"{ranks} rank" if ranks == 1 else f"{ranks} ranks", f"{options.buffers} memory", f"level {options.level}"]
     if collective.in_place is None:
         what.append("in place" if options.in_place else "out of place")
     lines = [
-        f"# ringreduce {meta['ringreduce']}: {options.collective}, {meta['ranks']} ranks, {', '.join(what)}",
+        f"# ringreduce {meta['ringreduce']}: {options.collective}, {', '.join(what)}",
         f"# {meta['cpu']}, {meta['cores_online']} cores, ranks on {binding}; Linux {meta['kernel']}; {meta['isa']}",
         "#",
         *HEADINGS,
