@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 
@@ -32,8 +33,7 @@ class Placement:
     """What makes the rendezvous address of this job unique among this user's jobs on this host; "" when single."""
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(NamedTuple):
     """The variables that one launcher sets. Of `rank` and `size` the first name that is set counts."""
 
     source: str

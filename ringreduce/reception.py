@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hmac
 import selectors
 import socket
 import time
@@ -17,7 +16,18 @@ from types import TracebackType
 
 from ringreduce.deadline import Deadline
 from ringreduce.errors import Error, HorovodInternalError, MismatchError, PeerLostError, TimeoutError
-from ringreduce.handshake import GIVE_UP, GO, HELLO, MAGIC, Meeting, hello_mac, same_user, send_error, send_reply
+from ringreduce.handshake import (
+    GIVE_UP,
+    GO,
+    HELLO,
+    MAGIC,
+    Meeting,
+    hello_mac,
+    same_mac,
+    same_user,
+    send_error,
+    send_reply,
+)
 
 SPARE_CONNECTIONS = 16  # strangers that may be connected at once without keeping a guest out
 BUSY_ADDRESS_S = 2.0  # how long a predecessor at the same address may take to go away
@@ -146,7 +156,7 @@ class Reception:
         fault = None
         if len(hello) != HELLO.size or not hello.startswith(MAGIC):
             fault = "sent something else than this version's hello"
-        elif not hmac.compare_digest(hello[-32:], hello_mac(self._meeting.secret, hello[:-32])):
+        elif not same_mac(hello[-32:], hello_mac(self._meeting.secret, hello[:-32])):
             fault = "does not know this job's secret (RINGREDUCE_RENDEZVOUS of another job?)"
         if fault is not None:
             self._turned_away.append(f"pid {pid} {fault}")

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import builtins
 import errno
-import hashlib
-import json
 import os
-import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,7 +54,7 @@ class Store(Protocol):
 
 def new_address() -> tuple[bytes, bytes]:
     """A fresh random (address, secret) for share_fd(); the caller tells the members over the group they have."""
-    return b"ringreduce." + secrets.token_hex(16).encode(), secrets.token_bytes(32)
+    return b"ringreduce." + os.urandom(16).hex().encode(), os.urandom(32)
 
 
 def join_job(placement: Placement, init_count: int, timeout_s: float, segment: Callable[[], int]) -> Joined:
@@ -91,6 +88,8 @@ def join_with_store(store: Store, rank: int, size: int, timeout_s: float, segmen
 
     Arguments and errors are those of join_job(); also UnavailableError, on every rank, if not all are on one host.
     """
+    import json  # here and below: what a job of ringrun does not need is not part of `import ringreduce`
+
     deadline = Deadline(timeout_s)
     me = f"[rendezvous] rank {rank}/{size}"
     here = _host_identity()
@@ -225,6 +224,8 @@ def _job_address(job: str, init_count: int) -> bytes:
     ends = f"ringreduce.{os.geteuid()}.", f".{init_count}"
     name = job.encode()
     if len(name) + sum(map(len, ends)) > ADDRESS_NBYTES or b"\0" in name:
+        import hashlib
+
         name = hashlib.sha256(name).hexdigest().encode()
     return ends[0].encode() + name + ends[1].encode()
 

@@ -253,6 +253,7 @@ def clean_environment() -> dict[str, str]:
     }
     for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "RENDEZVOUS"):
         environ.pop(f"RINGREDUCE_{word}", None)
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each rank would compile every module again
     path = [_package_folder(), str(Path(__file__).parent), *filter(None, [environ.get("PYTHONPATH")])]
     environ["PYTHONPATH"] = os.pathsep.join(path)
     return environ
