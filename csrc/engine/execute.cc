@@ -108,27 +108,21 @@ void Group::start_entry(Entry& entry) {
       active_members_.push_back(found->second);
     }
   }
-  if (entry.mismatch == 0) active_ = build(entry, active_members_, active_rounds_);
+  active_ = build(entry, active_members_, active_rounds_);
   if (active_ == nullptr) finish_entry();
 }
 
 void Group::finish_entry() {
-  Entry& entry = board_.entry(cursor_);
   Stats& stats = context_.stats();
   active_.reset();
-  if (entry.mismatch == 0 && !active_members_.empty()) {
+  if (!active_members_.empty()) {
     add(stats.buckets, 1);
     if (active_members_.size() > 1) add(stats.fused_operations, active_members_.size());
   }
   {
     const std::lock_guard lock(mutex_);
     for (const OperationPtr& operation : active_members_) {
-      if (entry.mismatch != 0) {
-        fail(*operation, std::make_exception_ptr(
-                             MismatchError(ledger_.mismatch(operation->ticket, entry.participants) + " " + where(*operation))));
-      } else {
-        succeed(*operation);
-      }
+      succeed(*operation);
       logged_.erase(operation->ticket.cell);
     }
   }

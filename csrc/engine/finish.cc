@@ -82,7 +82,7 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
     participants = RankMask();
     ledger_.complete(ticket, &participants);
   }
-  const bool agreed = ledger_.agree(ticket, participants);
+  const bool agreed = ledger_.feasible(ticket, participants);
   if (agreed) {
     operation.signature = signature;
     reduce_cells(ticket, participants, reduction, src.data, dst.data, src.count);
@@ -123,16 +123,31 @@ void Group::reduce_cells(Ticket ticket, const RankMask& participants, const Redu
 bool Group::try_finish_quick(Operation& operation) {
   RankMask participants;
   if (!ledger_.complete(operation.ticket, &participants)) return false;
-  const bool joined = operation.kind == Kind::kBroadcast && !ledger_.mismatch(operation.ticket, participants).empty();
-  if (joined || !ledger_.agree(operation.ticket, participants)) {
-    fail(operation, std::make_exception_ptr(
-                        MismatchError(ledger_.mismatch(operation.ticket, participants) + " " + where(operation))));
+  if (!ledger_.feasible(operation.ticket, participants)) {
+    refuse(operation, participants);
     return true;
   }
   if (!operation.discard) compute_quick(operation, participants);
   add(context_.stats().cells, 1);
   succeed(operation);
   return true;
+}
+
+// mutex_ held. An operation of the log whose statements do not agree never enters it: its ranks see that here.
+void Group::settle(Operation& operation) {
+  RankMask participants;
+  if (operation.settled.load(std::memory_order_relaxed) || operation.ticket.tag == 0) return;
+  if (operation.state.load(std::memory_order_relaxed) != State::kPending) return;
+  if (!ledger_.complete(operation.ticket, &participants)) return;
+  operation.settled.store(true, std::memory_order_relaxed);
+  if (ledger_.feasible(operation.ticket, participants)) return;
+  if (logged_.erase(operation.ticket.cell) != 0) pending_.fetch_sub(1);
+  refuse(operation, participants);
+}
+
+void Group::refuse(Operation& operation, const RankMask& participants) {
+  const std::string text = ledger_.mismatch(operation.ticket, participants) + " " + where(operation);
+  fail(operation, std::make_exception_ptr(MismatchError(text)));
 }
 
 void Group::compute_quick(Operation& operation, const RankMask& participants) {

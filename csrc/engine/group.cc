@@ -110,6 +110,11 @@ bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt int
   const auto finished = [&] {
     if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
     if (!operation.quick) {
+      if (!operation.settled.load(std::memory_order_relaxed) && ledger_.complete(operation.ticket)) {
+        const std::lock_guard lock(mutex_);
+        settle(operation);
+        return operation.state.load(std::memory_order_acquire) != State::kPending;
+      }
       throw_if_failed();
       return blocked && ledger_.withdrawn();
     }
@@ -163,9 +168,10 @@ bool Group::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
 
 bool Group::done(Operation& operation) {
   if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
-  if (operation.quick) {
+  {
     const std::lock_guard lock(mutex_);
-    if (operation.state == State::kPending) try_finish_quick(operation);
+    if (operation.state == State::kPending && operation.quick) try_finish_quick(operation);
+    if (!operation.quick) settle(operation);
   }
   if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
   throw_if_failed();
@@ -337,7 +343,12 @@ void Group::housekeep() {
   for (const auto& operation : outstanding_) {
     if (operation != nullptr && operation->quick && operation->state == State::kPending) try_finish_quick(*operation);
   }
-  for (const auto& [cell, operation] : logged_) check_age(*operation, now);
+  std::vector<OperationPtr> logged;
+  for (const auto& [cell, operation] : logged_) logged.push_back(operation);
+  for (const OperationPtr& operation : logged) {
+    settle(*operation);
+    if (operation->state == State::kPending) check_age(*operation, now);
+  }
   for (auto named = by_name_.begin(); named != by_name_.end();) {
     Operation& operation = *named->second;
     if (operation.quick && operation.state == State::kPending) try_finish_quick(operation);

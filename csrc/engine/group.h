@@ -75,6 +75,8 @@ class Group {
   void free_name(const std::string& name);
   // finish.cc
   bool try_finish_quick(Operation& operation);
+  void settle(Operation& operation);
+  void refuse(Operation& operation, const RankMask& participants);
   void compute_quick(Operation& operation, const RankMask& participants);
   void reduce_cells(Ticket ticket, const RankMask& participants, const Reduction& reduction, const std::byte* src,
                     std::byte* dst, size_t count) const;

@@ -103,7 +103,6 @@ struct Entry {
   uint32_t members;
   uint32_t algorithm;
   uint32_t registered;
-  uint32_t mismatch;  // the members' statements disagree: an error for each rank, no data moves
   uint64_t nbytes;
   RankMask participants;
   alignas(64) std::atomic<uint64_t> completed;

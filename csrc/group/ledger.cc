@@ -6,6 +6,10 @@
 
 namespace rr {
 
+namespace {
+bool can_do_without_joined(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kBarrier; }
+}  // namespace
+
 Ledger::Ledger(const Board& board, int rank, Bells bells, Algo forced, size_t fusion_threshold,
                std::function<void()> give_up)
     : board_(board),
@@ -59,12 +63,17 @@ bool Ledger::complete(Ticket ticket, RankMask* participants) const {
   return true;
 }
 
-bool Ledger::agree(Ticket ticket, const RankMask& participants) const {
+bool Ledger::feasible(Ticket ticket, const RankMask& participants) const {
   const uint64_t mine = board_.head(ticket.cell, rank_).digest.load(std::memory_order_relaxed);
+  bool everybody = true;
   for (int r = 0; r < board_.size(); ++r) {
-    if (participants.test(r) && board_.head(ticket.cell, r).digest.load(std::memory_order_relaxed) != mine) return false;
+    if (!participants.test(r)) {
+      everybody = false;
+    } else if (board_.head(ticket.cell, r).digest.load(std::memory_order_relaxed) != mine) {
+      return false;
+    }
   }
-  return true;
+  return everybody || can_do_without_joined(board_.signature(ticket.cell, rank_).kind);
 }
 
 std::string Ledger::mismatch(Ticket ticket, const RankMask& participants) const {
@@ -78,7 +87,7 @@ std::string Ledger::mismatch(Ticket ticket, const RankMask& participants) const 
   const std::string text = describe_mismatch(statements, ranks);
   const Kind kind = statements.front().kind;
   if (!text.empty() || statements.size() == static_cast<size_t>(board_.size())) return text;
-  if (kind == Kind::kAllreduce || kind == Kind::kBarrier) return "";
+  if (can_do_without_joined(kind)) return "";
   std::string what = name(kind);
   what[0] = static_cast<char>(what[0] - 'a' + 'A');
   return what + " is not supported with Join at this time.";
@@ -124,7 +133,7 @@ Entry* Ledger::open_entry() {
   }
   Entry& entry = board_.entry(position);
   entry.closed.store(0, std::memory_order_relaxed);
-  entry.members = entry.algorithm = entry.registered = entry.mismatch = 0;
+  entry.members = entry.algorithm = entry.registered = 0;
   entry.nbytes = 0;
   entry.participants = RankMask();
   entry.completed.store(0, std::memory_order_relaxed);
@@ -133,7 +142,7 @@ Entry* Ledger::open_entry() {
 }
 
 bool Ledger::fusible(const Entry& entry, const Signature& one, const RankMask& participants, bool registered) const {
-  if (entry.members == kEntryMembers || one.kind != Kind::kAllreduce || entry.mismatch != 0) return false;
+  if (entry.members == kEntryMembers || one.kind != Kind::kAllreduce) return false;
   const Signature& first = board_.signature(entry.member[0].cell, first_of(entry.participants));
   return first.kind == one.kind && first.dtype == one.dtype && first.op == one.op && first.prescale == one.prescale &&
          first.postscale == one.postscale && (entry.registered != 0) == registered && entry.participants == participants &&
@@ -143,21 +152,26 @@ bool Ledger::fusible(const Entry& entry, const Signature& one, const RankMask& p
 bool Ledger::append_locked(Ticket ticket, const RankMask& participants) {
   if (board_.append_mark(ticket.cell).load(std::memory_order_relaxed) == ticket.tag) return true;
   const Signature& one = board_.signature(ticket.cell, first_of(participants));
-  const bool disagree = !mismatch(ticket, participants).empty();
-  const bool is_registered = !disagree && registered(ticket, participants);
+  if (!feasible(ticket, participants)) {
+    // Nobody executes it; the participants, some of whom may have stated something that never enters the log, find out
+    // from the cells.
+    board_.append_mark(ticket.cell).store(ticket.tag, std::memory_order_release);
+    ring_waiters();
+    return true;
+  }
+  const bool is_registered = registered(ticket, participants);
   Header& header = board_.header();
   const uint64_t tail = header.log_tail.load(std::memory_order_relaxed);
   Entry* entry = tail != 0 ? &board_.entry(tail - 1) : nullptr;
   const bool is_open = entry != nullptr && entry->seq.load(std::memory_order_relaxed) == tail &&
                        entry->closed.load(std::memory_order_relaxed) == 0;
   bool opened = false;
-  if (!is_open || disagree || !fusible(*entry, one, participants, is_registered)) {
+  if (!is_open || !fusible(*entry, one, participants, is_registered)) {
     if (is_open) close_locked(*entry);
     entry = open_entry();
     if (entry == nullptr) return false;
     entry->registered = is_registered;
     entry->participants = participants;
-    entry->mismatch = disagree;
     opened = true;
   }
   board_.append_mark(ticket.cell).store(ticket.tag, std::memory_order_release);
@@ -167,7 +181,7 @@ bool Ledger::append_locked(Ticket ticket, const RankMask& participants) {
     entry->seq.store(tail + 1, std::memory_order_release);
     header.log_tail.store(tail + 1, std::memory_order_release);
   }
-  const bool may_grow = !disagree && one.kind == Kind::kAllreduce && one.tensors == 1 && entry->nbytes < threshold_ &&
+  const bool may_grow = one.kind == Kind::kAllreduce && one.tensors == 1 && entry->nbytes < threshold_ &&
                         entry->members < kEntryMembers;
   if (!may_grow) close_locked(*entry);
   RankMask async_ranks;

@@ -50,12 +50,14 @@ class Ledger {
 
   // Whether every rank has stated the operation or joined; participants are those who stated it.
   bool complete(Ticket ticket, RankMask* participants = nullptr) const;
-  bool agree(Ticket ticket, const RankMask& participants) const;
-  // Why the participants' statements (or a joined rank) make the operation impossible; "" if they do not.
+  // Whether a complete operation can be executed: the statements agree, and no rank that it cannot do without has joined.
+  // A function of the cells alone, so every participant comes to the same verdict by itself.
+  bool feasible(Ticket ticket, const RankMask& participants) const;
+  // Why it is not, in words.
   std::string mismatch(Ticket ticket, const RankMask& participants) const;
   std::vector<int> missing(Ticket ticket) const;
 
-  // Appends a complete operation unless somebody has; false when the log is full for now (execute, then try again).
+  // Appends a complete, feasible operation unless somebody has; false when the log is full for now (execute, then try again).
   bool append(Ticket ticket);
   // Closes an open entry and writes the algorithm that every rank will run. No effect on a closed one.
   void close(Entry& entry);
