@@ -39,7 +39,7 @@ $(VENV)/doctest: tests/tools/bootstrap.sh
 # Ninja decides what to compile. Options stay in build/cmake: after `make build`, `make demo` keeps -Werror.
 compile = flock build/lock $(BIN)/python setup.py --quiet build_ext --inplace > build/log 2>&1 || { cat build/log; exit 1; }
 
-build: $(VENV)/dev $(VENV)/doctest  ## (re)build ringreduce._core in place, with the C++ tests, warnings are errors
+build: $(VENV)/doctest $(VENV)/dev  ## (re)build ringreduce._core in place, with the C++ tests, warnings are errors
 	@mkdir -p build
 	@RR_CMAKE_ARGS="-DRR_WERROR=ON -DRR_TESTS=ON" $(compile)
 
@@ -87,7 +87,7 @@ sanitize: sanitize-address sanitize-thread  ## C++ tests under address+undefined
 FIXED_MAP := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # Races lie in who touches what when, not in the instruction set: one kernel file will do.
 sanitize-options-thread := -DRR_X86_KERNELS=OFF
-sanitize-%: $(VENV)/tools $(VENV)/doctest
+sanitize-%: $(VENV)/doctest $(VENV)/tools
 	@mkdir -p build
 	@{ $(CMAKE) -S . -B build/$* -DRR_SANITIZE=$* -DRR_TESTS=ON -DRR_WERROR=ON -DRR_PYTHON=OFF $(sanitize-options-$*) && \
 	  $(BIN)/cmake --build build/$* --parallel $(JOBS); } > build/$*.log 2>&1 || { cat build/$*.log; exit 1; }
