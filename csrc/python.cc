@@ -4,10 +4,9 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
-#include <mutex>
-
 #include "engine/bench.h"
 #include "engine/context.h"
+#include "python_memory.h"
 
 #ifndef RR_VERSION
 #define RR_VERSION "0.0.0"
@@ -17,105 +16,6 @@ namespace py = pybind11;
 
 namespace rr {
 namespace {
-
-// --- memory -------------------------------------------------------------------------------------------------------
-
-DType dtype_of_format(const char* format) {
-  if (*format == '@' || *format == '=' || *format == '<') ++format;
-  switch (format[0] != '\0' && format[1] == '\0' ? format[0] : '\0') {
-    case 'e': return DType::kFloat16;
-    case 'f': return DType::kFloat32;
-    case 'd': return DType::kFloat64;
-    case 'b': return DType::kInt8;
-    case 'h': return DType::kInt16;
-    case 'i': return DType::kInt32;
-    case 'l':
-    case 'q': return DType::kInt64;
-    case 'B': return DType::kUInt8;
-    case 'H': return DType::kUInt16;
-    case 'I': return DType::kUInt32;
-    case 'L':
-    case 'Q': return DType::kUInt64;
-    case '?': return DType::kBool;
-    default: throw InvalidArgumentError(std::string("data type '") + format + "' is not supported");
-  }
-}
-
-void set_shape(TensorView& view, size_t ndim, const std::function<uint64_t(size_t)>& dim) {
-  view.ndim = static_cast<uint8_t>(ndim);
-  view.count = 1;
-  view.row_when_empty = itemsize(view.dtype);
-  for (size_t i = 0; i < ndim; ++i) {
-    const uint64_t extent = dim(i);
-    uint64_t& shown = view.dims[std::min(i, kDims - 1)];
-    shown = i < kDims ? extent : shown * 1000003 + extent;
-    view.count *= extent;
-    if (i != 0) view.row_when_empty *= extent;
-  }
-}
-
-// What keeps Python memory alive and unmoved. Released with the GIL held, never on the engine thread: see Trash.
-struct Held {
-  std::vector<Py_buffer> buffers;
-  std::vector<py::object> objects;
-  Held() = default;
-  Held(const Held&) = delete;
-  ~Held() {
-    for (Py_buffer& buffer : buffers) PyBuffer_Release(&buffer);
-  }
-};
-
-// A (address, shape, dtype code) tuple, or an object with the buffer protocol.
-TensorView view_of(py::handle object, bool writable, Held& held) {
-  TensorView view;
-  if (PyTuple_CheckExact(object.ptr())) {
-    const auto tuple = py::reinterpret_borrow<py::tuple>(object);
-    const py::tuple shape = tuple[1];
-    view.data = reinterpret_cast<std::byte*>(tuple[0].cast<uintptr_t>());
-    view.dtype = dtype_from_code(tuple[2].cast<int>());
-    set_shape(view, shape.size(), [&](size_t i) { return shape[i].cast<uint64_t>(); });
-    return view;
-  }
-  Py_buffer buffer;
-  const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
-  if (PyObject_GetBuffer(object.ptr(), &buffer, flags) != 0) throw py::error_already_set();
-  held.buffers.push_back(buffer);
-  view.data = static_cast<std::byte*>(buffer.buf);
-  view.dtype = dtype_of_format(buffer.format != nullptr ? buffer.format : "B");
-  set_shape(view, static_cast<size_t>(buffer.ndim), [&](size_t i) { return static_cast<uint64_t>(buffer.shape[i]); });
-  return view;
-}
-
-// Held objects that operations have let go of, on whatever thread; emptied by the next call that has the GIL.
-struct Trash {
-  std::mutex mutex;
-  std::vector<std::unique_ptr<Held>> items;
-  void add(std::unique_ptr<Held> item) {
-    const std::lock_guard lock(mutex);
-    items.push_back(std::move(item));
-  }
-  void empty() {
-    std::vector<std::unique_ptr<Held>> taken;
-    {
-      const std::lock_guard lock(mutex);
-      taken.swap(items);
-    }
-  }
-};
-
-// Process-wide state lives here and nowhere else. Never destroyed: engine threads may outlast static destructors.
-Trash& trash() {
-  static Trash& instance = *std::make_unique<Trash>().release();
-  return instance;
-}
-std::shared_ptr<SegmentRegistry> registry() {
-  static auto& instance = *std::make_unique<std::shared_ptr<SegmentRegistry>>(std::make_shared<SegmentRegistry>()).release();
-  return instance;
-}
-
-std::shared_ptr<void> keep(std::unique_ptr<Held> held) {
-  return std::shared_ptr<Held>(held.release(), [](Held* item) { trash().add(std::unique_ptr<Held>(item)); });
-}
 
 void interrupt() {
   const py::gil_scoped_acquire gil;
@@ -309,10 +209,12 @@ PYBIND11_MODULE(_core, m) {
     return names;
   });
   m.def("cuda_built", [] { return false; });
-  m.def("control_nbytes", [](int size) { return Board::nbytes(size, Settings::from_environment().cache_capacity); },
-        py::arg("size"));
-  m.def("memfd", [](const std::string& label, size_t nbytes) { return create_memfd(label, nbytes).release(); },
-        py::arg("label"), py::arg("nbytes"));
+  m.def(
+      "control_nbytes", [](int size) { return Board::nbytes(size, Settings::from_environment().cache_capacity); },
+      py::arg("size"));
+  m.def(
+      "memfd", [](const std::string& label, size_t nbytes) { return create_memfd(label, nbytes).release(); },
+      py::arg("label"), py::arg("nbytes"));
 
   py::class_<PySegment>(m, "Segment", py::buffer_protocol())
       .def(py::init<int, uint64_t, int, int, size_t>(), py::arg("fd"), py::arg("uid"), py::arg("region"),
@@ -322,8 +224,8 @@ PYBIND11_MODULE(_core, m) {
       });
 
   py::class_<PyOutput>(m, "_Output", py::buffer_protocol()).def_buffer([](PyOutput& o) {
-    return py::buffer_info(o.operation->output.get(), 1, "B", 1,
-                           {static_cast<py::ssize_t>(o.operation->output_nbytes)}, {1});
+    return py::buffer_info(o.operation->output.get(), 1, "B", 1, {static_cast<py::ssize_t>(o.operation->output_nbytes)},
+                           {1});
   });
 
   py::class_<PyWork>(m, "Work")
@@ -344,73 +246,90 @@ PYBIND11_MODULE(_core, m) {
            py::arg("postscale"), py::arg("name"))
       .def("allreduce_async", &allreduce_async, py::arg("srcs"), py::arg("dsts"), py::arg("op"), py::arg("prescale"),
            py::arg("postscale"), py::arg("name"))
-      .def("reducescatter_async",
-           [](const PyGroup& g, py::handle src, py::handle dst, int op, double pre, double post, const py::object& name) {
-             return reduce_async(g, Kind::kReduceScatter, src, dst, op, pre, post, -1, name);
-           },
-           py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("name"))
-      .def("reduce_async",
-           [](const PyGroup& g, py::handle src, py::handle dst, int op, double pre, double post, int root,
-              const py::object& name) { return reduce_async(g, Kind::kReduce, src, dst, op, pre, post, root, name); },
-           py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("root"),
-           py::arg("name"))
-      .def("allgather_async",
-           [](const PyGroup& g, const py::object& src, const py::object& name) {
-             return exchange_async(g, Kind::kAllgather, src, py::none(), -1, {}, name);
-           },
-           py::arg("src"), py::arg("name"))
-      .def("broadcast_async",
-           [](const PyGroup& g, const py::object& buffer, int root, const py::object& name) {
-             return exchange_async(g, Kind::kBroadcast, buffer, buffer, root, {}, name);
-           },
-           py::arg("buffer"), py::arg("root"), py::arg("name"))
-      .def("alltoall_async",
-           [](const PyGroup& g, const py::object& src, std::optional<std::vector<uint64_t>> splits, const py::object& name) {
-             return exchange_async(g, Kind::kAlltoall, src, py::none(), -1, splits.value_or(std::vector<uint64_t>()), name);
-           },
-           py::arg("src"), py::arg("splits"), py::arg("name"))
-      .def("gather_async",
-           [](const PyGroup& g, const py::object& src, int root, const py::object& name) {
-             return exchange_async(g, Kind::kGather, src, py::none(), root, {}, name);
-           },
-           py::arg("src"), py::arg("root"), py::arg("name"))
-      .def("scatter_async",
-           [](const PyGroup& g, const py::object& src, const py::object& dst, int root, const py::object& name) {
-             return exchange_async(g, Kind::kScatter, src, dst, root, {}, name);
-           },
-           py::arg("src"), py::arg("dst"), py::arg("root"), py::arg("name"))
-      .def("barrier",
-           [](const PyGroup& g, const py::object& name) {
-             Request request;
-             submit(g, request, name, std::make_unique<Held>()).wait(std::nullopt);
-           },
-           py::arg("name"))
-      .def("send_async",
-           [](const PyGroup& g, py::handle src, int peer, int tag) { return message(g, src, peer, tag, true); },
-           py::arg("src"), py::arg("dst_rank"), py::arg("tag"))
-      .def("recv_async",
-           [](const PyGroup& g, py::handle dst, int peer, int tag) { return message(g, dst, peer, tag, false); },
-           py::arg("dst"), py::arg("src_rank"), py::arg("tag"))
-      .def("join", [](const PyGroup& g) { return g.get().join(interrupt); }, py::call_guard<py::gil_scoped_release>())
-      .def("algorithm",
-           [](const PyGroup& g, const std::string& kind, size_t nbytes, int dtype, bool registered) {
-             return g.get().algorithm(kind_from(kind), nbytes, dtype_from_code(dtype), registered);
-           },
-           py::arg("kind"), py::arg("nbytes"), py::arg("dtype"), py::arg("registered"))
-      .def("bench",
-           [](const PyGroup& g, const std::string& kind, py::handle src, py::handle dst, int op, int iters, bool rewrite) {
-             Held held;
-             BenchJob job;
-             job.kind = kind_from(kind);
-             job.src = view_of(src, true, held);
-             job.dst = view_of(dst, true, held);
-             job.reduction = {job.src.dtype, op_from_code(op), 1.0, 1.0, g.get().size()};
-             job.iters = iters;
-             job.rewrite = rewrite;
-             const py::gil_scoped_release release;
-             return bench(g.get(), job, interrupt);
-           },
-           py::arg("kind"), py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("iters"), py::arg("rewrite"));
+      .def(
+          "reducescatter_async",
+          [](const PyGroup& g, py::handle src, py::handle dst, int op, double pre, double post,
+             const py::object& name) {
+            return reduce_async(g, Kind::kReduceScatter, src, dst, op, pre, post, -1, name);
+          },
+          py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("name"))
+      .def(
+          "reduce_async",
+          [](const PyGroup& g, py::handle src, py::handle dst, int op, double pre, double post, int root,
+             const py::object& name) { return reduce_async(g, Kind::kReduce, src, dst, op, pre, post, root, name); },
+          py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("root"),
+          py::arg("name"))
+      .def(
+          "allgather_async",
+          [](const PyGroup& g, const py::object& src, const py::object& name) {
+            return exchange_async(g, Kind::kAllgather, src, py::none(), -1, {}, name);
+          },
+          py::arg("src"), py::arg("name"))
+      .def(
+          "broadcast_async",
+          [](const PyGroup& g, const py::object& buffer, int root, const py::object& name) {
+            return exchange_async(g, Kind::kBroadcast, buffer, buffer, root, {}, name);
+          },
+          py::arg("buffer"), py::arg("root"), py::arg("name"))
+      .def(
+          "alltoall_async",
+          [](const PyGroup& g, const py::object& src, std::optional<std::vector<uint64_t>> splits,
+             const py::object& name) {
+            return exchange_async(g, Kind::kAlltoall, src, py::none(), -1, splits.value_or(std::vector<uint64_t>()),
+                                  name);
+          },
+          py::arg("src"), py::arg("splits"), py::arg("name"))
+      .def(
+          "gather_async",
+          [](const PyGroup& g, const py::object& src, int root, const py::object& name) {
+            return exchange_async(g, Kind::kGather, src, py::none(), root, {}, name);
+          },
+          py::arg("src"), py::arg("root"), py::arg("name"))
+      .def(
+          "scatter_async",
+          [](const PyGroup& g, const py::object& src, const py::object& dst, int root, const py::object& name) {
+            return exchange_async(g, Kind::kScatter, src, dst, root, {}, name);
+          },
+          py::arg("src"), py::arg("dst"), py::arg("root"), py::arg("name"))
+      .def(
+          "barrier",
+          [](const PyGroup& g, const py::object& name) {
+            Request request;
+            submit(g, request, name, std::make_unique<Held>()).wait(std::nullopt);
+          },
+          py::arg("name"))
+      .def(
+          "send_async",
+          [](const PyGroup& g, py::handle src, int peer, int tag) { return message(g, src, peer, tag, true); },
+          py::arg("src"), py::arg("dst_rank"), py::arg("tag"))
+      .def(
+          "recv_async",
+          [](const PyGroup& g, py::handle dst, int peer, int tag) { return message(g, dst, peer, tag, false); },
+          py::arg("dst"), py::arg("src_rank"), py::arg("tag"))
+      .def(
+          "join", [](const PyGroup& g) { return g.get().join(interrupt); }, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "algorithm",
+          [](const PyGroup& g, const std::string& kind, size_t nbytes, int dtype, bool registered) {
+            return g.get().algorithm(kind_from(kind), nbytes, dtype_from_code(dtype), registered);
+          },
+          py::arg("kind"), py::arg("nbytes"), py::arg("dtype"), py::arg("registered"))
+      .def(
+          "bench",
+          [](const PyGroup& g, const std::string& kind, py::handle src, py::handle dst, int op, int iters,
+             bool rewrite) {
+            Held held;
+            BenchJob job;
+            job.kind = kind_from(kind);
+            job.src = view_of(src, true, held);
+            job.dst = view_of(dst, true, held);
+            job.reduction = {job.src.dtype, op_from_code(op), 1.0, 1.0, g.get().size()};
+            job.iters = iters;
+            job.rewrite = rewrite;
+            const py::gil_scoped_release release;
+            return bench(g.get(), job, interrupt);
+          },
+          py::arg("kind"), py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("iters"), py::arg("rewrite"));
 
   py::class_<Context, std::shared_ptr<Context>>(m, "Context")
       .def(py::init([](int fd, int rank, int size, const std::vector<int>& pidfds, const std::string& hostname) {
@@ -420,26 +339,29 @@ PYBIND11_MODULE(_core, m) {
            }),
            py::arg("fd"), py::arg("rank"), py::arg("size"), py::arg("pidfds"), py::arg("hostname"))
       .def_property_readonly("world", [](const std::shared_ptr<Context>& c) { return PyGroup{c, &c->world()}; })
-      .def("add_group",
-           [](const std::shared_ptr<Context>& c, int fd, const std::vector<int>& ranks) {
-             const py::gil_scoped_release release;
-             return PyGroup{c, c->add_group(fd, ranks, interrupt)};
-           },
-           py::arg("fd"), py::arg("ranks"))
-      .def("remove_group",
-           [](const std::shared_ptr<Context>& c, PyGroup& g) {
-             const py::gil_scoped_release release;
-             c->remove_group(&g.get(), interrupt);
-             g.group = nullptr;
-           },
-           py::arg("group"))
-      .def("shutdown", [](Context& c) {
-        {
-          const py::gil_scoped_release release;
-          c.shutdown();
-        }
-        trash().empty();
-      })
+      .def(
+          "add_group",
+          [](const std::shared_ptr<Context>& c, int fd, const std::vector<int>& ranks) {
+            const py::gil_scoped_release release;
+            return PyGroup{c, c->add_group(fd, ranks, interrupt)};
+          },
+          py::arg("fd"), py::arg("ranks"))
+      .def(
+          "remove_group",
+          [](const std::shared_ptr<Context>& c, PyGroup& g) {
+            const py::gil_scoped_release release;
+            c->remove_group(&g.get(), interrupt);
+            g.group = nullptr;
+          },
+          py::arg("group"))
+      .def("shutdown",
+           [](Context& c) {
+             {
+               const py::gil_scoped_release release;
+               c.shutdown();
+             }
+             trash().empty();
+           })
       .def("failure",
            [](Context& c) -> std::optional<std::string> {
              if (!has_failed(c.world().board())) return std::nullopt;

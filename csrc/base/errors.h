@@ -8,14 +8,14 @@
 namespace rr {
 
 // X(class, base)
-#define RR_ERRORS(X)                            \
-  X(InternalError, Error)                       \
-  X(PeerLostError, InternalError)               \
-  X(TimeoutError, InternalError)                \
-  X(MismatchError, InternalError)               \
-  X(ShutdownError, InternalError)               \
-  X(NotInitializedError, InternalError)         \
-  X(InvalidArgumentError, Error)                \
+#define RR_ERRORS(X)                    \
+  X(InternalError, Error)               \
+  X(PeerLostError, InternalError)       \
+  X(TimeoutError, InternalError)        \
+  X(MismatchError, InternalError)       \
+  X(ShutdownError, InternalError)       \
+  X(NotInitializedError, InternalError) \
+  X(InvalidArgumentError, Error)        \
   X(UnavailableError, Error)
 
 class Error : public std::runtime_error {

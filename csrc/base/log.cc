@@ -23,8 +23,8 @@ LogLevel log_level_from(const std::string& text) {
 
 void Log::write(LogLevel level, const std::string& text) const {
   if (level < least_) return;
-  const std::string line =
-      std::string("ringreduce ") + kNames[static_cast<size_t>(level)] + " [rank " + std::to_string(rank_) + "] " + text + "\n";
+  const std::string line = std::string("ringreduce ") + kNames[static_cast<size_t>(level)] + " [rank " +
+                           std::to_string(rank_) + "] " + text + "\n";
   // One write(2) keeps lines of several ranks whole; a closed stderr is no reason to fail.
   if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;
 }

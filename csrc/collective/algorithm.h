@@ -34,17 +34,16 @@ struct Piece {
   size_t count = 0;  // elements
 };
 
-
 // The ranks that take part (all of them, unless some have joined) and what they share.
 struct Team {
   std::vector<int> members;  // group ranks, ascending
   int me = 0;                // this rank's index in members
   Stage stage;
-  std::vector<Bell*> bells;      // by group rank
-  std::vector<Link*> links;      // by group rank; null for this rank
+  std::vector<Bell*> bells;  // by group rank
+  std::vector<Link*> links;  // by group rank; null for this rank
   const Kernels* kernels = nullptr;
   std::atomic<uint64_t>* bytes_copied = nullptr;  // statistics: bytes moved into or out of staging by this rank
-  uint64_t first_round = 0;  // rounds of the stage used before this job (Stage)
+  uint64_t first_round = 0;                       // rounds of the stage used before this job (Stage)
 
   int size() const { return static_cast<int>(members.size()); }
   int rank() const { return members[static_cast<size_t>(me)]; }

@@ -10,7 +10,7 @@
 namespace rr {
 namespace {
 
-constexpr size_t kLeastUnit = 16 << 10;   // bytes; below, claiming (about 0.1 us) would show
+constexpr size_t kLeastUnit = 16 << 10;     // bytes; below, claiming (about 0.1 us) would show
 constexpr size_t kLargestUnit = 256 << 10;  // bytes; above, the last chunk keeps the others waiting
 constexpr size_t kChunksPerRank = 4;
 
@@ -74,7 +74,7 @@ class Direct final : public Algorithm {
   SharedWork work_;
   DirectJob job_;
   size_t item_;
-  size_t unit_ = 1;    // elements
+  size_t unit_ = 1;  // elements
   size_t chunks_ = 0;
   std::vector<const void*> srcs_;
   std::vector<void*> dsts_;

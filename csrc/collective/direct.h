@@ -11,8 +11,8 @@ struct alignas(64) ClaimLine {
 
 // Zero when a job starts; in memory shared by the team.
 struct SharedWork {
-  ClaimLine* claims = nullptr;                  // [group rank]
-  std::atomic<uint64_t>* completed = nullptr;   // chunks done by anybody
+  ClaimLine* claims = nullptr;                 // [group rank]
+  std::atomic<uint64_t>* completed = nullptr;  // chunks done by anybody
 };
 
 struct DirectJob {

@@ -31,9 +31,8 @@ class Exchange final : public Staged {
     for (const ExchangeJob::Incoming& in : job_.incoming) {
       const Range bytes = chunk({0, in.nbytes}, lane_, round);
       if (bytes.empty()) continue;
-      const std::byte* src = in.member == team_.me
-                                 ? job_.outgoing[static_cast<size_t>(in.lane)].src + bytes.begin
-                                 : slot(in.member, round) + static_cast<size_t>(in.lane) * lane_;
+      const std::byte* src = in.member == team_.me ? job_.outgoing[static_cast<size_t>(in.lane)].src + bytes.begin
+                                                   : slot(in.member, round) + static_cast<size_t>(in.lane) * lane_;
       if (in.dst + bytes.begin != src) copy(in.dst + bytes.begin, src, bytes.count());
     }
   }

@@ -45,11 +45,11 @@ enum class ReduceShape { kAllreduce, kReduce, kReduceScatter };
 
 struct ReduceJob {
   ReduceShape shape = ReduceShape::kAllreduce;
-  std::vector<Piece> pieces;   // kReduceScatter: one piece, whose dst holds this member's elements only
+  std::vector<Piece> pieces;  // kReduceScatter: one piece, whose dst holds this member's elements only
   Reduction reduction;
-  int root = 0;                // member index, kReduce
-  std::vector<Range> owned;    // kReduceScatter: elements of each member
-  size_t element_count = 0;    // sum over pieces
+  int root = 0;              // member index, kReduce
+  std::vector<Range> owned;  // kReduceScatter: elements of each member
+  size_t element_count = 0;  // sum over pieces
 };
 size_t rounds_of(const ReduceJob& job, const Stage& stage, int members);
 std::unique_ptr<Algorithm> two_shot(Team team, ReduceJob job);
@@ -66,11 +66,11 @@ struct ExchangeJob {
     std::byte* dst = nullptr;
     size_t nbytes = 0;
   };
-  int lanes = 1;                    // 1, or one per member
-  std::vector<Outgoing> outgoing;   // by lane; empty for a member that sends nothing
-  std::vector<Incoming> incoming;   // a member's own block is copied without staging
-  size_t largest_nbytes = 0;        // largest block of any member, the same on all
-  std::vector<bool> sources;        // by member: whether it stages anything
+  int lanes = 1;                   // 1, or one per member
+  std::vector<Outgoing> outgoing;  // by lane; empty for a member that sends nothing
+  std::vector<Incoming> incoming;  // a member's own block is copied without staging
+  size_t largest_nbytes = 0;       // largest block of any member, the same on all
+  std::vector<bool> sources;       // by member: whether it stages anything
 };
 size_t rounds_of(const ExchangeJob& job, const Stage& stage);
 std::unique_ptr<Algorithm> exchange(Team team, ExchangeJob job);

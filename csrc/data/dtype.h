@@ -7,19 +7,19 @@
 namespace rr {
 
 // X(enumerator, name, bytes)
-#define RR_DTYPES(X)             \
-  X(kFloat16, "float16", 2)      \
-  X(kBFloat16, "bfloat16", 2)    \
-  X(kFloat32, "float32", 4)      \
-  X(kFloat64, "float64", 8)      \
-  X(kInt8, "int8", 1)            \
-  X(kInt16, "int16", 2)          \
-  X(kInt32, "int32", 4)          \
-  X(kInt64, "int64", 8)          \
-  X(kUInt8, "uint8", 1)          \
-  X(kUInt16, "uint16", 2)        \
-  X(kUInt32, "uint32", 4)        \
-  X(kUInt64, "uint64", 8)        \
+#define RR_DTYPES(X)          \
+  X(kFloat16, "float16", 2)   \
+  X(kBFloat16, "bfloat16", 2) \
+  X(kFloat32, "float32", 4)   \
+  X(kFloat64, "float64", 8)   \
+  X(kInt8, "int8", 1)         \
+  X(kInt16, "int16", 2)       \
+  X(kInt32, "int32", 4)       \
+  X(kInt64, "int64", 8)       \
+  X(kUInt8, "uint8", 1)       \
+  X(kUInt16, "uint16", 2)     \
+  X(kUInt32, "uint32", 4)     \
+  X(kUInt64, "uint64", 8)     \
   X(kBool, "bool", 1)
 
 enum class DType : uint8_t {

@@ -44,8 +44,7 @@ const Kernels& kernels(Isa isa) {
   for (const Named& entry : kBestFirst) {
     if (entry.isa == isa) wanted = entry.name;
   }
-  throw UnavailableError("the kernels " + wanted + " cannot run on this machine; available here: " +
-                         available_names());
+  throw UnavailableError("the kernels " + wanted + " cannot run on this machine; available here: " + available_names());
 }
 
 const Kernels& kernels(std::string_view name) {

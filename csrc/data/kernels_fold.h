@@ -39,7 +39,7 @@ template <class F, class Combine, size_t kLoads, class Stages, class Srcs, class
                                               size_t some) {
   using Part = typename F::Part;
   constexpr size_t kParts = kLoads * F::kParts;
-  const auto load = [&](Part* parts, size_t s) __attribute__((always_inline)) {
+  const auto load = [&](Part * parts, size_t s) __attribute__((always_inline)) {
     const char* from = static_cast<const char*>(srcs.at[s]) + offset;
     if (some) {
       load_some<F>(parts, from, some);

@@ -31,7 +31,7 @@ namespace {
   const Words denormal = (Words)((Floats)rest + 0.5f) - 0x3f000000;
   const Words infinity = Words{} + 0x7c00;
   const Words nan = 0x7e00 | ((rest >> 13) & 0x3ff);
-  const Words finite = magnitude < 0x38800000 ? denormal : normal;      // 2^-14
+  const Words finite = magnitude < 0x38800000 ? denormal : normal;  // 2^-14
   const Words special = magnitude > 0x7f800000 ? nan : infinity;
   return (magnitude < 0x477ff000 ? finite : special) | sign;  // 65520
 }

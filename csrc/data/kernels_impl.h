@@ -64,8 +64,8 @@ void reduce_integer(const Reduction& reduction, const Operands& operands) {
 }
 
 void reduce_bool(ReduceOp op, const Operands& operands) {
-  const bool all = op == ReduceOp::kMin || op == ReduceOp::kProduct || op == ReduceOp::kLogicalAnd ||
-                   op == ReduceOp::kBitwiseAnd;
+  const bool all =
+      op == ReduceOp::kMin || op == ReduceOp::kProduct || op == ReduceOp::kLogicalAnd || op == ReduceOp::kBitwiseAnd;
   reduce_bits<uint8_t>(all ? ReduceOp::kLogicalAnd : ReduceOp::kLogicalOr, operands);
 }
 

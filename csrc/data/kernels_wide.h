@@ -24,9 +24,9 @@ struct Range {
   static constexpr bool kSigned = T(-1) < T(0);
   static constexpr int kBits = 8 * static_cast<int>(sizeof(T));
   static constexpr double kLowest = kSigned ? -static_cast<double>(uint64_t{1} << (kBits - 1)) : 0.0;
-  static constexpr double kHighest =
-      kBits < 64 ? static_cast<double>((uint64_t{1} << (kBits - kSigned)) - 1) : kSigned ? 0x1.fffffffffffffp62
-                                                                                         : 0x1.fffffffffffffp63;
+  static constexpr double kHighest = kBits < 64 ? static_cast<double>((uint64_t{1} << (kBits - kSigned)) - 1)
+                                     : kSigned  ? 0x1.fffffffffffffp62
+                                                : 0x1.fffffffffffffp63;
 };
 
 template <class T>

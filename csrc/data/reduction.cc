@@ -105,7 +105,7 @@ bool foldable_in_place(const Reduction& reduction) {
   switch (kind(reduction.dtype)) {
     case kFloating:
       return itemsize(reduction.dtype) > 2;  // a 16-bit partial result would be rounded at every step
-    case kInteger:  // a partial result is not yet divided or scaled, so it may not fit
+    case kInteger:                           // a partial result is not yet divided or scaled, so it may not fit
       return reduction.op != ReduceOp::kAverage && !has_factors(reduction);
     case kBoolean:
       return true;

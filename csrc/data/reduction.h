@@ -10,16 +10,16 @@
 namespace rr {
 
 // The first six are Horovod's numbers. X(enumerator, name)
-#define RR_OPS(X)                   \
-  X(kAverage, "average")            \
-  X(kSum, "sum")                    \
-  X(kAdasum, "adasum")              \
-  X(kMin, "min")                    \
-  X(kMax, "max")                    \
-  X(kProduct, "product")            \
-  X(kLogicalAnd, "logical_and")     \
-  X(kLogicalOr, "logical_or")       \
-  X(kBitwiseAnd, "bitwise_and")     \
+#define RR_OPS(X)               \
+  X(kAverage, "average")        \
+  X(kSum, "sum")                \
+  X(kAdasum, "adasum")          \
+  X(kMin, "min")                \
+  X(kMax, "max")                \
+  X(kProduct, "product")        \
+  X(kLogicalAnd, "logical_and") \
+  X(kLogicalOr, "logical_or")   \
+  X(kBitwiseAnd, "bitwise_and") \
   X(kBitwiseOr, "bitwise_or")
 
 enum class ReduceOp : uint8_t {
@@ -73,8 +73,8 @@ struct Kernels {
                  size_t count);
 };
 
-const Kernels& kernels(Isa isa);       // throws UnavailableError when this machine cannot run it
+const Kernels& kernels(Isa isa);                // throws UnavailableError when this machine cannot run it
 const Kernels& kernels(std::string_view name);  // "auto" = the best; InvalidArgumentError for an unknown name
-std::vector<Isa> available_isas();     // best first; never empty
+std::vector<Isa> available_isas();              // best first; never empty
 
 }  // namespace rr

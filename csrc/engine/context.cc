@@ -7,8 +7,8 @@
 
 namespace rr {
 namespace {
-constexpr int64_t kSleepNs = 100000000;   // a blocked call looks after its peers this often
-constexpr int64_t kIdleNs = 250000000;    // the engine likewise: 4 wake-ups a second, about 0.01 % of a core
+constexpr int64_t kSleepNs = 100000000;  // a blocked call looks after its peers this often
+constexpr int64_t kIdleNs = 250000000;   // the engine likewise: 4 wake-ups a second, about 0.01 % of a core
 }  // namespace
 
 Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
@@ -35,9 +35,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   engine_ = std::thread([this] { run_engine(); });
 }
 
-Context::~Context() {
-  shutdown();
-}
+Context::~Context() { shutdown(); }
 
 Group* Context::add_group(int fd, const std::vector<int>& ranks, Interrupt interrupt) {
   throw_if_shut_down();

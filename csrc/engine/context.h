@@ -21,8 +21,8 @@ namespace rr {
 
 class Context {
  public:
-  // Collective. fd: the world's control segment. pidfds[r] watches rank r, -1 = not watched. segments may be shared with
-  // other contexts of the process.
+  // Collective. fd: the world's control segment. pidfds[r] watches rank r, -1 = not watched. segments may be shared
+  // with other contexts of the process.
   Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
           std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt);
   ~Context();

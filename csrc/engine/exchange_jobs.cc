@@ -19,7 +19,9 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
   const Signature& mine = operation.signature;
   ExchangeJob job;
   job.sources.assign(n, true);
-  const auto stated = [&](size_t r) -> const Signature& { return board_.signature(operation.ticket.cell, static_cast<int>(r)); };
+  const auto stated = [&](size_t r) -> const Signature& {
+    return board_.signature(operation.ticket.cell, static_cast<int>(r));
+  };
   // rows x what one row takes; the row's size agrees on all ranks, but is unknown to a rank whose tensor has no rows
   const auto nbytes_of = [&](size_t r) { return static_cast<size_t>(stated(r).nbytes); };
 

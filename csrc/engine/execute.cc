@@ -34,7 +34,8 @@ bool Group::progress(bool from_engine) {
 
 bool Group::step_log(bool from_engine) {
   linger_until_ns_ = INT64_MAX;
-  if (retry_append_.load(std::memory_order_relaxed) || board_.header().joined_count.load(std::memory_order_relaxed) != 0) {
+  if (retry_append_.load(std::memory_order_relaxed) ||
+      board_.header().joined_count.load(std::memory_order_relaxed) != 0) {
     append_complete();
   }
   if (active_ == nullptr) {

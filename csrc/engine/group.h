@@ -19,7 +19,8 @@
 namespace rr {
 
 class Context;
-using Interrupt = void (*)();  // called now and then while a call blocks; may throw
+std::string list_of(const std::vector<int>& ranks);  // "1, 2, 5"
+using Interrupt = void (*)();                        // called now and then while a call blocks; may throw
 
 class Group {
  public:
@@ -123,18 +124,18 @@ class Group {
   bool crowded_ = false;
 
   mutable std::mutex mutex_;
-  uint64_t operations_ = 0;                // submitted
-  uint64_t unnamed_ = 0;                   // unnamed operations stated
-  uint64_t unconsumed_ = 0;                // the oldest unnamed operation not consumed here
+  uint64_t operations_ = 0;                              // submitted
+  uint64_t unnamed_ = 0;                                 // unnamed operations stated
+  uint64_t unconsumed_ = 0;                              // the oldest unnamed operation not consumed here
   std::array<OperationPtr, kUnnamedCells> outstanding_;  // unnamed, by counter; null = synchronous or consumed
   std::array<bool, kUnnamedCells> consumed_{};
-  uint64_t least_watermark_ = 0;           // a lower bound of the peers' watermarks, as last seen
-  uint64_t eager_used_ = 0;                // eager buffers ever filled
-  std::array<uint64_t, kEagerCount> eager_counter_{};    // the unnamed operation that filled each, + 1
-  std::unordered_map<std::string, OperationPtr> by_name_;      // busy names
-  std::unordered_map<uint64_t, OperationPtr> logged_;          // pending, by cell
-  std::atomic<uint32_t> pending_{0};       // logged_ and point-to-point operations, + 1 while joining
-  std::thread::id only_thread_;            // the thread that submits; several: many_threads_
+  uint64_t least_watermark_ = 0;                           // a lower bound of the peers' watermarks, as last seen
+  uint64_t eager_used_ = 0;                                // eager buffers ever filled
+  std::array<uint64_t, kEagerCount> eager_counter_{};      // the unnamed operation that filled each, + 1
+  std::unordered_map<std::string, OperationPtr> by_name_;  // busy names
+  std::unordered_map<uint64_t, OperationPtr> logged_;      // pending, by cell
+  std::atomic<uint32_t> pending_{0};                       // logged_ and point-to-point operations, + 1 while joining
+  std::thread::id only_thread_;                            // the thread that submits; several: many_threads_
   bool many_threads_ = false;
 
   // executor lock

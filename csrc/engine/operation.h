@@ -35,11 +35,11 @@ struct Request {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0;
   double postscale = 1.0;
-  int root = -1;                     // group rank
-  std::vector<uint64_t> splits;      // alltoall: rows for each rank; empty = equal parts
+  int root = -1;                 // group rank
+  std::vector<uint64_t> splits;  // alltoall: rows for each rank; empty = equal parts
   const std::string* name = nullptr;
   bool is_async = false;
-  std::shared_ptr<void> keep;        // whatever owns the tensors
+  std::shared_ptr<void> keep;  // whatever owns the tensors
 };
 
 enum class State : uint32_t { kPending, kDone, kFailed };
@@ -50,18 +50,18 @@ struct Operation {
   std::vector<TensorView> srcs;
   std::vector<TensorView> dsts;
   std::vector<uint64_t> splits;
-  std::string name;       // "" = unnamed
-  uint64_t number = 0;    // of this rank's operations in the group, from 0
-  uint64_t counter = 0;   // of unnamed operations
+  std::string name;      // "" = unnamed
+  uint64_t number = 0;   // of this rank's operations in the group, from 0
+  uint64_t counter = 0;  // of unnamed operations
   Ticket ticket;
-  bool quick = false;     // finished from the cells, never in the log
-  bool discard = false;   // its caller was interrupted: results go nowhere
+  bool quick = false;    // finished from the cells, never in the log
+  bool discard = false;  // its caller was interrupted: results go nowhere
   int64_t submitted_ns = 0;
   bool warned = false;
   std::atomic<bool> settled{false};  // complete and feasible, as far as this rank has looked
-  std::atomic<bool> wanted{false};  // somebody waits for it or polls it
+  std::atomic<bool> wanted{false};   // somebody waits for it or polls it
   std::atomic<State> state{State::kPending};
-  std::exception_ptr error;         // set before state becomes kFailed
+  std::exception_ptr error;  // set before state becomes kFailed
 
   // Results that the operation allocates itself.
   std::unique_ptr<std::byte[]> output;

@@ -34,7 +34,8 @@ bool PointToPoint::step_send(Lane& lane, std::vector<Finished>& finished) {
     message.header_moved += moved;
   }
   if (message.header_moved == sizeof(Header)) {
-    const size_t n = lane.link->push(message.operation->srcs[0].data + message.moved, message.header.nbytes - message.moved);
+    const size_t n =
+        lane.link->push(message.operation->srcs[0].data + message.moved, message.header.nbytes - message.moved);
     message.moved += n;
     moved += n;
     if (message.moved == message.header.nbytes) {

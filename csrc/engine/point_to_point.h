@@ -43,7 +43,7 @@ class PointToPoint {
     Header header;
     size_t header_moved = 0;
     size_t moved = 0;
-    Header arrived;          // receive: what the sender says
+    Header arrived;                  // receive: what the sender says
     std::vector<std::byte> refused;  // receive: where bytes go that do not fit
   };
   struct Lane {

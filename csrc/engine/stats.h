@@ -6,21 +6,21 @@
 
 namespace rr {
 
-#define RR_STATS(X)                                                                         \
-  X(operations)        /* submitted here */                                                 \
-  X(bytes_moved)       /* payload of the operations that finished here */                   \
-  X(bytes_copied)      /* into and out of staging and eager buffers */                      \
-  X(bytes_on_wire)     /* sent to other hosts; 0 on one host */                             \
-  X(negotiations)      /* statements made under the group's lock (named or logged) */       \
-  X(buckets)           /* log entries executed */                                           \
-  X(fused_operations)  /* members of buckets of more than one */                            \
-  X(cells)             /* operations finished from the cells: inline or eager */            \
-  X(direct)            /* log entries by algorithm */                                       \
-  X(two_shot)                                                                               \
-  X(ring)                                                                                   \
-  X(recursive_doubling)                                                                     \
-  X(tree)                                                                                   \
-  X(sleeps)            /* times a thread here went to sleep in a wait */
+#define RR_STATS(X)                                                                  \
+  X(operations)       /* submitted here */                                           \
+  X(bytes_moved)      /* payload of the operations that finished here */             \
+  X(bytes_copied)     /* into and out of staging and eager buffers */                \
+  X(bytes_on_wire)    /* sent to other hosts; 0 on one host */                       \
+  X(negotiations)     /* statements made under the group's lock (named or logged) */ \
+  X(buckets)          /* log entries executed */                                     \
+  X(fused_operations) /* members of buckets of more than one */                      \
+  X(cells)            /* operations finished from the cells: inline or eager */      \
+  X(direct)           /* log entries by algorithm */                                 \
+  X(two_shot)                                                                        \
+  X(ring)                                                                            \
+  X(recursive_doubling)                                                              \
+  X(tree)                                                                            \
+  X(sleeps) /* times a thread here went to sleep in a wait */
 
 struct Stats {
 #define RR_FIELD(name) std::atomic<uint64_t> name{0};

@@ -10,7 +10,8 @@
 namespace rr {
 
 Signature Group::sign(const Request& request) const {
-  const TensorView* shown = !request.srcs.empty() ? &request.srcs[0] : (!request.dsts.empty() ? &request.dsts[0] : nullptr);
+  const TensorView* shown =
+      !request.srcs.empty() ? &request.srcs[0] : (!request.dsts.empty() ? &request.dsts[0] : nullptr);
   // What must agree for a broadcast or scatter is what every rank receives.
   if (request.kind == Kind::kScatter || request.kind == Kind::kBroadcast) shown = &request.dsts[0];
   Signature s;
@@ -45,7 +46,8 @@ Signature Group::sign(const Request& request) const {
 void Group::check_request(const Request& request) const {
   if (request.kind == Kind::kAllreduce || request.kind == Kind::kReduceScatter || request.kind == Kind::kReduce) {
     if (request.srcs.empty() || request.srcs.size() != request.dsts.size()) {
-      throw InvalidArgumentError(std::string(name(request.kind)) + " takes at least one tensor and one output for each");
+      throw InvalidArgumentError(std::string(name(request.kind)) +
+                                 " takes at least one tensor and one output for each");
     }
     for (size_t i = 0; i < request.srcs.size(); ++i) {
       check({request.srcs[i].dtype, request.op, request.prescale, request.postscale, size()});
@@ -64,7 +66,8 @@ void Group::check_request(const Request& request) const {
       throw InvalidArgumentError("Reducescatter currently only supports AVERAGE and SUM.");
     }
     const size_t mine = segment(src.rows(), size(), rank_).count() * src.row_nbytes();
-    if (request.dsts[0].nbytes() != mine) throw InvalidArgumentError("reducescatter: the output must hold this rank's rows");
+    if (request.dsts[0].nbytes() != mine)
+      throw InvalidArgumentError("reducescatter: the output must hold this rank's rows");
   }
   if (is_ragged(request.kind) && request.srcs[0].ndim == 0) {
     throw InvalidArgumentError("Process-set rank " + std::to_string(rank_) + " tried to " + upper_name(request.kind) +
@@ -106,8 +109,8 @@ bool Group::is_quick(const Request& request, size_t nbytes) const {
   return nbytes <= (request.name != nullptr ? board_.inline_nbytes() : board_.header().eager_nbytes);
 }
 
-// The least watermark of the ranks, looked up only when the last known one is below `needed`. A rank that has joined and
-// consumed all it stated reads no cell any more.
+// The least watermark of the ranks, looked up only when the last known one is below `needed`. A rank that has joined
+// and consumed all it stated reads no cell any more.
 uint64_t Group::least_watermark(uint64_t needed) {
   if (least_watermark_ >= needed) return least_watermark_;
   uint64_t least = UINT64_MAX;
@@ -121,8 +124,8 @@ uint64_t Group::least_watermark(uint64_t needed) {
   return least;
 }
 
-// A cell is overwritten 256 unnamed operations later, an eager buffer kEagerCount eager ones later: only when every rank
-// has consumed what is there.
+// A cell is overwritten 256 unnamed operations later, an eager buffer kEagerCount eager ones later: only when every
+// rank has consumed what is there.
 bool Group::window_is_free(bool eager) {
   const uint64_t oldest = unnamed_ + 1 > kUnnamedCells ? unnamed_ + 1 - kUnnamedCells : 0;
   if (unconsumed_ < oldest || least_watermark(oldest) < oldest) return false;
@@ -140,12 +143,14 @@ void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Inte
       const std::unique_lock inner(mutex_);
       for (uint64_t c = unconsumed_; c < unnamed_; ++c) {
         const OperationPtr operation = outstanding_[c % kUnnamedCells];
-        if (operation != nullptr && operation->quick && operation->state == State::kPending) try_finish_quick(*operation);
+        if (operation != nullptr && operation->quick && operation->state == State::kPending)
+          try_finish_quick(*operation);
         if (operation != nullptr) operation->wanted.store(true, std::memory_order_relaxed);
       }
       return window_is_free(eager);
     };
-    context_.wait_until(moved_on, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_, [this] { throw_if_failed(); });
+    context_.wait_until(
+        moved_on, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_, [this] { throw_if_failed(); });
     lock.lock();
   }
 }
@@ -237,7 +242,8 @@ void Group::free_name(const std::string& name) {
   if (operation.quick && operation.state == State::kPending) try_finish_quick(operation);
   if (operation.state == State::kPending || busy->second.use_count() > 1) {
     throw InvalidArgumentError(
-        "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
+        "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
+        "currently "
         "being processed.  If you want to request another tensor, use a different tensor name. (" +
         where(operation) + ")");
   }

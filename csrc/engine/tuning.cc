@@ -25,8 +25,10 @@ struct Tuning {
 
 std::string cache_folder() {
   if (const char* own = std::getenv("RINGREDUCE_CACHE"); own != nullptr && *own != '\0') return own;
-  if (const char* xdg = std::getenv("XDG_CACHE_HOME"); xdg != nullptr && *xdg != '\0') return std::string(xdg) + "/ringreduce";
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') return std::string(home) + "/.cache/ringreduce";
+  if (const char* xdg = std::getenv("XDG_CACHE_HOME"); xdg != nullptr && *xdg != '\0')
+    return std::string(xdg) + "/ringreduce";
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0')
+    return std::string(home) + "/.cache/ringreduce";
   return "";
 }
 
@@ -143,7 +145,8 @@ void tune(Context& context) {
   if (world.rank() == 0) {
     Tuning tuning;
     // Ranks that share cores time the scheduler, not the machine; a forced algorithm is not what auto would run.
-    const bool can_measure = world.size() > 1 && !world.ranks_outnumber_cores() && context.settings().algorithm == "auto";
+    const bool can_measure =
+        world.size() > 1 && !world.ranks_outnumber_cores() && context.settings().algorithm == "auto";
     const size_t wished = context.settings().chunk_nbytes;
     const bool known = load(path, tuning) || !can_measure || wished != 0;
     if (wished != 0) tuning.chunk_nbytes = std::max<size_t>(wished, 4096);
@@ -153,7 +156,8 @@ void tune(Context& context) {
     world.ledger().ring_all();
   }
   context.wait_until([&] { return header.tuned.load(std::memory_order_acquire) != kUndecided; }, [] { return false; },
-                     Deadline::after_s(context.settings().timeout_s), interrupt, true, [&] { world.throw_if_failed(); });
+                     Deadline::after_s(context.settings().timeout_s), interrupt, true,
+                     [&] { world.throw_if_failed(); });
   if (header.tuned.load(std::memory_order_acquire) == kMeasure) {
     Tuning measured = measure(world, header, interrupt);
     Bench(world, interrupt).change([&] {

@@ -23,15 +23,15 @@ namespace rr {
 
 inline constexpr int kMaxRanks = 256;
 inline constexpr size_t kUnnamedCells = 256;
-inline constexpr size_t kInlineLeast = 104;        // bytes of payload in a cell, more for large groups (8 per rank)
-inline constexpr size_t kEagerNbytes = 16 << 10;   // largest payload of an eager buffer
+inline constexpr size_t kInlineLeast = 104;       // bytes of payload in a cell, more for large groups (8 per rank)
+inline constexpr size_t kEagerNbytes = 16 << 10;  // largest payload of an eager buffer
 inline constexpr size_t kEagerCount = 16;
-inline constexpr size_t kSlotLargest = 1 << 20;    // bytes reserved for a staging slot; the chunk knob uses part of it
+inline constexpr size_t kSlotLargest = 1 << 20;  // bytes reserved for a staging slot; the chunk knob uses part of it
 inline constexpr size_t kSlotCount = 4;
 inline constexpr size_t kLogEntries = 64;
 inline constexpr size_t kEntryMembers = 256;
 inline constexpr size_t kNameNbytes = 244;
-inline constexpr int kChannels = 2;                // links: 0 collectives, 1 send/recv
+inline constexpr int kChannels = 2;  // links: 0 collectives, 1 send/recv
 
 struct RankMask {
   uint64_t words[kMaxRanks / 64] = {};
@@ -53,7 +53,7 @@ struct alignas(64) RankLine {
   std::atomic<uint64_t> blocked_on;  // cell + 1 of the operation that blocks this rank's only thread; 0 = not blocked
   std::atomic<uint64_t> blocked_tag;
   std::atomic<uint64_t> blocked_epoch;  // moves whenever blocked_on does
-  std::atomic<uint64_t> unnamed;     // this rank's counter of unnamed operations when it joined or blocked
+  std::atomic<uint64_t> unnamed;        // this rank's counter of unnamed operations when it joined or blocked
   std::atomic<uint32_t> attendance;
   std::atomic<uint32_t> joined;
 };
@@ -65,9 +65,9 @@ struct RankFacts {
 struct Header {
   alignas(64) std::atomic<uint32_t> failed;  // 0 no, 1 being written, 2 yes
   std::atomic<uint32_t> joined_count;
-  std::atomic<uint64_t> join_epoch;          // finished joins
-  alignas(64) SharedLock lock;               // guards everything below, the name table, append marks, open entries
-  std::atomic<uint64_t> log_tail;            // entries ever opened
+  std::atomic<uint64_t> join_epoch;  // finished joins
+  alignas(64) SharedLock lock;       // guards everything below, the name table, append marks, open entries
+  std::atomic<uint64_t> log_tail;    // entries ever opened
   uint64_t names_used;
   uint64_t name_hand;
   uint32_t drained_count;
@@ -75,17 +75,17 @@ struct Header {
   struct {
     uint64_t unnamed;
     int64_t last_joined;
-  } join_results[2];                         // by epoch mod 2: a rank reads one before it can join twice more
-  alignas(64) std::atomic<uint32_t> tuned;   // 1 once chunk_nbytes and eager_nbytes are final
+  } join_results[2];                        // by epoch mod 2: a rank reads one before it can join twice more
+  alignas(64) std::atomic<uint32_t> tuned;  // 1 once chunk_nbytes and eager_nbytes are final
   uint64_t chunk_nbytes;
   uint64_t eager_nbytes;
-  alignas(64) uint32_t failure_kind;         // index into the error table
+  alignas(64) uint32_t failure_kind;  // index into the error table
   char failure_text[2044];
   char withdraw_text[2048];
 };
 
 struct CellHead {
-  std::atomic<uint64_t> tag;       // c + 1, or the generation
+  std::atomic<uint64_t> tag;  // c + 1, or the generation
   std::atomic<uint64_t> digest;
   std::atomic<uint64_t> consumed;  // named: generation this rank has finished with (kept in the even cell)
 };

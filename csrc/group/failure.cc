@@ -27,7 +27,8 @@ std::string failure_text(const Board& board) {
   // The writer may die between 1 and 2; 100 ms is far more than a copy of 2 KiB takes.
   const Deadline deadline = Deadline::after_s(0.1);
   while (board.header().failed.load(std::memory_order_acquire) != 2 && !deadline.passed()) relax(true);
-  if (board.header().failed.load(std::memory_order_acquire) != 2) return "the group failed while its first error was being written";
+  if (board.header().failed.load(std::memory_order_acquire) != 2)
+    return "the group failed while its first error was being written";
   return board.header().failure_text;
 }
 

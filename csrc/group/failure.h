@@ -12,9 +12,7 @@ enum class FatalKind : uint32_t { kPeerLost, kTimeout, kShutdown, kInternal };
 // Records the cause unless there is one already, and rings every bell. True if this call recorded it.
 bool record_failure(const Board& board, FatalKind kind, const std::string& text);
 
-inline bool has_failed(const Board& board) {
-  return board.header().failed.load(std::memory_order_acquire) != 0;
-}
+inline bool has_failed(const Board& board) { return board.header().failed.load(std::memory_order_acquire) != 0; }
 
 // Throws the recorded cause. Precondition: has_failed().
 [[noreturn]] void throw_failure(const Board& board);

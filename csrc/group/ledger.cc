@@ -114,7 +114,8 @@ bool Ledger::registered(Ticket ticket, const RankMask& participants) const {
   for (int r = 0; r < board_.size(); ++r) {
     if (!participants.test(r)) continue;
     const Signature& other = board_.signature(ticket.cell, r);
-    if (other.src.uid == 0 || other.src.uid != one.src.uid || other.dst.uid != one.dst.uid || other.dst.uid == 0) return false;
+    if (other.src.uid == 0 || other.src.uid != one.src.uid || other.dst.uid != one.dst.uid || other.dst.uid == 0)
+      return false;
   }
   return true;
 }
@@ -145,8 +146,9 @@ bool Ledger::fusible(const Entry& entry, const Signature& one, const RankMask& p
   if (entry.members == kEntryMembers || one.kind != Kind::kAllreduce) return false;
   const Signature& first = board_.signature(entry.member[0].cell, first_of(entry.participants));
   return first.kind == one.kind && first.dtype == one.dtype && first.op == one.op && first.prescale == one.prescale &&
-         first.postscale == one.postscale && (entry.registered != 0) == registered && entry.participants == participants &&
-         first.tensors == 1 && one.tensors == 1 && entry.nbytes + one.nbytes <= threshold_;
+         first.postscale == one.postscale && (entry.registered != 0) == registered &&
+         entry.participants == participants && first.tensors == 1 && one.tensors == 1 &&
+         entry.nbytes + one.nbytes <= threshold_;
 }
 
 bool Ledger::append_locked(Ticket ticket, const RankMask& participants) {
@@ -181,8 +183,8 @@ bool Ledger::append_locked(Ticket ticket, const RankMask& participants) {
     entry->seq.store(tail + 1, std::memory_order_release);
     header.log_tail.store(tail + 1, std::memory_order_release);
   }
-  const bool may_grow = one.kind == Kind::kAllreduce && one.tensors == 1 && entry->nbytes < threshold_ &&
-                        entry->members < kEntryMembers;
+  const bool may_grow =
+      one.kind == Kind::kAllreduce && one.tensors == 1 && entry->nbytes < threshold_ && entry->members < kEntryMembers;
   if (!may_grow) close_locked(*entry);
   RankMask async_ranks;
   for (int r = 0; r < board_.size(); ++r) {

@@ -2,8 +2,8 @@
 // order in which every rank executes. No rank ever waits in here for another one's statement.
 //
 // An operation is complete when every rank has stated it or has joined. Only complete operations enter the log, so any
-// order of submission on any rank is right. Log entries are buckets: open entries take further fusible members; an entry
-// is closed once, by whoever first wants to execute it, and only closed entries run.
+// order of submission on any rank is right. Log entries are buckets: open entries take further fusible members; an
+// entry is closed once, by whoever first wants to execute it, and only closed entries run.
 #pragma once
 
 #include <functional>
@@ -46,18 +46,20 @@ class Ledger {
   // generation, unnamed: by the peers' watermarks).
   Ticket state_unnamed(uint64_t counter, const Signature& signature, const void* payload, size_t nbytes);
   // Also appends the operation when this statement completes it and `logged`.
-  Ticket state_named(const std::string& name, const Signature& signature, const void* payload, size_t nbytes, bool logged);
+  Ticket state_named(const std::string& name, const Signature& signature, const void* payload, size_t nbytes,
+                     bool logged);
 
   // Whether every rank has stated the operation or joined; participants are those who stated it.
   bool complete(Ticket ticket, RankMask* participants = nullptr) const;
-  // Whether a complete operation can be executed: the statements agree, and no rank that it cannot do without has joined.
-  // A function of the cells alone, so every participant comes to the same verdict by itself.
+  // Whether a complete operation can be executed: the statements agree, and no rank that it cannot do without has
+  // joined. A function of the cells alone, so every participant comes to the same verdict by itself.
   bool feasible(Ticket ticket, const RankMask& participants) const;
   // Why it is not, in words.
   std::string mismatch(Ticket ticket, const RankMask& participants) const;
   std::vector<int> missing(Ticket ticket) const;
 
-  // Appends a complete, feasible operation unless somebody has; false when the log is full for now (execute, then try again).
+  // Appends a complete, feasible operation unless somebody has; false when the log is full for now (execute, then try
+  // again).
   bool append(Ticket ticket);
   // Closes an open entry and writes the algorithm that every rank will run. No effect on a closed one.
   void close(Entry& entry);

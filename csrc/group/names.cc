@@ -72,7 +72,8 @@ uint64_t Names::latest(size_t slot, int rank) const {
 
 bool Names::is_idle(size_t slot) const {
   for (int rank = 0; rank < board_.size(); ++rank) {
-    if (board_.head(consumed_cell(slot), rank).consumed.load(std::memory_order_acquire) < latest(slot, rank)) return false;
+    if (board_.head(consumed_cell(slot), rank).consumed.load(std::memory_order_acquire) < latest(slot, rank))
+      return false;
   }
   return true;
 }

@@ -74,9 +74,9 @@ std::string differ(const Signature& a, const Signature& b) {
            " tensors, but another rank sent " + std::to_string(b.tensors) + " tensors.";
   }
   if (a.op != b.op) {
-    return "Mismatched reduction operation: One rank sent reduction op " + std::to_string(static_cast<int>(a.op)) + " (" +
-           name(a.op) + "), but another rank sent reduction op " + std::to_string(static_cast<int>(b.op)) + " (" +
-           name(b.op) + ").";
+    return "Mismatched reduction operation: One rank sent reduction op " + std::to_string(static_cast<int>(a.op)) +
+           " (" + name(a.op) + "), but another rank sent reduction op " + std::to_string(static_cast<int>(b.op)) +
+           " (" + name(b.op) + ").";
   }
   if (a.prescale != b.prescale || a.postscale != b.postscale) {
     return "Mismatched prescale and/or postscale factors: One rank sent factors " + factors(a) +

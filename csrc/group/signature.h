@@ -12,15 +12,15 @@
 namespace rr {
 
 // X(enumerator, NAME as in error texts, name)
-#define RR_KINDS(X)                              \
-  X(kAllreduce, "ALLREDUCE", "allreduce")        \
-  X(kAllgather, "ALLGATHER", "allgather")        \
-  X(kBroadcast, "BROADCAST", "broadcast")        \
-  X(kAlltoall, "ALLTOALL", "alltoall")           \
+#define RR_KINDS(X)                                   \
+  X(kAllreduce, "ALLREDUCE", "allreduce")             \
+  X(kAllgather, "ALLGATHER", "allgather")             \
+  X(kBroadcast, "BROADCAST", "broadcast")             \
+  X(kAlltoall, "ALLTOALL", "alltoall")                \
   X(kReduceScatter, "REDUCESCATTER", "reducescatter") \
-  X(kReduce, "REDUCE", "reduce")                 \
-  X(kGather, "GATHER", "gather")                 \
-  X(kScatter, "SCATTER", "scatter")              \
+  X(kReduce, "REDUCE", "reduce")                      \
+  X(kGather, "GATHER", "gather")                      \
+  X(kScatter, "SCATTER", "scatter")                   \
   X(kBarrier, "BARRIER", "barrier")
 
 enum class Kind : uint8_t {
@@ -41,11 +41,11 @@ struct Signature {
   ReduceOp op = ReduceOp::kSum;
   uint8_t ndim = 0;
   int32_t root = -1;
-  uint32_t tensors = 1;      // of a grouped operation
-  uint32_t is_async = 0;     // not compared: wakes this rank's engine
+  uint32_t tensors = 1;   // of a grouped operation
+  uint32_t is_async = 0;  // not compared: wakes this rank's engine
   double prescale = 1.0;
   double postscale = 1.0;
-  uint64_t nbytes = 0;       // this rank's input
+  uint64_t nbytes = 0;        // this rank's input
   uint64_t dims[kDims] = {};  // with more, the last is a hash of the rest; grouped: hash of all shapes
   MemoryRef src;
   MemoryRef dst;

@@ -1,7 +1,7 @@
 // Link over two single-producer single-consumer byte rings in shared memory.
 //
-// head and tail count bytes since the start and never wrap (2^64); the reader owns tail, the writer owns head. A release
-// store of head publishes the bytes before it, a release store of tail hands the space back.
+// head and tail count bytes since the start and never wrap (2^64); the reader owns tail, the writer owns head. A
+// release store of head publishes the bytes before it, a release store of tail hands the space back.
 
 #include <algorithm>
 #include <atomic>

@@ -1,0 +1,84 @@
+// Group: joining, and taking back what a deadlock verdict made void.
+
+#include <algorithm>
+
+#include "base/errors.h"
+#include "engine/context.h"
+#include "engine/group.h"
+
+namespace rr {
+
+int Group::join(Interrupt interrupt) {
+  context_.throw_if_shut_down();
+  throw_if_failed();
+  pending_.fetch_add(1);
+  struct Leave {
+    std::atomic<uint32_t>& pending;
+    ~Leave() { pending.fetch_sub(1); }
+  } leave{pending_};
+  const uint64_t epoch = ledger_.join(unnamed_);
+  bool drained = false;
+  const auto finished = [&] {
+    throw_if_failed();
+    if (!drained) {
+      const std::lock_guard lock(mutex_);
+      for (const OperationPtr& operation : outstanding_) {
+        if (operation != nullptr && operation->quick && operation->state == State::kPending)
+          try_finish_quick(*operation);
+        if (operation != nullptr) operation->wanted.store(true);
+      }
+      for (auto& [name, operation] : by_name_) {
+        if (operation->quick && operation->state == State::kPending) try_finish_quick(*operation);
+        operation->wanted.store(true);
+        if (operation->state == State::kPending) return false;
+      }
+      if (unconsumed_ != unnamed_ || !logged_.empty()) return false;
+    }
+    // Drained means that all ranks have joined as well: until then this rank may have to skip entries of the log.
+    if (!drained && board_.header().joined_count.load() == static_cast<uint32_t>(size())) {
+      drained = true;
+      ledger_.drained();
+    }
+    return drained && ledger_.join_finished(epoch);
+  };
+  context_.wait_until(
+      finished, [] { return true; }, Deadline::never(), interrupt, crowded_, [this] { throw_if_failed(); });
+  const JoinResult result = ledger_.join_result(epoch);
+  const std::lock_guard lock(mutex_);
+  unnamed_ = unconsumed_ = result.unnamed;
+  least_watermark_ = 0;
+  board_.line(rank_).watermark.store(unnamed_, std::memory_order_release);
+  return result.last_joined;
+}
+
+// A deadlock verdict: what this rank has stated without a number of its own that all ranks share is void, and the
+// counters go on where the rank that was ahead had come to.
+void Group::withdraw() {
+  const std::lock_guard lock(mutex_);
+  const auto error = std::make_exception_ptr(MismatchError(ledger_.withdraw_text()));
+  for (uint64_t c = unconsumed_; c < unnamed_; ++c) {
+    const size_t at = c % kUnnamedCells;
+    const OperationPtr operation = outstanding_[at];
+    if (consumed_[at] || (operation != nullptr && ledger_.complete(operation->ticket))) continue;
+    board_.head(at, rank_).tag.store(0);
+    if (operation != nullptr && !operation->quick && logged_.erase(operation->ticket.cell) != 0) pending_.fetch_sub(1);
+    if (operation != nullptr) fail(*operation, error);
+    consume_unnamed(c);
+  }
+  for (const uint64_t end = ledger_.largest_unnamed(); unnamed_ < end;) consumed_[unnamed_++ % kUnnamedCells] = true;
+  if (unconsumed_ < unnamed_) consume_unnamed(unnamed_ - 1);
+  for (auto named = by_name_.begin(); named != by_name_.end();) {
+    Operation& operation = *named->second;
+    const bool void_now =
+        operation.state == State::kPending && board_.head(operation.ticket.cell, rank_).tag.load() == 0;
+    if (void_now) {
+      operation.error = error;
+      operation.keep.reset();
+      operation.state.store(State::kFailed, std::memory_order_release);
+      if (!operation.quick && logged_.erase(operation.ticket.cell) != 0) pending_.fetch_sub(1);
+    }
+    named = void_now ? by_name_.erase(named) : std::next(named);
+  }
+}
+
+}  // namespace rr

@@ -1,0 +1,127 @@
+// Bindings: Python objects as tensors, and what keeps their memory alive until the core has finished with it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "engine/operation.h"
+
+namespace rr {
+
+inline DType dtype_of_format(const char* format) {
+  if (*format == '@' || *format == '=' || *format == '<') ++format;
+  switch (format[0] != '\0' && format[1] == '\0' ? format[0] : '\0') {
+    case 'e':
+      return DType::kFloat16;
+    case 'f':
+      return DType::kFloat32;
+    case 'd':
+      return DType::kFloat64;
+    case 'b':
+      return DType::kInt8;
+    case 'h':
+      return DType::kInt16;
+    case 'i':
+      return DType::kInt32;
+    case 'l':
+    case 'q':
+      return DType::kInt64;
+    case 'B':
+      return DType::kUInt8;
+    case 'H':
+      return DType::kUInt16;
+    case 'I':
+      return DType::kUInt32;
+    case 'L':
+    case 'Q':
+      return DType::kUInt64;
+    case '?':
+      return DType::kBool;
+    default:
+      throw InvalidArgumentError(std::string("data type '") + format + "' is not supported");
+  }
+}
+
+inline void set_shape(TensorView& view, size_t ndim, const std::function<uint64_t(size_t)>& dim) {
+  view.ndim = static_cast<uint8_t>(ndim);
+  view.count = 1;
+  view.row_when_empty = itemsize(view.dtype);
+  for (size_t i = 0; i < ndim; ++i) {
+    const uint64_t extent = dim(i);
+    uint64_t& shown = view.dims[std::min(i, kDims - 1)];
+    shown = i < kDims ? extent : shown * 1000003 + extent;
+    view.count *= extent;
+    if (i != 0) view.row_when_empty *= extent;
+  }
+}
+
+// What keeps Python memory alive and unmoved. Released with the GIL held, never on the engine thread: see Trash.
+struct Held {
+  std::vector<Py_buffer> buffers;
+  std::vector<pybind11::object> objects;
+  Held() = default;
+  Held(const Held&) = delete;
+  ~Held() {
+    for (Py_buffer& buffer : buffers) PyBuffer_Release(&buffer);
+  }
+};
+
+// A (address, shape, dtype code) tuple, or an object with the buffer protocol.
+inline TensorView view_of(pybind11::handle object, bool writable, Held& held) {
+  TensorView view;
+  if (PyTuple_CheckExact(object.ptr())) {
+    const auto tuple = pybind11::reinterpret_borrow<pybind11::tuple>(object);
+    const pybind11::tuple shape = tuple[1];
+    view.data = reinterpret_cast<std::byte*>(tuple[0].cast<uintptr_t>());
+    view.dtype = dtype_from_code(tuple[2].cast<int>());
+    set_shape(view, shape.size(), [&](size_t i) { return shape[i].cast<uint64_t>(); });
+    return view;
+  }
+  Py_buffer buffer;
+  const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+  if (PyObject_GetBuffer(object.ptr(), &buffer, flags) != 0) throw pybind11::error_already_set();
+  held.buffers.push_back(buffer);
+  view.data = static_cast<std::byte*>(buffer.buf);
+  view.dtype = dtype_of_format(buffer.format != nullptr ? buffer.format : "B");
+  set_shape(view, static_cast<size_t>(buffer.ndim), [&](size_t i) { return static_cast<uint64_t>(buffer.shape[i]); });
+  return view;
+}
+
+// Held objects that operations have let go of, on whatever thread; emptied by the next call that has the GIL.
+struct Trash {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Held>> items;
+  void add(std::unique_ptr<Held> item) {
+    const std::lock_guard lock(mutex);
+    items.push_back(std::move(item));
+  }
+  void empty() {
+    std::vector<std::unique_ptr<Held>> taken;
+    {
+      const std::lock_guard lock(mutex);
+      taken.swap(items);
+    }
+  }
+};
+
+// Process-wide state lives here and nowhere else. Never destroyed: engine threads may outlast static destructors.
+inline Trash& trash() {
+  static Trash& instance = *std::make_unique<Trash>().release();
+  return instance;
+}
+inline std::shared_ptr<SegmentRegistry> registry() {
+  static auto& instance =
+      *std::make_unique<std::shared_ptr<SegmentRegistry>>(std::make_shared<SegmentRegistry>()).release();
+  return instance;
+}
+
+inline std::shared_ptr<void> keep(std::unique_ptr<Held> held) {
+  return std::shared_ptr<Held>(held.release(), [](Held* item) { trash().add(std::unique_ptr<Held>(item)); });
+}
+
+}  // namespace rr
