@@ -171,7 +171,7 @@ def alltoall_async(
 
 
 def send(tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
-    """Sends a tensor to one rank (a global rank), which calls recv() with the same tag, shape and dtype."""
+    """Sends a tensor to another rank (a global rank), which calls recv() with the same tag, shape and dtype."""
     send_async(tensor, dest, tag=tag, process_set=process_set).wait()
 
 

@@ -82,7 +82,7 @@ def exchanges() -> list[str]:
                 given = rr.scatter(whole if me == root else None, output, root)
                 if given is not output or not same(output, whole[me]):
                     faults.append(f"scatter {name} from {root}")
-        for nbytes in (0, 1, 100, 300_000, 5_000_000):
+        for nbytes in (0, 1, 100, 300_000, 5_000_000) if size > 1 else ():  # a message goes to another rank
             sent = [oracle.values(3, rank, nbytes, "uint8") for rank in ranks]
             into = np.empty(nbytes, np.uint8)
             pending = rr.send_async(sent[me], (me + 1) % size, tag=5)

@@ -129,14 +129,15 @@ def lifetimes() -> list[str]:
     if mappings() > maps + 6 * size:  # a peer's mapping may wait for the next operation to be dropped
         faults.append(f"mappings leak: {maps} -> {mappings()}")
     kept = rr.symmetric_empty(1000, "f8")
-    pair = rr.add_process_set([0, 1])
-    if pair.included():
-        own = rr.symmetric_empty(100, "f8", process_set=pair)
-        own[...] = 1
-        if not np.all(rr.allreduce(own, op=rr.Sum, process_set=pair) == 2):
+    single = rr.add_process_set([size - 1])
+    if single.included():
+        own = rr.symmetric_empty(100, "f8", process_set=single)
+        own[...] = 2
+        if not np.all(rr.allreduce(own, op=rr.Sum, process_set=single) == 2):
             faults.append("memory of a set")
-        if not np.all(rr.allreduce(own, op=rr.Sum) == size) if size == 2 else False:
-            faults.append("memory of a set in the world")
+    one = own if single.included() else np.ones(100)
+    if not np.all(rr.allreduce(one, op=rr.Sum) == size + 1):
+        faults.append("memory of a set in the world")
     rr.shutdown()
     rr.init()
     kept[...] = rank
