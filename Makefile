@@ -48,6 +48,7 @@ build-demo: $(VENV)/demo
 	@$(compile)
 
 wheel: $(VENV)/tools  ## build a wheel in dist/
+	@rm -rf build/lib.* build/bdist.*  # else modules removed since the last wheel would be in this one
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .
 	@ls -l dist/*.whl
 
