@@ -158,6 +158,7 @@ def _start(comm: Any, rank: int | None, size: int | None) -> None:
     if place.local_rank == 0:
         config.warn(os.environ)
     timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
+    dynamic = config.flag("RINGREDUCE_DYNAMIC_PROCESS_SETS")
     _init_count += 1
     with closing(_joined(place, timeout_s)) as joined:
         context = _core.Context(joined.fd, place.rank, place.size, joined.pidfds, os.uname().nodename)
@@ -165,7 +166,6 @@ def _start(comm: Any, rank: int | None, size: int | None) -> None:
     if world.size != place.size:
         context.shutdown()
         raise InvalidArgumentError(f"{place.source} says {place.size} ranks, but {world.size} joined")
-    dynamic = config.flag("RINGREDUCE_DYNAMIC_PROCESS_SETS")
     state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied())
     global_process_set.bind(0, world.ranks, world)
 

@@ -72,7 +72,7 @@ def every_kind_at_once() -> list[str]:
             lambda: rr.reduce_async(mine, size - 1, name="f", op=rr.Sum),
             lambda: rr.gather_async(mine, 0, name="g"),
             lambda: rr.scatter_async(np.concatenate(everyone) if me == 0 else None, scattered, 0, name="h"),
-            lambda: rr.grouped_allreduce_async([mine, mine.astype(np.int32)], name="i", op=rr.Sum),
+            lambda: rr.grouped_allreduce_async([mine, 2 * mine], name="i", op=rr.Sum),
         ]
         for _ in range(20):
             order = range(len(submit)) if me % 2 else reversed(range(len(submit)))
@@ -86,7 +86,7 @@ def every_kind_at_once() -> list[str]:
             for index, (one, other) in enumerate(zip(got, want, strict=False)):
                 if not (one is None and other is None) and not np.array_equal(one, other):
                     faults.append(f"{'abcdefgh'[index]}: {one} instead of {other}")
-            if not np.array_equal(got[8][0], total) or not np.array_equal(got[8][1], total.astype(np.int32)):
+            if not np.array_equal(got[8][0], total) or not np.array_equal(got[8][1], 2 * total):
                 faults.append("grouped")
     return faults
 
@@ -96,12 +96,12 @@ def test_every_kind_at_once(size: int) -> None:
     assert run_ranks(every_kind_at_once, size) == [[]] * size
 
 
-def grouped() -> list[str]:
+def grouped(groups: list[list[str]]) -> list[str]:
     import ringreduce as rr
 
     faults = []
     with rr.init() as world:
-        for names in (["float32"] * 40, oracle.DTYPES[:12], ["int8"]):
+        for names in groups:
             for in_place in (False, True):
                 counts = [(7 * index) % 50 for index in range(len(names))]
                 every = [
@@ -124,7 +124,13 @@ def grouped() -> list[str]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_grouped(size: int) -> None:
-    assert run_ranks(grouped, size) == [[]] * size
+    groups = [["float32"] * 40, ["int8"], *([name] * 5 for name in oracle.DTYPES)]
+    assert run_ranks(grouped, size, args=(groups,)) == [[]] * size
+
+
+def test_grouped_of_several_dtypes() -> None:
+    groups = [oracle.DTYPES, oracle.DTYPES[::-1], ["float32", "int8"] * 20]
+    assert run_ranks(grouped, 2, args=(groups,)) == [[]] * 2
 
 
 def from_threads(threads: int, rounds: int) -> list[str]:

@@ -64,6 +64,50 @@ def test_shutdown_fails_what_is_pending() -> None:
     assert all(text.startswith("ShutdownError") for text in second), second
 
 
+def exit_without_shutdown(count: int) -> str:
+    """Rank 0 ends; what the others are blocked in raises."""
+    import ringreduce as rr
+
+    rr.init()
+    if rr.rank() == 0:
+        return "left"
+    return caught(lambda: rr.allreduce(np.ones(count)))
+
+
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_exit_is_a_shutdown(count: int) -> None:
+    first, *others = run_ranks(exit_without_shutdown, 3, args=(count,), timeout_s=20)
+    assert first == "left"
+    assert all(text.startswith("ShutdownError: Horovod has been shut down.") for text in others), others
+
+
+def shutdown_under_a_blocked_thread(count: int) -> str:
+    import threading
+
+    import ringreduce as rr
+
+    rr.init()
+    if rr.rank() == 1:
+        hear_test()
+        return ""
+    texts: list[str] = []
+    blocked = threading.Thread(target=lambda: texts.append(caught(lambda: rr.allreduce(np.ones(count)))))
+    blocked.start()
+    time.sleep(0.3)  # until it has blocked
+    rr.shutdown()
+    blocked.join()
+    tell_test("raised")
+    return texts[0]
+
+
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_shutdown_under_a_blocked_thread(count: int) -> None:
+    with start_ranks(shutdown_under_a_blocked_thread, 2, args=(count,)) as job:
+        assert job.hear(0, 10) == "raised"
+        job.tell(1)
+        assert job.wait(20)[0].value.startswith("ShutdownError")
+
+
 def interrupted() -> str:
     import ringreduce as rr
 
