@@ -81,10 +81,14 @@ C floating(const Reduction& r, const std::vector<C>& xs) {
 template <class W, class Product>
 W fold_numbers(ReduceOp op, W a, W b, Product product) {
   switch (op) {
-    case ReduceOp::kMin: return std::min(a, b);
-    case ReduceOp::kMax: return std::max(a, b);
-    case ReduceOp::kProduct: return product(a, b);
-    default: return a + b;
+    case ReduceOp::kMin:
+      return std::min(a, b);
+    case ReduceOp::kMax:
+      return std::max(a, b);
+    case ReduceOp::kProduct:
+      return product(a, b);
+    default:
+      return a + b;
   }
 }
 
@@ -95,10 +99,18 @@ T integer(const Reduction& r, const std::vector<T>& xs) {
   double scaled = static_cast<double>(xs[0]) * r.prescale;
   for (size_t s = 1; s < xs.size(); ++s) {
     switch (r.op) {
-      case ReduceOp::kLogicalAnd: exact = exact && xs[s]; break;
-      case ReduceOp::kLogicalOr: exact = exact || xs[s]; break;
-      case ReduceOp::kBitwiseAnd: exact &= xs[s]; break;
-      case ReduceOp::kBitwiseOr: exact |= xs[s]; break;
+      case ReduceOp::kLogicalAnd:
+        exact = exact && xs[s];
+        break;
+      case ReduceOp::kLogicalOr:
+        exact = exact || xs[s];
+        break;
+      case ReduceOp::kBitwiseAnd:
+        exact &= xs[s];
+        break;
+      case ReduceOp::kBitwiseOr:
+        exact |= xs[s];
+        break;
       default:
         exact = static_cast<W>(fold_numbers<__int128>(r.op, exact, xs[s], [](auto a, auto b) {
           return static_cast<W>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
@@ -118,8 +130,8 @@ T integer(const Reduction& r, const std::vector<T>& xs) {
 
 inline uint8_t boolean(ReduceOp op, const std::vector<uint8_t>& xs) {
   const auto is_true = [](uint8_t x) { return x != 0; };
-  const bool any = op == ReduceOp::kSum || op == ReduceOp::kMax || op == ReduceOp::kLogicalOr ||
-                   op == ReduceOp::kBitwiseOr;
+  const bool any =
+      op == ReduceOp::kSum || op == ReduceOp::kMax || op == ReduceOp::kLogicalOr || op == ReduceOp::kBitwiseOr;
   return any ? std::any_of(xs.begin(), xs.end(), is_true) : std::all_of(xs.begin(), xs.end(), is_true);
 }
 
@@ -146,19 +158,45 @@ inline Bytes oracle(const Reduction& r, const std::vector<Bytes>& inputs) {
   Bytes out(inputs[0].size());
   for (size_t i = 0; i < out.size() / itemsize(r.dtype); ++i) {
     switch (r.dtype) {
-      case DType::kFloat16: put_half(kFp16, r, inputs, out, i); break;
-      case DType::kBFloat16: put_half(kBf16, r, inputs, out, i); break;
-      case DType::kFloat32: put(out, i, floating(r, column<float>(inputs, i))); break;
-      case DType::kFloat64: put(out, i, floating(r, column<double>(inputs, i))); break;
-      case DType::kInt8: put(out, i, integer(r, column<int8_t>(inputs, i))); break;
-      case DType::kInt16: put(out, i, integer(r, column<int16_t>(inputs, i))); break;
-      case DType::kInt32: put(out, i, integer(r, column<int32_t>(inputs, i))); break;
-      case DType::kInt64: put(out, i, integer(r, column<int64_t>(inputs, i))); break;
-      case DType::kUInt8: put(out, i, integer(r, column<uint8_t>(inputs, i))); break;
-      case DType::kUInt16: put(out, i, integer(r, column<uint16_t>(inputs, i))); break;
-      case DType::kUInt32: put(out, i, integer(r, column<uint32_t>(inputs, i))); break;
-      case DType::kUInt64: put(out, i, integer(r, column<uint64_t>(inputs, i))); break;
-      case DType::kBool: put(out, i, boolean(r.op, column<uint8_t>(inputs, i))); break;
+      case DType::kFloat16:
+        put_half(kFp16, r, inputs, out, i);
+        break;
+      case DType::kBFloat16:
+        put_half(kBf16, r, inputs, out, i);
+        break;
+      case DType::kFloat32:
+        put(out, i, floating(r, column<float>(inputs, i)));
+        break;
+      case DType::kFloat64:
+        put(out, i, floating(r, column<double>(inputs, i)));
+        break;
+      case DType::kInt8:
+        put(out, i, integer(r, column<int8_t>(inputs, i)));
+        break;
+      case DType::kInt16:
+        put(out, i, integer(r, column<int16_t>(inputs, i)));
+        break;
+      case DType::kInt32:
+        put(out, i, integer(r, column<int32_t>(inputs, i)));
+        break;
+      case DType::kInt64:
+        put(out, i, integer(r, column<int64_t>(inputs, i)));
+        break;
+      case DType::kUInt8:
+        put(out, i, integer(r, column<uint8_t>(inputs, i)));
+        break;
+      case DType::kUInt16:
+        put(out, i, integer(r, column<uint16_t>(inputs, i)));
+        break;
+      case DType::kUInt32:
+        put(out, i, integer(r, column<uint32_t>(inputs, i)));
+        break;
+      case DType::kUInt64:
+        put(out, i, integer(r, column<uint64_t>(inputs, i)));
+        break;
+      case DType::kBool:
+        put(out, i, boolean(r.op, column<uint8_t>(inputs, i)));
+        break;
     }
   }
   return out;
@@ -166,11 +204,16 @@ inline Bytes oracle(const Reduction& r, const std::vector<Bytes>& inputs) {
 
 inline bool is_nan(DType dtype, const uint8_t* at) {
   switch (dtype) {
-    case DType::kFloat16: return std::isnan(decode(kFp16, load<uint16_t>(at)));
-    case DType::kBFloat16: return std::isnan(decode(kBf16, load<uint16_t>(at)));
-    case DType::kFloat32: return std::isnan(load<float>(at));
-    case DType::kFloat64: return std::isnan(load<double>(at));
-    default: return false;
+    case DType::kFloat16:
+      return std::isnan(decode(kFp16, load<uint16_t>(at)));
+    case DType::kBFloat16:
+      return std::isnan(decode(kBf16, load<uint16_t>(at)));
+    case DType::kFloat32:
+      return std::isnan(load<float>(at));
+    case DType::kFloat64:
+      return std::isnan(load<double>(at));
+    default:
+      return false;
   }
 }
 

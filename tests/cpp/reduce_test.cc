@@ -21,9 +21,14 @@ using Kernel = decltype(rr::Kernels::reduce);
 
 template <class T>
 void put_special(Bytes& bytes, size_t i, uint32_t random) {
-  const T specials[] = {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity(),
-                        -std::numeric_limits<T>::infinity(), -T(0), T(0), std::numeric_limits<T>::denorm_min(),
-                        std::numeric_limits<T>::max(), std::numeric_limits<T>::min()};
+  const T specials[] = {std::numeric_limits<T>::quiet_NaN(),
+                        std::numeric_limits<T>::infinity(),
+                        -std::numeric_limits<T>::infinity(),
+                        -T(0),
+                        T(0),
+                        std::numeric_limits<T>::denorm_min(),
+                        std::numeric_limits<T>::max(),
+                        std::numeric_limits<T>::min()};
   put(bytes, i, specials[random % 8]);
 }
 
@@ -120,8 +125,8 @@ void check_all_cases(const rr::Kernels& set, const Reduction& r, const std::vect
   const Bytes want = oracle(r, inputs);
   const auto check_case = [&](const Case& c) {
     if (matches(set.reduce, r, inputs, want, c)) return;
-    FAIL_CHECK(std::string(set.name), ": ", describe(r), ", ", c.count, " elements, ", inputs.size(),
-               " sources, ", c.ndst, " destinations, shift ", c.shift, ", aliased ", c.aliased);
+    FAIL_CHECK(std::string(set.name), ": ", describe(r), ", ", c.count, " elements, ", inputs.size(), " sources, ",
+               c.ndst, " destinations, shift ", c.shift, ", aliased ", c.aliased);
   };
   for (size_t ndst = 1; ndst <= 3; ++ndst) {
     for (const bool aliased : {false, true}) {

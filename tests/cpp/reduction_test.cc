@@ -7,13 +7,13 @@
 #include "base/errors.h"
 #include "data/reduction.h"
 
+using rr::check;
 using rr::DType;
+using rr::foldable_in_place;
 using rr::InvalidArgumentError;
 using rr::ReduceOp;
 using rr::Reduction;
 using rr::UnavailableError;
-using rr::check;
-using rr::foldable_in_place;
 
 namespace {
 
