@@ -1,7 +1,7 @@
 """Builds ringreduce._core by CMake; everything else about the package is in pyproject.toml.
 
-CMake options come from the environment: RR_CMAKE_ARGS="-DRR_WERROR=ON -DRR_TESTS=ON". Every build
-works in build/cmake, so the next one, of whatever kind, compiles only what changed.
+CMake options come from the environment: RR_CMAKE_ARGS="-DRR_WERROR=ON -DRR_TESTS=ON". Every build works in
+build/cmake, so the next one, of whatever kind, compiles only what changed.
 """
 
 import os
@@ -50,5 +50,4 @@ class CMakeBuild(build_ext):
         subprocess.run([cmake, "--build", str(tree), "--parallel", str(os.cpu_count())], check=True)
 
 
-ext_modules = [CMakeExtension("ringreduce._core")] if (ROOT / "csrc" / "python.cc").exists() else []
-setup(ext_modules=ext_modules, cmdclass={"build_ext": CMakeBuild})
+setup(ext_modules=[CMakeExtension("ringreduce._core")], cmdclass={"build_ext": CMakeBuild})
