@@ -100,18 +100,20 @@ Request reduce_request(Kind kind, int op, double prescale, double postscale) {
 
 void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, double prescale, double postscale,
                const py::object& name) {
-  auto held = std::make_unique<Held>();
-  Request request = reduce_request(Kind::kAllreduce, op, prescale, postscale);
-  request.is_async = false;
-  const TensorView in = view_of(src, false, *held);
-  const TensorView out = view_of(dst, true, *held);
   if (name.is_none()) {
-    const Reduction reduction = {in.dtype, request.op, prescale, postscale, group.get().size()};
+    Borrowed src_buffer;
+    Borrowed dst_buffer;
+    const TensorView in = view_of(src, false, src_buffer.buffer);
+    const TensorView out = view_of(dst, true, dst_buffer.buffer);
+    const Reduction reduction = {in.dtype, op_from_code(op), prescale, postscale, group.get().size()};
     const py::gil_scoped_release release;
     if (group.get().allreduce_quick(in, out, reduction, interrupt)) return;
   }
-  request.srcs = {in};
-  request.dsts = {out};
+  auto held = std::make_unique<Held>();
+  Request request = reduce_request(Kind::kAllreduce, op, prescale, postscale);
+  request.is_async = false;
+  request.srcs.push_back(view_of(src, false, *held));
+  request.dsts.push_back(view_of(dst, true, *held));
   submit(group, request, name, std::move(held)).wait(std::nullopt);
 }
 

@@ -71,8 +71,18 @@ struct Held {
   }
 };
 
-// A (address, shape, dtype code) tuple, or an object with the buffer protocol.
-inline TensorView view_of(pybind11::handle object, bool writable, Held& held) {
+// A buffer for the length of one call; released with the GIL held.
+struct Borrowed {
+  Py_buffer buffer = {};
+  Borrowed() = default;
+  Borrowed(const Borrowed&) = delete;
+  ~Borrowed() {
+    if (buffer.obj != nullptr) PyBuffer_Release(&buffer);
+  }
+};
+
+// A (address, shape, dtype code) tuple, or an object with the buffer protocol, which `buffer` then holds.
+inline TensorView view_of(pybind11::handle object, bool writable, Py_buffer& buffer) {
   TensorView view;
   if (PyTuple_CheckExact(object.ptr())) {
     const auto tuple = pybind11::reinterpret_borrow<pybind11::tuple>(object);
@@ -82,13 +92,18 @@ inline TensorView view_of(pybind11::handle object, bool writable, Held& held) {
     set_shape(view, shape.size(), [&](size_t i) { return shape[i].cast<uint64_t>(); });
     return view;
   }
-  Py_buffer buffer;
   const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
   if (PyObject_GetBuffer(object.ptr(), &buffer, flags) != 0) throw pybind11::error_already_set();
-  held.buffers.push_back(buffer);
   view.data = static_cast<std::byte*>(buffer.buf);
   view.dtype = dtype_of_format(buffer.format != nullptr ? buffer.format : "B");
   set_shape(view, static_cast<size_t>(buffer.ndim), [&](size_t i) { return static_cast<uint64_t>(buffer.shape[i]); });
+  return view;
+}
+
+inline TensorView view_of(pybind11::handle object, bool writable, Held& held) {
+  Py_buffer buffer = {};
+  const TensorView view = view_of(object, writable, buffer);
+  if (buffer.obj != nullptr) held.buffers.push_back(buffer);
   return view;
 }
 

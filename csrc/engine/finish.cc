@@ -54,9 +54,9 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   RankMask participants;
   bool complete = false;
   for (int turn = 0; turn < 64 && !complete; ++turn) {
+    if (turn != 0) relax(crowded_);
     participants = RankMask();
     complete = ledger_.complete(ticket, &participants);
-    if (!complete && !crowded_) relax(false);
   }
   Operation operation;
   operation.kind = Kind::kAllreduce;
