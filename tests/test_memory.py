@@ -89,9 +89,10 @@ def in_place_without_a_copy(nbytes: int) -> dict[str, int]:
 
 
 def test_registered_memory_is_reduced_in_place_without_a_copy() -> None:
-    for grown in run_ranks(in_place_without_a_copy, 2, args=(4 << 20,), env={"RINGREDUCE_ALGORITHM": "direct"}):
+    for grown in run_ranks(in_place_without_a_copy, 2, args=(4 << 20,)):
         assert grown["bytes_copied"] == 0
         assert grown["operations"] == 10
+        assert grown["direct"] == 10
 
 
 def lifetimes() -> list[str]:

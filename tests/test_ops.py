@@ -11,18 +11,22 @@ from ranks import SIZES, run_ranks
 
 LARGE = 1_048_579  # 1 Mi + 3
 BIG_DTYPES = ["float32", "bfloat16", "float64", "int32"]
-ALGORITHMS = ["direct", "two_shot", "ring", "recursive_doubling", "tree"]
+ALGORITHMS = ["two_shot", "ring", "recursive_doubling"]
+
+Result = tuple[list[str], list[str], dict[str, int]]
+"""What each rank returns: faults, digests of its results, stats()."""
 
 
-def check(results: list[tuple[list[str], list[str]]]) -> None:
-    """Each rank's function returns (faults, digests): no faults, and the same digests everywhere."""
-    for rank, (faults, digests) in enumerate(results):
+def check(results: list[Result], algorithm: str = "") -> None:
+    """No faults, the same digests everywhere, and the algorithm was used."""
+    for rank, (faults, digests, stats) in enumerate(results):
         assert not faults, f"rank {rank}: {len(faults)} faults, first: {faults[:5]}"
         assert digests == results[0][1], f"rank {rank} has other bits than rank 0"
+        assert not algorithm or stats[algorithm] > 0, f"rank {rank} did not use {algorithm}: {stats}"
     assert results[0][1], "nothing was compared"
 
 
-def every_pair(dtypes: list[str], counts: list[int]) -> tuple[list[str], list[str]]:
+def every_pair(dtypes: list[str], counts: list[int]) -> Result:
     """Every meaningful (dtype, op) pair and every count, in place and out of place, plain and scaled."""
     import ringreduce as rr
 
@@ -30,7 +34,8 @@ def every_pair(dtypes: list[str], counts: list[int]) -> tuple[list[str], list[st
     with rr.init() as world:
         for name in dtypes:
             for op in filter(lambda op: oracle.meaningful(name, op), oracle.OPS):
-                for seed, count in enumerate(counts or oracle.counts(world.size)[:9]):
+                few = [0, 1, world.size, 127]
+                for seed, count in enumerate(counts or (oracle.counts(world.size) if name in BIG_DTYPES else few)):
                     inputs = [oracle.values(seed, rank, count, name, op) for rank in range(world.size)]
                     mine = inputs[world.rank]
                     before = mine.copy()
@@ -51,7 +56,8 @@ def every_pair(dtypes: list[str], counts: list[int]) -> tuple[list[str], list[st
                         digests.append(oracle.digest(result))
                         if fault := oracle.wrong(result, inputs, op, pre, post):
                             faults.append(f"{name} op {op} scaled {pre}, {post}: {fault}")
-    return faults, digests
+        stats = rr.stats()
+    return faults, digests, stats
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -62,8 +68,8 @@ def test_every_dtype_op_and_count(size: int) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_forced_algorithms(algorithm: str, size: int) -> None:
-    args = (["float32", "bfloat16", "float64", "int32", "bool"], [0, 1, 13, 4097])
-    check(run_ranks(every_pair, size, args=args, env={"RINGREDUCE_ALGORITHM": algorithm}))
+    args = (["float32", "bfloat16", "float64", "int32", "bool"], [0, 1, 13, 4097, 50_021])
+    check(run_ranks(every_pair, size, args=args, env={"RINGREDUCE_ALGORITHM": algorithm}), algorithm)
 
 
 @pytest.mark.parametrize("isa", ["portable", "x86-64-v2", "avx2", "avx512"])
@@ -75,10 +81,11 @@ def test_every_isa_gives_the_same_bits(isa: str) -> None:
     args = (["float16", "bfloat16", "float32", "int64"], [1, 127, 1009])
     forced = run_ranks(every_pair, 3, args=args, env={"RINGREDUCE_ISA": isa})
     check(forced)
-    assert forced == run_ranks(every_pair, 3, args=args, env={"RINGREDUCE_ISA": "auto"})
+    auto = run_ranks(every_pair, 3, args=args)
+    assert [digests for _, digests, _ in forced] == [digests for _, digests, _ in auto]
 
 
-def memory_kinds(counts: list[int]) -> tuple[list[str], list[str]]:
+def memory_kinds(counts: list[int]) -> Result:
     """Operands in private, registered, mixed, misaligned and strided memory."""
     import ringreduce as rr
 
@@ -101,7 +108,8 @@ def memory_kinds(counts: list[int]) -> tuple[list[str], list[str]]:
                         faults.append(f"{kind} {name} count {count}: {fault}")
                     if digests[-1] != digests[-1 - list(operands).index(kind)]:
                         faults.append(f"{kind} {name} count {count}: other bits than private memory")
-    return faults, digests
+        stats = rr.stats()
+    return faults, digests, stats
 
 
 def _operands(rr: Any, world: Any, mine: Any, dtype: Any, count: int) -> dict[str, tuple[Any, Any]]:
@@ -128,17 +136,18 @@ def _operands(rr: Any, world: Any, mine: Any, dtype: Any, count: int) -> dict[st
 
 @pytest.mark.parametrize("size", SIZES)
 def test_memory_kinds(size: int) -> None:
-    check(run_ranks(memory_kinds, size, args=([0, 1, 1009, 65_537],)))
+    check(run_ranks(memory_kinds, size, args=([0, 1, 1009, 65_537],)), "direct")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_large(size: int) -> None:
-    check(run_ranks(memory_kinds, size, args=([LARGE],), timeout_s=100))
+    check(run_ranks(memory_kinds, size, args=([LARGE],), timeout_s=100), "direct")
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "two_shot", "ring", "recursive_doubling"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_large_with_forced_algorithms(algorithm: str) -> None:
-    check(run_ranks(every_pair, 3, args=(["float32", "float16"], [LARGE]), env={"RINGREDUCE_ALGORITHM": algorithm}))
+    args = (["float32", "float16"], [LARGE])
+    check(run_ranks(every_pair, 3, args=args, env={"RINGREDUCE_ALGORITHM": algorithm}), algorithm)
 
 
 def sums_of_many_sizes() -> list[str]:
