@@ -1,0 +1,191 @@
+// All-reduce end to end on ranks that are threads: every algorithm, many sizes and element types, exact results.
+#include <cstring>
+#include <mutex>
+#include <random>
+
+#include "doctest/doctest.h"
+#include "ranks.h"
+
+namespace rr::test {
+namespace {
+
+constexpr int kSizes[] = {1, 2, 3, 4, 5, 8};
+const char* const kAlgorithms[] = {"two_shot", "ring", "recursive_doubling", "direct", "auto"};
+
+constexpr size_t kLargest = 20011;
+
+std::vector<size_t> counts(int size, DType dtype) {
+  const size_t n = static_cast<size_t>(size);
+  return {0, 1, n - 1, n, n + 1, 31, 1009, dtype == DType::kFloat32 ? kLargest : 4099};
+}
+
+// Element i of rank r: small enough that sums of eight are exact in every dtype and do not wrap.
+int element(int rank, size_t i) { return rank + 1 + static_cast<int>(i % 5); }
+
+void store(std::byte* at, DType dtype, int value) {
+  const auto put = [at](auto typed) { std::memcpy(at, &typed, sizeof typed); };
+  switch (dtype) {
+    case DType::kFloat16: {
+      int exponent = 0;
+      while ((value >> (exponent + 1)) != 0) ++exponent;
+      return put(static_cast<uint16_t>(value == 0 ? 0 : (exponent + 15) << 10 | ((value << (10 - exponent)) & 0x3FF)));
+    }
+    case DType::kBFloat16: {
+      const float exact = static_cast<float>(value);
+      uint32_t bits;
+      std::memcpy(&bits, &exact, sizeof bits);
+      return put(static_cast<uint16_t>(bits >> 16));
+    }
+    case DType::kFloat32:
+      return put(static_cast<float>(value));
+    case DType::kFloat64:
+      return put(static_cast<double>(value));
+    case DType::kUInt8:
+      return put(static_cast<uint8_t>(value));
+    case DType::kInt16:
+      return put(static_cast<int16_t>(value));
+    case DType::kInt64:
+      return put(static_cast<int64_t>(value));
+    default:
+      throw std::logic_error("the test does not know this dtype");
+  }
+}
+
+struct Case {
+  DType dtype;
+  ReduceOp op;
+  size_t count;
+  bool in_place;
+  std::string name;  // "" = unnamed
+};
+
+int expected(const Case& c, int size, size_t i) {
+  int result = element(0, i);
+  for (int r = 1; r < size; ++r) {
+    result = c.op == ReduceOp::kMax ? std::max(result, element(r, i)) : result + element(r, i);
+  }
+  return result;
+}
+
+// src and dst are given so that they may lie in registered memory.
+void check_allreduce(Rank& rank, const Case& c, std::byte* src, std::byte* dst) {
+  const size_t item = itemsize(c.dtype);
+  if (c.in_place) dst = src;
+  std::memset(dst, 0xEE, c.count * item);
+  for (size_t i = 0; i < c.count; ++i) store(src + i * item, c.dtype, element(rank.rank, i));
+  Request request;
+  request.kind = Kind::kAllreduce;
+  request.op = c.op;
+  request.srcs.resize(1);
+  request.srcs[0].data = src;
+  request.srcs[0].dtype = c.dtype;
+  request.srcs[0].count = request.srcs[0].dims[0] = c.count;
+  request.srcs[0].ndim = 1;
+  request.dsts = request.srcs;
+  request.dsts[0].data = dst;
+  if (!c.name.empty()) request.name = &c.name;
+  rank.world.wait(*rank.world.submit(request, nullptr), -1, nullptr);
+  for (size_t i = 0; i < c.count; ++i) {
+    std::byte wanted[8];
+    store(wanted, c.dtype, expected(c, rank.size, i));
+    expect(std::memcmp(wanted, dst + i * item, item) == 0,
+           std::string(name(c.dtype)) + " " + name(c.op) + ", element " + std::to_string(i) + " of " +
+               std::to_string(c.count) + " on rank " + std::to_string(rank.rank) + "/" + std::to_string(rank.size));
+  }
+}
+
+TEST_CASE("all-reduce: every algorithm, size, count and kind of memory gives the exact result") {
+  for (const char* algorithm : kAlgorithms) {
+    for (const int size : kSizes) {
+      CAPTURE(algorithm);
+      CAPTURE(size);
+      const Environment environment{{"RINGREDUCE_ALGORITHM", algorithm}};
+      const size_t nbytes = 2 * kLargest * sizeof(double) + 128;
+      const Fd file = create_memfd("registered", nbytes * static_cast<size_t>(size));
+      CHECK_NOTHROW(run_ranks(size, [&](Rank& rank) {
+        const Segment segment(file.get(), 1, rank.rank, size, nbytes);
+        rank.segments.add(&segment);
+        std::vector<std::byte> plain(nbytes);
+        const bool registered = std::string(algorithm) == "direct";
+        std::byte* memory = registered ? segment.own() : plain.data();
+        int number = 0;
+        for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16, DType::kUInt8,
+                                  DType::kInt16, DType::kInt64}) {
+          for (const size_t count : counts(size, dtype)) {
+            Case c = {dtype, number % 3 == 0 ? ReduceOp::kMax : ReduceOp::kSum, count, number % 2 == 0, ""};
+            if (number++ % 4 >= 2) c.name = "tensor " + std::to_string(number % 7);
+            check_allreduce(rank, c, memory, memory + nbytes / 2);
+          }
+        }
+        barrier(rank.world);
+        rank.segments.remove(&segment);
+        const Stats& stats = rank.context.stats();
+        if (registered) expect(stats.direct > 0, "direct all-reduces were run");
+        if (std::string(algorithm) == "ring") expect(stats.ring > 0, "ring all-reduces were run");
+        if (std::string(algorithm) == "recursive_doubling") expect(stats.recursive_doubling > 0, "doubling was run");
+      }));
+    }
+  }
+}
+
+// Sums of random numbers depend on the order of the additions.
+TEST_CASE("all-reduce: all ranks get the same bits, and all algorithms in rank order the same") {
+  const size_t count = 30011;
+  std::vector<float> in_rank_order;
+  for (const char* algorithm : {"two_shot", "direct", "ring", "recursive_doubling"}) {
+    CAPTURE(algorithm);
+    const Environment environment{{"RINGREDUCE_ALGORITHM", algorithm}};
+    const int size = 5;
+    const Fd file = create_memfd("registered", count * sizeof(float) * size);
+    std::vector<std::vector<float>> results(size);
+    run_ranks(size, [&](Rank& rank) {
+      const Segment segment(file.get(), 1, rank.rank, size, count * sizeof(float));
+      rank.segments.add(&segment);
+      std::mt19937 random(static_cast<unsigned>(rank.rank));
+      std::normal_distribution<float> normal;
+      std::vector<float> values(count);
+      for (float& value : values) value = normal(random);
+      std::memcpy(segment.own(), values.data(), count * sizeof(float));
+      Request request;
+      request.kind = Kind::kAllreduce;
+      request.srcs = request.dsts = {view(values, DType::kFloat32)};
+      request.srcs[0].data = request.dsts[0].data = segment.own();
+      rank.world.wait(*rank.world.submit(request, nullptr), -1, nullptr);
+      std::memcpy(values.data(), segment.own(), count * sizeof(float));
+      results[static_cast<size_t>(rank.rank)] = values;
+      barrier(rank.world);
+      rank.segments.remove(&segment);
+    });
+    for (const auto& result : results) CHECK(std::memcmp(result.data(), results[0].data(), count * sizeof(float)) == 0);
+    if (std::string(algorithm) == "two_shot") in_rank_order = results[0];
+    if (std::string(algorithm) == "direct") CHECK(results[0] == in_rank_order);
+  }
+}
+
+TEST_CASE("all-reduce: a grouped operation of tensors that cut across chunks") {
+  for (const char* algorithm : {"two_shot", "ring", "recursive_doubling"}) {
+    CAPTURE(algorithm);
+    const Environment environment{{"RINGREDUCE_ALGORITHM", algorithm}};
+    CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {
+      std::vector<Floats> tensors;
+      Request request;
+      request.kind = Kind::kAllreduce;
+      for (const size_t count : {5, 0, 4099, 1, 1023, 0, 70001}) {
+        tensors.emplace_back(count);
+        for (size_t i = 0; i < count; ++i) tensors.back()[i] = static_cast<float>(element(rank.rank, i));
+      }
+      for (Floats& tensor : tensors) request.srcs.push_back(view(tensor, DType::kFloat32));
+      request.dsts = request.srcs;
+      rank.world.wait(*rank.world.submit(request, nullptr), -1, nullptr);
+      const Case c = {DType::kFloat32, ReduceOp::kSum, 0, true, ""};
+      for (const Floats& tensor : tensors) {
+        for (size_t i = 0; i < tensor.size(); ++i) {
+          expect(tensor[i] == static_cast<float>(expected(c, 3, i)), "element of a grouped all-reduce");
+        }
+      }
+    }));
+  }
+}
+
+}  // namespace
+}  // namespace rr::test

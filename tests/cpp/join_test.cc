@@ -1,0 +1,65 @@
+// join(): the others go on without the ranks that have run out of data.
+#include "doctest/doctest.h"
+#include "ranks.h"
+
+namespace rr::test {
+namespace {
+
+TEST_CASE("join: sums go on over those that are left; then all start afresh") {
+  for (const char* algorithm : {"auto", "ring", "recursive_doubling"}) {
+    CAPTURE(algorithm);
+    const Environment environment{{"RINGREDUCE_ALGORITHM", algorithm}};
+    CHECK_NOTHROW(run_ranks(4, [](Rank& rank) {
+      for (int epoch = 0; epoch < 4; ++epoch) {
+        // Rank r has 5 r steps in even epochs; in odd ones rank 0 has the most.
+        const auto steps = [epoch](int r) { return epoch % 2 == 0 ? 5 * r : 5 * (3 - r); };
+        for (int step = 0; step < steps(rank.rank); ++step) {
+          int contributors = 0;
+          for (int r = 0; r < rank.size; ++r) contributors += steps(r) > step ? r + 1 : 0;
+          std::vector<Sum> sums;
+          for (const size_t count : {size_t{1}, size_t{500}, size_t{5000}}) {
+            sums.push_back(start_sum(rank, rank.world, count, step));
+            sums.push_back(start_sum(rank, rank.world, count, step, "tensor " + std::to_string(count)));
+          }
+          for (const Sum& sum : sums) finish_sum(rank.world, sum, contributors);
+        }
+        const int last = rank.world.join(nullptr);
+        expect(last >= 0 && last < rank.size, "a rank joined last");
+        std::vector<float> agreed = {static_cast<float>(last)};
+        Request request;
+        request.kind = Kind::kAllreduce;
+        request.op = ReduceOp::kMax;
+        request.srcs = request.dsts = {view(agreed, DType::kFloat32)};
+        rank.world.wait(*rank.world.submit(request, nullptr), -1, nullptr);
+        expect(agreed[0] == static_cast<float>(last), "join() returns the same rank everywhere");
+        sum_now(rank, rank.world, 4000, epoch);
+      }
+    }));
+  }
+}
+
+TEST_CASE("join: what needs everybody fails on the ranks that called it, and only there") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {
+    for (const size_t count : {size_t{2}, size_t{4000}}) {
+      if (rank.rank != 1) {
+        Floats data(count);
+        for (const Kind kind : {Kind::kAllgather, Kind::kBroadcast}) {
+          Request request;
+          request.kind = kind;
+          request.root = kind == Kind::kBroadcast ? 0 : -1;
+          request.srcs = request.dsts = {view(data, DType::kFloat32)};
+          const OperationPtr operation = rank.world.submit(request, nullptr);
+          expect_contains(raised<MismatchError>([&] { rank.world.wait(*operation, -1, nullptr); }),
+                          "is not supported with Join at this time");
+        }
+        finish_sum(rank.world, start_sum(rank, rank.world, count, 1), 1 + 3);
+      }
+      rank.world.join(nullptr);
+      sum_now(rank, rank.world, count, 2);
+    }
+  }));
+}
+
+}  // namespace
+}  // namespace rr::test
