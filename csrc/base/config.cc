@@ -15,7 +15,7 @@ const std::vector<Knob>& knobs() {
        "one warning names an operation that waits longer and the missing ranks; 0 = off"},
       {"RINGREDUCE_INIT_TIMEOUT", "s", "0.1..1e6", "60", "HOROVOD_START_TIMEOUT",
        "how long init() waits for the other ranks"},
-      {"RINGREDUCE_SPIN_US", "us", "0..1e6", "50", "", "how long a blocked call polls before it sleeps"},
+      {"RINGREDUCE_SPIN_US", "us", "0..1e6", "50", "", "how long a blocked call polls before it sleeps; when ranks share cores, 8 yields (0: none)"},
       {"RINGREDUCE_FUSION_THRESHOLD", "bytes", "0..1e12", "134217728", "HOROVOD_FUSION_THRESHOLD",
        "asynchronous all-reduces are fused into buckets of at most this size; 0 = no fusion"},
       {"RINGREDUCE_FUSION_LINGER_US", "us", "0..1e6", "1000", "",

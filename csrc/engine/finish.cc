@@ -53,8 +53,8 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
 
   RankMask participants;
   bool complete = false;
-  for (int turn = 0; turn < 64 && !complete; ++turn) {
-    if (turn != 0) relax(crowded_);
+  for (int turn = 0; turn < (crowded_ ? 1 : 64) && !complete; ++turn) {
+    if (turn != 0) relax(false);
     participants = RankMask();
     complete = ledger_.complete(ticket, &participants);
   }
