@@ -131,6 +131,8 @@ void Group::finish_entry() {
   active_members_.clear();
   rounds_base_ += active_rounds_;
   board_.line(rank_).cursor.store(++cursor_, std::memory_order_release);
+  // A rank may wait for this one to make room in a log that was full.
+  if (board_.header().log_tail.load(std::memory_order_relaxed) >= cursor_ - 1 + kLogEntries) ledger_.ring_waiters();
   // Threads of this rank may sleep on what has just finished.
   ring(*bells_.wait[static_cast<size_t>(rank_)]);
 }

@@ -202,7 +202,10 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
     operation->name = *request.name;
     free_name(operation->name);
     add(context_.stats().negotiations, 1);
-    operation->ticket = ledger_.state_named(operation->name, signature, payload, payload_nbytes, !operation->quick);
+    bool log_full = false;
+    operation->ticket =
+        ledger_.state_named(operation->name, signature, payload, payload_nbytes, !operation->quick, log_full);
+    if (log_full) retry_append_.store(true);
     by_name_[operation->name] = operation;
   } else {
     wait_for_window(lock, eager, interrupt);

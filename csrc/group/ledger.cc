@@ -37,14 +37,14 @@ Ticket Ledger::state_unnamed(uint64_t counter, const Signature& signature, const
 }
 
 Ticket Ledger::state_named(const std::string& name, const Signature& signature, const void* payload, size_t nbytes,
-                           bool logged) {
+                           bool logged, bool& log_full) {
   return locked([&] {
     const size_t slot = names_.slot_of(name);
     const uint64_t generation = names_.next_generation(slot, rank_);
     const Ticket ticket = {Names::cell(slot, generation), generation};
     write_cell(ticket, signature, payload, nbytes);
     RankMask participants;
-    if (logged && complete(ticket, &participants)) append_locked(ticket, participants);
+    log_full = logged && complete(ticket, &participants) && !append_locked(ticket, participants);
     return ticket;
   });
 }

@@ -45,9 +45,9 @@ class Ledger {
   // Writes this rank's statement. The caller makes sure that the cell is free (named: by waiting for the previous
   // generation, unnamed: by the peers' watermarks).
   Ticket state_unnamed(uint64_t counter, const Signature& signature, const void* payload, size_t nbytes);
-  // Also appends the operation when this statement completes it and `logged`.
+  // Also appends the operation when this statement completes it and `logged`; log_full: append() has to be tried again.
   Ticket state_named(const std::string& name, const Signature& signature, const void* payload, size_t nbytes,
-                     bool logged);
+                     bool logged, bool& log_full);
 
   // Whether every rank has stated the operation or joined; participants are those who stated it.
   bool complete(Ticket ticket, RankMask* participants = nullptr) const;
