@@ -120,6 +120,7 @@ bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt int
   };
   const auto tick = [&] {
     check_age(operation, now_ns());
+    fail_if_left(operation);
     if (many_threads_ || operation.ticket.tag == 0) return;
     if (!blocked) {
       blocked = true;

@@ -108,6 +108,8 @@ class Group {
   bool wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt);
   void fail_if_peers_died();
   void fail_if_needed_rank_left();
+  void fail_if_left(const Operation& operation);
+  void fail_because_left(int rank, const Operation* needing);
   void check_age(Operation& operation, int64_t now);
   void withdraw();
   void give_back_name(const Operation& operation);

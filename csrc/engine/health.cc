@@ -41,16 +41,26 @@ void Group::fail_if_needed_rank_left() {
     for (const auto& [name, operation] : by_name_) needs(operation);
     const bool stuck = (active_ != nullptr && active_->needs(r)) || point_to_point_.waits_for(r) ||
                        board_.line(rank_).joined.load() != 0;
-    if (needing == nullptr && !stuck) continue;
-    record_failure(board_, FatalKind::kShutdown,
-                   std::string("Horovod has been shut down. This was caused by an exception on one of the ranks or an "
-                               "attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished "
-                               "execution. (rank ") +
-                       std::to_string(r) + " called shutdown() or ended; " +
-                       (needing != nullptr ? where(*needing) : "[ringreduce rank " + std::to_string(rank_) + "]") +
-                       ")");
-    return;
+    if (needing != nullptr || stuck) return fail_because_left(r, needing);
   }
+}
+
+// The same for one operation; a synchronous all-reduce from the cells stands in no table.
+void Group::fail_if_left(const Operation& operation) {
+  for (const int r : ledger_.missing(operation.ticket)) {
+    if (board_.line(r).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown)) {
+      return fail_because_left(r, &operation);
+    }
+  }
+}
+
+void Group::fail_because_left(int rank, const Operation* needing) {
+  record_failure(board_, FatalKind::kShutdown,
+                 std::string("Horovod has been shut down. This was caused by an exception on one of the ranks or an "
+                             "attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished "
+                             "execution. (rank ") +
+                     std::to_string(rank) + " called shutdown() or ended; " +
+                     (needing != nullptr ? where(*needing) : "[ringreduce rank " + std::to_string(rank_) + "]") + ")");
 }
 
 void Group::check_age(Operation& operation, int64_t now) {
