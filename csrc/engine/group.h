@@ -70,8 +70,9 @@ class Group {
   Signature sign(const Request& request) const;
   void check_request(const Request& request) const;
   bool is_quick(const Request& request, size_t nbytes) const;
-  void wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Interrupt interrupt);
+  void wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Operation& waiting, Interrupt interrupt);
   bool window_is_free(bool eager);
+  void check_window(Operation& waiting);
   uint64_t least_watermark(uint64_t needed);
   void free_name(const std::string& name);
   // finish.cc

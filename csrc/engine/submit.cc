@@ -135,7 +135,7 @@ bool Group::window_is_free(bool eager) {
 }
 
 // A rank too far ahead of the others waits here, finishing its own older operations meanwhile.
-void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Interrupt interrupt) {
+void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Operation& waiting, Interrupt interrupt) {
   while (!window_is_free(eager)) {
     lock.unlock();
     const auto moved_on = [&] {
@@ -150,9 +150,23 @@ void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Inte
       return window_is_free(eager);
     };
     context_.wait_until(
-        moved_on, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_, [this] { throw_if_failed(); });
+        moved_on, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_,
+        [&] { check_window(waiting); });
     lock.lock();
   }
+}
+
+// The window moves when every rank has consumed its oldest operation: if that takes too long, or a rank has left, the
+// operation that waits to be stated has failed.
+void Group::check_window(Operation& waiting) {
+  const std::lock_guard lock(mutex_);
+  for (int r = 0; r < size(); ++r) {
+    const RankLine& line = board_.line(r);
+    const bool left = line.attendance.load() == static_cast<uint32_t>(Attendance::kShutDown);
+    if (left && line.watermark.load() < unnamed_) return fail_because_left(r, &waiting);
+  }
+  const OperationPtr oldest = outstanding_[unconsumed_ % kUnnamedCells];
+  check_age(oldest != nullptr ? *oldest : waiting, now_ns());
 }
 
 OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
@@ -208,7 +222,7 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
     if (log_full) retry_append_.store(true);
     by_name_[operation->name] = operation;
   } else {
-    wait_for_window(lock, eager, interrupt);
+    wait_for_window(lock, eager, *operation, interrupt);
     if (eager && gives_data) {
       eager_index = eager_used_++ % kEagerCount;
       eager_counter_[eager_index] = unnamed_ + 1;
