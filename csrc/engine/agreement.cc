@@ -65,8 +65,9 @@ void Group::withdraw() {
     if (operation != nullptr) fail(*operation, error);
     consume_unnamed(c);
   }
-  for (const uint64_t end = ledger_.largest_unnamed(); unnamed_ < end;) consumed_[unnamed_++ % kUnnamedCells] = true;
-  if (unconsumed_ < unnamed_) consume_unnamed(unnamed_ - 1);
+  // The numbers that this rank skips; a rank that has gone on since may be further ahead by now.
+  const uint64_t end = ledger_.withdraw_unnamed();
+  while (unnamed_ < end) consume_unnamed(unnamed_++);
   for (auto named = by_name_.begin(); named != by_name_.end();) {
     Operation& operation = *named->second;
     const bool void_now =

@@ -121,7 +121,9 @@ bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt int
   const auto tick = [&] {
     check_age(operation, now_ns());
     fail_if_left(operation);
-    if (many_threads_ || operation.ticket.tag == 0) return;
+    if (operation.ticket.tag == 0) return;
+    const std::lock_guard lock(mutex_);
+    if (many_threads_) return;
     if (!blocked) {
       blocked = true;
       ledger_.block(operation.ticket, unnamed_);
@@ -135,15 +137,13 @@ bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt int
         finished, [this] { return has_work(); },
         timeout_s < 0 ? Deadline::never() : Deadline::after_s(std::max(timeout_s, 1e-9)), interrupt, crowded_, tick);
   } catch (...) {
-    if (blocked) ledger_.unblock();
+    if (blocked && ledger_.unblock()) withdraw();
     throw;
   }
-  if (blocked) {
-    const bool withdrawn = ledger_.withdrawn();
-    const std::string text = withdrawn ? ledger_.withdraw_text() : "";
-    if (withdrawn) withdraw();
-    ledger_.unblock();
-    if (withdrawn) throw MismatchError(text + " " + where(operation));
+  if (blocked && ledger_.unblock()) {
+    const std::string text = ledger_.withdraw_text();
+    withdraw();
+    throw MismatchError(text + " " + where(operation));
   }
   return in_time;
 }

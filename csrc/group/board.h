@@ -82,6 +82,7 @@ struct Header {
   alignas(64) uint32_t failure_kind;  // index into the error table
   char failure_text[2044];
   char withdraw_text[2048];
+  uint64_t withdraw_unnamed;  // every rank's counter continues here after the verdict
 };
 
 struct CellHead {

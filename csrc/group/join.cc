@@ -60,10 +60,14 @@ void Ledger::block(Ticket ticket, uint64_t unnamed_counter) {
   line.blocked_epoch.fetch_add(1);
 }
 
-void Ledger::unblock() {
-  RankLine& line = board_.line(rank_);
-  line.blocked_on.store(0);
-  line.blocked_epoch.fetch_add(1);
+bool Ledger::unblock() {
+  return locked([&] {
+    RankLine& line = board_.line(rank_);
+    const bool was_withdrawn = withdrawn();
+    line.blocked_on.store(0);
+    line.blocked_epoch.fetch_add(1);
+    return was_withdrawn;
+  });
 }
 
 bool Ledger::withdrawn() const {
@@ -97,6 +101,7 @@ void Ledger::detect_deadlock() {
     const size_t length = std::min(text.size(), sizeof(Header::withdraw_text) - 1);
     std::memcpy(board_.header().withdraw_text, text.data(), length);
     board_.header().withdraw_text[length] = '\0';
+    board_.header().withdraw_unnamed = largest_unnamed();
     for (int r = 0; r < board_.size(); ++r) {
       RankLine& line = board_.line(r);
       if (line.joined.load() != 0) continue;

@@ -73,12 +73,14 @@ class Ledger {
 
   // Tells the others that this rank's only thread waits for an operation and can state nothing else.
   void block(Ticket ticket, uint64_t unnamed_counter);
-  void unblock();
+  // Returns what withdrawn() says at that moment; a verdict comes before it or not at all.
+  bool unblock();
   // True after a verdict that this rank's blocked operation can never complete; its statement is withdrawn.
   bool withdrawn() const;
   // If every rank is blocked (or has joined) and none of their operations is complete, withdraws them all.
   void detect_deadlock();
   std::string withdraw_text() const { return board_.header().withdraw_text; }
+  uint64_t withdraw_unnamed() const { return board_.header().withdraw_unnamed; }
   uint64_t largest_unnamed() const;
 
   void note_consumed_named(Ticket ticket) const;
