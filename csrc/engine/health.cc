@@ -74,8 +74,7 @@ void Group::check_age(Operation& operation, int64_t now) {
                        (missing.empty() ? "every rank has submitted it, so one of them is stuck in it"
                                         : "missing rank(s): " + missing));
   }
-  if (settings.stall_warning_s > 0 && age_s > settings.stall_warning_s && !operation.warned) {
-    operation.warned = true;
+  if (settings.stall_warning_s > 0 && age_s > settings.stall_warning_s && !operation.warned.exchange(true)) {
     context_.log().warning(where(operation) + " has been waiting for " + std::to_string(static_cast<int>(age_s)) +
                            " s for rank(s) " + list_of(ledger_.missing(operation.ticket)) +
                            "; the other ranks have submitted it");

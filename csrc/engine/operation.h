@@ -57,7 +57,7 @@ struct Operation {
   bool quick = false;    // finished from the cells, never in the log
   bool discard = false;  // its caller was interrupted: results go nowhere
   int64_t submitted_ns = 0;
-  bool warned = false;
+  std::atomic<bool> warned{false};
   std::atomic<bool> settled{false};  // complete and feasible, as far as this rank has looked
   std::atomic<bool> wanted{false};   // somebody waits for it or polls it
   std::atomic<State> state{State::kPending};

@@ -27,11 +27,12 @@ class ByteRing {
     const uint64_t head = header_.head.load(std::memory_order_relaxed);
     const size_t space = capacity_ - static_cast<size_t>(head - header_.tail.load(std::memory_order_acquire));
     const size_t moved = std::min(nbytes, space);
+    if (moved == 0) return 0;  // an empty tensor has no address
     const size_t at = head % capacity_;
     const size_t before_wrap = std::min(moved, capacity_ - at);
     std::memcpy(bytes_ + at, src, before_wrap);
     std::memcpy(bytes_, src + before_wrap, moved - before_wrap);
-    if (moved != 0) header_.head.store(head + moved, std::memory_order_release);
+    header_.head.store(head + moved, std::memory_order_release);
     return moved;
   }
 
