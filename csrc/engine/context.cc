@@ -100,6 +100,14 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
   const int64_t spin_ns = static_cast<int64_t>(settings_.spin_us * 1000);
   int64_t polling_since = 0;
   int polls = 0;
+  int executed = 0;
+  int64_t looked_ns = 0;
+  const auto look_around = [&] {
+    looked_ns = now_ns();
+    if (interrupt != nullptr) interrupt();
+    housekeep();
+    tick();
+  };
   const auto polled_enough = [&] {
     ++polls;
     if (crowded) return polls > kYields || spin_ns == 0;
@@ -113,6 +121,7 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
     if (done()) return true;
     if (has_work() && progress(false)) {
       polling_since = polls = 0;
+      if (++executed % 1024 == 0) look_around();
       continue;
     }
     if (!polled_enough()) {
@@ -127,10 +136,9 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
     add(stats_.sleeps, 1);
     const Woken woken = sleep_on(bell, seen, deadline.left_ns(kSleepNs));
     polling_since = 0;  // polls stays: who has slept once and was woken too early gives way no more, it sleeps again
-    if (woken == Woken::kRung) continue;
-    if (interrupt != nullptr) interrupt();
-    housekeep();
-    tick();
+    // A rank whose bell other operations keep ringing looks around as often as one that sleeps in peace.
+    if (looked_ns == 0) looked_ns = now_ns();
+    if (woken != Woken::kRung || now_ns() - looked_ns >= kSleepNs) look_around();
   }
 }
 
