@@ -1,0 +1,227 @@
+// The end of a group: the first cause stays, waits end, and starting and leaving a thousand times leaves nothing
+// behind.
+#include <dirent.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "doctest/doctest.h"
+#include "ranks.h"
+
+namespace rr::test {
+namespace {
+
+TEST_CASE("a failure is recorded once; the first cause is repeated by every later call") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
+    barrier(rank.world);
+    Sum pending;
+    if (rank.rank == 0) {
+      pending = start_sum(rank, rank.world, 5000, 1, "pending");
+      expect(record_failure(rank.world.board(), FatalKind::kPeerLost, "the first cause"), "the first is recorded");
+      expect(!record_failure(rank.world.board(), FatalKind::kTimeout, "the second cause"), "the second is not");
+      expect_contains(raised<PeerLostError>([&] { rank.world.wait(*pending.operation, -1, nullptr); }),
+                      "the first cause");
+    }
+    while (!has_failed(rank.world.board())) std::this_thread::yield();
+    for (int i = 0; i < 3; ++i) {
+      expect_contains(raised<PeerLostError>([&] { sum_now(rank, rank.world, 1, 0); }), "the first cause");
+      expect_contains(raised<PeerLostError>([&] { sum_now(rank, rank.world, 5000, 0, "name"); }), "the first cause");
+      expect_contains(raised<PeerLostError>([&] { rank.world.join(nullptr); }), "the first cause");
+    }
+  }));
+}
+
+// Rank 1 does nothing; rank 0 waits in `call`, which must raise E within a few seconds.
+template <class E>
+std::string alone(const std::function<void(Rank&)>& call) {
+  std::string text;
+  std::atomic<bool> over{false};
+  run_ranks(2, [&](Rank& rank) {
+    barrier(rank.world);
+    if (rank.rank == 0) {
+      const int64_t begin = now_ns();
+      try {
+        text = raised<E>([&] { call(rank); });
+      } catch (...) {
+        over = true;
+        throw;
+      }
+      over = true;
+      expect(now_ns() - begin < 5000000000, "in bounded time");
+    } else {
+      const Deadline deadline = Deadline::after_s(20);
+      while (!over && !deadline.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (!over) record_failure(rank.world.board(), FatalKind::kInternal, "rank 0 hangs");
+    }
+  });
+  return text;
+}
+
+void sum_unnamed(Rank& rank, size_t count) { sum_now(rank, rank.world, count, 0); }
+void sum_named(Rank& rank, size_t count) { sum_now(rank, rank.world, count, 0, "name"); }
+void sum_quick(Rank& rank, size_t count) {
+  Floats data(count);
+  const TensorView tensor = view(data, DType::kFloat32);
+  const Reduction reduction = {DType::kFloat32, ReduceOp::kSum, 1.0, 1.0, rank.size};
+  expect(rank.world.allreduce_quick(tensor, tensor, reduction, nullptr), "it is quick");
+}
+// Far more than fit into the window.
+void fill_window(Rank& rank, size_t count) {
+  std::vector<Sum> sums;
+  for (int i = 0; i < 600; ++i) sums.push_back(start_sum(rank, rank.world, count, 0));
+}
+void receive(Rank& rank, size_t count) {
+  Floats data(count);
+  rank.world.wait(*rank.world.receive(view(data, DType::kFloat32), 1, 0, nullptr), -1, nullptr);
+}
+
+TEST_CASE("timeout: names the missing rank, whatever the path") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "0.3"}};
+  for (const size_t count : {size_t{1}, size_t{500}, size_t{5000}}) {
+    CAPTURE(count);
+    for (const auto call : {sum_unnamed, sum_named, fill_window}) {
+      std::string text;
+      CHECK_NOTHROW(text = alone<TimeoutError>([&](Rank& rank) { call(rank, count); }));
+      CHECK(text.find("missing rank(s): 1") != std::string::npos);
+    }
+    if (count < 5000) CHECK_NOTHROW(alone<TimeoutError>([&](Rank& rank) { sum_quick(rank, count); }));
+    CHECK_NOTHROW(alone<TimeoutError>([&](Rank& rank) { receive(rank, count); }));
+  }
+}
+
+TEST_CASE("timeout: other traffic that keeps waking the waiting rank does not put it off") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "0.5"}};
+  const Fd fd = create_memfd("other", Board::nbytes(2, 64));
+  CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+    Group& other = *rank.context.add_group(fd.get(), {0, 1}, nullptr);
+    std::thread traffic([&] {
+      try {
+        for (int turn = 0;; ++turn) sum_now(rank, other, 3000, turn);
+      } catch (const Error&) {  // a rank has left
+      }
+    });
+    std::exception_ptr error;
+    try {
+      const int64_t begin = now_ns();
+      if (rank.rank == 0) raised<TimeoutError>([&] { sum_named(rank, 1); });
+      while (!has_failed(rank.world.board()) && now_ns() - begin < 5000000000) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      expect(has_failed(rank.world.board()), "the wait ended in time");
+    } catch (...) {
+      error = std::current_exception();
+    }
+    rank.context.shutdown();
+    traffic.join();
+    if (error) std::rethrow_exception(error);
+  }));
+}
+
+TEST_CASE("wait() with a limit leaves the operation pending") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
+    for (const size_t count : {size_t{1}, size_t{5000}}) {
+      if (rank.rank == 0) {
+        const Sum sum = start_sum(rank, rank.world, count, 1, "name");
+        expect(!rank.world.wait(*sum.operation, 0.02, nullptr), "nobody else is here yet");
+        expect(!rank.world.wait(*sum.operation, 0.3, nullptr), "nobody else is here yet");  // long enough to be blocked
+        rank.world.send(TensorView(), 1, 0, nullptr);
+        finish_sum(rank.world, sum);
+      } else {
+        rank.world.wait(*rank.world.receive(TensorView(), 0, 0, nullptr), -1, nullptr);
+        sum_now(rank, rank.world, count, 1, "name");
+      }
+    }
+  }));
+}
+
+TEST_CASE("a rank that leaves cleanly: whoever needs it hears of it") {
+  const Environment environment{};
+  for (const size_t count : {size_t{1}, size_t{500}, size_t{5000}}) {
+    for (const auto call : {sum_unnamed, sum_named, sum_quick, fill_window, receive}) {
+      if (call == sum_quick && count == 5000) continue;
+      CAPTURE(count);
+      CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+        sum_unnamed(rank, 1);
+        if (rank.rank == 0) expect_contains(raised<ShutdownError>([&] { call(rank, count); }), "rank 1");
+      }));
+    }
+  }
+}
+
+TEST_CASE("a rank that leaves with a full window behind it") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
+    std::vector<OperationPtr> operations;
+    for (int i = 0; i < 256; ++i) operations.push_back(start_barrier(rank.world, true));
+    if (rank.rank == 0) raised<ShutdownError>([&] { barrier(rank.world); });
+  }));
+}
+
+TEST_CASE("what has been done stays done when the others leave first") {
+  const Environment environment{};
+  for (int turn = 0; turn < 50; ++turn) {
+    CHECK_NOTHROW(run_ranks(4, [turn](Rank& rank) {
+      for (int i = 0; i < turn % 4; ++i) sum_now(rank, rank.world, turn % 2 == 0 ? 1 : 3000, i);
+      sum_now(rank, rank.world, 1, turn);
+    }));
+  }
+}
+
+size_t entries(const char* folder) {
+  size_t count = 0;
+  DIR* dir = ::opendir(folder);
+  while (::readdir(dir) != nullptr) ++count;
+  ::closedir(dir);
+  return count;
+}
+
+TEST_CASE("a thousand starts and ends leave no descriptor and no thread behind") {
+  const Environment environment{};
+  run_ranks(2, [](Rank& rank) { barrier(rank.world); });
+  const size_t descriptors = entries("/proc/self/fd");
+  const size_t threads = entries("/proc/self/task");
+  const int turns = rounds(1000);
+  for (int turn = 0; turn < turns; ++turn) {
+    run_ranks(2, [turn](Rank& rank) {
+      if (turn % 3 == 0) sum_now(rank, rank.world, 5000, turn);
+      if (turn % 3 == 1) start_sum(rank, rank.world, 5000, turn);  // not waited for
+    });
+  }
+  CHECK(entries("/proc/self/fd") == descriptors);
+  CHECK(entries("/proc/self/task") == threads);
+}
+
+TEST_CASE("a process exits with operations that nobody waited for") {
+  const Environment environment{};
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);
+    const Fd fd = create_memfd("test", Board::nbytes(2, 64));
+    std::vector<std::unique_ptr<Context>> contexts(2);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < 2; ++r) {
+      threads.emplace_back([&, r] {
+        contexts[static_cast<size_t>(r)] = std::make_unique<Context>(fd.get(), r, 2, std::vector<int>{-1, -1}, "host",
+                                                                     std::make_shared<SegmentRegistry>(), nullptr);
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    auto segments = SegmentRegistry();
+    Rank first = {*contexts[0], contexts[0]->world(), 0, 2, segments};
+    Rank second = {*contexts[1], contexts[1]->world(), 1, 2, segments};
+    start_sum(first, first.world, 5000, 1, "both");
+    start_sum(second, second.world, 5000, 1, "both");
+    start_sum(first, first.world, 5000, 1, "one");
+    start_sum(first, first.world, 1, 1);
+    contexts.clear();
+    ::_exit(0);
+  }
+  int status = -1;
+  CHECK(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+}
+
+}  // namespace
+}  // namespace rr::test

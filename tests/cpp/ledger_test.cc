@@ -1,0 +1,214 @@
+// The ledger through the engine: order, names, windows, limits, mismatches and verdicts, each made to happen on
+// purpose.
+#include <chrono>
+
+#include "doctest/doctest.h"
+#include "ranks.h"
+
+namespace rr::test {
+namespace {
+
+TEST_CASE("named operations may be submitted and waited for in any order") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {
+    std::vector<Sum> sums(6);
+    for (int i = 0; i < 6; ++i) {
+      const size_t at = static_cast<size_t>((rank.rank * 2 + i) % 6);
+      sums[at] = start_sum(rank, rank.world, 1 + at * 1000, static_cast<int>(at), "tensor " + std::to_string(at));
+    }
+    for (size_t i = 0; i < 6; ++i) finish_sum(rank.world, sums[(i * 5 + static_cast<size_t>(rank.rank)) % 6]);
+  }));
+}
+
+TEST_CASE("sizes around the limits of a cell and of an eager buffer, named and unnamed") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {
+    const size_t inline_count = rank.world.board().inline_nbytes() / sizeof(float);
+    const size_t eager_count = rank.world.board().header().eager_nbytes / sizeof(float);
+    for (int turn = 0; turn < 40; ++turn) {
+      for (const size_t limit : {inline_count, eager_count}) {
+        for (const size_t count : {limit - 1, limit, limit + 1}) {
+          sum_now(rank, rank.world, count, turn);
+          sum_now(rank, rank.world, count, turn + 1, "name");
+        }
+      }
+    }
+  }));
+}
+
+TEST_CASE("hundreds of unnamed asynchronous operations in flight: a rank that is ahead waits for the window") {
+  const Environment environment{};
+  for (const size_t count : {size_t{1}, size_t{500}, size_t{4000}}) {  // in the cell, eager, in the log
+    CAPTURE(count);
+    CHECK_NOTHROW(run_ranks(2, [count](Rank& rank) {
+      std::vector<Sum> sums;
+      if (rank.rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      for (int i = 0; i < 700; ++i) sums.push_back(start_sum(rank, rank.world, count, i));
+      for (const Sum& sum : sums) finish_sum(rank.world, sum);
+    }));
+  }
+}
+
+TEST_CASE("more batches than the log holds: nothing is lost, named or not") {
+  const Environment environment{{"RINGREDUCE_FUSION_THRESHOLD", "0"}};
+  for (const bool named : {false, true}) {
+    CAPTURE(named);
+    CHECK_NOTHROW(run_ranks(
+        2,
+        [named](Rank& rank) {
+          for (int turn = 0; turn < 3; ++turn) {
+            std::vector<Sum> sums;
+            for (int i = 0; i < 200; ++i) {
+              sums.push_back(start_sum(rank, rank.world, 3000, i, named ? "tensor " + std::to_string(i) : ""));
+            }
+            for (const Sum& sum : sums) finish_sum(rank.world, sum);
+          }
+        },
+        256));
+  }
+}
+
+TEST_CASE("small tensors share batches, and a threshold bounds the batches") {
+  for (const char* threshold : {"0", "20000", "134217728"}) {
+    CAPTURE(threshold);
+    const Environment environment{{"RINGREDUCE_FUSION_THRESHOLD", threshold}};
+    CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+      std::vector<Sum> sums;
+      for (int i = 0; i < 50; ++i) sums.push_back(start_sum(rank, rank.world, 1000, i, "tensor " + std::to_string(i)));
+      barrier(rank.world);
+      for (const Sum& sum : sums) finish_sum(rank.world, sum);
+      const uint64_t batches = rank.context.stats().buckets;
+      if (std::string(threshold) == "0") expect(batches == 50, "one batch each, got " + std::to_string(batches));
+      if (std::string(threshold) == "20000") expect(batches >= 10, "at most 5 each, got " + std::to_string(batches));
+    }));
+  }
+}
+
+TEST_CASE("a busy name is refused, an idle one is not") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
+    for (const size_t count : {size_t{1}, size_t{5000}}) {
+      Sum sum = start_sum(rank, rank.world, count, 1, "name");
+      expect_contains(raised<InvalidArgumentError>([&] { start_sum(rank, rank.world, count, 2, "name"); }),
+                      "same name");
+      finish_sum(rank.world, sum);
+      sum_now(rank, rank.world, count, 3, "name");
+      // Polled done, or dropped when done, gives the name back too.
+      sum = start_sum(rank, rank.world, count, 4, "name");
+      while (!rank.world.poll(*sum.operation)) std::this_thread::yield();
+      check_sum(sum, rank.world);
+      sum = start_sum(rank, rank.world, count, 5, "name");
+      barrier(rank.world);
+      while (!rank.world.done(*sum.operation)) std::this_thread::yield();
+      sum.operation.reset();
+      barrier(rank.world);
+      const auto until = Deadline::after_s(10);  // the thread that executed it lets go a little later
+      for (bool again = true; again;) {
+        try {
+          sum_now(rank, rank.world, count, 6, "name");
+          again = false;
+        } catch (const InvalidArgumentError&) {
+          if (until.passed()) throw;
+        }
+      }
+    }
+  }));
+}
+
+TEST_CASE("any number of distinct names in a table of sixteen; an error when all are in flight") {
+  const Environment environment{};
+  const int names = rounds(100000);
+  CHECK_NOTHROW(run_ranks(
+      2,
+      [names](Rank& rank) {
+        for (int i = 0; i < names; ++i) sum_now(rank, rank.world, 1, i, "step " + std::to_string(i));
+        barrier(rank.world);  // nobody still reads the last one
+        std::vector<Sum> sums;
+        for (int i = 0; i < 16; ++i)
+          sums.push_back(start_sum(rank, rank.world, 1, i, std::string(300, 'x') + std::to_string(i)));
+        if (rank.rank == 0) {
+          // Rank 1 may have consumed none of them, but this rank has not either, so no slot is idle.
+          expect_contains(raised<Error>([&] { start_sum(rank, rank.world, 1, 0, "one more"); }),
+                          "RINGREDUCE_CACHE_CAPACITY");
+        }
+        for (const Sum& sum : sums) finish_sum(rank.world, sum);
+        barrier(rank.world);
+        sum_now(rank, rank.world, 1, 0, "one more");
+      },
+      16));
+}
+
+TEST_CASE("statements that differ raise on every rank, whatever path each side took, and harm nothing") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {
+    const size_t sizes[] = {1, 100, 1500, 5000};  // inline, eager, logged, logged
+    for (int turn = 0; turn < 64; ++turn) {
+      const size_t usual = sizes[turn % 4];
+      const size_t odd = sizes[turn / 4 % 4] + 1;
+      const std::string name = turn % 3 == 0 ? "" : "name";
+      Sum before = start_sum(rank, rank.world, 2000, turn, "before");
+      Sum sum = start_sum(rank, rank.world, rank.rank == turn % 3 ? odd : usual, turn, name, turn % 2 == 0);
+      Sum after = start_sum(rank, rank.world, 2000, turn, "after");
+      const Floats untouched = *sum.data;
+      expect_contains(raised<MismatchError>([&] { rank.world.wait(*sum.operation, -1, nullptr); }), "Mismatched");
+      expect(*sum.data == untouched, "no data moves in an operation that does not match");
+      finish_sum(rank.world, after);
+      finish_sum(rank.world, before);
+      sum_now(rank, rank.world, usual, turn);
+      sum_now(rank, rank.world, usual, turn, "name");
+    }
+  }));
+}
+
+TEST_CASE("different kinds under one name raise on every rank") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
+    for (const size_t count : {size_t{4}, size_t{4000}}) {
+      Floats data(count), more(count);
+      const std::string name = "name";
+      Request request;
+      request.kind = rank.rank == 0 ? Kind::kAllgather : Kind::kAllreduce;
+      request.name = &name;
+      request.srcs = {view(data, DType::kFloat32)};
+      if (rank.rank != 0) request.dsts = {view(more, DType::kFloat32)};
+      const OperationPtr operation = rank.world.submit(request, nullptr);
+      expect_contains(raised<MismatchError>([&] { rank.world.wait(*operation, -1, nullptr); }),
+                      "Mismatched operations");
+      sum_now(rank, rank.world, count, 1, name);
+    }
+  }));
+}
+
+TEST_CASE("all ranks blocked in operations that cannot complete: MismatchError everywhere, then on as usual") {
+  const Environment environment{};
+  for (const size_t count : {size_t{1}, size_t{5000}}) {
+    for (const int size : {2, 4}) {
+      CAPTURE(count);
+      CAPTURE(size);
+      CHECK_NOTHROW(run_ranks(size, [count](Rank& rank) {
+        for (int turn = 0; turn < 3; ++turn) {
+          // An unnamed operation that only rank 0 has made is void too; a named one waits for its peers.
+          Sum ahead, named = start_sum(rank, rank.world, count, turn, rank.rank == 0 ? "late 0" : "late 1");
+          const Sum complete = start_sum(rank, rank.world, count, turn);  // and what everybody has made is not void
+          if (rank.rank == 0) ahead = start_sum(rank, rank.world, count, turn);
+          const std::string text =
+              raised<MismatchError>([&] { sum_now(rank, rank.world, count, turn, rank.rank == 0 ? "a" : "b"); });
+          expect_contains(text, "'a'");
+          expect_contains(text, "'b'");
+          if (rank.rank == 0) raised<MismatchError>([&] { rank.world.wait(*ahead.operation, -1, nullptr); });
+          Sum other = start_sum(rank, rank.world, count, turn, rank.rank == 0 ? "late 1" : "late 0");
+          finish_sum(rank.world, named);
+          finish_sum(rank.world, other);
+          for (int i = 0; i < 300; ++i) sum_now(rank, rank.world, 1, i);
+          finish_sum(rank.world, complete);
+          sum_now(rank, rank.world, count, turn);
+          sum_now(rank, rank.world, count, turn, "a");
+          sum_now(rank, rank.world, count, turn, "b");
+        }
+      }));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rr::test
