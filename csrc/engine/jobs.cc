@@ -46,7 +46,7 @@ std::unique_ptr<Algorithm> Group::build(Entry& entry, const std::vector<Operatio
     job.element_count = static_cast<size_t>(entry.nbytes) / itemsize(one.dtype);
     if (static_cast<Algo>(entry.algorithm) == Algo::kTwoShot) rounds = rounds_of(job, team.stage, team.size());
     skip_rounds(team.stage, rank_, rounds_base_, rounds);
-    team.ring_others();
+    ledger_.ring_waiters();  // not the team's to ring: this rank is none of its members
     return nullptr;
   }
   Operation& first = *members.front();
