@@ -106,7 +106,7 @@ bool Group::is_quick(const Request& request, size_t nbytes) const {
   if (request.srcs.size() > 1) return false;
   if (request.kind == Kind::kBarrier) return true;
   if (request.kind != Kind::kAllreduce && request.kind != Kind::kBroadcast) return false;
-  return nbytes <= (request.name != nullptr ? board_.inline_nbytes() : board_.header().eager_nbytes);
+  return nbytes <= (request.name != nullptr ? board_.inline_nbytes() : board_.header().eager_nbytes.load());
 }
 
 // The least watermark of the ranks, looked up only when the last known one is below `needed`. A rank that has joined

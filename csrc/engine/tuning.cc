@@ -172,8 +172,8 @@ void tune(Context& context) {
 
 void copy_tuning(const Board& from, const Board& to) {
   // Every member writes the same values, so it does not matter who is first.
-  to.header().chunk_nbytes = from.header().chunk_nbytes;
-  to.header().eager_nbytes = from.header().eager_nbytes;
+  to.header().chunk_nbytes = from.header().chunk_nbytes.load();
+  to.header().eager_nbytes = from.header().eager_nbytes.load();
   to.header().tuned.store(kFinal, std::memory_order_release);
 }
 

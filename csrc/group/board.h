@@ -77,8 +77,8 @@ struct Header {
     int64_t last_joined;
   } join_results[2];                        // by epoch mod 2: a rank reads one before it can join twice more
   alignas(64) std::atomic<uint32_t> tuned;  // 1 once chunk_nbytes and eager_nbytes are final
-  uint64_t chunk_nbytes;
-  uint64_t eager_nbytes;
+  std::atomic<uint64_t> chunk_nbytes;       // atomic because all members of a new group write the same values
+  std::atomic<uint64_t> eager_nbytes;
   alignas(64) uint32_t failure_kind;  // index into the error table
   char failure_text[2044];
   char withdraw_text[2048];
