@@ -131,6 +131,34 @@ def test_bfloat16_and_misaligned_arrays_go_by_address() -> None:
     assert buffers.native(BASE) is BASE
 
 
+def dropped_operands(name: str) -> list[float]:
+    """Rank 0 drops operands and handles of operations that rank 1 has not submitted yet."""
+    import gc
+
+    import ringreduce as rr
+
+    with rr.init() as world:
+        if world.rank == 0:
+            for index in range(8):
+                rr.allreduce_async(np.full(500_000, index + 1).astype(name), name=str(index), op=rr.Sum)
+            gc.collect()
+            garbage = [np.full(500_000, 99.0).astype(name) for _ in range(8)]
+            rr.barrier()
+            rr.barrier()
+            return [float(one[0]) for one in garbage]
+        rr.barrier()
+        sums = [rr.allreduce(np.full(500_000, 1.0).astype(name), name=str(index), op=rr.Sum) for index in range(8)]
+        rr.barrier()
+        return [float(one.astype(np.float64).mean()) for one in sums]
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_operands_live_as_long_as_their_operation(name: str) -> None:
+    first, second = run_ranks(dropped_operands, 2, args=(name,))
+    assert first == [99.0] * 8
+    assert second == [index + 2.0 for index in range(8)]
+
+
 def through_the_door() -> list[str]:
     """Everything that can be an operand, through real collectives."""
     import torch
