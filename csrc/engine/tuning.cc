@@ -149,7 +149,9 @@ void tune(Context& context) {
         world.size() > 1 && !world.ranks_outnumber_cores() && context.settings().algorithm == "auto";
     const size_t wished = context.settings().chunk_nbytes;
     const bool known = load(path, tuning) || !can_measure || wished != 0;
-    if (wished != 0) tuning.chunk_nbytes = std::max<size_t>(wished, 4096);
+    // A slot holds it, and it holds a line for each rank.
+    const size_t least = std::max<size_t>(4096, 64 * static_cast<size_t>(world.size()));
+    if (wished != 0) tuning.chunk_nbytes = std::clamp(round_up(wished, 64), least, kSlotLargest);
     header.chunk_nbytes = tuning.chunk_nbytes;
     header.eager_nbytes = tuning.eager_nbytes;
     header.tuned.store(known ? kFinal : kMeasure, std::memory_order_release);

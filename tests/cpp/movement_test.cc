@@ -171,6 +171,23 @@ TEST_CASE("movement and reduction to one or to parts: every kind, over sizes and
   }
 }
 
+TEST_CASE("any chunk that the knob takes: beyond a slot, odd, or too small for all ranks' lanes") {
+  const auto check = [](Rank& rank, size_t count) {
+    check_broadcast(rank, count, 0);
+    check_alltoall(rank, 3);
+    check_reduces(rank, count, 0);
+    sum_now(rank, rank.world, count, 1);
+    barrier(rank.world);
+  };
+  for (const char* chunk : {"16777216", "4097", "1"}) {
+    CAPTURE(chunk);
+    const Environment environment{{"RINGREDUCE_CHUNK", chunk}};
+    CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) { check(rank, 700000); }));
+  }
+  const Environment environment{{"RINGREDUCE_CHUNK", "4096"}};
+  CHECK_NOTHROW(run_ranks(70, [&](Rank& rank) { check(rank, 3000); }));
+}
+
 TEST_CASE("a message that does not fit is refused on the receiving side only") {
   const Environment environment{};
   CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
