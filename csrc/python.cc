@@ -69,10 +69,14 @@ struct PyWork {
 struct PySegment {
   std::shared_ptr<SegmentRegistry> owner = registry();
   Segment segment;
+  pid_t creator = ::getpid();
   PySegment(int fd, uint64_t uid, int region, int regions, size_t nbytes) : segment(fd, uid, region, regions, nbytes) {
     owner->add(&segment);
   }
-  ~PySegment() { owner->remove(&segment); }
+  ~PySegment() {
+    // In a forked child the registry is of no use, and may have been copied while another thread held its lock.
+    if (::getpid() == creator) owner->remove(&segment);
+  }
 };
 
 // The one place where a request meets the core.
@@ -364,6 +368,7 @@ PYBIND11_MODULE(_core, m) {
              }
              trash().empty();
            })
+      .def("forget_after_fork", &Context::forget_after_fork)
       .def("failure",
            [](Context& c) -> std::optional<std::string> {
              if (!has_failed(c.world().board())) return std::nullopt;

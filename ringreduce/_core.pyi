@@ -137,6 +137,9 @@ class Context:
     def shutdown(self) -> None:
         """Marks this rank as shut down, fails what is pending here with ShutdownError, joins the engine. Idempotent."""
 
+    def forget_after_fork(self) -> None:
+        """For a forked child, which may call nothing else: closes the inherited descriptors."""
+
     def failure(self) -> str | None:
         """The first fatal cause, or None."""
 

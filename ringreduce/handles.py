@@ -51,8 +51,12 @@ class Handle(Generic[T]):
         return self._value
 
     def done(self) -> bool:
-        """True once wait() would not block, also when the operation failed."""
-        return self._finish is None or self._work.done()
+        """True once wait() would not block, also when the operation failed. Raises NotInitializedError in a fork."""
+        if self._finish is None:
+            return True
+        if state.forked_from is not None:
+            raise NotInitializedError(state.absence())
+        return self._work.done()
 
     @property
     def result(self) -> T:

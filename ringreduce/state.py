@@ -76,6 +76,7 @@ def _forget_in_child() -> None:
         return
     parents = current
     current, forked_from = None, parents.placement
+    parents.context.forget_after_fork()
     _set_aside.append(parents)  # never freed here: freeing would join threads that this process does not have
     for forget in _on_fork:
         forget(parents, absence())

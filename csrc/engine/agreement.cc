@@ -11,15 +11,16 @@ namespace rr {
 int Group::join(Interrupt interrupt) {
   context_.throw_if_shut_down();
   throw_if_failed();
-  pending_.fetch_add(1);
+  joining_.fetch_add(1);
   struct Leave {
-    std::atomic<uint32_t>& pending;
-    ~Leave() { pending.fetch_sub(1); }
-  } leave{pending_};
+    std::atomic<uint32_t>& joining;
+    ~Leave() { joining.fetch_sub(1); }
+  } leave{joining_};
   const uint64_t epoch = ledger_.join(unnamed_);
   bool drained = false;
   const auto finished = [&] {
     throw_if_failed();
+    context_.throw_if_shut_down();
     if (!drained) {
       const std::lock_guard lock(mutex_);
       for (const OperationPtr& operation : outstanding_) {

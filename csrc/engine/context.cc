@@ -142,6 +142,8 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
   }
 }
 
+void Context::forget_after_fork() { liveness_.close(); }
+
 void Context::watch_peers() {
   const std::lock_guard lock(watching_);
   for (const int rank : liveness_.newly_dead()) dead_[static_cast<size_t>(rank)].store(true, std::memory_order_release);
@@ -159,7 +161,12 @@ void Context::housekeep() {
 void Context::run_engine() {
   Bell& idle_bell = engine_bell(rank_);
   Bell& busy_bell = wait_bell(rank_);
+  int64_t looked_ns = now_ns();  // by the clock, because the bells of a busy rank let no sleep run out
   while (!stop_.load(std::memory_order_acquire)) {
+    if (const int64_t now = now_ns(); now - looked_ns >= kSleepNs) {
+      looked_ns = now;
+      housekeep();
+    }
     const SleepScope idle(idle_bell);
     const uint32_t seen_idle = idle_bell.seq.load(std::memory_order_seq_cst);
     bool busy = false;
@@ -178,12 +185,12 @@ void Context::run_engine() {
         busy = false;
       }
       if (busy && !stop_.load(std::memory_order_acquire)) {
-        if (sleep_on(busy_bell, seen_busy, kSleepNs) == Woken::kTimeout) housekeep();
+        sleep_on(busy_bell, seen_busy, kSleepNs);
         continue;
       }
     }
     if (stop_.load(std::memory_order_acquire)) return;
-    if (sleep_on(idle_bell, seen_idle, sleep_ns) == Woken::kTimeout && sleep_ns == kIdleNs) housekeep();
+    sleep_on(idle_bell, seen_idle, sleep_ns);
   }
 }
 

@@ -33,6 +33,7 @@ class Context {
   Group* add_group(int fd, const std::vector<int>& ranks, Interrupt interrupt);  // collective over ranks
   void remove_group(Group* group, Interrupt interrupt);                          // collective; not the world
   void shutdown();
+  void forget_after_fork();  // in a forked child, which may do nothing else with it: closes descriptors
   bool is_shut_down() const { return shut_down_.load(std::memory_order_acquire); }
 
   int rank() const { return rank_; }

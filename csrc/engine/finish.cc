@@ -74,6 +74,8 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
       orphan->kind = Kind::kAllreduce;
       orphan->ticket = ticket;
       orphan->counter = counter;
+      orphan->number = operation.number;
+      orphan->submitted_ns = operation.submitted_ns;
       orphan->quick = orphan->discard = true;
       const std::lock_guard again(mutex_);
       if (!consumed_[counter % kUnnamedCells]) outstanding_[counter % kUnnamedCells] = std::move(orphan);
@@ -219,9 +221,19 @@ void Group::fail_everything(const std::exception_ptr& error) {
   pending_.store(0);
 }
 
+// How messages begin; ranks are the world's, which is what callers speak of. The bracket is left open.
+std::string Group::here() const {
+  std::string text = "[ringreduce rank " + std::to_string(context_.rank()) + "/" +
+                     std::to_string(context_.world().size()) + " on " + context_.hostname() + ", shm";
+  if (id_ == 0) return text;
+  for (const int r : world_ranks_) text += (r == world_ranks_.front() ? ", process set [" : ", ") + std::to_string(r);
+  return text + "]";
+}
+
 std::string Group::where(const Operation& operation) const {
-  std::string text = "[ringreduce rank " + std::to_string(rank_) + "/" + std::to_string(size()) + " on " +
-                     context_.hostname() + ", shm, " + std::string(rr::name(operation.kind));
+  std::string text = here() + ", ";
+  if (operation.peer >= 0) return text + operation.name + " #" + std::to_string(operation.number) + "]";
+  text += rr::name(operation.kind);
   if (!operation.name.empty()) text += " '" + operation.name + "'";
   return text + " #" + std::to_string(operation.number) + "]";
 }

@@ -54,6 +54,7 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
                 throw_if_failed();
                 context_.watch_peers();
                 fail_if_peers_died();
+                fail_if_silent();
                 throw_if_failed();
               }),
       links_(links_of(board_, rank_, 0, bells_)),
@@ -62,6 +63,7 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
   CPU_ZERO(&cores);
   ::sched_getaffinity(0, sizeof cores, &cores);
   std::memcpy(board_.facts(rank_).cores, &cores, std::min(sizeof cores, sizeof(RankFacts)));
+  board_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
   board_.line(rank_).attendance.store(static_cast<uint32_t>(Attendance::kPresent), std::memory_order_release);
   for (Bell* bell : bells_.wait) ring(*bell);
 }
@@ -111,6 +113,7 @@ bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt int
         return operation.state.load(std::memory_order_acquire) != State::kPending;
       }
       throw_if_failed();
+      context_.throw_if_shut_down();
       return blocked && ledger_.withdrawn();
     }
     if (ledger_.complete(operation.ticket)) return true;
@@ -151,10 +154,15 @@ bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt int
 bool Group::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
   operation.wanted.store(true, std::memory_order_relaxed);
   if (!done(operation)) {
-    // A rank that sleeps here executes the log itself; the engine takes over what is left when it leaves.
-    const bool in_time = wait_for_cells(operation, timeout_s, interrupt);
-    if (has_work()) context_.wake_engine();
-    if (!in_time) return false;
+    // A rank that sleeps here executes the log itself; the engine takes over what is left when it leaves, interrupted
+    // or not.
+    struct HandOver {
+      Group& group;
+      ~HandOver() {
+        if (group.has_work()) group.context_.wake_engine();
+      }
+    } hand_over{*this};
+    if (!wait_for_cells(operation, timeout_s, interrupt)) return false;
     done(operation);
   }
   give_back_name(operation);
@@ -178,7 +186,10 @@ bool Group::poll(Operation& operation) {
   operation.wanted.store(true, std::memory_order_relaxed);
   if (!operation.quick && operation.state.load(std::memory_order_acquire) == State::kPending) context_.try_progress();
   try {
-    if (!done(operation)) return false;
+    if (!done(operation)) {
+      check_age(operation, now_ns());
+      return false;
+    }
   } catch (const Error&) {
     return true;  // wait() will not block: it raises this
   }

@@ -52,7 +52,9 @@ class Group {
   // Executor lock held. True when something moved.
   bool progress(bool from_engine);
   // Whether progress() could find something to do now or later without a new submission.
-  bool has_work() const { return pending_.load(std::memory_order_relaxed) != 0; }
+  bool has_work() const {
+    return pending_.load(std::memory_order_relaxed) != 0 || joining_.load(std::memory_order_relaxed) != 0;
+  }
   // Executor lock held. When the engine should look again at an open bucket; INT64_MAX = never.
   int64_t linger_until_ns() const { return linger_until_ns_; }
   // Timeouts, stalls and ranks that died or left; called a few times a second by sleepers and by the engine.
@@ -87,6 +89,7 @@ class Group {
   void succeed(Operation& operation);
   void fail(Operation& operation, std::exception_ptr error);
   void fail_everything(const std::exception_ptr& error);
+  std::string here() const;
   std::string where(const Operation& operation) const;
   // execute.cc
   bool step_log(bool from_engine);
@@ -111,7 +114,10 @@ class Group {
   void fail_if_needed_rank_left();
   void fail_if_left(const Operation& operation);
   void fail_because_left(int rank, const Operation* needing);
+  void fail_if_silent();
   void check_age(Operation& operation, int64_t now);
+  std::vector<int> missing(const Operation& operation) const;
+  std::vector<int> silent(double seconds) const;
   void withdraw();
   void give_back_name(const Operation& operation);
 
@@ -137,7 +143,8 @@ class Group {
   std::array<uint64_t, kEagerCount> eager_counter_{};      // the unnamed operation that filled each, + 1
   std::unordered_map<std::string, OperationPtr> by_name_;  // busy names
   std::unordered_map<uint64_t, OperationPtr> logged_;      // pending, by cell
-  std::atomic<uint32_t> pending_{0};                       // logged_ and point-to-point operations, + 1 while joining
+  std::atomic<uint32_t> pending_{0};                       // logged_ and point-to-point operations
+  std::atomic<uint32_t> joining_{0};                       // threads in join()
   std::thread::id only_thread_;                            // the thread that submits; several: many_threads_
   bool many_threads_ = false;
 

@@ -2,12 +2,24 @@
 // operations that take too long.
 
 #include <algorithm>
+#include <cstdio>
 
 #include "base/errors.h"
 #include "engine/context.h"
 #include "engine/group.h"
 
 namespace rr {
+namespace {
+
+constexpr double kSilentS = 0.75;  // three times the engine's pause between two looks around
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, seconds < 10 ? "%.1f" : "%.0f", seconds);
+  return text;
+}
+
+}  // namespace
 
 std::string list_of(const std::vector<int>& ranks) {
   std::string text;
@@ -20,9 +32,8 @@ void Group::fail_if_peers_died() {
     if (r == rank_ || !context_.is_dead(world_ranks_[static_cast<size_t>(r)])) continue;
     if (board_.line(r).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown)) continue;
     record_failure(board_, FatalKind::kPeerLost,
-                   "[ringreduce rank " + std::to_string(rank_) + "/" + std::to_string(size()) + " on " +
-                       context_.hostname() + "] lost rank " + std::to_string(r) +
-                       " (shm): its process has ended without shutdown(); see that rank's output for the reason");
+                   here() + "] lost rank " + std::to_string(world_ranks_[static_cast<size_t>(r)]) +
+                       ": its process has ended without shutdown(); see that rank's output for the reason");
     return;
   }
 }
@@ -47,10 +58,11 @@ void Group::fail_if_needed_rank_left() {
 
 // The same for one operation; a synchronous all-reduce from the cells stands in no table.
 void Group::fail_if_left(const Operation& operation) {
-  for (const int r : ledger_.missing(operation.ticket)) {
-    if (board_.line(r).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown)) {
-      return fail_because_left(r, &operation);
-    }
+  for (int r = 0; r < size(); ++r) {
+    // In this order: what a rank has stated, it stated before it left.
+    if (board_.line(r).attendance.load() != static_cast<uint32_t>(Attendance::kShutDown) || r == rank_) continue;
+    const auto missing = ledger_.missing(operation.ticket);
+    if (std::find(missing.begin(), missing.end(), r) != missing.end()) return fail_because_left(r, &operation);
   }
 }
 
@@ -59,37 +71,74 @@ void Group::fail_because_left(int rank, const Operation* needing) {
                  std::string("Horovod has been shut down. This was caused by an exception on one of the ranks or an "
                              "attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished "
                              "execution. (rank ") +
-                     std::to_string(rank) + " called shutdown() or ended; " +
-                     (needing != nullptr ? where(*needing) : "[ringreduce rank " + std::to_string(rank_) + "]") + ")");
+                     std::to_string(world_ranks_[static_cast<size_t>(rank)]) + " called shutdown() or ended; " +
+                     (needing != nullptr ? where(*needing) : here() + "]") + ")");
 }
 
 void Group::check_age(Operation& operation, int64_t now) {
   const Settings& settings = context_.settings();
   const double age_s = static_cast<double>(now - operation.submitted_ns) * 1e-9;
   if (settings.timeout_s > 0 && age_s > settings.timeout_s) {
-    const std::string missing = list_of(ledger_.missing(operation.ticket));
+    const std::string absent = list_of(missing(operation));
+    const std::string mute = list_of(silent(kSilentS));
     record_failure(board_, FatalKind::kTimeout,
-                   where(operation) +
-                       " did not finish within RINGREDUCE_TIMEOUT=" + std::to_string(settings.timeout_s) + " s; " +
-                       (missing.empty() ? "every rank has submitted it, so one of them is stuck in it"
-                                        : "missing rank(s): " + missing));
+                   where(operation) + " did not finish within RINGREDUCE_TIMEOUT=" + seconds_text(settings.timeout_s) +
+                       " s; " +
+                       (!absent.empty() ? "missing rank(s): " + absent
+                        : !mute.empty() ? "every rank has submitted it, but rank(s) " + mute + " show no sign of life"
+                                        : "every rank has submitted it, so one of them is stuck in it"));
   }
   if (settings.stall_warning_s > 0 && age_s > settings.stall_warning_s && !operation.warned.exchange(true)) {
-    context_.log().warning(where(operation) + " has been waiting for " + std::to_string(static_cast<int>(age_s)) +
-                           " s for rank(s) " + list_of(ledger_.missing(operation.ticket)) +
-                           "; the other ranks have submitted it");
+    std::vector<int> absent = missing(operation);
+    const bool submitted = absent.empty();
+    if (submitted) absent = silent(kSilentS);
+    context_.log().warning(where(operation) + " has been waiting for " + seconds_text(age_s) + " s" +
+                           (absent.empty() ? "" : " for rank(s) " + list_of(absent)) +
+                           (submitted ? "; every rank has submitted it" : "; the other ranks have submitted it"));
   }
+}
+
+// World ranks.
+std::vector<int> Group::missing(const Operation& operation) const {
+  std::vector<int> ranks = operation.peer >= 0 ? std::vector<int>{operation.peer} : ledger_.missing(operation.ticket);
+  for (int& r : ranks) r = world_ranks_[static_cast<size_t>(r)];
+  return ranks;
+}
+
+// World ranks none of whose threads has looked around for so long: stopped, or in a machine that gives them no time.
+std::vector<int> Group::silent(double seconds) const {
+  std::vector<int> ranks;
+  const int64_t since = now_ns() - static_cast<int64_t>(seconds * 1e9);
+  for (int r = 0; r < size(); ++r) {
+    if (r != rank_ && board_.line(r).seen_ns.load(std::memory_order_relaxed) < since) {
+      ranks.push_back(world_ranks_[static_cast<size_t>(r)]);
+    }
+  }
+  return ranks;
+}
+
+// For a thread that waits for the shared lock: its holder may be stopped, and no operation has an age then.
+void Group::fail_if_silent() {
+  const double timeout_s = context_.settings().timeout_s;
+  if (timeout_s <= 0) return;
+  const std::string mute = list_of(silent(timeout_s));
+  if (mute.empty()) return;
+  record_failure(board_, FatalKind::kTimeout,
+                 here() + "] rank(s) " + mute +
+                     " showed no sign of life for RINGREDUCE_TIMEOUT=" + seconds_text(timeout_s) + " s");
 }
 
 // Executor lock held.
 void Group::housekeep() {
+  board_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
   if (has_failed(board_)) return;
   fail_if_peers_died();
   const std::lock_guard lock(mutex_);
   fail_if_needed_rank_left();
   const int64_t now = now_ns();
   for (const auto& operation : outstanding_) {
-    if (operation != nullptr && operation->quick && operation->state == State::kPending) try_finish_quick(*operation);
+    if (operation == nullptr || !operation->quick || operation->state != State::kPending) continue;
+    if (!try_finish_quick(*operation)) check_age(*operation, now);
   }
   std::vector<OperationPtr> logged;
   for (const auto& [cell, operation] : logged_) logged.push_back(operation);
@@ -99,7 +148,9 @@ void Group::housekeep() {
   }
   for (auto named = by_name_.begin(); named != by_name_.end();) {
     Operation& operation = *named->second;
-    if (operation.quick && operation.state == State::kPending) try_finish_quick(operation);
+    if (operation.quick && operation.state == State::kPending && !try_finish_quick(operation)) {
+      check_age(operation, now);
+    }
     const bool dropped = operation.state != State::kPending && named->second.use_count() == 1;
     named = dropped ? by_name_.erase(named) : std::next(named);
   }

@@ -140,6 +140,7 @@ void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Oper
     lock.unlock();
     const auto moved_on = [&] {
       throw_if_failed();
+      context_.throw_if_shut_down();
       const std::unique_lock inner(mutex_);
       for (uint64_t c = unconsumed_; c < unnamed_; ++c) {
         const OperationPtr operation = outstanding_[c % kUnnamedCells];

@@ -56,7 +56,9 @@ struct alignas(64) RankLine {
   std::atomic<uint64_t> unnamed;        // this rank's counter of unnamed operations when it joined or blocked
   std::atomic<uint32_t> attendance;
   std::atomic<uint32_t> joined;
+  std::atomic<int64_t> seen_ns;  // when a thread of this rank last looked around; all ranks have one clock
 };
+static_assert(sizeof(RankLine) == 64);
 
 struct RankFacts {
   uint64_t cores[kMaxRanks / 64 * 4];  // affinity mask

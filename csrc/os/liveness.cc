@@ -22,6 +22,10 @@ std::vector<int> Liveness::newly_dead() {
   return dead;
 }
 
+void Liveness::close() {
+  for (Fd& fd : pidfds_) fd.reset();
+}
+
 int allowed_cores() {
   cpu_set_t cores;
   if (::sched_getaffinity(0, sizeof cores, &cores) != 0) return 1;

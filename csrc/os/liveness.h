@@ -13,6 +13,7 @@ class Liveness {
   explicit Liveness(const std::vector<int>& pidfds);
   // Ranks whose process has ended, each reported once. Never blocks.
   std::vector<int> newly_dead();
+  void close();  // all descriptors; for a forked child
 
  private:
   std::vector<Fd> pidfds_;
