@@ -119,20 +119,20 @@ def train(trainer: Trainer, data: tuple[Images, Images], options: argparse.Names
 def measure_bound(trainer: Trainer, images: Images, options: argparse.Namespace) -> dict[str, Any]:
     """Windows of this training and of independent ones, alternating; the median of the ratios of neighbours."""
     trainers = {"independent": Trainer(options, reduces=False), "ringreduce": trainer}
-    todo = [batch for batch in batches(len(images), options, 0) if len(batch) == options.batch_size]
+    batch = batches(len(images), options, 0)[0]
     steps = 3
     rates: dict[str, list[float]] = {mode: [] for mode in trainers}
     for window in range(-1, options.bound):  # the first one warms up and says how long a step takes
         for mode in trainers if window % 2 else reversed(trainers):
             hvd.barrier()
             start = time.perf_counter()
-            for number in range(steps):
-                trainers[mode].step(images, todo[number % len(todo)])
+            for _ in range(steps):
+                trainers[mode].step(images, batch)
             seconds = time.perf_counter() - start
             if window < 0:
                 continue
-            samples = len(torch.arange(options.batch_size)[share(options.batch_size)]) * steps
-            rates[mode].append(hvd.allreduce(torch.tensor(samples / seconds), op=hvd.Sum).item())
+            samples = torch.tensor(len(batch[share(len(batch))]) * steps)
+            rates[mode].append(hvd.allreduce(samples / seconds, op=hvd.Sum).item())
             progress("bound", window + 1, options.bound)
         if window < 0:
             slowest = hvd.allreduce(torch.tensor(seconds / steps), op=hvd.Max).item()

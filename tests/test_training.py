@@ -127,7 +127,7 @@ def test_ranks_train_as_one(name: str, count: int, size: int, run_ranks: Callabl
 def test_ranks_train_as_one_in_other_settings(options: dict[str, Any], run_ranks: Callable[..., Any]) -> None:
     reference = train_alone("lenet", 43, torch.float64)
     _, ours = run_ranks(train_together, 3, args=("lenet", 43, torch.float64, options))[0]
-    assert relative(ours, reference) <= (1e-2 if "compression" in options else 1e-12)
+    assert relative(ours, reference) <= (5e-2 if "compression" in options else 1e-12)
 
 
 def test_two_runs_give_the_same_bits(run_ranks: Callable[..., Any]) -> None:
