@@ -1,0 +1,234 @@
+"""A rank killed at a random moment, whatever the ranks were doing: both others say who, soon, and stay consistent."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import select
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from nursery import Litter
+from ranks import hear_test, run_ranks, start_ranks, tell_test
+
+KILLS = int(os.environ.get("RINGREDUCE_TEST_KILLS", "18"))
+SIZE = 3
+NOTICED_S = 2.0  # from the kill to the error on both survivors
+LATEST_S = 0.03  # the kill comes at a random moment within this, once all ranks are at work
+MIB = 1 << 18  # float32 elements
+
+
+def small() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    return lambda: rr.allreduce(np.ones(2))
+
+
+def eager() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    return lambda: rr.allreduce(np.ones(900))
+
+
+def named() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    tensors = [np.ones(5000 * (index + 1)) for index in range(8)]
+
+    def step() -> None:
+        order = random.sample(range(8), 8)  # another one on each rank
+        for handle in [rr.allreduce_async(tensors[index], name=f"gradient {index}") for index in order]:
+            handle.wait()
+
+    return step
+
+
+def many_names() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    count = itertools.count()
+    return lambda: rr.allreduce(np.ones(5000), name=f"loss {next(count)}")
+
+
+def private() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    x = np.ones(4 * MIB, np.float32)
+    return lambda: rr.allreduce_(x)
+
+
+def registered() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    x = rr.symmetric_empty(4 * MIB)
+    x[:] = 1
+    return lambda: rr.allreduce_(x)
+
+
+def barrier() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    return rr.barrier
+
+
+def broadcast() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    x = np.ones(MIB, np.float32)
+    roots = itertools.cycle(range(SIZE))
+    return lambda: rr.broadcast_(x, root_rank=next(roots))
+
+
+def messages() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    x, y = np.ones(MIB // 4, np.float32), np.empty(MIB // 4, np.float32)
+
+    def step() -> None:
+        sent = rr.send_async(x, (rr.rank() + 1) % SIZE)
+        rr.recv(y, (rr.rank() - 1) % SIZE)
+        sent.wait()
+
+    return step
+
+
+def gathers() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    x = np.ones((3 * (1 << 12), 5))
+
+    def step() -> None:
+        rr.allgather(x[: 100 * (rr.rank() + 1)])
+        rr.alltoall(x)
+        rr.reducescatter(x)
+
+    return step
+
+
+KINDS = [small, eager, named, many_names, private, registered, barrier, broadcast, messages, gathers]
+
+
+def until_it_fails(tell: Callable[[Any], None], kind: str) -> Any:
+    """A rank: steps until one fails, then tries twice more. When the first failed, and what was raised each time."""
+    import ringreduce as rr
+
+    rr.init()
+    random.seed(rr.rank())
+    step = globals()[kind]()
+    step()
+    tell("at work")
+    raised = []
+    moment = 0.0
+    while len(raised) < 3:
+        try:
+            step()
+        except rr.Error as error:
+            moment = moment or time.monotonic()
+            raised.append(f"{type(error).__name__}: {error}")
+        else:
+            assert not raised, f"a step succeeded after {raised}"
+    begin = time.monotonic()
+    rr.shutdown()
+    return [moment, raised, time.monotonic() - begin]
+
+
+def hunt(kinds: list[str], kills: int, seed: int) -> tuple[list[str], float]:
+    """In the nursery: that many jobs, each losing a rank. What was wrong, and the longest until a death was noticed."""
+    import ringreduce  # noqa: F401  (once, for all that are forked)
+
+    chance = random.Random(seed)
+    wrong = []
+    slowest = 0.0
+    for number in range(kills):
+        kind, victim, delay = kinds[number % len(kinds)], chance.randrange(SIZE), chance.uniform(0, LATEST_S)
+        case = f"{kind}, rank {victim} killed after {delay * 1e3:.2f} ms (seed {seed}, number {number})"
+        try:
+            slowest = max(slowest, one_kill(kind, victim, delay))
+        except AssertionError as error:
+            wrong.append(f"{case}: {error}")
+    return wrong, slowest
+
+
+def one_kill(kind: str, victim: int, delay_s: float) -> float:
+    before = set(os.listdir("/dev/shm"))
+    survivors = [rank for rank in range(SIZE) if rank != victim]
+    with Litter(SIZE, until_it_fails, kind) as job:
+        for _ in range(SIZE):
+            word = job.next_word()
+            assert word is not None, "the ranks ended before the kill"
+            assert word[1] == "at work", word
+        select.select([], [], [], delay_s)  # the random moment; nobody waits for anything here
+        killed = job.kill(victim)
+        said = {}
+        while (word := job.next_word()) is not None:
+            said[word[0]] = word[1]
+        statuses = job.statuses()
+    assert sorted(said) == survivors, f"only ranks {sorted(said)} reported; exit statuses {statuses}"
+    assert [statuses[rank] for rank in survivors] == [0, 0]
+    for moment, raised, leaving_s in said.values():
+        assert moment - killed < NOTICED_S, f"noticed after {moment - killed:.2f} s"
+        assert leaving_s < NOTICED_S, f"shutdown() took {leaving_s:.2f} s"
+        assert raised[0].startswith("PeerLostError: "), raised
+        assert f"lost rank {victim}: " in raised[0], raised
+        assert raised == [raised[0]] * 3, raised
+    assert len({raised[0] for _, raised, _ in said.values()}) == 1, said
+    assert not set(os.listdir("/dev/shm")) - before
+    return max(moment for moment, _, _ in said.values()) - killed
+
+
+@pytest.mark.timeout(60 + 3 * KILLS)
+def test_a_killed_rank_is_named_by_both_others() -> None:
+    seed = int.from_bytes(os.urandom(4), "big")
+    kinds = [kind.__name__ for kind in KINDS]
+    random.Random(seed).shuffle(kinds)
+    ((wrong, slowest),) = run_ranks(
+        hunt, 1, args=(kinds, KILLS, seed), timeout_s=50 + 3 * KILLS, env={"RINGREDUCE_SIZE": None}
+    )
+    print(f"{KILLS} kills, noticed within {slowest:.3f} s, {len(wrong)} wrong")
+    assert not wrong, "\n".join(wrong)
+
+
+def bystanders() -> Any:
+    """Ranks 0 and 1 keep a set of their own busy, on another thread, while they wait for rank 2."""
+    import threading
+
+    import ringreduce as rr
+
+    with rr.init() as world:
+        pair = rr.add_process_set([0, 1])
+        if world.rank == 2:
+            return hear_test()  # it will be killed
+        stop = 0.0
+
+        def keep_busy() -> None:
+            while rr.allreduce(np.array([stop]), op=rr.Max, process_set=pair)[0] == 0:
+                pass
+
+        other = threading.Thread(target=keep_busy)
+        other.start()
+        tell_test("waiting")
+        try:
+            rr.allreduce(np.ones(2))
+            raised = "nothing"
+        except rr.Error as error:
+            raised = f"{type(error).__name__}: {error}"
+        moment = time.monotonic()
+        stop = 1.0
+        other.join()
+        return moment, raised, rr.allreduce(np.ones(2), op=rr.Sum, process_set=pair).tolist()
+
+
+def test_busy_ranks_notice_too() -> None:
+    with start_ranks(bystanders, 3) as job:
+        assert [job.hear(rank) for rank in (0, 1)] == ["waiting"] * 2
+        killed = job.kill(2)
+        for outcome in job.wait(30)[:2]:
+            assert outcome.value is not None, job.report()
+            moment, raised, total = outcome.value
+            assert moment - killed < NOTICED_S
+            assert "lost rank 2" in raised
+            assert total == [2.0, 2.0]  # a set without the dead rank goes on

@@ -1,0 +1,225 @@
+"""Ranks that are late: stopped, slow, gone for good. Who waits for them is told who, and in time."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import hear_test, run_ranks, start_ranks, tell_test
+
+SOON_S = 6.0  # for a rank that shares its core with others
+
+
+def caught(call: Callable[[], Any]) -> str:
+    try:
+        return f"no error but {call()!r}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+# --- a rank that is stopped -------------------------------------------------------------------------------------------
+
+
+def at_work(kind: str) -> Any:
+    """Steps until one fails; then one more call. The texts, and when the first came."""
+    import ringreduce as rr
+
+    rr.init()
+    x: Any = rr.symmetric_empty(1 << 20) if kind == "registered" else np.ones(1 << 20, np.float32)
+    x[:] = 0
+    steps: dict[str, Callable[[], Any]] = {
+        "small": lambda: rr.allreduce(np.ones(2)),
+        "named": lambda: [handle.wait() for handle in [rr.allreduce_async(x[:5000], name=f"t{i}") for i in range(4)]],
+        "private": lambda: rr.allreduce_(x),
+        "registered": lambda: rr.allreduce_(x),
+        "messages": lambda: [
+            handle.wait()
+            for handle in (rr.send_async(x, (rr.rank() + 1) % 3), rr.recv_async(x.copy(), (rr.rank() - 1) % 3))
+        ],
+    }
+    step = steps[kind]
+    step()
+    tell_test("at work")
+    text = ""
+    while not text:
+        try:
+            step()
+        except rr.Error as error:
+            text = f"{type(error).__name__}: {error}"
+    moment = time.monotonic()
+    tell_test("failed")
+    texts = [text, caught(step), caught(lambda: rr.allreduce(1.0))]
+    begin = time.monotonic()
+    rr.shutdown()
+    return moment, texts, time.monotonic() - begin
+
+
+@pytest.mark.parametrize("kind", ["small", "named", "private", "registered", "messages"])
+def test_a_stopped_rank_times_out(kind: str) -> None:
+    with start_ranks(at_work, 3, args=(kind,), env={"RINGREDUCE_TIMEOUT": "1"}) as job:
+        for rank in range(3):
+            assert job.hear(rank) == "at work"
+        stopped = job.kill(1, signal.SIGSTOP)
+        assert [job.hear(rank) for rank in (0, 2)] == ["failed"] * 2
+        job.kill(1, signal.SIGCONT)
+        outcomes = job.wait(30)
+        texts = []
+        for outcome in outcomes:
+            assert outcome.value is not None, job.report()
+            moment, texts, leaving_s = outcome.value
+            assert texts == [texts[0]] * 3
+            assert texts[0].startswith("TimeoutError: "), texts
+            assert leaving_s < SOON_S
+            assert 0.5 < moment - stopped < SOON_S
+        # Messages go round: rank 0 waits for rank 2, which waits for rank 1.
+        assert re.search(r"rank\(s\):? 1\b|rank 1\b", texts[0]) or kind == "messages", texts
+        assert "RINGREDUCE_TIMEOUT=1.0 s" in texts[0]
+
+
+# --- a rank that is late ----------------------------------------------------------------------------------------------
+
+
+def late(kind: str) -> list[float]:
+    import ringreduce as rr
+
+    with rr.init() as world:
+        x = np.ones(1 << 15 if kind == "large" else 2)
+        if world.rank == 1:
+            hear_test()
+        if kind == "polled":
+            handle = rr.allreduce_async(x, name="loss", op=rr.Sum)
+            while not handle.done():
+                time.sleep(0.01)
+            return handle.wait()[:2].tolist()
+        return rr.allreduce(x, name=None if kind == "unnamed" else "loss", op=rr.Sum)[:2].tolist()
+
+
+@pytest.mark.parametrize("kind", ["small", "large", "unnamed", "polled"])
+def test_one_warning_names_the_operation_and_who_is_missing(kind: str) -> None:
+    with start_ranks(late, 3, args=(kind,), env={"RINGREDUCE_STALL_WARNING": "0.2"}) as job:
+        deadline = time.monotonic() + 20
+        while "waiting" not in job.outcomes()[0].output or "waiting" not in job.outcomes()[2].output:
+            assert time.monotonic() < deadline, job.report()
+            time.sleep(0.05)
+        time.sleep(0.5)  # time for a second warning, which must not come
+        job.tell(1)
+        outcomes = job.wait(30)
+        assert [outcome.value for outcome in outcomes] == [[3.0, 3.0]] * 3, job.report()
+        for rank in (0, 2):
+            warnings = [line for line in outcomes[rank].output.splitlines() if "waiting" in line]
+            name = "" if kind == "unnamed" else " 'loss'"
+            what = rf"ringreduce warning \[rank {rank}\] .*allreduce{name} #\d+\] has been waiting for 0\.[2-9] s for "
+            assert len(warnings) == 1, warnings
+            assert re.search(what + r"rank\(s\) 1; the other ranks have submitted it", warnings[0]), warnings
+        assert "waiting" not in outcomes[1].output
+
+
+def polls_until_it_fails() -> str:
+    import ringreduce as rr
+
+    rr.init()
+    if rr.rank() == 1:
+        return hear_test()
+    handle = rr.allreduce_async(np.ones(2), name="alone")
+    while not handle.done():
+        time.sleep(0.01)
+    return caught(handle.wait)
+
+
+def test_polling_runs_into_the_timeout_too() -> None:
+    with start_ranks(polls_until_it_fails, 2, env={"RINGREDUCE_TIMEOUT": "0.5"}) as job:
+        assert job.wait_first(20) == 0, job.report()
+        job.tell(1, "enough")
+        first, second = job.wait(20)
+    assert first.value.startswith("TimeoutError: "), first
+    assert "allreduce 'alone' #" in first.value
+    assert "missing rank(s): 1" in first.value
+    assert second.value == "enough"
+
+
+def ran_out() -> list[Any]:
+    import ringreduce as rr
+
+    with rr.init() as world:
+        if world.rank == 1:
+            hear_test()
+        x, y = np.ones(3), np.ones(1 << 16)
+        handles = [rr.allreduce_async(x, name="small", op=rr.Sum), rr.allreduce_async(y, name="large", op=rr.Sum)]
+        if world.rank == 0:
+            texts = [caught(lambda handle=handle: handle.wait(0.05)) for handle in handles for _ in range(2)]  # type: ignore[misc]
+            tell_test("ran out")
+            assert all("still pending" in text and text.startswith("TimeoutError") for text in texts), texts
+            handles.append(rr.allreduce_async(x, name="another", op=rr.Sum))
+        else:
+            handles.append(rr.allreduce_async(x, name="another", op=rr.Sum))
+        return [float(handle.wait(30)[0]) for handle in handles]
+
+
+def test_a_wait_that_runs_out_changes_nothing() -> None:
+    with start_ranks(ran_out, 2) as job:
+        assert job.hear(0) == "ran out"
+        job.tell(1)
+        assert [outcome.value for outcome in job.wait(30)] == [[2.0] * 3] * 2
+
+
+# --- a rank that has left ---------------------------------------------------------------------------------------------
+
+
+def leaves(how: str) -> list[str]:
+    import sys
+
+    import ringreduce as rr
+
+    rr.init()
+    pair = rr.add_process_set([0, 2])
+    rr.barrier()
+    if rr.rank() == 1:
+        hear_test()
+        if how == "exit":
+            sys.exit(0)
+        rr.shutdown()
+        return [str(rr.is_initialized())]
+    handle = rr.allreduce_async(np.ones(1 << 15), name="needs rank 1")
+    tell_test("waiting")
+    texts = [caught(handle.wait), caught(lambda: rr.allreduce(1.0)), caught(lambda: rr.recv(np.ones(2), 1))]
+    return [*texts, str(rr.allreduce(np.ones(2), op=rr.Sum, process_set=pair)[0])]
+
+
+@pytest.mark.parametrize("how", ["exit", "shutdown"])
+def test_a_rank_that_leaves_is_missed_by_who_needs_it(how: str) -> None:
+    with start_ranks(leaves, 3, args=(how,)) as job:
+        assert [job.hear(rank) for rank in (0, 2)] == ["waiting"] * 2
+        job.tell(1)
+        outcomes = job.wait(30)
+        for rank in (0, 2):
+            texts = outcomes[rank].value
+            assert texts is not None, job.report()
+            assert texts[:3] == [texts[0]] * 3
+            assert texts[0].startswith("ShutdownError: Horovod has been shut down."), texts
+            assert "rank 1 called shutdown() or ended; " in texts[0]
+            assert "'needs rank 1'" in texts[0]
+            assert texts[3] == "2.0"  # a set without that rank goes on
+
+
+def leaves_when_done() -> list[float]:
+    """Rank 1 shuts down as soon as its own part is done; the others have the result all the same."""
+    import ringreduce as rr
+
+    totals = []
+    for count in (2, 1000, 1 << 20):
+        with rr.init() as world:
+            handle = rr.allreduce_async(np.ones(count), name="last", op=rr.Sum)
+            if world.rank != 1:
+                while not handle.done():
+                    time.sleep(0.002)
+            totals.append(float(handle.wait()[-1]))
+    return totals
+
+
+def test_what_is_done_needs_nobody() -> None:
+    assert run_ranks(leaves_when_done, 3) == [[3.0] * 3] * 3
