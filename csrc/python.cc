@@ -107,8 +107,8 @@ void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, dou
   if (name.is_none()) {
     Borrowed src_buffer;
     Borrowed dst_buffer;
-    const TensorView in = view_of(src, false, src_buffer.buffer);
-    const TensorView out = view_of(dst, true, dst_buffer.buffer);
+    const TensorView in = view_of(src, dst.is(src), src_buffer.buffer);
+    const TensorView out = dst.is(src) ? in : view_of(dst, true, dst_buffer.buffer);
     const Reduction reduction = {in.dtype, op_from_code(op), prescale, postscale, group.get().size()};
     const py::gil_scoped_release release;
     if (group.get().allreduce_quick(in, out, reduction, interrupt)) return;
@@ -174,7 +174,9 @@ Kind kind_from(const std::string& text) {
 }
 
 void raise_as(const char* class_name, const char* text) {
-  const py::object type = py::module_::import("ringreduce.errors").attr(class_name);
+  // The one class whose Python name is Horovod's.
+  const char* python_name = std::string_view(class_name) == "InternalError" ? "HorovodInternalError" : class_name;
+  const py::object type = py::module_::import("ringreduce.errors").attr(python_name);
   PyErr_SetString(type.ptr(), text);
 }
 

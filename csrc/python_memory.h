@@ -81,7 +81,7 @@ struct Borrowed {
   }
 };
 
-// A (address, shape, dtype code) tuple, or an object with the buffer protocol, which `buffer` then holds.
+// An (address, shape, dtype code, owner) tuple, or an object with the buffer protocol, which `buffer` then holds.
 inline TensorView view_of(pybind11::handle object, bool writable, Py_buffer& buffer) {
   TensorView view;
   if (PyTuple_CheckExact(object.ptr())) {
@@ -103,7 +103,11 @@ inline TensorView view_of(pybind11::handle object, bool writable, Py_buffer& buf
 inline TensorView view_of(pybind11::handle object, bool writable, Held& held) {
   Py_buffer buffer = {};
   const TensorView view = view_of(object, writable, buffer);
-  if (buffer.obj != nullptr) held.buffers.push_back(buffer);
+  if (buffer.obj != nullptr) {
+    held.buffers.push_back(buffer);
+  } else {
+    held.objects.push_back(pybind11::reinterpret_borrow<pybind11::object>(object));  // the tuple, and the owner in it
+  }
   return view;
 }
 

@@ -27,6 +27,9 @@ class Algorithm {
   virtual bool needs(int rank) const = 0;
 };
 
+// One after the other.
+std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts);
+
 // One tensor of a bucket on this rank. dst may equal src.
 struct Piece {
   const std::byte* src = nullptr;

@@ -45,6 +45,7 @@ bool Group::step_log(bool from_engine) {
       if (!wants_bucket(from_engine)) return false;
       ledger_.close(entry);
     }
+    if (!entry.participants.test(rank_) && entry.rounds.load(std::memory_order_acquire) == 0) return false;
     start_entry(entry);
     if (active_ == nullptr) return true;
   }

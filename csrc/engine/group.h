@@ -102,6 +102,8 @@ class Group {
   // jobs.cc
   Team team_for(const RankMask& participants) const;
   std::unique_ptr<Algorithm> build(Entry& entry, const std::vector<OperationPtr>& members, size_t& rounds);
+  std::unique_ptr<Algorithm> build_part(Entry& entry, const std::vector<OperationPtr>& members, Team team,
+                                        size_t& rounds);
   std::unique_ptr<Algorithm> build_allreduce(Entry& entry, const std::vector<OperationPtr>& members, Team team,
                                              size_t& rounds);
   std::unique_ptr<Algorithm> build_reduce(Operation& operation, Team team, size_t& rounds) const;

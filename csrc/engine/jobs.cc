@@ -1,6 +1,8 @@
 // Group: from a log entry to the algorithm object that executes this rank's part of it. Everything that the ranks must
 // agree on is computed from the entry and the members' cells.
 
+#include <algorithm>
+
 #include "base/errors.h"
 #include "collective/linked.h"
 #include "engine/context.h"
@@ -35,20 +37,24 @@ Reduction reduction_of(const Signature& s, int size) { return {s.dtype, s.op, s.
 
 }  // namespace
 
-// Null (with the rounds set) when this rank has no part in the entry.
+// Null when this rank has no part in the entry: only all-reduces go on without the ranks that have joined, and theirs
+// to do is to keep count of the rounds.
 std::unique_ptr<Algorithm> Group::build(Entry& entry, const std::vector<OperationPtr>& members, size_t& rounds) {
   Team team = team_for(entry.participants);
   if (members.empty()) {
-    // Only all-reduces go on without the ranks that have joined; theirs to do is to keep count of the rounds.
-    const Signature& one = board_.signature(entry.member[0].cell, team.members[0]);
-    ReduceJob job;
-    job.reduction = reduction_of(one, size());
-    job.element_count = static_cast<size_t>(entry.nbytes) / itemsize(one.dtype);
-    if (static_cast<Algo>(entry.algorithm) == Algo::kTwoShot) rounds = rounds_of(job, team.stage, team.size());
+    rounds = static_cast<size_t>(entry.rounds.load(std::memory_order_acquire) - 1);
     skip_rounds(team.stage, rank_, rounds_base_, rounds);
     ledger_.ring_waiters();  // not the team's to ring: this rank is none of its members
     return nullptr;
   }
+  std::unique_ptr<Algorithm> algorithm = build_part(entry, members, std::move(team), rounds);
+  entry.rounds.store(rounds + 1, std::memory_order_release);
+  if (board_.header().joined_count.load(std::memory_order_relaxed) != 0) ledger_.ring_waiters();
+  return algorithm;
+}
+
+std::unique_ptr<Algorithm> Group::build_part(Entry& entry, const std::vector<OperationPtr>& members, Team team,
+                                             size_t& rounds) {
   Operation& first = *members.front();
   switch (first.kind) {
     case Kind::kAllreduce:
@@ -96,27 +102,37 @@ std::unique_ptr<Algorithm> Group::build_allreduce(Entry& entry, const std::vecto
     }
     return direct(std::move(team), {board_.claims(cursor_), &entry.completed}, std::move(job));
   }
-  std::vector<Piece> pieces;
+  // The tensors of a group may differ in dtype: one algorithm for each dtype, one after the other.
+  std::vector<std::pair<DType, std::vector<Piece>>> by_dtype;
   for (const OperationPtr& member : members) {
     for (size_t i = 0; i < member->srcs.size(); ++i) {
-      pieces.push_back({member->srcs[i].data, member->dsts[i].data, member->srcs[i].count});
+      const DType dtype = member->srcs[i].dtype;
+      auto at = std::find_if(by_dtype.begin(), by_dtype.end(), [&](const auto& one) { return one.first == dtype; });
+      if (at == by_dtype.end()) at = by_dtype.insert(at, {dtype, {}});
+      at->second.push_back({member->srcs[i].data, member->dsts[i].data, member->srcs[i].count});
     }
   }
-  if (algo == Algo::kRing) {
-    add(stats.ring, 1);
-    return ring(std::move(team), std::move(pieces), reduction);
+  std::vector<std::unique_ptr<Algorithm>> parts;
+  for (auto& [dtype, pieces] : by_dtype) {
+    Reduction one = reduction;
+    one.dtype = dtype;
+    team.first_round = rounds_base_ + rounds;
+    const bool linked = algo == Algo::kRing || algo == Algo::kRecursiveDoubling;
+    if (linked && foldable_in_place(one)) {
+      const bool is_ring = algo == Algo::kRing;
+      add(is_ring ? stats.ring : stats.recursive_doubling, 1);
+      parts.push_back(is_ring ? ring(team, std::move(pieces), one) : recursive_doubling(team, std::move(pieces), one));
+      continue;
+    }
+    add(stats.two_shot, 1);
+    ReduceJob job;
+    job.reduction = one;
+    job.element_count = total_count(pieces);
+    job.pieces = std::move(pieces);
+    rounds += rounds_of(job, team.stage, team.size());
+    parts.push_back(two_shot(team, std::move(job)));
   }
-  if (algo == Algo::kRecursiveDoubling) {
-    add(stats.recursive_doubling, 1);
-    return recursive_doubling(std::move(team), std::move(pieces), reduction);
-  }
-  add(stats.two_shot, 1);
-  ReduceJob job;
-  job.reduction = reduction;
-  job.element_count = total_count(pieces);
-  job.pieces = std::move(pieces);
-  rounds = rounds_of(job, team.stage, team.size());
-  return two_shot(std::move(team), std::move(job));
+  return parts.size() == 1 ? std::move(parts.front()) : sequence(std::move(parts));
 }
 
 std::unique_ptr<Algorithm> Group::build_reduce(Operation& operation, Team team, size_t& rounds) const {

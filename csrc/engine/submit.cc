@@ -51,9 +51,8 @@ void Group::check_request(const Request& request) const {
     }
     for (size_t i = 0; i < request.srcs.size(); ++i) {
       check({request.srcs[i].dtype, request.op, request.prescale, request.postscale, size()});
-      if (request.srcs[i].dtype != request.srcs[0].dtype) {
-        throw InvalidArgumentError("the tensors of a grouped operation have the same dtype; group them by dtype");
-      }
+      if (request.srcs[i].dtype != request.dsts[i].dtype)
+        throw InvalidArgumentError("input and output differ in dtype");
       if (request.kind != Kind::kReduceScatter && request.srcs[i].nbytes() != request.dsts[i].nbytes()) {
         throw InvalidArgumentError("input and output differ in size");
       }

@@ -137,6 +137,7 @@ Entry* Ledger::open_entry() {
   entry.members = entry.algorithm = entry.registered = 0;
   entry.nbytes = 0;
   entry.participants = RankMask();
+  entry.rounds.store(0, std::memory_order_relaxed);
   entry.completed.store(0, std::memory_order_relaxed);
   for (int r = 0; r < board_.size(); ++r) board_.claims(position)[r].next.store(0, std::memory_order_relaxed);
   return &entry;
