@@ -9,7 +9,11 @@
 namespace rr::test {
 namespace {
 
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kSizes[] = {1, 2, 3, 5};
+#else
 constexpr int kSizes[] = {1, 2, 3, 4, 5, 8};
+#endif
 const char* const kAlgorithms[] = {"two_shot", "ring", "recursive_doubling", "direct", "auto"};
 
 constexpr size_t kLargest = 20011;
