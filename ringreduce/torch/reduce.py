@@ -56,13 +56,15 @@ def allreduce(
         )
         return compression.decompress(reduced, ctx)
     if tensor.requires_grad and is_grad_enabled():
-        function = autograd.Allreduce
-        result: torch.Tensor = call(function, tensor, name, op, prescale_factor, postscale_factor, process_set)
-        return result
+        settings = (name, op, prescale_factor, postscale_factor, process_set)
+        output: torch.Tensor = call(autograd.Allreduce, tensor, *settings)
+        return output
     if not tensor.is_contiguous():
         tensor = source(tensor)
-    output = empty_like(tensor, requires_grad=False)
-    process_set.group.allreduce(operand(tensor), operand(output), op, prescale_factor, postscale_factor, name)
+    memory = operand(tensor)
+    output = empty_like(tensor)
+    result = (output.data_ptr(), memory[1], memory[2], output)
+    process_set.group.allreduce(memory, result, op, prescale_factor, postscale_factor, name)
     return output
 
 
