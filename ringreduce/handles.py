@@ -24,10 +24,11 @@ class Handle(Generic[T]):
     on, polled done, or dropped after it was done. Waiting from several threads is safe.
     """
 
-    __slots__ = ("__weakref__", "_finish", "_value", "_work")
+    __slots__ = ("__weakref__", "_finish", "_forks", "_value", "_work")
 
     def __init__(self, work: Work, finish: Callable[[Work], T]) -> None:
         self._work = work
+        self._forks = state.forks
         self._finish: Callable[[Work], T] | None = finish  # makes the result; keeps the operands alive until then
         self._value: T = _UNFINISHED
 
@@ -43,7 +44,7 @@ class Handle(Generic[T]):
         """
         finish = self._finish
         if finish is not None:
-            if state.forked_from is not None:
+            if state.forks != self._forks:
                 raise NotInitializedError(state.absence())
             self._work.wait(timeout)
             self._value = finish(self._work)
@@ -54,7 +55,7 @@ class Handle(Generic[T]):
         """True once wait() would not block, also when the operation failed. Raises NotInitializedError in a fork."""
         if self._finish is None:
             return True
-        if state.forked_from is not None:
+        if state.forks != self._forks:
             raise NotInitializedError(state.absence())
         return self._work.done()
 

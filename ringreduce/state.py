@@ -43,6 +43,8 @@ class Running:
 current: Running | None = None
 forked_from: Placement | None = None
 """In a forked child: the place of the rank it was forked from."""
+forks = 0
+"""How often this process and its ancestors were forked from ranks: what was made before belongs to an ancestor."""
 
 _set_aside: list[Running] = []
 _on_fork: list[Callable[[Running, str], None]] = []
@@ -71,11 +73,11 @@ def on_fork(forget: Callable[[Running, str], None]) -> None:
 
 
 def _forget_in_child() -> None:
-    global current, forked_from
+    global current, forked_from, forks
     if current is None:
         return
     parents = current
-    current, forked_from = None, parents.placement
+    current, forked_from, forks = None, parents.placement, forks + 1
     parents.context.forget_after_fork()
     _set_aside.append(parents)  # never freed here: freeing would join threads that this process does not have
     for forget in _on_fork:

@@ -25,98 +25,124 @@ def caught(call: Callable[[], Any]) -> str:
 # --- a rank that is stopped -------------------------------------------------------------------------------------------
 
 
-def at_work(kind: str) -> Any:
-    """Steps until one fails; then one more call. The texts, and when the first came."""
+KINDS = ("small", "named", "private", "registered", "messages")
+
+
+def at_work() -> Any:
+    """For every kind: steps until one fails, then two more calls. The texts, and when the first came."""
     import ringreduce as rr
 
-    rr.init()
-    x: Any = rr.symmetric_empty(1 << 20) if kind == "registered" else np.ones(1 << 20, np.float32)
+    told = []
+    for kind in KINDS:
+        rr.init()
+        x: Any = rr.symmetric_empty(1 << 20) if kind == "registered" else np.ones(1 << 20, np.float32)
+        step = stepper(kind, x)
+        step()
+        tell_test("at work")
+        text = ""
+        while not text:
+            try:
+                step()
+            except rr.Error as error:
+                text = f"{type(error).__name__}: {error}"
+        moment = time.monotonic()
+        tell_test("failed")
+        texts = [text, caught(step), caught(lambda: rr.allreduce(1.0))]
+        begin = time.monotonic()
+        rr.shutdown()
+        told.append((moment, texts, time.monotonic() - begin))
+    return told
+
+
+def stepper(kind: str, x: Any) -> Callable[[], Any]:
+    import ringreduce as rr
+
+    y = x.copy()
     x[:] = 0
-    steps: dict[str, Callable[[], Any]] = {
+
+    def messages() -> None:
+        for handle in (rr.send_async(x, (rr.rank() + 1) % 3), rr.recv_async(y, (rr.rank() - 1) % 3)):
+            handle.wait()
+
+    def named() -> None:
+        for handle in [rr.allreduce_async(x[:5000], name=f"t{i}") for i in range(4)]:
+            handle.wait()
+
+    return {
         "small": lambda: rr.allreduce(np.ones(2)),
-        "named": lambda: [handle.wait() for handle in [rr.allreduce_async(x[:5000], name=f"t{i}") for i in range(4)]],
+        "named": named,
         "private": lambda: rr.allreduce_(x),
         "registered": lambda: rr.allreduce_(x),
-        "messages": lambda: [
-            handle.wait()
-            for handle in (rr.send_async(x, (rr.rank() + 1) % 3), rr.recv_async(x.copy(), (rr.rank() - 1) % 3))
-        ],
-    }
-    step = steps[kind]
-    step()
-    tell_test("at work")
-    text = ""
-    while not text:
-        try:
-            step()
-        except rr.Error as error:
-            text = f"{type(error).__name__}: {error}"
-    moment = time.monotonic()
-    tell_test("failed")
-    texts = [text, caught(step), caught(lambda: rr.allreduce(1.0))]
-    begin = time.monotonic()
-    rr.shutdown()
-    return moment, texts, time.monotonic() - begin
+        "messages": messages,
+    }[kind]
 
 
-@pytest.mark.parametrize("kind", ["small", "named", "private", "registered", "messages"])
-def test_a_stopped_rank_times_out(kind: str) -> None:
-    with start_ranks(at_work, 3, args=(kind,), env={"RINGREDUCE_TIMEOUT": "1"}) as job:
-        for rank in range(3):
-            assert job.hear(rank) == "at work"
-        stopped = job.kill(1, signal.SIGSTOP)
-        assert [job.hear(rank) for rank in (0, 2)] == ["failed"] * 2
-        job.kill(1, signal.SIGCONT)
+def test_a_stopped_rank_times_out() -> None:
+    stops = []
+    with start_ranks(at_work, 3, env={"RINGREDUCE_TIMEOUT": "1"}) as job:
+        for kind in KINDS:
+            assert [job.hear(rank) for rank in range(3)] == ["at work"] * 3, kind
+            stops.append(job.kill(1, signal.SIGSTOP))
+            assert [job.hear(rank) for rank in (0, 2)] == ["failed"] * 2, kind
+            job.kill(1, signal.SIGCONT)
+            assert job.hear(1) == "failed", kind
         outcomes = job.wait(30)
-        texts = []
-        for outcome in outcomes:
-            assert outcome.value is not None, job.report()
-            moment, texts, leaving_s = outcome.value
+        assert all(outcome.value is not None for outcome in outcomes), job.report()
+    for outcome in outcomes:
+        for kind, stopped, (moment, texts, leaving_s) in zip(KINDS, stops, outcome.value, strict=True):
             assert texts == [texts[0]] * 3
             assert texts[0].startswith("TimeoutError: "), texts
+            assert "RINGREDUCE_TIMEOUT=1.0 s" in texts[0]
+            # Messages go round: rank 0 waits for rank 2, which waits for rank 1.
+            assert re.search(r"rank\(s\):? 1\b", texts[0]) or kind == "messages", texts
             assert leaving_s < SOON_S
             assert 0.5 < moment - stopped < SOON_S
-        # Messages go round: rank 0 waits for rank 2, which waits for rank 1.
-        assert re.search(r"rank\(s\):? 1\b|rank 1\b", texts[0]) or kind == "messages", texts
-        assert "RINGREDUCE_TIMEOUT=1.0 s" in texts[0]
 
 
 # --- a rank that is late ----------------------------------------------------------------------------------------------
 
 
-def late(kind: str) -> list[float]:
+LATE = ("small", "large", "unnamed", "polled")
+
+
+def late() -> list[float]:
     import ringreduce as rr
 
+    totals = []
     with rr.init() as world:
-        x = np.ones(1 << 15 if kind == "large" else 2)
-        if world.rank == 1:
-            hear_test()
-        if kind == "polled":
-            handle = rr.allreduce_async(x, name="loss", op=rr.Sum)
-            while not handle.done():
-                time.sleep(0.01)
-            return handle.wait()[:2].tolist()
-        return rr.allreduce(x, name=None if kind == "unnamed" else "loss", op=rr.Sum)[:2].tolist()
+        for kind in LATE:
+            x = np.ones(1 << 15 if kind == "large" else 2)
+            if world.rank == 1:
+                assert hear_test() == kind
+            if kind == "polled":
+                handle = rr.allreduce_async(x, name=kind, op=rr.Sum)
+                while not handle.done():
+                    time.sleep(0.01)
+                totals.append(float(handle.wait()[0]))
+            else:
+                totals.append(float(rr.allreduce(x, name=None if kind == "unnamed" else kind, op=rr.Sum)[0]))
+    return totals
 
 
-@pytest.mark.parametrize("kind", ["small", "large", "unnamed", "polled"])
-def test_one_warning_names_the_operation_and_who_is_missing(kind: str) -> None:
-    with start_ranks(late, 3, args=(kind,), env={"RINGREDUCE_STALL_WARNING": "0.2"}) as job:
-        deadline = time.monotonic() + 20
-        while "waiting" not in job.outcomes()[0].output or "waiting" not in job.outcomes()[2].output:
-            assert time.monotonic() < deadline, job.report()
-            time.sleep(0.05)
-        time.sleep(0.5)  # time for a second warning, which must not come
-        job.tell(1)
+def test_one_warning_names_the_operation_and_who_is_missing() -> None:
+    with start_ranks(late, 3, env={"RINGREDUCE_STALL_WARNING": "0.2"}) as job:
+        for number, kind in enumerate(LATE, 1):
+            deadline = time.monotonic() + 20
+            while any(job.outcomes()[rank].output.count("waiting") < number for rank in (0, 2)):
+                assert time.monotonic() < deadline, job.report()
+                time.sleep(0.02)
+            time.sleep(0.3)  # time for a second warning, which must not come
+            job.tell(1, kind)
         outcomes = job.wait(30)
-        assert [outcome.value for outcome in outcomes] == [[3.0, 3.0]] * 3, job.report()
-        for rank in (0, 2):
-            warnings = [line for line in outcomes[rank].output.splitlines() if "waiting" in line]
-            name = "" if kind == "unnamed" else " 'loss'"
-            what = rf"ringreduce warning \[rank {rank}\] .*allreduce{name} #\d+\] has been waiting for 0\.[2-9] s for "
-            assert len(warnings) == 1, warnings
-            assert re.search(what + r"rank\(s\) 1; the other ranks have submitted it", warnings[0]), warnings
-        assert "waiting" not in outcomes[1].output
+        assert [outcome.value for outcome in outcomes] == [[3.0] * 4] * 3, job.report()
+    for rank in (0, 2):
+        warnings = [line for line in outcomes[rank].output.splitlines() if "waiting" in line]
+        assert len(warnings) == len(LATE), warnings
+        for kind, warning in zip(LATE, warnings, strict=True):
+            name = "" if kind == "unnamed" else f" '{kind}'"
+            what = rf"ringreduce warning \[rank {rank}\] .*allreduce{name} #\d+\] has been waiting for \d\.\d s for "
+            assert re.search(what + r"rank\(s\) 1; the other ranks have submitted it", warning), warning
+    assert "waiting" not in outcomes[1].output
 
 
 def polls_until_it_fails() -> str:
