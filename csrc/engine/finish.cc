@@ -219,6 +219,7 @@ void Group::fail_everything(const std::exception_ptr& error) {
   logged_.clear();
   by_name_.clear();
   pending_.store(0);
+  messages_.store(0);
 }
 
 // How messages begin; ranks are the world's, which is what callers speak of. The bracket is left open.

@@ -145,6 +145,7 @@ class Group {
   std::array<uint64_t, kEagerCount> eager_counter_{};      // the unnamed operation that filled each, + 1
   std::unordered_map<std::string, OperationPtr> by_name_;  // busy names
   std::unordered_map<uint64_t, OperationPtr> logged_;      // pending, by cell
+  std::atomic<uint32_t> messages_{0};                      // of point_to_point_
   std::atomic<uint32_t> pending_{0};                       // logged_ and point-to-point operations
   std::atomic<uint32_t> joining_{0};                       // threads in join()
   std::thread::id only_thread_;                            // the thread that submits; several: many_threads_

@@ -13,7 +13,6 @@ void PointToPoint::add_send(OperationPtr operation, int peer, int tag) {
   message.header = {tag, operation->srcs[0].nbytes()};
   message.operation = std::move(operation);
   lanes_[static_cast<size_t>(peer)].sends.push_back(std::move(message));
-  ++pending_;
 }
 
 void PointToPoint::add_receive(OperationPtr operation, int peer, int tag) {
@@ -21,7 +20,6 @@ void PointToPoint::add_receive(OperationPtr operation, int peer, int tag) {
   message.header = {tag, operation->dsts[0].nbytes()};
   message.operation = std::move(operation);
   lanes_[static_cast<size_t>(peer)].receives.push_back(std::move(message));
-  ++pending_;
 }
 
 bool PointToPoint::step_send(Lane& lane, std::vector<Finished>& finished) {
@@ -41,7 +39,6 @@ bool PointToPoint::step_send(Lane& lane, std::vector<Finished>& finished) {
     if (message.moved == message.header.nbytes) {
       finished.push_back({std::move(message.operation), ""});
       lane.sends.pop_front();
-      --pending_;
       return true;
     }
   }
@@ -74,7 +71,6 @@ bool PointToPoint::step_receive(Lane& lane, std::vector<Finished>& finished) {
   }
   finished.push_back({std::move(message.operation), std::move(error)});
   lane.receives.pop_front();
-  --pending_;
   return true;
 }
 
@@ -95,7 +91,6 @@ std::vector<OperationPtr> PointToPoint::drain() {
       queue->clear();
     }
   }
-  pending_ = 0;
   return operations;
 }
 

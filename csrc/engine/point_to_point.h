@@ -25,7 +25,6 @@ class PointToPoint {
   };
   // Moves what can be moved; appends what has finished. True when bytes moved.
   bool progress(std::vector<Finished>& finished);
-  bool idle() const { return pending_ == 0; }
   bool waits_for(int peer) const {
     const auto& lane = lanes_[static_cast<size_t>(peer)];
     return !lane.sends.empty() || !lane.receives.empty();
@@ -55,7 +54,6 @@ class PointToPoint {
   bool step_receive(Lane& lane, std::vector<Finished>& finished);
 
   std::vector<Lane> lanes_;
-  size_t pending_ = 0;
 };
 
 }  // namespace rr
