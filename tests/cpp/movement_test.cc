@@ -10,7 +10,9 @@ namespace {
 using Ints = std::vector<int32_t>;
 
 // Element i of what rank r gives.
-int32_t element(int rank, size_t i) { return static_cast<int32_t>(static_cast<size_t>(rank) * 100003 + i % 99991 * 7 + 1); }
+int32_t element(int rank, size_t i) {
+  return static_cast<int32_t>(static_cast<size_t>(rank) * 100003 + i % 99991 * 7 + 1);
+}
 
 Ints given(int rank, size_t count) {
   Ints values(count);
