@@ -40,7 +40,7 @@ struct PyOutput {
 
 struct PyGroup {
   std::shared_ptr<Context> context;
-  Group* group;
+  std::shared_ptr<Group> group;
   Group& get() const {
     if (group == nullptr) throw InvalidArgumentError("the group has been removed");
     return *group;
@@ -346,7 +346,8 @@ PYBIND11_MODULE(_core, m) {
              return guard_fork(std::move(context));
            }),
            py::arg("fd"), py::arg("rank"), py::arg("size"), py::arg("pidfds"), py::arg("hostname"))
-      .def_property_readonly("world", [](const std::shared_ptr<Context>& c) { return PyGroup{c, &c->world()}; })
+      .def_property_readonly(
+          "world", [](const std::shared_ptr<Context>& c) { return PyGroup{c, std::shared_ptr<Group>(c, &c->world())}; })
       .def(
           "add_group",
           [](const std::shared_ptr<Context>& c, int fd, const std::vector<int>& ranks) {
@@ -359,7 +360,7 @@ PYBIND11_MODULE(_core, m) {
           [](const std::shared_ptr<Context>& c, PyGroup& g) {
             const py::gil_scoped_release release;
             c->remove_group(&g.get(), interrupt);
-            g.group = nullptr;
+            g.group.reset();
           },
           py::arg("group"))
       .def("shutdown",

@@ -198,3 +198,35 @@ def test_a_death_fails_the_set() -> None:
         outcomes = job.wait(30)
     assert outcomes[0].kind == "PeerLostError", outcomes[0]
     assert outcomes[1].status == -9
+
+
+def removed_with_pending_work() -> list[str]:
+    import ringreduce as rr
+
+    with rr.init() as world:
+        pair = rr.add_process_set([0, 1])
+        handles = []
+        if world.rank < 2:
+            other = 1 - world.rank
+            handles = [
+                rr.allreduce_async(np.ones(1 << 16), name="large", op=rr.Sum, process_set=pair),
+                rr.allreduce_async(np.ones(3), name=f"only rank {world.rank}", op=rr.Sum, process_set=pair),
+                rr.recv_async(np.ones(3), other, process_set=pair),
+            ]
+        rr.remove_process_set(pair)
+        rr.barrier()
+        texts = []
+        for handle in handles:
+            try:
+                texts.append(str(handle.wait(5)[0]))
+            except rr.Error as error:
+                texts.append(f"{type(error).__name__}: {error}")
+        return texts
+
+
+def test_removing_a_set_ends_what_is_pending_in_it() -> None:
+    for texts in run_ranks(removed_with_pending_work, 3)[:2]:
+        assert texts[0] == "2.0" or texts[0].startswith("ShutdownError: "), texts
+        for text in texts[1:]:
+            assert text.startswith("ShutdownError: "), texts
+            assert "the process set was removed while this operation was pending" in text

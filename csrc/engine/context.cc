@@ -41,14 +41,14 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
 
 Context::~Context() { shutdown(); }
 
-Group* Context::add_group(int fd, const std::vector<int>& ranks, Interrupt interrupt) {
+std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks, Interrupt interrupt) {
   throw_if_shut_down();
-  auto group = std::make_unique<Group>(*this, fd, ranks, next_group_id_++);
+  auto group = std::make_shared<Group>(*this, fd, ranks, next_group_id_++);
   group->await_attendance(settings_.timeout_s, interrupt);
   copy_tuning(world_->board(), group->board());
   const std::lock_guard lock(executor_);
-  groups_.push_back(std::move(group));
-  return groups_.back().get();
+  groups_.push_back(group);
+  return group;
 }
 
 void Context::remove_group(Group* group, Interrupt interrupt) {
@@ -56,6 +56,7 @@ void Context::remove_group(Group* group, Interrupt interrupt) {
   Request barrier;
   group->wait(*group->submit(barrier, interrupt), -1, interrupt);
   const std::lock_guard lock(executor_);
+  group->fail_pending("the process set was removed while this operation was pending");
   groups_.erase(std::remove_if(groups_.begin(), groups_.end(), [&](const auto& g) { return g.get() == group; }),
                 groups_.end());
 }

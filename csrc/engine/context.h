@@ -30,8 +30,9 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   Group& world() { return *world_; }
-  Group* add_group(int fd, const std::vector<int>& ranks, Interrupt interrupt);  // collective over ranks
-  void remove_group(Group* group, Interrupt interrupt);                          // collective; not the world
+  // Collective over ranks. Whoever has handles of its operations shares the group, and keeps this context too.
+  std::shared_ptr<Group> add_group(int fd, const std::vector<int>& ranks, Interrupt interrupt);
+  void remove_group(Group* group, Interrupt interrupt);  // collective; not the world
   void shutdown();
   void forget_after_fork();  // in a forked child, which may do nothing else with it: closes descriptors
   bool is_shut_down() const { return shut_down_.load(std::memory_order_acquire); }
@@ -74,7 +75,7 @@ class Context {
   std::unique_ptr<Group> world_;
 
   std::mutex executor_;                         // who may call Group::progress, and guards groups_
-  std::vector<std::unique_ptr<Group>> groups_;  // beside the world
+  std::vector<std::shared_ptr<Group>> groups_;  // beside the world
   int next_group_id_ = 1;
   Interrupt interrupt_;
   std::mutex watching_;

@@ -214,6 +214,15 @@ std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registe
   return rr::name(kind == Kind::kBroadcast ? select_broadcast(forced) : Algo::kTwoShot);
 }
 
+// Executor lock held.
+void Group::fail_pending(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  active_.reset();
+  active_members_.clear();
+  fail_everything(std::make_exception_ptr(ShutdownError(here() + "] " + why)));
+  ring(*bells_.wait[static_cast<size_t>(rank_)]);
+}
+
 // Executor lock held, the engine is gone.
 void Group::leave() {
   board_.line(rank_).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);

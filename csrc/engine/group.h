@@ -61,6 +61,7 @@ class Group {
   void housekeep();
   // This rank leaves: marks it, fails what is pending here.
   void leave();
+  void fail_pending(const std::string& why);  // executor lock held; nothing is executed any more
   // Every member attached; throws TimeoutError naming the missing ones.
   void await_attendance(double timeout_s, Interrupt interrupt);
   void throw_if_failed() const;

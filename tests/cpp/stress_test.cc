@@ -134,8 +134,8 @@ void stress(int size, int rounds, unsigned seed) {
   std::atomic<size_t> operations{0};
   run_ranks(size, [&](Rank& rank) {
     std::vector<Group*> groups = {&rank.world, nullptr, nullptr};
-    if (rank.rank + 1 < size) groups[1] = rank.context.add_group(low.get(), low_ranks, nullptr);
-    if (rank.rank > 0) groups[2] = rank.context.add_group(high.get(), high_ranks, nullptr);
+    if (rank.rank + 1 < size) groups[1] = rank.context.add_group(low.get(), low_ranks, nullptr).get();
+    if (rank.rank > 0) groups[2] = rank.context.add_group(high.get(), high_ranks, nullptr).get();
     std::mt19937 shared(seed);
     std::mt19937 own(seed + 1 + static_cast<unsigned>(rank.rank));
     for (int round = 0; round < rounds; ++round) {
@@ -159,7 +159,7 @@ TEST_CASE("two overlapping groups in opposite orders: no deadlock, asynchronous 
   const Fd fd = create_memfd("pair", Board::nbytes(2, 64));
   const int turns = rounds(2000);
   CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
-    Group* pair = rank.rank < 2 ? rank.context.add_group(fd.get(), {0, 1}, nullptr) : nullptr;
+    Group* pair = rank.rank < 2 ? rank.context.add_group(fd.get(), {0, 1}, nullptr).get() : nullptr;
     for (int turn = 0; turn < turns; ++turn) {
       const size_t count = turn % 2 == 0 ? 3 : 2500;
       std::vector<std::pair<Group*, Sum>> sums;
