@@ -32,7 +32,7 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   if (!window_is_free(eager)) return false;
   if (only_thread_ == std::thread::id()) only_thread_ = std::this_thread::get_id();
   many_threads_ |= only_thread_ != std::this_thread::get_id();
-  ++operations_;
+  const uint64_t number = operations_++;
   add(context_.stats().operations, 1);
   const void* payload = src.data;
   size_t payload_nbytes = nbytes;
@@ -64,7 +64,7 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   operation.counter = counter;
   operation.quick = true;
   if (!complete) {
-    operation.number = operations_ - 1;
+    operation.number = number;
     operation.submitted_ns = now_ns();
     try {
       wait_for_cells(operation, -1, interrupt);
