@@ -114,7 +114,7 @@ class Group {
   // group.cc
   bool wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt);
   void fail_if_peers_died();
-  void fail_if_needed_rank_left();
+  void fail_if_needed_rank_left(const std::vector<int>& left);
   void fail_if_left(const Operation& operation);
   void fail_because_left(int rank, const Operation* needing);
   void fail_if_silent();

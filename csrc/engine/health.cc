@@ -39,9 +39,8 @@ void Group::fail_if_peers_died() {
 }
 
 // A rank that left cleanly is missed only by the operations that still need it.
-void Group::fail_if_needed_rank_left() {
-  for (int r = 0; r < size(); ++r) {
-    if (board_.line(r).attendance.load() != static_cast<uint32_t>(Attendance::kShutDown) || r == rank_) continue;
+void Group::fail_if_needed_rank_left(const std::vector<int>& left) {
+  for (const int r : left) {
     const Operation* needing = nullptr;
     const auto needs = [&](const OperationPtr& operation) {
       if (operation == nullptr || operation->state != State::kPending) return;
@@ -50,7 +49,9 @@ void Group::fail_if_needed_rank_left() {
     };
     for (const auto& operation : outstanding_) needs(operation);
     for (const auto& [name, operation] : by_name_) needs(operation);
-    const bool stuck = (active_ != nullptr && active_->needs(r)) || point_to_point_.waits_for(r) ||
+    // A rank that has consumed the entry has pushed all that others will ever get from it; they may still have to pull.
+    const bool unfinished = board_.line(r).cursor.load(std::memory_order_acquire) <= cursor_;
+    const bool stuck = (active_ != nullptr && unfinished && active_->needs(r)) || point_to_point_.waits_for(r) ||
                        board_.line(rank_).joined.load() != 0;
     if (needing != nullptr || stuck) return fail_because_left(r, needing);
   }
@@ -133,8 +134,15 @@ void Group::housekeep() {
   board_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
   if (has_failed(board_)) return;
   fail_if_peers_died();
+  std::vector<int> left;
+  for (int r = 0; r < size(); ++r) {
+    const bool gone = board_.line(r).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown);
+    if (gone && r != rank_) left.push_back(r);
+  }
+  // Messages that a rank sent before it left are still in its link.
+  while (!left.empty() && deliver_messages()) continue;
   const std::lock_guard lock(mutex_);
-  fail_if_needed_rank_left();
+  fail_if_needed_rank_left(left);
   const int64_t now = now_ns();
   for (const auto& operation : outstanding_) {
     if (operation == nullptr || !operation->quick || operation->state != State::kPending) continue;
