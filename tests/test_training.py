@@ -72,11 +72,11 @@ def train_together(name: str, count: int, dtype: Any, options: dict[str, Any]) -
             mine = uneven_share(count, world.rank, world.size)
             optimizer.zero_grad(set_to_none=step % 3 != 0)
             loss = loss_of(model, images[mine], labels[mine], count)
-            if step % 5 == 0:
+            if step % 10 == 0:
                 own = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
             loss.backward()
             optimizer.step()
-            if step % 5 == 0:
+            if step % 10 == 0:
                 excess = max(excess, max(map(excess_of, own, (parameter.grad for parameter in model.parameters()))))
         sums = [[parameter.double().sum().item() for parameter in model.parameters()]]
         assert hvd.allgather_object(sums) == sums * 0 + [sums] * world.size
