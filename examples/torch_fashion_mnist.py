@@ -90,13 +90,16 @@ def accuracy(trainer: Trainer, images: Images) -> float:
 
 
 def train(trainer: Trainer, data: tuple[Images, Images], options: argparse.Namespace) -> list[dict[str, float]]:
-    """Trains for --epochs; returns a row for each."""
+    """Trains for --epochs; returns a row for each. The learning rate is --lr for half of the steps, then falls to zero."""
     rows = []
+    steps = max(1, options.epochs * len(batches(len(data[0]), options, 0)))
+    schedule = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: min(1.0, 2 - 2 * step / steps))
     for epoch in range(options.epochs):
         todo = batches(len(data[0]), options, epoch)
         loss, samples, start = torch.zeros(()), 0, time.perf_counter()
         for number, batch in enumerate(todo, 1):
             loss += trainer.step(data[0], batch)
+            schedule.step()
             samples += len(batch)
             progress(f"epoch {epoch + 1}/{options.epochs}", number, len(todo))
         seconds = time.perf_counter() - start
