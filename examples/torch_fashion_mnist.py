@@ -90,7 +90,7 @@ def accuracy(trainer: Trainer, images: Images) -> float:
 
 
 def train(trainer: Trainer, data: tuple[Images, Images], options: argparse.Namespace) -> list[dict[str, float]]:
-    """Trains for --epochs; returns a row for each. The learning rate is --lr for half of the steps, then falls to zero."""
+    """Trains for --epochs, the learning rate falling to zero over the second half; returns a row for each epoch."""
     rows = []
     steps = max(1, options.epochs * len(batches(len(data[0]), options, 0)))
     schedule = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: min(1.0, 2 - 2 * step / steps))
