@@ -26,6 +26,8 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_ALGORITHM", "name", "auto|two_shot|direct|ring|recursive_doubling|tree", "auto", "",
        "forces the algorithm where it applies; what cannot use it takes auto"},
       {"RINGREDUCE_CHUNK", "bytes", "0..16777216", "0", "", "pipelining unit of staged transfers; 0 = calibrated"},
+      {"RINGREDUCE_STAGING", "name", "auto|cached|streamed", "auto", "",
+       "how staged data is written: through the caches or past them; auto measures which is faster now"},
       {"RINGREDUCE_ISA", "name", "auto|portable|x86-64-v2|avx2|avx512", "auto", "", "CPU kernel set"},
       {"RINGREDUCE_TRANSPORT", "name", "auto|shm|tcp|mpi", "auto", "",
        "how ranks are linked; tcp and mpi do not exist yet"},
@@ -121,6 +123,7 @@ Settings Settings::from_environment() {
   settings.cache_capacity = static_cast<size_t>(numbers["RINGREDUCE_CACHE_CAPACITY"]);
   settings.chunk_nbytes = static_cast<size_t>(numbers["RINGREDUCE_CHUNK"]);
   settings.algorithm = words["RINGREDUCE_ALGORITHM"];
+  settings.staging = words["RINGREDUCE_STAGING"];
   settings.isa = words["RINGREDUCE_ISA"];
   settings.transport = words["RINGREDUCE_TRANSPORT"];
   settings.log_level = log_level_from(words["RINGREDUCE_LOG_LEVEL"]);

@@ -37,6 +37,7 @@ struct Settings {
   size_t cache_capacity = 0;
   size_t chunk_nbytes = 0;
   std::string algorithm;
+  std::string staging;
   std::string isa;
   std::string transport;
   LogLevel log_level = LogLevel::kWarning;

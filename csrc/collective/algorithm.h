@@ -10,6 +10,7 @@
 #include "os/bell.h"
 #include "transport/link.h"
 #include "transport/stage.h"
+#include "transport/stage_writer.h"
 
 namespace rr {
 
@@ -45,6 +46,7 @@ struct Team {
   std::vector<Bell*> bells;  // by group rank
   std::vector<Link*> links;  // by group rank; null for this rank
   const Kernels* kernels = nullptr;
+  StageWriter* writer = nullptr;                  // this rank's, into the stage
   std::atomic<uint64_t>* bytes_copied = nullptr;  // statistics: bytes moved into or out of staging by this rank
   uint64_t first_round = 0;                       // rounds of the stage used before this job (Stage)
 

@@ -8,14 +8,18 @@ namespace {
 
 constexpr size_t kLine = 64;
 
-size_t lane_nbytes(const Stage& stage, int lanes) {
-  return stage.slot_nbytes / static_cast<size_t>(lanes) / kLine * kLine;
+// No more of a slot than the largest block needs.
+size_t lane_nbytes(const Stage& stage, const ExchangeJob& job) {
+  const size_t most = stage.slot_nbytes / static_cast<size_t>(job.lanes) / kLine * kLine;
+  return std::min(most, std::max(kLine, round_up(job.largest_nbytes, kLine)));
 }
 
 class Exchange final : public Staged {
  public:
-  Exchange(Team team, ExchangeJob job, size_t rounds)
-      : Staged(std::move(team), rounds, false), job_(std::move(job)), lane_(lane_nbytes(team_.stage, job_.lanes)) {}
+  Exchange(Team team, ExchangeJob job, size_t rounds, size_t lane)
+      : Staged(std::move(team), rounds, lane * static_cast<size_t>(job.lanes), false),
+        job_(std::move(job)),
+        lane_(lane) {}
 
  private:
   void put(size_t round) override {
@@ -23,7 +27,7 @@ class Exchange final : public Staged {
       if (job_.lanes > 1 && static_cast<int>(lane) == team_.me) continue;  // the own block, see take
       const Range bytes = chunk({0, job_.outgoing[lane].nbytes}, lane_, round);
       if (bytes.empty()) continue;
-      copy(slot(team_.me, round) + lane * lane_, job_.outgoing[lane].src + bytes.begin, bytes.count());
+      copy_in(slot(team_.me, round) + lane * lane_, job_.outgoing[lane].src + bytes.begin, bytes.count());
     }
   }
 
@@ -33,7 +37,7 @@ class Exchange final : public Staged {
       if (bytes.empty()) continue;
       const std::byte* src = in.member == team_.me ? job_.outgoing[static_cast<size_t>(in.lane)].src + bytes.begin
                                                    : slot(in.member, round) + static_cast<size_t>(in.lane) * lane_;
-      if (in.dst + bytes.begin != src) copy(in.dst + bytes.begin, src, bytes.count());
+      if (in.dst + bytes.begin != src) copy_out(in.dst + bytes.begin, src, bytes.count());
     }
   }
 
@@ -46,12 +50,13 @@ class Exchange final : public Staged {
 }  // namespace
 
 size_t rounds_of(const ExchangeJob& job, const Stage& stage) {
-  return divide_up(job.largest_nbytes, lane_nbytes(stage, job.lanes));
+  return divide_up(job.largest_nbytes, lane_nbytes(stage, job));
 }
 
 std::unique_ptr<Algorithm> exchange(Team team, ExchangeJob job) {
   const size_t rounds = rounds_of(job, team.stage);
-  return std::make_unique<Exchange>(std::move(team), std::move(job), rounds);
+  const size_t lane = lane_nbytes(team.stage, job);
+  return std::make_unique<Exchange>(std::move(team), std::move(job), rounds, lane);
 }
 
 }  // namespace rr

@@ -1,8 +1,17 @@
 #include "collective/staged.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace rr {
+
+// Small rounds wander through the slots. Always in the same place they would write over lines that are still in the
+// reader's L2 cache and must be taken back from there (7 ns a line; from the L3 behind it 2.7).
+Staged::Staged(Team team, size_t rounds, size_t round_nbytes, bool folds)
+    : team_(std::move(team)), rounds_(rounds), folds_(folds) {
+  part_ = std::min(std::max<size_t>(round_up(round_nbytes, 4096), 4096), team_.stage.slot_nbytes);
+  turns_ = team_.stage.slot_nbytes / part_;
+}
 
 bool Staged::peers_reached(std::atomic<uint64_t> Progress::*counter, size_t round) const {
   const uint64_t target = team_.first_round + round + 1;
@@ -55,8 +64,13 @@ bool Staged::needs(int rank) const {
          line.fold.load(std::memory_order_acquire) < team_.first_round + rounds_;
 }
 
-void Staged::copy(void* dst, const void* src, size_t nbytes) const {
-  std::memcpy(dst, src, nbytes);
+void Staged::copy_in(std::byte* slot, const std::byte* src, size_t nbytes) const {
+  team_.writer->write(slot, src, nbytes);
+  team_.bytes_copied->fetch_add(nbytes, std::memory_order_relaxed);
+}
+
+void Staged::copy_out(std::byte* dst, const std::byte* slot, size_t nbytes) const {
+  std::memcpy(dst, slot, nbytes);
   team_.bytes_copied->fetch_add(nbytes, std::memory_order_relaxed);
 }
 

@@ -13,7 +13,8 @@ class Staged : public Algorithm {
   bool needs(int rank) const final;
 
  protected:
-  Staged(Team team, size_t rounds, bool folds) : team_(std::move(team)), rounds_(rounds), folds_(folds) {}
+  // round_nbytes: what a round writes into a slot, at most; the same on all ranks.
+  Staged(Team team, size_t rounds, size_t round_nbytes, bool folds);
   virtual void put(size_t round) = 0;
   virtual void fold(size_t) {}
   virtual void take(size_t round) = 0;
@@ -21,9 +22,12 @@ class Staged : public Algorithm {
   virtual bool is_source(int) const { return true; }
 
   std::byte* slot(int member, size_t round) const {
-    return team_.stage.slot(team_.members[static_cast<size_t>(member)], team_.first_round + round);
+    const uint64_t n = team_.first_round + round;
+    return team_.stage.slot(team_.members[static_cast<size_t>(member)], n) +
+           n / team_.stage.slot_count % turns_ * part_;
   }
-  void copy(void* dst, const void* src, size_t nbytes) const;
+  void copy_in(std::byte* slot, const std::byte* src, size_t nbytes) const;
+  void copy_out(std::byte* dst, const std::byte* slot, size_t nbytes) const;
 
   Team team_;
   size_t rounds_;
@@ -33,6 +37,8 @@ class Staged : public Algorithm {
   bool slot_is_free(size_t round) const;
 
   bool folds_;
+  size_t part_;   // bytes of a slot that a round uses
+  size_t turns_;  // such parts in a slot, used in turn
   size_t put_ = 0;
   size_t fold_ = 0;
   size_t take_ = 0;

@@ -13,11 +13,14 @@ namespace rr {
 namespace {
 
 constexpr size_t kLine = 64;
+constexpr size_t kScratchNbytes = 8 << 10;
 
 class TwoShot final : public Staged {
  public:
   TwoShot(Team team, ReduceJob job, size_t rounds)
-      : Staged(std::move(team), rounds, true), job_(std::move(job)), item_(itemsize(job_.reduction.dtype)) {
+      : Staged(std::move(team), rounds, round_nbytes(job), true),
+        job_(std::move(job)),
+        item_(itemsize(job_.reduction.dtype)) {
     srcs_.resize(static_cast<size_t>(team_.size()));
   }
 
@@ -26,6 +29,10 @@ class TwoShot final : public Staged {
     Range range;         // elements of the job
     size_t slot_offset;  // bytes
   };
+
+  static size_t round_nbytes(const ReduceJob& job) {
+    return job.shape == ReduceShape::kReduceScatter ? SIZE_MAX / 2 : job.element_count * itemsize(job.reduction.dtype);
+  }
 
   // What member i owns of a round, and where in a slot it lies.
   Part part(size_t round, int i) const {
@@ -45,7 +52,7 @@ class TwoShot final : public Staged {
       if (i == team_.me) continue;
       const Part p = part(round, i);
       for_each_part(job_.pieces, p.range, [&](const Piece& piece, size_t offset, size_t n, size_t position) {
-        copy(mine + p.slot_offset + (position - p.range.begin) * item_, piece.src + offset * item_, n * item_);
+        copy_in(mine + p.slot_offset + (position - p.range.begin) * item_, piece.src + offset * item_, n * item_);
       });
     }
   }
@@ -58,12 +65,36 @@ class TwoShot final : public Staged {
       const size_t at = p.slot_offset + (position - p.range.begin) * item_;
       for (int i = 0; i < team_.size(); ++i) srcs_[static_cast<size_t>(i)] = slot(i, round) + at;
       srcs_[static_cast<size_t>(team_.me)] = piece.src + offset * item_;
-      void* dsts[2];
-      size_t ndst = 0;
-      if (keep) dsts[ndst++] = piece.dst + (publish ? offset : position - job_.owned[me()].begin) * item_;
-      if (publish) dsts[ndst++] = slot(team_.me, round) + at;
-      team_.kernels->reduce(job_.reduction, srcs_.data(), srcs_.size(), dsts, ndst, n);
+      std::byte* const kept =
+          keep ? piece.dst + (publish ? offset : position - job_.owned[me()].begin) * item_ : nullptr;
+      std::byte* const published = publish ? slot(team_.me, round) + at : nullptr;
+      if (publish && team_.writer->streams()) {
+        fold_and_stream(kept, published, n);
+      } else {
+        fold_into(kept, published, n);
+      }
     });
+  }
+
+  void fold_into(std::byte* kept, std::byte* published, size_t n) {
+    void* dsts[2];
+    size_t ndst = 0;
+    if (kept != nullptr) dsts[ndst++] = kept;
+    if (published != nullptr) dsts[ndst++] = published;
+    team_.kernels->reduce(job_.reduction, srcs_.data(), srcs_.size(), dsts, ndst, n);
+  }
+
+  // By parts that are still in the L1 cache when they are copied.
+  void fold_and_stream(std::byte* kept, std::byte* published, size_t n) {
+    alignas(kLine) std::byte scratch[kScratchNbytes];
+    const size_t most = kScratchNbytes / item_;
+    for (size_t done = 0; done < n; done += most) {
+      const size_t count = std::min(most, n - done);
+      std::byte* const result = kept != nullptr ? kept + done * item_ : scratch;
+      fold_into(result, nullptr, count);
+      team_.writer->write(published + done * item_, result, count * item_);
+      for (const void*& src : srcs_) src = static_cast<const std::byte*>(src) + count * item_;
+    }
   }
 
   void take(size_t round) override {
@@ -74,7 +105,7 @@ class TwoShot final : public Staged {
       const Part p = part(round, i);
       const std::byte* theirs = slot(i, round);
       for_each_part(job_.pieces, p.range, [&](const Piece& piece, size_t offset, size_t n, size_t position) {
-        copy(piece.dst + offset * item_, theirs + p.slot_offset + (position - p.range.begin) * item_, n * item_);
+        copy_out(piece.dst + offset * item_, theirs + p.slot_offset + (position - p.range.begin) * item_, n * item_);
       });
     }
   }

@@ -58,7 +58,8 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
                 throw_if_failed();
               }),
       links_(links_of(board_, rank_, 0, bells_)),
-      point_to_point_(links_of(board_, rank_, 1, bells_)) {
+      point_to_point_(links_of(board_, rank_, 1, bells_)),
+      writer_(context.settings().staging) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   ::sched_getaffinity(0, sizeof cores, &cores);

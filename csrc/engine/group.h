@@ -101,7 +101,7 @@ class Group {
   bool deliver_messages();
   OperationPtr message(const TensorView& tensor, int peer, int tag, std::shared_ptr<void> keep, bool outgoing);
   // jobs.cc
-  Team team_for(const RankMask& participants) const;
+  Team team_for(const RankMask& participants);
   std::unique_ptr<Algorithm> build(Entry& entry, const std::vector<OperationPtr>& members, size_t& rounds);
   std::unique_ptr<Algorithm> build_part(Entry& entry, const std::vector<OperationPtr>& members, Team team,
                                         size_t& rounds);
@@ -153,6 +153,7 @@ class Group {
   bool many_threads_ = false;
 
   // executor lock
+  StageWriter writer_;
   std::unique_ptr<Algorithm> active_;
   std::vector<OperationPtr> active_members_;
   size_t active_rounds_ = 0;

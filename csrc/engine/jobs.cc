@@ -10,7 +10,7 @@
 
 namespace rr {
 
-Team Group::team_for(const RankMask& participants) const {
+Team Group::team_for(const RankMask& participants) {
   Team team;
   for (int r = 0; r < size(); ++r) {
     if (r == rank_) team.me = static_cast<int>(team.members.size());
@@ -20,6 +20,7 @@ Team Group::team_for(const RankMask& participants) const {
   team.bells = bells_.wait;
   for (const auto& link : links_) team.links.push_back(link.get());
   team.kernels = &context_.kernels();
+  team.writer = &writer_;
   team.bytes_copied = &context_.stats().bytes_copied;
   team.first_round = rounds_base_;
   return team;

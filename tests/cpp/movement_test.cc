@@ -154,7 +154,10 @@ TEST_CASE("movement and reduction to one or to parts: every kind, over sizes and
     for (const int size : {1, 2, 3, 4, 5, 8}) {
       CAPTURE(algorithm);
       CAPTURE(size);
-      const Environment environment{{"RINGREDUCE_ALGORITHM", algorithm}};
+      const bool wander = std::string(algorithm) == "auto" && size % 2 == 0;  // small rounds, through large slots
+      const Environment environment{{"RINGREDUCE_ALGORITHM", algorithm},
+                                    {"RINGREDUCE_STAGING", wander ? "streamed" : "cached"},
+                                    {"RINGREDUCE_CHUNK", wander ? "32768" : "4096"}};
       CHECK_NOTHROW(run_ranks(size, [](Rank& rank) {
         const size_t n = static_cast<size_t>(rank.size);
         for (const size_t count : {size_t{0}, size_t{1}, n - 1, n, n + 1, size_t{101}, size_t{7919}}) {
@@ -183,7 +186,7 @@ TEST_CASE("any chunk that the knob takes: beyond a slot, odd, or too small for a
   };
   for (const char* chunk : {"16777216", "4097", "1"}) {
     CAPTURE(chunk);
-    const Environment environment{{"RINGREDUCE_CHUNK", chunk}};
+    const Environment environment{{"RINGREDUCE_CHUNK", chunk}, {"RINGREDUCE_STAGING", "streamed"}};
     CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) { check(rank, 700000); }));
   }
   const Environment environment{{"RINGREDUCE_CHUNK", "4096"}};

@@ -1,0 +1,13 @@
+// Copying past the caches.
+#pragma once
+
+#include <cstddef>
+
+namespace rr {
+
+// Copies nbytes from src to dst with stores that do not fetch dst's lines; all of it is visible to whoever acquires a
+// release store that follows. Plain stores at the ends that are no whole 64 B line, and where the processor has no
+// such stores. Any alignment; nothing overlaps. Defined by x86.cc or its twin no_x86.cc.
+void stream(void* dst, const void* src, size_t nbytes);
+
+}  // namespace rr
