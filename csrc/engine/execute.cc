@@ -59,7 +59,7 @@ bool Group::step_log(bool from_engine) {
       case Step::kIdle:
         return steps != 0;
       case Step::kDone:
-        finish_entry();
+        if (!fail_if_memory_is_gone()) finish_entry();
         return true;
       case Step::kProgress:
         break;
@@ -119,6 +119,24 @@ void Group::start_entry(Entry& entry) {
   }
   active_ = build(entry, active_members_, active_rounds_);
   if (active_ == nullptr) finish_entry();
+}
+
+// What was read straight from the memory of a rank that has left since, without having seen the operation end, may have
+// been anything: its owner was free to write there again.
+bool Group::fail_if_memory_is_gone() {
+  const Entry& entry = board_.entry(cursor_);
+  if (static_cast<Algo>(entry.algorithm) != Algo::kDirect) return false;
+  std::atomic_thread_fence(std::memory_order_acquire);  // look after reading
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank_ || !entry.participants.test(r)) continue;
+    const RankLine& line = board_.line(r);
+    if (line.attendance.load(std::memory_order_acquire) != static_cast<uint32_t>(Attendance::kShutDown)) continue;
+    if (line.cursor.load(std::memory_order_acquire) > cursor_) continue;
+    const std::lock_guard lock(mutex_);
+    fail_because_left(r, active_members_.front().get());
+    return true;
+  }
+  return false;
 }
 
 void Group::finish_entry() {

@@ -30,8 +30,7 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
 
   std::unique_lock lock(mutex_);
   if (!window_is_free(eager)) return false;
-  if (only_thread_ == std::thread::id()) only_thread_ = std::this_thread::get_id();
-  many_threads_ |= only_thread_ != std::this_thread::get_id();
+  note_thread();
   const uint64_t number = operations_++;
   add(context_.stats().operations, 1);
   const void* payload = src.data;

@@ -49,7 +49,8 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
       id_(id),
       // the world's own board holds the bells, so it must be known before they are looked up
       bells_((id == 0 ? context.publish_world(board_) : void(), bells_of(context, world_ranks_))),
-      ledger_(board_, rank_, bells_, algo_from(context.settings().algorithm), context.settings().fusion_threshold,
+      ledger_(board_, rank_, world_ranks_, bells_, algo_from(context.settings().algorithm),
+              context.settings().fusion_threshold,
               [this] {
                 throw_if_failed();
                 context_.watch_peers();
@@ -227,7 +228,7 @@ void Group::fail_pending(const std::string& why) {
 // Executor lock held, the engine is gone.
 void Group::leave() {
   board_.line(rank_).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
-  ledger_.ring_all();
+  ledger_.ring_all();  // its full fence: whoever reads what is written to registered memory from here on sees the above
   const std::lock_guard lock(mutex_);
   active_.reset();
   active_members_.clear();

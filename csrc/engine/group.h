@@ -69,10 +69,13 @@ class Group {
   bool ranks_outnumber_cores() const { return crowded_; }
 
  private:
-  // submit.cc
+  // requests.cc
   Signature sign(const Request& request) const;
   void check_request(const Request& request) const;
   bool is_quick(const Request& request, size_t nbytes) const;
+  // submit.cc
+  void note_thread();
+  void wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt);
   void wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Operation& waiting, Interrupt interrupt);
   bool window_is_free(bool eager);
   void check_window(Operation& waiting);
@@ -96,6 +99,7 @@ class Group {
   bool step_log(bool from_engine);
   void append_complete();
   void start_entry(Entry& entry);
+  bool fail_if_memory_is_gone();
   void finish_entry();
   bool wants_bucket(bool from_engine);
   bool deliver_messages();

@@ -60,6 +60,15 @@ void Ledger::block(Ticket ticket, uint64_t unnamed_counter) {
   line.blocked_epoch.fetch_add(1);
 }
 
+void Ledger::lift_block() {
+  locked([&] {
+    if (withdrawn()) return;
+    RankLine& line = board_.line(rank_);
+    line.blocked_on.store(0);
+    line.blocked_epoch.fetch_add(1);
+  });
+}
+
 bool Ledger::unblock() {
   return locked([&] {
     RankLine& line = board_.line(rank_);
@@ -87,9 +96,9 @@ void Ledger::detect_deadlock() {
       const Ticket ticket = {line.blocked_on.load() - 1, line.blocked_tag.load()};
       if (ticket.cell == UINT64_MAX || ticket.tag == UINT64_MAX || complete(ticket)) return false;
       const std::vector<int> absent = missing(ticket);
-      text += (blocked++ != 0 ? "; " : "") + std::string("rank ") + std::to_string(r) + " waits in " +
+      text += (blocked++ != 0 ? "; " : "") + std::string("rank ") + std::to_string(world_rank(r)) + " waits in " +
               name(board_.signature(ticket.cell, r).kind) + " " + name_of(ticket) + " for rank";
-      for (size_t i = 0; i < absent.size(); ++i) text += (i != 0 ? ", " : " ") + std::to_string(absent[i]);
+      for (size_t i = 0; i < absent.size(); ++i) text += (i != 0 ? ", " : " ") + std::to_string(world_rank(absent[i]));
     }
     // Every rank stood still while we looked, so the picture is one moment's.
     for (int r = 0; r < board_.size(); ++r) {

@@ -10,10 +10,11 @@ namespace {
 bool can_do_without_joined(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kBarrier; }
 }  // namespace
 
-Ledger::Ledger(const Board& board, int rank, Bells bells, Algo forced, size_t fusion_threshold,
-               std::function<void()> give_up)
+Ledger::Ledger(const Board& board, int rank, const std::vector<int>& world_ranks, Bells bells, Algo forced,
+               size_t fusion_threshold, std::function<void()> give_up)
     : board_(board),
       rank_(rank),
+      world_ranks_(world_ranks),
       bells_(std::move(bells)),
       forced_(forced),
       threshold_(fusion_threshold),
@@ -40,6 +41,7 @@ Ticket Ledger::state_named(const std::string& name, const Signature& signature, 
                            bool logged, bool& log_full) {
   return locked([&] {
     const size_t slot = names_.slot_of(name);
+    if (slot == Names::kNone) return Ticket{};
     const uint64_t generation = names_.next_generation(slot, rank_);
     const Ticket ticket = {Names::cell(slot, generation), generation};
     write_cell(ticket, signature, payload, nbytes);
@@ -82,7 +84,7 @@ std::string Ledger::mismatch(Ticket ticket, const RankMask& participants) const 
   for (int r = 0; r < board_.size(); ++r) {
     if (!participants.test(r)) continue;
     statements.push_back(board_.signature(ticket.cell, r));
-    ranks.push_back(r);
+    ranks.push_back(world_rank(r));
   }
   const std::string text = describe_mismatch(statements, ranks);
   const Kind kind = statements.front().kind;

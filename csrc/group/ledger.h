@@ -39,13 +39,15 @@ class Ledger {
  public:
   // give_up throws when the group has failed; it is called while waiting for the group's lock.
   // forced and fusion_threshold must be the same on all ranks to be of use, but need not be for correct results.
-  Ledger(const Board& board, int rank, Bells bells, Algo forced, size_t fusion_threshold,
-         std::function<void()> give_up);
+  // world_ranks: by group rank, for messages.
+  Ledger(const Board& board, int rank, const std::vector<int>& world_ranks, Bells bells, Algo forced,
+         size_t fusion_threshold, std::function<void()> give_up);
 
   // Writes this rank's statement. The caller makes sure that the cell is free (named: by waiting for the previous
   // generation, unnamed: by the peers' watermarks).
   Ticket state_unnamed(uint64_t counter, const Signature& signature, const void* payload, size_t nbytes);
   // Also appends the operation when this statement completes it and `logged`; log_full: append() has to be tried again.
+  // The ticket's tag is 0, and nothing stated, when all names are in flight.
   Ticket state_named(const std::string& name, const Signature& signature, const void* payload, size_t nbytes,
                      bool logged, bool& log_full);
 
@@ -73,6 +75,8 @@ class Ledger {
 
   // Tells the others that this rank's only thread waits for an operation and can state nothing else.
   void block(Ticket ticket, uint64_t unnamed_counter);
+  // Unless the verdict has come: another thread of this rank has appeared, which may state what is missing.
+  void lift_block();
   // Returns what withdrawn() says at that moment; a verdict comes before it or not at all.
   bool unblock();
   // True after a verdict that this rank's blocked operation can never complete; its statement is withdrawn.
@@ -83,6 +87,7 @@ class Ledger {
   uint64_t withdraw_unnamed() const { return board_.header().withdraw_unnamed; }
   uint64_t largest_unnamed() const;
 
+  bool has_idle_name() const { return names_.has_room(); }
   void note_consumed_named(Ticket ticket) const;
   void ring_waiters() const;  // everybody but this rank
   void ring_all() const;      // waiters and engines, this rank's too
@@ -110,9 +115,11 @@ class Ledger {
   Entry* open_entry();
   void close_locked(Entry& entry) const;
   int first_of(const RankMask& participants) const;
+  int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
 
   const Board& board_;
   int rank_;
+  const std::vector<int>& world_ranks_;
   Bells bells_;
   Algo forced_;
   size_t threshold_;

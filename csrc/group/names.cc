@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "base/errors.h"
-
 namespace rr {
 namespace {
 
@@ -39,6 +37,7 @@ size_t Names::slot_of(const std::string& name) {
   while (slot < used && !holds(slot, hash, stored)) ++slot;
   if (slot == used) {
     slot = claim_slot();
+    if (slot == kNone) return kNone;
     NameSlot& entry = board_.name_slot(slot);
     entry.length = static_cast<uint32_t>(stored.size());
     std::memcpy(entry.text, stored.data(), stored.size());
@@ -60,8 +59,14 @@ size_t Names::claim_slot() {
     for (int rank = 0; rank < board_.size(); ++rank) entry.base = std::max(entry.base, latest(slot, rank));
     return slot;
   }
-  throw Error("all " + std::to_string(board_.capacity()) +
-              " tensor names of the group are in flight; wait for some, or raise RINGREDUCE_CACHE_CAPACITY");
+  return kNone;
+}
+
+bool Names::has_room() const {
+  for (size_t slot = 0; slot < board_.capacity(); ++slot) {
+    if (is_idle(slot)) return true;
+  }
+  return false;
 }
 
 uint64_t Names::latest(size_t slot, int rank) const {

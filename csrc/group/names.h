@@ -15,8 +15,10 @@ class Names {
   explicit Names(const Board& board) : board_(board), local_names_(board.capacity()) {}
 
   // The slot of a name, new or known. When the table is full, a slot makes room whose last generation every rank has
-  // consumed; if there is none, throws Error that names the knob.
+  // consumed; kNone if there is none.
+  static constexpr size_t kNone = SIZE_MAX;
   size_t slot_of(const std::string& name);
+  bool has_room() const;  // without the lock: a moment's view
 
   // The generation that this rank would state next in a slot.
   uint64_t next_generation(size_t slot, int rank) const;

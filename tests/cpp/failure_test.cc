@@ -147,6 +147,63 @@ TEST_CASE("a rank that leaves cleanly: whoever needs it hears of it") {
   }
 }
 
+TEST_CASE("a rank that leaves while its registered memory is wanted: no sum of what it writes there afterwards") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}, {"RINGREDUCE_FUSION_THRESHOLD", "0"}};
+  constexpr size_t kCount = 1000;
+  constexpr int kSums = 80;  // more than the log holds
+  const size_t nbytes = kSums * kCount * sizeof(float);
+  const Fd file = create_memfd("registered", 2 * nbytes);
+  const auto body = [&](Rank& rank) {
+    const Segment segment(file.get(), 1, rank.rank, 2, nbytes);
+    rank.segments.add(&segment);
+    float* const values = reinterpret_cast<float*>(segment.own());
+    std::fill_n(values, kSums * kCount, 1.0f);
+    barrier(rank.world);
+    std::vector<OperationPtr> sums;
+    const auto start = [&](int i) {
+      const std::string name = "sum " + std::to_string(i);
+      Request request;
+      request.kind = Kind::kAllreduce;
+      request.srcs.resize(1);
+      request.srcs[0].data = segment.own() + static_cast<size_t>(i) * kCount * sizeof(float);
+      request.srcs[0].dtype = DType::kFloat32;
+      request.srcs[0].count = request.srcs[0].dims[0] = kCount;
+      request.srcs[0].ndim = 1;
+      request.dsts = request.srcs;
+      request.name = &name;
+      request.is_async = true;
+      sums.push_back(rank.world.submit(request, nullptr));
+    };
+    if (rank.rank == 0) {
+      for (int i = 0; i < kSums; ++i) start(i);
+      rank.context.shutdown();
+      std::fill_n(values, kSums * kCount, 1e9f);
+    } else {
+      const auto& attendance = rank.world.board().line(0).attendance;
+      while (attendance.load() != static_cast<uint32_t>(Attendance::kShutDown)) std::this_thread::yield();
+      try {
+        for (int i = 0; i < kSums; ++i) start(i);
+      } catch (const ShutdownError&) {  // heard of it before the last
+      }
+      for (const OperationPtr& sum : sums) {
+        raised<ShutdownError>([&] { rank.world.wait(*sum, -1, nullptr); });
+      }
+    }
+    rank.segments.remove(&segment);
+  };
+  CHECK_NOTHROW(run_ranks(2, body, 256));
+}
+
+TEST_CASE("timeout: all names in flight, and nobody else comes") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "0.3"}};
+  std::string text;
+  CHECK_NOTHROW(text = alone<TimeoutError>([](Rank& rank) {
+                  std::vector<Sum> sums;
+                  for (int i = 0; i < 70; ++i) sums.push_back(start_sum(rank, rank.world, 1, 0, std::to_string(i)));
+                }));
+  CHECK(text.find("missing rank(s): 1") != std::string::npos);
+}
+
 TEST_CASE("a rank that leaves with a full window behind it") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
   CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {

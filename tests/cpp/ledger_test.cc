@@ -115,7 +115,7 @@ TEST_CASE("a busy name is refused, an idle one is not") {
   }));
 }
 
-TEST_CASE("any number of distinct names in a table of sixteen; an error when all are in flight") {
+TEST_CASE("any number of distinct names in a table of sixteen; one more waits while all are in flight") {
   const Environment environment{};
   const int names = rounds(100000);
   CHECK_NOTHROW(run_ranks(
@@ -126,16 +126,75 @@ TEST_CASE("any number of distinct names in a table of sixteen; an error when all
         std::vector<Sum> sums;
         for (int i = 0; i < 16; ++i)
           sums.push_back(start_sum(rank, rank.world, 1, i, std::string(300, 'x') + std::to_string(i)));
-        if (rank.rank == 0) {
-          // Rank 1 may have consumed none of them, but this rank has not either, so no slot is idle.
-          expect_contains(raised<Error>([&] { start_sum(rank, rank.world, 1, 0, "one more"); }),
-                          "RINGREDUCE_CACHE_CAPACITY");
-        }
+        // Goes on once all ranks have consumed one, which needs nobody to wait for it.
+        const Sum one_more = start_sum(rank, rank.world, 1, 0, "one more");
         for (const Sum& sum : sums) finish_sum(rank.world, sum);
-        barrier(rank.world);
-        sum_now(rank, rank.world, 1, 0, "one more");
+        finish_sum(rank.world, one_more);
       },
       16));
+}
+
+TEST_CASE("statements that differ name the ranks of the world, in a group of some of them too") {
+  const Environment environment{};
+  const Fd fd = create_memfd("high", Board::nbytes(2, 64));
+  CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
+    if (rank.rank > 0) {
+      Group& group = *rank.context.add_group(fd.get(), {1, 2}, nullptr);
+      const size_t count = static_cast<size_t>(rank.rank);
+      expect_contains(raised<MismatchError>([&] { sum_now(rank, group, count, 0); }), "(rank 1 and rank 2)");
+      const std::string name = rank.rank == 1 ? "a" : "b";
+      const std::string text = raised<MismatchError>([&] { sum_now(rank, group, 1, 0, name); });
+      expect_contains(text, "rank 1 waits in allreduce 'a' for rank 2");
+      expect_contains(text, "rank 2 waits in allreduce 'b' for rank 1");
+    }
+    barrier(rank.world);
+  }));
+}
+
+TEST_CASE("a rank that is blocked in one thread is not blocked once another thread calls") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
+    const Board& board = rank.world.board();
+    const auto wait_for = [&](const std::function<bool()>& condition) {
+      const Deadline deadline = Deadline::after_s(60);
+      while (!condition() && !deadline.passed()) std::this_thread::yield();
+      expect(condition(), "what the test waits for");
+    };
+    if (rank.rank == 0) {
+      std::exception_ptr error;
+      std::thread first([&] {
+        try {
+          sum_now(rank, rank.world, 1, 0, "first");
+        } catch (...) {
+          error = std::current_exception();
+        }
+      });
+      try {
+        wait_for([&] { return board.line(0).blocked_on.load() != 0; });
+        const Sum other = start_sum(rank, rank.world, 1, 1, "other");
+        // Rank 1 has said that it is blocked, and has looked at the others since.
+        wait_for([&] { return board.line(1).blocked_on.load() != 0; });
+        for (int looks = 0; looks < 4; ++looks) {
+          const int64_t before = board.line(1).seen_ns.load();
+          wait_for([&] { return board.line(1).seen_ns.load() != before; });
+        }
+        sum_now(rank, rank.world, 1, 2, "second");
+        finish_sum(rank.world, other);
+      } catch (...) {
+        rank.context.shutdown();
+        first.join();
+        throw;
+      }
+      first.join();
+      if (error) std::rethrow_exception(error);
+    } else {
+      const Sum other = start_sum(rank, rank.world, 1, 1, "other");
+      sum_now(rank, rank.world, 1, 2, "second");
+      sum_now(rank, rank.world, 1, 0, "first");
+      finish_sum(rank.world, other);
+    }
+    barrier(rank.world);
+  }));
 }
 
 TEST_CASE("statements that differ raise on every rank, whatever path each side took, and harm nothing") {

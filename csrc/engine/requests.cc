@@ -1,0 +1,113 @@
+// Group: what a request may ask for, and how it is put to the other ranks.
+
+#include <algorithm>
+
+#include "base/errors.h"
+#include "engine/group.h"
+
+namespace rr {
+
+Signature Group::sign(const Request& request) const {
+  const TensorView* shown =
+      !request.srcs.empty() ? &request.srcs[0] : (!request.dsts.empty() ? &request.dsts[0] : nullptr);
+  // What must agree for a broadcast or scatter is what every rank receives.
+  if (request.kind == Kind::kScatter || request.kind == Kind::kBroadcast) shown = &request.dsts[0];
+  Signature s;
+  s.kind = request.kind;
+  s.op = request.op;
+  s.root = request.root;
+  s.prescale = request.prescale;
+  s.postscale = request.postscale;
+  s.is_async = request.is_async ? 1 : 0;
+  if (shown == nullptr) return s;
+  s.dtype = shown->dtype;
+  s.ndim = shown->ndim;
+  s.tensors = static_cast<uint32_t>(std::max<size_t>(1, request.srcs.size()));
+  std::copy(std::begin(shown->dims), std::end(shown->dims), s.dims);
+  s.nbytes = shown->nbytes();
+  if (s.tensors > 1) {
+    uint64_t hash = 0;
+    s.nbytes = 0;
+    for (const TensorView& tensor : request.srcs) {
+      Signature one;
+      one.dtype = tensor.dtype;
+      one.ndim = tensor.ndim;
+      std::copy(std::begin(tensor.dims), std::end(tensor.dims), one.dims);
+      hash = hash * 31 + digest(one);
+      s.nbytes += tensor.nbytes();
+    }
+    s.dims[0] = hash;
+  }
+  return s;
+}
+
+void Group::check_request(const Request& request) const {
+  if (request.kind == Kind::kAllreduce || request.kind == Kind::kReduceScatter || request.kind == Kind::kReduce) {
+    if (request.srcs.empty() || request.srcs.size() != request.dsts.size()) {
+      throw InvalidArgumentError(std::string(name(request.kind)) +
+                                 " takes at least one tensor and one output for each");
+    }
+    if (request.kind != Kind::kAllreduce && request.srcs.size() > 1) {
+      throw InvalidArgumentError(std::string(name(request.kind)) + " takes one tensor, not " +
+                                 std::to_string(request.srcs.size()));
+    }
+    for (size_t i = 0; i < request.srcs.size(); ++i) {
+      check({request.srcs[i].dtype, request.op, request.prescale, request.postscale, size()});
+      if (request.srcs[i].dtype != request.dsts[i].dtype)
+        throw InvalidArgumentError("input and output differ in dtype");
+      if (request.kind != Kind::kReduceScatter && request.srcs[i].nbytes() != request.dsts[i].nbytes()) {
+        throw InvalidArgumentError("input and output differ in size");
+      }
+    }
+  }
+  if (request.kind == Kind::kReduceScatter) {
+    const TensorView& src = request.srcs[0];
+    if (src.ndim == 0) throw InvalidArgumentError("Reducescatter does not support scalar inputs");
+    if (request.op != ReduceOp::kSum && request.op != ReduceOp::kAverage) {
+      throw InvalidArgumentError("Reducescatter currently only supports AVERAGE and SUM.");
+    }
+    const size_t mine = segment(src.rows(), size(), rank_).count() * src.row_nbytes();
+    if (request.dsts[0].nbytes() != mine)
+      throw InvalidArgumentError("reducescatter: the output must hold this rank's rows");
+  }
+  if (is_ragged(request.kind) && request.srcs[0].ndim == 0) {
+    throw InvalidArgumentError("Process-set rank " + std::to_string(rank_) + " tried to " + upper_name(request.kind) +
+                               " a rank-zero tensor.");
+  }
+  const bool rooted = request.kind == Kind::kBroadcast || request.kind == Kind::kReduce ||
+                      request.kind == Kind::kGather || request.kind == Kind::kScatter;
+  if (rooted && (request.root < 0 || request.root >= size())) {
+    throw InvalidArgumentError(std::string(name(request.kind)) + " received invalid root rank " +
+                               std::to_string(request.root) + " for provided process set");
+  }
+  if (request.kind == Kind::kScatter && request.root == rank_ &&
+      (request.srcs.empty() || request.srcs[0].nbytes() != request.dsts[0].nbytes() * static_cast<size_t>(size()))) {
+    throw InvalidArgumentError("scatter: the root's input must hold one output for each rank");
+  }
+  if (request.kind != Kind::kAlltoall) return;
+  const uint64_t rows = request.srcs[0].rows();
+  if (request.splits.empty()) {
+    if (rows % static_cast<uint64_t>(size()) == 0) return;
+    throw InvalidArgumentError(
+        "splits not provided, but first dimension of tensor is not an even multiple of the number of workers.");
+  }
+  if (request.splits.size() != static_cast<size_t>(size())) {
+    throw InvalidArgumentError("Number of entries in splits does not equal number of workers.");
+  }
+  uint64_t sum = 0;
+  for (const uint64_t split : request.splits) {
+    if (split > rows - sum) {
+      throw InvalidArgumentError("Sum of splits entries is greater than the first dimension of tensor.");
+    }
+    sum += split;
+  }
+}
+
+bool Group::is_quick(const Request& request, size_t nbytes) const {
+  if (request.srcs.size() > 1) return false;
+  if (request.kind == Kind::kBarrier) return true;
+  if (request.kind != Kind::kAllreduce && request.kind != Kind::kBroadcast) return false;
+  return nbytes <= (request.name != nullptr ? board_.inline_nbytes() : board_.header().eager_nbytes.load());
+}
+
+}  // namespace rr
