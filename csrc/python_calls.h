@@ -1,0 +1,175 @@
+// The objects that Python holds, and the calls that give up the GIL: arguments to a request, the request to its group.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/context.h"
+#include "python_memory.h"
+
+namespace py = pybind11;
+
+namespace rr {
+
+inline void interrupt() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+// A forked child inherits the objects but neither the engine thread nor the control segments, so it only forgets them.
+inline std::shared_ptr<Context> guard_fork(std::unique_ptr<Context> context) {
+  const pid_t owner = ::getpid();
+  return std::shared_ptr<Context>(context.release(), [owner](Context* item) {
+    if (::getpid() != owner) return;
+    const py::gil_scoped_release release;
+    std::unique_ptr<Context>(item).reset();
+  });
+}
+
+struct PyOutput {
+  OperationPtr operation;
+};
+
+struct PyGroup {
+  std::shared_ptr<Context> context;
+  std::shared_ptr<Group> group;
+  Group& get() const {
+    if (group == nullptr) throw InvalidArgumentError("the group has been removed");
+    return *group;
+  }
+};
+
+struct PyWork {
+  PyGroup group;
+  OperationPtr operation;
+
+  void wait(std::optional<double> timeout) const {
+    bool in_time = true;
+    {
+      const py::gil_scoped_release release;
+      in_time = group.get().wait(*operation, timeout.value_or(-1.0), interrupt);
+    }
+    trash().empty();
+    if (!in_time) throw TimeoutError("the operation is still pending after " + std::to_string(*timeout) + " s");
+  }
+  bool done() const {
+    const py::gil_scoped_release release;
+    return group.get().poll(*operation);
+  }
+};
+
+struct PySegment {
+  std::shared_ptr<SegmentRegistry> owner = registry();
+  Segment segment;
+  pid_t creator = ::getpid();
+  PySegment(int fd, uint64_t uid, int region, int regions, size_t nbytes) : segment(fd, uid, region, regions, nbytes) {
+    owner->add(&segment);
+  }
+  ~PySegment() {
+    // In a forked child the registry is of no use, and may have been copied while another thread held its lock.
+    if (::getpid() == creator) owner->remove(&segment);
+  }
+};
+
+// The one place where a request meets the core.
+inline PyWork submit(const PyGroup& group, Request& request, const py::object& name, std::unique_ptr<Held> held) {
+  trash().empty();
+  std::string text;
+  if (!name.is_none()) {
+    text = name.cast<std::string>();
+    request.name = &text;
+  }
+  request.keep = keep(std::move(held));
+  const py::gil_scoped_release release;
+  return {group, group.get().submit(request, interrupt)};
+}
+
+inline Request reduce_request(Kind kind, int op, double prescale, double postscale) {
+  Request request;
+  request.kind = kind;
+  request.op = op_from_code(op);
+  request.prescale = prescale;
+  request.postscale = postscale;
+  request.is_async = true;
+  return request;
+}
+
+inline void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, double prescale, double postscale,
+                      const py::object& name) {
+  if (name.is_none()) {
+    Borrowed src_buffer;
+    Borrowed dst_buffer;
+    const TensorView in = view_of(src, dst.is(src), src_buffer.buffer);
+    const TensorView out = dst.is(src) ? in : view_of(dst, true, dst_buffer.buffer);
+    const Reduction reduction = {in.dtype, op_from_code(op), prescale, postscale, group.get().size()};
+    const py::gil_scoped_release release;
+    if (group.get().allreduce_quick(in, out, reduction, interrupt)) return;
+  }
+  auto held = std::make_unique<Held>();
+  Request request = reduce_request(Kind::kAllreduce, op, prescale, postscale);
+  request.is_async = false;
+  request.srcs.push_back(view_of(src, false, *held));
+  request.dsts.push_back(view_of(dst, true, *held));
+  submit(group, request, name, std::move(held)).wait(std::nullopt);
+}
+
+inline PyWork allreduce_async(const PyGroup& group, const py::sequence& srcs, const py::sequence& dsts, int op,
+                              double prescale, double postscale, const py::object& name) {
+  auto held = std::make_unique<Held>();
+  Request request = reduce_request(Kind::kAllreduce, op, prescale, postscale);
+  for (const py::handle src : srcs) request.srcs.push_back(view_of(src, false, *held));
+  for (const py::handle dst : dsts) request.dsts.push_back(view_of(dst, true, *held));
+  return submit(group, request, name, std::move(held));
+}
+
+inline PyWork reduce_async(const PyGroup& group, Kind kind, py::handle src, py::handle dst, int op, double prescale,
+                           double postscale, int root, const py::object& name) {
+  auto held = std::make_unique<Held>();
+  Request request = reduce_request(kind, op, prescale, postscale);
+  request.root = root;
+  request.srcs.push_back(view_of(src, false, *held));
+  // On other ranks than the root a reduce does not write its output.
+  request.dsts.push_back(view_of(dst, kind != Kind::kReduce || group.get().rank() == root, *held));
+  return submit(group, request, name, std::move(held));
+}
+
+// src and dst may be None where the kind does not use them.
+inline PyWork exchange_async(const PyGroup& group, Kind kind, const py::object& src, const py::object& dst, int root,
+                             std::vector<uint64_t> splits, const py::object& name) {
+  auto held = std::make_unique<Held>();
+  Request request;
+  request.kind = kind;
+  request.root = root;
+  request.is_async = true;
+  request.splits = std::move(splits);
+  if (!src.is_none()) request.srcs.push_back(view_of(src, false, *held));
+  if (!dst.is_none()) request.dsts.push_back(view_of(dst, true, *held));
+  return submit(group, request, name, std::move(held));
+}
+
+inline PyWork message(const PyGroup& group, py::handle buffer, int peer, int tag, bool outgoing) {
+  trash().empty();
+  auto held = std::make_unique<Held>();
+  const TensorView view = view_of(buffer, !outgoing, *held);
+  auto kept = keep(std::move(held));
+  const py::gil_scoped_release release;
+  Group& g = group.get();
+  return {group, outgoing ? g.send(view, peer, tag, std::move(kept)) : g.receive(view, peer, tag, std::move(kept))};
+}
+
+inline Kind kind_from(const std::string& text) {
+#define RR_MATCH(id, upper, lower) \
+  if (text == lower) return Kind::id;
+  RR_KINDS(RR_MATCH)
+#undef RR_MATCH
+  throw InvalidArgumentError("no collective is called '" + text + "'");
+}
+
+}  // namespace rr
