@@ -5,6 +5,7 @@
 
 #include "engine/bench.h"
 #include "engine/context.h"
+#include "engine/limit.h"
 #include "python_calls.h"
 
 #ifndef RR_VERSION
@@ -168,17 +169,30 @@ PYBIND11_MODULE(_core, m) {
           [](const PyGroup& g, const std::string& kind, py::handle src, py::handle dst, int op, int iters,
              bool rewrite) {
             Held held;
-            BenchJob job;
-            job.kind = kind_from(kind);
-            job.src = view_of(src, true, held);
-            job.dst = view_of(dst, true, held);
-            job.reduction = {job.src.dtype, op_from_code(op), 1.0, 1.0, g.get().size()};
-            job.iters = iters;
+            BenchJob job = bench_job(g, kind, src, dst, op, iters, held);
             job.rewrite = rewrite;
             const py::gil_scoped_release release;
             return bench(g.get(), job, interrupt);
           },
-          py::arg("kind"), py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("iters"), py::arg("rewrite"));
+          py::arg("kind"), py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("iters"), py::arg("rewrite"))
+      .def(
+          "memory_limit",
+          [](const PyGroup& g, const std::string& kind, py::handle src, py::handle dst, int op, int iters) {
+            Held held;
+            const BenchJob job = bench_job(g, kind, src, dst, op, iters, held);
+            const py::gil_scoped_release release;
+            return memory_limit(g.get(), job, interrupt);
+          },
+          py::arg("kind"), py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("iters"))
+      .def(
+          "news_limit",
+          [](const PyGroup& g, py::handle src, int iters) {
+            Held held;
+            const BenchJob job = bench_job(g, "barrier", src, src, 1, iters, held);
+            const py::gil_scoped_release release;
+            return news_limit(g.get(), job, interrupt);
+          },
+          py::arg("src"), py::arg("iters"));
 
   py::class_<Context, std::shared_ptr<Context>>(m, "Context")
       .def(py::init([](int fd, int rank, int size, const std::vector<int>& pidfds, const std::string& hostname) {

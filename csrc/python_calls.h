@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/bench.h"
 #include "engine/context.h"
 #include "python_memory.h"
 
@@ -170,6 +171,17 @@ inline Kind kind_from(const std::string& text) {
   RR_KINDS(RR_MATCH)
 #undef RR_MATCH
   throw InvalidArgumentError("no collective is called '" + text + "'");
+}
+
+inline BenchJob bench_job(const PyGroup& group, const std::string& kind, py::handle src, py::handle dst, int op,
+                          int iters, Held& held) {
+  BenchJob job;
+  job.kind = kind_from(kind);
+  job.src = view_of(src, true, held);
+  job.dst = view_of(dst, true, held);
+  job.reduction = {job.src.dtype, op_from_code(op), 1.0, 1.0, group.get().size()};
+  job.iters = iters;
+  return job;
 }
 
 }  // namespace rr

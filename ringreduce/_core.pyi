@@ -121,6 +121,14 @@ class Group:
         barrier. rewrite: each call is preceded by rewriting src and a barrier and timed alone (iters values); else one
         value, the mean of iters back-to-back calls."""
 
+    def memory_limit(self, kind: str, src: Buffer, dst: Buffer, op: int, iters: int) -> list[float]:
+        """Seconds of this rank's loads and stores of one call, without synchronisation; iters values. src and dst are
+        registered memory of the world at the same place on every rank (InvalidArgumentError otherwise)."""
+
+    def news_limit(self, src: Buffer, iters: int) -> float:
+        """Seconds that news takes between ranks 0 and 1 (0 on others): by a polled line, or by a futex where ranks
+        outnumber cores. src: registered memory, at least 256 bytes, which is overwritten."""
+
 class Context:
     """One rank's membership of one job: its groups, its engine thread, its failure state."""
 

@@ -27,6 +27,7 @@ class Group {
   Group(Context& context, int fd, std::vector<int> world_ranks, int id);
   ~Group();
 
+  const Context& context() const { return context_; }
   int rank() const { return rank_; }
   int size() const { return board_.size(); }
   int id() const { return id_; }

@@ -17,8 +17,16 @@ DEFAULT_RANKS = 2
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command. Returns 0; 1 when a result was wrong; 2 when the arguments ask for what there is not."""
+    if argv[:1] == ["train"]:
+        from ringreduce.bench.train import cli as train
+
+        return train.main(argv[1:])
     try:
         options = parse(argv)
+        if options.vs:
+            from ringreduce.bench import versus
+
+            return versus.run(options)
         place = environment.detect()
         if place.source == "single" and options.ranks != 1:
             return _start(options, argv)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import ringreduce
 from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.limit import fraction_of_limit
 from ringreduce.bench.loops import CoreLoop, Loop, PythonLoop
 from ringreduce.bench.memory import operand
 from ringreduce.bench.oracle import BLOCK, DTYPES, OPS, Oracle
@@ -42,6 +43,7 @@ class Row:
     algbw_GBps: float
     busbw_GBps: float
     wrong: int | None
+    fraction_of_limit: float | None = None
 
 
 def measure(options: Options, nbytes: int, cores: int) -> Row:
@@ -99,6 +101,7 @@ def measure(options: Options, nbytes: int, cores: int) -> Row:
         algbw_GBps=algbw,
         busbw_GBps=algbw * collective.bus(ranks),
         wrong=wrong,
+        fraction_of_limit=fraction_of_limit(options, total, count, p50, ranks > cores) if options.limit else None,
     )
 
 

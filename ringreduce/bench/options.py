@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.oracle import DTYPES, OPS
-from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.errors import InvalidArgumentError
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 DEFAULT_SIZES = "8,512,4K,64K,1M,16M,128M"
@@ -31,6 +31,12 @@ class Options:
     bind: str
     check: bool
     json: str | None
+    limit: bool = False
+    vs: tuple[str, ...] = ()
+    rounds: int = 3
+    deadline_s: float = 120.0
+    plot: str | None = None
+    html: str | None = None
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -38,15 +44,11 @@ def parse(argv: Sequence[str]) -> Options:
 
     Raises:
         InvalidArgumentError: a size that is no number of bytes.
-        UnavailableError: an option of a later version.
     """
     args = _parser().parse_args(argv)
-    if args.vs or args.plot:
-        wanted = "--vs" if args.vs else "--plot"
-        raise UnavailableError(
-            f"ringreduce bench {wanted}: this version measures ringreduce alone and draws nothing. "
-            "benchmarks/compare_mpi.py in the source tree compares all-reduce with the MPIs it finds."
-        )
+    vs = tuple(name.strip() for name in args.vs.split(",")) if args.vs else ()
+    if (args.plot or args.html) and not vs:
+        raise InvalidArgumentError("ringreduce bench: --plot and --html draw a comparison: say with whom by --vs")
     sizes = (
         _range(args.begin, args.end, args.factor) if args.begin else [nbytes(text) for text in args.sizes.split(",")]
     )
@@ -56,7 +58,7 @@ def parse(argv: Sequence[str]) -> Options:
         sizes=tuple(sizes) if args.collective != "barrier" else (0,),
         dtype=args.dtype,
         op=args.op,
-        buffers=args.buffers,
+        buffers=args.buffers or ("both" if vs else "private"),
         level=args.level,
         in_place=args.in_place,
         iters=args.iters,
@@ -64,6 +66,12 @@ def parse(argv: Sequence[str]) -> Options:
         bind=args.bind,
         check=args.check,
         json=args.json,
+        limit=args.limit if args.limit is not None else args.level == "c",
+        vs=vs,
+        rounds=args.rounds,
+        deadline_s=args.deadline,
+        plot=args.plot,
+        html=args.html,
     )
 
 
@@ -103,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-f", dest="factor", type=int, default=2, metavar="N", help="each size is N times the one before (default 2)")
     add("--dtype", default="float32", choices=list(DTYPES))
     add("--op", default="sum", choices=list(OPS))
-    add("--buffers", default="private", choices=["private", "registered"], help="memory of the operands")
+    add("--buffers", choices=["private", "registered"], help="memory of the operands (default private; with --vs both)")
     add("--level", default="c", choices=["c", "python"], help="loop inside the core, or over the Python functions")
     add("--in-place", action=flag, default=True, help="allreduce: the result replaces the input (default)")
     add("--iters", type=_positive, metavar="N", help="calls to time (default: by size)")
@@ -111,8 +119,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--bind", default="core", choices=["core", "none"], help="bind each rank to its share of the cores")
     add("--check", action=flag, default=True, help="compare every element of every rank with the exact result")
     add("--json", metavar="FILE", help="also write the results here")
-    add("--vs", help=argparse.SUPPRESS)
-    add("--plot", help=argparse.SUPPRESS)
+    add("--limit", action=flag, help="measure what the machine allows as well (default at level c)")
+    add("--vs", metavar="LIST", help="beside these, in turns: gloo,openmpi,mpich,mpi4py,horovod,nccl")
+    add("--rounds", type=_positive, default=3, metavar="N", help="--vs: everyone's turns at each size (default 3)")
+    add("--deadline", type=float, default=120, metavar="S", help="--vs: a cell that takes longer says timeout (120)")
+    add("--plot", metavar="FILE", help="--vs: time, bus bandwidth and ratios as FILE.png or .svg (needs matplotlib)")
+    add("--html", metavar="FILE", help="--vs: a report in one file (needs matplotlib)")
     return parser
 
 

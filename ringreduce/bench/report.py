@@ -45,7 +45,7 @@ def result(options: Options, row: Row, ranks: int) -> dict[str, Any]:
         "algbw_GBps": row.algbw_GBps,
         "busbw_GBps": row.busbw_GBps,
         "wrong": row.wrong,
-        "fraction_of_limit": None,  # the memory limit is not measured yet
+        "fraction_of_limit": row.fraction_of_limit,
     }
 
 

@@ -1,0 +1,83 @@
+"""Pictures of a comparison: time, bus bandwidth and ratios over size, as one image or in a report of one file."""
+
+from __future__ import annotations
+
+import html as escape
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from ringreduce.bench import comparison, versus_table
+
+OURS_STYLE = {"registered": "-", "private": "--"}
+
+
+def plot(found: comparison.Document, path: Path) -> None:
+    """Writes the picture; the suffix says the format (png, svg, pdf)."""
+    _figure(found).savefig(path, dpi=120)
+
+
+def html(found: comparison.Document, path: Path) -> None:
+    """Writes a report that needs no other file: facts, picture, table, every figure as JSON."""
+    picture = io.StringIO()
+    _figure(found).savefig(picture, format="svg")
+    svg = picture.getvalue()
+    meta = found["meta"]
+    facts = "".join(
+        f"<tr><th>{escape.escape(key)}</th><td>{escape.escape(json.dumps(value))}</td></tr>"
+        for key, value in meta.items()
+    )
+    title = f"ringreduce {meta['ringreduce']}: {meta['collective']}, {meta['ranks']} ranks"
+    data = json.dumps(found).replace("</", "<\\/")  # or a string in it could end the element
+    path.write_text(
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{escape.escape(title)}</title>"
+        "<style>body{font:15px sans-serif;margin:2em;max-width:75em}pre{overflow:auto}"
+        "th{text-align:left;padding-right:1em;font-weight:normal;color:#555}</style>"
+        f"<h1>{escape.escape(title)}</h1>{svg[svg.index('<svg') :]}"
+        f"<h2>Table</h2><pre>{escape.escape(versus_table.tail(found))}</pre>"
+        f"<h2>Machine</h2><table>{facts}</table>"
+        f"<script type='application/json' id='data'>{data}</script></html>\n",
+        encoding="utf-8",
+    )
+
+
+def _figure(found: comparison.Document) -> Any:
+    from matplotlib.figure import Figure  # no backend, no display
+
+    figure = Figure(figsize=(15, 5), layout="constrained")
+    time, bandwidth, ratio = figure.subplots(1, 3)
+    sizes = comparison.sizes(found)
+    for lane, level in comparison.lanes(found):
+        rows = [row for size in sizes if (row := comparison.middle(found["results"], lane, level, size))]
+        if not rows:
+            continue
+        xs = [row["nbytes"] for row in rows]
+        width = 2.5 if comparison.is_ours(lane) else 1
+        style: dict[str, Any] = {"linewidth": width, "linestyle": OURS_STYLE.get(lane.split()[-1], "-")}
+        style |= {"marker": "o" if level == "c" else "s", "markersize": 3}
+        time.plot(xs, [row["time_us"]["p50"] for row in rows], label=f"{lane} ({level})", **style)
+        bandwidth.plot(xs, [row["busbw_GBps"] for row in rows], **style)
+        limits = [
+            (row["nbytes"], row["busbw_GBps"] / row["fraction_of_limit"]) for row in rows if row["fraction_of_limit"]
+        ]
+        if lane == "ringreduce registered" and level == "c" and limits:
+            bandwidth.plot(*zip(*limits, strict=True), color="black", linestyle=":", label="limit of the machine")
+            bandwidth.legend(fontsize=8)
+    for ours, level in [one for one in comparison.lanes(found) if comparison.is_ours(one[0])]:
+        best = [(size, r["median"]) for size in sizes if (r := comparison.best(found["ratios"], ours, level, size))]
+        if best:
+            ratio.plot(*zip(*best, strict=True), marker="o", markersize=3, label=f"{ours} ({level})")
+    ratio.axhline(1, color="black", linewidth=0.5)
+    for axes, title, unit in (
+        (time, "time of a call", "us, p50"),
+        (bandwidth, "bus bandwidth", "GB/s"),
+        (ratio, "how much faster than the best peer", "x"),
+    ):
+        axes.set(xscale="log", yscale="log", title=title, xlabel="bytes", ylabel=unit)
+        axes.grid(alpha=0.3)
+    time.legend(fontsize=7)
+    ratio.legend(fontsize=8)
+    meta = found["meta"]
+    figure.suptitle(f"{meta['collective']}, {meta['ranks']} ranks on {len(meta['cores'])} cores, {meta['cpu']}")
+    return figure

@@ -1,0 +1,74 @@
+"""The least time that this machine needs for a collective, measured in the same run.
+
+Above 4 KiB it is the collective's loads and stores by the same kernel, straight from and to registered memory, without
+any synchronisation (docs/benchmarks.md has the byte counts). Up to 4 KiB it is how long news takes from one rank to
+another: every rank must hear of the last one's input. Where ranks share cores, each of them must also be woken once,
+so news by futex times ranks per core.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import ringreduce
+from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.memory import operand
+from ringreduce.bench.oracle import DTYPES, OPS
+
+if TYPE_CHECKING:
+    from ringreduce.bench.options import Options
+
+SMALL_NBYTES = 4096
+NEWS_TURNS = 2000
+NEWS_NBYTES = 4096
+REWRITTEN_NBYTES = 256 << 20  # about so much is rewritten for one limit
+
+
+def fraction_of_limit(options: Options, nbytes: int, count: int, p50_s: float, crowded: bool) -> float | None:
+    """limit / p50: 1 is as fast as the machine allows. Collective. None where there is no limit (one rank, bfloat16).
+
+    Args:
+        nbytes, count: as in the row.
+        p50_s: the time that was reached, in seconds.
+        crowded: more ranks than cores.
+    """
+    group = ringreduce.global_process_set.group
+    if group.size == 1 or options.dtype == "bfloat16":
+        return None
+    limit = _news(crowded) if nbytes <= SMALL_NBYTES else _memory(options, nbytes, count)
+    return limit / p50_s
+
+
+def _news(crowded: bool) -> float:
+    group = ringreduce.global_process_set.group
+    src = operand(NEWS_NBYTES, np.uint8, registered=True)
+    best = min(group.news_limit(src, NEWS_TURNS) for _ in range(3))
+    seconds = float(ringreduce.allreduce(np.array([best]), op=ringreduce.Max)[0])
+    if not crowded:
+        return seconds
+    cores = len({core for bound in _bindings() for core in bound})
+    return seconds * group.size / cores
+
+
+def _memory(options: Options, nbytes: int, count: int) -> float:
+    collective = COLLECTIVES[options.collective]
+    group = ringreduce.global_process_set.group
+    storage = DTYPES[options.dtype][0]
+    part = count // group.size
+    in_place = options.in_place and collective.name == "allreduce"
+    src = operand(part if collective.input_parts else count, storage, registered=True)
+    dst = src if in_place else operand(part if collective.output_parts else count, storage, registered=True)
+    iters = max(5, min(100, REWRITTEN_NBYTES // nbytes))
+    op = OPS[options.op] if collective.reduces else OPS["sum"]
+    mine = group.memory_limit(collective.name, src, dst, op, iters)
+    slowest = np.sort(ringreduce.allreduce(np.array(mine), op=ringreduce.Max))
+    return float(slowest[slowest.size // 2])
+
+
+def _bindings() -> list[list[int]]:
+    from ringreduce.agreement import exchange
+    from ringreduce.bench import machine
+
+    return exchange(ringreduce.global_process_set.group, "bench.limit", machine.allowed_cores())

@@ -1,0 +1,173 @@
+"""One cell of a comparison: what to measure, who measures it, and how a job that misbehaves is ended.
+
+Every cell is a job of its own, so that a peer that crashes or hangs costs its cell and nothing else, and nobody's
+idle processes poll while another is timed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ringreduce.bench.collectives import COLLECTIVES
+
+MARK = "RINGREDUCE_BENCH_CELL"
+"""In the environment of every process of a cell: what bears it after the deadline is killed, whoever its parent is."""
+TAIL = 2000  # characters of a failed job's output that are kept
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured: the same for everyone."""
+
+    collective: str
+    nbytes: int
+    count: int
+    dtype: str
+    op: str
+    in_place: bool
+    ranks: int
+    cores: tuple[int, ...]
+    iters: int
+    warmup: int
+    check: bool
+
+    @property
+    def crowded(self) -> bool:
+        """More ranks than cores."""
+        return self.ranks > len(self.cores)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A library that is not here, and how to get it."""
+
+    name: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command to run, with additions to the environment. json: the file it writes; without, its last line is it."""
+
+    command: list[str]
+    environ: dict[str, str] = field(default_factory=dict)
+    json: Path | None = None
+
+
+class Peer(Protocol):
+    """One lane: a library, called at one level on one kind of memory."""
+
+    @property
+    def name(self) -> str:
+        """The lane's name in tables, such as "openmpi 5.0.11"."""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The fields library, version, level, buffers and algorithm of its rows."""
+
+    def unsupported(self, cell: Cell) -> str | None:
+        """Why it cannot do this cell; None when it can."""
+
+    def job(self, cell: Cell, folder: Path) -> Job:
+        """How one measurement is started. folder is temporary."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row as in the JSON of `ringreduce bench`, or why there is none: status is ok, timeout, failed, unsupported."""
+
+    lane: str
+    cell: Cell
+    status: str
+    row: dict[str, Any] | None = None
+    text: str = ""
+
+
+def run(peer: Peer, cell: Cell, folder: Path, deadline_s: float) -> Outcome:
+    """Measures one cell. Never raises for what the peer does; never takes longer than deadline_s and a moment."""
+    if reason := peer.unsupported(cell):
+        return Outcome(peer.name, cell, "unsupported", text=reason)
+    job = peer.job(cell, folder)
+    mark = uuid.uuid4().hex
+    environ = {**os.environ, **job.environ, MARK: mark}
+    try:
+        process = subprocess.Popen(
+            job.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=environ,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Outcome(peer.name, cell, "failed", text=str(error))
+    with process:
+        try:
+            output, errors = process.communicate(timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            _end(mark)
+            output, errors = process.communicate()
+            return Outcome(peer.name, cell, "timeout", text=f"no result within {deadline_s:g} s\n{errors[-TAIL:]}")
+        except BaseException:
+            _end(mark)
+            raise
+    _end(mark)  # a launcher that has ended may have left ranks behind
+    try:
+        said = json.loads(job.json.read_text() if job.json else output.strip().splitlines()[-1])
+        row = _row(peer, cell, said)
+    except (OSError, ValueError, LookupError, TypeError):
+        text = f"exit status {process.returncode}\n{(output + errors)[-TAIL:]}"
+        return Outcome(peer.name, cell, "failed", text=text)
+    return Outcome(peer.name, cell, "ok", row)
+
+
+def _row(peer: Peer, cell: Cell, said: dict[str, Any]) -> dict[str, Any]:
+    """A peer says {"min", "p50", "p99" in us, "wrong"}; our own command writes the whole row."""
+    if "results" in said:
+        row: dict[str, Any] = said["results"][0]
+        return row
+    collective = COLLECTIVES[cell.collective]
+    algbw = cell.nbytes / said["p50"] * 1e-3
+    return {
+        **peer.facts,
+        "collective": cell.collective,
+        "ranks": cell.ranks,
+        "nbytes": cell.nbytes,
+        "count": cell.count,
+        "dtype": cell.dtype,
+        "op": cell.op if collective.reduces else None,
+        "in_place": cell.in_place,
+        "time_us": {key: float(said[key]) for key in ("min", "p50", "p99")},
+        "algbw_GBps": algbw,
+        "busbw_GBps": algbw * collective.bus(cell.ranks),
+        "wrong": said["wrong"] if cell.check else None,
+        "fraction_of_limit": None,
+    }
+
+
+def _end(mark: str) -> None:
+    """Kills every process that bears the mark, until none is left (a fork may be under way)."""
+    wanted = f"{MARK}={mark}".encode()
+    for _ in range(100):
+        found = False
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdecimal() or int(folder.name) == os.getpid():
+                continue
+            try:
+                if wanted not in (folder / "environ").read_bytes().split(b"\0"):
+                    continue
+                os.kill(int(folder.name), signal.SIGKILL)
+                found = True
+            except OSError:  # gone, or another user's
+                continue
+        if not found:
+            return

@@ -1,0 +1,127 @@
+/* Times one MPI collective by the method of `ringreduce bench --level c` (docs/benchmarks.md), float32, sum.
+ *
+ * Up to 4 KiB: BATCHES runs of calls back to back, each run's mean, the slowest rank's. Above: every call is preceded
+ * by rewriting the input and a barrier and timed alone, the slowest rank's time of each call. One JSON line on rank 0.
+ * Usage: mpirun -np N collectives NAME COUNT IN_PLACE ITERS WARMUP     COUNT: elements of a rank's larger operand
+ */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { BATCHES = 20, SMALL = 4096, HUGE_PAGE = 1 << 21 };
+enum kind { ALLREDUCE, REDUCESCATTER, ALLGATHER, BROADCAST, ALLTOALL, BARRIER, KINDS };
+static const char* const names[KINDS] = {"allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "barrier"};
+
+static enum kind kind;
+static int rank, size, count, part, in_place;
+static float *input, *output, *original;
+
+/* Operands start on a huge page, with huge pages advised: as ours do. */
+static float* operand(size_t elements) {
+  const size_t room = (elements * sizeof(float) / HUGE_PAGE + 1) * HUGE_PAGE;
+  float* memory = aligned_alloc(HUGE_PAGE, room);
+  madvise(memory, room, MADV_HUGEPAGE);
+  memset(memory, 0, room);
+  return memory;
+}
+
+static float given(int from, long position) { return (float)(1 + (position * 31 + (position >> 12) * 7 + 17L * from) % 61); }
+
+static float wanted(long i) {
+  float sum = 0;
+  switch (kind) {
+    case ALLREDUCE:
+      for (int r = 0; r < size; ++r) sum += given(r, i);
+      return sum;
+    case REDUCESCATTER:
+      for (int r = 0; r < size; ++r) sum += given(r, (long)rank * part + i);
+      return sum;
+    case ALLGATHER:
+      return given((int)(i / part), i % part);
+    case BROADCAST:
+      return given(0, i);
+    default:
+      return given((int)(i / part), (long)rank * part + i % part);
+  }
+}
+
+static void call(void) {
+  switch (kind) {
+    case ALLREDUCE:
+      MPI_Allreduce(in_place ? MPI_IN_PLACE : input, output, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+      break;
+    case REDUCESCATTER:
+      MPI_Reduce_scatter_block(input, output, part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+      break;
+    case ALLGATHER:
+      MPI_Allgather(input, part, MPI_FLOAT, output, part, MPI_FLOAT, MPI_COMM_WORLD);
+      break;
+    case BROADCAST:
+      MPI_Bcast(input, count, MPI_FLOAT, 0, MPI_COMM_WORLD);
+      break;
+    case ALLTOALL:
+      MPI_Alltoall(input, part, MPI_FLOAT, output, part, MPI_FLOAT, MPI_COMM_WORLD);
+      break;
+    default:
+      MPI_Barrier(MPI_COMM_WORLD);
+  }
+}
+
+static double per_call(int calls) {
+  const double start = MPI_Wtime();
+  for (int i = 0; i < calls; ++i) call();
+  return (MPI_Wtime() - start) / calls;
+}
+
+static void rewrite(size_t nbytes) {
+  memcpy(input, original, nbytes);
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+static int ascending(const void* a, const void* b) {
+  return (*(const double*)a > *(const double*)b) - (*(const double*)a < *(const double*)b);
+}
+
+int main(int argc, char** argv) {
+  int granted;
+  long wrong = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_SINGLE, &granted);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (argc != 6) MPI_Abort(MPI_COMM_WORLD, 2);
+  while (kind < KINDS && strcmp(argv[1], names[kind]) != 0) ++kind;
+  if (kind == KINDS) MPI_Abort(MPI_COMM_WORLD, 2);
+  count = atoi(argv[2]);
+  part = count / size;
+  in_place = atoi(argv[3]) || kind == BROADCAST || kind == BARRIER;
+  const int iters = atoi(argv[4]), warmup = atoi(argv[5]);
+  const int inputs = kind == ALLGATHER ? part : count, outputs = kind == REDUCESCATTER ? part : count;
+  const size_t nbytes = inputs * sizeof(float);
+  const int small = count * sizeof(float) <= SMALL;
+  const int samples = small ? BATCHES : iters, calls = small && iters > BATCHES ? iters / BATCHES : 1;
+  double* seconds = malloc(samples * sizeof(double));
+  input = operand(inputs);
+  output = in_place ? input : operand(outputs);
+  original = malloc(nbytes + 1);
+
+  for (int i = 0; i < inputs; ++i) original[i] = given(rank, i);
+  rewrite(nbytes);
+  call();
+  for (int i = 0; kind != BARRIER && i < outputs; ++i) wrong += output[i] != wanted(i);
+  if (small) memset(input, 0, nbytes); /* back to back, the sums feed the next call: stay finite */
+  for (int i = -warmup; i < samples; ++i) {
+    rewrite(small ? 0 : nbytes);
+    const double mean = per_call(i < 0 ? 1 : calls);
+    if (i >= 0) seconds[i] = mean;
+  }
+
+  MPI_Allreduce(MPI_IN_PLACE, &wrong, 1, MPI_LONG, MPI_SUM, MPI_COMM_WORLD);
+  MPI_Allreduce(MPI_IN_PLACE, seconds, samples, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  qsort(seconds, samples, sizeof(double), ascending);
+  if (rank == 0)
+    printf("{\"wrong\": %ld, \"min\": %.4f, \"p50\": %.4f, \"p99\": %.4f}\n", wrong, seconds[0] * 1e6,
+           seconds[samples / 2] * 1e6, seconds[(samples - 1) * 99 / 100] * 1e6);
+  return MPI_Finalize();
+}

@@ -1,0 +1,47 @@
+"""ringreduce as a peer among peers: the bench command itself, one size at a time."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import ringreduce
+from ringreduce.bench.peers.cell import Cell, Job
+
+
+@dataclass(frozen=True)
+class Ours:
+    """ringreduce at one level, on one kind of memory."""
+
+    level: str
+    buffers: str
+
+    @property
+    def name(self) -> str:
+        """See Peer."""
+        return f"ringreduce {self.buffers}"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """See Peer; its rows say the same."""
+        return {
+            "library": "ringreduce",
+            "version": ringreduce.__version__,
+            "level": self.level,
+            "buffers": self.buffers,
+        }
+
+    def unsupported(self, cell: Cell) -> str | None:
+        """See Peer."""
+        return None
+
+    def job(self, cell: Cell, folder: Path) -> Job:
+        """See Peer. The limit is measured with the c level's registered memory only."""
+        file = folder / "row.json"
+        file.unlink(missing_ok=True)
+        what = [cell.collective, "-np", str(cell.ranks), "--sizes", str(cell.nbytes), "--dtype", cell.dtype]
+        where = ["--op", cell.op, "--buffers", self.buffers, "--level", self.level, "--json", str(file)]
+        how = ["--iters", str(cell.iters), "--warmup", str(cell.warmup)]
+        flags = ["--check" if cell.check else "--no-check", "--in-place" if cell.in_place else "--no-in-place"]
+        return Job([sys.executable, "-m", "ringreduce.bench", *what, *where, *how, *flags], json=file)

@@ -1,0 +1,107 @@
+"""One rank of a peer that is called from Python: checks, times, and on rank 0 prints one JSON line.
+
+    LAUNCHER python -m ringreduce.bench.peers.worker MODULE CELL
+
+MODULE has connect() -> Endpoint (an adapter of this package, or a dotted name); CELL is a Cell as JSON. The method is that of
+`ringreduce bench --level python`: every call is timed alone; above 4 KiB the input is rewritten and a barrier passed
+before; a sample is the slowest rank's.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.memory import private
+from ringreduce.bench.oracle import BLOCK, DTYPES, Oracle
+from ringreduce.bench.peers.cell import Cell
+
+Array = NDArray[Any]
+SMALL_NBYTES = 4096
+
+
+class Endpoint(Protocol):
+    """This rank of a library that is up and running."""
+
+    rank: int
+    size: int
+
+    def operation(self, collective: str, src: Array, dst: Array, op: str) -> Callable[[], Any]:
+        """The collective, ready to be called again and again. dst is src where the collective works in place."""
+
+    def barrier(self) -> None:
+        """Passes when every rank is here."""
+
+    def largest(self, values: Array) -> Array:
+        """Element by element, the largest of all ranks' float64 values."""
+
+    def close(self) -> None:
+        """Leaves the job."""
+
+
+def main(module: str, text: str) -> int:
+    """Measures the cell. Returns 0."""
+    fields = json.loads(text)
+    cell = Cell(**{**fields, "cores": tuple(fields["cores"])})
+    name = module if "." in module else f"ringreduce.bench.peers.{module}"
+    endpoint: Endpoint = importlib.import_module(name).connect()
+    if endpoint.size != cell.ranks:
+        raise RuntimeError(f"{module}: {endpoint.size} ranks have met, not {cell.ranks}")
+    if not cell.crowded:
+        share = len(cell.cores) // cell.ranks
+        os.sched_setaffinity(0, cell.cores[endpoint.rank * share : (endpoint.rank + 1) * share])
+    collective = COLLECTIVES[cell.collective]
+    storage = DTYPES[cell.dtype][0]
+    part = cell.count // cell.ranks
+    src = private(part if collective.input_parts else cell.count, storage)
+    dst = src if cell.in_place else private(part if collective.output_parts else cell.count, storage)
+    src.fill(0)
+    dst.fill(0)
+    call = endpoint.operation(cell.collective, src, dst, cell.op)
+    wrong = 0
+    if cell.check:
+        oracle = Oracle(cell.dtype, cell.op, cell.ranks)
+        oracle.fill(src, endpoint.rank)
+        call()
+        for start in range(0, dst.size, BLOCK):
+            at = np.arange(start, min(start + BLOCK, dst.size), dtype=np.int64)
+            wrong += oracle.wrong(dst, start, collective.expected(oracle, endpoint.rank, part, at))
+        src.fill(0)
+    mine = _seconds(endpoint, call, src, cell)
+    slowest = np.sort(endpoint.largest(np.array([*mine, float(wrong)]))[:-1])
+    most_wrong = int(endpoint.largest(np.array([float(wrong)]))[0])  # of one rank: 0 is what matters
+    if endpoint.rank == 0:
+        micro = {"min": slowest[0], "p50": slowest[slowest.size // 2], "p99": slowest[(slowest.size - 1) * 99 // 100]}
+        print(json.dumps({**{key: value * 1e6 for key, value in micro.items()}, "wrong": most_wrong}), flush=True)
+    endpoint.close()
+    return 0
+
+
+def _seconds(endpoint: Endpoint, call: Callable[[], Any], src: Array, cell: Cell) -> list[float]:
+    rewrite = cell.nbytes > SMALL_NBYTES
+    times = []
+    gc.disable()
+    for turn in range(-cell.warmup, cell.iters):
+        if rewrite:
+            src.fill(1)
+            endpoint.barrier()
+        start = perf_counter_ns()
+        call()
+        if turn >= 0:
+            times.append((perf_counter_ns() - start) * 1e-9)
+    gc.enable()
+    return times
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""`ringreduce bench --vs`: ours and the peers in turns, size by size, in one run.
+
+A machine that others share changes from minute to minute, so only times taken next to each other are compared: in each
+round everyone has a turn at each size, in an order that rotates, and a ratio is formed within a round. What is
+reported are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ringreduce.bench import comparison, machine, peers, versus_table
+from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.oracle import DTYPES
+from ringreduce.bench.peers.cell import Cell, Outcome, Peer
+from ringreduce.bench.peers.cell import run as run_cell
+from ringreduce.bench.peers.ours import Ours
+from ringreduce.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from ringreduce.bench.options import Options
+
+SMALL_NBYTES = 4096
+DEFAULT_RANKS = 2
+GIVEN_UP = 2  # a lane that has timed out so often gets no more turns
+
+
+def run(options: Options) -> int:
+    """Runs the comparison. Returns 0, or 1 when anybody's result was wrong or ours did not come.
+
+    Raises:
+        InvalidArgumentError: an unknown peer.
+        UnavailableError: --plot or --html without matplotlib, said before anything is measured.
+    """
+    if options.plot or options.html:
+        _require_matplotlib()
+    here, absent = peers.find(options.vs)
+    lanes = [*_ours(options, here), *here]
+    ranks = options.ranks or DEFAULT_RANKS
+    cores = tuple(machine.allowed_cores())
+    meta = {
+        **machine.facts(),
+        "collective": options.collective,
+        "ranks": ranks,
+        "cores": cores,
+        "rounds": options.rounds,
+        "lanes": [lane.name for lane in lanes],
+        "absent": {one.name: one.advice for one in absent},
+    }
+    print(versus_table.head(meta, absent), flush=True)
+    outcomes = _measure(options, lanes, ranks, cores)
+    document = comparison.document(meta, outcomes)
+    print(versus_table.tail(document), flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if options.plot or options.html:
+        from ringreduce.bench import drawing
+
+        if options.plot:
+            drawing.plot(document, Path(options.plot))
+        if options.html:
+            drawing.html(document, Path(options.html))
+    wrong = sum(row["wrong"] or 0 for row in document["results"])
+    ours = any(cell["status"] != "ok" for cell in document["cells"] if cell["lane"].startswith("ringreduce"))
+    return 1 if wrong or ours else 0
+
+
+def cell(options: Options, lane: Peer, nbytes: int, ranks: int, cores: tuple[int, ...], first: bool) -> Cell:
+    """What a lane measures at a size; the first round also checks every element."""
+    collective = COLLECTIVES[options.collective]
+    itemsize = np.dtype(DTYPES[options.dtype][0]).itemsize
+    count = collective.count(nbytes, itemsize, ranks)
+    iters, warmup = calls(nbytes, lane.facts["level"], ranks > len(cores))
+    return Cell(
+        collective=options.collective,
+        nbytes=count * itemsize,
+        count=count,
+        dtype=options.dtype,
+        op=options.op,
+        in_place=options.in_place if collective.in_place is None else collective.in_place,
+        ranks=ranks,
+        cores=cores,
+        iters=options.iters or iters,
+        warmup=options.warmup or warmup,
+        check=options.check and first,
+    )
+
+
+def calls(nbytes: int, level: str, crowded: bool) -> tuple[int, int]:
+    """(timed, warm-up) calls, the same for everyone of a level: about a second for the slowest."""
+    if nbytes <= SMALL_NBYTES:
+        timed = 100_000 if level == "c" else 3000
+        return (timed // 25, 100) if crowded else (timed, max(100, timed // 100))
+    timed = max(10, min(1000 if level == "c" else 300, (512 << 20) // nbytes))
+    timed = max(10, timed // 4) if crowded else timed
+    return timed, max(6, timed // 10)  # MPICH takes its fast path after five calls
+
+
+def _ours(options: Options, here: Sequence[Peer]) -> list[Peer]:
+    """Ours at every level that a peer has (or that was asked for), on each kind of memory."""
+    levels = [level for level in ("c", "python") if any(peer.facts["level"] == level for peer in here)]
+    buffers = ["registered", "private"] if options.buffers == "both" else [options.buffers]
+    return [Ours(level, memory) for level in levels or [options.level] for memory in buffers]
+
+
+def _measure(
+    options: Options, lanes: Sequence[Peer], ranks: int, cores: tuple[int, ...]
+) -> list[tuple[int, Peer, Outcome]]:
+    outcomes = []
+    timeouts = dict.fromkeys(range(len(lanes)), 0)
+    total = options.rounds * len(options.sizes) * len(lanes)
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(options.rounds):
+            for nbytes in options.sizes:
+                for offset in range(len(lanes)):
+                    at = (offset + turn) % len(lanes)  # nobody is always first
+                    lane = lanes[at]
+                    one = cell(options, lane, nbytes, ranks, cores, turn == 0)
+                    if timeouts[at] >= GIVEN_UP:
+                        outcome = Outcome(lane.name, one, "timeout", text="not tried again")
+                    else:
+                        outcome = run_cell(lane, one, Path(folder), options.deadline_s)
+                    timeouts[at] += outcome.status == "timeout"
+                    outcomes.append((turn, lane, outcome))
+                    if outcome.status == "failed":
+                        print(f"\n# {lane.name}, {nbytes} B: {outcome.text}", file=sys.stderr)
+                    _progress(len(outcomes), total, time.monotonic() - begin)
+                if turn == 0:
+                    print(versus_table.block(outcomes, nbytes), flush=True)
+    return outcomes
+
+
+def _progress(done: int, total: int, seconds: float) -> None:
+    if not sys.stderr.isatty():
+        return
+    left = seconds / done * (total - done)
+    end = "\r\033[K" if done == total else ""
+    filled = 30 * done // total
+    bar = "=" * filled + " " * (30 - filled)
+    print(f"\r[{bar}] {done}/{total}, {left:.0f} s left {end}", end="", file=sys.stderr, flush=True)
+
+
+def _require_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UnavailableError(
+            "ringreduce bench --plot and --html need matplotlib: pip install ringreduce[bench]"
+        ) from None

@@ -1,0 +1,88 @@
+"""The table of a comparison: a line per lane and size, with the columns of nccl-tests and how much faster ours is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ringreduce.bench import comparison
+from ringreduce.bench.peers.cell import Absent
+
+_FORMAT = "#{:>11}  {:<28} {:<6} {:>10} {:>10} {:>10} {:>8} {:>8} {:>7} {:>6}   {}"
+HEADINGS = (
+    _FORMAT.format("size", "library", "level", "p50", "p99", "min", "algbw", "busbw", "#wrong", "limit", "ours is"),
+    _FORMAT.format("(B)", "", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "", "", "registered / private"),
+)
+
+
+def head(meta: dict[str, Any], absent: Sequence[Absent]) -> str:
+    """The comment lines above: what is compared, on what, and who is not here."""
+    what = f"{meta['collective']}, {meta['ranks']} ranks, cores {','.join(map(str, meta['cores']))}"
+    lines = [
+        f"# ringreduce {meta['ringreduce']} beside its peers: {what}, {meta['rounds']} rounds",
+        f"# {meta['cpu']}, {meta['cores_online']} cores, Linux {meta['kernel']}, {meta['isa']}",
+        *(f"# absent: {one.name}: {one.advice}" for one in absent),
+        "# the first round, as it comes; medians over all rounds below",
+        *HEADINGS,
+    ]
+    return "\n".join(lines)
+
+
+def block(turns: comparison.Turns, nbytes: int) -> str:
+    """The first round's lines of one size."""
+    wanted = [turn for turn in turns if turn[0] == 0]
+    found = comparison.document({}, wanted)
+    size = min(comparison.sizes(found), key=lambda one: abs(one - nbytes))
+    return "\n".join(lines(found, size))
+
+
+def tail(found: comparison.Document) -> str:
+    """Medians of all rounds, and per size the peer that is hardest to beat."""
+    text = ["#", f"# medians of {found['meta']['rounds']} rounds", *HEADINGS]
+    for nbytes in comparison.sizes(found):
+        text += lines(found, nbytes)
+        for level in dict.fromkeys(level for _, level in comparison.lanes(found)):
+            ours = dict.fromkeys(
+                lane for lane, at in comparison.lanes(found) if at == level and comparison.is_ours(lane)
+            )
+            against = [(lane, comparison.best(found["ratios"], lane, level, nbytes)) for lane in ours]
+            said = [f"{lane.split()[-1]} {r['median']:.2f}x {r['peer']}" for lane, r in against if r]
+            if said:
+                text.append(f"# best peer at level {level}: {', '.join(said)}")
+    wrong = sum(row["wrong"] or 0 for row in found["results"])
+    return "\n".join([*text, f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"])
+
+
+def lines(found: comparison.Document, nbytes: int) -> list[str]:
+    """One size: a line for every lane."""
+    text = []
+    for lane, level in comparison.lanes(found):
+        start = f"{nbytes:>12}  {lane[:28]:<28} {level:<6}"
+        row = comparison.middle(found["results"], lane, level, nbytes)
+        if row is None:
+            text.append(f"{start} {_status(found, lane, level, nbytes)}")
+            continue
+        times = "".join(f" {_time(row['time_us'][key]):>10}" for key in ("p50", "p99", "min"))
+        speed = f" {row['algbw_GBps']:>8.2f} {row['busbw_GBps']:>8.2f} {row['wrong']:>7}"
+        limit = f"{row['fraction_of_limit']:>7.2f}" if row["fraction_of_limit"] is not None else " " * 7
+        text.append(f"{start}{times}{speed}{limit}   {_ours(found, lane, level, nbytes)}".rstrip())
+    return text
+
+
+def _status(found: comparison.Document, lane: str, level: str, nbytes: int) -> str:
+    key = (lane, level, nbytes)
+    cells = [cell for cell in found["cells"] if (cell["lane"], cell["level"], cell["nbytes"]) == key]
+    return ", ".join(dict.fromkeys(cell["status"] for cell in cells))
+
+
+def _ours(found: comparison.Document, lane: str, level: str, nbytes: int) -> str:
+    by_memory = {
+        r["ours"].split()[-1]: f"{r['median']:.2f}x"
+        for r in found["ratios"]
+        if (r["peer"], r["level"], r["nbytes"]) == (lane, level, nbytes)
+    }
+    return " / ".join(by_memory[memory] for memory in ("registered", "private") if memory in by_memory)
+
+
+def _time(microseconds: float) -> str:
+    return f"{microseconds:.2f}" if microseconds < 1000 else f"{microseconds:.1f}"
