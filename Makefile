@@ -25,7 +25,7 @@ $(VENV)/tools: pyproject.toml tests/tools/bootstrap.sh
 	@touch $@
 
 # pip shows nothing while it works: the first run compiles the core and fetches torch.
-$(VENV)/demo $(VENV)/dev: $(VENV)/%: $(VENV)/tools setup.py
+$(VENV)/demo $(VENV)/dev $(VENV)/bench: $(VENV)/%: $(VENV)/tools setup.py
 	@echo "== $(VENV): ringreduce[$*] (the first time takes a few minutes)"
 	@mkdir -p build
 	@flock build/lock $(PIP) --no-build-isolation -e '.[$*]'
@@ -98,8 +98,8 @@ pytest: build  ## Python tests (make pytest ARGS="-k allreduce")
 	@$(BIN)/python -m pytest $(ARGS)
 
 # --- the rest -------------------------------------------------------------------------------------------------------
-bench: build-demo  ## all-reduce bandwidth table, two ranks
-	@$(BIN)/ringreduce bench allreduce -np 2
+bench: $(VENV)/bench build-demo  ## measure everything beside every peer that is here; writes docs/results/ (half an hour)
+	@$(BIN)/python benchmarks/record.py $(ARGS)
 
 docs: build  ## write docs/knobs.md from the table of knobs in the core
 	@$(BIN)/python tests/tools/knobs.py docs/knobs.md

@@ -24,6 +24,9 @@ Algo select_allreduce(Algo forced, const Reduction& reduction, bool registered) 
   return registered ? Algo::kDirect : Algo::kTwoShot;
 }
 
-Algo select_broadcast(Algo forced) { return forced == Algo::kTree ? Algo::kTree : Algo::kTwoShot; }
+Algo select_movement(Algo forced, bool is_broadcast, bool registered) {
+  if (is_broadcast && forced == Algo::kTree) return Algo::kTree;
+  return registered && forced != Algo::kTwoShot ? Algo::kDirect : Algo::kTwoShot;
+}
 
 }  // namespace rr

@@ -1,4 +1,4 @@
-// Which algorithm an all-reduce or broadcast runs with. On one host only algorithms that fold in rank order are chosen
+// Which algorithm an operation runs with. On one host only algorithms that fold in rank order are chosen
 // by themselves (direct, two_shot, and one_shot from the cells for tiny messages), so results do not depend on the
 // choice; the others run when forced.
 #pragma once
@@ -16,6 +16,7 @@ const char* name(Algo algo);
 
 // forced is kAuto or a wish: it is followed where the algorithm can do the job.
 Algo select_allreduce(Algo forced, const Reduction& reduction, bool registered);
-Algo select_broadcast(Algo forced);
+// Of everything else; registered: all inputs are mapped by all ranks.
+Algo select_movement(Algo forced, bool is_broadcast, bool registered);
 
 }  // namespace rr

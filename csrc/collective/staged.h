@@ -71,6 +71,7 @@ struct ExchangeJob {
     int lane = 0;
     std::byte* dst = nullptr;
     size_t nbytes = 0;
+    size_t src_offset = 0;  // where the block lies in the member's input
   };
   int lanes = 1;                   // 1, or one per member
   std::vector<Outgoing> outgoing;  // by lane; empty for a member that sends nothing

@@ -8,8 +8,9 @@
 
 namespace rr {
 
-// Output whose size only the operation knows.
+// Output whose size only the operation knows: where the caller said, if that has just this size.
 std::byte* Group::allocate_output(Operation& operation) const {
+  if (!operation.dsts.empty() && operation.dsts[0].nbytes() == operation.output_nbytes) return operation.dsts[0].data;
   operation.output.reset(new std::byte[std::max<size_t>(1, operation.output_nbytes)]);
   return operation.output.get();
 }
@@ -34,7 +35,7 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
       if (mine.root == rank_) {
         job.outgoing.push_back({operation.srcs[0].data, tensor.nbytes()});
       } else {
-        job.incoming.push_back({mine.root, 0, tensor.data, tensor.nbytes()});
+        job.incoming.push_back({mine.root, 0, tensor.data, tensor.nbytes(), 0});
       }
       break;
     }
@@ -53,7 +54,7 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
       }
       std::byte* dst = allocate_output(operation);
       for (size_t r = 0; r < n; ++r) {
-        job.incoming.push_back({static_cast<int>(r), 0, dst, nbytes_of(r)});
+        job.incoming.push_back({static_cast<int>(r), 0, dst, nbytes_of(r), 0});
         dst += nbytes_of(r);
       }
       break;
@@ -67,7 +68,8 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
       for (size_t r = 0; r < n && mine.root == rank_; ++r) {
         job.outgoing.push_back({operation.srcs[0].data + r * tensor.nbytes(), tensor.nbytes()});
       }
-      job.incoming.push_back({mine.root, rank_, tensor.data, tensor.nbytes()});
+      const size_t before = static_cast<size_t>(rank_) * tensor.nbytes();
+      job.incoming.push_back({mine.root, rank_, tensor.data, tensor.nbytes(), before});
       break;
     }
     case Kind::kAlltoall: {
@@ -94,7 +96,10 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
       std::byte* dst = allocate_output(operation);
       for (size_t from = 0; from < n; ++from) {
         const size_t nbytes = static_cast<size_t>(operation.counts[from]) * row;
-        job.incoming.push_back({static_cast<int>(from), rank_, dst, nbytes});
+        size_t before = 0;
+        for (size_t to = 0; to < static_cast<size_t>(rank_); ++to)
+          before += static_cast<size_t>(splits_of(from, to)) * row;
+        job.incoming.push_back({static_cast<int>(from), rank_, dst, nbytes, before});
         dst += nbytes;
       }
       break;

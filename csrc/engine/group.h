@@ -112,6 +112,8 @@ class Group {
                                         size_t& rounds);
   std::unique_ptr<Algorithm> build_allreduce(Entry& entry, const std::vector<OperationPtr>& members, Team team,
                                              size_t& rounds);
+  std::unique_ptr<Algorithm> build_pull(Entry& entry, Operation& operation, Team team);
+  std::byte* mapped(const Operation& operation, int rank, const MemoryRef& ref) const;
   std::unique_ptr<Algorithm> build_reduce(Operation& operation, Team team, size_t& rounds) const;
   // exchange_jobs.cc
   ExchangeJob exchange_job(Operation& operation) const;

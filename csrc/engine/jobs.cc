@@ -5,6 +5,7 @@
 
 #include "base/errors.h"
 #include "collective/linked.h"
+#include "collective/pull.h"
 #include "engine/context.h"
 #include "engine/group.h"
 
@@ -57,9 +58,9 @@ std::unique_ptr<Algorithm> Group::build(Entry& entry, const std::vector<Operatio
 std::unique_ptr<Algorithm> Group::build_part(Entry& entry, const std::vector<OperationPtr>& members, Team team,
                                              size_t& rounds) {
   Operation& first = *members.front();
+  if (first.kind == Kind::kAllreduce) return build_allreduce(entry, members, std::move(team), rounds);
+  if (static_cast<Algo>(entry.algorithm) == Algo::kDirect) return build_pull(entry, first, std::move(team));
   switch (first.kind) {
-    case Kind::kAllreduce:
-      return build_allreduce(entry, members, std::move(team), rounds);
     case Kind::kReduce:
     case Kind::kReduceScatter:
       return build_reduce(first, std::move(team), rounds);
@@ -93,11 +94,8 @@ std::unique_ptr<Algorithm> Group::build_allreduce(Entry& entry, const std::vecto
       tensor.count = member->srcs[0].count;
       for (const int r : team.members) {
         const Signature& theirs = board_.signature(member->ticket.cell, r);
-        tensor.srcs.push_back(context_.segments().address(theirs.src));
-        tensor.dsts.push_back(context_.segments().address(theirs.dst));
-        if (tensor.srcs.back() == nullptr || tensor.dsts.back() == nullptr) {
-          throw Error(where(*member) + ": registered memory of rank " + std::to_string(r) + " is not mapped here");
-        }
+        tensor.srcs.push_back(mapped(*member, r, theirs.src));
+        tensor.dsts.push_back(mapped(*member, r, theirs.dst));
       }
       job.tensors.push_back(std::move(tensor));
     }
@@ -134,6 +132,32 @@ std::unique_ptr<Algorithm> Group::build_allreduce(Entry& entry, const std::vecto
     parts.push_back(two_shot(team, std::move(job)));
   }
   return parts.size() == 1 ? std::move(parts.front()) : sequence(std::move(parts));
+}
+
+std::byte* Group::mapped(const Operation& operation, int rank, const MemoryRef& ref) const {
+  if (std::byte* const address = context_.segments().address(ref)) return address;
+  throw Error(where(operation) + ": registered memory of rank " + std::to_string(rank) + " is not mapped here");
+}
+
+std::unique_ptr<Algorithm> Group::build_pull(Entry& entry, Operation& operation, Team team) {
+  add(context_.stats().direct, 1);
+  const auto input_of = [&](int r) { return mapped(operation, r, board_.signature(operation.ticket.cell, r).src); };
+  PullJob job;
+  job.reduction = reduction_of(operation.signature, size());
+  if (operation.kind == Kind::kReduceScatter) {
+    const TensorView& src = operation.srcs[0];
+    const Range rows = segment(src.rows(), size(), rank_);
+    PullJob::Part part = {{}, operation.dsts[0].data, operation.dsts[0].count};
+    for (const int r : team.members) part.srcs.push_back(input_of(r) + rows.begin * src.row_nbytes());
+    job.parts.push_back(std::move(part));
+  } else {
+    const size_t item = itemsize(operation.signature.dtype);
+    for (const ExchangeJob::Incoming& in : exchange_job(operation).incoming) {
+      const std::byte* const src = input_of(in.member) + in.src_offset;
+      if (src != in.dst) job.parts.push_back({{src}, in.dst, in.nbytes / item});
+    }
+  }
+  return pull(std::move(team), {board_.claims(cursor_), &entry.completed}, std::move(job));
 }
 
 std::unique_ptr<Algorithm> Group::build_reduce(Operation& operation, Team team, size_t& rounds) const {

@@ -121,11 +121,12 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   const size_t nbytes = static_cast<size_t>(signature.nbytes);
   operation->quick = is_quick(request, nbytes);
   const bool eager = operation->quick && nbytes > board_.inline_nbytes();
-  if (!operation->quick && request.kind == Kind::kAllreduce && signature.tensors == 1) {
-    signature.src = context_.segments().find(request.srcs[0].data, nbytes);
-    signature.dst = request.dsts[0].data == request.srcs[0].data
-                        ? signature.src
-                        : context_.segments().find(request.dsts[0].data, nbytes);
+  if (!operation->quick && can_be_direct(request.kind) && signature.tensors == 1 && !request.srcs.empty()) {
+    const auto find = [&](const TensorView& tensor) { return context_.segments().find(tensor.data, tensor.nbytes()); };
+    signature.src = find(request.srcs[0]);
+    if (request.kind == Kind::kAllreduce) {
+      signature.dst = request.dsts[0].data == request.srcs[0].data ? signature.src : find(request.dsts[0]);
+    }
   }
   // What the cell carries: the data of a quick operation (or where its eager copy is), the splits of an alltoall.
   std::vector<uint64_t> splits = request.splits;

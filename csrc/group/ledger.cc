@@ -116,8 +116,8 @@ bool Ledger::registered(Ticket ticket, const RankMask& participants) const {
   for (int r = 0; r < board_.size(); ++r) {
     if (!participants.test(r)) continue;
     const Signature& other = board_.signature(ticket.cell, r);
-    if (other.src.uid == 0 || other.src.uid != one.src.uid || other.dst.uid != one.dst.uid || other.dst.uid == 0)
-      return false;
+    if (other.src.uid == 0 || other.src.uid != one.src.uid) return false;
+    if (one.kind == Kind::kAllreduce && (other.dst.uid == 0 || other.dst.uid != one.dst.uid)) return false;
   }
   return true;
 }
@@ -201,7 +201,7 @@ bool Ledger::append_locked(Ticket ticket, const RankMask& participants) {
 void Ledger::close_locked(Entry& entry) const {
   if (entry.closed.load(std::memory_order_relaxed) != 0) return;
   const Signature& one = board_.signature(entry.member[0].cell, first_of(entry.participants));
-  Algo algo = select_broadcast(forced_);
+  Algo algo = select_movement(forced_, one.kind == Kind::kBroadcast, entry.registered != 0);
   if (one.kind == Kind::kAllreduce) {
     const Reduction reduction = {one.dtype, one.op, one.prescale, one.postscale, board_.size()};
     algo = select_allreduce(forced_, reduction, entry.registered != 0);

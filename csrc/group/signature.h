@@ -56,6 +56,11 @@ static_assert(sizeof(Signature) == 128);
 uint64_t count(const Signature& signature);
 
 // True when the first dimension may differ between ranks.
+// Kinds that can read the others' inputs straight from registered memory.
+constexpr bool can_be_direct(Kind kind) {
+  return kind == Kind::kAllreduce || kind == Kind::kReduceScatter || kind == Kind::kAllgather ||
+         kind == Kind::kGather || kind == Kind::kBroadcast || kind == Kind::kAlltoall;
+}
 constexpr bool is_ragged(Kind kind) {
   return kind == Kind::kAllgather || kind == Kind::kGather || kind == Kind::kAlltoall;
 }

@@ -29,7 +29,7 @@ def operand(count: int, storage: type[np.generic], registered: bool) -> Array:
 def private(count: int, storage: type[np.generic]) -> Array:
     """An array over anonymous private memory that starts on a huge page, with huge pages advised.
 
-    benchmarks/mpi_allreduce.c does the same: what is compared is the collective, not the allocator.
+    peers/collectives.c does the same: what is compared is the collective, not the allocator.
     """
     dtype = np.dtype(storage)
     memory = mmap.mmap(-1, count * dtype.itemsize + 2 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,0 +1,159 @@
+"""`make bench`: measures everything that README.md and docs/ claim, in one go, beside every peer that is here.
+
+    .venv/bin/python benchmarks/record.py [--rounds 5] [--only allreduce,small,collectives,train] [--readme]
+
+Writes docs/results/DATE-MACHINE.json (every row of every round), .md (tables, and each promised figure: reached, or by
+how much not) and .png. --readme also rewrites the table between the markers in README.md. Takes about half an hour on
+two cores. Exit status 1 when a result is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import targets
+
+from ringreduce.bench import comparison, drawing, machine, versus_table
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+SIZES = "8,512,4K,64K,256K,1M,2M,16M,128M"
+PEERS = "gloo,openmpi,mpich,mpi4py,horovod,nccl"
+MARKERS = ("<!-- figures: benchmarks/record.py --readme -->", "<!-- end of figures -->")
+DEADLINE_S = 3600  # of one part
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, writes, and prints the summary. Returns the exit status."""
+    args = _arguments(argv)
+    record: dict[str, Any] = {"meta": {**machine.facts(), "command": "make bench"}, "comparisons": {}, "training": {}}
+    for name, what in parts(args.rounds).items():
+        if name.partition(" ")[0] in args.only:
+            kind = "training" if what[0] == "train" else "comparisons"
+            record[kind][name] = _bench(what)
+    stem = RESULTS / f"{date.today().isoformat()}-{machine_name()}"
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if "allreduce" in record["comparisons"]:
+        drawing.plot(record["comparisons"]["allreduce"], stem.with_suffix(".png"))
+    text = markdown(record, stem.name)
+    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
+    if args.readme:
+        readme(record, ROOT / "README.md")
+    rows = [row for found in record["comparisons"].values() for row in found["results"]]
+    return 1 if any(row["wrong"] for row in rows) else 0
+
+
+def parts(rounds: int) -> dict[str, list[str]]:
+    """Name: the arguments of `ringreduce bench`. The first word of a name is what --only takes."""
+    turns = ["--rounds", str(rounds)]
+    found = {"allreduce": ["allreduce", "-np", "2", "--sizes", SIZES, "--vs", PEERS, *turns]}
+    for ranks in ("4", "8"):
+        few = ["--sizes", "8", "--buffers", "private", "--vs", "openmpi,mpich,mpi4py,gloo", *turns]
+        found[f"small {ranks} ranks"] = ["allreduce", "-np", ranks, *few]
+    for name in ("reducescatter", "allgather", "broadcast", "alltoall"):
+        found[f"collectives {name}"] = [name, "-np", "2", "--sizes", "16M", "--vs", "openmpi,mpich", *turns]
+    for model in ("lenet", "mlp"):
+        vs = "single,single-all,ddp-gloo,horovod"
+        found[f"train {model}"] = ["train", "--model", model, "-np", "2", "--vs", vs, *turns]
+    return found
+
+
+def machine_name() -> str:
+    """The processor and the number of cores, fit for a file's name."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{machine.cpu()} {len(machine.allowed_cores())} cores".lower()).strip("-")
+
+
+def markdown(record: dict[str, Any], name: str) -> str:
+    """The record for people to read."""
+    meta = record["meta"]
+    where = f"{meta['cpu']}, {meta['cores_online']} cores, Linux {meta['kernel']}, {meta['isa']}"
+    how = f"load average {meta['load_average']:.1f} at the start. Made by `{meta['command']}`."
+    lines = [
+        f"# {name}",
+        "",
+        f"{where}; ringreduce {meta['ringreduce']}; {how}",
+        "",
+        "## Promised figures",
+        "",
+        "| | figure | reached | promised |",
+        "|---|---|---|---|",
+        *(
+            f"| {'ok' if one.reached else '**missed**'} | {one.what} | {one.value} | {one.promise} |"
+            for one in targets.judge(record)
+        ),
+    ]
+    for part, found in record["comparisons"].items():
+        lines += ["", f"## {part}", "", "```", versus_table.tail(found), "```"]
+    for part, found in record["training"].items():
+        lines += ["", f"## {part}", "", "```", json.dumps(found["results"], indent=1), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def readme(record: dict[str, Any], path: Path) -> None:
+    """Writes the README's table anew, between its markers."""
+    text = path.read_text(encoding="utf-8")
+    before, rest = text.split(MARKERS[0])
+    after = rest.split(MARKERS[1])[1]
+    path.write_text(f"{before}{MARKERS[0]}\n{table(record)}\n{MARKERS[1]}{after}", encoding="utf-8")
+
+
+def table(record: dict[str, Any]) -> str:
+    """All-reduce at level c: ours, the best MPI, Gloo from Python, and how much faster ours is."""
+    found = record["comparisons"]["allreduce"]
+    lines = [
+        "| size | registered, us | private, us | best MPI, us | registered / private against it | Gloo, us |",
+        "|---|---|---|---|---|---|",
+    ]
+    for nbytes in comparison.sizes(found):
+        ours = [comparison.middle(found["results"], f"ringreduce {memory}", "c", nbytes) for memory in targets.MEMORY]
+        best = [comparison.best(found["ratios"], f"ringreduce {memory}", "c", nbytes) for memory in targets.MEMORY]
+        gloo = next((lane for lane, _ in comparison.lanes(found) if lane.startswith("gloo")), "")
+        theirs = comparison.middle(found["results"], gloo, "python", nbytes)
+        if not all(ours) or not all(best):
+            continue
+        peer = comparison.middle(found["results"], best[1]["peer"], "c", nbytes)
+        cells = [targets.size(nbytes), *(_us(one) for one in (*ours, peer))]
+        cells += [" / ".join(f"{one['median']:.1f}x" for one in best), _us(theirs)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _us(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    time = row["time_us"]["p50"]
+    return f"{time:.2f}" if time < 10 else f"{time:.1f}" if time < 100 else f"{time:.0f}"
+
+
+def _bench(what: list[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "part.json")
+        command = [sys.executable, "-m", "ringreduce.bench", *what, "--json", str(file)]
+        print("#", " ".join(["ringreduce bench", *what]), flush=True)
+        subprocess.run(command, check=False, timeout=DEADLINE_S)
+        found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default 5")
+    everything = ["allreduce", "small", "collectives", "train"]
+    parser.add_argument("--only", type=lambda text: text.split(","), default=everything, metavar="LIST")
+    parser.add_argument("--readme", action="store_true", help="rewrite the table in README.md")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+// Collectives that read registered memory of the others straight: every rank takes what it needs, nobody pushes.
+#pragma once
+
+#include "collective/direct.h"
+
+namespace rr {
+
+struct PullJob {
+  // One source: copied. Several: folded in their order.
+  struct Part {
+    std::vector<const std::byte*> srcs;
+    std::byte* dst = nullptr;
+    size_t count = 0;  // elements
+  };
+  std::vector<Part> parts;
+  Reduction reduction;  // its dtype gives the size of an element
+};
+
+// work.completed counts the members that have taken everything: until all have, the inputs must stay as they are.
+std::unique_ptr<Algorithm> pull(Team team, SharedWork work, PullJob job);
+
+}  // namespace rr
