@@ -1,0 +1,113 @@
+"""`ringreduce bench train`: asks the modes who is there, measures, prints the table, writes the JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ringreduce.bench import machine
+from ringreduce.bench.train import data, figures, losses, rounds, table
+from ringreduce.bench.train.figures import Row
+from ringreduce.bench.train.losses import Verdict
+from ringreduce.bench.train.modes import ALWAYS, MODES
+from ringreduce.bench.train.options import Options, parse
+from ringreduce.errors import Error, UnavailableError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command.
+
+    Returns:
+        0; 1 when a mode's loss differs, or when ringreduce or its bound could not be measured in some round (a peer
+        that fails does not count); 2 when the arguments ask for what there is not.
+    """
+    try:
+        options = parse(argv)
+        _need_torch()
+        chosen = "synthetic" if options.per_rank else data.choose(options.data)
+    except Error as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return run(options, chosen)
+
+
+def run(options: Options, chosen: str) -> int:
+    """Measures everything. Returns the exit status."""
+    reasons = {mode: MODES[mode].absent() for mode in options.modes}
+    absent = {mode: why for mode, why in reasons.items() if why is not None}
+    modes = [mode for mode in options.modes if mode not in absent]
+    shares = {mode: MODES[mode].shares(options.ranks) for mode in modes}
+    facts = meta(options, chosen, shares[ALWAYS[-1]])
+    cells = rounds.measure(options, modes, chosen)
+    shape = {mode: (len(each), len(each[0])) for mode, each in shares.items()}
+    rows = figures.rows(cells, shape)
+    judge, verdicts = losses.judge(cells, options.settings.loss_tolerance)
+    print(table.render(facts, rows, absent, judge, verdicts), flush=True)
+    if options.json:
+        document = {
+            "meta": {**facts, "loss_judge": judge},
+            "results": [result(row, verdicts.get(row.mode)) for row in rows],
+            "absent": [{"mode": mode, "why": why} for mode, why in absent.items()],
+        }
+        Path(options.json).write_text(json.dumps(_finite(document), indent=1) + "\n", encoding="utf-8")
+    wrong = any(not verdict.same for verdict in verdicts.values())
+    broken = any(row.status != "ok" for row in rows if row.mode in ALWAYS)
+    return 1 if wrong or broken else 0
+
+
+def meta(options: Options, chosen: str, shares: list[list[int]]) -> dict[str, Any]:
+    """What the figures cannot be read without."""
+    return {
+        **machine.facts(),
+        "torch": metadata.version("torch"),
+        "model": options.model,
+        "ranks": options.ranks,
+        "binding": shares,
+        "threads_per_rank": len(shares[0]),
+        "batch_size": options.settings.batch_size,
+        "batch_per_rank": options.per_rank,
+        "global_batch_size": options.global_batch,
+        "data": chosen,
+        "seed": options.seed,
+        "lr": options.settings.lr,
+        "rounds": options.rounds,
+        "seconds": None if options.settings.steps_per_window else options.seconds,
+        "check_steps": options.settings.check_steps,
+        "warmup": options.settings.warmup,
+        "iters": options.settings.windows,
+        "batches_per_iter": options.settings.steps_per_window,
+        "timeout_s": options.settings.timeout_s,
+        "loss_tolerance": options.settings.loss_tolerance,
+    }
+
+
+def result(row: Row, verdict: Verdict | None) -> Mapping[str, Any]:
+    """One entry of "results"."""
+    entry = asdict(row)
+    rate = entry.pop("rank_rate")
+    entry["samples_per_s_per_process"] = rate and {"mean": rate[0], "plus_minus": rate[1]}
+    entry["loss"] = verdict.loss if verdict else None
+    entry["loss_difference"] = verdict.difference if verdict else None
+    entry["same_loss"] = verdict.same if verdict else None
+    return entry
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for what JSON has no number for, such as the loss of a training that diverged."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _need_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise UnavailableError("ringreduce bench train needs PyTorch: pip install 'ringreduce[torch]'")

@@ -1,0 +1,17 @@
+"""The columns of the comparison, in the order of the table. A new one is a file here and a row below."""
+
+from __future__ import annotations
+
+from ringreduce.bench.train.modes.ddp_gloo import DdpGloo
+from ringreduce.bench.train.modes.horovod import Horovod
+from ringreduce.bench.train.modes.independent import Independent
+from ringreduce.bench.train.modes.mode import Mode
+from ringreduce.bench.train.modes.ringreduce import Ringreduce
+from ringreduce.bench.train.modes.single import Single, SingleAll
+
+MODES: dict[str, Mode] = {
+    mode.name: mode for mode in (Single(), SingleAll(), Independent(), Ringreduce(), DdpGloo(), Horovod())
+}
+
+ALWAYS = (Independent.name, Ringreduce.name)
+"""Measured whatever --vs says: the figure, and its bound."""

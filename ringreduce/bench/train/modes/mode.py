@@ -1,0 +1,77 @@
+"""The seam between the benchmark and one way to train: how its processes start, and what they do to the gradients.
+
+Mode is used by the command (no torch there) and once more by each worker, which calls join() and gets a Team.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringreduce import environment
+from ringreduce.launch.binding import cpu_shares
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+
+class Team:
+    """The processes of one job, as one of them sees them. This one is alone."""
+
+    loss_factor = 1.0
+    """What a share's loss is multiplied by before backward(): the size where gradients are averaged, not summed."""
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+
+    def wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """What to call forward and step() on, so that every process gets the sum of all gradients."""
+        return model, optimizer
+
+    def slowest(self, seconds: float) -> float:
+        """The largest value of all processes; none returns before all have called."""
+        return seconds
+
+    def leave(self) -> None:
+        """Ends communication."""
+
+
+class Mode:
+    """One way to train. The default starts ranks under ringrun, each bound to its share of the cores."""
+
+    name = ""
+    is_reduced = True
+    """Whether its loss must be that of one process; if not, only the first step's is compared."""
+
+    def absent(self) -> str | None:
+        """Why it cannot be measured here and what helps; None if it can."""
+        return None
+
+    def shares(self, ranks: int) -> list[list[int]]:
+        """The CPUs of each process that it starts; a process has as many threads as CPUs."""
+        return [sorted(share) for share in cpu_shares(ranks)]
+
+    def command(self, processes: int, worker: list[str]) -> list[str]:
+        """What starts so many workers."""
+        ringrun = [sys.executable, "-m", "ringreduce.launch.ringrun"]
+        return [*ringrun, "-np", str(processes), "--no-tag-output", *worker]
+
+    def environ(self) -> dict[str, str]:
+        """Variables to set for all processes, beside OMP_NUM_THREADS."""
+        return {}
+
+    def rank(self) -> int:
+        """In a worker, before anything else: which one it is."""
+        return environment.detect().rank
+
+    def join(self, folder: Path, timeout_s: float) -> Team:
+        """In a worker: meets the others.
+
+        Args:
+            folder: empty but for this job's own files, the same for all of its processes.
+            timeout_s: how long to wait for them.
+        """
+        raise NotImplementedError

@@ -1,0 +1,160 @@
+"""The arguments of `ringreduce bench train`: parsing and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringreduce.bench.train.modes import ALWAYS, MODES
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.launch.options import MAX_RANKS
+
+DEFAULT_VS = "single,single-all,ddp-gloo,horovod"
+DATA = ("fashion-mnist", "synthetic")
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What depends on the model. batch_size is global, except for resnet50 where it is one rank's.
+
+    Batch norm amplifies rounding: ResNet-18's loss on one thread and on two is 1e-7 apart, after two steps 2e-5, after
+    three 6e-4. Hence few checked steps there. loss_tolerance is relative; ResNet-50 has the tighter one because two
+    steps change its loss so little that a mode which never reduces stays within 1e-3.
+    """
+
+    batch_size: int = 256
+    lr: float = 0.05
+    check_steps: int = 10
+    warmup: int = 3
+    windows: int = 1
+    steps_per_window: int | None = None
+    timeout_s: float = 300.0
+    loss_tolerance: float = 1e-3
+
+
+MODELS = {
+    "lenet": Defaults(),
+    "mlp": Defaults(),
+    "resnet18": Defaults(lr=0.01, check_steps=2),
+    "resnet50": Defaults(32, 0.01, 2, warmup=10, windows=10, steps_per_window=10, timeout_s=3600, loss_tolerance=1e-4),
+}
+"""The last one is measured by the usual synthetic benchmark: random images, 10 warm-up batches, 10 x 10 batches."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure; the names of the settings are those of Defaults."""
+
+    model: str
+    ranks: int
+    modes: tuple[str, ...]
+    rounds: int
+    seconds: float
+    data: str | None
+    seed: int
+    json: str | None
+    settings: Defaults
+
+    @property
+    def per_rank(self) -> bool:
+        """Whether each rank has a batch of its own (resnet50) instead of a share of a global one."""
+        return self.model == "resnet50"
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one step over all ranks."""
+        return self.settings.batch_size * (self.ranks if self.per_rank else 1)
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Options from the command line. Exits with status 2 and a usage line on a bad one.
+
+    Raises:
+        InvalidArgumentError: an unknown mode, or fewer samples than ranks.
+    """
+    args = _parser().parse_args(argv)
+    chosen = MODELS[args.model]
+    options = Options(
+        model=args.model,
+        ranks=args.ranks,
+        modes=_modes(args.vs),
+        rounds=args.rounds,
+        seconds=args.seconds,
+        data=args.data,
+        seed=args.seed,
+        json=args.json,
+        settings=Defaults(
+            batch_size=args.batch_size or chosen.batch_size,
+            lr=chosen.lr,
+            check_steps=args.check_steps or chosen.check_steps,
+            warmup=args.warmup or chosen.warmup,
+            windows=args.iters or chosen.windows,
+            steps_per_window=args.batches_per_iter or chosen.steps_per_window,
+            timeout_s=args.timeout or chosen.timeout_s,
+            loss_tolerance=chosen.loss_tolerance,
+        ),
+    )
+    if options.ranks > MAX_RANKS:
+        raise InvalidArgumentError(f"ringreduce bench train -np {options.ranks}: expected 1 to {MAX_RANKS}")
+    if options.global_batch < options.ranks:
+        raise InvalidArgumentError(
+            f"ringreduce bench train: a batch of {options.global_batch} leaves some of {options.ranks} ranks idle"
+        )
+    if options.per_rank and options.data == "fashion-mnist":
+        raise InvalidArgumentError("ringreduce bench train: resnet50 takes random images (--data synthetic)")
+    return options
+
+
+def _modes(vs: str) -> tuple[str, ...]:
+    """The modes in the order of the table: those asked for, and those always measured."""
+    wanted = {name.strip() for name in vs.split(",")} - {"", "none"}
+    unknown = sorted(wanted - MODES.keys())
+    if unknown:
+        raise InvalidArgumentError(
+            f"ringreduce bench train --vs {','.join(unknown)}: no such mode; there are {', '.join(MODES)}"
+        )
+    return tuple(name for name in MODES if name in wanted or name in ALWAYS)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ringreduce bench train",
+        description="Times training on N ranks beside other ways to train on the same cores. Every measurement is a "
+        "job of its own; modes alternate within a round. Exit status 1 when a mode's loss differs or ringreduce fails.",
+    )
+    add = parser.add_argument
+    add("--model", choices=list(MODELS), default="lenet", help="default %(default)s")
+    add("-np", dest="ranks", type=_positive, default=2, metavar="N", help="ranks (default %(default)s)")
+    add("--vs", default=DEFAULT_VS, metavar="LIST", help=f'beside {" and ".join(ALWAYS)}: %(default)s, or "none"')
+    add("--rounds", type=_positive, default=3, metavar="R", help="default %(default)s")
+    add("--seconds", type=_seconds, default=3.0, metavar="S", help="length of a timed window (default %(default)s)")
+    add("--batch-size", type=_positive, metavar="N", help="global (256), or per rank for resnet50 (32)")
+    add("--data", choices=DATA, help="default: fashion-mnist if its files are there, else synthetic")
+    add("--seed", type=int, default=0, help="of weights, data and order (default %(default)s)")
+    add(
+        "--check-steps",
+        type=_positive,
+        metavar="N",
+        help="steps whose losses are compared (10, resnets 2)",
+    )
+    add("--warmup", type=_positive, metavar="N", help="untimed steps after those (3, resnet50 10)")
+    add("--iters", type=_positive, metavar="N", help="timed windows per job (1, resnet50 10)")
+    add("--batches-per-iter", type=_positive, metavar="N", help="steps per window instead of --seconds (resnet50 10)")
+    add("--timeout", type=_seconds, metavar="S", help="deadline of one measurement (300, resnet50 3600)")
+    add("--json", metavar="FILE", help="also write every round's figures here")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError("must be a number of seconds above 0")
+    return value

@@ -1,0 +1,99 @@
+"""The plain table on stdout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringreduce.bench.train.figures import Row
+from ringreduce.bench.train.losses import Verdict
+from ringreduce.bench.train.modes.independent import Independent
+from ringreduce.bench.train.modes.ringreduce import Ringreduce
+
+HEADINGS = (
+    ("mode", "procs x", "samples/s", "x", "scaling", "of the", "step", "compute", "exposed", "memory", "loss"),
+    ("", "threads", "", "single", "efficiency", "bound", "ms", "ms", "ms", "MiB", ""),
+)
+MISSING = "-"
+
+
+def render(
+    meta: Mapping[str, Any],
+    rows: Sequence[Row],
+    absent: Mapping[str, str],
+    judge: str | None,
+    verdicts: Mapping[str, Verdict],
+) -> str:
+    """All of it, absent modes last, with notes below."""
+    lines = [["# " + first if index == 0 else first for index, first in enumerate(heading)] for heading in HEADINGS]
+    lines += [_cells(row, verdicts.get(row.mode)) for row in rows]
+    lines += [["  " + mode, MISSING, "absent", *[MISSING] * 8] for mode in absent]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    aligned = [
+        "  ".join(text.ljust(width) if index == 0 else text.rjust(width) for index, (text, width) in enumerate(pairs))
+        for pairs in (list(zip(line, widths, strict=True)) for line in lines)
+    ]
+    return "\n".join([*_head(meta), *map(str.rstrip, aligned), *_notes(meta, rows, absent, judge, verdicts)])
+
+
+def _cells(row: Row, verdict: Verdict | None) -> list[str]:
+    step = row.step_ms
+    loss = MISSING if verdict is None else f"{verdict.loss:.4f}"
+    return [
+        "  " + row.mode,
+        f"{row.processes} x {row.threads}",
+        row.status if row.samples_per_s is None else _number(row.samples_per_s, 1),
+        _number(row.to_single, 2),
+        _number(row.efficiency, 3),
+        _number(row.fraction_of_bound, 3),
+        *(_number(value, 1) for value in ((step.total, step.compute, step.exposed) if step else (None,) * 3)),
+        _number(row.peak_memory_MiB, 0),
+        loss if verdict is None or verdict.same else f"{loss} WRONG",
+    ]
+
+
+def _head(meta: Mapping[str, Any]) -> list[str]:
+    binding = " | ".join(",".join(map(str, cores)) for cores in meta["binding"])
+    each = " per rank" if meta["batch_per_rank"] else ""
+    rounds = f"{meta['rounds']} round{'' if meta['rounds'] == 1 else 's'}"
+    batch = f"batch {meta['batch_size']}{each}"
+    what = f"training {meta['model']}, {meta['ranks']} ranks, {batch}, {meta['data']}, {rounds}"
+    return [
+        f"# ringreduce {meta['ringreduce']}: {what}, torch {meta['torch']}",
+        f"# {meta['cpu']}, {meta['cores_online']} cores, ranks on {binding}; Linux {meta['kernel']}; {meta['isa']}",
+        "#",
+    ]
+
+
+def _notes(
+    meta: Mapping[str, Any],
+    rows: Sequence[Row],
+    absent: Mapping[str, str],
+    judge: str | None,
+    verdicts: Mapping[str, Verdict],
+) -> list[str]:
+    notes = []
+    if meta["batch_per_rank"]:
+        for row in rows:
+            if row.rank_rate:
+                notes.append(f"{row.mode}: {row.rank_rate[0]:.2f} +- {row.rank_rate[1]:.2f} img/s per process")
+    for row in rows:
+        bad = [f"{each.status} in round {each.round + 1}" for each in row.rounds if each.status != "ok"]
+        if bad:
+            notes.append(f"{row.mode}: {', '.join(bad)}")
+    for mode, verdict in verdicts.items():
+        if not verdict.same:
+            notes.append(f"{mode}: WRONG, its loss differs from that of {judge} by {verdict.difference:.2g} (relative)")
+    others = [mode for mode, verdict in verdicts.items() if verdict.same and mode != judge]
+    if judge == Ringreduce.name:
+        notes.append("loss: nobody to compare with; --vs single would do")
+    elif judge and others:
+        first = f" ({Independent.name}: before the first)" if Independent.name in others else ""
+        steps = f"{meta['check_steps']} step{'' if meta['check_steps'] == 1 else 's'}"
+        notes.append(f"loss after {steps}: {', '.join(others)} as {judge}, within {meta['loss_tolerance']:g}{first}")
+    notes += [f"{mode}: absent, {why}" for mode, why in absent.items()]
+    return ["#", *(f"# {note}" for note in notes)] if notes else []
+
+
+def _number(value: float | None, digits: int) -> str:
+    return MISSING if value is None else f"{value:.{digits}f}"

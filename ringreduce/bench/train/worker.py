@@ -1,0 +1,142 @@
+"""`python -m ringreduce.bench.train.worker SPEC`: one process of one measurement.
+
+First some deterministic steps whose losses are compared between modes, then untimed ones, then timed windows. What one
+process of a job saw goes into a file of its own; the command adds the files up.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringreduce.bench.train import batches, models
+from ringreduce.bench.train.spec import Spec, mode_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ringreduce.bench.train.modes.mode import Team
+
+ALARM_AFTER_S = 20  # past the job's deadline: for a worker whose launcher died without ending it
+FEWEST_STEPS = 3  # of a window
+
+
+class Trainer:
+    """The model and its optimizer in one process of a team."""
+
+    def __init__(self, spec: Spec, team: Team) -> None:
+        import torch
+
+        self.spec = spec
+        self.team = team
+        self.batches = batches.make(spec)
+        model = models.make(spec.model, spec.seed)
+        self.nbytes = sum(parameter.nbytes for parameter in model.parameters())
+        self.model, self.optimizer = team.wrap(model, torch.optim.SGD(model.parameters(), lr=spec.lr))
+        self.steps = 0
+
+    def step(self, parts: int, mine: range) -> float:
+        """One step on some parts of the next global batch. Returns their part of its loss."""
+        self.optimizer.zero_grad()
+        loss = 0.0
+        for part in mine:
+            share = self.loss(part, parts)
+            (share * self.team.loss_factor).backward()  # type: ignore[no-untyped-call, unused-ignore]
+            loss += share.item()
+        self.optimizer.step()
+        self.steps += 1
+        return loss
+
+    def loss(self, part: int, parts: int) -> Tensor:
+        """Summed over a part, divided by the global batch: parts of different sizes weigh by their samples."""
+        import torch
+
+        inputs, labels = self.batches.part(self.steps, part, parts)
+        total = torch.nn.functional.cross_entropy(self.model(inputs), labels, reduction="sum")
+        return total / self.batches.count(parts)
+
+    def check(self) -> list[float]:
+        """This process's part of the loss before each checked step, and after the last.
+
+        A process that is alone computes part after part what N ranks compute at once, so that batch norm normalises
+        over the same samples and the losses of all modes are the same but for rounding.
+        """
+        import torch
+
+        parts = self.spec.ranks
+        mine = range(parts) if self.team.size == 1 else range(self.team.rank, self.team.rank + 1)
+        losses = [self.step(parts, mine) for _ in range(self.spec.check_steps)]
+        with torch.no_grad():
+            losses.append(sum(self.loss(part, parts).item() for part in mine))
+        return losses
+
+    def run(self, steps: int) -> float:
+        """Seconds for so many steps on this process's share."""
+        size, mine = self.team.size, range(self.team.rank, self.team.rank + 1)
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step(size, mine)
+        return time.perf_counter() - start
+
+    def windows(self) -> list[dict[str, float]]:
+        """Timed windows, each begun by all processes together."""
+        size, rank = self.team.size, self.team.rank
+        count = self.batches.count(size)
+        share = batches.share(count, rank, size)
+        per_step_s = self.team.slowest(self.run(self.spec.warmup)) / self.spec.warmup
+        steps = self.spec.steps_per_window or max(FEWEST_STEPS, math.ceil(self.spec.seconds / per_step_s))
+        windows = []
+        for _ in range(self.spec.windows):
+            self.team.slowest(0.0)
+            seconds = self.run(steps)
+            windows.append({"steps": steps, "samples": (share.stop - share.start) * steps, "seconds": seconds})
+        return windows
+
+
+def measure(spec: Spec, team: Team, threads: int) -> dict[str, Any]:
+    """What one process writes into its file; memory in KiB, other units in the names."""
+    import torch
+
+    torch.set_num_threads(threads)
+    trainer = Trainer(spec, team)
+    losses = trainer.check()
+    windows = trainer.windows()
+    return {
+        "rank": team.rank,
+        "size": team.size,
+        "threads": torch.get_num_threads(),
+        "losses": losses,
+        "windows": windows,
+        "gradient_nbytes": trainer.nbytes,
+        "peak_memory_KiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
+
+
+def main(path: str) -> int:
+    """Runs one process of the job. Returns 0."""
+    spec = Spec.read(Path(path))
+    signal.alarm(math.ceil(spec.timeout_s) + ALARM_AFTER_S)
+    mode = mode_of(spec.mode)
+    cpus = spec.shares[mode.rank()]
+    os.sched_setaffinity(0, cpus)  # before torch starts threads
+    team = mode.join(Path(spec.folder), spec.timeout_s)
+    result = measure(spec, team, len(cpus))
+    spec.result_file(team.rank).write_text(json.dumps(result), encoding="utf-8")
+    team.leave()
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit(): Gloo's threads may still release DDP's tensors while the interpreter ends, and abort the process
+    # (torch 2.13: every second job). Everything is written and left by now.
+    os._exit(status)
