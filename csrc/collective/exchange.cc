@@ -2,15 +2,17 @@
 // A slot has `lanes` equal parts; round k carries chunk k of every lane's block.
 
 #include "collective/staged.h"
+#include "data/stream.h"
 
 namespace rr {
 namespace {
 
 constexpr size_t kLine = 64;
+constexpr size_t kLargestLane = 128 << 10;  // bytes; copying more takes longer than the others poll before they sleep
 
 // No more of a slot than the largest block needs.
 size_t lane_nbytes(const Stage& stage, const ExchangeJob& job) {
-  const size_t most = stage.slot_nbytes / static_cast<size_t>(job.lanes) / kLine * kLine;
+  const size_t most = std::min(kLargestLane, stage.slot_nbytes / static_cast<size_t>(job.lanes) / kLine * kLine);
   return std::min(most, std::max(kLine, round_up(job.largest_nbytes, kLine)));
 }
 
@@ -19,7 +21,11 @@ class Exchange final : public Staged {
   Exchange(Team team, ExchangeJob job, size_t rounds, size_t lane)
       : Staged(std::move(team), rounds, lane * static_cast<size_t>(job.lanes), false),
         job_(std::move(job)),
-        lane_(lane) {}
+        lane_(lane) {
+    size_t total = 0;
+    for (const ExchangeJob::Incoming& in : job_.incoming) total += in.nbytes;
+    streams_ = total >= kStreamedNbytes;
+  }
 
  private:
   void put(size_t round) override {
@@ -37,7 +43,7 @@ class Exchange final : public Staged {
       if (bytes.empty()) continue;
       const std::byte* src = in.member == team_.me ? job_.outgoing[static_cast<size_t>(in.lane)].src + bytes.begin
                                                    : slot(in.member, round) + static_cast<size_t>(in.lane) * lane_;
-      if (in.dst + bytes.begin != src) copy_out(in.dst + bytes.begin, src, bytes.count());
+      if (in.dst + bytes.begin != src) copy_out(in.dst + bytes.begin, src, bytes.count(), streams_);
     }
   }
 
@@ -45,6 +51,7 @@ class Exchange final : public Staged {
 
   ExchangeJob job_;
   size_t lane_;
+  bool streams_ = false;
 };
 
 }  // namespace

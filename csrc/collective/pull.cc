@@ -7,6 +7,8 @@
 
 #include <cstring>
 
+#include "data/stream.h"
+
 namespace rr {
 namespace {
 
@@ -18,7 +20,11 @@ class Pull final : public Algorithm {
       : team_(std::move(team)),
         completed_(*work.completed),
         job_(std::move(job)),
-        item_(itemsize(job_.reduction.dtype)) {}
+        item_(itemsize(job_.reduction.dtype)) {
+    size_t total = 0;
+    for (const PullJob::Part& part : job_.parts) total += part.count * item_;
+    streams_ = total >= kStreamedNbytes;
+  }
 
   Step step() override {
     while (part_ < job_.parts.size() && done_ == job_.parts[part_].count) {
@@ -47,7 +53,8 @@ class Pull final : public Algorithm {
     const size_t offset = done_ * item_;
     done_ += n;
     if (part.srcs.size() == 1) {
-      std::memcpy(part.dst + offset, part.srcs[0] + offset, n * item_);
+      (streams_ ? stream(part.dst + offset, part.srcs[0] + offset, n * item_)
+                : void(std::memcpy(part.dst + offset, part.srcs[0] + offset, n * item_)));
       return;
     }
     srcs_.clear();
@@ -63,6 +70,7 @@ class Pull final : public Algorithm {
   size_t part_ = 0;
   size_t done_ = 0;  // elements of the part
   bool counted_ = false;
+  bool streams_ = false;
   std::vector<const void*> srcs_;
 };
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "data/stream.h"
+
 namespace rr {
 
 // Small rounds wander through the slots. Always in the same place they would write over lines that are still in the
@@ -69,8 +71,8 @@ void Staged::copy_in(std::byte* slot, const std::byte* src, size_t nbytes) const
   team_.bytes_copied->fetch_add(nbytes, std::memory_order_relaxed);
 }
 
-void Staged::copy_out(std::byte* dst, const std::byte* slot, size_t nbytes) const {
-  std::memcpy(dst, slot, nbytes);
+void Staged::copy_out(std::byte* dst, const std::byte* slot, size_t nbytes, bool streams) const {
+  streams ? stream(dst, slot, nbytes) : void(std::memcpy(dst, slot, nbytes));
   team_.bytes_copied->fetch_add(nbytes, std::memory_order_relaxed);
 }
 

@@ -27,7 +27,7 @@ class Staged : public Algorithm {
            n / team_.stage.slot_count % turns_ * part_;
   }
   void copy_in(std::byte* slot, const std::byte* src, size_t nbytes) const;
-  void copy_out(std::byte* dst, const std::byte* slot, size_t nbytes) const;
+  void copy_out(std::byte* dst, const std::byte* slot, size_t nbytes, bool streams = false) const;
 
   Team team_;
   size_t rounds_;

@@ -8,7 +8,7 @@ from typing import Any
 from ringreduce.bench import comparison
 from ringreduce.bench.peers.cell import Absent
 
-_FORMAT = "#{:>11}  {:<28} {:<6} {:>10} {:>10} {:>10} {:>8} {:>8} {:>7} {:>6}   {}"
+_FORMAT = "#{:>11}  {:<31} {:<6} {:>10} {:>10} {:>10} {:>8} {:>8} {:>7} {:>6}   {}"
 HEADINGS = (
     _FORMAT.format("size", "library", "level", "p50", "p99", "min", "algbw", "busbw", "#wrong", "limit", "ours is"),
     _FORMAT.format("(B)", "", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "", "", "registered / private"),
@@ -57,7 +57,7 @@ def lines(found: comparison.Document, nbytes: int) -> list[str]:
     """One size: a line for every lane."""
     text = []
     for lane, level in comparison.lanes(found):
-        start = f"{nbytes:>12}  {lane[:28]:<28} {level:<6}"
+        start = f"{nbytes:>12}  {lane[:31]:<31} {level:<6}"
         row = comparison.middle(found["results"], lane, level, nbytes)
         if row is None:
             text.append(f"{start} {_status(found, lane, level, nbytes)}")
