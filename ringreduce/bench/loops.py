@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+
 class Loop(Protocol):
     """One collective on fixed operands."""
 

@@ -2,9 +2,9 @@
 
     LAUNCHER python -m ringreduce.bench.peers.worker MODULE CELL
 
-MODULE has connect() -> Endpoint (an adapter of this package, or a dotted name); CELL is a Cell as JSON. The method is that of
-`ringreduce bench --level python`: every call is timed alone; above 4 KiB the input is rewritten and a barrier passed
-before; a sample is the slowest rank's.
+MODULE has connect() -> Endpoint (an adapter of this package, or a dotted name); CELL is a Cell as JSON. The method is
+that of `ringreduce bench --level python`: every call is timed alone; above 4 KiB the input is rewritten and a barrier
+passed before; a sample is the slowest rank's.
 """
 
 from __future__ import annotations
