@@ -96,7 +96,7 @@ def markdown(record: dict[str, Any], name: str) -> str:
     for part, found in record["comparisons"].items():
         lines += ["", f"## {part}", "", "```", versus_table.tail(found), "```"]
     for part, found in record["training"].items():
-        lines += ["", f"## {part}", "", "```", json.dumps(found["results"], indent=1), "```"]
+        lines += ["", f"## {part}", "", "```", found["text"], "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -141,9 +141,10 @@ def _bench(what: list[str]) -> dict[str, Any]:
         file = Path(folder, "part.json")
         command = [sys.executable, "-m", "ringreduce.bench", *what, "--json", str(file)]
         print("#", " ".join(["ringreduce bench", *what]), flush=True)
-        subprocess.run(command, check=False, timeout=DEADLINE_S)
+        done = subprocess.run(command, check=False, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
+        print(done.stdout, flush=True)
         found: dict[str, Any] = json.loads(file.read_text())
-    return found
+    return {**found, "text": done.stdout.rstrip()} if what[0] == "train" else found
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
