@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     flag = argparse.BooleanOptionalAction
     add = parser.add_argument
     add("collective", choices=list(COLLECTIVES))
-    add("-np", dest="ranks", type=int, metavar="N", help="ranks to start (default 2, or those already started)")
+    add("-np", "--np", dest="ranks", type=int, metavar="N", help="ranks to start (default 2, or those already started)")
     add("--sizes", default=DEFAULT_SIZES, metavar="LIST", help="bytes per rank, such as 8,4K,1M (default %(default)s)")
     add("-b", dest="begin", metavar="SIZE", help="with -e and -f: sizes from SIZE up, instead of --sizes")
     add("-e", dest="end", metavar="SIZE", help="the largest size")

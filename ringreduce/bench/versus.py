@@ -49,6 +49,8 @@ def run(options: Options) -> int:
     meta = {
         **machine.facts(),
         "collective": options.collective,
+        "dtype": options.dtype,
+        "op": options.op if COLLECTIVES[options.collective].reduces else None,
         "ranks": ranks,
         "cores": cores,
         "rounds": options.rounds,

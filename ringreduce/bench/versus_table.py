@@ -17,7 +17,8 @@ HEADINGS = (
 
 def head(meta: dict[str, Any], absent: Sequence[Absent]) -> str:
     """The comment lines above: what is compared, on what, and who is not here."""
-    what = f"{meta['collective']}, {meta['ranks']} ranks, cores {','.join(map(str, meta['cores']))}"
+    type_and_op = " ".join(filter(None, (meta["dtype"], meta["op"])))
+    what = f"{meta['collective']}, {type_and_op}, {meta['ranks']} ranks, cores {','.join(map(str, meta['cores']))}"
     lines = [
         f"# ringreduce {meta['ringreduce']} beside its peers: {what}, {meta['rounds']} rounds",
         f"# {meta['cpu']}, {meta['cores_online']} cores, Linux {meta['kernel']}, {meta['isa']}",
