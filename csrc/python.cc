@@ -156,8 +156,11 @@ PYBIND11_MODULE(_core, m) {
           "recv_async",
           [](const PyGroup& g, py::handle dst, int peer, int tag) { return message(g, dst, peer, tag, false); },
           py::arg("dst"), py::arg("src_rank"), py::arg("tag"))
-      .def(
-          "join", [](const PyGroup& g) { return g.get().join(interrupt); }, py::call_guard<py::gil_scoped_release>())
+      .def("join",
+           [](const PyGroup& g) {
+             const WithoutGil unlocked(*g.context);
+             return g.get().join(interrupt);
+           })
       .def(
           "algorithm",
           [](const PyGroup& g, const std::string& kind, size_t nbytes, int dtype, bool registered) {
@@ -171,7 +174,7 @@ PYBIND11_MODULE(_core, m) {
             Held held;
             BenchJob job = bench_job(g, kind, src, dst, op, iters, held);
             job.rewrite = rewrite;
-            const py::gil_scoped_release release;
+            const WithoutGil unlocked(*g.context);
             return bench(g.get(), job, interrupt);
           },
           py::arg("kind"), py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("iters"), py::arg("rewrite"))
@@ -180,7 +183,7 @@ PYBIND11_MODULE(_core, m) {
           [](const PyGroup& g, const std::string& kind, py::handle src, py::handle dst, int op, int iters) {
             Held held;
             const BenchJob job = bench_job(g, kind, src, dst, op, iters, held);
-            const py::gil_scoped_release release;
+            const WithoutGil unlocked(*g.context);
             return memory_limit(g.get(), job, interrupt);
           },
           py::arg("kind"), py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("iters"))
@@ -189,7 +192,7 @@ PYBIND11_MODULE(_core, m) {
           [](const PyGroup& g, py::handle src, int iters) {
             Held held;
             const BenchJob job = bench_job(g, "barrier", src, src, 1, iters, held);
-            const py::gil_scoped_release release;
+            const WithoutGil unlocked(*g.context);
             return news_limit(g.get(), job, interrupt);
           },
           py::arg("src"), py::arg("iters"));
@@ -206,14 +209,14 @@ PYBIND11_MODULE(_core, m) {
       .def(
           "add_group",
           [](const std::shared_ptr<Context>& c, int fd, const std::vector<int>& ranks) {
-            const py::gil_scoped_release release;
+            const WithoutGil unlocked(*c);
             return PyGroup{c, c->add_group(fd, ranks, interrupt)};
           },
           py::arg("fd"), py::arg("ranks"))
       .def(
           "remove_group",
           [](const std::shared_ptr<Context>& c, PyGroup& g) {
-            const py::gil_scoped_release release;
+            const WithoutGil unlocked(*c);
             c->remove_group(&g.get(), interrupt);
             g.group.reset();
           },
@@ -223,6 +226,7 @@ PYBIND11_MODULE(_core, m) {
              {
                const py::gil_scoped_release release;
                c.shutdown();
+               WithoutGil::await_others();
              }
              trash().empty();
            })

@@ -5,12 +5,16 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "engine/bench.h"
 #include "engine/context.h"
 #include "python_memory.h"
@@ -34,6 +38,40 @@ inline std::shared_ptr<Context> guard_fork(std::unique_ptr<Context> context) {
   });
 }
 
+// A call without the GIL. When an interpreter ends, a thread that wants the GIL back is ended by force, inside whatever
+// C++ frame it is in, which ends the process with SIGABRT. So shutdown(), which an exiting process calls while threads
+// may still get the GIL, waits for those that are in here; and once it has begun, calls keep the GIL: they no longer
+// block.
+class WithoutGil {
+ public:
+  explicit WithoutGil(const Context& context) {
+    if (context.is_shut_down()) return;
+    inside_.fetch_add(1);
+    ++own_;
+    released_.emplace();
+  }
+  ~WithoutGil() {
+    if (!released_) return;
+    released_.reset();
+    --own_;
+    inside_.fetch_sub(1);
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+  // The GIL is not held. A signal's handler may call this from inside a call of its own thread.
+  static void await_others() {
+    constexpr double kPatienceS = 5;  // they have been told to leave, and look around every 0.1 s at the latest
+    const Deadline deadline = Deadline::after_s(kPatienceS);
+    while (inside_.load() > own_ && !deadline.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+ private:
+  inline static std::atomic<int> inside_{0};
+  inline static thread_local int own_ = 0;
+  std::optional<py::gil_scoped_release> released_;
+};
+
 struct PyOutput {
   OperationPtr operation;
 };
@@ -54,14 +92,14 @@ struct PyWork {
   void wait(std::optional<double> timeout) const {
     bool in_time = true;
     {
-      const py::gil_scoped_release release;
+      const WithoutGil unlocked(*group.context);
       in_time = group.get().wait(*operation, timeout.value_or(-1.0), interrupt);
     }
     trash().empty();
     if (!in_time) throw TimeoutError("the operation is still pending after " + std::to_string(*timeout) + " s");
   }
   bool done() const {
-    const py::gil_scoped_release release;
+    const WithoutGil unlocked(*group.context);
     return group.get().poll(*operation);
   }
 };
@@ -88,7 +126,7 @@ inline PyWork submit(const PyGroup& group, Request& request, const py::object& n
     request.name = &text;
   }
   request.keep = keep(std::move(held));
-  const py::gil_scoped_release release;
+  const WithoutGil unlocked(*group.context);
   return {group, group.get().submit(request, interrupt)};
 }
 
@@ -110,7 +148,7 @@ inline void allreduce(const PyGroup& group, py::handle src, py::handle dst, int 
     const TensorView in = view_of(src, dst.is(src), src_buffer.buffer);
     const TensorView out = dst.is(src) ? in : view_of(dst, true, dst_buffer.buffer);
     const Reduction reduction = {in.dtype, op_from_code(op), prescale, postscale, group.get().size()};
-    const py::gil_scoped_release release;
+    const WithoutGil unlocked(*group.context);
     if (group.get().allreduce_quick(in, out, reduction, interrupt)) return;
   }
   auto held = std::make_unique<Held>();
@@ -160,7 +198,7 @@ inline PyWork message(const PyGroup& group, py::handle buffer, int peer, int tag
   auto held = std::make_unique<Held>();
   const TensorView view = view_of(buffer, !outgoing, *held);
   auto kept = keep(std::move(held));
-  const py::gil_scoped_release release;
+  const WithoutGil unlocked(*group.context);
   Group& g = group.get();
   return {group, outgoing ? g.send(view, peer, tag, std::move(kept)) : g.receive(view, peer, tag, std::move(kept))};
 }

@@ -109,6 +109,33 @@ def test_a_process_ends_with_work_pending(how: str) -> None:
         assert second.status == 0, job.report()
 
 
+def ends_while_threads_keep_calling() -> None:
+    import threading
+
+    import ringreduce as rr
+
+    rr.init()
+    calling = threading.Barrier(5)
+
+    def calls(number: int) -> None:
+        calling.wait()
+        while True:
+            with suppress(rr.Error):
+                rr.allreduce(np.ones(3 if number % 2 else 1 << 12), name=f"daemon {number}")
+
+    for number in range(4):
+        threading.Thread(target=calls, args=(number,), daemon=True).start()
+    calling.wait()
+    rr.barrier()
+
+
+def test_a_process_ends_while_its_threads_keep_calling() -> None:
+    """A thread that wants the GIL back from an interpreter that is ending would end the process with SIGABRT."""
+    for _ in range(5):
+        with start_ranks(ends_while_threads_keep_calling, 2) as job:
+            assert [rank.status for rank in job.wait(20)] == [0, 0], job.report()
+
+
 SCRIPT = """
 import sys, time
 import numpy as np
