@@ -36,13 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures, writes, and prints the summary. Returns the exit status."""
     args = _arguments(argv)
     record: dict[str, Any] = {"meta": {**machine.facts(), "command": "make bench"}, "comparisons": {}, "training": {}}
+    stem = RESULTS / f"{date.today().isoformat()}-{machine_name()}"
+    RESULTS.mkdir(parents=True, exist_ok=True)
     for name, what in parts(args.rounds).items():
         if name.partition(" ")[0] in args.only:
             kind = "training" if what[0] == "train" else "comparisons"
             record[kind][name] = _bench(what)
-    stem = RESULTS / f"{date.today().isoformat()}-{machine_name()}"
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            # Part by part: half an hour is long enough to be interrupted.
+            stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if "allreduce" in record["comparisons"]:
         drawing.plot(record["comparisons"]["allreduce"], stem.with_suffix(".png"))
     text = markdown(record, stem.name)

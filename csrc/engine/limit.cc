@@ -97,37 +97,26 @@ std::vector<double> memory_limit(Group& group, const BenchJob& job, Interrupt in
 }
 
 double news_limit(Group& group, const BenchJob& job, Interrupt interrupt) {
-  struct News {
-    std::atomic<int> value{0};
-    Bell bell{};
-  };
+  using News = std::atomic<int>;
   const Addresses lines = addresses(group, group.context(), job.src);
   const bool takes_part = group.rank() < 2 && group.size() > 1;
   News* mine = nullptr;
-  if (takes_part) mine = new (lines[static_cast<size_t>(group.rank())]) News();
+  if (takes_part) mine = new (lines[static_cast<size_t>(group.rank())]) News(0);
   meet(group, interrupt);
   double seconds = 0;
   if (takes_part) {
     News& theirs = *reinterpret_cast<News*>(lines[static_cast<size_t>(1 - group.rank())]);
-    const bool sleeps = group.ranks_outnumber_cores();
     const Deadline deadline = Deadline::after_s(10);
-    const auto tell = [&theirs](int turn) {
-      theirs.value.store(turn, std::memory_order_release);
-      ring(theirs.bell);
-    };
     const auto hear = [&](int turn) {
-      while (mine->value.load(std::memory_order_acquire) < turn && !deadline.passed()) {
-        if (!sleeps) continue;
-        const SleepScope scope(mine->bell);
-        const uint32_t seen = mine->bell.seq.load(std::memory_order_seq_cst);
-        if (mine->value.load(std::memory_order_seq_cst) < turn) sleep_on(mine->bell, seen, 100000000);
+      while (mine->load(std::memory_order_acquire) < turn && !deadline.passed()) {
+        if (group.ranks_outnumber_cores()) relax(true);
       }
     };
     const int64_t begin = now_ns();
     for (int turn = 1; turn <= job.iters; ++turn) {
-      if (group.rank() == 0) tell(turn);
+      if (group.rank() == 0) theirs.store(turn, std::memory_order_release);
       hear(turn);
-      if (group.rank() == 1) tell(turn);
+      if (group.rank() == 1) theirs.store(turn, std::memory_order_release);
     }
     seconds = static_cast<double>(now_ns() - begin) * 1e-9 / job.iters / 2;
   }

@@ -13,8 +13,8 @@ namespace rr {
 // job.src and job.dst are registered memory of the world, at the same place on every rank; barrier has no limit.
 std::vector<double> memory_limit(Group& group, const BenchJob& job, Interrupt interrupt);
 
-// Seconds that news takes from rank 0 to rank 1 (half of a round trip; 0 on other ranks, which wait): by a line that
-// both poll where every rank has a core, by a futex where ranks share cores. job.src as above, at least 256 bytes.
+// Seconds that news takes from rank 0 to rank 1 (half of a round trip; 0 on other ranks, which wait) by a line that
+// both poll; where ranks share cores, each gives way between two looks. job.src as above, at least 64 bytes.
 double news_limit(Group& group, const BenchJob& job, Interrupt interrupt);
 
 }  // namespace rr
