@@ -126,8 +126,8 @@ class Group:
         registered memory of the world at the same place on every rank (InvalidArgumentError otherwise)."""
 
     def news_limit(self, src: Buffer, iters: int) -> float:
-        """Seconds that news takes between ranks 0 and 1 (0 on others) by a polled line; where ranks outnumber cores, both
-        give way between two looks. src: registered memory, at least 64 bytes, which is overwritten."""
+        """Seconds that news takes between ranks 0 and 1 (0 on others) by a polled line; where ranks outnumber cores,
+        both give way between two looks. src: registered memory, at least 64 bytes, which is overwritten."""
 
 class Context:
     """One rank's membership of one job: its groups, its engine thread, its failure state."""

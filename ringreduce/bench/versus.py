@@ -101,7 +101,7 @@ def calls(nbytes: int, level: str, crowded: bool) -> tuple[int, int]:
     cores some ten (MPICH takes 8 ms a call then)."""
     if nbytes <= SMALL_NBYTES:
         timed = 100_000 if level == "c" else 3000
-        return (timed // 100, 40) if crowded else (timed, max(100, timed // 100))
+        return (max(300, timed // 100), 40) if crowded else (timed, max(100, timed // 100))
     timed = max(10, min(1000 if level == "c" else 300, (512 << 20) // nbytes))
     timed = max(10, timed // 4) if crowded else timed
     return timed, max(6, timed // 10)  # MPICH takes its fast path after five calls
