@@ -9,10 +9,8 @@ import ringreduce
 from ringreduce import environment
 from ringreduce.bench import report, table
 from ringreduce.bench.measure import measure
-from ringreduce.bench.options import Options, parse
+from ringreduce.bench.options import DEFAULT_RANKS, Options, parse
 from ringreduce.errors import Error, InvalidArgumentError
-
-DEFAULT_RANKS = 2
 
 
 def main(argv: Sequence[str]) -> int:

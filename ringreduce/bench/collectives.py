@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ringreduce.bench.oracle import Integers, Oracle, Reals
+from ringreduce.bench.oracle import BLOCK, Integers, Oracle, Reals
+
+SMALL_NBYTES = 4096
+"""Up to here calls are timed back to back (from Python each alone), above after rewriting the input."""
 
 Expectation = Callable[[Oracle, int, int, Integers], Reals]
 """(oracle, rank, part, positions in this rank's output) -> values; part is count / ranks."""
@@ -42,6 +47,14 @@ class Collective:
         """Elements for about nbytes: at least one, and a whole number of parts."""
         count = max(1, nbytes // itemsize) if nbytes else 0
         return -(-count // ranks) * ranks if self.divided else count
+
+    def wrong(self, oracle: Oracle, rank: int, part: int, output: NDArray[Any], size: int) -> int:
+        """How many of the size elements of a rank's output are not what they must be."""
+        count = 0
+        for start in range(0, size, BLOCK):
+            positions = np.arange(start, min(start + BLOCK, size), dtype=np.int64)
+            count += oracle.wrong(output, start, self.expected(oracle, rank, part, positions))
+        return count
 
 
 def _reduced(oracle: Oracle, rank: int, part: int, at: Integers) -> Reals:

@@ -13,43 +13,39 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import ringreduce
-from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES
 from ringreduce.bench.memory import operand
 from ringreduce.bench.oracle import DTYPES, OPS
 
 if TYPE_CHECKING:
     from ringreduce.bench.options import Options
 
-SMALL_NBYTES = 4096
 NEWS_TURNS = 2000
 NEWS_NBYTES = 4096
 REWRITTEN_NBYTES = 256 << 20  # about so much is rewritten for one limit
 
 
-def fraction_of_limit(options: Options, nbytes: int, count: int, p50_s: float, crowded: bool) -> float | None:
+def fraction_of_limit(options: Options, nbytes: int, count: int, p50_s: float, cores: int) -> float | None:
     """limit / p50: 1 is as fast as the machine allows. Collective. None where there is no limit (one rank, bfloat16).
 
     Args:
         nbytes, count: as in the row.
         p50_s: the time that was reached, in seconds.
-        crowded: more ranks than cores.
+        cores: how many the ranks share.
     """
     group = ringreduce.global_process_set.group
     if group.size == 1 or options.dtype == "bfloat16":
         return None
-    limit = _news(crowded) if nbytes <= SMALL_NBYTES else _memory(options, nbytes, count)
+    limit = _news(cores) if nbytes <= SMALL_NBYTES else _memory(options, nbytes, count)
     return limit / p50_s
 
 
-def _news(crowded: bool) -> float:
+def _news(cores: int) -> float:
     group = ringreduce.global_process_set.group
     src = operand(NEWS_NBYTES, np.uint8, registered=True)
     best = min(group.news_limit(src, NEWS_TURNS) for _ in range(3))
     seconds = float(ringreduce.allreduce(np.array([best]), op=ringreduce.Max)[0])
-    if not crowded:
-        return seconds
-    cores = len({core for bound in _bindings() for core in bound})
-    return seconds * group.size / cores
+    return seconds * max(1.0, group.size / cores)
 
 
 def _memory(options: Options, nbytes: int, count: int) -> float:
@@ -65,10 +61,3 @@ def _memory(options: Options, nbytes: int, count: int) -> float:
     mine = group.memory_limit(collective.name, src, dst, op, iters)
     slowest = np.sort(ringreduce.allreduce(np.array(mine), op=ringreduce.Max))
     return float(slowest[slowest.size // 2])
-
-
-def _bindings() -> list[list[int]]:
-    from ringreduce.agreement import exchange
-    from ringreduce.bench import machine
-
-    return exchange(ringreduce.global_process_set.group, "bench.limit", machine.allowed_cores())

@@ -71,23 +71,31 @@ class PythonLoop:
         return self.src if result is None else np.asarray(result).view(self.src.dtype)
 
     def seconds(self, iters: int, rewrite: bool) -> list[float]:
-        """See Loop. The garbage collector is off meanwhile."""
-        call, src, clock = self.call, self.src, perf_counter_ns
-        times = []
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            for _ in range(iters):
-                if rewrite:
-                    src.fill(1)
-                    ringreduce.barrier()
-                start = clock()
-                call()
-                times.append(clock() - start)
-        finally:
-            if collecting:
-                gc.enable()
-        return [nanoseconds * 1e-9 for nanoseconds in times]
+        """See Loop."""
+        return timed(self.call, self.src if rewrite else None, ringreduce.barrier, iters)
+
+
+def timed(call: Callable[[], Any], rewritten: Array | None, barrier: Callable[[], Any], iters: int) -> list[float]:
+    """Seconds of each of iters calls, every one after writing `rewritten` and passing the barrier, if it is given.
+
+    The garbage collector is off meanwhile. Peers that are called from Python are timed by this too.
+    """
+    clock = perf_counter_ns
+    times = []
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(iters):
+            if rewritten is not None:
+                rewritten.fill(1)
+                barrier()
+            start = clock()
+            call()
+            times.append(clock() - start)
+    finally:
+        if collecting:
+            gc.enable()
+    return [nanoseconds * 1e-9 for nanoseconds in times]
 
 
 def _public(name: str, x: Array, in_place: bool, op: int) -> Callable[[], Any]:

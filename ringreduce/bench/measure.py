@@ -14,17 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ringreduce
-from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES
 from ringreduce.bench.limit import fraction_of_limit
 from ringreduce.bench.loops import CoreLoop, Loop, PythonLoop
 from ringreduce.bench.memory import operand
-from ringreduce.bench.oracle import BLOCK, DTYPES, OPS, Oracle
+from ringreduce.bench.oracle import DTYPES, OPS, Oracle
 from ringreduce.buffers import CODES
 
 if TYPE_CHECKING:
     from ringreduce.bench.options import Options
 
-SMALL_NBYTES = 4096
 BATCHES = 20  # level c, small: p50, p99 and min are over this many means
 REWRITTEN_NBYTES = 2 << 30  # level c and python, large: about so much is rewritten and reduced per row
 
@@ -78,10 +77,7 @@ def measure(options: Options, nbytes: int, cores: int) -> Row:
         oracle = Oracle(options.dtype, options.op, ranks)
         oracle.fill(src, rank)
         output = loop.once()
-        mine = 0
-        for start in range(0, dst.size, BLOCK):
-            positions = np.arange(start, min(start + BLOCK, dst.size), dtype=np.int64)
-            mine += oracle.wrong(output, start, collective.expected(oracle, rank, part, positions))
+        mine = collective.wrong(oracle, rank, part, output, dst.size)
         wrong = int(ringreduce.allreduce(np.array([mine]), op=ringreduce.Sum)[0])
         wrong += abs(output.size - dst.size)
         src.fill(0)  # back to back, in place: sums of zeros stay finite
@@ -101,7 +97,7 @@ def measure(options: Options, nbytes: int, cores: int) -> Row:
         algbw_GBps=algbw,
         busbw_GBps=algbw * collective.bus(ranks),
         wrong=wrong,
-        fraction_of_limit=fraction_of_limit(options, total, count, p50, ranks > cores) if options.limit else None,
+        fraction_of_limit=fraction_of_limit(options, total, count, p50, cores) if options.limit else None,
     )
 
 

@@ -11,6 +11,7 @@ from ringreduce.bench.oracle import DTYPES, OPS
 from ringreduce.errors import InvalidArgumentError
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+DEFAULT_RANKS = 2
 DEFAULT_SIZES = "8,512,4K,64K,1M,16M,128M"
 
 
@@ -114,21 +115,22 @@ def _parser() -> argparse.ArgumentParser:
     add("--buffers", choices=["private", "registered"], help="memory of the operands (default private; with --vs both)")
     add("--level", default="c", choices=["c", "python"], help="loop inside the core, or over the Python functions")
     add("--in-place", action=flag, default=True, help="allreduce: the result replaces the input (default)")
-    add("--iters", type=_positive, metavar="N", help="calls to time (default: by size)")
-    add("--warmup", type=_positive, metavar="N", help="calls before (default: by size)")
+    add("--iters", type=positive, metavar="N", help="calls to time (default: by size)")
+    add("--warmup", type=positive, metavar="N", help="calls before (default: by size)")
     add("--bind", default="core", choices=["core", "none"], help="bind each rank to its share of the cores")
     add("--check", action=flag, default=True, help="compare every element of every rank with the exact result")
     add("--json", metavar="FILE", help="also write the results here")
     add("--limit", action=flag, help="measure what the machine allows as well (default at level c)")
     add("--vs", metavar="LIST", help="beside these, in turns: gloo,openmpi,mpich,mpi4py,horovod,nccl")
-    add("--rounds", type=_positive, default=3, metavar="N", help="--vs: everyone's turns at each size (default 3)")
+    add("--rounds", type=positive, default=3, metavar="N", help="--vs: everyone's turns at each size (default 3)")
     add("--deadline", type=float, default=120, metavar="S", help="--vs: a cell that takes longer says timeout (120)")
     add("--plot", metavar="FILE", help="--vs: time, bus bandwidth and ratios as FILE.png or .svg (needs matplotlib)")
     add("--html", metavar="FILE", help="--vs: a report in one file (needs matplotlib)")
     return parser
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """An argument that must be at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ringreduce.bench import comparison, machine, peers, versus_table
-from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES
+from ringreduce.bench.options import DEFAULT_RANKS
 from ringreduce.bench.oracle import DTYPES
 from ringreduce.bench.peers.cell import Cell, Outcome, Peer
 from ringreduce.bench.peers.cell import run as run_cell
@@ -28,8 +29,6 @@ from ringreduce.errors import UnavailableError
 if TYPE_CHECKING:
     from ringreduce.bench.options import Options
 
-SMALL_NBYTES = 4096
-DEFAULT_RANKS = 2
 GIVEN_UP = 2  # a lane that has timed out so often gets no more turns
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache as cache_result
 from importlib import metadata
 from pathlib import Path
 
@@ -91,8 +92,12 @@ class Mpi:
         return program
 
 
+@cache_result
 def find(library: str) -> list[Peer | Absent]:
-    """Every MPI of this library that can be compiled for and run; one Absent when there is none."""
+    """Every MPI of this library that can be compiled for and run; one Absent when there is none.
+
+    Looked for once: mpi4py asks for the same ones.
+    """
     pairs = [(f"mpicc.{library}", f"mpirun.{library}"), _wheel(library), ("mpicc", "mpirun")]
     found: dict[str, Peer] = {}
     for compiler, launcher in pairs:

@@ -37,7 +37,7 @@ class Ours:
         return None
 
     def job(self, cell: Cell, folder: Path) -> Job:
-        """See Peer. The limit is measured with the c level's registered memory only."""
+        """See Peer."""
         file = folder / "row.json"
         file.unlink(missing_ok=True)
         what = [cell.collective, "-np", str(cell.ranks), "--sizes", str(cell.nbytes), "--dtype", cell.dtype]

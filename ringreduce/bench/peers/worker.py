@@ -9,25 +9,23 @@ passed before; a sample is the slowest rank's.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
 import sys
 from collections.abc import Callable
-from time import perf_counter_ns
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES
+from ringreduce.bench.loops import timed
 from ringreduce.bench.memory import private
-from ringreduce.bench.oracle import BLOCK, DTYPES, Oracle
+from ringreduce.bench.oracle import DTYPES, Oracle
 from ringreduce.bench.peers.cell import Cell
 
 Array = NDArray[Any]
-SMALL_NBYTES = 4096
 
 
 class Endpoint(Protocol):
@@ -73,34 +71,18 @@ def main(module: str, text: str) -> int:
         oracle = Oracle(cell.dtype, cell.op, cell.ranks)
         oracle.fill(src, endpoint.rank)
         call()
-        for start in range(0, dst.size, BLOCK):
-            at = np.arange(start, min(start + BLOCK, dst.size), dtype=np.int64)
-            wrong += oracle.wrong(dst, start, collective.expected(oracle, endpoint.rank, part, at))
+        wrong = collective.wrong(oracle, endpoint.rank, part, dst, dst.size)
         src.fill(0)
-    mine = _seconds(endpoint, call, src, cell)
-    slowest = np.sort(endpoint.largest(np.array([*mine, float(wrong)]))[:-1])
-    most_wrong = int(endpoint.largest(np.array([float(wrong)]))[0])  # of one rank: 0 is what matters
+    rewritten = src if cell.nbytes > SMALL_NBYTES else None
+    timed(call, rewritten, endpoint.barrier, cell.warmup)
+    mine = timed(call, rewritten, endpoint.barrier, cell.iters)
+    *largest, most_wrong = endpoint.largest(np.array([*mine, float(wrong)]))  # wrong of one rank: 0 is what matters
+    slowest = np.sort(largest)
     if endpoint.rank == 0:
         micro = {"min": slowest[0], "p50": slowest[slowest.size // 2], "p99": slowest[(slowest.size - 1) * 99 // 100]}
-        print(json.dumps({**{key: value * 1e6 for key, value in micro.items()}, "wrong": most_wrong}), flush=True)
+        print(json.dumps({**{key: value * 1e6 for key, value in micro.items()}, "wrong": int(most_wrong)}), flush=True)
     endpoint.close()
     return 0
-
-
-def _seconds(endpoint: Endpoint, call: Callable[[], Any], src: Array, cell: Cell) -> list[float]:
-    rewrite = cell.nbytes > SMALL_NBYTES
-    times = []
-    gc.disable()
-    for turn in range(-cell.warmup, cell.iters):
-        if rewrite:
-            src.fill(1)
-            endpoint.barrier()
-        start = perf_counter_ns()
-        call()
-        if turn >= 0:
-            times.append((perf_counter_ns() - start) * 1e-9)
-    gc.enable()
-    return times
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ringreduce.bench.options import positive
 from ringreduce.bench.train.modes import ALWAYS, MODES
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.launch.options import MAX_RANKS
@@ -125,32 +126,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", choices=list(MODELS), default="lenet", help="default %(default)s")
-    add("-np", dest="ranks", type=_positive, default=2, metavar="N", help="ranks (default %(default)s)")
+    add("-np", dest="ranks", type=positive, default=2, metavar="N", help="ranks (default %(default)s)")
     add("--vs", default=DEFAULT_VS, metavar="LIST", help=f'beside {" and ".join(ALWAYS)}: %(default)s, or "none"')
-    add("--rounds", type=_positive, default=3, metavar="R", help="default %(default)s")
+    add("--rounds", type=positive, default=3, metavar="R", help="default %(default)s")
     add("--seconds", type=_seconds, default=3.0, metavar="S", help="length of a timed window (default %(default)s)")
-    add("--batch-size", type=_positive, metavar="N", help="global (256), or per rank for resnet50 (32)")
+    add("--batch-size", type=positive, metavar="N", help="global (256), or per rank for resnet50 (32)")
     add("--data", choices=DATA, help="default: fashion-mnist if its files are there, else synthetic")
     add("--seed", type=int, default=0, help="of weights, data and order (default %(default)s)")
     add(
         "--check-steps",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="steps whose losses are compared (10, resnets 2)",
     )
-    add("--warmup", type=_positive, metavar="N", help="untimed steps after those (3, resnet50 10)")
-    add("--iters", type=_positive, metavar="N", help="timed windows per job (1, resnet50 10)")
-    add("--batches-per-iter", type=_positive, metavar="N", help="steps per window instead of --seconds (resnet50 10)")
+    add("--warmup", type=positive, metavar="N", help="untimed steps after those (3, resnet50 10)")
+    add("--iters", type=positive, metavar="N", help="timed windows per job (1, resnet50 10)")
+    add("--batches-per-iter", type=positive, metavar="N", help="steps per window instead of --seconds (resnet50 10)")
     add("--timeout", type=_seconds, metavar="S", help="deadline of one measurement (300, resnet50 3600)")
     add("--json", metavar="FILE", help="also write every round's figures here")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
 
 
 def _seconds(text: str) -> float:
