@@ -39,7 +39,7 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   if (eager) {
     ++eager_used_;
     eager_counter_[eager_index] = unnamed_ + 1;
-    std::memcpy(board_.eager(rank_, eager_index), src.data, nbytes);
+    eager_writer_.write(board_.eager(rank_, eager_index), src.data, nbytes);
     add(context_.stats().bytes_copied, nbytes);
     payload = &eager_index;
     payload_nbytes = sizeof eager_index;

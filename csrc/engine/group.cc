@@ -60,6 +60,7 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
               }),
       links_(links_of(board_, rank_, 0, bells_)),
       point_to_point_(links_of(board_, rank_, 1, bells_)),
+      eager_writer_(context.settings().staging),
       writer_(context.settings().staging) {
   cpu_set_t cores;
   CPU_ZERO(&cores);

@@ -148,8 +148,9 @@ class Group {
   uint64_t unconsumed_ = 0;                              // the oldest unnamed operation not consumed here
   std::array<OperationPtr, kUnnamedCells> outstanding_;  // unnamed, by counter; null = synchronous or consumed
   std::array<bool, kUnnamedCells> consumed_{};
-  uint64_t least_watermark_ = 0;                           // a lower bound of the peers' watermarks, as last seen
-  uint64_t eager_used_ = 0;                                // eager buffers ever filled
+  uint64_t least_watermark_ = 0;  // a lower bound of the peers' watermarks, as last seen
+  uint64_t eager_used_ = 0;       // eager buffers ever filled
+  StageWriter eager_writer_;
   std::array<uint64_t, kEagerCount> eager_counter_{};      // the unnamed operation that filled each, + 1
   std::unordered_map<std::string, OperationPtr> by_name_;  // busy names
   std::unordered_map<uint64_t, OperationPtr> logged_;      // pending, by cell

@@ -169,7 +169,7 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
     if (eager && gives_data) {
       eager_index = eager_used_++ % kEagerCount;
       eager_counter_[eager_index] = unnamed_ + 1;
-      std::memcpy(board_.eager(rank_, eager_index), payload, nbytes);
+      eager_writer_.write(board_.eager(rank_, eager_index), request.srcs[0].data, nbytes);
       add(context_.stats().bytes_copied, nbytes);
       payload = &eager_index;
       payload_nbytes = sizeof eager_index;

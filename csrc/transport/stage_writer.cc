@@ -11,8 +11,9 @@ namespace rr {
 namespace {
 
 constexpr size_t kLine = 64;
-constexpr size_t kLeastSample = 2 << 10;  // bytes written each way by a comparison
+constexpr size_t kLeastSample = 1 << 10;  // bytes written each way by a comparison
 constexpr size_t kMostSample = 8 << 10;
+constexpr size_t kLeastStreamed = 1 << 10;   // below, the reader's way to the memory takes longer than 27 ns a line
 constexpr int64_t kDearerNs = 5;             // per line; comparisons measure -1 with one L3, 10 to 25 with two
 constexpr int64_t kNbytesBetween = 2 << 20;  // comparing then costs 2 % where cached is slow
 constexpr int kDecided = 4;  // votes: a sample may have met an interrupt, or lines that were in no cache
@@ -39,7 +40,7 @@ void StageWriter::write(std::byte* dst, const std::byte* src, size_t nbytes) {
       nbytes -= 2 * sample;
     }
   }
-  if (streams_) {
+  if (streams_ && nbytes >= kLeastStreamed) {
     stream(dst, src, nbytes);
   } else if (nbytes != 0) {
     std::memcpy(dst, src, nbytes);

@@ -9,8 +9,9 @@
 //     streamed               2, 3.7                     2, 3
 //
 // and an all-reduce of 2 MiB of private memory with two L3s took 1050 us cached, 180 us streamed (one L3: 87, 146).
-// So a writer compares the two on its own data from time to time. That is a matter of this rank alone: it changes
-// times, never bits.
+// With two L3s an all-reduce of 4 KiB, whose bytes wait in an eager buffer, took 2.4 us cached and 1.1 us streamed, of
+// 16 KiB 9.2 and 2.6 us, of 512 B 0.7 and 0.8 us. So a writer compares the two on its own data from time to time. That
+// is a matter of this rank alone: it changes times, never bits.
 #pragma once
 
 #include <cstddef>
