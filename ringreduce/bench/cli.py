@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 import ringreduce
 from ringreduce import environment
-from ringreduce.bench import report, table
+from ringreduce.bench import report, table, terminal
 from ringreduce.bench.measure import measure
 from ringreduce.bench.options import DEFAULT_RANKS, Options, parse
 from ringreduce.errors import Error, InvalidArgumentError
@@ -42,15 +43,15 @@ def run(options: Options) -> int:
         facts = report.meta()
         prints = ringreduce.rank() == 0
         if prints:
-            print(table.head(options, facts), flush=True)
+            terminal.show(table.head(options, facts))
         cores = len({core for bound in facts["binding"] for core in bound})
         rows = []
         for nbytes in options.sizes:
             rows.append(measure(options, nbytes, cores))
             if prints:
-                print(table.line(options, rows[-1]), flush=True)
+                terminal.show(table.line(options, rows[-1]))
         if prints:
-            print(table.tail(rows), flush=True)
+            terminal.show(table.tail(rows))
             if options.json:
                 report.write(options.json, options, facts, rows)
     return 1 if any(row.wrong for row in rows) else 0
@@ -61,5 +62,7 @@ def _start(options: Options, argv: Sequence[str]) -> int:
     from ringreduce.launch import ringrun
 
     ranks = str(options.ranks or DEFAULT_RANKS)
+    if terminal.coloured(sys.stdout):
+        os.environ["FORCE_COLOR"] = "1"  # what a rank prints comes here through a pipe
     launch = ["-np", ranks, "--bind", options.bind, "--no-tag-output"]
     return ringrun.main([*launch, sys.executable, "-m", "ringreduce.bench", *argv, "-np", ranks])

@@ -13,11 +13,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringreduce.bench import comparison, machine, peers, versus_table
+from ringreduce.bench import comparison, machine, peers, terminal, versus_table
 from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES
 from ringreduce.bench.options import DEFAULT_RANKS
 from ringreduce.bench.oracle import DTYPES
@@ -56,10 +56,10 @@ def run(options: Options) -> int:
         "lanes": [lane.name for lane in lanes],
         "absent": {one.name: one.advice for one in absent},
     }
-    print(versus_table.head(meta, absent), flush=True)
-    outcomes = _measure(options, lanes, ranks, cores)
+    terminal.show(versus_table.head(meta, absent))
+    outcomes = _measure(options, meta, lanes, ranks, cores)
     document = comparison.document(meta, outcomes)
-    print(versus_table.tail(document), flush=True)
+    terminal.show(versus_table.tail(document))
     if options.json:
         Path(options.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if options.plot or options.html:
@@ -114,7 +114,7 @@ def _ours(options: Options, here: Sequence[Peer]) -> list[Peer]:
 
 
 def _measure(
-    options: Options, lanes: Sequence[Peer], ranks: int, cores: tuple[int, ...]
+    options: Options, meta: dict[str, Any], lanes: Sequence[Peer], ranks: int, cores: tuple[int, ...]
 ) -> list[tuple[int, Peer, Outcome]]:
     outcomes = []
     timeouts = dict.fromkeys(range(len(lanes)), 0)
@@ -137,7 +137,7 @@ def _measure(
                         print(f"\n# {lane.name}, {nbytes} B: {outcome.text}", file=sys.stderr)
                     _progress(len(outcomes), total, time.monotonic() - begin)
                 if turn == 0:
-                    print(versus_table.block(outcomes, nbytes), flush=True)
+                    terminal.show(versus_table.block(meta, outcomes, nbytes))
     return outcomes
 
 

@@ -5,20 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ringreduce.bench import comparison
+from ringreduce.bench.oracle import DTYPES
 from ringreduce.bench.peers.cell import Absent
 
-_FORMAT = "#{:>11}  {:<31} {:<6} {:>10} {:>10} {:>10} {:>8} {:>8} {:>7} {:>6}   {}"
-HEADINGS = (
-    _FORMAT.format("size", "library", "level", "p50", "p99", "min", "algbw", "busbw", "#wrong", "limit", "ours is"),
-    _FORMAT.format("(B)", "", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "", "", "registered / private"),
-)
+_FORMAT = "#{:>11} {:>10} {:>8} {:>7}  {:<31} {:<6} {:>9} {:>9} {:>9} {:>7} {:>7} {:>7} {:>6}   {}"
+_COLUMNS = {  # name: unit
+    "size": "(B)",
+    "count": "(elements)",
+    "type": "",
+    "redop": "",
+    "library": "",
+    "level": "",
+    "p50": "(us)",
+    "p99": "(us)",
+    "min": "(us)",
+    "algbw": "(GB/s)",
+    "busbw": "(GB/s)",
+    "#wrong": "",
+    "limit": "",
+    "ours is": "registered / private",
+}
+HEADINGS = (_FORMAT.format(*_COLUMNS), _FORMAT.format(*_COLUMNS.values()))
 
 
 def head(meta: dict[str, Any], absent: Sequence[Absent]) -> str:
     """The comment lines above: what is compared, on what, and who is not here."""
-    type_and_op = " ".join(filter(None, (meta["dtype"], meta["op"])))
-    what = f"{meta['collective']}, {type_and_op}, {meta['ranks']} ranks, cores {','.join(map(str, meta['cores']))}"
+    what = f"{meta['collective']}, {meta['ranks']} ranks, cores {','.join(map(str, meta['cores']))}"
     lines = [
         f"# ringreduce {meta['ringreduce']} beside its peers: {what}, {meta['rounds']} rounds",
         f"# {meta['cpu']}, {meta['cores_online']} cores, Linux {meta['kernel']}, {meta['isa']}",
@@ -29,10 +44,10 @@ def head(meta: dict[str, Any], absent: Sequence[Absent]) -> str:
     return "\n".join(lines)
 
 
-def block(turns: comparison.Turns, nbytes: int) -> str:
+def block(meta: dict[str, Any], turns: comparison.Turns, nbytes: int) -> str:
     """The first round's lines of one size."""
     wanted = [turn for turn in turns if turn[0] == 0]
-    found = comparison.document({}, wanted)
+    found = comparison.document(meta, wanted)
     size = min(comparison.sizes(found), key=lambda one: abs(one - nbytes))
     return "\n".join(lines(found, size))
 
@@ -57,14 +72,17 @@ def tail(found: comparison.Document) -> str:
 def lines(found: comparison.Document, nbytes: int) -> list[str]:
     """One size: a line for every lane."""
     text = []
+    meta = found["meta"]
+    count = nbytes // np.dtype(DTYPES[meta["dtype"]][0]).itemsize
+    what = f"{nbytes:>12} {count:>10} {meta['dtype']:>8} {meta['op'] or 'none':>7}"
     for lane, level in comparison.lanes(found):
-        start = f"{nbytes:>12}  {lane[:31]:<31} {level:<6}"
+        start = f"{what}  {lane[:31]:<31} {level:<6}"
         row = comparison.middle(found["results"], lane, level, nbytes)
         if row is None:
             text.append(f"{start} {_status(found, lane, level, nbytes)}")
             continue
-        times = "".join(f" {_time(row['time_us'][key]):>10}" for key in ("p50", "p99", "min"))
-        speed = f" {row['algbw_GBps']:>8.2f} {row['busbw_GBps']:>8.2f} {row['wrong']:>7}"
+        times = "".join(f" {_time(row['time_us'][key]):>9}" for key in ("p50", "p99", "min"))
+        speed = f" {row['algbw_GBps']:>7.2f} {row['busbw_GBps']:>7.2f} {row['wrong']:>7}"
         limit = f"{row['fraction_of_limit']:>7.2f}" if row["fraction_of_limit"] is not None else " " * 7
         text.append(f"{start}{times}{speed}{limit}   {_ours(found, lane, level, nbytes)}".rstrip())
     return text

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ringreduce.bench import machine
+from ringreduce.bench import machine, terminal
 from ringreduce.bench.train import data, figures, losses, rounds, table
 from ringreduce.bench.train.figures import Row
 from ringreduce.bench.train.losses import Verdict
@@ -49,7 +49,7 @@ def run(options: Options, chosen: str) -> int:
     shape = {mode: (len(each), len(each[0])) for mode, each in shares.items()}
     rows = figures.rows(cells, shape)
     judge, verdicts = losses.judge(cells, options.settings.loss_tolerance)
-    print(table.render(facts, rows, absent, judge, verdicts), flush=True)
+    terminal.show(table.render(facts, rows, absent, judge, verdicts))
     if options.json:
         document = {
             "meta": {**facts, "loss_judge": judge},
