@@ -57,10 +57,14 @@ from ringreduce.torch.functions import broadcast_optimizer_state, broadcast_para
 from ringreduce.torch.movement import (
     allgather,
     allgather_async,
+    alltoall,
+    alltoall_async,
     broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
     join,
 )
 from ringreduce.torch.optimizer import DistributedOptimizer
@@ -74,6 +78,13 @@ from ringreduce.torch.reduce import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
+from ringreduce.torch.reducescatter import (
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
+from ringreduce.torch.sparse import sparse_allreduce_async
 from ringreduce.torch.tensors import symmetric_empty
 
 __all__ = [
@@ -107,6 +118,8 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -118,10 +131,14 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "global_process_set",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -130,9 +147,12 @@ __all__ = [
     "local_size",
     "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
     "remove_process_set",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "stats",
     "symmetric_empty",
     "synchronize",
