@@ -35,23 +35,36 @@ from ringreduce import (
     __version__,
     add_process_set,
     barrier,
+    ccl_built,
     cross_rank,
     cross_size,
+    cuda_built,
+    ddl_built,
     global_process_set,
+    gloo_built,
+    gloo_enabled,
     init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
     poll,
     rank,
     remove_process_set,
+    rocm_built,
     shutdown,
     size,
+    start_timeline,
     stats,
+    stop_timeline,
     synchronize,
 )
 from ringreduce.objects import allgather_object, broadcast_object
+from ringreduce.torch import elastic, mpi_ops
 from ringreduce.torch.compression import Compression
 from ringreduce.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from ringreduce.torch.movement import (
@@ -67,6 +80,7 @@ from ringreduce.torch.movement import (
     grouped_allgather_async,
     join,
 )
+from ringreduce.torch.mpi_ops import _check_has_gpu as _check_has_gpu
 from ringreduce.torch.optimizer import DistributedOptimizer
 from ringreduce.torch.reduce import (
     allreduce,
@@ -85,6 +99,7 @@ from ringreduce.torch.reducescatter import (
     reducescatter_async,
 )
 from ringreduce.torch.sparse import sparse_allreduce_async
+from ringreduce.torch.sync_batch_norm import SyncBatchNorm
 from ringreduce.torch.tensors import symmetric_empty
 
 __all__ = [
@@ -106,6 +121,7 @@ __all__ = [
     "ReduceOp",
     "ShutdownError",
     "Sum",
+    "SyncBatchNorm",
     "TimeoutError",
     "UnavailableError",
     "World",
@@ -128,9 +144,15 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -145,15 +167,23 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_ops",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
     "rank",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
+    "rocm_built",
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
     "stats",
+    "stop_timeline",
     "symmetric_empty",
     "synchronize",
 ]
