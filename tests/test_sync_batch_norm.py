@@ -95,7 +95,7 @@ def against_plain_layers() -> None:
         for wrong, text in (
             (torch.ones(3), "at least 2D input"),
             (torch.ones(2, CHANNELS + 1), "got an input of shape"),
-            (torch.ones(hvd.rank() == 1, CHANNELS), "Expected more than 1 value per channel"),
+            (torch.ones(int(hvd.rank() == 1), CHANNELS), "Expected more than 1 value per channel"),
         ):
             with pytest.raises(ValueError, match=text):
                 hvd.SyncBatchNorm(CHANNELS)(wrong)
