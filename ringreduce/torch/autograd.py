@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average, ReduceOp, Sum
+from ringreduce.ops import Adasum, Average, ReduceOp, Sum
 from ringreduce.process_sets import ProcessSet
+from ringreduce.torch import adasum
 from ringreduce.torch.submission import allgathers, received, reducescatters
 from ringreduce.torch.tensors import operand, source
 
@@ -32,7 +33,10 @@ class Allreduce(torch.autograd.Function):
         ctx.arguments = (op, pre, post, process_set)
         tensor = source(tensor)
         output = torch.empty_like(tensor)
-        process_set.group.allreduce(operand(tensor), operand(output), op, pre, post, name)
+        if op == Adasum:
+            adasum.submit([tensor], [output], name, pre, post, process_set, None).wait()
+        else:
+            process_set.group.allreduce(operand(tensor), operand(output), op, pre, post, name)
         return output
 
     @staticmethod
@@ -51,6 +55,9 @@ class GroupedAllreduce(torch.autograd.Function):
         ctx.arguments = (op, pre, post, process_set)
         sources = [source(tensor) for tensor in tensors]
         outputs = tuple(torch.empty_like(tensor) for tensor in sources)
+        if op == Adasum:
+            adasum.submit(sources, outputs, name, pre, post, process_set, None).wait()
+            return outputs
         work = process_set.group.allreduce_async(
             [operand(tensor) for tensor in sources], [operand(output) for output in outputs], op, pre, post, name
         )
