@@ -67,10 +67,8 @@ def sparse_allreduce_async(
         summed = torch.sparse_coo_tensor(
             torch.cat([part[1:] for part in parts]).t(), received(done.each[1], values), size
         ).coalesce()
-        if op == Sum:
-            return summed
-        rounding = None if values.is_floating_point() else "trunc"  # integers as in every other average
-        averaged = torch.div(summed.values(), len(counts), rounding_mode=rounding)
-        return torch.sparse_coo_tensor(summed.indices(), averaged, size, is_coalesced=True)
+        if op == Average:  # integers truncate toward zero, as in every other average
+            summed.values().div_(len(counts), rounding_mode=None if values.is_floating_point() else "trunc")
+        return summed
 
     return SparseHandle(Works(works), finish)
