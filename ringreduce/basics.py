@@ -12,8 +12,8 @@ from typing import Any
 
 from ringreduce import _core, buffers, config, environment, rendezvous, state
 from ringreduce.absent import AbsentGroup
-from ringreduce.errors import InvalidArgumentError, NotInitializedError, UnavailableError
-from ringreduce.process_sets import ProcessSet, global_process_set, register
+from ringreduce.errors import InvalidArgumentError, NotInitializedError
+from ringreduce.process_sets import ProcessSet, global_process_set, register, registered_as
 
 _lock = threading.RLock()
 _init_count = 0  # how many jobs this process has joined; ranks with different counts do not meet
@@ -57,7 +57,7 @@ def init(
     else this is a job of one process. May be called again after shutdown().
 
     Args:
-        comm: for Horovod's signature; only None (all ranks) is supported.
+        comm: for Horovod's signature; None, or a list of all ranks, which is the same.
         process_sets: sets to register at once, as by add_process_set(); "dynamic" is accepted and registers none.
         rank, size: this process's place, where there is no launcher to tell.
 
@@ -65,9 +65,10 @@ def init(
         The rank's place; `with ringreduce.init() as world:` ends with shutdown().
 
     Raises:
-        InvalidArgumentError: a RINGREDUCE_* variable or an argument has a bad value.
+        InvalidArgumentError: a RINGREDUCE_* variable or an argument has a bad value; two process_sets have the same
+            ranks; comm is a part of the ranks or an MPI communicator.
         TimeoutError: not all ranks came within RINGREDUCE_INIT_TIMEOUT.
-        UnavailableError: the job needs a transport that does not exist, or comm is given.
+        UnavailableError: the job needs a transport that does not exist.
     """
     with _lock:
         if state.current is None:
@@ -147,12 +148,12 @@ def stats() -> dict[str, int]:
 
 def _start(comm: Any, rank: int | None, size: int | None) -> None:
     global _init_count
-    if comm is not None:
-        raise UnavailableError(
-            "init(comm=...) needs the MPI transport, which this version does not have; "
-            "use process sets for groups of ranks"
-        )
     place = environment.detect(rank, size)
+    if comm is not None and not _is_world(comm, place.size):
+        raise InvalidArgumentError(
+            "Horovod has not been built with MPI support. init(comm=...) with a part of the ranks or with an MPI "
+            "communicator needs it; call init() on all ranks and use add_process_set() for a part of them"
+        )
     if place.size > 1 and state.forked_from is not None and place.rank == state.forked_from.rank:
         raise NotInitializedError(state.absence())  # the parent is this rank already
     if place.local_rank == 0:
@@ -170,14 +171,35 @@ def _start(comm: Any, rank: int | None, size: int | None) -> None:
     global_process_set.bind(0, world.ranks, world)
 
 
+def _is_world(comm: Any, size: int) -> bool:
+    """Whether Horovod's comm argument means all ranks. Raises InvalidArgumentError when it is no such argument."""
+    if isinstance(comm, (list, tuple, range)) and all(isinstance(rank, int) for rank in comm):
+        return not comm or list(comm) == list(range(size))
+    if not hasattr(comm, "Get_rank"):  # as mpi4py's communicators have
+        raise InvalidArgumentError(
+            "Invalid type of argument comm. Expected list of rank integers or mpi4py.MPI.Comm object."
+        )
+    return False
+
+
 def _register(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> None:
     if isinstance(process_sets, str):
         if process_sets != "dynamic":
             raise InvalidArgumentError(f'process_sets is a list of process sets or "dynamic", not {process_sets!r}')
         state.require().dynamic = True
         return
-    for process_set in process_sets or ():
-        register(process_set)
+    for number, entry in enumerate(process_sets or ()):
+        process_set = entry if isinstance(entry, ProcessSet) else ProcessSet(entry)
+        duplicate = registered_as(process_set, state.require()) is not None
+        try:
+            register(process_set)  # raises on all ranks alike, also where only one has a duplicate
+        except InvalidArgumentError as error:
+            if not duplicate:
+                raise
+            raise InvalidArgumentError(
+                f"Horovod could not be initialized because process_sets entry number {number} is a duplicate: "
+                f"{process_set}"
+            ) from error
 
 
 def _joined(place: environment.Placement, timeout_s: float) -> rendezvous.Joined:

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ringreduce import state
 from ringreduce.errors import InvalidArgumentError, NotInitializedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ringreduce._core import Work
 
 T = TypeVar("T")
 
 _UNFINISHED: Any = object()
+
+
+class Works:
+    """Several submitted operations, waited for and polled as one."""
+
+    __slots__ = ("each",)
+
+    def __init__(self, each: Sequence[Work]) -> None:
+        self.each = each
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits for all of them, then raises the first error. The timeout, in seconds, is for all together."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        error: Exception | None = None
+        for work in self.each:
+            try:
+                work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except Exception as caught:
+                error = error or caught
+        if error is not None:
+            raise error
+
+    def done(self) -> bool:
+        """True once wait() would not block."""
+        finished = [work.done() for work in self.each]  # all are asked: that frees their names
+        return all(finished)
 
 
 class Handle(Generic[T]):
@@ -26,10 +53,10 @@ class Handle(Generic[T]):
 
     __slots__ = ("__weakref__", "_finish", "_forks", "_value", "_work")
 
-    def __init__(self, work: Work, finish: Callable[[Work], T]) -> None:
+    def __init__(self, work: Work | Works, finish: Callable[[Any], T]) -> None:
         self._work = work
         self._forks = state.forks
-        self._finish: Callable[[Work], T] | None = finish  # makes the result; keeps the operands alive until then
+        self._finish: Callable[[Any], T] | None = finish  # makes the result; keeps the operands alive until then
         self._value: T = _UNFINISHED
 
     def wait(self, timeout: float | None = None) -> T:

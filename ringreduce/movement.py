@@ -166,7 +166,7 @@ def alltoall_async(
 ) -> Handle[tuple[Array, Array]]:
     """alltoall() without waiting; the result is (rows, received_splits) in either case, as in Horovod."""
     source = readable(tensor)
-    work = process_set.group.alltoall_async(native(source), _splits(splits), name)
+    work = process_set.group.alltoall_async(native(source), rows_for_each(splits), name)
     return Handle(work, lambda done: (_received(done, source), np.array(done.counts, np.int32)))
 
 
@@ -204,7 +204,7 @@ def _received(work: Work, like_rows_of: Array) -> Array:
     return np.ndarray(shape, like_rows_of.dtype, buffer=output)
 
 
-def _splits(splits: Any) -> list[int] | None:
+def rows_for_each(splits: Any) -> list[int] | None:
     """Checked rows for each rank. What depends on the group and the tensor is checked by the core."""
     if splits is None:
         return None

@@ -25,7 +25,7 @@ class ProcessSet:
     """A set of ranks that runs collectives on its own.
 
     Args:
-        ranks: the global ranks of the members, in any order.
+        ranks_or_comm: the global ranks of the members, in any order. (Communicators are not supported.)
 
     Attributes:
         process_set_id: the same on all ranks; None until the set is registered.
@@ -33,18 +33,18 @@ class ProcessSet:
         group: the native group, for this package's own use.
 
     Raises:
-        InvalidArgumentError: ranks is not a sequence of ints.
+        InvalidArgumentError: it is not a sequence of ints.
     """
 
     __slots__ = ("__weakref__", "_position", "group", "mpi_comm", "process_set_id", "ranks")
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
         try:
-            members = {index(rank) for rank in ranks}
+            members = {index(rank) for rank in ranks_or_comm}
         except TypeError:
             raise InvalidArgumentError(
                 "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object "
-                f"(here: a list of ranks), not {ranks!r}"
+                f"(here: a list of ranks), not {ranks_or_comm!r}"
             ) from None
         self.process_set_id: int | None = None
         self.ranks: list[int] = sorted(members)
@@ -92,6 +92,14 @@ class ProcessSet:
         self.group = group  # type: ignore[assignment]
         self._position = {}
 
+    def __deepcopy__(self, memo: object) -> ProcessSet:
+        """The set itself: a copied model (SyncBatchNorm) communicates with the same ranks."""
+        return self
+
+    def __reduce__(self) -> tuple[object, ...] | str:
+        """Pickles as an unregistered set of the same ranks; the global one as itself."""
+        return ProcessSet, (self.ranks,)
+
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
@@ -114,6 +122,9 @@ class GlobalProcessSet(ProcessSet):
     def rank(self) -> int:
         """This process's rank. Raises NotInitializedError before init()."""
         return state.require().placement.rank
+
+    def __reduce__(self) -> str:
+        return "global_process_set"
 
     def included(self) -> bool:
         """True. Raises NotInitializedError before init()."""
@@ -218,9 +229,15 @@ def _problem(added: ProcessSet, job: state.Running) -> str | None:
     size = job.placement.size
     if not added.ranks or added.ranks[0] < 0 or added.ranks[-1] >= size:
         return f"a process set has one or more ranks in 0..{size - 1}; got {added.ranks}"
+    known = registered_as(added, job)
+    return None if known is None else f"Attempted to add a duplicate process set: {added} is registered as {known}"
+
+
+def registered_as(process_set: ProcessSet, job: state.Running) -> ProcessSet | None:
+    """The registered set that is the same one or has the same ranks."""
     for known in [global_process_set, *job.process_sets.values()]:
-        if known.ranks == added.ranks or known is added:
-            return f"Attempted to add a duplicate process set: {added} is registered as {known}"
+        if known.ranks == process_set.ranks or known is process_set:
+            return known
     return None
 
 

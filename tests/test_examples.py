@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -90,6 +91,34 @@ def test_the_other_models_run(model: str, parameters: int, data: Path, tmp_path:
     result = train(2, tmp_path, data, "--model", model, "--epochs", "1", "--steps", "2", "--batch-size", "4")
     assert result["gradient_nbytes"] == 4 * parameters
     assert 0 <= result["test_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("options", [(), ("--fp16-allreduce", "--gradient-predivide-factor", "2.0")])
+def test_a_script_in_horovods_shape(options: tuple[str, ...], data: Path) -> None:
+    pytest.importorskip("torch")
+    script = EXAMPLES / "pytorch_mnist.py"
+    size = ("--epochs", "2", "--batches", "3", "--batch-size", "8", "--log-interval", "1", *options)
+    lines = run(RINGRUN, "-np", "2", sys.executable, script, *size, data=data).splitlines()
+    assert len(lines) == 2 * (3 + 1)
+    assert [line.split("]")[0] for line in lines[:3]] == [f"epoch 1 [{8 * n}/{TRAIN // 2}" for n in range(3)]
+    match = re.fullmatch(r"epoch 2: test loss (\d+\.\d+), accuracy (\d+\.\d+) %", lines[-1])
+    assert match
+    assert 0 < float(match[1]) < 4
+    assert float(match[2]) <= 100
+
+
+def test_synthetic_benchmark() -> None:
+    pytest.importorskip("torch")
+    size = ("--model", "lenet", "--batch-size", "4", "--num-warmup-batches", "1", "--num-batches-per-iter", "2")
+    script = EXAMPLES / "pytorch_synthetic_benchmark.py"
+    lines = run(RINGRUN, "-np", "2", sys.executable, script, *size, "--num-iters", "3").splitlines()
+    assert sum(line.startswith("Iter #") for line in lines) == 3
+    rate = re.fullmatch(r"Img/sec per rank: (\d+\.\d) \+-(\d+\.\d)", lines[-2])
+    total = re.fullmatch(r"Total img/sec on 2 rank\(s\): (\d+\.\d) \+-(\d+\.\d)", lines[-1])
+    assert rate
+    assert total
+    for one, both in zip(rate.groups(), total.groups(), strict=True):
+        assert float(both) == pytest.approx(2 * float(one), abs=0.2)
 
 
 def test_demo(data: Path) -> None:

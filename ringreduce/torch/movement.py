@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import is_grad_enabled
 
 from ringreduce import reduction
 from ringreduce.handles import Handle
+from ringreduce.movement import rows_for_each
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import autograd
-from ringreduce.torch.autograd import call, received
+from ringreduce.torch.autograd import call
+from ringreduce.torch.submission import allgathers, received
 from ringreduce.torch.tensors import operand, source
 
 
@@ -33,6 +38,24 @@ def allgather_async(
     """allgather() without waiting. The tensor must not change until the handle is done."""
     tensor = source(tensor)
     return Handle(process_set.group.allgather_async(operand(tensor), name), lambda work: received(work, tensor))
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """allgather() of several tensors at once; differentiable. Returns a list."""
+    if is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return list(call(autograd.GroupedAllgather, name, process_set, *tensors))
+    return grouped_allgather_async(tensors, name, process_set).wait()
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[list[torch.Tensor]]:
+    """grouped_allgather() without waiting: synchronize(handle) gives the list."""
+    sources = [source(tensor) for tensor in tensors]
+    works = allgathers(sources, name, process_set)
+    return Handle(works, lambda done: [received(work, like) for work, like in zip(done.each, sources, strict=True)])
 
 
 def broadcast(
@@ -74,6 +97,48 @@ def broadcast_async_(
     return Handle(submit(operand(tensor), root, name), lambda _: tensor)
 
 
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends rows of the tensor to every rank, and concatenates the rows that come from them, in rank order.
+
+    Differentiable: every row's gradient goes back to where the row came from.
+
+    Args:
+        tensor: at least one dimension; all but the first, and the dtype, are the same on all ranks.
+        splits: how many rows go to each rank, in rank order: 1-D integers, one per rank; rows beyond their sum stay.
+            None: equal parts.
+
+    Returns:
+        The received rows. With splits, (rows, received_splits): also how many came from each rank, int32 (int64 where
+        a count needs it), on the device of splits where that is a tensor.
+
+    >>> hvd.alltoall(torch.arange(4) + 10 * hvd.rank(), splits=[1, 3])  # on rank 0 of two
+    (tensor([ 0, 10]), tensor([1, 1], dtype=torch.int32))
+    """
+    if tensor.requires_grad and is_grad_enabled():
+        output, counts = call(autograd.Alltoall, tensor, _rows_for_each(splits), name, process_set)
+        received_splits = _received_splits(counts.tolist(), splits)
+    else:
+        output, received_splits = alltoall_async(tensor, splits, name, process_set).wait()
+    return output if splits is None else (output, received_splits)
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
+    """alltoall() without waiting; synchronize(handle) gives (rows, received_splits) in either case, as in Horovod."""
+    tensor = source(tensor)
+    work = process_set.group.alltoall_async(operand(tensor), _rows_for_each(splits), name)
+    return Handle(work, lambda done: (received(done, tensor), _received_splits(done.counts, splits)))
+
+
 def join(device: int = -1) -> int:
     """Says that this rank has no more data, and blocks until every rank has; adds nothing to all-reduces meanwhile.
 
@@ -84,3 +149,12 @@ def join(device: int = -1) -> int:
         The last rank to join, the same on all ranks.
     """
     return reduction.join()
+
+
+def _rows_for_each(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
+    return rows_for_each(splits.detach().cpu().numpy() if isinstance(splits, torch.Tensor) else splits)
+
+
+def _received_splits(counts: Sequence[int], splits: torch.Tensor | Sequence[int] | None) -> torch.Tensor:
+    dtype = torch.int32 if max(counts, default=0) <= torch.iinfo(torch.int32).max else torch.int64
+    return torch.tensor(counts, dtype=dtype, device=splits.device if isinstance(splits, torch.Tensor) else "cpu")

@@ -15,9 +15,9 @@ from torch import empty_like, is_grad_enabled
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.handles import Handle
-from ringreduce.ops import Average, Sum
+from ringreduce.ops import Adasum, Average, Sum
 from ringreduce.process_sets import ProcessSet, global_process_set
-from ringreduce.torch import autograd
+from ringreduce.torch import adasum, autograd
 from ringreduce.torch.autograd import call
 from ringreduce.torch.compression import Compression, Compressor, NoneCompressor
 from ringreduce.torch.tensors import operand, source
@@ -41,7 +41,7 @@ def allreduce(
         tensor: any shape and supported dtype, the same on all ranks; copied first where it is not contiguous.
         name: identifies the tensor; None uses the order of calls.
         compression: applied before, and undone after.
-        op: Average (default), Sum, Min, Max, Product, ...
+        op: Average (default), Sum, Min, Max, Product, ...; Adasum: see adasum.py for what it is and costs.
         prescale_factor, postscale_factor: multiply each input, and the result.
         process_set: the ranks that take part.
 
@@ -59,6 +59,8 @@ def allreduce(
         settings = (name, op, prescale_factor, postscale_factor, process_set)
         output: torch.Tensor = call(autograd.Allreduce, tensor, *settings)
         return output
+    if op == Adasum:
+        return allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set).wait()
     if not tensor.is_contiguous():
         tensor = source(tensor)
     memory = operand(tensor)
@@ -78,8 +80,11 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """allreduce() in place: overwrites the tensor, which must be contiguous, and returns it. Unseen by autograd."""
+    op = choose(op, average)
+    if op == Adasum:
+        return allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set).wait()
     memory = operand(tensor)
-    process_set.group.allreduce(memory, memory, choose(op, average), prescale_factor, postscale_factor, name)
+    process_set.group.allreduce(memory, memory, op, prescale_factor, postscale_factor, name)
     return tensor
 
 
@@ -202,5 +207,8 @@ def _submit(
 ) -> Handle[T]:
     srcs = [operand(tensor) for tensor in sources]
     dsts = srcs if outputs is sources else [operand(tensor) for tensor in outputs]
+    if op == Adasum:
+        settings = (name, prescale_factor, postscale_factor, process_set, result)
+        return adasum.submit(sources, outputs, *settings)
     work = process_set.group.allreduce_async(srcs, dsts, op, prescale_factor, postscale_factor, name)
     return Handle(work, lambda _: result)

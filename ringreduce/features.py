@@ -1,0 +1,101 @@
+"""What this build and this job have, under the names by which Horovod's scripts ask; and the switch of the timeline.
+
+The answers are about ringreduce itself: whether MPI or Gloo is installed on the machine plays no part.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ringreduce import _core, state
+from ringreduce.errors import InvalidArgumentError, UnavailableError
+
+
+def mpi_built() -> bool:
+    """False: there is no MPI transport."""
+    return False
+
+
+def mpi_enabled() -> bool:
+    """False: no job uses MPI, also where mpirun has started the ranks."""
+    return False
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI calls from several threads are allowed beside ringreduce's own, which there are none of.
+
+    Raises:
+        NotInitializedError: before init().
+        InvalidArgumentError: always, as in a Horovod without MPI. mpi4py works beside ringreduce as it works alone.
+    """
+    state.require()
+    raise InvalidArgumentError(
+        "Horovod MPI is not enabled; ringreduce communicates without MPI here, and whatever level of thread support "
+        "your own MPI library was initialised with (mpi4py: MPI.Query_thread()) is yours alone"
+    )
+
+
+def gloo_built() -> bool:
+    """False: Gloo's part is played by ringreduce's own transports."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """False: no job uses Gloo."""
+    return False
+
+
+def nccl_built() -> int:
+    """NCCL's version code; 0: this version does not use NCCL."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """False: IBM's DDL is not supported."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: Intel's oneCCL is not supported."""
+    return False
+
+
+def cuda_built() -> bool:
+    """True when the native core was built with CUDA."""
+    return _core.cuda_built()
+
+
+def rocm_built() -> bool:
+    """False: ROCm is not supported."""
+    return False
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Reserved: would write a trace of all operations from here on.
+
+    Args:
+        file_path: where rank 0 writes the trace.
+        mark_cycles: for Horovod's signature; there are no cycles here.
+
+    Raises:
+        InvalidArgumentError: file_path is not a path.
+        NotInitializedError: before init().
+        UnavailableError: always; the timeline does not exist yet.
+    """
+    try:
+        path = os.fspath(file_path)
+    except TypeError:
+        raise InvalidArgumentError(f"start_timeline: file_path is a path, not {file_path!r}") from None
+    if not path:
+        raise InvalidArgumentError("start_timeline: file_path is empty")
+    state.require()
+    raise UnavailableError(f"start_timeline({path!r}): {_NO_TIMELINE}")
+
+
+def stop_timeline() -> None:
+    """Reserved: would end what start_timeline() began. Raises NotInitializedError, else UnavailableError."""
+    state.require()
+    raise UnavailableError(f"stop_timeline(): {_NO_TIMELINE}")
+
+
+_NO_TIMELINE = "the timeline does not exist yet; ringreduce.stats() counts operations and bytes today"

@@ -1,0 +1,36 @@
+"""The reserved names of elastic training. Importing them is fine, using them says that it does not exist yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ringreduce.errors import UnavailableError
+
+
+def run(func: Callable[..., Any]) -> NoReturn:
+    """Horovod's decorator of an elastic training function. Raises UnavailableError where it is applied."""
+    _unavailable("run")
+
+
+class State:
+    """Horovod's base class of elastic state. Raises UnavailableError when instantiated."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _unavailable(type(self).__name__)
+
+
+class ObjectState(State):
+    """Horovod's elastic state of plain objects. Raises UnavailableError when instantiated."""
+
+
+class TorchState(ObjectState):
+    """Horovod's elastic state of models, optimizers and samplers. Raises UnavailableError when instantiated."""
+
+
+def _unavailable(name: str) -> NoReturn:
+    raise UnavailableError(
+        f"hvd.elastic.{name}: elastic training does not exist yet. Without it: save a checkpoint on rank 0, start the "
+        "job again after a failure, and load it with broadcast_parameters() and broadcast_optimizer_state(); "
+        "hvd.elastic.ElasticSampler goes on within the epoch, also with another number of ranks"
+    )

@@ -1,0 +1,262 @@
+"""ringreduce.torch against Horovod 0.28.1's torch API: every name is there, and takes the same arguments.
+
+SIGNATURES is Horovod's: the parameters of each public function in order, with their defaults, written as they are
+called by scripts. Ours may have more after them, if these have defaults or are keyword-only.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ringreduce  # noqa: E402
+import ringreduce.torch as hvd  # noqa: E402
+
+_FACTORS = "prescale_factor=1.0, postscale_factor=1.0"
+_SET = "process_set=hvd.global_process_set"
+_ASYNC = f"average=None, name=None, op=None, {_FACTORS}, {_SET}"
+_SYNC = f"average=None, name=None, compression=hvd.Compression.none, op=None, {_FACTORS}, {_SET}"
+
+SIGNATURES = {
+    "init": "comm=None, process_sets=None",
+    **dict.fromkeys(["shutdown", "is_initialized", "rank", "size", "local_rank", "local_size"], ""),
+    **dict.fromkeys(["cross_rank", "cross_size", "is_homogeneous", "stop_timeline", "mpi_threads_supported"], ""),
+    **dict.fromkeys(["mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built", "nccl_built"], ""),
+    **dict.fromkeys(["ddl_built", "ccl_built", "cuda_built", "rocm_built", "_check_has_gpu"], ""),
+    "start_timeline": "file_path, mark_cycles=False",
+    "add_process_set": "process_set",
+    "remove_process_set": "process_set",
+    "allreduce": f"tensor, {_SYNC}",
+    "allreduce_": f"tensor, {_ASYNC}",
+    "allreduce_async": f"tensor, {_ASYNC}",
+    "allreduce_async_": f"tensor, {_ASYNC}",
+    "grouped_allreduce": f"tensors, {_SYNC}",
+    "grouped_allreduce_": f"tensors, {_ASYNC}",
+    "grouped_allreduce_async": f"tensors, {_ASYNC}",
+    "grouped_allreduce_async_": f"tensors, {_ASYNC}",
+    "sparse_allreduce_async": f"tensor, name, op, {_SET}",
+    "allgather": f"tensor, name=None, {_SET}",
+    "allgather_async": f"tensor, name=None, {_SET}",
+    "grouped_allgather": f"tensors, name=None, {_SET}",
+    "grouped_allgather_async": f"tensors, name=None, {_SET}",
+    **dict.fromkeys(
+        ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"], f"tensor, root_rank, name=None, {_SET}"
+    ),
+    "alltoall": f"tensor, splits=None, name=None, {_SET}",
+    "alltoall_async": f"tensor, splits=None, name=None, {_SET}",
+    "reducescatter": f"tensor, name=None, compression=hvd.Compression.none, op=hvd.Average, {_SET}, {_FACTORS}",
+    "reducescatter_async": f"tensor, name=None, op=hvd.Average, {_SET}, {_FACTORS}",
+    "grouped_reducescatter": "tensors, name=None, compression=hvd.Compression.none, op=hvd.Average, "
+    f"{_SET}, {_FACTORS}",
+    "grouped_reducescatter_async": f"tensors, name=None, op=hvd.Average, {_SET}, {_FACTORS}",
+    "join": "device=-1",
+    "barrier": _SET,
+    "poll": "handle",
+    "synchronize": "handle",
+    "broadcast_parameters": "params, root_rank",
+    "broadcast_optimizer_state": "optimizer, root_rank, model=None",
+    "broadcast_object": f"obj, root_rank=0, name=None, {_SET}",
+    "allgather_object": "obj, name=None",
+    "DistributedOptimizer": "optimizer, named_parameters=None, compression=hvd.Compression.none, "
+    "backward_passes_per_step=1, op=hvd.Average, gradient_predivide_factor=1.0, num_groups=0, groups=None, "
+    f"sparse_as_dense=False, {_SET}",
+    "SyncBatchNorm": "num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True",
+    "ProcessSet": "ranks_or_comm",
+    "ProcessSet.size": "self",
+    "ProcessSet.rank": "self",
+    "ProcessSet.included": "self",
+    "Compression.none.compress": "tensor",
+    "Compression.none.decompress": "tensor, ctx",
+    "Compression.fp16.compress": "tensor",
+    "Compression.fp16.decompress": "tensor, ctx",
+    "elastic.run": "func",
+    "elastic.ElasticSampler": "dataset, shuffle=True, seed=0",
+    "elastic.ElasticSampler.set_epoch": "self, epoch",
+    "elastic.ElasticSampler.record_batch": "self, batch_idx, batch_size",
+    "elastic.ElasticSampler.load_state_dict": "self, state_dict",
+    "elastic.ElasticSampler.state_dict": "self",
+    "elastic.ElasticSampler.reset": "self",
+}
+
+CONSTANTS = {"Average": 0, "Sum": 1, "Adasum": 2, "Min": 3, "Max": 4, "Product": 5}
+PLACES = [
+    "global_process_set",
+    "HorovodInternalError",
+    "elastic.TorchState",
+    "mpi_ops.allreduce_async_",
+    "mpi_ops.synchronize",
+    "mpi_ops.Sum",
+    "mpi_ops.is_homogeneous",
+    "mpi_ops.start_timeline",
+    "compression.Compression",
+    "functions.broadcast_parameters",
+    "optimizer.DistributedOptimizer",
+    "sync_batch_norm.SyncBatchNorm",
+    "elastic.sampler.ElasticSampler",
+    "elastic.state.TorchState",
+    "mpi_ops.rank",
+    "mpi_ops.barrier",
+    "mpi_ops.join",
+    "mpi_ops.ProcessSet",
+]
+CORE = [
+    "mpi_enabled",
+    "mpi_built",
+    "gloo_enabled",
+    "gloo_built",
+    "nccl_built",
+    "ddl_built",
+    "ccl_built",
+    "cuda_built",
+    "rocm_built",
+    "mpi_threads_supported",
+    "start_timeline",
+    "stop_timeline",
+    "is_homogeneous",
+]
+
+
+def find(name: str) -> Any:
+    found: Any = hvd
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def parameters(text: str) -> list[inspect.Parameter]:
+    names: dict[str, Any] = {"hvd": hvd}
+    exec(f"def written({text}): ...", names)
+    return list(inspect.signature(names["written"]).parameters.values())
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name: str) -> None:
+    theirs = parameters(SIGNATURES[name])
+    ours = list(inspect.signature(find(name)).parameters.values())
+    assert [p.name for p in ours[: len(theirs)]] == [p.name for p in theirs]
+    for own, other in zip(ours, theirs, strict=False):
+        assert own.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD, own
+        assert own.default == other.default, own
+    for more in ours[len(theirs) :]:
+        assert more.default is not more.empty or more.kind is more.VAR_KEYWORD, f"{name} needs {more}"
+    assert inspect.getdoc(find(name.removesuffix(".compress").removesuffix(".decompress"))), name
+
+
+def test_constants_and_places() -> None:
+    assert {name: int(getattr(hvd, name)) for name in CONSTANTS} == CONSTANTS
+    for name in PLACES:
+        find(name)
+    for name in CORE:
+        assert getattr(ringreduce, name) is getattr(hvd, name)
+    assert set(CORE) <= set(ringreduce.__all__)
+    public = {name for name in SIGNATURES if "." not in name and not name.startswith("_")}
+    assert public | set(CONSTANTS) | {"Compression", "elastic", "mpi_ops"} <= set(hvd.__all__)
+
+
+def test_exceptions_where_horovod_has_them() -> None:
+    from ringreduce.common import exceptions
+
+    assert exceptions.HorovodInternalError is hvd.HorovodInternalError
+    assert exceptions.HostsUpdatedInterrupt(skip_sync=True).skip_sync
+    assert not issubclass(exceptions.HostsUpdatedInterrupt, hvd.HorovodInternalError)
+    error = exceptions.HorovodVersionMismatchError("torch", "1.0", "2.0")
+    assert isinstance(error, ImportError)
+    assert (error.name, error.version, error.installed_version) == ("torch", "1.0", "2.0")
+
+
+def test_what_a_build_and_a_job_have() -> None:
+    assert hvd.nccl_built() == 0
+    assert type(hvd.nccl_built()) is int
+    for name in ("mpi_built", "mpi_enabled", "gloo_built", "gloo_enabled", "ddl_built", "ccl_built", "rocm_built"):
+        assert getattr(hvd, name)() is False
+    assert isinstance(hvd.cuda_built(), bool)
+    assert hvd._check_has_gpu() is torch.cuda.is_available()
+    assert not hvd.is_initialized()
+    for call in (hvd.mpi_threads_supported, hvd.stop_timeline, lambda: hvd.start_timeline("trace.json")):
+        with pytest.raises(hvd.NotInitializedError, match=r"use hvd\.init\(\)"):
+            call()
+    for wrong in (None, 7, ""):
+        with pytest.raises(hvd.InvalidArgumentError, match="file_path"):
+            hvd.start_timeline(wrong)  # type: ignore[arg-type]
+
+
+def ask_and_resume() -> list[Any]:
+    """Queries within a job, the reserved names, and init()'s errors; then the indices that a sampler deals out."""
+    world = hvd.init(comm=list(range(hvd.init().size)))
+    for wait_for_it in (lambda: hvd.start_timeline("trace.json", mark_cycles=True), hvd.stop_timeline):
+        with pytest.raises(hvd.UnavailableError, match="timeline does not exist yet"):
+            wait_for_it()
+    with pytest.raises(ValueError, match="Horovod MPI is not enabled"):
+        hvd.mpi_threads_supported()
+    assert hvd.is_homogeneous()
+
+    with pytest.raises(hvd.UnavailableError, match=r"hvd\.elastic\.run: elastic training does not exist yet"):
+
+        @hvd.elastic.run
+        def train(state: Any) -> None: ...
+
+    with pytest.raises(hvd.UnavailableError, match=r"hvd\.elastic\.TorchState"):
+        hvd.elastic.TorchState(model=torch.nn.Linear(1, 1), epoch=0)
+    hvd.shutdown()
+
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"comm": "all"}, "Invalid type of argument comm. Expected list of rank integers or mpi4py.MPI.Comm object"),
+        ({"comm": [0, "1"]}, "Invalid type of argument comm"),
+        ({"comm": [world.size - 1]}, "Horovod has not been built with MPI support"),
+        ({"process_sets": [[0], [1], [0]]}, r"process_sets entry number 2 is a duplicate: ProcessSet\(.*ranks=\[0\]"),
+        ({"process_sets": [hvd.ProcessSet(range(world.size))]}, "process_sets entry number 0 is a duplicate"),
+        ({"process_sets": [[99]]}, "one or more ranks in"),
+    ]
+    for arguments, text in wrong:
+        with pytest.raises(ValueError, match=text):
+            hvd.init(**arguments)
+        assert not hvd.is_initialized()
+    sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
+    hvd.init([], sets)
+    assert [one.process_set_id for one in sets] == [1, 2]
+
+    dataset = [str(index) for index in range(11)]
+    sampler = hvd.elastic.ElasticSampler(dataset, shuffle=True, seed=3)
+    first = list(sampler)
+    assert list(sampler) == first
+    sampler.record_batch(0, 2)
+    sampler.record_batch(1, 1)
+    saved = sampler.state_dict()
+    loaded = hvd.elastic.ElasticSampler(dataset, seed=3)
+    loaded.load_state_dict(saved)
+    rest = list(loaded)
+    loaded.set_epoch(1)
+    second = list(torch.utils.data.DataLoader(dataset, sampler=loaded, batch_size=None))
+    plain = list(hvd.elastic.ElasticSampler(dataset, shuffle=False))
+    loaded.processed_num = 11
+    loaded.reset()
+    assert list(loaded) == []
+    assert len(loaded) == 0
+    with pytest.raises(ValueError, match="processed_num"):
+        loaded.load_state_dict({"epoch": 1})
+    hvd.shutdown()
+    return [saved, first, rest, [int(text) for text in second], plain]
+
+
+def test_answers_within_a_job_and_the_elastic_sampler(run_ranks: Callable[..., Any]) -> None:
+    results = run_ranks(ask_and_resume, 2)
+    assert [result[0] for result in results] == [{"epoch": 0, "processed_num": 6}] * 2
+    first, rest, second, plain = ([result[part] for result in results] for part in range(1, 5))
+    for dealt in (first, second, plain):
+        assert [len(share) for share in dealt] == [6, 6]
+        order = [index for pair in zip(*dealt, strict=True) for index in pair]
+        assert sorted(order[:11]) == list(range(11))
+        assert order[11] == order[0]
+    order = [index for pair in zip(*first, strict=True) for index in pair][:11]
+    assert order != list(range(11))
+    assert [index for pair in zip(*rest, strict=True) for index in pair] == [*order[6:], order[6]]
+    assert plain == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 0]]
+    assert first != second
+
+
+def test_the_sampler_needs_a_job() -> None:
+    with pytest.raises(hvd.NotInitializedError):
+        hvd.elastic.ElasticSampler([1, 2, 3])

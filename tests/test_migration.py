@@ -1,0 +1,64 @@
+"""docs/migrate-from-horovod.md: its programs run on two ranks, its commands start, and its tables are complete."""
+
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_examples import RINGRUN, run
+
+pytest.importorskip("torch")
+
+from test_horovod_names import CONSTANTS, SIGNATURES
+
+from ringreduce import config
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "migrate-from-horovod.md").read_text()
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+ROWS = re.findall(r"^\| (`[^|]*) \| (\w+) \| ([^|]*)\|$", PAGE, re.MULTILINE)
+
+
+def execute(programs: list[str]) -> int:
+    """One program after the other, each in a job of its own; how many there were."""
+    import ringreduce.torch as hvd
+
+    for number, program in enumerate(programs):
+        exec(compile(program, f"<program {number} of the page>", "exec"), {})
+        hvd.shutdown()
+    return len(programs)
+
+
+def test_programs(run_ranks: Callable[..., Any]) -> None:
+    assert len(PROGRAMS) >= 6
+    assert run_ranks(execute, 2, args=(PROGRAMS,)) == [len(PROGRAMS)] * 2
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text(PROGRAMS[0])
+    monkeypatch.chdir(tmp_path)
+    programs = {"ringrun": str(RINGRUN), "python": sys.executable}
+    (command,) = COMMANDS
+    lines = run(*[programs.get(word, word) for word in shlex.split(command)]).splitlines()
+    values = {match[2] for line in lines if (match := re.fullmatch(r"rank ([01]) of 2: mean loss (\d+\.\d+)", line))}
+    assert len(lines) == 2
+    assert len(values) == 1
+
+
+def test_every_name_is_in_a_table_once() -> None:
+    named = [name for names, _, _ in ROWS for name in re.findall(r"`([^`]+)`", names)]
+    horovods = {name.split(".")[0] for name in SIGNATURES} | set(CONSTANTS)
+    assert sorted(named) == sorted(horovods | {"global_process_set", "mpi_ops", "HorovodInternalError"})
+    for names, verdict, remark in ROWS:
+        assert verdict in {"same", "better", "different", "reserved"}, names
+        assert remark.strip() or verdict in {"same", "reserved"}, names
+
+
+def test_every_variable_is_in_a_table() -> None:
+    named = set(re.findall(r"HOROVOD_\w+\*?", PAGE))
+    for known in [*config.IGNORED, *(knob.alias for knob in config.describe() if knob.alias)]:
+        covered = known in named or any(known.startswith(name[:-1]) for name in named if name.endswith("*"))
+        assert covered or re.fullmatch(r"HOROVOD_(LOCAL|CROSS)_(RANK|SIZE)", known), known

@@ -1,0 +1,166 @@
+"""SyncBatchNorm on N ranks against torch's BatchNorm in one process on the joined batch."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ringreduce.torch as hvd  # noqa: E402
+
+CHANNELS = 5
+ROWS = [[4, 1, 2], [0, 3, 5], [1, 1, 0]]
+"""Rows of each of three ranks, in successive batches: uneven, and none on some."""
+
+
+def share(batch: Any, rows: list[int], rank: int) -> Any:
+    return batch[sum(rows[:rank]) : sum(rows[: rank + 1])]
+
+
+def compare(layer: Any, plain: Any, shape: tuple[int, ...], dtype: Any, close: Callable[..., None]) -> None:
+    """Feeds both the same batches, forward and backward, in training and then in eval mode."""
+    r = hvd.rank()
+    mode = (layer.training, plain.training)
+    for number, rows in enumerate(ROWS):
+        torch.manual_seed(number)
+        batch = (torch.randn(sum(rows), CHANNELS, *shape, dtype=torch.float64) * 3 + 10).to(dtype)
+        weight = torch.randn(sum(rows), CHANNELS, *shape, dtype=torch.float64).to(dtype)
+        if number == 2:
+            plain.eval()
+            layer.eval()
+        whole = batch.clone().requires_grad_()
+        expected = plain(whole)
+        (expected * weight).sum().backward()
+        mine = share(batch, rows, r).clone().requires_grad_()
+        output = layer(mine)
+        (output * share(weight, rows, r)).sum().backward()
+        assert output.dtype == dtype
+        close(output, share(expected, rows, r))
+        close(mine.grad, share(whole.grad, rows, r))
+        for own, other in zip(layer.parameters(), plain.parameters(), strict=True):
+            close(hvd.allreduce(own.grad, op=hvd.Sum), other.grad)
+            own.grad = other.grad = None
+        for name, buffer in plain.named_buffers():
+            close(dict(layer.named_buffers())[name], buffer)
+    layer.train(mode[0])
+    plain.train(mode[1])
+
+
+def against_plain_layers() -> None:
+    with hvd.init():
+        kinds = {(): torch.nn.BatchNorm1d, (4,): torch.nn.BatchNorm1d, (3, 2): torch.nn.BatchNorm2d}
+        for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
+
+            def close(ours: Any, theirs: Any, tolerance: float = tolerance) -> None:
+                torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+            for shape, kind in kinds.items():
+                for options in (
+                    {},
+                    {"affine": False},
+                    {"track_running_stats": False},
+                    {"momentum": None},
+                    {"momentum": 0.9, "eps": 0.1},
+                ):
+                    plain = kind(CHANNELS, **options).to(dtype)
+                    if plain.affine:
+                        torch.nn.init.normal_(plain.weight, generator=torch.Generator().manual_seed(1))
+                        torch.nn.init.normal_(plain.bias, generator=torch.Generator().manual_seed(2))
+                    layer = hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain))
+                    assert isinstance(layer, hvd.SyncBatchNorm)
+                    compare(layer, plain, shape, dtype, close)
+                    if not options:
+                        compare(copy.deepcopy(layer), copy.deepcopy(plain), shape, dtype, close)
+                        compare(pickle.loads(pickle.dumps(layer)), plain, shape, dtype, close)
+
+        # bfloat16 is computed in float32 and rounded once.
+        torch.manual_seed(0)
+        batch = torch.randn(6, CHANNELS, 4) * 2 + 3
+        layer, plain = hvd.SyncBatchNorm(CHANNELS), torch.nn.BatchNorm1d(CHANNELS)
+        ours = layer(batch.bfloat16()[2 * hvd.rank() :][:2])
+        theirs = plain(batch.bfloat16().float())[2 * hvd.rank() :][:2]
+        assert ours.dtype is torch.bfloat16
+        torch.testing.assert_close(ours.float(), theirs, rtol=2**-8, atol=2**-8)
+
+        # A mean a million times the deviation: sums of squares would have lost it.
+        batch = torch.randn(6, CHANNELS, dtype=torch.float64) + 1e6
+        layer, plain = hvd.SyncBatchNorm(CHANNELS).double(), torch.nn.BatchNorm1d(CHANNELS).double()
+        torch.testing.assert_close(
+            layer(batch[2 * hvd.rank() :][:2]), plain(batch)[2 * hvd.rank() :][:2], rtol=1e-8, atol=1e-8
+        )
+
+        for wrong, text in (
+            (torch.ones(3), "at least 2D input"),
+            (torch.ones(2, CHANNELS + 1), "got an input of shape"),
+            (torch.ones(int(hvd.rank() == 1), CHANNELS), "Expected more than 1 value per channel"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                hvd.SyncBatchNorm(CHANNELS)(wrong)
+        with pytest.raises(hvd.MismatchError):
+            hvd.SyncBatchNorm(CHANNELS + hvd.rank())(torch.ones(2, CHANNELS + hvd.rank()))
+
+        part = hvd.add_process_set([0, 2])
+        if hvd.rank() != 1:
+            layer = hvd.SyncBatchNorm.convert_sync_batchnorm(torch.nn.BatchNorm1d(1).double(), part)
+            assert copy.deepcopy(layer).process_set is part
+            column = torch.tensor([[1.0 + hvd.rank()]], dtype=torch.float64)  # 1 and 3
+            torch.testing.assert_close(layer(column)[0, 0].item(), (hvd.rank() - 1) / (1 + 1e-5) ** 0.5)
+
+
+def test_it_equals_batch_norm_of_the_joined_batch(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(against_plain_layers, 3)
+
+
+class Block(torch.nn.Module):
+    """Two convolutions with batch norms beside a shortcut, as in ResNet-18."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(
+            torch.nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False),
+            torch.nn.BatchNorm2d(outputs),
+            torch.nn.ReLU(inplace=True),
+            torch.nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            torch.nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = torch.nn.Conv2d(inputs, outputs, 1, stride=2)
+
+    def forward(self, x: Any) -> Any:
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def train(shares: list[int]) -> list[list[float]]:
+    """Parameters and running statistics after five steps on batches of which this rank has its share."""
+    with hvd.init() as world:
+        torch.manual_seed(0)
+        stem = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+        head = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 3))
+        model: Any = torch.nn.Sequential(stem, Block(4, 6), Block(6, 8), head).double()
+        model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+        assert sum(isinstance(module, hvd.SyncBatchNorm) for module in model.modules()) == 5
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum)
+        losses = []
+        for step in range(5):
+            torch.manual_seed(step)
+            images = torch.randn(sum(shares), 1, 8, 8, dtype=torch.float64)
+            labels = torch.randint(3, (sum(shares),))
+            optimizer.zero_grad()
+            scores = model(share(images, shares, world.rank))
+            loss = torch.nn.functional.cross_entropy(scores, share(labels, shares, world.rank), reduction="sum")
+            loss /= sum(shares)
+            loss.backward()
+            optimizer.step()
+            losses.append(hvd.allreduce(loss, op=hvd.Sum).item())
+        return [value.double().flatten().tolist() for value in (*model.parameters(), *model.buffers())] + [losses]
+
+
+def test_a_small_resnet_trains_on_ranks_as_on_one(run_ranks: Callable[..., Any]) -> None:
+    (alone,) = run_ranks(train, 1, args=([9],))
+    ranks = run_ranks(train, 3, args=([4, 2, 3],))
+    assert ranks[0] == ranks[1] == ranks[2]
+    for ours, theirs in zip(ranks[0], alone, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12)
