@@ -76,6 +76,7 @@ def meta(options: Options, chosen: str, shares: list[list[int]]) -> dict[str, An
         "global_batch_size": options.global_batch,
         "data": chosen,
         "seed": options.seed,
+        "optimizer": options.optimizer,
         "lr": options.settings.lr,
         "rounds": options.rounds,
         "seconds": None if options.settings.steps_per_window else options.seconds,

@@ -48,6 +48,7 @@ def run(mode: Mode, options: Options, data: str) -> Outcome:
             data=data,
             seed=options.seed,
             lr=settings.lr,
+            optimizer=options.optimizer,
             seconds=options.seconds,
             check_steps=settings.check_steps,
             warmup=settings.warmup,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ringreduce.bench.options import positive
 from ringreduce.bench.train.modes import ALWAYS, MODES
+from ringreduce.bench.train.optimizers import OPTIMIZERS
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.launch.options import MAX_RANKS
 
@@ -54,6 +55,7 @@ class Options:
     seconds: float
     data: str | None
     seed: int
+    optimizer: str
     json: str | None
     settings: Defaults
 
@@ -84,6 +86,7 @@ def parse(argv: Sequence[str]) -> Options:
         seconds=args.seconds,
         data=args.data,
         seed=args.seed,
+        optimizer=args.optimizer,
         json=args.json,
         settings=Defaults(
             batch_size=args.batch_size or chosen.batch_size,
@@ -132,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=_seconds, default=3.0, metavar="S", help="length of a timed window (default %(default)s)")
     add("--batch-size", type=positive, metavar="N", help="global (256), or per rank for resnet50 (32)")
     add("--data", choices=DATA, help="default: fashion-mnist if its files are there, else synthetic")
+    add("--optimizer", choices=list(OPTIMIZERS), default="sgd", help="default %(default)s; momentum is 0.9")
     add("--seed", type=int, default=0, help="of weights, data and order (default %(default)s)")
     add(
         "--check-steps",

@@ -23,6 +23,7 @@ class Spec:
         ranks: among how many the batch is shared; a job of one process computes all shares of the checked steps.
         batch_size: samples of the global batch; for resnet50 those of one rank.
         data: fashion-mnist | synthetic.
+        optimizer: one of OPTIMIZERS, which has a factor for lr.
         seconds: of a window when steps_per_window is None.
         check_steps: deterministic steps before timing, whose losses are compared.
         warmup: untimed steps after those.
@@ -39,6 +40,7 @@ class Spec:
     data: str
     seed: int
     lr: float
+    optimizer: str
     seconds: float
     check_steps: int
     warmup: int

@@ -57,7 +57,7 @@ def _head(meta: Mapping[str, Any]) -> list[str]:
     each = " per rank" if meta["batch_per_rank"] else ""
     rounds = f"{meta['rounds']} round{'' if meta['rounds'] == 1 else 's'}"
     batch = f"batch {meta['batch_size']}{each}"
-    what = f"training {meta['model']}, {meta['ranks']} ranks, {batch}, {meta['data']}, {rounds}"
+    what = f"training {meta['model']}, {meta['optimizer']}, {meta['ranks']} ranks, {batch}, {meta['data']}, {rounds}"
     return [
         f"# ringreduce {meta['ringreduce']}: {what}, torch {meta['torch']}",
         f"# {meta['cpu']}, {meta['cores_online']} cores, ranks on {binding}; Linux {meta['kernel']}; {meta['isa']}",

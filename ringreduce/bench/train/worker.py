@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringreduce.bench.train import batches, models
+from ringreduce.bench.train import batches, models, optimizers
 from ringreduce.bench.train.spec import Spec, mode_of
 
 if TYPE_CHECKING:
@@ -32,14 +32,12 @@ class Trainer:
     """The model and its optimizer in one process of a team."""
 
     def __init__(self, spec: Spec, team: Team) -> None:
-        import torch
-
         self.spec = spec
         self.team = team
         self.batches = batches.make(spec)
         model = models.make(spec.model, spec.seed)
         self.nbytes = sum(parameter.nbytes for parameter in model.parameters())
-        self.model, self.optimizer = team.wrap(model, torch.optim.SGD(model.parameters(), lr=spec.lr))
+        self.model, self.optimizer = team.wrap(model, optimizers.make(spec.optimizer, model.parameters(), spec.lr))
         self.steps = 0
 
     def step(self, parts: int, mine: range) -> float:

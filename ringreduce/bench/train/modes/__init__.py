@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from ringreduce.bench.train.modes.ddp_gloo import DdpGloo
+from ringreduce.bench.train.modes.ddp_ringreduce import DdpRingreduce
 from ringreduce.bench.train.modes.horovod import Horovod
 from ringreduce.bench.train.modes.independent import Independent
 from ringreduce.bench.train.modes.mode import Mode
-from ringreduce.bench.train.modes.ringreduce import Ringreduce
+from ringreduce.bench.train.modes.ringreduce import Ringreduce, RingreduceShard
 from ringreduce.bench.train.modes.single import Single, SingleAll
 
 MODES: dict[str, Mode] = {
-    mode.name: mode for mode in (Single(), SingleAll(), Independent(), Ringreduce(), DdpGloo(), Horovod())
+    mode.name: mode
+    for mode in (
+        Single(),
+        SingleAll(),
+        Independent(),
+        Ringreduce(),
+        RingreduceShard(),
+        DdpRingreduce(),
+        DdpGloo(),
+        Horovod(),
+    )
 }
 
 ALWAYS = (Independent.name, Ringreduce.name)

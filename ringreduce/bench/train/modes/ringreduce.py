@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ringreduce
 from ringreduce.bench.train.modes.independent import Acquainted
@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 
 
 class Reducing(Acquainted):
-    """Ranks that sum their gradients."""
+    """Ranks that sum their gradients; with `shards`, each updates its part of the parameters (ZeRO stage 1)."""
+
+    shards = False
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """See Team."""
         import ringreduce.torch as hvd
 
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum)
+        settings: dict[str, Any] = {"shard_step": True} if self.shards else {}
+        return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum, **settings)
 
 
 class Ringreduce(Mode):
@@ -34,3 +37,20 @@ class Ringreduce(Mode):
         """See Mode."""
         world = ringreduce.init()
         return Reducing(world.rank, world.size)
+
+
+class Sharding(Reducing):
+    """Reducing, with shard_step."""
+
+    shards = True
+
+
+class RingreduceShard(Mode):
+    """As Ringreduce, with shard_step=True."""
+
+    name = "ringreduce-shard"
+
+    def join(self, folder: Path, timeout_s: float) -> Team:
+        """See Mode."""
+        world = ringreduce.init()
+        return Sharding(world.rank, world.size)
