@@ -37,7 +37,19 @@ class AdasumMixin(DistributedMixin):
     """Comes before the user's class in the class of the result."""
 
     def _extend(self) -> None:
-        """Nothing: gradients are not reduced."""
+        """Nothing: gradients are not reduced. Looks only whether there is an Adasum."""
+        if self._is_shared():
+            self._combine([torch.zeros(1)])
+
+    def _is_shared(self) -> bool:
+        return bool(self._process_set.included()) and self._process_set.size() != 1
+
+    def _combine(self, changes: list[torch.Tensor]) -> list[torch.Tensor]:
+        from ringreduce.torch.reduce import grouped_allreduce
+
+        return grouped_allreduce(
+            changes, compression=self._settings.compression, op=Adasum, process_set=self._process_set
+        )
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -46,25 +58,17 @@ class AdasumMixin(DistributedMixin):
         yield
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The plain step with this rank's gradients; then the parameters change by Adasum of the ranks' changes.
-
-        Raises:
-            UnavailableError: this build has no Adasum; the parameters are as the plain step left them.
-        """
+        """The plain step with this rank's gradients; then the parameters change by Adasum of the ranks' changes."""
         plain_step = super(DistributedMixin, self).step
-        if not self._process_set.included() or self._process_set.size() == 1:
+        if not self._is_shared():
             return plain_step(closure)
-        from ringreduce.torch.reduce import grouped_allreduce
-
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         with torch.no_grad():
             before = [parameter.clone() for parameter in parameters]
         result = plain_step(closure)
         with torch.no_grad():
             changes = [parameter - start for parameter, start in zip(parameters, before, strict=True)]
-            combined = grouped_allreduce(
-                changes, compression=self._settings.compression, op=Adasum, process_set=self._process_set
-            )
+            combined = self._combine(changes)
             for parameter, start, change in zip(parameters, before, combined, strict=True):
                 torch.add(start, change, out=parameter.data)
         return result

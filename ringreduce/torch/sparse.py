@@ -60,6 +60,7 @@ class SparseBucket(Bucket):
         indices, values = (
             torch.cat(Channel.rows(work, like)) for work, like in zip(self.work, self.gathered, strict=True)
         )
-        result = torch.sparse_coo_tensor(indices.t(), values * self.channel.factor, slot.parameter.shape).coalesce()
-        slot.parameter.grad = result.to(slot.parameter.dtype)
+        values = values * self.channel.factor
+        total = torch.sparse_coo_tensor(indices.t(), values, slot.parameter.shape, check_invariants=False)
+        slot.parameter.grad = total.coalesce()
         self.gathered, self.work = (), ()
