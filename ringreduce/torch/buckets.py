@@ -63,7 +63,7 @@ class Slot:
     section: slots of different sections never share a bucket.
     """
 
-    __slots__ = ("bucket", "is_large", "name", "parameter", "passes_left", "section", "view")
+    __slots__ = ("address", "bucket", "is_large", "name", "parameter", "passes_left", "section", "view")
 
     def __init__(self, parameter: torch.nn.Parameter, name: str, section: int = 0) -> None:
         self.parameter = parameter
@@ -72,6 +72,7 @@ class Slot:
         self.is_large = parameter.numel() * parameter.dtype.itemsize >= LARGE_NBYTES
         self.bucket: Bucket | None = None  # until the gradients are laid out
         self.view: torch.Tensor  # where the gradient is reduced, in registered memory
+        self.address = 0  # of the view
         self.passes_left = 0
 
 
@@ -116,6 +117,7 @@ class RegisteredBucket(Bucket):
         self.work: Work
         for slot, view in zip(slots, views(slots, self.whole), strict=True):
             slot.view = view
+            slot.address = view.data_ptr()
 
     @staticmethod
     def nbytes(slots: Sequence[Slot]) -> int:
@@ -128,13 +130,13 @@ class RegisteredBucket(Bucket):
         if grad is None or grad is view:
             return
         check_dense(slot, grad)
-        if grad.data_ptr() != view.data_ptr() or grad.stride() != view.stride():
+        if grad.data_ptr() != slot.address or grad.stride() != view.stride():
             view.copy_(grad)
         slot.parameter.grad = view
 
     def gather(self) -> None:
         """Brings all gradients to their places; the small ones by one call."""
-        sources, targets = [], []
+        sources, targets, strided = [], [], torch.strided
         for slot in self.slots:
             parameter, view = slot.parameter, slot.view
             grad = parameter.grad
@@ -145,10 +147,12 @@ class RegisteredBucket(Bucket):
                 if not parameter.requires_grad:  # since the layout was made: no gradient for it either
                     self.miss(slot)
                     continue
-            elif grad.data_ptr() != view.data_ptr() or grad.stride() != view.stride():
-                check_dense(slot, grad)
-                sources.append(grad)
-                targets.append(view)
+            else:
+                if grad.requires_grad or grad.layout is not strided:
+                    check_dense(slot, grad)
+                if grad.data_ptr() != slot.address or grad.stride() != view.stride():
+                    sources.append(grad)
+                    targets.append(view)
             parameter.grad = view
         if sources:
             copy_all(targets, sources)

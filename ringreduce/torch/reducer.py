@@ -63,6 +63,7 @@ class Reducer:
         self._settings = settings
         self._process_set = process_set
         self._channel = Channel(process_set, settings.op, settings.prescale, settings.postscale)
+        self._makes_dense = settings.sparse_as_dense
         self._passes = passes
         self.pending = False  # a gradient has come since the last synchronize()
         self._slots = [Slot(parameter, name, section) for name, parameter, section in reversed(named)]
@@ -107,7 +108,7 @@ class Reducer:
         """Launches what is left, and waits until every gradient is reduced. Raises the first error of all buckets."""
         error: BaseException | None = None
         with torch.no_grad():
-            if self._settings.sparse_as_dense:
+            if self._makes_dense:
                 for slot in self._slots:
                     _make_dense(slot)
             if not self._buckets:
@@ -141,7 +142,7 @@ class Reducer:
         bucket = slot.bucket
         if bucket is None:
             return
-        if self._settings.sparse_as_dense:
+        if self._makes_dense:
             _make_dense(slot)
         if slot.is_large:
             bucket.collect(slot)
@@ -165,7 +166,7 @@ class Reducer:
     def _lay_out(self) -> list[Bucket]:
         """Makes the buckets. Collective; all gradients of the first round are there, or will not come."""
         settings, channel = self._settings, self._channel
-        sparse = {} if settings.sparse_as_dense else self._find_sparse()
+        sparse = {} if self._makes_dense else self._find_sparse()
         groups = self._groups(sparse)
         names = [f"{self._prefix}.{index}" for index in range(len(groups) + len(sparse))]
         buckets: list[Bucket]
