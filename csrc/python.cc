@@ -111,10 +111,10 @@ PYBIND11_MODULE(_core, m) {
           py::arg("name"))
       .def(
           "allgather_async",
-          [](const PyGroup& g, const py::object& src, const py::object& name) {
-            return exchange_async(g, Kind::kAllgather, src, py::none(), -1, {}, name);
+          [](const PyGroup& g, const py::object& src, const py::object& name, const py::object& dst) {
+            return exchange_async(g, Kind::kAllgather, src, dst, -1, {}, name);
           },
-          py::arg("src"), py::arg("name"))
+          py::arg("src"), py::arg("name"), py::arg("dst") = py::none())
       .def(
           "broadcast_async",
           [](const PyGroup& g, const py::object& buffer, int root, const py::object& name) {

@@ -91,7 +91,10 @@ class Group:
     ) -> Work:
         """dst has this rank's rows: the first dim0 % size ranks get one extra row."""
 
-    def allgather_async(self, src: Buffer, name: str | None) -> Work: ...
+    def allgather_async(self, src: Buffer, name: str | None, dst: Buffer | None = None) -> Work:
+        """dst, if it has just the bytes that come together, receives them, and src may be this rank's part of it;
+        else they are in Work.output."""
+
     def broadcast_async(self, buffer: Buffer, root: int, name: str | None) -> Work:
         """In place: the root's bytes reach every rank's buffer."""
 

@@ -1,20 +1,16 @@
-"""Gradient compression as Horovod's scripts use it: a pair of functions around a collective."""
+"""Gradient compression: Horovod's pairs of functions around a collective, and what keeps state from step to step."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from ringreduce.torch.exchange import Compressor, Stateful
+from ringreduce.torch.powersgd import PowerSGD
+from ringreduce.torch.quantization import Int8
 
-class Compressor(Protocol):
-    """compress() gives the tensor to send and what decompress() needs to restore the result."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]: ...
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor: ...
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "Stateful"]
 
 
 class NoneCompressor:
@@ -30,7 +26,7 @@ class NoneCompressor:
 
 
 class FP16Compressor:
-    """Sends floating-point tensors as float16; other tensors as they are."""
+    """Sends floating-point tensors as float16: 11 significant bits, nothing above 65504; others as they are."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -43,8 +39,29 @@ class FP16Compressor:
         return tensor if ctx is None else tensor.to(ctx)
 
 
+class BF16Compressor:
+    """Sends floating-point tensors as bfloat16: 8 significant bits, the range of float32; others as they are."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        if tensor.dtype.is_floating_point:
+            return tensor.to(torch.bfloat16), tensor.dtype
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor if ctx is None else tensor.to(ctx)
+
+
 class Compression:
-    """The compressors there are; any class with the same two functions may be passed in their place."""
+    """The compressors there are; any class with the same two functions may be passed in their place.
+
+    none, fp16 and bf16 are for any call that takes a compression; int8(block=...) and powersgd(rank=...) keep state
+    from step to step, and are for DistributedOptimizer.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor
+    bf16 = BF16Compressor
+    int8 = Int8
+    powersgd = PowerSGD

@@ -3,24 +3,34 @@
 One hook per parameter says that its gradient is final on this rank. A bucket whose gradients have all come is launched;
 buckets are launched in index order on every rank, which is agreed once, so nothing is negotiated afterwards and a rank
 cannot be ahead in another bucket. What has not come by synchronize() is taken as it is, or as zeros.
+
+The buckets are laid out in the first synchronize(), because which gradients are sparse is seen only then.
 """
 
 from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ringreduce import agreement
-from ringreduce._core import Work
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.objects import allgather_object
 from ringreduce.process_sets import ProcessSet
-from ringreduce.torch.buckets import BUCKET_NBYTES, Bucket, Slot, TensorBucket, plan, registered, strides_of
-from ringreduce.torch.compression import Compressor, NoneCompressor
+from ringreduce.torch import exchange, layout
+from ringreduce.torch.buckets import (
+    Bucket,
+    ExchangeBucket,
+    RegisteredBucket,
+    Slot,
+    allocate,
+)
+from ringreduce.torch.compression import NoneCompressor
+from ringreduce.torch.exchange import Channel
+from ringreduce.torch.sparse_bucket import SparseBucket
 
 _made = 0  # reducers in this process, for names that differ between optimizers
 
@@ -31,34 +41,57 @@ class Settings(NamedTuple):
     op: int
     prescale: float
     postscale: float
-    compression: type[Compressor]
+    compression: Any  # a Compressor or a Stateful
     groups: list[list[torch.Tensor]] | int
     sparse_as_dense: bool
     views: bool
 
 
 class Reducer:
-    """Reduces the gradients of some named parameters. Construction is collective over the process set."""
+    """Reduces the gradients of some parameters: (name, parameter, section) each, see Slot.
+
+    Construction is collective over the process set.
+    """
 
     def __init__(
-        self, named: Sequence[tuple[str, torch.nn.Parameter]], settings: Settings, process_set: ProcessSet, passes: int
+        self,
+        named: Sequence[tuple[str, torch.nn.Parameter, int]],
+        settings: Settings,
+        process_set: ProcessSet,
+        passes: int,
     ) -> None:
         self._settings = settings
         self._process_set = process_set
+        self._channel = Channel(process_set, settings.op, settings.prescale, settings.postscale)
+        self._makes_dense = settings.sparse_as_dense
         self._passes = passes
         self.pending = False  # a gradient has come since the last synchronize()
-        self._launched: list[Work] = []
-        slots = [Slot(parameter, name) for name, parameter in reversed(named)]
-        groups = _group(slots, settings.groups)
-        self._prefix = self._agree(groups)
-        if settings.views and settings.compression is NoneCompressor:
-            self._buckets = registered(groups, process_set)
-        else:
-            self._buckets = [TensorBucket(slots, settings.compression) for slots in groups]
-        hooks = [_register(slot, weakref.ref(self)) for slot in slots]
+        self._slots = [Slot(parameter, name, section) for name, parameter, section in reversed(named)]
+        self._prefix = self._agree(self._groups())
+        self._buckets: list[Bucket] = []
+        self._loaded: list[dict[str, Any]] = []
+        self._launched = 0
+        hooks = [_register(slot, weakref.ref(self)) for slot in self._slots]
         self.remove = weakref.finalize(self, _remove, hooks)
         """Takes the hooks off the parameters."""
         self._expect()
+
+    @property
+    def exchanges(self) -> list[exchange.Exchange]:
+        """What the compressor made, one for each bucket; none before the first synchronize()."""
+        return [bucket.exchange for bucket in self._buckets if isinstance(bucket, ExchangeBucket)]
+
+    def load_exchanges(self, state: list[dict[str, Any]]) -> None:
+        """Has the exchanges go on from what they remembered; once there are buckets, if there are none yet."""
+        self._loaded = state if not self._buckets else []
+        if not self._buckets or not state:
+            return
+        if len(state) != len(self.exchanges):
+            raise InvalidArgumentError(
+                f"the compressor's state is of {len(state)} buckets, and there are {len(self.exchanges)}"
+            )
+        for one, theirs in zip(self.exchanges, state, strict=True):
+            one.load_state_dict(theirs)
 
     def set_passes(self, passes: int) -> None:
         """Expects so many gradients of each parameter in a round, from the next round on."""
@@ -71,27 +104,21 @@ class Reducer:
         if self.pending:
             self.synchronize()
 
-    def _expect(self) -> None:
-        """Begins a round."""
-        for bucket in self._buckets:
-            bucket.waiting = len(bucket.slots)
-            for slot in bucket.slots:
-                slot.passes_left = self._passes
-        self._launched = []
-        self.pending = False
-
     def synchronize(self) -> None:
         """Launches what is left, and waits until every gradient is reduced. Raises the first error of all buckets."""
         error: BaseException | None = None
         with torch.no_grad():
-            for bucket in self._buckets[len(self._launched) :]:
-                for slot in bucket.slots:
-                    if slot.passes_left > 0:
-                        self._collect(slot)
-                self._launch(bucket)
-            for work, bucket in zip(self._launched, self._buckets, strict=True):
+            if self._makes_dense:
+                for slot in self._slots:
+                    _make_dense(slot)
+            if not self._buckets:
+                self._buckets = self._lay_out()
+                self.load_exchanges(self._loaded)
+            for bucket in self._buckets[self._launched :]:
+                bucket.begin()
+                self._launched += 1
+            for bucket in self._buckets:
                 try:
-                    work.wait()
                     bucket.finish()
                 except Exception as caught:
                     error = error or caught
@@ -101,60 +128,95 @@ class Reducer:
 
     def ready(self, slot: Slot) -> None:
         """Called by autograd when the slot's parameter has a new gradient."""
-        if slot.passes_left <= 0:
+        self.pending = True
+        left = slot.passes_left
+        if left > 1:
+            slot.passes_left = left - 1
+            return
+        if left <= 0:
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(). "
                 "Increase backward_passes_per_step to accumulate gradients locally."
             )
-        self.pending = True
-        slot.passes_left -= 1
-        if slot.passes_left == 0:
-            bucket = slot.bucket
-            self._collect(slot)
-            bucket.waiting -= 1
-            while len(self._launched) < len(self._buckets) and self._buckets[len(self._launched)].waiting == 0:
-                self._launch(self._buckets[len(self._launched)])
+        slot.passes_left = 0
+        bucket = slot.bucket
+        if bucket is None:
+            return
+        if self._makes_dense:
+            _make_dense(slot)
+        if slot.is_large:
+            bucket.collect(slot)
+        bucket.waiting -= 1
+        if bucket.waiting == 0:
+            buckets = self._buckets
+            while self._launched < len(buckets) and buckets[self._launched].waiting == 0:
+                buckets[self._launched].begin()
+                self._launched += 1
 
-    def _collect(self, slot: Slot) -> None:
-        grad = slot.parameter.grad
-        if grad is not None:
-            if grad.requires_grad:
-                raise AssertionError("gradients that require gradients (create_graph=True) cannot be reduced in place")
-            if grad.layout is not torch.strided:
-                if not self._settings.sparse_as_dense:
-                    raise InvalidArgumentError(
-                        f"the gradient of {slot.name} is sparse; pass sparse_as_dense=True to DistributedOptimizer"
-                    )
-                slot.parameter.grad = grad.to_dense()
-        slot.bucket.collect(slot)
+    def _expect(self) -> None:
+        """Begins a round."""
+        passes = self._passes
+        for slot in self._slots:
+            slot.passes_left = passes
+        for bucket in self._buckets:
+            bucket.waiting = len(bucket.slots)
+        self._launched = 0
+        self.pending = False
 
-    def _launch(self, bucket: Bucket) -> None:
-        operands = bucket.operands()
-        settings = self._settings
-        work = self._process_set.group.allreduce_async(
-            operands,
-            operands,
-            settings.op,
-            settings.prescale,
-            settings.postscale,
-            f"{self._prefix}.{len(self._launched)}",
-        )
-        self._launched.append(work)
+    def _lay_out(self) -> list[Bucket]:
+        """Makes the buckets. Collective; all gradients of the first round are there, or will not come."""
+        settings, channel = self._settings, self._channel
+        sparse = {} if self._makes_dense else self._find_sparse()
+        groups = self._groups(sparse)
+        names = [f"{self._prefix}.{index}" for index in range(len(groups) + len(sparse))]
+        buckets: list[Bucket]
+        if settings.views and settings.compression is NoneCompressor:
+            sizes = [RegisteredBucket.nbytes(slots) for slots in groups]
+            stretches = allocate(sizes, self._process_set) if groups else []
+            buckets = [
+                RegisteredBucket(slots, name, raw, channel)
+                for slots, name, raw in zip(groups, names, stretches, strict=False)
+            ]
+        else:
+            buckets = [
+                ExchangeBucket(slots, name, exchange.make(settings.compression, channel))
+                for slots, name in zip(groups, names, strict=False)
+            ]
+        for (at, dims), name in zip(sorted(sparse.items()), names[len(groups) :], strict=True):
+            buckets.append(SparseBucket(self._slots[at], name, channel, dims))
+        return buckets
+
+    def _groups(self, but: Container[int] = ()) -> list[list[Slot]]:
+        """The slots of each bucket, without some."""
+        slots = [slot for at, slot in enumerate(self._slots) if at not in but]
+        return layout.group(slots, self._settings.groups)
+
+    def _find_sparse(self) -> dict[int, int]:
+        """Which slots have a sparse gradient on any rank, and how many sparse dimensions. Collective."""
+        mine = [
+            [at, slot.parameter.grad.sparse_dim()]
+            for at, slot in enumerate(self._slots)
+            if slot.parameter.grad is not None and slot.parameter.grad.layout is not torch.strided
+        ]
+        found = agreement.exchange(self._process_set.group, f"{self._prefix}.sparse", mine)
+        return {at: dims for theirs in found for at, dims in theirs}
 
     def _agree(self, groups: Sequence[Sequence[Slot]]) -> str:
         """Checks that all ranks have the same layout; returns the prefix of the buckets' names. Collective."""
         global _made
-        layout = [[_describe(slot) for slot in slots] for slots in groups]
+        described = [[layout.describe(slot) for slot in slots] for slots in groups]
         chosen = self._settings
         settings = (
             f"op={int(chosen.op)} prescale={chosen.prescale} postscale={chosen.postscale} "
-            f"compression={chosen.compression.__name__} gradient_as_bucket_view={chosen.views}"
+            f"compression={_name(chosen.compression)} gradient_as_bucket_view={chosen.views}"
         )
-        digest = hashlib.sha256(repr((layout, settings)).encode()).hexdigest()
+        digest = hashlib.sha256(repr((described, settings)).encode()).hexdigest()
         offers = agreement.exchange(self._process_set.group, "DistributedOptimizer", [_made, digest])
         _made = max(made for made, _ in offers) + 1
         if any(theirs != digest for _, theirs in offers):
-            raise MismatchError(_difference(allgather_object((layout, settings), process_set=self._process_set)))
+            raise MismatchError(
+                layout.difference(allgather_object((described, settings), process_set=self._process_set))
+            )
         return f"DistributedOptimizer.{_made}.bucket"
 
 
@@ -174,48 +236,11 @@ def _remove(hooks: Sequence[Any]) -> None:
         hook.remove()
 
 
-def _group(slots: Sequence[Slot], groups: list[list[torch.Tensor]] | int) -> list[list[Slot]]:
-    """The slots of each bucket: the user's groups, and buckets of BUCKET_NBYTES of the others."""
-    if isinstance(groups, int):
-        chosen = (
-            {id(slot.parameter): index * groups // len(slots) for index, slot in enumerate(slots)} if groups else {}
-        )
-    else:
-        chosen = {id(parameter): index for index, group in enumerate(groups) for parameter in group}
-    nbytes = [slot.parameter.numel() * slot.parameter.dtype.itemsize for slot in slots]
-    deals: list[list[int]] = []
-    for grouped in (True, False):
-        members = [index for index, slot in enumerate(slots) if (id(slot.parameter) in chosen) is grouped]
-        kinds = [(slots[i].parameter.dtype, chosen.get(id(slots[i].parameter))) for i in members]
-        limit = sum(nbytes) if grouped else BUCKET_NBYTES
-        deals += [[members[i] for i in deal] for deal in plan([nbytes[i] for i in members], kinds, limit)]
-    return [[slots[i] for i in deal] for deal in sorted(deals, key=lambda deal: deal[-1])]
+def _make_dense(slot: Slot) -> None:
+    grad = slot.parameter.grad
+    if grad is not None and grad.layout is not torch.strided:
+        slot.parameter.grad = grad.to_dense()
 
 
-def _describe(slot: Slot) -> str:
-    parameter = slot.parameter
-    dtype = str(parameter.dtype).removeprefix("torch.")
-    return f"{slot.name} {dtype} {list(parameter.shape)} strides {list(strides_of(parameter))}"
-
-
-def _difference(layouts: Sequence[Any]) -> str:
-    """Which ranks differ from rank 0, and where first."""
-    for rank, theirs in enumerate(layouts):
-        if theirs == layouts[0]:
-            continue
-        ours, them = ([line for slots in layout[0] for line in slots] for layout in (layouts[0], theirs))
-        where = next((i for i, pair in enumerate(zip(ours, them, strict=False)) if pair[0] != pair[1]), None)
-        if where is not None:
-            return (
-                "Mismatched DistributedOptimizer: the ranks have different parameters (in reverse order, number "
-                f"{where}: rank 0 has {ours[where]}, but rank {rank} has {them[where]})"
-            )
-        if len(ours) != len(them):
-            return (
-                f"Mismatched DistributedOptimizer: rank 0 has {len(ours)} parameters, but rank {rank} has {len(them)}"
-            )
-        return (
-            "Mismatched DistributedOptimizer: the ranks have different groups or settings: rank 0 has "
-            f"{len(layouts[0][0])} buckets, {layouts[0][1]}, but rank {rank} has {len(theirs[0])}, {theirs[1]}"
-        )
-    raise AssertionError("the layouts are equal")
+def _name(compression: Any) -> str:
+    return compression.__name__ if isinstance(compression, type) else repr(compression)

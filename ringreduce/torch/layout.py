@@ -1,0 +1,58 @@
+"""The layout of an optimizer's gradients: which share a bucket, and in what the ranks' layouts differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ringreduce.torch.buckets import BUCKET_NBYTES, Slot, plan, strides_of
+
+
+def group(slots: Sequence[Slot], groups: list[list[torch.Tensor]] | int) -> list[list[Slot]]:
+    """The slots of each bucket: the user's groups, and buckets of BUCKET_NBYTES of the others."""
+    if isinstance(groups, int):
+        chosen = (
+            {id(slot.parameter): index * groups // len(slots) for index, slot in enumerate(slots)} if groups else {}
+        )
+    else:
+        chosen = {id(parameter): index for index, group in enumerate(groups) for parameter in group}
+    nbytes = [slot.parameter.numel() * slot.parameter.dtype.itemsize for slot in slots]
+    deals: list[list[int]] = []
+    for grouped in (True, False):
+        members = [index for index, slot in enumerate(slots) if (id(slot.parameter) in chosen) is grouped]
+        kinds = [(slots[i].parameter.dtype, slots[i].section, chosen.get(id(slots[i].parameter))) for i in members]
+        limit = sum(nbytes) if grouped else BUCKET_NBYTES
+        deals += [[members[i] for i in deal] for deal in plan([nbytes[i] for i in members], kinds, limit)]
+    return [[slots[i] for i in deal] for deal in sorted(deals, key=lambda deal: deal[-1])]
+
+
+def describe(slot: Slot) -> str:
+    """What must agree between the ranks."""
+    parameter = slot.parameter
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    return f"{slot.name} {dtype} {list(parameter.shape)} strides {list(strides_of(parameter))}"
+
+
+def difference(layouts: Sequence[Any]) -> str:
+    """Which ranks differ from rank 0, and where first."""
+    for rank, theirs in enumerate(layouts):
+        if theirs == layouts[0]:
+            continue
+        ours, them = ([line for slots in layout[0] for line in slots] for layout in (layouts[0], theirs))
+        where = next((i for i, pair in enumerate(zip(ours, them, strict=False)) if pair[0] != pair[1]), None)
+        if where is not None:
+            return (
+                "Mismatched DistributedOptimizer: the ranks have different parameters (in reverse order, number "
+                f"{where}: rank 0 has {ours[where]}, but rank {rank} has {them[where]})"
+            )
+        if len(ours) != len(them):
+            return (
+                f"Mismatched DistributedOptimizer: rank 0 has {len(ours)} parameters, but rank {rank} has {len(them)}"
+            )
+        return (
+            "Mismatched DistributedOptimizer: the ranks have different groups or settings: rank 0 has "
+            f"{len(layouts[0][0])} buckets, {layouts[0][1]}, but rank {rank} has {len(theirs[0])}, {theirs[1]}"
+        )
+    raise AssertionError("the layouts are equal")

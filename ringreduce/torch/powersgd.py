@@ -1,0 +1,141 @@
+"""Compression.powersgd: a matrix of gradients as the product of two thin ones, found by one step of power iteration.
+
+For each matrix M = gradient + error (n x m, all dimensions but the first as one): P = M Q, reduced; P is made
+orthonormal; Q = M' P, reduced; the result is P Q'. Both reductions are linear, so they are plain all-reduces, of
+r (n + m) elements instead of n m. Q starts the next step. Each rank keeps error = M - P (its own Q)', so that over the
+steps nothing is lost. Vectors, and matrices that would not become min_ratio times smaller, travel as they are.
+
+Every rank finds P and Q from the same bits by the same arithmetic, so all end with the same bits where they have the
+same number of threads.
+
+Source: Vogels, Karimireddy and Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization,
+NeurIPS 2019, arXiv:1905.13727.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ringreduce._core import Work
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.ops import Average, Sum
+from ringreduce.torch.exchange import Channel, Stateful
+
+
+class PowerSGD(Stateful):
+    """Rank-r gradients.
+
+    Args:
+        rank: r, columns of P and Q.
+        start_step: reductions before this one travel as they are: early gradients have no low rank yet.
+        min_ratio: a matrix is compressed if that makes it at least so many times smaller.
+        seed: of the first Q, the same on all ranks.
+
+    Raises:
+        InvalidArgumentError: rank is not positive; or, when the optimizer is made, op is not Average or Sum.
+
+    >>> hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.powersgd(rank=2, start_step=100))
+    """
+
+    def __init__(self, rank: int = 2, start_step: int = 0, min_ratio: float = 2.0, seed: int = 0) -> None:
+        if rank <= 0:
+            raise InvalidArgumentError(f"Compression.powersgd: rank is a positive number, not {rank}")
+        self.rank = rank
+        self.start_step = start_step
+        self.min_ratio = min_ratio
+        self.seed = seed
+
+    def exchange(self, channel: Channel) -> PowerSGDExchange:
+        """See Stateful."""
+        if channel.op not in (Average, Sum):
+            raise InvalidArgumentError("Compression.powersgd supports op Average and Sum")
+        return PowerSGDExchange(self, channel)
+
+    def __repr__(self) -> str:
+        return f"powersgd(rank={self.rank}, start_step={self.start_step}, min_ratio={self.min_ratio}, seed={self.seed})"
+
+
+class PowerSGDExchange:
+    """An Exchange; errors and Qs are by the gradient's place in the bucket, float32."""
+
+    def __init__(self, settings: PowerSGD, channel: Channel) -> None:
+        self._settings = settings
+        self._channel = channel
+        self._gradients: Sequence[torch.Tensor] = ()
+        self._name = ""
+        self._whole: list[tuple[torch.Tensor, torch.Tensor]] = []  # (gradient, what travels)
+        self._matrices: dict[int, torch.Tensor] = {}
+        self._ps: dict[int, torch.Tensor] = {}
+        self._works: list[Work] = []
+        self.step = 0
+        self.errors: dict[int, torch.Tensor] = {}
+        self.qs: dict[int, torch.Tensor] = {}
+
+    def begin(self, gradients: Sequence[torch.Tensor], name: str) -> None:
+        """See Exchange: starts the reductions of P, and of what travels as it is."""
+        self._gradients, self._name = gradients, name
+        self._whole, self._matrices, self._ps, self._works = [], {}, {}, []
+        for at, gradient in enumerate(gradients):
+            if self.step < self._settings.start_step or not self._is_worth_it(gradient):
+                self._whole.append((gradient, gradient.contiguous()))
+                continue
+            matrix = gradient.reshape(gradient.shape[0], -1).float()
+            self._matrices[at] = matrix + self.errors[at] if at in self.errors else matrix
+            self._ps[at] = self._matrices[at] @ self._first_or_last_q(at, matrix)
+        if self._whole:
+            self._works.append(self._channel.allreduce([sent for _, sent in self._whole], f"{name}.whole"))
+        if self._ps:
+            self._works.append(self._channel.allreduce(list(self._ps.values()), f"{name}.p"))
+
+    def finish(self) -> None:
+        """See Exchange: reduces Q."""
+        for work in self._works:
+            work.wait()
+        for gradient, sent in self._whole:
+            if sent is not gradient:
+                gradient.copy_(sent)
+        self.step += 1
+        if not self._ps:
+            return
+        own = {}
+        finite = {at: bool(p.isfinite().all()) for at, p in self._ps.items()}  # the same on all ranks
+        for at, p in self._ps.items():
+            self._ps[at] = torch.linalg.qr(p).Q.contiguous() if finite[at] else p
+            own[at] = self._matrices[at].t() @ self._ps[at]
+        qs = {at: q.clone(memory_format=torch.contiguous_format) for at, q in own.items()}
+        self._channel.allreduce(list(qs.values()), f"{self._name}.q").wait()
+        for at, q in qs.items():
+            if finite[at]:
+                self.errors[at] = self._matrices[at] - self._ps[at] @ own[at].t()
+                self.qs[at] = q
+            else:  # an infinity or a NaN reaches the result, for whoever looks for it there, and nothing else
+                self.qs.pop(at, None)
+            gradient = self._gradients[at]
+            gradient.copy_((self._ps[at] @ q.t()).view(gradient.shape))  # which the matrix may be a view of
+        self._gradients = ()
+
+    def _is_worth_it(self, gradient: torch.Tensor) -> bool:
+        if gradient.dim() < 2 or not gradient.numel() or not gradient.is_floating_point():
+            return False
+        rows = gradient.shape[0]
+        columns = gradient.numel() // rows
+        return (rows + columns) * self._settings.rank * self._settings.min_ratio <= rows * columns
+
+    def _first_or_last_q(self, at: int, matrix: torch.Tensor) -> torch.Tensor:
+        if at not in self.qs:
+            generator = torch.Generator().manual_seed(self._settings.seed + at)
+            self.qs[at] = torch.randn(matrix.shape[1], self._settings.rank, generator=generator)
+        return self.qs[at]
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Exchange."""
+        return {"step": self.step, "errors": dict(self.errors), "qs": dict(self.qs)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See Exchange."""
+        self.step = state["step"]
+        self.errors = {at: error.clone() for at, error in state["errors"].items()}
+        self.qs = {at: q.clone() for at, q in state["qs"].items()}

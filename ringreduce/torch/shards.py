@@ -1,0 +1,132 @@
+"""Buckets whose gradients are reduced in shares: each rank gets its share of the sum, and owns that of the parameters.
+
+A bucket's gradients and its parameters lie in two stretches of registered memory with one layout, in as many equal
+shares as there are ranks. Reduce-scatter reads all ranks' gradients where autograd's hook left them and writes this
+rank's share in place; all-gather reads each share where its owner updated it and writes it where the models read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ringreduce._core import Work
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.torch.buckets import ALIGNMENT, Bucket, RegisteredBucket, Slot, aligned, allocate, check_dense, views
+from ringreduce.torch.exchange import Channel
+from ringreduce.torch.reducer import Reducer
+from ringreduce.torch.tensors import from_bytes, operand
+
+
+class ShardedBucket(RegisteredBucket):
+    """Slots of one section, their gradients and their parameters.
+
+    section: the parameter group that all of them are of.
+    values: the flat parameters.
+    shard: this rank's share of values; shard.grad is that of the gradients.
+    """
+
+    __slots__ = ("places", "section", "shard", "shard_memory", "values", "values_memory", "values_shard_memory")
+
+    def __init__(self, slots: list[Slot], name: str, gradients: Any, values: Any, channel: Channel) -> None:
+        super().__init__(slots, name, gradients, channel)
+        self.section = slots[0].section
+        self.values = from_bytes(values, slots[0].parameter.dtype)
+        self.shard = self.share_of(self.values)
+        self.shard.grad = self.share_of(self.whole)
+        self.shard_memory = operand(self.shard.grad)
+        self.values_memory, self.values_shard_memory = operand(self.values), operand(self.shard)
+        self.places = [
+            (slot, place, place.data_ptr()) for slot, place in zip(slots, views(slots, self.values), strict=True)
+        ]
+        self.adopt()
+
+    @staticmethod
+    def share_nbytes(slots: Sequence[Slot], size: int) -> int:
+        """What such a bucket takes, in whole cache lines for each of `size` ranks."""
+        return aligned(RegisteredBucket.nbytes(slots), ALIGNMENT * size)
+
+    def share_of(self, flat: torch.Tensor) -> torch.Tensor:
+        """This rank's share of a tensor with the bucket's layout."""
+        count = flat.numel() // self.channel.size
+        return flat.narrow(0, self.channel.process_set.group.rank * count, count)
+
+    def adopt(self) -> None:
+        """Makes the parameters views of the flat ones, with the values they have; also after somebody moved them."""
+        for slot, place, address in self.places:
+            parameter = slot.parameter
+            if parameter.data_ptr() == address:
+                continue
+            if parameter.dtype != place.dtype or parameter.shape != place.shape:
+                raise InvalidArgumentError(
+                    f"{slot.name} was {place.dtype} {list(place.shape)} when DistributedOptimizer(shard_step=True) was "
+                    f"made, and is {parameter.dtype} {list(parameter.shape)} now; convert the model before"
+                )
+            place.copy_(parameter.data)
+            parameter.data = place
+
+    def miss(self, slot: Slot) -> None:
+        """See RegisteredBucket."""
+        raise InvalidArgumentError(
+            f"{slot.name} no longer requires a gradient; with shard_step=True the parameters of a group are updated "
+            "together. Freeze it before DistributedOptimizer is made, or give it a group with lr=0"
+        )
+
+    def begin(self) -> None:
+        """See Bucket: a reduce-scatter in place."""
+        self.adopt()
+        self.gather()
+        channel = self.channel
+        self.work = channel.process_set.group.reducescatter_async(
+            self.memory[0], self.shard_memory, channel.op, channel.prescale, channel.postscale, self.name
+        )
+
+    def share_gradients(self) -> Work:
+        """Starts to give all ranks all shares of the gradients."""
+        return self._share(self.shard_memory, self.memory[0], "gradients")
+
+    def share_values(self) -> Work:
+        """Starts to give all ranks all shares of the parameters."""
+        return self._share(self.values_shard_memory, self.values_memory, "parameters")
+
+    def share(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor like the shard, from all ranks, as one like the flat parameters. Collective."""
+        output = torch.empty(self.whole.numel(), dtype=tensor.dtype)
+        self._share(operand(tensor.contiguous()), operand(output), "state").wait()
+        return output
+
+    def _share(self, mine: Any, all_of_it: Any, what: str) -> Work:
+        return self.channel.process_set.group.allgather_async(mine, f"{self.name}.{what}", all_of_it)
+
+    def recollect(self) -> None:
+        """Brings gradients that were replaced since the reduction back to their place."""
+        for slot in self.slots:
+            grad = slot.parameter.grad
+            if grad is not None and grad is not slot.view:
+                check_dense(slot, grad)
+                slot.view.copy_(grad)
+                slot.parameter.grad = slot.view
+
+
+class ShardedReducer(Reducer):
+    """A Reducer of ShardedBuckets, which are there from the start."""
+
+    shards: list[ShardedBucket]
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.shards = []
+        with torch.no_grad():
+            self._buckets = self._lay_out()
+        self._expect()
+
+    def _lay_out(self) -> list[Bucket]:
+        groups = self._groups()
+        sizes = [ShardedBucket.share_nbytes(slots, self._channel.size) for slots in groups]
+        stretches = allocate(sizes * 2, self._process_set)
+        for index, slots in enumerate(groups):
+            gradients, values = stretches[index], stretches[index + len(groups)]
+            self.shards.append(ShardedBucket(slots, f"{self._prefix}.{index}", gradients, values, self._channel))
+        return list(self.shards)

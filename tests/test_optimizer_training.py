@@ -1,0 +1,332 @@
+"""DistributedOptimizer among what else a script uses: sparse gradients, mixed precision, schedulers, torch.compile."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ringreduce.torch as hvd  # noqa: E402  # after the check that torch is there
+
+
+def net(seed: int = 3) -> Any:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(7, 9), torch.nn.Tanh(), torch.nn.Linear(9, 5))
+
+
+def batch(rank: int, step: int = 0) -> Any:
+    return torch.sin(torch.arange(28.0).reshape(4, 7) * (rank + 1.3) + step)
+
+
+def alike(model: Any) -> bool:
+    """Whether all ranks have the same parameters, bit by bit."""
+    mine = [parameter.detach().float().numpy().tobytes() for parameter in model.parameters()]
+    return all(theirs == mine for theirs in hvd.allgather_object(mine))
+
+
+def close(model: Any, other: Any, tolerance: float = 1e-5) -> bool:
+    return all(
+        torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+        for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
+
+
+def alone(model: Any, make: Callable[[Any], Any], size: int, steps: int, passes: int = 1) -> Any:
+    """One process, trained on the batches of all ranks."""
+    other = copy.deepcopy(model)
+    optimizer = make(other)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for part in range(passes):
+            (sum(other(batch(rank, step + part)).pow(2).mean() for rank in range(size)) / size).backward()
+        optimizer.step()
+    return other
+
+
+# --- sparse gradients -------------------------------------------------------------------------------------------------
+
+
+def reduce_sparse() -> None:
+    with hvd.init() as world:
+        n, r = world.size, world.rank
+
+        def rows_of(rank: int, step: int) -> Any:  # rank 0 sees nothing in step 1
+            return torch.tensor([] if rank == 0 and step == 1 else [rank, rank, 7 + step, 12], dtype=torch.int64)
+
+        def run(table: Any, top: Any, optimizer: Any, rank_list: list[int], scale: float, step: int) -> None:
+            optimizer.zero_grad()
+            for rank in rank_list:
+                rows = rows_of(rank, step)
+                if len(rows) or len(rank_list) > 1:
+                    (top(table(rows)).sum() * (rank + 1) * scale).backward()
+                elif top.weight.requires_grad:
+                    (top(torch.zeros(1, 3)).sum() * 0).backward()
+            optimizer.step()
+
+        for kind, options, settings in (
+            ("SGD", {"lr": 0.1}, {}),
+            ("SGD", {"lr": 0.1}, {"op": hvd.Sum}),
+            ("SGD", {"lr": 0.1}, {"gradient_predivide_factor": 2.0}),
+            ("SGD", {"lr": 0.1}, {"compression": hvd.Compression.fp16}),
+            ("SparseAdam", {"lr": 0.1}, {}),
+        ):
+            tables, tops = [], []
+            for _ in range(2):
+                torch.manual_seed(1)
+                tables.append(torch.nn.Embedding(40, 3, sparse=True))
+                tops.append(torch.nn.Linear(3, 2))
+                tops[-1].requires_grad_(kind == "SGD")
+            parameters = [
+                [p for m in pair for p in m.parameters() if p.requires_grad] for pair in zip(tables, tops, strict=True)
+            ]
+            plain = getattr(torch.optim, kind)(parameters[0], **options)
+            optimizer = hvd.DistributedOptimizer(getattr(torch.optim, kind)(parameters[1], **options), **settings)
+            for step in range(3):
+                run(tables[0], tops[0], plain, list(range(n)), 1.0 if "op" in settings else 1 / n, step)
+                run(tables[1], tops[1], optimizer, [r], 1.0, step)
+                assert tables[1].weight.grad.layout is torch.sparse_coo
+                assert alike(tables[1])
+                tolerance = 1e-2 if "compression" in settings else 1e-5
+                assert close(tables[1], tables[0], tolerance), (kind, settings, step)
+                assert close(tops[1], tops[0], tolerance), (kind, settings, step)
+
+        big = torch.nn.Embedding(5000, 16, sparse=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(big.parameters(), lr=0.1), backward_passes_per_step=2)
+        for step in range(2):
+            before = hvd.stats()["bytes_moved"]
+            optimizer.zero_grad()
+            for part in range(2):
+                big(torch.tensor([r, 4000 + part])).sum().backward()
+            optimizer.step()
+            if step == 1:
+                assert hvd.stats()["bytes_moved"] - before < 1000  # of 320 000
+            grad = big.weight.grad.to_dense()
+            assert grad[:, 0].nonzero().flatten().tolist() == [*range(n), 4000, 4001]
+            assert torch.allclose(grad[4000], torch.ones(16))
+            assert torch.allclose(grad[r], torch.full((16,), 2.0 / n))
+
+        late = torch.nn.Embedding(4, 2, sparse=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(late.parameters(), lr=0.1))
+        optimizer.step()
+        optimizer.zero_grad()
+        with pytest.raises(hvd.InvalidArgumentError, match="was dense or missing on all ranks in the first step"):
+            late(torch.tensor([0])).sum().backward()
+
+        other = torch.nn.Embedding(4, 2, sparse=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1), op=hvd.Max)
+        other(torch.tensor([0])).sum().backward()
+        with pytest.raises(hvd.InvalidArgumentError, match="not Max"):
+            optimizer.step()
+
+
+def test_sparse_gradients(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(reduce_sparse, 2)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def change_what_is_trained() -> None:
+    """Parameters that are switched on and off, accumulation, checkpoints, schedulers, step hooks, clipping."""
+    with hvd.init() as world:
+        n, r = world.size, world.rank
+
+        def sgd(model: Any) -> Any:
+            return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+
+        for options in ({}, {"gradient_as_bucket_view": False}):
+            model, start = net(), net()
+            model[0].requires_grad_(False)
+            optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), **options)
+            for on in (False, True):
+                model[0].requires_grad_(on)
+                for step in range(2):
+                    optimizer.zero_grad()
+                    model(batch(r, step)).pow(2).mean().backward()
+                    optimizer.step()
+                    assert alike(model)
+                assert torch.equal(model[0].weight, start[0].weight) is not on
+            model[2].requires_grad_(False)
+            kept = model[2].weight.detach().clone()
+            for step in range(2):
+                optimizer.zero_grad()
+                model(batch(r, step)).pow(2).mean().backward()
+                optimizer.step()
+            assert torch.equal(model[2].weight, kept)  # no zeros, which weight decay and momentum would act on
+            assert alike(model)
+
+        model = net()
+        wanted = alone(model, sgd, n, 3, passes=2)
+        optimizer = hvd.DistributedOptimizer(sgd(model), backward_passes_per_step=2)
+        for step in range(3):
+            optimizer.zero_grad()
+            for part in range(2):
+                model(batch(r, step + part)).pow(2).mean().backward()
+            optimizer.step()
+        assert close(model, wanted)
+
+        model = net()
+        inner = torch.optim.Adam(model.parameters(), lr=0.1)
+        before = torch.optim.lr_scheduler.ExponentialLR(inner, 0.5)
+        optimizer = hvd.DistributedOptimizer(inner)
+        after = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
+        calls: list[int] = []
+        optimizer.register_step_post_hook(lambda *_: calls.append(1))
+        for step in range(3):
+            optimizer.zero_grad()
+            model(batch(r, step)).pow(2).mean().backward()
+            if step == 2:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+                optimizer.zero_grad()
+                model(batch(r, step)).pow(2).mean().backward()
+            optimizer.step()
+            if step < 2:
+                before.step()
+                after.step()
+        assert len(calls) == 3
+        assert alike(model)
+        assert optimizer.param_groups[0]["lr"] != 0.1
+        fresh = torch.optim.Adam(net().parameters())
+        fresh.load_state_dict(optimizer.state_dict())
+        assert fresh.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+        again = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()))
+        again.load_state_dict(fresh.state_dict())
+        assert str(again.state_dict()) == str(optimizer.state_dict())
+        assert isinstance(again, torch.optim.Adam)
+
+        half = net().to(torch.bfloat16)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(half.parameters(), lr=0.1))
+        half(batch(r).to(torch.bfloat16)).pow(2).mean().backward()
+        grads = hvd.allgather_object([parameter.grad.clone() for parameter in half.parameters()])
+        norm = optimizer.clip_grad_norm_(0.01)
+        assert torch.equal(hvd.broadcast(norm, 0), norm)
+        for at, parameter in enumerate(half.parameters()):
+            assert parameter.grad.dtype is torch.bfloat16
+            mean = sum(theirs[at].float() for theirs in grads) / n
+            assert torch.allclose(parameter.grad.float(), mean * (0.01 / norm.float()), rtol=0.05, atol=1e-4)
+        optimizer.step()
+        assert alike(half)
+
+
+def test_training_goes_on_while_things_change(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(change_what_is_trained, 2)
+
+
+def scale_and_compile(settings: dict[str, Any]) -> None:
+    with hvd.init() as world:
+        n, r = world.size, world.rank
+
+        def sgd(model: Any) -> Any:
+            return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(sgd(model), **settings)
+        for step in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(batch(r, step)).float().pow(2).mean()
+            loss.backward()
+            optimizer.step()
+        assert alike(model)
+        assert close(model, alone(net(), sgd, n, 3), 3e-2)
+        assert not close(model, net(), 3e-2)
+
+        model = net()
+        compiled = torch.compile(model, backend="aot_eager")
+        optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), **settings)
+        for step in range(3):
+            optimizer.zero_grad()
+            compiled(batch(r, step)).pow(2).mean().backward()
+            optimizer.step()
+        assert alike(model)
+        assert close(model, alone(net(), sgd, n, 3))
+
+        if not hasattr(torch.amp, "GradScaler"):
+            return
+        model = net()
+        optimizer = hvd.DistributedOptimizer(sgd(model), **settings)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
+        for step in range(4):
+            kept = [parameter.detach().clone() for parameter in model.parameters()]
+            optimizer.zero_grad()
+            x = batch(r, step)
+            if step == 2 and r == 1:
+                x = x * float("inf")  # on one rank only: all of them must leave the step out
+            scaler.scale(model(x).pow(2).mean()).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+            stayed = all(torch.equal(a, b) for a, b in zip(model.parameters(), kept, strict=True))
+            assert stayed is (step == 2)
+            assert scaler.get_scale() == (512.0 if step >= 2 else 1024.0)
+        assert alike(model)
+
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = model(batch(r, 1)).float().pow(2).mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        assert norm > 1e-3
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        assert alike(model)
+
+
+@pytest.mark.parametrize("settings", [{}, {"shard_step": True}], ids=["whole", "shared out"])
+def test_mixed_precision_and_compile(settings: dict[str, Any], run_ranks: Callable[..., Any]) -> None:
+    run_ranks(scale_and_compile, 2, args=(settings,), timeout_s=100)
+
+
+# --- Adasum -----------------------------------------------------------------------------------------------------------
+
+
+def pairwise(a: Any, b: Any) -> Any:
+    """Adasum of two vectors, from the paper."""
+    dot, aa, bb = (float((x * y).sum()) for x, y in ((a, b), (a, a), (b, b)))
+    return (1 - dot / (2 * aa) if aa else 1.0) * a + (1 - dot / (2 * bb) if bb else 1.0) * b
+
+
+def add_adaptively() -> str:
+    with hvd.init() as world:
+        models = [net() for _ in range(world.size)]
+        plain = [torch.optim.Adam(model.parameters(), lr=0.01) for model in models]
+        mine = net()
+        try:
+            optimizer = hvd.DistributedOptimizer(torch.optim.Adam(mine.parameters(), lr=0.01), op=hvd.Adasum)
+        except hvd.UnavailableError as error:
+            return str(error)
+        assert isinstance(optimizer, torch.optim.Adam)
+        with pytest.raises(AssertionError, match="Skipping synchronization is not supported"):
+            optimizer.skip_synchronize().__enter__()
+        for step in range(3):
+            start = [parameter.detach().clone() for parameter in mine.parameters()]
+            optimizer.zero_grad()
+            mine(batch(world.rank, step)).pow(2).mean().backward()
+            optimizer.step()
+            for rank, (model, one) in enumerate(zip(models, plain, strict=True)):
+                one.zero_grad()
+                model(batch(rank, step)).pow(2).mean().backward()
+                one.step()
+            for parameter, first, *theirs in zip(
+                mine.parameters(), start, *(model.parameters() for model in models), strict=True
+            ):
+                wanted = first + pairwise(*(p.detach().double() - first.double() for p in theirs))
+                assert torch.allclose(parameter.double(), wanted, rtol=1e-4, atol=1e-6)
+                for other in theirs:
+                    other.data.copy_(parameter.detach())
+            assert alike(mine)
+        return ""
+
+
+def test_adasum_combines_the_ranks_changes(run_ranks: Callable[..., Any]) -> None:
+    why, _ = run_ranks(add_adaptively, 2)
+    if why:
+        pytest.skip(f"Adasum: {why}")
