@@ -15,8 +15,10 @@ from ringreduce.ops import Adasum, Average
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.compression import Compression, Compressor
 from ringreduce.torch.reducer import Reducer, Settings
+from ringreduce.torch.tracing import BLOCKS, STEP, untraced
 
 
+@untraced(BLOCKS)
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
@@ -145,6 +147,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         finally:
             self._should_synchronize = True
 
+    @untraced(STEP)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's step, with reduced gradients. A closure's gradients are reduced each time it is called."""
         if not self._should_synchronize:

@@ -21,6 +21,7 @@ from ringreduce.objects import allgather_object
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch.buckets import BUCKET_NBYTES, Bucket, Slot, TensorBucket, plan, registered, strides_of
 from ringreduce.torch.compression import Compressor, NoneCompressor
+from ringreduce.torch.tracing import STEP, untraced
 
 _made = 0  # reducers in this process, for names that differ between optimizers
 
@@ -80,6 +81,7 @@ class Reducer:
         self._launched = []
         self.pending = False
 
+    @untraced(STEP)
     def synchronize(self) -> None:
         """Launches what is left, and waits until every gradient is reduced. Raises the first error of all buckets."""
         error: BaseException | None = None
@@ -99,6 +101,7 @@ class Reducer:
         if error is not None:
             raise error
 
+    @untraced(STEP)
     def ready(self, slot: Slot) -> None:
         """Called by autograd when the slot's parameter has a new gradient."""
         if slot.passes_left <= 0:
