@@ -12,6 +12,7 @@ Nothing here is compiled against torch: any torch >= 2.1 will do.
 
 from __future__ import annotations
 
+import ringreduce.torch.library  # noqa: F401  # registers the operators
 from ringreduce import (
     Adasum,
     Average,
@@ -34,7 +35,6 @@ from ringreduce import (
     World,
     __version__,
     add_process_set,
-    barrier,
     ccl_built,
     cross_rank,
     cross_size,
@@ -72,6 +72,7 @@ from ringreduce.torch.movement import (
     allgather_async,
     alltoall,
     alltoall_async,
+    barrier,
     broadcast,
     broadcast_,
     broadcast_async,
@@ -101,6 +102,14 @@ from ringreduce.torch.reducescatter import (
 from ringreduce.torch.sparse import sparse_allreduce_async
 from ringreduce.torch.sync_batch_norm import SyncBatchNorm
 from ringreduce.torch.tensors import symmetric_empty
+from ringreduce.torch.tracing import ASYNC, BLOCKS, untraced
+
+# What the core package has is given the mark here, where torch is.
+poll, synchronize = untraced(ASYNC)(poll), untraced(ASYNC)(synchronize)
+init, shutdown = untraced(BLOCKS)(init), untraced(BLOCKS)(shutdown)
+add_process_set, remove_process_set = untraced(BLOCKS)(add_process_set), untraced(BLOCKS)(remove_process_set)
+allgather_object, broadcast_object = untraced(BLOCKS)(allgather_object), untraced(BLOCKS)(broadcast_object)
+stats = untraced(BLOCKS)(stats)
 
 __all__ = [
     "Adasum",

@@ -21,6 +21,7 @@ from ringreduce.ops import Adasum
 from ringreduce.torch.distributed_optimizer import DistributedMixin
 from ringreduce.torch.exchange import Stateful
 from ringreduce.torch.reducer import Settings
+from ringreduce.torch.tracing import STEP, untraced
 
 
 def check_adasum(settings: Settings, shard_step: bool) -> None:
@@ -57,6 +58,7 @@ class AdasumMixin(DistributedMixin):
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
         yield
 
+    @untraced(STEP)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The plain step with this rank's gradients; then the parameters change by Adasum of the ranks' changes."""
         plain_step = super(DistributedMixin, self).step

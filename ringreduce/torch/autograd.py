@@ -1,26 +1,29 @@
-"""The collectives as autograd sees them: what each does forward, and what becomes of the gradient.
+"""The collectives as autograd sees them: what each does forward, and what becomes of the gradient. Written once.
+
+forward() is the collective itself, of plain memory. library.py makes operators for torch.compile of these same
+forward(), setup_context() and backward(), and backward() goes the way that forward() went (members.py).
 
 A gradient travels in the order in which autograd reaches it, which is the same on all ranks that run the same model.
-The gradient of a gradient works too: backward() is made of these same functions.
+The gradient of a gradient works too, outside of graphs: backward() is made of these same functions.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import torch
 
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.movement import rows_for_each
 from ringreduce.ops import Adasum, Average, ReduceOp, Sum
-from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import adasum
+from ringreduce.torch.members import Members, process_set_of, run, run_grouped
 from ringreduce.torch.submission import allgathers, received, reducescatters
 from ringreduce.torch.tensors import operand, source
 
-
-def call(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """function.apply, for which torch has no types."""
-    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
+Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
 
 
 class Allreduce(torch.autograd.Function):
@@ -28,11 +31,11 @@ class Allreduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, name: str | None, op: int, pre: float, post: float, process_set: ProcessSet
+        tensor: torch.Tensor, name: str | None, op: int, pre: float, post: float, members: Members
     ) -> torch.Tensor:
-        ctx.arguments = (op, pre, post, process_set)
         tensor = source(tensor)
         output = torch.empty_like(tensor)
+        process_set = process_set_of(members)
         if op == Adasum:
             adasum.submit([tensor], [output], name, pre, post, process_set, None).wait()
         else:
@@ -40,9 +43,21 @@ class Allreduce(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        op = _linear(ctx.arguments[0])
-        return call(Allreduce, grads[0], None, op, *ctx.arguments[1:]), None, None, None, None, None
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.settings = inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
+        op, *others = ctx.settings
+        return allreduce(grads[0], None, _linear(op), *others), None, None, None, None, None
+
+
+def allreduce(
+    tensor: torch.Tensor, name: str | None, op: int, pre: float, post: float, members: Members
+) -> torch.Tensor:
+    """Allreduce, or its operator."""
+    output: torch.Tensor = run("allreduce", Allreduce, tensor, name, op, pre, post, members)
+    return output
 
 
 class GroupedAllreduce(torch.autograd.Function):
@@ -50,11 +65,11 @@ class GroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, name: str | None, op: int, pre: float, post: float, process_set: ProcessSet, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.arguments = (op, pre, post, process_set)
+        name: str | None, op: int, pre: float, post: float, members: Members, *tensors: torch.Tensor
+    ) -> Tensors:
         sources = [source(tensor) for tensor in tensors]
         outputs = tuple(torch.empty_like(tensor) for tensor in sources)
+        process_set = process_set_of(members)
         if op == Adasum:
             adasum.submit(sources, outputs, name, pre, post, process_set, None).wait()
             return outputs
@@ -65,66 +80,101 @@ class GroupedAllreduce(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        op = _linear(ctx.arguments[0])
-        return None, None, None, None, None, *call(GroupedAllreduce, None, op, *ctx.arguments[1:], *grads)
-
-
-class Allgather(torch.autograd.Function):
-    """The gradient of an all-gather is this rank's rows of the averaged gradient, as in Horovod."""
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.settings = inputs[1:5]
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-        tensor = source(tensor)
-        work = process_set.group.allgather_async(operand(tensor), name)
-        work.wait()
-        output = received(work, tensor)
-        ctx.process_set = process_set
-        ctx.start = sum(work.counts[: process_set.group.rank])
-        ctx.rows = work.counts[process_set.group.rank]
-        return output
+    def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
+        op, *others = ctx.settings
+        return None, None, None, None, None, *grouped_allreduce(grads, None, _linear(op), *others)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        averaged = call(Allreduce, grads[0], None, Average, 1.0, 1.0, ctx.process_set)
-        return averaged.narrow(0, ctx.start, ctx.rows), None, None
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor], name: str | None, op: int, pre: float, post: float, members: Members
+) -> Sequence[torch.Tensor]:
+    """GroupedAllreduce, or its operator."""
+    settings = (name, op, pre, post, members)
+    outputs: Sequence[torch.Tensor] = run_grouped("grouped_allreduce", GroupedAllreduce, tensors, *settings)
+    return outputs
 
 
 class GroupedAllgather(torch.autograd.Function):
-    """Allgather of several tensors at once, forward and backward."""
+    """The gradient of an all-gather is this rank's rows of the averaged gradient, as in Horovod; several at once.
+
+    The last output says how many rows of each tensor came from each rank, and has no gradient.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    def forward(name: str | None, rows: Sequence[int] | None, members: Members, *tensors: torch.Tensor) -> Tensors:
         sources = [source(tensor) for tensor in tensors]
-        works = allgathers(sources, name, process_set)
+        works = allgathers(sources, name, process_set_of(members))
         works.wait()
-        rank = process_set.group.rank
-        ctx.process_set = process_set
-        ctx.rows = [(sum(work.counts[:rank]), work.counts[rank]) for work in works.each]
-        return tuple(received(work, tensor) for work, tensor in zip(works.each, sources, strict=True))
+        outputs = [received(work, tensor) for work, tensor in zip(works.each, sources, strict=True)]
+        return *outputs, torch.tensor([work.counts for work in works.each], dtype=torch.int64)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        averaged = call(GroupedAllreduce, None, Average, 1.0, 1.0, ctx.process_set, *grads)
-        return None, None, *(grad.narrow(0, *rows) for grad, rows in zip(averaged, ctx.rows, strict=True))
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, _, ctx.members, *tensors = inputs
+        ctx.rows = [tensor.shape[0] for tensor in tensors]
+        ctx.mark_non_differentiable(output[-1])
+        ctx.save_for_backward(output[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
+        averaged = grouped_allreduce(grads[:-1], None, Average, 1.0, 1.0, ctx.members)
+        return None, None, None, *own_rows(averaged, ctx.saved_tensors[0], ctx.rows, ctx.members)
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None, rows: Sequence[int] | None, members: Members
+) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    """GroupedAllgather, or its operator: the outputs, and how many rows of each came from each rank.
+
+    Args:
+        rows: of each output, where that is known beforehand; graphs can then be compiled for it.
+    """
+    outputs = run_grouped("grouped_allgather", GroupedAllgather, tensors, name, rows, members)
+    return outputs if isinstance(members, int) else (outputs[:-1], outputs[-1])
+
+
+def own_rows(
+    gathered: Sequence[torch.Tensor], counts: torch.Tensor, rows: Sequence[int], members: Members
+) -> Sequence[torch.Tensor]:
+    """This rank's rows of what grouped_allgather() has put together; rows: how many they are."""
+    if isinstance(members, int):
+        in_graph: Sequence[torch.Tensor] = torch.ops.ringreduce.own_rows(list(gathered), counts, list(rows), members)
+        return in_graph
+    starts = counts[:, : members.group.rank].sum(1).tolist()
+    return [tensor.narrow(0, *where) for tensor, *where in zip(gathered, starts, rows, strict=True)]
 
 
 class Broadcast(torch.autograd.Function):
     """The gradient of a broadcast is the averaged gradient on the root and zero elsewhere, as in Horovod."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-        ctx.process_set, ctx.is_root = process_set, process_set.group.rank == root
+    def forward(tensor: torch.Tensor, root_rank: int, name: str | None, members: Members) -> torch.Tensor:
+        process_set = process_set_of(members)
+        submit = process_set.group.broadcast_async
         output = source(tensor).clone()
-        process_set.group.broadcast_async(operand(output), root, name).wait()
+        submit(operand(output), process_set.position(root_rank, "broadcast"), name).wait()
         return output
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        averaged = call(Allreduce, grads[0], None, Average, 1.0, 1.0, ctx.process_set)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        process_set = process_set_of(inputs[3])
+        ctx.members = inputs[3]
+        ctx.is_root = process_set.group.rank == process_set.position(inputs[1], "broadcast")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
+        averaged = allreduce(grads[0], None, Average, 1.0, 1.0, ctx.members)
         return averaged if ctx.is_root else torch.zeros_like(averaged), None, None, None
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None, members: Members) -> torch.Tensor:
+    """Broadcast, or its operator."""
+    output: torch.Tensor = run("broadcast", Broadcast, tensor, root_rank, name, members)
+    return output
 
 
 class Alltoall(torch.autograd.Function):
@@ -135,22 +185,40 @@ class Alltoall(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, splits: list[int] | None, name: str | None, process_set: ProcessSet
+        tensor: torch.Tensor, splits: torch.Tensor | None, name: str | None, members: Members
     ) -> tuple[torch.Tensor, torch.Tensor]:
         tensor = source(tensor)
-        work = process_set.group.alltoall_async(operand(tensor), splits, name)
+        rows = None if splits is None else rows_for_each(splits.detach().cpu().numpy())
+        work = process_set_of(members).group.alltoall_async(operand(tensor), rows, name)
         work.wait()
-        ctx.process_set, ctx.counts, ctx.rows = process_set, list(work.counts), tensor.shape[0]
-        counts = torch.tensor(ctx.counts)
-        ctx.mark_non_differentiable(counts)
-        return received(work, tensor), counts
+        return received(work, tensor), torch.tensor(work.counts, dtype=torch.int64)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grad, _ = call(Alltoall, grads[0], ctx.counts, None, ctx.process_set)
-        if len(grad) < ctx.rows:
-            grad = torch.cat([grad, grad.new_zeros(ctx.rows - len(grad), *grad.shape[1:])])
-        return grad, None, None, None
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.members, ctx.rows = inputs[3], inputs[0].shape[0]
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
+        return sent_back(grads[0], ctx.saved_tensors[0], ctx.rows, ctx.members), None, None, None
+
+
+def alltoall(
+    tensor: torch.Tensor, splits: torch.Tensor | None, name: str | None, members: Members
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Alltoall, or its operator."""
+    output, counts = run("alltoall", Alltoall, tensor, splits, name, members)
+    return output, counts
+
+
+def sent_back(grad: torch.Tensor, counts: torch.Tensor, rows: int, members: Members) -> torch.Tensor:
+    """The other way: counts[r] rows to rank r each, and zeros below what comes, to `rows` rows in all."""
+    if isinstance(members, int):
+        in_graph: torch.Tensor = torch.ops.ringreduce.sent_back(grad, counts, rows, members)
+        return in_graph
+    back, _ = alltoall(grad, counts, None, members)
+    return back if len(back) == rows else torch.cat([back, back.new_zeros(rows - len(back), *back.shape[1:])])
 
 
 class GroupedReducescatter(torch.autograd.Function):
@@ -158,20 +226,32 @@ class GroupedReducescatter(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, name: str | None, op: int, pre: float, post: float, process_set: ProcessSet, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.arguments = (op, pre * post, process_set)
-        outputs, works = reducescatters([source(tensor) for tensor in tensors], name, op, pre, post, process_set)
+        name: str | None, op: int, pre: float, post: float, members: Members, *tensors: torch.Tensor
+    ) -> Tensors:
+        sources = [source(tensor) for tensor in tensors]
+        outputs, works = reducescatters(sources, name, op, pre, post, process_set_of(members))
         works.wait()
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        op, factor, process_set = ctx.arguments
-        if op == Sum:
-            factor *= process_set.group.size
-        scaled = [grad if factor == 1.0 else grad * factor for grad in grads]
-        return None, None, None, None, None, *call(GroupedAllgather, None, process_set, *scaled)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, op, pre, post, ctx.members, *tensors = inputs
+        ctx.factor = pre * post * (process_set_of(ctx.members).group.size if op == Sum else 1)
+        ctx.rows = [tensor.shape[0] for tensor in tensors]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
+        scaled = [grad if ctx.factor == 1.0 else grad * ctx.factor for grad in grads]
+        return None, None, None, None, None, *grouped_allgather(scaled, None, ctx.rows, ctx.members)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor], name: str | None, op: int, pre: float, post: float, members: Members
+) -> Sequence[torch.Tensor]:
+    """GroupedReducescatter, or its operator."""
+    settings = (name, op, pre, post, members)
+    outputs: Sequence[torch.Tensor] = run_grouped("grouped_reducescatter", GroupedReducescatter, tensors, *settings)
+    return outputs
 
 
 def _linear(op: int) -> int:

@@ -12,6 +12,7 @@ import torch
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch.reducer import Reducer, Settings
+from ringreduce.torch.tracing import STEP, untraced
 
 Named = tuple[str, torch.nn.Parameter, int]
 
@@ -136,6 +137,7 @@ class DistributedMixin(torch.optim.Optimizer):
             )
         return False
 
+    @untraced(STEP)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's step, with reduced gradients. A closure's gradients are reduced each time it is called."""
         if self._is_reduced(closure):

@@ -13,10 +13,12 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.objects import broadcast_object
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.movement import broadcast_async_
+from ringreduce.torch.tracing import BLOCKS, untraced
 
 Named: TypeAlias = tuple[str | None, torch.Tensor]
 
 
+@untraced(BLOCKS)
 def broadcast_parameters(
     params: dict[str, torch.Tensor] | list[torch.Tensor] | list[tuple[str, torch.Tensor]] | Iterable[Any],
     root_rank: int,
@@ -51,6 +53,7 @@ def broadcast_parameters(
             tensor.detach().copy_(memory)
 
 
+@untraced(BLOCKS)
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int,

@@ -13,11 +13,13 @@ from ringreduce.handles import Handle
 from ringreduce.movement import rows_for_each
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import autograd
-from ringreduce.torch.autograd import call
+from ringreduce.torch.members import id_of
 from ringreduce.torch.submission import allgathers, received
 from ringreduce.torch.tensors import operand, source
+from ringreduce.torch.tracing import ASYNC, BLOCKS, is_compiling, traceable, untraced
 
 
+@traceable
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -26,12 +28,14 @@ def allgather(
     Args:
         tensor: at least one dimension; the first may differ between ranks, the others and the dtype may not.
     """
+    if is_compiling():
+        return autograd.grouped_allgather([tensor], name, None, id_of(process_set))[0][0]
     if tensor.requires_grad and is_grad_enabled():
-        gathered: torch.Tensor = call(autograd.Allgather, tensor, name, process_set)
-        return gathered
+        return autograd.grouped_allgather([tensor], name, None, process_set)[0][0]
     return allgather_async(tensor, name, process_set).wait()
 
 
+@untraced(ASYNC)
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
@@ -40,15 +44,19 @@ def allgather_async(
     return Handle(process_set.group.allgather_async(operand(tensor), name), lambda work: received(work, tensor))
 
 
+@traceable
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
     """allgather() of several tensors at once; differentiable. Returns a list."""
+    if is_compiling():
+        return list(autograd.grouped_allgather(tensors, name, None, id_of(process_set))[0])
     if is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return list(call(autograd.GroupedAllgather, name, process_set, *tensors))
+        return list(autograd.grouped_allgather(tensors, name, None, process_set)[0])
     return grouped_allgather_async(tensors, name, process_set).wait()
 
 
+@untraced(ASYNC)
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[list[torch.Tensor]]:
@@ -58,6 +66,7 @@ def grouped_allgather_async(
     return Handle(works, lambda done: [received(work, like) for work, like in zip(done.each, sources, strict=True)])
 
 
+@traceable
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -67,13 +76,14 @@ def broadcast(
         tensor: the same shape and dtype on all ranks; the content matters on the root only.
         root_rank: global rank whose tensor it is.
     """
+    if is_compiling():
+        return autograd.broadcast(tensor, root_rank, name, id_of(process_set))
     if tensor.requires_grad and is_grad_enabled():
-        root = process_set.position(root_rank, "broadcast")
-        output: torch.Tensor = call(autograd.Broadcast, tensor, root, name, process_set)
-        return output
+        return autograd.broadcast(tensor, root_rank, name, process_set)
     return broadcast_async(tensor, root_rank, name, process_set).wait()
 
 
+@untraced(ASYNC)
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
@@ -81,13 +91,19 @@ def broadcast_async(
     return broadcast_async_(source(tensor).clone(), root_rank, name, process_set)
 
 
+@traceable
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """broadcast() in place: overwrites the tensor, which must be contiguous, with the root's and returns it."""
+    if is_compiling():
+        plain = tensor.detach()
+        plain.copy_(autograd.broadcast(plain, root_rank, name, id_of(process_set)))
+        return tensor
     return broadcast_async_(tensor, root_rank, name, process_set).wait()
 
 
+@untraced(ASYNC)
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
@@ -97,6 +113,7 @@ def broadcast_async_(
     return Handle(submit(operand(tensor), root, name), lambda _: tensor)
 
 
+@traceable
 def alltoall(
     tensor: torch.Tensor,
     splits: torch.Tensor | Sequence[int] | None = None,
@@ -119,14 +136,19 @@ def alltoall(
     >>> hvd.alltoall(torch.arange(4) + 10 * hvd.rank(), splits=[1, 3])  # on rank 0 of two
     (tensor([ 0, 10]), tensor([1, 1], dtype=torch.int32))
     """
-    if tensor.requires_grad and is_grad_enabled():
-        output, counts = call(autograd.Alltoall, tensor, _rows_for_each(splits), name, process_set)
+    rows = None if splits is None else torch.as_tensor(splits)
+    if is_compiling():
+        output, counts = autograd.alltoall(tensor, rows, name, id_of(process_set))
+        received_splits = counts.to("cpu" if rows is None else rows.device, torch.int32)
+    elif tensor.requires_grad and is_grad_enabled():
+        output, counts = autograd.alltoall(tensor, rows, name, process_set)
         received_splits = _received_splits(counts.tolist(), splits)
     else:
         output, received_splits = alltoall_async(tensor, splits, name, process_set).wait()
     return output if splits is None else (output, received_splits)
 
 
+@untraced(ASYNC)
 def alltoall_async(
     tensor: torch.Tensor,
     splits: torch.Tensor | Sequence[int] | None = None,
@@ -139,6 +161,16 @@ def alltoall_async(
     return Handle(work, lambda done: (received(done, tensor), _received_splits(done.counts, splits)))
 
 
+@traceable
+def barrier(process_set: ProcessSet = global_process_set, *, name: str | None = None) -> None:
+    """Blocks until every rank of the process set has called it."""
+    if is_compiling():
+        torch.ops.ringreduce.barrier(name, id_of(process_set))
+    else:
+        process_set.group.barrier(name)
+
+
+@untraced(BLOCKS)
 def join(device: int = -1) -> int:
     """Says that this rank has no more data, and blocks until every rank has; adds nothing to all-reduces meanwhile.
 

@@ -17,8 +17,10 @@ from ringreduce.torch.compression import Compression, Compressor, Stateful
 from ringreduce.torch.distributed_optimizer import DistributedMixin
 from ringreduce.torch.reducer import Settings
 from ringreduce.torch.sharded import ShardedMixin, check_shardable
+from ringreduce.torch.tracing import BLOCKS, untraced
 
 
+@untraced(BLOCKS)
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,

@@ -18,13 +18,15 @@ from ringreduce.handles import Handle
 from ringreduce.ops import Adasum, Average, Sum
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import adasum, autograd
-from ringreduce.torch.autograd import call
 from ringreduce.torch.compression import Compression, Compressor, NoneCompressor
+from ringreduce.torch.members import id_of
 from ringreduce.torch.tensors import operand, source
+from ringreduce.torch.tracing import ASYNC, is_compiling, traceable, untraced
 
 T = TypeVar("T")
 
 
+@traceable
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -55,10 +57,10 @@ def allreduce(
             compressed, None, name, Compression.none, op, prescale_factor, postscale_factor, process_set
         )
         return compression.decompress(reduced, ctx)
+    if is_compiling():
+        return autograd.allreduce(tensor, name, op, prescale_factor, postscale_factor, id_of(process_set))
     if tensor.requires_grad and is_grad_enabled():
-        settings = (name, op, prescale_factor, postscale_factor, process_set)
-        output: torch.Tensor = call(autograd.Allreduce, tensor, *settings)
-        return output
+        return autograd.allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
     if op == Adasum:
         return allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set).wait()
     if not tensor.is_contiguous():
@@ -70,6 +72,7 @@ def allreduce(
     return output
 
 
+@traceable
 def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -81,6 +84,10 @@ def allreduce_(
 ) -> torch.Tensor:
     """allreduce() in place: overwrites the tensor, which must be contiguous, and returns it. Unseen by autograd."""
     op = choose(op, average)
+    if is_compiling():
+        plain = tensor.detach()
+        plain.copy_(allreduce(plain, None, name, Compression.none, op, prescale_factor, postscale_factor, process_set))
+        return tensor
     if op == Adasum:
         return allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set).wait()
     memory = operand(tensor)
@@ -88,6 +95,7 @@ def allreduce_(
     return tensor
 
 
+@untraced(ASYNC)
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -105,6 +113,7 @@ def allreduce_async(
     )
 
 
+@untraced(ASYNC)
 def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -119,6 +128,7 @@ def allreduce_async_(
     return _submit(tensors, tensors, name, choose(op, average), prescale_factor, postscale_factor, process_set, tensor)
 
 
+@traceable
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -132,8 +142,11 @@ def grouped_allreduce(
     """allreduce() of several tensors as one operation, which succeeds or fails as a whole. Returns a list."""
     op = choose(op, average)
     compressed, contexts = zip(*map(compression.compress, tensors), strict=True) if tensors else ((), ())
-    if is_grad_enabled() and any(tensor.requires_grad for tensor in compressed):
-        outputs = call(autograd.GroupedAllreduce, name, op, prescale_factor, postscale_factor, process_set, *compressed)
+    settings = (name, op, prescale_factor, postscale_factor)
+    if is_compiling():
+        outputs = autograd.grouped_allreduce(compressed, *settings, id_of(process_set))
+    elif is_grad_enabled() and any(tensor.requires_grad for tensor in compressed):
+        outputs = autograd.grouped_allreduce(compressed, *settings, process_set)
     else:
         outputs = grouped_allreduce_async(
             compressed, None, name, op, prescale_factor, postscale_factor, process_set
@@ -141,6 +154,7 @@ def grouped_allreduce(
     return [compression.decompress(output, ctx) for output, ctx in zip(outputs, contexts, strict=True)]
 
 
+@traceable
 def grouped_allreduce_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -151,9 +165,16 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """grouped_allreduce() in place: overwrites the tensors and returns them as a list."""
+    if is_compiling():
+        plain = [tensor.detach() for tensor in tensors]
+        settings = (Compression.none, op, prescale_factor, postscale_factor, process_set)
+        for target, output in zip(plain, grouped_allreduce(plain, average, name, *settings), strict=True):
+            target.copy_(output)
+        return list(tensors)
     return grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set).wait()
 
 
+@untraced(ASYNC)
 def grouped_allreduce_async(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -169,6 +190,7 @@ def grouped_allreduce_async(
     return _submit(tensors, outputs, name, choose(op, average), prescale_factor, postscale_factor, process_set, outputs)
 
 
+@untraced(ASYNC)
 def grouped_allreduce_async_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,

@@ -31,6 +31,7 @@ from ringreduce.torch.buckets import (
 from ringreduce.torch.compression import NoneCompressor
 from ringreduce.torch.exchange import Channel
 from ringreduce.torch.sparse_bucket import SparseBucket
+from ringreduce.torch.tracing import STEP, untraced
 
 _made = 0  # reducers in this process, for names that differ between optimizers
 
@@ -104,6 +105,7 @@ class Reducer:
         if self.pending:
             self.synchronize()
 
+    @untraced(STEP)
     def synchronize(self) -> None:
         """Launches what is left, and waits until every gradient is reduced. Raises the first error of all buckets."""
         error: BaseException | None = None
@@ -126,6 +128,7 @@ class Reducer:
         if error is not None:
             raise error
 
+    @untraced(STEP)
     def ready(self, slot: Slot) -> None:
         """Called by autograd when the slot's parameter has a new gradient."""
         self.pending = True

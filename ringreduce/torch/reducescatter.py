@@ -11,12 +11,14 @@ from ringreduce.handles import Handle
 from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import autograd
-from ringreduce.torch.autograd import call
 from ringreduce.torch.compression import Compression, Compressor
+from ringreduce.torch.members import id_of
 from ringreduce.torch.submission import reducescatters
 from ringreduce.torch.tensors import source
+from ringreduce.torch.tracing import ASYNC, is_compiling, traceable, untraced
 
 
+@traceable
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -50,6 +52,7 @@ def reducescatter(
     return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
 
 
+@untraced(ASYNC)
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -64,6 +67,7 @@ def reducescatter_async(
     return Handle(works, lambda _: (sources, outputs[0])[1])
 
 
+@traceable
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
@@ -75,9 +79,11 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """reducescatter() of several tensors at once; differentiable. Returns a list."""
     compressed, contexts = zip(*map(compression.compress, tensors), strict=True) if tensors else ((), ())
-    if is_grad_enabled() and any(tensor.requires_grad for tensor in compressed):
-        settings = (name, op, prescale_factor, postscale_factor, process_set)
-        outputs = call(autograd.GroupedReducescatter, *settings, *compressed)
+    settings = (name, op, prescale_factor, postscale_factor)
+    if is_compiling():
+        outputs = autograd.grouped_reducescatter(compressed, *settings, id_of(process_set))
+    elif is_grad_enabled() and any(tensor.requires_grad for tensor in compressed):
+        outputs = autograd.grouped_reducescatter(compressed, *settings, process_set)
     else:
         outputs = grouped_reducescatter_async(
             compressed, name, op, process_set, prescale_factor, postscale_factor
@@ -85,6 +91,7 @@ def grouped_reducescatter(
     return [compression.decompress(output, ctx) for output, ctx in zip(outputs, contexts, strict=True)]
 
 
+@untraced(ASYNC)
 def grouped_reducescatter_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,

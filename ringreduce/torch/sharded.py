@@ -34,6 +34,7 @@ from ringreduce.torch.reducer import Settings
 from ringreduce.torch.shard_state import to_parameters, to_shard
 from ringreduce.torch.shards import ShardedBucket, ShardedReducer
 from ringreduce.torch.tensors import operand
+from ringreduce.torch.tracing import STEP, untraced
 
 ELEMENTWISE = (
     "ASGD",
@@ -158,6 +159,7 @@ class ShardedMixin(DistributedMixin):
         self._clipped = True
         return norm.float()
 
+    @untraced(STEP)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's step: this rank's share, then everybody's. A closure is called once."""
         loss = None

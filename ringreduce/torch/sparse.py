@@ -10,6 +10,7 @@ from ringreduce.ops import Average, Sum
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.submission import received
 from ringreduce.torch.tensors import operand
+from ringreduce.torch.tracing import ASYNC, untraced
 
 
 class SparseHandle(Handle[torch.Tensor]):
@@ -21,6 +22,7 @@ class SparseHandle(Handle[torch.Tensor]):
         return self.wait()
 
 
+@untraced(ASYNC)
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> SparseHandle:

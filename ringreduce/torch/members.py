@@ -1,0 +1,47 @@
+"""A process set as a collective with a gradient has it, and the two ways that such a collective may go.
+
+Where Python calls, it is a ProcessSet, and the collective a torch.autograd.Function. In a graph of torch.compile it is
+the set's id, an int, and the collective an operator of library.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from ringreduce import state
+from ringreduce.process_sets import ProcessSet, global_process_set
+
+Members: TypeAlias = ProcessSet | int
+
+NOWHERE = ProcessSet([])  # raises what any set raises that is not registered
+
+
+def id_of(process_set: ProcessSet) -> int:
+    """The process set as a graph of torch.compile has it."""
+    return -1 if process_set.process_set_id is None else process_set.process_set_id
+
+
+def process_set_of(members: Members) -> ProcessSet:
+    """The process set itself; one that raises InvalidArgumentError on use if there is none of that id any more."""
+    if isinstance(members, ProcessSet):
+        return members
+    return state.require().process_sets.get(members, NOWHERE) if members else global_process_set
+
+
+def run(operator: str, function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """The function, or the operator made of it where the last argument is the id of a process set."""
+    if isinstance(arguments[-1], int):
+        return getattr(torch.ops.ringreduce, operator)(*arguments)
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+
+
+def run_grouped(
+    operator: str, function: type[torch.autograd.Function], tensors: Sequence[torch.Tensor], *settings: Any
+) -> Any:
+    """run() of several tensors: they come last in a function, and first in an operator."""
+    if isinstance(settings[-1], int):
+        return getattr(torch.ops.ringreduce, operator)(list(tensors), *settings)
+    return function.apply(*settings, *tensors)  # type: ignore[no-untyped-call]
