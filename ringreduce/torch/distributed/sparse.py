@@ -31,9 +31,9 @@ class Coordinates:
             )
         if not tensor.is_cpu:
             raise InvalidArgumentError(f"a sparse tensor in {tensor.device.type} memory; use tensor.cpu()")
-        self._tensor = tensor.detach()
+        self._tensor = tensor  # not detached: a copy_ gives a sparse tensor new indices, which only it itself sees
         self._reduction = reduction
-        mine = self._tensor.coalesce()
+        mine = tensor.detach().coalesce()
         self._dims, self._like = mine.sparse_dim(), mine.values()
         self.parts = [mine.indices().t().contiguous(), mine.values().contiguous()]
 
