@@ -27,7 +27,7 @@ def register() -> None:
     """Makes the backend known to torch. Does nothing twice, and nothing where torch was built without distributed."""
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
-        dist.register_rendezvous_handler(NAME, _meet)  # of URLs that begin with ringreduce://
+        dist.register_rendezvous_handler(NAME, _meet)  # type: ignore[attr-defined, no-untyped-call]  # ringreduce://
 
 
 def _meet(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:

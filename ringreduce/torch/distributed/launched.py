@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import ringreduce
 from ringreduce import agreement
@@ -37,9 +37,9 @@ def rendezvous(
         )
     store: Any = None
     if world.rank == 0:
-        store = dist.TCPStore(LOOPBACK, 0, world.size, True, timeout, wait_for_workers=False)
+        store = TCPStore(LOOPBACK, 0, world.size, True, timeout, wait_for_workers=False)
     ports = agreement.exchange(ringreduce.global_process_set.group, "torch.store", store.port if store else None)
     if store is None:
-        store = dist.TCPStore(LOOPBACK, ports[0], world.size, False, timeout, wait_for_workers=False)
+        store = TCPStore(LOOPBACK, ports[0], world.size, False, timeout, wait_for_workers=False)
     yield store, world.rank, world.size
     raise RuntimeError("a second rendezvous at the same URL is not possible; call init_process_group() again")

@@ -37,12 +37,12 @@ class Completer:
     """A thread that waits for works in the order in which they came, and completes their futures."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[Work, torch.futures.Future[Any]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Work, torch.futures.Future[None]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def complete(self, work: Work, future: torch.futures.Future[Any]) -> None:
-        """Completes the future when the work has finished."""
+    def complete(self, work: Work, future: torch.futures.Future[None]) -> None:
+        """Completes the future when the work has finished, well or not."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ringreduce completer", daemon=True)
@@ -140,21 +140,27 @@ class Work(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of result(), completed when the operation has finished, or has its error."""
         if self._future is None:
-            self._future = torch.futures.Future()
+            # An error must be one for C++ too (DDP): set_exception() makes one for Python only, then() one for both.
+            ended: torch.futures.Future[None] = torch.futures.Future()
+            self._future = ended.then(self._outcome)
             if self._ended or self._completer is None:
-                self.settle(self._future)
+                self.settle(ended)
             else:
-                self._completer.complete(self, self._future)
+                self._completer.complete(self, ended)
         return self._future
 
-    def settle(self, future: torch.futures.Future[Any]) -> None:
-        """Waits, and completes the future."""
+    def settle(self, ended: torch.futures.Future[None]) -> None:
+        """Waits, and completes the future that says that this work has ended, one way or the other."""
         try:
             self.wait()
         except Exception as error:
-            future.set_exception(error)
-        else:
-            future.set_result(self._result)
+            self._error = self._error or error  # the limit of this call: nobody will wait for longer
+        ended.set_result(None)
+
+    def _outcome(self, _: torch.futures.Future[None]) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._result
 
     def _end(self, limit_s: float | None) -> None:
         """Waits for the core's operation and takes over its outcome. Several threads may."""
