@@ -6,6 +6,7 @@ changed a method's name both names are there.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,7 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from ringreduce import deadline
 from ringreduce.errors import UnavailableError
+from ringreduce.torch import tensors
+from ringreduce.torch.distributed import base, dynamo, layout, membership, messages, movement, reductions, sparse, work
 from ringreduce.torch.distributed.membership import Membership
 from ringreduce.torch.distributed.messages import Messages
 from ringreduce.torch.distributed.movement import Movement
@@ -141,3 +145,7 @@ class ProcessGroup(Reductions, Movement, Messages, dist.ProcessGroup):  # type: 
 
     def __repr__(self) -> str:
         return f"<ringreduce process group {self._name!r}: rank {self._rank} of {self._size}, ranks {self._ranks}>"
+
+
+PARTS = (deadline, tensors, base, layout, membership, messages, movement, reductions, sparse, work)
+dynamo.skip(*PARTS, sys.modules[__name__])
