@@ -271,6 +271,12 @@ def futures(rank: int, size: int) -> None:
     for i, answer in reversed(list(enumerate(answers))):
         assert torch.equal(answer.wait(), total * (i + 1) * 2)
     assert all(work.is_completed() and work.is_success() and work.exception() is None for work in works)
+
+    def again(future: Any) -> Any:  # a callback that waits for another operation, as some of DDP's hooks do
+        return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0] + 1
+
+    nested = dist.all_reduce(value(rank), async_op=True).get_future().then(again).then(lambda f: f.value() * 2)
+    assert torch.equal(nested.wait(), 2 * (size * total + 1))
     late = dist.all_reduce(value(rank), async_op=True)
     assert late.wait()
     assert torch.equal(late.get_future().value()[0], total)
@@ -413,6 +419,7 @@ def test_one_rank(tmp_path: Path) -> None:
 
 SCRIPT = """
     import sys, torch, torch.distributed as dist, ringreduce.torch
+    assert "ringreduce.torch.distributed.group" not in sys.modules  # what it need not, importing does not load
     dist.init_process_group(sys.argv[1], **({"init_method": sys.argv[2]} if len(sys.argv) > 2 else {}))
     total = torch.full((3,), dist.get_rank() + 1.0)
     dist.all_reduce(total)

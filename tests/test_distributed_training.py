@@ -66,7 +66,7 @@ def train(model: Any, optimizer: Any, rank: int) -> None:
 def check(model: Any, expected: dict[str, Any], tolerance: float = 1e-12) -> None:
     for name, value in model.named_parameters():
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-        wanted = expected[name.removeprefix("module.").removeprefix("_orig_mod.")]
+        wanted = expected[name.removeprefix("_orig_mod.").removeprefix("module.")]
         assert torch.allclose(whole, wanted, rtol=tolerance, atol=tolerance), name
 
 

@@ -21,6 +21,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
       hostname_(std::move(hostname)),
       settings_(Settings::from_environment()),
       timeout_s_(timeout_s < 0 ? settings_.timeout_s : timeout_s),
+      own_timeout_(timeout_s >= 0),
       log_(settings_.log_level, rank),
       kernels_(rr::kernels(std::string_view(settings_.isa))),
       segments_(std::move(segments)),

@@ -40,7 +40,11 @@ class Context {
   int rank() const { return rank_; }
   const Settings& settings() const { return settings_; }
   double timeout_s() const { return timeout_s_.load(std::memory_order_relaxed); }  // of operations; 0 = never
-  void set_timeout_s(double timeout_s) { timeout_s_.store(timeout_s, std::memory_order_relaxed); }
+  bool has_own_timeout() const { return own_timeout_.load(std::memory_order_relaxed); }  // not the knob's
+  void set_timeout_s(double timeout_s) {
+    own_timeout_.store(true, std::memory_order_relaxed);
+    timeout_s_.store(timeout_s, std::memory_order_relaxed);
+  }
   const Log& log() const { return log_; }
   const Kernels& kernels() const { return kernels_; }
   const SegmentRegistry& segments() const { return *segments_; }
@@ -70,6 +74,7 @@ class Context {
   std::string hostname_;
   Settings settings_;
   std::atomic<double> timeout_s_;
+  std::atomic<bool> own_timeout_;
   Log log_;
   const Kernels& kernels_;
   std::shared_ptr<SegmentRegistry> segments_;

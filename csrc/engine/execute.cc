@@ -200,9 +200,9 @@ OperationPtr Group::message(const TensorView& tensor, int peer, int tag, std::sh
   auto operation = std::make_shared<Operation>();
   operation->kind = Kind::kBarrier;
   operation->peer = peer;
-  operation->name =
-      anyone ? "recv from any rank"
-             : (outgoing ? "send to rank " : "recv from rank ") + std::to_string(world_ranks_[static_cast<size_t>(peer)]);
+  operation->name = anyone ? "recv from any rank"
+                           : (outgoing ? "send to rank " : "recv from rank ") +
+                                 std::to_string(world_ranks_[static_cast<size_t>(peer)]);
   operation->signature.nbytes = tensor.nbytes();
   operation->submitted_ns = now_ns();
   operation->keep = std::move(keep);

@@ -23,8 +23,7 @@ std::string seconds_text(double seconds) {
 
 // The limit and where it comes from.
 std::string Group::limit_text(double timeout_s) const {
-  return (timeout_s == context_.settings().timeout_s ? "RINGREDUCE_TIMEOUT=" : "the group's timeout of ") +
-         seconds_text(timeout_s) + " s";
+  return (context_.has_own_timeout() ? "the group's timeout of " : "RINGREDUCE_TIMEOUT=") + seconds_text(timeout_s) + " s";
 }
 
 std::string list_of(const std::vector<int>& ranks) {
@@ -92,7 +91,7 @@ void Group::check_age(Operation& operation, int64_t now) {
     record_failure(board_, FatalKind::kTimeout,
                    where(operation) + " did not finish within " + limit_text(timeout_s) + "; " +
                        (operation.peer == kAnyPeer ? "no rank has sent a message for it"
-                        : !absent.empty() ? "missing rank(s): " + absent
+                        : !absent.empty()          ? "missing rank(s): " + absent
                         : !mute.empty() ? "every rank has submitted it, but rank(s) " + mute + " show no sign of life"
                                         : "every rank has submitted it, so one of them is stuck in it"));
   }
@@ -133,8 +132,7 @@ void Group::fail_if_silent() {
   const std::string mute = list_of(silent(timeout_s));
   if (mute.empty()) return;
   record_failure(board_, FatalKind::kTimeout,
-                 here() + "] rank(s) " + mute +
-                     " showed no sign of life for " + limit_text(timeout_s));
+                 here() + "] rank(s) " + mute + " showed no sign of life for " + limit_text(timeout_s));
 }
 
 // Executor lock held.

@@ -52,9 +52,9 @@ struct Operation {
   std::vector<TensorView> srcs;
   std::vector<TensorView> dsts;
   std::vector<uint64_t> splits;
-  std::string name;      // "" = unnamed
-  uint64_t number = 0;   // of this rank's operations in the group, from 0
-  uint64_t counter = 0;  // of unnamed operations
+  std::string name;           // "" = unnamed
+  uint64_t number = 0;        // of this rank's operations in the group, from 0
+  uint64_t counter = 0;       // of unnamed operations
   std::atomic<int> peer{-1};  // of a message
   Ticket ticket;
   bool quick = false;    // finished from the cells, never in the log

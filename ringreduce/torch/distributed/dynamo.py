@@ -14,13 +14,14 @@ import torch
 
 
 def skip(*modules: ModuleType) -> None:
-    """Marks all code of the modules as not to be compiled. Does nothing on a torch without such a mark."""
-    mark = getattr(torch._C._dynamo.eval_frame, "skip_code", None)
-    if mark is None:
+    """Marks all code of the modules, and what it calls, as not to be compiled. A torch before 2.7 has no such mark."""
+    native: Any = torch._C._dynamo.eval_frame
+    if not hasattr(native, "set_code_exec_strategy"):
         return
+    strategy = native._FrameExecStrategy(native._FrameAction.SKIP, native._FrameAction.SKIP)
     for module in modules:
         for code in _codes(vars(module).values(), module.__name__):
-            mark(code)
+            native.set_code_exec_strategy(code, strategy)
 
 
 def _codes(values: Any, module: str) -> Iterator[CodeType]:

@@ -43,6 +43,10 @@ class Completer:
 
     def complete(self, work: Work, future: torch.futures.Future[None]) -> None:
         """Completes the future when the work has finished, well or not."""
+        if threading.current_thread() is self._thread:
+            # In a callback of an earlier future, which may wait for this one (torch's PowerSGD hook does).
+            work.settle(future)
+            return
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ringreduce completer", daemon=True)
