@@ -39,7 +39,7 @@ class Context {
 
   int rank() const { return rank_; }
   const Settings& settings() const { return settings_; }
-  double timeout_s() const { return timeout_s_.load(std::memory_order_relaxed); }  // of operations; 0 = never
+  double timeout_s() const { return timeout_s_.load(std::memory_order_relaxed); }        // of operations; 0 = never
   bool has_own_timeout() const { return own_timeout_.load(std::memory_order_relaxed); }  // not the knob's
   void set_timeout_s(double timeout_s) {
     own_timeout_.store(true, std::memory_order_relaxed);

@@ -23,7 +23,8 @@ std::string seconds_text(double seconds) {
 
 // The limit and where it comes from.
 std::string Group::limit_text(double timeout_s) const {
-  return (context_.has_own_timeout() ? "the group's timeout of " : "RINGREDUCE_TIMEOUT=") + seconds_text(timeout_s) + " s";
+  return (context_.has_own_timeout() ? "the group's timeout of " : "RINGREDUCE_TIMEOUT=") + seconds_text(timeout_s) +
+         " s";
 }
 
 std::string list_of(const std::vector<int>& ranks) {
