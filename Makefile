@@ -13,7 +13,7 @@ JOBS := $(shell nproc)
 CXX_FILES = $(shell git ls-files -co --exclude-standard 'csrc/*.cc' 'csrc/*.h' 'csrc/*.cu' 'csrc/*.cuh' 'tests/cpp/*.cc' 'tests/cpp/*.h')
 
 help:  ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  make %-16s %s\n' "$$name" "$$text"; done
 
 # --- environment: stamp files in .venv; a change of pyproject.toml or setup.py runs pip again -----------------------
 export PYTHON

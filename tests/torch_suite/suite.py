@@ -17,7 +17,8 @@ import unittest
 GATE = os.environ.setdefault("RR_SUITE_GATE", sys.argv[1] if len(sys.argv) > 1 else "gloo")
 os.environ["BACKEND"] = GATE
 os.environ.setdefault("WORLD_SIZE", "3")
-os.environ.setdefault("TEMP_DIR", tempfile.mkdtemp(prefix="ringreduce-suite-"))
+if "TEMP_DIR" not in os.environ:
+    os.environ["TEMP_DIR"] = tempfile.mkdtemp(prefix="ringreduce-suite-")
 
 from torch.testing._internal import common_distributed  # noqa: E402
 
