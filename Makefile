@@ -13,7 +13,7 @@ JOBS := $(shell nproc)
 CXX_FILES = $(shell git ls-files -co --exclude-standard 'csrc/*.cc' 'csrc/*.h' 'csrc/*.cu' 'csrc/*.cuh' 'tests/cpp/*.cc' 'tests/cpp/*.h')
 
 help:  ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  make %-16s %s\n' "$$name" "$$text"; done
 
 # --- environment: stamp files in .venv; a change of pyproject.toml or setup.py runs pip again -----------------------
 export PYTHON
@@ -97,6 +97,9 @@ sanitize-%: $(VENV)/doctest $(VENV)/tools
 pytest: build  ## Python tests (make pytest ARGS="-k allreduce")
 	@$(BIN)/python -m pytest $(ARGS)
 
+test-torch-suite: build  ## torch's own tests of torch.distributed, with our backend (12 minutes; ARGS="all_gather")
+	@$(BIN)/python tests/torch_suite/run.py $(ARGS)
+
 # --- the rest -------------------------------------------------------------------------------------------------------
 bench: $(VENV)/bench build-demo  ## measure everything beside every peer that is here; writes docs/results/ (half an hour)
 	@$(BIN)/python benchmarks/record.py $(ARGS)
@@ -108,4 +111,4 @@ clean:  ## remove everything that was built or installed here
 	rm -rf build dist *.egg-info $(VENV) ringreduce/*.so .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help build build-demo wheel demo test lint lint-python lint-cpp format cpptest sanitize pytest bench docs clean
+.PHONY: help build build-demo wheel demo test test-torch-suite lint lint-python lint-cpp format cpptest sanitize pytest bench docs clean

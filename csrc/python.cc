@@ -86,7 +86,8 @@ PYBIND11_MODULE(_core, m) {
                                if (w.operation->output == nullptr) return py::none();
                                return py::memoryview(py::cast(PyOutput{w.operation}));
                              })
-      .def_property_readonly("counts", [](const PyWork& w) { return w.operation->counts; });
+      .def_property_readonly("counts", [](const PyWork& w) { return w.operation->counts; })
+      .def_property_readonly("peer", [](const PyWork& w) { return w.operation->peer.load(); });
 
   py::class_<PyGroup>(m, "Group")
       .def_property_readonly("rank", [](const PyGroup& g) { return g.get().rank(); })
@@ -124,11 +125,10 @@ PYBIND11_MODULE(_core, m) {
       .def(
           "alltoall_async",
           [](const PyGroup& g, const py::object& src, std::optional<std::vector<uint64_t>> splits,
-             const py::object& name) {
-            return exchange_async(g, Kind::kAlltoall, src, py::none(), -1, splits.value_or(std::vector<uint64_t>()),
-                                  name);
+             const py::object& name, const py::object& dst) {
+            return exchange_async(g, Kind::kAlltoall, src, dst, -1, splits.value_or(std::vector<uint64_t>()), name);
           },
-          py::arg("src"), py::arg("splits"), py::arg("name"))
+          py::arg("src"), py::arg("splits"), py::arg("name"), py::arg("dst") = py::none())
       .def(
           "gather_async",
           [](const PyGroup& g, const py::object& src, int root, const py::object& name) {
@@ -198,12 +198,16 @@ PYBIND11_MODULE(_core, m) {
           py::arg("src"), py::arg("iters"));
 
   py::class_<Context, std::shared_ptr<Context>>(m, "Context")
-      .def(py::init([](int fd, int rank, int size, const std::vector<int>& pidfds, const std::string& hostname) {
+      .def(py::init([](int fd, int rank, int size, const std::vector<int>& pidfds, const std::string& hostname,
+                       std::optional<double> timeout) {
              const py::gil_scoped_release release;
-             auto context = std::make_unique<Context>(fd, rank, size, pidfds, hostname, registry(), interrupt);
+             auto context = std::make_unique<Context>(fd, rank, size, pidfds, hostname, registry(), interrupt,
+                                                      timeout.value_or(-1.0));
              return guard_fork(std::move(context));
            }),
-           py::arg("fd"), py::arg("rank"), py::arg("size"), py::arg("pidfds"), py::arg("hostname"))
+           py::arg("fd"), py::arg("rank"), py::arg("size"), py::arg("pidfds"), py::arg("hostname"),
+           py::arg("timeout") = py::none())
+      .def("set_timeout", &Context::set_timeout_s, py::arg("timeout"))
       .def_property_readonly(
           "world", [](const std::shared_ptr<Context>& c) { return PyGroup{c, std::shared_ptr<Group>(c, &c->world())}; })
       .def(

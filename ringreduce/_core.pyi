@@ -61,6 +61,10 @@ class Work:
     def counts(self) -> list[int]:
         """First dimensions received from each rank (allgather, gather, alltoall), valid after wait()."""
 
+    @property
+    def peer(self) -> int:
+        """Of a message, the other rank; of a recv_async from any rank, valid after wait(). -1 for a collective."""
+
 class Group:
     """A group of ranks (a communicator)."""
 
@@ -92,13 +96,16 @@ class Group:
         """dst has this rank's rows: the first dim0 % size ranks get one extra row."""
 
     def allgather_async(self, src: Buffer, name: str | None, dst: Buffer | None = None) -> Work:
-        """dst, if it has just the bytes that come together, receives them, and src may be this rank's part of it;
-        else they are in Work.output."""
+        """dst, here and for alltoall: where the output goes if it has just the output's size; Work.output is then None.
 
+        If it has not, the output is allocated as without it. src may be this rank's part of dst.
+        """
     def broadcast_async(self, buffer: Buffer, root: int, name: str | None) -> Work:
         """In place: the root's bytes reach every rank's buffer."""
 
-    def alltoall_async(self, src: Buffer, splits: Sequence[int] | None, name: str | None) -> Work:
+    def alltoall_async(
+        self, src: Buffer, splits: Sequence[int] | None, name: str | None, dst: Buffer | None = None
+    ) -> Work:
         """splits: rows for each rank, sum <= dim 0; None = equal parts."""
 
     def reduce_async(
@@ -112,7 +119,9 @@ class Group:
 
     def barrier(self, name: str | None) -> None: ...
     def send_async(self, src: Buffer, dst_rank: int, tag: int) -> Work: ...
-    def recv_async(self, dst: Buffer, src_rank: int, tag: int) -> Work: ...
+    def recv_async(self, dst: Buffer, src_rank: int, tag: int) -> Work:
+        """src_rank -2: the first message of any rank that no older receive takes; Work.peer then says whose it was."""
+
     def join(self) -> int:
         """Blocks until every rank has joined; returns the last rank to join, the same on all."""
 
@@ -135,9 +144,15 @@ class Group:
 class Context:
     """One rank's membership of one job: its groups, its engine thread, its failure state."""
 
-    def __init__(self, fd: int, rank: int, size: int, pidfds: Sequence[int], hostname: str) -> None:
+    def __init__(
+        self, fd: int, rank: int, size: int, pidfds: Sequence[int], hostname: str, timeout: float | None = None
+    ) -> None:
         """Collective. fd: the world's control segment (control_nbytes(size), zero-filled); pidfds[r] watches rank r
-        (-1 for this rank). Duplicates what it keeps. Knobs are read from the environment here."""
+        (-1 for this rank). Duplicates what it keeps. Knobs are read from the environment here; timeout, in seconds and
+        0 for never, stands in for RINGREDUCE_TIMEOUT."""
+
+    def set_timeout(self, timeout: float) -> None:
+        """Replaces the timeout of operations, also of those that are pending here."""
 
     @property
     def world(self) -> Group: ...

@@ -16,10 +16,12 @@ constexpr int kYields = 8;
 }  // namespace
 
 Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
-                 std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt)
+                 std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt, double timeout_s)
     : rank_(rank),
       hostname_(std::move(hostname)),
       settings_(Settings::from_environment()),
+      timeout_s_(timeout_s < 0 ? settings_.timeout_s : timeout_s),
+      own_timeout_(timeout_s >= 0),
       log_(settings_.log_level, rank),
       kernels_(rr::kernels(std::string_view(settings_.isa))),
       segments_(std::move(segments)),
@@ -34,7 +36,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   std::vector<int> everyone;
   for (int r = 0; r < size; ++r) everyone.push_back(r);
   world_ = std::make_unique<Group>(*this, fd, everyone, 0);
-  world_->await_attendance(settings_.timeout_s, interrupt);
+  world_->await_attendance(this->timeout_s(), interrupt);
   tune(*this);
   engine_ = std::thread([this] { run_engine(); });
 }
@@ -44,7 +46,7 @@ Context::~Context() { shutdown(); }
 std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks, Interrupt interrupt) {
   throw_if_shut_down();
   auto group = std::make_shared<Group>(*this, fd, ranks, next_group_id_++);
-  group->await_attendance(settings_.timeout_s, interrupt);
+  group->await_attendance(timeout_s(), interrupt);
   copy_tuning(world_->board(), group->board());
   const std::lock_guard lock(executor_);
   groups_.push_back(group);

@@ -22,9 +22,9 @@ namespace rr {
 class Context {
  public:
   // Collective. fd: the world's control segment. pidfds[r] watches rank r, -1 = not watched. segments may be shared
-  // with other contexts of the process.
+  // with other contexts of the process. timeout_s: instead of the knob; < 0 = the knob.
   Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
-          std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt);
+          std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt, double timeout_s = -1);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -39,6 +39,12 @@ class Context {
 
   int rank() const { return rank_; }
   const Settings& settings() const { return settings_; }
+  double timeout_s() const { return timeout_s_.load(std::memory_order_relaxed); }        // of operations; 0 = never
+  bool has_own_timeout() const { return own_timeout_.load(std::memory_order_relaxed); }  // not the knob's
+  void set_timeout_s(double timeout_s) {
+    own_timeout_.store(true, std::memory_order_relaxed);
+    timeout_s_.store(timeout_s, std::memory_order_relaxed);
+  }
   const Log& log() const { return log_; }
   const Kernels& kernels() const { return kernels_; }
   const SegmentRegistry& segments() const { return *segments_; }
@@ -67,6 +73,8 @@ class Context {
   int rank_;
   std::string hostname_;
   Settings settings_;
+  std::atomic<double> timeout_s_;
+  std::atomic<bool> own_timeout_;
   Log log_;
   const Kernels& kernels_;
   std::shared_ptr<SegmentRegistry> segments_;

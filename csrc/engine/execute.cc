@@ -192,15 +192,17 @@ OperationPtr Group::receive(const TensorView& dst, int peer, int tag, std::share
 OperationPtr Group::message(const TensorView& tensor, int peer, int tag, std::shared_ptr<void> keep, bool outgoing) {
   context_.throw_if_shut_down();
   throw_if_failed();
-  if (peer < 0 || peer >= size() || peer == rank_) {
+  const bool anyone = peer == kAnyPeer && !outgoing;
+  if (!anyone && (peer < 0 || peer >= size() || peer == rank_)) {
     throw InvalidArgumentError(std::string(outgoing ? "send to" : "recv from") + " rank " + std::to_string(peer) +
                                ": the peer must be another rank of the group");
   }
   auto operation = std::make_shared<Operation>();
   operation->kind = Kind::kBarrier;
   operation->peer = peer;
-  operation->name =
-      (outgoing ? "send to rank " : "recv from rank ") + std::to_string(world_ranks_[static_cast<size_t>(peer)]);
+  operation->name = anyone ? "recv from any rank"
+                           : (outgoing ? "send to rank " : "recv from rank ") +
+                                 std::to_string(world_ranks_[static_cast<size_t>(peer)]);
   operation->signature.nbytes = tensor.nbytes();
   operation->submitted_ns = now_ns();
   operation->keep = std::move(keep);
@@ -210,6 +212,8 @@ OperationPtr Group::message(const TensorView& tensor, int peer, int tag, std::sh
     operation->number = operations_++;
     if (outgoing) {
       point_to_point_.add_send(operation, peer, tag);
+    } else if (anyone) {
+      point_to_point_.add_receive_from_anyone(operation, tag);
     } else {
       point_to_point_.add_receive(operation, peer, tag);
     }

@@ -232,7 +232,7 @@ std::string Group::here() const {
 
 std::string Group::where(const Operation& operation) const {
   std::string text = here() + ", ";
-  if (operation.peer >= 0) return text + operation.name + " #" + std::to_string(operation.number) + "]";
+  if (operation.peer != -1) return text + operation.name + " #" + std::to_string(operation.number) + "]";
   text += rr::name(operation.kind);
   if (!operation.name.empty()) text += " '" + operation.name + "'";
   return text + " #" + std::to_string(operation.number) + "]";

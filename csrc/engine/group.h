@@ -41,6 +41,7 @@ class Group {
 
   OperationPtr submit(const Request& request, Interrupt interrupt);
   OperationPtr send(const TensorView& src, int peer, int tag, std::shared_ptr<void> keep);
+  // peer kAnyPeer: the next message of whichever rank; then the operation's peer says whose it was.
   OperationPtr receive(const TensorView& dst, int peer, int tag, std::shared_ptr<void> keep);
   // Raises the operation's error. False when timeout_s (< 0: none) ran out first.
   bool wait(Operation& operation, double timeout_s, Interrupt interrupt);
@@ -126,6 +127,7 @@ class Group {
   void fail_because_left(int rank, const Operation* needing);
   void fail_if_silent();
   void check_age(Operation& operation, int64_t now);
+  std::string limit_text(double timeout_s) const;
   std::vector<int> missing(const Operation& operation) const;
   std::vector<int> silent(double seconds) const;
   void withdraw();

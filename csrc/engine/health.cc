@@ -21,6 +21,12 @@ std::string seconds_text(double seconds) {
 
 }  // namespace
 
+// The limit and where it comes from.
+std::string Group::limit_text(double timeout_s) const {
+  return (context_.has_own_timeout() ? "the group's timeout of " : "RINGREDUCE_TIMEOUT=") + seconds_text(timeout_s) +
+         " s";
+}
+
 std::string list_of(const std::vector<int>& ranks) {
   std::string text;
   for (const int r : ranks) text += (text.empty() ? "" : ", ") + std::to_string(r);
@@ -79,13 +85,14 @@ void Group::fail_because_left(int rank, const Operation* needing) {
 void Group::check_age(Operation& operation, int64_t now) {
   const Settings& settings = context_.settings();
   const double age_s = static_cast<double>(now - operation.submitted_ns) * 1e-9;
-  if (settings.timeout_s > 0 && age_s > settings.timeout_s) {
+  const double timeout_s = context_.timeout_s();
+  if (timeout_s > 0 && age_s > timeout_s) {
     const std::string absent = list_of(missing(operation));
     const std::string mute = list_of(silent(kSilentS));
     record_failure(board_, FatalKind::kTimeout,
-                   where(operation) + " did not finish within RINGREDUCE_TIMEOUT=" + seconds_text(settings.timeout_s) +
-                       " s; " +
-                       (!absent.empty() ? "missing rank(s): " + absent
+                   where(operation) + " did not finish within " + limit_text(timeout_s) + "; " +
+                       (operation.peer == kAnyPeer ? "no rank has sent a message for it"
+                        : !absent.empty()          ? "missing rank(s): " + absent
                         : !mute.empty() ? "every rank has submitted it, but rank(s) " + mute + " show no sign of life"
                                         : "every rank has submitted it, so one of them is stuck in it"));
   }
@@ -101,6 +108,7 @@ void Group::check_age(Operation& operation, int64_t now) {
 
 // World ranks.
 std::vector<int> Group::missing(const Operation& operation) const {
+  if (operation.peer == kAnyPeer) return {};
   std::vector<int> ranks = operation.peer >= 0 ? std::vector<int>{operation.peer} : ledger_.missing(operation.ticket);
   for (int& r : ranks) r = world_ranks_[static_cast<size_t>(r)];
   return ranks;
@@ -120,13 +128,12 @@ std::vector<int> Group::silent(double seconds) const {
 
 // For a thread that waits for the shared lock: its holder may be stopped, and no operation has an age then.
 void Group::fail_if_silent() {
-  const double timeout_s = context_.settings().timeout_s;
+  const double timeout_s = context_.timeout_s();
   if (timeout_s <= 0) return;
   const std::string mute = list_of(silent(timeout_s));
   if (mute.empty()) return;
   record_failure(board_, FatalKind::kTimeout,
-                 here() + "] rank(s) " + mute +
-                     " showed no sign of life for RINGREDUCE_TIMEOUT=" + seconds_text(timeout_s) + " s");
+                 here() + "] rank(s) " + mute + " showed no sign of life for " + limit_text(timeout_s));
 }
 
 // Executor lock held.

@@ -42,6 +42,8 @@ struct Request {
   std::shared_ptr<void> keep;  // whatever owns the tensors
 };
 
+constexpr int kAnyPeer = -2;
+
 enum class State : uint32_t { kPending, kDone, kFailed };
 
 struct Operation {
@@ -50,10 +52,10 @@ struct Operation {
   std::vector<TensorView> srcs;
   std::vector<TensorView> dsts;
   std::vector<uint64_t> splits;
-  std::string name;      // "" = unnamed
-  uint64_t number = 0;   // of this rank's operations in the group, from 0
-  uint64_t counter = 0;  // of unnamed operations
-  int peer = -1;         // of a message
+  std::string name;           // "" = unnamed
+  uint64_t number = 0;        // of this rank's operations in the group, from 0
+  uint64_t counter = 0;       // of unnamed operations
+  std::atomic<int> peer{-1};  // of a message
   Ticket ticket;
   bool quick = false;    // finished from the cells, never in the log
   bool discard = false;  // its caller was interrupted: results go nowhere

@@ -15,11 +15,29 @@ void PointToPoint::add_send(OperationPtr operation, int peer, int tag) {
   lanes_[static_cast<size_t>(peer)].sends.push_back(std::move(message));
 }
 
-void PointToPoint::add_receive(OperationPtr operation, int peer, int tag) {
+PointToPoint::Message PointToPoint::receive(OperationPtr operation, int tag) {
   Message message;
   message.header = {tag, operation->dsts[0].nbytes()};
   message.operation = std::move(operation);
-  lanes_[static_cast<size_t>(peer)].receives.push_back(std::move(message));
+  return message;
+}
+
+void PointToPoint::add_receive(OperationPtr operation, int peer, int tag) {
+  lanes_[static_cast<size_t>(peer)].receives.push_back(receive(std::move(operation), tag));
+}
+
+void PointToPoint::add_receive_from_anyone(OperationPtr operation, int tag) {
+  from_anyone_.push_back(receive(std::move(operation), tag));
+}
+
+// A message has begun to arrive: the oldest receive that it fits gets it.
+void PointToPoint::match(Lane& lane) {
+  if (from_anyone_.empty()) return;
+  const uint64_t oldest = from_anyone_.front().operation->number;
+  if (!lane.receives.empty() && lane.receives.front().operation->number < oldest) return;
+  from_anyone_.front().operation->peer = static_cast<int>(&lane - lanes_.data());
+  lane.receives.push_front(std::move(from_anyone_.front()));
+  from_anyone_.pop_front();
 }
 
 bool PointToPoint::step_send(Lane& lane, std::vector<Finished>& finished) {
@@ -46,31 +64,34 @@ bool PointToPoint::step_send(Lane& lane, std::vector<Finished>& finished) {
 }
 
 bool PointToPoint::step_receive(Lane& lane, std::vector<Finished>& finished) {
-  if (lane.receives.empty()) return false;
-  Message& message = lane.receives.front();
+  if (lane.receives.empty() && from_anyone_.empty()) return false;
+  if (lane.link == nullptr) return false;
+  const Header& arrived = lane.arrived;
   size_t moved = 0;
-  if (message.header_moved < sizeof(Header)) {
-    moved = lane.link->pull(reinterpret_cast<std::byte*>(&message.arrived) + message.header_moved,
-                            sizeof(Header) - message.header_moved);
-    message.header_moved += moved;
-    if (message.header_moved < sizeof(Header)) return moved != 0;
-    const bool fits = message.arrived.tag == message.header.tag && message.arrived.nbytes == message.header.nbytes;
-    if (!fits) message.refused.resize(message.arrived.nbytes);
+  if (lane.header_moved < sizeof(Header)) {
+    moved = lane.link->pull(reinterpret_cast<std::byte*>(&lane.arrived) + lane.header_moved,
+                            sizeof(Header) - lane.header_moved);
+    lane.header_moved += moved;
+    if (lane.header_moved < sizeof(Header)) return moved != 0;
+    match(lane);
   }
-  const bool refused = message.arrived.tag != message.header.tag || message.arrived.nbytes != message.header.nbytes;
+  Message& message = lane.receives.front();
+  const bool refused = arrived.tag != message.header.tag || arrived.nbytes != message.header.nbytes;
+  if (refused) message.refused.resize(arrived.nbytes);
   std::byte* at = refused ? message.refused.data() : message.operation->dsts[0].data;
-  const size_t n = lane.link->pull(at + message.moved, message.arrived.nbytes - message.moved);
+  const size_t n = lane.link->pull(at + message.moved, arrived.nbytes - message.moved);
   message.moved += n;
-  if (message.moved < message.arrived.nbytes) return moved + n != 0;
+  if (message.moved < arrived.nbytes) return moved + n != 0;
   std::string error;
   if (refused) {
     error = "Mismatched RECV: expected tag " + std::to_string(message.header.tag) + " and " +
             std::to_string(message.header.nbytes) + " bytes, but the next message from that rank has tag " +
-            std::to_string(message.arrived.tag) + " and " + std::to_string(message.arrived.nbytes) +
+            std::to_string(arrived.tag) + " and " + std::to_string(arrived.nbytes) +
             " bytes. Messages between two ranks arrive in the order sent.";
   }
   finished.push_back({std::move(message.operation), std::move(error)});
   lane.receives.pop_front();
+  lane.header_moved = 0;
   return true;
 }
 
@@ -85,6 +106,8 @@ bool PointToPoint::progress(std::vector<Finished>& finished) {
 
 std::vector<OperationPtr> PointToPoint::drain() {
   std::vector<OperationPtr> operations;
+  for (Message& message : from_anyone_) operations.push_back(std::move(message.operation));
+  from_anyone_.clear();
   for (Lane& lane : lanes_) {
     for (auto* queue : {&lane.sends, &lane.receives}) {
       for (Message& message : *queue) operations.push_back(std::move(message.operation));

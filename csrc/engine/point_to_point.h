@@ -18,6 +18,8 @@ class PointToPoint {
 
   void add_send(OperationPtr operation, int peer, int tag);
   void add_receive(OperationPtr operation, int peer, int tag);
+  // Takes the first message that arrives and that no older receive wants; sets the operation's peer.
+  void add_receive_from_anyone(OperationPtr operation, int tag);
 
   struct Finished {
     OperationPtr operation;
@@ -40,20 +42,24 @@ class PointToPoint {
   struct Message {
     OperationPtr operation;
     Header header;
-    size_t header_moved = 0;
+    size_t header_moved = 0;  // send
     size_t moved = 0;
-    Header arrived;                  // receive: what the sender says
     std::vector<std::byte> refused;  // receive: where bytes go that do not fit
   };
   struct Lane {
     std::unique_ptr<Link> link;
     std::deque<Message> sends;
     std::deque<Message> receives;
+    Header arrived;  // what the sender of the next message says of it
+    size_t header_moved = 0;
   };
+  static Message receive(OperationPtr operation, int tag);
+  void match(Lane& lane);
   bool step_send(Lane& lane, std::vector<Finished>& finished);
   bool step_receive(Lane& lane, std::vector<Finished>& finished);
 
   std::vector<Lane> lanes_;
+  std::deque<Message> from_anyone_;
 };
 
 }  // namespace rr

@@ -158,8 +158,7 @@ void tune(Context& context) {
     world.ledger().ring_all();
   }
   context.wait_until([&] { return header.tuned.load(std::memory_order_acquire) != kUndecided; }, [] { return false; },
-                     Deadline::after_s(context.settings().timeout_s), interrupt, true,
-                     [&] { world.throw_if_failed(); });
+                     Deadline::after_s(context.timeout_s()), interrupt, true, [&] { world.throw_if_failed(); });
   if (header.tuned.load(std::memory_order_acquire) == kMeasure) {
     Tuning measured = measure(world, header, interrupt);
     Bench(world, interrupt).change([&] {

@@ -7,7 +7,8 @@
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-Nothing here is compiled against torch: any torch >= 2.1 will do.
+Nothing here is compiled against torch: any torch >= 2.1 will do. Importing it also makes the torch.distributed backend
+"ringreduce" known (ringreduce.torch.distributed), for DDP, FSDP and what is built on them.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ from ringreduce import (
 from ringreduce.objects import allgather_object, broadcast_object
 from ringreduce.torch import elastic, mpi_ops
 from ringreduce.torch.compression import Compression
+from ringreduce.torch.distributed import register
 from ringreduce.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from ringreduce.torch.movement import (
     allgather,
@@ -196,3 +198,6 @@ __all__ = [
     "symmetric_empty",
     "synchronize",
 ]
+
+register()  # dist.init_process_group("ringreduce")
+del register

@@ -17,7 +17,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Sum
 from ringreduce.process_sets import ProcessSet, global_process_set
-from ringreduce.torch.autograd import call
 from ringreduce.torch.submission import received
 from ringreduce.torch.tensors import operand
 
@@ -97,7 +96,9 @@ class SyncBatchNorm(_BatchNorm):
             )
         if self.process_set.size() == 1:
             return super().forward(input)
-        output, mean, m2, count = call(_Normalize, input, self.weight, self.bias, self.eps, self.process_set)
+        output, mean, m2, count = _Normalize.apply(  # type: ignore[no-untyped-call]
+            input, self.weight, self.bias, self.eps, self.process_set
+        )
         if count <= 1:
             raise ValueError(
                 "Expected more than 1 value per channel when training, got input size "

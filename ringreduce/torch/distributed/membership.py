@@ -1,0 +1,130 @@
+"""A rank's membership of one torch group: from the store that torch hands over to a native group, until it is left.
+
+Every group is a job of its own as far as the core is concerned: its own memory, engine and failure state, and ranks
+from 0. So a group that fails, times out or is destroyed leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import os
+import weakref
+from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ringreduce import _core, rendezvous
+from ringreduce.absent import AbsentGroup
+from ringreduce.errors import NotInitializedError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from ringreduce._core import Context, Group
+
+FORKED = (
+    "{call}: this process was forked from a rank of a torch.distributed group and is no rank itself: a forked child "
+    "(a DataLoader worker) may compute, and leaves communication to its parent."
+)
+LONGEST = timedelta(days=365)  # for a store, which has no word for "no limit"
+
+_members: weakref.WeakSet[Membership] = weakref.WeakSet()
+
+
+class TorchStore:
+    """torch's store as rendezvous.Store; remembers what it wrote, so that the next group of that name starts clean."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._keys: list[str] = []
+
+    def set(self, key: str, value: bytes) -> None:
+        """Makes value visible to all ranks."""
+        self._store.set(key, value)  # type: ignore[arg-type]  # the stubs know str only
+        self._keys.append(key)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Waits for the key. Raises the builtin TimeoutError after timeout_s seconds; 0 = no limit."""
+        try:
+            self._store.wait([key], timedelta(seconds=timeout_s) if timeout_s > 0 else LONGEST)
+        except RuntimeError as error:  # DistStoreError, or a bare RuntimeError from a FileStore
+            if "timeout" not in str(error).lower():
+                raise
+            raise builtins.TimeoutError(str(error)) from error
+        value: bytes = self._store.get(key)
+        return value
+
+    def forget(self) -> None:
+        """Deletes what this rank wrote; a store that cannot (a user's own) keeps it."""
+        for key in self._keys:
+            with contextlib.suppress(RuntimeError, NotImplementedError):
+                self._store.delete_key(key)
+        self._keys.clear()
+
+
+class Membership:
+    """One group as this process belongs to it.
+
+    Args:
+        store: of this group alone.
+        rank, size: within the group.
+        timeout_s: of the rendezvous and of every operation; 0 = no limit.
+        label: of its memory file, as /proc shows it.
+
+    Raises:
+        TimeoutError: names who did not come. UnavailableError: the ranks are not all on this host.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout_s: float, label: str) -> None:
+        known = TorchStore(store)
+        joined = rendezvous.join_with_store(
+            known, rank, size, timeout_s, lambda: _core.memfd(label[:200], _core.control_nbytes(size))
+        )
+        with closing(joined):
+            known.forget()  # all have read it, and none can be in the next group of that name: that needs what follows
+            self._context: Context = _core.Context(joined.fd, rank, size, joined.pidfds, os.uname().nodename, timeout_s)
+        self.group: Group = self._context.world
+        self._leaving: list[Callable[[], Any]] = []
+        _members.add(self)
+
+    def on_leave(self, call: Callable[[], Any]) -> None:
+        """Registers what leave() does last."""
+        self._leaving.append(call)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Replaces the timeout of operations; 0 = no limit."""
+        self._context.set_timeout(timeout_s)
+
+    def leave(self) -> None:
+        """Leaves the group: pending operations fail with ShutdownError here, and elsewhere if they need this rank.
+
+        Never blocks on other ranks. Does nothing twice.
+        """
+        self._context.shutdown()
+        for call in self._leaving:
+            call()
+        self._leaving.clear()
+
+    def forget(self) -> None:
+        """For a forked child: what it inherited is its parent's."""
+        self._context.forget_after_fork()
+        self._leaving.clear()
+        self.group = AbsentGroup(NotInitializedError, FORKED)  # type: ignore[assignment]
+
+
+def _leave_all() -> None:
+    for member in list(_members):
+        member.leave()
+
+
+def _forget_all() -> None:
+    for member in list(_members):
+        member.forget()
+    _members.clear()
+
+
+atexit.register(_leave_all)
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,42 @@
+"""Messages between two ranks of a process group: send and recv."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ringreduce.torch.distributed.base import Collectives, InPlace
+from ringreduce.torch.distributed.layout import contiguous, movable
+from ringreduce.torch.distributed.work import Completer, Work
+
+ANYONE = -2  # the core's word for any rank
+
+
+class Messages(Collectives):
+    """Messages of a pair of ranks arrive in the order sent; the tag and the number of bytes must be those expected."""
+
+    _lanes: dict[tuple[str, int], Completer]
+
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> Work:
+        """Sends one tensor to a rank of the group."""
+        tensor = self._one(tensors, "send")
+        native = self._member.group.send_async(movable(contiguous(tensor)), self._check_root(peer, "send"), tag)
+        return Work(native, [tensor], None, self._lane("send", peer))
+
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> Work:
+        """Receives into one tensor what a rank of the group sends."""
+        return self._receive(self._one(tensors, "recv"), self._check_root(peer, "recv"), tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Receives the next message of whichever rank; the work's _source_rank() then says whose it was."""
+        return self._receive(self._one(tensors, "recv"), ANYONE, tag)
+
+    def _receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
+        place = InPlace([tensor])
+        native = self._member.group.recv_async(movable(place.buffers[0]), peer, tag)
+        return Work(native, [tensor], place.finish, self._lane("recv", peer))
+
+    def _lane(self, direction: str, peer: int) -> Completer:
+        """Futures of one lane complete in order; those of different lanes must not wait for each other."""
+        return self._lanes.setdefault((direction, peer), Completer())

@@ -1,0 +1,214 @@
+"""What an operation of a process group returns: torch.distributed's Work over one of the core's.
+
+A future is completed by a thread that blocks in the core until the operation has finished; there is one such thread for
+a group's collectives, which finish in order, and one for the messages from and to each peer. They start when the first
+future is asked for (DDP asks), so a group that is only waited on has none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from ringreduce.deadline import Deadline
+
+if TYPE_CHECKING:
+    from ringreduce import _core
+
+    Native: TypeAlias = "_core.Work | Several"
+
+NO_LIMIT = timedelta(0)
+JOIN_S = 5.0  # for a completer to end once its group has been left; it only has to hand out errors
+
+
+def seconds(timeout: timedelta | None) -> float | None:
+    """torch's timeout in seconds; None where it means none (None, 0, or the negative value of an unset one)."""
+    limit = None if timeout is None else timeout.total_seconds()
+    return limit if limit is not None and limit > 0 else None
+
+
+class Completer:
+    """A thread that waits for works in the order in which they came, and completes their futures."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[Work, torch.futures.Future[None]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def complete(self, work: Work, future: torch.futures.Future[None]) -> None:
+        """Completes the future when the work has finished, well or not."""
+        if threading.current_thread() is self._thread:
+            # In a callback of an earlier future, which may wait for this one (torch's PowerSGD hook does).
+            work.settle(future)
+            return
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="ringreduce completer", daemon=True)
+                self._thread.start()
+        self._queue.put((work, future))
+
+    def stop(self) -> None:
+        """Ends the thread, once the group has been left; what is still queued has failed by then."""
+        self._queue.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            item[0].settle(item[1])
+            del item  # the tensors go now, not when the next operation comes
+
+
+class Work(dist.Work):
+    """One operation in flight.
+
+    Args:
+        native: the core's operation; None if it has finished already.
+        result: the tensors that result() gives, and the future.
+        finish: moves the result to where the caller wants it; called once, before wait() returns.
+        completer: for futures.
+        limit_s: how long wait() waits when it is not told; None = until the operation ends or its group fails.
+    """
+
+    def __init__(
+        self,
+        native: Native | None,
+        result: Sequence[torch.Tensor],
+        finish: Callable[[Any], None] | None = None,
+        completer: Completer | None = None,
+        limit_s: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._native = native
+        self._result = list(result)
+        self._finish = finish
+        self._completer = completer
+        self._limit_s = limit_s
+        self._lock = threading.Lock()
+        self._ended = native is None
+        self._error: Exception | None = None
+        self._future: torch.futures.Future[Any] | None = None
+
+    def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
+        """Blocks until the operation has finished; True.
+
+        Raises:
+            TimeoutError: the timeout ran out; the operation stays pending.
+            HorovodInternalError: the operation failed (MismatchError, PeerLostError, TimeoutError of the group, ...).
+        """
+        if not self._ended:
+            self._end(seconds(timeout) or self._limit_s)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """True once wait() would not block, also when the operation failed."""
+        if self._ended or self._native is None or not self._native.done():
+            return self._ended
+        self._end(None)
+        return True
+
+    def is_success(self) -> bool:
+        """True when the operation has finished without an error."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        """The error of an operation that failed; None while it is pending or when it succeeded."""
+        return self._error if self.is_completed() else None
+
+    def synchronize(self) -> None:
+        """The same as wait()."""
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that the operation wrote, valid once it has finished."""
+        return self._result
+
+    def source_rank(self) -> int:
+        """Group rank that a received message came from; -1 for a collective."""
+        return -1 if self._native is None else self._native.peer
+
+    _source_rank = source_rank
+
+    def then(self, finish: Callable[[], None], result: Sequence[torch.Tensor]) -> Work:
+        """A work with another result, which `finish` makes once this one has succeeded."""
+        return Work(Several([self]), result, lambda _: finish(), self._completer)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of result(), completed when the operation has finished, or has its error."""
+        if self._future is None:
+            # An error must be one for C++ too (DDP): set_exception() makes one for Python only, then() one for both.
+            ended: torch.futures.Future[None] = torch.futures.Future()
+            self._future = ended.then(self._outcome)
+            if self._ended or self._completer is None:
+                self.settle(ended)
+            else:
+                self._completer.complete(self, ended)
+        return self._future
+
+    def settle(self, ended: torch.futures.Future[None]) -> None:
+        """Waits, and completes the future that says that this work has ended, one way or the other."""
+        try:
+            self.wait()
+        except Exception as error:
+            self._error = self._error or error  # the limit of this call: nobody will wait for longer
+        ended.set_result(None)
+
+    def _outcome(self, _: torch.futures.Future[None]) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _end(self, limit_s: float | None) -> None:
+        """Waits for the core's operation and takes over its outcome. Several threads may."""
+        native = self._native
+        assert native is not None
+        error: Exception | None = None
+        try:
+            native.wait(limit_s)
+        except Exception as caught:
+            if not native.done():
+                raise  # the limit of this wait, not an outcome
+            error = caught
+        with self._lock:
+            if self._ended:
+                return
+            if error is None and self._finish is not None:
+                try:
+                    with torch.no_grad():
+                        self._finish(native)
+                except Exception as caught:
+                    error = caught
+            self._finish = None
+            self._error = error
+            self._ended = True
+
+
+class Several:
+    """Operations that are waited for as one."""
+
+    peer = -1
+
+    def __init__(self, works: Sequence[Work | _core.Work]) -> None:
+        self._works = works
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits for all of them. Raises the first error; TimeoutError when the timeout runs out."""
+        deadline = Deadline(timeout or 0.0)
+        for work in self._works:
+            left_s = deadline.wait_s()
+            if isinstance(work, Work):
+                work.wait(NO_LIMIT if left_s is None else timedelta(seconds=left_s))
+            else:
+                work.wait(left_s)
+
+    def done(self) -> bool:
+        """True once wait() would not block."""
+        return all(work.is_completed() if isinstance(work, Work) else work.done() for work in self._works)

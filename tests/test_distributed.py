@@ -1,0 +1,452 @@
+"""The torch.distributed backend: every collective against an oracle, sub-groups, futures, stores, launchers."""
+
+import functools
+import operator
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+from ranks import clean_environment
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+import ringreduce.torch as hvd  # noqa: E402
+
+OPS = {
+    "SUM": oracle.SUM,
+    "AVG": oracle.AVERAGE,
+    "PRODUCT": oracle.PRODUCT,
+    "MIN": oracle.MIN,
+    "MAX": oracle.MAX,
+    "BAND": oracle.BITWISE_AND,
+    "BOR": oracle.BITWISE_OR,
+}
+DTYPES = [name for name in oracle.DTYPES if hasattr(torch, name)]
+OTHERS = [torch.complex64, torch.float8_e4m3fn, torch.bool, torch.bfloat16, torch.int16]
+
+
+def join(path: str, name: str = "store", timeout_s: float = 60) -> tuple[int, int]:
+    rank, size = int(os.environ["RINGREDUCE_RANK"]), int(os.environ["RINGREDUCE_SIZE"])
+    dist.init_process_group(
+        "ringreduce",
+        init_method=f"file://{path}/{name}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    return rank, size
+
+
+def tensor_of(array: np.ndarray) -> Any:
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def array_of(tensor: Any) -> np.ndarray:
+    tensor = tensor.contiguous()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(oracle.dtype("bfloat16"))
+    return tensor.numpy()
+
+
+def value(rank: int, shape: tuple[int, ...] = (2, 3), dtype: Any = torch.float32, start: int = 1) -> Any:
+    """A tensor whose elements say whose it is and where they are."""
+    count = int(np.prod(shape))
+    flat = torch.arange(start, start + count) + 100 * rank
+    if dtype is torch.bool:
+        return (flat * 7 % 3 == rank % 3).view(shape)
+    if dtype.is_complex:
+        return torch.complex(flat.float(), -flat.float() * (rank + 1)).to(dtype).view(shape)
+    return (flat % 120 if dtype.itemsize == 1 else flat).to(dtype).view(shape)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal bits, also of dtypes that torch cannot compare."""
+    one, other = one.contiguous().reshape(-1), other.contiguous().reshape(-1)
+    if one.dtype is not other.dtype or one.numel() != other.numel():
+        return False
+    return one.numel() == 0 or torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def every_reduction(rank: int, size: int) -> list[str]:
+    """What is wrong with the reductions, over operations, dtypes, counts and layouts."""
+    problems = []
+    for name in DTYPES:
+        for op, code in OPS.items():
+            if not oracle.meaningful(name, code):
+                continue
+            for count in (0, 1, 1009):
+                inputs = [oracle.values(code, r, count * size, name, code) for r in range(size)]
+                mine, which = tensor_of(inputs[rank]), getattr(dist.ReduceOp, op)
+                part = slice(count * rank, count * (rank + 1))
+                results: dict[str, tuple[Any, list[Any]]] = {}
+
+                whole = mine.clone()
+                dist.all_reduce(whole, which)
+                results["all_reduce"] = whole, inputs
+                strided = mine.repeat_interleave(2)[::2]
+                dist.all_reduce(strided, which, async_op=True).wait()
+                results["strided"] = strided, inputs
+                rooted = mine.clone()
+                dist.reduce(rooted, size - 1, which)
+                if rank == size - 1:
+                    results["reduce"] = rooted, inputs
+                elif not same(rooted, mine):
+                    problems.append(f"reduce of {name} {op} wrote on rank {rank}")
+                single = torch.empty_like(mine[:count])
+                dist.reduce_scatter_tensor(single, mine, which)
+                results["reduce_scatter_tensor"] = single, [array[part] for array in inputs]
+                listed = torch.empty_like(mine[:count])
+                dist.reduce_scatter(listed, [chunk.clone() for chunk in mine.view(size, count)], which)
+                results["reduce_scatter"] = listed, [array[part] for array in inputs]
+                for form, (result, given) in results.items():
+                    if wrong := oracle.wrong(array_of(result), given, code):
+                        problems.append(f"{form} of {count} {name} {op}: {wrong}")
+    return problems
+
+
+def odd_reductions(rank: int, size: int) -> None:
+    every = range(size)
+    for dtype in (torch.int32, torch.uint8, torch.bool):
+        expected = functools.reduce(operator.xor, [value(r, dtype=dtype) for r in every])
+        mine = value(rank, dtype=dtype)
+        dist.all_reduce(mine, dist.ReduceOp.BXOR)
+        assert torch.equal(mine, expected)
+    part = torch.empty(3, dtype=torch.int32)
+    dist.reduce_scatter_tensor(part, value(rank, (3 * size,), torch.int32), dist.ReduceOp.BXOR)
+    whole = functools.reduce(operator.xor, [value(r, (3 * size,), torch.int32) for r in every])
+    assert torch.equal(part, whole[3 * rank : 3 * rank + 3])
+
+    scaled = dist._make_nccl_premul_sum(0.5)
+    mine = value(rank)
+    dist.all_reduce(mine, scaled)
+    assert torch.equal(mine, sum(value(r) for r in every) / 2)
+
+    for layout in (lambda t: t.clone(), lambda t: t.t().contiguous().t(), lambda t: t.conj().resolve_conj().conj()):
+        mine = layout(value(rank, dtype=torch.complex64))
+        dist.group.WORLD.allreduce([mine]).wait()
+        expected = sum(layout(value(r, dtype=torch.complex64)) for r in every)
+        assert torch.allclose(mine.resolve_conj(), expected.resolve_conj())
+
+    tensors = [value(rank), value(rank, (5,), torch.int64), value(rank, (4, 4), torch.float64).t()]
+    with dist._coalescing_manager():
+        for tensor in tensors[:1]:
+            dist.all_reduce(tensor)
+    assert torch.equal(tensors[0], sum(value(r) for r in every))
+    options = dist.AllreduceCoalescedOptions()
+    dist.group.WORLD.allreduce_coalesced(tensors[1:], options).wait()
+    assert torch.equal(tensors[1], sum(value(r, (5,), torch.int64) for r in every))
+    assert torch.equal(tensors[2], sum(value(r, (4, 4), torch.float64) for r in every).t())
+
+    uneven = torch.empty(rank + 1)
+    dist.reduce_scatter(uneven, [value(rank, (r + 1,)) for r in every])
+    assert torch.equal(uneven, sum(value(r, (rank + 1,)) for r in every))
+
+    outputs, inputs = [torch.empty(2), torch.empty(3)], [value(rank, (2 * size,)), value(rank, (3 * size,))]
+    dist.group.WORLD.reduce_scatter_tensor_coalesced(outputs, inputs, dist.ReduceScatterOptions()).wait()
+    for width, output in ((2, outputs[0]), (3, outputs[1])):
+        total = sum(value(r, (width * size,)) for r in every)
+        assert torch.equal(output, total[width * rank : width * (rank + 1)])
+
+    indices = torch.tensor([[0, rank + 1], [1, rank]])
+    sparse = torch.sparse_coo_tensor(
+        indices, torch.tensor([1.0, 10.0 * rank]), (size + 2, size + 2), check_invariants=True
+    )
+    expected = sum(
+        torch.sparse_coo_tensor([[0, r + 1], [1, r]], [1.0, 10.0 * r], (size + 2, size + 2)).to_dense() for r in every
+    )
+    dist.group.WORLD.allreduce([sparse]).wait()
+    assert torch.equal(sparse.to_dense(), expected)
+
+
+def every_movement(rank: int, size: int) -> None:
+    every = range(size)
+    for dtype in OTHERS:
+        for shape in ((2, 3), (0,), (1,), (257, 5)):
+            for root in every:
+                mine = value(rank, shape, dtype)
+                dist.broadcast(mine, root)
+                assert same(mine, value(root, shape, dtype))
+            outputs = [torch.empty(shape, dtype=dtype) for _ in every]
+            dist.all_gather(outputs, value(rank, shape, dtype))
+            assert all(same(outputs[r], value(r, shape, dtype)) for r in every)
+            whole = torch.empty((size, *shape), dtype=dtype)
+            dist.all_gather_into_tensor(whole, value(rank, shape, dtype))
+            assert all(same(whole[r], value(r, shape, dtype)) for r in every)
+            chunks = list(torch.empty((size, *shape), dtype=dtype))
+            dist.all_gather(chunks, value(rank, shape, dtype))
+            assert all(same(chunks[r], value(r, shape, dtype)) for r in every)
+            root = size - 1
+            gathered = [torch.empty(shape, dtype=dtype) for _ in every] if rank == root else None
+            dist.gather(value(rank, shape, dtype), gathered, root)
+            assert gathered is None or all(same(gathered[r], value(r, shape, dtype)) for r in every)
+            dealt = torch.empty(shape, dtype=dtype)
+            dist.scatter(dealt, [value(10 + r, shape, dtype) for r in every] if rank == root else None, root)
+            assert same(dealt, value(10 + rank, shape, dtype))
+            sent = [value(10 * rank + r, shape, dtype) for r in every]
+            received = [torch.empty(shape, dtype=dtype) for _ in every]
+            dist.all_to_all(received, sent)
+            assert all(same(received[r], value(10 * r + rank, shape, dtype)) for r in every)
+
+    turned = torch.zeros(3, 2).t()
+    dist.broadcast(turned.copy_(value(rank)), 0)
+    assert torch.equal(turned, value(0))
+    with torch.no_grad():
+        parameter = torch.nn.Parameter(value(rank))
+        dist.broadcast(parameter, 1)
+        assert torch.equal(parameter, value(1))
+
+    ragged = [torch.empty(r + 1) for r in every]
+    dist.all_gather(ragged, value(rank, (rank + 1,)))
+    assert all(torch.equal(ragged[r], value(r, (r + 1,))) for r in every)
+
+    rows = torch.arange(size * (size + 1) // 2 * 2.0).view(-1, 2) + 1000 * rank
+    splits = [r + 1 for r in every]
+    output = torch.empty(size * (rank + 1), 2)
+    dist.all_to_all_single(output, rows, [rank + 1] * size, splits)
+    start = rank * (rank + 1) // 2
+    assert torch.equal(output, torch.cat([(rows - 1000 * rank + 1000 * r)[start : start + rank + 1] for r in every]))
+    even = torch.empty(size, 2, dtype=torch.complex64)
+    dist.all_to_all_single(even, value(rank, (size, 2), torch.complex64))
+    assert torch.equal(even, torch.stack([value(r, (size, 2), torch.complex64)[rank] for r in every]))
+
+    outputs, inputs = [torch.empty(size, 2), torch.empty(size, 3)], [value(rank, (2,)), value(rank, (3,))]
+    dist.group.WORLD.allgather_into_tensor_coalesced(outputs, inputs).wait()
+    assert torch.equal(outputs[1], torch.stack([value(r, (3,)) for r in every]))
+    lists = [[torch.empty(2), torch.empty(3)] for _ in every]
+    dist.group.WORLD.allgather_coalesced(lists, inputs).wait()
+    assert all(torch.equal(lists[r][1], value(r, (3,))) for r in every)
+
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * 1000 * rank})
+    assert objects == [{"rank": r, "text": "x" * 1000 * r} for r in every]
+
+
+def messages(rank: int, size: int) -> None:
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for shape, dtype in (((3,), torch.float32), ((0,), torch.int8), ((400, 1000), torch.float64), ((2,), torch.bool)):
+        incoming = torch.empty(shape, dtype=dtype)
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.irecv, incoming, left, tag=5),
+                dist.P2POp(dist.isend, value(rank, shape, dtype), right, tag=5),
+            ]
+        )
+        for work in works:
+            work.wait()
+        assert same(incoming, value(left, shape, dtype))
+    column = torch.zeros(4, 2)
+    if rank == 0:
+        dist.send(value(0, (4,)), 1)
+    elif rank == 1:
+        assert dist.recv(column[:, 1], 0) == 0
+        assert column[:, 1].tolist() == [1, 2, 3, 4]
+        assert column[:, 0].tolist() == [0] * 4
+    if rank == 0:
+        seen = {}
+        for _ in range(size - 1):
+            incoming = torch.empty(2)
+            source = dist.recv(incoming, tag=9)
+            seen[source] = incoming.tolist()
+        assert seen == {r: value(r, (2,)).tolist() for r in range(1, size)}
+    else:
+        dist.send(value(rank, (2,)), 0, tag=9)
+
+
+def futures(rank: int, size: int) -> None:
+    total = sum(value(r) for r in range(size))
+    works = [dist.all_reduce(value(rank) * (i + 1), async_op=True) for i in range(20)]
+    answers = [work.get_future().then(lambda f: f.value()[0] * 2) for work in works]
+    for i, answer in reversed(list(enumerate(answers))):
+        assert torch.equal(answer.wait(), total * (i + 1) * 2)
+    assert all(work.is_completed() and work.is_success() and work.exception() is None for work in works)
+
+    def again(future: Any) -> Any:  # a callback that waits for another operation, as some of DDP's hooks do
+        return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0] + 1
+
+    nested = dist.all_reduce(value(rank), async_op=True).get_future().then(again).then(lambda f: f.value() * 2)
+    assert torch.equal(nested.wait(), 2 * (size * total + 1))
+    late = dist.all_reduce(value(rank), async_op=True)
+    assert late.wait()
+    assert torch.equal(late.get_future().value()[0], total)
+    assert torch.equal(late.result()[0], total)
+    outputs = [torch.empty(2, 3) for _ in range(size)]
+    assert torch.equal(dist.all_gather(outputs, value(rank), async_op=True).get_future().wait()[1], value(1))
+    # A message that does not come must not hold up the future of a collective.
+    incoming = torch.empty(2, 3)
+    work = dist.irecv(incoming, (rank - 1) % size)
+    message = work.get_future()
+    assert torch.equal(dist.all_reduce(value(rank), async_op=True).get_future().wait()[0], total)
+    assert not work.is_completed()
+    dist.barrier()
+    dist.send(value(rank), (rank + 1) % size)
+    assert torch.equal(message.wait()[0], value((rank - 1) % size))
+    dist.barrier(async_op=True).wait()
+
+
+def refusals(rank: int, size: int) -> None:
+    wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+        (hvd.UnavailableError, "meta memory", lambda: dist.all_reduce(torch.ones(2, device="meta"))),
+        (ValueError, "Float8", lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn))),
+        (ValueError, "complex tensors", lambda: dist.group.WORLD._reduce_scatter_base(
+            torch.ones(1, dtype=torch.complex64), torch.ones(size, dtype=torch.complex64), product())),
+        (ValueError, "bitwise_and has no meaning", lambda: dist.all_reduce(value(rank), dist.ReduceOp.BAND)),
+        (ValueError, "times the elem", lambda: dist.all_gather_into_tensor(torch.empty(size + 1), torch.ones(1))),
+        (ValueError, "times the elements", lambda: dist.reduce_scatter_tensor(torch.empty(1), torch.ones(size + 1))),
+        (ValueError, "split sizes", lambda: dist.all_to_all_single(
+            torch.empty(3), torch.ones(3), [1] * (size - 1), [1] * (size - 1))),
+        (ValueError, "a list of", lambda: dist.group.WORLD.allgather([[torch.empty(1)]], [torch.ones(1)])),
+    ]  # fmt: skip
+    for kind, text, call in wrong:
+        with pytest.raises(kind, match=text):
+            call()
+    with pytest.raises(hvd.MismatchError, match="shape"):
+        dist.all_reduce(torch.ones(3 + rank))
+    work = dist.all_reduce(torch.ones(3 + rank), async_op=True)
+    with pytest.raises(RuntimeError, match="Mismatched ALLREDUCE"):
+        work.get_future().wait()
+    assert isinstance(work.exception(), hvd.MismatchError)
+    assert not work.is_success()
+    with pytest.raises(hvd.MismatchError, match="have room for"):
+        dist.all_gather([torch.empty(2) for _ in range(size)], torch.ones(2 + rank))
+    mine = value(rank)
+    dist.all_reduce(mine)  # the group is still good
+    assert torch.equal(mine, sum(value(r) for r in range(size)))
+    with pytest.raises(hvd.UnavailableError, match="no process group options"):
+        dist.new_group(pg_options=object())
+
+
+def product() -> Any:
+    options = dist.ReduceScatterOptions()
+    options.reduceOp = dist.ReduceOp.PRODUCT
+    return options
+
+
+def subgroups(rank: int, size: int) -> None:
+    groups = {ranks: dist.new_group(list(ranks)) for ranks in ((0, 1), (1, 2), (2,), (0, 1, 2))}
+    for ranks, group in groups.items():
+        if rank not in ranks:
+            continue
+        mine = value(rank)
+        dist.all_reduce(mine, group=group)
+        assert torch.equal(mine, sum(value(r) for r in ranks))
+        dist.broadcast(mine.copy_(value(rank)), ranks[-1], group=group)
+        assert torch.equal(mine, value(ranks[-1]))
+        assert (group.rank(), group.size()) == (ranks.index(rank), len(ranks))
+        assert dist.get_backend(group) == "ringreduce"
+        assert group.group_name == dist.distributed_c10d._world.pg_names[group]
+        assert group._get_backend(torch.device("cpu")) is group
+    orders = [((0, 1), (0, 1, 2)), ((1, 2), (0, 1, 2), (0, 1)), ((0, 1, 2), (1, 2))]  # differ, and must not matter
+    works = [dist.all_reduce(value(rank), group=groups[ranks], async_op=True) for ranks in orders[rank]]
+    for work in works:
+        assert work.wait()
+    if rank in (0, 1):
+        dist.destroy_process_group(groups[(0, 1)])
+        with pytest.raises(hvd.ShutdownError):
+            groups[(0, 1)].allreduce([value(rank)])
+    again = dist.new_group([0, 2])
+    if rank != 1:
+        mine = value(rank)
+        dist.all_reduce(mine, group=again)
+        assert torch.equal(mine, value(0) + value(2))
+
+
+def forked(rank: int) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except hvd.NotInitializedError as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def use_everything(path: str) -> None:
+    rank, size = join(path)
+    assert every_reduction(rank, size) == []
+    odd_reductions(rank, size)
+    every_movement(rank, size)
+    messages(rank, size)
+    futures(rank, size)
+    refusals(rank, size)
+    if size > 2:
+        subgroups(rank, size)
+    forked(rank)
+    dist.barrier()
+    dist.destroy_process_group()
+    join(path, "another")
+    mine = value(rank)
+    dist.all_reduce(mine)
+    assert torch.equal(mine, sum(value(r) for r in range(size)))
+    if rank == 0:
+        dist.destroy_process_group()  # the others leave it to the end of the process
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_collective(size: int, run_ranks: Callable[..., Any], tmp_path: Path) -> None:
+    run_ranks(use_everything, size, args=(str(tmp_path),))
+
+
+def test_one_rank(tmp_path: Path) -> None:
+    dist.init_process_group("ringreduce", store=dist.FileStore(f"{tmp_path}/store", 1), rank=0, world_size=1)
+    try:
+        mine = value(0)
+        dist.all_reduce(mine)
+        dist.broadcast(mine, 0)
+        assert torch.equal(mine, value(0))
+        outputs = [torch.empty(2, 3)]
+        dist.all_gather(outputs, mine)
+        assert torch.equal(outputs[0], mine)
+        part = torch.empty(2, 3)
+        dist.reduce_scatter_tensor(part, mine)
+        assert torch.equal(part, mine)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+SCRIPT = """
+    import sys, torch, torch.distributed as dist, ringreduce.torch
+    assert "ringreduce.torch.distributed.group" not in sys.modules  # what it need not, importing does not load
+    dist.init_process_group(sys.argv[1], **({"init_method": sys.argv[2]} if len(sys.argv) > 2 else {}))
+    total = torch.full((3,), dist.get_rank() + 1.0)
+    dist.all_reduce(total)
+    print(f"{dist.get_rank()}/{dist.get_world_size()} {dist.get_backend()} {total.tolist()}\\n", end="", flush=True)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "backend", "arguments"),
+    [
+        (["torch.distributed.run", "--nproc-per-node", "2"], "ringreduce", []),
+        (["torch.distributed.run", "--nproc-per-node", "2"], "cpu:ringreduce,cuda:nccl", []),
+        (["ringreduce.launch.ringrun", "-np", "2", sys.executable], "ringreduce", ["ringreduce://"]),
+    ],
+    ids=["torchrun", "torchrun with a map of devices", "ringrun"],
+)
+def test_launchers(launcher: list[str], backend: str, arguments: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, str(script), backend, *arguments],
+        env=clean_environment() | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")[:-1]) == [f"{r}/2 {backend} [3.0, 3.0, 3.0]" for r in range(2)]

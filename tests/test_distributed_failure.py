@@ -1,0 +1,162 @@
+"""The torch.distributed backend when ranks are late, lost, gone or apart: a named error on every rank, never a hang."""
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from ranks import Ranks, hear_test, tell_test
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+import ringreduce.torch as hvd  # noqa: E402
+from ringreduce import rendezvous  # noqa: E402
+
+
+def join(path: str, timeout_s: float) -> tuple[int, int]:
+    rank, size = int(os.environ["RINGREDUCE_RANK"]), int(os.environ["RINGREDUCE_SIZE"])
+    limit = timedelta(seconds=timeout_s)
+    dist.init_process_group("ringreduce", init_method=f"file://{path}", rank=rank, world_size=size, timeout=limit)
+    return rank, size
+
+
+def be_late(path: str) -> None:
+    """Rank 1 does not do what rank 0 waits for, in one group after the other; each failure leaves the others alone."""
+    rank, _ = join(path, 60)
+    quick = [dist.new_group(timeout=timedelta(seconds=0.5)) for _ in range(4)]
+    if rank == 0:
+        with pytest.raises(hvd.TimeoutError, match=r"timeout of 0\.5 s; missing rank\(s\): 1"):
+            dist.all_reduce(torch.ones(3), group=quick[0])
+        with pytest.raises(hvd.TimeoutError, match="missing"):  # final, for this group
+            dist.all_reduce(torch.ones(3), group=quick[0])
+        work = dist.all_gather([torch.empty(9000)] * 2, torch.ones(9000), group=quick[1], async_op=True)
+        future = work.get_future()
+        with pytest.raises(RuntimeError, match=r"timeout of 0\.5 s"):
+            future.wait()
+        assert isinstance(work.exception(), hvd.TimeoutError)
+        with pytest.raises(hvd.TimeoutError, match="recv from rank 1"):
+            dist.recv(torch.empty(2), 1, group=quick[2])
+        with pytest.raises(hvd.TimeoutError, match="no rank has sent"):
+            dist.recv(torch.empty(2), group=quick[3])
+    slow = dist.new_group(timeout=timedelta(seconds=60))
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(3), group=slow, async_op=True)
+        with pytest.raises(hvd.TimeoutError, match="still pending"):  # of this wait only
+            work.wait(timedelta(milliseconds=50))
+        assert not work.is_completed()
+        tell_test("waited")
+        assert work.wait()
+        slow.set_timeout(timedelta(seconds=0.3))
+        with pytest.raises(hvd.TimeoutError, match=r"0\.3 s"):
+            dist.broadcast(torch.ones(3), 1, group=slow)
+    else:
+        hear_test()
+        mine = torch.ones(3)
+        dist.all_reduce(mine, group=slow)
+        assert mine.tolist() == [2, 2, 2]
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    assert total.tolist() == [2, 2, 2]
+
+    stuck = dist.new_group()
+    if rank == 0:  # abort() from another thread frees one that is stuck
+        work = dist.irecv(torch.ones(3), 1, group=stuck)
+        timer = threading.Timer(0.1, stuck.abort)
+        timer.start()
+        with pytest.raises(hvd.ShutdownError):
+            work.wait()
+        timer.join()
+    else:
+        with pytest.raises(hvd.ShutdownError, match="rank 0 called shutdown"):
+            dist.all_reduce(torch.ones(3), group=stuck)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_late_ranks(start_ranks: Callable[..., Ranks], tmp_path: Path) -> None:
+    with start_ranks(be_late, 2, args=(str(tmp_path / "store"),)) as job:
+        assert job.hear(0) == "waited"
+        job.tell(1)
+        outcomes = job.wait()
+        assert [outcome.error for outcome in outcomes] == [None, None], job.report()
+
+
+def work_until_somebody_dies(path: str) -> str:
+    rank, size = join(path, 60)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(50, 50))
+
+    def train() -> None:
+        for step in itertools.count():
+            model(torch.ones(4, 50) * rank).sum().backward()
+            if step == 3:
+                tell_test("at work")
+
+    with pytest.raises(RuntimeError, match="lost rank 1"):
+        train()
+    for call in (lambda: dist.all_reduce(torch.ones(1)), lambda: dist.all_gather_object([None] * size, rank)):
+        with pytest.raises(hvd.PeerLostError, match="lost rank 1"):
+            call()
+    return "told"
+
+
+def test_a_killed_rank_is_named_by_the_survivors(start_ranks: Callable[..., Ranks], tmp_path: Path) -> None:
+    with start_ranks(work_until_somebody_dies, 3, args=(str(tmp_path / "store"),)) as job:
+        for rank in range(3):
+            assert job.hear(rank, 60) == "at work"
+        job.kill(1)
+        outcomes = job.wait()
+        assert [outcomes[rank].value for rank in (0, 2)] == ["told", "told"], job.report()
+
+
+def test_a_rank_that_does_not_come(tmp_path: Path) -> None:
+    with pytest.raises(hvd.TimeoutError, match=r"rank 1 did not come to the group's store within 0\.2 s"):
+        dist.init_process_group(
+            "ringreduce",
+            store=dist.FileStore(f"{tmp_path}/store", 2),
+            rank=0,
+            world_size=2,
+            timeout=timedelta(seconds=0.2),
+        )
+    assert not dist.is_initialized()
+
+
+def test_ranks_on_several_hosts_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks as threads, the second of which says that it is elsewhere."""
+    from ringreduce.torch.distributed.membership import Membership
+
+    identities = {"host": b"here:1", "guest": b"there:1"}
+    monkeypatch.setattr(rendezvous, "_host_identity", lambda: identities[threading.current_thread().name])
+    errors: dict[int, Exception] = {}
+
+    def come(rank: int) -> None:
+        with contextlib.suppress(hvd.Error):
+            try:
+                Membership(dist.FileStore(f"{tmp_path}/store", 2), rank, 2, 10.0, "test")
+            except hvd.Error as error:
+                errors[rank] = error
+                raise
+
+    threads = [threading.Thread(target=come, args=(rank,), name=name) for rank, name in enumerate(identities)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [type(errors[rank]) for rank in range(2)] == [hvd.UnavailableError] * 2
+    assert all("ranks [1] are not on this host" in str(error) for error in errors.values())
+
+
+def test_devices_that_it_has_not(tmp_path: Path) -> None:
+    dist.init_process_group("ringreduce", store=dist.FileStore(f"{tmp_path}/store", 1), rank=0, world_size=1)
+    try:
+        with pytest.raises(hvd.UnavailableError, match=r"meta memory: use tensor\.cpu"):
+            dist.all_reduce(torch.ones(1, device="meta"))
+        with pytest.raises(hvd.UnavailableError, match="nothing for cuda"):
+            dist.group.WORLD._get_backend(torch.device("cuda"))
+    finally:
+        dist.destroy_process_group()
