@@ -39,23 +39,27 @@ class Completer:
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Work, torch.futures.Future[None]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._stopped = False
         self._lock = threading.Lock()
 
     def complete(self, work: Work, future: torch.futures.Future[None]) -> None:
         """Completes the future when the work has finished, well or not."""
-        if threading.current_thread() is self._thread:
-            # In a callback of an earlier future, which may wait for this one (torch's PowerSGD hook does).
-            work.settle(future)
-            return
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ringreduce completer", daemon=True)
-                self._thread.start()
-        self._queue.put((work, future))
+            # Within the thread this is a callback of an earlier future, which may wait for this one (PowerSGD's does).
+            here = self._stopped or threading.current_thread() is self._thread
+            if not here:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="ringreduce completer", daemon=True)
+                    self._thread.start()
+                self._queue.put((work, future))
+        if here:
+            work.settle(future)
 
     def stop(self) -> None:
         """Ends the thread, once the group has been left; what is still queued has failed by then."""
-        self._queue.put(None)
+        with self._lock:
+            self._stopped = True
+            self._queue.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(JOIN_S)
 
