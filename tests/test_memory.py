@@ -178,3 +178,36 @@ def test_memory_outlives_a_peer() -> None:
 
     with start_ranks(survivor, 2) as job:
         assert job.wait(30)[0].value == 4000.0
+
+
+def gather_in_place() -> None:
+    """An all-gather whose output is given: registered or not, with unequal shares, this rank's part being its input."""
+    import ringreduce as rr
+
+    with rr.init() as world:
+        counts = [3 + rank for rank in range(world.size)]
+        start = sum(counts[: world.rank])
+        group = rr.global_process_set.group
+        wanted = np.concatenate([np.arange(count) + 10.0 * rank for rank, count in enumerate(counts)])
+        for whole in (rr.symmetric_empty(sum(counts), "f8"), np.empty(sum(counts))):
+            whole[...] = -1
+            mine = whole[start : start + counts[world.rank]]
+            mine[...] = np.arange(mine.size) + 10.0 * world.rank
+            before = rr.stats()
+            work = group.allgather_async(mine, "here", whole)
+            work.wait()
+            assert work.output is None
+            assert work.counts == counts
+            assert np.array_equal(whole, wanted)
+            copied = rr.stats()["bytes_copied"] - before["bytes_copied"]
+            assert (copied == 0) is (rr.stats()["direct"] > before["direct"])
+        other = np.zeros(1)  # too small: the operation has an output of its own
+        work = group.allgather_async(mine, "there", other)
+        work.wait()
+        assert np.array_equal(np.frombuffer(work.output or b""), wanted)
+        assert other[0] == 0
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "two_shot"])
+def test_an_all_gather_can_be_given_its_output(algorithm: str) -> None:
+    run_ranks(gather_in_place, 3, env={"RINGREDUCE_ALGORITHM": algorithm})
