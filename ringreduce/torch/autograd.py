@@ -18,8 +18,8 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.movement import rows_for_each
 from ringreduce.ops import Adasum, Average, ReduceOp, Sum
 from ringreduce.torch import adasum
-from ringreduce.torch.members import Members, process_set_of, run, run_grouped
-from ringreduce.torch.submission import allgathers, received, reducescatters
+from ringreduce.torch.members import Members, process_set_of, run
+from ringreduce.torch.submission import allgathers, numbered, received, reducescatters
 from ringreduce.torch.tensors import operand, source
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
@@ -94,7 +94,10 @@ def grouped_allreduce(
 ) -> Sequence[torch.Tensor]:
     """GroupedAllreduce, or its operator."""
     settings = (name, op, pre, post, members)
-    outputs: Sequence[torch.Tensor] = run_grouped("grouped_allreduce", GroupedAllreduce, tensors, *settings)
+    if isinstance(members, int):
+        in_graph: Sequence[torch.Tensor] = torch.ops.ringreduce.grouped_allreduce(list(tensors), *settings)
+        return in_graph
+    outputs: Sequence[torch.Tensor] = GroupedAllreduce.apply(*settings, *tensors)  # type: ignore[no-untyped-call]
     return outputs
 
 
@@ -133,8 +136,15 @@ def grouped_allgather(
     Args:
         rows: of each output, where that is known beforehand; graphs can then be compiled for it.
     """
-    outputs = run_grouped("grouped_allgather", GroupedAllgather, tensors, name, rows, members)
-    return outputs if isinstance(members, int) else (outputs[:-1], outputs[-1])
+    if isinstance(members, int):  # one operator each: not all of inductor takes lists of tensors of unknown rows
+        known = [None] * len(tensors) if rows is None else rows
+        pairs = [
+            torch.ops.ringreduce.allgather(tensor, numbered(name, at, len(tensors)), known[at], members)
+            for at, tensor in enumerate(tensors)
+        ]
+        return [output for output, _ in pairs], torch.cat([counts for _, counts in pairs])
+    *outputs, all_counts = GroupedAllgather.apply(name, rows, members, *tensors)  # type: ignore[no-untyped-call]
+    return outputs, all_counts
 
 
 def own_rows(
@@ -142,8 +152,8 @@ def own_rows(
 ) -> Sequence[torch.Tensor]:
     """This rank's rows of what grouped_allgather() has put together; rows: how many they are."""
     if isinstance(members, int):
-        in_graph: Sequence[torch.Tensor] = torch.ops.ringreduce.own_rows(list(gathered), counts, list(rows), members)
-        return in_graph
+        take = torch.ops.ringreduce.own_rows
+        return [take(tensor, counts[at], rows[at], members) for at, tensor in enumerate(gathered)]
     starts = counts[:, : members.group.rank].sum(1).tolist()
     return [tensor.narrow(0, *where) for tensor, *where in zip(gathered, starts, rows, strict=True)]
 
@@ -249,8 +259,11 @@ def grouped_reducescatter(
     tensors: Sequence[torch.Tensor], name: str | None, op: int, pre: float, post: float, members: Members
 ) -> Sequence[torch.Tensor]:
     """GroupedReducescatter, or its operator."""
-    settings = (name, op, pre, post, members)
-    outputs: Sequence[torch.Tensor] = run_grouped("grouped_reducescatter", GroupedReducescatter, tensors, *settings)
+    settings = (op, pre, post, members)
+    if isinstance(members, int):
+        scatter = torch.ops.ringreduce.reducescatter
+        return [scatter(tensor, numbered(name, at, len(tensors)), *settings) for at, tensor in enumerate(tensors)]
+    outputs: Sequence[torch.Tensor] = GroupedReducescatter.apply(name, *settings, *tensors)  # type: ignore[no-untyped-call]
     return outputs
 
 

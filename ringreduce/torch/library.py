@@ -2,16 +2,16 @@
 
 An operator is a function of autograd.py with a schema, with a rule for the shape of its result, and with that
 function's gradient. Arguments are those of autograd.py: names are strings, an operation is its number, a process set is
-its id. All of them are functional; in place, a traced hvd.allreduce_(x) is x.copy_(allreduce(x)), because torch keeps
-only functional operators in order (below) and takes the copy away where it can.
+its id. All of them are functional; in place, a traced hvd.allreduce_(x) is x.copy_(allreduce(x)), because torch knows
+no order of operators that overwrite their arguments.
 
-Order. Every operator that communicates is registered as a side effect of one ordered kind where torch has that
-(2.10 or so; ORDERED says whether): a token goes from each to the next, in the forward graph and in the backward
-graph, so that no pass of the compiler drops one (also when its result is used on some ranks only, whose graphs
-differ), doubles one or moves one across another. Where torch does not have it (2.4 to 2.9), they are registered as
-functions with side effects: they are not dropped, and keep their order with the backends eager and aot_eager.
+Order. Every operator that communicates is marked as having side effects, so that no pass drops one, also when its
+result is used on some ranks only. Graphs run in the order of the program with the backends eager and aot_eager, and
+where torch has ordered effects (ORDERED) a token goes from each operator to the next, forward and backward. Inductor
+moves operators nevertheless (torch 2.13, to save memory): the same way on all ranks when their graphs and shapes are
+the same. docs/torch-compile.md says what to set where they are not.
 
-Loading this costs no import of torch._dynamo, and nothing here is called by Python code that is not being traced.
+Loading this does not import torch._dynamo, and nothing here is called by Python code that is not being traced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from ringreduce.torch.tracing import KERNEL, TRACEABLE, untraced
 _torch_library: Any = torch.library  # which has no types
 
 ORDERED = hasattr(torch.library, "EffectType") and hasattr(torch.library, "_register_effectful_op")
-"""Whether torch keeps the collectives of a graph in order by itself, whatever the backend."""
+"""Whether this torch has ordered effects."""
+
+TENSORS_LAST = (autograd.GroupedAllreduce, autograd.GroupedAllgather, autograd.GroupedReducescatter)
 
 REDUCTION = "str? name, int op, float prescale_factor, float postscale_factor, int process_set"
 
@@ -50,36 +52,32 @@ def _counts(members: Members, *operations: int) -> torch.Tensor:
 
 
 def _fake_allgather(
-    tensors: Sequence[torch.Tensor], name: str | None, rows: Sequence[int] | None, members: Members
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    known = rows if rows is not None else [None] * len(tensors)
-    outputs = [
-        _unknown_rows(tensor) if n is None else _rows(tensor, n) for tensor, n in zip(tensors, known, strict=True)
-    ]
-    return outputs, _counts(members, len(tensors))
+    tensor: torch.Tensor, name: str | None, rows: int | None, members: Members
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _unknown_rows(tensor) if rows is None else _rows(tensor, rows), _counts(members, 1)
 
 
-def _fake_reducescatter(tensors: Sequence[torch.Tensor], *settings: Any) -> list[torch.Tensor]:
+def _fake_reducescatter(tensor: torch.Tensor, *settings: Any) -> torch.Tensor:
     group = process_set_of(settings[-1]).group
-    return [_rows(tensor, (tensor.shape[0] + group.size - 1 - group.rank) // group.size) for tensor in tensors]
+    return _rows(tensor, (tensor.shape[0] + group.size - 1 - group.rank) // group.size)
 
 
-def _grouped_allgather(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
-    *outputs, counts = autograd.GroupedAllgather.forward(*settings, *tensors)
-    return outputs, counts
+def _allgather(tensor: torch.Tensor, *settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    output, counts = autograd.GroupedAllgather.forward(*settings, tensor)
+    return output, counts
+
+
+def _reducescatter(tensor: torch.Tensor, *settings: Any) -> torch.Tensor:
+    return autograd.GroupedReducescatter.forward(*settings, tensor)[0]
 
 
 def _grouped_allreduce(tensors: Sequence[torch.Tensor], *settings: Any) -> list[torch.Tensor]:
     return list(autograd.GroupedAllreduce.forward(*settings, *tensors))
 
 
-def _grouped_reducescatter(tensors: Sequence[torch.Tensor], *settings: Any) -> list[torch.Tensor]:
-    return list(autograd.GroupedReducescatter.forward(*settings, *tensors))
-
-
-def _own_rows(gathered: Sequence[torch.Tensor], counts: torch.Tensor, rows: Sequence[int], members: Members) -> Any:
-    taken = autograd.own_rows(gathered, counts, rows, process_set_of(members))
-    return [tensor.clone() for tensor in taken]  # an operator's result is memory of its own
+def _own_rows(gathered: torch.Tensor, counts: torch.Tensor, rows: int, members: Members) -> torch.Tensor:
+    (taken,) = autograd.own_rows([gathered], counts[None], [rows], process_set_of(members))
+    return taken.clone()  # an operator's result is memory of its own
 
 
 def _sent_back(grad: torch.Tensor, counts: torch.Tensor, rows: int, members: Members) -> torch.Tensor:
@@ -90,24 +88,21 @@ def _barrier(name: str | None, members: Members) -> None:
     process_set_of(members).group.barrier(name)
 
 
-def _flat(output: Any) -> tuple[torch.Tensor, ...]:
-    """The outputs of an operator on lists, as its function has them."""
-    return tuple(output) if isinstance(output, list) else (*output[0], *output[1:])
-
-
-def _gradient(function: type[torch.autograd.Function], grouped: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The function's backward() and setup_context(), as an operator takes them."""
-    if not grouped:
-        return function.backward, function.setup_context
+def _gradient(function: type[torch.autograd.Function]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """backward() and setup_context() of a function of (*settings, *tensors), for one of (tensors, *settings)."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors, *settings = inputs
-        function.setup_context(ctx, (*settings, *tensors), _flat(output))
+        single = isinstance(tensors, torch.Tensor)
+        outputs = (output,) if isinstance(output, torch.Tensor) else tuple(output)
+        function.setup_context(ctx, (*settings, *((tensors,) if single else tensors)), outputs)
 
-    def backward(ctx: Any, grads: Sequence[torch.Tensor], *others: torch.Tensor) -> tuple[Any, ...]:
-        results = function.backward(ctx, *grads, *others)
-        settings = len(results) - len(grads)
-        return list(results[settings:]), *results[:settings]
+    def backward(ctx: Any, grads: torch.Tensor | Sequence[torch.Tensor], *others: torch.Tensor) -> tuple[Any, ...]:
+        single = isinstance(grads, torch.Tensor)
+        results = function.backward(ctx, *((grads,) if single else grads), *others)
+        count = 1 if single else len(grads)
+        tensors, settings = results[-count:], results[:-count]
+        return tensors[0] if single else list(tensors), *settings
 
     return backward, setup_context
 
@@ -119,18 +114,20 @@ def _define(
     fake: Callable[..., Any],
     function: type[torch.autograd.Function] | None = None,
     communicates: bool = True,
+    token: bool = True,
 ) -> None:
     name = schema.split("(")[0]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(name, untraced(KERNEL)(kernel), "CompositeExplicitAutograd")
     torch.library.register_fake(f"ringreduce::{name}", fake, lib=library)
     if function is not None:
-        backward, setup_context = _gradient(function, grouped="Tensor[] tensors" in schema)
+        grouped = issubclass(function, TENSORS_LAST)
+        backward, setup_context = _gradient(function) if grouped else (function.backward, function.setup_context)
         torch.library.register_autograd(f"ringreduce::{name}", backward, setup_context=setup_context, lib=library)
     if communicates:
         operator = getattr(torch.ops.ringreduce, name).default
         torch.fx.node.has_side_effect(operator)
-        if ORDERED:
+        if ORDERED and token:
             _torch_library._register_effectful_op(operator, _torch_library.EffectType.ORDERED, lib=library)
 
 
@@ -153,15 +150,16 @@ def _defined() -> Any:
         autograd.GroupedAllreduce,
     )
     define(
-        "grouped_allgather(Tensor[] tensors, str? name, SymInt[]? rows, int process_set) -> (Tensor[], Tensor)",
-        _grouped_allgather,
+        "allgather(Tensor tensor, str? name, SymInt? rows, int process_set) -> (Tensor, Tensor)",
+        _allgather,
         _fake_allgather,
         autograd.GroupedAllgather,
+        token=False,  # inductor does not take tokens beside rows that are not known
     )
     define(
-        "own_rows(Tensor[] gathered, Tensor counts, SymInt[] rows, int process_set) -> Tensor[]",
+        "own_rows(Tensor gathered, Tensor counts, SymInt rows, int process_set) -> Tensor",
         _own_rows,
-        lambda gathered, counts, rows, _: [_rows(tensor, n) for tensor, n in zip(gathered, rows, strict=True)],
+        lambda gathered, counts, rows, _: _rows(gathered, rows),
         communicates=False,
     )
     define(
@@ -175,6 +173,7 @@ def _defined() -> Any:
         autograd.Alltoall.forward,
         lambda tensor, *settings: (_unknown_rows(tensor), _counts(settings[-1])),
         autograd.Alltoall,
+        token=False,
     )
     define(
         "sent_back(Tensor grad, Tensor counts, SymInt rows, int process_set) -> Tensor",
@@ -182,8 +181,8 @@ def _defined() -> Any:
         lambda grad, counts, rows, _: _rows(grad, rows),
     )
     define(
-        f"grouped_reducescatter(Tensor[] tensors, {REDUCTION}) -> Tensor[]",
-        _grouped_reducescatter,
+        f"reducescatter(Tensor tensor, {REDUCTION}) -> Tensor",
+        _reducescatter,
         _fake_reducescatter,
         autograd.GroupedReducescatter,
     )

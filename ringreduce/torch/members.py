@@ -6,7 +6,6 @@ the set's id, an int, and the collective an operator of library.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -36,12 +35,3 @@ def run(operator: str, function: type[torch.autograd.Function], *arguments: Any)
     if isinstance(arguments[-1], int):
         return getattr(torch.ops.ringreduce, operator)(*arguments)
     return function.apply(*arguments)  # type: ignore[no-untyped-call]
-
-
-def run_grouped(
-    operator: str, function: type[torch.autograd.Function], tensors: Sequence[torch.Tensor], *settings: Any
-) -> Any:
-    """run() of several tensors: they come last in a function, and first in an operator."""
-    if isinstance(settings[-1], int):
-        return getattr(torch.ops.ringreduce, operator)(list(tensors), *settings)
-    return function.apply(*settings, *tensors)  # type: ignore[no-untyped-call]
