@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "data/stream.h"
 #include "engine/bench.h"
 #include "engine/context.h"
 #include "engine/limit.h"
@@ -65,6 +66,13 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "memfd", [](const std::string& label, size_t nbytes) { return create_memfd(label, nbytes).release(); },
       py::arg("label"), py::arg("nbytes"));
+  m.def(
+      "stream",
+      [](uintptr_t dst, uintptr_t src, size_t nbytes) {
+        const py::gil_scoped_release release;
+        stream(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), nbytes);
+      },
+      py::arg("dst"), py::arg("src"), py::arg("nbytes"));
 
   py::class_<PySegment>(m, "Segment", py::buffer_protocol())
       .def(py::init<int, uint64_t, int, int, size_t>(), py::arg("fd"), py::arg("uid"), py::arg("region"),

@@ -31,6 +31,9 @@ def control_nbytes(size: int) -> int:
 def memfd(label: str, nbytes: int) -> int:
     """A new anonymous, close-on-exec memory file of nbytes zero bytes; the caller owns the descriptor."""
 
+def stream(dst: int, src: int, nbytes: int) -> None:
+    """Copies between two addresses that do not overlap, past the caches: for what is not read again soon."""
+
 class Segment:
     """Registered (symmetric) memory: one memory file of `regions` equal parts, mapped whole.
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ringreduce import memory
-from ringreduce._core import Work
+from ringreduce._core import Work, stream
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch.exchange import Channel, Exchange
@@ -27,6 +27,11 @@ ALIGNMENT = 64  # of slots; buckets start on pages
 
 LARGE_NBYTES = 256 << 10
 """A gradient of this size goes to its place as soon as it is there; smaller ones together, to save calls."""
+
+STREAMED_NBYTES = 8 << 20
+"""In a bucket of this size large gradients go to their places past the caches: they would not be there any more when
+they are reduced, and lines that are overwritten whole need not be read first. Two ranks, 80 MB of gradients: a step of
+224 to 260 ms instead of 235 to 289 ms."""
 
 
 def plan(nbytes: Sequence[int], kinds: Sequence[Hashable], limit: int) -> list[list[int]]:
@@ -107,12 +112,13 @@ class Bucket:
 class RegisteredBucket(Bucket):
     """Gradients are views of one stretch of registered memory, and stay there."""
 
-    __slots__ = ("channel", "memory", "whole", "work")
+    __slots__ = ("channel", "memory", "streams", "whole", "work")
 
     def __init__(self, slots: list[Slot], name: str, raw: Any, channel: Channel) -> None:
         super().__init__(slots, name)
         self.channel = channel
         self.whole = from_bytes(raw, slots[0].parameter.dtype)
+        self.streams = self.whole.nbytes >= STREAMED_NBYTES
         self.memory = [operand(self.whole)]
         self.work: Work
         for slot, view in zip(slots, views(slots, self.whole), strict=True):
@@ -130,7 +136,10 @@ class RegisteredBucket(Bucket):
         if grad is None or grad is view:
             return
         check_dense(slot, grad)
-        if grad.data_ptr() != slot.address or grad.stride() != view.stride():
+        address, alike = grad.data_ptr(), grad.stride() == view.stride() and grad.dtype == view.dtype
+        if self.streams and alike and address != slot.address:
+            stream(slot.address, address, view.nbytes)  # views are dense, so equal strides are equal bytes
+        elif address != slot.address or not alike:
             view.copy_(grad)
         slot.parameter.grad = view
 
