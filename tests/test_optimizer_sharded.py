@@ -255,7 +255,7 @@ def test_state_goes_to_the_plain_optimizer_and_to_other_numbers_of_ranks(
 ) -> None:
     options = OPTIMIZERS[name][1]
     saved, parameters = run_ranks(save_state, 3, args=(name, options))[0]
-    ends = [run_ranks(resume, size, args=(name, options, saved, parameters))[0] for size in (2, 4)]
+    end = run_ranks(resume, 2, args=(name, options, saved, parameters))[0]
     model = Net()
     with torch.no_grad():
         for parameter, value in zip(model.parameters(), pickle.loads(parameters), strict=True):
@@ -267,9 +267,8 @@ def test_state_goes_to_the_plain_optimizer_and_to_other_numbers_of_ranks(
             parameter.grad = torch.zeros_like(parameter)
         loss_of(model, 0, step).backward()
         plain.step()
-    for end in ends:
-        for parameter, value in zip(model.parameters(), end, strict=True):
-            assert torch.allclose(parameter, torch.tensor(value), rtol=1e-6, atol=1e-7)
+    for parameter, value in zip(model.parameters(), end, strict=True):
+        assert torch.allclose(parameter, torch.tensor(value), rtol=1e-6, atol=1e-7)
 
 
 def clip() -> None:
