@@ -18,7 +18,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.movement import rows_for_each
 from ringreduce.ops import Adasum, Average, ReduceOp, Sum
 from ringreduce.torch import adasum
-from ringreduce.torch.members import Members, process_set_of, run
+from ringreduce.torch.members import Members, call, process_set_of, run
 from ringreduce.torch.submission import allgathers, numbered, received, reducescatters
 from ringreduce.torch.tensors import operand, source
 
@@ -97,7 +97,7 @@ def grouped_allreduce(
     if isinstance(members, int):
         in_graph: Sequence[torch.Tensor] = torch.ops.ringreduce.grouped_allreduce(list(tensors), *settings)
         return in_graph
-    outputs: Sequence[torch.Tensor] = GroupedAllreduce.apply(*settings, *tensors)  # type: ignore[no-untyped-call]
+    outputs: Sequence[torch.Tensor] = call(GroupedAllreduce, *settings, *tensors)
     return outputs
 
 
@@ -143,7 +143,7 @@ def grouped_allgather(
             for at, tensor in enumerate(tensors)
         ]
         return [output for output, _ in pairs], torch.cat([counts for _, counts in pairs])
-    *outputs, all_counts = GroupedAllgather.apply(name, rows, members, *tensors)  # type: ignore[no-untyped-call]
+    *outputs, all_counts = call(GroupedAllgather, name, rows, members, *tensors)
     return outputs, all_counts
 
 
@@ -263,7 +263,7 @@ def grouped_reducescatter(
     if isinstance(members, int):
         scatter = torch.ops.ringreduce.reducescatter
         return [scatter(tensor, numbered(name, at, len(tensors)), *settings) for at, tensor in enumerate(tensors)]
-    outputs: Sequence[torch.Tensor] = GroupedReducescatter.apply(name, *settings, *tensors)  # type: ignore[no-untyped-call]
+    outputs: Sequence[torch.Tensor] = call(GroupedReducescatter, name, *settings, *tensors)
     return outputs
 
 

@@ -30,8 +30,13 @@ def process_set_of(members: Members) -> ProcessSet:
     return state.require().process_sets.get(members, NOWHERE) if members else global_process_set
 
 
+def call(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """function.apply, for which torch has no types."""
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+
+
 def run(operator: str, function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """The function, or the operator made of it where the last argument is the id of a process set."""
     if isinstance(arguments[-1], int):
         return getattr(torch.ops.ringreduce, operator)(*arguments)
-    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return call(function, *arguments)

@@ -59,7 +59,7 @@ def undefined(library: Path) -> dict[str, set[tuple[str, str]]]:
         versions.update((version, soname) for version in re.findall(r"Name: (\S+)", entries))
     for name, version in re.findall(r" UND (\w+)(?:@(\S+))?", run("readelf", "--dyn-syms", "-W", library)):
         soname = versions.get(version, "")
-        if soname in wanted or (not version and re.match(r"_*(cu|nccl|nv)", name)):
+        if (version and soname in wanted) or (not version and re.match(r"_*(cu|nccl|nv)", name)):
             wanted.setdefault(soname, set()).add((name, version))
     return wanted
 
