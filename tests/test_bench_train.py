@@ -113,6 +113,21 @@ def test_modes_reach_the_same_loss_and_an_absent_one_is_named(
 
 
 @needs_torch
+def test_shares_of_a_step_and_our_process_group_reach_the_loss_of_one_process_with_adam(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vs = "single,ringreduce-shard,ddp-ringreduce"
+    status, document, rows = bench(tmp_path, "--vs", vs, "--optimizer", "adam")
+    assert status == 0, capsys.readouterr().err
+    assert list(rows) == ["single", "independent", "ringreduce", "ringreduce-shard", "ddp-ringreduce"]
+    assert document["meta"]["optimizer"] == "adam"
+    assert {row["status"] for row in rows.values()} == {"ok"}
+    assert {row["same_loss"] for row in rows.values()} == {True}
+    plain = bench(tmp_path, "--vs", "none")[2]["ringreduce"]["loss"]
+    assert plain != pytest.approx(rows["ringreduce"]["loss"], rel=1e-3)  # the optimizer made a difference
+
+
+@needs_torch
 def test_a_mode_that_does_not_reduce_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,7 +112,7 @@ class Bucket:
 class RegisteredBucket(Bucket):
     """Gradients are views of one stretch of registered memory, and stay there."""
 
-    __slots__ = ("channel", "memory", "streams", "whole", "work")
+    __slots__ = ("channel", "destinations", "memory", "streams", "whole", "work")
 
     def __init__(self, slots: list[Slot], name: str, raw: Any, channel: Channel) -> None:
         super().__init__(slots, name)
@@ -124,6 +124,7 @@ class RegisteredBucket(Bucket):
         for slot, view in zip(slots, views(slots, self.whole), strict=True):
             slot.view = view
             slot.address = view.data_ptr()
+        self.destinations = [(slot.parameter, slot.view, slot.address, slot) for slot in slots]
 
     @staticmethod
     def nbytes(slots: Sequence[Slot]) -> int:
@@ -146,8 +147,7 @@ class RegisteredBucket(Bucket):
     def gather(self) -> None:
         """Brings all gradients to their places; the small ones by one call."""
         sources, targets, strided = [], [], torch.strided
-        for slot in self.slots:
-            parameter, view = slot.parameter, slot.view
+        for parameter, view, address, slot in self.destinations:
             grad = parameter.grad
             if grad is view:
                 continue
@@ -159,7 +159,7 @@ class RegisteredBucket(Bucket):
             else:
                 if grad.requires_grad or grad.layout is not strided:
                     check_dense(slot, grad)
-                if grad.data_ptr() != slot.address or grad.stride() != view.stride():
+                if grad.data_ptr() != address or grad.stride() != view.stride():
                     sources.append(grad)
                     targets.append(view)
             parameter.grad = view
