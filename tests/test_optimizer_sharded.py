@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ringreduce.torch as hvd  # noqa: E402  # after the check that torch is there
-from ringreduce.torch import layout  # noqa: E402
+from ringreduce.torch import layout, shards  # noqa: E402
 
 BITS = "bits"
 CLOSE = "close"
@@ -71,12 +71,13 @@ def make(name: str, model: Any, options: dict[str, Any]) -> Any:
 
 @contextmanager
 def small_buckets(nbytes: int = 900) -> Iterator[None]:
-    usual = layout.BUCKET_NBYTES
-    layout.BUCKET_NBYTES = nbytes
+    """Several buckets, and several pieces of each shard."""
+    usual = layout.BUCKET_NBYTES, shards.PIECE_NBYTES
+    layout.BUCKET_NBYTES, shards.PIECE_NBYTES = nbytes, 128
     try:
         yield
     finally:
-        layout.BUCKET_NBYTES = usual
+        layout.BUCKET_NBYTES, shards.PIECE_NBYTES = usual
 
 
 def train(optimizer: Any, model: Any, rank: int, steps: int = 4, scheduler: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Optimizer state between its two forms: by parameter, as torch has it, and by shard, as a rank keeps it.
+"""Optimizer state between its two forms: by parameter, as torch has it, and by shard, as a rank keeps it (in pieces).
 
 A shard's state has elements of its own (momenta), in tensors like the shard, and what all of it shares (step counts),
 in numbers and tensors without dimensions.
@@ -6,7 +6,7 @@ in numbers and tensors without dimensions.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,28 @@ def to_shard(bucket: ShardedBucket, full: State) -> dict[str, Any]:
             place.copy_(full[slot.parameter][key])
         state[key] = bucket.share_of(whole).clone()
     return state
+
+
+def to_pieces(bucket: ShardedBucket, state: dict[str, Any]) -> list[dict[str, Any]]:
+    """A shard's state as that of its pieces."""
+    count = bucket.pieces[0].numel()
+    states: list[dict[str, Any]] = [{} for _ in bucket.pieces]
+    for key, value in state.items():
+        if is_common(key, value, bucket.shard):
+            parts = [_copy(value) for _ in bucket.pieces]
+        else:
+            parts = [part.clone() for part in value.split(count)]
+        for one, part in zip(states, parts, strict=True):
+            one[key] = part
+    return states
+
+
+def of_pieces(bucket: ShardedBucket, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The state of a shard from that of its pieces, which are always updated together."""
+    return {
+        key: value if is_common(key, value, bucket.shard) else torch.cat([state[key] for state in states])
+        for key, value in states[0].items()
+    }
 
 
 def to_parameters(bucket: ShardedBucket, state: dict[str, Any]) -> State:

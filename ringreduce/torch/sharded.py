@@ -31,7 +31,7 @@ from ringreduce.ops import Average, Max, Sum
 from ringreduce.torch.compression import NoneCompressor
 from ringreduce.torch.distributed_optimizer import DistributedMixin, Named
 from ringreduce.torch.reducer import Settings
-from ringreduce.torch.shard_state import to_parameters, to_shard
+from ringreduce.torch.shard_state import of_pieces, to_parameters, to_pieces, to_shard
 from ringreduce.torch.shards import ShardedBucket, ShardedReducer
 from ringreduce.torch.tensors import operand
 from ringreduce.torch.tracing import STEP, untraced
@@ -115,7 +115,7 @@ class ShardedMixin(DistributedMixin):
         reducer = ShardedReducer(named, self._settings, self._process_set, self.backward_passes_per_step)
         self._fit_groups()
         for bucket in reducer.shards:
-            self._inner.param_groups[bucket.section]["params"].append(bucket.shard)
+            self._inner.param_groups[bucket.section]["params"].extend(bucket.pieces)
         return reducer
 
     def _fit_groups(self) -> None:
@@ -204,7 +204,8 @@ class ShardedMixin(DistributedMixin):
         """Takes this rank's share of a state that was loaded or broadcast, and lets go of the rest."""
         if any(self.state.values()):
             for bucket in self._buckets():
-                self._inner.state[bucket.shard] = to_shard(bucket, self.state)
+                states = to_pieces(bucket, to_shard(bucket, self.state))
+                self._inner.state.update(zip(bucket.pieces, states, strict=True))
             self.state.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -213,7 +214,8 @@ class ShardedMixin(DistributedMixin):
             return super().state_dict()
         full: dict[Any, dict[str, Any]] = {}
         for bucket in self._buckets():
-            full.update(to_parameters(bucket, self._inner.state.get(bucket.shard, {})))
+            states = [self._inner.state.get(piece, {}) for piece in bucket.pieces]
+            full.update(to_parameters(bucket, of_pieces(bucket, states)))
         parameters = (p for group in self.param_groups for p in group["params"])
         try:
             self.state.update((parameter, full[parameter]) for parameter in parameters if parameter in full)

@@ -19,6 +19,11 @@ from ringreduce.torch.exchange import Channel
 from ringreduce.torch.reducer import Reducer
 from ringreduce.torch.tensors import from_bytes, operand
 
+PIECE_NBYTES = 512 << 10
+"""An optimizer passes over its arrays several times (Adam: eight operations on five arrays), and finds a piece of this
+size in a cache from the second time on. Adam on 40 MB, one core of an EPYC 9004: 56 ms whole, 25, 21, 19 ms in pieces
+of 128, 256 and 512 KiB; plain SGD, which passes once, 3.7 and 3.9 ms."""
+
 
 class ShardedBucket(RegisteredBucket):
     """Slots of one section, their gradients and their parameters.
@@ -26,9 +31,19 @@ class ShardedBucket(RegisteredBucket):
     section: the parameter group that all of them are of.
     values: the flat parameters.
     shard: this rank's share of values; shard.grad is that of the gradients.
+    pieces: the shard once more, in parts of PIECE_NBYTES with a grad each: what the optimizer updates.
     """
 
-    __slots__ = ("places", "section", "shard", "shard_memory", "values", "values_memory", "values_shard_memory")
+    __slots__ = (
+        "pieces",
+        "places",
+        "section",
+        "shard",
+        "shard_memory",
+        "values",
+        "values_memory",
+        "values_shard_memory",
+    )
 
     def __init__(self, slots: list[Slot], name: str, gradients: Any, values: Any, channel: Channel) -> None:
         super().__init__(slots, name, gradients, channel)
@@ -36,6 +51,9 @@ class ShardedBucket(RegisteredBucket):
         self.values = from_bytes(values, slots[0].parameter.dtype)
         self.shard = self.share_of(self.values)
         self.shard.grad = self.share_of(self.whole)
+        self.pieces = torch.split(self.shard, PIECE_NBYTES // self.shard.element_size())
+        for piece, grad in zip(self.pieces, torch.split(self.shard.grad, self.pieces[0].numel()), strict=True):
+            piece.grad = grad
         self.shard_memory = operand(self.shard.grad)
         self.values_memory, self.values_shard_memory = operand(self.values), operand(self.shard)
         self.places = [
