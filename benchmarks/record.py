@@ -64,9 +64,15 @@ def parts(rounds: int) -> dict[str, list[str]]:
         found[f"small {ranks} ranks"] = ["allreduce", "-np", ranks, *few]
     for name in ("reducescatter", "allgather", "broadcast", "alltoall"):
         found[f"collectives {name}"] = [name, "-np", "2", "--sizes", "16M", "--vs", "openmpi,mpich", *turns]
-    for model in ("lenet", "mlp"):
-        vs = "single,single-all,ddp-gloo,horovod"
-        found[f"train {model}"] = ["train", "--model", model, "-np", "2", "--vs", vs, *turns]
+    ours, peers = "ringreduce-shard,ddp-ringreduce", "ddp-gloo,horovod"
+    for name, vs in (
+        ("lenet", f"single,single-all,{peers}"),
+        ("mlp", f"single,single-all,{ours},{peers}"),
+        ("mlp adam", f"{ours},{peers}"),
+    ):
+        model, *optimizer = name.split()
+        chosen = ["--optimizer", *optimizer] if optimizer else []
+        found[f"train {name}"] = ["train", "--model", model, *chosen, "-np", "2", "--vs", vs, *turns]
     return found
 
 

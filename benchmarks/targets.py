@@ -46,12 +46,21 @@ SMALL = (
 """(part, ranks, percentile, most us) of 8 bytes from Python."""
 
 COLLECTIVE_LIMIT = 0.75
-TRAINING = {"train lenet": 0.97, "train mlp": 0.90}
+TRAINING = (
+    ("train lenet", "ringreduce", 0.97),
+    ("train mlp", "ringreduce", 0.90),
+    ("train mlp", "ringreduce-shard", 0.90),
+    ("train mlp adam", "ringreduce-shard", 1.15),
+)
+"""(part, mode, least fraction of the communication-free bound)."""
+
+DDP = ("train mlp", 1.2)
+"""(part, least ratio of DDP on our process group to DDP on Gloo)."""
 
 
 def judge(record: dict[str, Any]) -> list[Judgement]:
     """Every promise that the record has measured."""
-    found = record["comparisons"]
+    found, found_training = record["comparisons"], record["training"]
     judged: list[Judgement] = []
     if "allreduce" in found:
         judged += _ratios(found["allreduce"])
@@ -65,11 +74,18 @@ def judge(record: dict[str, Any]) -> list[Judgement]:
     for part, one in found.items():
         if part.startswith("collectives "):
             judged += _collective(part.split()[1], one)
-    for part, least in TRAINING.items():
-        fraction = _fraction(record["training"].get(part))
+    for part, mode, least in TRAINING:
+        fraction = _of_mode(found_training.get(part), mode, "fraction_of_bound")
         if fraction is not None:
-            what = f"{part}: fraction of the communication-free bound"
+            what = f"{part}, {mode}: fraction of the communication-free bound"
             judged.append(Judgement(what, f"{fraction:.3f}", f">= {least}", fraction >= least))
+    part, least = DDP
+    ours, theirs = (_of_mode(found_training.get(part), f"ddp-{who}", "samples_per_s") for who in ("ringreduce", "gloo"))
+    if ours and theirs:
+        ratio = f"{ours / theirs:.2f}x"
+        judged.append(
+            Judgement(f"{part}: DDP on ringreduce beside DDP on Gloo", ratio, f">= {least}x", ours / theirs >= least)
+        )
     return judged
 
 
@@ -121,8 +137,6 @@ def _collective(name: str, found: comparison.Document) -> Iterator[Judgement]:
             yield Judgement(what, f"{hardest['median']:.2f}x", ">= 1x", hardest["median"] >= 1)
 
 
-def _fraction(found: dict[str, Any] | None) -> float | None:
-    if found is None:
-        return None
-    ours = [row for row in found["results"] if row["mode"] == "ringreduce"]
-    return ours[0].get("fraction_of_bound") if ours else None
+def _of_mode(found: dict[str, Any] | None, mode: str, key: str) -> float | None:
+    rows = [row for row in found["results"] if row["mode"] == mode] if found else []
+    return rows[0].get(key) if rows else None
