@@ -18,6 +18,10 @@ R = TypeVar("R")
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
 """True while torch.compile (or torch.export) traces the caller. The second spelling is torch 2.1's."""
 
+frame_callback: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
+"""What torch.compile does with each function that is called now; None or False where it is not at work. Within a
+compiled function it is, also where the graph was broken: what is called there would be compiled by itself."""
+
 TRACEABLE = hasattr(torch.library, "register_autograd")
 """Whether this torch (>= 2.4) can have the collectives in its graphs. Older ones break the graph at each."""
 
@@ -46,7 +50,7 @@ def untraced(reason: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             sys.modules[OUTSIDE].add(function, reason)
 
         def entry(*args: P.args, **kwargs: P.kwargs) -> R:
-            if is_compiling():
+            if is_compiling() or frame_callback():
                 from ringreduce.torch import outside
 
                 result: R = outside.functions[index](*args, **kwargs)
