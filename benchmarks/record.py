@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/record.py [--rounds 5] [--only allreduce,small,collectives,train] [--readme]
 
 Writes docs/results/DATE-MACHINE.json (every row of every round), .md (tables, and each promised figure: reached, or by
-how much not) and .png. --readme also rewrites the table between the markers in README.md. Takes about half an hour on
-two cores. Exit status 1 when a result is wrong.
+how much not) and .png; with --only the other parts stay as they are in a record of that name. --readme also rewrites
+the table between the markers in README.md. Takes about half an hour on two cores. Exit status 1 when a result is wrong.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ RESULTS = ROOT / "docs" / "results"
 SIZES = "8,512,4K,64K,256K,1M,2M,16M,128M"
 PEERS = "gloo,openmpi,mpich,mpi4py,horovod,nccl"
 MARKERS = ("<!-- figures: benchmarks/record.py --readme -->", "<!-- end of figures -->")
+PARTS = ["allreduce", "small", "collectives", "train"]
 DEADLINE_S = 3600  # of one part
 
 
@@ -38,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     record: dict[str, Any] = {"meta": {**machine.facts(), "command": "make bench"}, "comparisons": {}, "training": {}}
     stem = RESULTS / f"{date.today().isoformat()}-{machine_name()}"
     RESULTS.mkdir(parents=True, exist_ok=True)
+    earlier = stem.with_suffix(".json")
+    if set(args.only) != {*PARTS} and earlier.exists():
+        record.update({kind: json.loads(earlier.read_text())[kind] for kind in ("comparisons", "training")})
     for name, what in parts(args.rounds).items():
         if name.partition(" ")[0] in args.only:
             kind = "training" if what[0] == "train" else "comparisons"
@@ -157,8 +161,7 @@ def _bench(what: list[str]) -> dict[str, Any]:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default 5")
-    everything = ["allreduce", "small", "collectives", "train"]
-    parser.add_argument("--only", type=lambda text: text.split(","), default=everything, metavar="LIST")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=PARTS, metavar="LIST")
     parser.add_argument("--readme", action="store_true", help="rewrite the table in README.md")
     return parser.parse_args(argv)
 
