@@ -20,6 +20,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Adasum
 from ringreduce.torch.distributed_optimizer import DistributedMixin
 from ringreduce.torch.exchange import Stateful
+from ringreduce.torch.reduce import grouped_allreduce
 from ringreduce.torch.reducer import Settings
 from ringreduce.torch.tracing import STEP, untraced
 
@@ -38,7 +39,7 @@ class AdasumMixin(DistributedMixin):
     """Comes before the user's class in the class of the result."""
 
     def _extend(self) -> None:
-        """Nothing: gradients are not reduced. Looks only whether there is an Adasum."""
+        """Reduces no gradients, and has a number of ranks that Adasum cannot do refused before the first step."""
         if self._is_shared():
             self._combine([torch.zeros(1)])
 
@@ -46,8 +47,6 @@ class AdasumMixin(DistributedMixin):
         return bool(self._process_set.included()) and self._process_set.size() != 1
 
     def _combine(self, changes: list[torch.Tensor]) -> list[torch.Tensor]:
-        from ringreduce.torch.reduce import grouped_allreduce
-
         return grouped_allreduce(
             changes, compression=self._settings.compression, op=Adasum, process_set=self._process_set
         )

@@ -25,13 +25,15 @@ class NoneCompressor:
         return tensor
 
 
-class FP16Compressor:
-    """Sends floating-point tensors as float16: 11 significant bits, nothing above 65504; others as they are."""
+class CastCompressor:
+    """Sends floating-point tensors in another dtype; others as they are."""
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    dtype: torch.dtype
+
+    @classmethod
+    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         if tensor.dtype.is_floating_point:
-            return tensor.to(torch.float16), tensor.dtype
+            return tensor.to(cls.dtype), tensor.dtype
         return tensor, None
 
     @staticmethod
@@ -39,18 +41,16 @@ class FP16Compressor:
         return tensor if ctx is None else tensor.to(ctx)
 
 
-class BF16Compressor:
-    """Sends floating-point tensors as bfloat16: 8 significant bits, the range of float32; others as they are."""
+class FP16Compressor(CastCompressor):
+    """float16: 11 significant bits, nothing above 65504."""
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        if tensor.dtype.is_floating_point:
-            return tensor.to(torch.bfloat16), tensor.dtype
-        return tensor, None
+    dtype = torch.float16
 
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor if ctx is None else tensor.to(ctx)
+
+class BF16Compressor(CastCompressor):
+    """bfloat16: 8 significant bits, the range of float32."""
+
+    dtype = torch.bfloat16
 
 
 class Compression:

@@ -17,6 +17,7 @@ from ringreduce._core import Work
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet
+from ringreduce.torch.submission import received
 from ringreduce.torch.tensors import operand
 
 
@@ -60,9 +61,7 @@ class Channel(NamedTuple):
     @staticmethod
     def rows(work: Work, like: torch.Tensor) -> list[torch.Tensor]:
         """What each rank gave to an allgather that has been waited for."""
-        shape = (sum(work.counts), *like.shape[1:])
-        whole = torch.frombuffer(work.output, dtype=like.dtype) if work.output else like.new_empty(0)
-        return list(torch.split(whole.view(shape), work.counts))
+        return list(torch.split(received(work, like), work.counts))
 
 
 class Exchange(Protocol):

@@ -1,24 +1,24 @@
-"""The collectives at the place where Horovod's scripts find them: hvd.mpi_ops. Nothing here uses MPI."""
+"""Horovod's queries and collectives, as hvd.NAME and, as some scripts spell it, as hvd.mpi_ops.NAME.
+
+The name of the module is Horovod's: nothing here uses MPI.
+"""
 
 from __future__ import annotations
 
 import torch
 
+from ringreduce import basics, handles, process_sets
 from ringreduce.basics import (
     cross_rank,
     cross_size,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
     rank,
-    shutdown,
     size,
 )
-from ringreduce.errors import (
-    HorovodInternalError,
-)
+from ringreduce.errors import HorovodInternalError
 from ringreduce.features import (
     ccl_built,
     cuda_built,
@@ -33,10 +33,6 @@ from ringreduce.features import (
     start_timeline,
     stop_timeline,
 )
-from ringreduce.handles import (
-    poll,
-    synchronize,
-)
 from ringreduce.ops import (
     Adasum,
     Average,
@@ -47,18 +43,14 @@ from ringreduce.ops import (
 )
 from ringreduce.process_sets import (
     ProcessSet,
-    add_process_set,
     global_process_set,
-    remove_process_set,
-)
-from ringreduce.reduction import (
-    barrier,
 )
 from ringreduce.torch.movement import (
     allgather,
     allgather_async,
     alltoall,
     alltoall_async,
+    barrier,
     broadcast,
     broadcast_,
     broadcast_async,
@@ -83,9 +75,14 @@ from ringreduce.torch.reducescatter import (
     reducescatter,
     reducescatter_async,
 )
-from ringreduce.torch.sparse import (
-    sparse_allreduce_async,
-)
+from ringreduce.torch.sparse import sparse_allreduce_async
+from ringreduce.torch.tracing import ASYNC, BLOCKS, untraced
+
+# What the core package has is given the mark here, where torch is.
+poll, synchronize = untraced(ASYNC)(handles.poll), untraced(ASYNC)(handles.synchronize)
+init, shutdown = untraced(BLOCKS)(basics.init), untraced(BLOCKS)(basics.shutdown)
+add_process_set = untraced(BLOCKS)(process_sets.add_process_set)
+remove_process_set = untraced(BLOCKS)(process_sets.remove_process_set)
 
 __all__ = [
     "Adasum",

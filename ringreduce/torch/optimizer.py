@@ -59,7 +59,7 @@ def DistributedOptimizer(
     Raises:
         InvalidArgumentError: an argument is wrong; it says which.
         MismatchError: the ranks' parameters or settings differ.
-        UnavailableError: op is Adasum, and this build has none.
+        UnavailableError: op is Adasum, and the number of ranks is no power of two.
 
     >>> optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     """

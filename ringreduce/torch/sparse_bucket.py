@@ -11,6 +11,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average, ReduceOp, Sum
 from ringreduce.torch.buckets import Bucket, Slot
 from ringreduce.torch.exchange import Channel
+from ringreduce.torch.submission import received
 
 
 class SparseBucket(Bucket):
@@ -57,9 +58,7 @@ class SparseBucket(Bucket):
         (slot,) = self.slots
         for work in self.work:
             work.wait()
-        indices, values = (
-            torch.cat(Channel.rows(work, like)) for work, like in zip(self.work, self.gathered, strict=True)
-        )
+        indices, values = (received(work, like) for work, like in zip(self.work, self.gathered, strict=True))
         values = values * self.channel.factor
         total = torch.sparse_coo_tensor(indices.t(), values, slot.parameter.shape, check_invariants=False)
         slot.parameter.grad = total.coalesce()

@@ -51,6 +51,7 @@ class DdpGloo(Mode):
     """Started and bound by ringrun, met through a file: no port can be taken by another."""
 
     name = "ddp-gloo"
+    backend = "gloo"
 
     def environ(self) -> dict[str, str]:
         """See Mode. All ranks are here, whatever this host's name resolves to."""
@@ -61,7 +62,9 @@ class DdpGloo(Mode):
         from torch import distributed
 
         place = environment.detect()
-        store = f"file://{folder}/gloo-store"
+        store = f"file://{folder}/{self.backend}-store"
         wait = timedelta(seconds=timeout_s)
-        distributed.init_process_group("gloo", init_method=store, rank=place.rank, world_size=place.size, timeout=wait)
+        distributed.init_process_group(
+            self.backend, init_method=store, rank=place.rank, world_size=place.size, timeout=wait
+        )
         return Replicas(place.rank, place.size)

@@ -28,29 +28,26 @@ class Reducing(Acquainted):
         return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum, **settings)
 
 
-class Ringreduce(Mode):
-    """Under ringrun."""
-
-    name = "ringreduce"
-
-    def join(self, folder: Path, timeout_s: float) -> Team:
-        """See Mode."""
-        world = ringreduce.init()
-        return Reducing(world.rank, world.size)
-
-
 class Sharding(Reducing):
     """Reducing, with shard_step."""
 
     shards = True
 
 
-class RingreduceShard(Mode):
-    """As Ringreduce, with shard_step=True."""
+class Ringreduce(Mode):
+    """Under ringrun."""
 
-    name = "ringreduce-shard"
+    name = "ringreduce"
+    team = Reducing
 
     def join(self, folder: Path, timeout_s: float) -> Team:
         """See Mode."""
         world = ringreduce.init()
-        return Sharding(world.rank, world.size)
+        return self.team(world.rank, world.size)
+
+
+class RingreduceShard(Ringreduce):
+    """As Ringreduce, with shard_step=True."""
+
+    name = "ringreduce-shard"
+    team = Sharding
