@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ringreduce.torch as hvd  # noqa: E402  # after the check that torch is there
-from ringreduce.torch.buckets import plan  # noqa: E402
+from ringreduce.torch import buckets  # noqa: E402
+from ringreduce.torch.layout import plan  # noqa: E402
 
 
 def small_model() -> Any:
@@ -188,6 +190,46 @@ def miss_some() -> None:
 
 def test_missing_gradients_are_zeros(run_ranks: Callable[..., Any]) -> None:
     run_ranks(miss_some, 2)
+
+
+def come_in_any_order() -> None:
+    """Small gradients in any order, and one that comes too often on one rank only: no other rank waits for it."""
+    usual, buckets.QUIET_NBYTES = buckets.QUIET_NBYTES, 300
+    with hvd.init() as world:
+        parameters = [torch.nn.Parameter(torch.zeros(3 + i)) for i in range(40)]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(parameters, lr=0.0), [(f"p{i}", p) for i, p in enumerate(parameters)]
+        )
+        order = random.Random(world.rank)
+
+        def backward(index: int, step: int) -> None:
+            (parameters[index].sum() * (world.rank + 10 * index + 1000 * step)).backward()
+
+        for step in range(10):
+            for index in order.sample(range(40), 40):
+                backward(index, step)
+                with pytest.raises(AssertionError, match="but before"):
+                    optimizer.zero_grad()
+            optimizer.step()
+            mean = (world.size - 1) / 2
+            assert all(p.grad.eq(mean + 10 * i + 1000 * step).all() for i, p in enumerate(parameters))
+            optimizer.zero_grad()
+        in_turn = list(range(40)[::-1])
+        for coming in ([39, *in_turn], [*in_turn, 39]):
+            for index in coming if world.rank == 1 else in_turn:
+                backward(index, 0)
+            if world.rank == 1:
+                with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
+                    optimizer.step()
+            else:
+                optimizer.step()
+            assert all(p.grad.eq(mean + 10 * i).all() for i, p in enumerate(parameters) if i != 39)
+            optimizer.zero_grad()
+    buckets.QUIET_NBYTES = usual
+
+
+def test_small_gradients_come_in_any_order(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(come_in_any_order, 3)
 
 
 def take_closures() -> None:

@@ -1,13 +1,44 @@
-"""The layout of an optimizer's gradients: which share a bucket, and in what the ranks' layouts differ."""
+"""The layout of an optimizer's gradients: which share a bucket, and in what the ranks' layouts differ.
+
+plan() is arithmetic.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
-from ringreduce.torch.buckets import BUCKET_NBYTES, Slot, plan, strides_of
+from ringreduce.torch.buckets import Slot
+from ringreduce.torch.registered_bucket import strides_of
+
+BUCKET_NBYTES = 32 << 20
+"""A bucket is closed before it would exceed this, so that on ranks with cores to spare the first ones travel while
+later gradients are still being computed. One larger gradient is a bucket of its own."""
+
+
+def plan(nbytes: Sequence[int], kinds: Sequence[Hashable], limit: int) -> list[list[int]]:
+    """Deals tensors out to buckets, in order: each bucket has tensors of one kind, and at most limit bytes if several.
+
+    Args:
+        nbytes: bytes of each tensor, in the order in which they become ready.
+        kinds: what must be equal within a bucket (dtype, group).
+
+    Returns:
+        The indices of each bucket's tensors, ascending; the buckets in the order in which they become complete.
+    """
+    buckets: list[list[int]] = []
+    current: dict[Hashable, list[int]] = {}
+    filled: dict[Hashable, int] = {}
+    for index, (count, kind) in enumerate(zip(nbytes, kinds, strict=True)):
+        if kind not in current or filled[kind] + count > limit:
+            current[kind] = []
+            filled[kind] = 0
+            buckets.append(current[kind])
+        current[kind].append(index)
+        filled[kind] += count
+    return sorted(buckets, key=lambda bucket: bucket[-1])
 
 
 def group(slots: Sequence[Slot], groups: list[list[torch.Tensor]] | int) -> list[list[Slot]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,15 +21,10 @@ from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.objects import allgather_object
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import exchange, layout
-from ringreduce.torch.buckets import (
-    Bucket,
-    ExchangeBucket,
-    RegisteredBucket,
-    Slot,
-    allocate,
-)
+from ringreduce.torch.buckets import Bucket, ExchangeBucket, Slot
 from ringreduce.torch.compression import NoneCompressor
 from ringreduce.torch.exchange import Channel
+from ringreduce.torch.registered_bucket import RegisteredBucket, allocate
 from ringreduce.torch.sparse_bucket import SparseBucket
 from ringreduce.torch.tracing import STEP, untraced
 
@@ -66,21 +61,22 @@ class Reducer:
         self._channel = Channel(process_set, settings.op, settings.prescale, settings.postscale)
         self._makes_dense = settings.sparse_as_dense
         self._passes = passes
-        self._begun = False  # a gradient has come since the last synchronize(), that was not one of the quick ones
+        self._begun = False  # a loud gradient has come since the last synchronize()
         self._slots = [Slot(parameter, name, section) for name, parameter, section in reversed(named)]
         self._prefix = self._agree(self._groups())
         self._buckets: list[Bucket] = []
         self._loaded: list[dict[str, Any]] = []
         self._launched = 0
-        hooks = [_register(slot, weakref.ref(self), not (slot.is_large or self._makes_dense)) for slot in self._slots]
-        self.remove = weakref.finalize(self, _remove, hooks)
+        for slot in self._slots:
+            slot.hook = _register(slot, weakref.ref(self))
+        self.remove = weakref.finalize(self, _remove, self._slots)
         """Takes the hooks off the parameters."""
         self._expect()
 
     @property
     def pending(self) -> bool:
         """Whether a gradient has come since the last synchronize()."""
-        return self._begun or any(bucket.waiting < len(bucket.slots) for bucket in self._buckets)
+        return self._begun or any(bucket.come for bucket in self._buckets)
 
     @property
     def exchanges(self) -> list[exchange.Exchange]:
@@ -113,14 +109,16 @@ class Reducer:
     @untraced(STEP)
     def synchronize(self) -> None:
         """Launches what is left, and waits until every gradient is reduced. Raises the first error of all buckets."""
-        error: BaseException | None = None
+        error: Exception | None = None
         with torch.no_grad():
             if self._makes_dense:
                 for slot in self._slots:
                     _make_dense(slot)
             if not self._buckets:
-                self._buckets = self._lay_out()
+                self._use(self._lay_out())
                 self.load_exchanges(self._loaded)
+            if any(bucket.has_come_too_often(self._passes) for bucket in self._buckets):
+                error = _too_often()  # raised when the other ranks have what they wait for
             for bucket in self._buckets[self._launched :]:
                 bucket.begin()
                 self._launched += 1
@@ -142,10 +140,7 @@ class Reducer:
             slot.passes_left = left - 1
             return
         if left <= 0:
-            raise AssertionError(
-                "Gradients were computed more than backward_passes_per_step times before call to step(). "
-                "Increase backward_passes_per_step to accumulate gradients locally."
-            )
+            raise _too_often()
         slot.passes_left = 0
         bucket = slot.bucket
         if bucket is None:
@@ -155,11 +150,10 @@ class Reducer:
         if slot.is_large:
             bucket.collect(slot)
         bucket.waiting -= 1
-        if bucket.waiting == 0:
-            buckets = self._buckets
-            while self._launched < len(buckets) and buckets[self._launched].waiting == 0:
-                buckets[self._launched].begin()
-                self._launched += 1
+        buckets = self._buckets
+        while self._launched < len(buckets) and buckets[self._launched].is_complete(self._passes):
+            buckets[self._launched].begin()
+            self._launched += 1
 
     def _expect(self) -> None:
         """Begins a round."""
@@ -167,9 +161,20 @@ class Reducer:
         for slot in self._slots:
             slot.passes_left = passes
         for bucket in self._buckets:
-            bucket.waiting = len(bucket.slots)
+            bucket.expect()
         self._launched = 0
         self._begun = False
+
+    def _use(self, buckets: list[Bucket]) -> None:
+        """Takes the buckets that were laid out; small gradients are only written down from now on."""
+        self._buckets = buckets
+        if self._makes_dense:
+            return
+        for bucket in buckets:
+            bucket.hush()
+            for slot in bucket.quiet:
+                slot.hook.remove()
+                slot.hook = _hook(slot, bucket.come.append)
 
     def _lay_out(self) -> list[Bucket]:
         """Makes the buckets. Collective; all gradients of the first round are there, or will not come."""
@@ -228,28 +233,31 @@ class Reducer:
         return f"DistributedOptimizer.{_made}.bucket"
 
 
-def _register(slot: Slot, reference: weakref.ref[Reducer], is_quick: bool) -> Any:
-    """Puts a hook on the slot's parameter; the hook does not keep the reducer alive.
-
-    is_quick: a gradient that has nothing to trigger may be counted here, which spares 1000 small ones a millisecond.
-    """
+def _register(slot: Slot, reference: weakref.ref[Reducer]) -> Any:
+    """Puts a hook on the slot's parameter; the hook does not keep the reducer alive."""
 
     def hook(_: torch.Tensor) -> None:
-        bucket = slot.bucket
-        if is_quick and bucket is not None and bucket.waiting > 1 and slot.passes_left == 1:
-            slot.passes_left = 0
-            bucket.waiting -= 1
-            return
         reducer = reference()
         if reducer is not None:
             reducer.ready(slot)
 
+    return _hook(slot, hook)
+
+
+def _hook(slot: Slot, hook: Callable[[torch.Tensor], None]) -> Any:
     return slot.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
-def _remove(hooks: Sequence[Any]) -> None:
-    for hook in hooks:
-        hook.remove()
+def _remove(slots: Sequence[Slot]) -> None:
+    for slot in slots:
+        slot.hook.remove()
+
+
+def _too_often() -> AssertionError:
+    return AssertionError(
+        "Gradients were computed more than backward_passes_per_step times before call to step(). "
+        "Increase backward_passes_per_step to accumulate gradients locally."
+    )
 
 
 def _make_dense(slot: Slot) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.torch.buckets import views
+from ringreduce.torch.registered_bucket import views
 from ringreduce.torch.shards import ShardedBucket
 
 State = MutableMapping[Any, dict[str, Any]]

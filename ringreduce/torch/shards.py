@@ -14,9 +14,10 @@ import torch
 
 from ringreduce._core import Work
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.torch.buckets import ALIGNMENT, Bucket, RegisteredBucket, Slot, aligned, allocate, check_dense, views
+from ringreduce.torch.buckets import Bucket, Slot, check_dense
 from ringreduce.torch.exchange import Channel
 from ringreduce.torch.reducer import Reducer
+from ringreduce.torch.registered_bucket import ALIGNMENT, RegisteredBucket, aligned, allocate, views
 from ringreduce.torch.tensors import from_bytes, operand
 
 PIECE_NBYTES = 512 << 10
@@ -137,7 +138,7 @@ class ShardedReducer(Reducer):
         super().__init__(*arguments)
         self.shards = []
         with torch.no_grad():
-            self._buckets = self._lay_out()
+            self._use(self._lay_out())
         self._expect()
 
     def _lay_out(self) -> list[Bucket]:

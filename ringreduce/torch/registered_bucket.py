@@ -1,0 +1,174 @@
+"""A bucket in registered memory: gradients lie where they are reduced, and a step neither packs nor unpacks.
+
+Each slot has its place in a stretch of memory that all ranks of the host map. A gradient that torch has put elsewhere
+is moved there, and parameter.grad is that place from then on.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringreduce import memory
+from ringreduce._core import Work, stream
+from ringreduce.process_sets import ProcessSet
+from ringreduce.torch.buckets import Bucket, Slot, check_dense
+from ringreduce.torch.exchange import Channel
+from ringreduce.torch.tensors import from_bytes, operand
+
+ALIGNMENT = 64  # of slots; buckets start on pages
+
+STREAMED_NBYTES = 8 << 20
+"""In a bucket of this size large gradients go to their places past the caches: they would not be there any more when
+they are reduced, and lines that are overwritten whole need not be read first. Two ranks, 80 MB of gradients: a step of
+224 to 260 ms instead of 235 to 289 ms."""
+
+
+def aligned(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    """nbytes rounded up to a multiple of the alignment."""
+    return -(-nbytes // alignment) * alignment
+
+
+class RegisteredBucket(Bucket):
+    """Gradients are views of one stretch of registered memory, and stay there."""
+
+    __slots__ = ("channel", "memory", "parameters", "streams", "views", "whole", "work")
+
+    def __init__(self, slots: list[Slot], name: str, raw: Any, channel: Channel) -> None:
+        super().__init__(slots, name)
+        self.channel = channel
+        self.whole = from_bytes(raw, slots[0].parameter.dtype)
+        self.streams = self.whole.nbytes >= STREAMED_NBYTES
+        self.memory = [operand(self.whole)]
+        self.work: Work
+        for slot, view in zip(slots, views(slots, self.whole), strict=True):
+            slot.view = view
+            slot.address = view.data_ptr()
+        self.parameters: list[torch.Tensor] = []
+        self.views: list[torch.Tensor] = []
+
+    @staticmethod
+    def nbytes(slots: Sequence[Slot]) -> int:
+        """What such a bucket takes, padding included."""
+        return sum(aligned(slot.parameter.numel() * slot.parameter.dtype.itemsize) for slot in slots)
+
+    def collect(self, slot: Slot) -> None:
+        """Brings the gradient to its place: a large one at once, while it is in a cache."""
+        grad, view = slot.parameter.grad, slot.view
+        if grad is None or grad is view:
+            return
+        check_dense(slot, grad)
+        address, alike = grad.data_ptr(), grad.stride() == view.stride() and grad.dtype == view.dtype
+        if self.streams and alike and address != slot.address:
+            stream(slot.address, address, view.nbytes)  # views are dense, so equal strides are equal bytes
+        elif address != slot.address or not alike:
+            view.copy_(grad)
+        slot.parameter.grad = view
+
+    def hush(self) -> None:
+        """See Bucket."""
+        super().hush()
+        self.parameters = [slot.parameter for slot in self.quiet]
+        self.views = [slot.view for slot in self.quiet]
+
+    def gather(self) -> None:
+        """Brings all gradients to their places; the small ones by one call."""
+        self._gather_each(self.loud)
+        if self.quiet and not self._gather_at_once():
+            self._gather_each(self.quiet)
+
+    def _gather_at_once(self) -> bool:
+        """Gathers the quiet gradients, if each has a new and dense one. By lists, at 0.7 us a gradient."""
+        parameters, targets = self.parameters, self.views
+        grads: list[Any] = [parameter.grad for parameter in parameters]
+        if type(None) in map(type, grads) or any(map(operator.is_, grads, targets)) or set(map(_kind, grads)) != _PLAIN:
+            return False
+        copy_all(targets, grads)
+        for parameter, target in zip(parameters, targets, strict=True):
+            parameter.grad = target
+        return True
+
+    def _gather_each(self, slots: Sequence[Slot]) -> None:
+        sources, targets, strided = [], [], torch.strided
+        for slot in slots:
+            parameter, view = slot.parameter, slot.view
+            grad = parameter.grad
+            if grad is view:
+                continue
+            if grad is None:
+                view.zero_()
+                if not parameter.requires_grad:  # since the layout was made: no gradient for it either
+                    self.miss(slot)
+                    continue
+            else:
+                if grad.requires_grad or grad.layout is not strided:
+                    check_dense(slot, grad)
+                if grad.data_ptr() != slot.address or grad.stride() != view.stride():
+                    sources.append(grad)
+                    targets.append(view)
+            parameter.grad = view
+        if sources:
+            copy_all(targets, sources)
+
+    def miss(self, slot: Slot) -> None:
+        """Called for a parameter that no longer requires a gradient."""
+
+    def begin(self) -> None:
+        """See Bucket."""
+        self.gather()
+        channel, memory = self.channel, self.memory
+        self.work = channel.process_set.group.allreduce_async(
+            memory, memory, channel.op, channel.prescale, channel.postscale, self.name
+        )
+
+    def finish(self) -> None:
+        """See Bucket."""
+        self.work.wait()
+
+
+def views(slots: Sequence[Slot], whole: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The part of a bucket's memory that belongs to each slot, in the shape and strides of its gradient."""
+    start = 0
+    for slot in slots:
+        like = slot.parameter
+        flat = whole[start : start + like.numel()]
+        yield flat.as_strided(like.size(), strides_of(like)) if like.numel() else torch.empty_like(like)
+        start += aligned(like.numel() * whole.element_size()) // whole.element_size()
+
+
+_kind = operator.attrgetter("requires_grad", "layout")
+_PLAIN = {(False, torch.strided)}
+
+
+def _copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+copy_all: Any = getattr(torch, "_foreach_copy_", _copy_each)  # torch >= 2.1.1
+"""Copies each of some tensors to its target."""
+
+
+def strides_of(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The strides that torch gives the parameter's gradient: its own if it is dense, else those of a contiguous one."""
+    return torch.empty_like(parameter, device="meta").stride()
+
+
+def allocate(sizes: Sequence[int], process_set: ProcessSet) -> list[Any]:
+    """Stretches of registered memory of so many bytes, on pages of one allocation, all zero. Collective over the set.
+
+    What is padding is reduced along, and zeros stay zeros.
+    """
+    page = memory.PAGE
+    raw = memory.symmetric_empty(sum(aligned(size, page) for size in sizes), np.uint8, process_set)
+    raw[:] = 0
+    stretches = []
+    start = 0
+    for size in sizes:
+        stretches.append(raw[start : start + size])
+        start += aligned(size, page)
+    return stretches
