@@ -92,6 +92,8 @@ def shutdown() -> None:
             process_set.unbind()
         global_process_set.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
         job.context.shutdown()
+        if job.communicator is not None:
+            job.communicator.close()
 
 
 def is_initialized() -> bool:
@@ -148,7 +150,9 @@ def stats() -> dict[str, int]:
 
 def _start(comm: Any, rank: int | None, size: int | None) -> None:
     global _init_count
-    place = environment.detect(rank, size)
+    transport = config.value("RINGREDUCE_TRANSPORT").value
+    place = environment.detect(rank, size, network=transport in ("auto", "mpi"))
+    spans = place.source != "arguments" and (transport == "mpi" or environment.spans_hosts(place))
     if comm is not None and not _is_world(comm, place.size):
         raise InvalidArgumentError(
             "Horovod has not been built with MPI support. init(comm=...) with a part of the ranks or with an MPI "
@@ -161,13 +165,28 @@ def _start(comm: Any, rank: int | None, size: int | None) -> None:
     timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
     dynamic = config.flag("RINGREDUCE_DYNAMIC_PROCESS_SETS")
     _init_count += 1
-    with closing(_joined(place, timeout_s)) as joined:
-        context = _core.Context(joined.fd, place.rank, place.size, joined.pidfds, os.uname().nodename)
+    if spans:
+        from ringreduce import across  # a job on one host needs nothing of MPI
+
+        found = across.join(place, timeout_s, lambda: _segment(place), transport == "mpi", shutdown)
+        place, joined, hosts, communicator = found.placement, found.joined, found.hosts, found.communicator
+    else:
+        joined, hosts, communicator = _joined(place, timeout_s), [0] * place.size, None
+    with closing(joined):
+        context = _core.Context(
+            joined.fd,
+            place.rank,
+            place.size,
+            joined.pidfds,
+            os.uname().nodename,
+            hosts=hosts if communicator else None,
+            mpi=communicator,
+        )
     world = context.world
     if world.size != place.size:
         context.shutdown()
         raise InvalidArgumentError(f"{place.source} says {place.size} ranks, but {world.size} joined")
-    state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied())
+    state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied(), hosts, communicator)
     global_process_set.bind(0, world.ranks, world)
 
 
@@ -203,10 +222,11 @@ def _register(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -
 
 
 def _joined(place: environment.Placement, timeout_s: float) -> rendezvous.Joined:
-    label = f"ringreduce.world.{_init_count}"
-    return rendezvous.join_job(
-        place, _init_count, timeout_s, lambda: _core.memfd(label, _core.control_nbytes(place.size))
-    )
+    return rendezvous.join_job(place, _init_count, timeout_s, lambda: _segment(place))
+
+
+def _segment(place: environment.Placement) -> int:
+    return _core.memfd(f"ringreduce.world.{_init_count}", _core.control_nbytes(place.size))
 
 
 atexit.register(shutdown)

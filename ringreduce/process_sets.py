@@ -170,7 +170,8 @@ def register(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     place = job.placement
     problem = _problem(added, job)
-    leader = added.ranks[0] if problem is None else 0
+    here = job.here(added.ranks) if problem is None else []
+    leader = here[0] if here else -1
     handover = agreement.Handover.announce() if place.rank == leader else None
     offers = agreement.exchange(
         global_process_set.group, "add_process_set", [added.ranks, handover.to_json() if handover else None]
@@ -188,7 +189,7 @@ def register(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     if place.rank in added.ranks:
         handover = handover or agreement.Handover.from_json(offers[leader][1])
         nbytes = _core.control_nbytes(len(added.ranks))
-        with handover.segment(f"process_set.{set_id}", nbytes, added.ranks, place.rank, job.timeout_s) as fd:
+        with handover.segment(f"process_set.{set_id}", nbytes, here, place.rank, job.timeout_s) as fd:
             added.bind(set_id, added.ranks, job.context.add_group(fd, added.ranks))
     else:
         outside = "{call}: Rank " + str(place.rank) + " is not a member of the provided process set."

@@ -92,7 +92,7 @@ def join_with_store(store: Store, rank: int, size: int, timeout_s: float, segmen
 
     deadline = Deadline(timeout_s)
     me = f"[rendezvous] rank {rank}/{size}"
-    here = _host_identity()
+    here = host_identity()
     if rank == 0:
         address, secret = new_address()
         answer = {"address": address.hex(), "secret": secret.hex()}
@@ -116,6 +116,16 @@ def join_with_store(store: Store, rank: int, size: int, timeout_s: float, segmen
         address, secret = bytes.fromhex(answer["address"]), bytes.fromhex(answer["secret"])
     meeting = Meeting(address, secret, frozenset(range(1, size)), host=0, size=size, epoch=1)
     return _join(meeting, rank, deadline, segment)
+
+
+def join_here(
+    address: bytes, secret: bytes, rank: int, size: int, deadline: Deadline, segment: Callable[[], int]
+) -> Joined:
+    """Meets the other ranks of a job that are on this host. Collective over them; rank and size count them only.
+
+    address, secret: from new_address() of their first. segment and errors: as join_job().
+    """
+    return _join(Meeting(address, secret, frozenset(range(1, size)), host=0, size=size, epoch=1), rank, deadline, segment)
 
 
 def share_fd(
@@ -230,7 +240,7 @@ def _job_address(job: str, init_count: int) -> bytes:
     return ends[0].encode() + name + ends[1].encode()
 
 
-def _host_identity() -> bytes:
+def host_identity() -> bytes:
     """Equal for two processes if and only if abstract sockets connect them: one kernel, one network namespace."""
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return file.read().strip() + b":%d" % os.stat("/proc/self/ns/net").st_ino

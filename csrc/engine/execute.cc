@@ -14,8 +14,9 @@ constexpr int kStepsAtOnce = 16;
 }  // namespace
 
 bool Group::progress(bool from_engine) {
+  bool moved = mirror();
   if (has_failed(board_)) {
-    if (!has_work()) return false;
+    if (pending_.load(std::memory_order_relaxed) == 0 && joining_.load(std::memory_order_relaxed) == 0) return moved;
     active_.reset();
     active_members_.clear();
     try {
@@ -28,7 +29,7 @@ bool Group::progress(bool from_engine) {
     return true;
   }
   try {
-    const bool moved = deliver_messages();
+    moved |= deliver_messages();
     return step_log(from_engine) || moved;
   } catch (const Error& error) {
     // Nothing here is one operation's fault, so the group cannot go on; every rank will hear of it.
