@@ -21,6 +21,13 @@ enum class MpiKind { kComm, kDatatype, kErrhandler };
 enum class MpiThreads { kSingle, kFunneled, kSerialized, kMultiple };
 const char* name(MpiThreads threads);  // "MPI_THREAD_SINGLE", ...
 
+// A message of count elements to or from rank peer.
+struct MpiEnvelope {
+  int count;
+  int peer;
+  int tag;
+};
+
 class MpiLibrary {
  public:
   // path: a library already loaded, MPI itself or one that depends on it (mpi4py.MPI.__file__). handle_size: bytes of
@@ -37,24 +44,21 @@ class MpiLibrary {
   virtual int initialized(bool& yes) = 0;
   virtual int finalized(bool& yes) = 0;
   virtual int query_thread(MpiThreads& threads) = 0;
-  virtual int comm_rank(const MpiHandle& comm, int& rank) = 0;
-  virtual int comm_size(const MpiHandle& comm, int& size) = 0;
-  virtual int comm_set_errhandler(const MpiHandle& comm, const MpiHandle& errhandler) = 0;
-  // duplicate is written when the request is complete, and stays where it is until then.
-  virtual int comm_idup(const MpiHandle& comm, MpiHandle& duplicate, MpiHandle& request) = 0;
+  virtual int comm_rank(MpiHandle comm, int& rank) = 0;
+  virtual int comm_size(MpiHandle comm, int& size) = 0;
+  virtual int comm_set_errhandler(MpiHandle comm, MpiHandle errhandler) = 0;
+  // duplicate is written by the time the request is complete, and has to stay where it is until then.
+  virtual int comm_idup(MpiHandle comm, MpiHandle& duplicate, MpiHandle& request) = 0;
   virtual int comm_free(MpiHandle& comm) = 0;
-  virtual int isend(const void* buffer, int count, const MpiHandle& datatype, int peer, int tag, const MpiHandle& comm,
-                    MpiHandle& request) = 0;
+  virtual int isend(const void* buffer, MpiHandle datatype, MpiEnvelope to, MpiHandle comm, MpiHandle& request) = 0;
   // Complete once the peer has begun to receive it.
-  virtual int issend(const void* buffer, int count, const MpiHandle& datatype, int peer, int tag, const MpiHandle& comm,
-                     MpiHandle& request) = 0;
-  virtual int irecv(void* buffer, int count, const MpiHandle& datatype, int peer, int tag, const MpiHandle& comm,
-                    MpiHandle& request) = 0;
+  virtual int issend(const void* buffer, MpiHandle datatype, MpiEnvelope to, MpiHandle comm, MpiHandle& request) = 0;
+  virtual int irecv(void* buffer, MpiHandle datatype, MpiEnvelope from, MpiHandle comm, MpiHandle& request) = 0;
   virtual int test(MpiHandle& request, bool& done) = 0;
   virtual int cancel(MpiHandle& request) = 0;
 
   virtual std::string error_string(int code) = 0;
-  // The code says that a process has failed (the classes of ULFM), where the ABI has a number for that.
+  // The code says that a process has failed (the classes of ULFM), where the ABI has numbers for that.
   virtual bool is_process_failure(int code) = 0;
 
   // Held around every call that communicates, by all communicators of the process: MPI_THREAD_SERIALIZED is enough.
