@@ -17,12 +17,6 @@ constexpr size_t kAlignment = 64;
 constexpr auto kNap = std::chrono::microseconds(50);  // between two looks at something that takes a peer's time
 constexpr int64_t kInterruptEveryNs = 50'000'000;
 
-// Memory that MPI may still read or write must outlive everything here.
-template <class T>
-void leave_to_mpi(T&& value) {
-  static_cast<void>(std::make_unique<std::decay_t<T>>(std::forward<T>(value)).release());
-}
-
 }  // namespace
 
 MpiMessage::MpiMessage(size_t size)
@@ -63,7 +57,7 @@ void MpiCommunicator::duplicate(const MpiHandle& comm, double timeout_s, void (*
     MpiHandle comm;
     MpiHandle request;
   };
-  auto duplication = std::make_unique<Duplication>();
+  const auto duplication = std::make_shared<Duplication>();
   {
     const std::lock_guard<std::mutex> lock(library_->mutex());
     check(library_->comm_idup(comm, duplication->comm, duplication->request), "MPI_Comm_idup");
@@ -87,7 +81,8 @@ void MpiCommunicator::duplicate(const MpiHandle& comm, double timeout_s, void (*
         interrupt();
       }
     } catch (...) {
-      static_cast<void>(duplication.release());  // a late rank completes it, and MPI writes there
+      const std::lock_guard<std::mutex> lock(library_->mutex());
+      library_->leave(duplication);  // a late rank completes it, and MPI writes there
       throw;
     }
     std::this_thread::sleep_for(kNap);
@@ -159,7 +154,7 @@ bool MpiCommunicator::completed(const MpiMessagePtr& message) {
   if (code != 0) {
     const char* what = message->state == State::kSending ? "to" : "from";
     const MpiEnvelope envelope = message->envelope;
-    leave_to_mpi(MpiMessagePtr(message));  // nothing says that MPI is through with it
+    library_->leave(message);  // nothing says that MPI is through with it
     remove(message);
     check(code, std::string("MPI_Test of a message ") + what + " peer " + std::to_string(envelope.peer) + ", tag " +
                     std::to_string(envelope.tag) + ",");
@@ -177,7 +172,7 @@ bool MpiCommunicator::test(const MpiMessagePtr& message) {
 }
 
 void MpiCommunicator::withdraw(const MpiMessagePtr& message) noexcept {
-  if (::getpid() != owner_) return leave_to_mpi(MpiMessagePtr(message));
+  if (::getpid() != owner_) return;
   const std::lock_guard<std::mutex> lock(library_->mutex());
   if (message->state != State::kReceiving) return;
   const MpiMessagePtr held = message;
@@ -228,7 +223,7 @@ void MpiCommunicator::drain(std::unique_lock<std::mutex>& lock, double drain_s) 
 }
 
 void MpiCommunicator::close(double drain_s) noexcept {
-  if (::getpid() != owner_) return leave_to_mpi(std::move(pending_));
+  if (::getpid() != owner_) return;
   std::unique_lock<std::mutex> lock(library_->mutex());
   if (closed_) return;
   closed_ = true;
@@ -239,7 +234,7 @@ void MpiCommunicator::close(double drain_s) noexcept {
   } catch (const Error&) {
     // The job is at its end: whoever waits for these messages learns of it from the peer that has gone.
   }
-  if (!pending_.empty()) leave_to_mpi(std::move(pending_));
+  if (!pending_.empty()) library_->leave(std::make_shared<std::vector<MpiMessagePtr>>(std::move(pending_)));
   pending_.clear();
 }
 

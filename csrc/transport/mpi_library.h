@@ -10,6 +10,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace rr {
 
@@ -63,12 +65,16 @@ class MpiLibrary {
 
   // Held around every call that communicates, by all communicators of the process: MPI_THREAD_SERIALIZED is enough.
   std::mutex& mutex() { return mutex_; }
+  // Under the mutex: memory that MPI may still read or write. It is kept as long as this object, which is why whoever
+  // opens a library keeps it until the process ends.
+  void leave(std::shared_ptr<void> memory) { left_.push_back(std::move(memory)); }
 
  protected:
   MpiLibrary() = default;
 
  private:
   std::mutex mutex_;
+  std::vector<std::shared_ptr<void>> left_;
 };
 
 }  // namespace rr
