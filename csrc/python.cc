@@ -8,6 +8,7 @@
 #include "engine/context.h"
 #include "engine/limit.h"
 #include "python_calls.h"
+#include "python_mpi.h"
 
 #ifndef RR_VERSION
 #define RR_VERSION "0.0.0"
@@ -261,6 +262,8 @@ PYBIND11_MODULE(_core, m) {
         for (const KnobValue& v : c.settings().values) list.emplace_back(v.name, v.value, v.origin);
         return list;
       });
+
+  bind_mpi(m);
 }
 
 }  // namespace rr

@@ -175,3 +175,45 @@ class Context:
     def stats(self) -> dict[str, int]: ...
     def settings(self) -> list[tuple[str, str, str]]:
         """(name, value, origin) of every knob as this context read it; origin: default | the variable's name."""
+
+class MpiLibrary:
+    """The functions of the MPI that mpi4py has loaded. One per process: its communicators call MPI one at a time."""
+
+    def __init__(self, path: str, handle_size: int) -> None:
+        """path: a loaded library that depends on MPI (mpi4py.MPI.__file__). handle_size: bytes of an MPI_Comm."""
+
+    @property
+    def abi(self) -> str:
+        """mpich | openmpi | mpiabi."""
+
+class MpiCommunicator:
+    """A duplicate of a communicator, for links. Calls raise ShutdownError once it is closed or MPI is finalised."""
+
+    def __init__(self, library: MpiLibrary, comm: int, byte: int, errors_return: int, timeout: float) -> None:
+        """Collective over comm; the three handles are MPI._handleof's. timeout, for all ranks to come: 0 = never."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def thread_level(self) -> str:
+        """What MPI was initialised with, such as "MPI_THREAD_MULTIPLE"."""
+
+    def progress(self) -> bool:
+        """Lets MPI work on what was pushed. True while some of it is on its way."""
+
+    def close(self, drain: float = 1.0) -> None:
+        """Waits up to drain seconds for what is on its way, then leaves it to MPI. Local; does nothing twice."""
+
+    def link(
+        self, peer: int, send_tag: int, receive_tag: int, message_nbytes: int = 262144, depth: int = 4
+    ) -> Link: ...
+
+class Link:
+    """One edge to one peer, as algorithms use it. No call blocks; each returns the bytes moved, 0 for none now."""
+
+    def push(self, src: Buffer) -> int: ...
+    def pull(self, dst: Buffer) -> int: ...
+    def fold(self, dst: Buffer, op: int) -> int:
+        """dst = op(dst, incoming), whole elements."""
