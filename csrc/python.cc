@@ -206,16 +206,18 @@ PYBIND11_MODULE(_core, m) {
           },
           py::arg("src"), py::arg("iters"));
 
+  bind_mpi(m);
   py::class_<Context, std::shared_ptr<Context>>(m, "Context")
       .def(py::init([](int fd, int rank, int size, const std::vector<int>& pidfds, const std::string& hostname,
-                       std::optional<double> timeout) {
+                       std::optional<double> timeout, std::optional<std::vector<int>> hosts,
+                       const std::shared_ptr<MpiCommunicator>& mpi) {
              const py::gil_scoped_release release;
              auto context = std::make_unique<Context>(fd, rank, size, pidfds, hostname, registry(), interrupt,
-                                                      timeout.value_or(-1.0));
+                                                      timeout.value_or(-1.0), mpi_network(hosts, mpi));
              return guard_fork(std::move(context));
            }),
            py::arg("fd"), py::arg("rank"), py::arg("size"), py::arg("pidfds"), py::arg("hostname"),
-           py::arg("timeout") = py::none())
+           py::arg("timeout") = py::none(), py::arg("hosts") = py::none(), py::arg("mpi") = py::none())
       .def("set_timeout", &Context::set_timeout_s, py::arg("timeout"))
       .def_property_readonly(
           "world", [](const std::shared_ptr<Context>& c) { return PyGroup{c, std::shared_ptr<Group>(c, &c->world())}; })
@@ -262,8 +264,6 @@ PYBIND11_MODULE(_core, m) {
         for (const KnobValue& v : c.settings().values) list.emplace_back(v.name, v.value, v.origin);
         return list;
       });
-
-  bind_mpi(m);
 }
 
 }  // namespace rr

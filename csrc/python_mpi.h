@@ -37,6 +37,13 @@ inline size_t link_fold(Link& link, py::handle dst, int op) {
   return link.fold(view.data, view.nbytes(), reduction, kernels("auto"));
 }
 
+// Links of a job's world over MPI; none without a communicator.
+inline Network mpi_network(const std::optional<std::vector<int>>& hosts, const std::shared_ptr<MpiCommunicator>& mpi) {
+  if (mpi == nullptr || !hosts) return {};
+  return {"mpi", *hosts, [mpi](int peer, int channel) { return mpi_link(mpi, peer, channel, channel); },
+          [mpi] { return mpi->progress(); }};
+}
+
 inline void bind_mpi(py::module_& m) {
   using Release = py::call_guard<py::gil_scoped_release>;
 

@@ -148,11 +148,20 @@ class Context:
     """One rank's membership of one job: its groups, its engine thread, its failure state."""
 
     def __init__(
-        self, fd: int, rank: int, size: int, pidfds: Sequence[int], hostname: str, timeout: float | None = None
+        self,
+        fd: int,
+        rank: int,
+        size: int,
+        pidfds: Sequence[int],
+        hostname: str,
+        timeout: float | None = None,
+        hosts: Sequence[int] | None = None,
+        mpi: MpiCommunicator | None = None,
     ) -> None:
-        """Collective. fd: the world's control segment (control_nbytes(size), zero-filled); pidfds[r] watches rank r
-        (-1 for this rank). Duplicates what it keeps. Knobs are read from the environment here; timeout, in seconds and
-        0 for never, stands in for RINGREDUCE_TIMEOUT."""
+        """Collective. fd: the world's control segment on this host (control_nbytes(size), zero-filled); pidfds[r]
+        watches rank r (-1 for this rank and those of other hosts). Duplicates what it keeps. Knobs are read from the
+        environment here; timeout, in seconds and 0 for never, stands in for RINGREDUCE_TIMEOUT. hosts: by rank, equal
+        numbers on the same host, whose ranks are reached over mpi; None: all are on one."""
 
     def set_timeout(self, timeout: float) -> None:
         """Replaces the timeout of operations, also of those that are pending here."""

@@ -135,7 +135,14 @@ bool Context::progress(bool from_engine, bool* busy) {
     moved |= group->progress(from_engine);
     work |= group->is_busy();
   }
-  if (network_.progress) in_transit_.store(network_.progress(), std::memory_order_relaxed);
+  if (network_.progress) {
+    try {
+      in_transit_.store(network_.progress(), std::memory_order_relaxed);
+    } catch (const Error& error) {
+      in_transit_.store(false, std::memory_order_relaxed);
+      record_failure(world_->board(), kind_of(error), error.what());
+    }
+  }
   if (busy != nullptr) *busy = work || in_transit_.load(std::memory_order_relaxed);
   return moved;
 }

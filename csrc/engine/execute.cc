@@ -33,7 +33,7 @@ bool Group::progress(bool from_engine) {
     return step_log(from_engine) || moved;
   } catch (const Error& error) {
     // Nothing here is one operation's fault, so the group cannot go on; every rank will hear of it.
-    record_failure(board_, FatalKind::kInternal, error.what());
+    record_failure(board_, kind_of(error), error.what());
     return true;
   }
 }
@@ -47,6 +47,7 @@ bool Group::step_log(bool from_engine) {
   if (active_ == nullptr) {
     Entry& entry = board_.entry(cursor_);
     if (entry.seq.load(std::memory_order_acquire) != cursor_ + 1) return false;
+    if (mirror_ != nullptr && !mirror_->has_sent(cursor_)) return false;
     if (entry.closed.load(std::memory_order_acquire) == 0) {
       if (!wants_bucket(from_engine)) return false;
       ledger_.close(entry);

@@ -115,7 +115,7 @@ bool Group::mirror() {
     backlog_.store(mirror_->has_backlog() && !has_failed(board_), std::memory_order_relaxed);
     return moved;
   } catch (const Error& error) {  // not one operation's fault
-    record_failure(board_, FatalKind::kInternal, here() + "] " + error.what());
+    record_failure(board_, kind_of(error), here() + "] " + error.what());
     backlog_.store(false, std::memory_order_relaxed);
     return false;
   }

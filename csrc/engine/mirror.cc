@@ -66,6 +66,8 @@ void Mirror::send(FrameType type, int rank, Fill fill) {
 }
 
 void Mirror::collect() {
+  // Looked at first: what an entry of it is about has been stated before, so those statements are sent before it.
+  const uint64_t tail = board_.header().log_tail.load(std::memory_order_acquire);
   for (const int r : hosts_.here()) {
     collect_notes(r);
     Sent& sent = sent_[static_cast<size_t>(r)];
@@ -81,7 +83,7 @@ void Mirror::collect() {
       send(FrameType::kLeft, r, [](FrameWriter&) {});
     }
   }
-  if (hosts_.mine == 0) collect_log();
+  if (hosts_.mine == 0) collect_log(tail);
   if (has_failed(board_) && !failure_sent_) {
     failure_sent_ = true;
     const std::string text = failure_text(board_);
@@ -136,8 +138,7 @@ void Mirror::send_statement(int rank, const Note& note) {
 }
 
 // Entries of the first host's log, closed here as soon as they are seen: whatever is complete by then shares one.
-void Mirror::collect_log() {
-  const uint64_t tail = board_.header().log_tail.load(std::memory_order_acquire);
+void Mirror::collect_log(uint64_t tail) {
   for (; log_sent_ < tail; ++log_sent_) {
     Entry& entry = board_.entry(log_sent_);
     if (entry.closed.load(std::memory_order_acquire) == 0) own_.close(entry);
@@ -211,7 +212,7 @@ bool Mirror::apply(FrameParser& frame) {
       decision.members.resize(frame.take<uint32_t>());
       for (Ticket& member : decision.members) {
         member = frame.take<Ticket>();
-        // Slots and generations are each host's own. What the sender states next under the name comes after this frame.
+        // Slots and generations are each host's own; see has_sent().
         if (const std::string name = frame.take_text(); !name.empty()) member = ledger.latest_named(name);
       }
       decisions_.push_back(std::move(decision));

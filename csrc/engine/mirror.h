@@ -29,6 +29,9 @@ class Mirror {
 
   // Executor lock held. Sends and receives what there is; true when something moved.
   bool progress();
+  // The first host's leader runs an entry only when it has sent it: then its next statement under a name comes after
+  // the entry of the last one, by which the others tell which generation the entry means.
+  bool has_sent(uint64_t entry) const { return hosts_.mine != 0 || entry < log_sent_; }
   // Before this rank leaves: sends what the other hosts may still need, for at most limit_s seconds.
   void flush(double limit_s);
   // Whether something waits for a link or for room.
@@ -53,7 +56,7 @@ class Mirror {
   void collect();
   void collect_notes(int rank);
   void send_statement(int rank, const Note& note);
-  void collect_log();
+  void collect_log(uint64_t tail);
   template <class Fill>
   void send(FrameType type, int rank, Fill fill);
   bool move();

@@ -72,7 +72,7 @@ TEST_CASE("a mismatch is an error on all hosts, and the group goes on") {
       for (const char* name : {"", "odd"}) {
         const Sum sum = start_sum(rank, rank.world, mine, 1, name);
         const std::string text = raised<MismatchError>([&] { finish_sum(rank.world, sum); });
-        expect_contains(text, "Mismatched allreduce tensor shapes");
+        expect_contains(text, "Mismatched ALLREDUCE tensor shapes");
         expect_contains(text, "rank 3");
         sum_now(rank, rank.world, count, 2);
       }

@@ -57,9 +57,8 @@ inline void run_hosts(const std::vector<int>& host_of, const std::function<void(
       try {
         auto registry = std::make_shared<SegmentRegistry>();
         const int host = host_of[static_cast<size_t>(r)];
-        Network network = {"wires", host_of,
-                           [&wires, r](int peer, int channel) { return wires.end(r, peer, channel); },
-                           {}};
+        Network network = {
+            "wires", host_of, [&wires, r](int peer, int channel) { return wires.end(r, peer, channel); }, {}};
         Context context(segments.at(host).get(), r, size, std::vector<int>(static_cast<size_t>(size), -1),
                         "host" + std::to_string(host), registry, nullptr, -1, network);
         Rank rank = {context, context.world(), r, size, *registry};
