@@ -66,8 +66,8 @@ void Mirror::send(FrameType type, int rank, Fill fill) {
 }
 
 void Mirror::collect() {
-  // Looked at first: what an entry of it is about has been stated before, so those statements are sent before it.
-  const uint64_t tail = board_.header().log_tail.load(std::memory_order_acquire);
+  // First: what a closed entry is about was stated before, so that those statements are sent before the entry.
+  const uint64_t tail = hosts_.mine == 0 ? close_log() : 0;
   for (const int r : hosts_.here()) {
     collect_notes(r);
     Sent& sent = sent_[static_cast<size_t>(r)];
@@ -83,7 +83,7 @@ void Mirror::collect() {
       send(FrameType::kLeft, r, [](FrameWriter&) {});
     }
   }
-  if (hosts_.mine == 0) collect_log(tail);
+  if (hosts_.mine == 0) send_log(tail);
   if (has_failed(board_) && !failure_sent_) {
     failure_sent_ = true;
     const std::string text = failure_text(board_);
@@ -137,11 +137,19 @@ void Mirror::send_statement(int rank, const Note& note) {
   });
 }
 
-// Entries of the first host's log, closed here as soon as they are seen: whatever is complete by then shares one.
-void Mirror::collect_log(uint64_t tail) {
-  for (; log_sent_ < tail; ++log_sent_) {
-    Entry& entry = board_.entry(log_sent_);
+// Closes the entries of the first host's log as soon as they are seen: whatever is complete by then shares one.
+uint64_t Mirror::close_log() {
+  const uint64_t tail = board_.header().log_tail.load(std::memory_order_acquire);
+  for (uint64_t position = log_sent_; position < tail; ++position) {
+    Entry& entry = board_.entry(position);
     if (entry.closed.load(std::memory_order_acquire) == 0) own_.close(entry);
+  }
+  return tail;
+}
+
+void Mirror::send_log(uint64_t tail) {
+  for (; log_sent_ < tail; ++log_sent_) {
+    const Entry& entry = board_.entry(log_sent_);
     send(FrameType::kEntry, hosts_.here().front(), [&](FrameWriter& out) {
       out.put(entry.algorithm);
       out.put(entry.participants);

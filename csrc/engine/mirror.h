@@ -56,7 +56,8 @@ class Mirror {
   void collect();
   void collect_notes(int rank);
   void send_statement(int rank, const Note& note);
-  void collect_log(uint64_t tail);
+  uint64_t close_log();
+  void send_log(uint64_t tail);
   template <class Fill>
   void send(FrameType type, int rank, Fill fill);
   bool move();
