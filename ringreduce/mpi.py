@@ -60,10 +60,10 @@ def communicator(
         library = _core.MpiLibrary(MPI.__file__, MPI._sizeof(MPI.Comm))
         _close_before_finalize(MPI)
         _library = library
-    handles = (MPI._handleof(handle) for handle in (comm, MPI.BYTE, MPI.ERRORS_RETURN))
+    own, byte, errors_return = (MPI._handleof(handle) for handle in (comm, MPI.BYTE, MPI.ERRORS_RETURN))
     if timeout_s is None:
         timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
-    made = _core.MpiCommunicator(_library, *handles, timeout_s)
+    made = _core.MpiCommunicator(_library, own, byte, errors_return, timeout_s)
     if made.thread_level == "MPI_THREAD_FUNNELED" and not _open:
         warnings.warn(
             "MPI was initialised with MPI_THREAD_FUNNELED, and ringreduce calls it from a thread of its own, one call "
