@@ -51,10 +51,10 @@ def communicator(
     MPI = _mpi4py()
     if comm is None:
         comm = MPI.COMM_WORLD
+    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+        raise InvalidArgumentError("MPI: MPI.COMM_NULL: this process is not a member of the communicator")
     if not isinstance(comm, MPI.Intracomm):
         raise InvalidArgumentError(f"MPI: {comm!r} is not an intracommunicator of mpi4py")
-    if comm == MPI.COMM_NULL:
-        raise InvalidArgumentError("MPI: MPI.COMM_NULL: this process is not a member of the communicator")
     _initialize(MPI)
     if _library is None:
         library = _core.MpiLibrary(MPI.__file__, MPI._sizeof(MPI.Comm))

@@ -3,6 +3,7 @@
 Rank 0's last line is a JSON list of what each rank found; a check that fails ends the job.
 """
 
+import itertools
 import json
 import random
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DEADLINE_S = 30
+tags = itertools.count(100)  # ranks make their links in the same order
 SUM = 1
 MAX = 4
 
@@ -32,13 +34,11 @@ class Ring:
 
     def __init__(self, communicator: Any, x: NDArray[Any], op: int = SUM, **options: int) -> None:
         self.rank, self.size, self.x, self.op = communicator.rank, communicator.size, x, op
-        if self.size == 1:
-            self.sent = self.received = 0
-            self.number = 0
-            return
-        # For two ranks both neighbours are the same one, hence two pairs of tags.
-        self.right = communicator.link((self.rank + 1) % self.size, 1, 2, **options)
-        self.left = communicator.link((self.rank - 1) % self.size, 2, 1, **options)
+        # For two ranks both neighbours are the same one, hence a tag for each direction.
+        onward, back = next(tags), next(tags)
+        if self.size > 1:
+            self.right = communicator.link((self.rank + 1) % self.size, onward, back, **options)
+            self.left = communicator.link((self.rank - 1) % self.size, back, onward, **options)
         self.begin(0)
 
     def begin(self, number: int) -> None:
@@ -80,7 +80,8 @@ def check_traffic(communicator: Any, nbytes: int, **options: int) -> None:
     """Everybody to everybody at once, in pieces of random size at both ends."""
     me = communicator.rank
     peers = [peer for peer in range(communicator.size) if peer != me]
-    links = {peer: communicator.link(peer, 7, 7, **options) for peer in peers}
+    tag = next(tags)
+    links = {peer: communicator.link(peer, tag, tag, **options) for peer in peers}
     streams = {peer: np.random.default_rng([me, peer]).bytes(nbytes) for peer in peers}
     arrived = {peer: bytearray() for peer in peers}
     sent = dict.fromkeys(peers, 0)
@@ -147,15 +148,17 @@ def links() -> None:
     assert "not a member" in refusal(lambda: mpi.communicator(MPI.COMM_NULL), errors.InvalidArgumentError)
     assert "not an intracommunicator" in refusal(lambda: mpi.communicator("world"), errors.InvalidArgumentError)
 
+    until(lambda: not world.progress() and not turned.progress())
+
     # An error of MPI comes back as one of ours, with MPI's text: a message that is longer than what the other expects.
-    shorter = world.link((world.rank + 1) % world.size, 11, 12)
-    longer = world.link((world.rank - 1) % world.size, 12, 11, message_nbytes=100)
+    # What the links have sent by then stays under way until the end.
+    longer = world.link((world.rank + 1) % world.size, 11, 12)
+    shorter = world.link((world.rank - 1) % world.size, 12, 11, message_nbytes=100)
     try:
-        until(lambda: longer.pull(bytearray(1)) != 0 or shorter.push(bytes(1000)) == 0)
+        until(lambda: longer.push(bytes(1000)) + shorter.pull(bytearray(1)) < 0)
         truncated = "none"
     except errors.HorovodInternalError as error:
         truncated = str(error)
-    until(lambda: not world.progress() and not turned.progress())
     say(MPI, {"size": world.size, "threads": world.thread_level, "truncated": truncated})
 
 
@@ -226,6 +229,8 @@ def levels(level: str, initialize: str) -> None:
             found["error"] = str(error)
     found["warnings"] = [str(item.message) for item in caught]
     say(MPI, found)
+    if initialize == "user":
+        MPI.Finalize()
 
 
 def main(argv: Sequence[str]) -> None:
