@@ -1,6 +1,6 @@
 """One rank of tests/test_mpi_link.py, started by an MPI's own mpirun: `python -m mpi4py links.py SCENARIO`.
 
-Rank 0's last line is a JSON list of what each rank found; a check that fails ends the job.
+Rank 0 prints FOUND and a JSON list of what each rank found; a check that fails ends the job.
 """
 
 import itertools
@@ -114,7 +114,7 @@ def refusal(call: Callable[[], Any], kind: type[Exception]) -> str:
 def say(MPI: Any, found: Any) -> None:
     everybody = MPI.COMM_WORLD.gather(found)
     if everybody is not None:
-        print(json.dumps(everybody), flush=True)
+        print(f"FOUND {json.dumps(everybody)}", flush=True)
 
 
 def links() -> None:
