@@ -3,6 +3,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import uuid
@@ -54,19 +55,27 @@ def run(command: list[str], environ: dict[str, str], timeout_s: float = JOB_S) -
         kill_marked(mark)
 
 
-def job(name: str, ranks: int, *scenario: str) -> list[Any]:
-    """What each rank of a job has found."""
+def output(name: str, ranks: int, *scenario: str) -> list[str]:
+    """The lines of a job that has ended well."""
     if util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not here: pip install mpi4py")
     mpi = installation(name)
     program = [sys.executable, "-m", "mpi4py", str(PROGRAM), *scenario]  # an error in one rank then ends the job
     done = run([*mpi.launch(ranks, crowded=True), *program], {**mpi.mpi4py_environ(), "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
-    # MPICH's UCX warns on stdout of messages that nobody has taken.
-    (said,) = (line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith("FOUND "))
+    return done.stdout.splitlines()
+
+
+def found_in(lines: list[str], ranks: int) -> list[Any]:
+    """What each rank has found. MPICH's UCX warns on stdout of messages that nobody has taken."""
+    (said,) = (line.partition(" ")[2] for line in lines if line.startswith("FOUND "))
     found: list[Any] = json.loads(said)
     assert len(found) == ranks
     return found
+
+
+def job(name: str, ranks: int, *scenario: str) -> list[Any]:
+    return found_in(output(name, ranks, *scenario), ranks)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -81,8 +90,10 @@ def test_links(name: str, ranks: int) -> None:
 
 @pytest.mark.parametrize("name", WANTED)
 def test_an_end_with_messages_under_way(name: str) -> None:
-    assert job(name, 2, "finalize") == ["unfinished"] * 2
-    assert job(name, 2, "leave") == ["unfinished"] * 2
+    for way in ("finalize", "leave"):
+        lines = output(name, 2, way)
+        assert found_in(lines, 2) == ["unfinished"] * 2
+        assert lines.count("CLOSING") == 2, way
 
 
 @pytest.mark.parametrize("name", WANTED)
@@ -112,6 +123,36 @@ def test_conformance(name: str) -> None:
     done = run([str(CPP_TESTS), "--test-case=link: mpi", "--no-skipped-summary"], {**mpi.environ(), **environ})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout, done.stdout
+
+
+TOOL = """
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+static int calls;
+int MPI_Test(void** request, int* flag, void* status) {
+  static int (*test)(void**, int*, void*);
+  if (!test) test = (int (*)(void**, int*, void*))dlsym(dlopen(getenv("RR_TEST_MPI"), RTLD_LAZY), "PMPI_Test");
+  ++calls;
+  return test(request, flag, status);
+}
+__attribute__((destructor)) static void report(void) { printf("\\nTOOL %d\\n", calls); }
+"""
+
+
+def test_a_preloaded_tool_sees_our_calls(tmp_path: Path) -> None:
+    """As profilers of MPI work: their MPI_Test comes before the library's."""
+    if not CPP_TESTS.exists() or (compiler := shutil.which("cc")) is None:
+        pytest.skip("the C++ tests are not built, or no cc is here: make build")
+    mpi = installation("openmpi 4")
+    (tmp_path / "tool.c").write_text(TOOL)
+    tool = str(tmp_path / "tool.so")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", tool, str(tmp_path / "tool.c"), "-ldl"], check=True, timeout=60)
+    environ = {**mpi.environ(), "RR_TEST_MPI": str(mpi.libmpi()), "LD_PRELOAD": tool}
+    done = run([str(CPP_TESTS), "--test-case=link: mpi", "--subcase=both directions*"], environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Open MPI 4 starts a daemon of its own for a process without a launcher, which calls nothing.
+    assert max(int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("TOOL ")) >= 4
 
 
 def test_without_mpi4py_the_error_says_how_to_get_it() -> None:

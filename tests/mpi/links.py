@@ -167,7 +167,12 @@ def unfinished(MPI: Any) -> tuple[Any, list[Any], list[str]]:
     from ringreduce import mpi
 
     called: list[str] = []
-    c = mpi.communicator(before_close=lambda: called.append("before_close"))
+
+    def before_close() -> None:
+        called.append("before_close")
+        print("CLOSING", flush=True)
+
+    c = mpi.communicator(before_close=before_close)
     peer = (c.rank + 1) % c.size
     left, untouched = c.link(peer, 1, 1), c.link(peer, 2, 2)
     # Messages of all sizes that nobody pulls; receives that nothing arrives for, and one that waits within a message.
