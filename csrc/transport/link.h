@@ -29,9 +29,9 @@ size_t shm_link_nbytes(size_t capacity);
 std::unique_ptr<Link> shm_link(std::byte* outgoing, std::byte* incoming, size_t capacity, Bell& peer_bell);
 
 // MPI, to the rank `peer` of the communicator. send_tag is the other end's receive_tag, and may be the same as the own
-// receive_tag (0 to 2^28 - 1); both ends give the same options. A tag belongs to one pair of links at a time, and to
-// another one only once all bytes pushed have been pulled. Destroying a link does not take back what was pushed.
-// mpi_communicator.h says who keeps MPI going.
+// receive_tag (0 to 2^28 - 1); both ends give the same options. A tag serves one pair of links in the life of a
+// communicator: what a later pair sends may arrive while the earlier one still receives ahead, and be lost. Destroying
+// a link does not take back what was pushed. mpi_communicator.h says who keeps MPI going.
 struct MpiLinkOptions {
   size_t message_nbytes = size_t{256} << 10;  // the most that one message carries
   size_t depth = 4;                           // messages under way and receives posted ahead, each direction

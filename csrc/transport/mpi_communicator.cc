@@ -206,6 +206,7 @@ bool MpiCommunicator::test_pending() {
 
 // Unlocks for naps, so that other communicators go on.
 void MpiCommunicator::drain(std::unique_lock<std::mutex>& lock, double drain_s) {
+  check_finalized();
   for (const MpiMessagePtr& message : pending_) {
     if (message->state != State::kReceiving) continue;
     message->state = State::kWithdrawn;

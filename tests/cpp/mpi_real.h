@@ -19,17 +19,17 @@ class RealMpi {
     uintptr_t comm_self = 0;
     uintptr_t byte = 0;
     uintptr_t errors_return = 0;
-    size_t size = 0;  // bytes of one
+    size_t size = 0;          // bytes of one
+    int thread_multiple = 3;  // MPI_THREAD_MULTIPLE
   };
 
   explicit RealMpi(const std::string& path) : module_(::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     if (module_ == nullptr) throw std::runtime_error(::dlerror());
     handles = find_handles();
     library = MpiLibrary::open(path, handles.size);
-    constexpr int kMoreThanAnyLevel = 4096;  // MPI gives the highest that it has
     int provided = 0;
-    if (function<int(int*, char***, int, int*)>("MPI_Init_thread")(nullptr, nullptr, kMoreThanAnyLevel, &provided) !=
-        0) {
+    if (function<int(int*, char***, int, int*)>("MPI_Init_thread")(nullptr, nullptr, handles.thread_multiple,
+                                                                   &provided) != 0) {
       throw std::runtime_error("MPI_Init_thread failed");
     }
   }
@@ -49,14 +49,15 @@ class RealMpi {
 
   Handles find_handles() const {
     if (address("ompi_mpi_comm_self") != 0) {
-      return {address("ompi_mpi_comm_self"), address("ompi_mpi_byte"), address("ompi_mpi_errors_return"),
-              sizeof(void*)};
+      return {address("ompi_mpi_comm_self"), address("ompi_mpi_byte"), address("ompi_mpi_errors_return"), sizeof(void*),
+              3};
     }
     int major = -1;
     int minor = -1;
     auto* version = function<int(int*, int*)>("MPI_Abi_get_version");
-    if (version != nullptr && version(&major, &minor) == 0 && major > 0) return {0x102, 0x247, 0x143, sizeof(void*)};
-    return {0x44000001, 0x4c00010d, 0x54000001, sizeof(int)};  // the MPICH family
+    if (version != nullptr && version(&major, &minor) == 0 && major > 0)
+      return {0x102, 0x247, 0x143, sizeof(void*), 4096};
+    return {0x44000001, 0x4c00010d, 0x54000001, sizeof(int), 3};  // the MPICH family
   }
 
   void* module_;
