@@ -70,9 +70,9 @@ def parts(rounds: int) -> dict[str, list[str]]:
         found[f"collectives {name}"] = [name, "-np", "2", "--sizes", "16M", "--vs", "openmpi,mpich", *turns]
     ours, peers = "ringreduce-shard,ddp-ringreduce", "ddp-gloo,horovod"
     for name, vs in (
-        ("lenet", f"single,single-all,{peers}"),
-        ("mlp", f"single,single-all,{ours},{peers}"),
-        ("mlp adam", f"{ours},{peers}"),
+        ("lenet", f"single,single-all,in-step,{peers}"),
+        ("mlp", f"single,single-all,in-step,{ours},{peers}"),
+        ("mlp adam", f"in-step,{ours},{peers}"),
     ):
         model, *optimizer = name.split()
         chosen = ["--optimizer", *optimizer] if optimizer else []

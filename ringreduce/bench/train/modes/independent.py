@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import ringreduce
 from ringreduce.bench.train.modes.mode import Mode, Team
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
 
 class Acquainted(Team):
@@ -32,3 +37,23 @@ class Independent(Mode):
         """See Mode."""
         world = ringreduce.init()
         return Acquainted(world.rank, world.size)
+
+
+class Marching(Acquainted):
+    """Ranks that wait for each other before each update."""
+
+    def wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """See Team."""
+        optimizer.register_step_pre_hook(lambda *_: ringreduce.barrier())
+        return model, optimizer
+
+
+class InStep(Independent):
+    """What is left of the bound when all ranks wait for the slowest of each step, as who needs all gradients does."""
+
+    name = "in-step"
+
+    def join(self, folder: Path, timeout_s: float) -> Team:
+        """See Mode."""
+        world = ringreduce.init()
+        return Marching(world.rank, world.size)
