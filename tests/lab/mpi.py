@@ -1,0 +1,94 @@
+"""Each MPI that is installed here, and its command line for ranks on the lab's hosts.
+
+What MPIs there are is asked of ringreduce.bench, which measures against them on one host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringreduce.bench.peers import mpi as installed
+
+from .network import INTERFACE
+
+SONAMES = {"openmpi": ("libmpi.so.40",), "mpich": ("libmpi.so.12", "libmpich.so.12")}
+"""The name that mpi4py asks for first, then others of the same library."""
+CARRIED = ("PATH", "PYTHON", "MPI4PY", "LD_LIBRARY", "OMP_", "RINGREDUCE_", "UCX_", "FI_", "RR_")
+"""Open MPI takes to other hosts only what it is told to; MPICH takes everything. Prefixes of names."""
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """One installed MPI."""
+
+    library: str
+    """openmpi | mpich"""
+    version: str
+    mpirun: str
+
+    @property
+    def name(self) -> str:
+        """Such as "openmpi 5.0.11"."""
+        return f"{self.library} {self.version}"
+
+    @property
+    def major(self) -> int:
+        """The version's first number."""
+        return int(self.version.partition(".")[0])
+
+    def environ(self, folder: Path) -> dict[str, str]:
+        """What mpi4py's wheel needs to load this MPI, and what this MPI needs to run as root.
+
+        Debian's MPICH has a name that the wheel does not ask for; a link in this folder, which all hosts see, helps.
+        """
+        wanted, *others = SONAMES[self.library]
+        prefix = Path(self.mpirun).resolve().parent.parent
+        places = [prefix / "lib", *sorted(Path("/usr/lib").glob("*-linux-gnu"))]
+        library = next(place / name for name in (wanted, *others) for place in places if (place / name).exists())
+        if library.name != wanted:
+            link = folder / wanted
+            if not link.exists():
+                link.symlink_to(library)
+            library = link
+        environ = {"MPI4PY_LIBMPI": str(library), "MPI4PY_MPIABI": self.library, "LD_LIBRARY_PATH": str(library.parent)}
+        return environ | (self._network() if self.library == "mpich" else installed.Mpi.environ())
+
+    @staticmethod
+    def _network() -> dict[str, str]:
+        """MPICH's two network libraries, each told the lab's one wire. Shared memory stays in use within a host."""
+        ucx = {"UCX_TLS": "tcp,self,sm", "UCX_NET_DEVICES": INTERFACE}
+        return ucx | {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": INTERFACE, "FI_SOCKETS_IFACE": INTERFACE}
+
+    def command(self, ssh: Path, hosts: Sequence[str], ranks_per_host: int, environ: Mapping[str, str]) -> list[str]:
+        """mpirun's command line up to the program, to be run on the first host. Ranks fill one host after the other."""
+        slots = ",".join(f"{host}:{ranks_per_host}" for host in hosts)
+        count = str(ranks_per_host * len(hosts))
+        if self.library == "mpich":
+            launcher = ["-launcher", "ssh", "-launcher-exec", str(ssh), "-iface", INTERFACE]
+            return [self.mpirun, *launcher, "-bind-to", "none", "-hosts", slots, "-np", count]
+        wire = ["--mca", "btl_tcp_if_include", INTERFACE, "--mca", "pml", "ob1"]
+        if self.major < 5:
+            wire += ["--mca", "plm_rsh_agent", str(ssh), "--mca", "oob_tcp_if_include", INTERFACE]
+            wire += ["--mca", "btl", "tcp,vader,self"]
+        else:
+            wire += ["--prtemca", "plm_ssh_agent", str(ssh), "--prtemca", "prte_if_include", INTERFACE]
+            wire += ["--mca", "btl", "tcp,sm,self"]
+        # All hosts are on the same few cores: who waits gives way.
+        patient = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+        if self.major >= 5:
+            patient[:1] = ["--map-by", ":OVERSUBSCRIBE"]
+        carried = [word for name in sorted(environ) if name.startswith(CARRIED) for word in ("-x", name)]
+        return [self.mpirun, *wire, *patient, *carried, "-H", slots, "-np", count]
+
+
+def find(library: str, major: int) -> Mpi | None:
+    """The installed MPI of this library and major version, Debian's or a wheel's."""
+    for one in installed.find(library):
+        if isinstance(one, installed.Mpi) and not one.options:
+            mpi = Mpi(library, one.version, os.path.abspath(one.mpirun))
+            if mpi.major == major:
+                return mpi
+    return None
