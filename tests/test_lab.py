@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from lab.mpi import Mpi, find
 from lab.network import LinkError
 from lab.requirements import missing
 from ranks import clean_environment
+
+from ringreduce.doctor.software import mpi_version
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -140,7 +143,9 @@ def test_abstract_sockets_end_at_the_host(lab: Lab) -> None:
         listener.communicate(timeout=SETTLE_S)
 
 
-def test_ssh_reaches_every_host_and_knows_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ssh_reaches_every_host_and_knows_it(lab: Lab) -> None:
+    home = Path.home() / ".ssh"
+    own = sorted((path.name, path.stat().st_mtime_ns) for path in home.glob("*"))
     for host in lab.hosts[1:]:
         done = lab.run("a", [lab.ssh, host, "hostname; echo $SSH_CONNECTION"])
         assert done.status == 0, done.output
@@ -156,6 +161,7 @@ def test_ssh_reaches_every_host_and_knows_it(lab: Lab, monkeypatch: pytest.Monke
         known.write_text(before)
     assert done.status == 255
     assert "verification failed" in done.output
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in home.glob("*")) == own
 
 
 RECEIVE = """
@@ -395,20 +401,13 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypa
 
 
 def test_the_command_line_runs_a_command_and_shows_the_bytes() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "tests.lab",
-        "--hosts",
-        "2",
-        "--rate",
-        "100mbit",
-        "sh",
-        "-c",
-        "$LAB_SSH b hostname; exit 4",
-    ]
-    done = subprocess.run(
-        command, cwd=Path(__file__).parents[1], env=clean_environment(), capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (4, "b\n"), done.stderr
+    mpirun = next((path for path in map(shutil.which, ("mpirun.openmpi", "mpirun")) if path), None)
+    option = "-H" if mpirun and mpi_version(mpirun).startswith("Open MPI") else "-hosts"
+    names = f"{mpirun} -np 2 {option} a:1,b:1 hostname" if mpirun else "echo a; echo b"
+    script = f"$LAB_SSH b hostname; {names}; exit 4"
+    command = [sys.executable, "-m", "tests.lab", "--hosts", "2", "--rate", "100mbit", "sh", "-c", script]
+    top, environ = Path(__file__).parents[1], clean_environment()
+    done = subprocess.run(command, cwd=top, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4, done.stderr
+    assert sorted(done.stdout.split()) == ["a", "b", "b"], done.stderr
     assert re.search(r"carried: a: 0\.\d+ MB out, 0\.\d+ MB in, b: ", done.stderr)

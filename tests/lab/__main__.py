@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lab.lab import Lab
+from lab.mpi import settings
 from lab.requirements import missing
 
 
@@ -29,7 +30,7 @@ def main() -> int:
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with Lab(options.hosts, None if options.rate == "none" else options.rate) as lab:
-        env = {"LAB_SSH": str(lab.ssh), "LAB_FOLDER": str(lab.folder), "PS1": r"\u@\h:\w# "}
+        env = {**settings(lab.ssh), "LAB_SSH": str(lab.ssh), "LAB_FOLDER": str(lab.folder), "PS1": r"\u@\h:\w# "}
         print(
             f"# hosts {' '.join(lab.hosts)}; $LAB_SSH HOST COMMAND reaches them; files for all in $LAB_FOLDER",
             file=sys.stderr,

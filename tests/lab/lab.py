@@ -17,7 +17,7 @@ from types import TracebackType
 import ranks
 
 from . import network
-from .mpi import Mpi
+from .mpi import Mpi, settings
 from .network import Counters
 from .ssh import Ssh
 
@@ -80,7 +80,12 @@ class Lab:
                 *self._shared,
             ]
             for name in self.hosts:
-                arguments = ("host", name, str(hosts_file), *dict.fromkeys(str(Path(path).resolve()) for path in shared))
+                arguments = (
+                    "host",
+                    name,
+                    str(hosts_file),
+                    *dict.fromkeys(str(Path(path).resolve()) for path in shared),
+                )
                 self._pids[name] = self._keep(undo, *arguments)
             network.connect(self._switch, self._pids, self.rate)
             for name in self.hosts:
@@ -155,8 +160,9 @@ class Lab:
         env: Mapping[str, str] | None = None,
     ) -> tuple[list[str], dict[str, str]]:
         """What mpirun() runs on the first host: the command and the additions to the environment."""
-        added = mpi.environ(self.folder) | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(env or {})
-        launch = mpi.command(self.ssh, hosts or self.hosts, ranks_per_host, _environ(added))
+        added = settings(self.ssh) | mpi.environ(self.folder)
+        added |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(env or {})
+        launch = mpi.command(hosts or self.hosts, ranks_per_host, _environ(added))
         return [*launch, *map(str, command)], added
 
     def mpirun(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringreduce.bench.peers import mpi as installed
+from ringreduce.doctor.software import ROOT_PERMITS
 
 from .network import INTERFACE
 
@@ -40,7 +41,7 @@ class Mpi:
         return int(self.version.partition(".")[0])
 
     def environ(self, folder: Path) -> dict[str, str]:
-        """What mpi4py's wheel needs to load this MPI, and what this MPI needs to run as root.
+        """What mpi4py's wheel needs to load this MPI.
 
         Debian's MPICH has a name that the wheel does not ask for; a link in this folder, which all hosts see, helps.
         """
@@ -53,35 +54,41 @@ class Mpi:
             if not link.exists():
                 link.symlink_to(library)
             library = link
-        environ = {"MPI4PY_LIBMPI": str(library), "MPI4PY_MPIABI": self.library, "LD_LIBRARY_PATH": str(library.parent)}
-        return environ | (self._network() if self.library == "mpich" else installed.Mpi.environ())
+        return {"MPI4PY_LIBMPI": str(library), "MPI4PY_MPIABI": self.library, "LD_LIBRARY_PATH": str(library.parent)}
 
-    @staticmethod
-    def _network() -> dict[str, str]:
-        """MPICH's two network libraries, each told the lab's one wire. Shared memory stays in use within a host."""
-        ucx = {"UCX_TLS": "tcp,self,sm", "UCX_NET_DEVICES": INTERFACE}
-        return ucx | {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": INTERFACE, "FI_SOCKETS_IFACE": INTERFACE}
+    def command(self, hosts: Sequence[str], ranks_per_host: int, environ: Mapping[str, str]) -> list[str]:
+        """mpirun's command line up to the program, to be run on the first host. Ranks fill one host after the other.
 
-    def command(self, ssh: Path, hosts: Sequence[str], ranks_per_host: int, environ: Mapping[str, str]) -> list[str]:
-        """mpirun's command line up to the program, to be run on the first host. Ranks fill one host after the other."""
+        All hosts share the same few cores, so ranks are not bound, and who waits gives way.
+        """
         slots = ",".join(f"{host}:{ranks_per_host}" for host in hosts)
         count = str(ranks_per_host * len(hosts))
         if self.library == "mpich":
-            launcher = ["-launcher", "ssh", "-launcher-exec", str(ssh), "-iface", INTERFACE]
-            return [self.mpirun, *launcher, "-bind-to", "none", "-hosts", slots, "-np", count]
-        wire = ["--mca", "btl_tcp_if_include", INTERFACE, "--mca", "pml", "ob1"]
-        if self.major < 5:
-            wire += ["--mca", "plm_rsh_agent", str(ssh), "--mca", "oob_tcp_if_include", INTERFACE]
-            wire += ["--mca", "btl", "tcp,vader,self"]
-        else:
-            wire += ["--prtemca", "plm_ssh_agent", str(ssh), "--prtemca", "prte_if_include", INTERFACE]
-            wire += ["--mca", "btl", "tcp,sm,self"]
-        # All hosts are on the same few cores: who waits gives way.
-        patient = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
-        if self.major >= 5:
-            patient[:1] = ["--map-by", ":OVERSUBSCRIBE"]
+            return [self.mpirun, "-bind-to", "none", "-hosts", slots, "-np", count]
+        crowded = ["--oversubscribe"] if self.major < 5 else ["--map-by", ":OVERSUBSCRIBE"]
+        patient = ["--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
         carried = [word for name in sorted(environ) if name.startswith(CARRIED) for word in ("-x", name)]
-        return [self.mpirun, *wire, *patient, *carried, "-H", slots, "-np", count]
+        return [self.mpirun, *crowded, *patient, *carried, "-H", slots, "-np", count]
+
+
+def settings(ssh: Path) -> dict[str, str]:
+    """What tells every MPI how to reach the lab's hosts, which interface to use, and that root is meant.
+
+    Set for all of them at once: none reads the others' variables.
+    """
+    wire = {"btl_tcp_if_include": INTERFACE, "oob_tcp_if_include": INTERFACE, "pml": "ob1", "btl": "^openib,usnic,ofi"}
+    openmpi = {"plm_rsh_agent": str(ssh), **wire}
+    prrte = {"plm_ssh_agent": str(ssh), "prte_if_include": INTERFACE}  # the launcher of Open MPI 5
+    hydra = {"LAUNCHER": "ssh", "LAUNCHER_EXEC": str(ssh), "IFACE": INTERFACE}
+    # MPICH is built on one of two network libraries; shared memory stays in use within a host.
+    network = {"UCX_TLS": "tcp,self,sm", "UCX_NET_DEVICES": INTERFACE, "FI_PROVIDER": "tcp", "FI_TCP_IFACE": INTERFACE}
+    return {
+        **{f"OMPI_MCA_{name}": value for name, value in openmpi.items()},
+        **{f"PRTE_MCA_{name}": value for name, value in prrte.items()},
+        **{f"HYDRA_{name}": value for name, value in hydra.items()},
+        **network,
+        **dict.fromkeys(ROOT_PERMITS, "1"),
+    }
 
 
 def find(library: str, major: int) -> Mpi | None:
