@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import ssh
+from lab import allreduce, ssh
 from lab.lab import Lab, wait_until
 from lab.mpi import Mpi, find
 from lab.network import LinkError
@@ -204,45 +204,25 @@ def test_links_are_shaped_and_counted(lab: Lab) -> None:
 
 # --- mpirun across hosts ----------------------------------------------------------------------------------------------
 
-ALLREDUCE = """
-import os, socket, sys
-import numpy as np
-from mpi4py import MPI
-world = MPI.COMM_WORLD
-position = np.arange(int(sys.argv[1]))
-x = ((position % 1021 + 1) * (world.rank + 1)).astype(np.float32)
-y = np.empty_like(x)
-world.Allreduce(x, y)
-weighed = int((y.astype(np.int64) * (position % 7)).sum())
-library = MPI.Get_library_version().replace(",", " ").split()
-os.write(1, f"{world.rank} {world.size} {socket.gethostname()} {weighed} {' '.join(library[:4])}\\n".encode())
-"""
 COUNT = 2 * MIB
 
 
-def expected_sum(size: int) -> int:
-    """What ALLREDUCE prints, without floating point."""
-    ranks = sum(rank + 1 for rank in range(size))
-    return sum((place % 1021 + 1) * ranks * (place % 7) for place in range(COUNT))
+@pytest.fixture(scope="module", name="own_sum")
+def one_ranks_sum() -> int:
+    return allreduce.expected_sum(COUNT)
 
 
-@pytest.fixture(scope="module", name="sums")
-def expected_sums() -> dict[int, int]:
-    one = expected_sum(1)
-    return {size: one * size * (size + 1) // 2 for size in {hosts * ranks for hosts, ranks in LAYOUTS}}
-
-
-def test_mpi_sums_across_hosts(lab: Lab, mpi: Mpi, sums: dict[int, int]) -> None:
+def test_mpi_sums_across_hosts(lab: Lab, mpi: Mpi, own_sum: int) -> None:
     for count, ranks in LAYOUTS:
         hosts, size = lab.hosts[:count], count * ranks
         before = lab.counters()
-        done = lab.mpirun(mpi, ranks, [*program(lab, "allreduce.py", ALLREDUCE), str(COUNT)], hosts=hosts)
+        done = lab.mpirun(mpi, ranks, [sys.executable, "-m", "lab.allreduce", str(COUNT)], hosts=hosts)
         crossed = lab.counters() - before
         assert done.status == 0, done.output
-        rows = sorted(line.split(maxsplit=4) for line in done.output.splitlines() if re.match(r"\d+ \d+ [a-h] ", line))
-        wanted = [[str(rank), str(size), hosts[rank // ranks], str(sums[size])] for rank in range(size)]
-        assert [row[:4] for row in rows] == wanted, done.output
-        assert all(mpi.version in row[4] for row in rows), done.output
+        reports = allreduce.read(done.output)
+        wanted = [(rank, size, hosts[rank // ranks], own_sum * size * (size + 1) // 2) for rank in range(size)]
+        assert [(r.rank, r.size, r.host, r.weighed_sum) for r in reports] == wanted, done.output
+        assert all(mpi.version in report.library for report in reports), done.output
         sent = sum(crossed.hosts[host].sent for host in hosts) / count
         assert sent >= 2 * (count - 1) / count * 4 * COUNT, f"{mpi.name}, {count} x {ranks}: {crossed}"
 

@@ -16,6 +16,7 @@ from lab.requirements import missing
 
 
 def main() -> int:
+    """Returns the command's exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.lab", description="Hosts in one machine, with ssh and mpirun."
     )

@@ -28,7 +28,7 @@ REMOVAL_S = 10.0  # while processes of the lab still die, files may still appear
 
 
 def main(what: str, *arguments: str) -> int:
-    return {"host": host, "switch": switch}[what](*arguments)
+    return host(*arguments) if what == "host" else switch(*arguments)
 
 
 def switch(folder: str) -> int:

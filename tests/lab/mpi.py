@@ -95,7 +95,8 @@ def find(library: str, major: int) -> Mpi | None:
     """The installed MPI of this library and major version, Debian's or a wheel's."""
     for one in installed.find(library):
         if isinstance(one, installed.Mpi) and not one.options:
-            mpi = Mpi(library, one.version, os.path.abspath(one.mpirun))
+            launcher = getattr(one, "installation", one).mpirun
+            mpi = Mpi(library, one.version, os.path.abspath(launcher))
             if mpi.major == major:
                 return mpi
     return None
