@@ -79,7 +79,7 @@ print(json.dumps(here))
 
 
 def facts(lab: Lab, host: str, mark: str) -> dict[str, Any]:
-    command = [*program(lab, "facts.py", FACTS), lab.folder, mark, *lab.hosts]
+    command = [*program(lab, "facts.py", FACTS), str(lab.folder), mark, *lab.hosts]
     done = lab.run(host, command)
     assert done.status == 0, done.output
     found: dict[str, Any] = json.loads(done.output)
@@ -257,8 +257,7 @@ def test_a_killed_rank_ends_the_job_on_all_hosts(lab: Lab, mpi: Mpi) -> None:
         finally:
             mpirun.kill()
     assert mpirun.returncode != 0, output
-    for host in hosts:
-        wait_until(lambda host=host: not lab.processes(host), f"host {host} is idle", SETTLE_S)
+    wait_until(lambda: not any(map(lab.processes, hosts)), "nothing runs on any host", SETTLE_S)
 
 
 # --- ringreduce on the lab's hosts ------------------------------------------------------------------------------------

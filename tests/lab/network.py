@@ -20,7 +20,7 @@ TOOL_TIMEOUT_S = 20
 
 @dataclass(frozen=True)
 class Bytes:
-    """What one host's cable carried, with headers."""
+    """What one host's cable carried. Headers count once for each piece of up to 64 KiB that TCP hands over."""
 
     sent: int
     received: int
