@@ -74,18 +74,28 @@ def meet(comm: Any, timeout_s: float) -> Agreed:
     return Agreed(place, bytes.fromhex(everyone[0]["address"]), bytes.fromhex(everyone[0]["secret"]))
 
 
-def members(comm: Any, rank: int, timeout_s: float) -> list[int]:
-    """The job's ranks in the communicator, sorted; none when it is null. Collective over the communicator.
+def world_ranks(comm: Any) -> list[int]:
+    """The ranks in MPI.COMM_WORLD of a communicator's processes; none when it is null. Local: nothing is sent.
 
-    Args:
-        rank: this process's rank in the job.
-
-    Raises: as meet(), but for hosts: who is in the job has met already.
+    Raises InvalidArgumentError when MPI does not run, for an inter-communicator, and where a process is not in
+    MPI.COMM_WORLD (it was spawned).
     """
+    module = sys.modules["mpi4py.MPI"]
     if is_null(comm):
         return []
     _check(comm, "ProcessSet(comm)")
-    return sorted(int(one) for one in _gather(comm, rank, "ProcessSet(comm)", timeout_s))
+    group, world = comm.Get_group(), module.COMM_WORLD.Get_group()
+    ranks = [int(rank) for rank in group.Translate_ranks(list(range(group.Get_size())), world)]
+    group.Free()
+    world.Free()
+    if module.UNDEFINED in ranks:
+        raise InvalidArgumentError("ProcessSet(comm): a process of the communicator is not in MPI.COMM_WORLD")
+    return ranks
+
+
+def world_rank() -> int:
+    """This process's rank in MPI.COMM_WORLD."""
+    return int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_rank())
 
 
 def check_launcher(environ: environment.Environ = os.environ) -> None:
@@ -144,6 +154,9 @@ def _check(comm: Any, call: str) -> None:
 def _gather(comm: Any, mine: Any, call: str, timeout_s: float) -> list[Any]:
     """Every rank's object. Non-blocking and polled, so that ranks that do not come cost timeout_s and not for ever."""
     deadline = Deadline(timeout_s)
+    for earlier in [one for one in _abandoned if one[0] == comm]:  # Open MPI deadlocks in a second Idup beside a first
+        _abandoned.remove(earlier)
+        _wait(earlier[1], comm, call, deadline)
     duplicate, request = comm.Idup()
     _wait(request, comm, call, deadline)
     record = bytearray(json.dumps(mine).encode().ljust(RECORD_NBYTES))
@@ -159,6 +172,7 @@ def _wait(request: Any, comm: Any, call: str, deadline: Deadline) -> None:
     pause_s = 20e-6
     while not request.Test():
         if deadline.expired():
+            _abandoned.append((comm, request))
             # Which ones is not known: MPI has no way to ask who has entered a collective.
             raise TimeoutError(
                 f"[communicator] rank {comm.Get_rank()}/{comm.Get_size()}: {call}: not all ranks of the communicator "
@@ -166,6 +180,11 @@ def _wait(request: Any, comm: Any, call: str, deadline: Deadline) -> None:
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 1e-3)
+
+
+_abandoned: list[tuple[Any, Any]] = []
+"""(communicator, request) of collectives given up on. MPI cannot cancel them, and writes into what they hold whenever
+the last rank comes."""
 
 
 def _several_hosts(everyone: list[Any]) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ringreduce import _core, agreement, communicators, state
 from ringreduce.absent import AbsentGroup
 from ringreduce.errors import InvalidArgumentError, MismatchError, NotInitializedError
+from ringreduce.offers import Offer, sets_of
 
 if TYPE_CHECKING:
     from ringreduce._core import Group
@@ -170,7 +171,6 @@ def add_process_set(process_set: ProcessSet | Iterable[int] | Any) -> ProcessSet
         NotInitializedError: before init().
         InvalidArgumentError: the ranks are registered already, out of range, or none; or dynamic sets are switched off.
         MismatchError: another rank passed other ranks; nothing is registered anywhere.
-        TimeoutError: not all processes of the communicator came.
     """
     if not state.require().dynamic:
         raise InvalidArgumentError(
@@ -184,23 +184,17 @@ def register(process_set: ProcessSet | Iterable[int] | Any) -> ProcessSet:
     job = state.require()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     place = job.placement
-    ranks = added.ranks
-    if added.mpi_comm is not None and added.process_set_id is None:
-        ranks = communicators.members(added.mpi_comm, place.rank, job.timeout_s)
-    leads = ranks[:1] == [place.rank]
-    handover = agreement.Handover.announce() if leads else None
-    kind = "ranks" if added.mpi_comm is None else "a communicator of ranks"
-    offers = agreement.exchange(
-        global_process_set.group, "add_process_set", [ranks, kind, handover.to_json() if handover else None]
-    )
-    family = _family([(offer[0], offer[1]) for offer in offers], place.rank)
+    offer = _offer(added, place.rank)
+    offers = [Offer(*other) for other in agreement.exchange(global_process_set.group, "add_process_set", offer)]
+    family = sets_of(offers, place.rank)
     problem = _problem(family, added, job)
     if problem is not None:  # only now, so that ranks that passed something else raise as well instead of waiting
         raise InvalidArgumentError(problem)
     set_id = job.next_set_id
     job.next_set_id += 1
+    ranks = next((ranks for ranks in family if place.rank in ranks), [] if offer.world_rank is not None else family[0])
     if place.rank in ranks:
-        handover = handover or agreement.Handover.from_json(offers[ranks[0]][2])
+        handover = agreement.Handover.from_json(offers[ranks[0]].handover)
         nbytes = _core.control_nbytes(len(ranks))
         with handover.segment(f"process_set.{set_id}", nbytes, ranks, place.rank, job.timeout_s) as fd:
             added.bind(set_id, ranks, job.context.add_group(fd, ranks), family)
@@ -238,21 +232,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def _family(offers: list[tuple[list[int], str]], rank: int) -> list[list[int]]:
-    """The different sets that the ranks offer: one when they are made from ranks, any number from communicators.
-
-    Raises MismatchError when the offers do not fit together.
-    """
-    mine, kind = offers[rank]
-    for other, (ranks, theirs) in enumerate(offers):
-        # What two communicators are is each their own, but the members of one must all have offered it.
-        fits = ranks == mine if kind == "ranks" else all(offers[member][0] == ranks for member in ranks)
-        if theirs != kind or not fits:
-            raise MismatchError(
-                f"Mismatched add_process_set: rank {rank} passed {kind} {mine}, but rank {other} passed {theirs} "
-                f"{ranks}."
-            )
-    return sorted({tuple(ranks): ranks for ranks, _ in offers if ranks or kind == "ranks"}.values())
+def _offer(added: ProcessSet, rank: int) -> Offer:
+    """What this rank says about a set that is to be registered."""
+    if added.process_set_id is not None:  # a duplicate, and all ranks are to see the same one
+        return Offer.of_ranks(added._family[0], rank)
+    return Offer.of_ranks(added.ranks, rank) if added.mpi_comm is None else Offer.of_communicator(added.mpi_comm)
 
 
 def _problem(family: list[list[int]], added: ProcessSet, job: state.Running) -> str | None:

@@ -17,7 +17,7 @@ from ringreduce import features
 from ringreduce.errors import UnavailableError
 from ringreduce.launch import mpi
 from ringreduce.launch.binding import core_of
-from ringreduce.launch.hosts import Host
+from ringreduce.launch.hosts import Host, is_this_host
 
 ROOT_PERMITS = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 FORWARDED_PREFIXES = ("RINGREDUCE_", "HOROVOD_", "OMP_", "MPI4PY_", "PYTHON", "NCCL_", "CUDA_")
@@ -96,7 +96,8 @@ def cores_each(options: argparse.Namespace, cores: int) -> int:
         return 0
     slots: dict[str, int] = {}
     for host in options.host_list or [Host("localhost", options.ranks)]:
-        slots[host.name] = slots.get(host.name, 0) + host.slots
+        name = "" if is_this_host(host.name) else host.name
+        slots[name] = slots.get(name, 0) + host.slots
     return int(cores // min(options.ranks, max(slots.values())))
 
 

@@ -98,7 +98,7 @@ def find(library: str) -> list[Peer | Absent]:
 
     Looked for once: mpi4py asks for the same ones.
     """
-    pairs = [(f"mpicc.{library}", f"mpirun.{library}"), _wheel(library), ("mpicc", "mpirun")]
+    pairs = [(f"mpicc.{library}", f"mpirun.{library}"), wheel(library), ("mpicc", "mpirun")]
     found: dict[str, Peer] = {}
     for compiler, launcher in pairs:
         mpicc, mpirun = shutil.which(compiler), shutil.which(launcher)
@@ -129,8 +129,8 @@ def _builds(mpi: Mpi) -> bool:
     return True
 
 
-def _wheel(library: str) -> tuple[str, str]:
-    """The compiler wrapper and launcher of the installed wheel.
+def wheel(library: str) -> tuple[str, str]:
+    """The compiler wrapper and launcher of the installed wheel; ("", "") when there is none.
 
     The wheels of Open MPI and MPICH share the names mpicc, mpirun and mpi.h, and in one environment the later one has
     overwritten the earlier: then each gets a copy in a folder of its own, once.
