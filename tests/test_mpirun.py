@@ -392,7 +392,7 @@ def test_open_mpi_as_root_carries_the_remedy() -> None:
     assert done.returncode == 2
     assert "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in done.stdout
     assert "container" in done.stdout
-    allowed = [*ringrun, "--mpi-args", "--allow-run-as-root", "true"]
+    allowed = [*ringrun, "--mpi-args=--allow-run-as-root", "true"]
     done = mpis.run(allowed, environ)
     assert done.returncode == 0, done.stdout
 

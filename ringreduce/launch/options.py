@@ -61,7 +61,7 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
         help="how ranks are linked; shm (shared memory) is auto's choice today; mpi: mpirun starts the ranks; tcp does "
         "not exist yet",
     )
-    add("--mpi-args", metavar="WORDS", help="further options for mpirun, in one argument (with --transport mpi)")
+    add("--mpi-args", metavar="WORDS", help='more options for mpirun: --mpi-args="--mca btl tcp,self"')
     add(
         "--bind",
         choices=("core", "none"),
