@@ -28,9 +28,10 @@ class Placement:
     cross_rank: int
     cross_size: int
     source: str
-    """arguments | ringrun | openmpi | pmix | mpich | torchrun | slurm | horovod | single"""
+    """arguments | communicator | ringrun | openmpi | pmix | mpich | torchrun | slurm | horovod | single"""
     job: str
-    """What makes the rendezvous address of this job unique among this user's jobs on this host; "" when single."""
+    """What makes the rendezvous address of this job unique among this user's jobs on this host; "" where none is
+    needed (single) or the ranks agree on one by themselves (communicator)."""
 
 
 class Launcher(NamedTuple):
@@ -85,6 +86,15 @@ def detect(
 def spans_hosts(place: Placement) -> bool:
     """Whether the launcher has started ranks on other hosts."""
     return place.local_size != place.size or place.cross_size != 1
+
+
+def launcher_size(environ: Environ = os.environ) -> tuple[str, int] | None:
+    """Who started this process (as Placement.source) and as one of how many ranks; None without a launcher.
+
+    Raises InvalidArgumentError as detect() does, and nothing about hosts.
+    """
+    launcher = _launcher(environ)
+    return None if launcher is None else (launcher.source, _first_integer(launcher, launcher.size, environ)[1])
 
 
 def rendezvous_secret(environ: Environ = os.environ) -> tuple[str, bytes] | None:

