@@ -40,6 +40,7 @@ def switch(folder: str) -> int:
     deadline = time.monotonic() + REMOVAL_S
     while os.path.exists(folder) and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.01)
     return 0
 
 

@@ -17,7 +17,7 @@ from .network import INTERFACE
 
 SONAMES = {"openmpi": ("libmpi.so.40",), "mpich": ("libmpi.so.12", "libmpich.so.12")}
 """The name that mpi4py asks for first, then others of the same library."""
-CARRIED = ("PATH", "PYTHON", "MPI4PY", "LD_LIBRARY", "OMP_", "RINGREDUCE_", "UCX_", "FI_", "RR_")
+CARRIED = ("PATH", "PYTHON", "MPI4PY", "LD_LIBRARY", "OMP_", "RINGREDUCE_", "HOROVOD_", "UCX_", "FI_", "RR_")
 """Open MPI takes to other hosts only what it is told to; MPICH takes everything. Prefixes of names."""
 
 

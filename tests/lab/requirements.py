@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from functools import cache
+from pathlib import Path
 
 TOOLS = {
     "ip": "iproute2",
@@ -20,7 +21,8 @@ TOOLS = {
 
 TRIAL = """
 ip link add br0 type bridge && ip link add one type veth peer name two &&
-tc qdisc add dev one root tbf rate 1gbit burst 128kb latency 50ms && mount -t proc proc /proc
+tc qdisc add dev one root tbf rate 1gbit burst 128kb latency 50ms &&
+mount -t proc proc /proc && mount -t sysfs sysfs /sys
 """
 TRIAL_TIMEOUT_S = 20
 
@@ -30,6 +32,10 @@ def missing() -> str | None:
     """Why there can be no lab here, or None."""
     if os.geteuid() != 0:
         return "the lab of several hosts needs root (namespaces)"
+    if Path("/proc/self/uid_map").read_text().split() != ["0", "0", str(2**32 - 1)]:
+        return "the lab of several hosts needs the machine's root, not a user namespace's (sshd changes its user)"
+    # Where such tools are; a service's PATH may lack it.
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     if absent := sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None}):
         return f"the lab of several hosts needs {' '.join(absent)} (apt-get install)"
     command = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "sh", "-ec", TRIAL]

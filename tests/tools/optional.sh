@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs by apt what the tests of several hosts, MPI and Slurm need; without it they skip by name.
-# Root only. A package that cannot be had is named, and is no error: the rest is tested all the same.
+# Root only. Meant for CI: on a machine that runs services, Debian starts ssh, munge and Slurm once they are installed;
+# the tests use daemons of their own. A package that cannot be had is named, and is no error: the rest is tested all the same.
 set -eu
 
 missing() {
