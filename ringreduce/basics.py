@@ -72,7 +72,7 @@ def init(
             ranks; comm is a list of a part of the ranks, or no communicator of this process; the launcher started more
             ranks than the MPI that runs here knows of.
         TimeoutError: not all ranks came within RINGREDUCE_INIT_TIMEOUT.
-        UnavailableError: the job needs a transport that does not exist; the ranks are on several hosts.
+        UnavailableError: the job needs a transport that does not exist, or is on several hosts without mpi4py.
     """
     with _lock:
         if state.current is None:

@@ -1,8 +1,8 @@
 """mpi4py communicators as arguments: init(comm=...), ProcessSet(comm), and whether the launcher and MPI agree.
 
-Ranks take their places from the communicator, and those of one host meet by shared memory; MPI carries one small gather,
-on a duplicate of the communicator, so that it matches nothing of the user's. mpi4py is never imported here: who has a communicator
-has imported it.
+Ranks take their places from the communicator, and those of one host meet by shared memory; MPI carries one small
+gather, on a duplicate of the communicator, so that it matches nothing of the user's. mpi4py is never imported here: who
+has a communicator has imported it.
 """
 
 from __future__ import annotations

