@@ -22,12 +22,12 @@ class Offer(NamedTuple):
     world_rank: int | None
     """This rank in MPI.COMM_WORLD; None unless a communicator names the members."""
     handover: list[str]
-    """Where the members meet, should this rank turn out to be the first of them."""
+    """Where the members of this host meet, should this rank turn out to be the first of them."""
 
     @classmethod
     def of_ranks(cls, ranks: list[int], rank: int) -> Offer:
         """Members given as ranks of the job."""
-        return cls(ranks, None, _announced() if ranks[:1] == [rank] else [])
+        return cls(ranks, None, _announced() if rank in ranks else [])
 
     @classmethod
     def of_communicator(cls, comm: Any) -> Offer:
