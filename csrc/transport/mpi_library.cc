@@ -1,5 +1,4 @@
-// One class template over an ABI: its types of handles and its numbers. What an ABI shares with the others (MPI_SUCCESS
-// is 0, a status of at most 64 bytes) is written once.
+// One class template over an ABI (mpi_abi.h).
 
 #include "transport/mpi_library.h"
 
@@ -11,53 +10,10 @@
 #include <type_traits>
 
 #include "base/errors.h"
-
-// The incomplete types that the headers of Open MPI and of the standard ABI point to.
-struct ompi_communicator_t;
-struct ompi_datatype_t;
-struct ompi_errhandler_t;
-struct ompi_request_t;
-struct MPI_ABI_Comm;
-struct MPI_ABI_Datatype;
-struct MPI_ABI_Errhandler;
-struct MPI_ABI_Request;
+#include "transport/mpi_abi.h"
 
 namespace rr {
 namespace {
-
-struct MpichAbi {
-  static constexpr const char* kName = "mpich";
-  using Comm = int;
-  using Datatype = int;
-  using Errhandler = int;
-  using Request = int;
-  static constexpr int kThreads[] = {0, 1, 2, 3};
-  static constexpr int kProcessFailures[] = {101, 102, 103};  // MPIX_ERR_PROC_FAILED, _PENDING, MPIX_ERR_REVOKED
-};
-
-struct OpenMpiAbi {
-  static constexpr const char* kName = "openmpi";
-  using Comm = ompi_communicator_t*;
-  using Datatype = ompi_datatype_t*;
-  using Errhandler = ompi_errhandler_t*;
-  using Request = ompi_request_t*;
-  static constexpr int kThreads[] = {0, 1, 2, 3};
-  static constexpr int kProcessFailures[] = {74, 75, 76, 77};  // ..._ABORTED, _FAILED, _FAILED_PENDING, _REVOKED
-};
-
-struct StandardAbi {
-  static constexpr const char* kName = "mpiabi";
-  using Comm = MPI_ABI_Comm*;
-  using Datatype = MPI_ABI_Datatype*;
-  using Errhandler = MPI_ABI_Errhandler*;
-  using Request = MPI_ABI_Request*;
-  static constexpr int kThreads[] = {0, 1024, 2048, 4096};
-  static constexpr int kProcessFailures[] = {58};  // MPI_ERR_PROC_ABORTED; those of ULFM have no standard number
-};
-
-struct alignas(16) Status {
-  std::byte content[64];  // 20 bytes (MPICH), 24 (Open MPI), 32 (standard); never read
-};
 
 constexpr size_t kErrorTextNbytes = 2048;  // MPI_MAX_ERROR_STRING is 256 to 1024
 
@@ -76,7 +32,7 @@ constexpr size_t kErrorTextNbytes = 2048;  // MPI_MAX_ERROR_STRING is 256 to 102
   X(Isend, int(const void*, int, typename Abi::Datatype, int, int, Comm, Request*))  \
   X(Issend, int(const void*, int, typename Abi::Datatype, int, int, Comm, Request*)) \
   X(Irecv, int(void*, int, typename Abi::Datatype, int, int, Comm, Request*))        \
-  X(Test, int(Request*, int*, Status*))                                              \
+  X(Test, int(Request*, int*, MpiStatus*))                                           \
   X(Cancel, int(Request*))
 
 // A library that somebody else has loaded; it stays loaded while this lives.
@@ -179,7 +135,7 @@ class Library final : public MpiLibrary {
 
   int test(MpiHandle& request, bool& done) override {
     int flag = 0;
-    Status status;
+    MpiStatus status;
     const int code = Test_(&as<Request>(request), &flag, &status);
     done = flag != 0;
     return code;
