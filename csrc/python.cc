@@ -223,11 +223,11 @@ PYBIND11_MODULE(_core, m) {
           "world", [](const std::shared_ptr<Context>& c) { return PyGroup{c, std::shared_ptr<Group>(c, &c->world())}; })
       .def(
           "add_group",
-          [](const std::shared_ptr<Context>& c, int fd, const std::vector<int>& ranks) {
+          [](const std::shared_ptr<Context>& c, int fd, const std::vector<int>& ranks, int id) {
             const WithoutGil unlocked(*c);
-            return PyGroup{c, c->add_group(fd, ranks, interrupt)};
+            return PyGroup{c, c->add_group(fd, ranks, id, interrupt)};
           },
-          py::arg("fd"), py::arg("ranks"))
+          py::arg("fd"), py::arg("ranks"), py::arg("id"))
       .def(
           "remove_group",
           [](const std::shared_ptr<Context>& c, PyGroup& g) {

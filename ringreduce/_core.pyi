@@ -168,8 +168,9 @@ class Context:
 
     @property
     def world(self) -> Group: ...
-    def add_group(self, fd: int, ranks: Sequence[int]) -> Group:
-        """Collective over ranks (world ranks, ascending, this one included)."""
+    def add_group(self, fd: int, ranks: Sequence[int], id: int) -> Group:
+        """Collective over ranks (world ranks, ascending, this one included). id: 1 or more, the same on all ranks, and
+        never used before in this context."""
 
     def remove_group(self, group: Group) -> None: ...
     def shutdown(self) -> None:

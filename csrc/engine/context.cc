@@ -85,9 +85,10 @@ bool Context::must_poll() {
   return must;
 }
 
-std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks, Interrupt interrupt) {
+std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks, int id, Interrupt interrupt) {
   throw_if_shut_down();
-  auto group = std::make_shared<Group>(*this, fd, ranks, next_group_id_++);
+  if (id < 1) throw InvalidArgumentError("a group's id is 1 or more, not " + std::to_string(id));
+  auto group = std::make_shared<Group>(*this, fd, ranks, id);
   group->await_attendance(timeout_s(), interrupt);
   copy_tuning(world_->board(), group->board());
   const std::lock_guard lock(executor_);

@@ -42,7 +42,8 @@ class Context {
 
   Group& world() { return *world_; }
   // Collective over ranks. Whoever has handles of its operations shares the group, and keeps this context too.
-  std::shared_ptr<Group> add_group(int fd, const std::vector<int>& ranks, Interrupt interrupt);
+  // id: never used before in this context, the same on all ranks; the links to other hosts go by it.
+  std::shared_ptr<Group> add_group(int fd, const std::vector<int>& ranks, int id, Interrupt interrupt);
   void remove_group(Group* group, Interrupt interrupt);  // collective; not the world
   void shutdown();
   void forget_after_fork();  // in a forked child, which may do nothing else with it: closes descriptors
@@ -103,7 +104,6 @@ class Context {
 
   std::mutex executor_;                         // who may call Group::progress, and guards groups_
   std::vector<std::shared_ptr<Group>> groups_;  // beside the world
-  int next_group_id_ = 1;
   Interrupt interrupt_;
   std::mutex watching_;
   Liveness liveness_;
