@@ -22,7 +22,7 @@ Bells bells_of(Context& context, const std::vector<int>& world_ranks) {
   return bells;
 }
 
-constexpr double kFarewellS = 1.0;   // a leader that leaves gives the links so long to take what others still need
+constexpr double kFarewellS = 1.0;   // a leader that leaves waits so long for those of other hosts
 constexpr int kControl = kChannels;  // the leaders' channel
 
 std::unique_ptr<Link> remote_link(Context& context, int id, int channel, int world_rank) {
@@ -280,7 +280,11 @@ void Group::fail_pending(const std::string& why) {
 // Executor lock held, the engine is gone.
 void Group::leave() {
   board_.line(rank_).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
-  if (mirror_ != nullptr) mirror_->flush(kFarewellS);
+  try {
+    if (mirror_ != nullptr) mirror_->part(kFarewellS);
+  } catch (const Error&) {
+    mirror_.reset();  // the links are broken: nothing more can be said to the others
+  }
   ledger_.ring_all();  // its full fence: whoever reads what is written to registered memory from here on sees the above
   const std::lock_guard lock(mutex_);
   active_.reset();

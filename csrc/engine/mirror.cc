@@ -44,14 +44,20 @@ bool Mirror::has_backlog() const {
                      [](const Line& line) { return !line.out.empty() || !line.in.empty(); });
 }
 
-void Mirror::flush(double limit_s) {
+void Mirror::part(double limit_s) {
   const Deadline deadline = Deadline::after_s(limit_s);
-  const auto waiting = [&] {
-    return std::any_of(lines_.begin(), lines_.end(), [](const Line& line) { return !line.out.empty(); });
+  const auto parted = [&] {
+    for (int host = 0; host < hosts_.count(); ++host) {
+      const int leader = hosts_.leader(host);
+      const bool left = board_.line(leader).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown);
+      if (!left && !has_failed(board_)) return false;
+    }
+    return std::all_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.out.empty(); });
   };
   collect();
-  while (waiting() && !deadline.passed()) {
-    if (!move()) relax(true);
+  while (!parted() && !deadline.passed()) {
+    const bool sent = move();
+    if (!receive() && !sent) relax(true);
   }
 }
 
