@@ -264,34 +264,57 @@ def test_a_killed_rank_ends_the_job_on_all_hosts(lab: Lab, mpi: Mpi) -> None:
 
 SUM = """
 import os
+import sys
 import numpy as np
-import ringreduce
-try:
-    with ringreduce.init() as world:
-        y = ringreduce.allreduce(np.arange(4) * (world.rank + 1), op=ringreduce.Sum)
-        os.write(1, f"rank {world.rank} of {world.size}: {y.tolist()}\\n".encode())
-except ringreduce.UnavailableError as error:
-    os.write(1, f"refused: {error}\\n".encode())
+import ringreduce as rr
+count = int(sys.argv[1])
+with rr.init() as world:
+    x = (np.arange(count) % 97 + world.rank).astype(np.float32)
+    wanted = ((np.arange(count) % 97) * world.size + sum(range(world.size))).astype(np.float32)
+    sums = [rr.allreduce(x[:n], op=rr.Sum, name=name) for n in (count, 3, 2000) for name in (None, "sum")]
+    gathered = rr.allgather(np.full((world.rank + 1, 2), world.rank))
+    rows = [rank for rank in range(world.size) for _ in range(rank + 1)]
+    shuffled = rr.alltoall(np.arange(world.size) * 100 + world.rank)
+    pair = rr.add_process_set([0, world.size - 1]) if world.size > 2 else rr.global_process_set
+    ours = rr.allreduce(x, op=rr.Max, process_set=pair) if world.rank in pair.ranks else None
+    right = [
+        all(np.array_equal(y, wanted[: y.size]) for y in sums),
+        gathered[:, 0].tolist() == rows,
+        shuffled.tolist() == [world.rank * 100 + rank for rank in range(world.size)],
+        ours is None or np.array_equal(ours, x - world.rank + world.size - 1),
+    ]
+    place = [world.local_rank, world.local_size, world.cross_rank, world.cross_size]
+    os.write(1, f"rank {world.rank} of {world.size}: {right} {place} {rr.stats()['bytes_on_wire'] > 0}\\n".encode())
 """
 
 
 def test_ringreduce_within_a_host_uses_no_link(lab: Lab, mpi: Mpi) -> None:
     before = lab.counters()
-    done = lab.mpirun(mpi, 3, program(lab, "sum.py", SUM), hosts=["b"])
+    done = lab.mpirun(mpi, 3, [*program(lab, "sum.py", SUM), COUNT], hosts=["b"])
     assert done.status == 0, done.output
     lines = sorted(line for line in done.output.splitlines() if line.startswith("rank "))
-    assert lines == [f"rank {rank} of 3: [0, 6, 12, 18]" for rank in range(3)], done.output
+    assert lines == [f"rank {rank} of 3: {[True] * 4} {[rank, 3, 0, 1]} False" for rank in range(3)], done.output
     assert (lab.counters() - before).mean_sent < 0.01 * MIB
 
 
-def test_ringreduce_across_hosts_is_refused_in_words(lab: Lab, mpi: Mpi) -> None:
-    """Until the group spans hosts: then this test is the place for its sums."""
-    done = lab.mpirun(mpi, 2, program(lab, "sum.py", SUM), hosts=lab.hosts[:2])
-    refused = [line for line in done.output.splitlines() if line.startswith("refused: ")]
-    assert len(refused) == 4, done.output
-    for line in refused:
-        assert re.search(rf"rank \d/4: {mpi.library} started this job on .*hosts, 2 ranks on this one", line)
-        assert "start all ranks on one host" in line
+def test_ringreduce_across_hosts(lab: Lab, mpi: Mpi) -> None:
+    """Every collective, on every layout; each byte of an all-reduce crosses the links 2(h-1)/h times, not more."""
+    for count, ranks in LAYOUTS:
+        hosts = lab.hosts[:count]
+        before = lab.counters()
+        done = lab.mpirun(mpi, ranks, [*program(lab, "sum.py", SUM), COUNT], hosts=hosts)
+        crossed = lab.counters() - before
+        assert done.status == 0, done.output
+        lines = sorted(line for line in done.output.splitlines() if line.startswith("rank "))
+        size = count * ranks
+        places = [[rank % ranks, ranks, rank // ranks, count] for rank in range(size)]
+        assert lines == [f"rank {rank} of {size}: {[True] * 4} {places[rank]} True" for rank in range(size)], (
+            done.output
+        )
+        sent = sum(crossed.hosts[host].sent for host in hosts) / count
+        whole = 2 * (count - 1) / count * 4 * COUNT
+        pair = 4 * COUNT * 2 / count  # the all-reduce of two ranks: each sends once its bytes
+        assert 2 * whole <= sent <= 1.1 * (2 * whole + pair) + 0.2 * MIB, f"{mpi.name}, {count} x {ranks}: {crossed}"
 
 
 # --- nothing is left --------------------------------------------------------------------------------------------------

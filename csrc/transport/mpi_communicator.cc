@@ -205,7 +205,7 @@ bool MpiCommunicator::test_pending() {
 }
 
 // Unlocks for naps, so that other communicators go on.
-void MpiCommunicator::drain(std::unique_lock<std::mutex>& lock, double drain_s) {
+bool MpiCommunicator::drain(std::unique_lock<std::mutex>& lock, double drain_s) {
   check_finalized();
   for (const MpiMessagePtr& message : pending_) {
     if (message->state != State::kReceiving) continue;
@@ -213,13 +213,29 @@ void MpiCommunicator::drain(std::unique_lock<std::mutex>& lock, double drain_s) 
     check(library_->cancel(message->request), "MPI_Cancel");
   }
   const Deadline deadline = Deadline::after_s(drain_s);
-  for (;;) {
-    check_finalized();
-    test_pending();
-    if (pending_.empty() || drain_s <= 0 || deadline.passed()) return;
+  const auto waits = [&] {
+    if (drain_s <= 0 || deadline.passed()) return false;
     lock.unlock();
     std::this_thread::sleep_for(kNap);
     lock.lock();
+    check_finalized();
+    return true;
+  };
+  check_finalized();
+  test_pending();
+  while (!pending_.empty()) {
+    if (!waits()) return false;
+    test_pending();
+  }
+  if (drain_s <= 0) return true;
+  // Until all ranks have come to this point, or time is up. A rank that is alone in MPI_Finalize no longer helps the
+  // others to be rid of their messages, and MPICH 4.0.2 then waits for ever.
+  MpiHandle barrier;
+  check(library_->ibarrier(comm_, barrier), "MPI_Ibarrier");
+  for (bool done = false;;) {
+    check(library_->test(barrier, done), "MPI_Test of MPI_Ibarrier");
+    if (done) return true;
+    if (!waits()) return false;
   }
 }
 
@@ -229,9 +245,8 @@ void MpiCommunicator::close(double drain_s) noexcept {
   if (closed_) return;
   closed_ = true;
   try {
-    drain(lock, drain_s);
-    // With messages on their way MPI would keep it; after an error nobody can tell.
-    if (pending_.empty()) check(library_->comm_free(comm_), "MPI_Comm_free");
+    // With something on its way MPI would keep it; after an error nobody can tell.
+    if (drain(lock, drain_s)) check(library_->comm_free(comm_), "MPI_Comm_free");
   } catch (const Error&) {
     // The job is at its end: whoever waits for these messages learns of it from the peer that has gone.
   }

@@ -62,9 +62,9 @@ class MpiCommunicator {
   // Lets MPI work on all that is sent. True while some of it is on its way.
   bool progress();
 
-  // Takes back what is to be received, waits up to drain_s seconds for what is on its way, then frees the communicator.
-  // Not collective and never hangs: what no peer takes in time is left to MPI, with its memory. Touches nothing after
-  // MPI_Finalize or in a forked child. Does nothing twice.
+  // Takes back what is to be received, waits up to drain_s seconds for what is on its way and for the other ranks to
+  // come here too, then frees the communicator. Never hangs: what no peer takes in time is left to MPI, with its
+  // memory. Touches nothing after MPI_Finalize or in a forked child. Does nothing twice.
   void close(double drain_s) noexcept;
   static constexpr double kDrainS = 1.0;
 
@@ -79,7 +79,8 @@ class MpiCommunicator {
   bool completed(const MpiMessagePtr& message);
   void remove(const MpiMessagePtr& message);
   bool test_pending();
-  void drain(std::unique_lock<std::mutex>& lock, double drain_s);
+  // True when nothing of the communicator is under way any more.
+  bool drain(std::unique_lock<std::mutex>& lock, double drain_s);
 
   std::shared_ptr<MpiLibrary> library_;
   MpiHandle comm_;

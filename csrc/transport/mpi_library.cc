@@ -29,6 +29,7 @@ constexpr size_t kErrorTextNbytes = 2048;  // MPI_MAX_ERROR_STRING is 256 to 102
   X(Comm_set_errhandler, int(Comm, typename Abi::Errhandler))                        \
   X(Comm_idup, int(Comm, Comm*, Request*))                                           \
   X(Comm_free, int(Comm*))                                                           \
+  X(Ibarrier, int(Comm, Request*))                                                   \
   X(Isend, int(const void*, int, typename Abi::Datatype, int, int, Comm, Request*))  \
   X(Issend, int(const void*, int, typename Abi::Datatype, int, int, Comm, Request*)) \
   X(Irecv, int(void*, int, typename Abi::Datatype, int, int, Comm, Request*))        \
@@ -117,6 +118,10 @@ class Library final : public MpiLibrary {
   }
 
   int comm_free(MpiHandle& comm) override { return Comm_free_(&as<Comm>(comm)); }
+
+  int ibarrier(MpiHandle comm, MpiHandle& request) override {
+    return Ibarrier_(as<Comm>(comm), &fresh<Request>(request));
+  }
 
   int isend(const void* buffer, MpiHandle datatype, MpiEnvelope to, MpiHandle comm, MpiHandle& request) override {
     return Isend_(buffer, to.count, as<typename Abi::Datatype>(datatype), to.peer, to.tag, as<Comm>(comm),

@@ -52,6 +52,7 @@ class MpiLibrary {
   // duplicate is written by the time the request is complete, and has to stay where it is until then.
   virtual int comm_idup(MpiHandle comm, MpiHandle& duplicate, MpiHandle& request) = 0;
   virtual int comm_free(MpiHandle& comm) = 0;
+  virtual int ibarrier(MpiHandle comm, MpiHandle& request) = 0;
   virtual int isend(const void* buffer, MpiHandle datatype, MpiEnvelope to, MpiHandle comm, MpiHandle& request) = 0;
   // Complete once the peer has begun to receive it.
   virtual int issend(const void* buffer, MpiHandle datatype, MpiEnvelope to, MpiHandle comm, MpiHandle& request) = 0;
