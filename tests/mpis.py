@@ -55,7 +55,7 @@ class Mpi:
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         """For a subprocess that is to find this MPI."""
         environ = clean_environment() | dict.fromkeys(ROOT_PERMITS, "1") | dict(self.environ)
-        return environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"} | dict(extra or {})
+        return environ | {"OMP_NUM_THREADS": "1"} | dict(extra or {})
 
     def start(self, ranks: int, *program: str, extra: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """mpirun with its output piped."""
