@@ -184,6 +184,8 @@ def _launched(comm: Any, rank: int | None, size: int | None) -> environment.Plac
             "mpi4py communicator of these ranks, or call init() on all ranks and use add_process_set() for a part"
         )
     if place.source in communicators.MPI_LAUNCHERS:
+        if place.size > 1 and config.value("RINGREDUCE_TRANSPORT").value.lower() == "mpi":
+            communicators.load()
         communicators.check_launcher()
     return place
 

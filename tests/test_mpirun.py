@@ -241,8 +241,12 @@ def test_communicators(mpi: mpis.Mpi, tmp_path: Path) -> None:
 WRONG_PAIR = f"""{SAY}
 with rr.init() as world:
     alone = total()  # nothing is asked of MPI where it does not run
+os.environ["RINGREDUCE_TRANSPORT"] = "mpi"
+asked = caught(rr.init)
+del os.environ["RINGREDUCE_TRANSPORT"]
 from mpi4py import MPI
-say(world.rank, [alone, MPI.COMM_WORLD.size, caught(rr.init), caught(lambda: rr.init(comm=MPI.COMM_WORLD))])
+errors = [asked, caught(rr.init), caught(lambda: rr.init(comm=MPI.COMM_WORLD))]
+say(world.rank, [alone, MPI.COMM_WORLD.size, *errors])
 """
 
 
