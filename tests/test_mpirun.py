@@ -176,6 +176,9 @@ for round in range(2):  # sets made from communicators register again
 with rr.init(process_sets=[pairs]):  # without a communicator of the job: places from the launcher
     seen["launched"] = [rr.rank(), total()]
 
+with rr.init(comm=MPI.COMM_SELF) as alone:
+    seen["self"] = [alone.rank, alone.size, total()]
+
 seen["null"] = caught(lambda: rr.init(comm=MPI.COMM_NULL))
 inter = pairs.Create_intercomm(0, world, 2 - me // 2 * 2)
 seen["inter"] = caught(lambda: rr.init(comm=inter))
@@ -227,6 +230,7 @@ def test_communicators(mpi: mpis.Mpi, tmp_path: Path) -> None:
         assert seen["new"] == pair
         assert seen["still"] == expected_total(4)
         assert seen["launched"] == [me, expected_total(4)]
+        assert seen["self"] == [0, 1, expected_total(1)]
         assert "is MPI.COMM_NULL" in seen["null"]
         assert "inter-communicator" in seen["inter"]
         assert "leave rank= and size= out" in seen["both"]
