@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ NAMES = ("openmpi-4", "openmpi-5", "mpich-4", "mpich-5")
 SONAMES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}  # what mpi4py's wheel is linked against
 MARK = "RR_TEST_MARK"  # in the environment of every process of a job
 TIMEOUT_S = 60
+LITTER = ("vader_segment", "sm_segment", "mpich_shm")  # how MPIs name their files in /dev/shm
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def get(name: str) -> Mpi:
 def run(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """A launcher to its end; if that takes too long, it and everything it started are killed and the test fails."""
     mark = environ.get(MARK) or uuid.uuid4().hex
+    before = set(os.listdir("/dev/shm"))
     with subprocess.Popen(
         command,
         env={**environ, MARK: mark},
@@ -109,7 +112,25 @@ def run(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedP
                 _kill(pid)
             output, _ = process.communicate()
             pytest.fail(f"{command[:4]} took longer than {TIMEOUT_S} s\n{output}")
+    _sweep(set(os.listdir("/dev/shm")) - before)
     return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def _sweep(names: set[str]) -> None:
+    """Removes what a killed MPI has left in /dev/shm: its files among these that no process maps any more."""
+    theirs = [name for name in names if name.startswith(LITTER)]
+    if not theirs:
+        return
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            mapped += maps.read_text(errors="replace")
+        except OSError:
+            continue
+    for path in (Path("/dev/shm", name) for name in theirs):
+        # Another job may just have made its file and not mapped it yet.
+        if path.exists() and f"/dev/shm/{path.name}" not in mapped and time.time() - path.stat().st_mtime > 0.3:
+            path.unlink(missing_ok=True)
 
 
 def marked(mark: str) -> list[int]:
