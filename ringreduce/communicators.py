@@ -81,6 +81,7 @@ def world_ranks(comm: Any) -> list[int]:
     MPI.COMM_WORLD (it was spawned).
     """
     module = sys.modules["mpi4py.MPI"]
+    _check_running("ProcessSet(comm)")
     if is_null(comm):
         return []
     _check(comm, "ProcessSet(comm)")
@@ -94,7 +95,7 @@ def world_ranks(comm: Any) -> list[int]:
 
 
 def world_rank() -> int:
-    """This process's rank in MPI.COMM_WORLD."""
+    """This process's rank in MPI.COMM_WORLD; MPI is running."""
     return int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_rank())
 
 
@@ -152,14 +153,18 @@ _LAUNCHER_NAMES = {"openmpi": "Open MPI's mpirun", "pmix": "a PMIx launcher", "m
                    "slurm": "srun"}  # fmt: skip
 
 
-def _check(comm: Any, call: str) -> None:
+def _check_running(call: str) -> None:
     module = sys.modules["mpi4py.MPI"]
     if not module.Is_initialized():
         raise InvalidArgumentError(
             f"{call}: MPI is not initialized. Call MPI.Init() first, or do not set mpi4py.rc.initialize = False"
         )
     if module.Is_finalized():
-        raise InvalidArgumentError(f"{call}: MPI was finalized; call init() before MPI.Finalize()")
+        raise InvalidArgumentError(f"{call}: MPI was finalized; make this call before MPI.Finalize()")
+
+
+def _check(comm: Any, call: str) -> None:
+    _check_running(call)
     if is_null(comm):
         raise InvalidArgumentError(f"{call}: the communicator is MPI.COMM_NULL: this process is not in it")
     if comm.Is_inter():

@@ -106,7 +106,7 @@ with rr.init(comm=MPI.COMM_WORLD):
     seen.append(total())
 seen.append(caught(lambda: rr.init(comm=MPI.COMM_WORLD)))
 with rr.init():
-    seen.append(total())
+    seen += [total(), *(caught(lambda: rr.add_process_set(comm)) for comm in (MPI.COMM_WORLD, MPI.COMM_NULL))]
 say(world.rank, seen)
 """
 
@@ -136,6 +136,9 @@ def test_mpi_initialized_late_and_finalized_early(mpi: mpis.Mpi, tmp_path: Path)
         assert seen[4:6] == [right, right]
         assert seen[6].startswith("InvalidArgumentError: init(comm=...): MPI was finalized")
         assert seen[7] == right
+        for text in seen[8:]:
+            assert text.startswith("InvalidArgumentError: ProcessSet(comm): MPI was finalized")
+        assert len(seen) == 10
 
 
 # --- communicators ----------------------------------------------------------------------------------------------------
