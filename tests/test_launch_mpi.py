@@ -102,19 +102,11 @@ OPEN_MPI_5 = mpi.Mpi("/v/bin/mpirun", "Open MPI", "5.0.11", "Open MPI 5.0.11", "
 MPICH = mpi.Mpi("/v/bin/mpirun", "MPICH", "5.0.2", "MPICH 5.0.2", "/v/lib/libmpi.so.12")
 
 COMMANDS = [
-    (OPEN_MPI_4, "-np 2", "-np 2 --map-by slot:PE=2 --bind-to core -x OMP_NUM_THREADS -x PYTHONUNBUFFERED"),
+    (OPEN_MPI_4, "-np 2", "-np 2 --map-by slot:PE=2 --bind-to core -x OMP_NUM_THREADS -x RINGREDUCE_TRANSPORT train"),
     (OPEN_MPI_4, "-np 3 --tag-output", "-np 3 --map-by slot --bind-to core --tag-output -x OMP"),
     (OPEN_MPI_5, "-np 4 --tag-output", "-np 4 --map-by slot --bind-to core --output tag -x OMP"),
-    (
-        OPEN_MPI_5,
-        "-np 5",
-        "-np 5 --map-by slot:OVERSUBSCRIBE --bind-to none -x PYTHONUNBUFFERED -x RINGREDUCE_TRANSPORT train",
-    ),
-    (
-        OPEN_MPI_5,
-        "-np 2 --bind none",
-        "-np 2 --map-by slot --bind-to none -x PYTHONUNBUFFERED -x RINGREDUCE_TRANSPORT train",
-    ),
+    (OPEN_MPI_5, "-np 5", "-np 5 --map-by slot:OVERSUBSCRIBE --bind-to none -x RINGREDUCE_TRANSPORT train"),
+    (OPEN_MPI_5, "-np 2 --bind none", "-np 2 --map-by slot --bind-to none -x RINGREDUCE_TRANSPORT train"),
     (OPEN_MPI_5, "-H a:2,b:2", "-np 4 -H a:2,b:2 --map-by slot:PE=2 --bind-to core"),
     (OPEN_MPI_5, "-np 3 -H a:4,b:4", "-np 3 -H a:4,b:4 --map-by slot --bind-to core"),
     (OPEN_MPI_5, "-H localhost:2,127.0.0.1:3", "-np 5 -H localhost:2,127.0.0.1:3 --map-by slot:OVERSUBSCRIBE"),
@@ -136,13 +128,13 @@ def test_command(found: mpi.Mpi, given: str, part: str, monkeypatch: pytest.Monk
     assert part in line
     assert line.endswith("train --epochs 3")
     assert "HOME" not in line
-    assert environ.keys() - {"OMP_NUM_THREADS"} == {"HOME", "RINGREDUCE_TRANSPORT", "PYTHONUNBUFFERED"}
+    assert environ.keys() - {"OMP_NUM_THREADS"} == {"HOME", "RINGREDUCE_TRANSPORT"}
 
 
 def test_what_the_user_has_set_stays() -> None:
     read = options.read(["--transport", "mpi", "-np", "1", "--timeline", "trace.json", "train"], "ringrun")
-    environ = mpirun.environment(read, {"OMP_NUM_THREADS": "7", "PYTHONUNBUFFERED": "0"})
-    assert (environ["OMP_NUM_THREADS"], environ["PYTHONUNBUFFERED"]) == ("7", "0")
+    environ = mpirun.environment(read, {"OMP_NUM_THREADS": "7"})
+    assert environ["OMP_NUM_THREADS"] == "7"
     assert environ["RINGREDUCE_TIMELINE"] == os.path.abspath("trace.json")
 
 
@@ -212,6 +204,13 @@ def test_pairs_that_are_right(
 ) -> None:
     pretend(monkeypatch, size, **state)
     communicators.check_launcher(environ)
+
+
+def test_ringruns_ranks_have_no_communicator_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 1)
+    for environ, name in ((RINGRUN, "ringrun"), (TORCHRUN, "torchrun")):
+        with pytest.raises(InvalidArgumentError, match=f"{name} started 2 ranks.*`ringrun --transport mpi -np 2 "):
+            communicators.check_launcher(environ, asked=True)
 
 
 def test_nothing_is_asked_where_mpi4py_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ import pytest
 from ranks import clean_environment
 from test_examples import EXAMPLES, RINGRUN, write_data
 
+import ringreduce
+
 END_S = 5.0  # between the death of a rank and the end of its job
 
 
@@ -104,7 +106,7 @@ with rr.init(comm=MPI.COMM_WORLD):
     seen.append(total())
 seen.append(caught(lambda: rr.init(comm=MPI.COMM_WORLD)))
 with rr.init():
-    seen.append(total())
+    seen += [total(), *(caught(lambda: rr.add_process_set(comm)) for comm in (MPI.COMM_WORLD, MPI.COMM_NULL))]
 say(world.rank, seen)
 """
 
@@ -114,7 +116,7 @@ def test_without_mpi4py_and_then_with_it(mpi: mpis.Mpi, tmp_path: Path) -> None:
     right = expected_total(2)
     for rank, seen in enumerate(everyone):
         assert seen[:6] == [rank, 2, rank, 2, 1, right]
-        assert seen[6:9] == [False, False, False]  # mpi4py is not imported; our transports are not MPI
+        assert seen[6:9] == [False, ringreduce.mpi_built(), False]  # mpi4py is not imported; nothing goes over MPI
         assert seen[9:12] == [True, 2, right]
         assert mpi.version.split()[-1] in seen[12]
 
@@ -134,6 +136,9 @@ def test_mpi_initialized_late_and_finalized_early(mpi: mpis.Mpi, tmp_path: Path)
         assert seen[4:6] == [right, right]
         assert seen[6].startswith("InvalidArgumentError: init(comm=...): MPI was finalized")
         assert seen[7] == right
+        for text in seen[8:]:
+            assert text.startswith("InvalidArgumentError: ProcessSet(comm): MPI was finalized")
+        assert len(seen) == 10
 
 
 # --- communicators ----------------------------------------------------------------------------------------------------
@@ -175,6 +180,9 @@ for round in range(2):  # sets made from communicators register again
 
 with rr.init(process_sets=[pairs]):  # without a communicator of the job: places from the launcher
     seen["launched"] = [rr.rank(), total()]
+
+with rr.init(comm=MPI.COMM_SELF) as alone:
+    seen["self"] = [alone.rank, alone.size, total()]
 
 seen["null"] = caught(lambda: rr.init(comm=MPI.COMM_NULL))
 inter = pairs.Create_intercomm(0, world, 2 - me // 2 * 2)
@@ -227,6 +235,7 @@ def test_communicators(mpi: mpis.Mpi, tmp_path: Path) -> None:
         assert seen["new"] == pair
         assert seen["still"] == expected_total(4)
         assert seen["launched"] == [me, expected_total(4)]
+        assert seen["self"] == [0, 1, expected_total(1)]
         assert "is MPI.COMM_NULL" in seen["null"]
         assert "inter-communicator" in seen["inter"]
         assert "leave rank= and size= out" in seen["both"]
@@ -241,8 +250,12 @@ def test_communicators(mpi: mpis.Mpi, tmp_path: Path) -> None:
 WRONG_PAIR = f"""{SAY}
 with rr.init() as world:
     alone = total()  # nothing is asked of MPI where it does not run
+os.environ["RINGREDUCE_TRANSPORT"] = "mpi"
+asked = caught(rr.init)
+del os.environ["RINGREDUCE_TRANSPORT"]
 from mpi4py import MPI
-say(world.rank, [alone, MPI.COMM_WORLD.size, caught(rr.init), caught(lambda: rr.init(comm=MPI.COMM_WORLD))])
+errors = [asked, caught(rr.init), caught(lambda: rr.init(comm=MPI.COMM_WORLD))]
+say(world.rank, [alone, MPI.COMM_WORLD.size, *errors])
 """
 
 
@@ -368,13 +381,15 @@ def test_ringrun_calls_the_mpirun_of_mpi4pys_library(mpi: mpis.Mpi, tmp_path: Pa
     }
     done = mpis.run([*ringrun, "-np", "3", sys.executable, "-c", LAUNCHED, "one word"], mpi.environment(extra))
     assert done.returncode == 0, done.stdout
+    transport = "auto"
     for *seen, version in said(tmp_path, 3):
-        assert seen == [3, expected_total(3), "auto", "3", "forwarded", None, "one word", 3]
+        assert seen == [3, expected_total(3), transport, "3", "forwarded", None, "one word", 3]
         assert mpi.version.split()[-1] in version
     assert f"mpi4py loads {mpi.version} (" in done.stdout
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("ringrun: running "))
     assert os.path.realpath(line.split()[2]) == os.path.realpath(mpi.mpirun)
-    assert "no MPI links, so ranks of one host are linked by shared memory" in done.stdout
+    words = "no MPI links, so ranks of one host are linked by shared memory"
+    assert (words in done.stdout) == (transport == "auto")
 
     failing = mpis.run([*ringrun, "-H", "localhost:2", "sh", "-c", "exit 7"], mpi.environment())
     assert failing.returncode == 7, failing.stdout

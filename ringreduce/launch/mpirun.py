@@ -36,14 +36,10 @@ def run(options: argparse.Namespace, prog: str) -> int:
     """
     environ = environment(options, os.environ)
     found = mpi.find(_interpreter(options.command, environ), environ)
-    extra = shlex.split(options.mpi_args or "")
-    check_root(found, environ, extra)
+    if found.vendor == "MPICH":  # gives ranks pipes, which Python fills before it passes them on; Open MPI a terminal
+        environ.setdefault("PYTHONUNBUFFERED", "1")
+    check_root(found, environ, shlex.split(options.mpi_args or ""))
     argv = command(found, options, environ, cores())
-    if not features.mpi_built():
-        sys.stderr.write(
-            f"{prog}: --transport mpi: this build has no MPI links, so ranks of one host are linked by shared memory "
-            "(RINGREDUCE_TRANSPORT=auto)\n"
-        )
     if options.verbose:
         sys.stderr.write(f"{prog}: mpi4py loads {found.library} ({found.file})\n{prog}: running {shlex.join(argv)}\n")
     sys.stderr.flush()
@@ -54,8 +50,7 @@ def environment(options: argparse.Namespace, base: Mapping[str, str]) -> dict[st
     """mpirun's variables, which the ranks inherit."""
     places = {prefix + place for prefix in ("RINGREDUCE_", "HOROVOD_") for place in PLACES}
     environ = {name: value for name, value in base.items() if name not in places}
-    environ["RINGREDUCE_TRANSPORT"] = "mpi" if features.mpi_built() else "auto"
-    environ.setdefault("PYTHONUNBUFFERED", "1")
+    environ["RINGREDUCE_TRANSPORT"] = "auto"  # "mpi" would have ranks of one host talk by MPI too
     if options.timeline:
         environ["RINGREDUCE_TIMELINE"] = os.path.abspath(options.timeline)
     share = cores_each(options, cores())
