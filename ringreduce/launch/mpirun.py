@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ringreduce import features
 from ringreduce.errors import UnavailableError
 from ringreduce.launch import mpi
 from ringreduce.launch.binding import core_of
