@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from typing import Any
 import kubernetes_schemas
 import mpis
 import pytest
-from ranks import clean_environment
 from test_examples import EXAMPLES, write_data
 
 from ringreduce.launch import options
@@ -65,66 +62,6 @@ def test_the_script_for_mpirun(name: str, hosts: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     result = json.loads(file.read_text())
     assert (result["ranks"], result["threads_per_rank"], len(result["epoch"])) == (2, 1, 1)
-
-
-# --- Slurm ------------------------------------------------------------------------------------------------------------
-
-SBATCH_OPTIONS = {
-    "job-name": r"\S+",
-    "nodes": "1",
-    "ntasks-per-node": r"\d+",
-    "cpus-per-task": r"\d+",
-    "time": r"\d\d:\d\d:\d\d",
-    "output": r"\S+",
-}
-SRUN = """#!/bin/sh
-# What srun does on one node: N tasks with Slurm's variables, the greatest of their statuses.
-while [ "${1#--}" != "$1" ]; do echo "$1" >> "$SRUN_OPTIONS"; shift; done
-export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=$SLURM_NTASKS SLURM_STEP_NUM_NODES=1 SLURM_NODEID=0
-rank=0; pids=
-while [ $rank -lt $SLURM_NTASKS ]; do
-    SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" & pids="$pids $!"; rank=$((rank + 1))
-done
-status=0
-for pid in $pids; do wait $pid || status=$?; done
-exit $status
-"""
-
-
-def test_the_batch_script(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    script = EXAMPLES / "slurm.sbatch"
-    directives = re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", script.read_text(), re.MULTILINE)
-    assert dict(directives).keys() == SBATCH_OPTIONS.keys()
-    for name, value in directives:
-        assert re.fullmatch(SBATCH_OPTIONS[name], value), f"--{name}={value}"
-
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    (tools / "srun").write_text(SRUN)
-    (tools / "srun").chmod(0o755)
-    (tools / "python").symlink_to(sys.executable)
-    spooled = tmp_path / "slurm_script"  # sbatch runs a copy
-    spooled.write_text(script.read_text())
-    file = tmp_path / "result.json"
-    environ = clean_environment() | {
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), clean_environment()["PYTHONPATH"]]),
-        "RINGREDUCE_DATA": str(write_data(tmp_path / "small")),
-        "SRUN_OPTIONS": str(tmp_path / "options"),
-        "SLURM_SUBMIT_DIR": str(ROOT),
-        "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_NTASKS": "3",
-        "SLURM_CPUS_PER_TASK": "1",
-    }
-    done = subprocess.run(
-        ["bash", str(spooled), *SHORT, "--json", str(file)], env=environ, capture_output=True, text=True, timeout=90
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(file.read_text())
-    assert (result["ranks"], result["threads_per_rank"]) == (3, 1)
-    given = (tmp_path / "options").read_text().split()
-    assert given == ["--kill-on-bad-exit=1", "--wait=5", "--cpus-per-task=1"]
 
 
 # --- Kubernetes -------------------------------------------------------------------------------------------------------

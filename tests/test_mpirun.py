@@ -193,7 +193,9 @@ hosts = communicators.rendezvous.host_identity, communicators.os
 if me >= 2:
     communicators.rendezvous.host_identity = lambda: b"another kernel"
     communicators.os = types.SimpleNamespace(uname=lambda: types.SimpleNamespace(nodename="far"), environ=os.environ)
-seen["hosts"] = caught(lambda: rr.init(comm=world))
+with rr.init(comm=world) as place:  # two ranks on each of two hosts, which MPI links
+    seen["hosts"] = [place.local_rank, place.local_size, place.cross_rank, place.cross_size]
+    seen["across"] = [total(), rr.mpi_enabled(), rr.mpi_threads_supported(), rr.stats()["bytes_on_wire"] > 0]
 communicators.rendezvous.host_identity, communicators.os = hosts
 
 os.environ["RINGREDUCE_INIT_TIMEOUT"] = "0.3"
@@ -239,8 +241,9 @@ def test_communicators(mpi: mpis.Mpi, tmp_path: Path) -> None:
         assert "is MPI.COMM_NULL" in seen["null"]
         assert "inter-communicator" in seen["inter"]
         assert "leave rank= and size= out" in seen["both"]
-        words = "UnavailableError", "2 hosts", "(ranks 0, 1)", "far (ranks 2, 3)", "COMM_TYPE_SHARED"
-        assert [word for word in words if word not in seen["hosts"]] == [], seen["hosts"]
+        assert seen["hosts"] == [me % 2, 2, me // 2, 2]
+        assert seen["across"][:2] == [expected_total(4), True]
+        assert seen["across"][3] is (me in (0, 2)), seen["across"]  # few bytes: only the leaders speak
         assert me == 3 or seen["late"].startswith("TimeoutError: [communicator] rank"), seen["late"]
         assert seen["after"] == expected_total(4)
 

@@ -54,9 +54,8 @@ def test_a_layer_includes_only_earlier_ones(layer: str) -> None:
 
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "jaxlib", "cupy", "mpi4py"}
 PEERS = {"torch": {"torch"}, "tensorflow": {"tensorflow", "keras"}, "keras": {"tensorflow", "keras"}, "jax": {"jax"}}
-LAZY = {"mpi": {"mpi4py"}}  # within functions: a part of the core that is there when somebody asks for it
+LAZY = {"mpi": {"mpi4py"}}  # within functions: where a job is on several hosts, or MPI is asked for by name
 EDGE = {"launch", "bench", "doctor", "cli", "timeline"}
-LAZY = {"communicators": {"mpi4py"}}  # where MPI is asked for by name
 
 
 class Import(NamedTuple):
