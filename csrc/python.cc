@@ -8,6 +8,7 @@
 #include "engine/context.h"
 #include "engine/limit.h"
 #include "python_calls.h"
+#include "python_mpi.h"
 
 #ifndef RR_VERSION
 #define RR_VERSION "0.0.0"
@@ -205,26 +206,28 @@ PYBIND11_MODULE(_core, m) {
           },
           py::arg("src"), py::arg("iters"));
 
+  bind_mpi(m);
   py::class_<Context, std::shared_ptr<Context>>(m, "Context")
       .def(py::init([](int fd, int rank, int size, const std::vector<int>& pidfds, const std::string& hostname,
-                       std::optional<double> timeout) {
+                       std::optional<double> timeout, std::optional<std::vector<int>> hosts,
+                       const std::shared_ptr<MpiCommunicator>& mpi) {
              const py::gil_scoped_release release;
              auto context = std::make_unique<Context>(fd, rank, size, pidfds, hostname, registry(), interrupt,
-                                                      timeout.value_or(-1.0));
+                                                      timeout.value_or(-1.0), mpi_network(hosts, mpi));
              return guard_fork(std::move(context));
            }),
            py::arg("fd"), py::arg("rank"), py::arg("size"), py::arg("pidfds"), py::arg("hostname"),
-           py::arg("timeout") = py::none())
+           py::arg("timeout") = py::none(), py::arg("hosts") = py::none(), py::arg("mpi") = py::none())
       .def("set_timeout", &Context::set_timeout_s, py::arg("timeout"))
       .def_property_readonly(
           "world", [](const std::shared_ptr<Context>& c) { return PyGroup{c, std::shared_ptr<Group>(c, &c->world())}; })
       .def(
           "add_group",
-          [](const std::shared_ptr<Context>& c, int fd, const std::vector<int>& ranks) {
+          [](const std::shared_ptr<Context>& c, int fd, const std::vector<int>& ranks, int id) {
             const WithoutGil unlocked(*c);
-            return PyGroup{c, c->add_group(fd, ranks, interrupt)};
+            return PyGroup{c, c->add_group(fd, ranks, id, interrupt)};
           },
-          py::arg("fd"), py::arg("ranks"))
+          py::arg("fd"), py::arg("ranks"), py::arg("id"))
       .def(
           "remove_group",
           [](const std::shared_ptr<Context>& c, PyGroup& g) {

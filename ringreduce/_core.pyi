@@ -148,19 +148,29 @@ class Context:
     """One rank's membership of one job: its groups, its engine thread, its failure state."""
 
     def __init__(
-        self, fd: int, rank: int, size: int, pidfds: Sequence[int], hostname: str, timeout: float | None = None
+        self,
+        fd: int,
+        rank: int,
+        size: int,
+        pidfds: Sequence[int],
+        hostname: str,
+        timeout: float | None = None,
+        hosts: Sequence[int] | None = None,
+        mpi: MpiCommunicator | None = None,
     ) -> None:
-        """Collective. fd: the world's control segment (control_nbytes(size), zero-filled); pidfds[r] watches rank r
-        (-1 for this rank). Duplicates what it keeps. Knobs are read from the environment here; timeout, in seconds and
-        0 for never, stands in for RINGREDUCE_TIMEOUT."""
+        """Collective. fd: the world's control segment on this host (control_nbytes(size), zero-filled); pidfds[r]
+        watches rank r (-1 for this rank and those of other hosts). Duplicates what it keeps. Knobs are read from the
+        environment here; timeout, in seconds and 0 for never, stands in for RINGREDUCE_TIMEOUT. hosts: by rank, equal
+        numbers on the same host, whose ranks are reached over mpi; None: all are on one."""
 
     def set_timeout(self, timeout: float) -> None:
         """Replaces the timeout of operations, also of those that are pending here."""
 
     @property
     def world(self) -> Group: ...
-    def add_group(self, fd: int, ranks: Sequence[int]) -> Group:
-        """Collective over ranks (world ranks, ascending, this one included)."""
+    def add_group(self, fd: int, ranks: Sequence[int], id: int) -> Group:
+        """Collective over ranks (world ranks, ascending, this one included). id: 1 or more, the same on all ranks, and
+        never used before in this context."""
 
     def remove_group(self, group: Group) -> None: ...
     def shutdown(self) -> None:
@@ -175,3 +185,45 @@ class Context:
     def stats(self) -> dict[str, int]: ...
     def settings(self) -> list[tuple[str, str, str]]:
         """(name, value, origin) of every knob as this context read it; origin: default | the variable's name."""
+
+class MpiLibrary:
+    """The functions of the MPI that mpi4py has loaded. One per process: its communicators call MPI one at a time."""
+
+    def __init__(self, path: str, handle_size: int) -> None:
+        """path: a loaded library that depends on MPI (mpi4py.MPI.__file__). handle_size: bytes of an MPI_Comm."""
+
+    @property
+    def abi(self) -> str:
+        """mpich | openmpi | mpiabi."""
+
+class MpiCommunicator:
+    """A duplicate of a communicator, for links. Calls raise ShutdownError once it is closed or MPI is finalised."""
+
+    def __init__(self, library: MpiLibrary, comm: int, byte: int, errors_return: int, timeout: float) -> None:
+        """Collective over comm; the three handles are MPI._handleof's. timeout, for all ranks to come: 0 = never."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def thread_level(self) -> str:
+        """What MPI was initialised with, such as "MPI_THREAD_MULTIPLE"."""
+
+    def progress(self) -> bool:
+        """Lets MPI work on what was pushed. True while some of it is on its way."""
+
+    def close(self, drain: float = 1.0) -> None:
+        """Waits up to drain seconds for what is on its way, then leaves it to MPI. Local; does nothing twice."""
+
+    def link(
+        self, peer: int, send_tag: int, receive_tag: int, message_nbytes: int = 262144, depth: int = 4
+    ) -> Link: ...
+
+class Link:
+    """One edge to one peer, as algorithms use it. No call blocks; each returns the bytes moved, 0 for none now."""
+
+    def push(self, src: Buffer) -> int: ...
+    def pull(self, dst: Buffer) -> int: ...
+    def fold(self, dst: Buffer, op: int) -> int:
+        """dst = op(dst, incoming), whole elements."""

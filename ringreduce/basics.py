@@ -10,13 +10,14 @@ from contextlib import closing
 from types import TracebackType
 from typing import Any
 
-from ringreduce import _core, buffers, config, environment, rendezvous, state
+from ringreduce import _core, buffers, communicators, config, environment, mpi, rendezvous, state
 from ringreduce.absent import AbsentGroup
+from ringreduce.deadline import Deadline
 from ringreduce.errors import InvalidArgumentError, NotInitializedError
 from ringreduce.process_sets import ProcessSet, global_process_set, register, registered_as
 
 _lock = threading.RLock()
-_init_count = 0  # how many jobs this process has joined; ranks with different counts do not meet
+_init_count = 0  # how many launched jobs this process has joined; ranks with different counts do not meet
 
 
 class World:
@@ -46,7 +47,7 @@ class World:
 
 def init(
     comm: Any = None,
-    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
+    process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | None = None,
     *,
     rank: int | None = None,
     size: int | None = None,
@@ -57,8 +58,10 @@ def init(
     else this is a job of one process. May be called again after shutdown().
 
     Args:
-        comm: for Horovod's signature; None, or a list of all ranks, which is the same.
-        process_sets: sets to register at once, as by add_process_set(); "dynamic" is accepted and registers none.
+        comm: an mpi4py communicator whose processes are the ranks, in its order; or None, or a list of all ranks,
+            which is the same. The communicator stays the caller's and may be freed afterwards.
+        process_sets: sets to register at once, as by add_process_set(): ProcessSet objects, lists of ranks or
+            communicators; "dynamic" is accepted and registers none.
         rank, size: this process's place, where there is no launcher to tell.
 
     Returns:
@@ -66,9 +69,10 @@ def init(
 
     Raises:
         InvalidArgumentError: a RINGREDUCE_* variable or an argument has a bad value; two process_sets have the same
-            ranks; comm is a part of the ranks or an MPI communicator.
+            ranks; comm is a list of a part of the ranks, or no communicator of this process; the launcher started more
+            ranks than the MPI that runs here knows of.
         TimeoutError: not all ranks came within RINGREDUCE_INIT_TIMEOUT.
-        UnavailableError: the job needs a transport that does not exist.
+        UnavailableError: the job needs a transport that does not exist, or is on several hosts without mpi4py.
     """
     with _lock:
         if state.current is None:
@@ -92,6 +96,8 @@ def shutdown() -> None:
             process_set.unbind()
         global_process_set.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
         job.context.shutdown()
+        if job.communicator is not None:
+            job.communicator.close()
 
 
 def is_initialized() -> bool:
@@ -147,42 +153,83 @@ def stats() -> dict[str, int]:
 
 
 def _start(comm: Any, rank: int | None, size: int | None) -> None:
-    global _init_count
-    place = environment.detect(rank, size)
-    if comm is not None and not _is_world(comm, place.size):
-        raise InvalidArgumentError(
-            "Horovod has not been built with MPI support. init(comm=...) with a part of the ranks or with an MPI "
-            "communicator needs it; call init() on all ranks and use add_process_set() for a part of them"
-        )
+    timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
+    dynamic = config.flag("RINGREDUCE_DYNAMIC_PROCESS_SETS")
+    transport = config.value("RINGREDUCE_TRANSPORT").value
+    alone = transport == "mpi"
+    agreed = None
+    if communicators.is_communicator(comm):
+        if rank is not None or size is not None:
+            raise InvalidArgumentError("init(): comm says rank and size; leave rank= and size= out")
+        agreed = communicators.meet(comm, timeout_s, alone)
+        place = agreed.placement
+    else:
+        place = _launched(comm, rank, size, network=transport in ("auto", "mpi"))
+        if place.source != "arguments" and place.size > 1 and (alone or environment.spans_hosts(place)):
+            comm = mpi.world()
+            agreed = communicators.meet(comm, timeout_s, alone)
+            if agreed.placement.size != place.size:
+                raise InvalidArgumentError(
+                    f"{place.source} started {place.size} ranks, but MPI.COMM_WORLD has {agreed.placement.size}: start "
+                    f"the job with mpirun, or with `ringrun --transport mpi -np {place.size} ...`, which calls it"
+                )
+            place = agreed.placement
     if place.size > 1 and state.forked_from is not None and place.rank == state.forked_from.rank:
         raise NotInitializedError(state.absence())  # the parent is this rank already
     if place.local_rank == 0:
         config.warn(os.environ)
-    timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
-    dynamic = config.flag("RINGREDUCE_DYNAMIC_PROCESS_SETS")
-    _init_count += 1
-    with closing(_joined(place, timeout_s)) as joined:
-        context = _core.Context(joined.fd, place.rank, place.size, joined.pidfds, os.uname().nodename)
+    hosts = agreed.hosts if agreed is not None else [0] * place.size
+    communicator = None
+    with closing(_joined(place, agreed, timeout_s)) as joined:
+        if len(set(hosts)) > 1:
+            communicator = mpi.communicator(comm, timeout_s=timeout_s, before_close=shutdown)
+        try:
+            context = _core.Context(
+                joined.fd,
+                place.rank,
+                place.size,
+                joined.pidfds,
+                os.uname().nodename,
+                hosts=hosts if communicator is not None else None,
+                mpi=communicator,
+            )
+        except BaseException:
+            if communicator is not None:
+                communicator.close()
+            raise
     world = context.world
     if world.size != place.size:
         context.shutdown()
         raise InvalidArgumentError(f"{place.source} says {place.size} ranks, but {world.size} joined")
-    state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied())
+    state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied(), hosts, communicator)
     global_process_set.bind(0, world.ranks, world)
+
+
+def _launched(comm: Any, rank: int | None, size: int | None, network: bool) -> environment.Placement:
+    """The place that arguments or launcher give."""
+    place = environment.detect(rank, size, network=network)
+    if comm is not None and not _is_world(comm, place.size):
+        raise InvalidArgumentError(
+            "Horovod has not been built with MPI support. init(comm=[...]) with a part of the ranks needs it; give an "
+            "mpi4py communicator of these ranks, or call init() on all ranks and use add_process_set() for a part"
+        )
+    if place.source in communicators.MPI_LAUNCHERS:
+        if place.size > 1 and config.value("RINGREDUCE_TRANSPORT").value.lower() == "mpi":
+            mpi.world()
+        communicators.check_launcher()
+    return place
 
 
 def _is_world(comm: Any, size: int) -> bool:
     """Whether Horovod's comm argument means all ranks. Raises InvalidArgumentError when it is no such argument."""
     if isinstance(comm, (list, tuple, range)) and all(isinstance(rank, int) for rank in comm):
         return not comm or list(comm) == list(range(size))
-    if not hasattr(comm, "Get_rank"):  # as mpi4py's communicators have
-        raise InvalidArgumentError(
-            "Invalid type of argument comm. Expected list of rank integers or mpi4py.MPI.Comm object."
-        )
-    return False
+    raise InvalidArgumentError(
+        "Invalid type of argument comm. Expected list of rank integers or mpi4py.MPI.Comm object."
+    )
 
 
-def _register(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> None:
+def _register(process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | None) -> None:
     if isinstance(process_sets, str):
         if process_sets != "dynamic":
             raise InvalidArgumentError(f'process_sets is a list of process sets or "dynamic", not {process_sets!r}')
@@ -202,11 +249,24 @@ def _register(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -
             ) from error
 
 
-def _joined(place: environment.Placement, timeout_s: float) -> rendezvous.Joined:
+def _joined(place: environment.Placement, agreed: communicators.Agreed | None, timeout_s: float) -> rendezvous.Joined:
+    """Meets the other ranks. Jobs of communicators are not counted: each has an address of its own."""
+    global _init_count
+    _init_count += agreed is None
     label = f"ringreduce.world.{_init_count}"
-    return rendezvous.join_job(
-        place, _init_count, timeout_s, lambda: _core.memfd(label, _core.control_nbytes(place.size))
-    )
+
+    def segment() -> int:
+        return _core.memfd(label, _core.control_nbytes(place.size))
+
+    if agreed is None:
+        return rendezvous.join_job(place, _init_count, timeout_s, segment)
+    deadline = Deadline(timeout_s)
+    here = [rank for rank, host in enumerate(agreed.hosts) if host == agreed.hosts[place.rank]]
+    joined = rendezvous.join_at(agreed.address, agreed.secret, here.index(place.rank), len(here), deadline, segment)
+    local, joined.pidfds = joined.pidfds, [-1] * place.size
+    for rank, pidfd in zip(here, local, strict=True):
+        joined.pidfds[rank] = pidfd
+    return joined
 
 
 atexit.register(shutdown)

@@ -28,9 +28,10 @@ class Placement:
     cross_rank: int
     cross_size: int
     source: str
-    """arguments | ringrun | openmpi | pmix | mpich | torchrun | slurm | horovod | single"""
+    """arguments | communicator | ringrun | openmpi | pmix | mpich | torchrun | slurm | horovod | single"""
     job: str
-    """What makes the rendezvous address of this job unique among this user's jobs on this host; "" when single."""
+    """What makes the rendezvous address of this job unique among this user's jobs on this host; "" where none is
+    needed (single) or the ranks agree on one by themselves (communicator)."""
 
 
 class Launcher(NamedTuple):
@@ -48,16 +49,19 @@ class Launcher(NamedTuple):
     job: Callable[[Environ], str]
 
 
-def detect(rank: int | None = None, size: int | None = None, environ: Environ = os.environ) -> Placement:
+def detect(
+    rank: int | None = None, size: int | None = None, environ: Environ = os.environ, network: bool = False
+) -> Placement:
     """Where this process stands in its job.
 
     Args:
         rank, size: both or neither; when given they win over every variable, and the job is taken to be on one host.
         environ: the variables to read.
+        network: whether there is a transport between hosts.
 
     Raises:
         InvalidArgumentError: a variable (named in the text) has no sensible value, or half of a pair is missing.
-        UnavailableError: the job spans several hosts.
+        UnavailableError: the job spans several hosts, and there is no transport between them.
 
     >>> place = detect(environ={"PMI_RANK": "1", "PMI_SIZE": "2"})
     >>> place.rank, place.size, place.local_size, place.source
@@ -69,13 +73,27 @@ def detect(rank: int | None = None, size: int | None = None, environ: Environ = 
     if launcher is None:
         return Placement(0, 1, 0, 1, 0, 1, "single", "")
     place = _read(launcher, environ)
-    if place.local_size != place.size or place.cross_size != 1:
+    if not network and spans_hosts(place):
         hosts = f"{place.cross_size} hosts" if place.cross_size > 1 else "several hosts"
         raise UnavailableError(
             f"rank {place.rank}/{place.size}: {launcher.source} started this job on {hosts}, {place.local_size} ranks "
-            "on this one. Today ringreduce links the ranks of one host (shared memory): start all ranks on one host"
+            "on this one, and RINGREDUCE_TRANSPORT allows shared memory only: leave it at auto, or say mpi"
         )
     return place
+
+
+def spans_hosts(place: Placement) -> bool:
+    """Whether the launcher has started ranks on other hosts."""
+    return place.local_size != place.size or place.cross_size != 1
+
+
+def launcher_size(environ: Environ = os.environ) -> tuple[str, int] | None:
+    """Who started this process (as Placement.source) and as one of how many ranks; None without a launcher.
+
+    Raises InvalidArgumentError as detect() does, and nothing about hosts.
+    """
+    launcher = _launcher(environ)
+    return None if launcher is None else (launcher.source, _first_integer(launcher, launcher.size, environ)[1])
 
 
 def rendezvous_secret(environ: Environ = os.environ) -> tuple[str, bytes] | None:

@@ -12,23 +12,25 @@ from ringreduce.errors import InvalidArgumentError, UnavailableError
 
 
 def mpi_built() -> bool:
-    """False: there is no MPI transport."""
-    return False
+    """True: ranks of several hosts are linked by whatever MPI mpi4py loads; whether there is one shows at init()."""
+    return True
 
 
 def mpi_enabled() -> bool:
-    """False: no job uses MPI, also where mpirun has started the ranks."""
-    return False
+    """Whether this job's ranks are linked by MPI: not before init(), nor where all are on one host."""
+    return state.current is not None and state.current.communicator is not None
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI calls from several threads are allowed beside ringreduce's own, which there are none of.
+    """Whether MPI calls from several threads are allowed beside ringreduce's own (MPI_THREAD_MULTIPLE).
 
     Raises:
         NotInitializedError: before init().
-        InvalidArgumentError: always, as in a Horovod without MPI. mpi4py works beside ringreduce as it works alone.
+        InvalidArgumentError: the job does not use MPI. mpi4py works beside ringreduce as it works alone.
     """
-    state.require()
+    communicator = state.require().communicator
+    if communicator is not None:
+        return communicator.thread_level == "MPI_THREAD_MULTIPLE"
     raise InvalidArgumentError(
         "Horovod MPI is not enabled; ringreduce communicates without MPI here, and whatever level of thread support "
         "your own MPI library was initialised with (mpi4py: MPI.Query_thread()) is yours alone"

@@ -49,7 +49,10 @@ def symmetric_empty(
     if any(dim < 0 for dim in dims):
         raise InvalidArgumentError(f"symmetric_empty: negative dimensions are not allowed: {list(dims)}")
     nbytes = math.prod(dims) * element.itemsize
-    leads = group.rank == 0
+    job = state.require()
+    here = job.here(members.ranks)  # other hosts have allocations of their own
+    mine = members.ranks[group.rank]
+    leads = mine == here[0]
     handover = agreement.Handover.announce() if leads else None
     offers = agreement.exchange(
         group,
@@ -60,10 +63,9 @@ def symmetric_empty(
     if len(set(sizes)) > 1:
         wanted = ", ".join(f"rank {rank}: {count}" for rank, count in zip(members.ranks, sizes, strict=True))
         raise MismatchError(f"Mismatched symmetric_empty: ranks asked for different numbers of bytes ({wanted}).")
-    handover = handover or agreement.Handover.from_json(offers[0][2])
-    uid = offers[0][1]
+    _, uid, pair = offers[members.ranks.index(here[0])]
+    handover = handover or agreement.Handover.from_json(pair)
     stride = max(PAGE, -(-nbytes // PAGE) * PAGE)
-    timeout_s = state.require().timeout_s
-    with handover.segment("symmetric", stride * group.size, members.ranks, members.ranks[group.rank], timeout_s) as fd:
-        segment: Any = _core.Segment(fd, uid, group.rank, group.size, stride)
+    with handover.segment("symmetric", stride * len(here), here, mine, job.timeout_s) as fd:
+        segment: Any = _core.Segment(fd, uid, here.index(mine), len(here), stride)
     return np.ndarray(dims, element, buffer=segment)

@@ -1,17 +1,20 @@
 """Process sets: groups of ranks that communicate among themselves, with Horovod's names and texts.
 
-The set of all ranks is `global_process_set`. Others are made by add_process_set(), at any time after init().
+The set of all ranks is `global_process_set`. Others are made by add_process_set(), at any time after init(). A set made
+from an mpi4py communicator is each rank's own: Split() gives every rank one of several sets that do not overlap, and
+these are registered in one go under one id.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ringreduce import _core, agreement, state
+from ringreduce import _core, agreement, communicators, state
 from ringreduce.absent import AbsentGroup
 from ringreduce.errors import InvalidArgumentError, MismatchError, NotInitializedError
+from ringreduce.offers import Offer, sets_of
 
 if TYPE_CHECKING:
     from ringreduce._core import Group
@@ -25,30 +28,34 @@ class ProcessSet:
     """A set of ranks that runs collectives on its own.
 
     Args:
-        ranks_or_comm: the global ranks of the members, in any order. (Communicators are not supported.)
+        ranks_or_comm: the global ranks of the members, in any order; or an mpi4py communicator whose processes are the
+            members (MPI.COMM_NULL: this rank is in none of them).
 
     Attributes:
         process_set_id: the same on all ranks; None until the set is registered.
-        ranks: sorted list of global ranks; index = rank within the set.
+        ranks: sorted list of global ranks; index = rank within the set. Empty until a set made from a communicator is
+            registered.
+        mpi_comm: the communicator it was made from; needed until it is registered, and not afterwards.
         group: the native group, for this package's own use.
 
     Raises:
         InvalidArgumentError: it is not a sequence of ints.
     """
 
-    __slots__ = ("__weakref__", "_position", "group", "mpi_comm", "process_set_id", "ranks")
+    __slots__ = ("__weakref__", "_family", "_position", "group", "mpi_comm", "process_set_id", "ranks")
 
-    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+    def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
+        self.mpi_comm = ranks_or_comm if communicators.is_communicator(ranks_or_comm) else None
         try:
-            members = {index(rank) for rank in ranks_or_comm}
+            members = {index(rank) for rank in ranks_or_comm} if self.mpi_comm is None else set()
         except TypeError:
             raise InvalidArgumentError(
-                "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object "
-                f"(here: a list of ranks), not {ranks_or_comm!r}"
+                "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object, not "
+                f"{ranks_or_comm!r}"
             ) from None
         self.process_set_id: int | None = None
         self.ranks: list[int] = sorted(members)
-        self.mpi_comm = None
+        self._family: list[list[int]] = []  # the ranks of every set that has this id; one, but for communicators
         self.group: Group = UNREGISTERED  # type: ignore[assignment]
         self._position: dict[int, int] = {}
 
@@ -79,9 +86,16 @@ class ProcessSet:
                 f"{call} received invalid root rank {rank} for provided process set; members: {self.ranks}"
             ) from None
 
-    def bind(self, process_set_id: int, ranks: list[int], group: Group | AbsentGroup) -> None:
+    def has(self, ranks: list[int]) -> bool:
+        """Whether these sorted ranks are those of the set, or of another that was registered with it."""
+        return ranks == self.ranks or ranks in self._family
+
+    def bind(
+        self, process_set_id: int, ranks: list[int], group: Group | AbsentGroup, family: list[list[int]] | None = None
+    ) -> None:
         """Attaches the set to its group (for init and add_process_set)."""
         self.ranks = ranks
+        self._family = family or [ranks]
         self._position = {rank: at for at, rank in enumerate(ranks)}
         self.group = group  # type: ignore[assignment]
         self.process_set_id = process_set_id
@@ -140,14 +154,15 @@ class GlobalProcessSet(ProcessSet):
 global_process_set = GlobalProcessSet()
 
 
-def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+def add_process_set(process_set: ProcessSet | Iterable[int] | Any) -> ProcessSet:
     """Registers a process set. Collective: every rank of the job makes the same calls in the same order.
 
     Sets may overlap, and operations on several sets may be in flight at once. HOROVOD_DYNAMIC_PROCESS_SETS is on
     unless it is set to 0.
 
     Args:
-        process_set: a ProcessSet, or the global ranks of its members.
+        process_set: a ProcessSet, the global ranks of its members, or an mpi4py communicator: with one, each rank
+            registers the set it is in, as Split() has made them, and all of them bear one id.
 
     Returns:
         The registered set (the object given, if it was a ProcessSet).
@@ -164,35 +179,29 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     return register(process_set)
 
 
-def register(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+def register(process_set: ProcessSet | Iterable[int] | Any) -> ProcessSet:
     """What init(process_sets=...) and add_process_set() do."""
     job = state.require()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     place = job.placement
-    problem = _problem(added, job)
-    leader = added.ranks[0] if problem is None else 0
-    handover = agreement.Handover.announce() if place.rank == leader else None
-    offers = agreement.exchange(
-        global_process_set.group, "add_process_set", [added.ranks, handover.to_json() if handover else None]
-    )
-    for other, (ranks, _) in enumerate(offers):
-        if ranks != added.ranks:
-            raise MismatchError(
-                f"Mismatched add_process_set: rank {place.rank} passed ranks {added.ranks}, but rank {other} passed "
-                f"{ranks}."
-            )
+    offer = _offer(added, place.rank)
+    offers = [Offer(*other) for other in agreement.exchange(global_process_set.group, "add_process_set", offer)]
+    family = sets_of(offers, place.rank)
+    problem = _problem(family, added, job)
     if problem is not None:  # only now, so that ranks that passed something else raise as well instead of waiting
         raise InvalidArgumentError(problem)
     set_id = job.next_set_id
     job.next_set_id += 1
-    if place.rank in added.ranks:
-        handover = handover or agreement.Handover.from_json(offers[leader][1])
-        nbytes = _core.control_nbytes(len(added.ranks))
-        with handover.segment(f"process_set.{set_id}", nbytes, added.ranks, place.rank, job.timeout_s) as fd:
-            added.bind(set_id, added.ranks, job.context.add_group(fd, added.ranks))
+    ranks = next((ranks for ranks in family if place.rank in ranks), [] if offer.world_rank is not None else family[0])
+    if place.rank in ranks:
+        here = job.here(ranks)
+        handover = agreement.Handover.from_json(offers[here[0]].handover)
+        nbytes = _core.control_nbytes(len(ranks))
+        with handover.segment(f"process_set.{set_id}", nbytes, here, place.rank, job.timeout_s) as fd:
+            added.bind(set_id, ranks, job.context.add_group(fd, ranks, set_id), family)
     else:
         outside = "{call}: Rank " + str(place.rank) + " is not a member of the provided process set."
-        added.bind(set_id, added.ranks, AbsentGroup(InvalidArgumentError, outside))
+        added.bind(set_id, ranks, AbsentGroup(InvalidArgumentError, outside), family)
     job.process_sets[set_id] = added
     return added
 
@@ -224,19 +233,34 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def _problem(added: ProcessSet, job: state.Running) -> str | None:
-    """What is wrong with the ranks of a new set, the same on all ranks that pass the same set."""
+def _offer(added: ProcessSet, rank: int) -> Offer:
+    """What this rank says about a set that is to be registered."""
+    if added.process_set_id is not None:  # a duplicate, and all ranks are to see the same one
+        return Offer.of_ranks(added._family[0], rank)
+    return Offer.of_ranks(added.ranks, rank) if added.mpi_comm is None else Offer.of_communicator(added.mpi_comm)
+
+
+def _problem(family: list[list[int]], added: ProcessSet, job: state.Running) -> str | None:
+    """What is wrong with the ranks of new sets, the same on all ranks."""
     size = job.placement.size
-    if not added.ranks or added.ranks[0] < 0 or added.ranks[-1] >= size:
-        return f"a process set has one or more ranks in 0..{size - 1}; got {added.ranks}"
-    known = registered_as(added, job)
-    return None if known is None else f"Attempted to add a duplicate process set: {added} is registered as {known}"
+    for ranks in family or [[]]:
+        if not ranks or ranks[0] < 0 or ranks[-1] >= size:
+            return f"a process set has one or more ranks in 0..{size - 1}; got {ranks}"
+        known = _registered(ranks, added, job)
+        if known is not None:
+            what = f"{added}" if added.ranks else f"ranks {ranks}"
+            return f"Attempted to add a duplicate process set: {what} is registered as {known}"
+    return None
 
 
 def registered_as(process_set: ProcessSet, job: state.Running) -> ProcessSet | None:
     """The registered set that is the same one or has the same ranks."""
+    return _registered(process_set.ranks, process_set, job)
+
+
+def _registered(ranks: list[int], process_set: ProcessSet, job: state.Running) -> ProcessSet | None:
     for known in [global_process_set, *job.process_sets.values()]:
-        if known.ranks == process_set.ranks or known is process_set:
+        if known is process_set or (ranks and known.has(ranks)):
             return known
     return None
 

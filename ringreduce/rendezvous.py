@@ -1,7 +1,8 @@
 """How the ranks of one host find each other and come to share memory, before any group exists.
 
-join_job() for a launched job, join_with_store() where the caller has a key-value store (torch.distributed), share_fd()
-for one more memory file within a running job. Each ends with descriptors; what is in the memory is the core's business.
+join_job() for a launched job, join_at() where the ranks have agreed on an address, join_with_store() where they have a
+key-value store (torch.distributed), share_fd() for one more memory file within a running job. Each ends with
+descriptors; what is in the memory is the core's business.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def join_with_store(store: Store, rank: int, size: int, timeout_s: float, segmen
 
     deadline = Deadline(timeout_s)
     me = f"[rendezvous] rank {rank}/{size}"
-    here = _host_identity()
+    here = host_identity()
     if rank == 0:
         address, secret = new_address()
         answer = {"address": address.hex(), "secret": secret.hex()}
@@ -114,6 +115,16 @@ def join_with_store(store: Store, rank: int, size: int, timeout_s: float, segmen
             kind = {known.__name__: known for known in STATUSES}.get(answer["kind"], HorovodInternalError)
             raise kind(f"{me}: told by rank 0: {answer['error']}")
         address, secret = bytes.fromhex(answer["address"]), bytes.fromhex(answer["secret"])
+    return join_at(address, secret, rank, size, deadline, segment)
+
+
+def join_at(
+    address: bytes, secret: bytes, rank: int, size: int, deadline: Deadline, segment: Callable[[], int]
+) -> Joined:
+    """Meets the ranks of a group at an address that one of them got from new_address() and told the others.
+
+    Collective; once per address. Raises: as join_job().
+    """
     meeting = Meeting(address, secret, frozenset(range(1, size)), host=0, size=size, epoch=1)
     return _join(meeting, rank, deadline, segment)
 
@@ -230,7 +241,7 @@ def _job_address(job: str, init_count: int) -> bytes:
     return ends[0].encode() + name + ends[1].encode()
 
 
-def _host_identity() -> bytes:
+def host_identity() -> bytes:
     """Equal for two processes if and only if abstract sockets connect them: one kernel, one network namespace."""
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return file.read().strip() + b":%d" % os.stat("/proc/self/ns/net").st_ino

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from ringreduce.errors import NotInitializedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from ringreduce._core import Context
+    from ringreduce._core import Context, MpiCommunicator
     from ringreduce.environment import Placement
     from ringreduce.process_sets import ProcessSet
 
@@ -26,10 +26,27 @@ NOT_INITIALIZED = (
 class Running:
     """A running job as this rank sees it."""
 
-    __slots__ = ("context", "copied_before", "dynamic", "next_set_id", "placement", "process_sets", "timeout_s")
+    __slots__ = (
+        "communicator",
+        "context",
+        "copied_before",
+        "dynamic",
+        "hosts",
+        "next_set_id",
+        "placement",
+        "process_sets",
+        "timeout_s",
+    )
 
     def __init__(
-        self, context: Context, placement: Placement, timeout_s: float, dynamic: bool, copied_before: int
+        self,
+        context: Context,
+        placement: Placement,
+        timeout_s: float,
+        dynamic: bool,
+        copied_before: int,
+        hosts: list[int],
+        communicator: MpiCommunicator | None,
     ) -> None:
         self.context = context
         self.placement = placement
@@ -38,6 +55,12 @@ class Running:
         self.timeout_s = timeout_s  # for meetings of ranks after init()
         self.dynamic = dynamic  # whether process sets may be added after init()
         self.copied_before = copied_before  # buffers.copied() at init()
+        self.hosts = hosts  # by rank: the lowest rank on the same host
+        self.communicator = communicator  # of MPI; None on one host
+
+    def here(self, ranks: Sequence[int]) -> list[int]:
+        """Those of some ranks that share this host's memory, in the same order."""
+        return [rank for rank in ranks if self.hosts[rank] == self.hosts[self.placement.rank]]
 
 
 current: Running | None = None

@@ -254,7 +254,7 @@ def clean_environment() -> dict[str, str]:
     for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "RENDEZVOUS"):
         environ.pop(f"RINGREDUCE_{word}", None)
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each rank would compile every module again
-    path = [_package_folder(), str(Path(__file__).parent), *filter(None, [environ.get("PYTHONPATH")])]
+    path = [package_folder(), str(Path(__file__).parent), *filter(None, [environ.get("PYTHONPATH")])]
     environ["PYTHONPATH"] = os.pathsep.join(path)
     return environ
 
@@ -273,7 +273,7 @@ def _environment(rank: int, size: int, rendezvous: str, extra: Mapping[str, str 
 
 
 @functools.cache
-def _package_folder() -> str:
+def package_folder() -> str:
     spec = importlib.util.find_spec("ringreduce")
     assert spec is not None, "ringreduce is not importable"
     assert spec.submodule_search_locations is not None

@@ -10,7 +10,7 @@ import sys
 import pytest
 from ranks import clean_environment
 
-from ringreduce.environment import Placement, detect, rendezvous_secret
+from ringreduce.environment import Placement, detect, rendezvous_secret, spans_hosts
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 
 RINGRUN = {
@@ -163,8 +163,9 @@ SEVERAL_HOSTS = [
 
 @pytest.mark.parametrize(("source", "environ"), SEVERAL_HOSTS, ids=[row[0] for row in SEVERAL_HOSTS])
 def test_several_hosts_are_refused_in_words(source: str, environ: dict[str, str]) -> None:
-    with pytest.raises(UnavailableError, match=rf"{source} started this job on .*hosts.*Today .*one host"):
+    with pytest.raises(UnavailableError, match=rf"{source} started this job on .*hosts.*RINGREDUCE_TRANSPORT"):
         detect(environ=environ)
+    assert spans_hosts(detect(environ=environ, network=True))
 
 
 def test_the_secret_is_never_in_a_message() -> None:

@@ -96,7 +96,8 @@ def test_which_hosts_are_this_one() -> None:
 WRONG = [
     (["-np", "2", "-H", "remote:2", "true"], "TCP transport"),
     (["-np", "2", "--transport", "tcp", "true"], "--transport tcp does not exist yet"),
-    (["-np", "2", "--transport", "mpi", "true"], "--transport mpi does not exist yet"),
+    (["-np", "2", "--mpi-args=-v", "true"], "give --transport mpi too"),
+    (["-np", "3", "--transport", "mpi", "-H", "remote:2", "true"], "the hosts have 2 slots"),
     (["-np", "2", "--transport", "pigeon", "true"], "invalid choice: 'pigeon'"),
     (["-np", "3", "-H", "localhost:2", "true"], "the hosts have 2 slots"),
     (["-np", "0", "true"], "-np 0"),
@@ -149,7 +150,17 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         ringrun.main(["--help"])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    for option in ("-np", "-H", "--hostfile", "--transport", "--bind", "--grace", "--tag-output", "--timeline"):
+    for option in (
+        "-np",
+        "-H",
+        "--hostfile",
+        "--transport",
+        "--bind",
+        "--grace",
+        "--tag-output",
+        "--timeline",
+        "--mpi-args",
+    ):
         assert option in text
     assert "timeline itself does not exist yet" in " ".join(text.split())
 

@@ -30,7 +30,7 @@ const std::vector<Knob>& knobs() {
        "how staged data is written: through the caches or past them; auto measures which is faster now"},
       {"RINGREDUCE_ISA", "name", "auto|portable|x86-64-v2|avx2|avx512", "auto", "", "CPU kernel set"},
       {"RINGREDUCE_TRANSPORT", "name", "auto|shm|tcp|mpi", "auto", "",
-       "how ranks are linked; tcp and mpi do not exist yet"},
+       "how ranks are linked; auto: shared memory within a host, MPI between hosts; mpi: MPI everywhere; no tcp yet"},
       {"RINGREDUCE_LOG_LEVEL", "name", "trace|debug|info|warning|error|fatal", "warning", "HOROVOD_LOG_LEVEL",
        "least level that is logged to stderr"},
       {"RINGREDUCE_TIMELINE", "path", "", "", "HOROVOD_TIMELINE",

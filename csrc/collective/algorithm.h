@@ -43,6 +43,7 @@ struct Team {
   std::vector<int> members;  // group ranks, ascending
   int me = 0;                // this rank's index in members
   Stage stage;
+  std::vector<int> sharing;  // group ranks on this host, joined or not: they share the stage
   std::vector<Bell*> bells;  // by group rank
   std::vector<Link*> links;  // by group rank; null for this rank
   const Kernels* kernels = nullptr;

@@ -6,7 +6,8 @@
 
 namespace rr {
 namespace {
-constexpr std::array<const char*, 6> kNames = {"auto", "two_shot", "direct", "ring", "recursive_doubling", "tree"};
+constexpr std::array<const char*, 7> kNames = {"auto", "two_shot",    "direct", "ring", "recursive_doubling",
+                                               "tree", "hierarchical"};
 }
 
 Algo algo_from(const std::string& text) {
@@ -27,6 +28,11 @@ Algo select_allreduce(Algo forced, const Reduction& reduction, bool registered) 
 Algo select_movement(Algo forced, bool is_broadcast, bool registered) {
   if (is_broadcast && forced == Algo::kTree) return Algo::kTree;
   return registered && forced != Algo::kTwoShot ? Algo::kDirect : Algo::kTwoShot;
+}
+
+Algo select_across_hosts(Algo forced, const Reduction* reduction) {
+  const bool linked = forced == Algo::kRing || forced == Algo::kRecursiveDoubling;
+  return linked && reduction != nullptr && foldable_in_place(*reduction) ? forced : Algo::kHierarchical;
 }
 
 }  // namespace rr

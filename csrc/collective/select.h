@@ -9,7 +9,7 @@
 
 namespace rr {
 
-enum class Algo : uint32_t { kAuto, kTwoShot, kDirect, kRing, kRecursiveDoubling, kTree };
+enum class Algo : uint32_t { kAuto, kTwoShot, kDirect, kRing, kRecursiveDoubling, kTree, kHierarchical };
 
 Algo algo_from(const std::string& name);  // throws InvalidArgumentError
 const char* name(Algo algo);
@@ -18,5 +18,7 @@ const char* name(Algo algo);
 Algo select_allreduce(Algo forced, const Reduction& reduction, bool registered);
 // Of everything else; registered: all inputs are mapped by all ranks.
 Algo select_movement(Algo forced, bool is_broadcast, bool registered);
+// On several hosts; null: not an all-reduce.
+Algo select_across_hosts(Algo forced, const Reduction* reduction);
 
 }  // namespace rr

@@ -31,7 +31,7 @@ bool Staged::slot_is_free(size_t round) const {
   const uint64_t n = team_.first_round + round;
   if (n < team_.stage.slot_count) return true;
   const uint64_t needed = n - team_.stage.slot_count + 1;
-  for (size_t r = 0; r < team_.bells.size(); ++r) {
+  for (const int r : team_.sharing) {
     if (team_.stage.progress[r].take.load(std::memory_order_acquire) < needed) return false;
   }
   return true;

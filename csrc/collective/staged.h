@@ -78,6 +78,7 @@ struct ExchangeJob {
   std::vector<Incoming> incoming;  // a member's own block is copied without staging
   size_t largest_nbytes = 0;       // largest block of any member, the same on all
   std::vector<bool> sources;       // by member: whether it stages anything
+  std::vector<bool> takers;        // by member, with one lane: whether it takes anything; empty: all do
 };
 size_t rounds_of(const ExchangeJob& job, const Stage& stage);
 std::unique_ptr<Algorithm> exchange(Team team, ExchangeJob job);

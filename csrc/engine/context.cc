@@ -8,6 +8,7 @@
 namespace rr {
 namespace {
 constexpr int64_t kSleepNs = 100000000;  // a blocked call looks after its peers this often
+constexpr int64_t kPollNs = 50000;       // links to other hosts ring no bell, so somebody looks this often
 constexpr int64_t kIdleNs = 250000000;   // the engine likewise: 4 wake-ups a second, about 0.01 % of a core
 // Ranks that share cores give way this often before they sleep. Each yield lets the others of the core run once, but
 // recent kernels also take a time slice (2.8 ms) from who yields, so that one that yields on and on is put behind all
@@ -16,7 +17,7 @@ constexpr int kYields = 8;
 }  // namespace
 
 Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
-                 std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt, double timeout_s)
+                 std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt, double timeout_s, Network network)
     : rank_(rank),
       hostname_(std::move(hostname)),
       settings_(Settings::from_environment()),
@@ -25,14 +26,19 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
       log_(settings_.log_level, rank),
       kernels_(rr::kernels(std::string_view(settings_.isa))),
       segments_(std::move(segments)),
+      network_(std::move(network)),
       interrupt_(interrupt),
       liveness_(pidfds),
       dead_(pidfds.size()) {
-  if (settings_.transport == "tcp" || settings_.transport == "mpi") {
+  const bool is_missing = settings_.transport == "tcp" || (settings_.transport == "mpi" && network_.host_of.empty());
+  if (is_missing) {
     throw UnavailableError("RINGREDUCE_TRANSPORT=" + settings_.transport +
                            ": this transport does not exist yet; use auto or shm (one host)");
   }
   if (pidfds.size() != static_cast<size_t>(size)) throw InvalidArgumentError("one pidfd for each rank is needed");
+  if (!network_.host_of.empty() && network_.host_of.size() != pidfds.size()) {
+    throw InvalidArgumentError("one host for each rank is needed");
+  }
   std::vector<int> everyone;
   for (int r = 0; r < size; ++r) everyone.push_back(r);
   world_ = std::make_unique<Group>(*this, fd, everyone, 0);
@@ -43,9 +49,46 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
 
 Context::~Context() { shutdown(); }
 
-std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks, Interrupt interrupt) {
+namespace {
+
+// Counts what leaves the host.
+class CountedLink final : public Link {
+ public:
+  CountedLink(std::unique_ptr<Link> link, std::atomic<uint64_t>& sent) : link_(std::move(link)), sent_(sent) {}
+  size_t push(const void* src, size_t nbytes) override {
+    const size_t pushed = link_->push(src, nbytes);
+    add(sent_, pushed);
+    return pushed;
+  }
+  size_t pull(void* dst, size_t nbytes) override { return link_->pull(dst, nbytes); }
+  size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
+    return link_->fold(dst, nbytes, reduction, kernels);
+  }
+
+ private:
+  std::unique_ptr<Link> link_;
+  std::atomic<uint64_t>& sent_;
+};
+
+}  // namespace
+
+std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) const {
+  return std::make_unique<CountedLink>(network_.link(world_rank, channel),
+                                       const_cast<std::atomic<uint64_t>&>(stats_.bytes_on_wire));
+}
+
+bool Context::must_poll() {
+  const std::unique_lock lock(executor_, std::try_to_lock);
+  if (!lock.owns_lock()) return true;  // somebody is at work, so there is some
+  bool must = world_->must_poll() || in_transit_.load(std::memory_order_relaxed);
+  for (auto& group : groups_) must |= group->must_poll();
+  return must;
+}
+
+std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks, int id, Interrupt interrupt) {
   throw_if_shut_down();
-  auto group = std::make_shared<Group>(*this, fd, ranks, next_group_id_++);
+  if (id < 1) throw InvalidArgumentError("a group's id is 1 or more, not " + std::to_string(id));
+  auto group = std::make_shared<Group>(*this, fd, ranks, id);
   group->await_attendance(timeout_s(), interrupt);
   copy_tuning(world_->board(), group->board());
   const std::lock_guard lock(executor_);
@@ -87,13 +130,21 @@ bool Context::progress(bool from_engine, bool* busy) {
   const std::unique_lock lock(executor_, std::try_to_lock);
   if (!lock.owns_lock()) return false;
   bool moved = world_->has_work() && world_->progress(from_engine);
-  bool work = world_->has_work();
+  bool work = world_->is_busy();
   for (auto& group : groups_) {
     if (!group->has_work()) continue;
     moved |= group->progress(from_engine);
-    work |= group->has_work();
+    work |= group->is_busy();
   }
-  if (busy != nullptr) *busy = work;
+  if (network_.progress) {
+    try {
+      in_transit_.store(network_.progress(), std::memory_order_relaxed);
+    } catch (const Error& error) {
+      in_transit_.store(false, std::memory_order_relaxed);
+      record_failure(world_->board(), kind_of(error), error.what());
+    }
+  }
+  if (busy != nullptr) *busy = work || in_transit_.load(std::memory_order_relaxed);
   return moved;
 }
 
@@ -137,11 +188,13 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
     if (done()) return true;
     if (has_work() && progress(false)) continue;
     add(stats_.sleeps, 1);
-    const Woken woken = sleep_on(bell, seen, deadline.left_ns(kSleepNs));
+    const bool polls_links = !network_.host_of.empty();
+    const Woken woken = sleep_on(bell, seen, deadline.left_ns(polls_links ? kPollNs : kSleepNs));
     polling_since = 0;  // polls stays: who has slept once and was woken too early gives way no more, it sleeps again
     // A rank whose bell other operations keep ringing looks around as often as one that sleeps in peace.
     if (looked_ns == 0) looked_ns = now_ns();
-    if (woken != Woken::kRung || now_ns() - looked_ns >= kSleepNs) look_around();
+    const bool in_peace = woken != Woken::kRung && !polls_links;
+    if (in_peace || now_ns() - looked_ns >= kSleepNs) look_around();
   }
 }
 
@@ -188,7 +241,7 @@ void Context::run_engine() {
         busy = false;
       }
       if (busy && !stop_.load(std::memory_order_acquire)) {
-        sleep_on(busy_bell, seen_busy, kSleepNs);
+        sleep_on(busy_bell, seen_busy, must_poll() ? kPollNs : kSleepNs);
         continue;
       }
     }

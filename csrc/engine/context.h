@@ -19,19 +19,31 @@
 
 namespace rr {
 
+// How ranks of other hosts are reached.
+struct Network {
+  std::string name;          // of the transport, for messages
+  std::vector<int> host_of;  // by world rank, equal on the same host; empty: all ranks are on one
+  // The link to a rank on another host; both ends name the same channel. Called under no lock.
+  std::function<std::unique_ptr<Link>(int world_rank, int channel)> link;
+  // Lets it work on what has been pushed; true while some of that is on its way. May be empty.
+  std::function<bool()> progress;
+};
+
 class Context {
  public:
-  // Collective. fd: the world's control segment. pidfds[r] watches rank r, -1 = not watched. segments may be shared
-  // with other contexts of the process. timeout_s: instead of the knob; < 0 = the knob.
+  // Collective. fd: the world's control segment on this host. pidfds[r] watches rank r, -1 = not watched. segments may
+  // be shared with other contexts of the process. timeout_s: instead of the knob; < 0 = the knob. network: the other
+  // hosts, if there are any.
   Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
-          std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt, double timeout_s = -1);
+          std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt, double timeout_s = -1, Network network = {});
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
   Group& world() { return *world_; }
   // Collective over ranks. Whoever has handles of its operations shares the group, and keeps this context too.
-  std::shared_ptr<Group> add_group(int fd, const std::vector<int>& ranks, Interrupt interrupt);
+  // id: never used before in this context, the same on all ranks; the links to other hosts go by it.
+  std::shared_ptr<Group> add_group(int fd, const std::vector<int>& ranks, int id, Interrupt interrupt);
   void remove_group(Group* group, Interrupt interrupt);  // collective; not the world
   void shutdown();
   void forget_after_fork();  // in a forked child, which may do nothing else with it: closes descriptors
@@ -51,6 +63,11 @@ class Context {
   Stats& stats() { return stats_; }
   Interrupt interrupt() const { return interrupt_; }
   const std::string& hostname() const { return hostname_; }
+  int host_of(int world_rank) const {
+    return network_.host_of.empty() ? 0 : network_.host_of[static_cast<size_t>(world_rank)];
+  }
+  const std::string& network_name() const { return network_.name; }
+  std::unique_ptr<Link> remote_link(int world_rank, int channel) const;
   Bell& wait_bell(int world_rank) const { return world_board_->wait_bell(world_rank); }
   Bell& engine_bell(int world_rank) const { return world_board_->engine_bell(world_rank); }
   void publish_world(const Board& board) { world_board_ = &board; }
@@ -67,6 +84,7 @@ class Context {
 
  private:
   void housekeep();
+  bool must_poll();
   bool progress(bool from_engine, bool* busy = nullptr);
   void run_engine();
 
@@ -79,12 +97,13 @@ class Context {
   const Kernels& kernels_;
   std::shared_ptr<SegmentRegistry> segments_;
   Stats stats_;
+  Network network_;
+  std::atomic<bool> in_transit_{false};
   const Board* world_board_ = nullptr;
   std::unique_ptr<Group> world_;
 
   std::mutex executor_;                         // who may call Group::progress, and guards groups_
   std::vector<std::shared_ptr<Group>> groups_;  // beside the world
-  int next_group_id_ = 1;
   Interrupt interrupt_;
   std::mutex watching_;
   Liveness liveness_;

@@ -31,6 +31,8 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
       const TensorView& tensor = operation.dsts[0];
       job.sources.assign(n, false);
       job.sources[static_cast<size_t>(mine.root)] = true;
+      job.takers.assign(n, true);
+      job.takers[static_cast<size_t>(mine.root)] = false;
       job.largest_nbytes = tensor.nbytes();
       if (mine.root == rank_) {
         job.outgoing.push_back({operation.srcs[0].data, tensor.nbytes()});
@@ -46,6 +48,10 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
         operation.counts.push_back(stated(r).dims[0]);
         operation.output_nbytes += nbytes_of(r);
         job.largest_nbytes = std::max(job.largest_nbytes, nbytes_of(r));
+      }
+      if (operation.kind == Kind::kGather) {
+        job.takers.assign(n, false);
+        job.takers[static_cast<size_t>(mine.root)] = true;
       }
       if (operation.kind == Kind::kGather && mine.root != rank_) {
         operation.output_nbytes = 0;

@@ -14,8 +14,9 @@ constexpr int kStepsAtOnce = 16;
 }  // namespace
 
 bool Group::progress(bool from_engine) {
+  bool moved = mirror();
   if (has_failed(board_)) {
-    if (!has_work()) return false;
+    if (pending_.load(std::memory_order_relaxed) == 0 && joining_.load(std::memory_order_relaxed) == 0) return moved;
     active_.reset();
     active_members_.clear();
     try {
@@ -28,11 +29,11 @@ bool Group::progress(bool from_engine) {
     return true;
   }
   try {
-    const bool moved = deliver_messages();
+    moved |= deliver_messages();
     return step_log(from_engine) || moved;
   } catch (const Error& error) {
     // Nothing here is one operation's fault, so the group cannot go on; every rank will hear of it.
-    record_failure(board_, FatalKind::kInternal, error.what());
+    record_failure(board_, kind_of(error), error.what());
     return true;
   }
 }
@@ -46,6 +47,7 @@ bool Group::step_log(bool from_engine) {
   if (active_ == nullptr) {
     Entry& entry = board_.entry(cursor_);
     if (entry.seq.load(std::memory_order_acquire) != cursor_ + 1) return false;
+    if (mirror_ != nullptr && !mirror_->has_sent(cursor_)) return false;
     if (entry.closed.load(std::memory_order_acquire) == 0) {
       if (!wants_bucket(from_engine)) return false;
       ledger_.close(entry);

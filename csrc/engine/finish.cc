@@ -224,7 +224,8 @@ void Group::fail_everything(const std::exception_ptr& error) {
 // How messages begin; ranks are the world's, which is what callers speak of. The bracket is left open.
 std::string Group::here() const {
   std::string text = "[ringreduce rank " + std::to_string(context_.rank()) + "/" +
-                     std::to_string(context_.world().size()) + " on " + context_.hostname() + ", shm";
+                     std::to_string(context_.world().size()) + " on " + context_.hostname() + ", shm" +
+                     (hosts_.several() ? "+" + context_.network_name() : "");
   if (id_ == 0) return text;
   for (const int r : world_ranks_) text += (r == world_ranks_.front() ? ", process set [" : ", ") + std::to_string(r);
   return text + "]";

@@ -22,15 +22,33 @@ Bells bells_of(Context& context, const std::vector<int>& world_ranks) {
   return bells;
 }
 
-std::vector<std::unique_ptr<Link>> links_of(const Board& board, int rank, int channel, const Bells& bells) {
+constexpr double kFarewellS = 1.0;   // a leader that leaves waits so long for those of other hosts
+constexpr int kControl = kChannels;  // the leaders' channel
+
+std::unique_ptr<Link> remote_link(Context& context, int id, int channel, int world_rank) {
+  return context.remote_link(world_rank, id * (kChannels + 1) + channel);
+}
+
+std::vector<std::unique_ptr<Link>> links_of(Context& context, const Board& board, const std::vector<int>& world_ranks,
+                                            const Hosts& hosts, int rank, int id, int channel, const Bells& bells) {
   std::vector<std::unique_ptr<Link>> links;
   for (int peer = 0; peer < board.size(); ++peer) {
-    links.push_back(peer == rank
-                        ? nullptr
-                        : shm_link(board.link_memory(channel, rank, peer), board.link_memory(channel, peer, rank),
-                                   board.link_capacity(), *bells.wait[static_cast<size_t>(peer)]));
+    if (peer == rank) {
+      links.push_back(nullptr);
+    } else if (hosts.is_here(peer)) {
+      links.push_back(shm_link(board.link_memory(channel, rank, peer), board.link_memory(channel, peer, rank),
+                               board.link_capacity(), *bells.wait[static_cast<size_t>(peer)]));
+    } else {
+      links.push_back(remote_link(context, id, channel, world_ranks[static_cast<size_t>(peer)]));
+    }
   }
   return links;
+}
+
+Hosts hosts_of(const Context& context, const std::vector<int>& world_ranks, int rank) {
+  std::vector<int> labels;
+  for (const int r : world_ranks) labels.push_back(context.host_of(r));
+  return Hosts(labels, rank);
 }
 
 int index_of(const std::vector<int>& ranks, int rank) {
@@ -47,9 +65,10 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
       world_ranks_(std::move(world_ranks)),
       rank_(index_of(world_ranks_, context.rank())),
       id_(id),
+      hosts_(hosts_of(context, world_ranks_, rank_)),
       // the world's own board holds the bells, so it must be known before they are looked up
       bells_((id == 0 ? context.publish_world(board_) : void(), bells_of(context, world_ranks_))),
-      ledger_(board_, rank_, world_ranks_, bells_, algo_from(context.settings().algorithm),
+      ledger_(board_, rank_, world_ranks_, hosts_, bells_, algo_from(context.settings().algorithm),
               context.settings().fusion_threshold,
               [this] {
                 throw_if_failed();
@@ -58,8 +77,8 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
                 fail_if_silent();
                 throw_if_failed();
               }),
-      links_(links_of(board_, rank_, 0, bells_)),
-      point_to_point_(links_of(board_, rank_, 1, bells_)),
+      links_(links_of(context, board_, world_ranks_, hosts_, rank_, id, 0, bells_)),
+      point_to_point_(links_of(context, board_, world_ranks_, hosts_, rank_, id, 1, bells_)),
       eager_writer_(context.settings().staging),
       writer_(context.settings().staging) {
   cpu_set_t cores;
@@ -68,10 +87,39 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
   std::memcpy(board_.facts(rank_).cores, &cores, std::min(sizeof cores, sizeof(RankFacts)));
   board_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
   board_.line(rank_).attendance.store(static_cast<uint32_t>(Attendance::kPresent), std::memory_order_release);
+  if (hosts_.several() && hosts_.here().front() == rank_) mirror_ = make_mirror();
   for (Bell* bell : bells_.wait) ring(*bell);
 }
 
 Group::~Group() = default;
+
+std::unique_ptr<Mirror> Group::make_mirror() {
+  std::vector<std::unique_ptr<Link>> control;
+  for (int host = 0; host < hosts_.count(); ++host) {
+    const int peer = world_ranks_[static_cast<size_t>(hosts_.leader(host))];
+    control.push_back(host == hosts_.mine ? nullptr : remote_link(context_, id_, kControl, peer));
+  }
+  const auto make_ledger = [this](int rank) {
+    return std::make_unique<Ledger>(board_, rank, world_ranks_, hosts_, bells_,
+                                    algo_from(context_.settings().algorithm), context_.settings().fusion_threshold,
+                                    [this] { throw_if_failed(); });
+  };
+  return std::make_unique<Mirror>(board_, hosts_, ledger_, make_ledger, std::move(control));
+}
+
+// Executor lock held.
+bool Group::mirror() {
+  if (mirror_ == nullptr) return false;
+  try {
+    const bool moved = mirror_->progress();
+    backlog_.store(mirror_->has_backlog() && !has_failed(board_), std::memory_order_relaxed);
+    return moved;
+  } catch (const Error& error) {  // not one operation's fault
+    record_failure(board_, kind_of(error), here() + "] " + error.what());
+    backlog_.store(false, std::memory_order_relaxed);
+    return false;
+  }
+}
 
 void Group::await_attendance(double timeout_s, Interrupt interrupt) {
   const auto absent = [this] {
@@ -92,7 +140,7 @@ void Group::await_attendance(double timeout_s, Interrupt interrupt) {
     for (size_t i = 0; i < std::size(together.cores); ++i) together.cores[i] |= board_.facts(r).cores[i];
   }
   for (const uint64_t word : together.cores) cores += __builtin_popcountll(word);
-  crowded_ = size() > cores;
+  crowded_ = static_cast<int>(hosts_.here().size()) > cores;
 }
 
 void Group::throw_if_failed() const {
@@ -213,6 +261,9 @@ std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registe
   }
   const Algo forced = algo_from(context_.settings().algorithm);
   const Reduction reduction = {dtype, ReduceOp::kSum, 1.0, 1.0, size()};
+  if (hosts_.several()) {
+    return rr::name(select_across_hosts(forced, kind == Kind::kAllreduce ? &reduction : nullptr));
+  }
   if (kind == Kind::kAllreduce) return rr::name(select_allreduce(forced, reduction, registered));
   return rr::name(select_movement(forced, kind == Kind::kBroadcast, registered && can_be_direct(kind)));
 }
@@ -229,6 +280,11 @@ void Group::fail_pending(const std::string& why) {
 // Executor lock held, the engine is gone.
 void Group::leave() {
   board_.line(rank_).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
+  try {
+    if (mirror_ != nullptr) mirror_->part(kFarewellS);
+  } catch (const Error&) {
+    mirror_.reset();  // the links are broken: nothing more can be said to the others
+  }
   ledger_.ring_all();  // its full fence: whoever reads what is written to registered memory from here on sees the above
   const std::lock_guard lock(mutex_);
   active_.reset();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "collective/staged.h"
+#include "engine/mirror.h"
 #include "engine/operation.h"
 #include "engine/point_to_point.h"
 
@@ -54,8 +55,11 @@ class Group {
   // Executor lock held. True when something moved.
   bool progress(bool from_engine);
   // Whether progress() could find something to do now or later without a new submission.
-  bool has_work() const {
-    return pending_.load(std::memory_order_relaxed) != 0 || joining_.load(std::memory_order_relaxed) != 0;
+  bool has_work() const { return is_busy() || mirror_ != nullptr; }
+  // Whether the engine should go on while nobody waits.
+  bool is_busy() const {
+    return pending_.load(std::memory_order_relaxed) != 0 || joining_.load(std::memory_order_relaxed) != 0 ||
+           backlog_.load(std::memory_order_relaxed);
   }
   // Executor lock held. When the engine should look again at an open bucket; INT64_MAX = never.
   int64_t linger_until_ns() const { return linger_until_ns_; }
@@ -69,12 +73,14 @@ class Group {
   void throw_if_failed() const;
   void forget_counts();  // operation numbers and statistics start again
   bool ranks_outnumber_cores() const { return crowded_; }
+  const Hosts& hosts() const { return hosts_; }
+  // Links to other hosts ring no bell: while there is work, somebody has to look.
+  bool must_poll() const { return hosts_.several() && is_busy(); }
 
  private:
   // requests.cc
   Signature sign(const Request& request) const;
   void check_request(const Request& request) const;
-  bool is_quick(const Request& request, size_t nbytes) const;
   // submit.cc
   void note_thread();
   void wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt);
@@ -113,6 +119,15 @@ class Group {
                                         size_t& rounds);
   std::unique_ptr<Algorithm> build_allreduce(Entry& entry, const std::vector<OperationPtr>& members, Team team,
                                              size_t& rounds);
+  // span_jobs.cc
+  std::unique_ptr<Algorithm> build_across_hosts(const std::vector<OperationPtr>& members, const Team& team,
+                                                size_t& rounds);
+  std::unique_ptr<Algorithm> allreduce_across_hosts(std::vector<Piece> pieces, const Reduction& reduction,
+                                                    const Team& team, size_t& rounds);
+  std::unique_ptr<Algorithm> allreduce_on_two_levels(const std::byte* src, std::byte* dst, size_t count,
+                                                     const Reduction& reduction, const Team& team, size_t& rounds);
+  std::unique_ptr<Algorithm> reduce_across_hosts(Operation& operation, const Reduction& reduction, const Team& team,
+                                                 size_t& rounds);
   std::unique_ptr<Algorithm> build_pull(Entry& entry, Operation& operation, Team team);
   std::byte* mapped(const Operation& operation, int rank, const MemoryRef& ref) const;
   std::unique_ptr<Algorithm> build_reduce(Operation& operation, Team team, size_t& rounds) const;
@@ -120,6 +135,8 @@ class Group {
   ExchangeJob exchange_job(Operation& operation) const;
   std::byte* allocate_output(Operation& operation) const;
   // group.cc
+  std::unique_ptr<Mirror> make_mirror();
+  bool mirror();
   bool wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt);
   void fail_if_peers_died();
   void fail_if_needed_rank_left(const std::vector<int>& left);
@@ -138,10 +155,13 @@ class Group {
   std::vector<int> world_ranks_;
   int rank_;
   int id_;
+  Hosts hosts_;
   Bells bells_;
   Ledger ledger_;
   std::vector<std::unique_ptr<Link>> links_;  // by group rank, for the algorithms over links
   PointToPoint point_to_point_;
+  std::unique_ptr<Mirror> mirror_;  // of a host's leader, on several hosts
+  std::atomic<bool> backlog_{false};
   bool crowded_ = false;
 
   mutable std::mutex mutex_;

@@ -119,7 +119,7 @@ std::vector<int> Group::silent(double seconds) const {
   std::vector<int> ranks;
   const int64_t since = now_ns() - static_cast<int64_t>(seconds * 1e9);
   for (int r = 0; r < size(); ++r) {
-    if (r != rank_ && board_.line(r).seen_ns.load(std::memory_order_relaxed) < since) {
+    if (r != rank_ && hosts_.is_here(r) && board_.line(r).seen_ns.load(std::memory_order_relaxed) < since) {
       ranks.push_back(world_ranks_[static_cast<size_t>(r)]);
     }
   }
@@ -139,6 +139,7 @@ void Group::fail_if_silent() {
 // Executor lock held.
 void Group::housekeep() {
   board_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
+  mirror();
   if (has_failed(board_)) return;
   fail_if_peers_died();
   std::vector<int> left;

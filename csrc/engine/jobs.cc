@@ -17,6 +17,7 @@ Team Group::team_for(const RankMask& participants) {
     if (r == rank_) team.me = static_cast<int>(team.members.size());
     if (participants.test(r)) team.members.push_back(r);
   }
+  team.sharing = hosts_.here();
   team.stage = board_.stage(static_cast<size_t>(board_.header().chunk_nbytes));
   team.bells = bells_.wait;
   for (const auto& link : links_) team.links.push_back(link.get());
@@ -39,6 +40,19 @@ Reduction reduction_of(const Signature& s, int size) { return {s.dtype, s.op, s.
 
 }  // namespace
 
+std::vector<std::pair<DType, std::vector<Piece>>> pieces_by_dtype(const std::vector<OperationPtr>& members) {
+  std::vector<std::pair<DType, std::vector<Piece>>> by_dtype;
+  for (const OperationPtr& member : members) {
+    for (size_t i = 0; i < member->srcs.size(); ++i) {
+      const DType dtype = member->srcs[i].dtype;
+      auto at = std::find_if(by_dtype.begin(), by_dtype.end(), [&](const auto& one) { return one.first == dtype; });
+      if (at == by_dtype.end()) at = by_dtype.insert(at, {dtype, {}});
+      at->second.push_back({member->srcs[i].data, member->dsts[i].data, member->srcs[i].count});
+    }
+  }
+  return by_dtype;
+}
+
 // Null when this rank has no part in the entry: only all-reduces go on without the ranks that have joined, and theirs
 // to do is to keep count of the rounds.
 std::unique_ptr<Algorithm> Group::build(Entry& entry, const std::vector<OperationPtr>& members, size_t& rounds) {
@@ -58,6 +72,10 @@ std::unique_ptr<Algorithm> Group::build(Entry& entry, const std::vector<Operatio
 std::unique_ptr<Algorithm> Group::build_part(Entry& entry, const std::vector<OperationPtr>& members, Team team,
                                              size_t& rounds) {
   Operation& first = *members.front();
+  if (static_cast<Algo>(entry.algorithm) == Algo::kHierarchical) {
+    add(context_.stats().hierarchical, 1);
+    return build_across_hosts(members, team, rounds);
+  }
   if (first.kind == Kind::kAllreduce) return build_allreduce(entry, members, std::move(team), rounds);
   if (static_cast<Algo>(entry.algorithm) == Algo::kDirect) return build_pull(entry, first, std::move(team));
   switch (first.kind) {
@@ -101,18 +119,8 @@ std::unique_ptr<Algorithm> Group::build_allreduce(Entry& entry, const std::vecto
     }
     return direct(std::move(team), {board_.claims(cursor_), &entry.completed}, std::move(job));
   }
-  // The tensors of a group may differ in dtype: one algorithm for each dtype, one after the other.
-  std::vector<std::pair<DType, std::vector<Piece>>> by_dtype;
-  for (const OperationPtr& member : members) {
-    for (size_t i = 0; i < member->srcs.size(); ++i) {
-      const DType dtype = member->srcs[i].dtype;
-      auto at = std::find_if(by_dtype.begin(), by_dtype.end(), [&](const auto& one) { return one.first == dtype; });
-      if (at == by_dtype.end()) at = by_dtype.insert(at, {dtype, {}});
-      at->second.push_back({member->srcs[i].data, member->dsts[i].data, member->srcs[i].count});
-    }
-  }
   std::vector<std::unique_ptr<Algorithm>> parts;
-  for (auto& [dtype, pieces] : by_dtype) {
+  for (auto& [dtype, pieces] : pieces_by_dtype(members)) {
     Reduction one = reduction;
     one.dtype = dtype;
     team.first_round = rounds_base_ + rounds;

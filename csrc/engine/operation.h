@@ -76,4 +76,8 @@ struct Operation {
 
 using OperationPtr = std::shared_ptr<Operation>;
 
+// The tensors of a bucket or group may differ in dtype: one algorithm for each dtype, one after the other. Defined in
+// jobs.cc.
+std::vector<std::pair<DType, std::vector<Piece>>> pieces_by_dtype(const std::vector<OperationPtr>& members);
+
 }  // namespace rr

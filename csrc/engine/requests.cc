@@ -103,11 +103,4 @@ void Group::check_request(const Request& request) const {
   }
 }
 
-bool Group::is_quick(const Request& request, size_t nbytes) const {
-  if (request.srcs.size() > 1) return false;
-  if (request.kind == Kind::kBarrier) return true;
-  if (request.kind != Kind::kAllreduce && request.kind != Kind::kBroadcast) return false;
-  return nbytes <= (request.name != nullptr ? board_.inline_nbytes() : board_.header().eager_nbytes.load());
-}
-
 }  // namespace rr

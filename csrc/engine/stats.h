@@ -20,6 +20,7 @@ namespace rr {
   X(ring)                                                                            \
   X(recursive_doubling)                                                              \
   X(tree)                                                                            \
+  X(hierarchical)                                                                    \
   X(sleeps) /* times a thread here went to sleep in a wait */
 
 struct Stats {

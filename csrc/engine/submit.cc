@@ -119,7 +119,7 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   operation->keep = request.keep;
   Signature& signature = operation->signature;
   const size_t nbytes = static_cast<size_t>(signature.nbytes);
-  operation->quick = is_quick(request, nbytes);
+  operation->quick = ledger_.is_quick(signature, request.name != nullptr);
   const bool eager = operation->quick && nbytes > board_.inline_nbytes();
   if (!operation->quick && can_be_direct(request.kind) && signature.tensors == 1 && !request.srcs.empty()) {
     const auto find = [&](const TensorView& tensor) { return context_.segments().find(tensor.data, tensor.nbytes()); };

@@ -142,13 +142,15 @@ void tune(Context& context) {
   Header& header = board.header();
   const Interrupt interrupt = context.interrupt();
   const std::string path = cache_file(context, board);
-  if (world.rank() == 0) {
+  const bool alone = !world.hosts().several();
+  if (world.hosts().here().front() == world.rank()) {
     Tuning tuning;
     // Ranks that share cores time the scheduler, not the machine; a forced algorithm is not what auto would run.
     const bool can_measure =
-        world.size() > 1 && !world.ranks_outnumber_cores() && context.settings().algorithm == "auto";
+        alone && world.size() > 1 && !world.ranks_outnumber_cores() && context.settings().algorithm == "auto";
     const size_t wished = context.settings().chunk_nbytes;
-    const bool known = load(path, tuning) || !can_measure || wished != 0;
+    // On several hosts what is eager must be so on all of them: the defaults.
+    const bool known = (alone && load(path, tuning)) || !can_measure || wished != 0;
     // A slot holds it, and it holds a line for each rank.
     const size_t least = std::max<size_t>(4096, 64 * static_cast<size_t>(world.size()));
     if (wished != 0) tuning.chunk_nbytes = std::clamp(round_up(wished, 64), least, kSlotLargest);

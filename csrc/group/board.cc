@@ -33,6 +33,7 @@ Board::Board(int size, size_t capacity) : size_(size), capacity_(capacity) {
   cells_ = place(cell_count() * n * cell_nbytes_);
   entries_ = place(kLogEntries * sizeof(Entry));
   claims_ = place(kLogEntries * n * sizeof(ClaimLine));
+  outboxes_ = place(n * outbox_nbytes());
   eager_ = place(n * kEagerCount * kEagerNbytes);
   stage_ = place(n * kSlotCount * kSlotLargest);
   links_ = place(kChannels * n * n * shm_link_nbytes(link_capacity()));

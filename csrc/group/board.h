@@ -1,7 +1,7 @@
 // The control segment of a group: what is in it and where. All of it starts as zeros; every counter only grows.
 //
 //   header | rank lines | wait bells | engine bells | progress lines | name hashes | name slots | append marks |
-//   cells | log entries | claim lines | eager buffers | staging slots | links
+//   cells | log entries | claim lines | outboxes | eager buffers | staging slots | links
 //
 // A cell is one rank's statement about one operation: {tag, digest, consumed, payload, signature}. Unnamed operation c
 // uses cells [c mod 256]; generation g of named slot s uses cells [256 + 2s + g mod 2] (two deep: a rank that states g
@@ -117,6 +117,18 @@ struct Entry {
   } member[kEntryMembers];
 };
 
+// What a rank of a group on several hosts has done in its cells, in order, for the leader of its host to pass on.
+struct Note {
+  uint64_t cell;
+  uint64_t tag;
+  uint64_t is_consumed;  // 0: stated; 1: has done with the generation (named operations)
+};
+
+struct Outbox {
+  alignas(64) std::atomic<uint64_t> written;  // notes, by the rank
+  alignas(64) std::atomic<uint64_t> read;     // by the leader
+};
+
 // Addresses within one mapped control segment.
 class Board {
  public:
@@ -142,6 +154,13 @@ class Board {
   ClaimLine* claims(uint64_t position) const {
     return at<ClaimLine>(claims_) + position % kLogEntries * static_cast<size_t>(size_);
   }
+  Outbox& outbox(int rank) const { return *reinterpret_cast<Outbox*>(outbox_base(rank)); }
+  Note& note(int rank, uint64_t index) const {
+    return reinterpret_cast<Note*>(outbox_base(rank) + sizeof(Outbox))[index % note_count()];
+  }
+  // A rank has at most kUnnamedCells + capacity statements in flight, and states no more before they have been passed
+  // on; for each named one there is a note when it has ended.
+  size_t note_count() const { return kUnnamedCells + 2 * capacity_ + 1; }
   std::byte* eager(int rank, size_t index) const {
     return base() + eager_ + (static_cast<size_t>(rank) * kEagerCount + index) * kEagerNbytes;
   }
@@ -161,6 +180,8 @@ class Board {
  private:
   Board(int size, size_t capacity);  // offsets only
   std::byte* base() const { return mapping_.data(); }
+  size_t outbox_nbytes() const { return (sizeof(Outbox) + note_count() * sizeof(Note) + 63) / 64 * 64; }
+  std::byte* outbox_base(int rank) const { return base() + outboxes_ + static_cast<size_t>(rank) * outbox_nbytes(); }
   template <class T>
   T* at(size_t offset) const {
     return reinterpret_cast<T*>(mapping_.data() + offset);
@@ -172,7 +193,7 @@ class Board {
   size_t inline_nbytes_;
   size_t cell_nbytes_;
   size_t header_, lines_, facts_, wait_bells_, engine_bells_, progress_, hashes_, names_, marks_, cells_, entries_,
-      claims_, eager_, stage_, links_, total_;
+      claims_, outboxes_, eager_, stage_, links_, total_;
 };
 
 }  // namespace rr

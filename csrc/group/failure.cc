@@ -23,6 +23,13 @@ bool record_failure(const Board& board, FatalKind kind, const std::string& text)
   return true;
 }
 
+FatalKind kind_of(const Error& error) {
+  if (dynamic_cast<const PeerLostError*>(&error) != nullptr) return FatalKind::kPeerLost;
+  if (dynamic_cast<const TimeoutError*>(&error) != nullptr) return FatalKind::kTimeout;
+  if (dynamic_cast<const ShutdownError*>(&error) != nullptr) return FatalKind::kShutdown;
+  return FatalKind::kInternal;
+}
+
 std::string failure_text(const Board& board) {
   // The writer may die between 1 and 2; 100 ms is far more than a copy of 2 KiB takes.
   const Deadline deadline = Deadline::after_s(0.1);

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "base/errors.h"
 #include "group/board.h"
 
 namespace rr {
@@ -13,6 +14,9 @@ enum class FatalKind : uint32_t { kPeerLost, kTimeout, kShutdown, kInternal };
 bool record_failure(const Board& board, FatalKind kind, const std::string& text);
 
 inline bool has_failed(const Board& board) { return board.header().failed.load(std::memory_order_acquire) != 0; }
+
+// The kind of an error that is not one operation's.
+FatalKind kind_of(const Error& error);
 
 // Throws the recorded cause. Precondition: has_failed().
 [[noreturn]] void throw_failure(const Board& board);

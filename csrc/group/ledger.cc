@@ -10,11 +10,12 @@ namespace {
 bool can_do_without_joined(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kBarrier; }
 }  // namespace
 
-Ledger::Ledger(const Board& board, int rank, const std::vector<int>& world_ranks, Bells bells, Algo forced,
-               size_t fusion_threshold, std::function<void()> give_up)
+Ledger::Ledger(const Board& board, int rank, const std::vector<int>& world_ranks, const Hosts& hosts, Bells bells,
+               Algo forced, size_t fusion_threshold, std::function<void()> give_up)
     : board_(board),
       rank_(rank),
       world_ranks_(world_ranks),
+      hosts_(hosts),
       bells_(std::move(bells)),
       forced_(forced),
       threshold_(fusion_threshold),
@@ -34,6 +35,7 @@ void Ledger::write_cell(Ticket ticket, const Signature& signature, const void* p
 Ticket Ledger::state_unnamed(uint64_t counter, const Signature& signature, const void* payload, size_t nbytes) {
   const Ticket ticket = {counter % kUnnamedCells, counter + 1};
   write_cell(ticket, signature, payload, nbytes);
+  announce(ticket, false);
   return ticket;
 }
 
@@ -45,8 +47,9 @@ Ticket Ledger::state_named(const std::string& name, const Signature& signature, 
     const uint64_t generation = names_.next_generation(slot, rank_);
     const Ticket ticket = {Names::cell(slot, generation), generation};
     write_cell(ticket, signature, payload, nbytes);
+    announce(ticket, false);
     RankMask participants;
-    log_full = logged && complete(ticket, &participants) && !append_locked(ticket, participants);
+    log_full = logged && hosts_.mine == 0 && complete(ticket, &participants) && !append_locked(ticket, participants);
     return ticket;
   });
 }
@@ -112,6 +115,7 @@ int Ledger::first_of(const RankMask& participants) const {
 }
 
 bool Ledger::registered(Ticket ticket, const RankMask& participants) const {
+  if (hosts_.several()) return false;
   const Signature& one = board_.signature(ticket.cell, first_of(participants));
   for (int r = 0; r < board_.size(); ++r) {
     if (!participants.test(r)) continue;
@@ -124,14 +128,14 @@ bool Ledger::registered(Ticket ticket, const RankMask& participants) const {
 
 bool Ledger::append(Ticket ticket) {
   RankMask participants;
-  if (!complete(ticket, &participants)) return true;
+  if (hosts_.mine != 0 || !complete(ticket, &participants)) return true;
   return locked([&] { return append_locked(ticket, participants); });
 }
 
 // Null when a rank still has to consume the entry that the next position would overwrite.
 Entry* Ledger::open_entry() {
   const uint64_t position = board_.header().log_tail.load(std::memory_order_relaxed);
-  for (int r = 0; r < board_.size(); ++r) {
+  for (const int r : hosts_.here()) {
     if (board_.line(r).cursor.load(std::memory_order_acquire) + kLogEntries <= position) return nullptr;
   }
   Entry& entry = board_.entry(position);
@@ -201,6 +205,13 @@ bool Ledger::append_locked(Ticket ticket, const RankMask& participants) {
 void Ledger::close_locked(Entry& entry) const {
   if (entry.closed.load(std::memory_order_relaxed) != 0) return;
   const Signature& one = board_.signature(entry.member[0].cell, first_of(entry.participants));
+  if (hosts_.several()) {
+    const Reduction reduction = {one.dtype, one.op, one.prescale, one.postscale, board_.size()};
+    entry.algorithm =
+        static_cast<uint32_t>(select_across_hosts(forced_, one.kind == Kind::kAllreduce ? &reduction : nullptr));
+    entry.closed.store(1, std::memory_order_release);
+    return;
+  }
   Algo algo = select_movement(forced_, one.kind == Kind::kBroadcast, entry.registered != 0);
   if (one.kind == Kind::kAllreduce) {
     const Reduction reduction = {one.dtype, one.op, one.prescale, one.postscale, board_.size()};
@@ -239,12 +250,70 @@ void Ledger::ring_engines(const RankMask& mask) const {
 
 void Ledger::note_consumed_named(Ticket ticket) const {
   const size_t slot = (ticket.cell - kUnnamedCells) / 2;
+  announce(ticket, true);  // before the slot may get another name
   board_.head(Names::consumed_cell(slot), rank_).consumed.store(ticket.tag, std::memory_order_release);
+}
+
+// Only of this host's ranks: what the leader writes for others it has been told.
+void Ledger::announce(Ticket ticket, bool is_consumed) const {
+  if (!hosts_.several() || !hosts_.is_here(rank_)) return;
+  Outbox& outbox = board_.outbox(rank_);
+  const uint64_t at = outbox.written.load(std::memory_order_relaxed);
+  if (at - outbox.read.load(std::memory_order_acquire) >= board_.note_count()) {
+    throw InternalError("the leader of this host has not read " + std::to_string(board_.note_count()) +
+                        " notes of rank " + std::to_string(world_rank(rank_)));
+  }
+  board_.note(rank_, at) = {ticket.cell, ticket.tag, is_consumed ? uint64_t{1} : uint64_t{0}};
+  outbox.written.store(at + 1, std::memory_order_release);
+}
+
+bool Ledger::is_quick(const Signature& signature, bool is_named) const {
+  if (signature.tensors > 1) return false;
+  if (signature.kind == Kind::kBarrier) return true;
+  if (signature.kind != Kind::kAllreduce && signature.kind != Kind::kBroadcast) return false;
+  return signature.nbytes <= (is_named ? board_.inline_nbytes() : board_.header().eager_nbytes.load());
+}
+
+bool Ledger::repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants) {
+  const bool written = locked([&] {
+    Entry* const entry = open_entry();
+    if (entry == nullptr) return false;
+    entry->participants = participants;
+    entry->algorithm = algorithm;
+    for (const Ticket ticket : members) {
+      board_.append_mark(ticket.cell).store(ticket.tag, std::memory_order_release);
+      entry->member[entry->members++] = {ticket.cell, ticket.tag};
+      entry->nbytes += board_.signature(ticket.cell, first_of(participants)).nbytes;
+    }
+    entry->closed.store(1, std::memory_order_relaxed);
+    Header& header = board_.header();
+    const uint64_t tail = header.log_tail.load(std::memory_order_relaxed);
+    entry->seq.store(tail + 1, std::memory_order_release);
+    header.log_tail.store(tail + 1, std::memory_order_release);
+    return true;
+  });
+  if (!written) return false;
+  RankMask here;
+  for (const int r : hosts_.here()) here.set(r);
+  ring_engines(here);
+  ring_waiters();
+  return true;
+}
+
+Ticket Ledger::latest_named(const std::string& stored_name) {
+  return locked([&] {
+    const size_t slot = names_.slot_of(stored_name);
+    if (slot == Names::kNone) return Ticket{};
+    const uint64_t generation = names_.latest(slot, rank_);
+    return Ticket{Names::cell(slot, generation), generation};
+  });
 }
 
 std::string Ledger::name_of(Ticket ticket) const {
   if (ticket.cell < kUnnamedCells) return "unnamed operation " + std::to_string(ticket.tag - 1);
-  return "'" + names_.text((ticket.cell - kUnnamedCells) / 2) + "'";
+  return "'" + stored_name(ticket) + "'";
 }
+
+std::string Ledger::stored_name(Ticket ticket) const { return names_.text((ticket.cell - kUnnamedCells) / 2); }
 
 }  // namespace rr

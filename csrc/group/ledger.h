@@ -14,6 +14,7 @@
 #include "collective/select.h"
 #include "group/board.h"
 #include "group/failure.h"
+#include "group/hosts.h"
 #include "group/names.h"
 
 namespace rr {
@@ -39,9 +40,10 @@ class Ledger {
  public:
   // give_up throws when the group has failed; it is called while waiting for the group's lock.
   // forced and fusion_threshold must be the same on all ranks to be of use, but need not be for correct results.
-  // world_ranks: by group rank, for messages.
-  Ledger(const Board& board, int rank, const std::vector<int>& world_ranks, Bells bells, Algo forced,
-         size_t fusion_threshold, std::function<void()> give_up);
+  // world_ranks: by group rank, for messages. hosts: on several, only the first host's ranks append, in its log, which
+  // the others repeat.
+  Ledger(const Board& board, int rank, const std::vector<int>& world_ranks, const Hosts& hosts, Bells bells,
+         Algo forced, size_t fusion_threshold, std::function<void()> give_up);
 
   // Writes this rank's statement. The caller makes sure that the cell is free (named: by waiting for the previous
   // generation, unnamed: by the peers' watermarks).
@@ -63,6 +65,12 @@ class Ledger {
   // Appends a complete, feasible operation unless somebody has; false when the log is full for now (execute, then try
   // again).
   bool append(Ticket ticket);
+  // Whether an operation ends from the cells and never enters the log.
+  bool is_quick(const Signature& signature, bool is_named) const;
+  // Repeats an entry of the first host's log; false while there is no room.
+  bool repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants);
+  // What this rank has stated last under a name, as stored in the table; tag 0 if nothing.
+  Ticket latest_named(const std::string& stored_name);
   // Closes an open entry and writes the algorithm that every rank will run. No effect on a closed one.
   void close(Entry& entry);
 
@@ -93,6 +101,7 @@ class Ledger {
   void ring_all() const;      // waiters and engines, this rank's too
   void ring_engines(const RankMask& mask) const;
   std::string name_of(Ticket ticket) const;
+  std::string stored_name(Ticket ticket) const;  // of a named operation
 
   // Under the group's lock.
   template <class Fn>
@@ -113,6 +122,7 @@ class Ledger {
   bool fusible(const Entry& entry, const Signature& one, const RankMask& participants, bool registered) const;
   bool registered(Ticket ticket, const RankMask& participants) const;
   Entry* open_entry();
+  void announce(Ticket ticket, bool is_consumed) const;
   void close_locked(Entry& entry) const;
   int first_of(const RankMask& participants) const;
   int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
@@ -120,6 +130,7 @@ class Ledger {
   const Board& board_;
   int rank_;
   const std::vector<int>& world_ranks_;
+  const Hosts& hosts_;
   Bells bells_;
   Algo forced_;
   size_t threshold_;

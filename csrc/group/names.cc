@@ -52,6 +52,7 @@ size_t Names::slot_of(const std::string& name) {
 size_t Names::claim_slot() {
   Header& header = board_.header();
   if (header.names_used < board_.capacity()) return header.names_used++;
+  if (!notes_are_read()) return kNone;
   for (size_t tried = 0; tried < board_.capacity(); ++tried) {
     const size_t slot = header.name_hand++ % board_.capacity();
     if (!is_idle(slot)) continue;
@@ -62,7 +63,17 @@ size_t Names::claim_slot() {
   return kNone;
 }
 
+// A note of what has ended goes by its slot, whose name must not change before the leader has looked.
+bool Names::notes_are_read() const {
+  for (int rank = 0; rank < board_.size(); ++rank) {
+    const Outbox& outbox = board_.outbox(rank);
+    if (outbox.read.load(std::memory_order_acquire) != outbox.written.load(std::memory_order_acquire)) return false;
+  }
+  return true;
+}
+
 bool Names::has_room() const {
+  if (!notes_are_read()) return false;
   for (size_t slot = 0; slot < board_.capacity(); ++slot) {
     if (is_idle(slot)) return true;
   }

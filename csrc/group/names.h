@@ -20,6 +20,8 @@ class Names {
   size_t slot_of(const std::string& name);
   bool has_room() const;  // without the lock: a moment's view
 
+  // The latest generation that a rank has stated in a slot; 0: none.
+  uint64_t latest(size_t slot, int rank) const;
   // The generation that this rank would state next in a slot.
   uint64_t next_generation(size_t slot, int rank) const;
 
@@ -33,8 +35,8 @@ class Names {
   static size_t consumed_cell(size_t slot) { return kUnnamedCells + 2 * slot; }
 
  private:
-  uint64_t latest(size_t slot, int rank) const;
   bool is_idle(size_t slot) const;
+  bool notes_are_read() const;
   size_t claim_slot();
   bool holds(size_t slot, uint64_t hash, const std::string& stored) const;
 

@@ -12,6 +12,8 @@
 
 namespace rr {
 
+class MpiCommunicator;
+
 class Link {
  public:
   virtual ~Link() = default;
@@ -25,5 +27,16 @@ class Link {
 // peer_bell is rung after every move. capacity is a multiple of 4096.
 size_t shm_link_nbytes(size_t capacity);
 std::unique_ptr<Link> shm_link(std::byte* outgoing, std::byte* incoming, size_t capacity, Bell& peer_bell);
+
+// MPI, to the rank `peer` of the communicator. send_tag is the other end's receive_tag, and may be the same as the own
+// receive_tag (0 to 2^28 - 1); both ends give the same options. A tag serves one pair of links in the life of a
+// communicator: what a later pair sends may arrive while the earlier one still receives ahead, and be lost. Destroying
+// a link does not take back what was pushed. mpi_communicator.h says who keeps MPI going.
+struct MpiLinkOptions {
+  size_t message_nbytes = size_t{256} << 10;  // the most that one message carries
+  size_t depth = 4;                           // messages under way and receives posted ahead, each direction
+};
+std::unique_ptr<Link> mpi_link(std::shared_ptr<MpiCommunicator> communicator, int peer, int send_tag, int receive_tag,
+                               const MpiLinkOptions& options = {});
 
 }  // namespace rr

@@ -70,6 +70,6 @@ def local_slots(hosts: list[Host]) -> int:
     if remote:
         raise UnavailableError(
             f"ranks on other hosts ({', '.join(remote)}) need the TCP transport, which does not exist yet; today "
-            f"ringrun starts all ranks on this host, {socket.gethostname()}"
+            f"ringrun itself starts all ranks on this host, {socket.gethostname()} (--transport mpi: mpirun does)"
         )
     return sum(host.slots for host in hosts)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.launch.hosts import local_slots, parse_hosts, read_hostfile
+from ringreduce.launch.hosts import Host, local_slots, parse_hosts, read_hostfile
 
 MAX_RANKS = 4096
 GRACE_S = 3.0
@@ -17,8 +17,12 @@ same names with HOROVOD_. Rank 0 reads ringrun's standard input, the others read
 on to all ranks; a second one kills them. When a rank fails, the others may take --grace seconds to raise and report,
 then get SIGTERM and 1.5 s later SIGKILL.
 
+With --transport mpi the mpirun of the MPI that mpi4py loads starts the ranks, with that MPI's words for these options;
+-v shows them. Places come from mpirun's own variables; signals and the end of the job are mpirun's as well, and --grace
+counts for MPICH alone.
+
 exit status: that of the first rank to fail, 128 + N if signal N killed it; 2 for a wrong command line;
-126 or 127 if the program cannot be run.
+126 or 127 if the program cannot be run; mpirun's own with --transport mpi.
 
 example: ringrun -np 2 python train.py --epochs 3
 """
@@ -44,13 +48,20 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
         metavar="N",
         help="number of ranks (default: the slots of -H)",
     )
-    add("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many ranks each takes; today this host only")
+    add(
+        "-H",
+        "--hosts",
+        metavar="HOST:SLOTS,...",
+        help="hosts and how many ranks each takes; this host only, but for --transport mpi",
+    )
     add("--hostfile", "-hostfile", metavar="FILE", help='the same as lines "host slots=N"')
     add(
         "--transport",
         choices=("auto", "shm", "tcp", "mpi"),
-        help="how ranks are linked; shm (shared memory) is auto's choice today, tcp and mpi do not exist yet",
+        help="how ranks are linked; shm (shared memory) is auto's choice today; mpi: mpirun starts the ranks; tcp does "
+        "not exist yet",
     )
+    add("--mpi-args", metavar="WORDS", help='more options for mpirun: --mpi-args="--mca btl tcp,self"')
     add(
         "--bind",
         choices=("core", "none"),
@@ -75,7 +86,7 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
 
 
 def read(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
-    """The options, checked; `ranks` and `command` are there unless `check_build` is.
+    """The options, checked; `ranks`, `host_list` and `command` are there unless `check_build` is.
 
     Raises:
         SystemExit: argparse's own errors (status 2) and --help.
@@ -88,11 +99,13 @@ def read(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
         del options.command[0]
     if not options.command:
         raise InvalidArgumentError(f"no program to run; for example: {prog} -np 2 python train.py")
-    if options.transport in ("tcp", "mpi"):
+    if options.transport == "tcp":
         raise UnavailableError(
-            f"--transport {options.transport} does not exist yet; today ranks of one host are linked by shared memory "
-            "(--transport shm, the default)"
+            "--transport tcp does not exist yet; today ranks of one host are linked by shared memory (--transport shm, "
+            "the default)"
         )
+    if options.mpi_args is not None and options.transport != "mpi":
+        raise InvalidArgumentError("--mpi-args are for mpirun: give --transport mpi too")
     if not options.grace >= 0:
         raise InvalidArgumentError(f"--grace {options.grace:g}: expected seconds, 0 or more")
     _check_ranks(options)
@@ -102,11 +115,15 @@ def read(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
 def _check_ranks(options: argparse.Namespace) -> None:
     if options.hosts is not None and options.hostfile is not None:
         raise InvalidArgumentError("-H and --hostfile say the same thing; give one of them")
-    slots = None
+    hosts: list[Host] = []
     if options.hosts is not None:
-        slots = local_slots(parse_hosts(options.hosts))
+        hosts = parse_hosts(options.hosts)
     elif options.hostfile is not None:
-        slots = local_slots(read_hostfile(options.hostfile))
+        hosts = read_hostfile(options.hostfile)
+    options.host_list = hosts
+    slots = None
+    if hosts:
+        slots = sum(host.slots for host in hosts) if options.transport == "mpi" else local_slots(hosts)
     if options.ranks is None:
         options.ranks = slots
     if options.ranks is None:

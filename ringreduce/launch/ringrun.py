@@ -1,4 +1,7 @@
-"""The ringrun command: starts N ranks of a program on this host and sees them through; options.py has its contract."""
+"""The ringrun command: starts N ranks of a program on this host and sees them through; options.py has its contract.
+
+With --transport mpi it hands over to an mpirun (mpirun.py).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,22 @@ def main(argv: Sequence[str] | None = None, prog: str = "ringrun") -> int:
         from ringreduce import doctor
 
         return doctor.main([])
+    if options.transport == "mpi":
+        return _mpirun(options, prog)
     return Launch(options, prog).run()
+
+
+def _mpirun(options: argparse.Namespace, prog: str) -> int:
+    from ringreduce.launch import mpirun  # with what it needs to look for one
+
+    try:
+        return mpirun.run(options, prog)
+    except Error as error:
+        sys.stderr.write(f"{prog}: {error}\n")
+        return USAGE_STATUS
+    except OSError as error:
+        sys.stderr.write(f"{prog}: cannot run mpirun: {error}\n")
+        return CANNOT_RUN_STATUS
 
 
 class Launch:

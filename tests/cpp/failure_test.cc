@@ -97,7 +97,7 @@ TEST_CASE("timeout: other traffic that keeps waking the waiting rank does not pu
   const Environment environment{{"RINGREDUCE_TIMEOUT", "0.5"}};
   const Fd fd = create_memfd("other", Board::nbytes(2, 64));
   CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
-    Group& other = *rank.context.add_group(fd.get(), {0, 1}, nullptr);
+    Group& other = *rank.context.add_group(fd.get(), {0, 1}, 1, nullptr);
     std::thread traffic([&] {
       try {
         for (int turn = 0;; ++turn) sum_now(rank, other, 3000, turn);

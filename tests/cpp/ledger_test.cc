@@ -139,7 +139,7 @@ TEST_CASE("statements that differ name the ranks of the world, in a group of som
   const Fd fd = create_memfd("high", Board::nbytes(2, 64));
   CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
     if (rank.rank > 0) {
-      Group& group = *rank.context.add_group(fd.get(), {1, 2}, nullptr);
+      Group& group = *rank.context.add_group(fd.get(), {1, 2}, 1, nullptr);
       const size_t count = static_cast<size_t>(rank.rank);
       expect_contains(raised<MismatchError>([&] { sum_now(rank, group, count, 0); }), "(rank 1 and rank 2)");
       const std::string name = rank.rank == 1 ? "a" : "b";

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "doctest/doctest.h"
-#include "ranks.h"
+#include "wires.h"
 
 namespace rr::test {
 namespace {
@@ -149,6 +149,21 @@ void check_messages(Rank& rank, size_t count) {
   expect(in == given(left, count), "message of " + std::to_string(count));
 }
 
+void check_all(Rank& rank) {
+  const size_t n = static_cast<size_t>(rank.size);
+  for (const size_t count : {size_t{0}, size_t{1}, n - 1, n, n + 1, size_t{101}, size_t{7919}}) {
+    const int root = static_cast<int>(count % n);
+    check_broadcast(rank, count, root);
+    check_broadcast(rank, count * 5, root);
+    check_gathers(rank, count, root);
+    check_scatter(rank, count, root);
+    check_alltoall(rank, count);
+    check_reduces(rank, count, root);
+    check_messages(rank, count * 5);
+    barrier(rank.world);
+  }
+}
+
 TEST_CASE("movement and reduction to one or to parts: every kind, over sizes and counts") {
   for (const char* algorithm : {"auto", "tree"}) {
     for (const int size : {1, 2, 3, 4, 5, 8}) {
@@ -158,21 +173,16 @@ TEST_CASE("movement and reduction to one or to parts: every kind, over sizes and
       const Environment environment{{"RINGREDUCE_ALGORITHM", algorithm},
                                     {"RINGREDUCE_STAGING", wander ? "streamed" : "cached"},
                                     {"RINGREDUCE_CHUNK", wander ? "32768" : "4096"}};
-      CHECK_NOTHROW(run_ranks(size, [](Rank& rank) {
-        const size_t n = static_cast<size_t>(rank.size);
-        for (const size_t count : {size_t{0}, size_t{1}, n - 1, n, n + 1, size_t{101}, size_t{7919}}) {
-          const int root = static_cast<int>(count % n);
-          check_broadcast(rank, count, root);
-          check_broadcast(rank, count * 5, root);
-          check_gathers(rank, count, root);
-          check_scatter(rank, count, root);
-          check_alltoall(rank, count);
-          check_reduces(rank, count, root);
-          check_messages(rank, count * 5);
-          barrier(rank.world);
-        }
-      }));
+      CHECK_NOTHROW(run_ranks(size, check_all));
     }
+  }
+}
+
+TEST_CASE("movement and reduction to one or to parts on several hosts") {
+  for (const auto& host_of : kLayouts) {
+    CAPTURE(host_of.size());
+    const Environment environment{};
+    CHECK_NOTHROW(run_hosts(host_of, check_all));
   }
 }
 

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "doctest/doctest.h"
-#include "ranks.h"
+#include "wires.h"
 
 namespace rr::test {
 namespace {
@@ -125,33 +125,51 @@ void play_join(Rank& rank, std::mt19937& shared) {
   rank.world.join(nullptr);
 }
 
-void stress(int size, int rounds, unsigned seed) {
-  const Fd low = create_memfd("low", Board::nbytes(size - 1, 64));
-  const Fd high = create_memfd("high", Board::nbytes(size - 1, 64));
+// host_of: by rank; on several hosts nobody joins.
+void stress(const std::vector<int>& host_of, int rounds, unsigned seed) {
+  const int size = static_cast<int>(host_of.size());
+  std::map<int, Fd> lows, highs;
+  for (const int host : host_of) {
+    if (lows.count(host) != 0) continue;
+    lows.emplace(host, create_memfd("low", Board::nbytes(size - 1, 64)));
+    highs.emplace(host, create_memfd("high", Board::nbytes(size - 1, 64)));
+  }
+  const bool several = lows.size() > 1;
   std::vector<int> low_ranks, high_ranks;
   for (int r = 0; r + 1 < size; ++r) low_ranks.push_back(r);
   for (int r = 1; r < size; ++r) high_ranks.push_back(r);
   std::atomic<size_t> operations{0};
-  run_ranks(size, [&](Rank& rank) {
+  const auto body = [&](Rank& rank) {
+    const int host = host_of[static_cast<size_t>(rank.rank)];
     std::vector<Group*> groups = {&rank.world, nullptr, nullptr};
-    if (rank.rank + 1 < size) groups[1] = rank.context.add_group(low.get(), low_ranks, nullptr).get();
-    if (rank.rank > 0) groups[2] = rank.context.add_group(high.get(), high_ranks, nullptr).get();
+    if (rank.rank + 1 < size) {
+      groups[1] = rank.context.add_group(lows.at(host).get(), low_ranks, 1, nullptr).get();
+    }
+    if (rank.rank > 0) groups[2] = rank.context.add_group(highs.at(host).get(), high_ranks, 2, nullptr).get();
     std::mt19937 shared(seed);
     std::mt19937 own(seed + 1 + static_cast<unsigned>(rank.rank));
     for (int round = 0; round < rounds; ++round) {
       operations += play(rank, groups, shared, own, round);
-      if (round % 20 == 19) play_join(rank, shared);
+      if (round % 20 == 19 && !several) play_join(rank, shared);
     }
     barrier(rank.world);
-  });
+  };
+  several ? run_hosts(host_of, body) : run_ranks(size, body);
   MESSAGE(size << " ranks: " << operations.load() << " random operations");
 }
 
 TEST_CASE("random operations, kinds, sizes, names and orders, on overlapping groups, with mismatches and joins") {
   const Environment environment{{"RINGREDUCE_FUSION_THRESHOLD", "30000"}, {"RINGREDUCE_FUSION_LINGER_US", "200"}};
-  CHECK_NOTHROW(stress(3, rounds(600), 1));
-  CHECK_NOTHROW(stress(2, rounds(200), 2));
-  CHECK_NOTHROW(stress(5, rounds(100), 3));
+  CHECK_NOTHROW(stress({0, 0, 0}, rounds(600), 1));
+  CHECK_NOTHROW(stress({0, 0}, rounds(200), 2));
+  CHECK_NOTHROW(stress({0, 0, 0, 0, 0}, rounds(100), 3));
+}
+
+TEST_CASE("random operations on overlapping groups on several hosts, with mismatches") {
+  const Environment environment{{"RINGREDUCE_FUSION_THRESHOLD", "30000"}, {"RINGREDUCE_FUSION_LINGER_US", "200"}};
+  CHECK_NOTHROW(stress({0, 1}, rounds(200), 4));
+  CHECK_NOTHROW(stress({0, 0, 1}, rounds(200), 5));
+  CHECK_NOTHROW(stress({0, 1, 0, 2, 1}, rounds(60), 6));
 }
 
 TEST_CASE("two overlapping groups in opposite orders: no deadlock, asynchronous or by names") {
@@ -159,7 +177,7 @@ TEST_CASE("two overlapping groups in opposite orders: no deadlock, asynchronous 
   const Fd fd = create_memfd("pair", Board::nbytes(2, 64));
   const int turns = rounds(2000);
   CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
-    Group* pair = rank.rank < 2 ? rank.context.add_group(fd.get(), {0, 1}, nullptr).get() : nullptr;
+    Group* pair = rank.rank < 2 ? rank.context.add_group(fd.get(), {0, 1}, 1, nullptr).get() : nullptr;
     for (int turn = 0; turn < turns; ++turn) {
       const size_t count = turn % 2 == 0 ? 3 : 2500;
       std::vector<std::pair<Group*, Sum>> sums;

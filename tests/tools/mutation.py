@@ -40,6 +40,13 @@ MUTATIONS = {
         "",
     ),
     "straddling": ("csrc/transport/shm.cc", "std::memcpy(element + before_wrap,", "std::memcpy(element,"),
+    "flow-control": ("csrc/transport/mpi.cc", "turn_out_ == 0);", "false);"),
+    "part": ("csrc/transport/mpi.cc", "std::memcpy(part_ + part_nbytes_, next_, n);", "std::memcpy(part_, next_, n);"),
+    "withdrawal": (
+        "csrc/transport/mpi_communicator.cc",
+        '    check(library_->cancel(message->request), "MPI_Cancel");\n    completed(held);\n',
+        "",
+    ),
 }
 
 

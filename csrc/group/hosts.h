@@ -1,0 +1,42 @@
+// Where the members of a group are: which of them share a host with this rank, and who speaks for each host.
+//
+// A group on several hosts has one control segment on each of them, with cells for all its ranks. Each host's leader,
+// its member with the lowest rank, tells the other leaders what the members here state and writes what it hears from
+// them (engine/mirror.h).
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace rr {
+
+struct Hosts {
+  std::vector<int> of;                    // host of each group rank; hosts count from 0 by their lowest rank
+  std::vector<std::vector<int>> members;  // group ranks of each host, ascending
+  int mine = 0;
+
+  Hosts() = default;
+  // labels: by group rank, equal on the same host.
+  Hosts(const std::vector<int>& labels, int rank) {
+    std::vector<int> known;
+    for (const int label : labels) {
+      size_t at = 0;
+      while (at < known.size() && known[at] != label) ++at;
+      if (at == known.size()) {
+        known.push_back(label);
+        members.emplace_back();
+      }
+      members[at].push_back(static_cast<int>(of.size()));
+      of.push_back(static_cast<int>(at));
+    }
+    mine = of[static_cast<size_t>(rank)];
+  }
+
+  int count() const { return static_cast<int>(members.size()); }
+  bool several() const { return members.size() > 1; }
+  bool is_here(int rank) const { return of[static_cast<size_t>(rank)] == mine; }
+  const std::vector<int>& here() const { return members[static_cast<size_t>(mine)]; }
+  int leader(int host) const { return members[static_cast<size_t>(host)].front(); }
+};
+
+}  // namespace rr

@@ -1,0 +1,99 @@
+// Bindings of the MPI transport: what ringreduce/mpi.py makes, and links for its tests.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "python_calls.h"
+#include "transport/link.h"
+#include "transport/mpi_communicator.h"
+
+namespace rr {
+
+// Destroying one takes the library's mutex, whose holder may want the GIL: MPI calls back into Python for a user's own
+// operations. The last owner may be a thread without the GIL.
+template <class T>
+std::shared_ptr<T> ending_without_gil(std::unique_ptr<T> object) {
+  return std::shared_ptr<T>(object.release(), [](T* item) {
+    std::optional<py::gil_scoped_release> released;
+    if (PyGILState_Check() != 0) released.emplace();
+    std::unique_ptr<T>(item).reset();
+  });
+}
+
+// Never closed: MPI may have been left memory.
+inline std::shared_ptr<MpiLibrary> open_mpi(const std::string& path, size_t handle_size) {
+  static auto& libraries = *std::make_unique<std::vector<std::shared_ptr<MpiLibrary>>>().release();
+  return libraries.emplace_back(MpiLibrary::open(path, handle_size));
+}
+
+inline size_t link_fold(Link& link, py::handle dst, int op) {
+  Borrowed borrowed;
+  const TensorView view = view_of(dst, true, borrowed.buffer);
+  const Reduction reduction = {view.dtype, op_from_code(op), 1.0, 1.0, 1};
+  check(reduction);
+  const py::gil_scoped_release release;
+  return link.fold(view.data, view.nbytes(), reduction, kernels("auto"));
+}
+
+// Links of a job's world over MPI; none without a communicator.
+inline Network mpi_network(const std::optional<std::vector<int>>& hosts, const std::shared_ptr<MpiCommunicator>& mpi) {
+  if (mpi == nullptr || !hosts) return {};
+  return {"mpi", *hosts, [mpi](int peer, int channel) { return mpi_link(mpi, peer, channel, channel); },
+          [mpi] { return mpi->progress(); }};
+}
+
+inline void bind_mpi(py::module_& m) {
+  using Release = py::call_guard<py::gil_scoped_release>;
+
+  py::class_<MpiLibrary, std::shared_ptr<MpiLibrary>>(m, "MpiLibrary")
+      .def(py::init(&open_mpi), py::arg("path"), py::arg("handle_size"))
+      .def_property_readonly("abi", &MpiLibrary::abi);
+
+  py::class_<MpiCommunicator, std::shared_ptr<MpiCommunicator>>(m, "MpiCommunicator")
+      .def(py::init([](std::shared_ptr<MpiLibrary> library, uintptr_t comm, uintptr_t byte, uintptr_t errors_return,
+                       double timeout) {
+             const py::gil_scoped_release release;
+             auto made =
+                 std::make_unique<MpiCommunicator>(std::move(library), comm, byte, errors_return, timeout, interrupt);
+             return ending_without_gil(std::move(made));
+           }),
+           py::arg("library"), py::arg("comm"), py::arg("byte"), py::arg("errors_return"), py::arg("timeout"))
+      .def_property_readonly("rank", &MpiCommunicator::rank)
+      .def_property_readonly("size", &MpiCommunicator::size)
+      .def_property_readonly("thread_level", [](const MpiCommunicator& c) { return name(c.threads()); })
+      .def("progress", &MpiCommunicator::progress, Release())
+      .def("close", &MpiCommunicator::close, py::arg("drain") = MpiCommunicator::kDrainS, Release())
+      .def(
+          "link",
+          [](std::shared_ptr<MpiCommunicator> c, int peer, int send_tag, int receive_tag, size_t message_nbytes,
+             size_t depth) {
+            return ending_without_gil(mpi_link(std::move(c), peer, send_tag, receive_tag, {message_nbytes, depth}));
+          },
+          py::arg("peer"), py::arg("send_tag"), py::arg("receive_tag"),
+          py::arg("message_nbytes") = MpiLinkOptions().message_nbytes, py::arg("depth") = MpiLinkOptions().depth);
+
+  py::class_<Link, std::shared_ptr<Link>>(m, "Link")
+      .def(
+          "push",
+          [](Link& link, py::handle src) {
+            Borrowed borrowed;
+            const TensorView view = view_of(src, false, borrowed.buffer);
+            const py::gil_scoped_release release;
+            return link.push(view.data, view.nbytes());
+          },
+          py::arg("src"))
+      .def(
+          "pull",
+          [](Link& link, py::handle dst) {
+            Borrowed borrowed;
+            const TensorView view = view_of(dst, true, borrowed.buffer);
+            const py::gil_scoped_release release;
+            return link.pull(view.data, view.nbytes());
+          },
+          py::arg("dst"))
+      .def("fold", &link_fold, py::arg("dst"), py::arg("op"));
+}
+
+}  // namespace rr

@@ -1,0 +1,141 @@
+"""ringrun --transport mpi: the same command line, run by the mpirun of the MPI that mpi4py loads.
+
+ringrun becomes that mpirun (exec), so signals, standard input and the exit status are its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ringreduce.errors import UnavailableError
+from ringreduce.launch import mpi
+from ringreduce.launch.binding import core_of
+from ringreduce.launch.hosts import Host, is_this_host
+
+ROOT_PERMITS = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+FORWARDED_PREFIXES = ("RINGREDUCE_", "HOROVOD_", "OMP_", "MPI4PY_", "PYTHON", "NCCL_", "CUDA_")
+FORWARDED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "XDG_CACHE_HOME")
+PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "RENDEZVOUS")
+"""Variables of a job within which ringrun itself runs; mpirun's ranks have places of their own."""
+# Hydra kills every rank the moment it sees one die of a signal, before any can say whom it has lost. So it is told of
+# the death later, by a shell that has waited for the rank; the others have until then to raise and report.
+PATIENT_SHELL = '"$@"; status=$?; [ $status -lt 128 ] || sleep {grace:g}; exit $status'
+
+
+def run(options: argparse.Namespace, prog: str) -> int:
+    """Replaces this process by mpirun; returns only when that is impossible.
+
+    Raises UnavailableError: no mpirun that fits, or one that refuses to run as root.
+    """
+    environ = environment(options, os.environ)
+    found = mpi.find(_interpreter(options.command, environ), environ)
+    if found.vendor == "MPICH":  # gives ranks pipes, which Python fills before it passes them on; Open MPI a terminal
+        environ.setdefault("PYTHONUNBUFFERED", "1")
+    check_root(found, environ, shlex.split(options.mpi_args or ""))
+    argv = command(found, options, environ, cores())
+    if options.verbose:
+        sys.stderr.write(f"{prog}: mpi4py loads {found.library} ({found.file})\n{prog}: running {shlex.join(argv)}\n")
+    sys.stderr.flush()
+    os.execve(argv[0], argv, environ)
+
+
+def environment(options: argparse.Namespace, base: Mapping[str, str]) -> dict[str, str]:
+    """mpirun's variables, which the ranks inherit."""
+    places = {prefix + place for prefix in ("RINGREDUCE_", "HOROVOD_") for place in PLACES}
+    environ = {name: value for name, value in base.items() if name not in places}
+    environ["RINGREDUCE_TRANSPORT"] = "auto"  # "mpi" would have ranks of one host talk by MPI too
+    if options.timeline:
+        environ["RINGREDUCE_TIMELINE"] = os.path.abspath(options.timeline)
+    share = cores_each(options, cores())
+    if share:
+        environ.setdefault("OMP_NUM_THREADS", str(share))
+    return environ
+
+
+def command(found: mpi.Mpi, options: argparse.Namespace, environ: Mapping[str, str], cores: int) -> list[str]:
+    """The whole command line, in the words of this MPI."""
+    build = _open_mpi if found.vendor == "Open MPI" else _mpich
+    extra = shlex.split(options.mpi_args or "")
+    tagged = sys.stdout.isatty() if options.tag_output is None else options.tag_output
+    head = [found.mpirun, "-np", str(options.ranks)]
+    return [*head, *build(found, options, environ, cores_each(options, cores), tagged, extra)]
+
+
+def check_root(found: mpi.Mpi, environ: Mapping[str, str], extra: Sequence[str]) -> None:
+    """Raises UnavailableError where Open MPI would refuse, with the remedy and what it means."""
+    missing = [name for name in ROOT_PERMITS if environ.get(name) != "1"]
+    if found.vendor != "Open MPI" or os.geteuid() != 0 or not missing or "--allow-run-as-root" in extra:
+        return
+    raise UnavailableError(
+        f"{found.library}'s mpirun does not run as root. Within a container, where root is confined, allow it: "
+        f"{' '.join(f'{name}=1' for name in ROOT_PERMITS)}. Anywhere else run as another user: a mistake of one rank, "
+        "or of mpirun itself, could then damage the whole machine, and on every host"
+    )
+
+
+def cores() -> int:
+    """The cores that this process may use; hardware threads of one core count once."""
+    return len({core_of(cpu) for cpu in os.sched_getaffinity(0)})
+
+
+def cores_each(options: argparse.Namespace, cores: int) -> int:
+    """How many cores each rank is bound to, taking every host to be like this one; 0: not bound."""
+    if options.bind == "none":
+        return 0
+    slots: dict[str, int] = {}
+    for host in options.host_list or [Host("localhost", options.ranks)]:
+        name = "" if is_this_host(host.name) else host.name
+        slots[name] = slots.get(name, 0) + host.slots
+    return int(cores // min(options.ranks, max(slots.values())))
+
+
+def _open_mpi(
+    found: mpi.Mpi,
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    share: int,
+    tagged: bool,
+    extra: Sequence[str],
+) -> list[str]:
+    words = _hosts(options, "-H")
+    crowded = options.bind == "core" and share == 0
+    words += ["--map-by", "slot:OVERSUBSCRIBE" if crowded else f"slot:PE={share}" if share > 1 else "slot"]
+    words += ["--bind-to", "core" if share else "none"]
+    if tagged:
+        words += ["--output", "tag"] if found.major >= 5 else ["--tag-output"]
+    for name in sorted(environ):  # over ssh nothing is inherited
+        if name.startswith(FORWARDED_PREFIXES) or name in FORWARDED:
+            words += ["-x", name]
+    return [*words, *extra, *options.command]
+
+
+def _mpich(
+    found: mpi.Mpi,
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    share: int,
+    tagged: bool,
+    extra: Sequence[str],
+) -> list[str]:
+    words = _hosts(options, "-hosts")
+    words += ["-bind-to", f"core:{share}" if share > 1 else "core" if share else "none"]
+    words += ["-prepend-rank"] * tagged + ["-genvall"]  # the default, but a configuration may have changed it
+    return [*words, *extra, "sh", "-c", PATIENT_SHELL.format(grace=options.grace), "sh", *options.command]
+
+
+def _hosts(options: argparse.Namespace, option: str) -> list[str]:
+    if not options.host_list:
+        return []
+    return [option, ",".join(f"{host.name}:{host.slots}" for host in options.host_list)]
+
+
+def _interpreter(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The Python that the ranks will run, where the command says so, else this one."""
+    named = command[0] if Path(command[0]).name.startswith("python") else None
+    return shutil.which(named, path=environ.get("PATH")) or sys.executable if named else sys.executable

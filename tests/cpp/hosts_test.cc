@@ -1,0 +1,95 @@
+// Groups on several hosts: what the leaders pass on. Results of the collectives are checked where those of one host
+// are.
+#include "group/hosts.h"
+#include "doctest/doctest.h"
+#include "wires.h"
+
+namespace rr::test {
+namespace {
+
+TEST_CASE("hosts are numbered by their lowest rank") {
+  const Hosts hosts({7, 3, 7, 5, 3}, 4);
+  CHECK(hosts.of == std::vector<int>{0, 1, 0, 2, 1});
+  CHECK(hosts.mine == 1);
+  CHECK(hosts.here() == std::vector<int>{1, 4});
+  CHECK(hosts.leader(2) == 3);
+  CHECK(hosts.several());
+  CHECK_FALSE(Hosts({4, 4}, 1).several());
+}
+
+// Small and large, named and unnamed, waited for in another order than submitted; each rank in an order of its own.
+TEST_CASE("any order of named operations, and many unnamed ones in flight") {
+  for (const auto& host_of : kLayouts) {
+    CAPTURE(host_of.size());
+    const Environment environment{};
+    CHECK_NOTHROW(run_hosts(host_of, [](Rank& rank) {
+      for (int round = 0; round < rounds(20); ++round) {
+        std::vector<Sum> sums(24);
+        for (size_t k = 0; k < sums.size(); ++k) {
+          const size_t which = (k + static_cast<size_t>(rank.rank) * 5) % sums.size();
+          const size_t count = which % 3 == 0 ? 3 : which % 3 == 1 ? 900 : 20000;
+          sums[which] =
+              start_sum(rank, rank.world, count, static_cast<int>(which) + round, "sum " + std::to_string(which));
+        }
+        for (const Sum& sum : sums) finish_sum(rank.world, sum);
+        std::vector<Sum> unnamed;
+        for (int k = 0; k < 70; ++k) {
+          unnamed.push_back(start_sum(rank, rank.world, k % 4 == 0 ? 5000 : 300 * static_cast<size_t>(k % 5), k));
+        }
+        for (size_t k = unnamed.size(); k-- > 0;) finish_sum(rank.world, unnamed[k]);
+      }
+    }));
+  }
+}
+
+TEST_CASE("more unnamed operations than there are cells, one after the other and ahead of the others") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_hosts({0, 0, 1}, [](Rank& rank) {
+    for (int k = 0; k < 3000; ++k) sum_now(rank, rank.world, k % 7 == 0 ? 1000 : 2, k);
+    std::vector<Sum> sums;
+    for (int k = 0; k < 600; ++k) sums.push_back(start_sum(rank, rank.world, k % 7 == 0 ? 1000 : 2, k));
+    for (const Sum& sum : sums) finish_sum(rank.world, sum);
+  }));
+}
+
+TEST_CASE("many more names than the table holds") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_hosts(
+      {0, 1, 1},
+      [](Rank& rank) {
+        for (int k = 0; k < rounds(2000); ++k) {
+          sum_now(rank, rank.world, k % 5 == 0 ? 9000 : 2, k, "name " + std::to_string(k));
+        }
+      },
+      16));
+}
+
+TEST_CASE("a mismatch is an error on all hosts, and the group goes on") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_hosts({0, 0, 1, 1}, [](Rank& rank) {
+    for (const size_t count : {size_t{4}, size_t{50000}}) {
+      const size_t mine = rank.rank == 3 ? count + 1 : count;
+      for (const char* name : {"", "odd"}) {
+        const Sum sum = start_sum(rank, rank.world, mine, 1, name);
+        const std::string text = raised<MismatchError>([&] { finish_sum(rank.world, sum); });
+        expect_contains(text, "Mismatched ALLREDUCE tensor shapes");
+        expect_contains(text, "rank 3");
+        sum_now(rank, rank.world, count, 2);
+      }
+    }
+  }));
+}
+
+TEST_CASE("a rank that leaves ends what needs it on the other hosts") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_hosts({0, 1, 1}, [](Rank& rank) {
+    sum_now(rank, rank.world, 1000, 1);
+    if (rank.rank == 2) return;
+    const std::string text = raised<ShutdownError>([&] { sum_now(rank, rank.world, 5000, 2); });
+    expect_contains(text, "rank 2 called shutdown() or ended");
+    expect_contains(text, "shm+wires");
+  }));
+}
+
+}  // namespace
+}  // namespace rr::test

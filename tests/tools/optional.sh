@@ -1,0 +1,36 @@
+#!/bin/sh
+# Installs by apt what the tests of several hosts, MPI and Slurm need; without it they skip by name.
+# Root only. Meant for CI: on a machine that runs services, Debian starts ssh, munge and Slurm once they are installed;
+# the tests use daemons of their own. A package that cannot be had is named, and is no error: the rest is tested all the same.
+set -eu
+
+missing() {
+  while read -r command packages; do
+    command -v "$command" >/dev/null || printf ' %s' "$packages"
+  done <<EOF
+ip iproute2
+nsenter util-linux
+ssh openssh-client
+sshd openssh-server
+munged munge
+slurmctld slurm-wlm
+mpirun.openmpi openmpi-bin libopenmpi-dev
+mpirun.mpich mpich libmpich-dev
+EOF
+}
+
+PATH=$PATH:/usr/sbin:/sbin
+packages=$(missing)
+[ -n "$packages" ] || exit 0
+install="apt-get install -y --no-install-recommends$packages"
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+  printf 'Some tests will be skipped; to run them too:\n  sudo %s\n' "$install" >&2
+  exit 0
+fi
+echo "== $install"
+log=$(mktemp)
+# shellcheck disable=SC2086  # a list of package names
+{ apt-get update -q && DEBIAN_FRONTEND=noninteractive $install -q; } >"$log" 2>&1 || tail -n 20 "$log" >&2
+rm -f "$log"
+packages=$(missing)
+[ -z "$packages" ] || echo "still missing, their tests will be skipped:$packages" >&2
