@@ -131,7 +131,7 @@ def test_ranks_on_several_hosts_are_told(tmp_path: Path, monkeypatch: pytest.Mon
     from ringreduce.torch.distributed.membership import Membership
 
     identities = {"host": b"here:1", "guest": b"there:1"}
-    monkeypatch.setattr(rendezvous, "_host_identity", lambda: identities[threading.current_thread().name])
+    monkeypatch.setattr(rendezvous, "host_identity", lambda: identities[threading.current_thread().name])
     errors: dict[int, Exception] = {}
 
     def come(rank: int) -> None:
