@@ -1,7 +1,9 @@
 // Group: operations of a group on several hosts. An all-reduce has two levels: the ranks of a host reduce-scatter
-// through their staging area, each slice goes round a ring of one rank a host, and the slices are gathered again. Every
-// byte crosses the network 2(h-1)/h times, whatever the number of ranks a host, and as many ranks of a host take part
-// as every host has. All else goes straight over the links, each block once to each rank that takes it.
+// through their staging area, each slice is reduced over one rank a host, and the slices are gathered again. Between
+// hosts each rank sends every other one the segment that it owns, folds its own segment in the order of the hosts, and
+// sends the result to all: 2 alpha + 2(h-1)/h S beta. That is what a ring moves, in two steps instead of 2(h-1), and
+// the order of the sum depends neither on a segment's place nor on what else shares the bucket. As many ranks of a host
+// take part as every host has. All else goes straight over the links, each block once to each rank that takes it.
 //
 // Source of the two levels with several leaders: Bayatpour, Chakraborty, Subramoni, Lu and Panda, "Scalable reduction
 // collectives with data partitioning-based multi-leader design", SC 2017.
@@ -66,6 +68,37 @@ std::unique_ptr<Algorithm> allreduce_gathered(const std::byte* src, std::byte* d
   return put_together(std::move(parts), std::move(memory));
 }
 
+// n elements at src, over one rank of each host, to dst, which may be src. In the order of the team.
+std::unique_ptr<Algorithm> allreduce_among(const Team& team, const std::byte* src, std::byte* dst, size_t n,
+                                           const Reduction& reduction) {
+  const size_t item = itemsize(reduction.dtype);
+  const auto owned = [&](int member) { return segment(n, team.size(), member); };
+  const Range mine = owned(team.me);
+  Memory memory;
+  ExchangeJob to_owners;
+  ExchangeJob to_all;
+  to_owners.lanes = team.size();
+  std::vector<const std::byte*> srcs;
+  for (int member = 0; member < team.size(); ++member) {
+    const Range theirs = owned(member);
+    to_owners.outgoing.push_back({src + theirs.begin * item, theirs.count() * item});
+    if (member == team.me) {
+      srcs.push_back(src + mine.begin * item);
+      continue;
+    }
+    std::byte* const part = allocate(memory, mine.count() * item);
+    to_owners.incoming.push_back({member, team.me, part, mine.count() * item, 0});
+    srcs.push_back(part);
+    to_all.incoming.push_back({member, 0, dst + theirs.begin * item, theirs.count() * item, 0});
+  }
+  to_all.outgoing.push_back({dst + mine.begin * item, mine.count() * item});
+  Parts parts;
+  parts.push_back(mesh(team, std::move(to_owners)));
+  parts.push_back(fold(*team.kernels, reduction, std::move(srcs), dst + mine.begin * item, mine.count()));
+  parts.push_back(mesh(team, std::move(to_all)));
+  return put_together(std::move(parts), std::move(memory));
+}
+
 }  // namespace
 
 // One contiguous tensor.
@@ -98,13 +131,13 @@ std::unique_ptr<Algorithm> Group::allreduce_on_two_levels(const std::byte* src, 
     parts.push_back(two_shot(local, std::move(job)));
   }
   if (me < slices && !slice(me).empty()) {
-    std::vector<int> ring_ranks;
-    for (const auto& members : hosts_.members) ring_ranks.push_back(members[me]);
+    std::vector<int> ranks;
+    for (const auto& members : hosts_.members) ranks.push_back(members[me]);
     Reduction across = reduction;
     if (several_here) across.prescale = 1.0;
     std::byte* const mine = dst + slice(me).begin * item;
-    std::vector<Piece> pieces = {{several_here ? mine : src + slice(me).begin * item, mine, slice(me).count()}};
-    parts.push_back(ring(part_of(team, ring_ranks), std::move(pieces), across));
+    const std::byte* const from = several_here ? mine : src + slice(me).begin * item;
+    parts.push_back(allreduce_among(part_of(team, ranks), from, mine, slice(me).count(), across));
   }
   if (several_here) {
     ExchangeJob job;

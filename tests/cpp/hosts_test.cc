@@ -1,6 +1,8 @@
 // Groups on several hosts: what the leaders pass on. Results of the collectives are checked where those of one host
 // are.
 #include "group/hosts.h"
+#include <random>
+
 #include "doctest/doctest.h"
 #include "wires.h"
 
@@ -62,6 +64,41 @@ TEST_CASE("many more names than the table holds") {
         }
       },
       16));
+}
+
+// Sums of random numbers depend on the order of the additions.
+TEST_CASE("the same bits on all ranks, whatever shares a bucket") {
+  const std::vector<int> host_of = {0, 1, 2, 1, 0};
+  constexpr size_t kTensors = 12;
+  std::vector<std::vector<Floats>> first;
+  for (const char* threshold : {"0", "100000000"}) {
+    const Environment environment{{"RINGREDUCE_FUSION_THRESHOLD", threshold}};
+    std::vector<std::vector<Floats>> results(host_of.size());
+    std::atomic<uint64_t> fused{0};
+    run_hosts(host_of, [&](Rank& rank) {
+      std::mt19937 random(static_cast<unsigned>(rank.rank));
+      std::normal_distribution<float> normal;
+      std::vector<Floats>& mine = results[static_cast<size_t>(rank.rank)];
+      std::vector<OperationPtr> operations;
+      for (size_t k = 0; k < kTensors; ++k) {
+        mine.emplace_back(3001 + 17 * k);
+        for (float& value : mine.back()) value = normal(random);
+      }
+      for (Floats& tensor : mine) {
+        Request request;
+        request.kind = Kind::kAllreduce;
+        request.srcs = request.dsts = {view(tensor, DType::kFloat32)};
+        request.is_async = true;
+        operations.push_back(rank.world.submit(request, nullptr));
+      }
+      for (const OperationPtr& operation : operations) rank.world.wait(*operation, -1, nullptr);
+      fused += rank.context.stats().fused_operations;
+    });
+    CHECK((fused > 0) == (std::string(threshold) != "0"));
+    for (const auto& result : results) CHECK(result == results[0]);
+    if (first.empty()) first = results;
+    CHECK(results[0] == first[0]);
+  }
 }
 
 TEST_CASE("a mismatch is an error on all hosts, and the group goes on") {
