@@ -30,10 +30,13 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
       interrupt_(interrupt),
       liveness_(pidfds),
       dead_(pidfds.size()) {
-  const bool is_missing = settings_.transport == "tcp" || (settings_.transport == "mpi" && network_.host_of.empty());
-  if (is_missing) {
-    throw UnavailableError("RINGREDUCE_TRANSPORT=" + settings_.transport +
-                           ": this transport does not exist yet; use auto or shm (one host)");
+  if (settings_.transport == "tcp") {
+    throw UnavailableError("RINGREDUCE_TRANSPORT=tcp: this transport does not exist yet; use auto");
+  }
+  if (settings_.transport == "mpi" && size > 1 && network_.host_of.empty()) {
+    throw UnavailableError(
+        "RINGREDUCE_TRANSPORT=mpi: these ranks have met without MPI; start the job with mpirun and call init(), or use "
+        "auto");
   }
   if (pidfds.size() != static_cast<size_t>(size)) throw InvalidArgumentError("one pidfd for each rank is needed");
   if (!network_.host_of.empty() && network_.host_of.size() != pidfds.size()) {

@@ -36,8 +36,8 @@ def package() -> Iterator[Finding]:
     yield Finding("ringreduce", "python", platform.python_version())
     yield Finding("ringreduce", "cpu kernels", f"{machine.isa()} (this machine has {', '.join(_core.isas())})")
     yield Finding("transports", "shm", "yes")
-    yield Finding("transports", "tcp", "not in this version: all ranks are on one host")
-    yield Finding("transports", "mpi", "not in this version: mpirun can start the ranks all the same")
+    yield Finding("transports", "mpi", f"between hosts, {'by' if installed_version('mpi4py') else 'needs'} mpi4py")
+    yield Finding("transports", "tcp", "not in this version")
 
 
 def mpi() -> Iterator[Finding]:

@@ -69,7 +69,7 @@ def local_slots(hosts: list[Host]) -> int:
     remote = [host.name for host in hosts if not is_this_host(host.name)]
     if remote:
         raise UnavailableError(
-            f"ranks on other hosts ({', '.join(remote)}) need the TCP transport, which does not exist yet; today "
-            f"ringrun itself starts all ranks on this host, {socket.gethostname()} (--transport mpi: mpirun does)"
+            f"ringrun itself starts ranks on this host only, {socket.gethostname()}, and not on {', '.join(remote)}: "
+            "the TCP transport does not exist yet. --transport mpi has mpirun start them"
         )
     return sum(host.slots for host in hosts)
