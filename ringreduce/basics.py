@@ -86,7 +86,10 @@ def init(
 
 
 def shutdown() -> None:
-    """Leaves the job. Pending operations fail with ShutdownError; never blocks on other ranks. Does nothing twice."""
+    """Leaves the job. Pending operations fail with ShutdownError. Does nothing twice.
+
+    Does not wait for other ranks, but for at most 2 s in a job on several hosts, so that no message is left in MPI.
+    """
     with _lock:
         job = state.current
         if job is None:
