@@ -30,6 +30,9 @@ class Algorithm {
 
 // One after the other.
 std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts);
+// The same, with the memory that they work in.
+std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts,
+                                    std::vector<std::unique_ptr<std::byte[]>> memory);
 
 // One tensor of a bucket on this rank. dst may equal src.
 struct Piece {
@@ -60,6 +63,12 @@ struct Team {
     }
   }
 };
+
+inline size_t total_count(const std::vector<Piece>& pieces) {
+  size_t count = 0;
+  for (const Piece& piece : pieces) count += piece.count;
+  return count;
+}
 
 // Calls fn(piece, offset_in_piece, n, position) for the parts of the pieces, laid end to end, that fall into [range).
 template <class Fn>

@@ -16,19 +16,6 @@ std::unique_ptr<Algorithm> tree_broadcast(Team team, int root, std::byte* data, 
 // allgather, gather, broadcast, scatter and alltoall: all blocks at once, each straight to those who take it.
 std::unique_ptr<Algorithm> mesh(Team team, ExchangeJob job);
 
-// --- parts that need no other rank ---
-struct CopyJob {
-  const std::byte* src = nullptr;
-  std::byte* dst = nullptr;
-  size_t nbytes = 0;
-};
-std::unique_ptr<Algorithm> copies(std::vector<CopyJob> jobs);
-// dst = reduction of the srcs, in their order.
-std::unique_ptr<Algorithm> fold(const Kernels& kernels, Reduction reduction, std::vector<const std::byte*> srcs,
-                                std::byte* dst, size_t count);
-// inner, with the memory that it works in.
-std::unique_ptr<Algorithm> holding(std::vector<std::unique_ptr<std::byte[]>> memory, std::unique_ptr<Algorithm> inner);
-
 // dst = prescale * src, and in place dst = postscale * dst (Average: divided): the two ends of a pairwise fold.
 void scale_in(const Team& team, const Piece& piece, const Reduction& reduction);
 void scale_out(const Team& team, const Piece& piece, const Reduction& reduction);

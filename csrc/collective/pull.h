@@ -1,4 +1,5 @@
-// Collectives that read registered memory of the others straight: every rank takes what it needs, nobody pushes.
+// Copies and folds of memory that is mapped here: this rank's own, or registered memory of the others, which every rank
+// reads straight, so that nobody pushes.
 #pragma once
 
 #include "collective/direct.h"
@@ -6,7 +7,7 @@
 namespace rr {
 
 struct PullJob {
-  // One source: copied. Several: folded in their order.
+  // One source: copied, unless it is the destination. Several: folded in their order.
   struct Part {
     std::vector<const std::byte*> srcs;
     std::byte* dst = nullptr;
@@ -16,6 +17,8 @@ struct PullJob {
   Reduction reduction;  // its dtype gives the size of an element
 };
 
+// Needs no other rank.
+std::unique_ptr<Algorithm> local(const Kernels& kernels, PullJob job);
 // work.completed counts the members that have taken everything: until all have, the inputs must stay as they are.
 std::unique_ptr<Algorithm> pull(Team team, SharedWork work, PullJob job);
 

@@ -7,7 +7,8 @@ namespace {
 
 class Sequence final : public Algorithm {
  public:
-  explicit Sequence(std::vector<std::unique_ptr<Algorithm>> parts) : parts_(std::move(parts)) {}
+  Sequence(std::vector<std::unique_ptr<Algorithm>> parts, std::vector<std::unique_ptr<std::byte[]>> memory)
+      : memory_(std::move(memory)), parts_(std::move(parts)) {}
 
   Step step() override {
     if (at_ == parts_.size()) return Step::kDone;
@@ -24,6 +25,7 @@ class Sequence final : public Algorithm {
   }
 
  private:
+  std::vector<std::unique_ptr<std::byte[]>> memory_;
   std::vector<std::unique_ptr<Algorithm>> parts_;
   size_t at_ = 0;
 };
@@ -31,7 +33,12 @@ class Sequence final : public Algorithm {
 }  // namespace
 
 std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts) {
-  return std::make_unique<Sequence>(std::move(parts));
+  return sequence(std::move(parts), {});
+}
+
+std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts,
+                                    std::vector<std::unique_ptr<std::byte[]>> memory) {
+  return std::make_unique<Sequence>(std::move(parts), std::move(memory));
 }
 
 }  // namespace rr

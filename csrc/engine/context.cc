@@ -75,9 +75,8 @@ class CountedLink final : public Link {
 
 }  // namespace
 
-std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) const {
-  return std::make_unique<CountedLink>(network_.link(world_rank, channel),
-                                       const_cast<std::atomic<uint64_t>&>(stats_.bytes_on_wire));
+std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
+  return std::make_unique<CountedLink>(network_.link(world_rank, channel), stats_.bytes_on_wire);
 }
 
 bool Context::must_poll() {

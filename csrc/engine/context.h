@@ -67,7 +67,7 @@ class Context {
     return network_.host_of.empty() ? 0 : network_.host_of[static_cast<size_t>(world_rank)];
   }
   const std::string& network_name() const { return network_.name; }
-  std::unique_ptr<Link> remote_link(int world_rank, int channel) const;
+  std::unique_ptr<Link> remote_link(int world_rank, int channel);
   Bell& wait_bell(int world_rank) const { return world_board_->wait_bell(world_rank); }
   Bell& engine_bell(int world_rank) const { return world_board_->engine_bell(world_rank); }
   void publish_world(const Board& board) { world_board_ = &board; }

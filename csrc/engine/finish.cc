@@ -154,7 +154,7 @@ void Group::refuse(Operation& operation, const RankMask& participants) {
 void Group::compute_quick(Operation& operation, const RankMask& participants) {
   const Signature& s = operation.signature;
   if (operation.kind == Kind::kAllreduce) {
-    const Reduction reduction = {s.dtype, s.op, s.prescale, s.postscale, size()};
+    const Reduction reduction = reduction_of(s, size());
     reduce_cells(operation.ticket, participants, reduction, operation.srcs[0].data, operation.dsts[0].data,
                  operation.srcs[0].count);
   } else if (operation.kind == Kind::kBroadcast && s.root != rank_) {

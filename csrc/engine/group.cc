@@ -111,7 +111,9 @@ std::unique_ptr<Mirror> Group::make_mirror() {
 bool Group::mirror() {
   if (mirror_ == nullptr) return false;
   try {
-    const bool moved = mirror_->progress();
+    bool log_full = false;
+    const bool moved = mirror_->progress(log_full);
+    if (log_full) retry_append_.store(true);
     backlog_.store(mirror_->has_backlog() && !has_failed(board_), std::memory_order_relaxed);
     return moved;
   } catch (const Error& error) {  // not one operation's fault

@@ -28,18 +28,6 @@ Team Group::team_for(const RankMask& participants) {
   return team;
 }
 
-namespace {
-
-size_t total_count(const std::vector<Piece>& pieces) {
-  size_t count = 0;
-  for (const Piece& piece : pieces) count += piece.count;
-  return count;
-}
-
-Reduction reduction_of(const Signature& s, int size) { return {s.dtype, s.op, s.prescale, s.postscale, size}; }
-
-}  // namespace
-
 std::vector<std::pair<DType, std::vector<Piece>>> pieces_by_dtype(const std::vector<OperationPtr>& members) {
   std::vector<std::pair<DType, std::vector<Piece>>> by_dtype;
   for (const OperationPtr& member : members) {

@@ -25,7 +25,8 @@ Mirror::Mirror(const Board& board, const Hosts& hosts, Ledger& own,
   for (size_t host = 0; host < control.size(); ++host) lines_[host].link = std::move(control[host]);
 }
 
-bool Mirror::progress() {
+bool Mirror::progress(bool& log_full) {
+  log_full_ = false;
   collect();
   const bool sent = move();
   const bool received = receive();
@@ -35,6 +36,7 @@ bool Mirror::progress() {
     move();
     own_.ring_waiters();
   }
+  log_full = log_full_;
   return sent || received || repeated;
 }
 
@@ -260,7 +262,7 @@ bool Mirror::apply_statement(FrameParser& frame, bool is_named) {
     ticket = ledger.state_unnamed(counter, signature, payload, board_.inline_nbytes());
     if (!own_.is_quick(signature, false)) log_full = !ledger.append(ticket);
   }
-  if (log_full) full_.push_back(ticket);
+  log_full_ |= log_full;
   board_.line(rank).watermark.store(watermark, std::memory_order_release);
   return true;
 }
@@ -268,7 +270,6 @@ bool Mirror::apply_statement(FrameParser& frame, bool is_named) {
 // In order, each once all statements about it are here and the log has room.
 bool Mirror::repeat_decisions() {
   bool moved = false;
-  while (!full_.empty() && own_.append(full_.front())) full_.pop_front();
   while (!decisions_.empty()) {
     const Decision& decision = decisions_.front();
     for (const Ticket ticket : decision.members) {

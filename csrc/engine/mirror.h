@@ -27,8 +27,9 @@ class Mirror {
          const std::function<std::unique_ptr<Ledger>(int rank)>& make_ledger,
          std::vector<std::unique_ptr<Link>> control);
 
-  // Executor lock held. Sends and receives what there is; true when something moved.
-  bool progress();
+  // Executor lock held. Sends and receives what there is; true when something moved. log_full: an operation that became
+  // complete found the first host's log full, and has to be appended again.
+  bool progress(bool& log_full);
   // The first host's leader runs an entry only when it has sent it: then its next statement under a name comes after
   // the entry of the last one, by which the others tell which generation the entry means.
   bool has_sent(uint64_t entry) const { return hosts_.mine != 0 || entry < log_sent_; }
@@ -76,9 +77,9 @@ class Mirror {
   std::vector<Line> lines_;                       // by host
   std::vector<Sent> sent_;                        // by group rank
   std::deque<Decision> decisions_;
-  std::deque<Ticket> full_;  // complete operations that found the first host's log full
-  uint64_t log_sent_ = 0;    // entries of the first host's log that the others have been sent
+  uint64_t log_sent_ = 0;  // entries of the first host's log that the others have been sent
   bool failure_sent_ = false;
+  bool log_full_ = false;
 };
 
 }  // namespace rr

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "collective/linked.h"
+#include "collective/pull.h"
 #include "engine/context.h"
 #include "engine/group.h"
 
@@ -25,14 +26,12 @@ std::byte* allocate(Memory& memory, size_t nbytes) {
   return memory.back().get();
 }
 
-std::unique_ptr<Algorithm> put_together(Parts parts, Memory memory) {
-  return holding(std::move(memory), sequence(std::move(parts)));
-}
-
-size_t count_of(const std::vector<Piece>& pieces) {
-  size_t count = 0;
-  for (const Piece& piece : pieces) count += piece.count;
-  return count;
+// Copies of bytes.
+std::unique_ptr<Algorithm> copies(const Team& team, std::vector<PullJob::Part> parts) {
+  PullJob job;
+  job.reduction.dtype = DType::kUInt8;
+  job.parts = std::move(parts);
+  return local(*team.kernels, std::move(job));
 }
 
 // The members of a team with these group ranks.
@@ -64,8 +63,8 @@ std::unique_ptr<Algorithm> allreduce_gathered(const std::byte* src, std::byte* d
   }
   Parts parts;
   parts.push_back(mesh(team, std::move(job)));
-  parts.push_back(fold(*team.kernels, reduction, std::move(srcs), dst, count));
-  return put_together(std::move(parts), std::move(memory));
+  parts.push_back(local(*team.kernels, {{{std::move(srcs), dst, count}}, reduction}));
+  return sequence(std::move(parts), std::move(memory));
 }
 
 // n elements at src, over one rank of each host, to dst, which may be src. In the order of the team.
@@ -94,9 +93,9 @@ std::unique_ptr<Algorithm> allreduce_among(const Team& team, const std::byte* sr
   to_all.outgoing.push_back({dst + mine.begin * item, mine.count() * item});
   Parts parts;
   parts.push_back(mesh(team, std::move(to_owners)));
-  parts.push_back(fold(*team.kernels, reduction, std::move(srcs), dst + mine.begin * item, mine.count()));
+  parts.push_back(local(*team.kernels, {{{std::move(srcs), dst + mine.begin * item, mine.count()}}, reduction}));
   parts.push_back(mesh(team, std::move(to_all)));
-  return put_together(std::move(parts), std::move(memory));
+  return sequence(std::move(parts), std::move(memory));
 }
 
 }  // namespace
@@ -164,22 +163,22 @@ std::unique_ptr<Algorithm> Group::allreduce_across_hosts(std::vector<Piece> piec
     return allreduce_on_two_levels(pieces[0].src, pieces[0].dst, pieces[0].count, reduction, team, rounds);
   }
   const size_t item = itemsize(reduction.dtype);
-  const size_t count = count_of(pieces);
+  const size_t count = total_count(pieces);
   Memory memory;
   std::byte* const whole = allocate(memory, count * item);
-  std::vector<CopyJob> in;
-  std::vector<CopyJob> out;
+  std::vector<PullJob::Part> in;
+  std::vector<PullJob::Part> out;
   std::byte* at = whole;
   for (const Piece& piece : pieces) {
-    in.push_back({piece.src, at, piece.count * item});
-    out.push_back({at, piece.dst, piece.count * item});
+    in.push_back({{piece.src}, at, piece.count * item});
+    out.push_back({{at}, piece.dst, piece.count * item});
     at += piece.count * item;
   }
   Parts parts;
-  parts.push_back(copies(std::move(in)));
+  parts.push_back(copies(team, std::move(in)));
   parts.push_back(allreduce_on_two_levels(whole, whole, count, reduction, team, rounds));
-  parts.push_back(copies(std::move(out)));
-  return put_together(std::move(parts), std::move(memory));
+  parts.push_back(copies(team, std::move(out)));
+  return sequence(std::move(parts), std::move(memory));
 }
 
 // reduce and reducescatter: an all-reduce of which a rank keeps its part.
@@ -192,19 +191,19 @@ std::unique_ptr<Algorithm> Group::reduce_across_hosts(Operation& operation, cons
   parts.push_back(allreduce_on_two_levels(src.data, whole, src.count, reduction, team, rounds));
   if (operation.kind == Kind::kReduceScatter) {
     const Range rows = segment(src.rows(), size(), rank_);
-    parts.push_back(
-        copies({{whole + rows.begin * src.row_nbytes(), operation.dsts[0].data, rows.count() * src.row_nbytes()}}));
+    parts.push_back(copies(
+        team, {{{whole + rows.begin * src.row_nbytes()}, operation.dsts[0].data, rows.count() * src.row_nbytes()}}));
   } else if (operation.signature.root == rank_) {
-    parts.push_back(copies({{whole, operation.dsts[0].data, src.nbytes()}}));
+    parts.push_back(copies(team, {{{whole}, operation.dsts[0].data, src.nbytes()}}));
   }
-  return put_together(std::move(parts), std::move(memory));
+  return sequence(std::move(parts), std::move(memory));
 }
 
 std::unique_ptr<Algorithm> Group::build_across_hosts(const std::vector<OperationPtr>& members, const Team& team,
                                                      size_t& rounds) {
   Operation& first = *members.front();
   const Signature& s = first.signature;
-  const Reduction reduction = {s.dtype, s.op, s.prescale, s.postscale, size()};
+  const Reduction reduction = reduction_of(s, size());
   switch (first.kind) {
     case Kind::kAllreduce: {
       Parts parts;
@@ -221,7 +220,7 @@ std::unique_ptr<Algorithm> Group::build_across_hosts(const std::vector<Operation
     case Kind::kBroadcast: {
       const TensorView& tensor = first.dsts[0];
       Parts parts;
-      if (s.root == rank_) parts.push_back(copies({{first.srcs[0].data, tensor.data, tensor.nbytes()}}));
+      if (s.root == rank_) parts.push_back(copies(team, {{{first.srcs[0].data}, tensor.data, tensor.nbytes()}}));
       parts.push_back(tree_broadcast(team, s.root, tensor.data, tensor.nbytes()));
       return sequence(std::move(parts));
     }

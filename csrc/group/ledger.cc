@@ -205,18 +205,12 @@ bool Ledger::append_locked(Ticket ticket, const RankMask& participants) {
 void Ledger::close_locked(Entry& entry) const {
   if (entry.closed.load(std::memory_order_relaxed) != 0) return;
   const Signature& one = board_.signature(entry.member[0].cell, first_of(entry.participants));
-  if (hosts_.several()) {
-    const Reduction reduction = {one.dtype, one.op, one.prescale, one.postscale, board_.size()};
-    entry.algorithm =
-        static_cast<uint32_t>(select_across_hosts(forced_, one.kind == Kind::kAllreduce ? &reduction : nullptr));
-    entry.closed.store(1, std::memory_order_release);
-    return;
-  }
-  Algo algo = select_movement(forced_, one.kind == Kind::kBroadcast, entry.registered != 0);
-  if (one.kind == Kind::kAllreduce) {
-    const Reduction reduction = {one.dtype, one.op, one.prescale, one.postscale, board_.size()};
-    algo = select_allreduce(forced_, reduction, entry.registered != 0);
-  }
+  const Reduction reduction = reduction_of(one, board_.size());
+  const bool is_allreduce = one.kind == Kind::kAllreduce;
+  const bool is_registered = entry.registered != 0;
+  const Algo algo = hosts_.several() ? select_across_hosts(forced_, is_allreduce ? &reduction : nullptr)
+                    : is_allreduce   ? select_allreduce(forced_, reduction, is_registered)
+                                     : select_movement(forced_, one.kind == Kind::kBroadcast, is_registered);
   entry.algorithm = static_cast<uint32_t>(algo);
   entry.closed.store(1, std::memory_order_release);
 }
@@ -254,19 +248,6 @@ void Ledger::note_consumed_named(Ticket ticket) const {
   board_.head(Names::consumed_cell(slot), rank_).consumed.store(ticket.tag, std::memory_order_release);
 }
 
-// Only of this host's ranks: what the leader writes for others it has been told.
-void Ledger::announce(Ticket ticket, bool is_consumed) const {
-  if (!hosts_.several() || !hosts_.is_here(rank_)) return;
-  Outbox& outbox = board_.outbox(rank_);
-  const uint64_t at = outbox.written.load(std::memory_order_relaxed);
-  if (at - outbox.read.load(std::memory_order_acquire) >= board_.note_count()) {
-    throw InternalError("the leader of this host has not read " + std::to_string(board_.note_count()) +
-                        " notes of rank " + std::to_string(world_rank(rank_)));
-  }
-  board_.note(rank_, at) = {ticket.cell, ticket.tag, is_consumed ? uint64_t{1} : uint64_t{0}};
-  outbox.written.store(at + 1, std::memory_order_release);
-}
-
 bool Ledger::is_quick(const Signature& signature, bool is_named) const {
   if (signature.tensors > 1) return false;
   if (signature.kind == Kind::kBarrier) return true;
@@ -274,46 +255,9 @@ bool Ledger::is_quick(const Signature& signature, bool is_named) const {
   return signature.nbytes <= (is_named ? board_.inline_nbytes() : board_.header().eager_nbytes.load());
 }
 
-bool Ledger::repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants) {
-  const bool written = locked([&] {
-    Entry* const entry = open_entry();
-    if (entry == nullptr) return false;
-    entry->participants = participants;
-    entry->algorithm = algorithm;
-    for (const Ticket ticket : members) {
-      board_.append_mark(ticket.cell).store(ticket.tag, std::memory_order_release);
-      entry->member[entry->members++] = {ticket.cell, ticket.tag};
-      entry->nbytes += board_.signature(ticket.cell, first_of(participants)).nbytes;
-    }
-    entry->closed.store(1, std::memory_order_relaxed);
-    Header& header = board_.header();
-    const uint64_t tail = header.log_tail.load(std::memory_order_relaxed);
-    entry->seq.store(tail + 1, std::memory_order_release);
-    header.log_tail.store(tail + 1, std::memory_order_release);
-    return true;
-  });
-  if (!written) return false;
-  RankMask here;
-  for (const int r : hosts_.here()) here.set(r);
-  ring_engines(here);
-  ring_waiters();
-  return true;
-}
-
-Ticket Ledger::latest_named(const std::string& stored_name) {
-  return locked([&] {
-    const size_t slot = names_.slot_of(stored_name);
-    if (slot == Names::kNone) return Ticket{};
-    const uint64_t generation = names_.latest(slot, rank_);
-    return Ticket{Names::cell(slot, generation), generation};
-  });
-}
-
 std::string Ledger::name_of(Ticket ticket) const {
   if (ticket.cell < kUnnamedCells) return "unnamed operation " + std::to_string(ticket.tag - 1);
   return "'" + stored_name(ticket) + "'";
 }
-
-std::string Ledger::stored_name(Ticket ticket) const { return names_.text((ticket.cell - kUnnamedCells) / 2); }
 
 }  // namespace rr

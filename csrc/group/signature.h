@@ -52,6 +52,9 @@ struct Signature {
 };
 static_assert(sizeof(Signature) == 128);
 
+// What an all-reduce over so many ranks computes.
+inline Reduction reduction_of(const Signature& s, int size) { return {s.dtype, s.op, s.prescale, s.postscale, size}; }
+
 // Number of elements of the whole input.
 uint64_t count(const Signature& signature);
 

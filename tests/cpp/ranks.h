@@ -54,21 +54,15 @@ struct Rank {
   SegmentRegistry& segments;
 };
 
-// Runs body on `size` ranks; raises here what the first of them raised. A rank that raises leaves, which releases the
-// others.
-inline void run_ranks(int size, const std::function<void(Rank&)>& body, size_t capacity = 64) {
-  const Fd fd = create_memfd("test", Board::nbytes(size, capacity));
-  std::vector<std::exception_ptr> errors(static_cast<size_t>(size));
+// Runs body(r) on a thread for each rank r; raises here what the first of them raised.
+inline void run_threads(int size, const std::function<void(int)>& body) {
   std::vector<std::thread> threads;
   std::atomic<int> failed{0};
   std::exception_ptr first;
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
       try {
-        auto segments = std::make_shared<SegmentRegistry>();
-        Context context(fd.get(), r, size, std::vector<int>(static_cast<size_t>(size), -1), "host", segments, nullptr);
-        Rank rank = {context, context.world(), r, size, *segments};
-        body(rank);
+        body(r);
       } catch (...) {
         if (failed.fetch_add(1) == 0) first = std::current_exception();
       }
@@ -76,6 +70,17 @@ inline void run_ranks(int size, const std::function<void(Rank&)>& body, size_t c
   }
   for (auto& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);
+}
+
+// Runs body on `size` ranks. A rank that raises leaves, which releases the others.
+inline void run_ranks(int size, const std::function<void(Rank&)>& body, size_t capacity = 64) {
+  const Fd fd = create_memfd("test", Board::nbytes(size, capacity));
+  run_threads(size, [&](int r) {
+    auto segments = std::make_shared<SegmentRegistry>();
+    Context context(fd.get(), r, size, std::vector<int>(static_cast<size_t>(size), -1), "host", segments, nullptr);
+    Rank rank = {context, context.world(), r, size, *segments};
+    body(rank);
+  });
 }
 
 // The message of the E that call raises; fails when it raises nothing or something else.

@@ -49,27 +49,16 @@ inline void run_hosts(const std::vector<int>& host_of, const std::function<void(
     if (segments.count(host) == 0) segments.emplace(host, create_memfd("test", Board::nbytes(size, capacity)));
   }
   Wires wires(wire_nbytes);
-  std::vector<std::thread> threads;
-  std::atomic<int> failed{0};
-  std::exception_ptr first;
-  for (int r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        auto registry = std::make_shared<SegmentRegistry>();
-        const int host = host_of[static_cast<size_t>(r)];
-        Network network = {
-            "wires", host_of, [&wires, r](int peer, int channel) { return wires.end(r, peer, channel); }, {}};
-        Context context(segments.at(host).get(), r, size, std::vector<int>(static_cast<size_t>(size), -1),
-                        "host" + std::to_string(host), registry, nullptr, -1, network);
-        Rank rank = {context, context.world(), r, size, *registry};
-        body(rank);
-      } catch (...) {
-        if (failed.fetch_add(1) == 0) first = std::current_exception();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  if (first) std::rethrow_exception(first);
+  run_threads(size, [&](int r) {
+    auto registry = std::make_shared<SegmentRegistry>();
+    const int host = host_of[static_cast<size_t>(r)];
+    Network network = {
+        "wires", host_of, [&wires, r](int peer, int channel) { return wires.end(r, peer, channel); }, {}};
+    Context context(segments.at(host).get(), r, size, std::vector<int>(static_cast<size_t>(size), -1),
+                    "host" + std::to_string(host), registry, nullptr, -1, network);
+    Rank rank = {context, context.world(), r, size, *registry};
+    body(rank);
+  });
 }
 
 }  // namespace rr::test

@@ -1,0 +1,59 @@
+// The ledger of a group on several hosts: what a rank leaves for its host's leader to pass on, and how a host repeats
+// the log of the first one.
+
+#include "base/errors.h"
+#include "group/ledger.h"
+
+namespace rr {
+
+// Only of this host's ranks: what the leader writes for others it has been told.
+void Ledger::announce(Ticket ticket, bool is_consumed) const {
+  if (!hosts_.several() || !hosts_.is_here(rank_)) return;
+  Outbox& outbox = board_.outbox(rank_);
+  const uint64_t at = outbox.written.load(std::memory_order_relaxed);
+  if (at - outbox.read.load(std::memory_order_acquire) >= board_.note_count()) {
+    throw InternalError("the leader of this host has not read " + std::to_string(board_.note_count()) +
+                        " notes of rank " + std::to_string(world_rank(rank_)));
+  }
+  board_.note(rank_, at) = {ticket.cell, ticket.tag, is_consumed ? uint64_t{1} : uint64_t{0}};
+  outbox.written.store(at + 1, std::memory_order_release);
+}
+
+bool Ledger::repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants) {
+  const bool written = locked([&] {
+    Entry* const entry = open_entry();
+    if (entry == nullptr) return false;
+    entry->participants = participants;
+    entry->algorithm = algorithm;
+    for (const Ticket ticket : members) {
+      board_.append_mark(ticket.cell).store(ticket.tag, std::memory_order_release);
+      entry->member[entry->members++] = {ticket.cell, ticket.tag};
+      entry->nbytes += board_.signature(ticket.cell, first_of(participants)).nbytes;
+    }
+    entry->closed.store(1, std::memory_order_relaxed);
+    Header& header = board_.header();
+    const uint64_t tail = header.log_tail.load(std::memory_order_relaxed);
+    entry->seq.store(tail + 1, std::memory_order_release);
+    header.log_tail.store(tail + 1, std::memory_order_release);
+    return true;
+  });
+  if (!written) return false;
+  RankMask here;
+  for (const int r : hosts_.here()) here.set(r);
+  ring_engines(here);
+  ring_waiters();
+  return true;
+}
+
+Ticket Ledger::latest_named(const std::string& stored_name) {
+  return locked([&] {
+    const size_t slot = names_.slot_of(stored_name);
+    if (slot == Names::kNone) return Ticket{};
+    const uint64_t generation = names_.latest(slot, rank_);
+    return Ticket{Names::cell(slot, generation), generation};
+  });
+}
+
+std::string Ledger::stored_name(Ticket ticket) const { return names_.text((ticket.cell - kUnnamedCells) / 2); }
+
+}  // namespace rr
