@@ -217,8 +217,6 @@ def _launched(comm: Any, rank: int | None, size: int | None, network: bool) -> e
             "mpi4py communicator of these ranks, or call init() on all ranks and use add_process_set() for a part"
         )
     if place.source in communicators.MPI_LAUNCHERS:
-        if place.size > 1 and config.value("RINGREDUCE_TRANSPORT").value.lower() == "mpi":
-            mpi.world()
         communicators.check_launcher()
     return place
 

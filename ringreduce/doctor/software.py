@@ -53,9 +53,7 @@ def mpi() -> Iterator[Finding]:
             continue
         seen.add(os.path.realpath(path))
         version = mpi_version(path)
-        needs = [
-            name for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") if name not in os.environ
-        ]
+        needs = [name for name in ROOT_PERMITS if name not in os.environ]
         if "Open MPI" in version and os.geteuid() == 0 and needs:
             hint = "it refuses to run as root unless " + " and ".join(f"{name}=1" for name in needs)
             yield Finding("MPI", command, f"{version} ({path})", "note", hint)

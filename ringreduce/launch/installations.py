@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ringreduce.bench.storage import cache
-from ringreduce.doctor.software import mpi_version
+from ringreduce.doctor.software import ROOT_PERMITS, mpi_version
 
 LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH"}
 PACKAGES = {"openmpi": "openmpi-bin libopenmpi-dev", "mpich": "mpich libmpich-dev"}  # Debian's
@@ -45,7 +45,7 @@ class Installation:
         """Open MPI refuses root unless told twice."""
         if self.library != "openmpi" or os.geteuid() != 0:
             return {}
-        return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return dict.fromkeys(ROOT_PERMITS, "1")
 
     def libmpi(self) -> Path | None:
         """The shared library, under the name that mpi4py's wheel asks for; None when it is not found."""

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ringreduce.doctor.software import ROOT_PERMITS
 from ringreduce.errors import UnavailableError
 from ringreduce.launch import mpi
 from ringreduce.launch.binding import core_of
 from ringreduce.launch.hosts import Host, is_this_host
 
-ROOT_PERMITS = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 FORWARDED_PREFIXES = ("RINGREDUCE_", "HOROVOD_", "OMP_", "MPI4PY_", "PYTHON", "NCCL_", "CUDA_")
 FORWARDED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "XDG_CACHE_HOME")
 PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "RENDEZVOUS")

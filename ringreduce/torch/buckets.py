@@ -71,10 +71,12 @@ class Bucket:
             else:
                 self.quiet.append(slot)
 
-    def expect(self) -> None:
-        """Begins a round."""
+    def expect(self, passes: int) -> None:
+        """Begins a round, in which each gradient comes so many times."""
         self.waiting = len(self.loud)
         self.come.clear()
+        for slot in self.loud:
+            slot.passes_left = passes
 
     def is_complete(self, passes: int) -> bool:
         """Whether all gradients have come, `passes` times each."""

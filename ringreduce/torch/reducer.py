@@ -157,11 +157,10 @@ class Reducer:
 
     def _expect(self) -> None:
         """Begins a round."""
-        passes = self._passes
-        for slot in self._slots:
-            slot.passes_left = passes
+        for slot in () if self._buckets else self._slots:
+            slot.passes_left = self._passes
         for bucket in self._buckets:
-            bucket.expect()
+            bucket.expect(self._passes)
         self._launched = 0
         self._begun = False
 
