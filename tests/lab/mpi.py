@@ -1,6 +1,6 @@
 """Each MPI that is installed here, and its command line for ranks on the lab's hosts.
 
-What MPIs there are is asked of ringreduce.bench, which measures against them on one host.
+What MPIs there are is asked of ringreduce.launch.installations, as the bench and the tests on one host do.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringreduce.bench.peers import mpi as installed
 from ringreduce.doctor.software import ROOT_PERMITS
+from ringreduce.launch import installations
 
 from .network import INTERFACE
 
@@ -93,10 +93,5 @@ def settings(ssh: Path) -> dict[str, str]:
 
 def find(library: str, major: int) -> Mpi | None:
     """The installed MPI of this library and major version, Debian's or a wheel's."""
-    for one in installed.find(library):
-        if isinstance(one, installed.Mpi) and not one.options:
-            launcher = getattr(one, "installation", one).mpirun
-            mpi = Mpi(library, one.version, os.path.abspath(launcher))
-            if mpi.major == major:
-                return mpi
-    return None
+    found = (Mpi(library, one.version, os.path.abspath(one.mpirun)) for one in installations.find(library))
+    return next((mpi for mpi in found if mpi.major == major), None)
