@@ -21,7 +21,7 @@ using Parts = std::vector<std::unique_ptr<Algorithm>>;
 using Memory = std::vector<std::unique_ptr<std::byte[]>>;
 
 constexpr size_t kLine = 64;
-constexpr size_t kChunkNbytes = 64 << 10;  // of a message between hosts
+constexpr size_t kChunkNbytes = 256 << 10;  // of a message between hosts
 // Pieces that a host has reduced before it gathers the first: those under way between hosts, and two more.
 constexpr size_t kHostLag = 5;
 

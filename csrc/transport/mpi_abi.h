@@ -24,6 +24,8 @@ struct MpichAbi {
   using Request = int;
   static constexpr int kThreads[] = {0, 1, 2, 3};
   static constexpr int kProcessFailures[] = {101, 102, 103};  // MPIX_ERR_PROC_FAILED, _PENDING, MPIX_ERR_REVOKED
+  static constexpr size_t kStatusNbytes = 20;
+  static constexpr size_t kStatusError = 16;  // where MPI_ERROR is
 };
 
 struct OpenMpiAbi {
@@ -34,6 +36,8 @@ struct OpenMpiAbi {
   using Request = ompi_request_t*;
   static constexpr int kThreads[] = {0, 1, 2, 3};
   static constexpr int kProcessFailures[] = {74, 75, 76, 77};  // ..._ABORTED, _FAILED, _FAILED_PENDING, _REVOKED
+  static constexpr size_t kStatusNbytes = 24;
+  static constexpr size_t kStatusError = 8;
 };
 
 struct StandardAbi {
@@ -44,10 +48,12 @@ struct StandardAbi {
   using Request = MPI_ABI_Request*;
   static constexpr int kThreads[] = {0, 1024, 2048, 4096};
   static constexpr int kProcessFailures[] = {58};  // MPI_ERR_PROC_ABORTED; those of ULFM have no standard number
+  static constexpr size_t kStatusNbytes = 32;
+  static constexpr size_t kStatusError = 8;
 };
 
 struct alignas(16) MpiStatus {
-  std::byte content[64];  // 20 bytes (MPICH), 24 (Open MPI), 32 (standard); never read
+  std::byte content[64];  // at least kStatusNbytes; of what is in it only MPI_ERROR is read, after an error
 };
 
 }  // namespace rr

@@ -76,9 +76,10 @@ class MpiCommunicator {
   void require_open() const;
   void duplicate(const MpiHandle& comm, double timeout_s, void (*interrupt)());
   void started(const MpiMessagePtr& message, State state, int code, const char* call);
-  bool completed(const MpiMessagePtr& message);
   void remove(const MpiMessagePtr& message);
-  bool test_pending();
+  void ended(const MpiMessagePtr& message, int code);
+  bool is_stale() const;
+  void sweep();
   // True when nothing of the communicator is under way any more.
   bool drain(std::unique_lock<std::mutex>& lock, double drain_s);
 
@@ -92,6 +93,12 @@ class MpiCommunicator {
   // Under the library's mutex.
   bool closed_ = false;
   std::vector<MpiMessagePtr> pending_;  // whatever MPI has; each knows its place
+  size_t sending_ = 0;                  // of them
+  size_t withdrawn_ = 0;
+  int64_t swept_ns_ = 0;
+  bool has_news_ = false;  // a message was started since
+  std::vector<MpiHandle> requests_;
+  std::vector<MpiDone> done_;
 };
 
 }  // namespace rr

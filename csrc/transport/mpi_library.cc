@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstring>
 #include <initializer_list>
 #include <new>
 #include <type_traits>
@@ -34,6 +35,7 @@ constexpr size_t kErrorTextNbytes = 2048;  // MPI_MAX_ERROR_STRING is 256 to 102
   X(Issend, int(const void*, int, typename Abi::Datatype, int, int, Comm, Request*)) \
   X(Irecv, int(void*, int, typename Abi::Datatype, int, int, Comm, Request*))        \
   X(Test, int(Request*, int*, MpiStatus*))                                           \
+  X(Testsome, int(int, Request*, int*, int*, MpiStatus*))                            \
   X(Cancel, int(Request*))
 
 // A library that somebody else has loaded; it stays loaded while this lives.
@@ -146,6 +148,21 @@ class Library final : public MpiLibrary {
     return code;
   }
 
+  int test_some(const std::vector<MpiHandle>& requests, std::vector<MpiDone>& done) override {
+    some_.clear();
+    for (MpiHandle request : requests) some_.push_back(as<Request>(request));
+    indices_.resize(some_.size());
+    statuses_.resize(some_.size());
+    int count = 0;
+    const int code = Testsome_(static_cast<int>(some_.size()), some_.data(), &count, indices_.data(), statuses_.data());
+    for (int i = 0; i < count; ++i) {  // MPI_UNDEFINED is negative
+      done.push_back({static_cast<size_t>(indices_[static_cast<size_t>(i)]), 0});
+      // Set only if the call has failed.
+      if (code != 0) done.back().code = error_of(static_cast<size_t>(i));
+    }
+    return code;
+  }
+
   int cancel(MpiHandle& request) override { return Cancel_(&as<Request>(request)); }
 
   std::string error_string(int code) override {
@@ -188,6 +205,13 @@ class Library final : public MpiLibrary {
     return handle;
   }
 
+  int error_of(size_t index) const {
+    const auto* const first = reinterpret_cast<const std::byte*>(statuses_.data());
+    int code = 0;
+    std::memcpy(&code, first + index * Abi::kStatusNbytes + Abi::kStatusError, sizeof code);
+    return code;
+  }
+
   static int flag(int (*call)(int*), bool& yes) {
     int flag = 0;
     const int code = call(&flag);
@@ -196,6 +220,10 @@ class Library final : public MpiLibrary {
   }
 
   Module module_;
+  // Of test_some, which goes on for as long as messages are under way.
+  std::vector<Request> some_;
+  std::vector<int> indices_;
+  std::vector<MpiStatus> statuses_;
 #define RR_MEMBER(name, ...) std::add_pointer_t<__VA_ARGS__> name##_ = nullptr;
   RR_MPI_CALLS(RR_MEMBER)
 #undef RR_MEMBER

@@ -30,6 +30,11 @@ struct MpiEnvelope {
   int tag;
 };
 
+struct MpiDone {
+  size_t index;
+  int code;
+};
+
 class MpiLibrary {
  public:
   // path: a library already loaded, MPI itself or one that depends on it (mpi4py.MPI.__file__). handle_size: bytes of
@@ -58,6 +63,9 @@ class MpiLibrary {
   virtual int issend(const void* buffer, MpiHandle datatype, MpiEnvelope to, MpiHandle comm, MpiHandle& request) = 0;
   virtual int irecv(void* buffer, MpiHandle datatype, MpiEnvelope from, MpiHandle comm, MpiHandle& request) = 0;
   virtual int test(MpiHandle& request, bool& done) = 0;
+  // Tests all at once: MPI works once, however many there are. done: those that are complete, or have failed, by index,
+  // each with its own code. The rest stay as they are.
+  virtual int test_some(const std::vector<MpiHandle>& requests, std::vector<MpiDone>& done) = 0;
   virtual int cancel(MpiHandle& request) = 0;
 
   virtual std::string error_string(int code) = 0;

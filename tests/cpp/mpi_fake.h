@@ -95,6 +95,16 @@ class FakeMpi final : public MpiLibrary {
     if (done) requests_.erase(found);
     return seen();
   }
+  int test_some(const std::vector<MpiHandle>& requests, std::vector<MpiDone>& done) override {
+    if (failing != 0) done.push_back({0, failing});
+    for (size_t i = 0; i < requests.size() && failing == 0; ++i) {
+      MpiHandle request = requests[i];
+      bool is_done = false;
+      test(request, is_done);
+      if (is_done) done.push_back({i, 0});
+    }
+    return failing;
+  }
   int cancel(MpiHandle& request) override {
     ++cancelled;
     Request& receive = requests_.at(value(request));

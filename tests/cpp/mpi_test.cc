@@ -177,7 +177,7 @@ TEST_CASE("mpi: an error names the call, the ranks, the tag and MPI's text; a fa
   const std::string sent = text_of([&] { link->push(bytes.data(), 1); });
   CHECK(sent == "MPI (fake), rank 0/1: MPI_Isend of 9 bytes, peer 0, tag 5, failed: fake error 12");
   const std::string received = text_of([&] { link->pull(bytes.data(), 1); });
-  CHECK(received == "MPI (fake), rank 0/1: MPI_Test of a message from peer 0, tag 6, failed: fake error 12");
+  CHECK(received == "MPI (fake), rank 0/1: MPI_Testsome of a message from peer 0, tag 6, failed: fake error 12");
   CHECK_THROWS_AS(rank.communicator->progress(), InternalError);
   rank.mpi->failing = FakeMpi::kProcessFailed;
   CHECK_THROWS_AS(link->push(bytes.data(), 1), PeerLostError);
@@ -191,7 +191,10 @@ TEST_CASE("mpi: a message that is none of ours is an error") {
   const uint64_t nonsense = uint64_t{1} << 40;
   MpiHandle request;
   rank.mpi->isend(&nonsense, {}, {sizeof nonsense, 0, 6}, {}, request);
-  CHECK(contains(text_of([&] { link->pull(&byte, 1); }), "somebody else uses the tag"));
+  const std::string text = text_of([&] {
+    while (link->pull(&byte, 1) == 0) continue;
+  });
+  CHECK(contains(text, "somebody else uses the tag"));
 }
 
 TEST_CASE("mpi: a communicator needs MPI, threads, and every rank") {
