@@ -5,7 +5,7 @@ namespace {
 
 class Hierarchical final : public Algorithm {
  public:
-  Hierarchical(std::vector<HostPart> parts, std::unique_ptr<Pairwise> across)
+  Hierarchical(std::vector<HostPart> parts, std::unique_ptr<Piecewise> across)
       : parts_(std::move(parts)), across_(std::move(across)), is_across_(across_ != nullptr) {
     if (is_across_ && !parts_.empty()) across_->allow(0);
   }
@@ -47,13 +47,13 @@ class Hierarchical final : public Algorithm {
 
   std::vector<HostPart> parts_;
   size_t at_ = 0;
-  std::unique_ptr<Pairwise> across_;
+  std::unique_ptr<Piecewise> across_;
   bool is_across_;  // not through yet
 };
 
 }  // namespace
 
-std::unique_ptr<Algorithm> hierarchical(std::vector<HostPart> parts, std::unique_ptr<Pairwise> across) {
+std::unique_ptr<Algorithm> hierarchical(std::vector<HostPart> parts, std::unique_ptr<Piecewise> across) {
   return std::make_unique<Hierarchical>(std::move(parts), std::move(across));
 }
 

@@ -1,7 +1,7 @@
 // All-reduce on two levels, within a host and between hosts, as a pipeline.
 #pragma once
 
-#include "collective/pairwise.h"
+#include "collective/linked.h"
 
 namespace rr {
 
@@ -15,6 +15,6 @@ struct HostPart {
 
 // A HostPart is begun when the ones before it are done, and a gather when its piece is finished between hosts. Every
 // rank of a host has the same parts in the same order. across is null for a rank that takes no part between hosts.
-std::unique_ptr<Algorithm> hierarchical(std::vector<HostPart> parts, std::unique_ptr<Pairwise> across);
+std::unique_ptr<Algorithm> hierarchical(std::vector<HostPart> parts, std::unique_ptr<Piecewise> across);
 
 }  // namespace rr

@@ -6,8 +6,25 @@
 
 namespace rr {
 
-// All-reduce of the pieces, one after the other. reduction must be foldable_in_place.
-std::unique_ptr<Algorithm> ring(Team team, std::vector<Piece> pieces, Reduction reduction);
+// All-reduce of pieces that need not all be there yet. Their counts are the same on all members.
+class Piecewise : public Algorithm {
+ public:
+  // Only the first `pieces` may be read and written so far. Without a call all may.
+  virtual void allow(size_t pieces) = 0;
+  // So many pieces from the first on are reduced, and may be read.
+  virtual size_t finished() const = 0;
+};
+
+// reduction must be foldable_in_place. The order of an element's sum depends on its place in its piece.
+std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction);
+// Sums in the order of the members. Two steps, but each rank is sent (N-1) messages at once.
+std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction);
+// Pieces that they begin before the first is finished, if there are as many.
+size_t pieces_under_way(bool rings, int members);
+// Where a tensor is cut for them: into pieces of about piece_nbytes, equal but for a line.
+std::vector<Range> cut(size_t count, size_t item, size_t piece_nbytes);
+
+// Pieces one after the other. reduction must be foldable_in_place.
 std::unique_ptr<Algorithm> recursive_doubling(Team team, std::vector<Piece> pieces, Reduction reduction);
 
 // Broadcast of nbytes from member `root` down a binomial tree, pipelined by whatever has arrived.

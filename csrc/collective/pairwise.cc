@@ -11,7 +11,7 @@
 // reduction operations, ICCS 2004) with the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of
 // collective communication operations in MPICH", IJHPCA 19 (2005).
 
-#include "collective/pairwise.h"
+#include "collective/linked.h"
 
 namespace rr {
 namespace {
@@ -19,26 +19,62 @@ constexpr size_t kLine = 64;
 constexpr size_t kLag = 3;
 // Inputs that have come and are not folded yet: those that may be ahead of a result, and the one that goes with it.
 constexpr size_t kWindow = kLag + 1;
-}  // namespace
+class Pairwise final : public Piecewise {
+ public:
+  Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction);
 
-std::vector<Range> cut_for_pairwise(size_t count, size_t item, size_t members, size_t chunk_nbytes) {
-  const size_t pieces = std::max<size_t>(1, divide_up(count * item, chunk_nbytes * members));
-  std::vector<Range> cut;
-  for (size_t i = 0; i < pieces; ++i) {
-    cut.push_back(segment(count, static_cast<int>(pieces), static_cast<int>(i), kLine / item));
-  }
-  return cut;
-}
+  void allow(size_t pieces) override { allowed_ = std::min(pieces, pieces_.size()); }
+  size_t finished() const override;
 
-Pairwise::Pairwise(Team team, PairwiseJob job)
+  Step step() override;
+  bool needs(int rank) const override;
+
+ private:
+  // One direction of an edge: which message is next, and what of it is left.
+  struct Way {
+    size_t next = 0;    // of the schedule
+    size_t offset = 0;  // bytes
+    size_t inputs = 0;  // messages of each kind that are through
+    size_t results = 0;
+  };
+  struct Edge {
+    int member;
+    Link* link;
+    Way out;
+    Way in;
+  };
+
+  size_t pieces() const { return pieces_.size(); }
+  Range owned(size_t piece, int member) const;
+  std::byte* received(size_t piece, int member);
+  bool send(Edge& edge);
+  bool receive(Edge& edge);
+  bool pass(Way& way, size_t nbytes, size_t moved);
+  bool fold();
+
+  Team team_;
+  std::vector<Piece> pieces_;
+  Reduction reduction_;
+  size_t item_;
+  size_t lane_;  // bytes: the largest segment of a piece
+  std::unique_ptr<std::byte[]> inputs_;
+  std::vector<Edge> edges_;
+  size_t allowed_;
+  size_t folded_ = 0;
+};
+
+Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction)
     : team_(std::move(team)),
-      job_(std::move(job)),
-      item_(itemsize(job_.reduction.dtype)),
+      pieces_(std::move(pieces)),
+      reduction_(reduction),
+      item_(itemsize(reduction.dtype)),
       lane_(0),
-      allowed_(job_.pieces.size()) {
-  for (size_t k = 0; k < pieces(); ++k) lane_ = std::max(lane_, round_up(owned(k, 0).count() * item_, kLine));
+      allowed_(pieces_.size()) {
+  for (size_t k = 0; k < pieces_.size(); ++k) {
+    lane_ = std::max(lane_, round_up(owned(k, 0).count() * item_, kLine));
+  }
   const size_t n = static_cast<size_t>(team_.size());
-  inputs_.reset(new std::byte[std::max<size_t>(1, lane_ * n * std::min(kWindow, pieces()))]);
+  inputs_.reset(new std::byte[std::max<size_t>(1, lane_ * n * std::min(kWindow, pieces_.size()))]);
   for (int distance = 1; distance < team_.size(); ++distance) {
     const int member = (team_.me + distance) % team_.size();
     edges_.push_back({member, team_.links[static_cast<size_t>(team_.members[static_cast<size_t>(member)])], {}, {}});
@@ -46,7 +82,7 @@ Pairwise::Pairwise(Team team, PairwiseJob job)
 }
 
 Range Pairwise::owned(size_t piece, int member) const {
-  return segment(job_.pieces[piece].count, team_.size(), member, kLine / item_);
+  return segment(pieces_[piece].count, team_.size(), member, kLine / item_);
 }
 
 std::byte* Pairwise::received(size_t piece, int member) {
@@ -95,7 +131,7 @@ bool Pairwise::send(Edge& edge) {
   const auto [piece, is_result] = pipeline_turn(pieces(), kLag, way.next);
   if (piece >= (is_result ? folded_ : allowed_)) return false;
   const Range range = owned(piece, is_result ? team_.me : edge.member);
-  const std::byte* const from = is_result ? job_.pieces[piece].dst : job_.pieces[piece].src;
+  const std::byte* const from = is_result ? pieces_[piece].dst : pieces_[piece].src;
   const size_t nbytes = range.count() * item_;
   const size_t left = nbytes - way.offset;
   const size_t pushed = left == 0 ? 0 : edge.link->push(from + range.begin * item_ + way.offset, left);
@@ -108,7 +144,7 @@ bool Pairwise::receive(Edge& edge) {
   const auto [piece, is_result] = pipeline_turn(pieces(), kLag, way.next);
   if (!is_result && piece >= folded_ + kWindow) return false;
   const Range range = owned(piece, is_result ? edge.member : team_.me);
-  std::byte* const to = is_result ? job_.pieces[piece].dst + range.begin * item_ : received(piece, edge.member);
+  std::byte* const to = is_result ? pieces_[piece].dst + range.begin * item_ : received(piece, edge.member);
   const size_t nbytes = range.count() * item_;
   const size_t left = nbytes - way.offset;
   const size_t pulled = left == 0 ? 0 : edge.link->pull(to + way.offset, left);
@@ -120,16 +156,33 @@ bool Pairwise::fold() {
   for (const Edge& edge : edges_) {
     if (edge.in.inputs <= folded_) return false;
   }
-  const Piece& piece = job_.pieces[folded_];
+  const Piece& piece = pieces_[folded_];
   const Range mine = owned(folded_, team_.me);
   std::vector<const void*> srcs;
   for (int member = 0; member < team_.size(); ++member) {
     srcs.push_back(member == team_.me ? piece.src + mine.begin * item_ : received(folded_, member));
   }
   void* dst = piece.dst + mine.begin * item_;
-  if (!mine.empty()) team_.kernels->reduce(job_.reduction, srcs.data(), srcs.size(), &dst, 1, mine.count());
+  if (!mine.empty()) team_.kernels->reduce(reduction_, srcs.data(), srcs.size(), &dst, 1, mine.count());
   ++folded_;
   return true;
+}
+
+}  // namespace
+
+std::vector<Range> cut(size_t count, size_t item, size_t piece_nbytes) {
+  const int pieces = static_cast<int>(std::max<size_t>(1, divide_up(count * item, piece_nbytes)));
+  std::vector<Range> ranges;
+  for (int i = 0; i < pieces; ++i) ranges.push_back(segment(count, pieces, i, kLine / item));
+  return ranges;
+}
+
+size_t pieces_under_way(bool rings, int members) {
+  return rings ? static_cast<size_t>(std::max(0, ring_steps(members) - 1)) * kRingLag + 1 : kLag + 1;
+}
+
+std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction) {
+  return std::make_unique<Pairwise>(std::move(team), std::move(pieces), reduction);
 }
 
 }  // namespace rr

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace rr {
 
@@ -54,6 +55,30 @@ constexpr RingStep ring_step(int size, int rank, int step) {
   const int lead = fold ? rank : rank + 1;
   const int send = ((lead - s) % size + size) % size;
   return {send, (send + size - 1) % size, fold};
+}
+
+// What a rank sends when it has several pieces, each of which goes round by itself; also what it receives, as all keep
+// to it. A piece's next step comes kRingLag pieces later, when the last one has long been there. Example, 3 pieces,
+// lag 2, (piece, step): (0, 0) (1, 0) (0, 1) (2, 0) (1, 1) (0, 2) (2, 1) ...
+struct RingMessage {
+  size_t piece = 0;
+  int step = 0;
+};
+
+inline constexpr size_t kRingLag = 2;
+
+inline std::vector<RingMessage> ring_order(size_t pieces, int size) {
+  const size_t steps = static_cast<size_t>(ring_steps(size));
+  std::vector<RingMessage> order;
+  order.reserve(pieces * steps);
+  if (steps == 0) return order;
+  for (size_t turn = 0; turn < pieces + (steps - 1) * kRingLag; ++turn) {
+    for (size_t step = std::min(steps - 1, turn / kRingLag) + 1; step-- > 0;) {
+      const size_t piece = turn - step * kRingLag;
+      if (piece < pieces) order.push_back({piece, static_cast<int>(step)});
+    }
+  }
+  return order;
 }
 
 // A pipeline of two stages over pieces, whose first stage is up to `lag` pieces ahead: what comes in turn `index` of

@@ -1,8 +1,10 @@
 // Ring all-reduce over links. Example, N = 4, segments abcd, rank 1: pushes b and folds a; pushes a and folds d; pushes
 // d and folds c: segment c is complete here. Then it pushes c and pulls b, pushes b and pulls a, pushes a and pulls d.
 //
+// Pieces overlap (ring_order in collective/plan.h), so that the links carry those behind while one waits for its turn.
+//
 // Cost: 2(N-1) alpha + 2(N-1)/N S beta + (N-1)/N S gamma. Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce
-// algorithms for clusters of workstations", JPDC 69 (2009). The plan is collective/plan.h.
+// algorithms for clusters of workstations", JPDC 69 (2009).
 
 #include "collective/linked.h"
 
@@ -38,80 +40,121 @@ Reduction bare(const Reduction& reduction) {
 
 namespace {
 
-class Ring final : public Algorithm {
+class Ring final : public Piecewise {
  public:
   Ring(Team team, std::vector<Piece> pieces, Reduction reduction)
-      : team_(std::move(team)), pieces_(std::move(pieces)), reduction_(reduction), item_(itemsize(reduction.dtype)) {}
+      : team_(std::move(team)),
+        pieces_(std::move(pieces)),
+        reduction_(reduction),
+        item_(itemsize(reduction.dtype)),
+        order_(ring_order(pieces_.size(), team_.size())),
+        received_(pieces_.size(), 0),
+        allowed_(pieces_.size()) {}
+
+  void allow(size_t pieces) override { allowed_ = std::min(pieces, pieces_.size()); }
+
+  size_t finished() const override {
+    size_t pieces = 0;
+    while (pieces < pieces_.size() && received_[pieces] == ring_steps(team_.size())) ++pieces;
+    return pieces;
+  }
 
   Step step() override {
-    if (piece_ == pieces_.size()) return Step::kDone;
-    const Piece& piece = pieces_[piece_];
-    if (!begun_) {
-      scale_in(team_, piece, reduction_);
-      begun_ = true;
-      start_step(0);
-      return Step::kProgress;
-    }
-    if (step_ < ring_steps(team_.size())) return move(piece);
-    scale_out(team_, piece, reduction_);
-    begun_ = false;
-    ++piece_;
-    return piece_ == pieces_.size() ? Step::kDone : Step::kProgress;
+    if (is_done()) return Step::kDone;
+    bool moved = begin();
+    while (send()) moved = true;
+    while (receive()) moved = true;
+    if (is_done()) return Step::kDone;
+    return moved ? Step::kProgress : Step::kIdle;
   }
 
-  bool needs(int rank) const override {
-    return piece_ < pieces_.size() && (rank == neighbour(-1) || rank == neighbour(+1));
-  }
+  bool needs(int rank) const override { return !is_done() && (rank == neighbour(-1) || rank == neighbour(+1)); }
 
  private:
+  struct Way {
+    size_t next = 0;    // of order_
+    size_t offset = 0;  // bytes
+  };
+
+  bool is_done() const { return out_.next == order_.size() && in_.next == order_.size() && begun_ == pieces_.size(); }
+
   int neighbour(int distance) const {
     return team_.members[static_cast<size_t>((team_.me + distance + team_.size()) % team_.size())];
   }
+  Link& link(int distance) const { return *team_.links[static_cast<size_t>(neighbour(distance))]; }
 
-  void start_step(int step) {
-    step_ = step;
-    if (step_ == ring_steps(team_.size())) return;
-    const Piece& piece = pieces_[piece_];
-    const RingStep plan = ring_step(team_.size(), team_.me, step_);
-    const Range send = segment(piece.count, team_.size(), plan.send);
-    const Range recv = segment(piece.count, team_.size(), plan.recv);
-    fold_ = plan.fold;
-    sending_ = {send.begin * item_, send.end * item_};
-    receiving_ = {recv.begin * item_, recv.end * item_};
+  bool begin() {
+    const size_t before = begun_;
+    for (; begun_ < allowed_; ++begun_) scale_in(team_, pieces_[begun_], reduction_);
+    // One member: nothing is sent, and nobody is the last to fold.
+    for (size_t i = before; i < begun_ && team_.size() == 1; ++i) scale_out(team_, pieces_[i], reduction_);
+    return begun_ != before;
   }
 
-  Step move(const Piece& piece) {
-    Link& right = *team_.links[static_cast<size_t>(neighbour(+1))];
-    Link& left = *team_.links[static_cast<size_t>(neighbour(-1))];
-    const size_t pushed = sending_.empty() ? 0 : right.push(piece.dst + sending_.begin, sending_.count());
-    size_t pulled = 0;
-    if (!receiving_.empty()) {
-      std::byte* at = piece.dst + receiving_.begin;
-      pulled = fold_ ? left.fold(at, receiving_.count(), bare(reduction_), *team_.kernels)
-                     : left.pull(at, receiving_.count());
+  // Of the piece's elements, in bytes.
+  Range bytes(const RingMessage& message, int segment_index) const {
+    const Range range = segment(pieces_[message.piece].count, team_.size(), segment_index);
+    return {range.begin * item_, range.end * item_};
+  }
+
+  // True when a message is through.
+  bool send() {
+    if (out_.next == order_.size()) return false;
+    const RingMessage& message = order_[out_.next];
+    // What is passed on has come in the step before.
+    if (message.piece >= begun_ || received_[message.piece] < message.step) return false;
+    const Range range = bytes(message, ring_step(team_.size(), team_.me, message.step).send);
+    const std::byte* const from = pieces_[message.piece].dst + range.begin + out_.offset;
+    const size_t left = range.count() - out_.offset;
+    if (left != 0) out_.offset += link(+1).push(from, left);
+    return pass(out_, range);
+  }
+
+  bool receive() {
+    if (in_.next == order_.size()) return false;
+    const RingMessage& message = order_[in_.next];
+    if (message.piece >= begun_) return false;
+    const RingStep plan = ring_step(team_.size(), team_.me, message.step);
+    const Range range = bytes(message, plan.recv);
+    std::byte* const to = pieces_[message.piece].dst + range.begin + in_.offset;
+    const size_t left = range.count() - in_.offset;
+    if (left != 0) {
+      in_.offset += plan.fold ? link(-1).fold(to, left, bare(reduction_), *team_.kernels) : link(-1).pull(to, left);
     }
-    sending_.begin += pushed;
-    receiving_.begin += pulled;
-    if (!sending_.empty() || !receiving_.empty()) return pushed + pulled != 0 ? Step::kProgress : Step::kIdle;
-    start_step(step_ + 1);
-    return Step::kProgress;
+    if (!pass(in_, range)) return false;
+    ++received_[message.piece];
+    if (message.step == team_.size() - 2) finish(message.piece, range);
+    return true;
+  }
+
+  bool pass(Way& way, Range range) const {
+    if (way.offset != range.count()) return false;
+    ++way.next;
+    way.offset = 0;
+    return true;
+  }
+
+  // The segment has met every rank here, and goes round as it is from now on.
+  void finish(size_t piece, Range range) const {
+    std::byte* const at = pieces_[piece].dst + range.begin;
+    scale_out(team_, {at, at, range.count() / item_}, reduction_);
   }
 
   Team team_;
   std::vector<Piece> pieces_;
   Reduction reduction_;
   size_t item_;
-  size_t piece_ = 0;
-  bool begun_ = false;
-  int step_ = 0;
-  bool fold_ = true;
-  Range sending_;    // bytes still to push, within the piece
-  Range receiving_;  // bytes still to come
+  std::vector<RingMessage> order_;
+  std::vector<int> received_;  // messages, by piece
+  size_t allowed_;
+  size_t begun_ = 0;
+  Way out_;
+  Way in_;
 };
 
 }  // namespace
 
-std::unique_ptr<Algorithm> ring(Team team, std::vector<Piece> pieces, Reduction reduction) {
+std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction) {
   return std::make_unique<Ring>(std::move(team), std::move(pieces), reduction);
 }
 

@@ -122,10 +122,11 @@ class Group {
   // span_jobs.cc
   std::unique_ptr<Algorithm> build_across_hosts(const std::vector<OperationPtr>& members, const Team& team,
                                                 size_t& rounds);
-  std::unique_ptr<Algorithm> allreduce_across_hosts(std::vector<Piece> pieces, const Reduction& reduction,
+  std::unique_ptr<Algorithm> allreduce_across_hosts(const std::vector<Piece>& pieces, const Reduction& reduction,
                                                     const Team& team, size_t& rounds);
   std::unique_ptr<Algorithm> allreduce_on_two_levels(const std::byte* src, std::byte* dst, size_t count,
-                                                     const Reduction& reduction, const Team& team, size_t& rounds);
+                                                     const Reduction& reduction, const Team& team, size_t& rounds,
+                                                     bool rings);
   std::unique_ptr<Algorithm> reduce_across_hosts(Operation& operation, const Reduction& reduction, const Team& team,
                                                  size_t& rounds);
   std::unique_ptr<Algorithm> build_pull(Entry& entry, Operation& operation, Team team);

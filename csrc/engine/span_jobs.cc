@@ -21,9 +21,12 @@ using Parts = std::vector<std::unique_ptr<Algorithm>>;
 using Memory = std::vector<std::unique_ptr<std::byte[]>>;
 
 constexpr size_t kLine = 64;
-constexpr size_t kChunkNbytes = 256 << 10;  // of a message between hosts
-// Pieces that a host has reduced before it gathers the first: those under way between hosts, and two more.
-constexpr size_t kHostLag = 5;
+// A message between hosts; between the two, what makes so many pieces of a tensor: the ends of a pipeline are idle.
+constexpr size_t kLeastNbytes = 32 << 10;
+constexpr size_t kMostNbytes = 256 << 10;
+constexpr size_t kPieces = 8;
+// From here on a ring: no receiver is sent more at once than its link takes.
+constexpr size_t kRingNbytes = 1 << 20;
 
 std::byte* allocate(Memory& memory, size_t nbytes) {
   memory.emplace_back(new std::byte[std::max<size_t>(1, nbytes)]);
@@ -73,10 +76,10 @@ std::unique_ptr<Algorithm> allreduce_gathered(const std::byte* src, std::byte* d
 
 }  // namespace
 
-// One contiguous tensor. `within` goes into `across` by whole pieces, and back, see HostPart.
+// One contiguous tensor. rings: reduction is foldable_in_place.
 std::unique_ptr<Algorithm> Group::allreduce_on_two_levels(const std::byte* src, std::byte* dst, size_t count,
-                                                          const Reduction& reduction, const Team& team,
-                                                          size_t& rounds) {
+                                                          const Reduction& reduction, const Team& team, size_t& rounds,
+                                                          bool rings) {
   size_t slices = hosts_.here().size();
   bool is_flat = true;  // one rank a host
   for (const auto& members : hosts_.members) {
@@ -85,20 +88,24 @@ std::unique_ptr<Algorithm> Group::allreduce_on_two_levels(const std::byte* src, 
   }
   if (!is_flat && !foldable_in_place(reduction)) return allreduce_gathered(src, dst, count, reduction, team);
   const size_t item = itemsize(reduction.dtype);
-  const std::vector<Range> cut = cut_for_pairwise(count, item, slices * hosts_.members.size(), kChunkNbytes);
+  const size_t lanes = slices * hosts_.members.size();
+  const size_t message_nbytes = std::clamp(count * item / lanes / kPieces, kLeastNbytes, kMostNbytes);
+  const std::vector<Range> pieces = cut(count, item, lanes * message_nbytes);
+  // What has to be reduced here before the first piece can come back, and a little more.
+  const size_t lag = pieces_under_way(rings, static_cast<int>(hosts_.members.size())) + 2;
   Team here = part_of(team, hosts_.here());
   const size_t me = static_cast<size_t>(here.me);
   // What the s-th rank of each host reduces between hosts.
   const auto slice = [&](size_t piece, size_t s) {
-    return s < slices ? segment(cut[piece].count(), static_cast<int>(slices), static_cast<int>(s), kLine / item)
-                      : Range{cut[piece].count(), cut[piece].count()};
+    return s < slices ? segment(pieces[piece].count(), static_cast<int>(slices), static_cast<int>(s), kLine / item)
+                      : Range{pieces[piece].count(), pieces[piece].count()};
   };
   const bool reduces_here = here.size() > 1 || (!is_flat && reduction.prescale != 1.0);
   std::vector<HostPart> parts;
-  for (size_t turn = 0; turn < 2 * cut.size(); ++turn) {
-    const auto [k, is_gather] = pipeline_turn(cut.size(), kHostLag, turn);
+  for (size_t turn = 0; turn < 2 * pieces.size(); ++turn) {
+    const auto [k, is_gather] = pipeline_turn(pieces.size(), lag, turn);
     if (is_gather ? here.size() == 1 : !reduces_here) continue;
-    std::byte* const at = dst + cut[k].begin * item;
+    std::byte* const at = dst + pieces[k].begin * item;
     here.first_round = rounds_base_ + rounds;
     if (is_gather) {
       ExchangeJob job;
@@ -118,50 +125,63 @@ std::unique_ptr<Algorithm> Group::allreduce_on_two_levels(const std::byte* src, 
       job.shape = ReduceShape::kReduceScatter;
       job.reduction = bare(reduction);
       job.reduction.prescale = reduction.prescale;
-      job.element_count = cut[k].count();
-      job.pieces = {{src + cut[k].begin * item, at + slice(k, me).begin * item, cut[k].count()}};
+      job.element_count = pieces[k].count();
+      job.pieces = {{src + pieces[k].begin * item, at + slice(k, me).begin * item, pieces[k].count()}};
       for (size_t s = 0; s < hosts_.here().size(); ++s) job.owned.push_back(slice(k, s));
       rounds += rounds_of(job, here.stage, here.size());
       parts.push_back({k, false, two_shot(here, std::move(job))});
     }
   }
-  std::unique_ptr<Pairwise> across;
+  std::unique_ptr<Piecewise> across;
   if (me < slices) {
-    PairwiseJob job;
-    job.reduction = reduction;
-    if (!is_flat) job.reduction.prescale = 1.0;
-    for (size_t k = 0; k < cut.size(); ++k) {
-      const Range mine = {cut[k].begin + slice(k, me).begin, cut[k].begin + slice(k, me).end};
-      job.pieces.push_back({(reduces_here ? dst : src) + mine.begin * item, dst + mine.begin * item, mine.count()});
+    Reduction between = reduction;
+    if (!is_flat) between.prescale = 1.0;
+    std::vector<Piece> mine;
+    for (size_t k = 0; k < pieces.size(); ++k) {
+      const Range range = {pieces[k].begin + slice(k, me).begin, pieces[k].begin + slice(k, me).end};
+      mine.push_back({(reduces_here ? dst : src) + range.begin * item, dst + range.begin * item, range.count()});
     }
     std::vector<int> ranks;
     for (const auto& members : hosts_.members) ranks.push_back(members[me]);
-    across = std::make_unique<Pairwise>(part_of(team, ranks), std::move(job));
+    Team leads = part_of(team, ranks);
+    across =
+        rings ? ring(std::move(leads), std::move(mine), between) : pairwise(std::move(leads), std::move(mine), between);
   }
   return hierarchical(std::move(parts), std::move(across));
 }
 
-std::unique_ptr<Algorithm> Group::allreduce_across_hosts(std::vector<Piece> pieces, const Reduction& reduction,
+// Long tensors one by one; the others as one. So neither the way that a tensor takes nor its place in it, by which a
+// ring adds up, depends on what shares the bucket: that is a matter of timing.
+std::unique_ptr<Algorithm> Group::allreduce_across_hosts(const std::vector<Piece>& pieces, const Reduction& reduction,
                                                          const Team& team, size_t& rounds) {
-  if (pieces.size() == 1) {
-    return allreduce_on_two_levels(pieces[0].src, pieces[0].dst, pieces[0].count, reduction, team, rounds);
-  }
   const size_t item = itemsize(reduction.dtype);
-  const size_t count = total_count(pieces);
-  Memory memory;
-  std::byte* const whole = allocate(memory, count * item);
-  std::vector<PullJob::Part> in;
-  std::vector<PullJob::Part> out;
-  std::byte* at = whole;
-  for (const Piece& piece : pieces) {
-    in.push_back({{piece.src}, at, piece.count * item});
-    out.push_back({{at}, piece.dst, piece.count * item});
-    at += piece.count * item;
-  }
   Parts parts;
-  parts.push_back(copies(team, std::move(in)));
-  parts.push_back(allreduce_on_two_levels(whole, whole, count, reduction, team, rounds));
-  parts.push_back(copies(team, std::move(out)));
+  std::vector<Piece> small;
+  for (const Piece& piece : pieces) {
+    if (piece.count * item < kRingNbytes || !foldable_in_place(reduction)) {
+      small.push_back(piece);
+    } else {
+      parts.push_back(allreduce_on_two_levels(piece.src, piece.dst, piece.count, reduction, team, rounds, true));
+    }
+  }
+  Memory memory;
+  if (small.size() == 1) {
+    parts.push_back(
+        allreduce_on_two_levels(small[0].src, small[0].dst, small[0].count, reduction, team, rounds, false));
+  } else if (!small.empty()) {
+    std::byte* const whole = allocate(memory, total_count(small) * item);
+    std::vector<PullJob::Part> in;
+    std::vector<PullJob::Part> out;
+    std::byte* at = whole;
+    for (const Piece& piece : small) {
+      in.push_back({{piece.src}, at, piece.count * item});
+      out.push_back({{at}, piece.dst, piece.count * item});
+      at += piece.count * item;
+    }
+    parts.push_back(copies(team, std::move(in)));
+    parts.push_back(allreduce_on_two_levels(whole, whole, total_count(small), reduction, team, rounds, false));
+    parts.push_back(copies(team, std::move(out)));
+  }
   return sequence(std::move(parts), std::move(memory));
 }
 
@@ -172,7 +192,7 @@ std::unique_ptr<Algorithm> Group::reduce_across_hosts(Operation& operation, cons
   Memory memory;
   std::byte* const whole = allocate(memory, src.nbytes());
   Parts parts;
-  parts.push_back(allreduce_on_two_levels(src.data, whole, src.count, reduction, team, rounds));
+  parts.push_back(allreduce_across_hosts({{src.data, whole, src.count}}, reduction, team, rounds));
   if (operation.kind == Kind::kReduceScatter) {
     const Range rows = segment(src.rows(), size(), rank_);
     parts.push_back(copies(

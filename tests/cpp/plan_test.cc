@@ -51,6 +51,26 @@ TEST_CASE("chunks tile a range exactly") {
   }
 }
 
+TEST_CASE("pieces that go round a ring: every step of each, in its order, sent only after what it passes on has come") {
+  for (int size = 1; size <= 9; ++size) {
+    for (size_t pieces = 0; pieces <= 12; ++pieces) {
+      const std::vector<RingMessage> order = ring_order(pieces, size);
+      REQUIRE(order.size() == pieces * static_cast<size_t>(ring_steps(size)));
+      std::vector<int> next(pieces, 0);
+      std::vector<size_t> last(pieces, 0);
+      for (size_t i = 0; i < order.size(); ++i) {
+        const RingMessage& message = order[i];
+        REQUIRE(message.step == next[message.piece]++);
+        // Others lie between, unless there are none.
+        if (message.step != 0 && message.piece >= kRingLag && message.piece + kRingLag < pieces) {
+          REQUIRE(i - last[message.piece] > kRingLag);
+        }
+        last[message.piece] = i;
+      }
+    }
+  }
+}
+
 TEST_CASE("a pipeline does both stages of every piece, each in order, the first so far ahead and no further") {
   for (size_t pieces = 0; pieces <= 20; ++pieces) {
     for (size_t lag = 1; lag <= 6; ++lag) {
