@@ -30,6 +30,14 @@ struct MpiEnvelope {
   int tag;
 };
 
+// Extensions of MPI that say whether it takes pointers to GPU memory; nullptr where a library lacks one. Open MPI has
+// the first, MPICH both, and MPICH's library of the standard ABI neither. To be called between MPI_Init and
+// MPI_Finalize: MPIs choose their devices in the former.
+struct MpiCudaCalls {
+  int (*query_cuda_support)() = nullptr;                         // MPIX_Query_cuda_support: 1 = yes
+  int (*gpu_query_support)(int kind, int* supported) = nullptr;  // MPIX_GPU_query_support: an error code
+};
+
 class MpiLibrary {
  public:
   // path: a library already loaded, MPI itself or one that depends on it (mpi4py.MPI.__file__). handle_size: bytes of
@@ -59,6 +67,9 @@ class MpiLibrary {
   virtual int irecv(void* buffer, MpiHandle datatype, MpiEnvelope from, MpiHandle comm, MpiHandle& request) = 0;
   virtual int test(MpiHandle& request, bool& done) = 0;
   virtual int cancel(MpiHandle& request) = 0;
+
+  virtual MpiCudaCalls cuda_calls() const = 0;
+  virtual std::string version() const = 0;  // as the library names itself: "Open MPI v5.0.11", "MPICH Version: 5.0.2"
 
   virtual std::string error_string(int code) = 0;
   // The code says that a process has failed (the classes of ULFM), where the ABI has numbers for that.
