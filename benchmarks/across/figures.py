@@ -103,6 +103,19 @@ def _row(cells: Sequence[Cell], hosts: int, ours: dict[int, float]) -> Row:
     )
 
 
+def layout(row: Row) -> str:
+    """Such as "4 hosts x 2 ranks"."""
+    return f"{row.hosts} hosts x {row.each} rank{'' if row.each == 1 else 's'}"
+
+
+def size(nbytes: int) -> str:
+    """Such as "64 KiB"."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit and nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} B"
+
+
 def cell_facts(cell: Cell, hosts: int) -> dict[str, Any]:
     """A cell as the JSON keeps it."""
     ok = cell.status == "ok"

@@ -24,7 +24,7 @@ GIVEN_UP = 2  # a lane that has failed so often in a layout gets no more turns t
 WARMUP = 2
 BUSY_NBYTES = 24 << 20  # a cell of a large size reduces about so much
 STREAM_NBYTES = 24 << 20  # 0.2 s at 1 Gbit/s
-STREAMS = 3  # in each round; the median counts
+STREAMS = 3  # in each round; the best counts, as noise only takes from what a link can do
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class _Layout:
     def _goodput(self) -> float:
         order = {"nbytes": STREAM_NBYTES, "to": address(0)}
         answers = [self._job(LINK).ask(order, self._plan.deadline_s)[1] for _ in range(STREAMS)]
-        return float(median(one["nbytes"] / one["seconds"] for one in answers))
+        return float(max(one["nbytes"] / one["seconds"] for one in answers))
 
     def _cell(self, turn: int, nbytes: int, lane: Lane, goodput: float) -> Cell:
         timed = self._plan.calls or calls(nbytes)

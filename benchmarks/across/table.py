@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .figures import Row
+from . import promises
+from .figures import Row, layout, size
 
 _FORMAT = "#{:>10}  {:<28} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8} {:>9} {:>9} {:>7}  {}"
 _COLUMNS = {  # name: unit
@@ -29,13 +30,15 @@ def text(meta: dict[str, Any], rows: Sequence[Row]) -> str:
     lines = head(meta)
     for each in dict.fromkeys(row.each for row in rows):
         block = [row for row in rows if row.each == each]
-        lines += ["#", f"# {layout(block[0])}: medians of {meta['rounds']} rounds", _FORMAT.format(*_COLUMNS)]
-        lines.append(_FORMAT.format(*_COLUMNS.values()).rstrip())
+        lines += ["#", f"# {layout(block[0])}: medians of {meta['rounds']} rounds"]
+        lines += [_FORMAT.format(*words).rstrip() for words in (_COLUMNS, _COLUMNS.values())]
         lines += [_line(row, meta["rounds"]) for row in block]
         lines += ["#", "# MB sent for one call, by host"]
         lines += [f"#{row.nbytes:>10}  {row.lane[:28]:<28} {_by_host(row)}" for row in block if row.sent]
     wrong = sum(row.wrong for row in rows)
     void = sum(row.status == "void" for row in rows)
+    for one in promises.judge(rows):
+        lines.append(f"# {'ok    ' if one.reached else 'MISSED'} {one.what}: {one.value}, promised {one.promise}")
     lines += ["#", f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"]
     lines.append(f"# Void measurements    : {void} {'FAILED' if void else 'OK'}")
     return "\n".join(lines)
@@ -68,20 +71,12 @@ def markdown(meta: dict[str, Any], rows: Sequence[Row]) -> str:
         )
         lines.append("|---|---|---|---|---|---|---|---|---|---|")
         lines += [_markdown_line(row, meta["rounds"]) for row in block]
+    lines += ["", "## Promised figures", "", "| | figure | reached | promised |", "|---|---|---|---|"]
+    lines += [
+        f"| {'ok' if one.reached else '**missed**'} | {one.what} | {one.value} | {one.promise} |"
+        for one in promises.judge(rows)
+    ]
     return "\n".join(lines) + "\n"
-
-
-def layout(row: Row) -> str:
-    """Such as "4 hosts x 2 ranks"."""
-    return f"{row.hosts} hosts x {row.each} rank{'' if row.each == 1 else 's'}"
-
-
-def size(nbytes: int) -> str:
-    """Such as 64 KiB."""
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit and nbytes % unit == 0:
-            return f"{nbytes // unit} {name}"
-    return f"{nbytes} B"
 
 
 def _line(row: Row, rounds: int) -> str:
