@@ -107,8 +107,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--each", type=_numbers, default=[1, 2], metavar="LIST", help="ranks on each host, in turns (default 1,2)")
     add("--sizes", type=_words, default=_words(SIZES), metavar="LIST", help=f"bytes per rank (default {SIZES})")
     add("--vs", type=_words, default=["gloo", "openmpi", "mpich"], metavar="LIST",
-        help="beside these: gloo, openmpi, mpich, one with its version (openmpi 4) or other settings (openmpi:han, "
-        "openmpi:ring, mpich:ring, mpich:yield); default gloo,openmpi,mpich")  # fmt: skip
+        help="beside these: gloo, openmpi, mpich, one with its version (openmpi 4) or other settings (openmpi:tuned, "
+        "openmpi:ring, mpich:ring, mpich:yield, mpich:heavy); default gloo,openmpi,mpich")  # fmt: skip
     add("--mpi", default="openmpi 5", help='what links ours (default "openmpi 5")')
     add("--wire", type=_words, default=["none"], metavar="LIST", help="codecs of ours: none,fp16,bf16,int8")
     add("--rounds", type=positive, default=5, metavar="N", help="everyone's turns at each size (default 5)")

@@ -27,15 +27,21 @@ HERE = Path(__file__).resolve().parent
 MAJORS = (5, 4)  # of both MPIs, the one to take first
 VARIANTS: dict[str, dict[str, dict[str, str]]] = {
     "openmpi": {
-        "ring": {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": "4"},
-        "han": {"OMPI_MCA_coll_han_priority": "100"},
+        "tuned": {"OMPI_MCA_coll_han_priority": "0"},
+        "ring": {
+            "OMPI_MCA_coll_han_priority": "0",
+            "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+            "OMPI_MCA_coll_tuned_allreduce_algorithm": "4",
+        },
     },
     "mpich": {
         "ring": {"MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM": "ring"},
-        "yield": {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"},
+        "yield": {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"},
+        "heavy": {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"},
     },
 }
-"""Library: settings that may suit it better than its own choice, to be asked for as openmpi:han."""
+"""Library: settings that may suit it better than its own choice, to be asked for as openmpi:tuned. Open MPI 5 takes
+its module han by default where hosts have several ranks."""
 
 
 @dataclass(frozen=True)
