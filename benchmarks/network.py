@@ -35,6 +35,7 @@ from lab.network import Counters
 
 from ringreduce.bench import machine
 from ringreduce.bench.options import nbytes, positive
+from ringreduce.doctor.software import installed_version
 from ringreduce.errors import InvalidArgumentError
 
 SIZES = "4K,64K,256K,4M,16M"
@@ -73,6 +74,7 @@ def main(argv: Sequence[str] | None = None, counters: Callable[[Lab], Counters] 
         "goodput": {"median": middle, "p10": low, "p90": high, "rounds": measured.goodput},
         "lanes": [lanes.facts(lane) for lane in plan.lanes],
         "versions": measured.versions,
+        "mpi4py": installed_version("mpi4py"),
         "absent": {one.name: one.advice for one in absent},
     }
     print(table.text(meta, rows))

@@ -14,7 +14,6 @@ import signal
 import socket
 import struct
 import time
-from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
@@ -48,7 +47,6 @@ class Running:
         self._ranks: list[socket.socket] = []
         self._pids: list[int] = []
         self._processes: list[Popen[str]] = []
-        self._stopped = False
         self.version = ""
         """As the library names itself."""
         try:
@@ -138,4 +136,4 @@ class Running:
                 os.kill(pid, signum)
 
     def _said(self) -> str:
-        return Path(self._log).read_text(errors="replace")[-TAIL:].strip()
+        return self._log.read_text(errors="replace")[-TAIL:].strip()
