@@ -104,7 +104,7 @@ test-torch-suite: build  ## torch's own tests of torch.distributed, with our bac
 bench: $(VENV)/bench build-demo  ## measure everything beside every peer that is here; writes docs/results/ (half an hour)
 	@$(BIN)/python benchmarks/record.py $(ARGS)
 
-bench-network: $(VENV)/bench build-demo  ## all-reduce across four shaped hosts beside MPI, Gloo and the links' limit (root; 5 minutes)
+bench-network: $(VENV)/bench build-demo  ## all-reduce across four shaped hosts beside MPI, Gloo and the links' limit (root; 6 minutes)
 	@$(BIN)/python benchmarks/network.py $(ARGS)
 
 optional:  ## install what tests otherwise skip by name: Debian's MPIs, ssh for the lab, Slurm (root)
