@@ -104,6 +104,9 @@ test-torch-suite: build  ## torch's own tests of torch.distributed, with our bac
 bench: $(VENV)/bench build-demo  ## measure everything beside every peer that is here; writes docs/results/ (half an hour)
 	@$(BIN)/python benchmarks/record.py $(ARGS)
 
+bench-network: $(VENV)/bench build-demo  ## all-reduce across four shaped hosts beside MPI, Gloo and the links' limit (root; 6 minutes)
+	@$(BIN)/python benchmarks/network.py $(ARGS)
+
 optional:  ## install what tests otherwise skip by name: Debian's MPIs, ssh for the lab, Slurm (root)
 	@tests/tools/optional.sh
 
@@ -117,4 +120,4 @@ clean:  ## remove everything that was built or installed here
 	rm -rf build dist *.egg-info $(VENV) ringreduce/*.so .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help optional build build-demo wheel demo test test-torch-suite test-torch-versions lint lint-python lint-cpp format cpptest sanitize pytest bench docs clean
+.PHONY: help optional build build-demo wheel demo test test-torch-suite test-torch-versions lint lint-python lint-cpp format cpptest sanitize pytest bench bench-network docs clean

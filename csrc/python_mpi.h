@@ -8,6 +8,7 @@
 #include "python_calls.h"
 #include "transport/link.h"
 #include "transport/mpi_communicator.h"
+#include "transport/mpi_cuda.h"
 
 namespace rr {
 
@@ -49,7 +50,14 @@ inline void bind_mpi(py::module_& m) {
 
   py::class_<MpiLibrary, std::shared_ptr<MpiLibrary>>(m, "MpiLibrary")
       .def(py::init(&open_mpi), py::arg("path"), py::arg("handle_size"))
-      .def_property_readonly("abi", &MpiLibrary::abi);
+      .def_property_readonly("abi", &MpiLibrary::abi)
+      .def(
+          "cuda",
+          [](MpiLibrary& library, const std::string& setting) {
+            const MpiCudaDecision decision = mpi_cuda(library, setting);
+            return std::make_pair(decision.takes_pointers, decision.reason);
+          },
+          py::arg("setting"));
 
   py::class_<MpiCommunicator, std::shared_ptr<MpiCommunicator>>(m, "MpiCommunicator")
       .def(py::init([](std::shared_ptr<MpiLibrary> library, uintptr_t comm, uintptr_t byte, uintptr_t errors_return,

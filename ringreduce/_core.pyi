@@ -196,6 +196,9 @@ class MpiLibrary:
     def abi(self) -> str:
         """mpich | openmpi | mpiabi."""
 
+    def cuda(self, setting: str) -> tuple[bool, str]:
+        """Whether it is given pointers to GPU memory, and why. setting: RINGREDUCE_MPI_CUDA, auto | on | off."""
+
 class MpiCommunicator:
     """A duplicate of a communicator, for links. Calls raise ShutdownError once it is closed or MPI is finalised."""
 

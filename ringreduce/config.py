@@ -84,6 +84,15 @@ def flag(name: str) -> bool:
     return knob.value == "1"
 
 
+def choice(name: str) -> str:
+    """The value of an a|b|c knob, in lower case. Raises InvalidArgumentError that names the variable."""
+    knob = value(name)
+    word = knob.value.lower()
+    if word not in knob.range.split("|"):
+        raise InvalidArgumentError(f"{knob.origin}={knob.value}: expected one of {knob.range}")
+    return word
+
+
 def unknown(environ: Mapping[str, str]) -> dict[str, str | None]:
     """The RINGREDUCE_* names that no knob has, each with the nearest name that one has."""
     known = [row[0] for row in _core.knobs()]

@@ -17,7 +17,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringreduce import _core, config
 from ringreduce.errors import InvalidArgumentError, ShutdownError, UnavailableError
@@ -49,7 +49,6 @@ def communicator(
         TimeoutError: not all ranks came in time.
         ShutdownError: MPI has been finalised.
     """
-    global _library
     MPI = _mpi4py()
     if comm is None:
         comm = MPI.COMM_WORLD
@@ -59,14 +58,11 @@ def communicator(
         raise InvalidArgumentError(f"MPI: {comm!r} is not an intracommunicator of mpi4py")
     _initialize(MPI)
     first = _library is None
-    if _library is None:
-        library = _core.MpiLibrary(MPI.__file__, MPI._sizeof(MPI.Comm))
-        _close_before_finalize(MPI)
-        _library = library
+    library = _opened(MPI)
     own, byte, errors_return = (MPI._handleof(handle) for handle in (comm, MPI.BYTE, MPI.ERRORS_RETURN))
     if timeout_s is None:
         timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
-    made = _core.MpiCommunicator(_library, own, byte, errors_return, timeout_s)
+    made = _core.MpiCommunicator(library, own, byte, errors_return, timeout_s)
     if made.thread_level == "MPI_THREAD_FUNNELED" and first:
         warnings.warn(
             "MPI was initialised with MPI_THREAD_FUNNELED, and ringreduce calls it from a thread of its own, one call "
@@ -76,6 +72,28 @@ def communicator(
         )
     _open[weakref.ref(made, _forget)] = before_close
     return made
+
+
+class CudaPath(NamedTuple):
+    """How GPU memory reaches MPI."""
+
+    takes_pointers: bool
+    """MPI is given pointers to it; False: it is staged in host memory."""
+    reason: str
+    """Who says so, such as "MPIX_Query_cuda_support of Open MPI v5.0.11 says no"."""
+
+
+def cuda_path() -> CudaPath:
+    """What RINGREDUCE_MPI_CUDA (auto: the loaded MPI itself) says of pointers to GPU memory. Local.
+
+    Raises:
+        InvalidArgumentError: RINGREDUCE_MPI_CUDA is something else.
+        UnavailableError, ShutdownError: as communicator() does.
+    """
+    setting = config.choice("RINGREDUCE_MPI_CUDA")
+    MPI = _mpi4py()
+    _initialize(MPI)
+    return CudaPath(*_opened(MPI).cuda(setting))
 
 
 def world() -> Any:
@@ -123,6 +141,16 @@ def _initialize(MPI: Any) -> None:
     if not MPI.Is_initialized():  # mpi4py.rc.initialize is False
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _initializer = os.getpid()
+
+
+def _opened(MPI: Any) -> _core.MpiLibrary:
+    """MPI's functions; MPI is initialised."""
+    global _library
+    if _library is None:
+        library = _core.MpiLibrary(MPI.__file__, MPI._sizeof(MPI.Comm))
+        _close_before_finalize(MPI)
+        _library = library
+    return _library
 
 
 def _close_before_finalize(MPI: Any) -> None:

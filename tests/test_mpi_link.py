@@ -112,6 +112,51 @@ def test_thread_levels_and_who_initialises(name: str) -> None:
         assert found == {"granted": "MPI_THREAD_MULTIPLE", "warnings": []}
 
 
+CUDA = """
+import ctypes, json, os
+from ringreduce import errors, mpi
+found = {"auto": mpi.cuda_path()}
+for setting in ("on", "Off"):
+    os.environ["RINGREDUCE_MPI_CUDA"] = setting
+    found[setting] = mpi.cuda_path()
+os.environ["RINGREDUCE_MPI_CUDA"] = "perhaps"
+try:
+    mpi.cuda_path()
+except errors.InvalidArgumentError as error:
+    found["perhaps"] = str(error)
+found["truth"] = ctypes.CDLL(os.environ["MPI4PY_LIBMPI"]).MPIX_Query_cuda_support()
+print("FOUND", json.dumps([found]))
+"""
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_asked_about_cuda_pointers(name: str) -> None:
+    if util.find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not here: pip install mpi4py")
+    mpi = installation(name)
+    done = run([*mpi.launch(1, crowded=True), sys.executable, "-c", CUDA], mpi.mpi4py_environ())
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = found_in(done.stdout, 1)
+    who = {"openmpi": f"Open MPI v{mpi.version}", "mpich": f"MPICH Version: {mpi.version}"}[mpi.library]
+    answer = "yes" if found["truth"] else "no"
+    assert found["auto"] == [bool(found["truth"]), f"MPIX_Query_cuda_support of {who} says {answer}"]
+    assert found["on"] == [True, "RINGREDUCE_MPI_CUDA=on"]
+    assert found["Off"] == [False, "RINGREDUCE_MPI_CUDA=off"]
+    assert found["perhaps"] == "RINGREDUCE_MPI_CUDA=perhaps: expected one of auto|on|off"
+
+
+def test_an_mpi_that_takes_cuda_pointers_gets_them(tmp_path: Path) -> None:
+    if util.find_spec("mpi4py") is None or (compiler := shutil.which("cc")) is None:
+        pytest.skip("mpi4py or cc is not here: pip install mpi4py, apt-get install gcc")
+    mpi = installation("openmpi 5")
+    (tmp_path / "aware.c").write_text("int MPIX_Query_cuda_support(void) { return 1; }\n")
+    aware = str(tmp_path / "aware.so")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", aware, str(tmp_path / "aware.c")], check=True, timeout=60)
+    show = "from ringreduce import mpi; print(*mpi.cuda_path())"
+    done = run([sys.executable, "-c", show], {**mpi.mpi4py_environ(), "LD_PRELOAD": aware})
+    assert done.stdout == f"True MPIX_Query_cuda_support of Open MPI v{mpi.version} says yes\n", done.stderr
+
+
 @pytest.mark.parametrize("name", [*WANTED, "mpich 5, standard ABI"])
 def test_conformance(name: str) -> None:
     if not CPP_TESTS.exists():

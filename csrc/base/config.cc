@@ -31,6 +31,8 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_ISA", "name", "auto|portable|x86-64-v2|avx2|avx512", "auto", "", "CPU kernel set"},
       {"RINGREDUCE_TRANSPORT", "name", "auto|shm|tcp|mpi", "auto", "",
        "how ranks are linked; auto: shared memory within a host, MPI between hosts; mpi: MPI everywhere; no tcp yet"},
+      {"RINGREDUCE_MPI_CUDA", "name", "auto|on|off", "auto", "",
+       "whether MPI is given pointers to GPU memory; auto: if it says that it takes them; off: staged in host memory"},
       {"RINGREDUCE_LOG_LEVEL", "name", "trace|debug|info|warning|error|fatal", "warning", "HOROVOD_LOG_LEVEL",
        "least level that is logged to stderr"},
       {"RINGREDUCE_TIMELINE", "path", "", "", "HOROVOD_TIMELINE",
@@ -126,6 +128,7 @@ Settings Settings::from_environment() {
   settings.staging = words["RINGREDUCE_STAGING"];
   settings.isa = words["RINGREDUCE_ISA"];
   settings.transport = words["RINGREDUCE_TRANSPORT"];
+  settings.mpi_cuda = words["RINGREDUCE_MPI_CUDA"];
   settings.log_level = log_level_from(words["RINGREDUCE_LOG_LEVEL"]);
   return settings;
 }

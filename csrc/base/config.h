@@ -40,6 +40,7 @@ struct Settings {
   std::string staging;
   std::string isa;
   std::string transport;
+  std::string mpi_cuda;
   LogLevel log_level = LogLevel::kWarning;
   std::vector<KnobValue> values;
 

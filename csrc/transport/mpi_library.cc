@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <array>
 #include <initializer_list>
 #include <new>
 #include <type_traits>
@@ -16,13 +17,15 @@
 namespace rr {
 namespace {
 
-constexpr size_t kErrorTextNbytes = 2048;  // MPI_MAX_ERROR_STRING is 256 to 1024
+constexpr size_t kErrorTextNbytes = 2048;     // MPI_MAX_ERROR_STRING is 256 to 1024
+constexpr size_t kVersionTextNbytes = 16384;  // MPI_MAX_LIBRARY_VERSION_STRING is 256 to 8192
 
 // X(name, type)
 #define RR_MPI_CALLS(X)                                                              \
   X(Initialized, int(int*))                                                          \
   X(Finalized, int(int*))                                                            \
   X(Query_thread, int(int*))                                                         \
+  X(Get_library_version, int(char*, int*))                                           \
   X(Error_string, int(int, char*, int*))                                             \
   X(Error_class, int(int, int*))                                                     \
   X(Comm_rank, int(Comm, int*))                                                      \
@@ -77,6 +80,8 @@ class Library final : public MpiLibrary {
   if (name##_ == nullptr) missing += " MPI_" #name;
     RR_MPI_CALLS(RR_FIND)
 #undef RR_FIND
+    cuda_calls_.query_cuda_support = module_.template function<int()>("MPIX_Query_cuda_support");
+    cuda_calls_.gpu_query_support = module_.template function<int(int, int*)>("MPIX_GPU_query_support");
     if (missing.empty()) return;
     throw UnavailableError("MPI: the library behind " + module_.path() + " lacks" + missing +
                            "; ringreduce needs MPI 3 (Open MPI 1.8, MPICH 3.0 or newer)");
@@ -165,6 +170,25 @@ class Library final : public MpiLibrary {
 
   int cancel(MpiHandle& request) override { return Cancel_(&as<Request>(request)); }
 
+  MpiCudaCalls cuda_calls() const override { return cuda_calls_; }
+
+  std::string version() const override {
+    auto text = std::make_unique<std::array<char, kVersionTextNbytes>>();
+    int length = 0;
+    if (Get_library_version_(text->data(), &length) != 0) return Abi::kName;
+    const std::string all(text->data(), std::min(text->size(), static_cast<size_t>(std::max(length, 0))));
+    std::string words;  // up to the first comma or line end, with single blanks
+    for (const char c : all.substr(0, all.find_first_of(",\n"))) {
+      const bool blank = c == ' ' || c == '\t';
+      if (!blank) {
+        words += c;
+      } else if (!words.empty() && words.back() != ' ') {
+        words += ' ';
+      }
+    }
+    return words;
+  }
+
   std::string error_string(int code) override {
     char text[kErrorTextNbytes] = {};
     int length = 0;
@@ -227,6 +251,7 @@ class Library final : public MpiLibrary {
 #define RR_MEMBER(name, ...) std::add_pointer_t<__VA_ARGS__> name##_ = nullptr;
   RR_MPI_CALLS(RR_MEMBER)
 #undef RR_MEMBER
+  MpiCudaCalls cuda_calls_;
 };
 
 // The major version of the standard ABI that the library has, if it is built for it. MPICH 5 answers -1 in

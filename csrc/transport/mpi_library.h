@@ -33,6 +33,13 @@ struct MpiEnvelope {
 struct MpiDone {
   size_t index;
   int code;
+
+// Extensions of MPI that say whether it takes pointers to GPU memory; nullptr where a library lacks one. Open MPI has
+// the first, MPICH both, and MPICH's library of the standard ABI neither. To be called between MPI_Init and
+// MPI_Finalize: MPIs choose their devices in the former.
+struct MpiCudaCalls {
+  int (*query_cuda_support)() = nullptr;                         // MPIX_Query_cuda_support: 1 = yes
+  int (*gpu_query_support)(int kind, int* supported) = nullptr;  // MPIX_GPU_query_support: an error code
 };
 
 class MpiLibrary {
@@ -67,6 +74,9 @@ class MpiLibrary {
   // each with its own code. The rest stay as they are.
   virtual int test_some(const std::vector<MpiHandle>& requests, std::vector<MpiDone>& done) = 0;
   virtual int cancel(MpiHandle& request) = 0;
+
+  virtual MpiCudaCalls cuda_calls() const = 0;
+  virtual std::string version() const = 0;  // as the library names itself: "Open MPI v5.0.11", "MPICH Version: 5.0.2"
 
   virtual std::string error_string(int code) = 0;
   // The code says that a process has failed (the classes of ULFM), where the ABI has numbers for that.

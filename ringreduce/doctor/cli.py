@@ -30,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
         chain(
             software.package(),
             software.mpi(),
+            software.mpi_cuda(),
             software.cuda(),
             software.frameworks(),
             surroundings.hardware(),

@@ -1,4 +1,4 @@
-"""What is installed: this package's parts, MPI, CUDA, frameworks. Nothing of it is imported or initialised."""
+"""What is installed: this package's parts, MPI, CUDA, frameworks. None of it is imported here, nor initialised."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 
 import ringreduce
-from ringreduce import _core
+from ringreduce import _core, environment
 from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
+from ringreduce.errors import InvalidArgumentError
 
 FRAMEWORKS = {
     "numpy": ("numpy",),
@@ -27,6 +29,7 @@ FRAMEWORKS = {
 """Framework: the distributions that bring it, any one of them."""
 
 VERSION_TIMEOUT_S = 5.0
+MPI_TIMEOUT_S = 20.0  # MPI_Init of one process takes a second where nothing is wrong
 ROOT_PERMITS = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
@@ -66,6 +69,33 @@ def mpi() -> Iterator[Finding]:
         yield Finding("MPI", "mpi4py", f"{installed}, but MPICH here is libmpich.so.12", "note", hint)
     else:
         yield Finding("MPI", "mpi4py", installed or "not installed")
+
+
+def mpi_cuda() -> Iterator[Finding]:
+    """Whether MPI is given pointers to GPU memory, asked of it in a process of its own, as MPI must be up to answer."""
+    if installed_version("mpi4py") is None:
+        return
+    name = "takes CUDA pointers"
+    try:
+        launched = environment.launcher_size() is not None
+    except InvalidArgumentError:  # half a launcher, of which surroundings.launcher() tells
+        launched = True
+    if launched:  # that process would pass for this rank
+        yield Finding("MPI", name, "not asked under a launcher")
+        return
+    asked = "from ringreduce import mpi; path = mpi.cuda_path(); print('yes' if path[0] else 'no', path[1])"
+    command = [sys.executable, "-c", asked]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MPI_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        yield Finding("MPI", name, f"no answer within {MPI_TIMEOUT_S:g} s", "note", "does MPI_Init hang here?")
+        return
+    said = done.stdout.strip().rpartition("\n")[2].partition(" ")
+    if done.returncode == 0 and said[0] in ("yes", "no"):
+        yield Finding("MPI", name, f"{said[0]} ({said[2]})")
+    else:
+        reason = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+        yield Finding("MPI", name, f"not asked: {reason or f'exit status {done.returncode}'}", "note")
 
 
 def cuda() -> Iterator[Finding]:

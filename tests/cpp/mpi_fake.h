@@ -27,6 +27,7 @@ class FakeMpi final : public MpiLibrary {
   bool holds_receives = false;  // a withdrawn receive does not end
   int failing = 0;              // the code of every further send, receive and test
   MpiThreads level = MpiThreads::kMultiple;
+  MpiCudaCalls cuda;
   // What it sees.
   int calls_after_finalize = 0;
   int communicators = 0;
@@ -114,6 +115,8 @@ class FakeMpi final : public MpiLibrary {
     receive.done = true;
     return seen();
   }
+  MpiCudaCalls cuda_calls() const override { return cuda; }
+  std::string version() const override { return "Fake MPI 1"; }
   std::string error_string(int code) override { return "fake error " + std::to_string(code); }
   bool is_process_failure(int code) override { return code == kProcessFailed; }
 

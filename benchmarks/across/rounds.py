@@ -1,0 +1,162 @@
+"""The measurement: layouts one after another; in each, rounds in which everyone has a turn at every size.
+
+The machine's noise changes from second to second, so what is compared is taken next to each other: each round begins
+with the goodput of a link, and at each size the lanes follow one another in an order that turns with the round.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from statistics import median
+from typing import Any
+
+from lab.lab import Lab
+from lab.network import Counters, address
+
+from .jobs import Running, Unanswered
+from .lanes import LINK, Job, Lane
+
+NUMBERS = count(1)
+GIVEN_UP = 2  # a lane that has failed so often in a layout gets no more turns there
+WARMUP = 2
+BUSY_NBYTES = 24 << 20  # a cell of a large size reduces about so much
+STREAM_NBYTES = 24 << 20  # 0.2 s at 1 Gbit/s
+STREAMS = 3  # in each round; the best counts, as noise only takes from what a link can do
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One lane's turn at one size in one round of one layout."""
+
+    round: int
+    each: int
+    """Ranks per host."""
+    nbytes: int
+    lane: Lane
+    status: str
+    """ok | timeout | failed"""
+    goodput: float
+    """Of a link, in this round: bytes per second."""
+    seconds: Sequence[Sequence[float]] = ()
+    """By rank, of each call."""
+    wrong: int = 0
+    """Elements, over all ranks and calls."""
+    calls: int = 0
+    """Those that the counters have seen: warm-up included."""
+    crossed: Counters = field(default_factory=lambda: Counters({}))
+    text: str = ""
+
+    @property
+    def time_s(self) -> float:
+        """The slowest rank's median."""
+        return max(median(calls) for calls in self.seconds)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure."""
+
+    lanes: Sequence[Lane]
+    layouts: Sequence[int]
+    """Ranks per host, each a layout of its own."""
+    sizes: Sequence[int]
+    rounds: int
+    calls: int | None
+    """Timed calls of a cell; None: by size."""
+    deadline_s: float
+    """Of a cell."""
+
+
+@dataclass
+class Measured:
+    """All cells, every round's goodput (bytes per second), and how the libraries name themselves."""
+
+    cells: list[Cell] = field(default_factory=list)
+    goodput: list[float] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def calls(nbytes: int) -> int:
+    """Timed calls of a cell: 20 of a small size, 3 of 8 MiB and more."""
+    return max(3, min(20, BUSY_NBYTES // nbytes))
+
+
+def measure(lab: Lab, plan: Plan, counters: Callable[[], Counters]) -> Measured:
+    """Runs the plan.
+
+    Args:
+        counters: lab.counters, or in a test what it would like them to be.
+
+    Raises Unanswered where the link itself cannot be measured.
+    """
+    found = Measured()
+    for each in plan.layouts:
+        _Layout(lab, plan, each, counters, found).measure()
+    return found
+
+
+class _Layout:
+    def __init__(self, lab: Lab, plan: Plan, each: int, counters: Callable[[], Counters], found: Measured) -> None:
+        self._lab, self._plan, self._each, self._counters, self._found = lab, plan, each, counters, found
+        self._running: dict[Job, Running] = {}
+        self._failures = dict.fromkeys(plan.lanes, 0)
+
+    def measure(self) -> None:
+        try:
+            for turn in range(self._plan.rounds):
+                goodput = self._goodput()
+                self._found.goodput.append(goodput)
+                for nbytes in self._plan.sizes:
+                    for offset in range(len(self._plan.lanes)):
+                        lane = self._plan.lanes[(offset + turn) % len(self._plan.lanes)]  # nobody is always first
+                        cell = self._cell(turn, nbytes, lane, goodput)
+                        self._found.cells.append(cell)
+                        _tell(cell)
+        finally:
+            for running in self._running.values():
+                running.end()
+
+    def _job(self, job: Job) -> Running:
+        if job not in self._running:
+            self._running[job] = Running(self._lab, job, self._each, next(NUMBERS))
+        return self._running[job]
+
+    def _goodput(self) -> float:
+        order = {"nbytes": STREAM_NBYTES, "to": address(0)}
+        answers = [self._job(LINK).ask(order, self._plan.deadline_s)[1] for _ in range(STREAMS)]
+        return float(max(one["nbytes"] / one["seconds"] for one in answers))
+
+    def _cell(self, turn: int, nbytes: int, lane: Lane, goodput: float) -> Cell:
+        timed = self._plan.calls or calls(nbytes)
+        what: dict[str, Any] = {"round": turn, "each": self._each, "nbytes": nbytes, "lane": lane, "goodput": goodput}
+        if self._failures[lane] >= GIVEN_UP:
+            return Cell(**what, status="timeout", text="not tried again")
+        order = {"how": lane.how, "nbytes": nbytes, "wire": lane.wire, "hosts": len(self._lab.hosts)}
+        try:
+            running = self._job(lane.job)
+            before = self._counters()
+            answers = running.ask({**order, "warmup": WARMUP, "calls": timed}, self._plan.deadline_s)
+        except Unanswered as failure:
+            self._failures[lane] += 1
+            if lane.job in self._running:
+                self._running.pop(lane.job).end()
+            return Cell(**what, status=failure.status, text=str(failure))
+        self._found.versions[lane.name] = running.version
+        return Cell(
+            **what,
+            status="ok",
+            seconds=[answer["seconds"] for answer in answers],
+            wrong=sum(answer["wrong"] for answer in answers),
+            calls=WARMUP + timed,
+            crossed=self._counters() - before,
+        )
+
+
+def _tell(cell: Cell) -> None:
+    """A line to stderr, so that whoever waits sees that it goes on."""
+    what = f"# round {cell.round + 1}, {cell.each} a host, {cell.nbytes:>9} B, {cell.lane.name:<24}"
+    said = f"{cell.time_s * 1e3:9.3f} ms" if cell.status == "ok" else cell.text or cell.status
+    print(f"{what} {said}", file=sys.stderr, flush=True)
