@@ -119,15 +119,16 @@ class Group {
                                         size_t& rounds);
   std::unique_ptr<Algorithm> build_allreduce(Entry& entry, const std::vector<OperationPtr>& members, Team team,
                                              size_t& rounds);
-  // span_jobs.cc
+  // span_jobs.cc; hosts: where the members of the team are
   std::unique_ptr<Algorithm> build_across_hosts(const std::vector<OperationPtr>& members, const Team& team,
-                                                size_t& rounds);
+                                                const Hosts& hosts, size_t& rounds);
   std::unique_ptr<Algorithm> allreduce_across_hosts(std::vector<Piece> pieces, const Reduction& reduction,
-                                                    const Team& team, size_t& rounds);
+                                                    const Team& team, const Hosts& hosts, size_t& rounds);
   std::unique_ptr<Algorithm> allreduce_on_two_levels(const std::byte* src, std::byte* dst, size_t count,
-                                                     const Reduction& reduction, const Team& team, size_t& rounds);
+                                                     const Reduction& reduction, const Team& team, const Hosts& hosts,
+                                                     size_t& rounds);
   std::unique_ptr<Algorithm> reduce_across_hosts(Operation& operation, const Reduction& reduction, const Team& team,
-                                                 size_t& rounds);
+                                                 const Hosts& hosts, size_t& rounds);
   std::unique_ptr<Algorithm> build_pull(Entry& entry, Operation& operation, Team team);
   std::byte* mapped(const Operation& operation, int rank, const MemoryRef& ref) const;
   std::unique_ptr<Algorithm> build_reduce(Operation& operation, Team team, size_t& rounds) const;

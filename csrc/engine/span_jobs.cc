@@ -103,12 +103,12 @@ std::unique_ptr<Algorithm> allreduce_among(const Team& team, const std::byte* sr
 // One contiguous tensor.
 std::unique_ptr<Algorithm> Group::allreduce_on_two_levels(const std::byte* src, std::byte* dst, size_t count,
                                                           const Reduction& reduction, const Team& team,
-                                                          size_t& rounds) {
+                                                          const Hosts& hosts, size_t& rounds) {
   if (!foldable_in_place(reduction)) return allreduce_gathered(src, dst, count, reduction, team);
   const size_t item = itemsize(reduction.dtype);
-  const std::vector<int>& here = hosts_.here();
+  const std::vector<int>& here = hosts.here();
   size_t slices = here.size();
-  for (const auto& members : hosts_.members) slices = std::min(slices, members.size());
+  for (const auto& members : hosts.members) slices = std::min(slices, members.size());
   Team local = part_of(team, here);
   const size_t me = static_cast<size_t>(local.me);
   const auto slice = [&](size_t s) {
@@ -131,7 +131,7 @@ std::unique_ptr<Algorithm> Group::allreduce_on_two_levels(const std::byte* src, 
   }
   if (me < slices && !slice(me).empty()) {
     std::vector<int> ranks;
-    for (const auto& members : hosts_.members) ranks.push_back(members[me]);
+    for (const auto& members : hosts.members) ranks.push_back(members[me]);
     Reduction across = reduction;
     if (several_here) across.prescale = 1.0;
     std::byte* const mine = dst + slice(me).begin * item;
@@ -158,9 +158,9 @@ std::unique_ptr<Algorithm> Group::allreduce_on_two_levels(const std::byte* src, 
 }
 
 std::unique_ptr<Algorithm> Group::allreduce_across_hosts(std::vector<Piece> pieces, const Reduction& reduction,
-                                                         const Team& team, size_t& rounds) {
+                                                         const Team& team, const Hosts& hosts, size_t& rounds) {
   if (pieces.size() == 1) {
-    return allreduce_on_two_levels(pieces[0].src, pieces[0].dst, pieces[0].count, reduction, team, rounds);
+    return allreduce_on_two_levels(pieces[0].src, pieces[0].dst, pieces[0].count, reduction, team, hosts, rounds);
   }
   const size_t item = itemsize(reduction.dtype);
   const size_t count = total_count(pieces);
@@ -176,19 +176,19 @@ std::unique_ptr<Algorithm> Group::allreduce_across_hosts(std::vector<Piece> piec
   }
   Parts parts;
   parts.push_back(copies(team, std::move(in)));
-  parts.push_back(allreduce_on_two_levels(whole, whole, count, reduction, team, rounds));
+  parts.push_back(allreduce_on_two_levels(whole, whole, count, reduction, team, hosts, rounds));
   parts.push_back(copies(team, std::move(out)));
   return sequence(std::move(parts), std::move(memory));
 }
 
 // reduce and reducescatter: an all-reduce of which a rank keeps its part.
 std::unique_ptr<Algorithm> Group::reduce_across_hosts(Operation& operation, const Reduction& reduction,
-                                                      const Team& team, size_t& rounds) {
+                                                      const Team& team, const Hosts& hosts, size_t& rounds) {
   const TensorView& src = operation.srcs[0];
   Memory memory;
   std::byte* const whole = allocate(memory, src.nbytes());
   Parts parts;
-  parts.push_back(allreduce_on_two_levels(src.data, whole, src.count, reduction, team, rounds));
+  parts.push_back(allreduce_on_two_levels(src.data, whole, src.count, reduction, team, hosts, rounds));
   if (operation.kind == Kind::kReduceScatter) {
     const Range rows = segment(src.rows(), size(), rank_);
     parts.push_back(copies(
@@ -200,7 +200,7 @@ std::unique_ptr<Algorithm> Group::reduce_across_hosts(Operation& operation, cons
 }
 
 std::unique_ptr<Algorithm> Group::build_across_hosts(const std::vector<OperationPtr>& members, const Team& team,
-                                                     size_t& rounds) {
+                                                     const Hosts& hosts, size_t& rounds) {
   Operation& first = *members.front();
   const Signature& s = first.signature;
   const Reduction reduction = reduction_of(s, size());
@@ -210,13 +210,13 @@ std::unique_ptr<Algorithm> Group::build_across_hosts(const std::vector<Operation
       for (auto& [dtype, pieces] : pieces_by_dtype(members)) {
         Reduction one = reduction;
         one.dtype = dtype;
-        parts.push_back(allreduce_across_hosts(std::move(pieces), one, team, rounds));
+        parts.push_back(allreduce_across_hosts(std::move(pieces), one, team, hosts, rounds));
       }
       return sequence(std::move(parts));
     }
     case Kind::kReduce:
     case Kind::kReduceScatter:
-      return reduce_across_hosts(first, reduction, team, rounds);
+      return reduce_across_hosts(first, reduction, team, hosts, rounds);
     case Kind::kBroadcast: {
       const TensorView& tensor = first.dsts[0];
       Parts parts;
