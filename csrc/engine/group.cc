@@ -111,9 +111,7 @@ std::unique_ptr<Mirror> Group::make_mirror() {
 bool Group::mirror() {
   if (mirror_ == nullptr) return false;
   try {
-    bool log_full = false;
-    const bool moved = mirror_->progress(log_full);
-    if (log_full) retry_append_.store(true);
+    const bool moved = mirror_->progress();
     backlog_.store(mirror_->has_backlog() && !has_failed(board_), std::memory_order_relaxed);
     return moved;
   } catch (const Error& error) {  // not one operation's fault
@@ -121,6 +119,13 @@ bool Group::mirror() {
     backlog_.store(false, std::memory_order_relaxed);
     return false;
   }
+}
+
+// A leader whose call has ended at once has told the other hosts nothing yet, and they may wait for it.
+void Group::pass_on() {
+  if (mirror_ == nullptr) return;
+  context_.try_progress();
+  context_.wake_engine();  // what the links have not taken
 }
 
 void Group::await_attendance(double timeout_s, Interrupt interrupt) {
@@ -217,6 +222,8 @@ bool Group::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
     } hand_over{*this};
     if (!wait_for_cells(operation, timeout_s, interrupt)) return false;
     done(operation);
+  } else if (operation.quick) {
+    pass_on();
   }
   give_back_name(operation);
   if (operation.state.load(std::memory_order_acquire) == State::kFailed) std::rethrow_exception(operation.error);

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -83,7 +84,10 @@ class Group {
   void check_request(const Request& request) const;
   // submit.cc
   void note_thread();
-  void wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt);
+  bool state_named(const OperationPtr& operation, const void* payload, size_t nbytes);
+  void add_logged(const OperationPtr& operation);
+  void wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt,
+                     const std::function<bool()>& state);
   void wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Operation& waiting, Interrupt interrupt);
   bool window_is_free(bool eager);
   void check_window(Operation& waiting);
@@ -138,6 +142,7 @@ class Group {
   // group.cc
   std::unique_ptr<Mirror> make_mirror();
   bool mirror();
+  void pass_on();
   bool wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt);
   void fail_if_peers_died();
   void fail_if_needed_rank_left(const std::vector<int>& left);

@@ -10,6 +10,8 @@ namespace {
 // Statements carry the watermark too; it is sent by itself once so many operations have ended without one. Less than
 // half of the eager buffers, so that nobody waits for one that is free.
 constexpr uint64_t kWatermarkStep = kEagerCount / 2 - 1;
+// Ranks that go on without those who have joined need no answers, so nothing else holds them back.
+constexpr size_t kMostOnTheWay = 1 << 20;
 }  // namespace
 
 Mirror::Mirror(const Board& board, const Hosts& hosts, Ledger& own,
@@ -25,23 +27,27 @@ Mirror::Mirror(const Board& board, const Hosts& hosts, Ledger& own,
   for (size_t host = 0; host < control.size(); ++host) lines_[host].link = std::move(control[host]);
 }
 
-bool Mirror::progress(bool& log_full) {
-  log_full_ = false;
+bool Mirror::progress() {
+  append_incomplete();
   collect();
   const bool sent = move();
-  const bool received = receive();
+  bool received = receive();
+  if (finish_join()) {
+    received = true;
+    receive();  // what came too early
+  }
+  append_incomplete();
   const bool repeated = repeat_decisions();
   if (received || repeated) {
     collect();
     move();
     own_.ring_waiters();
   }
-  log_full = log_full_;
   return sent || received || repeated;
 }
 
 bool Mirror::has_backlog() const {
-  if (!decisions_.empty()) return true;
+  if (!decisions_.empty() || log_full_) return true;
   return std::any_of(lines_.begin(), lines_.end(),
                      [](const Line& line) { return !line.out.empty() || !line.in.empty(); });
 }
@@ -63,24 +69,39 @@ void Mirror::part(double limit_s) {
   }
 }
 
-template <class Fill>
-void Mirror::send(FrameType type, int rank, Fill fill) {
-  for (Line& line : lines_) {
-    if (line.link == nullptr) continue;
-    line.out.begin(type, rank);
-    fill(line.out);
-    line.out.end();
+void Mirror::collect() {
+  if (!is_choked()) collect_ranks();
+  if (has_failed(board_) && !failure_sent_) {
+    failure_sent_ = true;
+    const std::string text = failure_text(board_);
+    send(FrameType::kFailed, hosts_.here().front(), [&](FrameWriter& out) {
+      out.put(board_.header().failure_kind);
+      out.put(text);
+    });
   }
 }
 
-void Mirror::collect() {
-  // First: what a closed entry is about was stated before, so that those statements are sent before the entry.
+bool Mirror::is_choked() const {
+  return std::any_of(lines_.begin(), lines_.end(),
+                     [](const Line& line) { return line.out.nbytes_left() > kMostOnTheWay; });
+}
+
+void Mirror::collect_ranks() {
+  // First: what a closed entry is about was stated before, so that those statements are sent before the entry; and
+  // what a rank stated before it joined, or drained, is sent before that.
   const uint64_t tail = hosts_.mine == 0 ? close_log() : 0;
+  const bool drained = have_drained();
   for (const int r : hosts_.here()) {
+    const bool joined = board_.line(r).joined.load(std::memory_order_acquire) != 0;
     collect_notes(r);
     Sent& sent = sent_[static_cast<size_t>(r)];
+    if (joined && !sent.has_joined) {
+      sent.has_joined = true;
+      send(FrameType::kJoined, r, [&](FrameWriter& out) { out.put(board_.line(r).unnamed.load()); });
+    }
+    // Of a rank that has joined, all: no statement carries its last ones.
     const uint64_t watermark = board_.line(r).watermark.load(std::memory_order_acquire);
-    if (watermark >= sent.watermark + kWatermarkStep) {
+    if (watermark >= sent.watermark + (joined ? 1 : kWatermarkStep)) {
       sent.watermark = watermark;
       send(FrameType::kWatermark, r, [&](FrameWriter& out) { out.put(watermark); });
     }
@@ -92,14 +113,7 @@ void Mirror::collect() {
     }
   }
   if (hosts_.mine == 0) send_log(tail);
-  if (has_failed(board_) && !failure_sent_) {
-    failure_sent_ = true;
-    const std::string text = failure_text(board_);
-    send(FrameType::kFailed, hosts_.here().front(), [&](FrameWriter& out) {
-      out.put(board_.header().failure_kind);
-      out.put(text);
-    });
-  }
+  if (drained) send_drained();
 }
 
 void Mirror::collect_notes(int rank) {
@@ -115,7 +129,9 @@ void Mirror::collect_notes(int rank) {
       send_statement(rank, note);
     }
   }
+  const bool was_full = end - outbox.read.load(std::memory_order_relaxed) >= kUnnamedCells + board_.capacity();
   outbox.read.store(end, std::memory_order_release);
+  if (was_full) own_.ring_waiters();
 }
 
 bool Mirror::is_eager(const Signature& signature, int rank, bool is_named) const {
@@ -185,27 +201,40 @@ bool Mirror::receive() {
   bool moved = false;
   for (Line& line : lines_) {
     if (line.link == nullptr) continue;
-    while (line.in.fill([&](std::byte* bytes, size_t nbytes) { return line.link->pull(bytes, nbytes); })) moved = true;
-    moved |= line.in.parse([this](FrameParser& frame) { return apply(frame); });
+    while (line.in.nbytes_left() < kMostOnTheWay &&
+           line.in.fill([&](std::byte* bytes, size_t nbytes) { return line.link->pull(bytes, nbytes); }))
+      moved = true;
+    moved |= line.in.parse([&](FrameParser& frame) { return apply(line, frame); });
   }
   return moved;
 }
 
-// False: there is no room for it yet.
-bool Mirror::apply(FrameParser& frame) {
+// False: there is no room for it yet, or it is too early.
+bool Mirror::apply(Line& line, FrameParser& frame) {
   const int rank = frame.head.rank;
   if (rank >= board_.size() || hosts_.is_here(rank)) {
     throw InternalError("another host's leader speaks for rank " + std::to_string(rank) + " of " +
                         std::to_string(board_.size()));
   }
   Ledger& ledger = *ledgers_[static_cast<size_t>(rank)];
+  append_incomplete();  // before a cell that is read there is written again
   switch (frame.head.type) {
     case FrameType::kUnnamed:
-      return apply_statement(frame, false);
+      return !line.has_drained && apply_statement(frame, false);
     case FrameType::kNamed:
-      return apply_statement(frame, true);
+      return !line.has_drained && apply_statement(frame, true);
+    case FrameType::kJoined:
+      if (line.has_drained) return false;
+      ledger.join(frame.take<uint64_t>());
+      return true;
+    case FrameType::kDrained: {
+      const int32_t last_joined = frame.take<int32_t>();
+      if (hosts_.of[static_cast<size_t>(rank)] == 0) last_joined_ = last_joined;
+      line.has_drained = true;
+      return true;
+    }
     case FrameType::kConsumed: {
-      const Ticket ticket = ledger.latest_named(frame.take_text());
+      const Ticket ticket = ledger.latest_named(frame.take_text(), rank);
       if (ticket.tag != 0) ledger.note_consumed_named(ticket);
       return true;
     }
@@ -213,6 +242,10 @@ bool Mirror::apply(FrameParser& frame) {
       board_.line(rank).watermark.store(frame.take<uint64_t>(), std::memory_order_release);
       return true;
     case FrameType::kLeft:
+      if (line.has_drained) {
+        line.left_after.push_back(rank);  // the ranks here that are still in join() do not miss it
+        return true;
+      }
       board_.line(rank).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
       return true;
     case FrameType::kFailed: {
@@ -221,21 +254,29 @@ bool Mirror::apply(FrameParser& frame) {
       record_failure(board_, kind, frame.take_text());
       return true;
     }
-    case FrameType::kEntry: {
-      Decision decision;
-      decision.algorithm = frame.take<uint32_t>();
-      decision.participants = frame.take<RankMask>();
-      decision.members.resize(frame.take<uint32_t>());
-      for (Ticket& member : decision.members) {
-        member = frame.take<Ticket>();
-        // Slots and generations are each host's own; see has_sent().
-        if (const std::string name = frame.take_text(); !name.empty()) member = ledger.latest_named(name);
-      }
-      decisions_.push_back(std::move(decision));
+    case FrameType::kEntry:
+      apply_entry(frame);
       return true;
-    }
   }
   throw InternalError("a frame of another host's leader has an unknown type; do all hosts run one build?");
+}
+
+void Mirror::apply_entry(FrameParser& frame) {
+  Decision decision;
+  decision.algorithm = frame.take<uint32_t>();
+  decision.participants = frame.take<RankMask>();
+  decision.members.resize(frame.take<uint32_t>());
+  const auto& here = hosts_.here();
+  const auto witness = std::find_if(here.begin(), here.end(), [&](int r) { return decision.participants.test(r); });
+  // Nothing to run, and the statements may be overwritten already.
+  if (witness == here.end()) return;
+  for (Ticket& member : decision.members) {
+    member = frame.take<Ticket>();
+    // Slots and generations are each host's own. The entry means what the ranks of this host have stated last under the
+    // name: they state no more before they have run it.
+    if (const std::string name = frame.take_text(); !name.empty()) member = own_.latest_named(name, *witness);
+  }
+  decisions_.push_back(std::move(decision));
 }
 
 bool Mirror::apply_statement(FrameParser& frame, bool is_named) {
@@ -245,11 +286,12 @@ bool Mirror::apply_statement(FrameParser& frame, bool is_named) {
   const Signature signature = frame.take<Signature>();
   const std::byte* const payload = frame.take(board_.inline_nbytes());
   Ticket ticket;
-  bool log_full = false;
+  const bool is_logged = !own_.is_quick(signature, is_named);
   if (is_named) {
     const std::string name = frame.take_text();
-    ticket =
-        ledger.state_named(name, signature, payload, board_.inline_nbytes(), !own_.is_quick(signature, true), log_full);
+    bool log_full = false;
+    ticket = ledger.state_named(name, signature, payload, board_.inline_nbytes(), is_logged, log_full);
+    log_full_ |= log_full;
     if (ticket.tag == 0) return false;
   } else {
     const uint64_t counter = frame.take<uint64_t>();
@@ -260,9 +302,9 @@ bool Mirror::apply_statement(FrameParser& frame, bool is_named) {
       std::memcpy(board_.eager(rank, static_cast<size_t>(index % kEagerCount)), frame.take(nbytes), nbytes);
     }
     ticket = ledger.state_unnamed(counter, signature, payload, board_.inline_nbytes());
-    if (!own_.is_quick(signature, false)) log_full = !ledger.append(ticket);
+    if (is_logged && !ledger.append(ticket)) log_full_ = true;
   }
-  log_full_ |= log_full;
+  if (is_logged && hosts_.mine == 0) incomplete_[ticket.cell] = {rank, ticket.tag};
   board_.line(rank).watermark.store(watermark, std::memory_order_release);
   return true;
 }

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/frames.h"
@@ -27,11 +28,9 @@ class Mirror {
          const std::function<std::unique_ptr<Ledger>(int rank)>& make_ledger,
          std::vector<std::unique_ptr<Link>> control);
 
-  // Executor lock held. Sends and receives what there is; true when something moved. log_full: an operation that became
-  // complete found the first host's log full, and has to be appended again.
-  bool progress(bool& log_full);
-  // The first host's leader runs an entry only when it has sent it: then its next statement under a name comes after
-  // the entry of the last one, by which the others tell which generation the entry means.
+  // Executor lock held. Sends and receives what there is; true when something moved.
+  bool progress();
+  // The first host's leader runs an entry only when it has sent it: till then no other takes the entry's place.
   bool has_sent(uint64_t entry) const { return hosts_.mine != 0 || entry < log_sent_; }
   // Once this rank has left: sends what the other hosts may still need, and reads until the other leaders have left
   // too, for at most limit_s seconds. MPI_Finalize may hang where messages are left that nobody has taken
@@ -50,25 +49,47 @@ class Mirror {
     std::unique_ptr<Link> link;
     FrameWriter out;
     FrameReader in;
+    bool has_drained = false;     // its host's ranks have drained; what they state after that is for the next epoch
+    std::vector<int> left_after;  // and these have left
   };
   struct Sent {  // what the others know of a rank here
     uint64_t watermark = 0;
+    bool has_joined = false;
     bool has_left = false;
+  };
+  struct Incomplete {  // an operation for the log that a rank elsewhere has stated
+    int rank = 0;
+    uint64_t tag = 0;
   };
 
   void collect();
+  void collect_ranks();
   void collect_notes(int rank);
   void send_statement(int rank, const Note& note);
   uint64_t close_log();
   void send_log(uint64_t tail);
   template <class Fill>
-  void send(FrameType type, int rank, Fill fill);
+  void send(FrameType type, int rank, Fill fill) {
+    for (Line& line : lines_) {
+      if (line.link == nullptr) continue;
+      line.out.begin(type, rank);
+      fill(line.out);
+      line.out.end();
+    }
+  }
   bool move();
   bool receive();
-  bool apply(FrameParser& frame);
+  bool apply(Line& line, FrameParser& frame);
   bool apply_statement(FrameParser& frame, bool is_named);
+  void apply_entry(FrameParser& frame);
   bool repeat_decisions();
   bool is_eager(const Signature& signature, int rank, bool is_named) const;
+  bool is_choked() const;
+  // mirror_join.cc
+  bool have_drained() const;
+  void send_drained();
+  bool finish_join();
+  void append_incomplete();
 
   const Board& board_;
   const Hosts& hosts_;
@@ -78,8 +99,11 @@ class Mirror {
   std::vector<Sent> sent_;                        // by group rank
   std::deque<Decision> decisions_;
   uint64_t log_sent_ = 0;  // entries of the first host's log that the others have been sent
+  std::unordered_map<uint64_t, Incomplete> incomplete_;  // by cell, for the first host's log
+  int last_joined_ = -1;                                 // as the first host says
+  bool drained_sent_ = false;
   bool failure_sent_ = false;
-  bool log_full_ = false;
+  bool log_full_ = false;  // an operation of incomplete_ has become complete and found no room
 };
 
 }  // namespace rr

@@ -1,4 +1,8 @@
 // Ledger: joining, and what happens when all ranks wait for operations that can never be complete.
+//
+// On several hosts each has its own joined ranks and epoch. Who is seen to have joined has stated all it will, because
+// its leader tells both in order; so the participants of an operation are the same everywhere. An epoch ends on a host
+// when the leaders of all have said that their ranks have drained (engine/mirror_join.cc).
 
 #include <cstring>
 
@@ -12,7 +16,7 @@ uint64_t Ledger::join(uint64_t unnamed_counter) {
     board_.line(rank_).unnamed.store(unnamed_counter);
     board_.line(rank_).joined.store(1);
     header.joined_count.fetch_add(1);
-    header.last_joined = rank_;
+    if (hosts_.mine == 0) header.last_joined = rank_;  // the first host tells the others
     return header.join_epoch.load();
   });
   ring_all();  // operations that only waited for this rank are complete now
@@ -20,21 +24,28 @@ uint64_t Ledger::join(uint64_t unnamed_counter) {
 }
 
 void Ledger::drained() {
-  const bool last = locked([&] {
+  const uint32_t count = board_.header().drained_count.fetch_add(1) + 1;
+  if (!hosts_.several() && count == static_cast<uint32_t>(board_.size())) finish_join(board_.header().last_joined);
+}
+
+void Ledger::finish_join(int last_joined) {
+  locked([&] {
     Header& header = board_.header();
-    if (++header.drained_count < static_cast<uint32_t>(board_.size())) return false;
     const uint64_t epoch = header.join_epoch.load();
     auto& result = header.join_results[epoch % 2];
     result.unnamed = largest_unnamed();
-    result.last_joined = header.last_joined;
+    result.last_joined = last_joined;
     names_.level_generations();
-    for (int r = 0; r < board_.size(); ++r) board_.line(r).joined.store(0);
+    for (int r = 0; r < board_.size(); ++r) {
+      RankLine& line = board_.line(r);
+      line.joined.store(0);
+      if (!hosts_.is_here(r)) line.watermark.store(result.unnamed, std::memory_order_release);
+    }
     header.joined_count.store(0);
-    header.drained_count = 0;
+    header.drained_count.store(0);
     header.join_epoch.store(epoch + 1);
-    return true;
   });
-  if (last) ring_all();
+  ring_all();
 }
 
 bool Ledger::join_finished(uint64_t epoch) const {

@@ -49,7 +49,8 @@ class Ledger {
   // generation, unnamed: by the peers' watermarks).
   Ticket state_unnamed(uint64_t counter, const Signature& signature, const void* payload, size_t nbytes);
   // Also appends the operation when this statement completes it and `logged`; log_full: append() has to be tried again.
-  // The ticket's tag is 0, and nothing stated, when all names are in flight.
+  // The ticket's tag is 0, and nothing stated, when there is no room: all names are in flight, a rank that has joined
+  // still reads the cell, or the leader has too many notes to read.
   Ticket state_named(const std::string& name, const Signature& signature, const void* payload, size_t nbytes,
                      bool logged, bool& log_full);
 
@@ -69,15 +70,16 @@ class Ledger {
   bool is_quick(const Signature& signature, bool is_named) const;
   // Repeats an entry of the first host's log; false while there is no room.
   bool repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants);
-  // What this rank has stated last under a name, as stored in the table; tag 0 if nothing.
-  Ticket latest_named(const std::string& stored_name);
+  // What a rank has stated last under a name, as stored in the table; tag 0 if nothing.
+  Ticket latest_named(const std::string& stored_name, int rank);
   // Closes an open entry and writes the algorithm that every rank will run. No effect on a closed one.
   void close(Entry& entry);
 
   // Marks this rank as joined. Returns the epoch that ends when every rank has joined and drained.
   uint64_t join(uint64_t unnamed_counter);
-  // This rank has nothing pending any more; the last one to say so finishes the epoch.
+  // This rank has nothing pending any more; on one host the last one to say so finishes the epoch.
   void drained();
+  void finish_join(int last_joined);
   bool join_finished(uint64_t epoch) const;
   JoinResult join_result(uint64_t epoch) const;
 
@@ -96,6 +98,8 @@ class Ledger {
   uint64_t largest_unnamed() const;
 
   bool has_idle_name() const { return names_.has_room(); }
+  // Whether a statement may leave its note to the leader.
+  bool has_note_room() const;
   void note_consumed_named(Ticket ticket) const;
   void ring_waiters() const;  // everybody but this rank
   void ring_all() const;      // waiters and engines, this rank's too
@@ -118,10 +122,12 @@ class Ledger {
   };
 
   void write_cell(Ticket ticket, const Signature& signature, const void* payload, size_t nbytes);
+  bool has_been_read(Ticket ticket) const;
   bool append_locked(Ticket ticket, const RankMask& participants);
   bool fusible(const Entry& entry, const Signature& one, const RankMask& participants, bool registered) const;
   bool registered(Ticket ticket, const RankMask& participants) const;
   Entry* open_entry();
+  bool is_anyone_here(const RankMask& participants) const;
   void announce(Ticket ticket, bool is_consumed) const;
   void close_locked(Entry& entry) const;
   int first_of(const RankMask& participants) const;
