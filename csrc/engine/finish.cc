@@ -29,8 +29,8 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   std::copy(std::begin(src.dims), std::end(src.dims), signature.dims);
 
   std::unique_lock lock(mutex_);
+  note_thread(lock);
   if (!window_is_free(eager)) return false;
-  note_thread();
   const uint64_t number = operations_++;
   add(context_.stats().operations, 1);
   const void* payload = src.data;

@@ -11,7 +11,22 @@
 
 namespace rr {
 
-enum class FrameType : uint16_t { kUnnamed, kNamed, kConsumed, kWatermark, kLeft, kFailed, kEntry, kJoined, kDrained };
+enum class FrameType : uint16_t {
+  kUnnamed,  // statements
+  kNamed,
+  kConsumed,
+  kWatermark,
+  kLeft,
+  kFailed,
+  kEntry,    // of the first host's log
+  kJoined,   // join()
+  kDrained,  // the same of a host
+  kBlocked,  // or no longer
+  kFreeze,   // the first host asks all, who vote, and then it decides
+  kVote,
+  kVerdict,
+  kSettled,  // nothing stated before the verdict is under way any more
+};
 
 struct FrameHead {
   uint32_t nbytes = 0;  // with this head

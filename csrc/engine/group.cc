@@ -22,6 +22,7 @@ Bells bells_of(Context& context, const std::vector<int>& world_ranks) {
   return bells;
 }
 
+constexpr double kVerdictS = 10.0;   // the hosts take so long to settle a verdict, at most
 constexpr double kFarewellS = 1.0;   // a leader that leaves waits so long for those of other hosts
 constexpr int kControl = kChannels;  // the leaders' channel
 
@@ -198,15 +199,36 @@ bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt int
         finished, [this] { return has_work(); },
         timeout_s < 0 ? Deadline::never() : Deadline::after_s(std::max(timeout_s, 1e-9)), interrupt, crowded_, tick);
   } catch (...) {
-    if (blocked && ledger_.unblock()) withdraw();
+    if (blocked && unblock()) withdraw();
     throw;
   }
-  if (blocked && ledger_.unblock()) {
+  if (blocked && unblock()) {
     const std::string text = ledger_.withdraw_text();
     withdraw();
     throw MismatchError(text + " " + where(operation));
   }
   return in_time;
+}
+
+// Ends a block; true after a verdict. While the hosts settle one nobody may move: a few messages between leaders.
+bool Group::unblock() {
+  std::optional<bool> withdrawn;
+  const auto unblocked = [&] {
+    withdrawn = ledger_.unblock(has_failed(board_) || context_.is_shut_down());
+    return withdrawn.has_value();
+  };
+  if (!unblocked()) await_verdict(unblocked);
+  return withdrawn.value_or(false);
+}
+
+void Group::await_verdict(const std::function<bool()>& is_over) {
+  const bool in_time = context_.wait_until(
+      is_over, [this] { return has_work(); }, Deadline::after_s(kVerdictS), nullptr, crowded_, [] {});
+  if (in_time) return;
+  record_failure(board_, FatalKind::kTimeout,
+                 here() + "] the leader of the first host did not say within " +
+                     std::to_string(static_cast<int>(kVerdictS)) + " s whether all ranks are stuck");
+  is_over();
 }
 
 bool Group::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
@@ -288,6 +310,10 @@ void Group::fail_pending(const std::string& why) {
 
 // Executor lock held, the engine is gone.
 void Group::leave() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (logged_.empty()) board_.line(rank_).cursor.store(kFinished, std::memory_order_release);
+  }
   board_.line(rank_).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
   try {
     if (mirror_ != nullptr) mirror_->part(kFarewellS);

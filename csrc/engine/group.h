@@ -83,7 +83,7 @@ class Group {
   Signature sign(const Request& request) const;
   void check_request(const Request& request) const;
   // submit.cc
-  void note_thread();
+  void note_thread(std::unique_lock<std::mutex>& lock);
   bool state_named(const OperationPtr& operation, const void* payload, size_t nbytes);
   void add_logged(const OperationPtr& operation);
   void wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt,
@@ -154,6 +154,8 @@ class Group {
   std::vector<int> missing(const Operation& operation) const;
   std::vector<int> silent(double seconds) const;
   void withdraw();
+  bool unblock();
+  void await_verdict(const std::function<bool()>& is_over);
   void give_back_name(const Operation& operation);
 
   Context& context_;

@@ -10,8 +10,6 @@ namespace {
 // Statements carry the watermark too; it is sent by itself once so many operations have ended without one. Less than
 // half of the eager buffers, so that nobody waits for one that is free.
 constexpr uint64_t kWatermarkStep = kEagerCount / 2 - 1;
-// Ranks that go on without those who have joined need no answers, so nothing else holds them back.
-constexpr size_t kMostOnTheWay = 1 << 20;
 }  // namespace
 
 Mirror::Mirror(const Board& board, const Hosts& hosts, Ledger& own,
@@ -32,7 +30,7 @@ bool Mirror::progress() {
   collect();
   const bool sent = move();
   bool received = receive();
-  if (finish_join()) {
+  if (finish_join() || finish_verdict()) {
     received = true;
     receive();  // what came too early
   }
@@ -82,8 +80,7 @@ void Mirror::collect() {
 }
 
 bool Mirror::is_choked() const {
-  return std::any_of(lines_.begin(), lines_.end(),
-                     [](const Line& line) { return line.out.nbytes_left() > kMostOnTheWay; });
+  return std::any_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.out.nbytes_left() > kAhead; });
 }
 
 void Mirror::collect_ranks() {
@@ -93,12 +90,14 @@ void Mirror::collect_ranks() {
   const bool drained = have_drained();
   for (const int r : hosts_.here()) {
     const bool joined = board_.line(r).joined.load(std::memory_order_acquire) != 0;
+    const uint64_t block = board_.line(r).blocked_epoch.load(std::memory_order_acquire);
     collect_notes(r);
     Sent& sent = sent_[static_cast<size_t>(r)];
     if (joined && !sent.has_joined) {
       sent.has_joined = true;
       send(FrameType::kJoined, r, [&](FrameWriter& out) { out.put(board_.line(r).unnamed.load()); });
     }
+    send_block(r, block);
     // Of a rank that has joined, all: no statement carries its last ones.
     const uint64_t watermark = board_.line(r).watermark.load(std::memory_order_acquire);
     if (watermark >= sent.watermark + (joined ? 1 : kWatermarkStep)) {
@@ -109,7 +108,8 @@ void Mirror::collect_ranks() {
     if (left && !sent.has_left) {
       sent.has_left = true;
       collect_notes(r);
-      send(FrameType::kLeft, r, [](FrameWriter&) {});
+      const uint64_t cursor = board_.line(r).cursor.load(std::memory_order_acquire);
+      send(FrameType::kLeft, r, [&](FrameWriter& out) { out.put(cursor == kFinished ? kFinished : uint64_t{0}); });
     }
   }
   if (hosts_.mine == 0) send_log(tail);
@@ -193,133 +193,6 @@ bool Mirror::move() {
   for (Line& line : lines_) {
     if (line.link == nullptr) continue;
     moved |= line.out.drain([&](const std::byte* bytes, size_t nbytes) { return line.link->push(bytes, nbytes); });
-  }
-  return moved;
-}
-
-bool Mirror::receive() {
-  bool moved = false;
-  for (Line& line : lines_) {
-    if (line.link == nullptr) continue;
-    while (line.in.nbytes_left() < kMostOnTheWay &&
-           line.in.fill([&](std::byte* bytes, size_t nbytes) { return line.link->pull(bytes, nbytes); }))
-      moved = true;
-    moved |= line.in.parse([&](FrameParser& frame) { return apply(line, frame); });
-  }
-  return moved;
-}
-
-// False: there is no room for it yet, or it is too early.
-bool Mirror::apply(Line& line, FrameParser& frame) {
-  const int rank = frame.head.rank;
-  if (rank >= board_.size() || hosts_.is_here(rank)) {
-    throw InternalError("another host's leader speaks for rank " + std::to_string(rank) + " of " +
-                        std::to_string(board_.size()));
-  }
-  Ledger& ledger = *ledgers_[static_cast<size_t>(rank)];
-  append_incomplete();  // before a cell that is read there is written again
-  switch (frame.head.type) {
-    case FrameType::kUnnamed:
-      return !line.has_drained && apply_statement(frame, false);
-    case FrameType::kNamed:
-      return !line.has_drained && apply_statement(frame, true);
-    case FrameType::kJoined:
-      if (line.has_drained) return false;
-      ledger.join(frame.take<uint64_t>());
-      return true;
-    case FrameType::kDrained: {
-      const int32_t last_joined = frame.take<int32_t>();
-      if (hosts_.of[static_cast<size_t>(rank)] == 0) last_joined_ = last_joined;
-      line.has_drained = true;
-      return true;
-    }
-    case FrameType::kConsumed: {
-      const Ticket ticket = ledger.latest_named(frame.take_text(), rank);
-      if (ticket.tag != 0) ledger.note_consumed_named(ticket);
-      return true;
-    }
-    case FrameType::kWatermark:
-      board_.line(rank).watermark.store(frame.take<uint64_t>(), std::memory_order_release);
-      return true;
-    case FrameType::kLeft:
-      if (line.has_drained) {
-        line.left_after.push_back(rank);  // the ranks here that are still in join() do not miss it
-        return true;
-      }
-      board_.line(rank).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
-      return true;
-    case FrameType::kFailed: {
-      const auto kind = static_cast<FatalKind>(frame.take<uint32_t>());
-      failure_sent_ = true;  // whoever sent it has told everybody
-      record_failure(board_, kind, frame.take_text());
-      return true;
-    }
-    case FrameType::kEntry:
-      apply_entry(frame);
-      return true;
-  }
-  throw InternalError("a frame of another host's leader has an unknown type; do all hosts run one build?");
-}
-
-void Mirror::apply_entry(FrameParser& frame) {
-  Decision decision;
-  decision.algorithm = frame.take<uint32_t>();
-  decision.participants = frame.take<RankMask>();
-  decision.members.resize(frame.take<uint32_t>());
-  const auto& here = hosts_.here();
-  const auto witness = std::find_if(here.begin(), here.end(), [&](int r) { return decision.participants.test(r); });
-  // Nothing to run, and the statements may be overwritten already.
-  if (witness == here.end()) return;
-  for (Ticket& member : decision.members) {
-    member = frame.take<Ticket>();
-    // Slots and generations are each host's own. The entry means what the ranks of this host have stated last under the
-    // name: they state no more before they have run it.
-    if (const std::string name = frame.take_text(); !name.empty()) member = own_.latest_named(name, *witness);
-  }
-  decisions_.push_back(std::move(decision));
-}
-
-bool Mirror::apply_statement(FrameParser& frame, bool is_named) {
-  const int rank = frame.head.rank;
-  Ledger& ledger = *ledgers_[static_cast<size_t>(rank)];
-  const uint64_t watermark = frame.take<uint64_t>();
-  const Signature signature = frame.take<Signature>();
-  const std::byte* const payload = frame.take(board_.inline_nbytes());
-  Ticket ticket;
-  const bool is_logged = !own_.is_quick(signature, is_named);
-  if (is_named) {
-    const std::string name = frame.take_text();
-    bool log_full = false;
-    ticket = ledger.state_named(name, signature, payload, board_.inline_nbytes(), is_logged, log_full);
-    log_full_ |= log_full;
-    if (ticket.tag == 0) return false;
-  } else {
-    const uint64_t counter = frame.take<uint64_t>();
-    if (is_eager(signature, rank, is_named)) {
-      uint64_t index;
-      std::memcpy(&index, payload, sizeof index);
-      const size_t nbytes = static_cast<size_t>(signature.nbytes);
-      std::memcpy(board_.eager(rank, static_cast<size_t>(index % kEagerCount)), frame.take(nbytes), nbytes);
-    }
-    ticket = ledger.state_unnamed(counter, signature, payload, board_.inline_nbytes());
-    if (is_logged && !ledger.append(ticket)) log_full_ = true;
-  }
-  if (is_logged && hosts_.mine == 0) incomplete_[ticket.cell] = {rank, ticket.tag};
-  board_.line(rank).watermark.store(watermark, std::memory_order_release);
-  return true;
-}
-
-// In order, each once all statements about it are here and the log has room.
-bool Mirror::repeat_decisions() {
-  bool moved = false;
-  while (!decisions_.empty()) {
-    const Decision& decision = decisions_.front();
-    for (const Ticket ticket : decision.members) {
-      if (!own_.complete(ticket)) return moved;
-    }
-    if (!own_.repeat(decision.members, decision.algorithm, decision.participants)) return moved;
-    decisions_.pop_front();
-    moved = true;
   }
   return moved;
 }

@@ -15,32 +15,39 @@
 namespace rr {
 
 bool Mirror::have_drained() const {
-  return !drained_sent_ && board_.header().drained_count.load(std::memory_order_acquire) == hosts_.here().size();
+  return gate_ == Gate::kNone && board_.header().drained_count.load(std::memory_order_acquire) == hosts_.here().size();
 }
 
 void Mirror::send_drained() {
-  drained_sent_ = true;
+  gate_ = Gate::kJoinEnds;
   const int32_t last_joined = board_.header().last_joined;  // final: everybody has joined
   if (hosts_.mine == 0) last_joined_ = last_joined;
   send(FrameType::kDrained, hosts_.here().front(), [&](FrameWriter& out) { out.put(last_joined); });
 }
 
 bool Mirror::finish_join() {
-  if (!drained_sent_) return false;
-  for (const Line& line : lines_) {
-    if (line.link != nullptr && !line.has_drained) return false;
-  }
+  if (!all_are_at(Gate::kJoinEnds)) return false;
   own_.finish_join(last_joined_);
-  drained_sent_ = false;
   for (Sent& sent : sent_) sent.has_joined = false;
+  pass_gate();
+  return true;
+}
+
+bool Mirror::all_are_at(Gate gate) const {
+  if (gate_ != gate) return false;
+  return std::all_of(lines_.begin(), lines_.end(),
+                     [&](const Line& line) { return line.link == nullptr || line.gate == gate; });
+}
+
+void Mirror::pass_gate() {
+  gate_ = Gate::kNone;
   for (Line& line : lines_) {
-    line.has_drained = false;
+    line.gate = Gate::kNone;
     for (const int r : line.left_after) {
       board_.line(r).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
     }
     line.left_after.clear();
   }
-  return true;
 }
 
 // What other hosts' ranks have stated becomes complete without another statement when somebody joins, and no rank of

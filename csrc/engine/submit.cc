@@ -71,12 +71,18 @@ void Group::check_window(Operation& waiting) {
 }
 
 // mutex_ held. A rank whose only thread is blocked has said so; now another one is here.
-void Group::note_thread() {
+void Group::note_thread(std::unique_lock<std::mutex>& lock) {
   const std::thread::id self = std::this_thread::get_id();
   if (only_thread_ == std::thread::id()) only_thread_ = self;
-  if (only_thread_ == self || many_threads_) return;
+  if (only_thread_ == self) return;
+  while (!many_threads_ && !ledger_.lift_block()) {
+    lock.unlock();
+    const auto gone_on = [this] { return !ledger_.is_frozen() || has_failed(board_) || context_.is_shut_down(); };
+    await_verdict(gone_on);
+    lock.lock();
+    if (has_failed(board_) || context_.is_shut_down()) break;
+  }
   many_threads_ = true;
-  ledger_.lift_block();
 }
 
 // mutex_ held. States a named operation and puts it into the tables; false when there is no room for it.
@@ -165,7 +171,7 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   }
 
   std::unique_lock lock(mutex_);
-  note_thread();
+  note_thread(lock);
   operation->number = operations_++;
   add(context_.stats().operations, 1);
   uint64_t eager_index = 0;

@@ -45,6 +45,9 @@ struct RankMask {
   }
 };
 
+// The cursor of a rank that has left with nothing pending: others have from it all they will ever need.
+inline constexpr uint64_t kFinished = uint64_t{1} << 63;
+
 enum class Attendance : uint32_t { kAbsent, kPresent, kShutDown };
 
 struct alignas(64) RankLine {
@@ -68,6 +71,7 @@ struct Header {
   alignas(64) std::atomic<uint32_t> failed;  // 0 no, 1 being written, 2 yes
   std::atomic<uint32_t> joined_count;
   std::atomic<uint64_t> join_epoch;  // finished joins
+  std::atomic<uint32_t> frozen;      // several hosts: nobody unblocks until they know whether all ranks are stuck
   alignas(64) SharedLock lock;       // guards everything below, the name table, append marks, open entries
   std::atomic<uint64_t> log_tail;    // entries ever opened
   uint64_t names_used;

@@ -85,17 +85,33 @@ class Ledger {
 
   // Tells the others that this rank's only thread waits for an operation and can state nothing else.
   void block(Ticket ticket, uint64_t unnamed_counter);
-  // Unless the verdict has come: another thread of this rank has appeared, which may state what is missing.
-  void lift_block();
-  // Returns what withdrawn() says at that moment; a verdict comes before it or not at all.
-  bool unblock();
+  // Another thread of this rank has appeared, which may state what is missing. False: not while is_frozen().
+  bool lift_block();
+  // Returns what withdrawn() says at that moment; a verdict comes before it or not at all. Null while is_frozen(),
+  // unless at_once.
+  std::optional<bool> unblock(bool at_once);
+  bool is_frozen() const { return board_.header().frozen.load(std::memory_order_acquire) != 0; }
   // True after a verdict that this rank's blocked operation can never complete; its statement is withdrawn.
   bool withdrawn() const;
-  // If every rank is blocked (or has joined) and none of their operations is complete, withdraws them all.
+  // What a rank is blocked on; tag 0: it is not, as far as this host knows.
+  Ticket blocked_on(int rank) const;
+  // On one host: if every rank is blocked (or has joined) and none of their operations is complete, withdraws them all.
   void detect_deadlock();
+
+  // The same on several hosts. What the first host sees, and holds its ranks for; null if they are not all stuck.
+  struct Stuck {
+    std::string text;
+    uint64_t unnamed = 0;          // every rank's counter continues there
+    std::vector<uint64_t> epochs;  // of the ranks' blocks
+  };
+  std::optional<Stuck> freeze_if_stuck();
+  // Holds the ranks of this host; false if one of them has moved since.
+  bool freeze(const std::vector<uint64_t>& epochs);
+  void thaw();
+  void withdraw(const std::string& text, uint64_t unnamed);
+
   std::string withdraw_text() const { return board_.header().withdraw_text; }
   uint64_t withdraw_unnamed() const { return board_.header().withdraw_unnamed; }
-  uint64_t largest_unnamed() const;
 
   bool has_idle_name() const { return names_.has_room(); }
   // Whether a statement may leave its note to the leader.
@@ -122,6 +138,9 @@ class Ledger {
   };
 
   void write_cell(Ticket ticket, const Signature& signature, const void* payload, size_t nbytes);
+  uint64_t largest_unnamed() const;
+  std::string describe_stuck() const;
+  void withdraw_blocked(const std::string& text, uint64_t unnamed);
   bool has_been_read(Ticket ticket) const;
   bool append_locked(Ticket ticket, const RankMask& participants);
   bool fusible(const Entry& entry, const Signature& one, const RankMask& participants, bool registered) const;
