@@ -11,6 +11,10 @@ namespace rr {
 int Group::join(Interrupt interrupt) {
   context_.throw_if_shut_down();
   throw_if_failed();
+  {
+    std::unique_lock lock(mutex_);
+    note_thread(lock);
+  }
   joining_.fetch_add(1);
   struct Leave {
     std::atomic<uint32_t>& joining;

@@ -121,7 +121,7 @@ class Mirror {
   std::unordered_map<uint64_t, Incomplete> incomplete_;  // by cell, for the first host's log
   int last_joined_ = -1;                                 // as the first host says
   Gate gate_ = Gate::kNone;                              // this host has said that it is there
-  std::optional<Ledger::Stuck> stuck_;                   // asked, or decided: gate_
+  std::optional<Ledger::Stuck> stuck_;                   // of the verdict that is asked for or settled
   int votes_ = 0;                                        // of hosts, for and against
   bool refused_ = false;
   bool failure_sent_ = false;

@@ -19,6 +19,13 @@ void Ledger::announce(Ticket ticket, bool is_consumed) const {
   outbox.written.store(at + 1, std::memory_order_release);
 }
 
+bool Ledger::is_anyone_here(const RankMask& participants) const {
+  for (const int r : hosts_.here()) {
+    if (participants.test(r)) return true;
+  }
+  return false;
+}
+
 bool Ledger::has_note_room() const {
   if (!hosts_.several()) return true;
   const Outbox& outbox = board_.outbox(rank_);

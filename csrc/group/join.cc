@@ -55,4 +55,17 @@ JoinResult Ledger::join_result(uint64_t epoch) const {
   return {static_cast<int>(result.last_joined), result.unnamed};
 }
 
+// Whoever stated the name's last operation but one has consumed it if it took part in the last one. A rank that joined
+// in between may not have come to that.
+bool Ledger::has_been_read(Ticket ticket) const {
+  if (board_.header().joined_count.load(std::memory_order_acquire) == 0) return true;
+  const size_t notes = Names::consumed_cell((ticket.cell - kUnnamedCells) / 2);
+  for (int r = 0; r < board_.size(); ++r) {
+    const uint64_t stated = board_.head(ticket.cell, r).tag.load(std::memory_order_acquire);
+    if (stated >= ticket.tag) continue;
+    if (board_.head(notes, r).consumed.load(std::memory_order_acquire) < stated) return false;
+  }
+  return true;
+}
+
 }  // namespace rr

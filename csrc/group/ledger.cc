@@ -56,19 +56,6 @@ Ticket Ledger::state_named(const std::string& name, const Signature& signature, 
   });
 }
 
-// Whoever stated the name's last operation but one has consumed it if it took part in the last one. A rank that joined
-// in between may not have come to that.
-bool Ledger::has_been_read(Ticket ticket) const {
-  if (board_.header().joined_count.load(std::memory_order_acquire) == 0) return true;
-  const size_t notes = Names::consumed_cell((ticket.cell - kUnnamedCells) / 2);
-  for (int r = 0; r < board_.size(); ++r) {
-    const uint64_t stated = board_.head(ticket.cell, r).tag.load(std::memory_order_acquire);
-    if (stated >= ticket.tag) continue;
-    if (board_.head(notes, r).consumed.load(std::memory_order_acquire) < stated) return false;
-  }
-  return true;
-}
-
 bool Ledger::complete(Ticket ticket, RankMask* participants) const {
   for (int r = 0; r < board_.size(); ++r) {
     const auto& tag = board_.head(ticket.cell, r).tag;
@@ -128,13 +115,6 @@ int Ledger::first_of(const RankMask& participants) const {
   int r = 0;
   while (!participants.test(r)) ++r;
   return r;
-}
-
-bool Ledger::is_anyone_here(const RankMask& participants) const {
-  for (const int r : hosts_.here()) {
-    if (participants.test(r)) return true;
-  }
-  return false;
 }
 
 bool Ledger::registered(Ticket ticket, const RankMask& participants) const {

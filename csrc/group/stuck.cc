@@ -3,11 +3,15 @@
 // On one host that is found and done in one step under the group's lock. On several the first host finds it; then each
 // host holds its ranks where they are (freeze) until all have agreed (engine/mirror_stuck.cc).
 
+#include <algorithm>
 #include <cstring>
 
 #include "group/ledger.h"
 
 namespace rr {
+namespace {
+constexpr uint64_t kHasJoined = UINT64_MAX;  // in the place of a block's epoch
+}
 
 uint64_t Ledger::largest_unnamed() const {
   uint64_t largest = 0;
@@ -116,7 +120,10 @@ std::optional<Ledger::Stuck> Ledger::freeze_if_stuck() {
   return locked([&]() -> std::optional<Stuck> {
     Stuck stuck = {describe_stuck(), largest_unnamed(), {}};
     if (stuck.text.empty() || is_frozen()) return std::nullopt;
-    for (int r = 0; r < board_.size(); ++r) stuck.epochs.push_back(board_.line(r).blocked_epoch.load());
+    for (int r = 0; r < board_.size(); ++r) {
+      const RankLine& line = board_.line(r);
+      stuck.epochs.push_back(line.joined.load() != 0 ? kHasJoined : line.blocked_epoch.load());
+    }
     board_.header().frozen.store(1);
     return stuck;
   });
@@ -126,8 +133,12 @@ bool Ledger::freeze(const std::vector<uint64_t>& epochs) {
   return locked([&] {
     for (const int r : hosts_.here()) {
       const RankLine& line = board_.line(r);
-      if (line.joined.load() != 0) continue;
-      if (blocked_on(r).tag == 0 || line.blocked_epoch.load() != epochs[static_cast<size_t>(r)]) return false;
+      const uint64_t epoch = epochs[static_cast<size_t>(r)];
+      if (line.joined.load() != 0 || epoch == kHasJoined) {
+        if (line.joined.load() == 0 || epoch != kHasJoined) return false;
+      } else if (blocked_on(r).tag == 0 || line.blocked_epoch.load() != epoch) {
+        return false;
+      }
     }
     board_.header().frozen.store(1);
     return true;
