@@ -124,6 +124,36 @@ TEST_CASE("stuck: a rank that gives up its wait in time spares everybody the ver
   MESSAGE(spared.load() << " of " << turns << " spared");
 }
 
+TEST_CASE("stuck: nobody gives up a wait while the hosts settle a verdict") {
+  const Environment environment{};
+  std::atomic<bool> settled{false};
+  CHECK_NOTHROW(run_hosts({0, 1}, [&](Rank& rank) {
+    if (rank.rank == 0) {
+      while (!settled) std::this_thread::yield();
+      sum_now(rank, rank.world, 2, 0, "late");
+      return;
+    }
+    const Board& board = rank.world.board();
+    const Sum sum = start_sum(rank, rank.world, 2, 0, "late");
+    std::atomic<bool> over{false};
+    std::atomic<bool> in_time{true};
+    std::thread waiting([&] {
+      in_time = rank.world.wait(*sum.operation, 1.0, nullptr);
+      over = true;
+    });
+    while (board.line(1).blocked_on.load() == 0 && !over) std::this_thread::yield();
+    board.header().frozen.store(1);
+    const Deadline limit = Deadline::after_s(1.5);
+    while (!limit.passed()) std::this_thread::yield();
+    const bool held = !over;
+    board.header().frozen.store(0);
+    waiting.join();
+    settled = true;
+    expect(held && !in_time, "the wait ends, without a result, when the verdict is settled");
+    finish_sum(rank.world, sum);
+  }));
+}
+
 TEST_CASE("stuck: not while another thread may state what is missing") {
   const Environment environment{};
   for (const int busy : {0, 1, 2}) {
