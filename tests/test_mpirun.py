@@ -276,6 +276,41 @@ def test_hydra_with_open_mpis_library_is_an_error_with_the_remedy(tmp_path: Path
             assert "`ringrun --transport mpi -np 2 ...`" in error
 
 
+# --- uneven data, every rank a host of its own ------------------------------------------------------------------------
+
+UNEVEN = f"""{SAY}
+with rr.init() as world:
+    steps = [2, 5, 0][world.rank]
+    seen = []
+    for step in range(steps):
+        large = rr.allreduce(np.full(5000, 10.0 ** world.rank), op=rr.Sum, name="large")
+        small = rr.allreduce(np.array([10.0 ** world.rank]), op=rr.Sum)
+        assert (large == large[0]).all()
+        seen.append([large[0], small[0]])
+    if world.rank == 1:
+        seen.append(caught(lambda: rr.allgather(np.zeros(3))))
+    seen.append(rr.join())
+    seen.append(total())
+    seen.append(caught(lambda: rr.allreduce(np.zeros(3), name=f"of {{world.rank}}")))
+    seen.append(total())
+say(world.rank, seen)
+"""
+
+
+def test_uneven_data_and_stuck_ranks_over_mpi(mpi: mpis.Mpi, tmp_path: Path) -> None:
+    mpi.run(3, UNEVEN, extra={FOLDER: str(tmp_path), "RINGREDUCE_TRANSPORT": "mpi"})
+    zero, one, two = said(tmp_path, 3)
+    together, alone = [11.0, 11.0], [10.0, 10.0]
+    assert zero[:2] == [together] * 2
+    assert one[:5] == [together] * 2 + [alone] * 3
+    assert "Allgather is not supported with Join at this time" in one[5]
+    for rank, (last, right, stuck, after) in enumerate((zero[2:], one[6:], two)):
+        assert last == 1
+        assert right == after == expected_total(3)
+        assert stuck.startswith("MismatchError: every rank is blocked and no operation can complete: rank 0 waits in")
+        assert f"rank {rank} waits in allreduce 'of {rank}' for rank" in stuck
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,10 @@ namespace rr {
 int Group::join(Interrupt interrupt) {
   context_.throw_if_shut_down();
   throw_if_failed();
-  if (hosts_.several()) throw UnavailableError(here() + "] join() exists on one host only so far");
+  {
+    std::unique_lock lock(mutex_);
+    note_thread(lock);
+  }
   joining_.fetch_add(1);
   struct Leave {
     std::atomic<uint32_t>& joining;

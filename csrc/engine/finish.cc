@@ -29,8 +29,8 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   std::copy(std::begin(src.dims), std::end(src.dims), signature.dims);
 
   std::unique_lock lock(mutex_);
+  note_thread(lock);
   if (!window_is_free(eager)) return false;
-  note_thread();
   const uint64_t number = operations_++;
   add(context_.stats().operations, 1);
   const void* payload = src.data;
@@ -62,7 +62,9 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   operation.ticket = ticket;
   operation.counter = counter;
   operation.quick = true;
-  if (!complete) {
+  if (complete) {
+    pass_on();
+  } else {
     operation.number = number;
     operation.submitted_ns = now_ns();
     try {

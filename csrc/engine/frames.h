@@ -11,7 +11,22 @@
 
 namespace rr {
 
-enum class FrameType : uint16_t { kUnnamed, kNamed, kConsumed, kWatermark, kLeft, kFailed, kEntry };
+enum class FrameType : uint16_t {
+  kUnnamed,  // statements
+  kNamed,
+  kConsumed,
+  kWatermark,
+  kLeft,
+  kFailed,
+  kEntry,    // of the first host's log
+  kJoined,   // join()
+  kDrained,  // the same of a host
+  kBlocked,  // or no longer
+  kFreeze,   // the first host asks all, who vote, and then it decides
+  kVote,
+  kVerdict,
+  kSettled,  // nothing stated before the verdict is under way any more
+};
 
 struct FrameHead {
   uint32_t nbytes = 0;  // with this head
@@ -47,14 +62,15 @@ class FrameWriter {
   }
 
   bool empty() const { return gone_ == bytes_.size(); }
+  size_t nbytes_left() const { return bytes_.size() - gone_; }
   // Hands what is left to push(bytes, nbytes), which says how much it took.
   template <class Push>
   bool drain(Push push) {
     if (empty()) return false;
     const size_t taken = push(bytes_.data() + gone_, bytes_.size() - gone_);
     gone_ += taken;
-    if (empty()) {
-      bytes_.clear();
+    if (gone_ > bytes_.size() / 2) {
+      bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<std::ptrdiff_t>(gone_));
       gone_ = 0;
     }
     return taken != 0;
@@ -105,7 +121,11 @@ class FrameReader {
   template <class Pull>
   bool fill(Pull pull) {
     constexpr size_t kAtOnce = 64 << 10;
-    if (done_ == filled_) done_ = filled_ = 0;
+    if (done_ != 0 && (done_ == filled_ || done_ > kAtOnce)) {
+      std::memmove(bytes_.data(), bytes_.data() + done_, filled_ - done_);
+      filled_ -= done_;
+      done_ = 0;
+    }
     if (bytes_.size() < filled_ + kAtOnce) bytes_.resize(filled_ + kAtOnce);
     const size_t come = pull(bytes_.data() + filled_, kAtOnce);
     filled_ += come;
@@ -128,6 +148,7 @@ class FrameReader {
     return used;
   }
   bool empty() const { return done_ == filled_; }
+  size_t nbytes_left() const { return filled_ - done_; }
 
  private:
   std::vector<std::byte> bytes_;

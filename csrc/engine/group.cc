@@ -1,4 +1,4 @@
-// Group: life and waiting.
+// Group: its life.
 
 #include "engine/group.h"
 
@@ -111,9 +111,7 @@ std::unique_ptr<Mirror> Group::make_mirror() {
 bool Group::mirror() {
   if (mirror_ == nullptr) return false;
   try {
-    bool log_full = false;
-    const bool moved = mirror_->progress(log_full);
-    if (log_full) retry_append_.store(true);
+    const bool moved = mirror_->progress();
     backlog_.store(mirror_->has_backlog() && !has_failed(board_), std::memory_order_relaxed);
     return moved;
   } catch (const Error& error) {  // not one operation's fault
@@ -121,6 +119,13 @@ bool Group::mirror() {
     backlog_.store(false, std::memory_order_relaxed);
     return false;
   }
+}
+
+// A leader whose call has ended at once has told the other hosts nothing yet, and they may wait for it.
+void Group::pass_on() {
+  if (mirror_ == nullptr) return;
+  context_.try_progress();
+  context_.wake_engine();  // what the links have not taken
 }
 
 void Group::await_attendance(double timeout_s, Interrupt interrupt) {
@@ -155,108 +160,6 @@ void Group::forget_counts() {
   context_.stats().reset();
 }
 
-bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt) {
-  bool blocked = false;
-  const auto finished = [&] {
-    if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
-    if (!operation.quick) {
-      if (!operation.settled.load(std::memory_order_relaxed) && ledger_.complete(operation.ticket)) {
-        const std::lock_guard lock(mutex_);
-        settle(operation);
-        return operation.state.load(std::memory_order_acquire) != State::kPending;
-      }
-      throw_if_failed();
-      context_.throw_if_shut_down();
-      return blocked && ledger_.withdrawn();
-    }
-    if (ledger_.complete(operation.ticket)) return true;
-    throw_if_failed();
-    context_.throw_if_shut_down();
-    return blocked && ledger_.withdrawn();
-  };
-  const auto tick = [&] {
-    check_age(operation, now_ns());
-    fail_if_left(operation);
-    if (operation.ticket.tag == 0) return;
-    const std::lock_guard lock(mutex_);
-    if (many_threads_) return;
-    if (!blocked) {
-      blocked = true;
-      ledger_.block(operation.ticket, unnamed_);
-    } else {
-      ledger_.detect_deadlock();
-    }
-  };
-  bool in_time = false;
-  try {
-    in_time = context_.wait_until(
-        finished, [this] { return has_work(); },
-        timeout_s < 0 ? Deadline::never() : Deadline::after_s(std::max(timeout_s, 1e-9)), interrupt, crowded_, tick);
-  } catch (...) {
-    if (blocked && ledger_.unblock()) withdraw();
-    throw;
-  }
-  if (blocked && ledger_.unblock()) {
-    const std::string text = ledger_.withdraw_text();
-    withdraw();
-    throw MismatchError(text + " " + where(operation));
-  }
-  return in_time;
-}
-
-bool Group::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
-  operation.wanted.store(true, std::memory_order_relaxed);
-  if (!done(operation)) {
-    // A rank that sleeps here executes the log itself; the engine takes over what is left when it leaves, interrupted
-    // or not.
-    struct HandOver {
-      Group& group;
-      ~HandOver() {
-        if (group.has_work()) group.context_.wake_engine();
-      }
-    } hand_over{*this};
-    if (!wait_for_cells(operation, timeout_s, interrupt)) return false;
-    done(operation);
-  }
-  give_back_name(operation);
-  if (operation.state.load(std::memory_order_acquire) == State::kFailed) std::rethrow_exception(operation.error);
-  return true;
-}
-
-bool Group::done(Operation& operation) {
-  if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
-  {
-    const std::lock_guard lock(mutex_);
-    if (operation.state == State::kPending && operation.quick) try_finish_quick(operation);
-    if (!operation.quick) settle(operation);
-  }
-  if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
-  throw_if_failed();
-  return false;
-}
-
-bool Group::poll(Operation& operation) {
-  operation.wanted.store(true, std::memory_order_relaxed);
-  if (!operation.quick && operation.state.load(std::memory_order_acquire) == State::kPending) context_.try_progress();
-  try {
-    if (!done(operation)) {
-      check_age(operation, now_ns());
-      return false;
-    }
-  } catch (const Error&) {
-    return true;  // wait() will not block: it raises this
-  }
-  give_back_name(operation);
-  return true;
-}
-
-void Group::give_back_name(const Operation& operation) {
-  if (operation.name.empty()) return;
-  const std::lock_guard lock(mutex_);
-  const auto busy = by_name_.find(operation.name);
-  if (busy != by_name_.end() && busy->second.get() == &operation) by_name_.erase(busy);
-}
-
 std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registered) const {
   if (kind == Kind::kBarrier || nbytes <= board_.header().eager_nbytes) {
     if (kind == Kind::kAllreduce || kind == Kind::kBroadcast || kind == Kind::kBarrier) return "one_shot";
@@ -281,6 +184,10 @@ void Group::fail_pending(const std::string& why) {
 
 // Executor lock held, the engine is gone.
 void Group::leave() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (logged_.empty()) board_.line(rank_).cursor.store(kFinished, std::memory_order_release);
+  }
   board_.line(rank_).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
   try {
     if (mirror_ != nullptr) mirror_->part(kFarewellS);

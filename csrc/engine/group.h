@@ -6,6 +6,7 @@
 
 #include <array>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -82,8 +83,11 @@ class Group {
   Signature sign(const Request& request) const;
   void check_request(const Request& request) const;
   // submit.cc
-  void note_thread();
-  void wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt);
+  void note_thread(std::unique_lock<std::mutex>& lock);
+  bool state_named(const OperationPtr& operation, const void* payload, size_t nbytes);
+  void add_logged(const OperationPtr& operation);
+  void wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt,
+                     const std::function<bool()>& state);
   void wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Operation& waiting, Interrupt interrupt);
   bool window_is_free(bool eager);
   void check_window(Operation& waiting);
@@ -119,7 +123,7 @@ class Group {
                                         size_t& rounds);
   std::unique_ptr<Algorithm> build_allreduce(Entry& entry, const std::vector<OperationPtr>& members, Team team,
                                              size_t& rounds);
-  // span_jobs.cc
+  // span_jobs.cc; hosts: where the members of the team are
   std::unique_ptr<Algorithm> build_across_hosts(const std::vector<OperationPtr>& members, const Team& team,
                                                 size_t& rounds);
   std::unique_ptr<Algorithm> allreduce_across_hosts(const std::vector<Piece>& pieces, const Reduction& reduction,
@@ -128,7 +132,7 @@ class Group {
                                                      const Reduction& reduction, const Team& team, size_t& rounds,
                                                      bool rings);
   std::unique_ptr<Algorithm> reduce_across_hosts(Operation& operation, const Reduction& reduction, const Team& team,
-                                                 size_t& rounds);
+                                                 const Hosts& hosts, size_t& rounds);
   std::unique_ptr<Algorithm> build_pull(Entry& entry, Operation& operation, Team team);
   std::byte* mapped(const Operation& operation, int rank, const MemoryRef& ref) const;
   std::unique_ptr<Algorithm> build_reduce(Operation& operation, Team team, size_t& rounds) const;
@@ -138,6 +142,7 @@ class Group {
   // group.cc
   std::unique_ptr<Mirror> make_mirror();
   bool mirror();
+  void pass_on();
   bool wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt);
   void fail_if_peers_died();
   void fail_if_needed_rank_left(const std::vector<int>& left);
@@ -149,6 +154,8 @@ class Group {
   std::vector<int> missing(const Operation& operation) const;
   std::vector<int> silent(double seconds) const;
   void withdraw();
+  bool unblock();
+  void await_verdict(const std::function<bool()>& is_over);
   void give_back_name(const Operation& operation);
 
   Context& context_;

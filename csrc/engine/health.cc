@@ -139,6 +139,7 @@ void Group::fail_if_silent() {
 // Executor lock held.
 void Group::housekeep() {
   board_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
+  if (mirror_ != nullptr) mirror_->look_for_deadlock();
   mirror();
   if (has_failed(board_)) return;
   fail_if_peers_died();

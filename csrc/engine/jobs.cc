@@ -62,7 +62,7 @@ std::unique_ptr<Algorithm> Group::build_part(Entry& entry, const std::vector<Ope
   Operation& first = *members.front();
   if (static_cast<Algo>(entry.algorithm) == Algo::kHierarchical) {
     add(context_.stats().hierarchical, 1);
-    return build_across_hosts(members, team, rounds);
+    return build_across_hosts(members, team, hosts_.narrowed(team.members), rounds);
   }
   if (first.kind == Kind::kAllreduce) return build_allreduce(entry, members, std::move(team), rounds);
   if (static_cast<Algo>(entry.algorithm) == Algo::kDirect) return build_pull(entry, first, std::move(team));

@@ -25,23 +25,27 @@ Mirror::Mirror(const Board& board, const Hosts& hosts, Ledger& own,
   for (size_t host = 0; host < control.size(); ++host) lines_[host].link = std::move(control[host]);
 }
 
-bool Mirror::progress(bool& log_full) {
-  log_full_ = false;
+bool Mirror::progress() {
+  append_incomplete();
   collect();
   const bool sent = move();
-  const bool received = receive();
+  bool received = receive();
+  if (finish_join() || finish_verdict()) {
+    received = true;
+    receive();  // what came too early
+  }
+  append_incomplete();
   const bool repeated = repeat_decisions();
   if (received || repeated) {
     collect();
     move();
     own_.ring_waiters();
   }
-  log_full = log_full_;
   return sent || received || repeated;
 }
 
 bool Mirror::has_backlog() const {
-  if (!decisions_.empty()) return true;
+  if (!decisions_.empty() || log_full_) return true;
   return std::any_of(lines_.begin(), lines_.end(),
                      [](const Line& line) { return !line.out.empty() || !line.in.empty(); });
 }
@@ -63,36 +67,8 @@ void Mirror::part(double limit_s) {
   }
 }
 
-template <class Fill>
-void Mirror::send(FrameType type, int rank, Fill fill) {
-  for (Line& line : lines_) {
-    if (line.link == nullptr) continue;
-    line.out.begin(type, rank);
-    fill(line.out);
-    line.out.end();
-  }
-}
-
 void Mirror::collect() {
-  // First: what a closed entry is about was stated before, so that those statements are sent before the entry.
-  const uint64_t tail = hosts_.mine == 0 ? close_log() : 0;
-  for (const int r : hosts_.here()) {
-    collect_notes(r);
-    Sent& sent = sent_[static_cast<size_t>(r)];
-    const uint64_t watermark = board_.line(r).watermark.load(std::memory_order_acquire);
-    if (watermark >= sent.watermark + kWatermarkStep) {
-      sent.watermark = watermark;
-      send(FrameType::kWatermark, r, [&](FrameWriter& out) { out.put(watermark); });
-    }
-    const bool left = board_.line(r).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown);
-    if (left && !sent.has_left) {
-      sent.has_left = true;
-      collect_notes(r);
-      const uint64_t cursor = board_.line(r).cursor.load(std::memory_order_acquire);
-      send(FrameType::kLeft, r, [&](FrameWriter& out) { out.put(cursor); });
-    }
-  }
-  if (hosts_.mine == 0) send_log(tail);
+  if (!is_choked()) collect_ranks();
   if (has_failed(board_) && !failure_sent_) {
     failure_sent_ = true;
     const std::string text = failure_text(board_);
@@ -101,6 +77,43 @@ void Mirror::collect() {
       out.put(text);
     });
   }
+}
+
+bool Mirror::is_choked() const {
+  return std::any_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.out.nbytes_left() > kAhead; });
+}
+
+void Mirror::collect_ranks() {
+  // First: what a closed entry is about was stated before, so that those statements are sent before the entry; and
+  // what a rank stated before it joined, or drained, is sent before that.
+  const uint64_t tail = hosts_.mine == 0 ? close_log() : 0;
+  const bool drained = have_drained();
+  for (const int r : hosts_.here()) {
+    const bool joined = board_.line(r).joined.load(std::memory_order_acquire) != 0;
+    const uint64_t block = board_.line(r).blocked_epoch.load(std::memory_order_acquire);
+    collect_notes(r);
+    Sent& sent = sent_[static_cast<size_t>(r)];
+    if (joined && !sent.has_joined) {
+      sent.has_joined = true;
+      send(FrameType::kJoined, r, [&](FrameWriter& out) { out.put(board_.line(r).unnamed.load()); });
+    }
+    send_block(r, block);
+    // Of a rank that has joined, all: no statement carries its last ones.
+    const uint64_t watermark = board_.line(r).watermark.load(std::memory_order_acquire);
+    if (watermark >= sent.watermark + (joined ? 1 : kWatermarkStep)) {
+      sent.watermark = watermark;
+      send(FrameType::kWatermark, r, [&](FrameWriter& out) { out.put(watermark); });
+    }
+    const bool left = board_.line(r).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown);
+    if (left && !sent.has_left) {
+      sent.has_left = true;
+      collect_notes(r);
+      const uint64_t cursor = board_.line(r).cursor.load(std::memory_order_acquire);
+      send(FrameType::kLeft, r, [&](FrameWriter& out) { out.put(cursor == kFinished ? kFinished : uint64_t{0}); });
+    }
+  }
+  if (hosts_.mine == 0) send_log(tail);
+  if (drained) send_drained();
 }
 
 void Mirror::collect_notes(int rank) {
@@ -116,7 +129,9 @@ void Mirror::collect_notes(int rank) {
       send_statement(rank, note);
     }
   }
+  const bool was_full = end - outbox.read.load(std::memory_order_relaxed) >= kUnnamedCells + board_.capacity();
   outbox.read.store(end, std::memory_order_release);
+  if (was_full) own_.ring_waiters();
 }
 
 bool Mirror::is_eager(const Signature& signature, int rank, bool is_named) const {
@@ -178,109 +193,6 @@ bool Mirror::move() {
   for (Line& line : lines_) {
     if (line.link == nullptr) continue;
     moved |= line.out.drain([&](const std::byte* bytes, size_t nbytes) { return line.link->push(bytes, nbytes); });
-  }
-  return moved;
-}
-
-bool Mirror::receive() {
-  bool moved = false;
-  for (Line& line : lines_) {
-    if (line.link == nullptr) continue;
-    while (line.in.fill([&](std::byte* bytes, size_t nbytes) { return line.link->pull(bytes, nbytes); })) moved = true;
-    moved |= line.in.parse([this](FrameParser& frame) { return apply(frame); });
-  }
-  return moved;
-}
-
-// False: there is no room for it yet.
-bool Mirror::apply(FrameParser& frame) {
-  const int rank = frame.head.rank;
-  if (rank >= board_.size() || hosts_.is_here(rank)) {
-    throw InternalError("another host's leader speaks for rank " + std::to_string(rank) + " of " +
-                        std::to_string(board_.size()));
-  }
-  Ledger& ledger = *ledgers_[static_cast<size_t>(rank)];
-  switch (frame.head.type) {
-    case FrameType::kUnnamed:
-      return apply_statement(frame, false);
-    case FrameType::kNamed:
-      return apply_statement(frame, true);
-    case FrameType::kConsumed: {
-      const Ticket ticket = ledger.latest_named(frame.take_text());
-      if (ticket.tag != 0) ledger.note_consumed_named(ticket);
-      return true;
-    }
-    case FrameType::kWatermark:
-      board_.line(rank).watermark.store(frame.take<uint64_t>(), std::memory_order_release);
-      return true;
-    case FrameType::kLeft:
-      // What it has pushed may still be on its way, over another link than this.
-      board_.line(rank).cursor.store(frame.take<uint64_t>(), std::memory_order_release);
-      board_.line(rank).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
-      return true;
-    case FrameType::kFailed: {
-      const auto kind = static_cast<FatalKind>(frame.take<uint32_t>());
-      failure_sent_ = true;  // whoever sent it has told everybody
-      record_failure(board_, kind, frame.take_text());
-      return true;
-    }
-    case FrameType::kEntry: {
-      Decision decision;
-      decision.algorithm = frame.take<uint32_t>();
-      decision.participants = frame.take<RankMask>();
-      decision.members.resize(frame.take<uint32_t>());
-      for (Ticket& member : decision.members) {
-        member = frame.take<Ticket>();
-        // Slots and generations are each host's own; see has_sent().
-        if (const std::string name = frame.take_text(); !name.empty()) member = ledger.latest_named(name);
-      }
-      decisions_.push_back(std::move(decision));
-      return true;
-    }
-  }
-  throw InternalError("a frame of another host's leader has an unknown type; do all hosts run one build?");
-}
-
-bool Mirror::apply_statement(FrameParser& frame, bool is_named) {
-  const int rank = frame.head.rank;
-  Ledger& ledger = *ledgers_[static_cast<size_t>(rank)];
-  const uint64_t watermark = frame.take<uint64_t>();
-  const Signature signature = frame.take<Signature>();
-  const std::byte* const payload = frame.take(board_.inline_nbytes());
-  Ticket ticket;
-  bool log_full = false;
-  if (is_named) {
-    const std::string name = frame.take_text();
-    ticket =
-        ledger.state_named(name, signature, payload, board_.inline_nbytes(), !own_.is_quick(signature, true), log_full);
-    if (ticket.tag == 0) return false;
-  } else {
-    const uint64_t counter = frame.take<uint64_t>();
-    if (is_eager(signature, rank, is_named)) {
-      uint64_t index;
-      std::memcpy(&index, payload, sizeof index);
-      const size_t nbytes = static_cast<size_t>(signature.nbytes);
-      std::memcpy(board_.eager(rank, static_cast<size_t>(index % kEagerCount)), frame.take(nbytes), nbytes);
-    }
-    ticket = ledger.state_unnamed(counter, signature, payload, board_.inline_nbytes());
-    if (!own_.is_quick(signature, false)) log_full = !ledger.append(ticket);
-  }
-  log_full_ |= log_full;
-  board_.line(rank).watermark.store(watermark, std::memory_order_release);
-  return true;
-}
-
-// In order, each once all statements about it are here and the log has room.
-bool Mirror::repeat_decisions() {
-  bool moved = false;
-  while (!decisions_.empty()) {
-    const Decision& decision = decisions_.front();
-    for (const Ticket ticket : decision.members) {
-      if (!own_.complete(ticket)) return moved;
-    }
-    if (!own_.repeat(decision.members, decision.algorithm, decision.participants)) return moved;
-    decisions_.pop_front();
-    moved = true;
   }
   return moved;
 }

@@ -80,20 +80,20 @@ std::unique_ptr<Algorithm> allreduce_gathered(const std::byte* src, std::byte* d
 std::unique_ptr<Algorithm> Group::allreduce_on_two_levels(const std::byte* src, std::byte* dst, size_t count,
                                                           const Reduction& reduction, const Team& team, size_t& rounds,
                                                           bool rings) {
-  size_t slices = hosts_.here().size();
+  size_t slices = hosts.here().size();
   bool is_flat = true;  // one rank a host
-  for (const auto& members : hosts_.members) {
+  for (const auto& members : hosts.members) {
     slices = std::min(slices, members.size());
     is_flat = is_flat && members.size() == 1;
   }
   if (!is_flat && !foldable_in_place(reduction)) return allreduce_gathered(src, dst, count, reduction, team);
   const size_t item = itemsize(reduction.dtype);
-  const size_t lanes = slices * hosts_.members.size();
+  const size_t lanes = slices * hosts.members.size();
   const size_t message_nbytes = std::clamp(count * item / lanes / kPieces, kLeastNbytes, kMostNbytes);
   const std::vector<Range> pieces = cut(count, item, lanes * message_nbytes);
   // What has to be reduced here before the first piece can come back, and a little more.
-  const size_t lag = pieces_under_way(rings, static_cast<int>(hosts_.members.size())) + 2;
-  Team here = part_of(team, hosts_.here());
+  const size_t lag = pieces_under_way(rings, static_cast<int>(hosts.members.size())) + 2;
+  Team here = part_of(team, hosts.here());
   const size_t me = static_cast<size_t>(here.me);
   // What the s-th rank of each host reduces between hosts.
   const auto slice = [&](size_t piece, size_t s) {
@@ -109,9 +109,9 @@ std::unique_ptr<Algorithm> Group::allreduce_on_two_levels(const std::byte* src, 
     here.first_round = rounds_base_ + rounds;
     if (is_gather) {
       ExchangeJob job;
-      job.sources.assign(hosts_.here().size(), false);
+      job.sources.assign(hosts.here().size(), false);
       if (!slice(k, me).empty()) job.outgoing.push_back({at + slice(k, me).begin * item, slice(k, me).count() * item});
-      for (size_t s = 0; s < hosts_.here().size(); ++s) {
+      for (size_t s = 0; s < hosts.here().size(); ++s) {
         const Range range = slice(k, s);
         job.sources[s] = !range.empty();
         job.largest_nbytes = std::max(job.largest_nbytes, range.count() * item);
@@ -127,7 +127,7 @@ std::unique_ptr<Algorithm> Group::allreduce_on_two_levels(const std::byte* src, 
       job.reduction.prescale = reduction.prescale;
       job.element_count = pieces[k].count();
       job.pieces = {{src + pieces[k].begin * item, at + slice(k, me).begin * item, pieces[k].count()}};
-      for (size_t s = 0; s < hosts_.here().size(); ++s) job.owned.push_back(slice(k, s));
+      for (size_t s = 0; s < hosts.here().size(); ++s) job.owned.push_back(slice(k, s));
       rounds += rounds_of(job, here.stage, here.size());
       parts.push_back({k, false, two_shot(here, std::move(job))});
     }
@@ -142,7 +142,7 @@ std::unique_ptr<Algorithm> Group::allreduce_on_two_levels(const std::byte* src, 
       mine.push_back({(reduces_here ? dst : src) + range.begin * item, dst + range.begin * item, range.count()});
     }
     std::vector<int> ranks;
-    for (const auto& members : hosts_.members) ranks.push_back(members[me]);
+    for (const auto& members : hosts.members) ranks.push_back(members[me]);
     Team leads = part_of(team, ranks);
     across =
         rings ? ring(std::move(leads), std::move(mine), between) : pairwise(std::move(leads), std::move(mine), between);
@@ -187,7 +187,7 @@ std::unique_ptr<Algorithm> Group::allreduce_across_hosts(const std::vector<Piece
 
 // reduce and reducescatter: an all-reduce of which a rank keeps its part.
 std::unique_ptr<Algorithm> Group::reduce_across_hosts(Operation& operation, const Reduction& reduction,
-                                                      const Team& team, size_t& rounds) {
+                                                      const Team& team, const Hosts& hosts, size_t& rounds) {
   const TensorView& src = operation.srcs[0];
   Memory memory;
   std::byte* const whole = allocate(memory, src.nbytes());
@@ -204,7 +204,7 @@ std::unique_ptr<Algorithm> Group::reduce_across_hosts(Operation& operation, cons
 }
 
 std::unique_ptr<Algorithm> Group::build_across_hosts(const std::vector<OperationPtr>& members, const Team& team,
-                                                     size_t& rounds) {
+                                                     const Hosts& hosts, size_t& rounds) {
   Operation& first = *members.front();
   const Signature& s = first.signature;
   const Reduction reduction = reduction_of(s, size());
@@ -214,13 +214,13 @@ std::unique_ptr<Algorithm> Group::build_across_hosts(const std::vector<Operation
       for (auto& [dtype, pieces] : pieces_by_dtype(members)) {
         Reduction one = reduction;
         one.dtype = dtype;
-        parts.push_back(allreduce_across_hosts(std::move(pieces), one, team, rounds));
+        parts.push_back(allreduce_across_hosts(std::move(pieces), one, team, hosts, rounds));
       }
       return sequence(std::move(parts));
     }
     case Kind::kReduce:
     case Kind::kReduceScatter:
-      return reduce_across_hosts(first, reduction, team, rounds);
+      return reduce_across_hosts(first, reduction, team, hosts, rounds);
     case Kind::kBroadcast: {
       const TensorView& tensor = first.dsts[0];
       Parts parts;

@@ -28,7 +28,7 @@ uint64_t Group::least_watermark(uint64_t needed) {
 // rank has consumed what is there.
 bool Group::window_is_free(bool eager) {
   const uint64_t oldest = unnamed_ + 1 > kUnnamedCells ? unnamed_ + 1 - kUnnamedCells : 0;
-  if (unconsumed_ < oldest || least_watermark(oldest) < oldest) return false;
+  if (!ledger_.has_note_room() || unconsumed_ < oldest || least_watermark(oldest) < oldest) return false;
   if (!eager) return true;
   const uint64_t used_by = eager_counter_[eager_used_ % kEagerCount];
   return least_watermark(used_by) >= used_by;
@@ -71,18 +71,45 @@ void Group::check_window(Operation& waiting) {
 }
 
 // mutex_ held. A rank whose only thread is blocked has said so; now another one is here.
-void Group::note_thread() {
+void Group::note_thread(std::unique_lock<std::mutex>& lock) {
   const std::thread::id self = std::this_thread::get_id();
   if (only_thread_ == std::thread::id()) only_thread_ = self;
-  if (only_thread_ == self || many_threads_) return;
+  if (only_thread_ == self) return;
+  while (!many_threads_ && !ledger_.lift_block()) {
+    lock.unlock();
+    const auto gone_on = [this] { return !ledger_.is_frozen() || has_failed(board_) || context_.is_shut_down(); };
+    await_verdict(gone_on);
+    lock.lock();
+    if (has_failed(board_) || context_.is_shut_down()) break;
+  }
   many_threads_ = true;
-  ledger_.lift_block();
 }
 
-// All names of the table are in flight: goes on when one of them has ended everywhere.
-void Group::wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt) {
+// mutex_ held. States a named operation and puts it into the tables; false when there is no room for it.
+bool Group::state_named(const OperationPtr& operation, const void* payload, size_t nbytes) {
+  free_name(operation->name);
+  bool log_full = false;
+  operation->ticket =
+      ledger_.state_named(operation->name, operation->signature, payload, nbytes, !operation->quick, log_full);
+  if (operation->ticket.tag == 0) return false;
+  if (log_full) retry_append_.store(true);
+  by_name_[operation->name] = operation;
+  add_logged(operation);
+  return true;
+}
+
+void Group::add_logged(const OperationPtr& operation) {
+  if (operation->quick) return;
+  logged_[operation->ticket.cell] = operation;
+  pending_.fetch_add(1);
+}
+
+// All names of the table are in flight, or a rank that has joined has not done with this one: states the operation when
+// there is room.
+void Group::wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt,
+                          const std::function<bool()>& state) {
   lock.unlock();
-  const auto has_ended = [&] {
+  const auto stated = [&] {
     throw_if_failed();
     context_.throw_if_shut_down();
     const std::lock_guard inner(mutex_);
@@ -90,18 +117,18 @@ void Group::wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting
       if (operation->quick && operation->state == State::kPending) try_finish_quick(*operation);
       operation->wanted.store(true, std::memory_order_relaxed);
     }
-    return ledger_.has_idle_name();
+    return state();
   };
   // Those in flight are older, so they time out first and say whom they miss.
   const auto tick = [&] {
     const double warning_s = context_.settings().stall_warning_s;
     const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
-    if (warning_s <= 0 || age_s < warning_s || waiting.warned.exchange(true)) return;
+    if (warning_s <= 0 || age_s < warning_s || ledger_.has_idle_name() || waiting.warned.exchange(true)) return;
     context_.log().warning(where(waiting) + " waits because all " + std::to_string(board_.capacity()) +
                            " tensor names of the group are in flight; if that is usual, raise "
                            "RINGREDUCE_CACHE_CAPACITY");
   };
-  context_.wait_until(has_ended, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_, tick);
+  context_.wait_until(stated, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_, tick);
   lock.lock();
 }
 
@@ -144,26 +171,15 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   }
 
   std::unique_lock lock(mutex_);
-  note_thread();
+  note_thread(lock);
   operation->number = operations_++;
   add(context_.stats().operations, 1);
   uint64_t eager_index = 0;
   if (request.name != nullptr) {
     operation->name = *request.name;
-    free_name(operation->name);
     add(context_.stats().negotiations, 1);
-    bool log_full = false;
-    const auto state = [&] {
-      operation->ticket =
-          ledger_.state_named(operation->name, signature, payload, payload_nbytes, !operation->quick, log_full);
-      return operation->ticket.tag != 0;
-    };
-    while (!state()) {
-      wait_for_name(lock, *operation, interrupt);
-      free_name(operation->name);  // another thread may have submitted it meanwhile
-    }
-    if (log_full) retry_append_.store(true);
-    by_name_[operation->name] = operation;
+    const auto state = [&] { return state_named(operation, payload, payload_nbytes); };
+    if (!state()) wait_for_name(lock, *operation, interrupt, state);
   } else {
     wait_for_window(lock, eager, *operation, interrupt);
     if (eager && gives_data) {
@@ -179,10 +195,7 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
     consumed_[at] = false;
     outstanding_[at] = operation;
     operation->ticket = ledger_.state_unnamed(operation->counter, signature, payload, payload_nbytes);
-  }
-  if (!operation->quick) {
-    logged_[operation->ticket.cell] = operation;
-    pending_.fetch_add(1);
+    add_logged(operation);
   }
   lock.unlock();
   // The full fence of the ring also orders this statement before the look at the others': one of the ranks sees all.

@@ -19,6 +19,20 @@ void Ledger::announce(Ticket ticket, bool is_consumed) const {
   outbox.written.store(at + 1, std::memory_order_release);
 }
 
+bool Ledger::is_anyone_here(const RankMask& participants) const {
+  for (const int r : hosts_.here()) {
+    if (participants.test(r)) return true;
+  }
+  return false;
+}
+
+bool Ledger::has_note_room() const {
+  if (!hosts_.several()) return true;
+  const Outbox& outbox = board_.outbox(rank_);
+  const uint64_t unread = outbox.written.load(std::memory_order_relaxed) - outbox.read.load(std::memory_order_acquire);
+  return unread < kUnnamedCells + board_.capacity();
+}
+
 bool Ledger::repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants) {
   const bool written = locked([&] {
     Entry* const entry = open_entry();
@@ -45,11 +59,11 @@ bool Ledger::repeat(const std::vector<Ticket>& members, uint32_t algorithm, cons
   return true;
 }
 
-Ticket Ledger::latest_named(const std::string& stored_name) {
+Ticket Ledger::latest_named(const std::string& stored_name, int rank) {
   return locked([&] {
     const size_t slot = names_.slot_of(stored_name);
     if (slot == Names::kNone) return Ticket{};
-    const uint64_t generation = names_.latest(slot, rank_);
+    const uint64_t generation = names_.latest(slot, rank);
     return Ticket{Names::cell(slot, generation), generation};
   });
 }

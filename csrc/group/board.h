@@ -45,6 +45,9 @@ struct RankMask {
   }
 };
 
+// The cursor of a rank that has left with nothing pending: others have from it all they will ever need.
+inline constexpr uint64_t kFinished = uint64_t{1} << 63;
+
 enum class Attendance : uint32_t { kAbsent, kPresent, kShutDown };
 
 struct alignas(64) RankLine {
@@ -68,11 +71,12 @@ struct Header {
   alignas(64) std::atomic<uint32_t> failed;  // 0 no, 1 being written, 2 yes
   std::atomic<uint32_t> joined_count;
   std::atomic<uint64_t> join_epoch;  // finished joins
+  std::atomic<uint32_t> frozen;      // several hosts: nobody unblocks until they know whether all ranks are stuck
   alignas(64) SharedLock lock;       // guards everything below, the name table, append marks, open entries
   std::atomic<uint64_t> log_tail;    // entries ever opened
   uint64_t names_used;
   uint64_t name_hand;
-  uint32_t drained_count;
+  std::atomic<uint32_t> drained_count;  // of all ranks; on several hosts, of those of this one
   int32_t last_joined;
   struct {
     uint64_t unnamed;
@@ -158,8 +162,9 @@ class Board {
   Note& note(int rank, uint64_t index) const {
     return reinterpret_cast<Note*>(outbox_base(rank) + sizeof(Outbox))[index % note_count()];
   }
-  // A rank has at most kUnnamedCells + capacity statements in flight, and states no more before they have been passed
-  // on; for each named one there is a note when it has ended.
+  // A rank states nothing while kUnnamedCells + capacity notes have not been passed on (usually it has no more in
+  // flight; without the ranks that have joined it may be faster than its leader). Each of the names in flight, capacity
+  // at most, leaves one more when it ends.
   size_t note_count() const { return kUnnamedCells + 2 * capacity_ + 1; }
   std::byte* eager(int rank, size_t index) const {
     return base() + eager_ + (static_cast<size_t>(rank) * kEagerCount + index) * kEagerNbytes;

@@ -5,7 +5,9 @@
 // them (engine/mirror.h).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 namespace rr {
@@ -30,6 +32,21 @@ struct Hosts {
       of.push_back(static_cast<int>(at));
     }
     mine = of[static_cast<size_t>(rank)];
+  }
+
+  // The same of some of the ranks only, this host's among them: a host without any is none of its hosts. `of` is empty.
+  Hosts narrowed(const std::vector<int>& ranks) const {
+    Hosts narrow;
+    for (const auto& all : members) {
+      std::vector<int> left;
+      for (const int r : all) {
+        if (std::find(ranks.begin(), ranks.end(), r) != ranks.end()) left.push_back(r);
+      }
+      if (left.empty()) continue;
+      if (&all == &here()) narrow.mine = narrow.count();
+      narrow.members.push_back(std::move(left));
+    }
+    return narrow;
   }
 
   int count() const { return static_cast<int>(members.size()); }

@@ -46,6 +46,8 @@ Ticket Ledger::state_named(const std::string& name, const Signature& signature, 
     if (slot == Names::kNone) return Ticket{};
     const uint64_t generation = names_.next_generation(slot, rank_);
     const Ticket ticket = {Names::cell(slot, generation), generation};
+    // In the name of a rank elsewhere: its own host has looked.
+    if (hosts_.is_here(rank_) && !(has_note_room() && has_been_read(ticket))) return Ticket{};
     write_cell(ticket, signature, payload, nbytes);
     announce(ticket, false);
     RankMask participants;
@@ -69,16 +71,17 @@ bool Ledger::complete(Ticket ticket, RankMask* participants) const {
 }
 
 bool Ledger::feasible(Ticket ticket, const RankMask& participants) const {
-  const uint64_t mine = board_.head(ticket.cell, rank_).digest.load(std::memory_order_relaxed);
+  const int first = first_of(participants);
+  const uint64_t one = board_.head(ticket.cell, first).digest.load(std::memory_order_relaxed);
   bool everybody = true;
   for (int r = 0; r < board_.size(); ++r) {
     if (!participants.test(r)) {
       everybody = false;
-    } else if (board_.head(ticket.cell, r).digest.load(std::memory_order_relaxed) != mine) {
+    } else if (board_.head(ticket.cell, r).digest.load(std::memory_order_relaxed) != one) {
       return false;
     }
   }
-  return everybody || can_do_without_joined(board_.signature(ticket.cell, rank_).kind);
+  return everybody || can_do_without_joined(board_.signature(ticket.cell, first).kind);
 }
 
 std::string Ledger::mismatch(Ticket ticket, const RankMask& participants) const {
@@ -181,6 +184,7 @@ bool Ledger::append_locked(Ticket ticket, const RankMask& participants) {
     if (entry == nullptr) return false;
     entry->registered = is_registered;
     entry->participants = participants;
+    if (!is_anyone_here(participants)) entry->rounds.store(1, std::memory_order_relaxed);  // none of this host's stage
     opened = true;
   }
   board_.append_mark(ticket.cell).store(ticket.tag, std::memory_order_release);

@@ -49,7 +49,8 @@ class Ledger {
   // generation, unnamed: by the peers' watermarks).
   Ticket state_unnamed(uint64_t counter, const Signature& signature, const void* payload, size_t nbytes);
   // Also appends the operation when this statement completes it and `logged`; log_full: append() has to be tried again.
-  // The ticket's tag is 0, and nothing stated, when all names are in flight.
+  // The ticket's tag is 0, and nothing stated, when there is no room: all names are in flight, a rank that has joined
+  // still reads the cell, or the leader has too many notes to read.
   Ticket state_named(const std::string& name, const Signature& signature, const void* payload, size_t nbytes,
                      bool logged, bool& log_full);
 
@@ -69,33 +70,52 @@ class Ledger {
   bool is_quick(const Signature& signature, bool is_named) const;
   // Repeats an entry of the first host's log; false while there is no room.
   bool repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants);
-  // What this rank has stated last under a name, as stored in the table; tag 0 if nothing.
-  Ticket latest_named(const std::string& stored_name);
+  // What a rank has stated last under a name, as stored in the table; tag 0 if nothing.
+  Ticket latest_named(const std::string& stored_name, int rank);
   // Closes an open entry and writes the algorithm that every rank will run. No effect on a closed one.
   void close(Entry& entry);
 
   // Marks this rank as joined. Returns the epoch that ends when every rank has joined and drained.
   uint64_t join(uint64_t unnamed_counter);
-  // This rank has nothing pending any more; the last one to say so finishes the epoch.
+  // This rank has nothing pending any more; on one host the last one to say so finishes the epoch.
   void drained();
+  void finish_join(int last_joined);
   bool join_finished(uint64_t epoch) const;
   JoinResult join_result(uint64_t epoch) const;
 
   // Tells the others that this rank's only thread waits for an operation and can state nothing else.
   void block(Ticket ticket, uint64_t unnamed_counter);
-  // Unless the verdict has come: another thread of this rank has appeared, which may state what is missing.
-  void lift_block();
-  // Returns what withdrawn() says at that moment; a verdict comes before it or not at all.
-  bool unblock();
+  // Another thread of this rank has appeared, which may state what is missing. False: not while is_frozen().
+  bool lift_block();
+  // Returns what withdrawn() says at that moment; a verdict comes before it or not at all. Null while is_frozen(),
+  // unless at_once.
+  std::optional<bool> unblock(bool at_once);
+  bool is_frozen() const { return board_.header().frozen.load(std::memory_order_acquire) != 0; }
   // True after a verdict that this rank's blocked operation can never complete; its statement is withdrawn.
   bool withdrawn() const;
-  // If every rank is blocked (or has joined) and none of their operations is complete, withdraws them all.
+  // What a rank is blocked on; tag 0: it is not, as far as this host knows.
+  Ticket blocked_on(int rank) const;
+  // On one host: if every rank is blocked (or has joined) and none of their operations is complete, withdraws them all.
   void detect_deadlock();
+
+  // The same on several hosts. What the first host sees, and holds its ranks for; null if they are not all stuck.
+  struct Stuck {
+    std::string text;
+    uint64_t unnamed = 0;          // every rank's counter continues there
+    std::vector<uint64_t> epochs;  // of the ranks' blocks
+  };
+  std::optional<Stuck> freeze_if_stuck();
+  // Holds the ranks of this host; false if one of them has moved since.
+  bool freeze(const std::vector<uint64_t>& epochs);
+  void thaw();
+  void withdraw(const std::string& text, uint64_t unnamed);
+
   std::string withdraw_text() const { return board_.header().withdraw_text; }
   uint64_t withdraw_unnamed() const { return board_.header().withdraw_unnamed; }
-  uint64_t largest_unnamed() const;
 
   bool has_idle_name() const { return names_.has_room(); }
+  // Whether a statement may leave its note to the leader.
+  bool has_note_room() const;
   void note_consumed_named(Ticket ticket) const;
   void ring_waiters() const;  // everybody but this rank
   void ring_all() const;      // waiters and engines, this rank's too
@@ -118,10 +138,15 @@ class Ledger {
   };
 
   void write_cell(Ticket ticket, const Signature& signature, const void* payload, size_t nbytes);
+  uint64_t largest_unnamed() const;
+  std::string describe_stuck() const;
+  void withdraw_blocked(const std::string& text, uint64_t unnamed);
+  bool has_been_read(Ticket ticket) const;
   bool append_locked(Ticket ticket, const RankMask& participants);
   bool fusible(const Entry& entry, const Signature& one, const RankMask& participants, bool registered) const;
   bool registered(Ticket ticket, const RankMask& participants) const;
   Entry* open_entry();
+  bool is_anyone_here(const RankMask& participants) const;
   void announce(Ticket ticket, bool is_consumed) const;
   void close_locked(Entry& entry) const;
   int first_of(const RankMask& participants) const;

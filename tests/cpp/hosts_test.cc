@@ -19,6 +19,10 @@ TEST_CASE("hosts are numbered by their lowest rank") {
   CHECK(hosts.leader(2) == 3);
   CHECK(hosts.several());
   CHECK_FALSE(Hosts({4, 4}, 1).several());
+  const Hosts without_host_0 = hosts.narrowed({1, 3, 4});
+  CHECK(without_host_0.members == std::vector<std::vector<int>>{{1, 4}, {3}});
+  CHECK(without_host_0.mine == 0);
+  CHECK(hosts.narrowed({2, 4}).here() == std::vector<int>{4});
 }
 
 // Small and large, named and unnamed, waited for in another order than submitted; each rank in an order of its own.

@@ -1,0 +1,139 @@
+// Group: waiting for operations, and who is stuck in it.
+
+#include <algorithm>
+
+#include "base/errors.h"
+#include "engine/context.h"
+#include "engine/group.h"
+
+namespace rr {
+namespace {
+constexpr double kVerdictS = 10.0;  // the hosts take so long to settle a verdict, at most
+}  // namespace
+
+bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt) {
+  bool blocked = false;
+  const auto finished = [&] {
+    if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
+    if (!operation.quick) {
+      if (!operation.settled.load(std::memory_order_relaxed) && ledger_.complete(operation.ticket)) {
+        const std::lock_guard lock(mutex_);
+        settle(operation);
+        return operation.state.load(std::memory_order_acquire) != State::kPending;
+      }
+      throw_if_failed();
+      context_.throw_if_shut_down();
+      return blocked && ledger_.withdrawn();
+    }
+    if (ledger_.complete(operation.ticket)) return true;
+    throw_if_failed();
+    context_.throw_if_shut_down();
+    return blocked && ledger_.withdrawn();
+  };
+  const auto tick = [&] {
+    check_age(operation, now_ns());
+    fail_if_left(operation);
+    if (operation.ticket.tag == 0) return;
+    const std::lock_guard lock(mutex_);
+    if (many_threads_) return;
+    if (!blocked) {
+      blocked = true;
+      ledger_.block(operation.ticket, unnamed_);
+    } else {
+      ledger_.detect_deadlock();
+    }
+  };
+  bool in_time = false;
+  try {
+    in_time = context_.wait_until(
+        finished, [this] { return has_work(); },
+        timeout_s < 0 ? Deadline::never() : Deadline::after_s(std::max(timeout_s, 1e-9)), interrupt, crowded_, tick);
+  } catch (...) {
+    if (blocked && unblock()) withdraw();
+    throw;
+  }
+  if (blocked && unblock()) {
+    const std::string text = ledger_.withdraw_text();
+    withdraw();
+    throw MismatchError(text + " " + where(operation));
+  }
+  return in_time;
+}
+
+// Ends a block; true after a verdict. While the hosts settle one nobody may move: a few messages between leaders.
+bool Group::unblock() {
+  std::optional<bool> withdrawn;
+  const auto unblocked = [&] {
+    withdrawn = ledger_.unblock(has_failed(board_) || context_.is_shut_down());
+    return withdrawn.has_value();
+  };
+  if (!unblocked()) await_verdict(unblocked);
+  return withdrawn.value_or(false);
+}
+
+void Group::await_verdict(const std::function<bool()>& is_over) {
+  const bool in_time = context_.wait_until(
+      is_over, [this] { return has_work(); }, Deadline::after_s(kVerdictS), nullptr, crowded_, [] {});
+  if (in_time) return;
+  record_failure(board_, FatalKind::kTimeout,
+                 here() + "] the leader of the first host did not say within " +
+                     std::to_string(static_cast<int>(kVerdictS)) + " s whether all ranks are stuck");
+  is_over();
+}
+
+bool Group::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
+  operation.wanted.store(true, std::memory_order_relaxed);
+  if (!done(operation)) {
+    // A rank that sleeps here executes the log itself; the engine takes over what is left when it leaves, interrupted
+    // or not.
+    struct HandOver {
+      Group& group;
+      ~HandOver() {
+        if (group.has_work()) group.context_.wake_engine();
+      }
+    } hand_over{*this};
+    if (!wait_for_cells(operation, timeout_s, interrupt)) return false;
+    done(operation);
+  } else if (operation.quick) {
+    pass_on();
+  }
+  give_back_name(operation);
+  if (operation.state.load(std::memory_order_acquire) == State::kFailed) std::rethrow_exception(operation.error);
+  return true;
+}
+
+bool Group::done(Operation& operation) {
+  if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
+  {
+    const std::lock_guard lock(mutex_);
+    if (operation.state == State::kPending && operation.quick) try_finish_quick(operation);
+    if (!operation.quick) settle(operation);
+  }
+  if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
+  throw_if_failed();
+  return false;
+}
+
+bool Group::poll(Operation& operation) {
+  operation.wanted.store(true, std::memory_order_relaxed);
+  if (!operation.quick && operation.state.load(std::memory_order_acquire) == State::kPending) context_.try_progress();
+  try {
+    if (!done(operation)) {
+      check_age(operation, now_ns());
+      return false;
+    }
+  } catch (const Error&) {
+    return true;  // wait() will not block: it raises this
+  }
+  give_back_name(operation);
+  return true;
+}
+
+void Group::give_back_name(const Operation& operation) {
+  if (operation.name.empty()) return;
+  const std::lock_guard lock(mutex_);
+  const auto busy = by_name_.find(operation.name);
+  if (busy != by_name_.end() && busy->second.get() == &operation) by_name_.erase(busy);
+}
+
+}  // namespace rr
