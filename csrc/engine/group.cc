@@ -22,7 +22,7 @@ Bells bells_of(Context& context, const std::vector<int>& world_ranks) {
   return bells;
 }
 
-constexpr double kFarewellS = 1.0;   // a leader that leaves waits so long for those of other hosts
+constexpr double kFarewellS = 1.0;   // a leader that leaves waits so long for the other ranks
 constexpr int kControl = kChannels;  // the leaders' channel
 
 std::unique_ptr<Link> remote_link(Context& context, int id, int channel, int world_rank) {
@@ -270,23 +270,32 @@ std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registe
   return rr::name(select_movement(forced, kind == Kind::kBroadcast, registered && can_be_direct(kind)));
 }
 
-// Executor lock held.
-void Group::fail_pending(const std::string& why) {
-  const std::lock_guard lock(mutex_);
-  active_.reset();
-  active_members_.clear();
-  fail_everything(std::make_exception_ptr(ShutdownError(here() + "] " + why)));
-  ring(*bells_.wait[static_cast<size_t>(rank_)]);
+void Group::retire() {
+  {
+    const std::lock_guard lock(mutex_);
+    active_.reset();
+    active_members_.clear();
+    fail_everything(std::make_exception_ptr(
+        ShutdownError(here() + "] the process set was removed while this operation was pending")));
+    ring(*bells_.wait[static_cast<size_t>(rank_)]);
+  }
+  // Other hosts may not have heard yet that this one has agreed.
+  depart(Attendance::kRemoved);
 }
 
-// Executor lock held, the engine is gone.
-void Group::leave() {
-  board_.line(rank_).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
+// Executor lock held.
+void Group::depart(Attendance how) {
+  board_.line(rank_).attendance.store(static_cast<uint32_t>(how), std::memory_order_release);
   try {
     if (mirror_ != nullptr) mirror_->part(kFarewellS);
   } catch (const Error&) {
     mirror_.reset();  // the links are broken: nothing more can be said to the others
   }
+}
+
+// Executor lock held, the engine is gone.
+void Group::leave() {
+  depart(Attendance::kShutDown);
   ledger_.ring_all();  // its full fence: whoever reads what is written to registered memory from here on sees the above
   const std::lock_guard lock(mutex_);
   active_.reset();

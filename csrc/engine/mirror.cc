@@ -49,18 +49,17 @@ bool Mirror::has_backlog() const {
 void Mirror::part(double limit_s) {
   const Deadline deadline = Deadline::after_s(limit_s);
   const auto parted = [&] {
-    for (int host = 0; host < hosts_.count(); ++host) {
-      const int leader = hosts_.leader(host);
-      const bool left = board_.line(leader).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown);
+    for (int r = 0; r < board_.size(); ++r) {
+      const bool left = board_.line(r).attendance.load() != static_cast<uint32_t>(Attendance::kPresent);
       if (!left && !has_failed(board_)) return false;
     }
     return std::all_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.out.empty(); });
   };
-  collect();
-  while (!parted() && !deadline.passed()) {
+  do {
+    collect();
     const bool sent = move();
     if (!receive() && !sent) relax(true);
-  }
+  } while (!parted() && !deadline.passed());
 }
 
 template <class Fill>
@@ -84,11 +83,11 @@ void Mirror::collect() {
       sent.watermark = watermark;
       send(FrameType::kWatermark, r, [&](FrameWriter& out) { out.put(watermark); });
     }
-    const bool left = board_.line(r).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown);
-    if (left && !sent.has_left) {
+    const uint32_t attendance = board_.line(r).attendance.load();
+    if (attendance != static_cast<uint32_t>(Attendance::kPresent) && !sent.has_left) {
       sent.has_left = true;
       collect_notes(r);
-      send(FrameType::kLeft, r, [](FrameWriter&) {});
+      send(FrameType::kLeft, r, [&](FrameWriter& out) { out.put(attendance); });
     }
   }
   if (hosts_.mine == 0) send_log(tail);
@@ -213,7 +212,7 @@ bool Mirror::apply(FrameParser& frame) {
       board_.line(rank).watermark.store(frame.take<uint64_t>(), std::memory_order_release);
       return true;
     case FrameType::kLeft:
-      board_.line(rank).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
+      board_.line(rank).attendance.store(frame.take<uint32_t>(), std::memory_order_release);
       return true;
     case FrameType::kFailed: {
       const auto kind = static_cast<FatalKind>(frame.take<uint32_t>());

@@ -45,7 +45,7 @@ struct RankMask {
   }
 };
 
-enum class Attendance : uint32_t { kAbsent, kPresent, kShutDown };
+enum class Attendance : uint32_t { kAbsent, kPresent, kShutDown, kRemoved };  // kRemoved: the group is, by all members
 
 struct alignas(64) RankLine {
   std::atomic<uint64_t> watermark;   // unnamed operations below it are consumed here
