@@ -87,7 +87,10 @@ void Mirror::collect() {
     if (attendance != static_cast<uint32_t>(Attendance::kPresent) && !sent.has_left) {
       sent.has_left = true;
       collect_notes(r);
-      send(FrameType::kLeft, r, [&](FrameWriter& out) { out.put(attendance); });
+      send(FrameType::kLeft, r, [&](FrameWriter& out) {
+        out.put(board_.line(r).cursor.load(std::memory_order_acquire));
+        out.put(attendance);
+      });
     }
   }
   if (hosts_.mine == 0) send_log(tail);
@@ -212,6 +215,8 @@ bool Mirror::apply(FrameParser& frame) {
       board_.line(rank).watermark.store(frame.take<uint64_t>(), std::memory_order_release);
       return true;
     case FrameType::kLeft:
+      // What it has executed it has sent, though that may still be on its way.
+      board_.line(rank).cursor.store(frame.take<uint64_t>(), std::memory_order_relaxed);
       board_.line(rank).attendance.store(frame.take<uint32_t>(), std::memory_order_release);
       return true;
     case FrameType::kFailed: {
