@@ -31,10 +31,10 @@ def command(launcher: str) -> tuple[list[str], dict[str, str]]:
     if launcher == "ringrun":
         return RINGRUN, {}
     library, _, major = launcher.partition("-")
-    for one in installations.find(library):
-        if one.version.partition(".")[0] == major and one.libmpi() is not None:
-            return one.launch(RANKS, crowded=False), one.mpi4py_environ()
-    sys.exit(f"{launcher} is not here: {installations.advice(library)}")
+    found = installations.get(library, int(major))
+    if found is None:
+        sys.exit(f"{launcher} is not here: {installations.advice(library)}")
+    return found.launch(RANKS, crowded=False), found.mpi4py_environ()
 
 
 def train(launcher: str, folder: Path) -> tuple[float, float]:

