@@ -22,7 +22,7 @@ Bells bells_of(Context& context, const std::vector<int>& world_ranks) {
   return bells;
 }
 
-constexpr double kFarewellS = 1.0;   // a leader that leaves waits so long for the other ranks
+constexpr double kFarewellS = 1.0;   // a leader that leaves waits so long for those of other hosts
 constexpr int kControl = kChannels;  // the leaders' channel
 
 std::unique_ptr<Link> remote_link(Context& context, int id, int channel, int world_rank) {
@@ -287,7 +287,7 @@ void Group::retire() {
 void Group::depart(Attendance how) {
   board_.line(rank_).attendance.store(static_cast<uint32_t>(how), std::memory_order_release);
   try {
-    if (mirror_ != nullptr) mirror_->part(kFarewellS);
+    if (mirror_ != nullptr) mirror_->part(kFarewellS, how == Attendance::kRemoved);
   } catch (const Error&) {
     mirror_.reset();  // the links are broken: nothing more can be said to the others
   }

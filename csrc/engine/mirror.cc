@@ -46,20 +46,22 @@ bool Mirror::has_backlog() const {
                      [](const Line& line) { return !line.out.empty() || !line.in.empty(); });
 }
 
-void Mirror::part(double limit_s) {
+void Mirror::part(double limit_s, bool everybody) {
   const Deadline deadline = Deadline::after_s(limit_s);
   const auto parted = [&] {
     for (int r = 0; r < board_.size(); ++r) {
+      if (!everybody && r != hosts_.leader(hosts_.of[static_cast<size_t>(r)])) continue;
       const bool left = board_.line(r).attendance.load() != static_cast<uint32_t>(Attendance::kPresent);
       if (!left && !has_failed(board_)) return false;
     }
     return std::all_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.out.empty(); });
   };
-  do {
-    collect();
+  collect();
+  while (!parted() && !deadline.passed()) {
+    if (everybody) collect();
     const bool sent = move();
     if (!receive() && !sent) relax(true);
-  } while (!parted() && !deadline.passed());
+  }
 }
 
 template <class Fill>

@@ -33,10 +33,10 @@ class Mirror {
   // The first host's leader runs an entry only when it has sent it: then its next statement under a name comes after
   // the entry of the last one, by which the others tell which generation the entry means.
   bool has_sent(uint64_t entry) const { return hosts_.mine != 0 || entry < log_sent_; }
-  // Once this rank has left: sends what the other hosts may still need, and reads until all ranks have left too, for
-  // at most limit_s seconds. MPI_Finalize may hang where messages are left that nobody has taken
-  // (MPICH 4.0.2).
-  void part(double limit_s);
+  // Once this rank has left: sends what the other hosts may still need, and reads until the other leaders, or
+  // everybody, have left too, for at most limit_s seconds. MPI_Finalize may hang where messages are left that nobody
+  // has taken (MPICH 4.0.2).
+  void part(double limit_s, bool everybody);
   // Whether something waits for a link or for room.
   bool has_backlog() const;
 
