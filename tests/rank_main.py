@@ -26,7 +26,7 @@ def main() -> int:
     status = 0
     answer: tuple[Any, str | None, str | None]
     try:
-        answer = (_call(path, module, work, pickle.loads(args)), None, None)
+        answer = (call(path, module, work, pickle.loads(args)), None, None)
     except BaseException as error:
         traceback.print_exc()
         answer = (None, repr(error), type(error).__name__)
@@ -35,7 +35,8 @@ def main() -> int:
     return status
 
 
-def _call(path: str, module_name: str, work: str, args: tuple[Any, ...]) -> Any:
+def call(path: str, module_name: str, work: str, args: tuple[Any, ...]) -> Any:
+    """The test's function, of a module that is loaded once, or its code."""
     if not path:
         names = {
             "args": args,
@@ -44,6 +45,8 @@ def _call(path: str, module_name: str, work: str, args: tuple[Any, ...]) -> Any:
         }
         exec(compile(work, "<test>", "exec"), names)
         return names.get("result")
+    if (loaded := sys.modules.get(module_name)) is not None and loaded.__file__ == path:
+        return getattr(loaded, work)(*args)
     sys.path.insert(0, str(Path(path).parent))
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None

@@ -30,7 +30,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 SIZES = (1, 2, 3, 4, 5, 8)
 LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "HOROVOD_", "HYDI_")
@@ -201,6 +201,18 @@ class Ranks:
         return Outcome(rank, value, error, kind, status, ended - self.started, ended, output)
 
 
+class Launcher(Protocol):
+    """What may start the ranks of run_ranks() instead: crew.py, by an mpirun."""
+
+    def run(
+        self, size: int, job: tuple[str, str, str, bytes], env: Mapping[str, str | None], timeout_s: float
+    ) -> list[Outcome]:
+        """Each rank's end; job as in _job()."""
+
+
+launcher: Launcher | None = None
+
+
 def start_ranks(
     work: Callable[..., Any] | str,
     size: int,
@@ -209,6 +221,7 @@ def start_ranks(
     env: Mapping[str, str | None] | None = None,
 ) -> Ranks:
     """Starts work(*args) on each of `size` ranks. env is added to the environment; a value of None removes."""
+    assert launcher is None, "only run_ranks() runs in ranks that somebody else has started"
     return Ranks(work, size, args, env)
 
 
@@ -221,11 +234,14 @@ def run_ranks(
     env: Mapping[str, str | None] | None = None,
 ) -> list[Any]:
     """What work(*args) returned on each rank. Fails, showing every rank's output, if one raises, dies or is late."""
-    with start_ranks(work, size, args=args, env=env) as job:
-        outcomes = job.wait(timeout_s)
-        failed = [o.rank for o in outcomes if o.status != 0 or o.error is not None]
-        assert not failed, f"ranks {failed} failed\n{job.report()}"
-        return [o.value for o in outcomes]
+    if launcher is not None:
+        outcomes = launcher.run(size, _job(work, args), env or {}, timeout_s)
+    else:
+        with start_ranks(work, size, args=args, env=env) as job:
+            outcomes = job.wait(timeout_s)
+    failed = [o.rank for o in outcomes if o.status != 0 or o.error is not None]
+    assert not failed, f"ranks {failed} failed\n" + "\n".join(map(str, outcomes))
+    return [o.value for o in outcomes]
 
 
 def tell_test(text: str) -> None:

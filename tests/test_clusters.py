@@ -90,7 +90,7 @@ def test_manifests_are_what_their_operators_accept() -> None:
 def test_what_manifests_say_to_each_other(tmp_path: Path) -> None:
     (job,) = documents("mpijob.yaml")
     launcher, worker = (job["spec"]["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
-    assert launcher["replicas"] == 1
+    assert (launcher["replicas"], worker["replicas"]) == (1, 2)
     (starts,) = launcher["template"]["spec"]["containers"]
     (runs,) = worker["template"]["spec"]["containers"]
     assert starts["image"] == runs["image"]
@@ -100,19 +100,22 @@ def test_what_manifests_say_to_each_other(tmp_path: Path) -> None:
     reference = train["spec"]["runtimeRef"]
     assert (reference["kind"], reference["name"]) == (runtime["kind"], runtime["metadata"]["name"])
     policy, trainer = runtime["spec"]["mlPolicy"], train["spec"]["trainer"]
-    assert policy["mpi"]["numProcPerNode"] == trainer["numProcPerNode"]
+    assert policy["mpi"]["numProcPerNode"] == trainer["numProcPerNode"] == job["spec"]["slotsPerWorker"]
+    assert policy["numNodes"] == trainer["numNodes"] == worker["replicas"]
     jobs = {entry["name"]: entry for entry in runtime["spec"]["template"]["spec"]["replicatedJobs"]}
     step = jobs["launcher"]["template"]["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"]
     assert step == "trainer"
     assert jobs["launcher"]["dependsOn"] == [{"name": "node", "status": "Ready"}]
 
     host_file = tmp_path / "hostfile"
-    host_file.write_text("ringreduce-mnist-worker-0.ringreduce-mnist.default.svc slots=4\n")
+    host_file.write_text(
+        "".join(f"ringreduce-mnist-worker-{pod}.ringreduce-mnist.default.svc slots=4\n" for pod in range(2))
+    )
     for command, arguments in ((starts["command"], starts["args"]), (trainer["command"], trainer["args"])):
         assert command == ["ringrun"]
         assert "--hostfile=/etc/mpi/hostfile" in arguments
         read = options.read([word.replace("/etc/mpi/hostfile", str(host_file)) for word in arguments], "ringrun")
-        assert (read.transport, read.ranks, read.bind, read.command[0]) == ("mpi", 4, "none", "python3")
+        assert (read.transport, read.ranks, read.bind, read.command[0]) == ("mpi", 8, "none", "python3")
         assert (EXAMPLES / Path(read.command[1]).name).is_file()
 
 

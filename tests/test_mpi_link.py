@@ -28,12 +28,10 @@ WANTED = ("openmpi 4", "openmpi 5", "mpich 4", "mpich 5")
 
 def installation(name: str) -> Installation:
     library, major = name.split()
-    for found in installations.find(library):
-        if found.version.split(".")[0] == major:
-            if found.libmpi() is None:
-                pytest.skip(f"{name}: {found.mpirun} is here, but not its library")
-            return found
-    pytest.skip(f"{name} is not here: {installations.advice(library)}")
+    found = installations.get(library, int(major))
+    if found is None:
+        pytest.skip(f"{name} is not here: {installations.advice(library)}")
+    return found
 
 
 def run(command: list[str], environ: dict[str, str], timeout_s: float = JOB_S) -> subprocess.CompletedProcess[str]:

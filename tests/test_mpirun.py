@@ -398,6 +398,37 @@ def test_a_killed_rank_is_named_under_ringruns_mpirun(mpi: mpis.Mpi, how: str) -
     assert "lost rank 1" in output
 
 
+# --- a rank that raises -----------------------------------------------------------------------------------------------
+
+RAISED = f"""{SAY}
+import time
+if sys.argv[1] != "alone":
+    from mpi4py import MPI
+if sys.argv[1] == "each a host":
+    os.environ["RINGREDUCE_TRANSPORT"] = "mpi"
+world = rr.init()
+for _ in range(10):
+    total()
+if world.rank == 1:
+    print("KILLED AT", time.monotonic(), flush=True)
+    with world:
+        raise RuntimeError("rank 1 has had enough")
+if world.rank == 2:
+    time.sleep(1000)  # it calls nothing, so it hears nothing
+while True:
+    total()
+"""
+
+
+@pytest.mark.parametrize("how", ["alone", "with mpi4py", "each a host"])
+def test_an_exception_ends_the_job(mpi: mpis.Mpi, how: str) -> None:
+    output = end_of_a_killed_job(mpi.command(3, sys.executable, "-c", RAISED, how), mpi.environment())
+    assert "RuntimeError: rank 1 has had enough" in output
+    if how != "alone":  # else mpirun sees that a process has failed, and ends the others
+        assert "ShutdownError: Horovod has been shut down" in output
+        assert "rank 1 called shutdown() or ended" in output
+
+
 # --- ringrun --transport mpi ------------------------------------------------------------------------------------------
 
 LAUNCHED = f"""{SAY}

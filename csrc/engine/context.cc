@@ -103,7 +103,7 @@ void Context::remove_group(Group* group, Interrupt interrupt) {
   Request barrier;
   group->wait(*group->submit(barrier, interrupt), -1, interrupt);
   const std::lock_guard lock(executor_);
-  group->fail_pending("the process set was removed while this operation was pending");
+  group->retire();
   groups_.erase(std::remove_if(groups_.begin(), groups_.end(), [&](const auto& g) { return g.get() == group; }),
                 groups_.end());
 }

@@ -173,27 +173,36 @@ std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registe
   return rr::name(select_movement(forced, kind == Kind::kBroadcast, registered && can_be_direct(kind)));
 }
 
-// Executor lock held.
-void Group::fail_pending(const std::string& why) {
-  const std::lock_guard lock(mutex_);
-  active_.reset();
-  active_members_.clear();
-  fail_everything(std::make_exception_ptr(ShutdownError(here() + "] " + why)));
-  ring(*bells_.wait[static_cast<size_t>(rank_)]);
+void Group::retire() {
+  {
+    const std::lock_guard lock(mutex_);
+    active_.reset();
+    active_members_.clear();
+    fail_everything(std::make_exception_ptr(
+        ShutdownError(here() + "] the process set was removed while this operation was pending")));
+    ring(*bells_.wait[static_cast<size_t>(rank_)]);
+  }
+  // Other hosts may not have heard yet that this one has agreed.
+  depart(Attendance::kRemoved);
 }
 
-// Executor lock held, the engine is gone.
-void Group::leave() {
+// Executor lock held.
+void Group::depart(Attendance how) {
   {
     const std::lock_guard lock(mutex_);
     if (logged_.empty()) board_.line(rank_).cursor.store(kFinished, std::memory_order_release);
   }
-  board_.line(rank_).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
+  board_.line(rank_).attendance.store(static_cast<uint32_t>(how), std::memory_order_release);
   try {
-    if (mirror_ != nullptr) mirror_->part(kFarewellS);
+    if (mirror_ != nullptr) mirror_->part(kFarewellS, how == Attendance::kRemoved);
   } catch (const Error&) {
     mirror_.reset();  // the links are broken: nothing more can be said to the others
   }
+}
+
+// Executor lock held, the engine is gone.
+void Group::leave() {
+  depart(Attendance::kShutDown);
   ledger_.ring_all();  // its full fence: whoever reads what is written to registered memory from here on sees the above
   const std::lock_guard lock(mutex_);
   active_.reset();

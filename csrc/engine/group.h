@@ -68,7 +68,8 @@ class Group {
   void housekeep();
   // This rank leaves: marks it, fails what is pending here.
   void leave();
-  void fail_pending(const std::string& why);  // executor lock held; nothing is executed any more
+  // Executor lock held. All members have agreed to end the group: fails what is pending here.
+  void retire();
   // Every member attached; throws TimeoutError naming the missing ones.
   void await_attendance(double timeout_s, Interrupt interrupt);
   void throw_if_failed() const;
@@ -105,6 +106,7 @@ class Group {
   void succeed(Operation& operation);
   void fail(Operation& operation, std::exception_ptr error);
   void fail_everything(const std::exception_ptr& error);
+  void depart(Attendance how);
   std::string here() const;
   std::string where(const Operation& operation) const;
   // execute.cc

@@ -50,18 +50,19 @@ bool Mirror::has_backlog() const {
                      [](const Line& line) { return !line.out.empty() || !line.in.empty(); });
 }
 
-void Mirror::part(double limit_s) {
+void Mirror::part(double limit_s, bool everybody) {
   const Deadline deadline = Deadline::after_s(limit_s);
   const auto parted = [&] {
-    for (int host = 0; host < hosts_.count(); ++host) {
-      const int leader = hosts_.leader(host);
-      const bool left = board_.line(leader).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown);
+    for (int r = 0; r < board_.size(); ++r) {
+      if (!everybody && r != hosts_.leader(hosts_.of[static_cast<size_t>(r)])) continue;
+      const bool left = board_.line(r).attendance.load() != static_cast<uint32_t>(Attendance::kPresent);
       if (!left && !has_failed(board_)) return false;
     }
     return std::all_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.out.empty(); });
   };
   collect();
   while (!parted() && !deadline.passed()) {
+    if (everybody) collect();
     const bool sent = move();
     if (!receive() && !sent) relax(true);
   }
@@ -104,12 +105,15 @@ void Mirror::collect_ranks() {
       sent.watermark = watermark;
       send(FrameType::kWatermark, r, [&](FrameWriter& out) { out.put(watermark); });
     }
-    const bool left = board_.line(r).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown);
-    if (left && !sent.has_left) {
+    const uint32_t attendance = board_.line(r).attendance.load();
+    if (attendance != static_cast<uint32_t>(Attendance::kPresent) && !sent.has_left) {
       sent.has_left = true;
       collect_notes(r);
       const uint64_t cursor = board_.line(r).cursor.load(std::memory_order_acquire);
-      send(FrameType::kLeft, r, [&](FrameWriter& out) { out.put(cursor == kFinished ? kFinished : uint64_t{0}); });
+      send(FrameType::kLeft, r, [&](FrameWriter& out) {
+        out.put(cursor == kFinished ? kFinished : uint64_t{0});
+        out.put(attendance);
+      });
     }
   }
   if (hosts_.mine == 0) send_log(tail);

@@ -35,10 +35,10 @@ class Mirror {
   bool has_sent(uint64_t entry) const { return hosts_.mine != 0 || entry < log_sent_; }
   // Executor lock held. The first host's leader looks whether all ranks wait for what can never be complete.
   void look_for_deadlock();
-  // Once this rank has left: sends what the other hosts may still need, and reads until the other leaders have left
-  // too, for at most limit_s seconds. MPI_Finalize may hang where messages are left that nobody has taken
-  // (MPICH 4.0.2).
-  void part(double limit_s);
+  // Once this rank has left: sends what the other hosts may still need, and reads until the other leaders, or
+  // everybody, have left too, for at most limit_s seconds. MPI_Finalize may hang where messages are left that nobody
+  // has taken (MPICH 4.0.2).
+  void part(double limit_s, bool everybody);
   // Whether something waits for a link or for room.
   bool has_backlog() const;
 
@@ -58,7 +58,7 @@ class Mirror {
     FrameWriter out;
     FrameReader in;
     Gate gate = Gate::kNone;      // it has said that it is there
-    std::vector<int> left_after;  // ranks of its that have left since
+    std::vector<std::pair<int, uint32_t>> left_after;  // ranks of its that have left since, and how
   };
   struct Sent {  // what the others know of a rank here
     uint64_t watermark = 0;

@@ -43,8 +43,8 @@ void Mirror::pass_gate() {
   gate_ = Gate::kNone;
   for (Line& line : lines_) {
     line.gate = Gate::kNone;
-    for (const int r : line.left_after) {
-      board_.line(r).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
+    for (const auto& [rank, attendance] : line.left_after) {
+      board_.line(rank).attendance.store(attendance, std::memory_order_release);
     }
     line.left_after.clear();
   }

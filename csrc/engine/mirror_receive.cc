@@ -51,14 +51,17 @@ bool Mirror::apply(Line& line, FrameParser& frame) {
     case FrameType::kWatermark:
       board_.line(rank).watermark.store(frame.take<uint64_t>(), std::memory_order_release);
       return true;
-    case FrameType::kLeft:
+    case FrameType::kLeft: {
+      // What it has pushed may still be on its way, over another link than this.
       board_.line(rank).cursor.store(frame.take<uint64_t>(), std::memory_order_release);
+      const uint32_t attendance = frame.take<uint32_t>();
       if (line.gate != Gate::kNone) {
-        line.left_after.push_back(rank);  // nobody here misses it before
+        line.left_after.push_back({rank, attendance});  // nobody here misses it before
         return true;
       }
-      board_.line(rank).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
+      board_.line(rank).attendance.store(attendance, std::memory_order_release);
       return true;
+    }
     case FrameType::kFailed: {
       const auto kind = static_cast<FatalKind>(frame.take<uint32_t>());
       failure_sent_ = true;  // whoever sent it has told everybody

@@ -48,7 +48,7 @@ struct RankMask {
 // The cursor of a rank that has left with nothing pending: others have from it all they will ever need.
 inline constexpr uint64_t kFinished = uint64_t{1} << 63;
 
-enum class Attendance : uint32_t { kAbsent, kPresent, kShutDown };
+enum class Attendance : uint32_t { kAbsent, kPresent, kShutDown, kRemoved };  // kRemoved: the group is, by all members
 
 struct alignas(64) RankLine {
   std::atomic<uint64_t> watermark;   // unnamed operations below it are consumed here

@@ -32,6 +32,11 @@ class Installation:
     mpirun: str
     mpicc: str | None
 
+    @property
+    def major(self) -> int:
+        """The version's first number."""
+        return int(self.version.partition(".")[0])
+
     def launch(self, ranks: int, *, crowded: bool) -> list[str]:
         """The start of a command line. crowded: more ranks than cores, which are then not bound and give way."""
         if self.library == "mpich":
@@ -79,6 +84,11 @@ def find(library: str) -> tuple[Installation, ...]:
         if vendor == LIBRARIES[library] and version not in found:
             found[version] = Installation(library, version, launcher, shutil.which(mpicc))
     return tuple(found.values())
+
+
+def get(library: str, major: int) -> Installation | None:
+    """The MPI of that library and major version that mpi4py can load, the distribution's before a wheel's."""
+    return next((one for one in find(library) if one.major == major and one.libmpi() is not None), None)
 
 
 def advice(library: str) -> str:

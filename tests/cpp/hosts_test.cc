@@ -177,5 +177,26 @@ TEST_CASE("a rank that leaves ends what needs it on the other hosts") {
   }));
 }
 
+// Each is removed on a host as soon as that host knows that all agree, which the others may still have to hear.
+TEST_CASE("groups come and go, with operations pending in them") {
+  const std::vector<int> host_of = {0, 0, 1, 2};
+  const int groups = rounds(40);
+  std::vector<Fd> segments;
+  for (int i = 0; i < 3 * groups; ++i) segments.push_back(create_memfd("group", Board::nbytes(4, 64)));
+  const Environment environment{};
+  CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) {
+    const int host = host_of[static_cast<size_t>(rank.rank)];
+    for (int id = 1; id <= groups; ++id) {
+      const int fd = segments[static_cast<size_t>(3 * (id - 1) + host)].get();
+      Group& group = *rank.context.add_group(fd, {0, 1, 2, 3}, id, nullptr);
+      sum_now(rank, group, id % 2 == 0 ? 3 : 3000, id);
+      const Sum lonely = start_sum(rank, group, 5, 1, "only rank " + std::to_string(rank.rank));
+      rank.context.remove_group(&group, nullptr);
+      expect_contains(raised<ShutdownError>([&] { finish_sum(rank.world, lonely); }), "process set was removed");
+    }
+    sum_now(rank, rank.world, 5, 1);
+  }));
+}
+
 }  // namespace
 }  // namespace rr::test

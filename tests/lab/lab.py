@@ -160,7 +160,7 @@ class Lab:
         env: Mapping[str, str] | None = None,
     ) -> tuple[list[str], dict[str, str]]:
         """What mpirun() runs on the first host: the command and the additions to the environment."""
-        added = settings(self.ssh) | mpi.environ(self.folder)
+        added = settings(self.ssh) | mpi.mpi4py_environ()
         added |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(env or {})
         launch = mpi.command(hosts or self.hosts, ranks_per_host, _environ(added))
         return [*launch, *map(str, command)], added

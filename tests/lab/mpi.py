@@ -1,60 +1,30 @@
 """Each MPI that is installed here, and its command line for ranks on the lab's hosts.
 
-What MPIs there are is asked of ringreduce.launch.installations, as the bench and the tests on one host do.
+What MPIs there are, and how mpi4py loads one, says ringreduce.launch.installations, as to the other tests.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ringreduce.doctor.software import ROOT_PERMITS
 from ringreduce.launch import installations
+from ringreduce.launch.installations import Installation
 
 from .network import INTERFACE
 
-SONAMES = {"openmpi": ("libmpi.so.40",), "mpich": ("libmpi.so.12", "libmpich.so.12")}
-"""The name that mpi4py asks for first, then others of the same library."""
 CARRIED = ("PATH", "PYTHON", "MPI4PY", "LD_LIBRARY", "OMP_", "RINGREDUCE_", "HOROVOD_", "UCX_", "FI_", "RR_")
 """Open MPI takes to other hosts only what it is told to; MPICH takes everything. Prefixes of names."""
 
 
-@dataclass(frozen=True)
-class Mpi:
-    """One installed MPI."""
-
-    library: str
-    """openmpi | mpich"""
-    version: str
-    mpirun: str
+class Mpi(Installation):
+    """One of them, with how it starts ranks on the lab's hosts."""
 
     @property
     def name(self) -> str:
         """Such as "openmpi 5.0.11"."""
         return f"{self.library} {self.version}"
-
-    @property
-    def major(self) -> int:
-        """The version's first number."""
-        return int(self.version.partition(".")[0])
-
-    def environ(self, folder: Path) -> dict[str, str]:
-        """What mpi4py's wheel needs to load this MPI.
-
-        Debian's MPICH has a name that the wheel does not ask for; a link in this folder, which all hosts see, helps.
-        """
-        wanted, *others = SONAMES[self.library]
-        prefix = Path(self.mpirun).resolve().parent.parent
-        places = [prefix / "lib", *sorted(Path("/usr/lib").glob("*-linux-gnu"))]
-        library = next(place / name for name in (wanted, *others) for place in places if (place / name).exists())
-        if library.name != wanted:
-            link = folder / wanted
-            if not link.exists():
-                link.symlink_to(library)
-            library = link
-        return {"MPI4PY_LIBMPI": str(library), "MPI4PY_MPIABI": self.library, "LD_LIBRARY_PATH": str(library.parent)}
 
     def command(self, hosts: Sequence[str], ranks_per_host: int, environ: Mapping[str, str]) -> list[str]:
         """mpirun's command line up to the program, to be run on the first host. Ranks fill one host after the other.
@@ -93,5 +63,5 @@ def settings(ssh: Path) -> dict[str, str]:
 
 def find(library: str, major: int) -> Mpi | None:
     """The installed MPI of this library and major version, Debian's or a wheel's."""
-    found = (Mpi(library, one.version, os.path.abspath(one.mpirun)) for one in installations.find(library))
-    return next((mpi for mpi in found if mpi.major == major), None)
+    found = installations.get(library, major)
+    return None if found is None else Mpi(**vars(found))
