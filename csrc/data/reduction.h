@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "data/dtype.h"
+#include "data/wire.h"
 
 namespace rr {
 
@@ -71,6 +72,11 @@ struct Kernels {
   // multiplied by postscale and divided by divisor, truncating toward zero and clamping to the type's range.
   void (*reduce)(const Reduction& reduction, const void* const* srcs, size_t nsrc, void* const* dsts, size_t ndst,
                  size_t count);
+
+  // count float32 elements to wire_nbytes(wire, count) bytes, and back. Nothing overlaps. Any alignment. Memory beyond
+  // the operands is not touched.
+  void (*encode)(Wire wire, const void* src, std::byte* dst, size_t count);
+  void (*decode)(Wire wire, const std::byte* src, void* dst, size_t count);
 };
 
 const Kernels& kernels(Isa isa);                // throws UnavailableError when this machine cannot run it
