@@ -1,8 +1,10 @@
 #include "data/wire.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/errors.h"
+#include "data/reduction.h"
 
 namespace rr {
 
@@ -35,6 +37,18 @@ Wire wire_from_code(int code) {
                                name(static_cast<Wire>(kWireCount - 1)) + ")");
   }
   return static_cast<Wire>(code);
+}
+
+void wire_round_trip(const Kernels& kernels, Wire wire, void* elements, size_t count) {
+  constexpr size_t kPiece = 16 * kWireBlock;  // stays in the first cache
+  std::byte encoded[wire_nbytes(Wire::kNone, kPiece)];
+  std::byte* at = static_cast<std::byte*>(elements);
+  for (size_t done = 0; done < count; done += kPiece) {
+    const size_t n = std::min(kPiece, count - done);
+    kernels.encode(wire, at, encoded, n);
+    kernels.decode(wire, encoded, at, n);
+    at += n * sizeof(float);
+  }
 }
 
 }  // namespace rr

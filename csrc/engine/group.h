@@ -38,7 +38,8 @@ class Group {
 
   // The synchronous path of the smallest messages: true when it has been done. False when the request is not quick
   // (then submit it).
-  bool allreduce_quick(const TensorView& src, const TensorView& dst, const Reduction& reduction, Interrupt interrupt);
+  bool allreduce_quick(const TensorView& src, const TensorView& dst, const Reduction& reduction, Interrupt interrupt,
+                       Wire wire = Wire::kNone);
 
   OperationPtr submit(const Request& request, Interrupt interrupt);
   OperationPtr send(const TensorView& src, int peer, int tag, std::shared_ptr<void> keep);
