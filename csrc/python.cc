@@ -60,6 +60,7 @@ PYBIND11_MODULE(_core, m) {
     for (const Isa isa : available_isas()) names.emplace_back(kernels(isa).name);
     return names;
   });
+  m.attr("WIRE_BLOCK") = kWireBlock;
   m.def("wires", [] {
     std::vector<std::string> names;
     for (int code = 0; code < kWireCount; ++code) names.emplace_back(name(wire_from_code(code)));

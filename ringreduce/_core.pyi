@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 Buffer: TypeAlias = Any
 
 __version__: str
+WIRE_BLOCK: int
+"""Elements of the wire int8 that share a scale."""
 
 def dtypes() -> list[tuple[str, int]]:
     """(name, itemsize) of each dtype; the index is the dtype code."""
