@@ -56,6 +56,21 @@ constexpr RingStep ring_step(int size, int rank, int step) {
   return {send, (send + size - 1) % size, fold};
 }
 
+// A pipeline of two stages over pieces, whose first stage is up to `lag` pieces ahead: what comes in turn `index` of
+// 2 * pieces. Example, 4 pieces, lag 2: first 0, first 1, second 0, first 2, second 1, first 3, second 2, second 3.
+struct PipelineTurn {
+  size_t piece = 0;
+  bool is_second = false;
+};
+
+constexpr PipelineTurn pipeline_turn(size_t pieces, size_t most, size_t index) {
+  const size_t lag = std::min(most, pieces);
+  if (index < lag) return {index, false};
+  const size_t turn = index - lag;
+  if (turn >= 2 * (pieces - lag)) return {turn - (pieces - lag), true};
+  return turn % 2 == 0 ? PipelineTurn{turn / 2, true} : PipelineTurn{lag + turn / 2, false};
+}
+
 // Recursive doubling for any N (Thakur, Rabenseifner and Gropp 2005): with P the largest power of two <= N, the first
 // 2(N-P) ranks pair up and the even one of each pair hands its data to the odd one and waits for the result; P ranks
 // then exchange with the partner at distance 1, 2, 4, ...

@@ -60,7 +60,9 @@ Step Staged::step() {
 }
 
 bool Staged::needs(int rank) const {
-  if (take_ == rounds_) return false;
+  // The line of a rank on another host says nothing.
+  const bool is_member = std::find(team_.members.begin(), team_.members.end(), rank) != team_.members.end();
+  if (take_ == rounds_ || !is_member) return false;
   const Progress& line = team_.stage.progress[rank];
   return line.put.load(std::memory_order_acquire) < team_.first_round + rounds_ ||
          line.fold.load(std::memory_order_acquire) < team_.first_round + rounds_;

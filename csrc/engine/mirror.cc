@@ -88,7 +88,8 @@ void Mirror::collect() {
     if (left && !sent.has_left) {
       sent.has_left = true;
       collect_notes(r);
-      send(FrameType::kLeft, r, [](FrameWriter&) {});
+      const uint64_t cursor = board_.line(r).cursor.load(std::memory_order_acquire);
+      send(FrameType::kLeft, r, [&](FrameWriter& out) { out.put(cursor); });
     }
   }
   if (hosts_.mine == 0) send_log(tail);
@@ -213,6 +214,8 @@ bool Mirror::apply(FrameParser& frame) {
       board_.line(rank).watermark.store(frame.take<uint64_t>(), std::memory_order_release);
       return true;
     case FrameType::kLeft:
+      // What it has pushed may still be on its way, over another link than this.
+      board_.line(rank).cursor.store(frame.take<uint64_t>(), std::memory_order_release);
       board_.line(rank).attendance.store(static_cast<uint32_t>(Attendance::kShutDown), std::memory_order_release);
       return true;
     case FrameType::kFailed: {

@@ -1,8 +1,6 @@
 // Group: operations of a group on several hosts. An all-reduce has two levels: the ranks of a host reduce-scatter
-// through their staging area, each slice is reduced over one rank a host, and the slices are gathered again. Between
-// hosts each rank sends every other one the segment that it owns, folds its own segment in the order of the hosts, and
-// sends the result to all: 2 alpha + 2(h-1)/h S beta. That is what a ring moves, in two steps instead of 2(h-1), and
-// the order of the sum depends neither on a segment's place nor on what else shares the bucket. As many ranks of a host
+// through their staging area, each slice is reduced over one rank a host by pairwise exchange, and the slices are
+// gathered again, as a pipeline of pieces. Each byte crosses the network 2(h-1)/h times, and as many ranks of a host
 // take part as every host has. All else goes straight over the links, each block once to each rank that takes it.
 //
 // Source of the two levels with several leaders: Bayatpour, Chakraborty, Subramoni, Lu and Panda, "Scalable reduction
@@ -10,6 +8,7 @@
 
 #include <algorithm>
 
+#include "collective/hierarchical.h"
 #include "collective/linked.h"
 #include "collective/pull.h"
 #include "engine/context.h"
@@ -20,6 +19,11 @@ namespace {
 
 using Parts = std::vector<std::unique_ptr<Algorithm>>;
 using Memory = std::vector<std::unique_ptr<std::byte[]>>;
+
+constexpr size_t kLine = 64;
+constexpr size_t kChunkNbytes = 64 << 10;  // of a message between hosts
+// Pieces that a host has reduced before it gathers the first: those under way between hosts, and two more.
+constexpr size_t kHostLag = 5;
 
 std::byte* allocate(Memory& memory, size_t nbytes) {
   memory.emplace_back(new std::byte[std::max<size_t>(1, nbytes)]);
@@ -67,94 +71,74 @@ std::unique_ptr<Algorithm> allreduce_gathered(const std::byte* src, std::byte* d
   return sequence(std::move(parts), std::move(memory));
 }
 
-// n elements at src, over one rank of each host, to dst, which may be src. In the order of the team.
-std::unique_ptr<Algorithm> allreduce_among(const Team& team, const std::byte* src, std::byte* dst, size_t n,
-                                           const Reduction& reduction) {
-  const size_t item = itemsize(reduction.dtype);
-  const auto owned = [&](int member) { return segment(n, team.size(), member); };
-  const Range mine = owned(team.me);
-  Memory memory;
-  ExchangeJob to_owners;
-  ExchangeJob to_all;
-  to_owners.lanes = team.size();
-  std::vector<const std::byte*> srcs;
-  for (int member = 0; member < team.size(); ++member) {
-    const Range theirs = owned(member);
-    to_owners.outgoing.push_back({src + theirs.begin * item, theirs.count() * item});
-    if (member == team.me) {
-      srcs.push_back(src + mine.begin * item);
-      continue;
-    }
-    std::byte* const part = allocate(memory, mine.count() * item);
-    to_owners.incoming.push_back({member, team.me, part, mine.count() * item, 0});
-    srcs.push_back(part);
-    to_all.incoming.push_back({member, 0, dst + theirs.begin * item, theirs.count() * item, 0});
-  }
-  to_all.outgoing.push_back({dst + mine.begin * item, mine.count() * item});
-  Parts parts;
-  parts.push_back(mesh(team, std::move(to_owners)));
-  parts.push_back(local(*team.kernels, {{{std::move(srcs), dst + mine.begin * item, mine.count()}}, reduction}));
-  parts.push_back(mesh(team, std::move(to_all)));
-  return sequence(std::move(parts), std::move(memory));
-}
-
 }  // namespace
 
-// One contiguous tensor.
+// One contiguous tensor. `within` goes into `across` by whole pieces, and back, see HostPart.
 std::unique_ptr<Algorithm> Group::allreduce_on_two_levels(const std::byte* src, std::byte* dst, size_t count,
                                                           const Reduction& reduction, const Team& team,
                                                           size_t& rounds) {
-  if (!foldable_in_place(reduction)) return allreduce_gathered(src, dst, count, reduction, team);
-  const size_t item = itemsize(reduction.dtype);
-  const std::vector<int>& here = hosts_.here();
-  size_t slices = here.size();
-  for (const auto& members : hosts_.members) slices = std::min(slices, members.size());
-  Team local = part_of(team, here);
-  const size_t me = static_cast<size_t>(local.me);
-  const auto slice = [&](size_t s) {
-    return s < slices ? segment(count, static_cast<int>(slices), static_cast<int>(s)) : Range{count, count};
-  };
-  Parts parts;
-  const bool several_here = here.size() > 1;
-  Reduction within = bare(reduction);
-  within.prescale = reduction.prescale;
-  if (several_here) {
-    ReduceJob job;
-    job.shape = ReduceShape::kReduceScatter;
-    job.reduction = within;
-    job.element_count = count;
-    job.pieces = {{src, dst + slice(me).begin * item, count}};
-    for (size_t s = 0; s < here.size(); ++s) job.owned.push_back(slice(s));
-    local.first_round = rounds_base_ + rounds;
-    rounds += rounds_of(job, local.stage, local.size());
-    parts.push_back(two_shot(local, std::move(job)));
+  size_t slices = hosts_.here().size();
+  bool is_flat = true;  // one rank a host
+  for (const auto& members : hosts_.members) {
+    slices = std::min(slices, members.size());
+    is_flat = is_flat && members.size() == 1;
   }
-  if (me < slices && !slice(me).empty()) {
+  if (!is_flat && !foldable_in_place(reduction)) return allreduce_gathered(src, dst, count, reduction, team);
+  const size_t item = itemsize(reduction.dtype);
+  const std::vector<Range> cut = cut_for_pairwise(count, item, slices * hosts_.members.size(), kChunkNbytes);
+  Team here = part_of(team, hosts_.here());
+  const size_t me = static_cast<size_t>(here.me);
+  // What the s-th rank of each host reduces between hosts.
+  const auto slice = [&](size_t piece, size_t s) {
+    return s < slices ? segment(cut[piece].count(), static_cast<int>(slices), static_cast<int>(s), kLine / item)
+                      : Range{cut[piece].count(), cut[piece].count()};
+  };
+  const bool reduces_here = here.size() > 1 || (!is_flat && reduction.prescale != 1.0);
+  std::vector<HostPart> parts;
+  for (size_t turn = 0; turn < 2 * cut.size(); ++turn) {
+    const auto [k, is_gather] = pipeline_turn(cut.size(), kHostLag, turn);
+    if (is_gather ? here.size() == 1 : !reduces_here) continue;
+    std::byte* const at = dst + cut[k].begin * item;
+    here.first_round = rounds_base_ + rounds;
+    if (is_gather) {
+      ExchangeJob job;
+      job.sources.assign(hosts_.here().size(), false);
+      if (!slice(k, me).empty()) job.outgoing.push_back({at + slice(k, me).begin * item, slice(k, me).count() * item});
+      for (size_t s = 0; s < hosts_.here().size(); ++s) {
+        const Range range = slice(k, s);
+        job.sources[s] = !range.empty();
+        job.largest_nbytes = std::max(job.largest_nbytes, range.count() * item);
+        if (range.empty()) continue;
+        job.incoming.push_back({static_cast<int>(s), 0, at + range.begin * item, range.count() * item, 0});
+      }
+      rounds += rounds_of(job, here.stage);
+      parts.push_back({k, true, exchange(here, std::move(job))});
+    } else {
+      ReduceJob job;
+      job.shape = ReduceShape::kReduceScatter;
+      job.reduction = bare(reduction);
+      job.reduction.prescale = reduction.prescale;
+      job.element_count = cut[k].count();
+      job.pieces = {{src + cut[k].begin * item, at + slice(k, me).begin * item, cut[k].count()}};
+      for (size_t s = 0; s < hosts_.here().size(); ++s) job.owned.push_back(slice(k, s));
+      rounds += rounds_of(job, here.stage, here.size());
+      parts.push_back({k, false, two_shot(here, std::move(job))});
+    }
+  }
+  std::unique_ptr<Pairwise> across;
+  if (me < slices) {
+    PairwiseJob job;
+    job.reduction = reduction;
+    if (!is_flat) job.reduction.prescale = 1.0;
+    for (size_t k = 0; k < cut.size(); ++k) {
+      const Range mine = {cut[k].begin + slice(k, me).begin, cut[k].begin + slice(k, me).end};
+      job.pieces.push_back({(reduces_here ? dst : src) + mine.begin * item, dst + mine.begin * item, mine.count()});
+    }
     std::vector<int> ranks;
     for (const auto& members : hosts_.members) ranks.push_back(members[me]);
-    Reduction across = reduction;
-    if (several_here) across.prescale = 1.0;
-    std::byte* const mine = dst + slice(me).begin * item;
-    const std::byte* const from = several_here ? mine : src + slice(me).begin * item;
-    parts.push_back(allreduce_among(part_of(team, ranks), from, mine, slice(me).count(), across));
+    across = std::make_unique<Pairwise>(part_of(team, ranks), std::move(job));
   }
-  if (several_here) {
-    ExchangeJob job;
-    job.sources.assign(here.size(), false);
-    if (!slice(me).empty()) job.outgoing.push_back({dst + slice(me).begin * item, slice(me).count() * item});
-    for (size_t s = 0; s < here.size(); ++s) {
-      const Range range = slice(s);
-      job.sources[s] = !range.empty();
-      job.largest_nbytes = std::max(job.largest_nbytes, range.count() * item);
-      if (!range.empty()) {
-        job.incoming.push_back({static_cast<int>(s), 0, dst + range.begin * item, range.count() * item, 0});
-      }
-    }
-    local.first_round = rounds_base_ + rounds;
-    rounds += rounds_of(job, local.stage);
-    parts.push_back(exchange(std::move(local), std::move(job)));
-  }
-  return sequence(std::move(parts));
+  return hierarchical(std::move(parts), std::move(across));
 }
 
 std::unique_ptr<Algorithm> Group::allreduce_across_hosts(std::vector<Piece> pieces, const Reduction& reduction,

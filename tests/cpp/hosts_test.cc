@@ -1,6 +1,8 @@
 // Groups on several hosts: what the leaders pass on. Results of the collectives are checked where those of one host
 // are.
 #include "group/hosts.h"
+
+#include <cmath>
 #include <random>
 
 #include "doctest/doctest.h"
@@ -64,6 +66,49 @@ TEST_CASE("many more names than the table holds") {
         }
       },
       16));
+}
+
+// Element i of rank r is r + 1 + i % 7. Enough of them for a pipeline of many pieces.
+template <class T>
+void check_scaled_sum(Rank& rank, DType dtype, ReduceOp op, double prescale, double postscale, size_t count) {
+  std::vector<T> src(count);
+  std::vector<T> dst(count);
+  for (size_t i = 0; i < count; ++i) src[i] = static_cast<T>(static_cast<size_t>(rank.rank) + 1 + i % 7);
+  Request request;
+  request.kind = Kind::kAllreduce;
+  request.op = op;
+  request.prescale = prescale;
+  request.postscale = postscale;
+  request.srcs = {view(src, dtype)};
+  request.dsts = {view(dst, dtype)};
+  rank.world.wait(*rank.world.submit(request, nullptr), -1, nullptr);
+  const double ranks = rank.size * (rank.size + 1) / 2.0;
+  for (size_t i = 0; i < count; ++i) {
+    double expected = (ranks + rank.size * static_cast<double>(i % 7)) * prescale * postscale;
+    if (op == ReduceOp::kAverage) expected /= rank.size;
+    if (std::abs(static_cast<double>(dst[i]) - expected) > 1e-5 * expected) {
+      throw std::logic_error("element " + std::to_string(i) + " is " + std::to_string(dst[i]) + ", not " +
+                             std::to_string(expected));
+    }
+  }
+}
+
+TEST_CASE("long tensors go in many pieces; factors are applied once, also where hosts have one rank and several") {
+  const Environment environment{};
+  for (const auto& host_of : kLayouts) {
+    CAPTURE(host_of.size());
+    CHECK_NOTHROW(run_hosts(
+        host_of,
+        [](Rank& rank) {
+          for (const size_t count : {size_t{40}, size_t{400003}}) {
+            check_scaled_sum<float>(rank, DType::kFloat32, ReduceOp::kSum, 1.0, 1.0, count);
+            check_scaled_sum<float>(rank, DType::kFloat32, ReduceOp::kSum, 0.5, 4.0, count);
+            check_scaled_sum<double>(rank, DType::kFloat64, ReduceOp::kAverage, 2.0, 1.0, count);
+            check_scaled_sum<int64_t>(rank, DType::kInt64, ReduceOp::kSum, 1.0, 1.0, count);
+          }
+        },
+        64, 32768));
+  }
 }
 
 // Sums of random numbers depend on the order of the additions.

@@ -51,6 +51,25 @@ TEST_CASE("chunks tile a range exactly") {
   }
 }
 
+TEST_CASE("a pipeline does both stages of every piece, each in order, the first so far ahead and no further") {
+  for (size_t pieces = 0; pieces <= 20; ++pieces) {
+    for (size_t lag = 1; lag <= 6; ++lag) {
+      size_t first = 0;
+      size_t second = 0;
+      for (size_t index = 0; index < 2 * pieces; ++index) {
+        const PipelineTurn turn = pipeline_turn(pieces, lag, index);
+        REQUIRE(turn.piece == (turn.is_second ? second++ : first++));
+        REQUIRE(second <= first);
+        REQUIRE(first - second <= lag);
+      }
+      REQUIRE(first == pieces);
+      REQUIRE(second == pieces);
+    }
+  }
+  CHECK(pipeline_turn(4, 2, 2).is_second);
+  CHECK(pipeline_turn(4, 2, 3).piece == 2);
+}
+
 // Bit r: rank r's contribution.
 using Contributors = uint64_t;
 
