@@ -60,6 +60,20 @@ PYBIND11_MODULE(_core, m) {
     for (const Isa isa : available_isas()) names.emplace_back(kernels(isa).name);
     return names;
   });
+  m.attr("WIRE_BLOCK") = kWireBlock;
+  m.def("wires", [] {
+    std::vector<std::string> names;
+    for (int code = 0; code < kWireCount; ++code) names.emplace_back(name(wire_from_code(code)));
+    return names;
+  });
+  m.def(
+      "wire_round_trip",
+      [](const std::string& wire, uintptr_t address, size_t count) {
+        const Wire codec = wire_from_name(wire);
+        const py::gil_scoped_release release;
+        wire_round_trip(kernels("auto"), codec, reinterpret_cast<void*>(address), count);
+      },
+      py::arg("wire"), py::arg("address"), py::arg("count"));
   m.def("cuda_built", [] { return false; });
   m.def(
       "control_nbytes", [](int size) { return Board::nbytes(size, Settings::from_environment().cache_capacity); },
@@ -103,9 +117,9 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("size", [](const PyGroup& g) { return g.get().size(); })
       .def_property_readonly("ranks", [](const PyGroup& g) { return g.get().ranks(); })
       .def("allreduce", &allreduce, py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("prescale"),
-           py::arg("postscale"), py::arg("name"))
+           py::arg("postscale"), py::arg("name"), py::arg("wire") = py::none())
       .def("allreduce_async", &allreduce_async, py::arg("srcs"), py::arg("dsts"), py::arg("op"), py::arg("prescale"),
-           py::arg("postscale"), py::arg("name"))
+           py::arg("postscale"), py::arg("name"), py::arg("wire") = py::none())
       .def(
           "reducescatter_async",
           [](const PyGroup& g, py::handle src, py::handle dst, int op, double pre, double post,

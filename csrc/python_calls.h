@@ -140,8 +140,13 @@ inline Request reduce_request(Kind kind, int op, double prescale, double postsca
   return request;
 }
 
+inline Wire wire_from(const py::object& wire) {
+  return wire.is_none() ? Wire::kNone : wire_from_name(wire.cast<std::string>());
+}
+
 inline void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, double prescale, double postscale,
-                      const py::object& name) {
+                      const py::object& name, const py::object& wire_name) {
+  const Wire wire = wire_from(wire_name);
   if (name.is_none()) {
     Borrowed src_buffer;
     Borrowed dst_buffer;
@@ -149,20 +154,22 @@ inline void allreduce(const PyGroup& group, py::handle src, py::handle dst, int 
     const TensorView out = dst.is(src) ? in : view_of(dst, true, dst_buffer.buffer);
     const Reduction reduction = {in.dtype, op_from_code(op), prescale, postscale, group.get().size()};
     const WithoutGil unlocked(*group.context);
-    if (group.get().allreduce_quick(in, out, reduction, interrupt)) return;
+    if (group.get().allreduce_quick(in, out, reduction, interrupt, wire)) return;
   }
   auto held = std::make_unique<Held>();
   Request request = reduce_request(Kind::kAllreduce, op, prescale, postscale);
   request.is_async = false;
+  request.wire = wire;
   request.srcs.push_back(view_of(src, false, *held));
   request.dsts.push_back(view_of(dst, true, *held));
   submit(group, request, name, std::move(held)).wait(std::nullopt);
 }
 
 inline PyWork allreduce_async(const PyGroup& group, const py::sequence& srcs, const py::sequence& dsts, int op,
-                              double prescale, double postscale, const py::object& name) {
+                              double prescale, double postscale, const py::object& name, const py::object& wire) {
   auto held = std::make_unique<Held>();
   Request request = reduce_request(Kind::kAllreduce, op, prescale, postscale);
+  request.wire = wire_from(wire);
   for (const py::handle src : srcs) request.srcs.push_back(view_of(src, false, *held));
   for (const py::handle dst : dsts) request.dsts.push_back(view_of(dst, true, *held));
   return submit(group, request, name, std::move(held));

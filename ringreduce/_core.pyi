@@ -4,7 +4,8 @@ A *buffer* argument is either any C-contiguous object with the buffer protocol (
 ``(address, shape, dtype_code, owner)`` made by ringreduce.buffers for everything else: whoever submits a tuple's bytes
 keeps the owner alive until the operation has finished, as it does for a buffer. Dtype codes are the order of
 ``dtypes()``; op codes are Horovod's (average 0, sum 1, adasum 2, min 3, max 4, product 5), then logical_and 6,
-logical_or 7, bitwise_and 8, bitwise_or 9. Ranks (root, peers) are ranks within the group. Times are seconds.
+logical_or 7, bitwise_and 8, bitwise_or 9. A wire is one of wires(), or None for "none". Ranks (root, peers) are ranks
+within the group. Times are seconds.
 Every call that can block releases the GIL, answers Ctrl-C, and raises the classes of ringreduce.errors.
 """
 
@@ -14,12 +15,20 @@ from typing import Any, TypeAlias
 Buffer: TypeAlias = Any
 
 __version__: str
+WIRE_BLOCK: int
+"""Elements of the wire int8 that share a scale."""
 
 def dtypes() -> list[tuple[str, int]]:
     """(name, itemsize) of each dtype; the index is the dtype code."""
 
 def knobs() -> list[tuple[str, str, str, str, str, str]]:
     """(name, unit, range, default, Horovod alias or "", meaning) of every RINGREDUCE_* variable."""
+
+def wires() -> list[str]:
+    """Names of the codecs for float32 elements between hosts; the first, "none", is no codec."""
+
+def wire_round_trip(wire: str, address: int, count: int) -> None:
+    """Makes of count float32 elements what arrives when they are sent through a codec."""
 
 def isas() -> list[str]:
     """Names of the CPU kernel sets this machine can run, best first."""
@@ -79,7 +88,16 @@ class Group:
     def ranks(self) -> list[int]:
         """World ranks of the members, ascending; index = group rank."""
 
-    def allreduce(self, src: Buffer, dst: Buffer, op: int, prescale: float, postscale: float, name: str | None) -> None:
+    def allreduce(
+        self,
+        src: Buffer,
+        dst: Buffer,
+        op: int,
+        prescale: float,
+        postscale: float,
+        name: str | None,
+        wire: str | None = None,
+    ) -> None:
         """Synchronous allreduce of one tensor; dst may be src. The fast path."""
 
     def allreduce_async(
@@ -90,6 +108,7 @@ class Group:
         prescale: float,
         postscale: float,
         name: str | None,
+        wire: str | None = None,
     ) -> Work:
         """One tensor, or several as one grouped operation (same dtype or not); each dst may be its src."""
 

@@ -60,6 +60,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    wire: str | None = None,
 ) -> Any:
     """Reduces a tensor over all ranks; every rank gets the same bits.
 
@@ -70,6 +71,10 @@ def allreduce(
             BitwiseAnd, BitwiseOr. README has the table of what each means for which dtype.
         prescale_factor, postscale_factor: multiply each input, and the result.
         process_set: the ranks that take part.
+        wire: how float32 elements travel between hosts, for op Average and Sum: "fp16", "bf16" or "int8" (the first
+            two for Min and Max as well); the same on all ranks. None (default): as they are, as they always do within
+            a host, and up to the eager limit (16 KiB or less) between hosts. Sums are float32. docs/algorithms.md
+            has formats and error bounds.
 
     Returns:
         A new ndarray of the tensor's shape and dtype; a NumPy scalar when the tensor is a scalar.
@@ -79,11 +84,11 @@ def allreduce(
     """
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as readable() would have it
         output = empty_like(tensor)
-        process_set.group.allreduce(tensor, output, op, prescale_factor, postscale_factor, name)
+        process_set.group.allreduce(tensor, output, op, prescale_factor, postscale_factor, name, wire)
         return output
     source = readable(tensor)
     output = empty_like(source)
-    process_set.group.allreduce(native(source), native(output), op, prescale_factor, postscale_factor, name)
+    process_set.group.allreduce(native(source), native(output), op, prescale_factor, postscale_factor, name, wire)
     return like(tensor, output)
 
 
@@ -95,13 +100,14 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    wire: str | None = None,
 ) -> Any:
     """allreduce() in place: overwrites the tensor and returns it. It must be writable and contiguous."""
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as writable() would have it
-        process_set.group.allreduce(tensor, tensor, op, prescale_factor, postscale_factor, name)
+        process_set.group.allreduce(tensor, tensor, op, prescale_factor, postscale_factor, name, wire)
         return tensor
     target = native(writable(tensor))
-    process_set.group.allreduce(target, target, op, prescale_factor, postscale_factor, name)
+    process_set.group.allreduce(target, target, op, prescale_factor, postscale_factor, name, wire)
     return tensor
 
 
@@ -113,12 +119,13 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    wire: str | None = None,
 ) -> Handle[Any]:
     """allreduce() without waiting. The tensor must not change until the handle is done."""
     source = readable(tensor)
     output = empty_like(source)
     work = process_set.group.allreduce_async(
-        [native(source)], [native(output)], op, prescale_factor, postscale_factor, name
+        [native(source)], [native(output)], op, prescale_factor, postscale_factor, name, wire
     )
     return Handle(work, lambda _: like(tensor, output))
 
@@ -131,10 +138,11 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    wire: str | None = None,
 ) -> Handle[Any]:
     """allreduce_() without waiting. The tensor must be left alone until the handle is done."""
     target = native(writable(tensor))
-    work = process_set.group.allreduce_async([target], [target], op, prescale_factor, postscale_factor, name)
+    work = process_set.group.allreduce_async([target], [target], op, prescale_factor, postscale_factor, name, wire)
     return Handle(work, lambda _: tensor)
 
 
@@ -146,6 +154,7 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    wire: str | None = None,
 ) -> list[Any]:
     """allreduce() of several tensors as one operation, which succeeds or fails as a whole. Returns a list."""
     return grouped_allreduce_async(
@@ -155,6 +164,7 @@ def grouped_allreduce(
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         process_set=process_set,
+        wire=wire,
     ).wait()
 
 
@@ -166,6 +176,7 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    wire: str | None = None,
 ) -> list[Any]:
     """grouped_allreduce() in place: overwrites the tensors and returns them as a list."""
     return grouped_allreduce_async_(
@@ -175,6 +186,7 @@ def grouped_allreduce_(
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         process_set=process_set,
+        wire=wire,
     ).wait()
 
 
@@ -186,6 +198,7 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce() without waiting. The tensors must not change until the handle is done."""
     sources = [readable(tensor) for tensor in tensors]
@@ -197,6 +210,7 @@ def grouped_allreduce_async(
         prescale_factor,
         postscale_factor,
         name,
+        wire,
     )
     return Handle(work, lambda _: [like(tensor, output) for tensor, output in zip(tensors, outputs, strict=True)])
 
@@ -209,10 +223,11 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce_() without waiting. The tensors must be left alone until the handle is done."""
     targets = [native(writable(tensor)) for tensor in tensors]
-    work = process_set.group.allreduce_async(targets, targets, op, prescale_factor, postscale_factor, name)
+    work = process_set.group.allreduce_async(targets, targets, op, prescale_factor, postscale_factor, name, wire)
     return Handle(work, lambda _: list(tensors))
 
 

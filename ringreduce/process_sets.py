@@ -86,6 +86,13 @@ class ProcessSet:
                 f"{call} received invalid root rank {rank} for provided process set; members: {self.ranks}"
             ) from None
 
+    def spans_hosts(self) -> bool:
+        """Whether the members are on several hosts; False until registered."""
+        job = state.current
+        if job is None or self.process_set_id is None:
+            return False
+        return len({job.hosts[rank] for rank in self.ranks}) > 1
+
     def has(self, ranks: list[int]) -> bool:
         """Whether these sorted ranks are those of the set, or of another that was registered with it."""
         return ranks == self.ranks or ranks in self._family

@@ -124,6 +124,10 @@ def mismatches() -> list[tuple[str, str]]:
             "op": lambda: rr.allreduce(x, op=rr.Min if odd else rr.Sum),
             "factors": lambda: rr.allreduce(x, op=rr.Sum, prescale_factor=2.0 if odd else 1.0),
             "postscale": lambda: rr.allreduce(x, op=rr.Sum, postscale_factor=2.0 if odd else 1.0),
+            "wire": lambda: rr.allreduce(x, wire="fp16" if odd else None),
+            "wire, named": lambda: rr.allreduce(x, name="w", wire="fp16" if odd else None),
+            "wire, async": lambda: rr.allreduce_async_(x, wire="fp16" if odd else None).wait(),
+            "wire, grouped": lambda: rr.grouped_allreduce([x, x], wire="fp16" if odd else None),
             "kind": lambda: rr.allgather(x) if odd else rr.allreduce(x),
             "kind, named": lambda: rr.allgather(x, name="k") if odd else rr.allreduce(x, name="k"),
             "root": lambda: rr.broadcast(x, 1 if odd else 0),
@@ -151,6 +155,7 @@ PHRASES = {
     "op": "Mismatched reduction operation: One rank sent reduction op 1",
     "factors": "Mismatched prescale and/or postscale factors: One rank sent factors (1, 1), but another rank sent "
     "factors (2, 1).",
+    "wire": "Mismatched wire codecs: One rank sent wire none, but another rank sent wire fp16.",
     "kind": "Mismatched operations: One rank did an ALLREDUCE, but another rank did an ALLGATHER.",
     "root": "Mismatched BROADCAST root ranks: One rank specified root rank 0, but another rank specified root rank 1.",
     "broadcast shape": "Mismatched BROADCAST tensor shapes: One rank sent a tensor of shape [17, 17], but another",
@@ -177,12 +182,34 @@ def bad_arguments() -> list[tuple[str, str, str]]:
     with rr.init() as world:
         x = np.ones((2 * world.size + 1, 2))
         half = np.ones(3, np.float16)
+        one = np.ones(5000, np.float32)
         known = "InvalidArgumentError"
         calls: list[tuple[str, str, Any]] = [
             (known, "bitwise_and has no meaning for float64", lambda: rr.allreduce(x, op=rr.BitwiseAnd)),
             (known, "average has no meaning for bool", lambda: rr.allreduce(np.ones(2, bool))),
             ("UnavailableError", "adasum", lambda: rr.allreduce(half, op=rr.Adasum)),
             (known, "prescale_factor", lambda: rr.allreduce(np.ones(2, bool), op=rr.Max, prescale_factor=2.0)),
+            (known, 'no wire codec named "fp8"; the names are none, fp16,', lambda: rr.allreduce(x, wire="fp8")),
+            (
+                known,
+                "wire fp16 is for float32 with sum, average, min and max, not",
+                lambda: rr.allreduce(x, wire="fp16"),
+            ),
+            (
+                known,
+                "not for product of float32; leave wire out",
+                lambda: rr.allreduce(one, op=rr.Product, wire="bf16"),
+            ),
+            (
+                known,
+                "wire int8 is for float32 with sum and average, not",
+                lambda: rr.allreduce(one, op=rr.Max, wire="int8"),
+            ),
+            (
+                known,
+                "not for sum of int32",
+                lambda: rr.grouped_allreduce([one, one.astype("i4")], op=rr.Sum, wire="int8"),
+            ),
             (known, "reduce operation code 77 is unknown", lambda: rr.allreduce(x, op=77)),
             (known, "Reducescatter does not support scalar inputs", lambda: rr.reducescatter(1.0)),
             (known, "broadcast received invalid root rank 9", lambda: rr.broadcast(x, 9)),

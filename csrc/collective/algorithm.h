@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -33,6 +34,9 @@ std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> part
 // The same, with the memory that they work in.
 std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts,
                                     std::vector<std::unique_ptr<std::byte[]>> memory);
+
+// Something that this rank does by itself, in one step.
+std::unique_ptr<Algorithm> once(std::function<void()> action);
 
 // One tensor of a bucket on this rank. dst may equal src.
 struct Piece {

@@ -18,11 +18,14 @@ class Piecewise : public Algorithm {
 // reduction must be foldable_in_place. The order of an element's sum depends on its place in its piece.
 std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction);
 // Sums in the order of the members. Two steps, but each rank is sent (N-1) messages at once.
-std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction);
+// wire: how float32 elements travel; check() has passed. Pieces begin at multiples of kWireBlock of their tensor.
+std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire);
 // Pieces that they begin before the first is finished, if there are as many.
 size_t pieces_under_way(bool rings, int members);
-// Where a tensor is cut for them: into pieces of about piece_nbytes, equal but for a line.
-std::vector<Range> cut(size_t count, size_t item, size_t piece_nbytes);
+// Where a tensor is cut for them: into pieces of about piece_nbytes, equal but for a few elements.
+std::vector<Range> cut(size_t count, size_t item, size_t piece_nbytes, size_t align);
+// Elements at whose multiples anything is cut: a cache line, or what a codec takes as one.
+size_t alignment(Wire wire, size_t item);
 
 // Pieces one after the other. reduction must be foldable_in_place.
 std::unique_ptr<Algorithm> recursive_doubling(Team team, std::vector<Piece> pieces, Reduction reduction);

@@ -21,7 +21,7 @@ constexpr size_t kLag = 3;
 constexpr size_t kWindow = kLag + 1;
 class Pairwise final : public Piecewise {
  public:
-  Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction);
+  Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire);
 
   void allow(size_t pieces) override { allowed_ = std::min(pieces, pieces_.size()); }
   size_t finished() const override;
@@ -42,11 +42,15 @@ class Pairwise final : public Piecewise {
     Link* link;
     Way out;
     Way in;
+    std::unique_ptr<std::byte[]> encoded_out;  // the message under way, where there is a codec
+    std::unique_ptr<std::byte[]> encoded_in;
   };
 
+  size_t nbytes(size_t count) const { return wire_ == Wire::kNone ? count * item_ : wire_nbytes(wire_, count); }
   size_t pieces() const { return pieces_.size(); }
   Range owned(size_t piece, int member) const;
   std::byte* received(size_t piece, int member);
+  const std::byte* input(size_t piece, int member, size_t count);
   bool send(Edge& edge);
   bool receive(Edge& edge);
   bool pass(Way& way, size_t nbytes, size_t moved);
@@ -55,18 +59,21 @@ class Pairwise final : public Piecewise {
   Team team_;
   std::vector<Piece> pieces_;
   Reduction reduction_;
+  Wire wire_;
   size_t item_;
   size_t lane_;  // bytes: the largest segment of a piece
   std::unique_ptr<std::byte[]> inputs_;
+  std::unique_ptr<std::byte[]> decoded_;
   std::vector<Edge> edges_;
   size_t allowed_;
   size_t folded_ = 0;
 };
 
-Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction)
+Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire)
     : team_(std::move(team)),
       pieces_(std::move(pieces)),
       reduction_(reduction),
+      wire_(wire),
       item_(itemsize(reduction.dtype)),
       lane_(0),
       allowed_(pieces_.size()) {
@@ -75,14 +82,19 @@ Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction)
   }
   const size_t n = static_cast<size_t>(team_.size());
   inputs_.reset(new std::byte[std::max<size_t>(1, lane_ * n * std::min(kWindow, pieces_.size()))]);
+  if (wire_ != Wire::kNone) decoded_.reset(new std::byte[std::max<size_t>(1, lane_ * n)]);
   for (int distance = 1; distance < team_.size(); ++distance) {
     const int member = (team_.me + distance) % team_.size();
-    edges_.push_back({member, team_.links[static_cast<size_t>(team_.members[static_cast<size_t>(member)])], {}, {}});
+    edges_.push_back(
+        {member, team_.links[static_cast<size_t>(team_.members[static_cast<size_t>(member)])], {}, {}, {}, {}});
+    if (wire_ == Wire::kNone) continue;
+    edges_.back().encoded_out.reset(new std::byte[lane_]);
+    edges_.back().encoded_in.reset(new std::byte[lane_]);
   }
 }
 
 Range Pairwise::owned(size_t piece, int member) const {
-  return segment(pieces_[piece].count, team_.size(), member, kLine / item_);
+  return segment(pieces_[piece].count, team_.size(), member, alignment(wire_, item_));
 }
 
 std::byte* Pairwise::received(size_t piece, int member) {
@@ -131,11 +143,15 @@ bool Pairwise::send(Edge& edge) {
   const auto [piece, is_result] = pipeline_turn(pieces(), kLag, way.next);
   if (piece >= (is_result ? folded_ : allowed_)) return false;
   const Range range = owned(piece, is_result ? team_.me : edge.member);
-  const std::byte* const from = is_result ? pieces_[piece].dst : pieces_[piece].src;
-  const size_t nbytes = range.count() * item_;
-  const size_t left = nbytes - way.offset;
-  const size_t pushed = left == 0 ? 0 : edge.link->push(from + range.begin * item_ + way.offset, left);
-  return pass(way, nbytes, pushed) || pushed != 0;
+  const std::byte* from = (is_result ? pieces_[piece].dst : pieces_[piece].src) + range.begin * item_;
+  if (wire_ != Wire::kNone) {
+    if (way.offset == 0) team_.kernels->encode(wire_, from, edge.encoded_out.get(), range.count());
+    from = edge.encoded_out.get();
+  }
+  const size_t whole = nbytes(range.count());
+  const size_t left = whole - way.offset;
+  const size_t pushed = left == 0 ? 0 : edge.link->push(from + way.offset, left);
+  return pass(way, whole, pushed) || pushed != 0;
 }
 
 bool Pairwise::receive(Edge& edge) {
@@ -144,11 +160,24 @@ bool Pairwise::receive(Edge& edge) {
   const auto [piece, is_result] = pipeline_turn(pieces(), kLag, way.next);
   if (!is_result && piece >= folded_ + kWindow) return false;
   const Range range = owned(piece, is_result ? edge.member : team_.me);
-  std::byte* const to = is_result ? pieces_[piece].dst + range.begin * item_ : received(piece, edge.member);
-  const size_t nbytes = range.count() * item_;
-  const size_t left = nbytes - way.offset;
+  std::byte* const result = pieces_[piece].dst + range.begin * item_;
+  std::byte* const to = !is_result             ? received(piece, edge.member)
+                        : wire_ == Wire::kNone ? result
+                                               : edge.encoded_in.get();
+  const size_t whole = nbytes(range.count());
+  const size_t left = whole - way.offset;
   const size_t pulled = left == 0 ? 0 : edge.link->pull(to + way.offset, left);
-  return pass(way, nbytes, pulled) || pulled != 0;
+  if (!pass(way, whole, pulled)) return pulled != 0;
+  if (to == edge.encoded_in.get()) team_.kernels->decode(wire_, to, result, range.count());
+  return true;
+}
+
+const std::byte* Pairwise::input(size_t piece, int member, size_t count) {
+  const std::byte* const arrived = received(piece, member);
+  if (wire_ == Wire::kNone) return arrived;
+  std::byte* const elements = decoded_.get() + static_cast<size_t>(member) * lane_;
+  team_.kernels->decode(wire_, arrived, elements, count);
+  return elements;
 }
 
 bool Pairwise::fold() {
@@ -160,20 +189,24 @@ bool Pairwise::fold() {
   const Range mine = owned(folded_, team_.me);
   std::vector<const void*> srcs;
   for (int member = 0; member < team_.size(); ++member) {
-    srcs.push_back(member == team_.me ? piece.src + mine.begin * item_ : received(folded_, member));
+    srcs.push_back(member == team_.me ? piece.src + mine.begin * item_ : input(folded_, member, mine.count()));
   }
   void* dst = piece.dst + mine.begin * item_;
   if (!mine.empty()) team_.kernels->reduce(reduction_, srcs.data(), srcs.size(), &dst, 1, mine.count());
+  // What the others will decode. Encoding that again gives the same bytes.
+  if (wire_ != Wire::kNone) wire_round_trip(*team_.kernels, wire_, dst, mine.count());
   ++folded_;
   return true;
 }
 
 }  // namespace
 
-std::vector<Range> cut(size_t count, size_t item, size_t piece_nbytes) {
+size_t alignment(Wire wire, size_t item) { return wire == Wire::kNone ? kLine / item : kWireBlock; }
+
+std::vector<Range> cut(size_t count, size_t item, size_t piece_nbytes, size_t align) {
   const int pieces = static_cast<int>(std::max<size_t>(1, divide_up(count * item, piece_nbytes)));
   std::vector<Range> ranges;
-  for (int i = 0; i < pieces; ++i) ranges.push_back(segment(count, pieces, i, kLine / item));
+  for (int i = 0; i < pieces; ++i) ranges.push_back(segment(count, pieces, i, align));
   return ranges;
 }
 
@@ -181,8 +214,8 @@ size_t pieces_under_way(bool rings, int members) {
   return rings ? static_cast<size_t>(std::max(0, ring_steps(members) - 1)) * kRingLag + 1 : kLag + 1;
 }
 
-std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction) {
-  return std::make_unique<Pairwise>(std::move(team), std::move(pieces), reduction);
+std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire) {
+  return std::make_unique<Pairwise>(std::move(team), std::move(pieces), reduction, wire);
 }
 
 }  // namespace rr

@@ -2,6 +2,8 @@
 
 #include "collective/algorithm.h"
 
+#include <utility>
+
 namespace rr {
 namespace {
 
@@ -30,7 +32,24 @@ class Sequence final : public Algorithm {
   size_t at_ = 0;
 };
 
+class Once final : public Algorithm {
+ public:
+  explicit Once(std::function<void()> action) : action_(std::move(action)) {}
+
+  Step step() override {
+    if (action_ != nullptr) std::exchange(action_, nullptr)();
+    return Step::kDone;
+  }
+
+  bool needs(int) const override { return false; }
+
+ private:
+  std::function<void()> action_;
+};
+
 }  // namespace
+
+std::unique_ptr<Algorithm> once(std::function<void()> action) { return std::make_unique<Once>(std::move(action)); }
 
 std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts) {
   return sequence(std::move(parts), {});

@@ -21,18 +21,19 @@ constexpr int kNearestEven = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 }
 
 struct Float16 : HalfFormat {
+  [[gnu::always_inline]] static inline Floats widen(const char* from) {
+    return (Floats)_mm256_cvtph_ps(load_halves(from));
+  }
+  [[gnu::always_inline]] static inline void narrow(char* to, Floats value) {
+    store_halves(to, _mm256_cvtps_ph((__m256)value, kNearestEven));
+  }
   [[gnu::always_inline]] static inline void load(Floats* parts, const char* from) {
 #pragma GCC unroll 2
-    for (size_t p = 0; p < kParts; ++p) {
-      parts[p] = (Floats)_mm256_cvtph_ps(load_halves(from + p * kBytes / 2));
-    }
+    for (size_t p = 0; p < kParts; ++p) parts[p] = widen(from + p * kBytes / 2);
   }
   [[gnu::always_inline]] static inline void store(char* to, const Floats* parts) {
 #pragma GCC unroll 2
-    for (size_t p = 0; p < kParts; ++p) {
-      const __m128i halves = _mm256_cvtps_ph((__m256)parts[p], kNearestEven);
-      store_halves(to + p * kBytes / 2, halves);
-    }
+    for (size_t p = 0; p < kParts; ++p) narrow(to + p * kBytes / 2, parts[p]);
   }
 };
 
@@ -40,5 +41,6 @@ struct Float16 : HalfFormat {
 }  // namespace rr
 
 #include "data/kernels_impl.h"
+#include "data/kernels_wire.h"
 
-const rr::Kernels rr::kAvx2Kernels{Isa::kAvx2, "avx2", reduce};
+const rr::Kernels rr::kAvx2Kernels{Isa::kAvx2, "avx2", reduce, encode, decode};

@@ -47,6 +47,8 @@ struct Float16 : HalfFormat {
     const Words words = fp16_from_floats(parts[0]) | (fp16_from_floats(parts[1]) << 16);
     __builtin_memcpy(to, &words, kBytes);
   }
+  [[gnu::always_inline]] static inline Floats widen(const char* from) { return floats_from_fp16(spread(from)); }
+  [[gnu::always_inline]] static inline void narrow(char* to, Floats value) { pack(to, fp16_from_floats(value)); }
 };
 
 }  // namespace

@@ -6,5 +6,6 @@ constexpr unsigned long kVectorBytes = 16;
 }
 #include "data/kernels_fp16_integer.h"
 #include "data/kernels_impl.h"
+#include "data/kernels_wire.h"
 
-const rr::Kernels rr::kPortableKernels{Isa::kPortable, "portable", reduce};
+const rr::Kernels rr::kPortableKernels{Isa::kPortable, "portable", reduce, encode, decode};

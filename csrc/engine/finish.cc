@@ -11,12 +11,13 @@ namespace rr {
 
 // The synchronous all-reduce of a few bytes: state, look at the others' cells, compute. No allocation, no table.
 bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const Reduction& reduction,
-                            Interrupt interrupt) {
+                            Interrupt interrupt, Wire wire) {
   const size_t nbytes = src.nbytes();
   if (nbytes > board_.header().eager_nbytes || nbytes != dst.nbytes()) return false;
   context_.throw_if_shut_down();
   throw_if_failed();
   check(reduction);
+  check(wire, reduction);
   const bool eager = nbytes > board_.inline_nbytes();
   Signature signature;
   signature.kind = Kind::kAllreduce;
@@ -25,6 +26,7 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   signature.ndim = src.ndim;
   signature.prescale = reduction.prescale;
   signature.postscale = reduction.postscale;
+  signature.wire = wire;  // agreed, and not used: what goes in a cell goes as it is
   signature.nbytes = nbytes;
   std::copy(std::begin(src.dims), std::end(src.dims), signature.dims);
 

@@ -39,7 +39,8 @@ class Group {
 
   // The synchronous path of the smallest messages: true when it has been done. False when the request is not quick
   // (then submit it).
-  bool allreduce_quick(const TensorView& src, const TensorView& dst, const Reduction& reduction, Interrupt interrupt);
+  bool allreduce_quick(const TensorView& src, const TensorView& dst, const Reduction& reduction, Interrupt interrupt,
+                       Wire wire = Wire::kNone);
 
   OperationPtr submit(const Request& request, Interrupt interrupt);
   OperationPtr send(const TensorView& src, int peer, int tag, std::shared_ptr<void> keep);
@@ -127,12 +128,7 @@ class Group {
                                              size_t& rounds);
   // span_jobs.cc; hosts: where the members of the team are
   std::unique_ptr<Algorithm> build_across_hosts(const std::vector<OperationPtr>& members, const Team& team,
-                                                size_t& rounds);
-  std::unique_ptr<Algorithm> allreduce_across_hosts(const std::vector<Piece>& pieces, const Reduction& reduction,
-                                                    const Team& team, size_t& rounds);
-  std::unique_ptr<Algorithm> allreduce_on_two_levels(const std::byte* src, std::byte* dst, size_t count,
-                                                     const Reduction& reduction, const Team& team, size_t& rounds,
-                                                     bool rings);
+                                                const Hosts& hosts, size_t& rounds);
   std::unique_ptr<Algorithm> reduce_across_hosts(Operation& operation, const Reduction& reduction, const Team& team,
                                                  const Hosts& hosts, size_t& rounds);
   std::unique_ptr<Algorithm> build_pull(Entry& entry, Operation& operation, Team team);

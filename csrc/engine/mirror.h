@@ -57,7 +57,7 @@ class Mirror {
     std::unique_ptr<Link> link;
     FrameWriter out;
     FrameReader in;
-    Gate gate = Gate::kNone;      // it has said that it is there
+    Gate gate = Gate::kNone;                           // it has said that it is there
     std::vector<std::pair<int, uint32_t>> left_after;  // ranks of its that have left since, and how
   };
   struct Sent {  // what the others know of a rank here

@@ -35,6 +35,7 @@ struct Request {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0;
   double postscale = 1.0;
+  Wire wire = Wire::kNone;       // all-reduce: how elements travel between hosts
   int root = -1;                 // group rank
   std::vector<uint64_t> splits;  // alltoall: rows for each rank; empty = equal parts
   const std::string* name = nullptr;

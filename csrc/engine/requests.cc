@@ -18,6 +18,7 @@ Signature Group::sign(const Request& request) const {
   s.root = request.root;
   s.prescale = request.prescale;
   s.postscale = request.postscale;
+  s.wire = request.wire;
   s.is_async = request.is_async ? 1 : 0;
   if (shown == nullptr) return s;
   s.dtype = shown->dtype;
@@ -52,7 +53,9 @@ void Group::check_request(const Request& request) const {
                                  std::to_string(request.srcs.size()));
     }
     for (size_t i = 0; i < request.srcs.size(); ++i) {
-      check({request.srcs[i].dtype, request.op, request.prescale, request.postscale, size()});
+      const Reduction reduction{request.srcs[i].dtype, request.op, request.prescale, request.postscale, size()};
+      check(reduction);
+      check(request.wire, reduction);
       if (request.srcs[i].dtype != request.dsts[i].dtype)
         throw InvalidArgumentError("input and output differ in dtype");
       if (request.kind != Kind::kReduceScatter && request.srcs[i].nbytes() != request.dsts[i].nbytes()) {

@@ -20,7 +20,6 @@ namespace {
 using Parts = std::vector<std::unique_ptr<Algorithm>>;
 using Memory = std::vector<std::unique_ptr<std::byte[]>>;
 
-constexpr size_t kLine = 64;
 // A message between hosts; between the two, what makes so many pieces of a tensor: the ends of a pipeline are idle.
 constexpr size_t kLeastNbytes = 32 << 10;
 constexpr size_t kMostNbytes = 256 << 10;
@@ -50,18 +49,46 @@ Team part_of(const Team& team, const std::vector<int>& ranks) {
   return part;
 }
 
-// Every rank sends all it has to everybody, who fold in rank order: for reductions that cannot be folded pairwise.
-// Moves (N-1) S bytes a rank.
-std::unique_ptr<Algorithm> allreduce_gathered(const std::byte* src, std::byte* dst, size_t count,
-                                              const Reduction& reduction, const Team& team) {
-  const size_t nbytes = count * itemsize(reduction.dtype);
+// A group's all-reduces over hosts. Rounds of the stage are counted as they are given to algorithms.
+class Span {
+ public:
+  Span(const Team& team, const Hosts& hosts, size_t& rounds)
+      : team_(team), hosts_(hosts), rounds_(rounds), slices_(hosts.here().size()) {
+    for (const auto& members : hosts.members) {
+      slices_ = std::min(slices_, members.size());
+      is_flat_ = is_flat_ && members.size() == 1;
+    }
+  }
+
+  std::unique_ptr<Algorithm> allreduce(const std::vector<Piece>& tensors, const Reduction& reduction, Wire wire);
+
+ private:
+  enum class Way { kRing, kPairwise };
+  std::unique_ptr<Algorithm> allreduce_one(const Piece& tensor, const Reduction& reduction, Wire wire, Way way);
+  std::unique_ptr<Algorithm> two_levels(const Piece& tensor, const Reduction& reduction, Wire wire, Way way);
+  std::unique_ptr<Algorithm> packed(const std::vector<Piece>& tensors, const Reduction& reduction);
+  std::unique_ptr<Algorithm> widened(const Piece& tensor, const Reduction& reduction, Way way);
+  std::unique_ptr<Algorithm> gathered(const Piece& tensor, const Reduction& reduction);
+  HostPart reduce_here(size_t piece, const Piece& elements, std::vector<Range> owned, Reduction reduction);
+  HostPart gather_here(size_t piece, std::byte* elements, const std::vector<Range>& owned, size_t item);
+
+  const Team& team_;
+  const Hosts& hosts_;
+  size_t& rounds_;
+  size_t slices_;        // ranks of each host that take part between hosts
+  bool is_flat_ = true;  // one rank a host
+};
+
+// Every rank sends all it has to everybody, who fold in rank order. Moves (N-1) S bytes a rank.
+std::unique_ptr<Algorithm> Span::gathered(const Piece& tensor, const Reduction& reduction) {
+  const size_t nbytes = tensor.count * itemsize(reduction.dtype);
   Memory memory;
   ExchangeJob job;
-  job.outgoing.push_back({src, nbytes});
+  job.outgoing.push_back({tensor.src, nbytes});
   std::vector<const std::byte*> srcs;
-  for (int member = 0; member < team.size(); ++member) {
-    if (member == team.me) {
-      srcs.push_back(src);
+  for (int member = 0; member < team_.size(); ++member) {
+    if (member == team_.me) {
+      srcs.push_back(tensor.src);
       continue;
     }
     std::byte* const theirs = allocate(memory, nbytes);
@@ -69,121 +96,149 @@ std::unique_ptr<Algorithm> allreduce_gathered(const std::byte* src, std::byte* d
     srcs.push_back(theirs);
   }
   Parts parts;
-  parts.push_back(mesh(team, std::move(job)));
-  parts.push_back(local(*team.kernels, {{{std::move(srcs), dst, count}}, reduction}));
+  parts.push_back(mesh(team_, std::move(job)));
+  parts.push_back(local(*team_.kernels, {{{std::move(srcs), tensor.dst, tensor.count}}, reduction}));
   return sequence(std::move(parts), std::move(memory));
 }
 
-}  // namespace
+// 16-bit floating point as float32, because the partial result of a host must not be rounded.
+std::unique_ptr<Algorithm> Span::widened(const Piece& tensor, const Reduction& reduction, Way way) {
+  const Wire format = reduction.dtype == DType::kFloat16 ? Wire::kFp16 : Wire::kBf16;
+  Memory memory;
+  std::byte* const wide = allocate(memory, tensor.count * sizeof(float));
+  Reduction as_float = reduction;
+  as_float.dtype = DType::kFloat32;
+  const Kernels& kernels = *team_.kernels;
+  Parts parts;
+  parts.push_back(once([=, &kernels] { kernels.decode(format, tensor.src, wide, tensor.count); }));
+  parts.push_back(two_levels({wide, wide, tensor.count}, as_float, Wire::kNone, way));
+  parts.push_back(once([=, &kernels] { kernels.encode(format, wide, tensor.dst, tensor.count); }));
+  return sequence(std::move(parts), std::move(memory));
+}
 
-// One contiguous tensor. rings: reduction is foldable_in_place.
-std::unique_ptr<Algorithm> Group::allreduce_on_two_levels(const std::byte* src, std::byte* dst, size_t count,
-                                                          const Reduction& reduction, const Team& team, size_t& rounds,
-                                                          bool rings) {
-  size_t slices = hosts.here().size();
-  bool is_flat = true;  // one rank a host
-  for (const auto& members : hosts.members) {
-    slices = std::min(slices, members.size());
-    is_flat = is_flat && members.size() == 1;
+HostPart Span::reduce_here(size_t piece, const Piece& elements, std::vector<Range> owned, Reduction reduction) {
+  ReduceJob job;
+  job.shape = ReduceShape::kReduceScatter;
+  job.reduction = bare(reduction);
+  job.reduction.prescale = reduction.prescale;
+  job.element_count = elements.count;
+  job.pieces = {elements};
+  job.owned = std::move(owned);
+  Team here = part_of(team_, hosts_.here());
+  job.pieces[0].dst += job.owned[static_cast<size_t>(here.me)].begin * itemsize(reduction.dtype);
+  here.first_round = team_.first_round + rounds_;
+  rounds_ += rounds_of(job, here.stage, here.size());
+  return {piece, false, two_shot(std::move(here), std::move(job))};
+}
+
+HostPart Span::gather_here(size_t piece, std::byte* elements, const std::vector<Range>& owned, size_t item) {
+  ExchangeJob job;
+  Team here = part_of(team_, hosts_.here());
+  const Range& mine = owned[static_cast<size_t>(here.me)];
+  if (!mine.empty()) job.outgoing.push_back({elements + mine.begin * item, mine.count() * item});
+  for (size_t s = 0; s < owned.size(); ++s) {
+    job.sources.push_back(!owned[s].empty());
+    job.largest_nbytes = std::max(job.largest_nbytes, owned[s].count() * item);
+    if (owned[s].empty()) continue;
+    job.incoming.push_back({static_cast<int>(s), 0, elements + owned[s].begin * item, owned[s].count() * item, 0});
   }
-  if (!is_flat && !foldable_in_place(reduction)) return allreduce_gathered(src, dst, count, reduction, team);
+  here.first_round = team_.first_round + rounds_;
+  rounds_ += rounds_of(job, here.stage);
+  return {piece, true, exchange(std::move(here), std::move(job))};
+}
+
+std::unique_ptr<Algorithm> Span::two_levels(const Piece& tensor, const Reduction& reduction, Wire wire, Way way) {
   const size_t item = itemsize(reduction.dtype);
-  const size_t lanes = slices * hosts.members.size();
-  const size_t message_nbytes = std::clamp(count * item / lanes / kPieces, kLeastNbytes, kMostNbytes);
-  const std::vector<Range> pieces = cut(count, item, lanes * message_nbytes);
-  // What has to be reduced here before the first piece can come back, and a little more.
-  const size_t lag = pieces_under_way(rings, static_cast<int>(hosts.members.size())) + 2;
-  Team here = part_of(team, hosts.here());
-  const size_t me = static_cast<size_t>(here.me);
-  // What the s-th rank of each host reduces between hosts.
-  const auto slice = [&](size_t piece, size_t s) {
-    return s < slices ? segment(pieces[piece].count(), static_cast<int>(slices), static_cast<int>(s), kLine / item)
-                      : Range{pieces[piece].count(), pieces[piece].count()};
+  const size_t align = alignment(wire, item);
+  const size_t lanes = slices_ * hosts_.members.size();
+  const size_t message_nbytes = std::clamp(tensor.count * item / lanes / kPieces, kLeastNbytes, kMostNbytes);
+  const std::vector<Range> pieces = cut(tensor.count, item, lanes * message_nbytes, align);
+  const std::vector<int>& here = hosts_.here();
+  const size_t me = static_cast<size_t>(std::find(here.begin(), here.end(), team_.rank()) - here.begin());
+  // What each rank of a host reduces between hosts.
+  const auto owned = [&](size_t piece) {
+    const size_t n = pieces[piece].count();
+    std::vector<Range> ranges;
+    for (size_t s = 0; s < here.size(); ++s) {
+      ranges.push_back(s < slices_ ? segment(n, static_cast<int>(slices_), static_cast<int>(s), align) : Range{n, n});
+    }
+    return ranges;
   };
-  const bool reduces_here = here.size() > 1 || (!is_flat && reduction.prescale != 1.0);
+  const bool reduces_here = here.size() > 1 || (!is_flat_ && reduction.prescale != 1.0);
+  // What has to be reduced here before the first piece can come back, and a little more.
+  const size_t lag = pieces_under_way(way == Way::kRing, hosts_.count()) + 2;
   std::vector<HostPart> parts;
   for (size_t turn = 0; turn < 2 * pieces.size(); ++turn) {
     const auto [k, is_gather] = pipeline_turn(pieces.size(), lag, turn);
-    if (is_gather ? here.size() == 1 : !reduces_here) continue;
-    std::byte* const at = dst + pieces[k].begin * item;
-    here.first_round = rounds_base_ + rounds;
-    if (is_gather) {
-      ExchangeJob job;
-      job.sources.assign(hosts.here().size(), false);
-      if (!slice(k, me).empty()) job.outgoing.push_back({at + slice(k, me).begin * item, slice(k, me).count() * item});
-      for (size_t s = 0; s < hosts.here().size(); ++s) {
-        const Range range = slice(k, s);
-        job.sources[s] = !range.empty();
-        job.largest_nbytes = std::max(job.largest_nbytes, range.count() * item);
-        if (range.empty()) continue;
-        job.incoming.push_back({static_cast<int>(s), 0, at + range.begin * item, range.count() * item, 0});
-      }
-      rounds += rounds_of(job, here.stage);
-      parts.push_back({k, true, exchange(here, std::move(job))});
-    } else {
-      ReduceJob job;
-      job.shape = ReduceShape::kReduceScatter;
-      job.reduction = bare(reduction);
-      job.reduction.prescale = reduction.prescale;
-      job.element_count = pieces[k].count();
-      job.pieces = {{src + pieces[k].begin * item, at + slice(k, me).begin * item, pieces[k].count()}};
-      for (size_t s = 0; s < hosts.here().size(); ++s) job.owned.push_back(slice(k, s));
-      rounds += rounds_of(job, here.stage, here.size());
-      parts.push_back({k, false, two_shot(here, std::move(job))});
+    const size_t begin = pieces[k].begin * item;
+    if (is_gather && here.size() > 1) parts.push_back(gather_here(k, tensor.dst + begin, owned(k), item));
+    if (!is_gather && reduces_here) {
+      parts.push_back(reduce_here(k, {tensor.src + begin, tensor.dst + begin, pieces[k].count()}, owned(k), reduction));
     }
   }
-  std::unique_ptr<Piecewise> across;
-  if (me < slices) {
-    Reduction between = reduction;
-    if (!is_flat) between.prescale = 1.0;
-    std::vector<Piece> mine;
-    for (size_t k = 0; k < pieces.size(); ++k) {
-      const Range range = {pieces[k].begin + slice(k, me).begin, pieces[k].begin + slice(k, me).end};
-      mine.push_back({(reduces_here ? dst : src) + range.begin * item, dst + range.begin * item, range.count()});
-    }
-    std::vector<int> ranks;
-    for (const auto& members : hosts.members) ranks.push_back(members[me]);
-    Team leads = part_of(team, ranks);
-    across =
-        rings ? ring(std::move(leads), std::move(mine), between) : pairwise(std::move(leads), std::move(mine), between);
+  if (me >= slices_) return hierarchical(std::move(parts), nullptr);
+  Reduction between = reduction;
+  if (!is_flat_) between.prescale = 1.0;
+  std::vector<Piece> mine;
+  for (size_t k = 0; k < pieces.size(); ++k) {
+    const Range range = owned(k)[me];
+    const size_t begin = (pieces[k].begin + range.begin) * item;
+    mine.push_back({(reduces_here ? tensor.dst : tensor.src) + begin, tensor.dst + begin, range.count()});
   }
-  return hierarchical(std::move(parts), std::move(across));
+  std::vector<int> ranks;
+  for (const auto& members : hosts_.members) ranks.push_back(members[me]);
+  Team leads = part_of(team_, ranks);
+  return hierarchical(std::move(parts), way == Way::kRing ? ring(std::move(leads), std::move(mine), between)
+                                                          : pairwise(std::move(leads), std::move(mine), between, wire));
 }
 
-// Long tensors one by one; the others as one. So neither the way that a tensor takes nor its place in it, by which a
-// ring adds up, depends on what shares the bucket: that is a matter of timing.
-std::unique_ptr<Algorithm> Group::allreduce_across_hosts(const std::vector<Piece>& pieces, const Reduction& reduction,
-                                                         const Team& team, size_t& rounds) {
+std::unique_ptr<Algorithm> Span::allreduce_one(const Piece& tensor, const Reduction& reduction, Wire wire, Way way) {
+  if (is_flat_ || foldable_in_place(reduction)) return two_levels(tensor, reduction, wire, way);
+  const bool is_half = reduction.dtype == DType::kFloat16 || reduction.dtype == DType::kBFloat16;
+  return is_half ? widened(tensor, reduction, way) : gathered(tensor, reduction);
+}
+
+std::unique_ptr<Algorithm> Span::packed(const std::vector<Piece>& tensors, const Reduction& reduction) {
+  if (tensors.size() == 1) return allreduce_one(tensors[0], reduction, Wire::kNone, Way::kPairwise);
   const size_t item = itemsize(reduction.dtype);
-  Parts parts;
-  std::vector<Piece> small;
-  for (const Piece& piece : pieces) {
-    if (piece.count * item < kRingNbytes || !foldable_in_place(reduction)) {
-      small.push_back(piece);
-    } else {
-      parts.push_back(allreduce_on_two_levels(piece.src, piece.dst, piece.count, reduction, team, rounds, true));
-    }
-  }
+  const size_t count = total_count(tensors);
   Memory memory;
-  if (small.size() == 1) {
-    parts.push_back(
-        allreduce_on_two_levels(small[0].src, small[0].dst, small[0].count, reduction, team, rounds, false));
-  } else if (!small.empty()) {
-    std::byte* const whole = allocate(memory, total_count(small) * item);
-    std::vector<PullJob::Part> in;
-    std::vector<PullJob::Part> out;
-    std::byte* at = whole;
-    for (const Piece& piece : small) {
-      in.push_back({{piece.src}, at, piece.count * item});
-      out.push_back({{at}, piece.dst, piece.count * item});
-      at += piece.count * item;
-    }
-    parts.push_back(copies(team, std::move(in)));
-    parts.push_back(allreduce_on_two_levels(whole, whole, total_count(small), reduction, team, rounds, false));
-    parts.push_back(copies(team, std::move(out)));
+  std::byte* const whole = allocate(memory, count * item);
+  std::vector<PullJob::Part> in;
+  std::vector<PullJob::Part> out;
+  std::byte* at = whole;
+  for (const Piece& tensor : tensors) {
+    in.push_back({{tensor.src}, at, tensor.count * item});
+    out.push_back({{at}, tensor.dst, tensor.count * item});
+    at += tensor.count * item;
   }
+  Parts parts;
+  parts.push_back(copies(team_, std::move(in)));
+  parts.push_back(allreduce_one({whole, whole, count}, reduction, Wire::kNone, Way::kPairwise));
+  parts.push_back(copies(team_, std::move(out)));
   return sequence(std::move(parts), std::move(memory));
 }
+
+// Long tensors, and those that a codec takes by blocks, one by one; the others as one. So neither the way that a tensor
+// takes nor its place in it, by which a ring adds up, depends on what shares the bucket: that is a matter of timing.
+std::unique_ptr<Algorithm> Span::allreduce(const std::vector<Piece>& tensors, const Reduction& reduction, Wire wire) {
+  Parts parts;
+  std::vector<Piece> small;
+  for (const Piece& tensor : tensors) {
+    const bool is_long = tensor.count * itemsize(reduction.dtype) >= kRingNbytes;
+    if (wire != Wire::kNone) {
+      parts.push_back(allreduce_one(tensor, reduction, wire, Way::kPairwise));
+    } else if (is_long && foldable_in_place(reduction)) {
+      parts.push_back(allreduce_one(tensor, reduction, wire, Way::kRing));
+    } else {
+      small.push_back(tensor);
+    }
+  }
+  if (!small.empty()) parts.push_back(packed(small, reduction));
+  return sequence(std::move(parts));
+}
+
+}  // namespace
 
 // reduce and reducescatter: an all-reduce of which a rank keeps its part.
 std::unique_ptr<Algorithm> Group::reduce_across_hosts(Operation& operation, const Reduction& reduction,
@@ -192,7 +247,7 @@ std::unique_ptr<Algorithm> Group::reduce_across_hosts(Operation& operation, cons
   Memory memory;
   std::byte* const whole = allocate(memory, src.nbytes());
   Parts parts;
-  parts.push_back(allreduce_across_hosts({{src.data, whole, src.count}}, reduction, team, rounds));
+  parts.push_back(Span(team, hosts, rounds).allreduce({{src.data, whole, src.count}}, reduction, Wire::kNone));
   if (operation.kind == Kind::kReduceScatter) {
     const Range rows = segment(src.rows(), size(), rank_);
     parts.push_back(copies(
@@ -214,7 +269,7 @@ std::unique_ptr<Algorithm> Group::build_across_hosts(const std::vector<Operation
       for (auto& [dtype, pieces] : pieces_by_dtype(members)) {
         Reduction one = reduction;
         one.dtype = dtype;
-        parts.push_back(allreduce_across_hosts(std::move(pieces), one, team, hosts, rounds));
+        parts.push_back(Span(team, hosts, rounds).allreduce(pieces, one, s.wire));
       }
       return sequence(std::move(parts));
     }

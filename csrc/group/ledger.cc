@@ -156,7 +156,7 @@ bool Ledger::fusible(const Entry& entry, const Signature& one, const RankMask& p
   if (entry.members == kEntryMembers || one.kind != Kind::kAllreduce) return false;
   const Signature& first = board_.signature(entry.member[0].cell, first_of(entry.participants));
   return first.kind == one.kind && first.dtype == one.dtype && first.op == one.op && first.prescale == one.prescale &&
-         first.postscale == one.postscale && (entry.registered != 0) == registered &&
+         first.postscale == one.postscale && first.wire == one.wire && (entry.registered != 0) == registered &&
          entry.participants == participants && first.tensors == 1 && one.tensors == 1 &&
          entry.nbytes + one.nbytes <= threshold_;
 }

@@ -82,6 +82,10 @@ std::string differ(const Signature& a, const Signature& b) {
     return "Mismatched prescale and/or postscale factors: One rank sent factors " + factors(a) +
            ", but another rank sent factors " + factors(b) + ".";
   }
+  if (a.wire != b.wire) {
+    return std::string("Mismatched wire codecs: One rank sent wire ") + name(a.wire) + ", but another rank sent wire " +
+           name(b.wire) + ".";
+  }
   if (a.root != b.root) {
     return "Mismatched " + kind + " root ranks: One rank specified root rank " + std::to_string(a.root) +
            ", but another rank specified root rank " + std::to_string(b.root) + ".";
@@ -111,7 +115,7 @@ uint64_t digest(const Signature& s) {
                    static_cast<uint64_t>(s.op) << 16 | static_cast<uint64_t>(s.ndim) << 24 |
                    static_cast<uint64_t>(static_cast<uint32_t>(s.root)) << 32;
   state = mix(0x243F6A8885A308D3ull, state);
-  state = mix(state, s.tensors);
+  state = mix(state, s.tensors | static_cast<uint64_t>(s.wire) << 32);
   state = mix(state, bits(s.prescale));
   state = mix(state, bits(s.postscale));
   for (size_t i = is_ragged(s.kind) ? 1 : 0; i < s.ndim && i < kDims; ++i) state = mix(state, s.dims[i]);

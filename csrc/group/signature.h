@@ -41,8 +41,10 @@ struct Signature {
   ReduceOp op = ReduceOp::kSum;
   uint8_t ndim = 0;
   int32_t root = -1;
-  uint32_t tensors = 1;   // of a grouped operation
-  uint32_t is_async = 0;  // not compared: wakes this rank's engine
+  uint32_t tensors = 1;  // of a grouped operation
+  uint8_t is_async = 0;  // not compared: wakes this rank's engine
+  Wire wire = Wire::kNone;
+  uint16_t unused = 0;  // so that equal signatures are equal bytes
   double prescale = 1.0;
   double postscale = 1.0;
   uint64_t nbytes = 0;        // this rank's input

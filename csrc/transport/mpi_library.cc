@@ -5,8 +5,8 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cstring>
 #include <array>
+#include <cstring>
 #include <initializer_list>
 #include <new>
 #include <type_traits>

@@ -33,6 +33,7 @@ struct MpiEnvelope {
 struct MpiDone {
   size_t index;
   int code;
+};
 
 // Extensions of MPI that say whether it takes pointers to GPU memory; nullptr where a library lacks one. Open MPI has
 // the first, MPICH both, and MPICH's library of the standard ABI neither. To be called between MPI_Init and
@@ -70,8 +71,8 @@ class MpiLibrary {
   virtual int issend(const void* buffer, MpiHandle datatype, MpiEnvelope to, MpiHandle comm, MpiHandle& request) = 0;
   virtual int irecv(void* buffer, MpiHandle datatype, MpiEnvelope from, MpiHandle comm, MpiHandle& request) = 0;
   virtual int test(MpiHandle& request, bool& done) = 0;
-  // Tests all at once: MPI works once, however many there are. done: those that are complete, or have failed, by index,
-  // each with its own code. The rest stay as they are.
+  // Tests all at once: MPI works once, however many there are. done: those that are complete, or have failed, by
+  // index, each with its own code. The rest stay as they are.
   virtual int test_some(const std::vector<MpiHandle>& requests, std::vector<MpiDone>& done) = 0;
   virtual int cancel(MpiHandle& request) = 0;
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from ringreduce.ops import Average, Max, Min, Sum
+from ringreduce.process_sets import ProcessSet
 from ringreduce.torch.exchange import Compressor, Stateful
 from ringreduce.torch.powersgd import PowerSGD
 from ringreduce.torch.quantization import Int8
@@ -57,7 +60,8 @@ class Compression:
     """The compressors there are; any class with the same two functions may be passed in their place.
 
     none, fp16 and bf16 are for any call that takes a compression; int8(block=...) and powersgd(rank=...) keep state
-    from step to step, and are for DistributedOptimizer.
+    from step to step, and are for DistributedOptimizer. Among several hosts fp16, bf16 and int8 of float32 are wires of
+    the core (wire_for): docs/optimizer.md.
     """
 
     none = NoneCompressor
@@ -65,3 +69,16 @@ class Compression:
     bf16 = BF16Compressor
     int8 = Int8
     powersgd = PowerSGD
+
+
+def wire_for(compression: Any, dtypes: Iterable[torch.dtype], op: int, process_set: ProcessSet) -> str | None:
+    """The wire that does between hosts what compress() would do on all ranks; None: compress() is to be called.
+
+    Then nothing is cast where memory is shared, each host's sum is rounded once, and sums are carried in float32. That
+    is for float32, in a set on several hosts, and for these two compressors themselves: a class made of one of them may
+    do something else.
+    """
+    wire = "fp16" if compression is FP16Compressor else "bf16" if compression is BF16Compressor else None
+    if wire is None or op not in (Average, Sum, Min, Max) or not process_set.spans_hosts():
+        return None
+    return wire if all(dtype is torch.float32 for dtype in dtypes) else None

@@ -38,6 +38,8 @@ class Channel(NamedTuple):
     op: int
     prescale: float
     postscale: float
+    wire: str | None = None
+    """What float32 travels as between hosts; None: as it is."""
 
     @property
     def size(self) -> int:
@@ -52,7 +54,9 @@ class Channel(NamedTuple):
     def allreduce(self, tensors: Sequence[torch.Tensor], name: str) -> Work:
         """Reduces contiguous tensors in place, with the factors."""
         memory = [operand(tensor) for tensor in tensors]
-        return self.process_set.group.allreduce_async(memory, memory, self.op, self.prescale, self.postscale, name)
+        return self.process_set.group.allreduce_async(
+            memory, memory, self.op, self.prescale, self.postscale, name, self.wire
+        )
 
     def allgather(self, tensor: torch.Tensor, name: str) -> Work:
         """Concatenates contiguous tensors along the first dimension; rows() has the result."""

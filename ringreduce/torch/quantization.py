@@ -1,9 +1,13 @@
 """Compression.int8: gradients as signed bytes, with a scale for each block, and what rounding left out sent next time.
 
 In a step each rank quantises x = gradient + error, block by block: q = round(x / s) with s = max|x| / 127, and keeps
-error = x - s q. Codes and scales of all ranks are gathered, and everybody adds up the same s q in rank order: a rank
-sends 1/4 + 1/block of the bytes of float32, and receives that from every other rank, so it is for few ranks. The error
-is fed back, so that over the steps nothing is lost: sum of what was sent = sum of the gradients - the last error.
+error = x - s q. The error is fed back, so that over the steps nothing is lost: sum of what was sent = sum of the
+gradients - the last error.
+
+On one host codes and scales of all ranks are gathered, and everybody adds up the same s q in rank order: a rank sends
+1/4 + 1/block of the bytes of float32, and receives that from every other rank, so it is for few ranks. On several hosts
+s q is all-reduced over the wire int8, which sends as much for any number of hosts. That rounds sums of a host's ranks,
+and the result, once more, to 1/254 of the largest in a block; these errors are not fed back.
 
 Sources: Seide, Fu, Droppo, Li and Yu, 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
 Distributed Training of Speech DNNs, Interspeech 2014; Karimireddy, Rebjock, Stich and Jaggi, Error Feedback Fixes
@@ -17,13 +21,14 @@ from typing import Any
 
 import torch
 
-from ringreduce._core import Work
+from ringreduce._core import WIRE_BLOCK, Work, wire_round_trip
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average, Sum
 from ringreduce.torch.exchange import Channel, Stateful
 
 LARGEST = 127
 SCALE_NBYTES = 4
+WIRE = "int8"
 
 
 class Int8(Stateful):
@@ -44,10 +49,12 @@ class Int8(Stateful):
         self.block = block
 
     def exchange(self, channel: Channel) -> Int8Exchange:
-        """See Stateful."""
+        """See Stateful: on several hosts the wire int8, if block is the wire's; else codes and scales are gathered."""
         if channel.op not in (Average, Sum):
             raise InvalidArgumentError("Compression.int8 supports op Average and Sum")
-        return Int8Exchange(self.block, channel)
+        if self.block == WIRE_BLOCK and channel.process_set.spans_hosts():
+            return WiredInt8(self.block, channel)
+        return GatheredInt8(self.block, channel)
 
     def __repr__(self) -> str:
         return f"int8(block={self.block})"
@@ -60,7 +67,6 @@ class Int8Exchange:
         self._block = block
         self._channel = channel
         self._gradients: Sequence[torch.Tensor] = ()
-        self._sent: torch.Tensor
         self._work: Work
         self.error: torch.Tensor | None = None
 
@@ -71,30 +77,34 @@ class Int8Exchange:
         torch.cat([gradient.reshape(-1).float() for gradient in gradients], out=x[:count])
         if self.error is not None:
             x += self.error
-        codes, scales = quantise(x, self._block)
-        left = x - dequantise(codes, scales)
+        left = x - self._quantised(x)
         if self.error is not None:  # what cannot be sent, an infinity, is not kept either
             left = torch.where(left.isfinite(), left, self.error)
         self.error = left.nan_to_num_(0.0, 0.0, 0.0)
         self._gradients = gradients
-        self._sent = torch.cat([codes, scales.view(torch.int8)])
-        self._work = self._channel.allgather(self._sent, name)
+        self._work = self._sent(name)
 
     def finish(self) -> None:
         """See Exchange."""
         self._work.wait()
-        total: torch.Tensor | None = None
-        for theirs in Channel.rows(self._work, self._sent):
-            cut = theirs.numel() * self._block // (self._block + SCALE_NBYTES)
-            part = dequantise(theirs[:cut], theirs[cut:].clone().view(torch.float32))
-            total = part if total is None else total.add_(part)
-        assert total is not None
-        total.mul_(self._channel.factor)
+        total = self._total()
         start = 0
         for gradient in self._gradients:
             gradient.copy_(total[start : start + gradient.numel()].view(gradient.shape))
             start += gradient.numel()
         self._gradients = ()
+
+    def _quantised(self, x: torch.Tensor) -> torch.Tensor:
+        """What the others will see of x, which has whole blocks."""
+        raise NotImplementedError
+
+    def _sent(self, name: str) -> Work:
+        """Sends what was quantised last."""
+        raise NotImplementedError
+
+    def _total(self) -> torch.Tensor:
+        """The sum of what all ranks have sent, times the channel's factor."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """See Exchange."""
@@ -103,6 +113,51 @@ class Int8Exchange:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See Exchange."""
         self.error = None if state["error"] is None else state["error"].clone()
+
+
+class GatheredInt8(Int8Exchange):
+    """Everybody gets everybody's codes and scales, and adds up."""
+
+    _codes: torch.Tensor  # and scales
+
+    def _quantised(self, x: torch.Tensor) -> torch.Tensor:
+        codes, scales = quantise(x, self._block)
+        self._codes = torch.cat([codes, scales.view(torch.int8)])
+        return dequantise(codes, scales)
+
+    def _sent(self, name: str) -> Work:
+        return self._channel.allgather(self._codes, name)
+
+    def _total(self) -> torch.Tensor:
+        total: torch.Tensor | None = None
+        for theirs in Channel.rows(self._work, self._codes):
+            cut = theirs.numel() * self._block // (self._block + SCALE_NBYTES)
+            part = dequantise(theirs[:cut], theirs[cut:].clone().view(torch.float32))
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total.mul_(self._channel.factor)
+
+
+class WiredInt8(Int8Exchange):
+    """An all-reduce of float32 that have gone through the wire's codec here, so that this rank knows what it lost.
+
+    What is encoded again has the same bits, so that is all that is lost of them where a host has one rank. The blocks
+    of the wire begin where those here do, because tensors have whole blocks.
+    """
+
+    _values: torch.Tensor
+
+    def _quantised(self, x: torch.Tensor) -> torch.Tensor:
+        self._values = x.clone()
+        wire_round_trip(WIRE, self._values.data_ptr(), self._values.numel())
+        return self._values
+
+    def _sent(self, name: str) -> Work:
+        channel = self._channel._replace(op=Sum, prescale=1.0, postscale=self._channel.factor, wire=WIRE)
+        return channel.allreduce([self._values], name)
+
+    def _total(self) -> torch.Tensor:
+        return self._values
 
 
 def quantise(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,7 +18,7 @@ from ringreduce.handles import Handle
 from ringreduce.ops import Adasum, Average, Sum
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import adasum, autograd
-from ringreduce.torch.compression import Compression, Compressor, NoneCompressor
+from ringreduce.torch.compression import Compression, Compressor, NoneCompressor, wire_for
 from ringreduce.torch.members import id_of
 from ringreduce.torch.tensors import operand, source
 from ringreduce.torch.tracing import ASYNC, is_compiling, traceable, untraced
@@ -42,7 +42,7 @@ def allreduce(
     Args:
         tensor: any shape and supported dtype, the same on all ranks; copied first where it is not contiguous.
         name: identifies the tensor; None uses the order of calls.
-        compression: applied before, and undone after.
+        compression: applied before, and undone after; of float32 on several hosts, between hosts (docs/optimizer.md).
         op: Average (default), Sum, Min, Max, Product, ...; Adasum: see adasum.py for what it is and costs.
         prescale_factor, postscale_factor: multiply each input, and the result.
         process_set: the ranks that take part.
@@ -52,6 +52,9 @@ def allreduce(
     """
     op = choose(op, average)
     if compression is not NoneCompressor:
+        received = _over_wire([tensor], compression, name, op, prescale_factor, postscale_factor, process_set)
+        if received is not None:
+            return received[0]
         compressed, ctx = compression.compress(tensor)
         reduced = allreduce(
             compressed, None, name, Compression.none, op, prescale_factor, postscale_factor, process_set
@@ -141,6 +144,9 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """allreduce() of several tensors as one operation, which succeeds or fails as a whole. Returns a list."""
     op = choose(op, average)
+    received = _over_wire(tensors, compression, name, op, prescale_factor, postscale_factor, process_set)
+    if received is not None:
+        return received
     compressed, contexts = zip(*map(compression.compress, tensors), strict=True) if tensors else ((), ())
     settings = (name, op, prescale_factor, postscale_factor)
     if is_compiling():
@@ -217,6 +223,29 @@ def choose(op: int | None, average: bool | None) -> int:
     return Average if average else Sum
 
 
+def _over_wire(
+    tensors: Sequence[torch.Tensor],
+    compression: type[Compressor],
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> list[torch.Tensor] | None:
+    """The reduced tensors where a wire of the core takes the place of the compressor, else None.
+
+    Not in a graph, and not where autograd looks on: operators and their gradients are of the compressed tensor.
+    """
+    if is_compiling() or (is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        return None
+    wire = wire_for(compression, [tensor.dtype for tensor in tensors], op, process_set)
+    if wire is None:
+        return None
+    sources = [source(tensor) for tensor in tensors]
+    outputs = [empty_like(tensor) for tensor in sources]
+    return _submit(sources, outputs, name, op, prescale_factor, postscale_factor, process_set, outputs, wire).wait()
+
+
 def _submit(
     sources: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
@@ -226,11 +255,12 @@ def _submit(
     postscale_factor: float,
     process_set: ProcessSet,
     result: T,
+    wire: str | None = None,
 ) -> Handle[T]:
     srcs = [operand(tensor) for tensor in sources]
     dsts = srcs if outputs is sources else [operand(tensor) for tensor in outputs]
     if op == Adasum:
         settings = (name, prescale_factor, postscale_factor, process_set, result)
         return adasum.submit(sources, outputs, *settings)
-    work = process_set.group.allreduce_async(srcs, dsts, op, prescale_factor, postscale_factor, name)
+    work = process_set.group.allreduce_async(srcs, dsts, op, prescale_factor, postscale_factor, name, wire)
     return Handle(work, lambda _: result)

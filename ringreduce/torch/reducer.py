@@ -22,7 +22,7 @@ from ringreduce.objects import allgather_object
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import exchange, layout
 from ringreduce.torch.buckets import Bucket, ExchangeBucket, Slot
-from ringreduce.torch.compression import NoneCompressor
+from ringreduce.torch.compression import NoneCompressor, wire_for
 from ringreduce.torch.exchange import Channel
 from ringreduce.torch.registered_bucket import RegisteredBucket, allocate
 from ringreduce.torch.sparse_bucket import SparseBucket
@@ -181,22 +181,25 @@ class Reducer:
         sparse = {} if self._makes_dense else self._find_sparse()
         groups = self._groups(sparse)
         names = [f"{self._prefix}.{index}" for index in range(len(groups) + len(sparse))]
-        buckets: list[Bucket]
-        if settings.views and settings.compression is NoneCompressor:
-            sizes = [RegisteredBucket.nbytes(slots) for slots in groups]
-            stretches = allocate(sizes, self._process_set) if groups else []
-            buckets = [
-                RegisteredBucket(slots, name, raw, channel)
-                for slots, name, raw in zip(groups, names, stretches, strict=False)
-            ]
-        else:
-            buckets = [
-                ExchangeBucket(slots, name, exchange.make(settings.compression, channel))
-                for slots, name in zip(groups, names, strict=False)
-            ]
+        ways = [self._way(slots) for slots in groups]
+        is_registered = [settings.views and compression is NoneCompressor for compression, _ in ways]
+        sizes = [RegisteredBucket.nbytes(slots) for slots, here in zip(groups, is_registered, strict=True) if here]
+        stretches = iter(allocate(sizes, self._process_set) if sizes else [])
+        buckets: list[Bucket] = []
+        for slots, name, way, here in zip(groups, names, ways, is_registered, strict=False):
+            if here:
+                buckets.append(RegisteredBucket(slots, name, next(stretches), way[1]))
+            else:
+                buckets.append(ExchangeBucket(slots, name, exchange.make(*way)))
         for (at, dims), name in zip(sorted(sparse.items()), names[len(groups) :], strict=True):
             buckets.append(SparseBucket(self._slots[at], name, channel, dims))
         return buckets
+
+    def _way(self, slots: Sequence[Slot]) -> tuple[Any, Channel]:
+        """What compresses a bucket's gradients here, and the channel they go by, which may compress between hosts."""
+        compression, channel = self._settings.compression, self._channel
+        wire = wire_for(compression, [slot.parameter.dtype for slot in slots], channel.op, self._process_set)
+        return (compression, channel) if wire is None else (NoneCompressor, channel._replace(wire=wire))
 
     def _groups(self, but: Container[int] = ()) -> list[list[Slot]]:
         """The slots of each bucket, without some."""

@@ -122,7 +122,7 @@ class RegisteredBucket(Bucket):
         self.gather()
         channel, memory = self.channel, self.memory
         self.work = channel.process_set.group.allreduce_async(
-            memory, memory, channel.op, channel.prescale, channel.postscale, self.name
+            memory, memory, channel.op, channel.prescale, channel.postscale, self.name, channel.wire
         )
 
     def finish(self) -> None:

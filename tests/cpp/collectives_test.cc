@@ -148,6 +148,7 @@ TEST_CASE("all-reduce on several hosts gives the exact result") {
       CAPTURE(algorithm);
       CAPTURE(host_of.size());
       const Environment environment{{"RINGREDUCE_ALGORITHM", algorithm}};
+      std::atomic<uint64_t> sent{0};  // not by every rank, where hosts have unequal numbers
       CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) {
         std::vector<std::byte> memory(2 * kLargest * sizeof(double));
         int number = 0;
@@ -161,10 +162,11 @@ TEST_CASE("all-reduce on several hosts gives the exact result") {
         }
         barrier(rank.world);
         const Stats& stats = rank.context.stats();
-        expect(stats.bytes_on_wire > 0, "bytes went to other hosts");
+        sent += stats.bytes_on_wire;
         if (std::string(algorithm) == "auto") expect(stats.hierarchical > 0, "two levels were run");
         if (std::string(algorithm) == "ring") expect(stats.ring > 0, "the ring was run");
       }));
+      CHECK(sent > 0);
     }
   }
 }

@@ -219,6 +219,38 @@ TEST_CASE("statements that differ raise on every rank, whatever path each side t
   }));
 }
 
+TEST_CASE("wire codecs that differ raise on every rank, and operations that differ in theirs share no bucket") {
+  const Environment environment{{"RINGREDUCE_FUSION_LINGER_US", "1000000"}};
+  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
+    const auto start = [&](Floats& data, Wire wire) {
+      Request request;
+      request.kind = Kind::kAllreduce;
+      request.wire = wire;
+      request.is_async = true;
+      request.srcs = request.dsts = {view(data, DType::kFloat32)};
+      return rank.world.submit(request, nullptr);
+    };
+    for (const size_t count : {size_t{4}, size_t{1000}, size_t{50000}}) {
+      Floats data(count, 1.0f);
+      const OperationPtr operation = start(data, rank.rank == 0 ? Wire::kInt8 : Wire::kBf16);
+      expect_contains(raised<MismatchError>([&] { rank.world.wait(*operation, -1, nullptr); }),
+                      "One rank sent wire int8, but another rank sent wire bf16. (rank 0 and rank 1)");
+      expect(data == Floats(count, 1.0f), "no data moves in an operation that does not match");
+    }
+    const uint64_t buckets = rank.context.stats().buckets;
+    std::vector<Floats> data;
+    for (int i = 0; i < 4; ++i) data.emplace_back(50000, static_cast<float>(i + 1 + rank.rank));
+    std::vector<OperationPtr> operations;
+    for (Floats& one : data) operations.push_back(start(one, &one < &data[2] ? Wire::kNone : Wire::kFp16));
+    barrier(rank.world);
+    for (const OperationPtr& operation : operations) rank.world.wait(*operation, -1, nullptr);
+    for (int i = 0; i < 4; ++i) {
+      expect(data[static_cast<size_t>(i)] == Floats(50000, 2.0f * static_cast<float>(i) + 3), "the sum");
+    }
+    expect(rank.context.stats().buckets == buckets + 2, "one bucket for each codec");
+  }));
+}
+
 TEST_CASE("different kinds under one name raise on every rank") {
   const Environment environment{};
   CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
