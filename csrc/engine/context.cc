@@ -9,6 +9,8 @@ namespace rr {
 namespace {
 constexpr int64_t kSleepNs = 100000000;  // a blocked call looks after its peers this often
 constexpr int64_t kPollNs = 50000;       // links to other hosts ring no bell, so somebody looks this often
+// The engine leaves the links to a thread that waits and has looked at them so lately: two pollers cost twice.
+constexpr int64_t kDrivenNs = 4 * kPollNs;
 constexpr int64_t kIdleNs = 250000000;   // the engine likewise: 4 wake-ups a second, about 0.01 % of a core
 // Ranks that share cores give way this often before they sleep. Each yield lets the others of the core run once, but
 // recent kernels also take a time slice (2.8 ms) from who yields, so that one that yields on and on is put behind all
@@ -131,6 +133,8 @@ void Context::throw_if_shut_down() const {
 bool Context::progress(bool from_engine, bool* busy) {
   const std::unique_lock lock(executor_, std::try_to_lock);
   if (!lock.owns_lock()) return false;
+  const bool has_links = !network_.host_of.empty();
+  if (has_links && !from_engine) driven_ns_.store(now_ns(), std::memory_order_relaxed);
   bool moved = world_->has_work() && world_->progress(from_engine);
   bool work = world_->is_busy();
   for (auto& group : groups_) {
@@ -164,8 +168,10 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
     housekeep();
     tick();
   };
+  bool has_napped = false;  // and nothing has come since: one look at the links is as good as 50 us of them
   const auto polled_enough = [&] {
     ++polls;
+    if (has_napped) return true;
     if (crowded) return polls > kYields || spin_ns == 0;
     // The clock costs as much as a poll, so it is read every 16th time.
     if (polls % 16 != 0 && spin_ns != 0) return false;
@@ -177,6 +183,7 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
     if (done()) return true;
     if (has_work() && progress(false)) {
       polling_since = polls = 0;
+      has_napped = false;
       if (++executed % 1024 == 0) look_around();
       continue;
     }
@@ -192,6 +199,7 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
     add(stats_.sleeps, 1);
     const bool polls_links = !network_.host_of.empty();
     const Woken woken = sleep_on(bell, seen, deadline.left_ns(polls_links ? kPollNs : kSleepNs));
+    has_napped = polls_links && woken != Woken::kRung;
     polling_since = 0;  // polls stays: who has slept once and was woken too early gives way no more, it sleeps again
     // A rank whose bell other operations keep ringing looks around as often as one that sleeps in peace.
     if (looked_ns == 0) looked_ns = now_ns();
@@ -232,6 +240,11 @@ void Context::run_engine() {
     {
       const SleepScope scope(busy_bell);
       const uint32_t seen_busy = busy_bell.seq.load(std::memory_order_seq_cst);
+      const int64_t now = now_ns();
+      if (now - driven_ns_.load(std::memory_order_relaxed) < kDrivenNs) {
+        sleep_on(busy_bell, seen_busy, kDrivenNs);
+        continue;
+      }
       if (progress(true, &busy)) continue;
       int64_t linger = INT64_MAX;
       if (const std::unique_lock lock(executor_, std::try_to_lock); lock.owns_lock()) {

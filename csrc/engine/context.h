@@ -99,6 +99,7 @@ class Context {
   Stats stats_;
   Network network_;
   std::atomic<bool> in_transit_{false};
+  std::atomic<int64_t> driven_ns_{0};  // when a waiting thread looked at the links last; 0 without links
   const Board* world_board_ = nullptr;
   std::unique_ptr<Group> world_;
 
