@@ -20,8 +20,8 @@ namespace {
 using Parts = std::vector<std::unique_ptr<Algorithm>>;
 using Memory = std::vector<std::unique_ptr<std::byte[]>>;
 
-// What an owner of a piece has of it; between the two, what makes so many pieces of a tensor: the ends of a pipeline are
-// idle (4 hosts of 2 ranks, 1 Gbit/s, 16 MiB: 222 ms in 8 pieces, 215 in 32).
+// What an owner of a piece has of it; between the two, what makes so many pieces of a tensor: the ends of a pipeline
+// are idle (4 hosts of 2 ranks, 1 Gbit/s, 16 MiB: 222 ms in 8 pieces, 215 in 32).
 constexpr size_t kLeastNbytes = 32 << 10;
 constexpr size_t kMostNbytes = 256 << 10;
 constexpr size_t kPieces = 32;

@@ -34,6 +34,8 @@ struct Rank {
   }
 };
 
+const MpiLinkOptions kOptions;
+
 template <class Call>
 std::string text_of(Call call) {
   try {
@@ -66,9 +68,9 @@ TEST_CASE("mpi: no count passes 2^31, however much is pushed") {
   void* zeros = ::mmap(nullptr, kNbytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   REQUIRE(zeros != MAP_FAILED);
   const auto link = rank.link(5, 6);
-  CHECK(link->push(zeros, kNbytes) == 4 * (size_t{256} << 10));
-  CHECK(rank.mpi->sends == 4);
-  CHECK(rank.mpi->largest_count == (256 << 10) + 8);
+  CHECK(link->push(zeros, kNbytes) == kOptions.depth * kOptions.message_nbytes);
+  CHECK(rank.mpi->sends == kOptions.depth);
+  CHECK(rank.mpi->largest_count == static_cast<int>(kOptions.message_nbytes) + 8);
   ::munmap(zeros, kNbytes);
   CHECK_THROWS_AS(rank.link(5, 6, {INT_MAX - 7, 4}), InvalidArgumentError);
   CHECK_THROWS_AS(rank.link(5, 6, {0, 4}), InvalidArgumentError);
@@ -115,11 +117,11 @@ TEST_CASE("mpi: a link withdraws its receives, and keeps their memory while MPI 
   Rank rank;
   std::byte byte{};
   CHECK(rank.link(5, 6)->pull(&byte, 1) == 0);
-  CHECK(rank.mpi->cancelled == 4);
+  CHECK(rank.mpi->cancelled == static_cast<int>(kOptions.depth));
   CHECK(rank.mpi->requests() == 0);
   rank.mpi->holds_receives = true;
   CHECK(rank.link(5, 6)->pull(&byte, 1) == 0);
-  CHECK(rank.mpi->requests() == 4);
+  CHECK(rank.mpi->requests() == kOptions.depth);
   rank.mpi->end_receives();  // writes: the address sanitizer looks
   CHECK_FALSE(rank.communicator->progress());
   CHECK(rank.mpi->requests() == 0);
