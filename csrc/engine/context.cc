@@ -11,7 +11,7 @@ constexpr int64_t kSleepNs = 100000000;  // a blocked call looks after its peers
 constexpr int64_t kPollNs = 50000;       // links to other hosts ring no bell, so somebody looks this often
 // The engine leaves the links to a thread that waits and has looked at them so lately: two pollers cost twice.
 constexpr int64_t kDrivenNs = 4 * kPollNs;
-constexpr int64_t kIdleNs = 250000000;   // the engine likewise: 4 wake-ups a second, about 0.01 % of a core
+constexpr int64_t kIdleNs = 250000000;  // the engine likewise: 4 wake-ups a second, about 0.01 % of a core
 // Ranks that share cores give way this often before they sleep. Each yield lets the others of the core run once, but
 // recent kernels also take a time slice (2.8 ms) from who yields, so that one that yields on and on is put behind all
 // others for milliseconds (8 B, 8 ranks on 2 cores, p50/p99 us: 50 us of yields 27/2800, 8 yields 26/140, none 89/380).
