@@ -40,8 +40,6 @@ LEFT_OUT = {
 }
 """Tests that do not run under an mpirun, by name, and why."""
 NOT_ACROSS_HOSTS = {
-    "test_join": "join() across hosts does not exist yet",
-    "test_join_with_other_collectives_is_an_error": "join() across hosts does not exist yet",
     "test_threads[4]": "4 threads on each of 4 ranks take turns on 2 cores for half a minute",
 }
 """Those that do not run with --transport mpi either."""
