@@ -60,12 +60,12 @@ class Ring final : public Piecewise {
   }
 
   Step step() override {
+    moved_ = false;
+    begin();
+    while (send()) begin();
+    while (receive()) begin();
     if (is_done()) return Step::kDone;
-    bool moved = begin();
-    while (send()) moved = true;
-    while (receive()) moved = true;
-    if (is_done()) return Step::kDone;
-    return moved ? Step::kProgress : Step::kIdle;
+    return moved_ ? Step::kProgress : Step::kIdle;
   }
 
   bool needs(int rank) const override { return !is_done() && (rank == neighbour(-1) || rank == neighbour(+1)); }
@@ -83,12 +83,18 @@ class Ring final : public Piecewise {
   }
   Link& link(int distance) const { return *team_.links[static_cast<size_t>(neighbour(distance))]; }
 
-  bool begin() {
-    const size_t before = begun_;
-    for (; begun_ < allowed_; ++begun_) scale_in(team_, pieces_[begun_], reduction_);
-    // One member: nothing is sent, and nobody is the last to fold.
-    for (size_t i = before; i < begun_ && team_.size() == 1; ++i) scale_out(team_, pieces_[i], reduction_);
-    return begun_ != before;
+  // Brings the input of the pieces whose turn it is to where they are reduced.
+  void begin() {
+    const auto turn = [&](const Way& way) {
+      return way.next < order_.size() ? order_[way.next].piece : pieces_.size();
+    };
+    const size_t wanted = std::max(turn(out_), turn(in_));
+    for (; begun_ < allowed_ && begun_ <= wanted; ++begun_) {
+      scale_in(team_, pieces_[begun_], reduction_);
+      // One member: nothing is sent, and nobody is the last to fold.
+      if (team_.size() == 1) scale_out(team_, pieces_[begun_], reduction_);
+      moved_ = true;
+    }
   }
 
   // Of the piece's elements, in bytes.
@@ -106,8 +112,7 @@ class Ring final : public Piecewise {
     const Range range = bytes(message, ring_step(team_.size(), team_.me, message.step).send);
     const std::byte* const from = pieces_[message.piece].dst + range.begin + out_.offset;
     const size_t left = range.count() - out_.offset;
-    if (left != 0) out_.offset += link(+1).push(from, left);
-    return pass(out_, range);
+    return pass(out_, range, left == 0 ? 0 : link(+1).push(from, left));
   }
 
   bool receive() {
@@ -118,17 +123,21 @@ class Ring final : public Piecewise {
     const Range range = bytes(message, plan.recv);
     std::byte* const to = pieces_[message.piece].dst + range.begin + in_.offset;
     const size_t left = range.count() - in_.offset;
-    if (left != 0) {
-      in_.offset += plan.fold ? link(-1).fold(to, left, bare(reduction_), *team_.kernels) : link(-1).pull(to, left);
-    }
-    if (!pass(in_, range)) return false;
+    const auto take = [&] {
+      return plan.fold ? link(-1).fold(to, left, bare(reduction_), *team_.kernels) : link(-1).pull(to, left);
+    };
+    if (!pass(in_, range, left == 0 ? 0 : take())) return false;
     ++received_[message.piece];
     if (message.step == team_.size() - 2) finish(message.piece, range);
     return true;
   }
 
-  bool pass(Way& way, Range range) const {
+  // Notes what has moved of the message.
+  bool pass(Way& way, Range range, size_t moved) {
+    moved_ |= moved != 0;
+    way.offset += moved;
     if (way.offset != range.count()) return false;
+    moved_ = true;
     ++way.next;
     way.offset = 0;
     return true;
@@ -148,6 +157,7 @@ class Ring final : public Piecewise {
   std::vector<int> received_;  // messages, by piece
   size_t allowed_;
   size_t begun_ = 0;
+  bool moved_ = false;  // in this step
   Way out_;
   Way in_;
 };
