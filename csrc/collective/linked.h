@@ -15,8 +15,9 @@ class Piecewise : public Algorithm {
   virtual size_t finished() const = 0;
 };
 
-// reduction must be foldable_in_place. The order of an element's sum depends on its place in its piece.
-std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction);
+// reduction must be foldable_in_place. The order of an element's sum depends on its place in its piece. wire: how
+// float32 elements travel; not kInt8, whose blocks would be rounded again at each step.
+std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire = Wire::kNone);
 // Sums in the order of the members. Two steps, but each rank is sent (N-1) messages at once.
 // wire: how float32 elements travel; check() has passed. Pieces begin at multiples of kWireBlock of their tensor.
 std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire);

@@ -3,6 +3,8 @@
 //
 // Pieces overlap (ring_order in collective/plan.h), so that the links carry those behind while one waits for its turn.
 //
+// A codec of single elements rounds each partial sum on its way, and the result once.
+//
 // Cost: 2(N-1) alpha + 2(N-1)/N S beta + (N-1)/N S gamma. Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce
 // algorithms for clusters of workstations", JPDC 69 (2009).
 
@@ -42,14 +44,22 @@ namespace {
 
 class Ring final : public Piecewise {
  public:
-  Ring(Team team, std::vector<Piece> pieces, Reduction reduction)
+  Ring(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire)
       : team_(std::move(team)),
         pieces_(std::move(pieces)),
         reduction_(reduction),
         item_(itemsize(reduction.dtype)),
+        wire_(wire),
         order_(ring_order(pieces_.size(), team_.size())),
         received_(pieces_.size(), 0),
-        allowed_(pieces_.size()) {}
+        allowed_(pieces_.size()) {
+    if (wire_ == Wire::kNone) return;
+    size_t most = 0;
+    for (const Piece& piece : pieces_) most = std::max(most, segment(piece.count, team_.size(), 0).count());
+    sent_.resize(most * sizeof(float));
+    taken_.resize(most * sizeof(float));
+    decoded_.resize(most * sizeof(float));
+  }
 
   void allow(size_t pieces) override { allowed_ = std::min(pieces, pieces_.size()); }
 
@@ -97,10 +107,11 @@ class Ring final : public Piecewise {
     }
   }
 
-  // Of the piece's elements, in bytes.
-  Range bytes(const RingMessage& message, int segment_index) const {
-    const Range range = segment(pieces_[message.piece].count, team_.size(), segment_index);
-    return {range.begin * item_, range.end * item_};
+  Range elements(const RingMessage& message, int segment_index) const {
+    return segment(pieces_[message.piece].count, team_.size(), segment_index);
+  }
+  size_t nbytes(Range range) const {
+    return wire_ == Wire::kNone ? range.count() * item_ : wire_nbytes(wire_, range.count());
   }
 
   // True when a message is through.
@@ -109,10 +120,14 @@ class Ring final : public Piecewise {
     const RingMessage& message = order_[out_.next];
     // What is passed on has come in the step before.
     if (message.piece >= begun_ || received_[message.piece] < message.step) return false;
-    const Range range = bytes(message, ring_step(team_.size(), team_.me, message.step).send);
-    const std::byte* const from = pieces_[message.piece].dst + range.begin + out_.offset;
-    const size_t left = range.count() - out_.offset;
-    return pass(out_, range, left == 0 ? 0 : link(+1).push(from, left));
+    const Range range = elements(message, ring_step(team_.size(), team_.me, message.step).send);
+    const std::byte* from = pieces_[message.piece].dst + range.begin * item_;
+    if (wire_ != Wire::kNone) {
+      if (out_.offset == 0) team_.kernels->encode(wire_, from, sent_.data(), range.count());
+      from = sent_.data();
+    }
+    const size_t left = nbytes(range) - out_.offset;
+    return pass(out_, range, left == 0 ? 0 : link(+1).push(from + out_.offset, left));
   }
 
   bool receive() {
@@ -120,39 +135,54 @@ class Ring final : public Piecewise {
     const RingMessage& message = order_[in_.next];
     if (message.piece >= begun_) return false;
     const RingStep plan = ring_step(team_.size(), team_.me, message.step);
-    const Range range = bytes(message, plan.recv);
-    std::byte* const to = pieces_[message.piece].dst + range.begin + in_.offset;
-    const size_t left = range.count() - in_.offset;
+    const Range range = elements(message, plan.recv);
+    std::byte* const at = pieces_[message.piece].dst + range.begin * item_;
+    const size_t left = nbytes(range) - in_.offset;
     const auto take = [&] {
+      if (wire_ != Wire::kNone) return link(-1).pull(taken_.data() + in_.offset, left);
+      std::byte* const to = at + in_.offset;
       return plan.fold ? link(-1).fold(to, left, bare(reduction_), *team_.kernels) : link(-1).pull(to, left);
     };
     if (!pass(in_, range, left == 0 ? 0 : take())) return false;
+    if (wire_ != Wire::kNone) decode(at, range.count(), plan.fold);
     ++received_[message.piece];
-    if (message.step == team_.size() - 2) finish(message.piece, range);
+    if (message.step == team_.size() - 2) finish(at, range.count());
     return true;
+  }
+
+  void decode(std::byte* at, size_t count, bool folds) {
+    team_.kernels->decode(wire_, taken_.data(), folds ? decoded_.data() : at, count);
+    if (!folds || count == 0) return;
+    const void* inputs[2] = {at, decoded_.data()};
+    void* dst = at;
+    team_.kernels->reduce(bare(reduction_), inputs, 2, &dst, 1, count);
   }
 
   // Notes what has moved of the message.
   bool pass(Way& way, Range range, size_t moved) {
     moved_ |= moved != 0;
     way.offset += moved;
-    if (way.offset != range.count()) return false;
+    if (way.offset != nbytes(range)) return false;
     moved_ = true;
     ++way.next;
     way.offset = 0;
     return true;
   }
 
-  // The segment has met every rank here, and goes round as it is from now on.
-  void finish(size_t piece, Range range) const {
-    std::byte* const at = pieces_[piece].dst + range.begin;
-    scale_out(team_, {at, at, range.count() / item_}, reduction_);
+  // The segment has met every rank here, and goes round as it is from now on: encoding it again changes nothing.
+  void finish(std::byte* at, size_t count) const {
+    scale_out(team_, {at, at, count}, reduction_);
+    if (wire_ != Wire::kNone) wire_round_trip(*team_.kernels, wire_, at, count);
   }
 
   Team team_;
   std::vector<Piece> pieces_;
   Reduction reduction_;
   size_t item_;
+  Wire wire_;
+  std::vector<std::byte> sent_;  // the messages under way, where there is a codec
+  std::vector<std::byte> taken_;
+  std::vector<std::byte> decoded_;
   std::vector<RingMessage> order_;
   std::vector<int> received_;  // messages, by piece
   size_t allowed_;
@@ -164,8 +194,8 @@ class Ring final : public Piecewise {
 
 }  // namespace
 
-std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction) {
-  return std::make_unique<Ring>(std::move(team), std::move(pieces), reduction);
+std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire) {
+  return std::make_unique<Ring>(std::move(team), std::move(pieces), reduction, wire);
 }
 
 }  // namespace rr

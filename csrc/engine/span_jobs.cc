@@ -189,7 +189,7 @@ std::unique_ptr<Algorithm> Span::two_levels(const Piece& tensor, const Reduction
   std::vector<int> ranks;
   for (const auto& members : hosts_.members) ranks.push_back(members[me]);
   Team leads = part_of(team_, ranks);
-  return hierarchical(std::move(parts), way == Way::kRing ? ring(std::move(leads), std::move(mine), between)
+  return hierarchical(std::move(parts), way == Way::kRing ? ring(std::move(leads), std::move(mine), between, wire)
                                                           : pairwise(std::move(leads), std::move(mine), between, wire));
 }
 
@@ -227,10 +227,9 @@ std::unique_ptr<Algorithm> Span::allreduce(const std::vector<Piece>& tensors, co
   std::vector<Piece> small;
   for (const Piece& tensor : tensors) {
     const bool is_long = tensor.count * itemsize(reduction.dtype) >= kRingNbytes;
-    if (wire != Wire::kNone) {
-      parts.push_back(allreduce_one(tensor, reduction, wire, Way::kPairwise));
-    } else if (is_long && foldable_in_place(reduction)) {
-      parts.push_back(allreduce_one(tensor, reduction, wire, Way::kRing));
+    const bool rings = is_long && foldable_in_place(reduction) && wire != Wire::kInt8;
+    if (rings || wire != Wire::kNone) {
+      parts.push_back(allreduce_one(tensor, reduction, wire, rings ? Way::kRing : Way::kPairwise));
     } else {
       small.push_back(tensor);
     }
