@@ -51,6 +51,7 @@ class Pairwise final : public Piecewise {
   Range owned(size_t piece, int member) const;
   std::byte* received(size_t piece, int member);
   const std::byte* input(size_t piece, int member, size_t count);
+  std::byte* encoded_result(size_t piece) { return results_.get() + piece % kWindow * lane_; }
   bool send(Edge& edge);
   bool receive(Edge& edge);
   bool pass(Way& way, size_t nbytes, size_t moved);
@@ -64,6 +65,7 @@ class Pairwise final : public Piecewise {
   size_t lane_;  // bytes: the largest segment of a piece
   std::unique_ptr<std::byte[]> inputs_;
   std::unique_ptr<std::byte[]> decoded_;
+  std::unique_ptr<std::byte[]> results_;
   std::vector<Edge> edges_;
   size_t allowed_;
   size_t folded_ = 0;
@@ -82,7 +84,10 @@ Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Wi
   }
   const size_t n = static_cast<size_t>(team_.size());
   inputs_.reset(new std::byte[std::max<size_t>(1, lane_ * n * std::min(kWindow, pieces_.size()))]);
-  if (wire_ != Wire::kNone) decoded_.reset(new std::byte[std::max<size_t>(1, lane_ * n)]);
+  if (wire_ != Wire::kNone) {
+    decoded_.reset(new std::byte[std::max<size_t>(1, lane_ * n)]);
+    results_.reset(new std::byte[std::max<size_t>(1, lane_ * kWindow)]);
+  }
   for (int distance = 1; distance < team_.size(); ++distance) {
     const int member = (team_.me + distance) % team_.size();
     edges_.push_back(
@@ -145,8 +150,8 @@ bool Pairwise::send(Edge& edge) {
   const Range range = owned(piece, is_result ? team_.me : edge.member);
   const std::byte* from = (is_result ? pieces_[piece].dst : pieces_[piece].src) + range.begin * item_;
   if (wire_ != Wire::kNone) {
-    if (way.offset == 0) team_.kernels->encode(wire_, from, edge.encoded_out.get(), range.count());
-    from = edge.encoded_out.get();
+    if (way.offset == 0 && !is_result) team_.kernels->encode(wire_, from, edge.encoded_out.get(), range.count());
+    from = is_result ? encoded_result(piece) : edge.encoded_out.get();
   }
   const size_t whole = nbytes(range.count());
   const size_t left = whole - way.offset;
@@ -184,6 +189,7 @@ bool Pairwise::fold() {
   if (folded_ == allowed_) return false;
   for (const Edge& edge : edges_) {
     if (edge.in.inputs <= folded_) return false;
+    if (wire_ != Wire::kNone && edge.out.results + kWindow <= folded_) return false;  // its place is not free yet
   }
   const Piece& piece = pieces_[folded_];
   const Range mine = owned(folded_, team_.me);
@@ -193,8 +199,10 @@ bool Pairwise::fold() {
   }
   void* dst = piece.dst + mine.begin * item_;
   if (!mine.empty()) team_.kernels->reduce(reduction_, srcs.data(), srcs.size(), &dst, 1, mine.count());
-  // What the others will decode. Encoding that again gives the same bytes.
-  if (wire_ != Wire::kNone) wire_round_trip(*team_.kernels, wire_, dst, mine.count());
+  if (wire_ != Wire::kNone) {  // what the others will decode
+    team_.kernels->encode(wire_, dst, encoded_result(folded_), mine.count());
+    team_.kernels->decode(wire_, encoded_result(folded_), dst, mine.count());
+  }
   ++folded_;
   return true;
 }

@@ -111,7 +111,10 @@ std::unique_ptr<Algorithm> Span::two_levels(const Piece& tensor, const Reduction
   const size_t item = itemsize(reduction.dtype);
   const size_t align = alignment(wire, item);
   const size_t lanes = slices_ * hosts_.members.size();
-  const size_t message_nbytes = std::clamp(tensor.count * item / lanes / kPieces, kLeastNbytes, kMostNbytes);
+  // As many bytes go over the wire in a message, whatever the codec.
+  const size_t shrink = wire == Wire::kNone ? 1 : kWireBlock * item / wire_nbytes(wire, kWireBlock);
+  const size_t message_nbytes =
+      std::clamp(tensor.count * item / lanes / kPieces, kLeastNbytes * shrink, kMostNbytes * shrink);
   const std::vector<Range> pieces = cut(tensor.count, item, lanes * message_nbytes, align);
   const std::vector<int>& here = hosts_.here();
   const size_t me = static_cast<size_t>(std::find(here.begin(), here.end(), team_.rank()) - here.begin());
