@@ -11,6 +11,10 @@ constexpr int64_t kSleepNs = 100000000;  // a blocked call looks after its peers
 constexpr int64_t kPollNs = 50000;       // links to other hosts ring no bell, so somebody looks this often
 // The engine leaves the links to a thread that waits and has looked at them so lately: two pollers cost twice.
 constexpr int64_t kDrivenNs = 4 * kPollNs;
+// A wait on links that has lasted so long is for many bytes, not for one message: it looks once every two naps' time,
+// also just after something has come, and leaves the core to whoever works (Open MPI, 16 MiB, 4 hosts on 2 cores: 219
+// to 212 ms).
+constexpr int64_t kBulkNs = 1000000;
 constexpr int64_t kIdleNs = 250000000;  // the engine likewise: 4 wake-ups a second, about 0.01 % of a core
 // Ranks that share cores give way this often before they sleep. Each yield lets the others of the core run once, but
 // recent kernels also take a time slice (2.8 ms) from who yields, so that one that yields on and on is put behind all
@@ -168,6 +172,9 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
     housekeep();
     tick();
   };
+  const bool polls_links = !network_.host_of.empty();
+  const int64_t began_ns = polls_links ? now_ns() : 0;
+  const auto is_bulk = [&] { return polls_links && now_ns() - began_ns > kBulkNs; };
   bool has_napped = false;  // and nothing has come since: one look at the links is as good as 50 us of them
   const auto polled_enough = [&] {
     ++polls;
@@ -183,7 +190,7 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
     if (done()) return true;
     if (has_work() && progress(false)) {
       polling_since = polls = 0;
-      has_napped = false;
+      has_napped = is_bulk();
       if (++executed % 1024 == 0) look_around();
       continue;
     }
@@ -197,8 +204,8 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
     if (done()) return true;
     if (has_work() && progress(false)) continue;
     add(stats_.sleeps, 1);
-    const bool polls_links = !network_.host_of.empty();
-    const Woken woken = sleep_on(bell, seen, deadline.left_ns(polls_links ? kPollNs : kSleepNs));
+    const int64_t nap_ns = !polls_links ? kSleepNs : is_bulk() ? 2 * kPollNs : kPollNs;
+    const Woken woken = sleep_on(bell, seen, deadline.left_ns(nap_ns));
     has_napped = polls_links && woken != Woken::kRung;
     polling_since = 0;  // polls stays: who has slept once and was woken too early gives way no more, it sleeps again
     // A rank whose bell other operations keep ringing looks around as often as one that sleeps in peace.
