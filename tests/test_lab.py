@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,11 +212,25 @@ def one_ranks_sum() -> int:
     return allreduce.expected_sum(COUNT)
 
 
+def plain_mpi(lab: Lab, mpi: Mpi, ranks: int, hosts: Sequence[str]) -> Any:
+    """A sum by MPI alone. Debian's MPICH 4.0.2 hangs in MPI_Finalize of it in one job of four with 3 x 2 ranks: one rank
+    waits for UCX, the others for it. So it has four tries."""
+    command = [sys.executable, "-m", "lab.allreduce", str(COUNT)]
+    tries = 4 if mpi.name == "mpich 4" else 1
+    for left in reversed(range(tries)):
+        try:
+            return lab.mpirun(mpi, ranks, command, hosts=hosts, timeout_s=20 if left else 60)
+        except AssertionError as error:
+            if left == 0 or "not within" not in str(error):
+                raise
+    raise AssertionError("no try was made")
+
+
 def test_mpi_sums_across_hosts(lab: Lab, mpi: Mpi, own_sum: int) -> None:
     for count, ranks in LAYOUTS:
         hosts, size = lab.hosts[:count], count * ranks
         before = lab.counters()
-        done = lab.mpirun(mpi, ranks, [sys.executable, "-m", "lab.allreduce", str(COUNT)], hosts=hosts)
+        done = plain_mpi(lab, mpi, ranks, hosts)
         crossed = lab.counters() - before
         assert done.status == 0, done.output
         reports = allreduce.read(done.output)
