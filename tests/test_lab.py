@@ -213,10 +213,10 @@ def one_ranks_sum() -> int:
 
 
 def plain_mpi(lab: Lab, mpi: Mpi, ranks: int, hosts: Sequence[str]) -> Any:
-    """A sum by MPI alone. Debian's MPICH 4.0.2 hangs in MPI_Finalize of it in one job of four with 3 x 2 ranks: one rank
-    waits for UCX, the others for it. So it has four tries."""
+    """A sum by MPI alone. Debian's MPICH 4.0.2 hangs in MPI_Finalize in one job of four with 3 x 2 ranks: one rank
+    waits for UCX, the others for that rank. So it has four tries."""
     command = [sys.executable, "-m", "lab.allreduce", str(COUNT)]
-    tries = 4 if mpi.name == "mpich 4" else 1
+    tries = 4 if (mpi.library, mpi.version.split(".")[0]) == ("mpich", "4") else 1
     for left in reversed(range(tries)):
         try:
             return lab.mpirun(mpi, ranks, command, hosts=hosts, timeout_s=20 if left else 60)
