@@ -114,7 +114,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--mpi", default="openmpi 5", help='what links ours (default "openmpi 5")')
     add("--wire", type=_words, default=["none"], metavar="LIST", help="codecs of ours: none,fp16,bf16,int8")
     add("--rounds", type=positive, default=5, metavar="N", help="everyone's turns at each size (default 5)")
-    add("--calls", type=positive, metavar="N", help="timed calls of a turn (default: by size, 20 to 3)")
+    add("--calls", type=positive, metavar="N", help="calls of a train (default: by size, 20 to 3)")
     add("--deadline", type=float, default=DEADLINE_S, metavar="S", help="a turn that takes longer says timeout (60)")
     add("--json", metavar="FILE", help="also write everything here")
     add("--markdown", metavar="FILE", help="also write the tables here")

@@ -21,8 +21,9 @@ from .lanes import LINK, Job, Lane
 
 NUMBERS = count(1)
 GIVEN_UP = 2  # a lane that has failed so often in a layout gets no more turns there
-WARMUP = 2
-BUSY_NBYTES = 24 << 20  # a cell of a large size reduces about so much
+WARMUP = 1  # trains of calls
+TRAINS = 3
+BUSY_NBYTES = 24 << 20  # a train of a large size reduces about so much
 STREAM_NBYTES = 24 << 20  # 0.2 s at 1 Gbit/s
 STREAMS = 3  # in each round; the best counts, as noise only takes from what a link can do
 
@@ -41,7 +42,7 @@ class Cell:
     goodput: float
     """Of a link, in this round: bytes per second."""
     seconds: Sequence[Sequence[float]] = ()
-    """By rank, of each call."""
+    """By rank: of a call, on the average of each train."""
     wrong: int = 0
     """Elements, over all ranks and calls."""
     calls: int = 0
@@ -52,7 +53,7 @@ class Cell:
     @property
     def time_s(self) -> float:
         """The slowest rank's median."""
-        return max(median(calls) for calls in self.seconds)
+        return max(median(trains) for trains in self.seconds)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Plan:
     sizes: Sequence[int]
     rounds: int
     calls: int | None
-    """Timed calls of a cell; None: by size."""
+    """Of a train; None: by size."""
     deadline_s: float
     """Of a cell."""
 
@@ -80,7 +81,7 @@ class Measured:
 
 
 def calls(nbytes: int) -> int:
-    """Timed calls of a cell: 20 of a small size, 3 of 8 MiB and more."""
+    """Calls of a train: 20 of a small size, 3 of 8 MiB and more."""
     return max(3, min(20, BUSY_NBYTES // nbytes))
 
 
@@ -130,15 +131,16 @@ class _Layout:
         return float(max(one["nbytes"] / one["seconds"] for one in answers))
 
     def _cell(self, turn: int, nbytes: int, lane: Lane, goodput: float) -> Cell:
-        timed = self._plan.calls or calls(nbytes)
+        train = self._plan.calls or calls(nbytes)
         what: dict[str, Any] = {"round": turn, "each": self._each, "nbytes": nbytes, "lane": lane, "goodput": goodput}
         if self._failures[lane] >= GIVEN_UP:
             return Cell(**what, status="timeout", text="not tried again")
         order = {"how": lane.how, "nbytes": nbytes, "wire": lane.wire, "hosts": len(self._lab.hosts)}
+        order |= {"warmup": WARMUP, "trains": TRAINS, "calls": train}
         try:
             running = self._job(lane.job)
             before = self._counters()
-            answers = running.ask({**order, "warmup": WARMUP, "calls": timed}, self._plan.deadline_s)
+            answers = running.ask(order, self._plan.deadline_s)
         except Unanswered as failure:
             self._failures[lane] += 1
             if lane.job in self._running:
@@ -150,7 +152,7 @@ class _Layout:
             status="ok",
             seconds=[answer["seconds"] for answer in answers],
             wrong=sum(answer["wrong"] for answer in answers),
-            calls=WARMUP + timed,
+            calls=(WARMUP + TRAINS) * train,
             crossed=self._counters() - before,
         )
 
