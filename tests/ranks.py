@@ -222,6 +222,8 @@ def start_ranks(
 ) -> Ranks:
     """Starts work(*args) on each of `size` ranks. env is added to the environment; a value of None removes."""
     assert launcher is None, "only run_ranks() runs in ranks that somebody else has started"
+    # A test file that starts ranks when it is imported would do so in each of them, and so on.
+    assert "RR_TEST_FDS" not in os.environ, "a rank starts no ranks"
     return Ranks(work, size, args, env)
 
 

@@ -119,7 +119,11 @@ def test_many_names_are_flat() -> None:
 
 
 def idle(seconds: float) -> float:
-    """The share of a core that this process takes while nobody calls anything."""
+    """The share of a core that this process takes while nobody calls anything, in the quietest of three spells.
+
+    What wakes up again and again does so in each; what the machine takes once (a page, a virtual core that was away)
+    does not.
+    """
     import ringreduce as rr
 
     with rr.init():
@@ -127,9 +131,12 @@ def idle(seconds: float) -> float:
         rr.symmetric_empty(1000)
         rr.allreduce_async(np.ones(1 << 16), name="done").wait()
         rr.barrier()
-        wall, cpu = time.monotonic(), time.process_time()
-        time.sleep(seconds)  # being idle is the point
-        return (time.process_time() - cpu) / (time.monotonic() - wall)
+        shares = []
+        for _ in range(3):
+            wall, cpu = time.monotonic(), time.process_time()
+            time.sleep(seconds / 3)  # being idle is the point
+            shares.append((time.process_time() - cpu) / (time.monotonic() - wall))
+        return min(shares)
 
 
 def test_an_idle_rank_takes_no_processor_time() -> None:
