@@ -198,3 +198,8 @@ def test_the_command_of_the_readme(tmp_path: Path) -> None:
     assert all(row["wrong"] == 0 for row in found["results"])
     assert "nccl" in found["meta"]["absent"]
     assert "best peer at level python" in done.stdout
+
+
+def test_a_slow_peer_makes_fewer_calls() -> None:
+    assert [replace(CELL, iters=1000).affordable(pace) for pace in (1e-6, 0.1, 10.0)] == [1000, 30, 10]
+    assert replace(CELL, iters=5).affordable(10.0) == 5

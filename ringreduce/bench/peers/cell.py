@@ -19,6 +19,9 @@ from ringreduce.bench.collectives import COLLECTIVES
 
 MARK = "RINGREDUCE_BENCH_CELL"
 """In the environment of every process of a cell: what bears it after the deadline is killed, whoever its parent is."""
+BUDGET_S = 3.0
+"""The timed calls of a peer end after about so long: MPICH takes 0.25 s a call of 8 B on 8 ranks of 2 cores."""
+LEAST = 10  # calls that are timed, however long they take
 TAIL = 2000  # characters of a failed job's output that are kept
 
 
@@ -42,6 +45,10 @@ class Cell:
     def crowded(self) -> bool:
         """More ranks than cores."""
         return self.ranks > len(self.cores)
+
+    def affordable(self, pace_s: float) -> int:
+        """Calls to time where one takes pace_s."""
+        return min(self.iters, max(LEAST, int(BUDGET_S / pace_s)))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
  *
  * Up to 4 KiB: BATCHES runs of calls back to back, each run's mean, the slowest rank's. Above: every call is preceded
  * by rewriting the input and a barrier and timed alone, the slowest rank's time of each call. One JSON line on rank 0.
- * Usage: mpirun -np N collectives NAME COUNT IN_PLACE ITERS WARMUP     COUNT: elements of a rank's larger operand
+ * Fewer calls than ITERS where they would take more than SECONDS, by the pace of the warm-up; 10 at least.
+ * Usage: mpirun -np N collectives NAME COUNT IN_PLACE ITERS WARMUP SECONDS    COUNT: elements of a rank's larger operand
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -10,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { BATCHES = 20, SMALL = 4096, HUGE_PAGE = 1 << 21 };
+enum { BATCHES = 20, LEAST = 10, SMALL = 4096, HUGE_PAGE = 1 << 21 };
 enum kind { ALLREDUCE, REDUCESCATTER, ALLGATHER, BROADCAST, ALLTOALL, BARRIER, KINDS };
 static const char* const names[KINDS] = {"allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "barrier"};
 
@@ -80,6 +81,8 @@ static void rewrite(size_t nbytes) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
+static int at_least(int least, double value) { return value < least ? least : (int)value; }
+
 static int ascending(const void* a, const void* b) {
   return (*(const double*)a > *(const double*)b) - (*(const double*)a < *(const double*)b);
 }
@@ -90,17 +93,18 @@ int main(int argc, char** argv) {
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SINGLE, &granted);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  if (argc != 6) MPI_Abort(MPI_COMM_WORLD, 2);
+  if (argc != 7) MPI_Abort(MPI_COMM_WORLD, 2);
   while (kind < KINDS && strcmp(argv[1], names[kind]) != 0) ++kind;
   if (kind == KINDS) MPI_Abort(MPI_COMM_WORLD, 2);
   count = atoi(argv[2]);
   part = count / size;
   in_place = atoi(argv[3]) || kind == BROADCAST || kind == BARRIER;
   const int iters = atoi(argv[4]), warmup = atoi(argv[5]);
+  const double budget = atof(argv[6]);
   const int inputs = kind == ALLGATHER ? part : count, outputs = kind == REDUCESCATTER ? part : count;
   const size_t nbytes = inputs * sizeof(float);
   const int small = count * sizeof(float) <= SMALL;
-  const int samples = small ? BATCHES : iters, calls = small && iters > BATCHES ? iters / BATCHES : 1;
+  int samples = small ? BATCHES : iters, calls = small && iters > BATCHES ? iters / BATCHES : 1;
   double* seconds = malloc(samples * sizeof(double));
   input = operand(inputs);
   output = in_place ? input : operand(outputs);
@@ -111,10 +115,18 @@ int main(int argc, char** argv) {
   call();
   for (int i = 0; kind != BARRIER && i < outputs; ++i) wrong += output[i] != wanted(i);
   if (small) memset(input, 0, nbytes); /* back to back, the sums feed the next call: stay finite */
-  for (int i = -warmup; i < samples; ++i) {
+  double pace = MPI_Wtime();
+  for (int i = 0; i < warmup; ++i) {
     rewrite(small ? 0 : nbytes);
-    const double mean = per_call(i < 0 ? 1 : calls);
-    if (i >= 0) seconds[i] = mean;
+    call();
+  }
+  pace = (MPI_Wtime() - pace) / warmup;
+  MPI_Allreduce(MPI_IN_PLACE, &pace, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  if (small && pace * BATCHES * calls > budget) calls = at_least(1, budget / (pace * BATCHES));
+  if (pace * samples > budget) samples = at_least(samples < LEAST ? samples : LEAST, budget / pace);
+  for (int i = 0; i < samples; ++i) {
+    rewrite(small ? 0 : nbytes);
+    seconds[i] = per_call(calls);
   }
 
   MPI_Allreduce(MPI_IN_PLACE, &wrong, 1, MPI_LONG, MPI_SUM, MPI_COMM_WORLD);

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache as cache_result
 from pathlib import Path
 
-from ringreduce.bench.peers.cell import Absent, Cell, Job, Peer
+from ringreduce.bench.peers.cell import BUDGET_S, Absent, Cell, Job, Peer
 from ringreduce.bench.storage import cache
 from ringreduce.launch import installations
 from ringreduce.launch.installations import LIBRARIES, Installation
@@ -66,7 +66,7 @@ class Mpi:
     def job(self, cell: Cell, folder: Path) -> Job:
         """See Peer."""
         what = [cell.collective, str(cell.count), "1" if cell.in_place else "0"]
-        command = [*self.launch(cell), str(self.build()), *what, str(cell.iters), str(cell.warmup)]
+        command = [*self.launch(cell), str(self.build()), *what, str(cell.iters), str(cell.warmup), str(BUDGET_S)]
         return Job(command, self.installation.environ())
 
     def launch(self, cell: Cell) -> list[str]:
