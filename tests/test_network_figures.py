@@ -106,7 +106,7 @@ class FakeJob:
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, bytes_per_look: int, dead: tuple[str, ...] = ()) -> Any:
-    """The rows of two hosts, two rounds, four trains of 3 calls of 64 KiB; each look at the counters shows so many bytes more."""
+    """The rows of two hosts, two rounds, four trains of 3 calls; counters show so many bytes more each time."""
     from across import figures, lanes, rounds
 
     class Job(FakeJob):

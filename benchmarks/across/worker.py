@@ -43,7 +43,7 @@ def main(kind: str, path: str) -> int:
 
 
 def reductions(library: Library) -> Any:
-    """A generator that takes {"how", "nbytes", "wire", "hosts", "warmup", "trains", "calls"}, gives {"seconds", "wrong"}."""
+    """A generator that takes orders (rounds.py) and gives {"seconds", "wrong"}."""
     order = yield {"rank": library.rank, "size": library.size, "version": library.version}
     try:
         patterns: dict[int, Pattern] = {}
@@ -75,7 +75,8 @@ def timed(library: Library, pattern: Pattern, count: int, order: dict[str, Any])
             for call in calls:
                 call()
             seconds.append((time.perf_counter_ns() - start) * 1e-9 / len(calls))
-            wrong += sum(pattern.wrong(x, train + turn, order["wire"], order["hosts"]) for turn, x in enumerate(buffers))
+            for turn, x in enumerate(buffers):
+                wrong += pattern.wrong(x, train + turn, order["wire"], order["hosts"])
     finally:
         gc.enable()
     return {"seconds": seconds[order["warmup"] :], "wrong": wrong}

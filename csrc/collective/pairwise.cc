@@ -4,8 +4,8 @@
 // link takes, as on a ring; but a segment takes two hops instead of 2(n-1), and the order of its sum does not depend on
 // which it is.
 //
-// Pieces overlap: kLag inputs go ahead of each result, so that links have something to carry while segments
-// arrive and are folded. The order of the messages is fixed (plan.h), so none has to say what it is.
+// Pieces overlap: kLag inputs go ahead of each result, so that links have something to carry while segments arrive and
+// are folded. The order of the messages is fixed (plan.h), so none has to say what it is.
 //
 // Cost: 2 alpha + 2(n-1)/n S beta + S gamma. Rabenseifner's reduce-scatter and all-gather (Optimization of collective
 // reduction operations, ICCS 2004) with the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of
@@ -19,6 +19,7 @@ constexpr size_t kLine = 64;
 constexpr size_t kLag = 3;
 // Inputs that have come and are not folded yet: those that may be ahead of a result, and the one that goes with it.
 constexpr size_t kWindow = kLag + 1;
+
 class Pairwise final : public Piecewise {
  public:
   Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire);

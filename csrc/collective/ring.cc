@@ -63,11 +63,7 @@ class Ring final : public Piecewise {
 
   void allow(size_t pieces) override { allowed_ = std::min(pieces, pieces_.size()); }
 
-  size_t finished() const override {
-    size_t pieces = 0;
-    while (pieces < pieces_.size() && received_[pieces] == ring_steps(team_.size())) ++pieces;
-    return pieces;
-  }
+  size_t finished() const override { return finished_; }
 
   Step step() override {
     moved_ = false;
@@ -101,8 +97,10 @@ class Ring final : public Piecewise {
     const size_t wanted = std::max(turn(out_), turn(in_));
     for (; begun_ < allowed_ && begun_ <= wanted; ++begun_) {
       scale_in(team_, pieces_[begun_], reduction_);
-      // One member: nothing is sent, and nobody is the last to fold.
-      if (team_.size() == 1) scale_out(team_, pieces_[begun_], reduction_);
+      if (team_.size() == 1) {  // nothing is sent, and nobody is the last to fold
+        scale_out(team_, pieces_[begun_], reduction_);
+        ++finished_;
+      }
       moved_ = true;
     }
   }
@@ -146,6 +144,7 @@ class Ring final : public Piecewise {
     if (!pass(in_, range, left == 0 ? 0 : take())) return false;
     if (wire_ != Wire::kNone) decode(at, range.count(), plan.fold);
     ++received_[message.piece];
+    while (finished_ < pieces_.size() && received_[finished_] == ring_steps(team_.size())) ++finished_;
     if (message.step == team_.size() - 2) finish(at, range.count());
     return true;
   }
@@ -187,6 +186,7 @@ class Ring final : public Piecewise {
   std::vector<int> received_;  // messages, by piece
   size_t allowed_;
   size_t begun_ = 0;
+  size_t finished_ = 0;
   bool moved_ = false;  // in this step
   Way out_;
   Way in_;

@@ -118,15 +118,14 @@ std::unique_ptr<Algorithm> Span::two_levels(const Piece& tensor, const Reduction
   const std::vector<Range> pieces = cut(tensor.count, item, lanes * message_nbytes, align);
   const std::vector<int>& here = hosts_.here();
   const size_t me = static_cast<size_t>(std::find(here.begin(), here.end(), team_.rank()) - here.begin());
-  // What each rank of a host reduces between hosts.
-  const auto owned = [&](size_t piece) {
-    const size_t n = pieces[piece].count();
-    std::vector<Range> ranges;
+  // By piece, what each rank of a host reduces between hosts.
+  std::vector<std::vector<Range>> owned(pieces.size());
+  for (size_t k = 0; k < pieces.size(); ++k) {
+    const size_t n = pieces[k].count();
     for (size_t s = 0; s < here.size(); ++s) {
-      ranges.push_back(s < slices_ ? segment(n, static_cast<int>(slices_), static_cast<int>(s), align) : Range{n, n});
+      owned[k].push_back(s < slices_ ? segment(n, static_cast<int>(slices_), static_cast<int>(s), align) : Range{n, n});
     }
-    return ranges;
-  };
+  }
   const bool reduces_here = here.size() > 1 || (!is_flat_ && reduction.prescale != 1.0);
   // What has to be reduced here before the first piece can come back, and a little more.
   const size_t lag = pieces_under_way(way == Way::kRing, hosts_.count()) + 2;
@@ -134,9 +133,9 @@ std::unique_ptr<Algorithm> Span::two_levels(const Piece& tensor, const Reduction
   for (size_t turn = 0; turn < 2 * pieces.size(); ++turn) {
     const auto [k, is_gather] = pipeline_turn(pieces.size(), lag, turn);
     const size_t begin = pieces[k].begin * item;
-    if (is_gather && here.size() > 1) parts.push_back(gather_here(k, tensor.dst + begin, owned(k), item));
+    if (is_gather && here.size() > 1) parts.push_back(gather_here(k, tensor.dst + begin, owned[k], item));
     if (!is_gather && reduces_here) {
-      parts.push_back(reduce_here(k, {tensor.src + begin, tensor.dst + begin, pieces[k].count()}, owned(k), reduction));
+      parts.push_back(reduce_here(k, {tensor.src + begin, tensor.dst + begin, pieces[k].count()}, owned[k], reduction));
     }
   }
   if (me >= slices_) return hierarchical(std::move(parts), nullptr);
@@ -144,7 +143,7 @@ std::unique_ptr<Algorithm> Span::two_levels(const Piece& tensor, const Reduction
   if (!is_flat_) between.prescale = 1.0;
   std::vector<Piece> mine;
   for (size_t k = 0; k < pieces.size(); ++k) {
-    const Range range = owned(k)[me];
+    const Range range = owned[k][me];
     const size_t begin = (pieces[k].begin + range.begin) * item;
     mine.push_back({(reduces_here ? tensor.dst : tensor.src) + begin, tensor.dst + begin, range.count()});
   }

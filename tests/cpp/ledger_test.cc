@@ -155,11 +155,6 @@ TEST_CASE("a rank that is blocked in one thread is not blocked once another thre
   const Environment environment{};
   CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
     const Board& board = rank.world.board();
-    const auto wait_for = [&](const std::function<bool()>& condition) {
-      const Deadline deadline = Deadline::after_s(60);
-      while (!condition() && !deadline.passed()) std::this_thread::yield();
-      expect(condition(), "what the test waits for");
-    };
     if (rank.rank == 0) {
       std::exception_ptr error;
       std::thread first([&] {

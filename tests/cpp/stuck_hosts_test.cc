@@ -160,11 +160,6 @@ TEST_CASE("stuck: not while another thread may state what is missing") {
     CAPTURE(busy);
     CHECK_NOTHROW(run_hosts({0, 1, 1}, [busy](Rank& rank) {
       const Board& board = rank.world.board();
-      const auto wait_for = [](const std::function<bool()>& condition) {
-        const Deadline deadline = Deadline::after_s(60);
-        while (!condition() && !deadline.passed()) std::this_thread::yield();
-        expect(condition(), "what the test waits for");
-      };
       if (rank.rank != busy) {
         wait_for([&] { return board.line(busy).blocked_epoch.load() >= 2; });  // blocked, and no longer
         sum_now(rank, rank.world, 2, 1, "second");
