@@ -25,7 +25,7 @@ $(VENV)/tools: pyproject.toml tests/tools/bootstrap.sh
 	@touch $@
 
 # pip shows nothing while it works: the first run compiles the core and fetches torch.
-$(VENV)/demo $(VENV)/dev $(VENV)/bench: $(VENV)/%: $(VENV)/tools setup.py
+$(VENV)/demo $(VENV)/dev $(VENV)/bench $(VENV)/frameworks: $(VENV)/%: $(VENV)/tools setup.py
 	@echo "== $(VENV): ringreduce[$*] (the first time takes a few minutes)"
 	@mkdir -p build
 	@flock build/lock $(PIP) --no-build-isolation -e '.[$*]'
@@ -56,8 +56,8 @@ wheel: $(VENV)/tools  ## build a wheel in dist/
 demo: build-demo  ## train LeNet on Fashion-MNIST on two ranks, compare with one
 	@$(BIN)/python examples/demo.py
 
-TEST_PARTS := build lint cpptest sanitize pytest
-test:  ## everything: build, lint, C++ tests, sanitizers, Python tests
+TEST_PARTS := build lint cpptest sanitize pytest test-frameworks
+test:  ## everything: build, lint, C++ tests, sanitizers, Python tests, those of TensorFlow, Keras and JAX
 	@begin=$$SECONDS; for part in $(TEST_PARTS); do \
 	  echo "== $$part"; start=$$SECONDS; $(MAKE) $$part; echo "-- $$part: $$((SECONDS - start)) s"; \
 	done; echo "== make test: all passed in $$((SECONDS - begin)) s"
@@ -94,8 +94,14 @@ sanitize-%: $(VENV)/doctest $(VENV)/tools
 	  $(BIN)/cmake --build build/$* --parallel $(JOBS); } > build/$*.log 2>&1 || { cat build/$*.log; exit 1; }
 	@$(FIXED_MAP) $(CTEST) --test-dir build/$*
 
-pytest: build  ## Python tests (make pytest ARGS="-k allreduce")
-	@$(BIN)/python -m pytest $(ARGS)
+# TensorFlow, Keras and JAX are 1 GB: what needs them is a part of its own, and installs them.
+FRAMEWORK_TESTS := $(wildcard tests/test_tensorflow*.py tests/test_keras*.py tests/test_jax*.py tests/test_bench_train_frameworks.py)
+
+pytest: build  ## Python tests but for test-frameworks (make pytest ARGS="-k allreduce")
+	@$(BIN)/python -m pytest $(FRAMEWORK_TESTS:%=--ignore=%) $(ARGS)
+
+test-frameworks: build $(VENV)/frameworks  ## Python tests of ringreduce.tensorflow, .keras and .jax
+	@$(BIN)/python -m pytest $(FRAMEWORK_TESTS) $(ARGS)
 
 test-torch-suite: build  ## torch's own tests of torch.distributed, with our backend (12 minutes; ARGS="all_gather")
 	@$(BIN)/python tests/torch_suite/run.py $(ARGS)
@@ -120,4 +126,4 @@ clean:  ## remove everything that was built or installed here
 	rm -rf build dist *.egg-info $(VENV) ringreduce/*.so .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help optional build build-demo wheel demo test test-torch-suite test-torch-versions lint lint-python lint-cpp format cpptest sanitize pytest bench bench-network docs clean
+.PHONY: help optional build build-demo wheel demo test test-torch-suite test-torch-versions lint lint-python lint-cpp format cpptest sanitize pytest test-frameworks bench bench-network docs clean
