@@ -102,7 +102,7 @@ def calls(nbytes: int, level: str, crowded: bool) -> tuple[int, int]:
         return (max(300, timed // 100), 10) if crowded else (timed, max(100, timed // 100))
     timed = max(10, min(1000 if level == "c" else 300, (512 << 20) // nbytes))
     timed = max(10, timed // 4) if crowded else timed
-    return timed, max(6, timed // 10)  # MPICH takes its fast path after five calls
+    return timed, 6 if crowded else max(6, timed // 10)  # MPICH takes its fast path after five calls
 
 
 def _ours(options: Options, here: Sequence[Peer]) -> list[Peer]:
