@@ -69,7 +69,7 @@ class GradientReducer:
             use_generic_names: operations are called grad_0, grad_1, ... and not after their nodes, for ranks whose
                 graphs differ elsewhere.
         """
-        refuse_strategies(self._name, [*grads, *(vars or ())])
+        refuse_strategies(self._name, vars or ())
         results = list(grads)
         if self._sparse_as_dense:
             results = [tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one for one in results]
