@@ -82,11 +82,16 @@ def persistent_and_nested_tapes(rank: int) -> None:
         square, cube = tf.reduce_sum(x**2) * (rank + 1.0), tf.reduce_sum(x**3) * (rank + 2.0)
         with tape.stop_recording():
             hidden = tf.reduce_sum(x)
+        assert [one.ref() for one in tape.watched_variables()] == [x.ref()]
     near(tape.gradient(square, x), 2 * BASE * 2)
     near(tape.gradient(cube, x), 3 * BASE**2 * 3)
     assert tape.gradient(hidden, x) is None
-    assert [one.ref() for one in tape.watched_variables()] == [x.ref()]
-    tape.reset()
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        forgotten = tf.reduce_sum(x)
+        tape.reset()
+        y = tf.reduce_sum(x) * (rank + 1.0)
+    assert tf.is_tensor(forgotten)
+    near(tape.gradient(y, x), np.full((2, 3), 2.0))
 
     constant = tf.constant(BASE)
     with hvd.DistributedGradientTape(tf.GradientTape(watch_accessed_variables=False)) as tape:

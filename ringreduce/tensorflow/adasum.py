@@ -35,7 +35,7 @@ def allreduce(
     for tensor in tensors:
         if not tensor.dtype.is_floating:
             raise InvalidArgumentError(f"op=Adasum is for floating-point tensors, not {tensor.dtype.name}")
-    scaled = [tensor * tf.cast(prescale_factor, tensor.dtype) for tensor in tensors]
+    scaled = [tensor * tf.constant(prescale_factor, tensor.dtype) for tensor in tensors]
     rows = mpi_ops.grouped_allgather([one[tf.newaxis] for one in scaled], name=name, process_set=process_set)
     return [_combined(row, tensor, postscale_factor) for row, tensor in zip(rows, tensors, strict=True)]
 
