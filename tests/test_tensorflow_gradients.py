@@ -486,11 +486,3 @@ def run_checks() -> list[str]:
 @pytest.mark.timeout(300)
 def test_gradients_on_three_ranks(run_ranks: Callable[..., Any]) -> None:
     assert run_ranks(run_checks, 3, env=ENV, timeout_s=240) == [[check.__name__ for check in CHECKS]] * 3
-
-
-def test_a_job_is_needed() -> None:
-    x = tf.Variable(1.0)
-    with tf.GradientTape() as tape:
-        y = x * 2.0
-    with pytest.raises(hvd.NotInitializedError):
-        hvd.DistributedGradientTape(tape).gradient(y, x)
