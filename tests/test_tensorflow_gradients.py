@@ -270,6 +270,25 @@ def process_sets(rank: int) -> None:
     near(hvd.DistributedGradientTape(tape, process_set=alone).gradient(y, x), 2 * BASE * (rank + 1))
 
 
+def mismatches(rank: int) -> None:
+    """A gradient that only one rank has is an error on all, eagerly and in a graph, and the next step is well."""
+    x, y = tf.Variable(1.0), tf.Variable([2.0])
+
+    def gradients(of_y: bool) -> Any:
+        with tf.GradientTape() as tape:
+            loss = x * (rank + 1.0)
+            if of_y:
+                loss += y[0]
+        return hvd.DistributedGradientTape(tape).gradient(loss, [x, y])
+
+    for call in (gradients, tf.function(gradients)):
+        with pytest.raises(tf.errors.OpError, match="MismatchError: .*Mismatched"):
+            call(rank == 1)
+        near(call(True)[0], 2.0)
+    with pytest.raises(hvd.MismatchError):
+        gradients(rank == 1)
+
+
 # --- Horovod's arguments of the collectives ---------------------------------------------------------------------------
 
 
@@ -342,6 +361,10 @@ def adasum(rank: int) -> None:
 # --- optimizers of TensorFlow 1 ---------------------------------------------------------------------------------------
 
 v1 = tf.compat.v1
+# The dense and the sparse gradients are two operations: with one thread they must not run in different orders.
+ONE_THREAD = v1.ConfigProto(
+    inter_op_parallelism_threads=1, intra_op_parallelism_threads=1, use_per_session_threads=True
+)
 
 
 def legacy_eager(rank: int) -> None:
@@ -409,7 +432,8 @@ def legacy_graph(rank: int) -> None:
             )
             step = v1.train.get_or_create_global_step()
             train = optimizer.minimize(loss, global_step=step)
-            with v1.train.MonitoredTrainingSession(hooks=[hvd.BroadcastGlobalVariablesHook(0)]) as session:
+            hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+            with v1.train.MonitoredTrainingSession(hooks=hooks, config=ONE_THREAD) as session:
                 near(session.run(x), BASE)
                 near(session.run(table), np.zeros((4, 2)))
                 for count in range(1, 5):
@@ -467,6 +491,7 @@ CHECKS = [
     groups_and_factors,
     compression_rounds,
     process_sets,
+    mismatches,
     arguments,
     adasum,
     legacy_eager,
