@@ -11,6 +11,7 @@ from keras import ops
 
 from ringreduce.errors import MismatchError
 from ringreduce.keras import seam
+from ringreduce.keras.compression import NoneCompressor
 from ringreduce.ops import Max, Min
 from ringreduce.process_sets import ProcessSet
 
@@ -130,7 +131,7 @@ class Exchange:
         op: int,
         prescale: float = 1.0,
         postscale: float = 1.0,
-        compression: Any = None,
+        compression: Any = NoneCompressor,
     ) -> list[Any]:
         if not tensors:
             return []
