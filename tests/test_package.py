@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "ringreduce"
 
-# --- C++: base -> {data, os} -> transport -> collective -> group -> engine -> python.cc -------------------------------
+# --- C++: base -> {data, os} -> transport -> collective -> group -> engine -> framework -> python.cc ------------------
 
 MAY_INCLUDE = {
     "base": set(),
@@ -31,6 +31,7 @@ MAY_INCLUDE = {
     "collective": {"base", "data", "os", "cuda", "transport"},
     "group": {"base", "data", "os", "cuda", "transport", "collective"},
     "engine": {"base", "data", "os", "cuda", "transport", "collective", "group"},
+    "framework": {"base", "data", "os", "cuda", "transport", "collective", "group", "engine"},
 }
 
 
