@@ -282,7 +282,7 @@ def mismatches(rank: int) -> None:
         return hvd.DistributedGradientTape(tape).gradient(loss, [x, y])
 
     for call in (gradients, tf.function(gradients)):
-        with pytest.raises(tf.errors.OpError, match="MismatchError: .*Mismatched"):
+        with pytest.raises(tf.errors.OpError, match=r"MismatchError: .*Mismatched"):
             call(rank == 1)
         near(call(True)[0], 2.0)
     with pytest.raises(hvd.MismatchError):
@@ -416,6 +416,24 @@ def legacy_eager(rank: int) -> None:
         hvd.DistributedOptimizer(object())
 
 
+def keras_optimizers(rank: int) -> None:
+    """They go to ringreduce.tensorflow.keras, with every option that Horovod loses on the way."""
+    for options, scale in (
+        ({}, 2.0),
+        ({"op": hvd.Sum, "compression": hvd.Compression.fp16, "groups": 2}, 6.0),
+        ({"gradient_predivide_factor": 2.0, "name": "mine"}, 2.0),
+    ):
+        x, y = tf.Variable(BASE), tf.Variable(1.0)
+        optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.5), **options)
+        assert isinstance(optimizer, tf.keras.optimizers.SGD)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x * (rank + 1.0)) + tf.cast(y * (rank + 1.0), tf.float64)
+        gradients = tape.gradient(loss, [x, y])  # this rank's; the optimizer reduces them
+        optimizer.apply_gradients(zip(gradients, [x, y], strict=True))
+        near(x, BASE - 0.5 * scale)
+        near(y, 1 - 0.5 * scale)
+
+
 def legacy_graph(rank: int) -> None:
     """A script of TensorFlow 1: the hook broadcasts, the optimizer reduces; dense and sparse, also in passes."""
     for passes, resource, sparse_as_dense in ((1, True, False), (1, False, True), (2, True, True)):
@@ -496,6 +514,7 @@ CHECKS = [
     adasum,
     legacy_eager,
     legacy_graph,
+    keras_optimizers,
     strategies,
 ]
 
