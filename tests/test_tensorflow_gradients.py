@@ -264,6 +264,12 @@ def process_sets(rank: int) -> None:
         near(hvd.allreduce(x, op=hvd.Sum, process_set=part), 2 * BASE)
         slices = tf.IndexedSlices(tf.ones([1, 2]) * (rank + 1), [0], [1, 2])
         near(tf.convert_to_tensor(hvd.allreduce(slices, process_set=part)), [[2.0, 2.0]])
+    with hvd.DistributedGradientTape(tf.GradientTape(), process_set=hvd.ProcessSet([0, 1])) as tape:
+        y = tf.reduce_sum(x**2)
+    with pytest.raises(ValueError, match="not been registered"):
+        tape.gradient(y, x)
+    with pytest.raises(ValueError, match="not been registered"):
+        hvd.broadcast_variables([x], 0, process_set=hvd.ProcessSet([0, 1]))
     alone = [hvd.add_process_set([r]) for r in range(3)][rank]
     with tf.GradientTape() as tape:
         y = tf.reduce_sum(x**2) * (rank + 1.0)

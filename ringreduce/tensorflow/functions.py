@@ -10,6 +10,7 @@ import tensorflow as tf
 from ringreduce import objects
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.native.movement import broadcasts
+from ringreduce.tensorflow.native.running import id_of
 from ringreduce.tensorflow.variables import plain, refuse_strategies
 
 
@@ -34,11 +35,13 @@ def broadcast_variables(
         None; in a graph of TensorFlow 1, the operation to run.
 
     Raises:
+        InvalidArgumentError: the process set is not registered, or the root is not in it.
         UnavailableError: a variable belongs to a tf.distribute strategy.
     """
     given = list(variables)
     refuse_strategies("hvd.broadcast_variables", given)
     targets = [plain(variable) for variable in given]
+    id_of(process_set)  # raises where there is no such set, before "not included" is taken for an answer
     if not process_set.included():
         targets = []
     values = broadcasts([tf.convert_to_tensor(target) for target in targets], root_rank, process_set=process_set)
