@@ -56,6 +56,12 @@ def mismatch() -> None:
         with pytest.raises(hvd.InvalidArgumentError), hvd.named_errors():
             jax.block_until_ready(compiled(jnp.ones(1 + rank)))
         hvd.barrier()
+        wrong(big)
+        with pytest.raises(hvd.MismatchError, match="^" + shapes):
+            hvd.broadcast_object(7)  # it waits for what is under way
+        wrong(big)
+        with pytest.warns(RuntimeWarning, match=r"failed before shutdown\(\): Mismatched ALLREDUCE"):
+            hvd.shutdown()
 
 
 def test_a_mismatch_is_raised_on_all_ranks_with_the_text_of_the_core() -> None:
