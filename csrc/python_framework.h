@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "framework/calls.h"
 #include "framework/jax.h"
-#include "framework/table.h"
 #include "python_calls.h"
 
 namespace rr {
