@@ -264,10 +264,35 @@ def process_sets(rank: int) -> None:
         near(hvd.allreduce(x, op=hvd.Sum, process_set=part), 2 * BASE)
         slices = tf.IndexedSlices(tf.ones([1, 2]) * (rank + 1), [0], [1, 2])
         near(tf.convert_to_tensor(hvd.allreduce(slices, process_set=part)), [[2.0, 2.0]])
+    with hvd.DistributedGradientTape(tf.GradientTape(), process_set=hvd.ProcessSet([0, 1])) as tape:
+        y = tf.reduce_sum(x**2)
+    with pytest.raises(ValueError, match="not been registered"):
+        tape.gradient(y, x)
+    with pytest.raises(ValueError, match="not been registered"):
+        hvd.broadcast_variables([x], 0, process_set=hvd.ProcessSet([0, 1]))
     alone = [hvd.add_process_set([r]) for r in range(3)][rank]
     with tf.GradientTape() as tape:
         y = tf.reduce_sum(x**2) * (rank + 1.0)
     near(hvd.DistributedGradientTape(tape, process_set=alone).gradient(y, x), 2 * BASE * (rank + 1))
+
+
+def mismatches(rank: int) -> None:
+    """A gradient that only one rank has is an error on all, eagerly and in a graph, and the next step is well."""
+    x, y = tf.Variable(1.0), tf.Variable([2.0])
+
+    def gradients(of_y: bool) -> Any:
+        with tf.GradientTape() as tape:
+            loss = x * (rank + 1.0)
+            if of_y:
+                loss += y[0]
+        return hvd.DistributedGradientTape(tape).gradient(loss, [x, y])
+
+    for call in (gradients, tf.function(gradients)):
+        with pytest.raises(tf.errors.OpError, match=r"MismatchError: .*Mismatched"):
+            call(rank == 1)
+        near(call(True)[0], 2.0)
+    with pytest.raises(hvd.MismatchError):
+        gradients(rank == 1)
 
 
 # --- Horovod's arguments of the collectives ---------------------------------------------------------------------------
@@ -342,6 +367,10 @@ def adasum(rank: int) -> None:
 # --- optimizers of TensorFlow 1 ---------------------------------------------------------------------------------------
 
 v1 = tf.compat.v1
+# The dense and the sparse gradients are two operations: with one thread they must not run in different orders.
+ONE_THREAD = v1.ConfigProto(
+    inter_op_parallelism_threads=1, intra_op_parallelism_threads=1, use_per_session_threads=True
+)
 
 
 def legacy_eager(rank: int) -> None:
@@ -393,6 +422,24 @@ def legacy_eager(rank: int) -> None:
         hvd.DistributedOptimizer(object())
 
 
+def keras_optimizers(rank: int) -> None:
+    """They go to ringreduce.tensorflow.keras, with every option that Horovod loses on the way."""
+    for options, scale in (
+        ({}, 2.0),
+        ({"op": hvd.Sum, "compression": hvd.Compression.fp16, "groups": 2}, 6.0),
+        ({"gradient_predivide_factor": 2.0, "name": "mine"}, 2.0),
+    ):
+        x, y = tf.Variable(BASE), tf.Variable(1.0)
+        optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.5), **options)
+        assert isinstance(optimizer, tf.keras.optimizers.SGD)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x * (rank + 1.0)) + tf.cast(y * (rank + 1.0), tf.float64)
+        gradients = tape.gradient(loss, [x, y])  # this rank's; the optimizer reduces them
+        optimizer.apply_gradients(zip(gradients, [x, y], strict=True))
+        near(x, BASE - 0.5 * scale)
+        near(y, 1 - 0.5 * scale)
+
+
 def legacy_graph(rank: int) -> None:
     """A script of TensorFlow 1: the hook broadcasts, the optimizer reduces; dense and sparse, also in passes."""
     for passes, resource, sparse_as_dense in ((1, True, False), (1, False, True), (2, True, True)):
@@ -409,7 +456,8 @@ def legacy_graph(rank: int) -> None:
             )
             step = v1.train.get_or_create_global_step()
             train = optimizer.minimize(loss, global_step=step)
-            with v1.train.MonitoredTrainingSession(hooks=[hvd.BroadcastGlobalVariablesHook(0)]) as session:
+            hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+            with v1.train.MonitoredTrainingSession(hooks=hooks, config=ONE_THREAD) as session:
                 near(session.run(x), BASE)
                 near(session.run(table), np.zeros((4, 2)))
                 for count in range(1, 5):
@@ -467,10 +515,12 @@ CHECKS = [
     groups_and_factors,
     compression_rounds,
     process_sets,
+    mismatches,
     arguments,
     adasum,
     legacy_eager,
     legacy_graph,
+    keras_optimizers,
     strategies,
 ]
 
