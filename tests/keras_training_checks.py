@@ -183,7 +183,7 @@ def files_are_those_of_the_plain_optimizer(hvd: Any) -> None:
             model = make_model(seed=1)
             model.compile(hvd.DistributedOptimizer(make(0.05)), loss=keras.losses.MeanSquaredError())
             fit(hvd, model)
-            for ending in ("h5", "keras") if make is keras.optimizers.Adam else ("keras",):
+            for ending in ("keras", "h5") if make is keras.optimizers.Adam else ("keras",):
                 path = Path(folder) / f"{number}.{ending}"
                 model.save(path)
                 loaded = hvd.load_model(path, **options)
