@@ -8,6 +8,7 @@
 #include "engine/context.h"
 #include "engine/limit.h"
 #include "python_calls.h"
+#include "python_framework.h"
 #include "python_mpi.h"
 
 #ifndef RR_VERSION
@@ -17,22 +18,12 @@
 namespace rr {
 namespace {
 
-void raise_as(const char* class_name, const char* text) {
-  // The one class whose Python name is Horovod's.
-  const char* python_name = std::string_view(class_name) == "InternalError" ? "HorovodInternalError" : class_name;
-  const py::object type = py::module_::import("ringreduce.errors").attr(python_name);
-  PyErr_SetString(type.ptr(), text);
-}
-
 void translate(std::exception_ptr error) {
   try {
     if (error) std::rethrow_exception(error);
   } catch (const Error& e) {
-#define RR_RAISE(name, base) \
-  if (typeid(e) == typeid(name)) return raise_as(#name, e.what());
-    RR_ERRORS(RR_RAISE)
-#undef RR_RAISE
-    raise_as("Error", e.what());
+    const py::object type = py::module_::import("ringreduce.errors").attr(public_name(code_of(e)));
+    PyErr_SetString(type.ptr(), e.what());
   }
 }
 
@@ -221,6 +212,7 @@ PYBIND11_MODULE(_core, m) {
           py::arg("src"), py::arg("iters"));
 
   bind_mpi(m);
+  bind_framework(m);
   py::class_<Context, std::shared_ptr<Context>>(m, "Context")
       .def(py::init([](int fd, int rank, int size, const std::vector<int>& pidfds, const std::string& hostname,
                        std::optional<double> timeout, std::optional<std::vector<int>> hosts,

@@ -33,7 +33,8 @@ inline std::shared_ptr<Context> guard_fork(std::unique_ptr<Context> context) {
   const pid_t owner = ::getpid();
   return std::shared_ptr<Context>(context.release(), [owner](Context* item) {
     if (::getpid() != owner) return;
-    const py::gil_scoped_release release;
+    std::optional<py::gil_scoped_release> release;  // the last holder may be a framework's thread, without the GIL
+    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) release.emplace();
     std::unique_ptr<Context>(item).reset();
   });
 }

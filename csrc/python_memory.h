@@ -47,19 +47,6 @@ inline DType dtype_of_format(const char* format) {
   }
 }
 
-inline void set_shape(TensorView& view, size_t ndim, const std::function<uint64_t(size_t)>& dim) {
-  view.ndim = static_cast<uint8_t>(ndim);
-  view.count = 1;
-  view.row_when_empty = itemsize(view.dtype);
-  for (size_t i = 0; i < ndim; ++i) {
-    const uint64_t extent = dim(i);
-    uint64_t& shown = view.dims[std::min(i, kDims - 1)];
-    shown = i < kDims ? extent : shown * 1000003 + extent;
-    view.count *= extent;
-    if (i != 0) view.row_when_empty *= extent;
-  }
-}
-
 // What keeps Python memory alive and unmoved. Released with the GIL held, never on the engine thread: see Trash.
 struct Held {
   std::vector<Py_buffer> buffers;
@@ -89,14 +76,14 @@ inline TensorView view_of(pybind11::handle object, bool writable, Py_buffer& buf
     const pybind11::tuple shape = tuple[1];
     view.data = reinterpret_cast<std::byte*>(tuple[0].cast<uintptr_t>());
     view.dtype = dtype_from_code(tuple[2].cast<int>());
-    set_shape(view, shape.size(), [&](size_t i) { return shape[i].cast<uint64_t>(); });
+    view.set_shape(shape.size(), [&](size_t i) { return shape[i].cast<uint64_t>(); });
     return view;
   }
   const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
   if (PyObject_GetBuffer(object.ptr(), &buffer, flags) != 0) throw pybind11::error_already_set();
   view.data = static_cast<std::byte*>(buffer.buf);
   view.dtype = dtype_of_format(buffer.format != nullptr ? buffer.format : "B");
-  set_shape(view, static_cast<size_t>(buffer.ndim), [&](size_t i) { return static_cast<uint64_t>(buffer.shape[i]); });
+  view.set_shape(static_cast<size_t>(buffer.ndim), [&](size_t i) { return static_cast<uint64_t>(buffer.shape[i]); });
   return view;
 }
 

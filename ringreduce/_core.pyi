@@ -205,6 +205,27 @@ class Context:
     def settings(self) -> list[tuple[str, str, str]]:
         """(name, value, origin) of every knob as this context read it; origin: default | the variable's name."""
 
+def framework_table() -> int:
+    """The address of the table of C functions (csrc/framework/table.h) that kernels in other shared objects call."""
+
+def framework_start(rank: int, size: int, local_rank: int, local_size: int) -> None:
+    """What kernels that ask for this process's place get to know."""
+
+def framework_enter(process_set: int, ranks: Sequence[int], group: Group | None) -> None:
+    """Lets kernels use a process set by its id. group: None where this rank is no member. The group is not kept."""
+
+def framework_leave(process_set: int) -> None:
+    """Ends what framework_enter() began. Kernels that are in a call go on."""
+
+def framework_end(absence: str) -> None:
+    """No job from here on: calls of kernels fail with NotInitializedError(absence)."""
+
+def framework_drain(timeout: float) -> bool:
+    """Waits until no kernel is in a call; False when that takes longer than timeout seconds."""
+
+def framework_forget_after_fork(absence: str) -> None:
+    """framework_end() for a forked child, which leaves its parent's groups alone."""
+
 class MpiLibrary:
     """The functions of the MPI that mpi4py has loaded. One per process: its communicators call MPI one at a time."""
 

@@ -17,6 +17,7 @@ from ringreduce.errors import InvalidArgumentError, NotInitializedError
 from ringreduce.process_sets import ProcessSet, global_process_set, register, registered_as
 
 _lock = threading.RLock()
+_DRAIN_S = 5.0  # kernels of frameworks have been told to leave, and look around every 0.1 s at the latest
 _init_count = 0  # how many launched jobs this process has joined; ranks with different counts do not meet
 
 
@@ -96,10 +97,12 @@ def shutdown() -> None:
             return
         uncaught.disarm()
         state.current = None
+        _core.framework_end(state.NOT_INITIALIZED)
         for process_set in job.process_sets.values():
             process_set.unbind()
         global_process_set.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
         job.context.shutdown()
+        _core.framework_drain(_DRAIN_S)
         if job.communicator is not None:
             job.communicator.close()
 
@@ -206,6 +209,7 @@ def _start(comm: Any, rank: int | None, size: int | None) -> None:
         context.shutdown()
         raise InvalidArgumentError(f"{place.source} says {place.size} ranks, but {world.size} joined")
     state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied(), hosts, communicator)
+    _core.framework_start(place.rank, place.size, place.local_rank, place.local_size)
     global_process_set.bind(0, world.ranks, world)
     if place.size > 1:
         uncaught.arm(shutdown, place.source)

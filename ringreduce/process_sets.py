@@ -106,9 +106,12 @@ class ProcessSet:
         self._position = {rank: at for at, rank in enumerate(ranks)}
         self.group = group  # type: ignore[assignment]
         self.process_set_id = process_set_id
+        _core.framework_enter(process_set_id, ranks, None if isinstance(group, AbsentGroup) else group)
 
     def unbind(self, group: AbsentGroup = UNREGISTERED) -> None:
         """Invalidates the set (for shutdown, remove_process_set and fork)."""
+        if self.process_set_id is not None:
+            _core.framework_leave(self.process_set_id)
         self.process_set_id = None
         self.group = group  # type: ignore[assignment]
         self._position = {}
@@ -273,6 +276,7 @@ def _registered(ranks: list[int], process_set: ProcessSet, job: state.Running) -
 
 
 def _forget_in_child(parents: state.Running, absence: str) -> None:
+    _core.framework_forget_after_fork(absence)
     gone = AbsentGroup(NotInitializedError, absence)
     for process_set in parents.process_sets.values():
         process_set.unbind(gone)

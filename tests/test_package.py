@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "ringreduce"
 
-# --- C++: base -> {data, os} -> transport -> collective -> group -> engine -> python.cc -------------------------------
+# --- C++: base -> {data, os} -> transport -> collective -> group -> engine -> framework -> python.cc ------------------
 
 MAY_INCLUDE = {
     "base": set(),
@@ -31,6 +31,7 @@ MAY_INCLUDE = {
     "collective": {"base", "data", "os", "cuda", "transport"},
     "group": {"base", "data", "os", "cuda", "transport", "collective"},
     "engine": {"base", "data", "os", "cuda", "transport", "collective", "group"},
+    "framework": {"base", "data", "os", "cuda", "transport", "collective", "group", "engine"},
 }
 
 
@@ -53,7 +54,12 @@ def test_a_layer_includes_only_earlier_ones(layer: str) -> None:
 # --- Python: the core imports no framework; frameworks are peers; launch, bench, doctor, cli stand at the edge --------
 
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "jaxlib", "cupy", "mpi4py"}
-PEERS = {"torch": {"torch"}, "tensorflow": {"tensorflow", "keras"}, "keras": {"tensorflow", "keras"}, "jax": {"jax"}}
+PEERS = {
+    "torch": {"torch"},
+    "tensorflow": {"tensorflow", "keras"},
+    "keras": {"tensorflow", "keras", "torch", "jax"},
+    "jax": {"jax"},
+}
 LAZY = {"mpi": {"mpi4py"}}  # within functions: where a job is on several hosts, or MPI is asked for by name
 EDGE = {"launch", "bench", "doctor", "cli", "timeline"}
 

@@ -2,6 +2,7 @@
 // A message says where (rank r/n), what (operation and its number), who (peer) and, where there is one, what to do.
 #pragma once
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -30,6 +31,20 @@ class Error : public std::runtime_error {
   };
 RR_ERRORS(RR_DECLARE)
 #undef RR_DECLARE
+
+// The classes as numbers, for callers that exceptions cannot reach; 0 = no error.
+enum class ErrorCode : int32_t {
+  kNone,
+  kError,
+#define RR_ENUMERATOR(name, base) k##name,
+  RR_ERRORS(RR_ENUMERATOR)
+#undef RR_ENUMERATOR
+};
+
+// kError for an exception that is none of ours.
+ErrorCode code_of(const std::exception& error);
+// The class as ringreduce.errors calls it: "PeerLostError", and "HorovodInternalError" for InternalError.
+const char* public_name(ErrorCode code);
 
 // "what: No such file or directory (errno 2)"; reads errno first thing.
 std::string with_errno(const std::string& what);

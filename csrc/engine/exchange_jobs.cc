@@ -11,7 +11,7 @@ namespace rr {
 // Output whose size only the operation knows: where the caller said, if that has just this size.
 std::byte* Group::allocate_output(Operation& operation) const {
   if (!operation.dsts.empty() && operation.dsts[0].nbytes() == operation.output_nbytes) return operation.dsts[0].data;
-  operation.output.reset(new std::byte[std::max<size_t>(1, operation.output_nbytes)]);
+  operation.output = new_output(std::max<size_t>(1, operation.output_nbytes));
   return operation.output.get();
 }
 

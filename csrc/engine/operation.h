@@ -1,11 +1,13 @@
 // One submitted operation, from submit() until its result or error has been handed over.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <exception>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +15,16 @@
 #include "group/ledger.h"
 
 namespace rr {
+
+// Memory that an operation allocates for its result. Aligned to a cache line, as frameworks want their tensors.
+struct FreeOutput {
+  void operator()(std::byte* memory) const { ::operator delete[](memory, kAlignment); }
+  static constexpr std::align_val_t kAlignment{64};
+};
+using Output = std::unique_ptr<std::byte[], FreeOutput>;
+inline Output new_output(size_t nbytes) {
+  return Output(static_cast<std::byte*>(::operator new[](nbytes, FreeOutput::kAlignment)));
+}
 
 // A C-contiguous tensor somewhere in this process.
 struct TensorView {
@@ -26,6 +38,21 @@ struct TensorView {
   uint64_t rows() const { return ndim == 0 ? 1 : dims[0]; }
   size_t row_nbytes() const { return rows() == 0 ? row_when_empty : nbytes() / rows(); }
   size_t row_when_empty = 0;  // bytes of a row when there are no rows
+
+  // dim(i): the extent of dimension i. The dtype has been set.
+  template <class Dim>
+  void set_shape(size_t dimensions, const Dim& dim) {
+    ndim = static_cast<uint8_t>(dimensions);
+    count = 1;
+    row_when_empty = itemsize(dtype);
+    for (size_t i = 0; i < dimensions; ++i) {
+      const uint64_t extent = dim(i);
+      uint64_t& shown = dims[std::min(i, kDims - 1)];
+      shown = i < kDims ? extent : shown * 1000003 + extent;
+      count *= static_cast<size_t>(extent);
+      if (i != 0) row_when_empty *= static_cast<size_t>(extent);
+    }
+  }
 };
 
 struct Request {
@@ -68,7 +95,7 @@ struct Operation {
   std::exception_ptr error;  // set before state becomes kFailed
 
   // Results that the operation allocates itself.
-  std::unique_ptr<std::byte[]> output;
+  Output output;
   size_t output_nbytes = 0;
   std::vector<uint64_t> counts;  // first dimensions by rank
 

@@ -14,22 +14,8 @@ Nothing here is compiled against torch: any torch >= 2.1 will do. Importing it a
 from __future__ import annotations
 
 import ringreduce.torch.library  # noqa: F401  # registers the operators
-from ringreduce import (
-    Error,
-    Handle,
-    InvalidArgumentError,
-    MismatchError,
-    NotInitializedError,
-    PeerLostError,
-    ReduceOp,
-    ShutdownError,
-    TimeoutError,
-    UnavailableError,
-    World,
-    __version__,
-    objects,
-)
-from ringreduce import stats as core_stats
+from ringreduce import Handle, objects
+from ringreduce.common.names import *  # noqa: F403  # those of mpi_ops are these; mypy sees them only here
 from ringreduce.torch import elastic, mpi_ops
 from ringreduce.torch.compression import Compression
 from ringreduce.torch.distributed import register
@@ -45,31 +31,18 @@ allgather_object, broadcast_object = (
     untraced(BLOCKS)(objects.allgather_object),
     untraced(BLOCKS)(objects.broadcast_object),
 )
-stats = untraced(BLOCKS)(core_stats)
 
 __all__ = [
     "Compression",
     "DistributedOptimizer",
-    "Error",
     "Handle",
-    "InvalidArgumentError",
-    "MismatchError",
-    "NotInitializedError",
-    "PeerLostError",
-    "ReduceOp",
-    "ShutdownError",
     "SyncBatchNorm",
-    "TimeoutError",
-    "UnavailableError",
-    "World",
-    "__version__",
     "allgather_object",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "elastic",
     "mpi_ops",
-    "stats",
     "symmetric_empty",
 ]
 __all__ += mpi_ops.__all__

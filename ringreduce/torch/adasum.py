@@ -1,40 +1,25 @@
 """op=Adasum: a sum of gradients that adds what is orthogonal and averages what is parallel.
 
-Maleki et al., "Scaling Distributed Training with Adaptive Summation" (arXiv 2006.02924). Two vectors combine to
-
-    adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b
-
-and N = 2^k of them in the order of recursive halving: neighbours in pairs, then pairs of pairs, and so on. A zero
-vector adds nothing and takes nothing away.
+The formula and its order are in ringreduce/common/adasum.py.
 
 Here every rank gathers all N tensors and combines them by itself, so it moves and holds N times the bytes of the
-tensor, where an all-reduce of the core moves about twice: meant for a few ranks. Everything is computed in fp64 in
-one fixed order, whatever the number of threads, and rounded once: all ranks have the same bits, in every run.
+tensor, where an all-reduce of the core moves about twice: meant for a few ranks. The result is
+rounded once: all ranks have the same bits, in every run.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.common.adasum import check_size, combine
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.handles import Handle, Works
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch.submission import allgathers, received
 from ringreduce.torch.tensors import refusal, source
-
-Vector: TypeAlias = NDArray[np.float64]
-
-BLOCK = 1 << 16  # elements of a partial dot product: half a megabyte, which stays in the cache
-
-
-class PowerOfTwoError(UnavailableError, NotImplementedError):
-    """op=Adasum on a number of ranks that is no power of two. Horovod raises NotImplementedError."""
 
 
 def submit(
@@ -60,10 +45,7 @@ def submit(
         MismatchError: on waiting, when shapes or dtypes differ.
     """
     size = process_set.group.size
-    if size & (size - 1):
-        raise PowerOfTwoError(
-            f"Running Adasum with non-power of 2 ranks is not supported yet. (The process set has {size} ranks.)"
-        )
+    check_size(size)
     for tensor in [*tensors, *outputs]:
         if not isinstance(tensor, torch.Tensor):
             raise refusal(tensor)
@@ -80,24 +62,3 @@ def submit(
         return result
 
     return Handle(allgathers(rows, name, process_set), finish)
-
-
-def combine(vectors: list[Vector]) -> Vector:
-    """The adasum of 2^k vectors, given in rank order."""
-    while len(vectors) > 1:
-        vectors = [_pair(vectors[i], vectors[i + 1]) for i in range(0, len(vectors), 2)]
-    return vectors[0]
-
-
-def _pair(a: Vector, b: Vector) -> Vector:
-    both, of_a, of_b = _dot(a, b), _dot(a, a), _dot(b, b)
-    weight_a = 1.0 - both / (2.0 * of_a) if of_a else 1.0
-    weight_b = 1.0 - both / (2.0 * of_b) if of_b else 1.0
-    return weight_a * a + weight_b * b
-
-
-def _dot(a: Vector, b: Vector) -> float:
-    """The dot product in one order on every machine: a BLAS's depends on threads and on where the vectors lie."""
-    return math.fsum(
-        float(np.add.reduce(a[start : start + BLOCK] * b[start : start + BLOCK])) for start in range(0, len(a), BLOCK)
-    )

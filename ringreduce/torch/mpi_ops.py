@@ -8,43 +8,8 @@ from __future__ import annotations
 import torch
 
 from ringreduce import basics, handles, process_sets
-from ringreduce.basics import (
-    cross_rank,
-    cross_size,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    size,
-)
-from ringreduce.errors import HorovodInternalError
-from ringreduce.features import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-    start_timeline,
-    stop_timeline,
-)
-from ringreduce.ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-)
-from ringreduce.process_sets import (
-    ProcessSet,
-    global_process_set,
-)
+from ringreduce.common import names
+from ringreduce.common.names import *  # noqa: F403
 from ringreduce.torch.movement import (
     allgather,
     allgather_async,
@@ -83,17 +48,9 @@ poll, synchronize = untraced(ASYNC)(handles.poll), untraced(ASYNC)(handles.synch
 init, shutdown = untraced(BLOCKS)(basics.init), untraced(BLOCKS)(basics.shutdown)
 add_process_set = untraced(BLOCKS)(process_sets.add_process_set)
 remove_process_set = untraced(BLOCKS)(process_sets.remove_process_set)
+stats = untraced(BLOCKS)(basics.stats)
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -107,14 +64,6 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -123,29 +72,14 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
+__all__ += names.__all__
 
 
 def _check_has_gpu() -> bool:

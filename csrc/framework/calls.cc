@@ -1,0 +1,192 @@
+#include "framework/calls.h"
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <thread>
+
+namespace rr {
+namespace {
+
+constexpr double kLetGoS = 5;  // the engine looks around four times a second, and lets go of what has failed
+
+std::string capitalized(const char* word) {
+  std::string text = word;
+  text[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(text[0])));
+  return text;
+}
+
+struct Inside {
+  std::atomic<int>& count;
+  explicit Inside(std::atomic<int>& counter) : count(counter) { count.fetch_add(1); }
+  ~Inside() { count.fetch_sub(1); }
+  Inside(const Inside&) = delete;
+};
+
+}  // namespace
+
+Failure failure_of(const std::exception_ptr& error) {
+  const auto described = [](ErrorCode code, const char* text) {
+    return Failure{code, std::string(public_name(code)) + ": " + text};
+  };
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return described(code_of(e), e.what());
+  }
+}
+
+Calls::Calls() : table_(std::make_unique<Table>()) {
+  table_->absence = "ringreduce has not been initialized; use ringreduce.init().";
+}
+
+Calls::~Calls() = default;
+
+Calls& Calls::of_process() {
+  static Calls& instance = *std::make_unique<Calls>().release();
+  return instance;
+}
+
+void Calls::start(const Place& place) {
+  const std::lock_guard lock(table_->mutex);
+  table_->place = place;
+}
+
+void Calls::enter(int process_set, std::vector<int> ranks, std::weak_ptr<Context> context, std::weak_ptr<Group> group) {
+  const bool member = !group.expired();
+  const std::lock_guard lock(table_->mutex);
+  table_->entries[process_set] = {std::move(ranks), std::move(context), std::move(group), member};
+}
+
+void Calls::leave(int process_set) {
+  const std::lock_guard lock(table_->mutex);
+  table_->entries.erase(process_set);
+}
+
+void Calls::end(const std::string& absence) {
+  const std::lock_guard lock(table_->mutex);
+  table_->entries.clear();
+  table_->absence = absence;
+}
+
+// The lock may have been copied while another thread held it, and the groups belong to the parent.
+void Calls::forget_after_fork(const std::string& absence) {
+  table_.release();
+  table_ = std::make_unique<Table>();
+  table_->absence = absence;
+  inside_.store(0);
+}
+
+bool Calls::drain(double timeout_s) const {
+  const Deadline deadline = Deadline::after_s(timeout_s);
+  while (inside_.load() != 0) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+Calls::Entry Calls::entry(int process_set, bool needs_job) const {
+  const std::lock_guard lock(table_->mutex);
+  if (needs_job && table_->entries.count(0) == 0) throw NotInitializedError(table_->absence);
+  const auto found = table_->entries.find(process_set);
+  if (found == table_->entries.end()) {
+    throw InvalidArgumentError("Process set provided does not exist, or has not been registered.");
+  }
+  return found->second;
+}
+
+Calls::Member Calls::member(int process_set, const char* call) const {
+  const Entry known = entry(process_set);
+  if (!known.member) {
+    throw InvalidArgumentError(capitalized(call) + ": Rank " + std::to_string(place().rank) +
+                               " is not a member of the provided process set.");
+  }
+  Member member = {known.context.lock(), known.group.lock(), known.ranks};
+  if (member.context == nullptr || member.group == nullptr) {
+    throw ShutdownError(capitalized(call) + ": the job or the process set has ended.");
+  }
+  return member;
+}
+
+OperationPtr Calls::submit(const Call& call, const Member& member, bool is_async) {
+  Request request;
+  request.kind = call.kind;
+  request.op = call.op;
+  request.prescale = call.prescale;
+  request.postscale = call.postscale;
+  request.srcs = call.srcs;
+  request.dsts = call.dsts;
+  request.is_async = is_async;
+  if (!call.name.empty()) request.name = &call.name;
+  if (call.root_rank != -1) {
+    const auto at = std::find(member.ranks.begin(), member.ranks.end(), call.root_rank);
+    if (at == member.ranks.end()) {
+      throw InvalidArgumentError(std::string(name(call.kind)) + " received invalid root rank " +
+                                 std::to_string(call.root_rank) + " for provided process set; members: [" +
+                                 list_of(member.ranks) + "]");
+    }
+    request.root = static_cast<int>(at - member.ranks.begin());
+  }
+  if (call.splits.has_value()) {
+    if (call.splits->empty())
+      throw InvalidArgumentError("Number of entries in splits does not equal number of workers.");
+    request.splits = *call.splits;
+  }
+  return member.group->submit(request, nullptr);
+}
+
+// An operation that failed under its waiter may still be in the hands of another thread, which reads and writes the
+// caller's memory: in those of the engine, that sees the failure a little later.
+void Calls::abandon(const Member& member, const OperationPtr& operation) {
+  const Deadline deadline = Deadline::after_s(kLetGoS);
+  while (operation->state.load(std::memory_order_acquire) == State::kPending) {
+    member.context->try_progress();
+    member.group->poll(*operation);
+    if (operation->quick || deadline.passed()) return;  // a quick one is only touched by the poll, under a lock
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls) {
+  const Inside inside(inside_);
+  std::vector<Member> members;
+  for (const Call& call : calls) members.push_back(member(call.process_set, rr::name(call.kind)));
+  std::vector<OperationPtr> operations;
+  std::exception_ptr error;
+  try {
+    for (size_t i = 0; i < calls.size(); ++i) operations.push_back(submit(calls[i], members[i], calls.size() > 1));
+  } catch (...) {
+    error = std::current_exception();
+  }
+  for (size_t i = 0; i < operations.size(); ++i) {
+    try {
+      members[i].group->wait(*operations[i], -1, nullptr);
+    } catch (...) {
+      if (error == nullptr) error = std::current_exception();
+      abandon(members[i], operations[i]);
+    }
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+  return operations;
+}
+
+int Calls::join(int process_set) {
+  const Inside inside(inside_);
+  const Member joining = member(process_set, "join");
+  return joining.ranks[static_cast<size_t>(joining.group->join(nullptr))];
+}
+
+Place Calls::place() const {
+  const std::lock_guard lock(table_->mutex);
+  if (table_->entries.count(0) == 0) throw NotInitializedError(table_->absence);
+  return table_->place;
+}
+
+int Calls::size(int process_set) const { return static_cast<int>(entry(process_set).ranks.size()); }
+
+int Calls::rank(int process_set) const { return member(process_set, "rank").group->rank(); }
+
+bool Calls::included(int process_set) const { return entry(process_set).member; }
+
+}  // namespace rr

@@ -1,0 +1,108 @@
+// The engine for kernels that a framework calls from its own threads: without Python and without the GIL.
+//
+// A kernel knows a process set by its id. The table of what those ids are now is kept by whoever starts and ends jobs
+// (ringreduce/process_sets.py); kernels that run after shutdown(), or in a forked child, get NotInitializedError.
+// Every call blocks until it has its result. There is no asynchronous form: frameworks run other kernels meanwhile on
+// other threads, and what belongs together goes in one call.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/errors.h"
+#include "engine/context.h"
+
+namespace rr {
+
+// One collective, in the terms of kernels. The memory of the tensors is the caller's and stays until the call returns.
+struct Call {
+  Kind kind = Kind::kBarrier;
+  int process_set = 0;
+  std::string name;  // "" = matched by the order of calls
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  int root_rank = -1;                           // a rank of the world
+  std::optional<std::vector<uint64_t>> splits;  // alltoall: rows for each rank; none = equal parts
+  // As in Request: all-reduce takes several of any dtypes, and a broadcast its tensor as source and destination.
+  std::vector<TensorView> srcs;
+  std::vector<TensorView> dsts;
+};
+
+// Where this process is. Ranks of hosts are not known to the core.
+struct Place {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+};
+
+struct Failure {
+  ErrorCode code = ErrorCode::kNone;
+  std::string text;  // "PeerLostError: ...": with the class in front, for frameworks that have only texts
+};
+Failure failure_of(const std::exception_ptr& error);
+
+class Calls {
+ public:
+  Calls();
+  ~Calls();
+  Calls(const Calls&) = delete;
+
+  // Kernels have no argument to carry this in, so there is one for the process. Never destroyed: framework threads
+  // outlast static destructors.
+  static Calls& of_process();
+
+  // What the ids mean. Threads inside a call go on with the group they have.
+  void start(const Place& place);
+  // group: null where this rank is no member.
+  void enter(int process_set, std::vector<int> ranks, std::weak_ptr<Context> context, std::weak_ptr<Group> group);
+  void leave(int process_set);
+  void end(const std::string& absence);  // no job from here on; absence: the text of NotInitializedError
+  void forget_after_fork(const std::string& absence);
+  // Waits until no thread is inside a call; false when it takes longer.
+  bool drain(double timeout_s) const;
+
+  // The operations, finished, in the order of the calls, which are all submitted before the first is waited for. Raises
+  // the first error, once nothing here touches the callers' memory any more.
+  std::vector<OperationPtr> run(const std::vector<Call>& calls);
+  int join(int process_set);  // the rank of the world that joined last
+  Place place() const;
+  int size(int process_set) const;
+  int rank(int process_set) const;  // within the set; raises InvalidArgumentError outside
+  bool included(int process_set) const;
+
+ private:
+  struct Entry {
+    std::vector<int> ranks;
+    std::weak_ptr<Context> context;
+    std::weak_ptr<Group> group;
+    bool member = false;
+  };
+  struct Table {  // of one process: a forked child begins another and leaves this one as it is
+    std::mutex mutex;
+    std::map<int, Entry> entries;
+    Place place;
+    std::string absence;
+  };
+  struct Member {  // the group goes first
+    std::shared_ptr<Context> context;
+    std::shared_ptr<Group> group;
+    std::vector<int> ranks;
+  };
+  Entry entry(int process_set, bool needs_job = true) const;
+  Member member(int process_set, const char* call) const;
+  static OperationPtr submit(const Call& call, const Member& member, bool is_async);
+  static void abandon(const Member& member, const OperationPtr& operation);
+
+  std::unique_ptr<Table> table_;
+  std::atomic<int> inside_{0};
+};
+
+}  // namespace rr

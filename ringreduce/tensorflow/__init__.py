@@ -1,0 +1,197 @@
+"""ringreduce for TensorFlow, with Horovod's API.
+
+    import ringreduce.tensorflow as hvd
+
+    hvd.init()
+    with tf.GradientTape() as tape:
+        loss = loss_of(model(images), labels)
+    tape = hvd.DistributedGradientTape(tape)
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    hvd.broadcast_variables(model.variables, root_rank=0)  # after the first step, which makes the variables
+
+For Keras's model.fit(): ringreduce.tensorflow.keras. Nothing here is compiled against TensorFlow, 2.16 or newer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ringreduce import (
+    Adasum,
+    Average,
+    Error,
+    HorovodInternalError,
+    InvalidArgumentError,
+    Max,
+    Min,
+    MismatchError,
+    NotInitializedError,
+    PeerLostError,
+    ProcessSet,
+    Product,
+    ReduceOp,
+    ShutdownError,
+    Sum,
+    TimeoutError,
+    UnavailableError,
+    World,
+    __version__,
+    add_process_set,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    remove_process_set,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stats,
+    stop_timeline,
+)
+from ringreduce.tensorflow import elastic, mpi_ops, util
+from ringreduce.tensorflow.compression import Compression
+from ringreduce.tensorflow.functions import (
+    BroadcastGlobalVariablesHook,
+    allgather_object,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from ringreduce.tensorflow.gradients import _make_allreduce_grads_fn as _make_allreduce_grads_fn
+from ringreduce.tensorflow.mpi_ops import (
+    allgather,
+    alltoall,
+    barrier,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
+from ringreduce.tensorflow.optimizer import DistributedOptimizer
+from ringreduce.tensorflow.reduce import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
+from ringreduce.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from ringreduce.tensorflow.util import (
+    _executing_eagerly as _executing_eagerly,
+)
+from ringreduce.tensorflow.util import (
+    check_num_rank_power_of_2,
+    gpu_available,
+    handle_average_backwards_compatibility,
+    refs_to_vars,
+    vars_to_refs,
+)
+
+if TYPE_CHECKING:
+    from ringreduce.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "BroadcastGlobalVariablesHook",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "Error",
+    "HorovodInternalError",
+    "InvalidArgumentError",
+    "Max",
+    "Min",
+    "MismatchError",
+    "NotInitializedError",
+    "PartialDistributedGradientTape",
+    "PeerLostError",
+    "ProcessSet",
+    "Product",
+    "ReduceOp",
+    "ShutdownError",
+    "Sum",
+    "SyncBatchNormalization",
+    "TimeoutError",
+    "UnavailableError",
+    "World",
+    "__version__",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "ccl_built",
+    "check_num_rank_power_of_2",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "gpu_available",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "handle_average_backwards_compatibility",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_ops",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_included_op",
+    "rank",
+    "rank_op",
+    "reducescatter",
+    "refs_to_vars",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+    "start_timeline",
+    "stats",
+    "stop_timeline",
+    "util",
+    "vars_to_refs",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SyncBatchNormalization":  # Keras is loaded when it is used
+        from ringreduce.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+        return SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

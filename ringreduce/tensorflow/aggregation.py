@@ -1,0 +1,114 @@
+"""Gradients added up on a rank for several passes before they are reduced, for optimizers of TensorFlow 1."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ringreduce.errors import InvalidArgumentError
+
+Reduce = Callable[[list[Any], list[Any]], list[Any]]
+
+
+class LocalAggregation:
+    """Adds up gradients and reduces the sums in every n-th pass; updates wait until then.
+
+    Works eagerly, in tf.function and in graphs of TensorFlow 1. There the sums and the counter are local variables:
+    `tf.compat.v1.local_variables_initializer()` has to run, as MonitoredSession does by itself.
+
+    Args:
+        passes: n, at least 1.
+        reduce: of gradients and their variables; collective.
+        sparse_as_dense: whether IndexedSlices are added up as dense tensors; else they are refused.
+        average: whether the reduced sums are divided by n.
+    """
+
+    def __init__(self, passes: int, reduce: Reduce, sparse_as_dense: bool, average: bool) -> None:
+        self._passes = passes
+        self._reduce = reduce
+        self._sparse_as_dense = sparse_as_dense
+        self._average = average
+        self._sums: list[Any] = []
+        self._counter: Any = None
+
+    def add(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """One pass. In the n-th the reduced sums, which are then zero again; otherwise what there is so far."""
+        if any(isinstance(grad, tf.IndexedSlices) for grad in grads) and not self._sparse_as_dense:
+            raise InvalidArgumentError(
+                "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False."
+            )
+        places = [at for at, grad in enumerate(grads) if grad is not None]
+        dense = [tf.convert_to_tensor(grads[at]) for at in places]
+        self._prepare(dense, [variables[at] for at in places])
+        with _after(self._counter.assign_add(1, read_value=False)):
+            added = [total.assign_add(grad) for total, grad in zip(self._sums, dense, strict=True)]
+        with _after(*map(tf.convert_to_tensor, added)):
+            result = tf.cond(
+                self._counter >= self._passes,
+                lambda: self._reduced([variables[at] for at in places]),
+                lambda: [tf.identity(total) for total in self._sums],
+            )
+        result = [result] if len(places) == 1 and not isinstance(result, (list, tuple)) else list(result)
+        given: list[Any] = [None] * len(grads)
+        for at, one in zip(places, result, strict=True):
+            given[at] = one
+        return given
+
+    def apply(self, update: Callable[[], Any], grads: Sequence[Any]) -> Any:
+        """Runs an update after the n-th pass and sets the counter back; otherwise does nothing."""
+
+        def now() -> Any:
+            with _after(update()):
+                back = self._counter.assign(0, read_value=False)
+            with _after(back):
+                return tf.constant(True)
+
+        with _after(*grads):
+            applied = tf.cond(self._counter >= self._passes, now, lambda: tf.constant(False))
+        return None if tf.executing_eagerly() else tf.group(applied)
+
+    def _reduced(self, variables: list[Any]) -> list[Any]:
+        reduced = self._reduce([tf.identity(total) for total in self._sums], variables)
+        if self._average:
+            reduced = [one / tf.cast(self._passes, one.dtype) for one in reduced]
+        with _after(*reduced):
+            zeroed = [total.assign(tf.zeros_like(total), read_value=False) for total in self._sums]
+        with _after(*zeroed):
+            return [tf.identity(one) for one in reduced]
+
+    def _prepare(self, grads: list[Any], variables: list[Any]) -> None:
+        if self._counter is not None:
+            if len(grads) != len(self._sums):
+                raise InvalidArgumentError(
+                    f"backward_passes_per_step: {len(grads)} variables have a gradient, {len(self._sums)} had one in "
+                    "the first pass; they must be the same in every pass"
+                )
+            return
+        with tf.init_scope():
+            self._counter = _local(0, tf.int64, "passes")
+            self._sums = [
+                _local(tf.zeros(variable.shape, grad.dtype), grad.dtype, "sum")
+                for grad, variable in zip(grads, variables, strict=True)
+            ]
+
+
+def _local(value: Any, dtype: tf.DType, name: str) -> Any:
+    return tf.compat.v1.Variable(
+        value,
+        dtype=dtype,
+        name=f"ringreduce/{name}",
+        trainable=False,
+        use_resource=True,
+        collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
+    )
+
+
+def _after(*operations: Any) -> contextlib.AbstractContextManager[Any]:
+    """What is made within runs after these, in every kind of graph. Eagerly they have run."""
+    after: contextlib.AbstractContextManager[Any] = tf.control_dependencies(
+        [one for one in operations if one is not None]
+    )
+    return after

@@ -1,0 +1,1 @@
+"""Where Horovod's scripts look for its data service: ringreduce.tensorflow.data.compute_service. Reserved."""

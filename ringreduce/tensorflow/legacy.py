@@ -1,0 +1,93 @@
+"""DistributedOptimizer for the optimizers of TensorFlow 1, tf.compat.v1.train.Optimizer: eager or in graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ringreduce.tensorflow.aggregation import LocalAggregation
+from ringreduce.tensorflow.gradients import GradientReducer
+from ringreduce.tensorflow.variables import VariableRef
+
+
+class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+    """Wraps an optimizer: gradients are reduced over the ranks, in one operation, before they are applied.
+
+    Args:
+        optimizer: what updates the variables.
+        name: of the wrapper. use_locking: for the base class.
+        reducer: of the gradients.
+        backward_passes_per_step: passes whose gradients are added up before they are reduced and applied.
+        sparse_as_dense: what `reducer` was made with.
+        average_aggregated_gradients: whether the sums of these passes are divided by their number.
+        scale_local_gradients: whether gradients of local variables are divided by the number of ranks.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        name: str,
+        use_locking: bool,
+        reducer: GradientReducer,
+        backward_passes_per_step: int,
+        sparse_as_dense: bool,
+        average_aggregated_gradients: bool,
+        scale_local_gradients: bool,
+    ) -> None:
+        super().__init__(name=name, use_locking=use_locking)
+        self._optimizer = optimizer
+        self._reducer = reducer
+        self._scale_local_gradients = scale_local_gradients
+        self._local_vars: set[VariableRef] = set()
+        self._aggregation: LocalAggregation | None = None
+        if backward_passes_per_step > 1:
+            self._aggregation = LocalAggregation(
+                backward_passes_per_step, self._reduced, sparse_as_dense, average_aggregated_gradients
+            )
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable's gradient to this rank: it is not reduced, but divided by the number of ranks."""
+        self._local_vars.add(VariableRef(var))
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """The wrapped optimizer's gradients, reduced over the ranks, with their variables. Collective."""
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
+        reduce = self._reduced if self._aggregation is None else self._aggregation.add
+        return list(zip(reduce(grads, variables), variables, strict=True))
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """The wrapped optimizer's; with backward_passes_per_step, in every n-th call."""
+        pairs = list(grads_and_vars)
+
+        def update() -> Any:
+            return self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
+
+        if self._aggregation is None:
+            return update()
+        return self._aggregation.apply(update, [grad for grad, _ in pairs])
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped optimizer's."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped optimizer's."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped optimizer's."""
+        return self._optimizer.variables(*args, **kwargs)
+
+    def _reduced(self, grads: list[Any], variables: list[Any]) -> list[Any]:
+        local = [at for at, variable in enumerate(variables) if VariableRef(variable) in self._local_vars]
+        shared = [at for at in range(len(grads)) if at not in local]
+        results = list(grads)
+        reduced = self._reducer([grads[at] for at in shared], [variables[at] for at in shared])
+        for at, one in zip(shared, reduced, strict=True):
+            results[at] = one
+        if self._scale_local_gradients:
+            for at, one in zip(local, self._reducer.scaled([grads[at] for at in local]), strict=True):
+                results[at] = one
+        return results

@@ -1,0 +1,66 @@
+"""All-reduce of tf.IndexedSlices: what the ranks have is gathered, and all of it together is the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from ringreduce.ops import Adasum, Average, Sum
+from ringreduce.process_sets import ProcessSet
+from ringreduce.tensorflow import mpi_ops
+from ringreduce.tensorflow.compression import Compressor
+
+
+class SparseOperationError(NotImplementedError):
+    """A reduction that tf.IndexedSlices do not have. Horovod raises NotImplementedError."""
+
+
+def check(op: int, prescale_factor: float, postscale_factor: float) -> None:
+    """Raises SparseOperationError where slices cannot be reduced so."""
+    if op == Adasum:
+        raise SparseOperationError(
+            "The Adasum reduction does not currently support sparse tensors. As a workaround please pass "
+            "sparse_as_dense=True to DistributedOptimizer"
+        )
+    if op not in (Average, Sum):
+        raise SparseOperationError("Only Sum and Average ops are supported with tf.IndexedSlices")
+    if prescale_factor != 1.0 or postscale_factor != 1.0:
+        raise SparseOperationError("Pre/postscale_factor are not supported with tf.IndexedSlices")
+
+
+def allreduce(
+    slices: Sequence[tf.IndexedSlices],
+    op: int,
+    name: str | None,
+    compression: type[Compressor],
+    process_set: ProcessSet,
+    ignore_name_scope: bool = False,
+) -> list[tf.IndexedSlices]:
+    """Sums or averages slices over all ranks: one grouped all-gather of all values and indices.
+
+    The number of slices may differ between ranks. Rows of one index are not added up: IndexedSlices mean their sum.
+    """
+    compressed, contexts = [], []
+    for one in slices:
+        values, context = compression.compress(tf.convert_to_tensor(one.values))
+        compressed += [values, tf.convert_to_tensor(one.indices)]
+        contexts.append(context)
+    gathered = mpi_ops.grouped_allgather(
+        compressed, name=name, ignore_name_scope=ignore_name_scope, process_set=process_set
+    )
+    reduced = []
+    for number, (one, context) in enumerate(zip(slices, contexts, strict=True)):
+        values = compression.decompress(gathered[2 * number], context)
+        if op == Average:
+            values = _divided(values, process_set)
+        reduced.append(tf.IndexedSlices(values, gathered[2 * number + 1], dense_shape=one.dense_shape))
+    return reduced
+
+
+def _divided(values: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
+    """Integers truncate toward zero, as in every other average."""
+    ranks = tf.cast(process_set.size(), values.dtype)
+    if not values.dtype.is_integer:
+        return values / ranks
+    return tf.truncatediv(values, ranks)
