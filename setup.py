@@ -1,4 +1,4 @@
-"""Builds ringreduce._core by CMake; everything else about the package is in pyproject.toml.
+"""Builds ringreduce._core and ringreduce/_tensorflow.so by CMake; all else about the package is in pyproject.toml.
 
 CMake options come from the environment: RR_CMAKE_ARGS="-DRR_WERROR=ON -DRR_TESTS=ON". Every build works in
 build/cmake, so the next one, of whatever kind, compiles only what changed.
@@ -32,7 +32,14 @@ class CMakeExtension(Extension):
 
 
 class CMakeBuild(build_ext):
+    def get_ext_filename(self, fullname: str) -> str:
+        """TensorFlow's operators are no Python module: their file has no Python version in its name."""
+        *folders, name = fullname.split(".")
+        return os.path.join(*folders, name + ".so") if name == "_tensorflow" else super().get_ext_filename(fullname)
+
     def build_extension(self, ext: Extension) -> None:
+        if ext.name != "ringreduce._core":
+            return  # built with it, into the same folder
         output = Path(self.get_ext_fullpath(ext.name)).resolve()
         tree = ROOT / "build" / "cmake"
         cmake = tool("cmake", "CMAKE_BIN_DIR")
@@ -50,4 +57,7 @@ class CMakeBuild(build_ext):
         subprocess.run([cmake, "--build", str(tree), "--parallel", str(os.cpu_count())], check=True)
 
 
-setup(ext_modules=[CMakeExtension("ringreduce._core")], cmdclass={"build_ext": CMakeBuild})
+setup(
+    ext_modules=[CMakeExtension("ringreduce._core"), CMakeExtension("ringreduce._tensorflow")],
+    cmdclass={"build_ext": CMakeBuild},
+)

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "framework/table.h"
+#include "framework/calls.h"
 #include "python_calls.h"
 
 namespace rr {

@@ -17,6 +17,7 @@
 
 #include "base/errors.h"
 #include "engine/context.h"
+#include "framework/table.h"
 
 namespace rr {
 
@@ -104,5 +105,9 @@ class Calls {
   std::unique_ptr<Table> table_;
   std::atomic<int> inside_{0};
 };
+
+RrTable table_of(Calls& calls);
+// That of Calls::of_process(). Never destroyed.
+const RrTable& process_table();
 
 }  // namespace rr

@@ -1,4 +1,4 @@
-#include "framework/table.h"
+#include "framework/calls.h"
 
 #include <memory>
 #include <new>

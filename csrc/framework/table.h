@@ -1,13 +1,11 @@
 // The calls as a table of C functions, for kernels that are in another shared object: plain structs, opaque results.
 //
 // The other object is built with this one, but may be loaded beside an older one; so it compares version and nbytes
-// first. No exception crosses this line.
+// first. No exception crosses this line. calls.h has the C++ side.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-
-#include "framework/calls.h"
 
 extern "C" {
 
@@ -59,11 +57,3 @@ struct RrTable {
 constexpr uint32_t kRrTableVersion = 1;
 
 }  // extern "C"
-
-namespace rr {
-
-RrTable table_of(Calls& calls);
-// That of Calls::of_process(). Never destroyed.
-const RrTable& process_table();
-
-}  // namespace rr

@@ -1,7 +1,7 @@
 """op=Adasum for tensors of TensorFlow: gathered, and combined by each rank as ringreduce/common/adasum.py says.
 
-Not differentiable. Each rank moves and holds N times the bytes of the tensors, so it is for a few ranks. The combining runs in NumPy, in a
-graph as tf.numpy_function.
+Not differentiable. Each rank moves and holds N times the bytes of the tensors, so it is for a few ranks. The combining
+runs in NumPy, in a graph as tf.numpy_function.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def allreduce(
     for tensor in tensors:
         if not tensor.dtype.is_floating:
             raise InvalidArgumentError(f"op=Adasum is for floating-point tensors, not {tensor.dtype.name}")
-    scaled = [tensor * tf.cast(prescale_factor, tensor.dtype) for tensor in tensors]
+    scaled = [tensor * tf.constant(prescale_factor, tensor.dtype) for tensor in tensors]
     rows = mpi_ops.grouped_allgather([one[tf.newaxis] for one in scaled], name=name, process_set=process_set)
     return [_combined(row, tensor, postscale_factor) for row, tensor in zip(rows, tensors, strict=True)]
 

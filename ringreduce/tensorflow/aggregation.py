@@ -73,7 +73,7 @@ class LocalAggregation:
     def _reduced(self, variables: list[Any]) -> list[Any]:
         reduced = self._reduce([tf.identity(total) for total in self._sums], variables)
         if self._average:
-            reduced = [one / tf.cast(self._passes, one.dtype) for one in reduced]
+            reduced = [one / tf.constant(self._passes, one.dtype) for one in reduced]
         with _after(*reduced):
             zeroed = [total.assign(tf.zeros_like(total), read_value=False) for total in self._sums]
         with _after(*zeroed):

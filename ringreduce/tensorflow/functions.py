@@ -40,7 +40,7 @@ def broadcast_variables(
     refuse_strategies("hvd.broadcast_variables", given)
     targets = [plain(variable) for variable in given]
     if not targets or not process_set.included():
-        return tf.no_op() if _building_a_graph() else None
+        return tf.no_op() if _in_a_graph_to_run() else None
     if inplace:
         return mpi_ops.broadcast_(targets, root_rank, process_set=process_set)
     assignments: list[Any] = []
@@ -48,7 +48,7 @@ def broadcast_variables(
         with tf.control_dependencies(assignments[-1:]):  # one order on all ranks, also in graphs of TensorFlow 1
             value = mpi_ops.broadcast(tf.convert_to_tensor(target), root_rank, process_set=process_set)
             assignments.append(_assigned(target, value))
-    return tf.group(*assignments) if _building_a_graph() else None
+    return tf.group(*assignments) if _in_a_graph_to_run() else None
 
 
 def broadcast_object(
@@ -135,8 +135,9 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         session.run(self.bcast_op)
 
 
-def _building_a_graph() -> bool:
-    return not tf.executing_eagerly()
+def _in_a_graph_to_run() -> bool:
+    """Whether operations have to be run by a session: in graphs of TensorFlow 1, not in tf.function."""
+    return not tf.compat.v1.executing_eagerly_outside_functions()
 
 
 def _assigned(variable: Any, value: tf.Tensor) -> Any:

@@ -209,7 +209,7 @@ def _make_allreduce_grads_fn(
 def _multiplied(gradient: Any, factor: float) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(_multiplied(gradient.values, factor), gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
+    return gradient * tf.constant(factor, gradient.dtype)  # tf.cast() would go through float32
 
 
 def _scope(name: str) -> contextlib.AbstractContextManager[Any]:

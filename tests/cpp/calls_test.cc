@@ -1,5 +1,5 @@
 // Calls of kernels: the table of process sets, and collectives by way of C structs, on ranks that are threads.
-#include "framework/table.h"
+#include "framework/calls.h"
 
 #include <cstring>
 

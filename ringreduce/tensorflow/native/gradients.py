@@ -1,0 +1,87 @@
+"""Gradients of the operators, the same eagerly and in graphs, and differentiable themselves.
+
+They are operations of their own, which every rank runs: a loss that depends on a collective on one rank depends on it
+on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.ops import Average, ReduceOp, Sum
+from ringreduce.tensorflow.native import movement, reduction
+from ringreduce.tensorflow.native.library import operators
+from ringreduce.tensorflow.native.running import ask
+
+
+@tf.RegisterGradient("RingreduceAllreduce")  # type: ignore[untyped-decorator]
+def _of_allreduce(op: Any, *grads: Any) -> list[Any]:
+    """The same all-reduce of the gradients."""
+    reduce_op = ReduceOp(op.get_attr("reduce_op"))
+    if reduce_op not in (Average, Sum):
+        raise InvalidArgumentError(f"allreduce has a gradient for op Average and Sum, not for {reduce_op.name}")
+    return _reduced(grads, reduce_op, _set(op), _factor(op, "prescale_factor"), _factor(op, "postscale_factor"))
+
+
+@tf.RegisterGradient("RingreduceAllgather")  # type: ignore[untyped-decorator]
+def _of_allgather(op: Any, *grads: Any) -> list[Any]:
+    """This rank's rows of the averaged gradients."""
+    averaged = _reduced(grads[:-1], Average, _set(op))
+    rank = ask(operators.ringreduce_rank, process_set_id=_set(op))
+    own = []
+    for grad, counts, tensor in zip(averaged, tf.unstack(op.outputs[-1]), op.inputs, strict=True):
+        start = tf.reduce_sum(counts[:rank])
+        rows = None if grad is None else grad[start : start + counts[rank]]
+        own.append(None if rows is None else tf.ensure_shape(rows, tensor.shape))
+    return own
+
+
+@tf.RegisterGradient("RingreduceBroadcast")  # type: ignore[untyped-decorator]
+def _of_broadcast(op: Any, *grads: Any) -> list[Any]:
+    """The averaged gradients on the root, zeros elsewhere."""
+    is_root = tf.equal(ask(operators.ringreduce_rank), op.get_attr("root_rank"))
+    averaged = _reduced(grads, Average, _set(op))
+    return [None if grad is None else tf.where(is_root, grad, tf.zeros_like(grad)) for grad in averaged]
+
+
+@tf.RegisterGradient("RingreduceAlltoall")  # type: ignore[untyped-decorator]
+def _of_alltoall(op: Any, grad: Any, _: Any) -> list[Any]:
+    """Every row's gradient goes back to where the row came from. Rows that were sent to nobody get zeros."""
+    back, _ = movement.exchanged(tf.convert_to_tensor(grad), op.outputs[1], process_set=_set(op))
+    shape = tf.shape(op.inputs[0])
+    kept = tf.zeros(tf.concat([[shape[0] - tf.shape(back)[0]], shape[1:]], 0), back.dtype)
+    return [tf.ensure_shape(tf.concat([back, kept], 0), op.inputs[0].shape), None]
+
+
+@tf.RegisterGradient("RingreduceReducescatter")  # type: ignore[untyped-decorator]
+def _of_reducescatter(op: Any, *grads: Any) -> list[Any]:
+    """The gathered gradients, with the factors, and times the number of ranks for Sum."""
+    factor = _factor(op, "prescale_factor") * _factor(op, "postscale_factor")
+    ranks = ask(operators.ringreduce_size, process_set_id=_set(op)) if op.get_attr("reduce_op") == Sum else 1
+    dense = [tf.convert_to_tensor(grad) for grad in grads]
+    scaled = [grad * tf.cast(tf.cast(ranks, tf.float64) * factor, grad.dtype) for grad in dense]
+    whole, _ = movement.gathered(scaled, process_set=_set(op))
+    return [tf.ensure_shape(grad, tensor.shape) for grad, tensor in zip(whole, op.inputs, strict=True)]
+
+
+def _reduced(grads: Sequence[Any], op: int, process_set: int, pre: float = 1.0, post: float = 1.0) -> list[Any]:
+    """The gradients, reduced as one operation; None stays None, as it does on all ranks."""
+    given = [at for at, grad in enumerate(grads) if grad is not None]
+    reduced: list[Any] = [None] * len(grads)
+    dense = [tf.convert_to_tensor(grads[at]) for at in given]
+    results = reduction._grouped_allreduce(dense, None, op, pre, post, process_set=process_set)
+    for at, result in zip(given, results, strict=True):
+        reduced[at] = result
+    return reduced
+
+
+def _set(op: Any) -> int:
+    return int(op.get_attr("process_set_id"))
+
+
+def _factor(op: Any, name: str) -> float:
+    return float(op.get_attr(name))
