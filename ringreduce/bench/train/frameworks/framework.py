@@ -49,6 +49,8 @@ class Framework:
     """As its makers write it."""
     packages: tuple[str, ...] = ()
     """What has to be importable; their versions belong to a figure."""
+    install = ""
+    """What pip brings them by."""
     models: tuple[str, ...] = ("lenet", "mlp")
     vs = "single,single-all"
     """The modes to compare with unless --vs says otherwise."""
@@ -57,10 +59,8 @@ class Framework:
         """Raises UnavailableError, with what to install, when it is not there."""
         missing = [package for package in self.packages if importlib.util.find_spec(package) is None]
         if missing:
-            raise UnavailableError(
-                f"ringreduce bench train needs {self.title}: pip install 'ringreduce[{self.name}]' "
-                f"({', '.join(missing)} cannot be imported)"
-            )
+            what = f"{self.title} ({', '.join(missing)} cannot be imported)"
+            raise UnavailableError(f"ringreduce bench train needs {what}: pip install {self.install}")
 
     def versions(self) -> dict[str, str]:
         """Version by package."""

@@ -144,6 +144,7 @@ class Jax(Framework):
     name = "jax"
     title = "JAX"
     packages = ("jax", "jaxlib")
+    install = "'ringreduce[jax]'"
 
     def environ(self, threads: int) -> dict[str, str]:
         """See Framework."""

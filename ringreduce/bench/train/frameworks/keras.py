@@ -97,6 +97,11 @@ class Keras(Framework):
         """See Framework."""
         return ("keras", backend())
 
+    @property
+    def install(self) -> str:  # type: ignore[override]
+        """See Framework."""
+        return f"keras 'ringreduce[{backend()}]'"
+
     def environ(self, threads: int) -> dict[str, str]:
         """See Framework."""
         more = jax.cpu_only(threads) if backend() == "jax" else {}

@@ -38,4 +38,6 @@ class Samples:
         start = index * self.batch_size
         first, last = (share(self.batch_size, part, parts) for part in (mine[0], mine[-1]))
         rows = self._order[start + first.start : start + last.stop]
-        return self.pixels[rows][..., np.newaxis].astype(np.float32) / np.float32(255), self.labels[rows]
+        images = self.pixels[rows][..., np.newaxis].astype(np.float32)
+        images /= 255
+        return images, self.labels[rows]

@@ -91,6 +91,7 @@ class TensorFlow(Framework):
     name = "tensorflow"
     title = "TensorFlow"
     packages = ("tensorflow", "keras")
+    install = "'ringreduce[tensorflow]'"
     vs = "single,single-all,mwms,mwms-ring,horovod"
 
     def environ(self, threads: int) -> dict[str, str]:

@@ -68,6 +68,7 @@ class Torch(Framework):
     name = "torch"
     title = "PyTorch"
     packages = ("torch",)
+    install = "'ringreduce[torch]'"
     models = ("lenet", "mlp", "resnet18", "resnet50")
     vs = "single,single-all,ddp-gloo,horovod"
 
