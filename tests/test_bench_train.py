@@ -25,6 +25,7 @@ import pytest
 from ringreduce.bench.train import batches, data, figures, job, losses
 from ringreduce.bench.train.cli import main
 from ringreduce.bench.train.figures import Cell
+from ringreduce.bench.train.frameworks.torch import Torch
 from ringreduce.bench.train.job import Outcome
 from ringreduce.bench.train.modes import MODES
 from ringreduce.bench.train.modes.horovod import Horovod
@@ -144,8 +145,8 @@ def test_a_mode_that_hangs_is_ended_at_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if importlib.util.find_spec("torch") is None:
-        monkeypatch.setattr("ringreduce.bench.train.cli._need_torch", lambda: None)
-        monkeypatch.setattr("ringreduce.bench.train.cli.metadata.version", lambda name: "none")
+        monkeypatch.setattr(Torch, "need", lambda self: None)
+        monkeypatch.setattr(Torch, "versions", lambda self: {"torch": "none"})
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for mode in ("independent", "ringreduce"):
         monkeypatch.setitem(MODES, mode, Hanging())

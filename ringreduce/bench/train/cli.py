@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ringreduce.bench import machine, terminal
 from ringreduce.bench.train import data, figures, losses, rounds, table
 from ringreduce.bench.train.figures import Row
+from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.losses import Verdict
 from ringreduce.bench.train.modes import ALWAYS, MODES
 from ringreduce.bench.train.options import Options, parse
-from ringreduce.errors import Error, UnavailableError
+from ringreduce.errors import Error
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     """
     try:
         options = parse(argv)
-        _need_torch()
+        FRAMEWORKS[options.framework].need()
         chosen = "synthetic" if options.per_rank else data.choose(options.data)
     except Error as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -40,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(options: Options, chosen: str) -> int:
     """Measures everything. Returns the exit status."""
-    reasons = {mode: MODES[mode].absent() for mode in options.modes}
+    reasons = {mode: MODES[mode].absent(options.framework) for mode in options.modes}
     absent = {mode: why for mode, why in reasons.items() if why is not None}
     modes = [mode for mode in options.modes if mode not in absent]
     shares = {mode: MODES[mode].shares(options.ranks) for mode in modes}
@@ -64,9 +63,12 @@ def run(options: Options, chosen: str) -> int:
 
 def meta(options: Options, chosen: str, shares: list[list[int]]) -> dict[str, Any]:
     """What the figures cannot be read without."""
+    versions = FRAMEWORKS[options.framework].versions()
     return {
         **machine.facts(),
-        "torch": metadata.version("torch"),
+        "framework": options.framework,
+        "versions": versions,
+        **versions,
         "model": options.model,
         "ranks": options.ranks,
         "binding": shares,
@@ -107,8 +109,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _need_torch() -> None:
-    if importlib.util.find_spec("torch") is None:
-        raise UnavailableError("ringreduce bench train needs PyTorch: pip install 'ringreduce[torch]'")

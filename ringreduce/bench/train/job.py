@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.modes.mode import Mode
 from ringreduce.bench.train.options import Options
 from ringreduce.bench.train.spec import Spec, name_of
@@ -42,6 +43,7 @@ def run(mode: Mode, options: Options, data: str) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="ringreduce-train-") as folder:
         spec = Spec(
             mode=name_of(mode),
+            framework=options.framework,
             model=options.model,
             ranks=options.ranks,
             batch_size=settings.batch_size,
@@ -61,7 +63,9 @@ def run(mode: Mode, options: Options, data: str) -> Outcome:
         told = Path(folder, "spec.json")
         spec.write(told)
         command = mode.command(len(shares), [sys.executable, "-m", WORKER, str(told)])
-        environ = {**os.environ, "OMP_NUM_THREADS": str(len(shares[0])), **mode.environ()}
+        threads = len(shares[0])
+        framework = FRAMEWORKS[options.framework].environ(threads)
+        environ = {**os.environ, "OMP_NUM_THREADS": str(threads), **framework, **mode.environ()}
         start = time.monotonic()
         with Path(folder, "output").open("w+b") as output:
             status = _supervise(command, environ, output.fileno(), start + spec.timeout_s)

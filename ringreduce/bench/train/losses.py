@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ringreduce.bench.train.figures import Cell
 from ringreduce.bench.train.modes import MODES
 
-JUDGES = ("single", "single-all", "horovod", "ddp-gloo", "ringreduce")
+JUDGES = ("single", "single-all", "horovod", "ddp-gloo", "mwms", "mwms-ring", "ringreduce")
 """Whose loss is taken for right: the first of these that has one. ringreduce judges itself last."""
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringreduce.bench.options import positive
+from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.modes import ALWAYS, MODES
 from ringreduce.bench.train.optimizers import OPTIMIZERS
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.launch.options import MAX_RANKS
 
-DEFAULT_VS = "single,single-all,ddp-gloo,horovod"
 DATA = ("fashion-mnist", "synthetic")
 
 
@@ -48,6 +48,7 @@ MODELS = {
 class Options:
     """What to measure; the names of the settings are those of Defaults."""
 
+    framework: str
     model: str
     ranks: int
     modes: tuple[str, ...]
@@ -74,14 +75,16 @@ def parse(argv: Sequence[str]) -> Options:
     """Options from the command line. Exits with status 2 and a usage line on a bad one.
 
     Raises:
-        InvalidArgumentError: an unknown mode, or fewer samples than ranks.
+        InvalidArgumentError: an unknown mode, a model that the framework has not, or fewer samples than ranks.
     """
     args = _parser().parse_args(argv)
     chosen = MODELS[args.model]
+    framework = FRAMEWORKS[args.framework]
     options = Options(
+        framework=args.framework,
         model=args.model,
         ranks=args.ranks,
-        modes=_modes(args.vs),
+        modes=_modes(framework.vs if args.vs is None else args.vs),
         rounds=args.rounds,
         seconds=args.seconds,
         data=args.data,
@@ -99,6 +102,11 @@ def parse(argv: Sequence[str]) -> Options:
             loss_tolerance=chosen.loss_tolerance,
         ),
     )
+    if options.model not in framework.models:
+        raise InvalidArgumentError(
+            f"ringreduce bench train --framework {options.framework} --model {options.model}: "
+            f"there are {', '.join(framework.models)}"
+        )
     if options.ranks > MAX_RANKS:
         raise InvalidArgumentError(f"ringreduce bench train -np {options.ranks}: expected 1 to {MAX_RANKS}")
     if options.global_batch < options.ranks:
@@ -128,9 +136,11 @@ def _parser() -> argparse.ArgumentParser:
         "job of its own; modes alternate within a round. Exit status 1 when a mode's loss differs or ringreduce fails.",
     )
     add = parser.add_argument
+    add("--framework", choices=list(FRAMEWORKS), default="torch", help="default %(default)s")
     add("--model", choices=list(MODELS), default="lenet", help="default %(default)s")
     add("-np", dest="ranks", type=positive, default=2, metavar="N", help="ranks (default %(default)s)")
-    add("--vs", default=DEFAULT_VS, metavar="LIST", help=f'beside {" and ".join(ALWAYS)}: %(default)s, or "none"')
+    defaults = "; ".join(f"{each.name}: {each.vs}" for each in FRAMEWORKS.values())
+    add("--vs", metavar="LIST", help=f'beside {" and ".join(ALWAYS)}, or "none" (default for {defaults})')
     add("--rounds", type=positive, default=3, metavar="R", help="default %(default)s")
     add("--seconds", type=_seconds, default=3.0, metavar="S", help="length of a timed window (default %(default)s)")
     add("--batch-size", type=positive, metavar="N", help="global (256), or per rank for resnet50 (32)")

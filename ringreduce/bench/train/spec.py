@@ -20,6 +20,7 @@ class Spec:
 
     Attributes:
         mode: "module:class" of the adapter, which the worker imports.
+        framework: one of FRAMEWORKS.
         ranks: among how many the batch is shared; a job of one process computes all shares of the checked steps.
         batch_size: samples of the global batch; for resnet50 those of one rank.
         data: fashion-mnist | synthetic.
@@ -34,6 +35,7 @@ class Spec:
     """
 
     mode: str
+    framework: str
     model: str
     ranks: int
     batch_size: int

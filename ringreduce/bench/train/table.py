@@ -58,8 +58,9 @@ def _head(meta: Mapping[str, Any]) -> list[str]:
     rounds = f"{meta['rounds']} round{'' if meta['rounds'] == 1 else 's'}"
     batch = f"batch {meta['batch_size']}{each}"
     what = f"training {meta['model']}, {meta['optimizer']}, {meta['ranks']} ranks, {batch}, {meta['data']}, {rounds}"
+    versions = ", ".join(f"{package} {version}" for package, version in meta["versions"].items())
     return [
-        f"# ringreduce {meta['ringreduce']}: {what}, torch {meta['torch']}",
+        f"# ringreduce {meta['ringreduce']}: {what}, {versions}",
         f"# {meta['cpu']}, {meta['cores_online']} cores, ranks on {binding}; Linux {meta['kernel']}; {meta['isa']}",
         "#",
     ]

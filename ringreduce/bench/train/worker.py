@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringreduce.bench.train import batches, models, optimizers
+from ringreduce.bench.train import batches
+from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.spec import Spec, mode_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from ringreduce.bench.train.frameworks.framework import Learner
     from ringreduce.bench.train.modes.mode import Team
 
 ALARM_AFTER_S = 20  # past the job's deadline: for a worker whose launcher died without ending it
@@ -29,50 +29,30 @@ FEWEST_STEPS = 3  # of a window
 
 
 class Trainer:
-    """The model and its optimizer in one process of a team."""
+    """What one process of a team does with its model."""
 
-    def __init__(self, spec: Spec, team: Team) -> None:
+    def __init__(self, spec: Spec, team: Team, learner: Learner) -> None:
         self.spec = spec
         self.team = team
-        self.batches = batches.make(spec)
-        model = models.make(spec.model, spec.seed)
-        self.nbytes = sum(parameter.nbytes for parameter in model.parameters())
-        self.model, self.optimizer = team.wrap(model, optimizers.make(spec.optimizer, model.parameters(), spec.lr))
+        self.learner = learner
         self.steps = 0
 
     def step(self, parts: int, mine: range) -> float:
         """One step on some parts of the next global batch. Returns their part of its loss."""
-        self.optimizer.zero_grad()
-        loss = 0.0
-        for part in mine:
-            share = self.loss(part, parts)
-            (share * self.team.loss_factor).backward()  # type: ignore[no-untyped-call, unused-ignore]
-            loss += share.item()
-        self.optimizer.step()
+        loss = self.learner.step(self.steps, parts, mine)
         self.steps += 1
         return loss
-
-    def loss(self, part: int, parts: int) -> Tensor:
-        """Summed over a part, divided by the global batch: parts of different sizes weigh by their samples."""
-        import torch
-
-        inputs, labels = self.batches.part(self.steps, part, parts)
-        total = torch.nn.functional.cross_entropy(self.model(inputs), labels, reduction="sum")
-        return total / self.batches.count(parts)
 
     def check(self) -> list[float]:
         """This process's part of the loss before each checked step, and after the last.
 
-        A process that is alone computes part after part what N ranks compute at once, so that batch norm normalises
-        over the same samples and the losses of all modes are the same but for rounding.
+        A process that is alone takes all parts that N ranks take, so that the losses of all modes are the same but for
+        rounding.
         """
-        import torch
-
         parts = self.spec.ranks
         mine = range(parts) if self.team.size == 1 else range(self.team.rank, self.team.rank + 1)
         losses = [self.step(parts, mine) for _ in range(self.spec.check_steps)]
-        with torch.no_grad():
-            losses.append(sum(self.loss(part, parts).item() for part in mine))
+        losses.append(self.learner.loss(self.steps, parts, mine))
         return losses
 
     def run(self, steps: int) -> float:
@@ -86,7 +66,7 @@ class Trainer:
     def windows(self) -> list[dict[str, float]]:
         """Timed windows, each begun by all processes together."""
         size, rank = self.team.size, self.team.rank
-        count = self.batches.count(size)
+        count = self.learner.count(size)
         share = batches.share(count, rank, size)
         per_step_s = self.team.slowest(self.run(self.spec.warmup)) / self.spec.warmup
         steps = self.spec.steps_per_window or max(FEWEST_STEPS, math.ceil(self.spec.seconds / per_step_s))
@@ -100,19 +80,17 @@ class Trainer:
 
 def measure(spec: Spec, team: Team, threads: int) -> dict[str, Any]:
     """What one process writes into its file; memory in KiB, other units in the names."""
-    import torch
-
-    torch.set_num_threads(threads)
-    trainer = Trainer(spec, team)
+    learner = FRAMEWORKS[spec.framework].learner(spec, team, threads)
+    trainer = Trainer(spec, team, learner)
     losses = trainer.check()
     windows = trainer.windows()
     return {
         "rank": team.rank,
         "size": team.size,
-        "threads": torch.get_num_threads(),
+        "threads": learner.threads,
         "losses": losses,
         "windows": windows,
-        "gradient_nbytes": trainer.nbytes,
+        "gradient_nbytes": learner.nbytes,
         "peak_memory_KiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
 
@@ -123,7 +101,8 @@ def main(path: str) -> int:
     signal.alarm(math.ceil(spec.timeout_s) + ALARM_AFTER_S)
     mode = mode_of(spec.mode)
     cpus = spec.shares[mode.rank()]
-    os.sched_setaffinity(0, cpus)  # before torch starts threads
+    os.sched_setaffinity(0, cpus)  # before the framework starts threads
+    FRAMEWORKS[spec.framework].prepare(len(cpus))
     team = mode.join(Path(spec.folder), spec.timeout_s)
     result = measure(spec, team, len(cpus))
     spec.result_file(team.rank).write_text(json.dumps(result), encoding="utf-8")

@@ -7,6 +7,7 @@ from ringreduce.bench.train.modes.ddp_ringreduce import DdpRingreduce
 from ringreduce.bench.train.modes.horovod import Horovod
 from ringreduce.bench.train.modes.independent import Independent, InStep
 from ringreduce.bench.train.modes.mode import Mode
+from ringreduce.bench.train.modes.mwms import Mwms, MwmsRing
 from ringreduce.bench.train.modes.ringreduce import Ringreduce, RingreduceShard
 from ringreduce.bench.train.modes.single import Single, SingleAll
 
@@ -21,6 +22,8 @@ MODES: dict[str, Mode] = {
         RingreduceShard(),
         DdpRingreduce(),
         DdpGloo(),
+        Mwms(),
+        MwmsRing(),
         Horovod(),
     )
 }

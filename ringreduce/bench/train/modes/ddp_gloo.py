@@ -51,6 +51,7 @@ class DdpGloo(Mode):
     """Started and bound by ringrun, met through a file: no port can be taken by another."""
 
     name = "ddp-gloo"
+    frameworks = ("torch",)
     backend = "gloo"
 
     def environ(self) -> dict[str, str]:

@@ -19,6 +19,10 @@ ADVICE = (
     "its last release, 0.28.1, does not compile against torch >= 2.1 (it stops with '#error C++17 or later compatible "
     "compiler is required'): pip install horovod needs an older torch, or a patched source"
 )
+NOT_KERAS_3 = (
+    "its last release, 0.28.1, fails with TensorFlow >= 2.16 and Keras 3 ('Variable' object has no attribute 'ref'): "
+    "there is an adapter for horovod.torch only"
+)
 
 
 class Workers(Team):
@@ -50,8 +54,12 @@ class Horovod(Mode):
 
     name = "horovod"
 
-    def absent(self) -> str | None:
+    def absent(self, framework: str = "torch") -> str | None:
         """See Mode. Imported in a process of its own: a broken build may end the process that imports it."""
+        if framework == "jax":
+            return "Horovod has nothing for JAX"
+        if framework != "torch":
+            return NOT_KERAS_3
         if importlib.util.find_spec("horovod") is None:
             return f"not installed; {ADVICE}"
         command = [sys.executable, "-c", "import horovod.torch"]

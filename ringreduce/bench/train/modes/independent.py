@@ -40,12 +40,16 @@ class Independent(Mode):
 
 
 class Marching(Acquainted):
-    """Ranks that wait for each other before each update."""
+    """Ranks that wait for each other in each step: before the update in torch, else before the step."""
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """See Team."""
         optimizer.register_step_pre_hook(lambda *_: ringreduce.barrier())
         return model, optimizer
+
+    def meet(self) -> None:
+        """See Team."""
+        ringreduce.barrier()
 
 
 class InStep(Independent):

@@ -1,13 +1,14 @@
 """The seam between the benchmark and one way to train: how its processes start, and what they do to the gradients.
 
-Mode is used by the command (no torch there) and once more by each worker, which calls join() and gets a Team.
+Mode is used by the command (no framework there) and once more by each worker, which calls join() and gets a Team. What
+a team does to the gradients is torch's wrap(); the other frameworks (frameworks/) ask for api(), meet() and strategy.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringreduce import environment
 from ringreduce.launch.binding import cpu_shares
@@ -22,6 +23,8 @@ class Team:
 
     loss_factor = 1.0
     """What a share's loss is multiplied by before backward(): the size where gradients are averaged, not summed."""
+    strategy: Any = None
+    """tf.distribute's, which makes the variables and runs the steps, where there is one."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
@@ -30,6 +33,16 @@ class Team:
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """What to call forward and step() on, so that every process gets the sum of all gradients."""
         return model, optimizer
+
+    def api(self, framework: str) -> Any:
+        """Not for torch: the module with Horovod's names that sums the gradients; None where nobody does, or another.
+
+        Its DistributedGradientTape, DistributedOptimizer or distributed() is what is used.
+        """
+        return None
+
+    def meet(self) -> None:
+        """Not for torch: called before each step is computed."""
 
     def slowest(self, seconds: float) -> float:
         """The largest value of all processes; none returns before all have called."""
@@ -46,9 +59,12 @@ class Mode:
     is_reduced = True
     """Whether its loss must be that of one process; if not, only the first step's is compared."""
 
-    def absent(self) -> str | None:
+    frameworks: tuple[str, ...] = ("torch", "tensorflow", "keras", "jax")
+    """Those that it exists for."""
+
+    def absent(self, framework: str = "torch") -> str | None:
         """Why it cannot be measured here and what helps; None if it can."""
-        return None
+        return None if framework in self.frameworks else f"it is there for {' and '.join(self.frameworks)} only"
 
     def shares(self, ranks: int) -> list[list[int]]:
         """The CPUs of each process that it starts; a process has as many threads as CPUs."""

@@ -1,7 +1,8 @@
-"""ringreduce's DistributedOptimizer, as a script uses it."""
+"""ringreduce's DistributedOptimizer, or what stands for it in a framework, as a script uses it."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,10 @@ class Reducing(Acquainted):
         settings: dict[str, Any] = {"shard_step": True} if self.shards else {}
         return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum, **settings)
 
+    def api(self, framework: str) -> Any:
+        """See Team."""
+        return importlib.import_module(f"ringreduce.{framework}")
+
 
 class Sharding(Reducing):
     """Reducing, with shard_step."""
@@ -50,4 +55,5 @@ class RingreduceShard(Ringreduce):
     """As Ringreduce, with shard_step=True."""
 
     name = "ringreduce-shard"
+    frameworks = ("torch",)
     team = Sharding
