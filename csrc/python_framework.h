@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "framework/calls.h"
+#include "framework/jax.h"
+#include "framework/table.h"
 #include "python_calls.h"
 
 namespace rr {
@@ -29,6 +31,15 @@ inline void bind_framework(py::module_& m) {
         Calls::of_process().enter(process_set, std::move(ranks), group->context, group->group);
       },
       py::arg("process_set"), py::arg("ranks"), py::arg("group"));
+  // As jax.ffi.register_ffi_target() takes them.
+  m.def("xla_handlers", [] {
+    py::dict capsules;
+    for (const XlaHandler& item : xla_handlers()) {
+      void* address = reinterpret_cast<void*>(item.handler);
+      capsules[item.name] = py::reinterpret_steal<py::object>(PyCapsule_New(address, nullptr, nullptr));
+    }
+    return capsules;
+  });
   m.def("framework_leave", [](int process_set) { Calls::of_process().leave(process_set); }, py::arg("process_set"));
   m.def("framework_end", [](const std::string& absence) { Calls::of_process().end(absence); }, py::arg("absence"));
   m.def(

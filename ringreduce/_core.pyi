@@ -214,6 +214,9 @@ def framework_start(rank: int, size: int, local_rank: int, local_size: int) -> N
 def framework_enter(process_set: int, ranks: Sequence[int], group: Group | None) -> None:
     """Lets kernels use a process set by its id. group: None where this rank is no member. The group is not kept."""
 
+def xla_handlers() -> dict[str, object]:
+    """The handlers of csrc/framework/jax.h as PyCapsules, by the names under which XLA gets to know them."""
+
 def framework_leave(process_set: int) -> None:
     """Ends what framework_enter() began. Kernels that are in a call go on."""
 

@@ -95,6 +95,7 @@ def shutdown() -> None:
         job = state.current
         if job is None:
             return
+        state.finish_work()
         uncaught.disarm()
         state.current = None
         _core.framework_end(state.NOT_INITIALIZED)

@@ -71,6 +71,7 @@ forks = 0
 
 _set_aside: list[Running] = []
 _on_fork: list[Callable[[Running, str], None]] = []
+_before_shutdown: list[Callable[[], None]] = []
 
 
 def require() -> Running:
@@ -93,6 +94,17 @@ def absence() -> str:
 def on_fork(forget: Callable[[Running, str], None]) -> None:
     """Registers what a forked child of a rank calls, with the parent's job and the text of absence()."""
     _on_fork.append(forget)
+
+
+def before_shutdown(finish: Callable[[], None]) -> None:
+    """Registers what shutdown() calls first, while there is a job: it finishes what is under way. It must not raise."""
+    _before_shutdown.append(finish)
+
+
+def finish_work() -> None:
+    """Calls what before_shutdown() has registered."""
+    for finish in _before_shutdown:
+        finish()
 
 
 def _forget_in_child() -> None:

@@ -53,7 +53,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore
         if not self._process_set.included():
             return self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
         check_size(self._process_set.group.size)
-        before = [tf.identity(variable.read_value()) for variable in variables]
+        before = [_copied(variable) for variable in variables]
         with tf.control_dependencies(before):
             step = self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
         with tf.control_dependencies([] if step is None else [step]):
@@ -73,3 +73,9 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore
     def variables(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped optimizer's."""
         return self._optimizer.variables(*args, **kwargs)
+
+
+def _copied(variable: Any) -> tf.Tensor:
+    """The value before the step. Without resources a read gives the memory that the step changes."""
+    value = variable.read_value()
+    return tf.raw_ops.DeepCopy(x=value) if variable.dtype._is_ref_dtype else tf.identity(value)

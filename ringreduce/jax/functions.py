@@ -1,0 +1,59 @@
+"""Parameters and Python objects from one rank to all, or from all to all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from ringreduce import objects
+from ringreduce.jax import failures
+from ringreduce.jax.movement import broadcast_all
+from ringreduce.process_sets import ProcessSet, global_process_set
+
+
+def broadcast_parameters(
+    params: Any, root_rank: int = 0, *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The root's pytree of arrays, on every rank: parameters, an optimizer's state, a PRNG key.
+
+    Args:
+        params: a pytree with the same structure, shapes and dtypes on all ranks; content matters on the root only.
+        root_rank: global rank whose content it is.
+
+    Returns:
+        The same pytree; every leaf is a JAX array, numbers among the leaves too.
+    """
+    leaves, tree = jax.tree_util.tree_flatten(params)
+    keys = [_is_key(leaf) for leaf in leaves]
+    plain = [jax.random.key_data(leaf) if is_key else leaf for leaf, is_key in zip(leaves, keys, strict=True)]
+    outputs = broadcast_all(plain, root_rank, name, process_set)
+    results = [
+        jax.random.wrap_key_data(output, impl=jax.random.key_impl(leaf)) if is_key else output
+        for leaf, output, is_key in zip(leaves, outputs, keys, strict=True)
+    ]
+    return jax.tree_util.tree_unflatten(tree, results)
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The root's picklable object, on every rank; on the root the object itself. Not inside jit.
+
+    Args:
+        obj: matters on the root only.
+        root_rank: global rank whose object it is.
+        name: identifies the operation; None uses the order of calls.
+    """
+    failures.settle()
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Every rank's picklable object, in rank order, on every rank. Not inside jit."""
+    failures.settle()
+    return objects.allgather_object(obj, name, process_set)
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,105 @@
+"""distributed(): a gradient transformation, in Optax's sense, that reduces gradients before it hands them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.jax.compression import Compression
+from ringreduce.jax.reduction import grouped_allreduce
+from ringreduce.ops import Average
+from ringreduce.process_sets import ProcessSet, global_process_set
+
+
+class GradientTransformation(NamedTuple):
+    """Optax's pair of functions, which optax.chain() and whatever else expects one accept."""
+
+    init: Callable[..., Any]
+    update: Callable[..., Any]
+
+
+class AccumulationState(NamedTuple):
+    """State of distributed(tx, every=N) with N above 1; with 1 it is that of tx itself."""
+
+    inner: Any
+    """Of tx."""
+    step: jax.Array
+    """int32: calls of update() since the last update step, 0 to N - 1."""
+    gradients: Any
+    """Their sum."""
+
+
+def distributed(
+    tx: Any,
+    *,
+    every: int = 1,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: Any = Compression.none,
+) -> GradientTransformation:
+    """tx on gradients that are all-reduced, as one operation, before it sees them.
+
+    Args:
+        tx: an Optax transformation, or any object with its init() and update(). It comes after the reduction: clipping
+            within it clips the reduced gradients.
+        every: reduce and update in every N-th call only, with the mean of the N gradients. The calls between give
+            updates of zeros, and communicate nothing. All ranks count alike.
+        op, prescale_factor, postscale_factor, process_set, compression: as in grouped_allreduce().
+
+    Returns:
+        A pair (init, update), to be used as tx is, inside jit or outside.
+
+    Raises:
+        InvalidArgumentError: every is less than 1.
+
+    >>> tx = hvd.distributed(optax.adam(1e-3))
+    """
+    if every < 1:
+        raise InvalidArgumentError(f"distributed(): every must be 1 or more, not {every}")
+
+    def reduced(gradients: Any) -> Any:
+        return grouped_allreduce(
+            gradients,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+            compression=compression,
+        )
+
+    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        return tx.update(reduced(gradients), state, params, **extra)  # type: ignore[no-any-return]
+
+    if every == 1:
+        return GradientTransformation(tx.init, update)
+
+    def init(params: Any) -> AccumulationState:
+        zeros = jax.tree_util.tree_map(jnp.zeros_like, params)
+        return AccumulationState(tx.init(params), jnp.zeros((), jnp.int32), zeros)
+
+    def accumulate(
+        gradients: Any, state: AccumulationState, params: Any = None, **extra: Any
+    ) -> tuple[Any, AccumulationState]:
+        total = jax.tree_util.tree_map(jnp.add, state.gradients, gradients)
+        zeros = jax.tree_util.tree_map(jnp.zeros_like, total)
+
+        def finish() -> tuple[Any, AccumulationState]:
+            mean = jax.tree_util.tree_map(lambda leaf: leaf / jnp.asarray(every, leaf.dtype), total)
+            updates, inner = update(mean, state.inner, params, **extra)
+            return updates, AccumulationState(inner, jnp.zeros((), jnp.int32), zeros)
+
+        def go_on() -> tuple[Any, AccumulationState]:
+            updates = jax.tree_util.tree_map(
+                lambda leaf, like: jnp.zeros_like(leaf, dtype=like.dtype), total, gradients
+            )
+            return updates, AccumulationState(state.inner, state.step + 1, total)
+
+        return jax.lax.cond(state.step == every - 1, finish, go_on)  # type: ignore[no-any-return]
+
+    return GradientTransformation(init, accumulate)

@@ -1,0 +1,84 @@
+"""One JAX primitive for each collective: what it gives, how it is lowered, and what runs outside of jit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from ringreduce.errors import UnavailableError
+from ringreduce.jax import callback, failures, versions
+from ringreduce.jax.call import Call
+
+KINDS = ("allreduce", "allgather", "broadcast", "reduce", "reducescatter", "alltoall", "barrier")
+
+
+def bind(call: Call, *operands: Any) -> list[Any]:
+    """The collective of these operands, now or in the program that is being traced."""
+    outputs: list[Any] = PRIMITIVES[call.kind].bind(*operands, call=call)
+    return outputs
+
+
+def result_avals(call: Call, operands: Sequence[Any]) -> list[Any]:
+    """The abstract outputs; barrier() has one, for the sake of having something to wait for."""
+    if call.kind == "barrier":
+        return [jax.core.ShapedArray((), jnp.dtype("uint8"))]
+    return [jax.core.ShapedArray(call.output_shape(aval.shape), aval.dtype) for aval in operands]
+
+
+def _abstract(*operands: Any, call: Call) -> tuple[list[Any], set[Any]]:
+    return result_avals(call, operands), set() if call.is_transposed else {versions.effect}
+
+
+def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
+    if call.is_transposed:
+        return mlir.lower_fun(lambda *values: _scaled(call, values), multiple_results=True)(ctx, *operands)
+    if versions.MECHANISM == "ffi":
+        aliases = {at: at for at in range(len(operands))} if call.in_place else {}
+        return versions.custom_call(ctx, f"ringreduce_{call.kind}", operands, call.attributes(), aliases)
+    called = lambda *values: callback.run(call, result_avals(call, values), values)  # noqa: E731
+    return mlir.lower_fun(called, multiple_results=True)(ctx, *operands)
+
+
+def _scaled(call: Call, values: Sequence[Any]) -> list[Any]:
+    scale = call.prescale * call.postscale
+    return [value if scale == 1.0 else value * jnp.asarray(scale, value.dtype) for value in values]
+
+
+def _refuse(ctx: Any, *operands: Any, call: Call) -> Any:
+    platforms = ", ".join(ctx.module_context.platforms)
+    raise UnavailableError(
+        f"{call.kind} within JAX works on arrays in host memory, and this program is compiled for {platforms}: run it "
+        'with jax.default_device(jax.devices("cpu")[0]) or JAX_PLATFORMS=cpu'
+    )
+
+
+def _at_once(*operands: Any, call: Call) -> list[Any]:
+    """Outside of jit: compiled like the rest, so that it keeps its place in the order, and waited for."""
+    with failures.named_errors():
+        return list(jax.block_until_ready(_compiled(replace(call, in_place=False), *operands)))
+
+
+def _run(call: Call, *operands: Any) -> list[Any]:
+    return bind(call, *operands)
+
+
+_compiled = jax.jit(_run, static_argnums=0)
+
+
+def _primitive(kind: str) -> Primitive:
+    primitive = Primitive(f"ringreduce_{kind}")
+    primitive.multiple_results = True
+    primitive.def_impl(_at_once)
+    primitive.def_effectful_abstract_eval(_abstract)
+    mlir.register_lowering(primitive, _refuse)
+    mlir.register_lowering(primitive, _lower, platform="cpu")
+    return primitive
+
+
+PRIMITIVES = {kind: _primitive(kind) for kind in KINDS}
