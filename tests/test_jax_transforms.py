@@ -143,7 +143,7 @@ def control_flow() -> None:
         both = np.sin(np.arange(6.0).reshape(3, 2)), np.sin(np.arange(6.0).reshape(3, 2) + 1)
         np.testing.assert_allclose(plain, np.cos(np.sum(both, axis=0)) * np.cos(xs), rtol=1e-14)
 
-        mapped = jax.vmap(lambda x, y: hvd.grouped_allreduce([x, y], op=hvd.Sum), in_axes=(1, None), out_axes=(1, None))
+        mapped = jax.vmap(lambda x, y: hvd.grouped_allreduce((x, y), op=hvd.Sum), in_axes=(1, None), out_axes=(1, None))
         first, second = mapped(xs, xs[0])
         np.testing.assert_array_equal(first, sums)
         np.testing.assert_array_equal(second, sums[0])
