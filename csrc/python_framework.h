@@ -11,7 +11,6 @@
 
 #include "framework/calls.h"
 #include "framework/jax.h"
-#include "framework/table.h"
 #include "python_calls.h"
 
 namespace rr {
