@@ -81,7 +81,9 @@ def execute(sources: list[str]) -> int:
 def test_programs_of_the_pages(run_ranks: Callable[..., Any]) -> None:
     sources = programs((PAGES / "tensorflow.md").read_text())
     assert len(sources) >= 3
-    migration = programs((PAGES / "migrate-from-horovod.md").read_text().split("\n## TensorFlow\n")[1])
+    migration = programs(
+        (PAGES / "migrate-from-horovod.md").read_text().split("\n## TensorFlow\n")[1].split("\n## ")[0]
+    )
     assert migration
     sources += migration
     assert run_ranks(execute, 2, args=(sources,), env=ENV, timeout_s=240) == [len(sources)] * 2

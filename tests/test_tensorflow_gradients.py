@@ -19,6 +19,11 @@ ENV = {
     "KERAS_BACKEND": "tensorflow",
     "RINGREDUCE_TIMEOUT": "60",
 }
+v1 = tf.compat.v1
+# The dense and the sparse gradients are two operations: with one thread they must not run in different orders.
+ONE_THREAD = v1.ConfigProto(
+    inter_op_parallelism_threads=1, intra_op_parallelism_threads=1, use_per_session_threads=True
+)
 BASE = np.arange(1.0, 7.0).reshape(2, 3)
 
 
@@ -343,10 +348,47 @@ def arguments(rank: int) -> None:
     assert hvd.grouped_reducescatter([]) == []
 
 
+def stepping(rank: int, pair: Any) -> None:
+    """Adasum of what the ranks' own steps change: of x orthogonal, of y parallel, eagerly and in a session."""
+    slope = np.array([[3.0, 0.0], [0.0, 5.0], [1.0, 1.0]])[rank]
+    moved = slope if rank == 2 else np.array([3.0, 5.0])
+
+    def made() -> Any:
+        plain = v1.train.MomentumOptimizer(0.5, momentum=0.5)
+        return hvd.DistributedOptimizer(plain, op=hvd.Adasum, process_set=pair)
+
+    x, y = tf.Variable([1.0, 1.0], dtype=tf.float64), tf.Variable(2.0)
+    optimizer = made()
+
+    def loss(x: Any, y: Any) -> Any:
+        return tf.reduce_sum(x * slope) + tf.cast(y * 4.0, tf.float64)
+
+    for steps in (1.0, 2.5):  # the momentum of the second step is 1.5 times the gradient
+        optimizer.minimize(lambda: loss(x, y), var_list=[x, y])
+        near(x, 1.0 - 0.5 * steps * moved)
+        near(y, 2.0 - 0.5 * steps * 4, 1e-6)
+    assert optimizer.get_slot_names() == ["momentum"]
+    near(optimizer.get_slot(x, "momentum"), 1.5 * slope)
+    assert len(optimizer.variables()) == 2
+    for resource in (True, False):
+        with tf.Graph().as_default(), v1.Session(config=ONE_THREAD) as session:
+            x = v1.Variable([1.0, 1.0], dtype=tf.float64, use_resource=resource)
+            y = v1.Variable(2.0, use_resource=resource)
+            step = v1.train.get_or_create_global_step()
+            train = made().minimize(loss(x, y), global_step=step)
+            session.run(v1.global_variables_initializer())
+            for count, steps in enumerate((1.0, 2.5), 1):
+                session.run(train)
+                near(session.run(x), 1.0 - 0.5 * steps * moved)
+                near(session.run(y), 2.0 - 0.5 * steps * 4, 1e-6)
+                assert session.run(step) == count
+
+
 def adasum(rank: int) -> None:
     with pytest.raises(NotImplementedError, match="non-power of 2 ranks"):
         hvd.allreduce(tf.ones(2), op=hvd.Adasum)
     pair = hvd.add_process_set([0, 1])
+    stepping(rank, pair)
     if rank == 2:
         return
     inputs = [np.array([[1.0, 0.0, 2.0]]), np.array([[0.0, 3.0, 0.0]]), np.array([[1.0, 0.0, 2.0]])]
@@ -365,12 +407,6 @@ def adasum(rank: int) -> None:
 
 
 # --- optimizers of TensorFlow 1 ---------------------------------------------------------------------------------------
-
-v1 = tf.compat.v1
-# The dense and the sparse gradients are two operations: with one thread they must not run in different orders.
-ONE_THREAD = v1.ConfigProto(
-    inter_op_parallelism_threads=1, intra_op_parallelism_threads=1, use_per_session_threads=True
-)
 
 
 def legacy_eager(rank: int) -> None:
@@ -414,8 +450,10 @@ def legacy_eager(rank: int) -> None:
     ):
         with pytest.raises(ValueError, match=text):
             hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), **wrong)
-    with pytest.raises(hvd.UnavailableError, match="op == Adasum"):
-        hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum)
+    with pytest.raises(ValueError, match="op == Adasum is not supported yet with Keras"):
+        hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0), op=hvd.Adasum)
+    with pytest.raises(hvd.UnavailableError, match="op=Adasum takes no groups"):
+        hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum, groups=2)
     with pytest.raises(ValueError, match="wrapped already"):
         hvd.DistributedOptimizer(optimizer)
     with pytest.raises(ValueError, match="doesn't inherit from either legacy TensorFlow or Keras optimizer"):

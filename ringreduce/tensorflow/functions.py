@@ -45,8 +45,8 @@ def broadcast_variables(
     if not process_set.included():
         targets = []
     values = broadcasts([tf.convert_to_tensor(target) for target in targets], root_rank, process_set=process_set)
-    assigned = [_assigned(target, value) for target, value in zip(targets, values, strict=True)]
-    return None if tf.compat.v1.executing_eagerly_outside_functions() else tf.group(*assigned)
+    done = [assigned(target, value) for target, value in zip(targets, values, strict=True)]
+    return None if tf.compat.v1.executing_eagerly_outside_functions() else tf.group(*done)
 
 
 def broadcast_object(
@@ -133,7 +133,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         session.run(self.bcast_op)
 
 
-def _assigned(variable: Any, value: tf.Tensor) -> Any:
+def assigned(variable: Any, value: tf.Tensor) -> Any:
     """The assignment; also to the variables without resources that TensorFlow 1 has."""
     if variable.dtype._is_ref_dtype:
         return tf.compat.v1.assign(variable, value).op

@@ -98,6 +98,7 @@ class GradientReducer:
         return [one if one is None or ranks == 1 else _multiplied(one, 1.0 / float(ranks or 1)) for one in grads]
 
     def _reduce(self, grads: list[Any], name: str | None, generic: bool) -> list[Any]:
+        """One operation; with IndexedSlices a second. The collectives take no factors for these: they multiply here."""
         before, after = 1.0 / self._predivide, self._predivide
         slices = [at for at, one in enumerate(grads) if isinstance(one, tf.IndexedSlices)] if before != 1.0 else []
         for at in slices:
