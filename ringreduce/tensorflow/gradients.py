@@ -67,8 +67,8 @@ class GradientReducer:
         Args:
             grads: tensors, IndexedSlices and None; the same kinds, shapes and dtypes on all ranks.
             vars: the variables they belong to; needed where groups are lists of variables.
-            use_generic_names: operations are called grad_0, grad_1, ... and not after their nodes, for ranks whose
-                graphs differ elsewhere.
+            use_generic_names: operations are called grad_0, grad_1, ... and not after their place in the function, for
+                ranks whose graphs differ elsewhere.
         """
         refuse_strategies(self._name, vars or ())
         results = list(grads)

@@ -43,7 +43,7 @@ def allreduce(
         compression: applied before, and undone after.
         op: Average (default; truncates integers toward zero), Sum, Min, Max, Product; Adasum: see adasum.py.
         prescale_factor, postscale_factor: multiply each input, and the result.
-        name: identifies the operation; None: in a graph the name of its node, eagerly the order of calls.
+        name: identifies the operation; None: its number in the graph, eagerly the order of calls.
         process_set: the ranks that take part.
         ignore_name_scope: leaves the scopes around the node out of the operation's name.
 

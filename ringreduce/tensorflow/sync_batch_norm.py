@@ -75,16 +75,13 @@ def _moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of all ranks' inputs together. Weights are 0 or 1, one for each element, or None: all 1."""
 
-    # Keras numbers its layers, and a rank may have made more of them: their names must not get into the operations'.
-    settings: dict[str, Any] = {"ignore_name_scope": True, "process_set": process_set}
-
     def forward(values: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
-        counts, means, m2s = _combined(mpi_ops.allgather(_statistics(values, weights, axes), **settings))
+        counts, means, m2s = _combined(mpi_ops.allgather(_statistics(values, weights, axes), process_set=process_set))
         mean = tf.cast(means, values.dtype)
         variance = tf.cast(m2s / counts, values.dtype)
 
         def backward(mean_grad: tf.Tensor, variance_grad: tf.Tensor) -> tf.Tensor:
-            grads = mpi_ops._allreduce(tf.stack([mean_grad, variance_grad]), op=Sum, **settings)
+            grads = mpi_ops._allreduce(tf.stack([mean_grad, variance_grad]), op=Sum, process_set=process_set)
             grads = tf.cast(tf.cast(grads, tf.float64) / counts, values.dtype)  # of one value's part in the mean
             slope = _along(2.0 * grads[1], values, axes)
             grad = _along(grads[0], values, axes) + slope * (values - _along(mean, values, axes))

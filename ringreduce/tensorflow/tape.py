@@ -40,7 +40,7 @@ class DistributedTape(tf.GradientTape):  # type: ignore[misc]
 
         Args:
             target, sources, output_gradients, unconnected_gradients: as in tf.GradientTape.gradient().
-            use_generic_names: operations are called grad_0, grad_1, ... and not after their nodes.
+            use_generic_names: operations are called grad_0, grad_1, ... and not after their place in the function.
 
         Returns:
             What tf.GradientTape.gradient() returns, in the structure of sources. None stays None.
