@@ -11,6 +11,7 @@
 
 #include "framework/calls.h"
 #include "framework/jax.h"
+#include "framework/table.h"
 #include "python_calls.h"
 
 namespace rr {

@@ -1,4 +1,4 @@
-"""docs/migrate-from-horovod.md: its programs run on two ranks, its commands start, and its tables are complete."""
+"""docs/migrate-from-horovod.md, PyTorch: its programs run on two ranks, its commands start, its tables are complete."""
 
 import re
 import shlex
@@ -17,9 +17,11 @@ from test_horovod_names import CONSTANTS, SIGNATURES
 from ringreduce import config
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "migrate-from-horovod.md").read_text()
-PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+TORCH = PAGE[: PAGE.index("\n## TensorFlow\n")]
+"""The part for PyTorch; tests/test_tensorflow_*.py have the rest."""
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", TORCH, re.MULTILINE | re.DOTALL)
 COMMANDS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-ROWS = re.findall(r"^\| (`[^|]*) \| (\w+) \| ([^|]*)\|$", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| (`[^|]*) \| (\w+) \| ([^|]*)\|$", TORCH, re.MULTILINE)
 
 
 def execute(programs: list[str]) -> int:

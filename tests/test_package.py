@@ -54,7 +54,12 @@ def test_a_layer_includes_only_earlier_ones(layer: str) -> None:
 # --- Python: the core imports no framework; frameworks are peers; launch, bench, doctor, cli stand at the edge --------
 
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "jaxlib", "cupy", "mpi4py"}
-PEERS = {"torch": {"torch"}, "tensorflow": {"tensorflow", "keras"}, "keras": {"tensorflow", "keras"}, "jax": {"jax"}}
+PEERS = {
+    "torch": {"torch"},
+    "tensorflow": {"tensorflow", "keras"},
+    "keras": {"tensorflow", "keras", "torch", "jax"},
+    "jax": {"jax"},
+}
 LAZY = {"mpi": {"mpi4py"}}  # within functions: where a job is on several hosts, or MPI is asked for by name
 EDGE = {"launch", "bench", "doctor", "cli", "timeline"}
 

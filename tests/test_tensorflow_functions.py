@@ -34,16 +34,16 @@ def variables(rank: int) -> None:
         assert bool(made[3].numpy()) == (root == 1)
         assert made[4].numpy()[0] == tf.cast(root / 3, tf.bfloat16).numpy()
 
+    def in_graph(made: list[Any], inplace: bool) -> None:
+        tf.function(lambda: hvd.broadcast_variables(made, 1, inplace=inplace))()
+
     for inplace in (False, True):
         for root in (0, 1):
             made = make()
             hvd.broadcast_variables(made, root_rank=root, inplace=inplace)
             check(made, root)
         made = make()
-        in_graph = tf.function(
-            lambda made=made, inplace=inplace: hvd.broadcast_variables(made, 1, inplace=inplace) and 0
-        )
-        in_graph()
+        in_graph(made, inplace)
         check(made, 1)
     hvd.broadcast_variables((variable for variable in made), 0)
     hvd.broadcast_variables([], 0)

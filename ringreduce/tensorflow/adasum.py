@@ -1,7 +1,7 @@
 """op=Adasum for tensors of TensorFlow: gathered, and combined by each rank as ringreduce/common/adasum.py says.
 
-Not differentiable. Each rank moves and holds N times the bytes of the tensors, so it is for a few ranks. The combining runs in NumPy, in a
-graph as tf.numpy_function.
+Not differentiable. Each rank moves and holds N times the bytes of the tensors, so it is for a few ranks. The combining
+runs in NumPy, in a graph as tf.numpy_function.
 """
 
 from __future__ import annotations

@@ -1,0 +1,16 @@
+"""Horovod's callbacks, for model.fit()."""
+
+from __future__ import annotations
+
+from ringreduce.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
+from ringreduce.keras.callbacks.checkpoint import BestModelCheckpoint
+from ringreduce.keras.callbacks.metrics import MetricAverageCallback
+from ringreduce.keras.callbacks.schedule import LearningRateScheduleCallback, LearningRateWarmupCallback
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]

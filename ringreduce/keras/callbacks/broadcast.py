@@ -1,0 +1,60 @@
+"""The same start on all ranks: the model and the optimizer of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from ringreduce.keras.functions import broadcast_variables
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
+    """Gives every rank the weights and the optimizer's variables of one rank when training begins. Collective.
+
+    That is before the first batch, where the model is built by then (by an Input, a call, or Keras's trainer for torch
+    and JAX); the optimizer is built here if it is not yet. Otherwise it is after the first batch, as in Horovod, whose
+    step is then lost on all ranks but the root. Random seeds of layers such as Dropout stay each rank's own.
+
+    Args:
+        root_rank: global rank whose variables they are.
+        device: for Horovod's signature; without effect.
+        local_variables: variables that stay each rank's own.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self._local = list(local_variables or ())
+        self._done = False
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable out of the broadcast."""
+        self._local.append(var)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        model: Any = self.model
+        self._done = False
+        if all(layer.built for layer in model._flatten_layers()):
+            if not model.optimizer.built:
+                model.optimizer.build(model.trainable_variables)
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if not self._done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        model: Any = self.model
+        if hasattr(model, "jax_state_sync"):  # JAX's trainer keeps values aside while it trains
+            model.jax_state_sync()
+        local = {id(_native(variable)) for variable in self._local}
+        variables = [v for v in model.weights + model.optimizer.variables if id(_native(v)) not in local]
+        broadcast_variables(variables, self.root_rank)
+        self._done = True
+
+
+def _native(variable: Any) -> Any:
+    """What TensorFlow users may have in hand in place of the Keras variable; the same object each time."""
+    return variable.value if keras.backend.backend() == "tensorflow" and hasattr(variable, "value") else variable

@@ -1,0 +1,41 @@
+"""Metrics of all ranks at the end of an epoch."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+
+from ringreduce import ops
+from ringreduce.basics import rank
+from ringreduce.errors import MismatchError
+from ringreduce.process_sets import global_process_set
+
+
+class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
+    """Replaces the metrics of an epoch, val_ ones included, by their means over all ranks. Collective.
+
+    It comes before callbacks that look at metrics in the list that fit() is given, such as ReduceLROnPlateau,
+    EarlyStopping and TensorBoard, so that all ranks come to the same conclusion. The history has the means too.
+
+    Args:
+        device: for Horovod's signature; without effect.
+
+    Raises:
+        MismatchError: in fit(), when ranks have different metrics.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if not logs or global_process_set.size() == 1:
+            return
+        names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
+        mark = float(zlib.crc32("\n".join(names).encode()))  # the mean of equal ones is exact
+        means = ops.allreduce(np.array([mark, *(float(logs[name]) for name in names)]))
+        if means[0] != mark:
+            raise MismatchError(f"MetricAverageCallback: ranks have different metrics; rank {rank()} has {names}")
+        logs.update(zip(names, means[1:].tolist(), strict=True))

@@ -1,0 +1,69 @@
+"""Gradient compression for every backend of Keras: Horovod's pair of functions around a collective."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from keras import ops
+from keras.backend import is_float_dtype, standardize_dtype
+
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+
+
+class Compressor(Protocol):
+    """A pair of functions around a collective; a class of your own will do."""
+
+    def compress(self, tensor: Any) -> tuple[Any, Any]:
+        """The tensor to send, and what decompress() needs."""
+        ...
+
+    def decompress(self, tensor: Any, ctx: Any) -> Any:
+        """The received tensor as the caller expects it."""
+        ...
+
+
+class NoneCompressor:
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+
+class CastCompressor:
+    """Sends floating-point tensors in another dtype; others as they are."""
+
+    dtype: str
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        dtype = standardize_dtype(tensor.dtype)
+        return (ops.cast(tensor, cls.dtype), dtype) if is_float_dtype(dtype) else (tensor, None)
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor if ctx is None else ops.cast(tensor, ctx)
+
+
+class FP16Compressor(CastCompressor):
+    """float16: 11 significant bits, nothing above 65504."""
+
+    dtype = "float16"
+
+
+class BF16Compressor(CastCompressor):
+    """bfloat16: 8 significant bits, the range of float32."""
+
+    dtype = "bfloat16"
+
+
+class Compression:
+    """The compressors there are; any class with the same two functions may be passed in their place."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

@@ -1,0 +1,109 @@
+"""What DistributedOptimizer puts in front of an optimizer's class: gradients of all ranks come to its apply().
+
+apply() is where every trainer of Keras hands gradients over: TensorFlow's by apply_gradients(), JAX's by
+stateless_apply(), torch's directly. What Keras does with them there, loss scaling, clipping and weight decay included,
+comes after the reduction. With gradient accumulation, Keras adds them up in apply() and clips the mean on update steps
+only; so there the reduction comes just before clipping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from ringreduce.errors import Error
+from ringreduce.keras.exchange import Exchange, is_sum
+
+
+class DistributedMixin:
+    """Comes before the user's class in the class of the result; super() is that class."""
+
+    _plain: type
+    _exchange: Exchange
+    _accumulated: list[Any] | None = None
+    """Within apply() with accumulation: the variables that _clip_gradients() will be given the gradients of."""
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable's gradient out of the reduction: each rank has its own value of the variable.
+
+        The gradient is divided by the number of ranks, unless scale_local_gradients=False was given.
+        """
+        self._exchange.local_variables.append(var)
+
+    def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
+        """The optimizer's apply(), with reduced gradients. Collective over the process set.
+
+        A None among the gradients stays one; it must be None on all ranks.
+        """
+        me: Any = self
+        gradients = list(grads)
+        variables = list(me._trainable_variables if trainable_variables is None else trainable_variables)
+        settings = self._exchange.settings
+        if len(variables) != len(gradients) or not (self._exchange.is_needed() or is_sum(settings)):
+            return self._plain_apply(gradients, trainable_variables)
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        special = [i for i in present if me._overwrite_variable_with_gradient(variables[i])]
+        usual = [i for i in present if i not in special]
+        if self._exchange.is_needed():
+            # These are no gradients but float8's new scales, for which the largest one is right on all ranks.
+            for i, value in zip(special, self._exchange.largest([gradients[i] for i in special]), strict=True):
+                gradients[i] = value
+        if self._accumulates():
+            return self._apply_accumulating(gradients, trainable_variables, [variables[i] for i in usual])
+        reduced = self._exchange.reduce([gradients[i] for i in usual], [variables[i] for i in usual], me._var_key)
+        for i, gradient in zip(usual, reduced, strict=True):
+            gradients[i] = gradient
+        return self._plain_apply(gradients, trainable_variables)
+
+    def _plain_apply(self, gradients: list[Any], variables: Iterable[Any] | None) -> Any:
+        parent: Any = super()
+        return parent.apply(gradients, variables)
+
+    def _accumulates(self) -> bool:
+        """Whether Keras's own apply() accumulates. One of the user's own may do anything; there every call reduces."""
+        me: Any = self
+        return bool(me.gradient_accumulation_steps) and self._plain.apply is keras.optimizers.Optimizer.apply  # type: ignore[attr-defined]
+
+    def _apply_accumulating(self, gradients: list[Any], given: Iterable[Any] | None, usual: list[Any]) -> Any:
+        vars(self)["_accumulated"] = usual
+        try:
+            return self._plain_apply(gradients, given)
+        finally:
+            del vars(self)["_accumulated"]
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+        """With accumulation: reduces the mean of the last passes first, on update steps."""
+        parent: Any = super()
+        me: Any = self
+        variables = self._accumulated
+        if variables is None:
+            return parent._clip_gradients(grads)
+        steps = me.gradient_accumulation_steps
+        grads = list(grads)
+        if len(grads) != len(variables):
+            raise Error(
+                f"Keras {keras.__version__} clips {len(grads)} gradients of the {len(variables)} that it accumulates: "
+                "gradient accumulation of this version is not known to ringreduce.keras; please report it, and use "
+                "one pass a step meanwhile"
+            )
+
+        def reduced() -> list[Any]:
+            needed = self._exchange.is_needed()
+            result = self._exchange.reduce(grads, variables, me._var_key) if needed else grads
+            return [gradient * steps for gradient in result] if is_sum(self._exchange.settings) else result
+
+        if keras.backend.backend() == "jax":  # which calls this on every step, and drops what comes of most
+            result = ops.cond((me._iterations + 1) % steps == 0, reduced, lambda: grads)
+        else:
+            result = reduced()
+        return parent._clip_gradients(result)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "loss_scale_factor" and value is None:
+            from ringreduce.keras.loss_scale import watch
+
+            watch()  # this is what a LossScaleOptimizer does to the optimizer that it is made around
+        super().__setattr__(name, value)

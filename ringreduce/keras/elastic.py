@@ -1,0 +1,49 @@
+"""The reserved names of elastic training. Importing them is fine, using them says that it does not exist yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ringreduce.errors import UnavailableError
+
+
+def run(func: Callable[..., Any]) -> NoReturn:
+    """Horovod's decorator of an elastic training function. Raises UnavailableError where it is applied."""
+    _unavailable("run")
+
+
+class KerasState:
+    """Horovod's elastic state of a model and its optimizer. Raises UnavailableError when instantiated."""
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        _unavailable("KerasState")
+
+
+class CommitStateCallback:
+    """Horovod's callback that commits a state every few batches. Raises UnavailableError when instantiated."""
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        _unavailable("CommitStateCallback")
+
+
+class UpdateBatchStateCallback:
+    """Horovod's callback that counts batches in a state. Raises UnavailableError when instantiated."""
+
+    def __init__(self, state: Any) -> None:
+        _unavailable("UpdateBatchStateCallback")
+
+
+class UpdateEpochStateCallback:
+    """Horovod's callback that counts epochs in a state. Raises UnavailableError when instantiated."""
+
+    def __init__(self, state: Any) -> None:
+        _unavailable("UpdateEpochStateCallback")
+
+
+def _unavailable(name: str) -> NoReturn:
+    raise UnavailableError(
+        f"hvd.elastic.{name}: elastic training does not exist yet. Without it: keras.callbacks.ModelCheckpoint on rank "
+        "0, start the job again after a failure, load the file with hvd.load_model() on all ranks, and go on with "
+        "fit(initial_epoch=...)"
+    )

@@ -1,0 +1,151 @@
+"""Gradients become those of all ranks: what a DistributedOptimizer was told, and what it does with a list of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keras import ops
+
+from ringreduce.errors import MismatchError
+from ringreduce.keras import seam
+from ringreduce.keras.compression import NoneCompressor
+from ringreduce.ops import Max, Min
+from ringreduce.process_sets import ProcessSet
+
+Gradients = Sequence[Any]
+Key = Callable[[Any], Any]
+"""The optimizer's own key of a variable: Keras and TensorFlow variables that are the same one have the same."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of DistributedOptimizer."""
+
+    name: str | None
+    compression: Any
+    sparse_as_dense: bool
+    gradient_predivide_factor: float
+    op: int
+    backward_passes_per_step: int
+    average_aggregated_gradients: bool
+    groups: int | list[list[Any]]
+    process_set: ProcessSet
+    scale_local_gradients: bool
+
+
+class Exchange:
+    """Reduces lists of gradients. An optimizer has one."""
+
+    def __init__(self, settings: Settings, local_layers: Sequence[Any] = ()) -> None:
+        self.settings = settings
+        self.local_layers = list(local_layers)  # asked for their variables when these are needed: then they are built
+        self.local_variables: list[Any] = []
+
+    def is_needed(self) -> bool:
+        """False outside of the process set, and in a set of one rank.
+
+        Raises:
+            NotInitializedError: before init().
+            InvalidArgumentError: the process set is not registered.
+        """
+        process_set = self.settings.process_set
+        return process_set.included() is not False and process_set.group.size > 1
+
+    def reduce(self, gradients: Gradients, variables: Sequence[Any], key: Key) -> list[Any]:
+        """The gradients of all ranks; those of local variables divided by the number of ranks. Collective.
+
+        Neither may have None in it. The same variables in the same order on all ranks.
+        """
+        seam.active().check()
+        reduced = list(gradients)
+        local = {key(variable) for variable in self._local()}
+        shared = []
+        for index, variable in enumerate(variables):
+            if key(variable) not in local:
+                shared.append(index)
+            elif self.settings.scale_local_gradients:
+                reduced[index] = reduced[index] / self.settings.process_set.size()
+        for number, group in enumerate(self._grouped(shared, variables, key)):
+            for index, gradient in zip(group, self._together([reduced[i] for i in group], number), strict=True):
+                reduced[index] = gradient
+        return reduced
+
+    def largest(self, values: Gradients) -> list[Any]:
+        """The largest of each element over the ranks. Collective."""
+        return self._call(values, self._named("overwritten"), Max)
+
+    def all_true(self, flag: Any) -> Any:
+        """Whether a flag, a tensor without dimensions, is true on all ranks: a tensor. Collective."""
+        seam.active().check()
+        votes = ops.reshape(ops.cast(flag, "int32"), (1,))
+        return ops.cast(ops.reshape(self._call([votes], self._named("finite"), Min)[0], ()), "bool")
+
+    def _local(self) -> list[Any]:
+        return self.local_variables + [v for layer in self.local_layers for v in layer.trainable_variables]
+
+    def _named(self, part: object) -> str | None:
+        return None if self.settings.name is None else f"{self.settings.name}.{part}"
+
+    def _grouped(self, shared: list[int], variables: Sequence[Any], key: Key) -> list[list[int]]:
+        """The indices of each operation: as many equal parts as groups says, or its lists and what is in none."""
+        groups = self.settings.groups
+        if isinstance(groups, int):
+            count = max(1, min(groups, len(shared)))
+            base, extra = divmod(len(shared), count)
+            ends = [part * base + min(part, extra) for part in range(count + 1)]
+            parts = [shared[start:end] for start, end in itertools.pairwise(ends)]
+        else:
+            place = {key(variable): number for number, group in enumerate(groups) for variable in group}
+            parts = [[] for _ in range(len(groups) + 1)]
+            for index in shared:
+                parts[place.get(key(variables[index]), len(groups))].append(index)
+        return [part for part in parts if part]
+
+    def _together(self, gradients: list[Any], number: int) -> list[Any]:
+        """Gradients as one operation; sparse ones, which are gathered, each by itself."""
+        backend, settings = seam.active(), self.settings
+        sparse = [index for index, gradient in enumerate(gradients) if backend.is_sparse(gradient)]
+        if settings.sparse_as_dense:
+            for index in sparse:
+                gradients[index] = backend.dense(gradients[index])
+            sparse = []
+        dense = [index for index in range(len(gradients)) if index not in sparse]
+        factor = settings.gradient_predivide_factor
+        results = self._call(
+            [gradients[i] for i in dense], self._named(number), settings.op, 1 / factor, factor, settings.compression
+        )
+        for index, result in zip(dense, results, strict=True):
+            gradients[index] = result
+        for index in sparse:
+            name = self._named(f"{number}.{index}")
+            gradients[index] = backend.sparse_allreduce(gradients[index], name, settings.op, settings.process_set)
+        return gradients
+
+    def _call(
+        self,
+        tensors: Gradients,
+        name: str | None,
+        op: int,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        compression: Any = NoneCompressor,
+    ) -> list[Any]:
+        if not tensors:
+            return []
+        try:
+            return seam.active().grouped_allreduce(
+                tensors, name, op, prescale, postscale, compression, self.settings.process_set
+            )
+        except MismatchError as error:
+            raise MismatchError(
+                f"{error}. DistributedOptimizer reduces the gradients of all variables that have one: a variable has "
+                "to have a gradient on all ranks or on none"
+            ) from error
+
+
+def is_sum(settings: Settings) -> bool:
+    """Whether gradients of the passes before a step are added up, where Keras takes their mean."""
+    return settings.backward_passes_per_step > 1 and not settings.average_aggregated_gradients

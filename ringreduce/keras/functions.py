@@ -1,0 +1,100 @@
+"""Horovod's functions of Keras: collectives on values of the active backend, and variables from one rank to all."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from ringreduce import movement
+from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.keras import seam
+from ringreduce.keras.compression import Compression
+from ringreduce.ops import Average, Sum
+from ringreduce.process_sets import ProcessSet, global_process_set
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = Compression.none,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The mean (op=Sum: the sum, and so on) of every rank's value, on every rank: a tensor of the active backend.
+
+    Args:
+        value: a tensor, a variable, an array or a number; the same shape and dtype on all ranks.
+        name: identifies the operation; None uses the order of calls.
+        average: Horovod's old spelling of op.
+        prescale_factor, postscale_factor: multiplied in before and after.
+        op: Average (default), Sum, Min, Max or Product.
+        compression: hvd.Compression's, or a class of yours with the two functions.
+        process_set: the ranks that take part.
+
+    Raises:
+        InvalidArgumentError: both op and average are given.
+    """
+    if average is not None:
+        if op is not None:
+            raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
+        message = "Parameter `average` has been replaced with `op` and will be removed"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        op = Average if average else Sum
+    op = Average if op is None else op
+    # A new tensor: what a backend reduces in place must not be the caller's.
+    tensor = keras.ops.copy(keras.ops.convert_to_tensor(value))
+    settings = (name, op, prescale_factor, postscale_factor, compression, process_set)
+    return seam.active().grouped_allreduce([tensor], *settings)[0]
+
+
+def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Every rank's value along the first dimension, in rank order: a tensor of the active backend.
+
+    The first dimension may differ between ranks, the others and the dtype may not.
+    """
+    return seam.active().allgather(keras.ops.convert_to_tensor(value), name, process_set)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """The value of the root, a global rank, on every rank: a tensor of the active backend."""
+    return seam.active().broadcast(keras.ops.convert_to_tensor(value), root_rank, name, process_set)
+
+
+def reducescatter(
+    value: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
+) -> Any:
+    """This rank's part, along the first dimension, of the mean (op=Sum: the sum): a tensor of the active backend."""
+    return seam.active().reducescatter(keras.ops.convert_to_tensor(value), name, op, process_set)
+
+
+def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Gives variables the values that they have on the root, a global rank. Collective; outside of graphs.
+
+    Args:
+        variables: such as `model.weights + model.optimizer.variables`; the same on all ranks, in the same order.
+
+    Raises:
+        MismatchError: their shapes or dtypes differ between ranks.
+    """
+    variables = list(variables)
+    arrays = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]  # writable
+    handles = [movement.broadcast_async_(array, root_rank, process_set=process_set) for array in arrays]
+    for variable, array, handle in zip(variables, arrays, handles, strict=True):
+        handle.wait()
+        variable.assign(array)
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Horovod's, for graphs of TensorFlow 1. Raises UnavailableError: Keras 3 has no list of all variables."""
+    raise UnavailableError(
+        "hvd.broadcast_global_variables() does not support eager execution, and Keras 3 has no list of all variables. "
+        f"Use hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank}) with model.fit(), or "
+        f"hvd.broadcast_variables(model.weights + model.optimizer.variables, {root_rank})"
+    )

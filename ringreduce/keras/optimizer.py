@@ -1,0 +1,147 @@
+"""DistributedOptimizer: the user's own Keras optimizer, whose apply() uses gradients reduced over all ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.keras.compression import Compression
+from ringreduce.keras.exchange import Exchange, Settings
+from ringreduce.keras.wrapping import wrap
+from ringreduce.ops import Average, Sum
+from ringreduce.process_sets import ProcessSet, global_process_set
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """The optimizer with its state, in a class that reduces gradients first.
+
+    The result is an instance of the optimizer's class too, with its name, configuration and variables (shared with the
+    optimizer given, so that one that is built already keeps its state). A model compiled with it is saved, and loaded
+    by keras.models.load_model() or hvd.load_model(), as with the plain one.
+
+    Args:
+        optimizer: any optimizer of Keras 3, LossScaleOptimizer included.
+        name: prefix of the operations' names; None identifies them by their order.
+        device_dense, device_sparse: for Horovod's signature; without effect.
+        compression: applied to each gradient before it travels, and undone after.
+        sparse_as_dense: makes sparse gradients dense; otherwise their indices and values are gathered.
+        gradient_predivide_factor: divides gradients by this before, and by size / this after the sum; op=Average only.
+        op: Average (default) or Sum.
+        groups: a number of groups of equal length, or lists of variables, each reduced as one operation of its own.
+            None: all gradients are one operation.
+        num_groups: the same number, under the name it had.
+        backward_passes_per_step: apply() calls before a step; their gradients are added up on each rank first. It sets
+            the optimizer's gradient_accumulation_steps, and `iterations` counts as it does there.
+        average_aggregated_gradients: takes the mean of these gradients in place of their sum.
+        process_set: the ranks that take part.
+        scale_local_gradients: divides the gradients of local variables (register_local_var()) by the number of ranks.
+
+    Raises:
+        InvalidArgumentError: an argument is wrong; it says which.
+        UnavailableError: backward_passes_per_step, and the optimizer's class accumulates in a way of its own; or there
+            is no support for Keras's backend.
+
+    >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * hvd.size())), loss="mse")
+    """
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
+    if op not in (Average, Sum):
+        raise InvalidArgumentError("op currently only supports Average and Sum")
+    if backward_passes_per_step <= 0:
+        raise InvalidArgumentError("backward_passes_per_step must be > 0")
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    settings = Settings(
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=_checked_groups(groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    return wrap(optimizer, Exchange(settings))
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """DistributedOptimizer() that leaves the variables of some layers to each rank.
+
+    Args:
+        local_layers: a layer, or a list of layers, built or not, whose trainable variables are local
+            (register_local_var()).
+
+    The other arguments and errors are DistributedOptimizer's.
+    """
+    layers = [] if local_layers is None else [local_layers] if _is_layer(local_layers) else list(local_layers)
+    if not all(map(_is_layer, layers)):
+        raise InvalidArgumentError("All local layers must be of keras.layers.Layer type.")
+    wrapped = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        groups=groups,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    wrapped._exchange.local_layers.extend(layers)
+    return wrapped
+
+
+def _is_layer(value: Any) -> bool:
+    return isinstance(value, keras.layers.Layer)
+
+
+def _checked_groups(groups: int | Sequence[Sequence[Any]] | None) -> list[list[Any]] | int:
+    if groups is None or (isinstance(groups, int) and groups >= 0):
+        return groups or 0
+    if isinstance(groups, int) or any(not isinstance(group, (list, tuple)) for group in groups):
+        raise InvalidArgumentError("groups should be a non-negative integer or a list of list of keras.Variable.")
+    members = [id(variable) for group in groups for variable in group]
+    if len(set(members)) != len(members):
+        raise InvalidArgumentError("A variable can only appear once in groups.")
+    return [list(group) for group in groups]

@@ -1,0 +1,257 @@
+"""DistributedOptimizer beside the plain optimizer that is given all ranks' gradients. Run within a job of two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras.optimizers import SGD, Adam, LossScaleOptimizer, MultiOptimizer, OptimizerMap, RMSprop
+from keras_checks import (
+    apply_steps,
+    assert_close,
+    gradients,
+    mean_gradients,
+    new_variables,
+    operations,
+    tensor,
+    values,
+)
+
+
+def steps_are_those_of_the_plain_optimizer(hvd: Any) -> None:
+    mine = [gradients(step, hvd.rank()) for step in range(4)]
+    mean = [mean_gradients(step, hvd.size()) for step in range(4)]
+    total = [[hvd.size() * gradient for gradient in step] for step in mean]
+    ways: list[tuple[Callable[[], Any], dict[str, Any], Any, list[int]]] = [
+        (lambda: SGD(0.1, momentum=0.9, nesterov=True), {}, mean, [1, 1, 1, 1]),
+        (lambda: SGD(0.1), {"op": hvd.Sum, "name": "steps"}, total, [1, 1, 1, 1]),
+        (lambda: Adam(0.1, clipnorm=0.3), {"groups": 2}, mean, [2, 2, 2, 2]),
+        (lambda: RMSprop(0.1, global_clipnorm=0.3), {"gradient_predivide_factor": 4.0}, mean, [1, 1, 1, 1]),
+        (lambda: SGD(0.1, clipvalue=0.2, loss_scale_factor=8.0), {"groups": 99}, mean, [3, 3, 3, 3]),
+        (lambda: SGD(0.1, global_clipnorm=0.5, gradient_accumulation_steps=2), {}, mean, [0, 1, 0, 1]),
+        (lambda: Adam(0.1, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3), {}, mean, [1, 1, 1, 1]),
+    ]
+    for compiled in (False, True):
+        for number, (make, options, equivalent, counts) in enumerate(ways):
+            optimizer = hvd.DistributedOptimizer(make(), **options)
+            ours, counted = operations(hvd, partial(apply_steps, optimizer, mine, compiled=compiled))
+            assert_close(ours, apply_steps(make(), equivalent))
+            assert counted == counts, (number, compiled, counted)
+            assert int(keras.ops.convert_to_numpy(optimizer._iterations)) == 4
+        for average in (False, True):
+            optimizer = hvd.DistributedOptimizer(
+                SGD(0.1, clipnorm=0.7), backward_passes_per_step=2, average_aggregated_gradients=average
+            )
+            both = [[(a + b) / (1 + average) for a, b in zip(*mean[i : i + 2], strict=True)] for i in (0, 2)]
+            ours, counted = operations(hvd, partial(apply_steps, optimizer, mine, compiled=compiled))
+            assert_close(ours, apply_steps(SGD(0.1, clipnorm=0.7), both))
+            assert counted == [0, 1, 0, 1]
+            assert optimizer.get_config()["gradient_accumulation_steps"] == 2
+
+
+def variables_may_be_local_or_without_gradient(hvd: Any) -> None:
+    rank, size = hvd.rank(), hvd.size()
+    mine, mean = gradients(0, rank), mean_gradients(0, size)
+    start = values(7)
+    for compiled in (False, True):
+        for options, divisor in (({}, size), ({"scale_local_gradients": False}, 1)):
+            variables = new_variables()
+            optimizer = hvd.DistributedOptimizer(SGD(1.0), **options)
+            optimizer.register_local_var(variables[1])
+            ours = apply_steps(optimizer, [mine], variables, compiled)
+            assert_close(ours, [start[0] - mean[0], start[1] - mine[1] / divisor, start[2] - mean[2]])
+
+        with pytest.warns(UserWarning, match="Gradients do not exist for variables"):
+            ours = apply_steps(hvd.DistributedOptimizer(SGD(1.0)), [[None, *mine[1:]]], None, compiled)
+        assert_close(ours, [start[0], start[1] - mean[1], start[2] - mean[2]])
+
+        variables = new_variables()
+        variables[0].overwrite_with_gradient = True  # as float8's scales are
+        ours = apply_steps(hvd.DistributedOptimizer(SGD(1.0)), [mine], variables, compiled)
+        largest = np.maximum(*(gradients(0, other)[0] for other in range(size)))
+        assert_close(ours, [largest, start[1] - mean[1], start[2] - mean[2]])
+
+    layers = [keras.layers.Dense(2, dtype="float64"), keras.layers.Dense(2, dtype="float64")]
+    optimizer = hvd.PartialDistributedOptimizer(SGD(1.0), local_layers=layers[:1], backward_passes_per_step=2)
+    for layer in layers:
+        layer.build((None, 3))
+    variables = [v for layer in layers for v in layer.trainable_variables]
+    before = [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
+    own = [np.full(v.shape, rank + 1.0) for v in variables]
+    after = apply_steps(optimizer, [own, own], variables)
+    changes = [float((old - new).flat[0]) for old, new in zip(before, after, strict=True)]
+    assert changes == pytest.approx([2 * (rank + 1) / size] * 2 + [3.0, 3.0])
+
+
+def groups_may_be_lists_of_variables(hvd: Any) -> None:
+    mean = mean_gradients(0, hvd.size())
+    for order, count in (([[1], [2, 0]], 2), ([[2]], 2), ([], 1)):
+        variables = new_variables()
+        groups = [[variables[i] for i in group] for group in order]
+        optimizer = hvd.DistributedOptimizer(SGD(1.0), groups=groups)
+        ours, counted = operations(hvd, partial(apply_steps, optimizer, [gradients(0, hvd.rank())], variables))
+        assert_close(ours, [a - b for a, b in zip(values(7), mean, strict=True)])
+        assert counted == [count]
+    with pytest.warns(DeprecationWarning, match="replaced by `groups`"):
+        assert hvd.DistributedOptimizer(SGD(1.0), num_groups=3)._exchange.settings.groups == 3
+
+
+def process_sets_and_compression(hvd: Any) -> None:
+    alone = hvd.add_process_set([0])
+    mine = gradients(0, hvd.rank())
+    ours, counted = operations(hvd, partial(apply_steps, hvd.DistributedOptimizer(SGD(1.0), process_set=alone), [mine]))
+    assert_close(ours, [a - b for a, b in zip(values(7), mine, strict=True)])
+    assert counted == [0]
+    hvd.remove_process_set(alone)
+    with pytest.raises(ValueError, match="does not exist, or has not been registered"):
+        apply_steps(hvd.DistributedOptimizer(SGD(1.0), process_set=alone), [mine])
+
+    exact = [a - b for a, b in zip(values(7), mean_gradients(0, hvd.size()), strict=True)]
+    for compression, bits in ((hvd.Compression.fp16, 11), (hvd.Compression.bf16, 8)):
+        ours = apply_steps(hvd.DistributedOptimizer(SGD(1.0), compression=compression), [mine])
+        assert all(v.dtype == np.float64 for v in ours)
+        error = max(float(np.max(np.abs(a - b))) for a, b in zip(ours, exact, strict=True))
+        assert 0 < error < 4 * 2.0**-bits
+
+    class Halved(hvd.Compression.none):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def compress(value: Any) -> Any:
+            return value / 2, 4.0
+
+        @staticmethod
+        def decompress(value: Any, ctx: Any) -> Any:
+            return value * ctx
+
+    ours = apply_steps(hvd.DistributedOptimizer(SGD(1.0), compression=Halved), [mine])
+    assert_close(ours, [a - 2 * b for a, b in zip(values(7), mean_gradients(0, hvd.size()), strict=True)])
+
+
+def loss_scaling_leaves_out_the_same_steps(hvd: Any) -> None:
+    rank, size = hvd.rank(), hvd.size()
+    scale = 16.0
+    mine = [[scale * g for g in gradients(step, rank)] for step in range(4)]
+    mine[1][0] = mine[1][0] * (np.nan if rank == 1 else 1)  # one rank's gradients are not finite
+    kept = [mean_gradients(step, size) for step in (0, 2, 3)]
+
+    def plain() -> Any:
+        return LossScaleOptimizer(SGD(0.1, global_clipnorm=0.5), initial_scale=scale, dynamic_growth_steps=100)
+
+    # After the step that is left out the scale is half as large, so gradients are unscaled by half as much.
+    kept = [kept[0], *[[2 * g for g in step] for step in kept[1:]]]
+    expected = apply_steps(SGD(0.1, global_clipnorm=0.5), kept)
+    # On JAX Keras's own works in compiled code only.
+    ways = (True,) if keras.backend.backend() == "jax" else (False, True)
+    for compiled in ways:
+        outside = hvd.DistributedOptimizer(plain())
+        inside = LossScaleOptimizer(
+            hvd.DistributedOptimizer(SGD(0.1, global_clipnorm=0.5)), initial_scale=scale, dynamic_growth_steps=100
+        )
+        for optimizer in (outside, inside):
+            assert_close(apply_steps(optimizer, mine, None, compiled), expected)
+            assert float(keras.ops.convert_to_numpy(optimizer.dynamic_scale)) == scale / 2
+            assert type(optimizer).__name__ == "LossScaleOptimizer"
+            assert type(optimizer.inner_optimizer).__name__ == "SGD"
+    with pytest.raises(hvd.InvalidArgumentError, match="DistributedOptimizer already"):
+        hvd.DistributedOptimizer(inside)
+
+    # One that has nothing to do with us is left as it is.
+    own = plain()
+    apply_steps(own, [mine[1]], None, True)
+    assert float(keras.ops.convert_to_numpy(own.dynamic_scale)) == (scale / 2 if rank == 1 else scale)
+
+
+def other_classes_of_optimizers(hvd: Any) -> None:
+    mine = [gradients(step, hvd.rank()) for step in range(2)]
+    mean = [mean_gradients(step, hvd.size()) for step in range(2)]
+
+    def multi() -> Any:
+        return MultiOptimizer(OptimizerMap(SGD(0.1), {"v1": Adam(0.1)}))
+
+    for compiled in (False, True):
+        ours, counted = operations(
+            hvd, partial(apply_steps, hvd.DistributedOptimizer(multi()), mine, compiled=compiled)
+        )
+        assert_close(ours, apply_steps(multi(), mean))
+        assert counted == [1, 1]
+    with pytest.raises(hvd.UnavailableError, match="apply"):
+        hvd.DistributedOptimizer(multi(), backward_passes_per_step=2)
+
+    class Own(SGD):  # type: ignore[misc, unused-ignore]
+        def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+            return super().apply([2 * g for g in grads], trainable_variables)
+
+    assert_close(apply_steps(hvd.DistributedOptimizer(Own(0.1)), mine), apply_steps(SGD(0.2), mean))
+
+
+def it_stays_the_same_optimizer(hvd: Any) -> None:
+    mine = [gradients(step, hvd.rank()) for step in range(2)]
+    mean = [mean_gradients(step, hvd.size()) for step in range(3)]
+    plain = Adam(0.25, beta_1=0.5, name="mine", clipnorm=1.0)
+    variables = new_variables()
+    plain.exclude_from_weight_decay(var_list=variables[:1])
+    apply_steps(plain, [mean[2]], variables)
+    expected = Adam(0.25, beta_1=0.5, clipnorm=1.0)
+    expected_values = apply_steps(expected, [mean[2], *mean[:2]])
+
+    ours = hvd.DistributedOptimizer(plain)
+    assert isinstance(ours, Adam)
+    assert (type(ours).__name__, type(ours).__module__, ours.name) == ("Adam", "keras.optimizers", "mine")
+    assert ours.get_config() == plain.get_config()
+    assert keras.optimizers.serialize(ours)["class_name"] == "Adam"
+    assert ours.built
+    assert ours._exclude_from_weight_decay == plain._exclude_from_weight_decay
+    assert int(keras.ops.convert_to_numpy(ours.iterations)) == 1
+    for step in mine:
+        ours.apply([tensor(g) for g in step], variables)
+    assert_close([np.array(keras.ops.convert_to_numpy(v)) for v in variables], expected_values)
+    ours.learning_rate = 0.5
+    assert float(keras.ops.convert_to_numpy(ours.learning_rate)) == 0.5
+
+    again = type(ours).from_config(ours.get_config())
+    assert again.get_config() == ours.get_config()
+    assert_close(apply_steps(again, mine), apply_steps(Adam(0.5, beta_1=0.5, clipnorm=1.0), mean[:2]))
+    plain_again = keras.optimizers.deserialize(keras.optimizers.serialize(ours))
+    assert not hasattr(plain_again, "_exchange")
+    assert plain_again.get_config() == ours.get_config()
+
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (SGD(1.0), {"op": hvd.Adasum}, "op currently only supports Average and Sum"),
+        (SGD(1.0), {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "not supported with op != Average"),
+        (SGD(1.0), {"backward_passes_per_step": 0}, "must be > 0"),
+        (SGD(1.0), {"groups": -1}, "non-negative integer"),
+        (SGD(1.0), {"groups": [variables[0]]}, "list of list"),
+        (SGD(1.0), {"groups": [variables[:1], variables[:2]]}, "only appear once"),
+        (SGD(1.0, gradient_accumulation_steps=3), {"backward_passes_per_step": 2}, "give one"),
+        (plain, {"backward_passes_per_step": 2}, "not built yet"),
+        (ours, {}, "DistributedOptimizer already"),
+        ("sgd", {}, "takes an optimizer of Keras 3"),
+    ]
+    for optimizer, options, text in wrong:
+        with pytest.raises(hvd.InvalidArgumentError, match=text):
+            hvd.DistributedOptimizer(optimizer, **options)
+    with pytest.raises(ValueError, match="layers must be"):
+        hvd.PartialDistributedOptimizer(SGD(1.0), local_layers=[variables[0]])
+
+
+def ranks_without_the_same_gradients_are_told(hvd: Any) -> None:
+    mine: list[Any] = list(gradients(0, hvd.rank()))
+    if hvd.rank() == 1:
+        mine[0] = None
+    with pytest.raises(Exception, match=r"(?s)Mismatch.*a gradient on all ranks or on none"):
+        apply_steps(hvd.DistributedOptimizer(SGD(1.0)), [mine])
+
+
+CHECKS = [
+    steps_are_those_of_the_plain_optimizer,
+    variables_may_be_local_or_without_gradient,
+    groups_may_be_lists_of_variables,
+    process_sets_and_compression,
+    loss_scaling_leaves_out_the_same_steps,
+    other_classes_of_optimizers,
+    it_stays_the_same_optimizer,
+    ranks_without_the_same_gradients_are_told,
+]
