@@ -131,6 +131,9 @@ def control_flow() -> None:
         np.testing.assert_array_equal(choose(True, xs[0]), sums[0])
         np.testing.assert_array_equal(choose(False, xs[0]), np.arange(2.0) + 1)
 
+        with jax.disable_jit():
+            np.testing.assert_array_equal(choose(True, xs[0]), sums[0])
+
         def block(x: Any) -> Any:
             return jnp.sin(total(jnp.sin(x)))
 

@@ -60,7 +60,7 @@ def _refuse(ctx: Any, *operands: Any, call: Call) -> Any:
 
 def _at_once(*operands: Any, call: Call) -> list[Any]:
     """Outside of jit: compiled like the rest, so that it keeps its place in the order, and waited for."""
-    with failures.named_errors():
+    with failures.named_errors(), jax.disable_jit(False):
         return list(jax.block_until_ready(_compiled(replace(call, in_place=False), *operands)))
 
 
