@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,20 @@ def what_a_backend_cannot_do_is_said(hvd: Any) -> None:
         assert keras.ops.convert_to_numpy(table)[:, 0].tolist() == [-0.5, -1.0, 0.0, -1.5]
 
 
+def the_program_of_the_migration_page_runs(hvd: Any) -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "migrate-from-horovod.md").read_text()
+    section = page.split("\n## Keras\n")[1].split("\n## ")[0]
+    (program,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(program, "<the page's program>", "exec"), {})
+    lines = output.getvalue().strip().splitlines()
+    found = re.fullmatch(rf"rank {hvd.rank()} of {hvd.size()}: mean loss (\d+\.\d+)", lines[-1])
+    assert found
+    assert ["warmup" in line for line in lines[:-1] if line] == [True] * (hvd.rank() == 0)
+    assert hvd.allgather_object(found[1]) == [found[1]] * hvd.size()
+
+
 CHECKS = [
     two_ranks_train_as_one_on_the_joined_batch,
     broadcasts_begin_with_the_roots_variables,
@@ -295,4 +310,5 @@ CHECKS = [
     mixed_precision_trains,
     functions_take_values_of_the_backend,
     what_a_backend_cannot_do_is_said,
+    the_program_of_the_migration_page_runs,
 ]

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 from ringreduce.errors import UnavailableError
 
+__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+
 
 def run(func: Callable[..., Any]) -> NoReturn:
     """Horovod's decorator of an elastic training function. Raises UnavailableError where it is applied."""
