@@ -143,7 +143,9 @@ def loss_scaling_leaves_out_the_same_steps(hvd: Any) -> None:
     # After the step that is left out the scale is half as large, so gradients are unscaled by half as much.
     kept = [kept[0], *[[2 * g for g in step] for step in kept[1:]]]
     expected = apply_steps(SGD(0.1, global_clipnorm=0.5), kept)
-    for compiled in (False, True):
+    # On JAX Keras's own works in compiled code only.
+    ways = (True,) if keras.backend.backend() == "jax" else (False, True)
+    for compiled in ways:
         outside = hvd.DistributedOptimizer(plain())
         inside = LossScaleOptimizer(
             hvd.DistributedOptimizer(SGD(0.1, global_clipnorm=0.5)), initial_scale=scale, dynamic_growth_steps=100
@@ -158,7 +160,7 @@ def loss_scaling_leaves_out_the_same_steps(hvd: Any) -> None:
 
     # One that has nothing to do with us is left as it is.
     own = plain()
-    apply_steps(own, [mine[1]])
+    apply_steps(own, [mine[1]], None, True)
     assert float(keras.ops.convert_to_numpy(own.dynamic_scale)) == (scale / 2 if rank == 1 else scale)
 
 

@@ -150,7 +150,7 @@ def learning_rates_follow_their_schedules(hvd: Any) -> None:
         callback = hvd.callbacks.LearningRateWarmupCallback(0.8, 2, corrected, verbose=1)
         with contextlib.redirect_stdout(output):
             w, rates = train(callback, 3, momentum=0.9)
-        assert w == pytest.approx(expected(warm, 0.9, corrected), rel=1e-12)
+        assert w == pytest.approx(expected(warm, 0.9, corrected), rel=1e-6)  # TensorFlow's 0.9 is a float32
         assert rates == pytest.approx(warm[steps - 1 :: steps])
         assert output.getvalue() == "\nEpoch 2: finished gradual learning rate warmup to 0.8.\n"
 
@@ -181,7 +181,7 @@ def files_are_those_of_the_plain_optimizer(hvd: Any) -> None:
             ]
         ):
             model = make_model(seed=1)
-            model.compile(hvd.DistributedOptimizer(make(0.05)), loss="mse")
+            model.compile(hvd.DistributedOptimizer(make(0.05)), loss=keras.losses.MeanSquaredError())
             fit(hvd, model)
             for ending in ("keras", "h5") if make is keras.optimizers.Adam else ("keras",):
                 path = Path(folder) / f"{number}.{ending}"
@@ -193,11 +193,14 @@ def files_are_those_of_the_plain_optimizer(hvd: Any) -> None:
                 plain = keras.models.load_model(path, custom_objects=known)
                 assert isinstance(plain.optimizer, make)
                 assert not hasattr(plain.optimizer, "_exchange")
+                if ending == "h5":  # which Keras 3.15 reads so that no optimizer can go on
+                    continue
                 fit(hvd, loaded, 1)
                 fit(hvd, plain, 1, alone=True)
                 assert_close(weights(loaded), weights(plain), CLOSE)
+                trained = weights(plain)
             fit(hvd, model, 1)
-            assert_close(weights(model), weights(plain), CLOSE)
+            assert_close(weights(model), trained, CLOSE)
 
         # The best model is rank 0's to write.
         path = Path(folder) / "best.keras"
@@ -217,11 +220,14 @@ def mixed_precision_trains(hvd: Any) -> None:
         model = make_model(seed=hvd.rank())
         model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
         assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-        fit(hvd, model, 1, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        fit(hvd, model, 4, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     finally:
         keras.config.set_dtype_policy("float64")
-    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == BATCHES
-    assert len({str(hvd.broadcast_object(weights(model), root)) for root in (0, 1)}) == 1
+    steps = int(keras.ops.convert_to_numpy(model.optimizer.iterations))  # the first ones overflow
+    scale = float(keras.ops.convert_to_numpy(model.optimizer.dynamic_scale))
+    assert 1 <= steps <= 4 * BATCHES
+    assert scale == 2.0 ** (15 - (4 * BATCHES - steps))
+    assert len({str(hvd.broadcast_object((steps, weights(model)), root)) for root in (0, 1)}) == 1
 
 
 def functions_take_values_of_the_backend(hvd: Any) -> None:

@@ -1,6 +1,7 @@
 """examples/tensorflow_fashion_mnist.py end to end, and the programs on the pages about TensorFlow."""
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from test_examples import EXAMPLES, RINGRUN, TEST, run, write_data
+from test_examples import EXAMPLES, RINGRUN, TEST, fashion_mnist, run, write_data
 from test_tensorflow_gradients import ENV
 
 PAGES = Path(__file__).resolve().parents[1] / "docs"
@@ -48,6 +49,20 @@ def test_training_is_the_same_on_one_rank_and_on_two(
     assert two["samples_per_s"] > 0
 
 
+@pytest.mark.timeout(300)
+def test_real_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few steps on the 60000 images; nothing is fetched for it."""
+    folders = [Path(os.environ.get("RINGREDUCE_DATA", "nowhere")), Path.home() / ".cache/ringreduce/fashion-mnist"]
+    data = next((folder for folder in folders if fashion_mnist._complete(folder)), None)
+    if data is None:
+        pytest.skip("Fashion-MNIST is not here: `make demo` fetches it")
+    for name, value in ENV.items():
+        monkeypatch.setenv(name, value)
+    result = train(2, tmp_path, data, "--epochs", "1", "--steps", "80", "--batch-size", "128")
+    assert result["gradient_nbytes"] == 4 * 129_068
+    assert result["test_accuracy"] > 0.6
+
+
 def programs(text: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
@@ -66,7 +81,9 @@ def execute(sources: list[str]) -> int:
 def test_programs_of_the_pages(run_ranks: Callable[..., Any]) -> None:
     sources = programs((PAGES / "tensorflow.md").read_text())
     assert len(sources) >= 3
-    migration = programs((PAGES / "migrate-from-horovod.md").read_text().split("\n## TensorFlow\n")[1])
+    migration = programs(
+        (PAGES / "migrate-from-horovod.md").read_text().split("\n## TensorFlow\n")[1].split("\n## ")[0]
+    )
     assert migration
     sources += migration
     assert run_ranks(execute, 2, args=(sources,), env=ENV, timeout_s=240) == [len(sources)] * 2

@@ -19,6 +19,11 @@ ENV = {
     "KERAS_BACKEND": "tensorflow",
     "RINGREDUCE_TIMEOUT": "60",
 }
+v1 = tf.compat.v1
+# The dense and the sparse gradients are two operations: with one thread they must not run in different orders.
+ONE_THREAD = v1.ConfigProto(
+    inter_op_parallelism_threads=1, intra_op_parallelism_threads=1, use_per_session_threads=True
+)
 BASE = np.arange(1.0, 7.0).reshape(2, 3)
 
 
@@ -264,10 +269,35 @@ def process_sets(rank: int) -> None:
         near(hvd.allreduce(x, op=hvd.Sum, process_set=part), 2 * BASE)
         slices = tf.IndexedSlices(tf.ones([1, 2]) * (rank + 1), [0], [1, 2])
         near(tf.convert_to_tensor(hvd.allreduce(slices, process_set=part)), [[2.0, 2.0]])
+    with hvd.DistributedGradientTape(tf.GradientTape(), process_set=hvd.ProcessSet([0, 1])) as tape:
+        y = tf.reduce_sum(x**2)
+    with pytest.raises(ValueError, match="not been registered"):
+        tape.gradient(y, x)
+    with pytest.raises(ValueError, match="not been registered"):
+        hvd.broadcast_variables([x], 0, process_set=hvd.ProcessSet([0, 1]))
     alone = [hvd.add_process_set([r]) for r in range(3)][rank]
     with tf.GradientTape() as tape:
         y = tf.reduce_sum(x**2) * (rank + 1.0)
     near(hvd.DistributedGradientTape(tape, process_set=alone).gradient(y, x), 2 * BASE * (rank + 1))
+
+
+def mismatches(rank: int) -> None:
+    """A gradient that only one rank has is an error on all, eagerly and in a graph, and the next step is well."""
+    x, y = tf.Variable(1.0), tf.Variable([2.0])
+
+    def gradients(of_y: bool) -> Any:
+        with tf.GradientTape() as tape:
+            loss = x * (rank + 1.0)
+            if of_y:
+                loss += y[0]
+        return hvd.DistributedGradientTape(tape).gradient(loss, [x, y])
+
+    for call in (gradients, tf.function(gradients)):
+        with pytest.raises(tf.errors.OpError, match=r"MismatchError: .*Mismatched"):
+            call(rank == 1)
+        near(call(True)[0], 2.0)
+    with pytest.raises(hvd.MismatchError):
+        gradients(rank == 1)
 
 
 # --- Horovod's arguments of the collectives ---------------------------------------------------------------------------
@@ -318,10 +348,47 @@ def arguments(rank: int) -> None:
     assert hvd.grouped_reducescatter([]) == []
 
 
+def stepping(rank: int, pair: Any) -> None:
+    """Adasum of what the ranks' own steps change: of x orthogonal, of y parallel, eagerly and in a session."""
+    slope = np.array([[3.0, 0.0], [0.0, 5.0], [1.0, 1.0]])[rank]
+    moved = slope if rank == 2 else np.array([3.0, 5.0])
+
+    def made() -> Any:
+        plain = v1.train.MomentumOptimizer(0.5, momentum=0.5)
+        return hvd.DistributedOptimizer(plain, op=hvd.Adasum, process_set=pair)
+
+    x, y = tf.Variable([1.0, 1.0], dtype=tf.float64), tf.Variable(2.0)
+    optimizer = made()
+
+    def loss(x: Any, y: Any) -> Any:
+        return tf.reduce_sum(x * slope) + tf.cast(y * 4.0, tf.float64)
+
+    for steps in (1.0, 2.5):  # the momentum of the second step is 1.5 times the gradient
+        optimizer.minimize(lambda: loss(x, y), var_list=[x, y])
+        near(x, 1.0 - 0.5 * steps * moved)
+        near(y, 2.0 - 0.5 * steps * 4, 1e-6)
+    assert optimizer.get_slot_names() == ["momentum"]
+    near(optimizer.get_slot(x, "momentum"), 1.5 * slope)
+    assert len(optimizer.variables()) == 2
+    for resource in (True, False):
+        with tf.Graph().as_default(), v1.Session(config=ONE_THREAD) as session:
+            x = v1.Variable([1.0, 1.0], dtype=tf.float64, use_resource=resource)
+            y = v1.Variable(2.0, use_resource=resource)
+            step = v1.train.get_or_create_global_step()
+            train = made().minimize(loss(x, y), global_step=step)
+            session.run(v1.global_variables_initializer())
+            for count, steps in enumerate((1.0, 2.5), 1):
+                session.run(train)
+                near(session.run(x), 1.0 - 0.5 * steps * moved)
+                near(session.run(y), 2.0 - 0.5 * steps * 4, 1e-6)
+                assert session.run(step) == count
+
+
 def adasum(rank: int) -> None:
     with pytest.raises(NotImplementedError, match="non-power of 2 ranks"):
         hvd.allreduce(tf.ones(2), op=hvd.Adasum)
     pair = hvd.add_process_set([0, 1])
+    stepping(rank, pair)
     if rank == 2:
         return
     inputs = [np.array([[1.0, 0.0, 2.0]]), np.array([[0.0, 3.0, 0.0]]), np.array([[1.0, 0.0, 2.0]])]
@@ -340,8 +407,6 @@ def adasum(rank: int) -> None:
 
 
 # --- optimizers of TensorFlow 1 ---------------------------------------------------------------------------------------
-
-v1 = tf.compat.v1
 
 
 def legacy_eager(rank: int) -> None:
@@ -385,12 +450,32 @@ def legacy_eager(rank: int) -> None:
     ):
         with pytest.raises(ValueError, match=text):
             hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), **wrong)
-    with pytest.raises(hvd.UnavailableError, match="op == Adasum"):
-        hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum)
+    with pytest.raises(ValueError, match="op == Adasum is not supported yet with Keras"):
+        hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0), op=hvd.Adasum)
+    with pytest.raises(hvd.UnavailableError, match="op=Adasum takes no groups"):
+        hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum, groups=2)
     with pytest.raises(ValueError, match="wrapped already"):
         hvd.DistributedOptimizer(optimizer)
     with pytest.raises(ValueError, match="doesn't inherit from either legacy TensorFlow or Keras optimizer"):
         hvd.DistributedOptimizer(object())
+
+
+def keras_optimizers(rank: int) -> None:
+    """They go to ringreduce.tensorflow.keras, with every option that Horovod loses on the way."""
+    for options, scale in (
+        ({}, 2.0),
+        ({"op": hvd.Sum, "compression": hvd.Compression.fp16, "groups": 2}, 6.0),
+        ({"gradient_predivide_factor": 2.0, "name": "mine"}, 2.0),
+    ):
+        x, y = tf.Variable(BASE), tf.Variable(1.0)
+        optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.5), **options)
+        assert isinstance(optimizer, tf.keras.optimizers.SGD)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x * (rank + 1.0)) + tf.cast(y * (rank + 1.0), tf.float64)
+        gradients = tape.gradient(loss, [x, y])  # this rank's; the optimizer reduces them
+        optimizer.apply_gradients(zip(gradients, [x, y], strict=True))
+        near(x, BASE - 0.5 * scale)
+        near(y, 1 - 0.5 * scale)
 
 
 def legacy_graph(rank: int) -> None:
@@ -409,7 +494,8 @@ def legacy_graph(rank: int) -> None:
             )
             step = v1.train.get_or_create_global_step()
             train = optimizer.minimize(loss, global_step=step)
-            with v1.train.MonitoredTrainingSession(hooks=[hvd.BroadcastGlobalVariablesHook(0)]) as session:
+            hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+            with v1.train.MonitoredTrainingSession(hooks=hooks, config=ONE_THREAD) as session:
                 near(session.run(x), BASE)
                 near(session.run(table), np.zeros((4, 2)))
                 for count in range(1, 5):
@@ -467,10 +553,12 @@ CHECKS = [
     groups_and_factors,
     compression_rounds,
     process_sets,
+    mismatches,
     arguments,
     adasum,
     legacy_eager,
     legacy_graph,
+    keras_optimizers,
     strategies,
 ]
 

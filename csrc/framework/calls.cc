@@ -37,7 +37,9 @@ Failure failure_of(const std::exception_ptr& error) {
 }
 
 Calls::Calls() : table_(std::make_unique<Table>()) {
-  table_->absence = "ringreduce has not been initialized; use ringreduce.init().";
+  table_->absence =
+      "ringreduce has not been initialized; use ringreduce.init(). "
+      "(Horovod has not been initialized; use hvd.init().)";
 }
 
 Calls::~Calls() = default;

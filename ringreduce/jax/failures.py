@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -54,24 +56,38 @@ def named_errors() -> Iterator[None]:
 
 def forget() -> None:
     """Drops this thread's tokens."""
-    tokens = getattr(getattr(getattr(jax, "_src", None), "dispatch", None), "runtime_tokens", None)
+    tokens = _tokens()
     if tokens is not None:
         tokens.clear()
 
 
-def settle(limit_s: float = SETTLE_S) -> None:
-    """Waits until the collectives that this thread has started in compiled code are done, or the time is up.
+def finish() -> None:
+    """Waits until the collectives that this thread has started in compiled code are done; raises their error."""
+    with named_errors():
+        jax.effects_barrier()
 
-    What is still under way then fails with ShutdownError, when shutdown() follows. Errors have been, or will be, raised
-    where results are waited for, and are dropped here.
+
+def settle(limit_s: float = SETTLE_S) -> None:
+    """finish() for the way out: for at most so long, and with a warning in place of an error.
+
+    What is still under way afterwards fails with ShutdownError, as shutdown() follows.
     """
-    tokens = getattr(getattr(getattr(jax, "_src", None), "dispatch", None), "runtime_tokens", None)
+    tokens = _tokens()
     if tokens is None:
         return
     end = time.monotonic() + limit_s
-    with contextlib.suppress(RuntimeError):
+    try:
         for token in list(tokens.current_tokens.values()):
             buffer = getattr(token, "_buf", None)
             while buffer is not None and not buffer.is_ready() and time.monotonic() < end:
                 time.sleep(0.001)
+            if buffer is not None and buffer.is_ready():
+                token.block_until_ready()
+    except RuntimeError as error:
+        text = f"collectives of a compiled program failed before shutdown(): {recovered(error) or error}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
     forget()
+
+
+def _tokens() -> Any:
+    return getattr(getattr(getattr(jax, "_src", None), "dispatch", None), "runtime_tokens", None)

@@ -45,13 +45,13 @@ def broadcast_object(
         root_rank: global rank whose object it is.
         name: identifies the operation; None uses the order of calls.
     """
-    failures.settle()
+    failures.finish()
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Every rank's picklable object, in rank order, on every rank. Not inside jit."""
-    failures.settle()
+    failures.finish()
     return objects.allgather_object(obj, name, process_set)
 
 

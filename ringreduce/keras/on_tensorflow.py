@@ -53,6 +53,7 @@ def grouped_allreduce(
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         process_set=process_set,
+        ignore_name_scope=True,  # scopes bear names of optimizers, which Keras numbers on each rank by itself
         name=name,
     )
 
@@ -66,7 +67,7 @@ def dense(tensor: Any) -> Any:
 
 
 def sparse_allreduce(tensor: Any, name: str | None, op: int, process_set: ProcessSet) -> Any:
-    return hvd.allreduce(tensor, op=op, name=name, process_set=process_set)
+    return hvd.allreduce(tensor, op=op, name=name, process_set=process_set, ignore_name_scope=True)
 
 
 def allgather(tensor: Any, name: str | None, process_set: ProcessSet) -> Any:

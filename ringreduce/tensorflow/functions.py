@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from ringreduce import objects
 from ringreduce.process_sets import ProcessSet, global_process_set
-from ringreduce.tensorflow import mpi_ops
+from ringreduce.tensorflow.native.movement import broadcasts
+from ringreduce.tensorflow.native.running import id_of
 from ringreduce.tensorflow.variables import plain, refuse_strategies
 
 
@@ -23,32 +24,29 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Overwrites variables with the root's.
+    """Overwrites variables with the root's, all of them by one operation.
 
     Args:
         variables: of TensorFlow or Keras, in the same order on all ranks: model.variables, optimizer.variables.
         root_rank: global rank whose values are right.
-        inplace: whether the variables' own memory is broadcast (`broadcast_`); else values are, and assigned.
+        inplace: for Horovod's signature; either way values are received in new memory, which the assignments take over.
 
     Returns:
-        In a graph of TensorFlow 1, the operation to run. Otherwise nothing that is needed.
+        None; in a graph of TensorFlow 1, the operation to run.
 
     Raises:
+        InvalidArgumentError: the process set is not registered, or the root is not in it.
         UnavailableError: a variable belongs to a tf.distribute strategy.
     """
     given = list(variables)
     refuse_strategies("hvd.broadcast_variables", given)
     targets = [plain(variable) for variable in given]
-    if not targets or not process_set.included():
-        return tf.no_op() if _in_a_graph_to_run() else None
-    if inplace:
-        return mpi_ops.broadcast_(targets, root_rank, process_set=process_set)
-    assignments: list[Any] = []
-    for target in targets:
-        with tf.control_dependencies(assignments[-1:]):  # one order on all ranks, also in graphs of TensorFlow 1
-            value = mpi_ops.broadcast(tf.convert_to_tensor(target), root_rank, process_set=process_set)
-            assignments.append(_assigned(target, value))
-    return tf.group(*assignments) if _in_a_graph_to_run() else None
+    id_of(process_set)  # raises where there is no such set, before "not included" is taken for an answer
+    if not process_set.included():
+        targets = []
+    values = broadcasts([tf.convert_to_tensor(target) for target in targets], root_rank, process_set=process_set)
+    done = [assigned(target, value) for target, value in zip(targets, values, strict=True)]
+    return None if tf.compat.v1.executing_eagerly_outside_functions() else tf.group(*done)
 
 
 def broadcast_object(
@@ -135,18 +133,8 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         session.run(self.bcast_op)
 
 
-def _in_a_graph_to_run() -> bool:
-    """Whether operations have to be run by a session: in graphs of TensorFlow 1, not in tf.function."""
-    return not tf.compat.v1.executing_eagerly_outside_functions()
-
-
-def _assigned(variable: Any, value: tf.Tensor) -> Any:
-    """The assignment; also for the variables that TensorFlow 1 has without resources."""
-    if tf.executing_eagerly():
-        variable.assign(value)
-        return value
-    return tf.compat.v1.assign(variable, value).op if _is_ref(variable) else variable.assign(value, read_value=False)
-
-
-def _is_ref(variable: Any) -> bool:
-    return bool(variable.dtype._is_ref_dtype)
+def assigned(variable: Any, value: tf.Tensor) -> Any:
+    """The assignment; also to the variables without resources that TensorFlow 1 has."""
+    if variable.dtype._is_ref_dtype:
+        return tf.compat.v1.assign(variable, value).op
+    return variable.assign(value, read_value=False)

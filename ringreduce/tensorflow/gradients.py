@@ -14,6 +14,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.compression import Compression, Compressor
+from ringreduce.tensorflow.native.running import id_of
 from ringreduce.tensorflow.reduce import grouped_allreduce
 from ringreduce.tensorflow.variables import VariableRef, refuse_strategies
 
@@ -73,6 +74,7 @@ class GradientReducer:
         results = list(grads)
         if self._sparse_as_dense:
             results = [tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one for one in results]
+        id_of(self.process_set)  # raises where there is no such set, before "not included" is taken for an answer
         if not self.process_set.included() or self.process_set.size() == 1:
             return results
         before: list[Any] = []
@@ -96,6 +98,7 @@ class GradientReducer:
         return [one if one is None or ranks == 1 else _multiplied(one, 1.0 / float(ranks or 1)) for one in grads]
 
     def _reduce(self, grads: list[Any], name: str | None, generic: bool) -> list[Any]:
+        """One operation; with IndexedSlices a second. The collectives take no factors for these: they multiply here."""
         before, after = 1.0 / self._predivide, self._predivide
         slices = [at for at, one in enumerate(grads) if isinstance(one, tf.IndexedSlices)] if before != 1.0 else []
         for at in slices:

@@ -13,6 +13,11 @@ from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.compression import Compression, Compressor
 from ringreduce.tensorflow.gradients import GradientReducer, check_options
 from ringreduce.tensorflow.legacy import _DistributedOptimizer
+from ringreduce.tensorflow.legacy_adasum import _DistributedAdasumOptimizer
+
+
+class AdasumError(UnavailableError, ValueError):
+    """op=Adasum with an optimizer of Keras. Horovod raises ValueError."""
 
 
 def DistributedOptimizer(
@@ -43,7 +48,8 @@ def DistributedOptimizer(
         compression: applied before, and undone after.
         sparse_as_dense: whether IndexedSlices become dense tensors first; else they are gathered.
         backward_passes_per_step: passes whose gradients are added up on the rank before they are reduced.
-        op: Average (default) or Sum, ...
+        op: Average (default) or Sum, ...; Adasum, for an optimizer of TensorFlow 1, combines what the ranks' own steps
+            have changed.
         gradient_predivide_factor: with op=Average, part of the division that comes before the sum.
         average_aggregated_gradients: whether the sums of these passes are divided by their number.
         num_groups: deprecated; groups.
@@ -55,22 +61,22 @@ def DistributedOptimizer(
 
     Raises:
         InvalidArgumentError: no such optimizer, or options that do not go together.
-        UnavailableError: op=Adasum.
+        AdasumError (a ValueError): op=Adasum with an optimizer of Keras.
+        UnavailableError: op=Adasum with groups or several passes.
     """
     groups = check_options(op, gradient_predivide_factor, num_groups, groups)
     if backward_passes_per_step < 1:
         raise InvalidArgumentError("backward_passes_per_step must be > 0")
-    if op == Adasum:
-        if average_aggregated_gradients:
-            raise InvalidArgumentError("Adasum does not support average_aggregated_gradients == True")
-        raise UnavailableError(
-            "op == Adasum is not supported yet with TensorFlow's and Keras's optimizers: reduce the changes of the "
-            "variables with hvd.grouped_allreduce(changes, op=hvd.Adasum), or use op=hvd.Average"
-        )
+    if op == Adasum and average_aggregated_gradients:
+        raise InvalidArgumentError("Adasum does not support average_aggregated_gradients == True")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        if isinstance(optimizer, _DistributedOptimizer):
+        if isinstance(optimizer, (_DistributedOptimizer, _DistributedAdasumOptimizer)):
             raise InvalidArgumentError("DistributedOptimizer: this optimizer is wrapped already; it would reduce twice")
         name = name or f"Distributed{type(optimizer).__name__}"
+        if op == Adasum:
+            if backward_passes_per_step > 1 or groups:
+                raise UnavailableError("op=Adasum takes no groups and backward_passes_per_step=1")
+            return _DistributedAdasumOptimizer(optimizer, name, use_locking, compression, process_set)
         reducer = GradientReducer(
             name,
             device_dense,
@@ -96,6 +102,8 @@ def DistributedOptimizer(
         raise InvalidArgumentError(
             f"Provided optimizer doesn't inherit from either legacy TensorFlow or Keras optimizer: {optimizer}"
         )
+    if op == Adasum:
+        raise AdasumError("op == Adasum is not supported yet with Keras: use op=hvd.Average")
     from ringreduce.tensorflow import keras as of_keras
 
     return of_keras.DistributedOptimizer(

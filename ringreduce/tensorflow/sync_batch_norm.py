@@ -75,13 +75,16 @@ def _moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of all ranks' inputs together. Weights are 0 or 1, one for each element, or None: all 1."""
 
+    # Keras numbers its layers, and a rank may have made more of them: their names must not get into the operations'.
+    settings: dict[str, Any] = {"ignore_name_scope": True, "process_set": process_set}
+
     def forward(values: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
-        counts, means, m2s = _combined(_statistics(values, weights, axes), process_set)
+        counts, means, m2s = _combined(mpi_ops.allgather(_statistics(values, weights, axes), **settings))
         mean = tf.cast(means, values.dtype)
         variance = tf.cast(m2s / counts, values.dtype)
 
         def backward(mean_grad: tf.Tensor, variance_grad: tf.Tensor) -> tf.Tensor:
-            grads = mpi_ops._allreduce(tf.stack([mean_grad, variance_grad]), op=Sum, process_set=process_set)
+            grads = mpi_ops._allreduce(tf.stack([mean_grad, variance_grad]), op=Sum, **settings)
             grads = tf.cast(tf.cast(grads, tf.float64) / counts, values.dtype)  # of one value's part in the mean
             slope = _along(2.0 * grads[1], values, axes)
             grad = _along(grads[0], values, axes) + slope * (values - _along(mean, values, axes))
@@ -118,9 +121,9 @@ def _statistics(inputs: tf.Tensor, weights: tf.Tensor | None, axes: list[int]) -
     return tf.stack([counts, tf.cast(mean, tf.float64) + left, tf.maximum(m2, 0.0)])[tf.newaxis]
 
 
-def _combined(row: tf.Tensor, process_set: ProcessSet) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _combined(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Count (at least 1), mean and sum of squared deviations of each channel, over all ranks."""
-    counts, means, m2s = tf.unstack(mpi_ops.allgather(row, process_set=process_set), axis=1)
+    counts, means, m2s = tf.unstack(rows, axis=1)
     count = tf.maximum(tf.reduce_sum(counts, 0), 1.0)
     mean = tf.reduce_sum(counts * means, 0) / count
     distances = means - mean

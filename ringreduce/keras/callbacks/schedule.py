@@ -148,4 +148,5 @@ def _scale_momentum(optimizer: Any, factor: float) -> None:
         return
     for name in ("momentums", "_momentums"):
         for variable in getattr(optimizer, name, ()):
-            variable.assign(keras.ops.multiply(variable, keras.ops.cast(factor, variable.dtype)))
+            scale = keras.ops.convert_to_tensor(factor, dtype=variable.dtype)
+            variable.assign(keras.ops.multiply(variable, scale))

@@ -14,13 +14,13 @@ from typing import Any
 from ringreduce import keras
 from ringreduce.keras import *  # noqa: F403  # its __all__ is this one's
 from ringreduce.keras import Average, Compression, ProcessSet, global_process_set
-from ringreduce.tensorflow.keras import callbacks as callbacks
-from ringreduce.tensorflow.keras import elastic as elastic
+from ringreduce.tensorflow.keras import callbacks as callbacks  # type: ignore[no-redef]
+from ringreduce.tensorflow.keras import elastic as elastic  # type: ignore[no-redef]
 
 __all__ = list(keras.__all__)
 
 
-def DistributedOptimizer(
+def DistributedOptimizer(  # type: ignore[no-redef]
     optimizer: Any,
     name: str | None = None,
     device_dense: str = "",

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ringreduce import errors
 
+_NODE = re.compile(r"^\{\{function_node [^{}]*\}\} ")
 _CLASS = re.compile(r"\b(" + "|".join(name for name in vars(errors) if name.endswith("Error")) + r"): ")
 
 
@@ -29,7 +30,7 @@ def with_our_class(error: tf.errors.OpError) -> tf.errors.OpError:
     theirs = type(error)
     if (theirs, ours) not in _both:
         _both[theirs, ours] = type(ours.__name__, (theirs, ours), {"__module__": ours.__module__})
-    return _both[theirs, ours](error.node_def, error.op, error.message)
+    return _both[theirs, ours](error.node_def, error.op, _NODE.sub("", error.message))
 
 
 _both: dict[tuple[type[tf.errors.OpError], type[errors.Error]], type[tf.errors.OpError]] = {}

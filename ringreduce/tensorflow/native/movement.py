@@ -174,8 +174,13 @@ def exchanged(
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
-    """Blocks until every rank of the process set is here. In a graph: the operation that does."""
-    return run(operators.ringreduce_barrier, process_set_id=id_of(process_set), name=name)
+    """Blocks until every rank of the process set is here.
+
+    Returns:
+        In a graph of tf.compat.v1: the operation to run. Else None: a tf.function runs it in its turn.
+    """
+    operation = run(operators.ringreduce_barrier, process_set_id=id_of(process_set), name=name)
+    return None if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function else operation
 
 
 def join(process_set: ProcessSet = global_process_set) -> tf.Tensor:

@@ -1,4 +1,7 @@
-"""Collectives that reduce, for dense tensors. What ringreduce.ops says of op, factors and names holds here too."""
+"""Collectives that reduce, for dense tensors. What ringreduce.ops says of op, factors and names holds here too.
+
+op defaults to Sum as in Horovod's functions of the same names; hvd.allreduce() and the others default to Average.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringreduce.ops import Average
+from ringreduce.ops import Sum
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.native.library import operators
 from ringreduce.tensorflow.native.running import id_of, run
@@ -16,7 +19,7 @@ from ringreduce.tensorflow.native.running import id_of, run
 def _allreduce(
     tensor: Any,
     name: str | None = None,
-    op: int = Average,
+    op: int = Sum,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     ignore_name_scope: bool = False,
@@ -29,7 +32,7 @@ def _allreduce(
 def _grouped_allreduce(
     tensors: Sequence[Any],
     name: str | None = None,
-    op: int = Average,
+    op: int = Sum,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     ignore_name_scope: bool = False,
@@ -55,7 +58,7 @@ def _grouped_allreduce(
 def _reducescatter(
     tensor: Any,
     name: str | None = None,
-    op: int = Average,
+    op: int = Sum,
     ignore_name_scope: bool = False,
     process_set: ProcessSet | int = global_process_set,
     prescale_factor: float = 1.0,
@@ -70,7 +73,7 @@ def _reducescatter(
 def _grouped_reducescatter(
     tensors: Sequence[Any],
     name: str | None = None,
-    op: int = Average,
+    op: int = Sum,
     ignore_name_scope: bool = False,
     process_set: ProcessSet | int = global_process_set,
     prescale_factor: float = 1.0,

@@ -1,0 +1,197 @@
+"""ringreduce.jax where something is wrong: mismatches, dead ranks, bad arguments, several devices, and the way out."""
+
+from typing import Any
+
+import pytest
+from ranks import run_ranks, start_ranks, tell_test
+
+pytest.importorskip("jax", reason="JAX is not installed")
+
+ENV = {"JAX_PLATFORMS": "cpu"}
+
+
+def mismatch() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    shapes = (
+        r"Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape \[2.*\], but another rank sent a tensor"
+    )
+    with hvd.init() as world:
+        rank = world.rank
+        with pytest.raises(hvd.MismatchError, match="^" + shapes):
+            hvd.allreduce(jnp.ones(2 + rank))
+        with pytest.raises(hvd.MismatchError, match="Mismatched data types"):
+            hvd.allreduce(jnp.ones(2, (jnp.int32, jnp.float32)[rank]))
+        with pytest.raises(hvd.MismatchError, match="Mismatched operations"):
+            (hvd.allreduce, hvd.broadcast)[rank](jnp.ones(2))
+        assert hvd.allreduce(jnp.ones(2)).tolist() == [1, 1]  # the job goes on
+
+        big = jnp.ones((600, 600))
+
+        @jax.jit
+        def wrong(x: Any) -> Any:
+            for _ in range(4):
+                x = jnp.tanh(x @ big)  # long enough for the call to return before it has run
+            return hvd.allreduce(x[: 2 + rank])
+
+        right = jax.jit(lambda x: hvd.allreduce(x[:2], op=hvd.Sum).sum())
+        with pytest.raises(RuntimeError, match="MismatchError: " + shapes) as caught:
+            jax.block_until_ready(wrong(big))
+        assert not isinstance(caught.value, hvd.Error)  # XLA has one class
+        # What follows carries the report until somebody takes it; then collectives work again.
+        with pytest.raises(hvd.MismatchError, match="^" + shapes), hvd.named_errors():
+            jax.block_until_ready(wrong(big))
+        assert float(right(big)) == 2400
+        with hvd.named_errors():
+            assert float(right(big)) == 2400
+        with pytest.raises(ZeroDivisionError), hvd.named_errors():
+            raise ZeroDivisionError
+
+        compiled = jax.jit(hvd.allgather)
+        with pytest.raises(RuntimeError, match="InvalidArgumentError: allgather: the ranks sent 1, 2 rows"):
+            jax.block_until_ready(compiled(jnp.ones(1 + rank)))
+        with pytest.raises(hvd.InvalidArgumentError), hvd.named_errors():
+            jax.block_until_ready(compiled(jnp.ones(1 + rank)))
+        hvd.barrier()
+        wrong(big)
+        with pytest.raises(hvd.MismatchError, match="^" + shapes):
+            hvd.broadcast_object(7)  # it waits for what is under way
+        wrong(big)
+        with pytest.warns(RuntimeWarning, match=r"failed before shutdown\(\): Mismatched ALLREDUCE"):
+            hvd.shutdown()
+
+
+def test_a_mismatch_is_raised_on_all_ranks_with_the_text_of_the_core() -> None:
+    run_ranks(mismatch, 2, env=ENV)
+
+
+def arguments() -> None:
+    import os
+
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import ringreduce.jax as hvd
+
+    x = jnp.ones(4)
+    for call in (hvd.allreduce, hvd.allgather, hvd.broadcast, hvd.reducescatter, hvd.alltoall):
+        with pytest.raises(hvd.NotInitializedError, match="has not been initialized"):
+            call(x)
+    with pytest.raises(hvd.NotInitializedError):
+        jax.jit(hvd.barrier)()
+    kept = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    with hvd.init():
+        assert kept(x).tolist() == [1] * 4
+        for dtype in (jnp.complex64, jnp.float8_e4m3fn):
+            with pytest.raises(hvd.InvalidArgumentError, match=f"Tensor type {jnp.dtype(dtype).name} is not supported"):
+                hvd.allreduce(x.astype(dtype))
+        with pytest.raises(hvd.InvalidArgumentError, match="real and imaginary part"):
+            jax.jit(hvd.broadcast)(x.astype(jnp.complex64))
+        with pytest.raises(hvd.InvalidArgumentError, match="op Adasum is not available"):
+            hvd.allreduce(x, op=hvd.Adasum)
+        with pytest.raises(hvd.InvalidArgumentError, match="only supports AVERAGE and SUM"):
+            hvd.reducescatter(x, op=hvd.Max)
+        for call in (hvd.allgather, hvd.reducescatter, hvd.alltoall):
+            with pytest.raises(hvd.InvalidArgumentError, match="scalar"):
+                call(x[0])
+        with pytest.raises(hvd.InvalidArgumentError, match="invalid root rank 3"):
+            hvd.broadcast(x, 3)
+        with pytest.raises(hvd.InvalidArgumentError, match="needs received_splits"):
+            jax.jit(lambda x: hvd.alltoall(x, [4]))(x)
+        for splits, text in (([1, 2], "Number of entries"), ([5], "Sum of splits"), ([-1], "negative"), ([1.0], "1D")):
+            with pytest.raises(hvd.InvalidArgumentError, match=text):
+                hvd.alltoall(x, splits)
+        with pytest.raises(hvd.InvalidArgumentError, match="concrete splits"):
+            jax.jit(lambda x, s: hvd.alltoall(x, s))(x, jnp.array([4]))
+        with pytest.raises(hvd.InvalidArgumentError, match="every must be 1 or more"):
+            hvd.distributed(None, every=0)
+        with pytest.raises(ValueError, match=r"more than 1 device.*ringreduce collective"):
+            jax.pmap(hvd.allreduce)(jnp.ones((2, 3)))
+        mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
+        spread = jax.device_put(jnp.ones((2, 3)), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i")))
+        with pytest.raises(ValueError, match=r"more than 1 device.*ringreduce collective"):
+            jax.jit(hvd.allreduce)(spread)
+        late = kept(x * 3)  # may be under way when the job ends: shutdown() waits for it
+    assert late.tolist() == [3] * 4
+    with pytest.raises(RuntimeError, match="NotInitializedError: ringreduce has not been initialized"):
+        jax.block_until_ready(kept(x))
+    with hvd.init():
+        assert kept(x).tolist() == [1] * 4
+
+
+def test_arguments_devices_and_the_life_of_a_job() -> None:
+    run_ranks(arguments, 1, env=ENV)
+
+
+def die(compiled: bool) -> None:
+    import os
+
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    world = hvd.init()
+
+    def total(x: Any) -> Any:
+        return hvd.allreduce(jnp.cos(x), op=hvd.Sum)
+
+    reduce = jax.jit(total) if compiled else total
+    x = jnp.ones(300_000)
+    jax.block_until_ready(reduce(x))
+    if world.rank == 1:
+        os.kill(os.getpid(), 9)
+    if not compiled:
+        with pytest.raises(hvd.PeerLostError, match="rank 1"):
+            reduce(x)
+        with pytest.raises(hvd.PeerLostError, match="rank 1"):
+            reduce(x)
+    else:
+        with pytest.raises(RuntimeError, match=r"PeerLostError: .*rank 1"):
+            jax.block_until_ready(reduce(x))
+        with pytest.raises(hvd.PeerLostError), hvd.named_errors():
+            jax.block_until_ready(reduce(x))
+    tell_test("told")
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_killed_rank_is_an_error_in_seconds(compiled: bool) -> None:
+    with start_ranks(die, 2, args=(compiled,), env=ENV) as job:
+        assert job.hear(0, timeout_s=60) == "told"
+        outcomes = job.wait(30)
+    assert outcomes[1].status == -9
+    assert outcomes[0].status == 0, outcomes[0]
+    assert outcomes[0].ended - outcomes[1].ended < 10
+
+
+def leave(how: str) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    world = hvd.init()
+
+    @jax.jit
+    def step(x: Any) -> Any:
+        for _ in range(4):
+            x = jnp.tanh(hvd.allreduce(x @ x))
+        return x
+
+    step(jnp.ones((300, 300)) / 300)  # the result is not waited for
+    if how == "error" and world.rank == 1:
+        raise ZeroDivisionError
+
+
+def test_leaving_without_waiting() -> None:
+    run_ranks(leave, 2, args=("normally",), env=ENV)
+    with start_ranks(leave, 2, args=("error",), env=ENV) as job:
+        outcomes = job.wait(60)
+    assert [outcome.kind for outcome in outcomes] == [None, "ZeroDivisionError"]
+    assert outcomes[0].status == 0, outcomes[0]

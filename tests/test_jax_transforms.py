@@ -1,0 +1,238 @@
+"""ringreduce.jax under grad, jvp, vmap, scan, while_loop, cond and remat; the order of operations; memory."""
+
+from typing import Any
+
+import pytest
+from ranks import run_ranks
+
+pytest.importorskip("jax", reason="JAX is not installed")
+
+ENV = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
+
+
+def derivatives() -> None:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        rank = world.rank
+        every = [np.linspace(0.1, 0.8, 6).reshape(3, 2) * (r + 1) for r in range(2)]
+        x = jnp.asarray(every[rank])
+        weights = [np.arange(6.0).reshape(3, 2) - r for r in range(2)]  # the cotangent of each rank's output
+        w = weights[rank]
+
+        def gradient(function: Any, weight: Any) -> Any:
+            both = [transform(lambda x: (function(x) * weight).sum())(x) for transform in (jax.grad, jit_grad)]
+            np.testing.assert_array_equal(*both)
+            return both[0]
+
+        def jit_grad(function: Any) -> Any:
+            return jax.jit(jax.grad(function))
+
+        def total(x: Any) -> Any:
+            return hvd.allreduce(jnp.sin(x), op=hvd.Sum, prescale_factor=2.0)
+
+        np.testing.assert_allclose(gradient(total, w), 2 * w * np.cos(every[rank]), rtol=1e-14)
+        mean = np.mean(weights, axis=0)
+        average = gradient(lambda x: hvd.allreduce(jnp.sin(x)), w)
+        np.testing.assert_allclose(average, mean * np.cos(every[rank]), rtol=1e-14)
+        from_root = gradient(lambda x: hvd.broadcast(x, 1), w)
+        np.testing.assert_array_equal(from_root, mean if rank == 1 else np.zeros((3, 2)))
+        tall = [np.arange(12.0).reshape(6, 2) * (r + 1) for r in range(2)]
+        gathered = gradient(hvd.allgather, tall[rank])
+        np.testing.assert_array_equal(gathered, np.mean(tall, axis=0)[3 * rank : 3 * rank + 3])
+        rows = [2, 1]  # of three, by rank
+        for op in (hvd.Sum, hvd.Average):
+            parts = [np.arange(2.0 * rows[r]).reshape(rows[r], 2) + r for r in range(2)]
+            scattered = gradient(lambda x: hvd.reducescatter(x, op=op, postscale_factor=3.0), parts[rank])  # noqa: B023
+            np.testing.assert_array_equal(scattered, 3 * np.concatenate(parts))
+        sends = np.array([[1, 1], [2, 0]])
+        output_rows = sends.sum(0)
+        back = [np.arange(2.0 * output_rows[r]).reshape(-1, 2) + 10 * r for r in range(2)]
+        received = sends[:, rank]
+        exchanged = gradient(lambda x: hvd.alltoall(x, sends[rank], received_splits=received)[0], back[rank])
+        own = {0: [back[0][:1], back[1][:1], np.zeros((1, 2))], 1: [back[0][1:], np.zeros((1, 2))]}[rank]
+        np.testing.assert_array_equal(exchanged, np.concatenate(own))
+
+        primal, tangent = jax.jvp(total, (x,), (jnp.ones((3, 2)) * (rank + 1),))
+        np.testing.assert_allclose(primal, 2 * np.sin(every).sum(0), rtol=1e-14)
+        moved = [np.cos(every[r]) * (r + 1) for r in range(2)]
+        np.testing.assert_allclose(tangent, 2 * np.sum(moved, axis=0), rtol=1e-14)
+
+        def linear(x: Any) -> Any:
+            return hvd.allreduce(x, op=hvd.Sum)
+
+        def transposed(y: Any) -> Any:
+            return jax.linear_transpose(linear, x)(y)[0]
+
+        np.testing.assert_array_equal(transposed(x), every[rank])
+        np.testing.assert_array_equal(jax.linear_transpose(transposed, x)(x)[0], np.sum(every, axis=0))
+
+        tree = {"a": x, "n": jnp.arange(3) * rank, "b": x[0]}  # an integer has no gradient
+
+        def of_tree(floats: Any) -> Any:
+            out = hvd.grouped_allreduce({**tree, **floats}, op=hvd.Sum)
+            return (out["a"] * w).sum() + out["b"].sum() * out["n"].sum()
+
+        grads = jax.grad(of_tree)({"a": x, "b": x[0]})
+        np.testing.assert_array_equal(grads["a"], w)
+        np.testing.assert_array_equal(grads["b"], np.full(2, 3.0))
+        with pytest.raises(hvd.InvalidArgumentError, match="gradient for op Average and Sum, not for Max"):
+            jax.grad(lambda x: hvd.allreduce(x, op=hvd.Max).sum())(x)
+        largest = jax.grad(lambda x: (hvd.allreduce(jax.lax.stop_gradient(x), op=hvd.Max) * x).sum())(x)
+        np.testing.assert_array_equal(largest, np.max(every, axis=0))
+
+
+def test_derivatives() -> None:
+    run_ranks(derivatives, 2, env=ENV)
+
+
+def control_flow() -> None:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import ringreduce.jax as hvd
+
+    def total(x: Any) -> Any:
+        return hvd.allreduce(x, op=hvd.Sum)
+
+    with hvd.init() as world:
+        rank = world.rank
+        xs = jnp.arange(6.0).reshape(3, 2) + rank
+        sums = np.arange(6.0).reshape(3, 2) * 2 + 1
+
+        def step(carry: Any, x: Any) -> tuple[Any, Any]:
+            return total(x) + carry, carry
+
+        def run(xs: Any) -> Any:
+            return jax.lax.scan(step, jnp.zeros(2), xs)
+
+        carry, seen = jax.jit(run)(xs)
+        np.testing.assert_array_equal(carry, sums.sum(0))
+        np.testing.assert_array_equal(seen, np.concatenate([np.zeros((1, 2)), sums.cumsum(0)[:-1]]))
+        weight = jnp.array([1.0, 3.0])
+        slopes = jax.jit(jax.grad(lambda xs: (run(xs)[0] ** 2 * weight).sum()))(xs)
+        np.testing.assert_allclose(slopes, np.tile(2 * sums.sum(0) * weight, (3, 1)))
+
+        # Ranks agree on when to stop: a collective in the condition as well as in the body.
+        count, value = jax.lax.while_loop(
+            lambda state: hvd.allreduce(state[0], op=hvd.Max) < 5,
+            lambda state: (state[0] + 1, total(state[1])),
+            (jnp.asarray(rank), xs[0]),
+        )
+        assert int(count) == 4 + rank
+        np.testing.assert_array_equal(value, sums[0] * 2**3)
+
+        choose = jax.jit(lambda flag, x: jax.lax.cond(flag, total, lambda x: hvd.allreduce(x, op=hvd.Max), x))
+        np.testing.assert_array_equal(choose(True, xs[0]), sums[0])
+        np.testing.assert_array_equal(choose(False, xs[0]), np.arange(2.0) + 1)
+
+        def block(x: Any) -> Any:
+            return jnp.sin(total(jnp.sin(x)))
+
+        before = hvd.stats()["operations"]
+        plain = np.asarray(jax.jit(jax.grad(lambda x: block(x).sum()))(xs))
+        once = hvd.stats()["operations"] - before
+        kept = np.asarray(jax.jit(jax.grad(lambda x: jax.checkpoint(block)(x).sum()))(xs))
+        assert (once, hvd.stats()["operations"] - before - once) == (1, 1)  # remat keeps what has an effect
+        np.testing.assert_allclose(kept, plain, rtol=1e-14)
+        both = np.sin(np.arange(6.0).reshape(3, 2)), np.sin(np.arange(6.0).reshape(3, 2) + 1)
+        np.testing.assert_allclose(plain, np.cos(np.sum(both, axis=0)) * np.cos(xs), rtol=1e-14)
+
+        mapped = jax.vmap(lambda x, y: hvd.grouped_allreduce((x, y), op=hvd.Sum), in_axes=(1, None), out_axes=(1, None))
+        first, second = mapped(xs, xs[0])
+        np.testing.assert_array_equal(first, sums)
+        np.testing.assert_array_equal(second, sums[0])
+        np.testing.assert_array_equal(jax.jit(jax.vmap(lambda x: hvd.broadcast(x, 1)))(xs), np.asarray(xs) - rank + 1)
+        slopes = jax.vmap(jax.grad(lambda x: (total(x) ** 2).sum()))(xs)
+        np.testing.assert_array_equal(slopes, 2 * sums)
+        for moving in (hvd.allgather, hvd.reducescatter, hvd.alltoall):
+            with pytest.raises(NotImplementedError, match=r"within jax\.vmap .* call it outside of vmap"):
+                jax.vmap(moving)(jnp.ones((2, 2)))
+
+
+def test_control_flow() -> None:
+    run_ranks(control_flow, 2, env=ENV)
+
+
+def order() -> list[str]:
+    import re
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        # Nothing but the token orders these: shapes and dtypes differ, so that any other order would be a mismatch.
+        def independent(x: Any) -> list[Any]:
+            outputs = []
+            for at in range(30):
+                size = 1 + (at * 7) % 11
+                dtype = (jnp.float32, jnp.float64, jnp.int32)[at % 3]
+                outputs.append(hvd.allreduce((jnp.sin(x[: size * 20]) * 1000 * at).astype(dtype), op=hvd.Max))
+                outputs.append(hvd.broadcast((x[at:] * (world.rank + 1)).astype(dtype), at % 2))
+            hvd.barrier()
+            return outputs
+
+        x = jnp.linspace(0, 1, 256)
+        compiled = jax.jit(independent).lower(x).compile()
+        outputs = jax.jit(independent)(x)
+        for at in range(30):
+            root_scale = at % 2 + 1
+            expected = (np.asarray(x)[at:] * root_scale).astype(outputs[2 * at + 1].dtype)
+            np.testing.assert_array_equal(outputs[2 * at + 1], expected)
+        # Programs that were dispatched without waiting keep their order too, and so do calls between them.
+        steps = [jax.jit(lambda x, at=at: hvd.allreduce(x[: 3 + at] * (at + 1), op=hvd.Sum)) for at in range(5)]
+        late = []
+        for at, step in enumerate(steps):
+            late.append(step(x + world.rank))
+            late.append(hvd.allreduce(np.arange(at + 1)))
+        for at in range(5):
+            np.testing.assert_allclose(late[2 * at], (2 * np.asarray(x)[: 3 + at] + 1) * (at + 1), rtol=1e-14)
+        return re.findall(r'custom_call_target="ringreduce_(\w+)"', compiled.as_text())
+
+
+def test_order_is_that_of_the_program() -> None:
+    seen = run_ranks(order, 2, env=ENV)
+    assert seen[0] == ["allreduce", "broadcast"] * 30 + ["barrier"]
+    assert seen[1] == seen[0]
+
+
+def memory() -> None:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        x = [jnp.arange(100_000.0) + world.rank, jnp.ones((300, 7), jnp.float32)]
+        addresses = [array.unsafe_buffer_pointer() for array in x]
+        y = jax.jit(lambda tree: hvd.grouped_allreduce(tree, op=hvd.Sum), donate_argnums=0)(x)
+        np.testing.assert_array_equal(y[0], 2 * np.arange(100_000.0) + 1)
+        assert [array.unsafe_buffer_pointer() for array in y] == addresses
+        assert x[0].is_deleted()
+
+        def step(params: Any, x: Any) -> Any:
+            grads = jax.grad(lambda p: (jnp.tanh(x @ p["a"]) @ p["b"]).sum())(params)
+            return jax.tree_util.tree_map(lambda p, g: p - g, params, hvd.grouped_allreduce(grads))
+
+        params = {"a": jnp.ones((50, 60)), "b": jnp.ones((60, 10))}
+        text = jax.jit(step).lower(params, jnp.ones((20, 50))).compile().as_text()
+        assert "ringreduce_allreduce" in text
+        assert " copy(" not in text  # gradients are reduced where they are
+        kept = jnp.arange(5.0) + world.rank
+        both = jax.jit(lambda x: (hvd.allreduce(x, op=hvd.Sum), x * 2))(kept)  # the input is needed afterwards
+        np.testing.assert_array_equal(both[0], 2 * np.arange(5.0) + 1)
+        np.testing.assert_array_equal(both[1], 2 * (np.arange(5.0) + world.rank))
+        np.testing.assert_array_equal(kept, np.arange(5.0) + world.rank)
+
+
+def test_gradients_and_donated_arrays_are_reduced_in_place() -> None:
+    run_ranks(memory, 2, env=ENV)
