@@ -162,6 +162,7 @@ class GlobalProcessSet(ProcessSet):
 
 
 global_process_set = GlobalProcessSet()
+_core.framework_end(state.NOT_INITIALIZED)
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int] | Any) -> ProcessSet:

@@ -177,7 +177,7 @@ def names(tf: Any, hvd: Any, rank: int) -> None:
 
     @tf.function
     def branch(x: Any) -> Any:
-        with tf.name_scope("outer"):
+        with tf.name_scope(f"layer_{rank}"):  # as Keras numbers layers by process
             return tf.cond(tf.size(x) > 1, lambda: hvd._allreduce(x), lambda: hvd._allreduce(x, op=hvd.Max))
 
     close(branch(tf.constant([1.0, rank])), [3.0, 3.0])
@@ -191,7 +191,22 @@ def names(tf: Any, hvd: Any, rank: int) -> None:
             total += y[0] * tf.cast(i, tf.float32)
         return total
 
+    variable = tf.Variable(1.0)
+
+    @tf.function
+    def inner(x: Any) -> Any:
+        return hvd._allreduce(x * variable)
+
+    @tf.function
+    def outer(x: Any, y: Any) -> Any:  # TensorFlow may run calls that read a variable at once, but for the token
+        for _ in tf.range(5000 * rank):
+            x = tf.sin(x)
+        for _ in tf.range(5000 * (SIZE - rank)):
+            y = tf.cos(y)
+        return inner(x * 0 + 1), inner(y * 0 + 10)
+
     for _ in range(5):
+        close(outer(tf.zeros([2]), tf.zeros([2])), [[3.0] * 2, [30.0] * 2])
         close(loop(tf.constant(rank + 1.0)), sum(i * i * 6.0 for i in range(20)))
 
 

@@ -37,9 +37,7 @@ Failure failure_of(const std::exception_ptr& error) {
 }
 
 Calls::Calls() : table_(std::make_unique<Table>()) {
-  table_->absence =
-      "ringreduce has not been initialized; use ringreduce.init(). "
-      "(Horovod has not been initialized; use hvd.init().)";
+  table_->absence = "ringreduce has not been initialized; use ringreduce.init().";
 }
 
 Calls::~Calls() = default;

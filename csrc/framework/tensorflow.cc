@@ -1,15 +1,13 @@
 // ringreduce/_tensorflow.so: registers our ops and their kernels with the TensorFlow that loads it.
 //
 // All ops are stateful, so TensorFlow neither folds, merges nor drops them, and a tf.function runs them in the order in
-// which they were written. They block: an asynchronous kernel that ends later crashes in graphs.
+// which they were written (see kToken). They block: an asynchronous kernel that ends later crashes in graphs.
 
 #include <dlfcn.h>
 
-#include <locale>
 #include <memory>
-#include <sstream>
 
-#include "framework/tensorflow_kernel.h"
+#include "framework/tensorflow_node.h"
 
 namespace rr {
 
@@ -24,86 +22,6 @@ constexpr const char* kXla =
     "made, in tf.function(jit_compile=False) or model.compile(jit_compile=False); Keras' \"auto\" may mean True on a "
     "GPU. The functions that this one calls may be compiled, if they communicate nothing";
 
-// --- creation: what the node says -----------------------------------------------------------------------------------
-
-std::string string_attr(TF_OpKernelConstruction* construction, const char* name) {
-  const Checked status;
-  int32_t list_size = 0;
-  int32_t length = 0;
-  tf.TF_OpKernelConstruction_GetAttrSize(construction, name, &list_size, &length, status);
-  status.raise();
-  std::string value(static_cast<size_t>(length), '\0');
-  tf.TF_OpKernelConstruction_GetAttrString(construction, name, value.data(), value.size(), status);
-  status.raise();
-  return value;
-}
-
-int32_t int_attr(TF_OpKernelConstruction* construction, const char* name) {
-  const Checked status;
-  int64_t value = 0;
-  tf.TF_OpKernelConstruction_GetAttrInt64(construction, name, &value, status);
-  status.raise();
-  return static_cast<int32_t>(value);
-}
-
-// A number as text: attributes of the type float have 32 bits, and factors of float64 tensors need 64.
-double factor_attr(TF_OpKernelConstruction* construction, const char* name) {
-  std::istringstream text(string_attr(construction, name));
-  text.imbue(std::locale::classic());
-  double value = 0;
-  if (!(text >> value)) {
-    throw KernelError(TF_INVALID_ARGUMENT, std::string("InvalidArgumentError: ") + name + " is not a number");
-  }
-  return value;
-}
-
-constexpr unsigned kSet = 1;      // process_set_id
-constexpr unsigned kNamed = 2;    // tensor_name
-constexpr unsigned kReduces = 4;  // reduce_op, prescale_factor, postscale_factor
-constexpr unsigned kRooted = 8;   // root_rank
-
-template <unsigned kAttrs>
-void* create(TF_OpKernelConstruction* construction) {
-  try {
-    auto node = std::make_unique<Node>();
-    if ((kAttrs & kSet) != 0) node->process_set = int_attr(construction, "process_set_id");
-    if ((kAttrs & kNamed) != 0) node->name = string_attr(construction, "tensor_name");
-    if ((kAttrs & kRooted) != 0) node->root_rank = int_attr(construction, "root_rank");
-    if ((kAttrs & kReduces) != 0) {
-      node->op = int_attr(construction, "reduce_op");
-      node->prescale = factor_attr(construction, "prescale_factor");
-      node->postscale = factor_attr(construction, "postscale_factor");
-    }
-    return node.release();
-  } catch (const KernelError& error) {
-    const Checked status;
-    tf.TF_SetStatus(status, error.code, error.what());
-    tf.TF_OpKernelConstruction_Failure(construction, status);
-    return nullptr;
-  }
-}
-
-void destroy(void* kernel) { const std::unique_ptr<Node> node(static_cast<Node*>(kernel)); }
-
-// --- running --------------------------------------------------------------------------------------------------------
-
-template <void (*kWork)(Run&)>
-void compute(void* kernel, TF_OpKernelContext* context) {
-  const auto fail = [context](TF_Code code, const char* text) {
-    const Checked status;
-    tf.TF_SetStatus(status, code, text);
-    tf.TF_OpKernelContext_Failure(context, status);
-  };
-  try {
-    Run run(context, *static_cast<const Node*>(kernel));
-    kWork(run);
-  } catch (const KernelError& error) {
-    fail(error.code, error.what());
-  } catch (const std::exception& error) {
-    fail(TF_UNKNOWN, error.what());
-  }
-}
-
 void refuse_xla(Run&) { throw KernelError(TF_UNIMPLEMENTED, kXla); }
 
 template <RrQuestion kQuestion>
@@ -113,8 +31,7 @@ void answer(Run& run) {
 
 void barrier(Run& run) { run_calls({call_of(Kind::kBarrier, run.node(), run.node().name.c_str())}); }
 
-// --- shapes, as far as they are known before ranks have met
-// -----------------------------------------------------------
+// --- shapes, as far as they are known before ranks have met ---
 
 struct DeleteShape {
   void operator()(TF_ShapeHandle* shape) const { tf.TF_DeleteShapeHandle(shape); }
@@ -122,7 +39,7 @@ struct DeleteShape {
 
 void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   const std::unique_ptr<TF_ShapeHandle, DeleteShape> shape(tf.TF_NewShapeHandle());
-  const auto count = static_cast<int>(tf.TF_ShapeInferenceContextNumInputs(context));
+  const auto count = static_cast<int>(tf.TF_ShapeInferenceContextNumInputs(context)) - 1;  // without the token
   for (int i = 0; i < count && tf.TF_GetCode(status) == TF_OK; ++i) {
     tf.TF_ShapeInferenceContextGetInput(context, i, shape.get(), status);
     if (tf.TF_GetCode(status) == TF_OK) tf.TF_ShapeInferenceContextSetOutput(context, i, shape.get(), status);
@@ -141,9 +58,11 @@ void unknown(TF_ShapeInferenceContext* context, TF_Status* status) {
 
 void none(TF_ShapeInferenceContext*, TF_Status*) {}
 
-// --- the ops
-// ----------------------------------------------------------------------------------------------------------
+// --- the ops ---
 
+// The last input of all that communicates is a resource that nobody looks into: TensorFlow runs operators that have one
+// resource in program order, also across calls of functions, which it otherwise runs in any.
+constexpr const char* kToken = "token: resource";
 constexpr const char* kTypes =
     "{half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, uint64, bool}";
 
@@ -166,18 +85,18 @@ Op op(const char* name, std::vector<const char*> inputs, std::vector<const char*
 
 std::vector<Op> ops() {
   return {
-      op<kSet | kNamed | kReduces, allreduce>("RingreduceAllreduce", {"tensors: T"}, {"reduced: T"}, "list",
+      op<kSet | kNamed | kReduces, allreduce>("RingreduceAllreduce", {"tensors: T", kToken}, {"reduced: T"}, "list",
                                               same_shapes),
-      op<kSet | kNamed | kReduces, reducescatter>("RingreduceReducescatter", {"tensors: T"}, {"scattered: T"}, "list",
-                                                  unknown),
-      op<kSet | kNamed, allgather>("RingreduceAllgather", {"tensors: T"}, {"gathered: T", "counts: int32"}, "list",
-                                   unknown),
-      op<kSet | kNamed | kRooted, broadcast>("RingreduceBroadcast", {"tensors: T"}, {"outputs: T"}, "list",
+      op<kSet | kNamed | kReduces, reducescatter>("RingreduceReducescatter", {"tensors: T", kToken}, {"scattered: T"},
+                                                  "list", unknown),
+      op<kSet | kNamed, allgather>("RingreduceAllgather", {"tensors: T", kToken}, {"gathered: T", "counts: int32"},
+                                   "list", unknown),
+      op<kSet | kNamed | kRooted, broadcast>("RingreduceBroadcast", {"tensors: T", kToken}, {"outputs: T"}, "list",
                                              same_shapes),
-      op<kSet | kNamed, alltoall>("RingreduceAlltoall", {"tensor: T", "splits: int64"},
+      op<kSet | kNamed, alltoall>("RingreduceAlltoall", {"tensor: T", "splits: int64", kToken},
                                   {"received: T", "received_splits: int32"}, "one", unknown),
-      op<kSet | kNamed, barrier>("RingreduceBarrier", {}, {}, "", none),
-      op<kSet, answer<kRrJoin>>("RingreduceJoin", {}, {"last_rank: int32"}, "", scalar),
+      op<kSet | kNamed, barrier>("RingreduceBarrier", {kToken}, {}, "", none),
+      op<kSet, answer<kRrJoin>>("RingreduceJoin", {kToken}, {"last_rank: int32"}, "", scalar),
       op<kSet, answer<kRrGroupRank>>("RingreduceRank", {}, {"rank: int32"}, "", scalar),
       op<0, answer<kRrLocalRank>>("RingreduceLocalRank", {}, {"local_rank: int32"}, "", scalar),
       op<0, answer<kRrLocalSize>>("RingreduceLocalSize", {}, {"local_size: int32"}, "", scalar),

@@ -29,8 +29,7 @@ enum TF_Code : int {
   TF_FAILED_PRECONDITION = 9,
   TF_ABORTED = 10,
   TF_UNIMPLEMENTED = 12,
-  TF_INTERNAL = 13,
-  TF_UNAVAILABLE = 14
+  TF_INTERNAL = 13
 };
 
 enum TF_DataType : int {

@@ -55,8 +55,7 @@ TF_Code code_of(ErrorCode code) {
       return TF_FAILED_PRECONDITION;
     case ErrorCode::kTimeoutError:
       return TF_DEADLINE_EXCEEDED;
-    case ErrorCode::kPeerLostError:
-      return TF_UNAVAILABLE;
+    case ErrorCode::kPeerLostError:  // not TF_UNAVAILABLE: in graphs TensorFlow makes TF_INTERNAL of that
     case ErrorCode::kShutdownError:
       return TF_ABORTED;
     case ErrorCode::kUnavailableError:

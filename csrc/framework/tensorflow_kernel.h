@@ -71,7 +71,7 @@ class Run {
   Run(TF_OpKernelContext* context, const Node& node) : context_(context), node_(node) {}
 
   const Node& node() const { return node_; }
-  int inputs() const { return tf.TF_NumInputs(context_); }
+  int tensors() const { return tf.TF_NumInputs(context_) - 1; }  // the last input is the token
   Input input(int index) const;
   // Output i in the memory of input i, if nobody else wants that; else in memory of its own. The address.
   void* output_over_input(int index, const Shape& shape) const;

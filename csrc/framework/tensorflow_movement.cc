@@ -19,7 +19,7 @@ int64_t sum(const std::vector<int64_t>& values) { return std::accumulate(values.
 
 // Outputs: the gathered tensors, and how many rows of each (first dimension) came from each rank.
 void allgather(Run& run) {
-  const auto count = static_cast<size_t>(run.inputs());
+  const auto count = static_cast<size_t>(run.tensors());
   const std::vector<std::string> names = numbered(run.node().name, count);
   std::vector<Input> inputs;
   std::vector<RrTensor> srcs;
@@ -47,7 +47,7 @@ void allgather(Run& run) {
 
 // The root's outputs are its inputs; the others' inputs are overwritten where nobody else wants them.
 void broadcast(Run& run) {
-  const auto count = static_cast<size_t>(run.inputs());
+  const auto count = static_cast<size_t>(run.tensors());
   const bool is_root = ask(kRrRank, 0) == run.node().root_rank;
   const std::vector<std::string> names = numbered(run.node().name, count);
   std::vector<Input> inputs;

@@ -5,7 +5,7 @@
 namespace rr {
 
 void allreduce(Run& run) {
-  const int count = run.inputs();
+  const int count = run.tensors();
   if (count == 0) return;
   std::vector<Input> inputs;
   for (int i = 0; i < count; ++i) inputs.push_back(run.input(i));
@@ -27,7 +27,7 @@ void allreduce(Run& run) {
 void reducescatter(Run& run) {
   const int64_t size = ask(kRrSize, run.node().process_set);
   const int64_t rank = ask(kRrGroupRank, run.node().process_set);
-  const auto count = static_cast<size_t>(run.inputs());
+  const auto count = static_cast<size_t>(run.tensors());
   const std::vector<std::string> names = numbered(run.node().name, count);
   std::vector<Input> inputs;
   for (size_t i = 0; i < count; ++i) inputs.push_back(run.input(static_cast<int>(i)));

@@ -1,7 +1,7 @@
 """Gradients of the operators, the same eagerly and in graphs, and differentiable themselves.
 
 They are operations of their own, which every rank runs: a loss that depends on a collective on one rank depends on it
-on all.
+on all. The last input of each operator is the token, which has none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def _of_allreduce(op: Any, *grads: Any) -> list[Any]:
     reduce_op = ReduceOp(op.get_attr("reduce_op"))
     if reduce_op not in (Average, Sum):
         raise InvalidArgumentError(f"allreduce has a gradient for op Average and Sum, not for {reduce_op.name}")
-    return _reduced(grads, reduce_op, _set(op), _factor(op, "prescale_factor"), _factor(op, "postscale_factor"))
+    factors = _factor(op, "prescale_factor"), _factor(op, "postscale_factor")
+    return [*_reduced(grads, reduce_op, _set(op), *factors), None]
 
 
 @tf.RegisterGradient("RingreduceAllgather")  # type: ignore[untyped-decorator]
@@ -33,11 +34,11 @@ def _of_allgather(op: Any, *grads: Any) -> list[Any]:
     averaged = _reduced(grads[:-1], Average, _set(op))
     rank = ask(operators.ringreduce_rank, process_set_id=_set(op))
     own = []
-    for grad, counts, tensor in zip(averaged, tf.unstack(op.outputs[-1]), op.inputs, strict=True):
+    for grad, counts, tensor in zip(averaged, tf.unstack(op.outputs[-1]), op.inputs[:-1], strict=True):
         start = tf.reduce_sum(counts[:rank])
         rows = None if grad is None else grad[start : start + counts[rank]]
         own.append(None if rows is None else tf.ensure_shape(rows, tensor.shape))
-    return own
+    return [*own, None]
 
 
 @tf.RegisterGradient("RingreduceBroadcast")  # type: ignore[untyped-decorator]
@@ -45,7 +46,7 @@ def _of_broadcast(op: Any, *grads: Any) -> list[Any]:
     """The averaged gradients on the root, zeros elsewhere."""
     is_root = tf.equal(ask(operators.ringreduce_rank), op.get_attr("root_rank"))
     averaged = _reduced(grads, Average, _set(op))
-    return [None if grad is None else tf.where(is_root, grad, tf.zeros_like(grad)) for grad in averaged]
+    return [*(None if grad is None else tf.where(is_root, grad, tf.zeros_like(grad)) for grad in averaged), None]
 
 
 @tf.RegisterGradient("RingreduceAlltoall")  # type: ignore[untyped-decorator]
@@ -54,7 +55,7 @@ def _of_alltoall(op: Any, grad: Any, _: Any) -> list[Any]:
     back, _ = movement.exchanged(tf.convert_to_tensor(grad), op.outputs[1], process_set=_set(op))
     shape = tf.shape(op.inputs[0])
     kept = tf.zeros(tf.concat([[shape[0] - tf.shape(back)[0]], shape[1:]], 0), back.dtype)
-    return [tf.ensure_shape(tf.concat([back, kept], 0), op.inputs[0].shape), None]
+    return [tf.ensure_shape(tf.concat([back, kept], 0), op.inputs[0].shape), None, None]
 
 
 @tf.RegisterGradient("RingreduceReducescatter")  # type: ignore[untyped-decorator]
@@ -65,7 +66,7 @@ def _of_reducescatter(op: Any, *grads: Any) -> list[Any]:
     dense = [tf.convert_to_tensor(grad) for grad in grads]
     scaled = [grad * tf.cast(tf.cast(ranks, tf.float64) * factor, grad.dtype) for grad in dense]
     whole, _ = movement.gathered(scaled, process_set=_set(op))
-    return [tf.ensure_shape(grad, tensor.shape) for grad, tensor in zip(whole, op.inputs, strict=True)]
+    return [*(tf.ensure_shape(grad, tensor.shape) for grad, tensor in zip(whole, op.inputs[:-1], strict=True)), None]
 
 
 def _reduced(grads: Sequence[Any], op: int, process_set: int, pre: float = 1.0, post: float = 1.0) -> list[Any]:

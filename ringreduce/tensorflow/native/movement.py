@@ -11,7 +11,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.native.library import operators
 from ringreduce.tensorflow.native.reduction import rows_like
-from ringreduce.tensorflow.native.running import ask, id_of, run
+from ringreduce.tensorflow.native.running import ask, id_of, operand, run, token
 
 
 def allgather(
@@ -51,7 +51,7 @@ def gathered(
     process_set: ProcessSet | int = global_process_set,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """grouped_allgather(), and an int32 matrix: how many rows of each tensor came from each rank of the set."""
-    inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    inputs = [operand(tensor) for tensor in tensors]
     if not inputs:
         return [], tf.zeros([0, 0], tf.int32)
     outputs, counts = run(
@@ -99,7 +99,7 @@ def broadcasts(
     return list(
         run(
             operators.ringreduce_broadcast,
-            [tf.convert_to_tensor(tensor) for tensor in tensors],
+            [operand(tensor) for tensor in tensors],
             root_rank=int(root_rank),
             process_set_id=id_of(process_set),
             name=name,
@@ -126,7 +126,7 @@ def broadcast_(
     Returns:
         The results of the assignments, in the order of the variables.
     """
-    values = broadcasts([tf.convert_to_tensor(variable) for variable in variables], root_rank, name, False, process_set)
+    values = broadcasts(variables, root_rank, name, False, process_set)
     return [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
 
 
@@ -159,7 +159,7 @@ def exchanged(
     process_set: ProcessSet | int = global_process_set,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """alltoall() with its received_splits in either case."""
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = operand(tensor)
     rows, received = run(
         operators.ringreduce_alltoall,
         tensor,
@@ -189,7 +189,7 @@ def join(process_set: ProcessSet = global_process_set) -> tf.Tensor:
     Returns:
         The global rank that joined last, an int32 scalar, the same on all ranks.
     """
-    return ask(operators.ringreduce_join, process_set_id=id_of(process_set))
+    return ask(operators.ringreduce_join, token(), process_set_id=id_of(process_set))
 
 
 def _checked(splits: Any) -> tf.Tensor:

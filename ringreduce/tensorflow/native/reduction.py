@@ -13,7 +13,7 @@ import tensorflow as tf
 from ringreduce.ops import Sum
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.native.library import operators
-from ringreduce.tensorflow.native.running import id_of, run
+from ringreduce.tensorflow.native.running import id_of, operand, run
 
 
 def _allreduce(
@@ -44,7 +44,7 @@ def _grouped_allreduce(
     return list(
         run(
             operators.ringreduce_allreduce,
-            [tf.convert_to_tensor(tensor) for tensor in tensors],
+            [operand(tensor) for tensor in tensors],
             reduce_op=int(op),
             prescale_factor=repr(float(prescale_factor)),
             postscale_factor=repr(float(postscale_factor)),
@@ -82,7 +82,7 @@ def _grouped_reducescatter(
     """Reduce-scatter of several dense tensors, of any shapes and dtypes, by one operator."""
     if not tensors:
         return []
-    inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    inputs = [operand(tensor) for tensor in tensors]
     outputs = run(
         operators.ringreduce_reducescatter,
         inputs,

@@ -1,19 +1,26 @@
-"""How an operator is put into the graph, or run at once: its name, its place, its errors.
+"""How an operator is put into the graph, or run at once: its order, its name, its errors.
+
+Operators that communicate take a token, a resource that stands for nothing: so a tf.function runs them in program
+order, also where they are within functions that it calls, branches and loops.
 
 Eagerly, operations without a name are matched by the order of calls, as everywhere. In a graph every operation has a
-name, so that it does not matter in which order TensorFlow runs them: the name of the function that is traced and of the
-node in it. Numbers that TensorFlow appends to functions' names count what the process has traced so far, which may
-differ between ranks, and are left out.
+name, so that it does not matter in which order TensorFlow runs them: the name of the function that is being traced, and
+the operation's number there. So it is the same on all ranks that trace the same collectives, whatever else they trace:
+numbers that TensorFlow appends to functions' names, and Keras to layers', count what the process has made so far.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
+from ringreduce.buffers import CODES
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import UNREGISTERED, ProcessSet
 from ringreduce.tensorflow.native.errors import with_our_class
 
@@ -22,9 +29,8 @@ def run(
     operator: Callable[..., Any], *inputs: Any, name: str | None, ignore_name_scope: bool = False, **attrs: Any
 ) -> Any:
     """operator(*inputs), an operation that has a name."""
-    if tf.executing_eagerly():
-        return ask(operator, *inputs, tensor_name=name or "", **attrs)
-    return ask(operator, *inputs, tensor_name=_name_in_graph(operator, name, ignore_name_scope), **attrs)
+    called = name or "" if tf.executing_eagerly() else _name_in_graph(operator, name, ignore_name_scope)
+    return ask(operator, *inputs, token(), tensor_name=called, **attrs)
 
 
 def ask(operator: Callable[..., Any], *inputs: Any, **attrs: Any) -> Any:
@@ -38,6 +44,35 @@ def ask(operator: Callable[..., Any], *inputs: Any, **attrs: Any) -> Any:
         return operator(*inputs, **attrs)
 
 
+def operand(value: Any) -> tf.Tensor:
+    """What can be communicated, as a tensor. Raises InvalidArgumentError for a type that cannot."""
+    tensor = tf.convert_to_tensor(value)
+    if tensor.dtype.name not in CODES:
+        supported = ", ".join(CODES)
+        raise InvalidArgumentError(f"Tensor type {tensor.dtype.name} is not supported; supported: {supported}")
+    return tensor
+
+
+def token() -> tf.Tensor:
+    """The last argument of an operator that communicates. One for the process; in TensorFlow 1 one for each graph."""
+    global _eager_token
+    if _eager_token is not None and tf.compat.v1.executing_eagerly_outside_functions():
+        return _eager_token
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            _eager_token = _new_token()
+            return _eager_token
+        graph = tf.compat.v1.get_default_graph()
+        if not hasattr(graph, "_ringreduce_token"):  # kept by the graph, whose node it is
+            graph._ringreduce_token = _new_token()
+        return graph._ringreduce_token
+
+
+def _new_token() -> tf.Tensor:
+    with tf.device("CPU:0"), tf.control_dependencies(None):
+        return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="ringreduce_order")
+
+
 def id_of(process_set: ProcessSet | int) -> int:
     """The process set as operators know it. Raises InvalidArgumentError when it is not registered."""
     if isinstance(process_set, int):
@@ -49,10 +84,17 @@ def id_of(process_set: ProcessSet | int) -> int:
 
 def _name_in_graph(operator: Callable[..., Any], name: str | None, ignore_name_scope: bool) -> str:
     graph = tf.compat.v1.get_default_graph()
-    scope = graph.get_name_scope()
     if name is not None:
+        scope = graph.get_name_scope()
         return name if ignore_name_scope or not scope else f"{scope}/{name}"
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph  # of a branch, a loop's body: the function that they are in
+    made = _made.setdefault(graph, Counter())
+    made[operator.__name__] += 1
     function = re.sub(r"_\d+$", "", getattr(graph, "name", ""))
-    with tf.name_scope("") if ignore_name_scope else tf.name_scope(scope + "/" if scope else ""):
-        node = graph.unique_name(operator.__name__, mark_as_used=True)
-    return f"{function}/{node}"
+    return f"{function}/{operator.__name__}_{made[operator.__name__]}"
+
+
+_eager_token: tf.Tensor | None = None
+_made: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
+"""By graph: how many operations of each operator have been put into it and into its branches and loops."""

@@ -1,0 +1,51 @@
+// The functions of a kernel as TensorFlow calls them: making it from a node, running it, ending it. Errors become
+// statuses here.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "framework/tensorflow_kernel.h"
+
+namespace rr {
+
+constexpr unsigned kSet = 1;      // process_set_id
+constexpr unsigned kNamed = 2;    // tensor_name
+constexpr unsigned kReduces = 4;  // reduce_op, prescale_factor, postscale_factor
+constexpr unsigned kRooted = 8;   // root_rank
+
+// A node with these attributes.
+Node node_of(TF_OpKernelConstruction* construction, unsigned attrs);
+
+template <unsigned kAttrs>
+void* create(TF_OpKernelConstruction* construction) {
+  try {
+    return std::make_unique<Node>(node_of(construction, kAttrs)).release();
+  } catch (const KernelError& error) {
+    const Checked status;
+    tf.TF_SetStatus(status, error.code, error.what());
+    tf.TF_OpKernelConstruction_Failure(construction, status);
+    return nullptr;
+  }
+}
+
+inline void destroy(void* kernel) { const std::unique_ptr<Node> node(static_cast<Node*>(kernel)); }
+
+template <void (*kWork)(Run&)>
+void compute(void* kernel, TF_OpKernelContext* context) {
+  const auto fail = [context](TF_Code code, const char* text) {
+    const Checked status;
+    tf.TF_SetStatus(status, code, text);
+    tf.TF_OpKernelContext_Failure(context, status);
+  };
+  try {
+    Run run(context, *static_cast<const Node*>(kernel));
+    kWork(run);
+  } catch (const KernelError& error) {
+    fail(error.code, error.what());
+  } catch (const std::exception& error) {
+    fail(TF_UNKNOWN, error.what());
+  }
+}
+
+}  // namespace rr
