@@ -98,12 +98,13 @@ def spec_of(optimizer: str) -> Spec:
     )
 
 
+@pytest.mark.timeout(400)  # each process of TensorFlow's needs some 10 s of a processor
 @pytest.mark.parametrize(
     ("framework", "optimizer", "vs", "absent"),
     [
-        ("tensorflow", "momentum", ["single", "mwms", "mwms-ring"], ["ddp-gloo", "horovod"]),
-        ("keras", "sgd", ["mwms"], ["ringreduce-shard", "horovod"]),
-        ("jax", "adam", ["single", "single-all", "in-step"], ["ddp-ringreduce", "mwms", "mwms-ring", "horovod"]),
+        ("tensorflow", "momentum", ["mwms"], ["ddp-gloo", "horovod"]),
+        ("keras", "sgd", ["mwms-ring"], ["ringreduce-shard", "horovod"]),
+        ("jax", "adam", ["in-step"], ["ddp-ringreduce", "mwms", "mwms-ring", "horovod"]),
     ],
 )
 def test_all_modes_reach_the_losses_of_pytorch(
@@ -146,6 +147,7 @@ def test_all_modes_reach_the_losses_of_pytorch(
         assert f"# {entry['mode']}: absent, {entry['why']}" in said.out.splitlines()
 
 
+@pytest.mark.timeout(400)
 def test_a_mode_that_does_not_reduce_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
