@@ -216,5 +216,6 @@ def test_wheel_is_small_and_requires_numpy_only(tmp_path: Path) -> None:
     assert "ringreduce/py.typed" in inside
     assert "ringreduce/_core.pyi" in inside
     assert any(re.fullmatch(r"ringreduce/_core\..*\.so", name) for name in inside)
+    assert "ringreduce/_tensorflow.so" in inside
     written = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
     assert {name for name in inside if name.endswith(".py")} == written
