@@ -200,7 +200,6 @@ void tell_version(const xla::CallFrame& frame, xla::Metadata& metadata) {
     minor = frame.api->api_version.minor_version;
   metadata.api_version = {sizeof(xla::ApiVersion), nullptr, xla::kMajor, minor};
   metadata.traits = 0;
-  fprintf(stderr, "META api %p minor %d size %zu\n", (const void*)frame.api, minor, metadata.struct_size);
 }
 
 xla::Metadata* asked_for_metadata(const xla::CallFrame& frame) {
