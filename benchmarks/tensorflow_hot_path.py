@@ -23,22 +23,24 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
     hvd.init()
-    tensors = [tf.fill([hot_path.ELEMENTS], float(i + hvd.rank())) for i in range(hot_path.TENSORS)]
+    # Variables, as in a training step. A function that captures nothing and takes 100 arguments is called by a shorter
+    # way in TensorFlow's Python, 500 us faster, that any capture closes.
+    values = [tf.Variable(tf.fill([hot_path.ELEMENTS], float(i + hvd.rank()))) for i in range(hot_path.TENSORS)]
 
     @tf.function
-    def plain(values: list[Any]) -> list[Any]:
+    def plain() -> list[Any]:
         return [value * 2 for value in values]
 
     @tf.function
-    def reduced(values: list[Any]) -> Any:
+    def reduced() -> Any:
         return hvd.grouped_allreduce([value * 2 for value in values], op=hvd.Sum)
 
     others = sum(range(hvd.size()))
-    for i, value in enumerate(reduced(tensors)):
+    for i, value in enumerate(reduced()):
         assert float(value[0]) == 2 * (i * hvd.size() + others), f"tensor {i}: {value}"
     hot_path.report(
         "a tf.function",
-        [lambda: plain(tensors), lambda: (ringreduce.barrier(), plain(tensors)), lambda: reduced(tensors)],
+        [plain, lambda: (ringreduce.barrier(), plain()), reduced],
     )
     hvd.shutdown()
 
