@@ -201,5 +201,6 @@ def test_the_command_of_the_readme(tmp_path: Path) -> None:
 
 
 def test_a_slow_peer_makes_fewer_calls() -> None:
-    assert [replace(CELL, iters=1000).affordable(pace) for pace in (1e-6, 0.1, 10.0)] == [1000, 30, 10]
-    assert replace(CELL, iters=5).affordable(10.0) == 5
+    assert [replace(CELL, iters=1000).affordable(pace) for pace in (1e-6, 0.1, 10.0)] == [1000, 30, 3]
+    assert replace(CELL, iters=2).affordable(10.0) == 2
+    assert [replace(CELL, warmup=100).warming(pace) for pace in (1e-6, 0.1, 10.0)] == [99, 30, 1]

@@ -21,7 +21,7 @@ MARK = "RINGREDUCE_BENCH_CELL"
 """In the environment of every process of a cell: what bears it after the deadline is killed, whoever its parent is."""
 BUDGET_S = 3.0
 """The timed calls of a peer end after about so long: MPICH takes 0.25 s a call of 8 B on 8 ranks of 2 cores."""
-LEAST = 10  # calls that are timed, however long they take
+LEAST = 3  # calls that are timed, however long they take
 TAIL = 2000  # characters of a failed job's output that are kept
 
 
@@ -49,6 +49,10 @@ class Cell:
     def affordable(self, pace_s: float) -> int:
         """Calls to time where one takes pace_s."""
         return min(self.iters, max(LEAST, int(BUDGET_S / pace_s)))
+
+    def warming(self, pace_s: float) -> int:
+        """Calls to warm up where the first has taken pace_s."""
+        return max(1, min(self.warmup - 1, int(BUDGET_S / pace_s)))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
  *
  * Up to 4 KiB: BATCHES runs of calls back to back, each run's mean, the slowest rank's. Above: every call is preceded
  * by rewriting the input and a barrier and timed alone, the slowest rank's time of each call. One JSON line on rank 0.
- * Fewer calls than ITERS where they would take more than SECONDS, by the pace of the warm-up; 10 at least.
+ * Fewer calls than ITERS where they would take more than SECONDS, by the pace of the warm-up; 3 at least.
  * Usage: mpirun -np N collectives NAME COUNT IN_PLACE ITERS WARMUP SECONDS    COUNT: elements of a rank's larger operand
  */
 #include <mpi.h>
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { BATCHES = 20, LEAST = 10, SMALL = 4096, HUGE_PAGE = 1 << 21 };
+enum { BATCHES = 20, LEAST = 3, SMALL = 4096, HUGE_PAGE = 1 << 21 };
 enum kind { ALLREDUCE, REDUCESCATTER, ALLGATHER, BROADCAST, ALLTOALL, BARRIER, KINDS };
 static const char* const names[KINDS] = {"allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "barrier"};
 
@@ -83,6 +83,18 @@ static void rewrite(size_t nbytes) {
 
 static int at_least(int least, double value) { return value < least ? least : (int)value; }
 
+/* Seconds of a call with what comes before it, the slowest rank's mean of so many. */
+static double slowest(int calls, size_t nbytes) {
+  double mean = MPI_Wtime();
+  for (int i = 0; i < calls; ++i) {
+    rewrite(nbytes);
+    call();
+  }
+  mean = (MPI_Wtime() - mean) / calls;
+  MPI_Allreduce(MPI_IN_PLACE, &mean, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  return mean;
+}
+
 static int ascending(const void* a, const void* b) {
   return (*(const double*)a > *(const double*)b) - (*(const double*)a < *(const double*)b);
 }
@@ -115,13 +127,8 @@ int main(int argc, char** argv) {
   call();
   for (int i = 0; kind != BARRIER && i < outputs; ++i) wrong += output[i] != wanted(i);
   if (small) memset(input, 0, nbytes); /* back to back, the sums feed the next call: stay finite */
-  double pace = MPI_Wtime();
-  for (int i = 0; i < warmup; ++i) {
-    rewrite(small ? 0 : nbytes);
-    call();
-  }
-  pace = (MPI_Wtime() - pace) / warmup;
-  MPI_Allreduce(MPI_IN_PLACE, &pace, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  double pace = slowest(1, small ? 0 : nbytes);
+  if (warmup > 1) pace = slowest(pace * warmup > budget ? at_least(1, budget / pace) : warmup - 1, small ? 0 : nbytes);
   if (small && pace * BATCHES * calls > budget) calls = at_least(1, budget / (pace * BATCHES));
   if (pace * samples > budget) samples = at_least(samples < LEAST ? samples : LEAST, budget / pace);
   for (int i = 0; i < samples; ++i) {

@@ -75,10 +75,15 @@ def main(module: str, text: str) -> int:
         wrong = collective.wrong(oracle, endpoint.rank, part, dst, dst.size)
         src.fill(0)
     rewritten = src if cell.nbytes > SMALL_NBYTES else None
-    start = time.perf_counter()
-    timed(call, rewritten, endpoint.barrier, cell.warmup)
-    pace = endpoint.largest(np.array([(time.perf_counter() - start) / cell.warmup]))[0]
-    mine = timed(call, rewritten, endpoint.barrier, cell.affordable(pace))
+
+    def pace(calls: int) -> float:
+        """Seconds of a call with what comes before it, the slowest rank's mean of so many."""
+        start = time.perf_counter()
+        timed(call, rewritten, endpoint.barrier, calls)
+        return float(endpoint.largest(np.array([(time.perf_counter() - start) / calls]))[0])
+
+    warm = pace(cell.warming(pace(1)))
+    mine = timed(call, rewritten, endpoint.barrier, cell.affordable(warm))
     *largest, most_wrong = endpoint.largest(np.array([*mine, float(wrong)]))  # wrong of one rank: 0 is what matters
     slowest = np.sort(largest)
     if endpoint.rank == 0:
