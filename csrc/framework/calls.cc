@@ -71,7 +71,7 @@ void Calls::end(const std::string& absence) {
 
 // The lock may have been copied while another thread held it, and the groups belong to the parent.
 void Calls::forget_after_fork(const std::string& absence) {
-  table_.release();
+  left_.push_back(std::move(table_));
   table_ = std::make_unique<Table>();
   table_->absence = absence;
   inside_.store(0);

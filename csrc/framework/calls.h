@@ -103,6 +103,7 @@ class Calls {
   static void abandon(const Member& member, const OperationPtr& operation);
 
   std::unique_ptr<Table> table_;
+  std::vector<std::unique_ptr<Table>> left_;  // the parent's, in a forked child
   std::atomic<int> inside_{0};
 };
 
