@@ -184,12 +184,18 @@ def test_garbage_disturbs_nobody(garbage: bytes) -> None:
 
 def test_a_guest_that_leaves_ends_it_for_everyone() -> None:
     where = meeting(3)
+    left = threading.Event()  # were the other guest there first, the host might be done before it can see who leaves
 
     def leaver() -> None:
         with connected(where) as connection:
             connection.send(hello(where, 2))
+        left.set()
 
-    error, other, _ = together(lambda: host(where), lambda: guest(where, 1, 5), leaver)
+    def stayer() -> int:
+        assert left.wait(20)
+        return guest(where, 1, 5)
+
+    error, other, _ = together(lambda: host(where), stayer, leaver)
     assert isinstance(error, PeerLostError)
     assert "lost rank 2" in str(error)
     assert isinstance(other, PeerLostError | TimeoutError)  # TimeoutError: it came when all was over
