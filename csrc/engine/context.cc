@@ -81,6 +81,18 @@ class CountedLink final : public Link {
 
 }  // namespace
 
+void Context::use_device(std::shared_ptr<Device> device) {
+  const std::lock_guard lock(executor_);
+  if (device_owner_ != nullptr && device_owner_->ordinal() != device->ordinal()) {
+    throw InvalidArgumentError("this rank works on GPU " + std::to_string(device_owner_->ordinal()) +
+                               "; it cannot communicate memory of GPU " + std::to_string(device->ordinal()) +
+                               " as well: one rank, one GPU");
+  }
+  if (device_owner_ != nullptr) return;
+  device_owner_ = std::move(device);
+  device_.store(device_owner_.get(), std::memory_order_release);
+}
+
 std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
   return std::make_unique<CountedLink>(network_.link(world_rank, channel), stats_.bytes_on_wire);
 }

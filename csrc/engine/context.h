@@ -68,6 +68,9 @@ class Context {
   }
   const std::string& network_name() const { return network_.name; }
   std::unique_ptr<Link> remote_link(int world_rank, int channel);
+  // The GPU of this rank, from the first operation on device memory on; null before. Set once.
+  Device* device() const { return device_.load(std::memory_order_acquire); }
+  void use_device(std::shared_ptr<Device> device);
   Bell& wait_bell(int world_rank) const { return world_board_->wait_bell(world_rank); }
   Bell& engine_bell(int world_rank) const { return world_board_->engine_bell(world_rank); }
   void publish_world(const Board& board) { world_board_ = &board; }
@@ -98,6 +101,8 @@ class Context {
   std::shared_ptr<SegmentRegistry> segments_;
   Stats stats_;
   Network network_;
+  std::shared_ptr<Device> device_owner_;
+  std::atomic<Device*> device_{nullptr};
   std::atomic<bool> in_transit_{false};
   std::atomic<int64_t> driven_ns_{0};  // when a waiting thread looked at the links last; 0 without links
   const Board* world_board_ = nullptr;

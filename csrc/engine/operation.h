@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/device.h"
 #include "group/ledger.h"
 
 namespace rr {
@@ -26,10 +27,11 @@ inline Output new_output(size_t nbytes) {
   return Output(static_cast<std::byte*>(::operator new[](nbytes, FreeOutput::kAlignment)));
 }
 
-// A C-contiguous tensor somewhere in this process.
+// A C-contiguous tensor of this process, in host memory or on its GPU.
 struct TensorView {
   std::byte* data = nullptr;
   DType dtype = DType::kUInt8;
+  Place place = Place::kHost;
   uint8_t ndim = 0;
   uint64_t dims[kDims] = {};  // like Signature::dims
   size_t count = 0;           // elements
