@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 JOBS := $(shell nproc)
-CXX_FILES = $(shell git ls-files -co --exclude-standard 'csrc/*.cc' 'csrc/*.h' 'csrc/*.cu' 'csrc/*.cuh' 'tests/cpp/*.cc' 'tests/cpp/*.h')
+CXX_FILES = $(shell git ls-files -co --exclude-standard 'csrc/*.cc' 'csrc/*.h' 'csrc/*.cu' 'csrc/*.cuh' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/cuda/*.cc' 'tests/cuda/*.h')
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  make %-16s %s\n' "$$name" "$$text"; done
@@ -110,6 +110,9 @@ test-torch-suite: build  ## torch's own tests of torch.distributed, with our bac
 bench: $(VENV)/bench build-demo  ## measure everything beside every peer that is here; writes docs/results/ (half an hour)
 	@$(BIN)/python benchmarks/record.py $(ARGS)
 
+gpu-check:  ## on a machine with a GPU: build by its own python, run and sanitize everything CUDA, measure (PYTHON=python3; 8 minutes)
+	@$(PYTHON) benchmarks/gpu.py $(ARGS)
+
 bench-network: $(VENV)/bench build-demo  ## all-reduce across four shaped hosts beside MPI, Gloo and the links' limit (root; 6 minutes)
 	@$(BIN)/python benchmarks/network.py $(ARGS)
 
@@ -126,4 +129,4 @@ clean:  ## remove everything that was built or installed here
 	rm -rf build dist *.egg-info $(VENV) ringreduce/*.so .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help optional build build-demo wheel demo test test-torch-suite test-torch-versions lint lint-python lint-cpp format cpptest sanitize pytest test-frameworks bench bench-network docs clean
+.PHONY: help optional build build-demo wheel demo test test-torch-suite test-torch-versions lint lint-python lint-cpp format cpptest sanitize pytest test-frameworks bench bench-network gpu-check docs clean

@@ -1,0 +1,94 @@
+// What the two halves of rr_gpu share: a GPU whose lanes are waited for, and host memory that they copy from and to.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/errors.h"
+#include "cuda/device.h"
+
+namespace rr {
+
+constexpr double kPatienceS = 60;  // under compute-sanitizer a launch may take seconds
+
+// Pinned host memory. Pages, zero at first.
+class HostMemory {
+ public:
+  HostMemory(Device& device, size_t nbytes) : device_(device), nbytes_(nbytes) {
+    void* pages = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) throw std::bad_alloc();
+    data_ = static_cast<std::byte*>(pages);
+    device_.pin(data_, nbytes_);
+  }
+  ~HostMemory() {
+    device_.unpin(data_);
+    ::munmap(data_, nbytes_);
+  }
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+  std::byte* data() const { return data_; }
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+
+ private:
+  Device& device_;
+  size_t nbytes_;
+  std::byte* data_ = nullptr;
+};
+
+class DeviceMemory {
+ public:
+  DeviceMemory(Device& device, size_t nbytes) : device_(device), data_(device.allocate(nbytes)) {}
+  ~DeviceMemory() { device_.release(data_); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  Device& device_;
+  std::byte* data_;
+};
+
+// Until all that was issued to the lane is done. Throws TimeoutError.
+inline void await(Device& device, Lane lane) {
+  const Mark mark = device.mark(lane);
+  const Deadline deadline = Deadline::after_s(kPatienceS);
+  while (!device.passed(mark)) {
+    if (deadline.passed()) throw TimeoutError("a lane of " + device.name() + " did not finish within 60 s");
+    std::this_thread::yield();
+  }
+}
+
+inline void to_device(Device& device, std::byte* dst, const std::byte* src, size_t nbytes) {
+  device.copy(Lane::kCompute, dst, src, nbytes);
+  await(device, Lane::kCompute);
+}
+
+inline void to_host(Device& device, std::byte* dst, const std::byte* src, size_t nbytes) {
+  device.copy(Lane::kCompute, dst, src, nbytes);
+  await(device, Lane::kCompute);
+}
+
+// check.cc: every kernel once for each dtype and operation, bit for bit as on the CPU; few: of each kernel few cases,
+// for compute-sanitizer. Returns the number of cases that differ, each with a line on stderr.
+int check_kernels(Device& device, bool few);
+
+// A list of tensors, as pack and unpack get it.
+struct TensorList {
+  std::string name;
+  std::vector<size_t> counts;  // elements, float32
+};
+
+// bench.cc: one line of JSON on stdout for each figure.
+int bench_kernels(Device& device, const std::vector<TensorList>& lists, size_t max_nbytes);
+
+}  // namespace rr
