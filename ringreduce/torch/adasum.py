@@ -3,8 +3,8 @@
 The formula and its order are in ringreduce/common/adasum.py.
 
 Here every rank gathers all N tensors and combines them by itself, so it moves and holds N times the bytes of the
-tensor, where an all-reduce of the core moves about twice: meant for a few ranks. The result is
-rounded once: all ranks have the same bits, in every run.
+tensor, where an all-reduce of the core moves about twice: meant for a few ranks. The result is rounded once: all ranks
+have the same bits, in every run. CUDA tensors are combined by the CPU too, which waits for them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def submit(
 
     def finish(works: Works) -> Any:
         for work, row, output in zip(works.each, rows, outputs, strict=True):
-            vectors = received(work, row).double().reshape(size, -1).numpy()
+            vectors = received(work, row).double().cpu().reshape(size, -1).numpy()
             combined = torch.from_numpy(combine(list(vectors)) * postscale_factor)
             output.detach().copy_(combined.view(output.shape))
         return result

@@ -19,8 +19,8 @@ from ringreduce.movement import rows_for_each
 from ringreduce.ops import Adasum, Average, ReduceOp, Sum
 from ringreduce.torch import adasum
 from ringreduce.torch.members import Members, call, process_set_of, run
-from ringreduce.torch.submission import allgathers, numbered, received, reducescatters
-from ringreduce.torch.tensors import operand, source
+from ringreduce.torch.submission import allgathers, exchange, numbered, received, reducescatters
+from ringreduce.torch.tensors import on_stream, operand, source
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
@@ -76,7 +76,7 @@ class GroupedAllreduce(torch.autograd.Function):
         work = process_set.group.allreduce_async(
             [operand(tensor) for tensor in sources], [operand(output) for output in outputs], op, pre, post, name
         )
-        work.wait()
+        on_stream(work, *outputs).wait()
         return outputs
 
     @staticmethod
@@ -166,7 +166,8 @@ class Broadcast(torch.autograd.Function):
         process_set = process_set_of(members)
         submit = process_set.group.broadcast_async
         output = source(tensor).clone()
-        submit(operand(output), process_set.position(root_rank, "broadcast"), name).wait()
+        root = process_set.position(root_rank, "broadcast")
+        on_stream(submit(operand(output), root, name), output).wait()
         return output
 
     @staticmethod
@@ -199,7 +200,7 @@ class Alltoall(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         tensor = source(tensor)
         rows = None if splits is None else rows_for_each(splits.detach().cpu().numpy())
-        work = process_set_of(members).group.alltoall_async(operand(tensor), rows, name)
+        work = exchange(process_set_of(members).group, tensor, rows, name)
         work.wait()
         return received(work, tensor), torch.tensor(work.counts, dtype=torch.int64)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.torch import cuda
 from ringreduce.torch.exchange import Exchange
 
 LARGE_NBYTES = 256 << 10
@@ -45,9 +46,10 @@ class Bucket:
     loud: slots whose gradients the reducer hears of one by one; all of them until hush().
     quiet: the others, whose parameters are only written down, in come, when their gradients have come.
     waiting: loud slots whose gradient has not come yet in this round.
+    producers: streams of a GPU on which large gradients have come in this round.
     """
 
-    __slots__ = ("come", "loud", "name", "quiet", "slots", "waiting")
+    __slots__ = ("come", "loud", "name", "producers", "quiet", "slots", "waiting")
 
     def __init__(self, slots: list[Slot], name: str) -> None:
         self.slots = slots
@@ -56,6 +58,7 @@ class Bucket:
         self.quiet: list[Slot] = []
         self.come: list[torch.Tensor] = []
         self.waiting = len(slots)
+        self.producers: set[int] = set()
         for slot in slots:
             slot.bucket = self
 
@@ -75,12 +78,18 @@ class Bucket:
         """Begins a round, in which each gradient comes so many times."""
         self.waiting = len(self.loud)
         self.come.clear()
+        self.producers.clear()
         for slot in self.loud:
             slot.passes_left = passes
 
     def is_complete(self, passes: int) -> bool:
-        """Whether all gradients have come, `passes` times each."""
-        return not self.waiting and len(self.come) == passes * len(self.quiet) and not self.has_come_too_often(passes)
+        """Whether all gradients have come, `passes` times each, and one stream can say that all are there.
+
+        Those of a backward() on several streams are reduced after it: then torch has joined them.
+        """
+        if self.waiting or len(self.come) != passes * len(self.quiet) or self.has_come_too_often(passes):
+            return False
+        return not self.producers or self.producers == {self._stream(self.slots[0])}
 
     def has_come_too_often(self, passes: int) -> bool:
         """Whether a quiet gradient has come more than `passes` times."""
@@ -90,6 +99,12 @@ class Bucket:
 
     def collect(self, slot: Slot) -> None:
         """May be called as soon as the slot's gradient is final on this rank."""
+        if slot.parameter.is_cuda:
+            self.producers.add(self._stream(slot))
+
+    @staticmethod
+    def _stream(slot: Slot) -> int:
+        return cuda.current_stream(slot.parameter.get_device())
 
     def begin(self) -> None:
         """Called when all gradients are final on this rank: starts the reduction."""

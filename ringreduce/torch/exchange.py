@@ -17,8 +17,8 @@ from ringreduce._core import Work
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet
-from ringreduce.torch.submission import received
-from ringreduce.torch.tensors import operand
+from ringreduce.torch.submission import gather, received
+from ringreduce.torch.tensors import on_stream, operand
 
 
 class Compressor(Protocol):
@@ -54,13 +54,14 @@ class Channel(NamedTuple):
     def allreduce(self, tensors: Sequence[torch.Tensor], name: str) -> Work:
         """Reduces contiguous tensors in place, with the factors."""
         memory = [operand(tensor) for tensor in tensors]
-        return self.process_set.group.allreduce_async(
+        work = self.process_set.group.allreduce_async(
             memory, memory, self.op, self.prescale, self.postscale, name, self.wire
         )
+        return on_stream(work, *tensors)
 
     def allgather(self, tensor: torch.Tensor, name: str) -> Work:
         """Concatenates contiguous tensors along the first dimension; rows() has the result."""
-        return self.process_set.group.allgather_async(operand(tensor), name)
+        return gather(self.process_set.group, operand(tensor), tensor, name)
 
     @staticmethod
     def rows(work: Work, like: torch.Tensor) -> list[torch.Tensor]:

@@ -77,12 +77,27 @@ def broadcast_optimizer_state(
     is_root = process_set.group.rank == process_set.position(root_rank, "broadcast")
     tensors: list[torch.Tensor] = []
     skeleton = _without_tensors(optimizer.state_dict(), tensors) if is_root else b""
-    layout = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+    layout = [(tuple(tensor.shape), tensor.dtype, tensor.is_cuda) for tensor in tensors]
     skeleton, layout = broadcast_object((skeleton, layout), root_rank, process_set=process_set)
-    tensors = tensors or [torch.empty(shape, dtype=dtype) for shape, dtype in layout]
+    if layout and not tensors:
+        gpu = _gpu_of(optimizer) if any(is_cuda for _, _, is_cuda in layout) else None
+        tensors = [torch.empty(shape, dtype=dtype, device=gpu if is_cuda else None) for shape, dtype, is_cuda in layout]
     broadcast_parameters(tensors, root_rank, process_set)
     if not is_root:
         _adopt(optimizer, _with_tensors(skeleton, tensors))
+
+
+def _gpu_of(optimizer: torch.optim.Optimizer) -> torch.device:
+    """Where this rank's copies of the root's CUDA state go. Raises InvalidArgumentError where it has no such memory."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.is_cuda:
+                device: torch.device = parameter.device
+                return device
+    raise InvalidArgumentError(
+        "broadcast_optimizer_state: the root's optimizer state is on a GPU, and this rank's parameters are not; move "
+        "the model before, on all ranks"
+    )
 
 
 def _adopt(optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None:

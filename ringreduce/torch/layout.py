@@ -53,17 +53,23 @@ def group(slots: Sequence[Slot], groups: list[list[torch.Tensor]] | int) -> list
     deals: list[list[int]] = []
     for grouped in (True, False):
         members = [index for index, slot in enumerate(slots) if (id(slot.parameter) in chosen) is grouped]
-        kinds = [(slots[i].parameter.dtype, slots[i].section, chosen.get(id(slots[i].parameter))) for i in members]
+        kinds = [(*_kind(slots[i]), chosen.get(id(slots[i].parameter))) for i in members]
         limit = sum(nbytes) if grouped else BUCKET_NBYTES
         deals += [[members[i] for i in deal] for deal in plan([nbytes[i] for i in members], kinds, limit)]
     return [[slots[i] for i in deal] for deal in sorted(deals, key=lambda deal: deal[-1])]
+
+
+def _kind(slot: Slot) -> tuple[Hashable, ...]:
+    """What slots that share a bucket have in common."""
+    return (slot.parameter.dtype, slot.parameter.device, slot.section)
 
 
 def describe(slot: Slot) -> str:
     """What must agree between the ranks."""
     parameter = slot.parameter
     dtype = str(parameter.dtype).removeprefix("torch.")
-    return f"{slot.name} {dtype} {list(parameter.shape)} strides {list(strides_of(parameter))}"
+    where = " on a GPU" if parameter.is_cuda else ""
+    return f"{slot.name} {dtype} {list(parameter.shape)} strides {list(strides_of(parameter))}{where}"
 
 
 def difference(layouts: Sequence[Any]) -> str:

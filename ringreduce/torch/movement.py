@@ -14,8 +14,8 @@ from ringreduce.movement import rows_for_each
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import autograd
 from ringreduce.torch.members import id_of
-from ringreduce.torch.submission import allgathers, received
-from ringreduce.torch.tensors import operand, source
+from ringreduce.torch.submission import allgathers, exchange, gather, received
+from ringreduce.torch.tensors import on_stream, operand, source
 from ringreduce.torch.tracing import ASYNC, BLOCKS, is_compiling, traceable, untraced
 
 
@@ -41,7 +41,7 @@ def allgather_async(
 ) -> Handle[torch.Tensor]:
     """allgather() without waiting. The tensor must not change until the handle is done."""
     tensor = source(tensor)
-    return Handle(process_set.group.allgather_async(operand(tensor), name), lambda work: received(work, tensor))
+    return Handle(gather(process_set.group, operand(tensor), tensor, name), lambda work: received(work, tensor))
 
 
 @traceable
@@ -110,7 +110,7 @@ def broadcast_async_(
     """broadcast_() without waiting. The tensor must be left alone until the handle is done."""
     submit = process_set.group.broadcast_async
     root = process_set.position(root_rank, "broadcast")
-    return Handle(submit(operand(tensor), root, name), lambda _: tensor)
+    return Handle(on_stream(submit(operand(tensor), root, name), tensor), lambda _: tensor)
 
 
 @traceable
@@ -157,7 +157,7 @@ def alltoall_async(
 ) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
     """alltoall() without waiting; synchronize(handle) gives (rows, received_splits) in either case, as in Horovod."""
     tensor = source(tensor)
-    work = process_set.group.alltoall_async(operand(tensor), _rows_for_each(splits), name)
+    work = exchange(process_set.group, tensor, _rows_for_each(splits), name)
     return Handle(work, lambda done: (received(done, tensor), _received_splits(done.counts, splits)))
 
 

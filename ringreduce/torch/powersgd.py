@@ -127,7 +127,8 @@ class PowerSGDExchange:
     def _first_or_last_q(self, at: int, matrix: torch.Tensor) -> torch.Tensor:
         if at not in self.qs:
             generator = torch.Generator().manual_seed(self._settings.seed + at)
-            self.qs[at] = torch.randn(matrix.shape[1], self._settings.rank, generator=generator)
+            drawn = torch.randn(matrix.shape[1], self._settings.rank, generator=generator)  # the same on all ranks
+            self.qs[at] = drawn.to(matrix.device)
         return self.qs[at]
 
     def state_dict(self) -> dict[str, Any]:

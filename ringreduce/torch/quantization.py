@@ -73,7 +73,8 @@ class Int8Exchange:
     def begin(self, gradients: Sequence[torch.Tensor], name: str) -> None:
         """See Exchange."""
         count = sum(gradient.numel() for gradient in gradients)
-        x = torch.zeros(-(-count // self._block) * self._block, dtype=torch.float32)
+        whole = -(-count // self._block) * self._block
+        x = torch.zeros(whole, dtype=torch.float32, device=gradients[0].device)
         torch.cat([gradient.reshape(-1).float() for gradient in gradients], out=x[:count])
         if self.error is not None:
             x += self.error
@@ -148,8 +149,9 @@ class WiredInt8(Int8Exchange):
     _values: torch.Tensor
 
     def _quantised(self, x: torch.Tensor) -> torch.Tensor:
-        self._values = x.clone()
-        wire_round_trip(WIRE, self._values.data_ptr(), self._values.numel())
+        here = x.cpu() if x.is_cuda else x.clone()  # the codec is the CPU's
+        wire_round_trip(WIRE, here.data_ptr(), here.numel())
+        self._values = here.to(x.device)
         return self._values
 
     def _sent(self, name: str) -> Work:

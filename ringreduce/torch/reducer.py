@@ -183,8 +183,9 @@ class Reducer:
         names = [f"{self._prefix}.{index}" for index in range(len(groups) + len(sparse))]
         ways = [self._way(slots) for slots in groups]
         is_registered = [settings.views and compression is NoneCompressor for compression, _ in ways]
-        sizes = [RegisteredBucket.nbytes(slots) for slots, here in zip(groups, is_registered, strict=True) if here]
-        stretches = iter(allocate(sizes, self._process_set) if sizes else [])
+        registered = [slots for slots, here in zip(groups, is_registered, strict=True) if here]
+        sizes = [RegisteredBucket.nbytes(slots) for slots in registered]
+        stretches = iter(allocate(sizes, [slots[0].parameter.device for slots in registered], self._process_set))
         buckets: list[Bucket] = []
         for slots, name, way, here in zip(groups, names, ways, is_registered, strict=False):
             if here:

@@ -1,7 +1,7 @@
 """A bucket in registered memory: gradients lie where they are reduced, and a step neither packs nor unpacks.
 
-Each slot has its place in a stretch of memory that all ranks of the host map. A gradient that torch has put elsewhere
-is moved there, and parameter.grad is that place from then on.
+Each slot has its place in a stretch of memory that all ranks of the host map; on a GPU, of the GPU's. A gradient that
+torch has put elsewhere is moved there, and parameter.grad is that place from then on.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import torch
 from ringreduce import memory
 from ringreduce._core import Work, stream
 from ringreduce.process_sets import ProcessSet
+from ringreduce.torch import cuda
 from ringreduce.torch.buckets import Bucket, Slot, check_dense
 from ringreduce.torch.exchange import Channel
-from ringreduce.torch.tensors import from_bytes, operand
+from ringreduce.torch.tensors import Operand, from_bytes, on_stream, operand
 
 ALIGNMENT = 64  # of slots; buckets start on pages
+HOST = torch.device("cpu")
 
 STREAMED_NBYTES = 8 << 20
 """In a bucket of this size large gradients go to their places past the caches: they would not be there any more when
@@ -38,11 +40,11 @@ class RegisteredBucket(Bucket):
 
     __slots__ = ("channel", "memory", "parameters", "streams", "views", "whole", "work")
 
-    def __init__(self, slots: list[Slot], name: str, raw: Any, channel: Channel) -> None:
+    def __init__(self, slots: list[Slot], name: str, raw: torch.Tensor, channel: Channel) -> None:
         super().__init__(slots, name)
         self.channel = channel
-        self.whole = from_bytes(raw, slots[0].parameter.dtype)
-        self.streams = self.whole.nbytes >= STREAMED_NBYTES
+        self.whole = raw.view(slots[0].parameter.dtype)
+        self.streams = self.whole.is_cpu and self.whole.nbytes >= STREAMED_NBYTES
         self.memory = [operand(self.whole)]
         self.work: Work
         for slot, view in zip(slots, views(slots, self.whole), strict=True):
@@ -58,6 +60,7 @@ class RegisteredBucket(Bucket):
 
     def collect(self, slot: Slot) -> None:
         """Brings the gradient to its place: a large one at once, while it is in a cache."""
+        super().collect(slot)
         grad, view = slot.parameter.grad, slot.view
         if grad is None or grad is view:
             return
@@ -120,10 +123,15 @@ class RegisteredBucket(Bucket):
     def begin(self) -> None:
         """See Bucket."""
         self.gather()
-        channel, memory = self.channel, self.memory
-        self.work = channel.process_set.group.allreduce_async(
+        channel, memory = self.channel, self.operands()
+        work = channel.process_set.group.allreduce_async(
             memory, memory, channel.op, channel.prescale, channel.postscale, self.name, channel.wire
         )
+        self.work = on_stream(work, self.whole)
+
+    def operands(self) -> list[Operand]:
+        """The bucket's memory for the core; of a GPU's with the stream that is current now."""
+        return self.memory if self.whole.is_cpu else [operand(self.whole)]
 
     def finish(self) -> None:
         """See Bucket."""
@@ -158,17 +166,21 @@ def strides_of(parameter: torch.Tensor) -> tuple[int, ...]:
     return torch.empty_like(parameter, device="meta").stride()
 
 
-def allocate(sizes: Sequence[int], process_set: ProcessSet) -> list[Any]:
-    """Stretches of registered memory of so many bytes, on pages of one allocation, all zero. Collective over the set.
+def allocate(sizes: Sequence[int], devices: Sequence[torch.device], process_set: ProcessSet) -> list[torch.Tensor]:
+    """Stretches of bytes, each on its device, on pages of one allocation a device, all zero.
 
-    What is padding is reduced along, and zeros stay zeros.
+    On the CPU it is registered memory, and this is collective over the set. What is padding is reduced along, and zeros
+    stay zeros.
     """
-    page = memory.PAGE
-    raw = memory.symmetric_empty(sum(aligned(size, page) for size in sizes), np.uint8, process_set)
-    raw[:] = 0
-    stretches = []
-    start = 0
-    for size in sizes:
-        stretches.append(raw[start : start + size])
-        start += aligned(size, page)
-    return stretches
+    stretches: dict[int, torch.Tensor] = {}
+    for device in dict.fromkeys(devices):
+        here = [index for index, its in enumerate(devices) if its == device]
+        paged = [aligned(sizes[index], memory.PAGE) for index in here]
+        if device == HOST:
+            raw = memory.symmetric_empty(sum(paged), np.uint8, process_set)
+            raw[:] = 0
+            parts = list(torch.split(from_bytes(raw, torch.uint8), paged))
+        else:
+            parts = cuda.allocate(paged, device)
+        stretches.update((index, part[: sizes[index]]) for index, part in zip(here, parts, strict=True))
+    return [stretches[index] for index in range(len(sizes))]

@@ -51,7 +51,7 @@ def to_shard(bucket: ShardedBucket, full: State) -> dict[str, Any]:
                 f"the optimizer's state {key!r} of {first.name} has the shape {list(value.shape)}, and the parameter "
                 f"{list(first.parameter.shape)}: shard_step=True needs an elementwise optimizer"
             )
-        whole = torch.zeros(bucket.whole.numel(), dtype=value.dtype)
+        whole = torch.zeros(bucket.whole.numel(), dtype=value.dtype, device=value.device)
         for slot, place in zip(bucket.slots, views(bucket.slots, whole), strict=True):
             place.copy_(full[slot.parameter][key])
         state[key] = bucket.share_of(whole).clone()

@@ -143,7 +143,8 @@ class ShardedMixin(DistributedMixin):
         self._synchronized = False
         order, group = float(norm_type), self._process_set.group
         grads = [bucket.shard.grad for bucket in self._buckets() if bucket.shard.grad is not None]
-        norms = torch.stack([torch.zeros((), dtype=torch.float64), *(_norm(grad, order) for grad in grads)])
+        zero = torch.zeros((), dtype=torch.float64, device=grads[0].device if grads else None)
+        norms = torch.stack([zero, *(_norm(grad, order) for grad in grads)])
         mine = torch.linalg.vector_norm(norms, order).reshape(1)
         total = mine if math.isinf(order) else mine**order
         memory = operand(total)

@@ -18,7 +18,7 @@ from ringreduce.torch.buckets import Bucket, Slot, check_dense
 from ringreduce.torch.exchange import Channel
 from ringreduce.torch.reducer import Reducer
 from ringreduce.torch.registered_bucket import ALIGNMENT, RegisteredBucket, aligned, allocate, views
-from ringreduce.torch.tensors import from_bytes, operand
+from ringreduce.torch.tensors import on_stream, operand
 
 PIECE_NBYTES = 512 << 10
 """An optimizer passes over its arrays several times (Adam: eight operations on five arrays), and finds a piece of this
@@ -40,23 +40,21 @@ class ShardedBucket(RegisteredBucket):
         "places",
         "section",
         "shard",
-        "shard_memory",
         "values",
-        "values_memory",
-        "values_shard_memory",
     )
 
-    def __init__(self, slots: list[Slot], name: str, gradients: Any, values: Any, channel: Channel) -> None:
+    def __init__(
+        self, slots: list[Slot], name: str, gradients: torch.Tensor, values: torch.Tensor, channel: Channel
+    ) -> None:
         super().__init__(slots, name, gradients, channel)
         self.section = slots[0].section
-        self.values = from_bytes(values, slots[0].parameter.dtype)
+        self.values = values.view(slots[0].parameter.dtype)
         self.shard = self.share_of(self.values)
         self.shard.grad = self.share_of(self.whole)
-        self.pieces = torch.split(self.shard, PIECE_NBYTES // self.shard.element_size())
+        whole = max(1, self.shard.numel())  # on a GPU a pass over a piece costs more than the cache saves
+        self.pieces = torch.split(self.shard, PIECE_NBYTES // self.shard.element_size() if self.whole.is_cpu else whole)
         for piece, grad in zip(self.pieces, torch.split(self.shard.grad, self.pieces[0].numel()), strict=True):
             piece.grad = grad
-        self.shard_memory = operand(self.shard.grad)
-        self.values_memory, self.values_shard_memory = operand(self.values), operand(self.shard)
         self.places = [
             (slot, place, place.data_ptr()) for slot, place in zip(slots, views(slots, self.values), strict=True)
         ]
@@ -97,27 +95,32 @@ class ShardedBucket(RegisteredBucket):
         """See Bucket: a reduce-scatter in place."""
         self.adopt()
         self.gather()
-        channel = self.channel
-        self.work = channel.process_set.group.reducescatter_async(
-            self.memory[0], self.shard_memory, channel.op, channel.prescale, channel.postscale, self.name
+        channel, mine = self.channel, self.shard.grad
+        assert mine is not None
+        work = channel.process_set.group.reducescatter_async(
+            operand(self.whole), operand(mine), channel.op, channel.prescale, channel.postscale, self.name
         )
+        self.work = on_stream(work, mine)
 
     def share_gradients(self) -> Work:
         """Starts to give all ranks all shares of the gradients."""
-        return self._share(self.shard_memory, self.memory[0], "gradients")
+        assert self.shard.grad is not None
+        return self._share(self.shard.grad, self.whole, "gradients")
 
     def share_values(self) -> Work:
         """Starts to give all ranks all shares of the parameters."""
-        return self._share(self.values_shard_memory, self.values_memory, "parameters")
+        return self._share(self.shard, self.values, "parameters")
 
     def share(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor like the shard, from all ranks, as one like the flat parameters. Collective."""
-        output = torch.empty(self.whole.numel(), dtype=tensor.dtype)
-        self._share(operand(tensor.contiguous()), operand(output), "state").wait()
+        output = torch.empty(self.whole.numel(), dtype=tensor.dtype, device=tensor.device)
+        self._share(tensor.contiguous(), output, "state").wait()
         return output
 
-    def _share(self, mine: Any, all_of_it: Any, what: str) -> Work:
-        return self.channel.process_set.group.allgather_async(mine, f"{self.name}.{what}", all_of_it)
+    def _share(self, mine: torch.Tensor, all_of_it: torch.Tensor, what: str) -> Work:
+        group = self.channel.process_set.group
+        work = group.allgather_async(operand(mine), f"{self.name}.{what}", operand(all_of_it))
+        return on_stream(work, all_of_it)
 
     def recollect(self) -> None:
         """Brings gradients that were replaced since the reduction back to their place."""
@@ -144,7 +147,7 @@ class ShardedReducer(Reducer):
     def _lay_out(self) -> list[Bucket]:
         groups = self._groups()
         sizes = [ShardedBucket.share_nbytes(slots, self._channel.size) for slots in groups]
-        stretches = allocate(sizes * 2, self._process_set)
+        stretches = allocate(sizes * 2, [slots[0].parameter.device for slots in groups] * 2, self._process_set)
         for index, slots in enumerate(groups):
             gradients, values = stretches[index], stretches[index + len(groups)]
             self.shards.append(ShardedBucket(slots, f"{self._prefix}.{index}", gradients, values, self._channel))

@@ -8,7 +8,7 @@ from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.handles import Handle, Works
 from ringreduce.ops import Average, Sum
 from ringreduce.process_sets import ProcessSet, global_process_set
-from ringreduce.torch.submission import received
+from ringreduce.torch.submission import gather, received
 from ringreduce.torch.tensors import operand
 from ringreduce.torch.tracing import ASYNC, untraced
 
@@ -48,12 +48,11 @@ def sparse_allreduce_async(
     local = tensor.detach().coalesce()
     size, dims = local.size(), local.sparse_dim()
     # The first row says how large the tensor is: all-gather compares the dense dimensions, and none of the sparse ones.
-    indices = torch.cat([torch.tensor([size[:dims]], dtype=torch.int64).view(1, dims), local.indices().t()])
+    indices = torch.cat([local.indices().new_tensor([size[:dims]]).view(1, dims), local.indices().t()])
     values = local.values().contiguous()
-    submit = process_set.group.allgather_async
     stem = None if name is None else f"{name}."
     works = [
-        submit(operand(part), None if stem is None else stem + what)
+        gather(process_set.group, operand(part), part, None if stem is None else stem + what)
         for part, what in ((indices, "indices"), (values, "values"))
     ]
 

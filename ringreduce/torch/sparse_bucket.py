@@ -40,7 +40,7 @@ class SparseBucket(Bucket):
         (slot,) = self.slots
         parameter, grad = slot.parameter, slot.parameter.grad
         if grad is None:
-            indices = torch.empty((0, self.sparse_dim), dtype=torch.int64)
+            indices = torch.empty((0, self.sparse_dim), dtype=torch.int64, device=parameter.device)
             values = parameter.new_empty((0, *parameter.shape[self.sparse_dim :]), requires_grad=False)
         else:
             if grad.layout is torch.strided:

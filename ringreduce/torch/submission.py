@@ -7,18 +7,39 @@ from typing import Any
 
 import torch
 
+from ringreduce._core import Group, Work
 from ringreduce.errors import HorovodInternalError, InvalidArgumentError
 from ringreduce.handles import Works
 from ringreduce.ops import Average, Sum
 from ringreduce.process_sets import ProcessSet
-from ringreduce.torch.tensors import operand
+from ringreduce.torch import cuda
+from ringreduce.torch.tensors import Operand, on_stream, operand
 
 
 def allgathers(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> Works:
     """Submits an all-gather of each tensor; all operands are checked before the first goes."""
     operands = [operand(tensor) for tensor in tensors]
-    submit = process_set.group.allgather_async
-    return Works([submit(item, numbered(name, i, len(tensors))) for i, item in enumerate(operands)])
+    names = [numbered(name, index, len(tensors)) for index in range(len(tensors))]
+    pairs = zip(operands, tensors, names, strict=True)
+    return Works([gather(process_set.group, item, tensor, of) for item, tensor, of in pairs])
+
+
+def gather(group: Group, memory: Operand, tensor: torch.Tensor, name: str | None) -> Work:
+    """Submits an all-gather of a tensor and its operand; received() has the result."""
+    if not tensor.is_cuda:
+        return group.allgather_async(memory, name)
+    room = cuda.room_for(tensor, group.size) if tensor.dim() else None
+    return on_stream(group.allgather_async(memory, name, None if room is None else operand(room)), tensor, room=room)
+
+
+def exchange(group: Group, tensor: torch.Tensor, rows: Sequence[int] | None, name: str | None) -> Work:
+    """Submits an all-to-all of so many rows for each rank; received() has the result."""
+    memory = operand(tensor)
+    if not tensor.is_cuda:
+        return group.alltoall_async(memory, rows, name)
+    room = torch.empty_like(tensor) if tensor.dim() else None
+    work = group.alltoall_async(memory, rows, name, None if room is None else operand(room))
+    return on_stream(work, tensor, room=room)
 
 
 def reducescatters(
@@ -41,7 +62,7 @@ def reducescatters(
         outputs.append(tensor.new_empty(own_rows(tensor.shape[0], group.rank, group.size), *tensor.shape[1:]))
         pairs.append((operand(tensor), operand(outputs[-1])))
     works = [submit(src, dst, op, pre, post, numbered(name, i, len(pairs))) for i, (src, dst) in enumerate(pairs)]
-    return outputs, Works(works)
+    return outputs, Works([on_stream(work, output) for work, output in zip(works, outputs, strict=True)])
 
 
 def own_rows(rows: int, rank: int, size: int) -> int:
@@ -55,7 +76,9 @@ def numbered(name: str | None, index: int, count: int) -> str | None:
 
 
 def received(work: Any, like_rows_of: torch.Tensor) -> torch.Tensor:
-    """The bytes that an operation allocated, as rows of the tensor's row shape and dtype."""
+    """What an operation brought, as rows of the tensor's row shape and dtype. Of a GPU's tensor: waits for it."""
+    if isinstance(work, cuda.DeviceWork):
+        return work.received(like_rows_of)
     shape = (sum(work.counts), *like_rows_of.shape[1:])
     if not work.output:
         return like_rows_of.new_empty(shape)

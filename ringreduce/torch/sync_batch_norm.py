@@ -17,16 +17,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Sum
 from ringreduce.process_sets import ProcessSet, global_process_set
-from ringreduce.torch.submission import received
+from ringreduce.torch.submission import gather, received
 from ringreduce.torch.tensors import operand
 
 
 class SyncBatchNorm(_BatchNorm):
     """Batch normalization whose statistics are those of all ranks' inputs together, as if one rank had them all.
 
-    For inputs (N, C) or (N, C, ...) in any floating-point type on the CPU. N and what comes after C may differ between
-    ranks, and N may be 0. In eval mode with running statistics it communicates nothing; otherwise every rank of the set
-    calls it, forward and backward, as any collective. The gradients of weight and bias are this rank's own, for
+    For inputs (N, C) or (N, C, ...) in any floating-point type, on the CPU or on a GPU, for which the CPU waits once in
+    forward. N and what comes after C may differ between ranks, and N may be 0. In eval mode with running statistics it
+    communicates nothing; otherwise every rank of the set calls it, forward and backward, as any collective. The
+    gradients of weight and bias are this rank's own, for
     DistributedOptimizer to reduce. backward() works once, not twice (no create_graph).
 
     Args:
@@ -179,7 +180,7 @@ def _statistics(input: torch.Tensor) -> torch.Tensor:
     """This rank's row: count, then the mean of each channel, then the sum of its squared deviations. float64."""
     channels = input.shape[1]
     count = input.numel() // max(1, channels)
-    row = torch.zeros(1, 1 + 2 * channels, dtype=torch.float64)
+    row = torch.zeros(1, 1 + 2 * channels, dtype=torch.float64, device=input.device)
     if count:
         variance, mean = torch.var_mean(input, [dim for dim in range(input.dim()) if dim != 1], correction=0)
         row[0, 0] = count
@@ -190,9 +191,9 @@ def _statistics(input: torch.Tensor) -> torch.Tensor:
 
 def _combined(row: torch.Tensor, process_set: ProcessSet) -> tuple[torch.Tensor, torch.Tensor, float]:
     """(mean, squared deviations, count) of all ranks together. Collective."""
-    work = process_set.group.allgather_async(operand(row), None)
+    work = gather(process_set.group, operand(row), row, None)
     work.wait()
-    rows = received(work, row)
+    rows = received(work, row).cpu()  # counts decide what is computed, so the CPU has to have them
     count, mean, m2 = 0.0, *torch.zeros(2, row.shape[1] // 2, dtype=torch.float64)
     for other in rows:
         added = float(other[0])
@@ -204,4 +205,4 @@ def _combined(row: torch.Tensor, process_set: ProcessSet) -> tuple[torch.Tensor,
         mean = mean + distance * (added / together)
         m2 = m2 + other_m2 + distance * distance * (count * added / together)
         count = together
-    return mean, m2, count
+    return mean.to(row.device), m2.to(row.device), count

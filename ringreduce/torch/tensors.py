@@ -1,7 +1,7 @@
 """The torch side of the one door for memory: a tensor becomes (address, shape, dtype code), or an error.
 
 Nothing here is compiled against torch. The fourth item of an operand is the tensor itself, so that whoever holds the
-operand keeps the memory alive.
+operand keeps the memory alive. A CUDA tensor's has two more: the GPU, and the stream that the operation comes after.
 """
 
 from __future__ import annotations
@@ -13,29 +13,54 @@ import numpy as np
 import torch
 
 from ringreduce import memory
+from ringreduce._core import Work
 from ringreduce.buffers import CODES
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.torch import cuda
 
-Operand: TypeAlias = tuple[int, Sequence[int], int, Any]
+Operand: TypeAlias = tuple[int, Sequence[int], int, Any] | tuple[int, Sequence[int], int, Any, int, int]
 
 DTYPES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in CODES.items() if hasattr(torch, name)}
 """The core's code of each torch dtype that it knows."""
 
 
 def operand(tensor: torch.Tensor) -> Operand:
-    """The tensor's memory in the form that the core takes. It must be contiguous and the CPU's.
+    """The tensor's memory in the form that the core takes. It must be contiguous, and the CPU's or a CUDA GPU's.
 
     Raises:
         InvalidArgumentError: not a tensor, not contiguous, or of an unsupported dtype.
-        UnavailableError: not in CPU memory.
+        UnavailableError: in other memory than the CPU's; a build with CUDA takes that of its GPUs as well.
     """
     try:
-        if tensor.is_contiguous() and tensor.is_cpu:
-            return (tensor.data_ptr(), tensor.shape, DTYPES[tensor.dtype], tensor)
+        if tensor.is_contiguous():
+            if tensor.is_cpu:
+                return (tensor.data_ptr(), tensor.shape, DTYPES[tensor.dtype], tensor)
+            if tensor.is_cuda and cuda.BUILT:
+                return cuda.operand(tensor, tensor.shape, DTYPES[tensor.dtype])
     except (AttributeError, KeyError, RuntimeError):
         pass  # the reason is looked for where it costs nothing
     raise refusal(tensor)
+
+
+def memory_of(tensor: torch.Tensor, shape: Sequence[int], code: int) -> Operand:
+    """The memory of a contiguous tensor as an operand of another shape and dtype; nothing is checked."""
+    if tensor.is_cuda:
+        return cuda.operand(tensor, shape, code)
+    return (tensor.data_ptr(), shape, code, tensor)
+
+
+def on_stream(work: Work, *outputs: torch.Tensor, room: torch.Tensor | None = None) -> Work:
+    """An operation just submitted, so that wait() is for the current stream where the outputs are a GPU's.
+
+    Args:
+        outputs: tensors that the operation writes or, where it allocates, reads; those of a GPU are kept.
+        room: see cuda.DeviceWork.
+    """
+    if not outputs or not outputs[0].is_cuda:
+        return work
+    on_device: Any = cuda.DeviceWork(work, outputs, room)
+    return on_device  # type: ignore[no-any-return]
 
 
 def source(tensor: torch.Tensor) -> torch.Tensor:
@@ -51,10 +76,10 @@ def refusal(tensor: Any) -> Exception:
         return InvalidArgumentError(f"a torch.Tensor is expected, not {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
         return InvalidArgumentError(f"Tensor layout {tensor.layout} is not supported; use tensor.to_dense()")
-    if not tensor.is_cpu:
+    if not tensor.is_cpu and not (tensor.is_cuda and cuda.BUILT):
+        what = "CPU and CUDA memory" if cuda.BUILT else "CPU memory"
         return UnavailableError(
-            f"this tensor is in {tensor.device.type} memory, and ringreduce communicates CPU memory here; "
-            "use tensor.cpu()"
+            f"this tensor is in {tensor.device.type} memory, and ringreduce communicates {what} here; use tensor.cpu()"
         )
     if tensor.dtype not in DTYPES:
         supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)

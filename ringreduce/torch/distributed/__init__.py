@@ -19,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ringreduce.errors import UnavailableError
+from ringreduce.torch import cuda
 
 NAME = "ringreduce"
 
@@ -26,7 +27,8 @@ NAME = "ringreduce"
 def register() -> None:
     """Makes the backend known to torch. Does nothing twice, and nothing where torch was built without distributed."""
     if dist.is_available() and NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        devices = ["cpu", "cuda"] if cuda.BUILT else ["cpu"]
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=devices)
         dist.register_rendezvous_handler(NAME, _meet)  # type: ignore[attr-defined, no-untyped-call]  # ringreduce://
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from ringreduce import deadline
 from ringreduce.errors import UnavailableError
-from ringreduce.torch import tensors
+from ringreduce.torch import cuda, tensors
 from ringreduce.torch.distributed import base, dynamo, layout, membership, messages, movement, reductions, sparse, work
 from ringreduce.torch.distributed.membership import Membership
 from ringreduce.torch.distributed.messages import Messages
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 NAME = "ringreduce"
 CPU = torch.device("cpu")
+DEVICES = [CPU, torch.device("cuda")] if cuda.BUILT else [CPU]
 
 
 class ProcessGroup(Reductions, Movement, Messages, dist.ProcessGroup):  # type: ignore[misc]  # torch's overloads
@@ -94,12 +95,14 @@ class ProcessGroup(Reductions, Movement, Messages, dist.ProcessGroup):  # type: 
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [CPU]
+        return DEVICES
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:  # type: ignore[override]
         """Itself: the group is its own and only backend."""
-        if torch.device(device).type != CPU.type:
-            raise UnavailableError(f"the backend {NAME} has nothing for {device} memory; it communicates CPU memory")
+        types = [its.type for its in DEVICES]
+        if torch.device(device).type not in types:
+            what = " and ".join(types).upper()
+            raise UnavailableError(f"the backend {NAME} has nothing for {device} memory; it communicates {what} memory")
         return self
 
     supports_coalescing = supports_splitting = supports_time_estimate = False
@@ -147,5 +150,5 @@ class ProcessGroup(Reductions, Movement, Messages, dist.ProcessGroup):  # type: 
         return f"<ringreduce process group {self._name!r}: rank {self._rank} of {self._size}, ranks {self._ranks}>"
 
 
-PARTS = (deadline, tensors, base, layout, membership, messages, movement, reductions, sparse, work)
+PARTS = (deadline, cuda, tensors, base, layout, membership, messages, movement, reductions, sparse, work)
 dynamo.skip(*PARTS, sys.modules[__name__])

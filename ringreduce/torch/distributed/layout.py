@@ -1,4 +1,4 @@
-"""Tensors of a process group as the core takes them: flat, contiguous, CPU, of a dtype it knows.
+"""Tensors of a process group as the core takes them: flat, contiguous, of a dtype it knows, the CPU's or a GPU's.
 
 What moves without arithmetic moves as bytes where the core has no such dtype, so every dtype can be moved. What is
 not contiguous goes through a contiguous copy, and back. Shapes are flattened: as in Gloo, what must agree between ranks
@@ -14,7 +14,8 @@ import torch
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.ops import ReduceOp
-from ringreduce.torch.tensors import DTYPES, Operand, refusal
+from ringreduce.torch import cuda
+from ringreduce.torch.tensors import DTYPES, Operand, memory_of, refusal
 
 BYTE = DTYPES[torch.uint8]
 OPS: dict[str, int] = {
@@ -61,9 +62,10 @@ def checked(tensor: Any) -> torch.Tensor:
     """The tensor without autograd. Raises InvalidArgumentError or UnavailableError for what cannot be communicated."""
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         raise refusal(tensor)
-    if not tensor.is_cpu:
+    if not tensor.is_cpu and not (tensor.is_cuda and cuda.BUILT):
+        what = "CPU and CUDA memory" if cuda.BUILT else "CPU memory"
         raise UnavailableError(
-            f"the backend ringreduce communicates CPU memory, and this tensor is in {tensor.device.type} memory: use "
+            f"the backend ringreduce communicates {what}, and this tensor is in {tensor.device.type} memory: use "
             "tensor.cpu(), or a process group of its own with a backend for that device (dist.new_group(backend=...))"
         )
     return tensor.detach()
@@ -80,8 +82,8 @@ def movable(tensor: torch.Tensor) -> Operand:
     """A contiguous tensor of any dtype, for operations that move it unchanged."""
     code = DTYPES.get(tensor.dtype)
     if code is None:
-        return (tensor.data_ptr(), (tensor.numel() * tensor.element_size(),), BYTE, tensor)
-    return (tensor.data_ptr(), (tensor.numel(),), code, tensor)
+        return memory_of(tensor, (tensor.numel() * tensor.element_size(),), BYTE)
+    return memory_of(tensor, (tensor.numel(),), code)
 
 
 def units(tensor: torch.Tensor) -> int:
@@ -94,7 +96,15 @@ def reducible(tensor: torch.Tensor) -> Operand:
     code = DTYPES.get(tensor.dtype)
     if code is None:
         raise refusal(tensor)
-    return (tensor.data_ptr(), (tensor.numel(),), code, tensor)
+    return memory_of(tensor, (tensor.numel(),), code)
+
+
+def gathered(native: Any, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    """What an operation allocated for its result, flat; empty where it brought nothing."""
+    found = native.output
+    if found is None or (like.is_cpu and not found):
+        return like.new_empty(0, dtype=dtype)
+    return cuda.flat(found, dtype, like.device) if like.is_cuda else torch.frombuffer(found, dtype=dtype)
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

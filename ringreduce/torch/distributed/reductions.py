@@ -23,6 +23,7 @@ from ringreduce.torch.distributed.layout import (
 )
 from ringreduce.torch.distributed.sparse import Coordinates
 from ringreduce.torch.distributed.work import Several, Work
+from ringreduce.torch.tensors import on_stream
 
 SCATTERED = (ReduceOp.Sum, ReduceOp.Average)  # what the core's reducescatter computes
 
@@ -53,6 +54,7 @@ class Reductions(Collectives):
         place = InPlace([tensor])
         operand = reducible(reduction.view(place.buffers[0]))
         native = self._member.group.reduce_async(operand, operand, reduction.op, reduction.factor, 1.0, root, None)
+        native = on_stream(native, place.buffers[0])
         return self._work(native, [tensor], opts, place.finish if root == self._rank else None)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
@@ -99,7 +101,7 @@ class Reductions(Collectives):
                 place.finish(None)
             return Work(None, tensors)
         native = group.allreduce_async(operands, operands, reduction.op, factor, 1.0, None)
-        return self._work(native, tensors, opts, place.finish)
+        return self._work(on_stream(native, *place.buffers), tensors, opts, place.finish)
 
     def _reduce_scatter(self, outputs: list[torch.Tensor], sources: list[torch.Tensor], opts: Any) -> Work:
         reduction = Reduction(opts.reduceOp)
@@ -118,13 +120,16 @@ class Reductions(Collectives):
             return self._all_of(works, outputs)
         place = InPlace(outputs)
         natives = [
-            self._member.group.reducescatter_async(
-                reducible(reduction.view(contiguous(source))),
-                reducible(reduction.view(buffer)),
-                reduction.op,
-                reduction.factor,
-                1.0,
-                None,
+            on_stream(
+                self._member.group.reducescatter_async(
+                    reducible(reduction.view(contiguous(source))),
+                    reducible(reduction.view(buffer)),
+                    reduction.op,
+                    reduction.factor,
+                    1.0,
+                    None,
+                ),
+                buffer,
             )
             for source, buffer in zip(sources, place.buffers, strict=True)
         ]
@@ -142,7 +147,7 @@ class Reductions(Collectives):
         """Exclusive or, which the core does not compute: gathers and folds."""
         flat = joined(tensors)
         parts = flat.new_empty((self._size, flat.numel()))
-        native = self._member.group.allgather_async(movable(flat), None, movable(parts))
+        native = on_stream(self._member.group.allgather_async(movable(flat), None, movable(parts)), parts)
 
         def fold(_: Any) -> None:
             if targets:
@@ -154,5 +159,6 @@ class Reductions(Collectives):
         """Gathers every rank's coordinates and values; their sum is coalesced."""
         reduction = Reduction(opts.reduceOp)
         coordinates = Coordinates(tensor, reduction)
-        natives = [self._member.group.allgather_async(movable(part), None) for part in coordinates.parts]
+        gather = self._member.group.allgather_async
+        natives = [on_stream(gather(movable(part), None), part) for part in coordinates.parts]
         return self._work(Several(natives), [tensor], opts, lambda _: coordinates.sum(natives, self._size))

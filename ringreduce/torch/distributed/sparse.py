@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.torch.distributed.layout import LINEAR, Reduction
+from ringreduce.torch import cuda
+from ringreduce.torch.distributed.layout import LINEAR, Reduction, gathered
 
 if TYPE_CHECKING:
     from ringreduce._core import Work
@@ -29,7 +30,7 @@ class Coordinates:
             raise InvalidArgumentError(
                 f"sparse tensors can be reduced with {', '.join(LINEAR)}, not {reduction.name}; use tensor.to_dense()"
             )
-        if not tensor.is_cpu:
+        if not tensor.is_cpu and not (tensor.is_cuda and cuda.BUILT):
             raise InvalidArgumentError(f"a sparse tensor in {tensor.device.type} memory; use tensor.cpu()")
         self._tensor = tensor  # not detached: a copy_ gives a sparse tensor new indices, which only it itself sees
         self._reduction = reduction
@@ -39,10 +40,7 @@ class Coordinates:
 
     def sum(self, natives: Sequence[Work], size: int) -> None:
         """Writes the sum over all ranks to the tensor; natives are the finished gathers of the parts."""
-        indices, values = (
-            torch.frombuffer(native.output, dtype=part.dtype) if native.output else part.new_empty(0)
-            for native, part in zip(natives, self.parts, strict=True)
-        )
+        indices, values = (gathered(native, part.dtype, part) for native, part in zip(natives, self.parts, strict=True))
         values = values.view(-1, *self._like.shape[1:]) * self._reduction.factor
         if self._reduction.name == "AVG":
             values = values / size

@@ -98,9 +98,11 @@ class Work(dist.Work):
         self._ended = native is None
         self._error: Exception | None = None
         self._future: torch.futures.Future[Any] | None = None
+        self._event: torch.cuda.Event | None = None  # on a GPU: after the operation and what finish() has done
+        self._is_on_gpu = bool(self._result) and self._result[0].is_cuda
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
-        """Blocks until the operation has finished; True.
+        """Blocks until the operation has finished; True. On a GPU's memory: has the current stream wait for it.
 
         Raises:
             TimeoutError: the timeout ran out; the operation stays pending.
@@ -108,14 +110,18 @@ class Work(dist.Work):
         """
         if not self._ended:
             self._end(seconds(timeout) or self._limit_s)
+        elif self._event is not None:  # of a GPU's memory: the stream that is current now waits as well
+            torch.cuda.current_stream(self._result[0].device).wait_event(self._event)
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
         """True once wait() would not block, also when the operation failed."""
-        if self._ended or self._native is None or not self._native.done():
-            return self._ended
+        if self._ended:
+            return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+        if self._native is None or not self._native.done():
+            return False
         self._end(None)
         return True
 
@@ -149,9 +155,10 @@ class Work(dist.Work):
         """A future of result(), completed when the operation has finished, or has its error."""
         if self._future is None:
             # An error must be one for C++ too (DDP): set_exception() makes one for Python only, then() one for both.
-            ended: torch.futures.Future[None] = torch.futures.Future()
+            devices: list[int | str | torch.device] | None = [self._result[0].device] if self._is_on_gpu else None
+            ended: torch.futures.Future[None] = torch.futures.Future(devices=devices)
             self._future = ended.then(self._outcome)
-            if self._ended or self._completer is None:
+            if self._ended or self._completer is None or self._is_on_gpu:  # which does not block
                 self.settle(ended)
             else:
                 self._completer.complete(self, ended)
@@ -192,6 +199,9 @@ class Work(dist.Work):
                     error = caught
             self._finish = None
             self._error = error
+            if self._is_on_gpu and error is None:
+                self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._event.record(torch.cuda.current_stream(self._result[0].device))
             self._ended = True
 
 
