@@ -41,6 +41,7 @@ struct Settings {
   std::string isa;
   std::string transport;
   std::string mpi_cuda;
+  bool cuda_blocking = false;
   LogLevel log_level = LogLevel::kWarning;
   std::vector<KnobValue> values;
 

@@ -43,6 +43,7 @@ class Group {
                        Wire wire = Wire::kNone);
 
   OperationPtr submit(const Request& request, Interrupt interrupt);
+  void check_request(const Request& request) const;  // raises what submit() would, as far as this rank alone can tell
   OperationPtr send(const TensorView& src, int peer, int tag, std::shared_ptr<void> keep);
   // peer kAnyPeer: the next message of whichever rank; then the operation's peer says whose it was.
   OperationPtr receive(const TensorView& dst, int peer, int tag, std::shared_ptr<void> keep);
@@ -83,7 +84,6 @@ class Group {
  private:
   // requests.cc
   Signature sign(const Request& request) const;
-  void check_request(const Request& request) const;
   // submit.cc
   void note_thread(std::unique_lock<std::mutex>& lock);
   bool state_named(const OperationPtr& operation, const void* payload, size_t nbytes);
