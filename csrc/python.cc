@@ -65,7 +65,7 @@ PYBIND11_MODULE(_core, m) {
         wire_round_trip(kernels("auto"), codec, reinterpret_cast<void*>(address), count);
       },
       py::arg("wire"), py::arg("address"), py::arg("count"));
-  m.def("cuda_built", [] { return false; });
+  m.def("cuda_built", &cuda_built);
   m.def(
       "control_nbytes", [](int size) { return Board::nbytes(size, Settings::from_environment().cache_capacity); },
       py::arg("size"));
@@ -95,13 +95,22 @@ PYBIND11_MODULE(_core, m) {
   py::class_<PyWork>(m, "Work")
       .def("wait", &PyWork::wait, py::arg("timeout") = py::none())
       .def("done", &PyWork::done)
+      .def("hold", &PyWork::hold, py::arg("stream"))
+      .def_property_readonly("on_gpu", [](const PyWork& w) { return w.device != nullptr; })
+      .def_property_readonly("captured", [](const PyWork& w) { return w.device != nullptr && w.device->is_recurring; })
       .def_property_readonly("output",
                              [](const PyWork& w) -> py::object {
-                               if (w.operation->output == nullptr) return py::none();
-                               return py::memoryview(py::cast(PyOutput{w.operation}));
+                               const OperationPtr operation = w.inner();
+                               if (operation == nullptr || operation->output == nullptr) return py::none();
+                               return py::memoryview(py::cast(PyOutput{operation}));
                              })
-      .def_property_readonly("counts", [](const PyWork& w) { return w.operation->counts; })
-      .def_property_readonly("peer", [](const PyWork& w) { return w.operation->peer.load(); });
+      .def_property_readonly("counts",
+                             [](const PyWork& w) {
+                               const OperationPtr operation = w.inner();
+                               return operation == nullptr ? std::vector<uint64_t>() : operation->counts;
+                             })
+      .def_property_readonly("peer",
+                             [](const PyWork& w) { return w.inner() == nullptr ? -1 : w.inner()->peer.load(); });
 
   py::class_<PyGroup>(m, "Group")
       .def_property_readonly("rank", [](const PyGroup& g) { return g.get().rank(); })

@@ -41,6 +41,8 @@ struct Settings {
   std::string isa;
   std::string transport;
   std::string mpi_cuda;
+  bool cuda_blocking = false;
+  std::string cuda_road;
   LogLevel log_level = LogLevel::kWarning;
   std::vector<KnobValue> values;
 

@@ -19,6 +19,8 @@
 
 namespace rr {
 
+class DeviceQueue;
+
 // How ranks of other hosts are reached.
 struct Network {
   std::string name;          // of the transport, for messages
@@ -71,6 +73,15 @@ class Context {
   // The GPU of this rank, from the first operation on device memory on; null before. Set once.
   Device* device() const { return device_.load(std::memory_order_acquire); }
   void use_device(std::shared_ptr<Device> device);
+  // For operations on its memory. Throws InvalidArgumentError before use_device().
+  DeviceQueue& device_queue() const;
+  // To keep with what may outlast remove_group(). The world stays the context's.
+  std::shared_ptr<Group> shared(Group& group);
+  std::shared_ptr<Device> shared_device() const { return device() != nullptr ? device_owner_ : nullptr; }
+  // Executor lock held.
+  DeviceMappings& device_mappings() { return *mappings_; }
+  // Executor lock held. What lanes may still work on, though nobody waits for the result.
+  void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations);
   Bell& wait_bell(int world_rank) const { return world_board_->wait_bell(world_rank); }
   Bell& engine_bell(int world_rank) const { return world_board_->engine_bell(world_rank); }
   void publish_world(const Board& board) { world_board_ = &board; }
@@ -81,8 +92,8 @@ class Context {
                   Interrupt interrupt, bool crowded, const std::function<void()>& tick);
   void throw_if_shut_down() const;
   void wake_engine() { ring(engine_bell(rank_)); }
-  void try_progress() { progress(false); }
-  void watch_peers();  // notes who died since the last look
+  bool try_progress() { return progress(false); }  // true when something moved
+  void watch_peers();                              // notes who died since the last look
   bool is_dead(int world_rank) const { return dead_[static_cast<size_t>(world_rank)].load(std::memory_order_acquire); }
 
  private:
@@ -90,6 +101,8 @@ class Context {
   bool must_poll();
   bool progress(bool from_engine, bool* busy = nullptr);
   void run_engine();
+  void watch_device();
+  void drain_device();
 
   int rank_;
   std::string hostname_;
@@ -103,6 +116,16 @@ class Context {
   Network network_;
   std::shared_ptr<Device> device_owner_;
   std::atomic<Device*> device_{nullptr};
+  std::unique_ptr<DeviceQueue> device_queue_;  // set once, before device_
+  std::unique_ptr<DeviceMappings> mappings_;
+  struct Abandoned {
+    std::vector<Mark> marks;
+    std::unique_ptr<Algorithm> algorithm;
+    std::vector<OperationPtr> operations;
+    std::vector<std::shared_ptr<void>> keeps;
+  };
+  std::vector<Abandoned> abandoned_;
+  std::atomic<bool> device_is_busy_{false};  // lanes ring no bell
   std::atomic<bool> in_transit_{false};
   std::atomic<int64_t> driven_ns_{0};  // when a waiting thread looked at the links last; 0 without links
   const Board* world_board_ = nullptr;

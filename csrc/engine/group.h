@@ -43,6 +43,7 @@ class Group {
                        Wire wire = Wire::kNone);
 
   OperationPtr submit(const Request& request, Interrupt interrupt);
+  void check_request(const Request& request) const;  // raises what submit() would, as far as this rank alone can tell
   OperationPtr send(const TensorView& src, int peer, int tag, std::shared_ptr<void> keep);
   // peer kAnyPeer: the next message of whichever rank; then the operation's peer says whose it was.
   OperationPtr receive(const TensorView& dst, int peer, int tag, std::shared_ptr<void> keep);
@@ -83,7 +84,7 @@ class Group {
  private:
   // requests.cc
   Signature sign(const Request& request) const;
-  void check_request(const Request& request) const;
+  void show_device_operands(Operation& operation) const;
   // submit.cc
   void note_thread(std::unique_lock<std::mutex>& lock);
   bool state_named(const OperationPtr& operation, const void* payload, size_t nbytes);
@@ -133,7 +134,16 @@ class Group {
                                                  const Hosts& hosts, size_t& rounds);
   std::unique_ptr<Algorithm> build_pull(Entry& entry, Operation& operation, Team team);
   std::byte* mapped(const Operation& operation, int rank, const MemoryRef& ref) const;
-  std::unique_ptr<Algorithm> build_reduce(Operation& operation, Team team, size_t& rounds) const;
+  std::vector<ReduceJob> allreduce_jobs(const std::vector<OperationPtr>& members) const;
+  ReduceJob reduce_job(const Operation& operation) const;
+  std::unique_ptr<Algorithm> two_shots(Team team, std::vector<ReduceJob> jobs);
+  // device_jobs.cc
+  void pin_stage(Team& team);
+  std::unique_ptr<Algorithm> build_ipc(const std::vector<OperationPtr>& members, const Team& team, size_t& rounds);
+  std::unique_ptr<Algorithm> build_in_host_memory(const std::vector<OperationPtr>& members, const Team& team,
+                                                  size_t& rounds);
+  void note_road(const Entry& entry);
+  void drop_active();
   // exchange_jobs.cc
   ExchangeJob exchange_job(Operation& operation) const;
   std::byte* allocate_output(Operation& operation) const;
@@ -189,6 +199,9 @@ class Group {
   bool many_threads_ = false;
 
   // executor lock
+  std::byte* pinned_stage_ = nullptr;
+  std::unique_ptr<PinnedArena> arena_;
+  std::vector<Algo> noted_roads_;
   StageWriter writer_;
   std::unique_ptr<Algorithm> active_;
   std::vector<OperationPtr> active_members_;

@@ -1,0 +1,190 @@
+// DeviceQueue: its thread. Asleep while nothing is in flight; polls while something is.
+
+#include <algorithm>
+
+#include "base/errors.h"
+#include "engine/context.h"
+#include "engine/device_queue.h"
+
+namespace rr {
+namespace {
+constexpr int64_t kIdleNs = 1000000000;  // arrivals ring, so this only bounds what a lost wake-up would cost
+// Neither peers nor lanes ring. After as long as any wait polls, one look every 50 us is 4 % of a core, and a look that
+// comes 50 us late is at most as much as the operation has taken until then.
+constexpr int64_t kNapNs = 50000;
+}  // namespace
+
+void DeviceQueue::run() {
+  const int64_t spin_ns = static_cast<int64_t>(context_.settings().spin_us * 1000);
+  int64_t quiet_since = 0;
+  while (!stop_.load(std::memory_order_acquire)) {
+    bool moved = take_arrivals();
+    moved |= start_ready();
+    moved |= advance();
+    if (moved) {
+      quiet_since = 0;
+      continue;
+    }
+    const bool idle = ready_.empty() && active_.empty();
+    if (!idle) {
+      const int64_t now = now_ns();
+      if (quiet_since == 0) quiet_since = now;
+      if (now - quiet_since < spin_ns) {
+        relax(context_.world().ranks_outnumber_cores());
+        continue;
+      }
+    }
+    const SleepScope scope(arrivals_->bell());
+    const uint32_t seen = arrivals_->bell().seq.load(std::memory_order_seq_cst);
+    if (!arrivals_->empty() || stop_.load()) continue;
+    sleep_on(arrivals_->bell(), seen, idle ? kIdleNs : kNapNs);
+  }
+}
+
+bool DeviceQueue::take_arrivals() {
+  Arrival* next = arrivals_->take();
+  if (next == nullptr) return false;
+  std::vector<DeviceOperationPtr> come;
+  std::vector<DeviceOperationPtr> gone;  // let go of without the mutex
+  const std::lock_guard lock(mutex_);
+  while (next != nullptr) {
+    Arrival* const arrival = next;
+    next = arrival->next;  // before the count is taken: from then on it may come again
+    DeviceOperation& operation = *arrival->operation;
+    const bool is_ready = operation.arrived >= operation.streams;  // a replay that has not started yet
+    operation.arrived += arrival->count.exchange(0, std::memory_order_acq_rel);
+    if (operation.arrived >= operation.streams && !is_ready) come.push_back(operation.shared_from_this());
+  }
+  std::reverse(come.begin(), come.end());
+  for (DeviceOperationPtr& operation : come) {
+    operation->is_reached.store(true);
+    if (operation->is_recurring) {
+      if (operation->is_cancelled.load()) {
+        DeviceWords::write(operation->word);
+        operation->arrived = 0;
+        continue;
+      }
+      operation->state.store(State::kPending);
+    } else {
+      unreached_.fetch_sub(1);
+      if (operation->state.load() != State::kPending) {  // cancelled, and kept for its marker's sake alone
+        gone.push_back(operation);
+        all_.erase(operation.get());
+        continue;
+      }
+    }
+    ready_.push_back(std::move(operation));
+  }
+  return true;
+}
+
+// In the order of arrival, but one after the other where they have the same name: the group has a name once.
+bool DeviceQueue::start_ready() {
+  bool moved = false;
+  for (size_t i = 0; i < ready_.size();) {
+    DeviceOperation& operation = *ready_[i];
+    if (operation.is_cancelled.load()) {
+      const DeviceOperationPtr keep = ready_[i];
+      ready_.erase(ready_.begin() + static_cast<std::ptrdiff_t>(i));
+      finish(*keep, State::kFailed, keep->error);
+      moved = true;
+      continue;
+    }
+    if (operation.before != nullptr && done(*operation.before)) operation.before.reset();
+    const bool is_busy = operation.before != nullptr || busy_.count({operation.group.get(), operation.name}) != 0;
+    if (is_busy) {
+      ++i;
+      continue;
+    }
+    const DeviceOperationPtr started = ready_[i];
+    ready_.erase(ready_.begin() + static_cast<std::ptrdiff_t>(i));
+    moved = true;
+    operation.arrived -= operation.streams;
+    try {
+      OperationPtr inner = operation.group->submit(operation.request, nullptr);
+      const std::lock_guard lock(mutex_);
+      operation.inner = std::move(inner);
+    } catch (const std::exception&) {
+      finish(operation, State::kFailed, std::current_exception());
+      continue;
+    }
+    busy_.insert({operation.group.get(), operation.name});
+    active_.push_back(started);
+    if (operation.is_recurring && operation.arrived >= operation.streams) ready_.push_back(started);
+  }
+  return moved;
+}
+
+// An open bucket takes further tensors while some are on their way here, for as long as any bucket lingers; it is
+// closed at once when a stream waits and nothing more is to come, or a thread waits.
+bool DeviceQueue::advance() {
+  if (active_.empty()) return false;
+  bool moved = context_.try_progress();
+  const bool more_to_come = unreached_.load() != 0 || !ready_.empty();
+  for (size_t i = 0; i < active_.size();) {
+    DeviceOperation& operation = *active_[i];
+    Operation& inner = *operation.inner;
+    Group& group = *operation.group;
+    if (operation.is_urgent.load() || (operation.is_claimed.load() && !more_to_come)) {
+      inner.wanted.store(true, std::memory_order_relaxed);
+    }
+    std::exception_ptr error;
+    try {
+      group.done(inner);
+    } catch (const Error&) {
+      // The group has failed. An operation of the log is failed by progress(), once nothing works on its memory.
+      if (inner.quick) error = std::current_exception();
+    }
+    const State state = inner.state.load(std::memory_order_acquire);
+    if (state == State::kFailed) error = inner.error;
+    if (state == State::kPending && error == nullptr) {
+      if (!operation.is_cancelled.load()) {
+        ++i;
+        continue;
+      }
+      error = operation.error;
+    }
+    if (state != State::kPending) group.poll(inner);  // gives the name back
+    const DeviceOperationPtr ended = active_[i];
+    active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
+    busy_.erase({operation.group.get(), operation.name});
+    finish(operation, error == nullptr ? State::kDone : State::kFailed, error);
+    moved = true;
+  }
+  return moved;
+}
+
+void DeviceQueue::finish(DeviceOperation& operation, State state, std::exception_ptr error) {
+  DeviceOperationPtr ended;  // outlives the lock
+  {
+    const std::lock_guard lock(mutex_);
+    ended = finish_locked(operation, state, std::move(error));
+  }
+  ring(context_.wait_bell(context_.rank()));
+}
+
+// mutex_ held. What the queue had of the operation.
+DeviceOperationPtr DeviceQueue::finish_locked(DeviceOperation& operation, State state, std::exception_ptr error) {
+  DeviceOperationPtr ended = operation.shared_from_this();
+  operation.error = std::move(error);
+  if (operation.error != nullptr) {
+    operation.error_is_fatal = has_failed(operation.group->board()) || context_.is_shut_down() || is_stopped_;
+  }
+  const bool is_next_ready = operation.is_recurring && operation.arrived >= operation.streams;
+  operation.state.store(is_next_ready ? State::kPending : state, std::memory_order_release);
+  DeviceWords::write(operation.word);
+  if (operation.is_recurring) {
+    // Nobody asks after a replay, so the first failure is told at once.
+    const bool is_news = state == State::kFailed && !operation.error_is_fatal;
+    if (is_news && !operation.was_asked.exchange(true)) operation.log_error();
+    return ended;
+  }
+  operation.request.keep.reset();
+  const auto latest = latest_.find({operation.group.get(), operation.name});
+  if (latest != latest_.end() && latest->second == &operation) latest_.erase(latest);
+  words_->give_back(operation.word);
+  if (operation.is_reached.load()) all_.erase(&operation);
+  return ended;
+}
+
+}  // namespace rr
