@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
@@ -265,3 +266,26 @@ def test_what_ranks_measure_is_told_from_what_is_wrong() -> None:
     mean[17] += 0.25
     assert pattern.wrong(mean, 4, 3, 4) == 1
     assert not torch.equal(inputs[0], inputs[1])
+
+
+@pytest.mark.parametrize("arguments", [["allreduce", "--sizes", "8,4096,1000000"], ["step", "--model", "tiny"]])
+def test_the_ranks_program(arguments: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    import gpu
+    from gpus import record
+
+    part = gpu._ranks("tried", 2, arguments[0], [*arguments[1:], "--device", "cpu"], 60, {})
+    rows = tmp_path / "rows.jsonl"
+    command = [str(rows) if word == part.rows else word for word in part.command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=ranks.clean_environment())
+    assert done.returncode == 0, done.stderr
+    found = record.with_limits(record.read_rows(rows))
+    assert [row["ranks"] for row in found] == [2] * len(found)
+    assert [row["wrong"] for row in found] == [0] * len(found)
+    assert all(row["time_us"] > 0 for row in found)
+    if arguments[0] == "allreduce":
+        assert [(row["nbytes"], row["library"], row["road"]) for row in found] == [
+            (nbytes, "ringreduce", "auto") for nbytes in (8, 4096, 1000000)
+        ]
+    else:
+        assert [(row["model"], row["way"]) for row in found] == [("tiny", "eager")]

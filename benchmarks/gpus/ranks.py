@@ -4,6 +4,7 @@
     ringrun -np 2 python ranks.py step --out FILE [--graph]
     ringrun -np 1 python ranks.py limits --out FILE
 
+With --device cpu the first two run where there is no GPU, to try this program.
 Ranks share the GPU where there are more of them than GPUs. A time is the mean of calls made one after the other, on
 the host's clock, from a barrier until the device has finished; a figure is the slowest rank's median of such times.
 """
@@ -45,17 +46,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parse.add_argument("--limit-s", type=float, default=10.0)
     parse.add_argument("--peer", choices=("gloo", "nccl"))
     parse.add_argument("--graph", action="store_true")
+    parse.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parse.add_argument("--model", default="resnet50")
     args = parse.parse_args(argv)
     hvd.init()
-    device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
-    torch.cuda.set_device(device)
+    device = torch.device("cpu")
+    if args.device == "cuda":
+        device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(device)
     rows = Rows(args.out)
     if args.what == "limits":
         limits(device, rows)
     elif args.what == "allreduce":
         allreduce(device, rows, args.sizes, args.limit_s, args.peer)
     else:
-        measure_steps(device, rows.add, timed, args.graph)
+        measure_steps(device, rows.add, timed, args.graph, args.model)
     hvd.shutdown()
     return 1 if rows.wrong else 0
 
@@ -80,11 +85,17 @@ def slowest(value: float) -> float:
     return float(hvd.allreduce(torch.tensor([value], dtype=torch.float64), op=hvd.Max)[0])
 
 
+def finish() -> None:
+    """Waits until the GPU has done what it was given, if one is in use."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def timed(call: Callable[[], Any], most: int = 200) -> list[float]:
     """Seconds of one call, several times; the slowest rank's. Collective."""
     for _ in range(2):
         call()
-    torch.cuda.synchronize()
+    finish()
     times: list[float] = []
     calls = 1
     for sample in range(SAMPLES + 1):
@@ -92,7 +103,7 @@ def timed(call: Callable[[], Any], most: int = 200) -> list[float]:
         begun = time.perf_counter()
         for _ in range(calls):
             call()
-        torch.cuda.synchronize()
+        finish()
         took = slowest((time.perf_counter() - begun) / calls)
         if sample:
             times.append(took)

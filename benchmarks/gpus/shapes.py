@@ -53,4 +53,9 @@ def lists() -> dict[str, list[int]]:
     }
 
 
-MODELS = {"resnet50": resnet50, "bert-base": bert_base}
+def tiny() -> Shapes:
+    """Three tensors, to try a program with."""
+    return [(300, 250), (7,), (64, 3)]
+
+
+MODELS = {"resnet50": resnet50, "bert-base": bert_base, "tiny": tiny}

@@ -52,7 +52,7 @@ def measure_steps(
     add: Callable[..., None],
     timed: Callable[[Callable[[], Any], int], list[float]],
     graph: bool,
-    model_name: str = "resnet50",
+    model_name: str,
 ) -> None:
     """Measures the step as a program runs it, then, if asked, captured in a CUDA graph. Collective."""
     torch.manual_seed(0)
@@ -70,12 +70,14 @@ def measure_steps(
 
     for _ in range(WARM):
         step()
-    torch.cuda.synchronize()
-    waits = _waits(step)
-    torch.cuda.set_sync_debug_mode("error")  # a call that waits for the device raises
-    for _ in range(TRACED):
-        step()
-    torch.cuda.set_sync_debug_mode("default")
+    waits = []
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        waits = _waits(step)
+        torch.cuda.set_sync_debug_mode("error")  # a call that waits for the device raises
+        for _ in range(TRACED):
+            step()
+        torch.cuda.set_sync_debug_mode("default")
     times = timed(step, 50)
     facts = {"ranks": hvd.size(), "model": model_name, "road": os.environ.get("RINGREDUCE_CUDA_ROAD", "auto")}
     bad = model.wrong(steps, hvd.size())
