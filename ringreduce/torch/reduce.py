@@ -70,7 +70,7 @@ def allreduce(
         tensor = source(tensor)
     memory = operand(tensor)
     output = empty_like(tensor)
-    result = (output.data_ptr(), *memory[1:3], output, *memory[4:])
+    result = (output.data_ptr(), memory[1], memory[2], output) if len(memory) == 4 else operand(output)
     process_set.group.allreduce(memory, result, op, prescale_factor, postscale_factor, name)
     return output
 

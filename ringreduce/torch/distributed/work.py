@@ -158,7 +158,9 @@ class Work(dist.Work):
             devices: list[int | str | torch.device] | None = [self._result[0].device] if self._is_on_gpu else None
             ended: torch.futures.Future[None] = torch.futures.Future(devices=devices)
             self._future = ended.then(self._outcome)
-            if self._ended or self._completer is None or self._is_on_gpu:  # which does not block
+            if self._is_on_gpu:
+                ended.set_result(None)  # the stream that torch gives the future waits, in _outcome()
+            elif self._ended or self._completer is None:
                 self.settle(ended)
             else:
                 self._completer.complete(self, ended)
@@ -173,6 +175,8 @@ class Work(dist.Work):
         ended.set_result(None)
 
     def _outcome(self, _: torch.futures.Future[None]) -> list[torch.Tensor]:
+        if self._is_on_gpu:
+            self.wait()
         if self._error is not None:
             raise self._error
         return self._result
