@@ -246,15 +246,35 @@ inline PyWork message(const PyGroup& group, py::handle buffer, int peer, int tag
   trash().empty();
   auto held = std::make_unique<Held>();
   const TensorView view = view_of(buffer, !outgoing, *held);
-  if (view.place == Place::kDevice) {
-    throw UnavailableError(std::string(outgoing ? "send" : "recv") +
-                           " of GPU memory does not exist yet; copy it to host memory and send that");
-  }
+  const int ordinal = held->ordinal;
+  const std::vector<Stream> streams = held->streams;
   auto kept = keep(std::move(held));
   const WithoutGil unlocked(*group.context);
   Group& g = group.get();
+  if (view.place == Place::kDevice) {
+    use_gpu(*group.context, ordinal);
+    const DeviceTask task = outgoing ? DeviceTask::kSend : DeviceTask::kReceive;
+    return {group, nullptr, group.context->device_queue().message(g, task, view, peer, tag, std::move(kept), streams)};
+  }
   return {group, outgoing ? g.send(view, peer, tag, std::move(kept)) : g.receive(view, peer, tag, std::move(kept)),
           nullptr};
+}
+
+// Between arrays of one GPU, for libraries that are not asked to copy.
+inline PyWork copy_on_gpu(const PyGroup& world, py::handle src, py::handle dst) {
+  trash().empty();
+  auto held = std::make_unique<Held>();
+  const TensorView from = view_of(src, false, *held);
+  const TensorView to = view_of(dst, true, *held);
+  if (from.place != Place::kDevice || to.place != Place::kDevice || from.nbytes() != to.nbytes()) {
+    throw InvalidArgumentError("copy_on_gpu: two arrays of one size on a GPU");
+  }
+  const int ordinal = held->ordinal;
+  const std::vector<Stream> streams = held->streams;
+  auto kept = keep(std::move(held));
+  const WithoutGil unlocked(*world.context);
+  use_gpu(*world.context, ordinal);
+  return {world, nullptr, world.context->device_queue().copy(from, to, std::move(kept), streams)};
 }
 
 inline Kind kind_from(const std::string& text) {

@@ -37,6 +37,8 @@ const std::vector<Knob>& knobs() {
        "1: calls on GPU memory wait for the result and raise its error, for debugging; 0: only streams wait"},
       {"RINGREDUCE_CUDA_ROAD", "name", "auto|ipc|nccl|mpi|staged", "auto", "",
        "how tensors on GPUs are communicated; one that the ranks cannot all take is an error that says why"},
+      {"RINGREDUCE_CUDA_LIBRARY", "path", "", "libcuda.so.1", "",
+       "the CUDA driver: a file name that the loader finds, or a path"},
       {"RINGREDUCE_LOG_LEVEL", "name", "trace|debug|info|warning|error|fatal", "warning", "HOROVOD_LOG_LEVEL",
        "least level that is logged to stderr"},
       {"RINGREDUCE_TIMELINE", "path", "", "", "HOROVOD_TIMELINE",
@@ -103,6 +105,7 @@ Settings Settings::from_environment() {
   Settings settings;
   std::map<std::string_view, double> numbers;
   std::map<std::string_view, std::string> words;
+  std::map<std::string_view, std::string> texts;
   for (const Knob& knob : knobs()) {
     KnobValue given = read(knob);
     const std::string range = knob.range;
@@ -114,6 +117,8 @@ Settings Settings::from_environment() {
         throw InvalidArgumentError(given.origin + "=" + given.value + ": expected one of " + range);
       }
       words[knob.name] = word;
+    } else {
+      texts[knob.name] = given.value;
     }
     settings.values.push_back(std::move(given));
   }
@@ -135,6 +140,7 @@ Settings Settings::from_environment() {
   settings.mpi_cuda = words["RINGREDUCE_MPI_CUDA"];
   settings.cuda_blocking = words["RINGREDUCE_CUDA_BLOCKING"] == "1";
   settings.cuda_road = words["RINGREDUCE_CUDA_ROAD"];
+  settings.cuda_library = texts["RINGREDUCE_CUDA_LIBRARY"];
   settings.log_level = log_level_from(words["RINGREDUCE_LOG_LEVEL"]);
   return settings;
 }

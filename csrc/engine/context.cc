@@ -127,6 +127,14 @@ DeviceQueue& Context::device_queue() const {
   return *device_queue_;
 }
 
+bool Context::with_lanes(const std::function<void(Device&)>& use) {
+  const std::unique_lock lock(executor_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  use(*device_owner_);
+  device_is_busy_.store(device_owner_->is_busy(), std::memory_order_relaxed);
+  return true;
+}
+
 std::shared_ptr<Group> Context::shared(Group& group) {
   const std::lock_guard lock(executor_);
   for (auto& known : groups_) {

@@ -75,6 +75,8 @@ class Context {
   void use_device(std::shared_ptr<Device> device);
   // For operations on its memory. Throws InvalidArgumentError before use_device().
   DeviceQueue& device_queue() const;
+  // Calls use(the GPU) unless another thread is at work; then it returns false. Before use_device() not to be called.
+  bool with_lanes(const std::function<void(Device&)>& use);
   // To keep with what may outlast remove_group(). The world stays the context's.
   std::shared_ptr<Group> shared(Group& group);
   std::shared_ptr<Device> shared_device() const { return device() != nullptr ? device_owner_ : nullptr; }

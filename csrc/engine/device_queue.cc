@@ -36,6 +36,7 @@ DeviceQueue::DeviceQueue(Context& context, std::shared_ptr<Device> device)
       device_(std::move(device)),
       words_(DeviceWords::of(device_)),
       arrivals_(std::make_shared<Arrivals>()),
+      staging_(device_),
       thread_([this] { run(); }) {}
 
 DeviceQueue::~DeviceQueue() { stop(); }
@@ -46,21 +47,25 @@ std::string DeviceQueue::automatic_name(const Group& group, Kind kind) {
   return "device." + std::string(rr::name(kind)) + "." + std::to_string(unnamed_[{group.id(), kind}]++);
 }
 
-DeviceOperationPtr DeviceQueue::submit(Group& group, const Request& request, std::vector<Stream> streams) {
+DeviceOperationPtr DeviceQueue::make(Group& group, std::vector<Stream>& streams) {
   context_.throw_if_shut_down();
   group.throw_if_failed();
-  group.check_request(request);
   std::sort(streams.begin(), streams.end());
   streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
   if (streams.empty()) throw InvalidArgumentError("an operation on GPU memory comes after the work of a stream");
   auto operation = std::make_shared<DeviceOperation>(context_.log());
-  operation->request = request;
   operation->group = context_.shared(group);
   operation->streams = static_cast<uint32_t>(streams.size());
   for (Stream stream : streams) operation->is_recurring |= device_->is_capturing(stream);
+  return operation;
+}
+
+DeviceOperationPtr DeviceQueue::submit(Group& group, const Request& request, std::vector<Stream> streams) {
+  DeviceOperationPtr operation = make(group, streams);
+  group.check_request(request);
+  operation->request = request;
   {
     const std::lock_guard lock(mutex_);
-    if (is_stopped_) context_.throw_if_shut_down();
     if (request.name != nullptr) {
       const auto latest = latest_.find({&group, *request.name});
       if (latest != latest_.end() && !operation->is_recurring) {
@@ -77,13 +82,28 @@ DeviceOperationPtr DeviceQueue::submit(Group& group, const Request& request, std
       operation->name = automatic_name(group, request.kind);
     }
     operation->request.name = &operation->name;
-    operation->word = operation->is_recurring ? words_->take_for_replays() : words_->take();
-    if (operation->is_recurring) DeviceWords::write(operation->word);  // nothing to wait for before the first replay
-    operation->arrival =
-        std::make_unique<Arrival>(arrivals_, words_, operation.get(), operation->word, operation->is_recurring);
-    if (operation->is_recurring) operation->state.store(State::kDone);
-    add(operation);
+    enqueue_locked(operation);
   }
+  place_markers(operation, streams);
+  return operation;
+}
+
+void DeviceQueue::enqueue_locked(const DeviceOperationPtr& operation) {
+  if (is_stopped_) context_.throw_if_shut_down();
+  operation->word = operation->is_recurring ? words_->take_for_replays() : words_->take();
+  operation->arrival =
+      std::make_unique<Arrival>(arrivals_, words_, operation.get(), operation->word, operation->is_recurring);
+  all_[operation.get()] = operation;
+  if (operation->is_recurring) {  // nothing to wait for before the first replay
+    DeviceWords::write(operation->word);
+    operation->state.store(State::kDone);
+    return;
+  }
+  latest_[{operation->group.get(), operation->name}] = operation.get();
+  unreached_.fetch_add(1);
+}
+
+void DeviceQueue::place_markers(const DeviceOperationPtr& operation, const std::vector<Stream>& streams) {
   try {
     for (Stream stream : streams) device_->notify(stream, &Arrival::reached, operation->arrival.get());
   } catch (const Error&) {
@@ -92,15 +112,6 @@ DeviceOperationPtr DeviceQueue::submit(Group& group, const Request& request, std
     cancel(*operation, std::current_exception());
     throw;
   }
-  return operation;
-}
-
-// mutex_ held.
-void DeviceQueue::add(const DeviceOperationPtr& operation) {
-  all_[operation.get()] = operation;
-  if (operation->is_recurring) return;
-  latest_[{operation->group.get(), operation->name}] = operation.get();
-  unreached_.fetch_add(1);
 }
 
 void DeviceQueue::rethrow(DeviceOperation& operation) {
@@ -211,6 +222,7 @@ void DeviceQueue::stop() {
     for (auto& [key, operation] : left) {
       if (operation->state.load() == State::kPending) finish_locked(*operation, State::kFailed, error);
       Arrivals::leave_behind(std::move(operation->arrival));
+      staging_.retire(std::move(operation->staging));
     }
     all_.clear();
     ready_.clear();

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -25,8 +26,12 @@
 #include "engine/arrivals.h"
 #include "engine/device_words.h"
 #include "engine/group.h"
+#include "engine/staging_pool.h"
 
 namespace rr {
+
+// What there is to do once the streams have come. Messages go through pinned memory of the host.
+enum class DeviceTask : uint8_t { kCollective, kSend, kReceive, kCopy };
 
 struct DeviceOperation : std::enable_shared_from_this<DeviceOperation> {
   explicit DeviceOperation(Log its_log) : log(its_log) {}
@@ -35,7 +40,10 @@ struct DeviceOperation : std::enable_shared_from_this<DeviceOperation> {
   DeviceOperation& operator=(const DeviceOperation&) = delete;
   void log_error() const;
 
+  DeviceTask task = DeviceTask::kCollective;
   Request request;
+  int peer = -1;  // of a message
+  int tag = 0;
   std::string name;
   std::shared_ptr<Group> group;  // the world's is not owned: the context has it
   Word word;
@@ -47,6 +55,8 @@ struct DeviceOperation : std::enable_shared_from_this<DeviceOperation> {
 
   // The queue's thread, with its mutex.
   uint32_t arrived = 0;  // markers; of a recurring operation, of replays not yet started
+  Staging staging;       // of a message
+  std::optional<Mark> copied;
 
   std::atomic<bool> is_claimed{false};    // a stream waits for it, or a thread
   std::atomic<bool> is_urgent{false};     // a thread does
@@ -73,6 +83,12 @@ class DeviceQueue {
   // streams: those whose work the operation comes after, at least one. Raises what can be known without the other
   // ranks.
   DeviceOperationPtr submit(Group& group, const Request& request, std::vector<Stream> streams);
+  // Messages: as Group's. What is sent to one rank with one tag arrives in the order of the calls, whatever the
+  // streams.
+  DeviceOperationPtr message(Group& group, DeviceTask task, const TensorView& tensor, int peer, int tag,
+                             std::shared_ptr<void> keep, std::vector<Stream> streams);
+  DeviceOperationPtr copy(const TensorView& src, const TensorView& dst, std::shared_ptr<void> keep,
+                          std::vector<Stream> streams);
   // Further work of the stream begins after the operation. Does not wait.
   void hold(DeviceOperation& operation, Stream stream);
   // True once it is done or has failed; of a captured one, while no replay is under way.
@@ -93,13 +109,20 @@ class DeviceQueue {
   bool take_arrivals();
   bool start_ready();
   bool advance();
+  void start(DeviceOperation& operation);
+  std::optional<State> look_at(DeviceOperation& operation, bool more_to_come, std::exception_ptr& error);
+  // device_task.cc
+  bool copy_on(DeviceOperation& operation);
+  OperationPtr begin_message(DeviceOperation& operation);
   bool has_claimed() const;
   void cancel(DeviceOperation& operation, std::exception_ptr error);
   void finish(DeviceOperation& operation, State state, std::exception_ptr error);
   DeviceOperationPtr finish_locked(DeviceOperation& operation, State state, std::exception_ptr error);
   void rethrow(DeviceOperation& operation);
   std::string automatic_name(const Group& group, Kind kind);
-  void add(const DeviceOperationPtr& operation);
+  DeviceOperationPtr make(Group& group, std::vector<Stream>& streams);
+  void enqueue_locked(const DeviceOperationPtr& operation);
+  void place_markers(const DeviceOperationPtr& operation, const std::vector<Stream>& streams);
   void wake() { wake_all(arrivals_->bell()); }
 
   Context& context_;
@@ -110,10 +133,12 @@ class DeviceQueue {
   mutable std::mutex mutex_;
   std::unordered_map<DeviceOperation*, DeviceOperationPtr> all_;             // not finished, or recurring
   std::map<std::pair<const Group*, std::string>, DeviceOperation*> latest_;  // not finished, by name
-  std::map<std::pair<int, Kind>, uint64_t> unnamed_;                         // submitted, by group
+  uint64_t copies_ = 0;
+  std::map<std::pair<int, Kind>, uint64_t> unnamed_;  // submitted, by group
   bool is_stopped_ = false;
 
   // The queue's thread.
+  StagingPool staging_;
   std::vector<DeviceOperationPtr> ready_;                // reached, not started
   std::vector<DeviceOperationPtr> active_;               // submitted to their groups
   std::set<std::pair<const Group*, std::string>> busy_;  // names of active_

@@ -101,9 +101,7 @@ bool DeviceQueue::start_ready() {
     moved = true;
     operation.arrived -= operation.streams;
     try {
-      OperationPtr inner = operation.group->submit(operation.request, nullptr);
-      const std::lock_guard lock(mutex_);
-      operation.inner = std::move(inner);
+      start(operation);
     } catch (const std::exception&) {
       finish(operation, State::kFailed, std::current_exception());
       continue;
@@ -115,43 +113,89 @@ bool DeviceQueue::start_ready() {
   return moved;
 }
 
-// An open bucket takes further tensors while some are on their way here, for as long as any bucket lingers; it is
-// closed at once when a stream waits and nothing more is to come, or a thread waits.
+void DeviceQueue::start(DeviceOperation& operation) {
+  operation.copied.reset();
+  if (operation.task == DeviceTask::kCopy) return;
+  if (operation.task != DeviceTask::kCollective) {
+    const std::vector<TensorView>& tensors =
+        operation.task == DeviceTask::kSend ? operation.request.srcs : operation.request.dsts;
+    operation.staging = staging_.take(tensors[0].nbytes());
+  }
+  if (operation.task == DeviceTask::kSend) return;
+  OperationPtr inner = operation.task == DeviceTask::kReceive ? begin_message(operation)
+                                                              : operation.group->submit(operation.request, nullptr);
+  const std::lock_guard lock(mutex_);
+  operation.inner = std::move(inner);
+}
+
 bool DeviceQueue::advance() {
   if (active_.empty()) return false;
   bool moved = context_.try_progress();
   const bool more_to_come = unreached_.load() != 0 || !ready_.empty();
   for (size_t i = 0; i < active_.size();) {
     DeviceOperation& operation = *active_[i];
-    Operation& inner = *operation.inner;
-    Group& group = *operation.group;
-    if (operation.is_urgent.load() || (operation.is_claimed.load() && !more_to_come)) {
-      inner.wanted.store(true, std::memory_order_relaxed);
-    }
     std::exception_ptr error;
+    std::optional<State> end;
     try {
-      group.done(inner);
-    } catch (const Error&) {
-      // The group has failed. An operation of the log is failed by progress(), once nothing works on its memory.
-      if (inner.quick) error = std::current_exception();
+      end = look_at(operation, more_to_come, error);
+    } catch (const std::exception&) {
+      end = State::kFailed;
+      error = std::current_exception();
     }
-    const State state = inner.state.load(std::memory_order_acquire);
-    if (state == State::kFailed) error = inner.error;
-    if (state == State::kPending && error == nullptr) {
-      if (!operation.is_cancelled.load()) {
-        ++i;
-        continue;
-      }
+    if (!end.has_value() && operation.is_cancelled.load()) {
+      end = State::kFailed;
       error = operation.error;
     }
-    if (state != State::kPending) group.poll(inner);  // gives the name back
+    if (!end.has_value()) {
+      ++i;
+      continue;
+    }
     const DeviceOperationPtr ended = active_[i];
     active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
     busy_.erase({operation.group.get(), operation.name});
-    finish(operation, error == nullptr ? State::kDone : State::kFailed, error);
+    if (*end == State::kDone) {
+      staging_.give_back(std::move(operation.staging));
+    } else {
+      staging_.retire(std::move(operation.staging));
+    }
+    finish(operation, *end, error);
     moved = true;
   }
   return moved;
+}
+
+// An open bucket takes further tensors while some are on their way here, for as long as any bucket lingers; it is
+// closed at once when a stream waits and nothing more is to come, or a thread waits.
+std::optional<State> DeviceQueue::look_at(DeviceOperation& operation, bool more_to_come, std::exception_ptr& error) {
+  const bool copies_first = operation.task == DeviceTask::kSend || operation.task == DeviceTask::kCopy;
+  if (operation.inner == nullptr && copies_first) {
+    if (!copy_on(operation)) return std::nullopt;
+    if (operation.task == DeviceTask::kCopy) return State::kDone;
+    OperationPtr inner = begin_message(operation);
+    const std::lock_guard lock(mutex_);
+    operation.inner = std::move(inner);
+    return std::nullopt;
+  }
+  Operation& inner = *operation.inner;
+  Group& group = *operation.group;
+  if (operation.is_urgent.load() || (operation.is_claimed.load() && !more_to_come)) {
+    inner.wanted.store(true, std::memory_order_relaxed);
+  }
+  try {
+    group.done(inner);
+  } catch (const Error&) {
+    // The group has failed. An operation of the log is failed by progress(), once nothing works on its memory.
+    if (inner.quick) throw;
+  }
+  const State state = inner.state.load(std::memory_order_acquire);
+  if (state == State::kPending) return std::nullopt;
+  if (state == State::kFailed) error = inner.error;
+  if (operation.task == DeviceTask::kCollective) {
+    group.poll(inner);  // gives the name back
+  } else if (state == State::kDone && operation.task == DeviceTask::kReceive) {
+    if (!copy_on(operation)) return std::nullopt;
+  }
+  return state;
 }
 
 void DeviceQueue::finish(DeviceOperation& operation, State state, std::exception_ptr error) {

@@ -47,6 +47,7 @@ class Group {
   OperationPtr send(const TensorView& src, int peer, int tag, std::shared_ptr<void> keep);
   // peer kAnyPeer: the next message of whichever rank; then the operation's peer says whose it was.
   OperationPtr receive(const TensorView& dst, int peer, int tag, std::shared_ptr<void> keep);
+  void check_peer(int peer, bool outgoing) const;
   // Raises the operation's error. False when timeout_s (< 0: none) ran out first.
   bool wait(Operation& operation, double timeout_s, Interrupt interrupt);
   bool done(Operation& operation);
