@@ -41,7 +41,6 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(cuda, "BUILT", True)
     monkeypatch.setattr(cuda, "current_stream", lambda device: current[-1] + device - 3)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("stream", current[-1], device))
-    monkeypatch.setattr(cuda, "is_capturing", lambda: False)
     return current
 
 
@@ -76,6 +75,7 @@ class Native:
         self.counts = counts
         self.output = output
         self.peer = -1
+        self.captured = False
 
     def hold(self, stream: int) -> None:
         self.calls.append(stream)
@@ -98,6 +98,13 @@ def test_waiting_is_a_matter_of_streams(streams: list[int]) -> None:
     assert native.calls == [77, 78]
     assert output.told == [("stream", 78, 3)], "torch's allocator knows of the other stream"
     assert work.done()
+    handle = tensors.handle(work, lambda _: output)
+    assert handle.wait() is output
+    streams.append(79)
+    assert handle.wait() is output, "each stream that asks waits"
+    assert native.calls[-2:] == [78, 79]
+    handle.wait(1.5)
+    assert native.calls[-2:] == ["wait", 79], "with a timeout it is this thread"
     assert tensors.on_stream(native, torch.zeros(3)) is native  # type: ignore[comparison-overlap, arg-type]
 
 
@@ -115,9 +122,9 @@ def test_what_came_is_where_there_was_room_for_it(streams: list[int], monkeypatc
     assert more[2, 4] == 14
     assert asked == [("memory", torch.float32, like.device)]
     assert cuda.DeviceWork(Native([0, 0, 0]), [like], room).received(like).shape == (0, 5)
-    monkeypatch.setattr(cuda, "is_capturing", lambda: True)
+    native.captured = True
     with pytest.raises(InvalidArgumentError, match="while a CUDA graph is captured"):
-        cuda.DeviceWork(Native([2, 2, 2]), [like], room).received(like)
+        cuda.DeviceWork(native, [like], room).received(like)
 
 
 def test_gradients_of_several_streams_are_reduced_after_backward(streams: list[int]) -> None:

@@ -32,11 +32,6 @@ def current_stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-def is_capturing() -> bool:
-    """Whether the current stream's work goes into a CUDA graph. False where there is no GPU."""
-    return bool(torch.cuda.is_available()) and torch.cuda.is_current_stream_capturing()
-
-
 def operand(tensor: torch.Tensor, shape: Sequence[int], code: int) -> tuple[int, Sequence[int], int, Any, int, int]:
     """A contiguous CUDA tensor in the form that the core takes: with its GPU and the current stream there."""
     device = tensor.get_device()
@@ -65,11 +60,13 @@ class DeviceWork:
         """Has the current stream wait for the operation, and returns. Raises the error of one that has failed.
 
         Args:
-            timeout: without effect, since nothing waits; the group's own timeout ends an operation.
+            timeout: seconds that this thread waits; None: it does not.
         """
+        if timeout is not None:
+            self._work.wait(timeout)
         stream = current_stream(self._device)
         self._work.hold(stream)
-        if stream != self._submitted_on and not is_capturing():
+        if stream != self._submitted_on and not self._work.captured:  # a graph has a pool of its own
             now = torch.cuda.current_stream(self._device)
             for tensor in self._tensors:
                 tensor.record_stream(now)
@@ -81,7 +78,7 @@ class DeviceWork:
 
     def finish(self, timeout: float | None = None) -> None:
         """Blocks until the operation is done. Raises its error; InvalidArgumentError while a graph is captured."""
-        if is_capturing():
+        if self._work.captured:
             raise InvalidArgumentError(
                 "the number of rows that an allgather or alltoall brings is not known while a CUDA graph is captured; "
                 "call it outside of the graph"

@@ -15,7 +15,7 @@ from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import autograd
 from ringreduce.torch.members import id_of
 from ringreduce.torch.submission import allgathers, exchange, gather, received
-from ringreduce.torch.tensors import on_stream, operand, source
+from ringreduce.torch.tensors import handle, on_stream, operand, source
 from ringreduce.torch.tracing import ASYNC, BLOCKS, is_compiling, traceable, untraced
 
 
@@ -41,7 +41,7 @@ def allgather_async(
 ) -> Handle[torch.Tensor]:
     """allgather() without waiting. The tensor must not change until the handle is done."""
     tensor = source(tensor)
-    return Handle(gather(process_set.group, operand(tensor), tensor, name), lambda work: received(work, tensor))
+    return handle(gather(process_set.group, operand(tensor), tensor, name), lambda work: received(work, tensor))
 
 
 @traceable
@@ -63,7 +63,7 @@ def grouped_allgather_async(
     """grouped_allgather() without waiting: synchronize(handle) gives the list."""
     sources = [source(tensor) for tensor in tensors]
     works = allgathers(sources, name, process_set)
-    return Handle(works, lambda done: [received(work, like) for work, like in zip(done.each, sources, strict=True)])
+    return handle(works, lambda done: [received(work, like) for work, like in zip(done.each, sources, strict=True)])
 
 
 @traceable
@@ -110,7 +110,7 @@ def broadcast_async_(
     """broadcast_() without waiting. The tensor must be left alone until the handle is done."""
     submit = process_set.group.broadcast_async
     root = process_set.position(root_rank, "broadcast")
-    return Handle(on_stream(submit(operand(tensor), root, name), tensor), lambda _: tensor)
+    return handle(on_stream(submit(operand(tensor), root, name), tensor), lambda _: tensor)
 
 
 @traceable
@@ -158,7 +158,7 @@ def alltoall_async(
     """alltoall() without waiting; synchronize(handle) gives (rows, received_splits) in either case, as in Horovod."""
     tensor = source(tensor)
     work = exchange(process_set.group, tensor, _rows_for_each(splits), name)
-    return Handle(work, lambda done: (received(done, tensor), _received_splits(done.counts, splits)))
+    return handle(work, lambda done: (received(done, tensor), _received_splits(done.counts, splits)))
 
 
 @traceable

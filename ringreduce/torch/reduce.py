@@ -20,7 +20,7 @@ from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import adasum, autograd
 from ringreduce.torch.compression import Compression, Compressor, NoneCompressor, wire_for
 from ringreduce.torch.members import id_of
-from ringreduce.torch.tensors import on_stream, operand, source
+from ringreduce.torch.tensors import handle, on_stream, operand, source
 from ringreduce.torch.tracing import ASYNC, is_compiling, traceable, untraced
 
 T = TypeVar("T")
@@ -263,4 +263,4 @@ def _submit(
         settings = (name, prescale_factor, postscale_factor, process_set, result)
         return adasum.submit(sources, outputs, *settings)
     work = process_set.group.allreduce_async(srcs, dsts, op, prescale_factor, postscale_factor, name, wire)
-    return Handle(on_stream(work, *outputs), lambda _: result)
+    return handle(on_stream(work, *outputs), lambda _: result)

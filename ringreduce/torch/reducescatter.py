@@ -14,7 +14,7 @@ from ringreduce.torch import autograd
 from ringreduce.torch.compression import Compression, Compressor
 from ringreduce.torch.members import id_of
 from ringreduce.torch.submission import reducescatters
-from ringreduce.torch.tensors import source
+from ringreduce.torch.tensors import handle, source
 from ringreduce.torch.tracing import ASYNC, is_compiling, traceable, untraced
 
 
@@ -64,7 +64,7 @@ def reducescatter_async(
     """reducescatter() without waiting: synchronize(handle) gives the rows. The tensor must not change until then."""
     sources = [source(tensor)]
     outputs, works = reducescatters(sources, name, op, prescale_factor, postscale_factor, process_set)
-    return Handle(works, lambda _: (sources, outputs[0])[1])
+    return handle(works, lambda _: (sources, outputs[0])[1])
 
 
 @traceable
@@ -103,4 +103,4 @@ def grouped_reducescatter_async(
     """grouped_reducescatter() without waiting: synchronize(handle) gives the list."""
     sources = [source(tensor) for tensor in tensors]
     outputs, works = reducescatters(sources, name, op, prescale_factor, postscale_factor, process_set)
-    return Handle(works, lambda _: (sources, outputs)[1])
+    return handle(works, lambda _: (sources, outputs)[1])

@@ -6,8 +6,8 @@ operand keeps the memory alive. A CUDA tensor's has two more: the GPU, and the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +16,12 @@ from ringreduce import memory
 from ringreduce._core import Work
 from ringreduce.buffers import CODES
 from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.gpu import StreamHandle
+from ringreduce.handles import Handle, Works
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import cuda
 
+T = TypeVar("T")
 Operand: TypeAlias = tuple[int, Sequence[int], int, Any] | tuple[int, Sequence[int], int, Any, int, int]
 
 DTYPES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in CODES.items() if hasattr(torch, name)}
@@ -61,6 +64,12 @@ def on_stream(work: Work, *outputs: torch.Tensor, room: torch.Tensor | None = No
         return work
     on_device: Any = cuda.DeviceWork(work, outputs, room)
     return on_device  # type: ignore[no-any-return]
+
+
+def handle(work: Work | Works, finish: Callable[[Any], T]) -> Handle[T]:
+    """A handle of operations that went through on_stream(): of a GPU's, every wait() is the then current stream's."""
+    first = work.each[0] if isinstance(work, Works) and work.each else work
+    return StreamHandle(work, finish) if isinstance(first, cuda.DeviceWork) else Handle(work, finish)
 
 
 def source(tensor: torch.Tensor) -> torch.Tensor:
