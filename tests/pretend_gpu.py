@@ -1,0 +1,133 @@
+"""torch tensors in the memory of the fake CUDA driver, for ranks on a machine without a GPU.
+
+A Gpu is a CPU tensor for torch's arithmetic, whose memory is the fake driver's, and which says of itself that it is on
+GPU 0: ringreduce.torch then takes it for a CUDA tensor, and the core communicates it as one. torch's operations on it
+run at once, not on a stream, so whoever waits for an operation also waits for the fake stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+LIBRARY = Path(__file__).resolve().parents[1] / "build" / "cmake" / "libfakecuda.so"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What ranks need to find the fake driver. Skips the test where there is none, or no kernels to launch on it."""
+    from ringreduce import _core
+
+    if not LIBRARY.exists():
+        pytest.skip(f"no fake CUDA driver: {LIBRARY.name} has not been built (make build)")
+    if not _core.cuda_built():
+        pytest.skip("this build of ringreduce has no CUDA kernels: there was no nvcc")
+    return {"RINGREDUCE_CUDA_LIBRARY": str(LIBRARY), **more}
+
+
+class Driver:
+    """The fake driver's memory and its default stream."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(os.environ["RINGREDUCE_CUDA_LIBRARY"])
+        self._call("cuInit", 0)
+        context = ctypes.c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self._context = context
+        self._blocks: list[tuple[int, int]] = []
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        assert status == 0, f"{name}: {status}"
+
+    def allocate(self, nbytes: int) -> Any:
+        """A flat uint8 tensor over new memory of the GPU, as the CPU sees it. Never freed."""
+        self._call("cuCtxSetCurrent", self._context)
+        address = ctypes.c_uint64()
+        size = max(nbytes, 1)
+        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        self._blocks.append((address.value, address.value + size))
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address.value), dtype=torch.uint8)[:nbytes]
+
+    def has(self, address: int) -> bool:
+        """Whether the GPU's memory is there."""
+        return any(begin <= address < end for begin, end in self._blocks)
+
+    def wait(self) -> None:
+        """Until the default stream has come to its end."""
+        self._call("cuCtxSetCurrent", self._context)
+        self._call("cuStreamSynchronize", None)
+
+
+class Gpu(torch.Tensor):
+    """See above. What is computed from Gpus is one, in memory of its own, unless autograd keeps it."""
+
+    driver: Driver
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
+    device = property(lambda self: torch.device("cuda", 0))
+
+    def get_device(self) -> int:
+        return 0
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if isinstance(kwargs.get("device"), torch.device) and kwargs["device"].type == "cuda":
+            kwargs["device"] = torch.device("cpu")
+        if func is torch.Tensor.cpu:
+            with torch._C.DisableTorchFunctionSubclass():
+                return args[0].as_subclass(torch.Tensor).clone()
+        result = super().__torch_function__(func, types, args, kwargs)
+        if type(result) in (list, tuple):
+            return type(result)(cls._moved(item) for item in result)
+        return cls._moved(result)
+
+    @classmethod
+    def _moved(cls, result: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if type(result) is not cls or result.grad_fn is not None or result.layout is not torch.strided:
+                return result
+            if not result.numel() or cls.driver.has(result.data_ptr()):
+                return result
+            return on_gpu(result)
+
+
+def on_gpu(tensor: Any) -> Any:
+    """A copy of the tensor on the GPU, with its strides where it is dense."""
+    with torch._C.DisableTorchFunctionSubclass():
+        plain = tensor.detach().as_subclass(torch.Tensor)
+        like = torch.empty_like(plain)
+        memory = Gpu.driver.allocate(like.numel() * like.element_size()).view(like.dtype)
+        return memory.as_strided(like.size(), like.stride()).copy_(plain).as_subclass(Gpu)
+
+
+def start() -> Any:
+    """ringreduce.torch, initialised, which takes Gpus for CUDA tensors."""
+    import ringreduce.torch as hvd
+    from ringreduce.torch import cuda
+
+    hvd.init()
+    Gpu.driver = Driver()
+    hold = cuda.DeviceWork.wait
+
+    def wait(self: Any, timeout: float | None = None) -> None:
+        hold(self, timeout)
+        Gpu.driver.wait()
+
+    def allocate(sizes: Any, device: torch.device) -> list[Any]:
+        assert device.type == "cuda"
+        return [on_gpu(torch.zeros(size, dtype=torch.uint8)) for size in sizes]
+
+    def flat(memory: Any, dtype: torch.dtype, device: torch.device) -> Any:
+        shape = memory.__cuda_array_interface__["shape"]
+        found = (ctypes.c_uint8 * shape[0]).from_address(memory.address)
+        return on_gpu(torch.frombuffer(found, dtype=torch.uint8).view(dtype))
+
+    cuda.BUILT, cuda.current_stream, cuda.allocate, cuda.flat = True, lambda device: 0, allocate, flat
+    cuda.DeviceWork.wait = wait  # type: ignore[method-assign]
+    return hvd

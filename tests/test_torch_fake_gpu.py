@@ -1,0 +1,139 @@
+"""ringreduce.torch on GPU memory from end to end, with the fake CUDA driver in the place of a GPU (pretend_gpu.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oracle
+import pytest
+from ranks import run_ranks
+
+torch = pytest.importorskip("torch")
+
+import pretend_gpu  # noqa: E402
+from pretend_gpu import Gpu, on_gpu, start  # noqa: E402
+
+
+def given(seed: int, rank: int, shape: tuple[int, ...], name: str = "float32") -> Any:
+    count = int(torch.Size(shape).numel())
+    return torch.from_numpy(oracle.values(seed, rank, count, name)).reshape(shape)
+
+
+def collectives() -> dict[str, int]:
+    hvd = start()
+    size, rank = hvd.size(), hvd.rank()
+
+    def mine(seed: int, *shape: int, name: str = "float32") -> Any:
+        return on_gpu(given(seed, rank, shape, name))
+
+    def all_of(seed: int, *shape: int, name: str = "float32") -> list[Any]:
+        return [given(seed, r, shape, name).numpy() for r in range(size)]
+
+    def right(result: Any, inputs: list[Any], op: int = oracle.SUM) -> None:
+        assert type(result) is Gpu
+        Gpu.driver.wait()
+        assert not (bad := oracle.wrong(result.cpu().numpy(), inputs, op)), bad
+
+    for name in ("float32", "float64", "int32", "uint8"):
+        right(hvd.allreduce(mine(1, 1009, name=name), op=hvd.Sum), all_of(1, 1009, name=name))
+    tensor = mine(2, 70_001)
+    assert hvd.allreduce_(tensor, op=hvd.Max) is tensor
+    right(tensor, all_of(2, 70_001), oracle.MAX)
+    handles = [hvd.allreduce_async(mine(seed, 99 + seed), name=f"n{seed}", op=hvd.Sum) for seed in range(5)]
+    for seed in (3, 1, 4, 0, 2):
+        right(hvd.synchronize(handles[seed]), all_of(seed, 99 + seed))
+        assert hvd.poll(handles[seed])
+    outputs = hvd.grouped_allreduce([mine(1, 5), mine(2, 3, 4, name="int64"), mine(3, 1)], op=hvd.Sum)
+    for output, inputs in zip(outputs, (all_of(1, 5), all_of(2, 3, 4, name="int64"), all_of(3, 1)), strict=True):
+        right(output, inputs)
+    # rows: as many from each, and not
+    for counts in ([4] * size, [1 + 2 * r for r in range(size)]):
+        expected = torch.cat([given(7, r, (counts[r], 3)) for r in range(size)])
+        gathered = hvd.allgather(mine(7, counts[rank], 3))
+        assert type(gathered) is Gpu
+        assert torch.equal(gathered.cpu(), expected)
+    assert torch.equal(hvd.broadcast(mine(8, 33), size - 1).cpu(), given(8, size - 1, (33,)))
+    splits = [[1 + (r + s) % 2 for s in range(size)] for r in range(size)]
+    received, counts_of = hvd.alltoall(mine(9, sum(splits[rank]), 2), splits[rank])
+    parts = [torch.split(given(9, r, (sum(splits[r]), 2)), splits[r])[rank] for r in range(size)]
+    assert torch.equal(received.cpu(), torch.cat(parts))
+    assert counts_of.tolist() == [splits[r][rank] for r in range(size)]
+    mine_of = oracle.rows(2 * size + 1, rank, size)
+    right(
+        hvd.reducescatter(mine(10, 2 * size + 1, 3), op=hvd.Sum),
+        [array[mine_of] for array in all_of(10, 2 * size + 1, 3)],
+    )
+    half = hvd.allreduce(mine(11, 500), op=hvd.Sum, compression=hvd.Compression.bf16)
+    Gpu.driver.wait()
+    assert torch.allclose(half.cpu(), sum(map(torch.from_numpy, all_of(11, 500))), atol=0.1)
+    state = {"a": mine(12, 40, 3), "b": mine(13, 7).t(), "c": given(14, rank, (5,))}
+    hvd.broadcast_parameters(state, 0)
+    Gpu.driver.wait()
+    assert torch.equal(state["a"].cpu(), given(12, 0, (40, 3)))
+    assert torch.equal(state["c"], given(14, 0, (5,)))
+    # what is refused
+    torn = hvd.allreduce_async(mine(1, 4) if rank == 0 else given(1, rank, (4,)), name="torn")
+    while not hvd.poll(torn):
+        pass
+    with pytest.raises(hvd.MismatchError, match="CPU/GPU device selection"):
+        hvd.synchronize(torn)
+    with pytest.raises(hvd.InvalidArgumentError, match="on same device"):
+        hvd.grouped_allreduce([mine(1, 4), torch.ones(4)])
+    right(hvd.allreduce(mine(15, 3), op=hvd.Sum), all_of(15, 3))
+    return {key: count for key, count in hvd.stats().items() if count}
+
+
+@pytest.mark.parametrize(("size", "road"), [(2, "ipc"), (3, "staged")])
+def test_collectives(size: int, road: str) -> None:
+    env = pretend_gpu.environment(RINGREDUCE_CUDA_ROAD=road)
+    run_ranks(collectives, size, env=env, timeout_s=100)
+
+
+def model() -> Any:
+    torch.manual_seed(5)
+    return torch.nn.Sequential(
+        torch.nn.Linear(20, 700), torch.nn.Tanh(), torch.nn.Linear(700, 120), torch.nn.Linear(120, 3)
+    )
+
+
+def batch(step: int, rank: int) -> Any:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(8, 20, generator=generator)
+
+
+def trained(options: dict[str, Any]) -> list[Any]:
+    """Three steps on the GPU, and what one process makes of all batches."""
+    hvd = start()
+
+    def loss(net: Any, x: Any) -> Any:
+        return net(x).square().mean()
+
+    alone = model()
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    for step in range(3):
+        plain.zero_grad()
+        loss(alone, torch.cat([batch(step, rank) for rank in range(hvd.size())])).backward()
+        plain.step()
+    net = model()
+    for module in net:
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, torch.nn.Parameter(on_gpu(parameter)))
+    assert all(type(parameter) is Gpu and parameter.is_cuda for parameter in net.parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=False), net.named_parameters(), **options
+    )
+    for step in range(3):
+        optimizer.zero_grad()
+        loss(net, batch(step, hvd.rank())).backward()
+        optimizer.step()
+    if options.get("gradient_as_bucket_view", True):
+        assert all(Gpu.driver.has(parameter.grad.data_ptr()) for parameter in net.parameters())
+    for parameter, want in zip(net.parameters(), alone.parameters(), strict=True):
+        assert torch.allclose(parameter.cpu(), want, rtol=1e-4, atol=1e-6)
+    return [oracle.digest(parameter.detach().cpu().numpy()) for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": False}, {"shard_step": True}])
+def test_optimizer(options: dict[str, Any]) -> None:
+    found = run_ranks(trained, 2, args=(options,), env=pretend_gpu.environment(), timeout_s=100)
+    assert found[0] == found[1], "the same bits on all ranks"
