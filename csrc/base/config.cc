@@ -33,6 +33,8 @@ const std::vector<Knob>& knobs() {
        "how ranks are linked; auto: shared memory within a host, MPI between hosts; mpi: MPI everywhere; no tcp yet"},
       {"RINGREDUCE_MPI_CUDA", "name", "auto|on|off", "auto", "",
        "whether MPI is given pointers to GPU memory; auto: if it says that it takes them; off: staged in host memory"},
+      {"RINGREDUCE_CUDA_LIBRARY", "path", "", "libcuda.so.1", "",
+       "the CUDA driver: a file name that the loader finds, or a path"},
       {"RINGREDUCE_LOG_LEVEL", "name", "trace|debug|info|warning|error|fatal", "warning", "HOROVOD_LOG_LEVEL",
        "least level that is logged to stderr"},
       {"RINGREDUCE_TIMELINE", "path", "", "", "HOROVOD_TIMELINE",
@@ -99,6 +101,7 @@ Settings Settings::from_environment() {
   Settings settings;
   std::map<std::string_view, double> numbers;
   std::map<std::string_view, std::string> words;
+  std::map<std::string_view, std::string> texts;
   for (const Knob& knob : knobs()) {
     KnobValue given = read(knob);
     const std::string range = knob.range;
@@ -110,6 +113,8 @@ Settings Settings::from_environment() {
         throw InvalidArgumentError(given.origin + "=" + given.value + ": expected one of " + range);
       }
       words[knob.name] = word;
+    } else {
+      texts[knob.name] = given.value;
     }
     settings.values.push_back(std::move(given));
   }
@@ -129,6 +134,7 @@ Settings Settings::from_environment() {
   settings.isa = words["RINGREDUCE_ISA"];
   settings.transport = words["RINGREDUCE_TRANSPORT"];
   settings.mpi_cuda = words["RINGREDUCE_MPI_CUDA"];
+  settings.cuda_library = texts["RINGREDUCE_CUDA_LIBRARY"];
   settings.log_level = log_level_from(words["RINGREDUCE_LOG_LEVEL"]);
   return settings;
 }
