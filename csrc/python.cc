@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "cuda/device.h"
 #include "data/stream.h"
 #include "engine/bench.h"
 #include "engine/context.h"
