@@ -9,9 +9,13 @@ import functools
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+FAKE = Path(__file__).resolve().parents[1] / "build" / "cmake" / "libfakecuda.so"
+"""The CUDA driver on the CPU (tests/fake_cuda), which `make build` makes."""
 
 PROBE = """
 import ctypes, json, os
@@ -49,6 +53,17 @@ def probe() -> dict[str, Any]:
         return {**nothing, "reason": (found.stderr.strip().splitlines() or ["the probe failed"])[-1]}
     answer: dict[str, Any] = json.loads(found.stdout)
     return {**answer, "reason": "" if answer["names"] else "the driver knows of none"}
+
+
+def fake_environment(**more: str) -> dict[str, str]:
+    """What a process needs to find the fake driver. Skips the test where there is none, or no kernels to launch."""
+    from ringreduce import _core
+
+    if not FAKE.exists():
+        pytest.skip(f"no fake CUDA driver: {FAKE.name} has not been built (make build)")
+    if not _core.cuda_built():
+        pytest.skip("this build of ringreduce has no CUDA kernels: there was no nvcc")
+    return {"RINGREDUCE_CUDA_LIBRARY": str(FAKE), **more}
 
 
 def need() -> int:

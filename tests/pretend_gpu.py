@@ -9,24 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-
-LIBRARY = Path(__file__).resolve().parents[1] / "build" / "cmake" / "libfakecuda.so"
-
-
-def environment(**more: str) -> dict[str, str]:
-    """What ranks need to find the fake driver. Skips the test where there is none, or no kernels to launch on it."""
-    from ringreduce import _core
-
-    if not LIBRARY.exists():
-        pytest.skip(f"no fake CUDA driver: {LIBRARY.name} has not been built (make build)")
-    if not _core.cuda_built():
-        pytest.skip("this build of ringreduce has no CUDA kernels: there was no nvcc")
-    return {"RINGREDUCE_CUDA_LIBRARY": str(LIBRARY), **more}
 
 
 class Driver:

@@ -289,3 +289,24 @@ def test_the_ranks_program(arguments: list[str], tmp_path: Path) -> None:
         ]
     else:
         assert [(row["model"], row["way"]) for row in found] == [("tiny", "eager")]
+
+
+def test_the_kernels_program_on_the_fake_driver() -> None:
+    import cuda_devices
+    import gpu
+    from gpus import record
+
+    env = {**os.environ, **cuda_devices.fake_environment()}
+    if not gpu.PROGRAM.exists():
+        pytest.skip("tests/cuda has not been built: -DRR_GPU_CHECK=ON or -DRR_TESTS=ON")
+    done = subprocess.run([gpu.PROGRAM, "check", "few"], capture_output=True, text=True, timeout=100, env=env)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["cases"] > 300
+    bench = [gpu.PROGRAM, "bench", "1", "three=1000,1,70000"]
+    done = subprocess.run(bench, capture_output=True, text=True, timeout=100, env=env)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["what"] for row in rows} == {"copy", "pack", "unpack", "scale", "cast"}
+    assert [row["nbytes"] for row in rows if row["list"] == "three"] == [4 * 71001] * 4
+    assert all(row["wrong"] == 0 and row["GBps"] > 0 for row in rows)
+    assert record.with_limits(rows) == rows

@@ -10,7 +10,7 @@ from ranks import run_ranks
 
 torch = pytest.importorskip("torch")
 
-import pretend_gpu  # noqa: E402
+import cuda_devices  # noqa: E402
 from pretend_gpu import Gpu, on_gpu, start  # noqa: E402
 
 
@@ -85,7 +85,7 @@ def collectives() -> dict[str, int]:
 
 @pytest.mark.parametrize(("size", "road"), [(2, "ipc"), (3, "staged")])
 def test_collectives(size: int, road: str) -> None:
-    env = pretend_gpu.environment(RINGREDUCE_CUDA_ROAD=road)
+    env = cuda_devices.fake_environment(RINGREDUCE_CUDA_ROAD=road)
     run_ranks(collectives, size, env=env, timeout_s=100)
 
 
@@ -135,5 +135,5 @@ def trained(options: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": False}, {"shard_step": True}])
 def test_optimizer(options: dict[str, Any]) -> None:
-    found = run_ranks(trained, 2, args=(options,), env=pretend_gpu.environment(), timeout_s=100)
+    found = run_ranks(trained, 2, args=(options,), env=cuda_devices.fake_environment(), timeout_s=100)
     assert found[0] == found[1], "the same bits on all ranks"
