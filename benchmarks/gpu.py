@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from datetime import date, datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,11 @@ LOGS = ROOT / "build" / "gpu-check"
 TOTAL_S = 465.0  # 8 minutes, less what killing and writing take
 WORDS = ("build", "tests", "sanitize", "kernels", "limits", "allreduce", "peers", "step")
 SANITIZER = "compute-sanitizer"
+CUDA_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
 PROGRAM = ROOT / "build" / "cmake" / "tests" / "cuda" / "rr_gpu"
 BUILD_ARGS = "-DRR_WERROR=ON -DRR_TESTS=OFF -DRR_GPU_CHECK=ON"
+ALONE = "test_cuda_memory.py"
+WORKERS = 4  # of pytest, where it has xdist: most of a test is starting ranks, which import torch
 RANKS = (2, 4)
 ROADS = ("ipc", "staged")
 MOST_MIB = 1024
@@ -72,13 +76,18 @@ def status(outcomes: Sequence[Outcome], rows: Sequence[record.Row]) -> int:
 
 def parts(only: Sequence[str], gpus: int) -> list[Part]:
     """The parts that some of WORDS stand for, in order."""
-    python, tests = sys.executable, sorted(map(str, (ROOT / "tests").glob("test_cuda_*.py")))
-    cuda = {"PATH": os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])}
+    python, tests = sys.executable, sorted(str(file) for file in (ROOT / "tests").glob("test_cuda_*.py"))
+    alone = [file for file in tests if file.endswith(ALONE)]
+    several = ["-n", str(WORKERS)] if find_spec("xdist") else []
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    here = {**cuda, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    here = {"PATH": CUDA_PATH, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     build = [python, str(ROOT / "setup.py"), "--quiet", "build_ext", "--inplace"]
     found = {"build": [Part("build", build, 180, 60, {**here, "RR_CMAKE_ARGS": BUILD_ARGS})]}
-    found["tests"] = [Part("tests", [python, "-m", "pytest", "-q", "--rootdir", str(ROOT), *tests], 210, 90, here)]
+    pytest = [python, "-m", "pytest", "-q", "--rootdir", str(ROOT)]
+    found["tests"] = [
+        Part("tests", [*pytest, *several, *(file for file in tests if file not in alone)], 200, 90, here),
+        Part("tests alone", [*pytest, *alone], 40, 15, here),
+    ]
     sanitize = [SANITIZER, "--error-exitcode", "9", "--tool"]
     found["sanitize"] = [
         Part(tool, [*sanitize, tool, str(PROGRAM), "check", "few"], 60, 15, here) for tool in ("memcheck", "racecheck")
@@ -126,7 +135,7 @@ def facts(found: dict[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "kernel": platform.release(),
         "cores": os.cpu_count(),
-        "sanitizer": shutil.which(SANITIZER) or "absent",
+        "sanitizer": shutil.which(SANITIZER, path=CUDA_PATH) or "absent",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": "make gpu-check",
     }

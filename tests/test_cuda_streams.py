@@ -145,33 +145,6 @@ def test_a_rank_dies_while_a_stream_is_held(road: str) -> None:
     assert outcomes[1].status == -signal.SIGKILL
 
 
-def exhausted() -> str:
-    """An all-gather whose result does not fit into what rank 0 has left of the GPU; returns what it is told."""
-    torch, hvd, device = start()
-    count = (200 << 20) if hvd.rank() == 1 else 1
-    mine = torch.ones(count, dtype=torch.uint8, device=device)
-    spare = torch.empty(2 * count, dtype=torch.uint8, device=device)
-    del spare  # stays in the allocator's pool, for rank 1's result
-    hvd.barrier()
-    free, _ = torch.cuda.mem_get_info()
-    hog = torch.empty(free - (100 << 20), dtype=torch.uint8, device=device) if hvd.rank() == 0 else None
-    hvd.barrier()
-    try:
-        rows = hvd.allgather(mine)
-    except (hvd.HorovodInternalError, torch.cuda.OutOfMemoryError) as error:
-        return str(error)
-    del hog
-    return f"{rows.shape[0]} rows"
-
-
-def test_out_of_memory_is_an_error() -> None:
-    with start_ranks(exhausted, 2) as job:
-        outcomes = job.wait(110)
-    assert all(one.status is not None and one.status >= 0 for one in outcomes), job.report()
-    told = [str(one.value or one.error) for one in outcomes]
-    assert "memory" in told[0].lower(), told
-
-
 def ordinals() -> None:
     """One rank, one GPU: what of another one is refused by name."""
     torch, hvd, _ = start()

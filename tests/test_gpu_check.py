@@ -218,7 +218,9 @@ def test_plan() -> None:
 
     everything = gpu.parts(gpu.WORDS, 1)
     names = [part.name for part in everything]
-    assert names[:4] == ["build", "tests", "memcheck", "racecheck"]
+    assert names[:5] == ["build", "tests", "tests alone", "memcheck", "racecheck"]
+    files = [word.rpartition("/")[2] for part in everything[1:3] for word in part.command if word.endswith(".py")]
+    assert sorted(files) == sorted(file.name for file in (ROOT / "tests").glob("test_cuda_*.py"))
     assert {"allreduce 2 ipc", "allreduce 4 staged", "gloo 4", "step 1", "step 4", "kernels", "limits"} <= set(names)
     assert not any("nccl" in name for name in names), "NCCL refuses two ranks on one GPU"
     assert "nccl 2" in [part.name for part in gpu.parts(["peers"], 2)]
