@@ -128,6 +128,7 @@ ROWS = [
         "model": "resnet50",
         "time_us": 1500.0,
         "waits": ["cudaStreamSynchronize"],
+        "calls": {"cudaStreamSynchronize": 1, "cudaLaunchKernel": 12},
         "wrong": 0,
     },
 ]
@@ -187,6 +188,7 @@ def test_record_and_table(tmp_path: Path) -> None:
     page = files[1].read_text()
     assert "| all-reduce, 2 ranks, road ipc | 64 MiB | 100.00 | 2684.4 | 0.671 | 50.0 | 0 |" in page
     assert "| tests | not done after 90 s | 90.0 |" in page
+    assert "* CUDA calls of a steady step on 2 ranks, by the profiler: cudaLaunchKernel 12, cudaStream" in page
     text = record.table(outcomes, rows)
     assert text.splitlines()[-1] == "wrong elements: 0"
     assert "pack one " in text

@@ -143,11 +143,13 @@ def markdown(record: Row, name: str) -> str:
         *(f"| {part['name']} | {part['verdict']} | {part['seconds']:.1f} |" for part in record["parts"]),
         "",
         *(f"* {line}" for line in record["judgements"]),
-        "",
-        "| " + " | ".join(heads) + " |",
-        "|" + "---|" * len(heads),
     ]
+    at = len(lines)
+    lines += ["", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in record["results"]:
+        if row.get("calls"):
+            listed = ", ".join(f"{name} {count}" for name, count in sorted(row["calls"].items()))
+            lines[at:at] = [f"* CUDA calls of a steady step on {row['ranks']} ranks, by the profiler: {listed}"]
         what = re.split(r"\s{2,}", _line(row).strip())[0]
         cells = [
             what,

@@ -70,10 +70,10 @@ def measure_steps(
 
     for _ in range(WARM):
         step()
-    waits = []
+    calls: dict[str, int] = {}
     if device.type == "cuda":
         torch.cuda.synchronize()
-        waits = _waits(step)
+        calls = _calls(step)
         torch.cuda.set_sync_debug_mode("error")  # a call that waits for the device raises
         for _ in range(TRACED):
             step()
@@ -81,7 +81,9 @@ def measure_steps(
     times = timed(step, 50)
     facts = {"ranks": hvd.size(), "model": model_name, "road": os.environ.get("RINGREDUCE_CUDA_ROAD", "auto")}
     bad = model.wrong(steps, hvd.size())
-    add(what="step", way="eager", time_us=median(times) * 1e6, waits=waits, wrong=bad, **facts)
+    # The profiler itself waits for the device once, when it ends.
+    waits = sorted(name for name in calls if "Synchronize" in name and name != "cudaDeviceSynchronize")
+    add(what="step", way="eager", time_us=median(times) * 1e6, waits=waits, calls=calls, wrong=bad, **facts)
     if not graph:
         return
     side = torch.cuda.Stream()
@@ -106,12 +108,10 @@ def measure_steps(
     add(what="step", way="graph", time_us=median(times) * 1e6, waits=0, wrong=bad, **facts)
 
 
-def _waits(step: Callable[[], None]) -> list[str]:
-    """Calls of the CUDA runtime or driver within a step by which the host waits, as torch's profiler saw them."""
+def _calls(step: Callable[[], None]) -> dict[str, int]:
+    """How often a step calls each function of the CUDA runtime and driver, by torch's profiler; on any thread."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
         step()
-    names = {event.key for event in trace.key_averages()}
-    # The profiler itself waits for the device once, when it ends.
-    return sorted(name for name in names if "Synchronize" in name and name != "cudaDeviceSynchronize")
+    return {event.key: event.count for event in trace.key_averages() if event.key.startswith("cu")}
