@@ -2,7 +2,8 @@
 
 A Gpu is a CPU tensor for torch's arithmetic, whose memory is the fake driver's, and which says of itself that it is on
 GPU 0: ringreduce.torch then takes it for a CUDA tensor, and the core communicates it as one. torch's operations on it
-run at once, not on a stream, so whoever waits for an operation also waits for the fake stream.
+run when the fake driver's stream has come to its end, as if they were on it. Autograd and optimizers know nothing of
+that, so whoever waits for an operation does too.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class Gpu(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func not in QUIET:
+            cls.driver.wait()
         if isinstance(kwargs.get("device"), torch.device) and kwargs["device"].type == "cuda":
             kwargs["device"] = torch.device("cpu")
         if func is torch.Tensor.cpu:
@@ -77,9 +80,15 @@ class Gpu(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if type(result) is not cls or result.grad_fn is not None or result.layout is not torch.strided:
                 return result
-            if not result.numel() or cls.driver.has(result.data_ptr()):
+            if torch.Tensor.device.__get__(result).type == "meta" or not result.numel():
+                return result
+            if cls.driver.has(result.data_ptr()):
                 return result
             return on_gpu(result)
+
+
+# Asked for while operands are made; the order of streams does not come into it.
+QUIET = {torch.Tensor.data_ptr, torch.Tensor.is_contiguous, torch.Tensor.shape.__get__, torch.Tensor.dtype.__get__}
 
 
 def on_gpu(tensor: Any) -> Any:
