@@ -100,6 +100,23 @@ def on_gpu(tensor: Any) -> Any:
         return memory.as_strided(like.size(), like.stride()).copy_(plain).as_subclass(Gpu)
 
 
+class Event:
+    """torch.cuda.Event where what is put on the stream has been done at once."""
+
+    def record(self, stream: Any) -> None:
+        Gpu.driver.wait()
+
+    def query(self) -> bool:
+        return True
+
+
+class Stream:
+    """torch's current stream, as far as events wait on it."""
+
+    def wait_event(self, event: Event) -> None:
+        pass
+
+
 def start() -> Any:
     """ringreduce.torch, initialised, which takes Gpus for CUDA tensors."""
     import ringreduce.torch as hvd
@@ -124,4 +141,5 @@ def start() -> Any:
 
     cuda.BUILT, cuda.current_stream, cuda.allocate, cuda.flat = True, lambda device: 0, allocate, flat
     cuda.DeviceWork.wait = wait  # type: ignore[method-assign]
+    torch.cuda.Event, torch.cuda.current_stream = Event, lambda device=None: Stream()  # type: ignore[assignment, misc]
     return hvd

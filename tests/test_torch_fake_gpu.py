@@ -98,6 +98,69 @@ def batch(step: int, rank: int) -> Any:
     return torch.randn(8, 20, generator=generator)
 
 
+def process_group() -> None:
+    """The methods that torch.distributed's functions call, on GPU memory."""
+    hvd = start()
+    import torch.distributed as dist
+
+    size, rank = hvd.size(), hvd.rank()
+    dist.init_process_group("ringreduce", init_method="ringreduce://")
+    group = dist.group.WORLD
+    everybody = [given(1, r, (size, 3)) for r in range(size)]
+    total = sum(everybody)
+
+    def mine() -> Any:
+        return on_gpu(everybody[rank])
+
+    def done(work: Any) -> None:
+        assert work.wait()
+        assert work.is_completed()
+        assert work.wait(), "a second time, for another stream"
+
+    tensor = mine()
+    done(group.allreduce([tensor]))
+    assert torch.allclose(tensor.cpu(), total)
+    tensor = mine()
+    done(group.allreduce([tensor.t()]))  # through a copy, and back
+    assert torch.allclose(tensor.cpu(), total)
+    options = dist.BroadcastOptions()
+    options.rootRank = 1
+    tensor = mine()
+    done(group.broadcast([tensor], options))
+    assert torch.equal(tensor.cpu(), everybody[1])
+    gathered = on_gpu(torch.zeros(size * size, 3))
+    done(group._allgather_base(gathered, mine()))
+    assert torch.equal(gathered.cpu(), torch.cat(everybody))
+    apart = [on_gpu(torch.zeros(size, 3)) for _ in range(size)]
+    done(group.allgather([apart], [mine()]))
+    assert torch.equal(torch.cat([one.cpu() for one in apart]), torch.cat(everybody))
+    part = on_gpu(torch.zeros(1, 3))
+    done(group._reduce_scatter_base(part, mine()))
+    assert torch.allclose(part.cpu(), total[rank : rank + 1])
+    received = on_gpu(torch.zeros(size, 3))
+    done(group.alltoall_base(received, mine(), [], []))
+    assert torch.equal(received.cpu(), torch.stack([one[rank] for one in everybody]))
+    rooted = dist.GatherOptions()
+    rooted.rootRank = 1
+    places = [[on_gpu(torch.zeros(size, 3)) for _ in range(size)]] if rank == 1 else [[]]
+    done(group.gather(places, [mine()], rooted))
+    assert all(torch.equal(place.cpu(), want) for place, want in zip(places[0], everybody, strict=False))
+    dealt = on_gpu(torch.zeros(3))
+    dealing = dist.ScatterOptions()
+    done(group.scatter([dealt], [[on_gpu(row) for row in everybody[0]]] if rank == 0 else [[]], dealing))
+    assert torch.equal(dealt.cpu(), everybody[0][rank])
+    bits = on_gpu(torch.tensor([1 << rank, 7]))
+    xor = dist.AllreduceOptions()
+    xor.reduceOp = dist.ReduceOp.BXOR
+    done(group.allreduce([bits], xor))
+    assert bits.cpu().tolist() == [(1 << size) - 1, 7 if size % 2 else 0]
+    dist.destroy_process_group()
+
+
+def test_process_group() -> None:
+    run_ranks(process_group, 2, env=cuda_devices.fake_environment(), timeout_s=100)
+
+
 def trained() -> list[str]:
     """Digests of what three steps make of the parameters, in each of the ways that there are."""
     hvd = start()
