@@ -1,8 +1,9 @@
 """Reduce operations and all-reduce. reduction.py and movement.py have the other collectives.
 
 Every function takes a NumPy array or what buffers.readable() understands, gives back ndarrays (a NumPy scalar for a
-scalar; for an array on a GPU one of the same library, see docs/cuda.md), and runs on `process_set`, by default all ranks. The *_async forms return a Handle. All ranks of the set make
-the same call; operations with a `name` may be submitted in any order, the others in one order on all ranks.
+scalar; for an array on a GPU one of the same library, see docs/cuda.md), and runs on `process_set`, by default all
+ranks. The *_async forms return a Handle. All ranks of the set make the same call; operations with a `name` may be
+submitted in any order, the others in one order on all ranks.
 
 Raised by all of them: NotInitializedError before init(); InvalidArgumentError for a bad argument, a name that is
 already in flight, or a rank outside the set; MismatchError when the ranks' calls do not fit together (no data moves
@@ -83,9 +84,9 @@ def allreduce(
     array([2., 4.])
     """
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as readable() would have it
-        output = empty_like(tensor)
-        process_set.group.allreduce(tensor, output, op, prescale_factor, postscale_factor, name, wire)
-        return output
+        fresh = empty_like(tensor)
+        process_set.group.allreduce(tensor, fresh, op, prescale_factor, postscale_factor, name, wire)
+        return fresh
     source = readable(tensor)
     output = buffers.empty_like(source)
     process_set.group.allreduce(native(source), native(output), op, prescale_factor, postscale_factor, name, wire)
