@@ -45,6 +45,12 @@ def gpu_of(address: int) -> int:
     Raises UnavailableError without a driver, InvalidArgumentError for other memory.
     """
 
+def cuda_road(forced: str, ranks: int, gpus: int, nccl: bool) -> tuple[str, str]:
+    """The road of an all-reduce of so many ranks of one host on so many GPUs, and why; "none" if there is none.
+
+    forced: a value of RINGREDUCE_CUDA_ROAD.
+    """
+
 def cuda_report() -> list[tuple[str, str]]:
     """What the CUDA driver says of itself and of its GPUs, as (name, text): ("driver", "13.0 (libcuda.so.1)"), then
     ("GPU 0", its name) and so on; ("driver", why not) when there is none. Creates no context."""
