@@ -27,7 +27,7 @@ DeviceOperand device_operand(Device& device, const std::byte* data, size_t nbyte
 // a time.
 class DeviceMappings {
  public:
-  explicit DeviceMappings(Device& device, size_t most = 256) : device_(device), most_(most) {}
+  explicit DeviceMappings(Device& device, size_t most = 2048) : device_(device), most_(most) {}
   // Where the allocation begins here; it stays until released as often.
   std::byte* hold(const DeviceExport& memory);
   void release(const std::vector<uint64_t>& uids) noexcept;

@@ -125,7 +125,7 @@ std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
 bool Context::must_poll() {
   const std::unique_lock lock(executor_, std::try_to_lock);
   if (!lock.owns_lock()) return true;  // somebody is at work, so there is some
-  bool must = world_->must_poll() || in_transit_.load(std::memory_order_relaxed) || !abandoned_.empty();
+  bool must = world_->must_poll() || in_transit_.load(std::memory_order_relaxed);
   for (auto& group : groups_) must |= group->must_poll();
   return must;
 }
@@ -192,13 +192,13 @@ bool Context::progress(bool from_engine, bool* busy) {
       record_failure(world_->board(), kind_of(error), error.what());
     }
   }
-  if (device() != nullptr) watch_device();
+  if (device() != nullptr) watch_device(work);
   if (busy != nullptr) *busy = work || in_transit_.load(std::memory_order_relaxed);
   return moved;
 }
 
 // Executor lock held.
-void Context::watch_device() {
+void Context::watch_device(bool has_work) {
   const auto has_passed = [&](const Abandoned& item) {
     return std::all_of(item.marks.begin(), item.marks.end(), [&](const Mark& mark) { return device()->passed(mark); });
   };
@@ -207,7 +207,7 @@ void Context::watch_device() {
   } catch (const Error&) {
     abandoned_.clear();  // the GPU's context is broken, so nothing runs in it any more
   }
-  device_is_busy_.store(device()->is_busy(), std::memory_order_relaxed);
+  device_is_busy_.store(has_work && device()->is_busy(), std::memory_order_relaxed);
 }
 
 void Context::abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations) {
@@ -228,7 +228,7 @@ void Context::abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<Op
 void Context::drain_device() {
   const Deadline deadline = Deadline::after_s(kDrainS);
   while (device() != nullptr && !abandoned_.empty() && !deadline.passed()) {
-    watch_device();
+    watch_device(true);
     relax(true);
   }
   if (!abandoned_.empty()) log_.warning("the GPU has not come to an end within " + std::to_string(kDrainS) + " s");

@@ -95,7 +95,7 @@ class Context {
   bool must_poll();
   bool progress(bool from_engine, bool* busy = nullptr);
   void run_engine();
-  void watch_device();
+  void watch_device(bool has_work);
   void drain_device();
 
   int rank_;

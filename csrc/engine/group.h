@@ -142,6 +142,7 @@ class Group {
   std::unique_ptr<Algorithm> build_ipc(const std::vector<OperationPtr>& members, const Team& team, size_t& rounds);
   std::unique_ptr<Algorithm> build_in_host_memory(const std::vector<OperationPtr>& members, const Team& team,
                                                   size_t& rounds);
+  OperationPtr stand_in(const Operation& operation) const;
   void note_road(const Entry& entry);
   void drop_active();
   // exchange_jobs.cc
