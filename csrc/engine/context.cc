@@ -199,33 +199,38 @@ bool Context::progress(bool from_engine, bool* busy) {
 
 // Executor lock held.
 void Context::watch_device(bool has_work) {
-  const auto has_passed = [&](const Abandoned& item) {
-    return std::all_of(item.marks.begin(), item.marks.end(), [&](const Mark& mark) { return device()->passed(mark); });
-  };
   try {
-    abandoned_.erase(std::remove_if(abandoned_.begin(), abandoned_.end(), has_passed), abandoned_.end());
+    for (Abandoned& item : abandoned_) {
+      const auto has_passed = [this](const Mark& mark) { return device()->passed(mark); };
+      item.marks.erase(std::remove_if(item.marks.begin(), item.marks.end(), has_passed), item.marks.end());
+    }
   } catch (const Error&) {
-    abandoned_.clear();  // the GPU's context is broken, so nothing runs in it any more
+    for (Abandoned& item : abandoned_) item.marks.clear();  // a broken context, as below
   }
+  const auto is_over = [](const Abandoned& item) { return item.marks.empty() && !item.to_the_end; };
+  abandoned_.erase(std::remove_if(abandoned_.begin(), abandoned_.end(), is_over), abandoned_.end());
   device_is_busy_.store(has_work && device()->is_busy(), std::memory_order_relaxed);
 }
 
-void Context::abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations) {
-  if (algorithm == nullptr || device() == nullptr || !device()->is_busy()) return;
+void Context::abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations,
+                      bool to_the_end) {
+  if (algorithm == nullptr || device() == nullptr) return;
   Abandoned item;
+  item.to_the_end = to_the_end;
   item.algorithm = std::move(algorithm);
   item.operations = operations;
   for (const OperationPtr& operation : operations) item.keeps.push_back(operation->keep);
   try {
     for (size_t lane = 0; lane < kLanes; ++lane) item.marks.push_back(device()->mark(static_cast<Lane>(lane)));
   } catch (const Error&) {
-    return;  // broken, as above
+    item.marks.clear();  // the GPU's context is broken, so nothing runs in it any more
   }
   abandoned_.push_back(std::move(item));
 }
 
 // Executor lock held. What lanes still copy to and from goes away next.
 void Context::drain_device() {
+  for (Abandoned& item : abandoned_) item.to_the_end = false;
   const Deadline deadline = Deadline::after_s(kDrainS);
   while (device() != nullptr && !abandoned_.empty() && !deadline.passed()) {
     watch_device(true);

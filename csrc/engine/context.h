@@ -74,8 +74,9 @@ class Context {
   std::shared_ptr<Device> shared_device() const { return device() != nullptr ? device_owner_ : nullptr; }
   // Executor lock held.
   DeviceMappings& device_mappings() { return *mappings_; }
-  // Executor lock held. What lanes may still work on, though nobody waits for the result.
-  void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations);
+  // Executor lock held. What lanes may still work on, though nobody waits for the result. Kept to this context's end
+  // when they may be another rank's, of which nobody tells.
+  void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations, bool to_the_end);
   Bell& wait_bell(int world_rank) const { return world_board_->wait_bell(world_rank); }
   Bell& engine_bell(int world_rank) const { return world_board_->engine_bell(world_rank); }
   void publish_world(const Board& board) { world_board_ = &board; }
@@ -112,6 +113,7 @@ class Context {
   std::atomic<Device*> device_{nullptr};
   std::unique_ptr<DeviceMappings> mappings_;
   struct Abandoned {
+    bool to_the_end = false;
     std::vector<Mark> marks;
     std::unique_ptr<Algorithm> algorithm;
     std::vector<OperationPtr> operations;

@@ -98,7 +98,10 @@ void PinnedArena::clear() {
 
 // Executor lock held. What the lanes have been told to do goes on in the memory of operations that have failed.
 void Group::drop_active() {
-  context_.abandon(std::move(active_), active_members_);
+  const bool is_ipc = static_cast<Algo>(board_.entry(cursor_).algorithm) == Algo::kIpc;
+  if (!active_members_.empty() && active_members_.front()->signature.place == Place::kDevice) {
+    context_.abandon(std::move(active_), active_members_, is_ipc);
+  }
   active_.reset();
   active_members_.clear();
 }
