@@ -101,6 +101,7 @@ struct MemAccessDesc {
   X(kStreamCaptureInvalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, 901)        \
   X(kStreamCaptureUnjoined, CUDA_ERROR_STREAM_CAPTURE_UNJOINED, 904)              \
   X(kStreamCaptureImplicit, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, 906)              \
+  X(kStreamCaptureIsolation, CUDA_ERROR_STREAM_CAPTURE_ISOLATION, 905)            \
   X(kCapturedEvent, CUDA_ERROR_CAPTURED_EVENT, 907)                               \
   X(kUnknown, CUDA_ERROR_UNKNOWN, 999)
 
