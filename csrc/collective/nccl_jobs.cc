@@ -105,8 +105,7 @@ NcclJob nccl_reduce(const ReduceJob& job, int me) {
   const Piece& piece = job.pieces.front();
   if (job.shape == ReduceShape::kReduce) {
     if (piece.count == 0) return plan;
-    plan.calls.push_back(
-        reduces(NcclCall::Kind::kReduce, piece.src, piece.dst, piece.count, job.reduction, job.root));
+    plan.calls.push_back(reduces(NcclCall::Kind::kReduce, piece.src, piece.dst, piece.count, job.reduction, job.root));
     return plan;
   }
   const auto length = [](const Range& range) { return range.end - range.begin; };
@@ -136,8 +135,7 @@ NcclJob nccl_exchange(const ExchangeJob& job, int me, int size) {
     const std::byte* const src = root == me ? job.outgoing.front().src : nullptr;
     // in place at the root, whose result is its own input
     std::byte* const dst = root == me ? const_cast<std::byte*>(src) : job.incoming.front().dst;
-    plan.calls.push_back(
-        moves(NcclCall::Kind::kBroadcast, root == me ? src : dst, dst, job.largest_nbytes, root));
+    plan.calls.push_back(moves(NcclCall::Kind::kBroadcast, root == me ? src : dst, dst, job.largest_nbytes, root));
     return plan;
   }
   if (is_even_allgather(job, size)) {

@@ -48,24 +48,24 @@ struct NcclConfig {
 static_assert(sizeof(NcclConfig) == 24 && std::is_standard_layout_v<NcclConfig>);
 
 // X(name, parameters). Every one returns an NcclResult.
-#define RR_NCCL_CALLS(X)                                                                               \
-  X(GetVersion, (int*))                                                                                \
-  X(GetUniqueId, (NcclUniqueId*))                                                                      \
-  X(CommInitRankConfig, (ncclComm**, int, NcclUniqueId, int, NcclConfig*))                             \
-  X(CommFinalize, (ncclComm*))                                                                         \
-  X(CommDestroy, (ncclComm*))                                                                          \
-  X(CommAbort, (ncclComm*))                                                                            \
-  X(CommGetAsyncError, (ncclComm*, NcclResult*))                                                       \
-  X(GroupStart, ())                                                                                    \
-  X(GroupEnd, ())                                                                                      \
-  X(RedOpCreatePreMulSum, (NcclOp*, void*, NcclType, NcclScalar, ncclComm*))                           \
-  X(RedOpDestroy, (NcclOp, ncclComm*))                                                                 \
-  X(AllReduce, (const void*, void*, size_t, NcclType, NcclOp, ncclComm*, Stream))                      \
-  X(Reduce, (const void*, void*, size_t, NcclType, NcclOp, int, ncclComm*, Stream))                    \
-  X(ReduceScatter, (const void*, void*, size_t, NcclType, NcclOp, ncclComm*, Stream))                  \
-  X(Broadcast, (const void*, void*, size_t, NcclType, int, ncclComm*, Stream))                         \
-  X(AllGather, (const void*, void*, size_t, NcclType, ncclComm*, Stream))                              \
-  X(Send, (const void*, size_t, NcclType, int, ncclComm*, Stream))                                     \
+#define RR_NCCL_CALLS(X)                                                              \
+  X(GetVersion, (int*))                                                               \
+  X(GetUniqueId, (NcclUniqueId*))                                                     \
+  X(CommInitRankConfig, (ncclComm**, int, NcclUniqueId, int, NcclConfig*))            \
+  X(CommFinalize, (ncclComm*))                                                        \
+  X(CommDestroy, (ncclComm*))                                                         \
+  X(CommAbort, (ncclComm*))                                                           \
+  X(CommGetAsyncError, (ncclComm*, NcclResult*))                                      \
+  X(GroupStart, ())                                                                   \
+  X(GroupEnd, ())                                                                     \
+  X(RedOpCreatePreMulSum, (NcclOp*, void*, NcclType, NcclScalar, ncclComm*))          \
+  X(RedOpDestroy, (NcclOp, ncclComm*))                                                \
+  X(AllReduce, (const void*, void*, size_t, NcclType, NcclOp, ncclComm*, Stream))     \
+  X(Reduce, (const void*, void*, size_t, NcclType, NcclOp, int, ncclComm*, Stream))   \
+  X(ReduceScatter, (const void*, void*, size_t, NcclType, NcclOp, ncclComm*, Stream)) \
+  X(Broadcast, (const void*, void*, size_t, NcclType, int, ncclComm*, Stream))        \
+  X(AllGather, (const void*, void*, size_t, NcclType, ncclComm*, Stream))             \
+  X(Send, (const void*, size_t, NcclType, int, ncclComm*, Stream))                    \
   X(Recv, (void*, size_t, NcclType, int, ncclComm*, Stream))
 
 // The library, once per process; it stays loaded until the process ends, because its threads may.
@@ -77,9 +77,9 @@ class NcclLibrary {
   // Newer than the oldest NCCL that will do; null where the library lacks it.
   NcclResult (*CommShrink)(ncclComm*, int*, int, ncclComm**, NcclConfig*, int) = nullptr;
 
-  int version() const { return version_; }              // NCCL's code, such as 22705
-  const std::string& path() const { return path_; }     // as it was opened
-  std::string name() const;                             // "NCCL 2.27.5 (libnccl.so.2)"
+  int version() const { return version_; }                           // NCCL's code, such as 22705
+  const std::string& path() const { return path_; }                  // as it was opened
+  std::string name() const;                                          // "NCCL 2.27.5 (libnccl.so.2)"
   std::string error(NcclResult code, ncclComm* communicator) const;  // NCCL's words; the communicator may be null
 
   // path: RINGREDUCE_NCCL_LIBRARY; empty: the one that this process has loaded already (torch's), else the one that
@@ -103,8 +103,8 @@ void nccl_found_at(const std::string& path);
 // A sum in NCCL multiplies each input by one factor first, in the tensor's dtype: prescale * postscale / divisor.
 double nccl_factor(const Reduction& reduction);
 // Whether NCCL computes what reduction.h says, up to floating rounding. It does not: 16-bit integers and bool; logical
-// and bitwise operations; factors or Average of integers; factors that float16 or bfloat16 cannot hold exactly (1/3 of a
-// bfloat16 would be 0.1 % off for all elements); Min and Max of floats (what they are of a NaN NCCL does not say);
+// and bitwise operations; factors or Average of integers; factors that float16 or bfloat16 cannot hold exactly (1/3 of
+// a bfloat16 would be 0.1 % off for all elements); Min and Max of floats (what they are of a NaN NCCL does not say);
 // factors of anything but a sum.
 bool nccl_can(const Reduction& reduction);
 NcclType nccl_type(DType dtype);  // of a dtype that NCCL has

@@ -48,8 +48,8 @@ NcclCommunicator::NcclCommunicator(NcclCommunicator& parent, std::vector<int> ex
 
 void NcclCommunicator::check(NcclResult code, const std::string& call) const {
   if (code == NcclResult::kSuccess || code == NcclResult::kInProgress) return;
-  const std::string text = library_->name() + ", " + where_ + ": " + call + " failed: " +
-                           library_->error(code, handle()) +
+  const std::string text = library_->name() + ", " + where_ + ": " + call +
+                           " failed: " + library_->error(code, handle()) +
                            "; NCCL_DEBUG=WARN says more, RINGREDUCE_CUDA_ROAD=ipc or staged goes without NCCL";
   if (code == NcclResult::kRemoteError) throw PeerLostError(text);
   throw InternalError(text);
@@ -71,11 +71,11 @@ bool NcclCommunicator::settled() {
   return state == NcclResult::kSuccess;
 }
 
-std::string NcclCommunicator::abort() noexcept { return end(0); }
+std::string NcclCommunicator::abort(double most_s) noexcept { return end(0, most_s); }
 
-std::string NcclCommunicator::close(double drain_s) noexcept { return end(drain_s); }
+std::string NcclCommunicator::close(double drain_s) noexcept { return end(drain_s, kAbortS); }
 
-std::string NcclCommunicator::end(double drain_s) noexcept {
+std::string NcclCommunicator::end(double drain_s, double abort_s) noexcept {
   if (ended_) return "";
   ended_ = true;
   if (owner_ != ::getpid() || handle() == nullptr) return "";  // a forked child has none of NCCL's threads
@@ -98,8 +98,8 @@ std::string NcclCommunicator::end(double drain_s) noexcept {
     if (code != NcclResult::kSuccess) *said = "ncclCommAbort failed: " + library->error(code, nullptr);
   };
   try {
-    if (within(drain_s + kAbortS, work)) return said->empty() ? "" : where_ + ": " + *said;
-    return where_ + ": ncclCommAbort takes longer than " + std::to_string(kAbortS) + " s; it is left alone";
+    if (within(drain_s + abort_s, work)) return said->empty() ? "" : where_ + ": " + *said;
+    return where_ + ": ncclCommAbort takes longer than " + std::to_string(abort_s) + " s; it is left alone";
   } catch (const std::exception& error) {  // no thread to be had
     return where_ + ": a communicator of NCCL's is left behind: " + error.what();
   }

@@ -38,9 +38,9 @@ class NcclCommunicator {
 
   // Both end it: nothing else may be called. "" or what went wrong, for the log. Never longer than they say; what NCCL
   // has not done by then it goes on with alone, on a thread that is left to it.
-  // Stops whatever is under way. Up to kAbortS.
-  std::string abort() noexcept;
-  // Lets the others finish first, up to drain_s, then as abort().
+  // Stops whatever is under way.
+  std::string abort(double most_s = kAbortS) noexcept;
+  // Lets the others finish first, up to drain_s; then as abort().
   std::string close(double drain_s) noexcept;
   static constexpr double kAbortS = 10.0;
   static constexpr double kDrainS = 1.0;
@@ -51,7 +51,7 @@ class NcclCommunicator {
     std::vector<int> excluded;
     std::vector<std::shared_ptr<State>> shrunk;  // may be written as long as this one has not ended
   };
-  std::string end(double drain_s) noexcept;
+  std::string end(double drain_s, double abort_s) noexcept;
 
   std::shared_ptr<const NcclLibrary> library_;
   std::shared_ptr<State> state_ = std::make_shared<State>();

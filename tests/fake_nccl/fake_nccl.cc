@@ -1,6 +1,7 @@
-// NCCL on the CPU, for ranks that are threads or processes: a shared library with NCCL's functions, whose ranks exchange
-// their data through files. It is as strict and as slow to be ready as NCCL may be: communicators must not block, what
-// is asked for is there only after some looks, an operation waits in its stream until all ranks have come to theirs.
+// NCCL on the CPU, for ranks that are threads or processes: a shared library with NCCL's functions, whose ranks
+// exchange their data through files. It is as strict and as slow to be ready as NCCL may be: communicators must not
+// block, what is asked for is there only after some looks, an operation waits in its stream until all ranks have come
+// to theirs.
 #include "fake_nccl.h"
 
 #include <dlfcn.h>
@@ -17,6 +18,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../cpp/reduce_oracle.h"
@@ -161,9 +163,9 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   std::set<std::string> files;  // own ones
   std::map<NcclOp, std::pair<NcclType, double>> operations;
   int next_operation = 5;
-  int issued = 0;               // collectives
+  int issued = 0;                // collectives
   std::map<int, int> sent, got;  // messages by peer
-  int executed = 0;             // groups that were asked for
+  int executed = 0;              // groups that were asked for
   std::atomic<bool> aborted{false};
   enum { kMaking, kReady, kLaunching, kShrinking, kFinalizing, kFinalized } state = kMaking;
   int looks = 0;
@@ -236,7 +238,7 @@ NcclResult failure(const ncclComm& comm) {
   return NcclResult::kSuccess;
 }
 
-void read_failures() {
+[[maybe_unused]] void read_failures() {
   const char* text = std::getenv("FAKE_NCCL_FAIL");
   Failure failure;
   if (text == nullptr || std::sscanf(text, "%d:%d:%d", &failure.rank, &failure.operation, &failure.code) != 3) return;
@@ -345,8 +347,9 @@ void launch(ncclComm& comm) {
     }
   }
   ++comm.executed;
-  enqueue(comm.device, comm.stream, run, [](void* data) { std::unique_ptr<Group>(static_cast<Group*>(data)).reset(); },
-          group.release());
+  enqueue(
+      comm.device, comm.stream, run, [](void* data) { std::unique_ptr<Group>(static_cast<Group*>(data)).reset(); },
+      group.release());
 }
 
 struct Open {
@@ -445,9 +448,14 @@ EXPORT NcclResult ncclGetVersion(int* version) {
 }
 
 EXPORT const char* ncclGetErrorString(NcclResult code) {
-  constexpr const char* kTexts[] = {"no error",         "unhandled cuda error", "unhandled system error",
-                                    "internal error",   "invalid argument",     "invalid usage",
-                                    "remote process exited or there was a network error", "NCCL operation in progress"};
+  constexpr const char* kTexts[] = {"no error",
+                                    "unhandled cuda error",
+                                    "unhandled system error",
+                                    "internal error",
+                                    "invalid argument",
+                                    "invalid usage",
+                                    "remote process exited or there was a network error",
+                                    "NCCL operation in progress"};
   return static_cast<unsigned>(code) < 8 ? kTexts[static_cast<int>(code)] : "unknown result code";
 }
 
@@ -533,7 +541,8 @@ EXPORT NcclResult ncclCommGetAsyncError(ncclComm* handle, NcclResult* result) {
 
 EXPORT NcclResult ncclCommFinalize(ncclComm* handle) {
   const auto comm = find(handle);
-  if (comm == nullptr || comm->state != ncclComm::kReady) return misuse("a communicator that is not ready is finalized");
+  if (comm == nullptr || comm->state != ncclComm::kReady)
+    return misuse("a communicator that is not ready is finalized");
   comm->say("end");
   comm->state = ncclComm::kFinalizing;
   comm->looks = 0;
