@@ -33,6 +33,8 @@ const std::vector<Knob>& knobs() {
        "how ranks are linked; auto: shared memory within a host, MPI between hosts; mpi: MPI everywhere; no tcp yet"},
       {"RINGREDUCE_MPI_CUDA", "name", "auto|on|off", "auto", "",
        "whether MPI is given pointers to GPU memory; auto: if it says that it takes them; off: staged in host memory"},
+      {"RINGREDUCE_CUDA_ROAD", "name", "auto|ipc|nccl|mpi|staged", "auto", "",
+       "how tensors on GPUs are communicated; one that the ranks cannot all take is an error that says why"},
       {"RINGREDUCE_LOG_LEVEL", "name", "trace|debug|info|warning|error|fatal", "warning", "HOROVOD_LOG_LEVEL",
        "least level that is logged to stderr"},
       {"RINGREDUCE_TIMELINE", "path", "", "", "HOROVOD_TIMELINE",
@@ -129,6 +131,7 @@ Settings Settings::from_environment() {
   settings.isa = words["RINGREDUCE_ISA"];
   settings.transport = words["RINGREDUCE_TRANSPORT"];
   settings.mpi_cuda = words["RINGREDUCE_MPI_CUDA"];
+  settings.cuda_road = words["RINGREDUCE_CUDA_ROAD"];
   settings.log_level = log_level_from(words["RINGREDUCE_LOG_LEVEL"]);
   return settings;
 }

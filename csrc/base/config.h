@@ -41,6 +41,7 @@ struct Settings {
   std::string isa;
   std::string transport;
   std::string mpi_cuda;
+  std::string cuda_road;
   LogLevel log_level = LogLevel::kWarning;
   std::vector<KnobValue> values;
 

@@ -4,9 +4,11 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "collective/plan.h"
+#include "cuda/device.h"
 #include "data/reduction.h"
 #include "os/bell.h"
 #include "transport/link.h"
@@ -27,6 +29,8 @@ class Algorithm {
   virtual Step step() = 0;
   // Whether this rank cannot finish unless group rank `rank` still does something.
   virtual bool needs(int rank) const = 0;
+  // After kDone: why the operation has failed, on all its ranks alike; "": it has not.
+  virtual std::string failure() const { return {}; }
 };
 
 // One after the other.
@@ -57,6 +61,7 @@ struct Team {
   StageWriter* writer = nullptr;                  // this rank's, into the stage
   std::atomic<uint64_t>* bytes_copied = nullptr;  // statistics: bytes moved into or out of staging by this rank
   uint64_t first_round = 0;                       // rounds of the stage used before this job (Stage)
+  Device* device = nullptr;  // the operands are in its memory, and the stage is pinned; null: in host memory
 
   int size() const { return static_cast<int>(members.size()); }
   int rank() const { return members[static_cast<size_t>(me)]; }

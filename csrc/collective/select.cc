@@ -6,18 +6,22 @@
 
 namespace rr {
 namespace {
-constexpr std::array<const char*, 7> kNames = {"auto", "two_shot",    "direct", "ring", "recursive_doubling",
-                                               "tree", "hierarchical"};
-}
+constexpr std::array<const char*, 11> kNames = {
+    "auto",         "two_shot", "direct",    "ring",     "recursive_doubling", "tree",
+    "hierarchical", "cuda_ipc", "cuda_nccl", "cuda_mpi", "cuda_staged"};
+constexpr size_t kWishes = static_cast<size_t>(Algo::kIpc);  // the rest are roads, chosen by another knob
+}  // namespace
 
 Algo algo_from(const std::string& text) {
-  for (size_t i = 0; i < kNames.size(); ++i) {
+  for (size_t i = 0; i < kWishes; ++i) {
     if (text == kNames[i]) return static_cast<Algo>(i);
   }
   throw InvalidArgumentError("no algorithm is called '" + text + "'");
 }
 
 const char* name(Algo algo) { return kNames[static_cast<size_t>(algo)]; }
+
+const char* road_name(Algo algo) { return name(algo) + sizeof("cuda_") - 1; }
 
 Algo select_allreduce(Algo forced, const Reduction& reduction, bool registered) {
   if (forced == Algo::kTwoShot) return Algo::kTwoShot;

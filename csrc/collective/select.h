@@ -9,10 +9,24 @@
 
 namespace rr {
 
-enum class Algo : uint32_t { kAuto, kTwoShot, kDirect, kRing, kRecursiveDoubling, kTree, kHierarchical };
+enum class Algo : uint32_t {
+  kAuto,
+  kTwoShot,
+  kDirect,
+  kRing,
+  kRecursiveDoubling,
+  kTree,
+  kHierarchical,
+  kIpc,
+  kNccl,
+  kMpi,
+  kPinned
+};
 
 Algo algo_from(const std::string& name);  // throws InvalidArgumentError
 const char* name(Algo algo);
+// Of kIpc to kPinned, as RINGREDUCE_CUDA_ROAD calls them; see roads.h.
+const char* road_name(Algo algo);
 
 // forced is kAuto or a wish: it is followed where the algorithm can do the job.
 Algo select_allreduce(Algo forced, const Reduction& reduction, bool registered);

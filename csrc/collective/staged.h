@@ -1,6 +1,13 @@
 // Collectives on private memory of one host, through the staging area: rounds of put (copy in), fold (reduce the own
 // segment in rank order) and take (copy out), pipelined over the slots of the stage.
+//
+// Memory of a GPU goes the same way: put and take issue copies to its lanes and are done when a mark has passed, so
+// that as many rounds are under way as the stage has slots, in both directions of the bus. The CPU folds, in place in
+// the own slot, so the bits are those of host memory. Bound: n S / bandwidth of the bus, each way, for n ranks that
+// share it.
 #pragma once
+
+#include <deque>
 
 #include "collective/algorithm.h"
 
@@ -18,6 +25,8 @@ class Staged : public Algorithm {
   virtual void put(size_t round) = 0;
   virtual void fold(size_t) {}
   virtual void take(size_t round) = 0;
+  // Whether the round may be put now; asked in order.
+  virtual bool may_put(size_t) { return true; }
   // Members whose put this rank's take (or fold) reads; all of them unless said otherwise.
   virtual bool is_source(int) const { return true; }
 
@@ -26,8 +35,11 @@ class Staged : public Algorithm {
     return team_.stage.slot(team_.members[static_cast<size_t>(member)], n) +
            n / team_.stage.slot_count % turns_ * part_;
   }
-  void copy_in(std::byte* slot, const std::byte* src, size_t nbytes) const;
-  void copy_out(std::byte* dst, const std::byte* slot, size_t nbytes, bool streams = false) const;
+  // With operands on a GPU the copies of a put or take are issued together when it returns.
+  void copy_in(std::byte* slot, const std::byte* src, size_t nbytes);
+  void copy_out(std::byte* dst, const std::byte* slot, size_t nbytes, bool streams = false);
+  bool on_device() const { return team_.device != nullptr; }
+  size_t folded() const { return fold_; }
 
   Team team_;
   size_t rounds_;
@@ -35,13 +47,23 @@ class Staged : public Algorithm {
  private:
   bool peers_reached(std::atomic<uint64_t> Progress::*counter, size_t round) const;
   bool slot_is_free(size_t round) const;
+  void issue(Lane lane, std::deque<Mark>& marks);
+  bool land(std::deque<Mark>& marks) const;
+  void note_put();
+  void note_take();
 
   bool folds_;
   size_t part_;   // bytes of a slot that a round uses
   size_t turns_;  // such parts in a slot, used in turn
+  // Rounds begun, and done; in host memory these are the same.
+  size_t putting_ = 0;
   size_t put_ = 0;
   size_t fold_ = 0;
+  size_t taking_ = 0;
   size_t take_ = 0;
+  std::deque<Mark> puts_;   // of rounds put_ to putting_
+  std::deque<Mark> takes_;  // likewise
+  std::vector<DevicePart> parts_;
 };
 
 // A rank without a part in a job accounts for its rounds.

@@ -49,7 +49,7 @@ class TwoShot final : public Staged {
   void put(size_t round) override {
     std::byte* mine = slot(team_.me, round);
     for (int i = 0; i < team_.size(); ++i) {
-      if (i == team_.me) continue;
+      if (i == team_.me && !on_device()) continue;
       const Part p = part(round, i);
       for_each_part(job_.pieces, p.range, [&](const Piece& piece, size_t offset, size_t n, size_t position) {
         copy_in(mine + p.slot_offset + (position - p.range.begin) * item_, piece.src + offset * item_, n * item_);
@@ -59,6 +59,7 @@ class TwoShot final : public Staged {
 
   void fold(size_t round) override {
     const Part p = part(round, team_.me);
+    if (on_device()) return fold_in_slot(round, p);
     const bool publish = job_.shape != ReduceShape::kReduceScatter;
     const bool keep = job_.shape != ReduceShape::kReduce || team_.me == job_.root;
     for_each_part(job_.pieces, p.range, [&](const Piece& piece, size_t offset, size_t n, size_t position) {
@@ -74,6 +75,14 @@ class TwoShot final : public Staged {
         fold_into(kept, published, n);
       }
     });
+  }
+
+  void fold_in_slot(size_t round, const Part& p) {
+    for (int i = 0; i < team_.size(); ++i) srcs_[static_cast<size_t>(i)] = slot(i, round) + p.slot_offset;
+    void* dst = slot(team_.me, round) + p.slot_offset;
+    if (!p.range.empty()) {
+      team_.kernels->reduce(job_.reduction, srcs_.data(), srcs_.size(), &dst, 1, p.range.count());
+    }
   }
 
   void fold_into(std::byte* kept, std::byte* published, size_t n) {
@@ -98,14 +107,16 @@ class TwoShot final : public Staged {
   }
 
   void take(size_t round) override {
-    if (job_.shape == ReduceShape::kReduceScatter) return;
+    const bool scatters = job_.shape == ReduceShape::kReduceScatter;
     if (job_.shape == ReduceShape::kReduce && team_.me != job_.root) return;
     for (int i = 0; i < team_.size(); ++i) {
-      if (i == team_.me) continue;
+      // In host memory the fold has kept this rank's own part.
+      if (i == team_.me ? !on_device() : scatters) continue;
       const Part p = part(round, i);
       const std::byte* theirs = slot(i, round);
       for_each_part(job_.pieces, p.range, [&](const Piece& piece, size_t offset, size_t n, size_t position) {
-        copy_out(piece.dst + offset * item_, theirs + p.slot_offset + (position - p.range.begin) * item_, n * item_);
+        const size_t at = scatters ? position - job_.owned[me()].begin : offset;
+        copy_out(piece.dst + at * item_, theirs + p.slot_offset + (position - p.range.begin) * item_, n * item_);
       });
     }
   }

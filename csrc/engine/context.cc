@@ -1,5 +1,7 @@
 #include "engine/context.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 
 #include "base/errors.h"
@@ -16,10 +18,32 @@ constexpr int64_t kDrivenNs = 4 * kPollNs;
 // to 212 ms).
 constexpr int64_t kBulkNs = 1000000;
 constexpr int64_t kIdleNs = 250000000;  // the engine likewise: 4 wake-ups a second, about 0.01 % of a core
+// The same of lanes of a GPU: a mark is waited for by looking at it. A short nap needs a small slack of the timer,
+// whose default of 50 us comes on top.
+constexpr int64_t kDeviceNapNs = 10000;
+constexpr double kDrainS = 5.0;
 // Ranks that share cores give way this often before they sleep. Each yield lets the others of the core run once, but
 // recent kernels also take a time slice (2.8 ms) from who yields, so that one that yields on and on is put behind all
 // others for milliseconds (8 B, 8 ranks on 2 cores, p50/p99 us: 50 us of yields 27/2800, 8 yields 26/140, none 89/380).
 constexpr int kYields = 8;
+
+// Lets this thread's naps end when they should, for as long as it lives.
+class ShortNaps {
+ public:
+  explicit ShortNaps(bool wanted) {
+    if (!wanted) return;
+    slack_ns_ = ::prctl(PR_GET_TIMERSLACK);
+    if (slack_ns_ > 0) ::prctl(PR_SET_TIMERSLACK, 1000UL);
+  }
+  ~ShortNaps() {
+    if (slack_ns_ > 0) ::prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack_ns_));
+  }
+  ShortNaps(const ShortNaps&) = delete;
+  ShortNaps& operator=(const ShortNaps&) = delete;
+
+ private:
+  int slack_ns_ = 0;
+};
 }  // namespace
 
 Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
@@ -90,6 +114,7 @@ void Context::use_device(std::shared_ptr<Device> device) {
   }
   if (device_owner_ != nullptr) return;
   device_owner_ = std::move(device);
+  mappings_ = std::make_unique<DeviceMappings>(*device_owner_);
   device_.store(device_owner_.get(), std::memory_order_release);
 }
 
@@ -100,7 +125,7 @@ std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
 bool Context::must_poll() {
   const std::unique_lock lock(executor_, std::try_to_lock);
   if (!lock.owns_lock()) return true;  // somebody is at work, so there is some
-  bool must = world_->must_poll() || in_transit_.load(std::memory_order_relaxed);
+  bool must = world_->must_poll() || in_transit_.load(std::memory_order_relaxed) || !abandoned_.empty();
   for (auto& group : groups_) must |= group->must_poll();
   return must;
 }
@@ -135,6 +160,7 @@ void Context::shutdown() {
   const std::lock_guard lock(executor_);
   world_->leave();
   for (auto& group : groups_) group->leave();
+  drain_device();
 }
 
 void Context::throw_if_shut_down() const {
@@ -166,8 +192,46 @@ bool Context::progress(bool from_engine, bool* busy) {
       record_failure(world_->board(), kind_of(error), error.what());
     }
   }
+  if (device() != nullptr) watch_device();
   if (busy != nullptr) *busy = work || in_transit_.load(std::memory_order_relaxed);
   return moved;
+}
+
+// Executor lock held.
+void Context::watch_device() {
+  const auto has_passed = [&](const Abandoned& item) {
+    return std::all_of(item.marks.begin(), item.marks.end(), [&](const Mark& mark) { return device()->passed(mark); });
+  };
+  try {
+    abandoned_.erase(std::remove_if(abandoned_.begin(), abandoned_.end(), has_passed), abandoned_.end());
+  } catch (const Error&) {
+    abandoned_.clear();  // the GPU's context is broken, so nothing runs in it any more
+  }
+  device_is_busy_.store(device()->is_busy(), std::memory_order_relaxed);
+}
+
+void Context::abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations) {
+  if (algorithm == nullptr || device() == nullptr || !device()->is_busy()) return;
+  Abandoned item;
+  item.algorithm = std::move(algorithm);
+  item.operations = operations;
+  for (const OperationPtr& operation : operations) item.keeps.push_back(operation->keep);
+  try {
+    for (size_t lane = 0; lane < kLanes; ++lane) item.marks.push_back(device()->mark(static_cast<Lane>(lane)));
+  } catch (const Error&) {
+    return;  // broken, as above
+  }
+  abandoned_.push_back(std::move(item));
+}
+
+// Executor lock held. What lanes still copy to and from goes away next.
+void Context::drain_device() {
+  const Deadline deadline = Deadline::after_s(kDrainS);
+  while (device() != nullptr && !abandoned_.empty() && !deadline.passed()) {
+    watch_device();
+    relax(true);
+  }
+  if (!abandoned_.empty()) log_.warning("the GPU has not come to an end within " + std::to_string(kDrainS) + " s");
 }
 
 bool Context::wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
@@ -216,13 +280,15 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
     if (done()) return true;
     if (has_work() && progress(false)) continue;
     add(stats_.sleeps, 1);
-    const int64_t nap_ns = !polls_links ? kSleepNs : is_bulk() ? 2 * kPollNs : kPollNs;
+    const bool polls_lanes = device_is_busy_.load(std::memory_order_relaxed);
+    const int64_t nap_ns = polls_lanes ? kDeviceNapNs : !polls_links ? kSleepNs : is_bulk() ? 2 * kPollNs : kPollNs;
+    const ShortNaps exact(polls_lanes);
     const Woken woken = sleep_on(bell, seen, deadline.left_ns(nap_ns));
-    has_napped = polls_links && woken != Woken::kRung;
+    has_napped = (polls_links || polls_lanes) && woken != Woken::kRung;
     polling_since = 0;  // polls stays: who has slept once and was woken too early gives way no more, it sleeps again
     // A rank whose bell other operations keep ringing looks around as often as one that sleeps in peace.
     if (looked_ns == 0) looked_ns = now_ns();
-    const bool in_peace = woken != Woken::kRung && !polls_links;
+    const bool in_peace = woken != Woken::kRung && !polls_links && !polls_lanes;
     if (in_peace || now_ns() - looked_ns >= kSleepNs) look_around();
   }
 }
@@ -275,7 +341,9 @@ void Context::run_engine() {
         busy = false;
       }
       if (busy && !stop_.load(std::memory_order_acquire)) {
-        sleep_on(busy_bell, seen_busy, must_poll() ? kPollNs : kSleepNs);
+        const bool polls_lanes = device_is_busy_.load(std::memory_order_relaxed);
+        const ShortNaps exact(polls_lanes);
+        sleep_on(busy_bell, seen_busy, polls_lanes ? kDeviceNapNs : must_poll() ? kPollNs : kSleepNs);
         continue;
       }
     }

@@ -71,6 +71,11 @@ class Context {
   // The GPU of this rank, from the first operation on device memory on; null before. Set once.
   Device* device() const { return device_.load(std::memory_order_acquire); }
   void use_device(std::shared_ptr<Device> device);
+  std::shared_ptr<Device> shared_device() const { return device() != nullptr ? device_owner_ : nullptr; }
+  // Executor lock held.
+  DeviceMappings& device_mappings() { return *mappings_; }
+  // Executor lock held. What lanes may still work on, though nobody waits for the result.
+  void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations);
   Bell& wait_bell(int world_rank) const { return world_board_->wait_bell(world_rank); }
   Bell& engine_bell(int world_rank) const { return world_board_->engine_bell(world_rank); }
   void publish_world(const Board& board) { world_board_ = &board; }
@@ -90,6 +95,8 @@ class Context {
   bool must_poll();
   bool progress(bool from_engine, bool* busy = nullptr);
   void run_engine();
+  void watch_device();
+  void drain_device();
 
   int rank_;
   std::string hostname_;
@@ -103,6 +110,15 @@ class Context {
   Network network_;
   std::shared_ptr<Device> device_owner_;
   std::atomic<Device*> device_{nullptr};
+  std::unique_ptr<DeviceMappings> mappings_;
+  struct Abandoned {
+    std::vector<Mark> marks;
+    std::unique_ptr<Algorithm> algorithm;
+    std::vector<OperationPtr> operations;
+    std::vector<std::shared_ptr<void>> keeps;
+  };
+  std::vector<Abandoned> abandoned_;
+  std::atomic<bool> device_is_busy_{false};  // lanes ring no bell
   std::atomic<bool> in_transit_{false};
   std::atomic<int64_t> driven_ns_{0};  // when a waiting thread looked at the links last; 0 without links
   const Board* world_board_ = nullptr;

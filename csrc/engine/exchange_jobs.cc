@@ -11,7 +11,15 @@ namespace rr {
 // Output whose size only the operation knows: where the caller said, if that has just this size.
 std::byte* Group::allocate_output(Operation& operation) const {
   if (!operation.dsts.empty() && operation.dsts[0].nbytes() == operation.output_nbytes) return operation.dsts[0].data;
-  operation.output = new_output(std::max<size_t>(1, operation.output_nbytes));
+  const size_t nbytes = std::max<size_t>(1, operation.output_nbytes);
+  if (operation.arena != nullptr) {
+    operation.dsts.resize(1);
+    operation.dsts[0].dtype = DType::kUInt8;
+    operation.dsts[0].count = operation.output_nbytes;
+    return operation.dsts[0].data = operation.arena->allocate(nbytes);
+  }
+  operation.output =
+      operation.signature.place == Place::kDevice ? new_output(context_.shared_device(), nbytes) : new_output(nbytes);
   return operation.output.get();
 }
 

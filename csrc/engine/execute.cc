@@ -17,8 +17,7 @@ bool Group::progress(bool from_engine) {
   bool moved = mirror();
   if (has_failed(board_)) {
     if (pending_.load(std::memory_order_relaxed) == 0 && joining_.load(std::memory_order_relaxed) == 0) return moved;
-    active_.reset();
-    active_members_.clear();
+    drop_active();
     try {
       throw_failure(board_);
     } catch (...) {
@@ -127,7 +126,8 @@ void Group::start_entry(Entry& entry) {
 // been anything: its owner was free to write there again.
 bool Group::fail_if_memory_is_gone() {
   const Entry& entry = board_.entry(cursor_);
-  if (static_cast<Algo>(entry.algorithm) != Algo::kDirect) return false;
+  const Algo algo = static_cast<Algo>(entry.algorithm);
+  if (algo != Algo::kDirect && algo != Algo::kIpc) return false;
   std::atomic_thread_fence(std::memory_order_acquire);  // look after reading
   for (int r = 0; r < size(); ++r) {
     if (r == rank_ || !entry.participants.test(r)) continue;
@@ -143,6 +143,7 @@ bool Group::fail_if_memory_is_gone() {
 
 void Group::finish_entry() {
   Stats& stats = context_.stats();
+  const std::string failure = active_ != nullptr ? active_->failure() : "";
   active_.reset();
   if (!active_members_.empty()) {
     add(stats.buckets, 1);
@@ -151,7 +152,11 @@ void Group::finish_entry() {
   {
     const std::lock_guard lock(mutex_);
     for (const OperationPtr& operation : active_members_) {
-      succeed(*operation);
+      if (failure.empty()) {
+        succeed(*operation);
+      } else {
+        fail(*operation, std::make_exception_ptr(InternalError(failure + " " + where(*operation))));
+      }
       logged_.erase(operation->ticket.cell);
     }
   }

@@ -68,15 +68,17 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
       hosts_(hosts_of(context, world_ranks_, rank_)),
       // the world's own board holds the bells, so it must be known before they are looked up
       bells_((id == 0 ? context.publish_world(board_) : void(), bells_of(context, world_ranks_))),
-      ledger_(board_, rank_, world_ranks_, hosts_, bells_, algo_from(context.settings().algorithm),
-              context.settings().fusion_threshold,
-              [this] {
-                throw_if_failed();
-                context_.watch_peers();
-                fail_if_peers_died();
-                fail_if_silent();
-                throw_if_failed();
-              }),
+      ledger_(
+          board_, rank_, world_ranks_, hosts_, bells_, algo_from(context.settings().algorithm),
+          context.settings().fusion_threshold,
+          [this] {
+            throw_if_failed();
+            context_.watch_peers();
+            fail_if_peers_died();
+            fail_if_silent();
+            throw_if_failed();
+          },
+          context.settings().cuda_road),
       links_(links_of(context, board_, world_ranks_, hosts_, rank_, id, 0, bells_)),
       point_to_point_(links_of(context, board_, world_ranks_, hosts_, rank_, id, 1, bells_)),
       eager_writer_(context.settings().staging),
@@ -91,7 +93,14 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
   for (Bell* bell : bells_.wait) ring(*bell);
 }
 
-Group::~Group() = default;
+Group::~Group() {
+  if (pinned_stage_ == nullptr) return;
+  try {
+    context_.device()->unpin(pinned_stage_);
+  } catch (const Error& error) {
+    context_.log().warning(here() + "] " + error.what());
+  }
+}
 
 std::unique_ptr<Mirror> Group::make_mirror() {
   std::vector<std::unique_ptr<Link>> control;
@@ -100,9 +109,9 @@ std::unique_ptr<Mirror> Group::make_mirror() {
     control.push_back(host == hosts_.mine ? nullptr : remote_link(context_, id_, kControl, peer));
   }
   const auto make_ledger = [this](int rank) {
-    return std::make_unique<Ledger>(board_, rank, world_ranks_, hosts_, bells_,
-                                    algo_from(context_.settings().algorithm), context_.settings().fusion_threshold,
-                                    [this] { throw_if_failed(); });
+    return std::make_unique<Ledger>(
+        board_, rank, world_ranks_, hosts_, bells_, algo_from(context_.settings().algorithm),
+        context_.settings().fusion_threshold, [this] { throw_if_failed(); }, context_.settings().cuda_road);
   };
   return std::make_unique<Mirror>(board_, hosts_, ledger_, make_ledger, std::move(control));
 }
@@ -176,8 +185,7 @@ std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registe
 void Group::retire() {
   {
     const std::lock_guard lock(mutex_);
-    active_.reset();
-    active_members_.clear();
+    drop_active();
     fail_everything(std::make_exception_ptr(
         ShutdownError(here() + "] the process set was removed while this operation was pending")));
     ring(*bells_.wait[static_cast<size_t>(rank_)]);
@@ -205,8 +213,7 @@ void Group::leave() {
   depart(Attendance::kShutDown);
   ledger_.ring_all();  // its full fence: whoever reads what is written to registered memory from here on sees the above
   const std::lock_guard lock(mutex_);
-  active_.reset();
-  active_members_.clear();
+  drop_active();
   std::exception_ptr error;
   try {
     context_.throw_if_shut_down();

@@ -84,6 +84,7 @@ class Group {
   // requests.cc
   Signature sign(const Request& request) const;
   void check_request(const Request& request) const;
+  void show_device_operands(Operation& operation) const;
   // submit.cc
   void note_thread(std::unique_lock<std::mutex>& lock);
   bool state_named(const OperationPtr& operation, const void* payload, size_t nbytes);
@@ -133,7 +134,16 @@ class Group {
                                                  const Hosts& hosts, size_t& rounds);
   std::unique_ptr<Algorithm> build_pull(Entry& entry, Operation& operation, Team team);
   std::byte* mapped(const Operation& operation, int rank, const MemoryRef& ref) const;
-  std::unique_ptr<Algorithm> build_reduce(Operation& operation, Team team, size_t& rounds) const;
+  std::vector<ReduceJob> allreduce_jobs(const std::vector<OperationPtr>& members) const;
+  ReduceJob reduce_job(const Operation& operation) const;
+  std::unique_ptr<Algorithm> two_shots(Team team, std::vector<ReduceJob> jobs);
+  // device_jobs.cc
+  void pin_stage(Team& team);
+  std::unique_ptr<Algorithm> build_ipc(const std::vector<OperationPtr>& members, const Team& team, size_t& rounds);
+  std::unique_ptr<Algorithm> build_in_host_memory(const std::vector<OperationPtr>& members, const Team& team,
+                                                  size_t& rounds);
+  void note_road(const Entry& entry);
+  void drop_active();
   // exchange_jobs.cc
   ExchangeJob exchange_job(Operation& operation) const;
   std::byte* allocate_output(Operation& operation) const;
@@ -189,6 +199,9 @@ class Group {
   bool many_threads_ = false;
 
   // executor lock
+  std::byte* pinned_stage_ = nullptr;
+  std::unique_ptr<PinnedArena> arena_;
+  std::vector<Algo> noted_roads_;
   StageWriter writer_;
   std::unique_ptr<Algorithm> active_;
   std::vector<OperationPtr> active_members_;

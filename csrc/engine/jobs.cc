@@ -60,6 +60,20 @@ std::unique_ptr<Algorithm> Group::build(Entry& entry, const std::vector<Operatio
 std::unique_ptr<Algorithm> Group::build_part(Entry& entry, const std::vector<OperationPtr>& members, Team team,
                                              size_t& rounds) {
   Operation& first = *members.front();
+  if (first.signature.place == Place::kDevice) {
+    note_road(entry);
+    switch (static_cast<Algo>(entry.algorithm)) {
+      case Algo::kIpc:
+        return build_ipc(members, team, rounds);
+      case Algo::kPinned:
+        add(context_.stats().cuda_staged, 1);
+        if (hosts_.several()) return build_in_host_memory(members, team, rounds);
+        pin_stage(team);
+        break;
+      default:
+        throw InternalError(where(first) + ": no such road yet: " + rr::name(static_cast<Algo>(entry.algorithm)));
+    }
+  }
   if (static_cast<Algo>(entry.algorithm) == Algo::kHierarchical) {
     add(context_.stats().hierarchical, 1);
     return build_across_hosts(members, team, hosts_.narrowed(team.members), rounds);
@@ -68,8 +82,11 @@ std::unique_ptr<Algorithm> Group::build_part(Entry& entry, const std::vector<Ope
   if (static_cast<Algo>(entry.algorithm) == Algo::kDirect) return build_pull(entry, first, std::move(team));
   switch (first.kind) {
     case Kind::kReduce:
-    case Kind::kReduceScatter:
-      return build_reduce(first, std::move(team), rounds);
+    case Kind::kReduceScatter: {
+      ReduceJob job = reduce_job(first);
+      rounds = rounds_of(job, team.stage, team.size());
+      return two_shot(std::move(team), std::move(job));
+    }
     case Kind::kBroadcast:
       if (static_cast<Algo>(entry.algorithm) == Algo::kTree) {
         add(context_.stats().tree, 1);
@@ -107,25 +124,48 @@ std::unique_ptr<Algorithm> Group::build_allreduce(Entry& entry, const std::vecto
     }
     return direct(std::move(team), {board_.claims(cursor_), &entry.completed}, std::move(job));
   }
-  std::vector<std::unique_ptr<Algorithm>> parts;
-  for (auto& [dtype, pieces] : pieces_by_dtype(members)) {
-    Reduction one = reduction;
-    one.dtype = dtype;
-    team.first_round = rounds_base_ + rounds;
-    const bool linked = algo == Algo::kRing || algo == Algo::kRecursiveDoubling;
-    if (linked && foldable_in_place(one)) {
+  std::vector<ReduceJob> jobs = allreduce_jobs(members);
+  if (algo == Algo::kRing || algo == Algo::kRecursiveDoubling) {
+    std::vector<std::unique_ptr<Algorithm>> parts;
+    for (ReduceJob& job : jobs) {
+      team.first_round = rounds_base_ + rounds;
+      if (!foldable_in_place(job.reduction)) {
+        rounds += rounds_of(job, team.stage, team.size());
+        parts.push_back(two_shots(team, {std::move(job)}));
+        continue;
+      }
       const bool is_ring = algo == Algo::kRing;
       add(is_ring ? stats.ring : stats.recursive_doubling, 1);
-      parts.push_back(is_ring ? ring(team, std::move(pieces), one) : recursive_doubling(team, std::move(pieces), one));
-      continue;
+      parts.push_back(is_ring ? ring(team, std::move(job.pieces), job.reduction)
+                              : recursive_doubling(team, std::move(job.pieces), job.reduction));
     }
-    add(stats.two_shot, 1);
+    return parts.size() == 1 ? std::move(parts.front()) : sequence(std::move(parts));
+  }
+  for (const ReduceJob& job : jobs) rounds += rounds_of(job, team.stage, team.size());
+  return two_shots(std::move(team), std::move(jobs));
+}
+
+// One for each dtype.
+std::vector<ReduceJob> Group::allreduce_jobs(const std::vector<OperationPtr>& members) const {
+  std::vector<ReduceJob> jobs;
+  for (auto& [dtype, pieces] : pieces_by_dtype(members)) {
     ReduceJob job;
-    job.reduction = one;
+    job.reduction = reduction_of(members.front()->signature, size());
+    job.reduction.dtype = dtype;
     job.element_count = total_count(pieces);
     job.pieces = std::move(pieces);
-    rounds += rounds_of(job, team.stage, team.size());
+    jobs.push_back(std::move(job));
+  }
+  return jobs;
+}
+
+std::unique_ptr<Algorithm> Group::two_shots(Team team, std::vector<ReduceJob> jobs) {
+  std::vector<std::unique_ptr<Algorithm>> parts;
+  for (ReduceJob& job : jobs) {
+    add(context_.stats().two_shot, 1);
+    const size_t rounds = rounds_of(job, team.stage, team.size());
     parts.push_back(two_shot(team, std::move(job)));
+    team.first_round += rounds;
   }
   return parts.size() == 1 ? std::move(parts.front()) : sequence(std::move(parts));
 }
@@ -156,7 +196,7 @@ std::unique_ptr<Algorithm> Group::build_pull(Entry& entry, Operation& operation,
   return pull(std::move(team), {board_.claims(cursor_), &entry.completed}, std::move(job));
 }
 
-std::unique_ptr<Algorithm> Group::build_reduce(Operation& operation, Team team, size_t& rounds) const {
+ReduceJob Group::reduce_job(const Operation& operation) const {
   const Signature& s = operation.signature;
   ReduceJob job;
   job.reduction = reduction_of(s, size());
@@ -173,8 +213,7 @@ std::unique_ptr<Algorithm> Group::build_reduce(Operation& operation, Team team, 
       job.owned.push_back({rows.begin * row, rows.end * row});
     }
   }
-  rounds = rounds_of(job, team.stage, team.size());
-  return two_shot(std::move(team), std::move(job));
+  return job;
 }
 
 }  // namespace rr

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/ipc.h"
 #include "cuda/device.h"
 #include "group/ledger.h"
 
@@ -19,13 +20,40 @@ namespace rr {
 
 // Memory that an operation allocates for its result. Aligned to a cache line, as frameworks want their tensors.
 struct FreeOutput {
-  void operator()(std::byte* memory) const { ::operator delete[](memory, kAlignment); }
+  std::shared_ptr<Device> device;  // whose memory it is; null: host memory
+  void operator()(std::byte* memory) const {
+    device != nullptr ? device->release(memory) : ::operator delete[](memory, kAlignment);
+  }
   static constexpr std::align_val_t kAlignment{64};
 };
 using Output = std::unique_ptr<std::byte[], FreeOutput>;
 inline Output new_output(size_t nbytes) {
   return Output(static_cast<std::byte*>(::operator new[](nbytes, FreeOutput::kAlignment)));
 }
+inline Output new_output(std::shared_ptr<Device> device, size_t nbytes) {
+  std::byte* const memory = device->allocate(nbytes);
+  return Output(memory, FreeOutput{std::move(device)});
+}
+
+// Host memory that is pinned, for the operations of a group one after the other. Grows to what the largest needed.
+class PinnedArena {
+ public:
+  explicit PinnedArena(Device& device) : device_(device) {}
+  ~PinnedArena();
+  PinnedArena(const PinnedArena&) = delete;
+  PinnedArena& operator=(const PinnedArena&) = delete;
+  std::byte* allocate(size_t nbytes);  // until clear()
+  void clear();
+
+ private:
+  struct Block {
+    Output memory;
+    size_t nbytes = 0;
+    size_t used = 0;
+  };
+  Device& device_;
+  std::vector<Block> blocks_;
+};
 
 // A C-contiguous tensor of this process, in host memory or on its GPU.
 struct TensorView {
@@ -100,6 +128,10 @@ struct Operation {
   Output output;
   size_t output_nbytes = 0;
   std::vector<uint64_t> counts;  // first dimensions by rank
+
+  // On a GPU: inputs and outputs, if other processes could map them.
+  std::vector<DeviceOperand> operands;
+  PinnedArena* arena = nullptr;  // of a stand-in in host memory, whose output comes from there
 
   std::shared_ptr<void> keep;
 };

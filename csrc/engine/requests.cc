@@ -3,9 +3,21 @@
 #include <algorithm>
 
 #include "base/errors.h"
+#include "engine/context.h"
 #include "engine/group.h"
 
 namespace rr {
+
+namespace {
+
+Place place_of(const Request& request) {
+  const TensorView* first = !request.srcs.empty()   ? &request.srcs[0]
+                            : !request.dsts.empty() ? &request.dsts[0]
+                                                    : nullptr;
+  return first != nullptr ? first->place : Place::kHost;
+}
+
+}  // namespace
 
 Signature Group::sign(const Request& request) const {
   const TensorView* shown =
@@ -13,6 +25,7 @@ Signature Group::sign(const Request& request) const {
   // What must agree for a broadcast or scatter is what every rank receives.
   if (request.kind == Kind::kScatter || request.kind == Kind::kBroadcast) shown = &request.dsts[0];
   Signature s;
+  s.place = place_of(request);
   s.kind = request.kind;
   s.op = request.op;
   s.root = request.root;
@@ -42,7 +55,33 @@ Signature Group::sign(const Request& request) const {
   return s;
 }
 
+// What the other ranks decide by and, if the operands can be mapped, where they are.
+void Group::show_device_operands(Operation& operation) const {
+  Device& device = *context_.device();
+  Signature& signature = operation.signature;
+  signature.src = {gpu_key(device.id()), 0, 0, 0};
+  const std::string& road = context_.settings().cuda_road;
+  if (hosts_.several() || (road != "auto" && road != "ipc")) return;
+  bool exported = true;
+  const auto show = [&](const TensorView& tensor) {
+    operation.operands.push_back(device_operand(device, tensor.data, tensor.nbytes()));
+    exported &= tensor.count == 0 || operation.operands.back().memory.uid != 0;
+  };
+  for (const TensorView& tensor : operation.srcs) show(tensor);
+  for (const TensorView& tensor : operation.dsts) show(tensor);
+  if (exported) signature.can = static_cast<uint8_t>(signature.can | kCanExport);
+}
+
 void Group::check_request(const Request& request) const {
+  const Place place = place_of(request);
+  for (const auto* tensors : {&request.srcs, &request.dsts}) {
+    for (const TensorView& tensor : *tensors) {
+      if (tensor.place != place) throw InternalError("Tensors in list must be on same device.");
+    }
+  }
+  if (place == Place::kDevice && context_.device() == nullptr) {
+    throw UnavailableError(std::string(name(request.kind)) + " of GPU memory, but this rank works on no GPU yet");
+  }
   if (request.kind == Kind::kAllreduce || request.kind == Kind::kReduceScatter || request.kind == Kind::kReduce) {
     if (request.srcs.empty() || request.srcs.size() != request.dsts.size()) {
       throw InvalidArgumentError(std::string(name(request.kind)) +

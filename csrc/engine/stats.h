@@ -21,6 +21,10 @@ namespace rr {
   X(recursive_doubling)                                                              \
   X(tree)                                                                            \
   X(hierarchical)                                                                    \
+  X(cuda_ipc) /* log entries on GPUs by road */                                      \
+  X(cuda_nccl)                                                                       \
+  X(cuda_mpi)                                                                        \
+  X(cuda_staged)                                                                     \
   X(sleeps) /* times a thread here went to sleep in a wait */
 
 struct Stats {

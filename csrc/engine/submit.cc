@@ -148,7 +148,9 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   const size_t nbytes = static_cast<size_t>(signature.nbytes);
   operation->quick = ledger_.is_quick(signature, request.name != nullptr);
   const bool eager = operation->quick && nbytes > board_.inline_nbytes();
-  if (!operation->quick && can_be_direct(request.kind) && signature.tensors == 1 && !request.srcs.empty()) {
+  if (signature.place == Place::kDevice) {
+    show_device_operands(*operation);
+  } else if (!operation->quick && can_be_direct(request.kind) && signature.tensors == 1 && !request.srcs.empty()) {
     const auto find = [&](const TensorView& tensor) { return context_.segments().find(tensor.data, tensor.nbytes()); };
     signature.src = find(request.srcs[0]);
     if (request.kind == Kind::kAllreduce) {

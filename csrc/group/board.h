@@ -71,6 +71,7 @@ struct Header {
   alignas(64) std::atomic<uint32_t> failed;  // 0 no, 1 being written, 2 yes
   std::atomic<uint32_t> joined_count;
   std::atomic<uint64_t> join_epoch;  // finished joins
+  std::atomic<uint32_t> unmappable;  // 1 once a GPU has been refused the memory of another one
   std::atomic<uint32_t> frozen;      // several hosts: nobody unblocks until they know whether all ranks are stuck
   alignas(64) SharedLock lock;       // guards everything below, the name table, append marks, open entries
   std::atomic<uint64_t> log_tail;    // entries ever opened

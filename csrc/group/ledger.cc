@@ -1,5 +1,6 @@
 #include "group/ledger.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/errors.h"
@@ -11,7 +12,7 @@ bool can_do_without_joined(Kind kind) { return kind == Kind::kAllreduce || kind 
 }  // namespace
 
 Ledger::Ledger(const Board& board, int rank, const std::vector<int>& world_ranks, const Hosts& hosts, Bells bells,
-               Algo forced, size_t fusion_threshold, std::function<void()> give_up)
+               Algo forced, size_t fusion_threshold, std::function<void()> give_up, std::string cuda_road)
     : board_(board),
       rank_(rank),
       world_ranks_(world_ranks),
@@ -20,6 +21,7 @@ Ledger::Ledger(const Board& board, int rank, const std::vector<int>& world_ranks
       forced_(forced),
       threshold_(fusion_threshold),
       give_up_(std::move(give_up)),
+      cuda_road_(std::move(cuda_road)),
       names_(board) {}
 
 void Ledger::write_cell(Ticket ticket, const Signature& signature, const void* payload, size_t nbytes) {
@@ -81,7 +83,44 @@ bool Ledger::feasible(Ticket ticket, const RankMask& participants) const {
       return false;
     }
   }
-  return everybody || can_do_without_joined(board_.signature(ticket.cell, first).kind);
+  const Signature& stated = board_.signature(ticket.cell, first);
+  if (!everybody && !can_do_without_joined(stated.kind)) return false;
+  return stated.place == Place::kHost || cuda_road_ == "auto" ||
+         select_road(cuda_road_, device_team(ticket, participants)).algorithm != Algo::kAuto;
+}
+
+// A function of the cells: whether mappings have been refused meanwhile is left out.
+DeviceTeam Ledger::device_team(Ticket ticket, const RankMask& participants) const {
+  DeviceTeam team;
+  std::vector<uint64_t> gpus;
+  uint8_t all_can = 0xFF;
+  for (int r = 0; r < board_.size(); ++r) {
+    if (!participants.test(r)) continue;
+    const Signature& stated = board_.signature(ticket.cell, r);
+    ++team.ranks;
+    all_can = static_cast<uint8_t>(all_can & stated.can);
+    if (std::find(gpus.begin(), gpus.end(), stated.src.uid) == gpus.end()) gpus.push_back(stated.src.uid);
+  }
+  team.gpus = gpus.size();
+  team.is_whole_group = team.ranks == static_cast<size_t>(board_.size());
+  team.several_hosts = hosts_.several();
+  team.exported = (all_can & kCanExport) != 0;
+  team.nccl = (all_can & kCanNccl) != 0;
+  team.mpi = (all_can & kCanMpi) != 0;
+  return team;
+}
+
+Road Ledger::road_of(const Entry& entry) const {
+  DeviceTeam all = device_team({entry.member[0].cell, entry.member[0].tag}, entry.participants);
+  for (uint32_t i = 1; i < entry.members; ++i) {
+    const DeviceTeam one = device_team({entry.member[i].cell, entry.member[i].tag}, entry.participants);
+    all.exported &= one.exported;
+    all.nccl &= one.nccl;
+    all.mpi &= one.mpi;
+  }
+  // A forced road whose mapping is refused fails when it is taken.
+  all.is_mappable = cuda_road_ != "auto" || board_.header().unmappable.load(std::memory_order_relaxed) == 0;
+  return select_road(cuda_road_, all);
 }
 
 std::string Ledger::mismatch(Ticket ticket, const RankMask& participants) const {
@@ -94,8 +133,13 @@ std::string Ledger::mismatch(Ticket ticket, const RankMask& participants) const 
   }
   const std::string text = describe_mismatch(statements, ranks);
   const Kind kind = statements.front().kind;
-  if (!text.empty() || statements.size() == static_cast<size_t>(board_.size())) return text;
-  if (can_do_without_joined(kind)) return "";
+  if (!text.empty()) return text;
+  if (statements.size() == static_cast<size_t>(board_.size()) || can_do_without_joined(kind)) {
+    return statements.front().place == Place::kHost
+               ? ""
+               : "the forced road cannot be taken: " +
+                     select_road(cuda_road_, device_team(ticket, participants)).reason;
+  }
   std::string what = name(kind);
   what[0] = static_cast<char>(what[0] - 'a' + 'A');
   return what + " is not supported with Join at this time.";
@@ -120,6 +164,7 @@ int Ledger::first_of(const RankMask& participants) const {
 bool Ledger::registered(Ticket ticket, const RankMask& participants) const {
   if (hosts_.several()) return false;
   const Signature& one = board_.signature(ticket.cell, first_of(participants));
+  if (one.place == Place::kDevice) return false;
   for (int r = 0; r < board_.size(); ++r) {
     if (!participants.test(r)) continue;
     const Signature& other = board_.signature(ticket.cell, r);
@@ -156,9 +201,9 @@ bool Ledger::fusible(const Entry& entry, const Signature& one, const RankMask& p
   if (entry.members == kEntryMembers || one.kind != Kind::kAllreduce) return false;
   const Signature& first = board_.signature(entry.member[0].cell, first_of(entry.participants));
   return first.kind == one.kind && first.dtype == one.dtype && first.op == one.op && first.prescale == one.prescale &&
-         first.postscale == one.postscale && first.wire == one.wire && (entry.registered != 0) == registered &&
-         entry.participants == participants && first.tensors == 1 && one.tensors == 1 &&
-         entry.nbytes + one.nbytes <= threshold_;
+         first.postscale == one.postscale && first.wire == one.wire && first.place == one.place &&
+         (entry.registered != 0) == registered && entry.participants == participants && first.tensors == 1 &&
+         one.tensors == 1 && entry.nbytes + one.nbytes <= threshold_;
 }
 
 bool Ledger::append_locked(Ticket ticket, const RankMask& participants) {
@@ -212,9 +257,10 @@ void Ledger::close_locked(Entry& entry) const {
   const Reduction reduction = reduction_of(one, board_.size());
   const bool is_allreduce = one.kind == Kind::kAllreduce;
   const bool is_registered = entry.registered != 0;
-  const Algo algo = hosts_.several() ? select_across_hosts(forced_, is_allreduce ? &reduction : nullptr)
-                    : is_allreduce   ? select_allreduce(forced_, reduction, is_registered)
-                                     : select_movement(forced_, one.kind == Kind::kBroadcast, is_registered);
+  const Algo algo = one.place == Place::kDevice ? road_of(entry).algorithm
+                    : hosts_.several()          ? select_across_hosts(forced_, is_allreduce ? &reduction : nullptr)
+                    : is_allreduce              ? select_allreduce(forced_, reduction, is_registered)
+                                                : select_movement(forced_, one.kind == Kind::kBroadcast, is_registered);
   entry.algorithm = static_cast<uint32_t>(algo);
   entry.closed.store(1, std::memory_order_release);
 }
@@ -253,7 +299,7 @@ void Ledger::note_consumed_named(Ticket ticket) const {
 }
 
 bool Ledger::is_quick(const Signature& signature, bool is_named) const {
-  if (signature.tensors > 1) return false;
+  if (signature.tensors > 1 || signature.place == Place::kDevice) return false;
   if (signature.kind == Kind::kBarrier) return true;
   if (signature.kind != Kind::kAllreduce && signature.kind != Kind::kBroadcast) return false;
   return signature.nbytes <= (is_named ? board_.inline_nbytes() : board_.header().eager_nbytes.load());

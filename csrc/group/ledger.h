@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/select.h"
+#include "collective/roads.h"
 #include "group/board.h"
 #include "group/failure.h"
 #include "group/hosts.h"
@@ -43,7 +43,7 @@ class Ledger {
   // world_ranks: by group rank, for messages. hosts: on several, only the first host's ranks append, in its log, which
   // the others repeat.
   Ledger(const Board& board, int rank, const std::vector<int>& world_ranks, const Hosts& hosts, Bells bells,
-         Algo forced, size_t fusion_threshold, std::function<void()> give_up);
+         Algo forced, size_t fusion_threshold, std::function<void()> give_up, std::string cuda_road = "auto");
 
   // Writes this rank's statement. The caller makes sure that the cell is free (named: by waiting for the previous
   // generation, unnamed: by the peers' watermarks).
@@ -72,6 +72,8 @@ class Ledger {
   bool repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants);
   // What a rank has stated last under a name, as stored in the table; tag 0 if nothing.
   Ticket latest_named(const std::string& stored_name, int rank);
+  // How a bucket on GPUs travels, and why. The group's lock is held, or the entry is closed.
+  Road road_of(const Entry& entry) const;
   // Closes an open entry and writes the algorithm that every rank will run. No effect on a closed one.
   void close(Entry& entry);
 
@@ -145,6 +147,7 @@ class Ledger {
   bool append_locked(Ticket ticket, const RankMask& participants);
   bool fusible(const Entry& entry, const Signature& one, const RankMask& participants, bool registered) const;
   bool registered(Ticket ticket, const RankMask& participants) const;
+  DeviceTeam device_team(Ticket ticket, const RankMask& participants) const;
   Entry* open_entry();
   bool is_anyone_here(const RankMask& participants) const;
   void announce(Ticket ticket, bool is_consumed) const;
@@ -160,6 +163,7 @@ class Ledger {
   Algo forced_;
   size_t threshold_;
   std::function<void()> give_up_;
+  std::string cuda_road_;
   Names names_;
 };
 

@@ -90,6 +90,11 @@ std::string differ(const Signature& a, const Signature& b) {
     return "Mismatched " + kind + " root ranks: One rank specified root rank " + std::to_string(a.root) +
            ", but another rank specified root rank " + std::to_string(b.root) + ".";
   }
+  if (a.place != b.place) {
+    const auto device = [](const Signature& s) { return s.place == Place::kDevice ? "GPU" : "CPU"; };
+    return "Mismatched " + kind + " CPU/GPU device selection: One rank specified device " + device(a) +
+           ", but another rank specified device " + device(b) + ".";
+  }
   if (is_ragged(a.kind)) {
     if (a.ndim != b.ndim) {
       return "Mismatched " + kind + " tensor shapes: One rank sent a tensor of rank " + std::to_string(a.ndim) +
@@ -115,12 +120,19 @@ uint64_t digest(const Signature& s) {
                    static_cast<uint64_t>(s.op) << 16 | static_cast<uint64_t>(s.ndim) << 24 |
                    static_cast<uint64_t>(static_cast<uint32_t>(s.root)) << 32;
   state = mix(0x243F6A8885A308D3ull, state);
-  state = mix(state, s.tensors | static_cast<uint64_t>(s.wire) << 32);
+  state = mix(state, s.tensors | static_cast<uint64_t>(s.wire) << 32 | static_cast<uint64_t>(s.place) << 40);
   state = mix(state, bits(s.prescale));
   state = mix(state, bits(s.postscale));
   for (size_t i = is_ragged(s.kind) ? 1 : 0; i < s.ndim && i < kDims; ++i) state = mix(state, s.dims[i]);
   if (s.tensors > 1) state = mix(state, s.dims[0]);
   return state;
+}
+
+uint64_t gpu_key(const DeviceId& id) {
+  uint64_t words[2];
+  static_assert(sizeof words == sizeof id.uuid);
+  std::memcpy(words, id.uuid.data(), sizeof words);
+  return mix(mix(0x243F6A8885A308D3ull, words[0]), words[1]) | 1;
 }
 
 std::string describe_mismatch(const std::vector<Signature>& statements, const std::vector<int>& ranks) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/device.h"
 #include "data/reduction.h"
 #include "os/segments.h"
 
@@ -34,6 +35,12 @@ const char* name(Kind kind);
 
 inline constexpr size_t kDims = 5;
 
+enum DeviceCan : uint8_t {
+  kCanExport = 1,  // other processes can map all operands
+  kCanNccl = 2,
+  kCanMpi = 4,  // MPI takes their addresses
+};
+
 // Plain data, written by one rank into shared memory and read by the others.
 struct Signature {
   Kind kind = Kind::kBarrier;
@@ -44,15 +51,19 @@ struct Signature {
   uint32_t tensors = 1;  // of a grouped operation
   uint8_t is_async = 0;  // not compared: wakes this rank's engine
   Wire wire = Wire::kNone;
-  uint16_t unused = 0;  // so that equal signatures are equal bytes
+  Place place = Place::kHost;
+  uint8_t can = 0;  // not compared: what the operands on this rank's GPU allow, a set of DeviceCan
   double prescale = 1.0;
   double postscale = 1.0;
   uint64_t nbytes = 0;        // this rank's input
   uint64_t dims[kDims] = {};  // with more, the last is a hash of the rest; grouped: hash of all shapes
-  MemoryRef src;
+  MemoryRef src;              // on a GPU: uid is gpu_key() of it
   MemoryRef dst;
 };
 static_assert(sizeof(Signature) == 128);
+
+// Equal for the same GPU; not 0.
+uint64_t gpu_key(const DeviceId& id);
 
 // What an all-reduce over so many ranks computes.
 inline Reduction reduction_of(const Signature& s, int size) { return {s.dtype, s.op, s.prescale, s.postscale, size}; }

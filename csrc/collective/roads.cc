@@ -1,0 +1,54 @@
+#include "collective/roads.h"
+
+namespace rr {
+namespace {
+
+// Why a road cannot be taken; "": it can.
+std::string obstacle(Algo road, const DeviceTeam& team) {
+  switch (road) {
+    case Algo::kIpc:
+      if (team.several_hosts) return "the ranks are on several hosts";
+      if (!team.exported) return "some rank's memory cannot be exported to other processes";
+      return team.is_mappable ? "" : "a GPU cannot map the memory of another one";
+    case Algo::kNccl:
+      if (!team.nccl) return "not every rank has NCCL";
+      if (team.gpus < team.ranks) return "NCCL takes one rank a GPU, and some share one";
+      return team.is_whole_group ? "" : "some ranks have joined";
+    case Algo::kMpi:
+      if (!team.mpi) return "not every rank's MPI takes addresses of GPU memory";
+      return team.is_whole_group ? "" : "some ranks have joined";
+    default:
+      return "";
+  }
+}
+
+const char* praise(Algo road) {
+  switch (road) {
+    case Algo::kIpc:
+      return "the ranks share a host and map each other's memory";
+    case Algo::kNccl:
+      return "every rank has a GPU of its own and NCCL";
+    case Algo::kMpi:
+      return "every rank's MPI takes addresses of GPU memory";
+    default:
+      return "pinned host memory";
+  }
+}
+
+}  // namespace
+
+Road select_road(const std::string& forced, const DeviceTeam& team) {
+  constexpr Algo kRoads[] = {Algo::kIpc, Algo::kNccl, Algo::kMpi, Algo::kPinned};
+  std::string obstacles;
+  for (const Algo road : kRoads) {
+    const bool is_auto = forced == "auto";
+    if (!is_auto && forced != road_name(road)) continue;
+    const std::string why = obstacle(road, team);
+    if (!why.empty() && !is_auto) return {Algo::kAuto, "RINGREDUCE_CUDA_ROAD=" + forced + ": " + why};
+    if (why.empty()) return {road, is_auto ? praise(road) + obstacles : "RINGREDUCE_CUDA_ROAD=" + forced};
+    obstacles += std::string("; not ") + road_name(road) + ": " + why;
+  }
+  return {Algo::kAuto, "no road is called '" + forced + "'"};
+}
+
+}  // namespace rr

@@ -1,0 +1,32 @@
+// The road of an operation on GPUs: how its bytes get from one to another. A static rule of what all ranks that take
+// part have stated, so that every rank, and every host, comes to the same road.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "collective/select.h"
+
+namespace rr {
+
+// What the participants of an operation can do together.
+struct DeviceTeam {
+  size_t ranks = 0;
+  size_t gpus = 0;             // different ones
+  bool is_whole_group = true;  // nobody has joined
+  bool several_hosts = false;
+  bool exported = false;    // every operand can be mapped by other processes
+  bool is_mappable = true;  // nobody has been refused a mapping in this group so far
+  bool nccl = false;        // every rank has it
+  bool mpi = false;         // every rank's MPI takes GPU addresses
+};
+
+struct Road {
+  Algo algorithm = Algo::kAuto;  // kAuto: the forced road cannot be taken
+  std::string reason;
+};
+
+// forced: a value of RINGREDUCE_CUDA_ROAD.
+Road select_road(const std::string& forced, const DeviceTeam& team);
+
+}  // namespace rr
