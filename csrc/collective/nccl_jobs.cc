@@ -75,12 +75,12 @@ NcclJob nccl_allreduce(const std::vector<std::pair<Reduction, std::vector<Piece>
     scratch_nbytes = round_up(scratch_nbytes + one.count * item, kScratchAlign);
     packed.push_back(one);
   }
-  std::byte* const memory = scratch_nbytes == 0 ? nullptr : scratch(scratch_nbytes);
+  if (scratch_nbytes != 0) job.scratch = scratch(scratch_nbytes);
   for (size_t p = 0; p < parts.size(); ++p) {
     const auto& [reduction, pieces] = parts[p];
     NcclJob::Move in = {reduction.dtype, {}};
     NcclJob::Move out = {reduction.dtype, {}};
-    std::byte* const begin = packed[p].count == 0 ? nullptr : memory + packed[p].begin;
+    std::byte* const begin = packed[p].count == 0 ? nullptr : job.scratch.get() + packed[p].begin;
     std::byte* next = begin;
     for (const Piece& piece : pieces) {
       if (piece.count == 0) continue;
@@ -108,9 +108,8 @@ NcclJob nccl_reduce(const ReduceJob& job, int me) {
     plan.calls.push_back(reduces(NcclCall::Kind::kReduce, piece.src, piece.dst, piece.count, job.reduction, job.root));
     return plan;
   }
-  const auto length = [](const Range& range) { return range.end - range.begin; };
-  const size_t first = length(job.owned.front());
-  const bool even = std::all_of(job.owned.begin(), job.owned.end(), [&](const Range& r) { return length(r) == first; });
+  const size_t first = job.owned.front().count();
+  const bool even = std::all_of(job.owned.begin(), job.owned.end(), [&](const Range& r) { return r.count() == first; });
   if (even) {
     if (first == 0) return plan;
     plan.calls.push_back(reduces(NcclCall::Kind::kReduceScatter, piece.src, piece.dst, first, job.reduction));
@@ -119,9 +118,9 @@ NcclJob nccl_reduce(const ReduceJob& job, int me) {
   const size_t item = itemsize(job.reduction.dtype);
   for (size_t r = 0; r < job.owned.size(); ++r) {
     const Range& range = job.owned[r];
-    if (length(range) == 0) continue;
+    if (range.empty()) continue;
     std::byte* const dst = static_cast<int>(r) == me ? piece.dst : nullptr;
-    plan.calls.push_back(reduces(NcclCall::Kind::kReduce, piece.src + range.begin * item, dst, length(range),
+    plan.calls.push_back(reduces(NcclCall::Kind::kReduce, piece.src + range.begin * item, dst, range.count(),
                                  job.reduction, static_cast<int>(r)));
   }
   return plan;

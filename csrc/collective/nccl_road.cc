@@ -25,19 +25,23 @@ bool is_scaled(const Reduction& reduction) {
 
 class NcclRoad final : public Algorithm {
  public:
-  NcclRoad(NcclTeams& teams, Team team, NcclJob job) : teams_(teams), team_(std::move(team)), job_(std::move(job)) {}
+  NcclRoad(std::shared_ptr<NcclTeams> teams, Team team, NcclJob job)
+      : teams_(std::move(teams)), team_(std::move(team)), job_(std::move(job)) {
+    teams_->begin_preparing();
+  }
 
   ~NcclRoad() override {
     // The group has failed: whoever is dead will not take part, and kernels that wait for it must end.
-    if (state_ != State::kDone) teams_.abort();
+    if (state_ != State::kDone) teams_->abort();
+    if (state_ == State::kMeet || state_ == State::kLaunch) teams_->end_preparing();
   }
 
   Step step() override {
-    Device& device = teams_.device();
+    Device& device = teams_->device();
     const auto current = device.make_current();
     switch (state_) {
       case State::kMeet:
-        communicator_ = teams_.communicator(team_);
+        communicator_ = teams_->communicator(team_);
         if (communicator_ == nullptr) return Step::kIdle;
         issue(device);
         state_ = State::kLaunch;
@@ -45,6 +49,7 @@ class NcclRoad final : public Algorithm {
       case State::kLaunch:
         if (!communicator_->settled()) return Step::kIdle;
         finish(device);
+        teams_->end_preparing();
         state_ = State::kRun;
         return Step::kProgress;
       case State::kRun:
@@ -142,7 +147,7 @@ class NcclRoad final : public Algorithm {
     mark_ = device.mark(Lane::kCompute);
   }
 
-  NcclTeams& teams_;
+  std::shared_ptr<NcclTeams> teams_;
   Team team_;
   NcclJob job_;
   State state_ = State::kMeet;
@@ -154,8 +159,8 @@ class NcclRoad final : public Algorithm {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> nccl_road(NcclTeams& teams, Team team, NcclJob job) {
-  return std::make_unique<NcclRoad>(teams, std::move(team), std::move(job));
+std::unique_ptr<Algorithm> nccl_road(std::shared_ptr<NcclTeams> teams, Team team, NcclJob job) {
+  return std::make_unique<NcclRoad>(std::move(teams), std::move(team), std::move(job));
 }
 
 }  // namespace rr

@@ -33,9 +33,10 @@ struct NcclJob {
   std::vector<Move> before;
   std::vector<NcclCall> calls;
   std::vector<Move> after;
+  std::shared_ptr<std::byte> scratch;  // where packed tensors lie meanwhile
 };
 
-using Scratch = std::function<std::byte*(size_t nbytes)>;
+using Scratch = std::function<std::shared_ptr<std::byte>(size_t nbytes)>;
 
 // A bucket, by dtype; every reduction has passed nccl_can.
 NcclJob nccl_allreduce(const std::vector<std::pair<Reduction, std::vector<Piece>>>& parts, const Scratch& scratch);
@@ -44,6 +45,6 @@ NcclJob nccl_reduce(const ReduceJob& job, int me);
 // Everything that only moves. job: as for the other algorithms, of a team of all ranks.
 NcclJob nccl_exchange(const ExchangeJob& job, int me, int size);
 
-std::unique_ptr<Algorithm> nccl_road(NcclTeams& teams, Team team, NcclJob job);
+std::unique_ptr<Algorithm> nccl_road(std::shared_ptr<NcclTeams> teams, Team team, NcclJob job);
 
 }  // namespace rr

@@ -105,13 +105,19 @@ std::unique_ptr<NcclCommunicator> NcclTeams::shrunk(const std::vector<int>& memb
   return nullptr;
 }
 
-std::byte* NcclTeams::scratch(size_t nbytes) {
-  if (nbytes <= scratch_nbytes_) return scratch_;
-  if (scratch_ != nullptr) device_.release(scratch_);
-  scratch_ = nullptr;
-  scratch_nbytes_ = 0;
-  scratch_ = device_.allocate(nbytes);
-  scratch_nbytes_ = nbytes;
+std::shared_ptr<std::byte> NcclTeams::scratch(size_t nbytes) {
+  if (nbytes > scratch_nbytes_) {
+    scratch_.reset();
+    scratch_nbytes_ = 0;
+    scratch_ = std::shared_ptr<std::byte>(device_.allocate(nbytes), [&device = device_](std::byte* memory) {
+      try {
+        device.release(memory);
+      } catch (const Error&) {
+        return;  // after a sticky error of CUDA's; the memory goes with the process
+      }
+    });
+    scratch_nbytes_ = nbytes;
+  }
   return scratch_;
 }
 
@@ -129,15 +135,8 @@ void NcclTeams::close() {
     }
   }
   entries_.clear();
-  if (scratch_ == nullptr) return;
-  std::byte* const memory = scratch_;
-  scratch_ = nullptr;
+  scratch_.reset();
   scratch_nbytes_ = 0;
-  try {
-    device_.release(memory);
-  } catch (const Error& error) {  // after a sticky error of CUDA's; the memory goes with the process
-    note(error.what());
-  }
 }
 
 void NcclTeams::note(const std::string& text) const {

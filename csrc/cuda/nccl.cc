@@ -110,7 +110,7 @@ NcclLibrary::NcclLibrary(const std::string& path) {
 
 void NcclLibrary::load(const std::string& path) {
   const auto open = [this](const std::string& file, int flags) {
-    handle_ = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | flags);
+    handle_ = ::dlopen(file.c_str(), RTLD_LAZY | RTLD_LOCAL | flags);
     if (handle_ != nullptr) path_ = file;
     return handle_ != nullptr;
   };

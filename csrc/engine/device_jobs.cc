@@ -71,6 +71,8 @@ void PinnedArena::clear() {
 
 // Executor lock held. What the lanes have been told to do goes on in the memory of operations that have failed.
 void Group::drop_active() {
+  // Kernels of NCCL's wait for ranks that will not come.
+  if (active_ != nullptr && nccl_ != nullptr) nccl_->abort();
   context_.abandon(std::move(active_), active_members_);
   active_.reset();
   active_members_.clear();

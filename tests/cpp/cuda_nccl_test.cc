@@ -79,7 +79,7 @@ TEST_CASE("nccl: a bucket of all types, small tensors packed into one call, larg
             parts.back().second.push_back({src, turn == 0 ? src : rank.device.allocate(nbytes), lengths[i]});
           }
         }
-        const auto scratch = [&](size_t nbytes) { return rank.teams.scratch(nbytes); };
+        const auto scratch = [&](size_t nbytes) { return rank.teams->scratch(nbytes); };
         NcclJob job = nccl_allreduce(parts, scratch);
         size_t packed = 0;
         for (const NcclCall& call : job.calls) packed += call.count == 3 + 1000 + 17 || call.count == 71020;
@@ -121,7 +121,7 @@ TEST_CASE("nccl: operations and factors as reduction.h says") {
       // Two pieces, one of them large, share the operation that the communicator makes.
       const size_t many = 80000;
       std::byte* const more = rank.put(numbers(reduction.dtype, many, rank.rank));
-      const auto none = [](size_t) -> std::byte* { throw Error("one small piece is not packed"); };
+      const auto none = [](size_t) -> std::shared_ptr<std::byte> { throw Error("one small piece is not packed"); };
       finish(*nccl_road(rank.teams, rank.everyone(),
                         nccl_allreduce({{reduction, {{data, data, count}, {more, more, many}}}}, none)));
       std::vector<Bytes> inputs;
@@ -474,7 +474,7 @@ TEST_CASE("nccl: who leaves does not wait for who stays") {
     std::byte* const data = rank.put(numbers(DType::kFloat32, 5, rank.rank));
     finish(*sum_of(rank, rank.everyone(), data, 5));
     if (rank.rank == 1) wait_for([&] { return left == 1; });
-    rank.teams.close();
+    rank.teams->close();
     ++left;
   }));
   CHECK(fake.counts().aborted == 1);  // after a second of waiting; then rank 1 finds that everybody has finished

@@ -98,13 +98,14 @@ struct NcclRank {
   FakeDevice device;
   std::vector<std::unique_ptr<Link>> links;
   Log log{LogLevel::kFatal, 0};
-  NcclTeams teams;
+  std::shared_ptr<NcclTeams> teams;
 
   NcclRank(std::shared_ptr<const NcclLibrary> library, Wires& wires, int me, int count)
       : rank(me),
         size(count),
         device(FakeOptions{me, fake_gpu(me), static_cast<uint64_t>(me), false, true, true}),
-        teams(std::move(library), device, log, "rank " + std::to_string(me) + "/" + std::to_string(count)) {
+        teams(std::make_shared<NcclTeams>(std::move(library), device, log,
+                                          "rank " + std::to_string(me) + "/" + std::to_string(count))) {
     for (int r = 0; r < count; ++r) links.push_back(r == me ? nullptr : wires.link(me, r));
   }
   Team team(const std::vector<int>& members) {
