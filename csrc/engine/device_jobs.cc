@@ -13,6 +13,8 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kLeastBlock = 1 << 20;
 
+bool is_from_root(Kind kind) { return kind == Kind::kBroadcast || kind == Kind::kScatter; }
+
 // Issues copies to a lane and is done when they have passed.
 class LaneCopies final : public Algorithm {
  public:
@@ -193,7 +195,8 @@ std::unique_ptr<Algorithm> Group::build_in_host_memory(const std::vector<Operati
       one->srcs.push_back(src);
       one->srcs.back().place = Place::kHost;
       one->srcs.back().data = arena_->allocate(src.nbytes());
-      down.push_back({src.data, one->srcs.back().data, src.nbytes()});
+      const bool gives = member->signature.root == rank_ || !is_from_root(member->kind);
+      if (gives) down.push_back({src.data, one->srcs.back().data, src.nbytes()});
     }
     for (size_t i = 0; i < member->dsts.size() && !is_ragged(member->kind); ++i) {
       const TensorView& dst = member->dsts[i];

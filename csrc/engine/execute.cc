@@ -199,6 +199,9 @@ OperationPtr Group::receive(const TensorView& dst, int peer, int tag, std::share
 OperationPtr Group::message(const TensorView& tensor, int peer, int tag, std::shared_ptr<void> keep, bool outgoing) {
   context_.throw_if_shut_down();
   throw_if_failed();
+  if (tensor.place == Place::kDevice) {
+    throw UnavailableError("send and recv take host memory: copy the tensor to the CPU first");
+  }
   const bool anyone = peer == kAnyPeer && !outgoing;
   if (!anyone && (peer < 0 || peer >= size() || peer == rank_)) {
     throw InvalidArgumentError(std::string(outgoing ? "send to" : "recv from") + " rank " + std::to_string(peer) +

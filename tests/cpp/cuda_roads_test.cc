@@ -239,19 +239,19 @@ TEST_CASE("GPUs: every kind by both roads, sharing one GPU, two each, and one ea
         CAPTURE(each);
         const Environment environment{{"RINGREDUCE_CUDA_ROAD", road}};
         std::atomic<uint64_t> launches{0};
-        CHECK_NOTHROW(run_ranks(size, on_gpu(own_gpus(static_cast<uint64_t>(10 * size + each), each),
-                                             [&](GpuRank& rank) {
-                                               check_all(rank);
-                                               const Stats& stats = rank.rank.context.stats();
-                                               const bool is_staged = std::string(road) == "staged";
-                                               expect((stats.cuda_staged > 0) == is_staged, "staged");
-                                               expect((stats.cuda_ipc > 0) != is_staged, "ipc");
-                                               expect(stats.fused_operations > 0, "buckets were fused");
-                                               if (!is_staged && rank.rank.rank % each != 0) {
-                                                 expect(rank.gpu.launches() == 0, "only leaders launch");
-                                               }
-                                               launches += rank.gpu.launches();
-                                             })));
+        CHECK_NOTHROW(
+            run_ranks(size, on_gpu(own_gpus(static_cast<uint64_t>(10 * size + each), each), [&](GpuRank& rank) {
+                        check_all(rank);
+                        const Stats& stats = rank.rank.context.stats();
+                        const bool is_staged = std::string(road) == "staged";
+                        expect((stats.cuda_staged > 0) == is_staged, "staged");
+                        expect((stats.cuda_ipc > 0) != is_staged, "ipc");
+                        expect(stats.fused_operations > 0, "buckets were fused");
+                        if (!is_staged && rank.rank.rank % each != 0) {
+                          expect(rank.gpu.launches() == 0, "only leaders launch");
+                        }
+                        launches += rank.gpu.launches();
+                      })));
         CHECK(launches > 0);
       }
     }
@@ -432,8 +432,8 @@ TEST_CASE("GPUs: sums go on without the ranks that have joined") {
                                 request.op = c.op;
                                 request.srcs = request.dsts = {tensor.view()};
                                 run(rank, request);
-                                check_same(c.dtype, tensor.get(),
-                                           rr_test::oracle({c.dtype, c.op, 1.0, 1.0, 3}, inputs), "those left");
+                                check_same(c.dtype, tensor.get(), rr_test::oracle({c.dtype, c.op, 1.0, 1.0, 3}, inputs),
+                                           "those left");
                               }
                               rank.world.join(nullptr);
                               check_allreduce(rank, {DType::kFloat32, ReduceOp::kSum, 4001, 1.0, 1.0}, true, "");
