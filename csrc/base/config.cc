@@ -35,6 +35,8 @@ const std::vector<Knob>& knobs() {
        "whether MPI is given pointers to GPU memory; auto: if it says that it takes them; off: staged in host memory"},
       {"RINGREDUCE_CUDA_ROAD", "name", "auto|ipc|nccl|mpi|staged", "auto", "",
        "how tensors on GPUs are communicated; one that the ranks cannot all take is an error that says why"},
+      {"RINGREDUCE_NCCL_LIBRARY", "path", "", "", "",
+       "the NCCL to use; default: the one that is loaded (torch's), a wheel's (nvidia-nccl-cu13), the system's"},
       {"RINGREDUCE_LOG_LEVEL", "name", "trace|debug|info|warning|error|fatal", "warning", "HOROVOD_LOG_LEVEL",
        "least level that is logged to stderr"},
       {"RINGREDUCE_TIMELINE", "path", "", "", "HOROVOD_TIMELINE",
@@ -101,6 +103,7 @@ Settings Settings::from_environment() {
   Settings settings;
   std::map<std::string_view, double> numbers;
   std::map<std::string_view, std::string> words;
+  std::map<std::string_view, std::string> paths;
   for (const Knob& knob : knobs()) {
     KnobValue given = read(knob);
     const std::string range = knob.range;
@@ -112,6 +115,8 @@ Settings Settings::from_environment() {
         throw InvalidArgumentError(given.origin + "=" + given.value + ": expected one of " + range);
       }
       words[knob.name] = word;
+    } else {
+      paths[knob.name] = given.value;
     }
     settings.values.push_back(std::move(given));
   }
@@ -132,6 +137,7 @@ Settings Settings::from_environment() {
   settings.transport = words["RINGREDUCE_TRANSPORT"];
   settings.mpi_cuda = words["RINGREDUCE_MPI_CUDA"];
   settings.cuda_road = words["RINGREDUCE_CUDA_ROAD"];
+  settings.nccl_library = paths["RINGREDUCE_NCCL_LIBRARY"];
   settings.log_level = log_level_from(words["RINGREDUCE_LOG_LEVEL"]);
   return settings;
 }

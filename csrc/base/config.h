@@ -42,6 +42,7 @@ struct Settings {
   std::string transport;
   std::string mpi_cuda;
   std::string cuda_road;
+  std::string nccl_library;
   LogLevel log_level = LogLevel::kWarning;
   std::vector<KnobValue> values;
 

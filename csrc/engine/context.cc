@@ -118,6 +118,19 @@ void Context::use_device(std::shared_ptr<Device> device) {
   device_.store(device_owner_.get(), std::memory_order_release);
 }
 
+std::shared_ptr<const NcclLibrary> Context::nccl() {
+  const std::lock_guard lock(nccl_mutex_);
+  if (has_looked_for_nccl_) return nccl_;
+  has_looked_for_nccl_ = true;
+  try {
+    nccl_ = nccl_library(settings_.nccl_library);
+  } catch (const UnavailableError& error) {
+    const bool is_wanted = settings_.cuda_road == "nccl" || !settings_.nccl_library.empty();
+    log_.write(is_wanted ? LogLevel::kWarning : LogLevel::kInfo, error.what());
+  }
+  return nccl_;
+}
+
 std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
   return std::make_unique<CountedLink>(network_.link(world_rank, channel), stats_.bytes_on_wire);
 }
@@ -209,7 +222,9 @@ void Context::watch_device(bool has_work) {
   }
   const auto is_over = [](const Abandoned& item) { return item.marks.empty() && !item.to_the_end; };
   abandoned_.erase(std::remove_if(abandoned_.begin(), abandoned_.end(), is_over), abandoned_.end());
-  device_is_busy_.store(has_work && device()->is_busy(), std::memory_order_relaxed);
+  bool is_busy = (has_work && device()->is_busy()) || world_->must_poll_device();
+  for (const auto& group : groups_) is_busy |= group->must_poll_device();
+  device_is_busy_.store(is_busy, std::memory_order_relaxed);
 }
 
 void Context::abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations,

@@ -71,6 +71,8 @@ class Context {
   // The GPU of this rank, from the first operation on device memory on; null before. Set once.
   Device* device() const { return device_.load(std::memory_order_acquire); }
   void use_device(std::shared_ptr<Device> device);
+  // NCCL, if this rank has one that will do; null: the log says why not.
+  std::shared_ptr<const NcclLibrary> nccl();
   std::shared_ptr<Device> shared_device() const { return device() != nullptr ? device_owner_ : nullptr; }
   // Executor lock held.
   DeviceMappings& device_mappings() { return *mappings_; }
@@ -112,6 +114,9 @@ class Context {
   std::shared_ptr<Device> device_owner_;
   std::atomic<Device*> device_{nullptr};
   std::unique_ptr<DeviceMappings> mappings_;
+  std::mutex nccl_mutex_;
+  std::shared_ptr<const NcclLibrary> nccl_;
+  bool has_looked_for_nccl_ = false;
   struct Abandoned {
     bool to_the_end = false;
     std::vector<Mark> marks;

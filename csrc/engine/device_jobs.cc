@@ -98,6 +98,8 @@ void PinnedArena::clear() {
 
 // Executor lock held. What the lanes have been told to do goes on in the memory of operations that have failed.
 void Group::drop_active() {
+  // Kernels of NCCL's wait for ranks that will not come.
+  if (active_ != nullptr && nccl_ != nullptr) nccl_->abort();
   const bool is_ipc = static_cast<Algo>(board_.entry(cursor_).algorithm) == Algo::kIpc;
   if (!active_members_.empty() && active_members_.front()->signature.place == Place::kDevice) {
     context_.abandon(std::move(active_), active_members_, is_ipc);

@@ -552,9 +552,13 @@ TEST_CASE("roads: the rule, and why") {
   CHECK(select_road("auto", team).algorithm == Algo::kMpi);
   team.gpus = 4;
   CHECK(select_road("auto", team).algorithm == Algo::kNccl);
-  team.is_whole_group = false;
+  team.is_mappable = true;
+  CHECK(select_road("auto", team).algorithm == Algo::kNccl);
+  team.is_mappable = team.is_whole_group = false;
+  CHECK(select_road("auto", team).algorithm == Algo::kNccl);
+  team.nccl = false;
   CHECK(select_road("auto", team).algorithm == Algo::kPinned);
-  team.several_hosts = team.is_whole_group = true;
+  team.several_hosts = team.is_whole_group = team.nccl = true;
   CHECK(select_road("auto", team).algorithm == Algo::kNccl);
   CHECK(select_road("ipc", team).algorithm == Algo::kAuto);
   CHECK(select_road("staged", team).algorithm == Algo::kPinned);
