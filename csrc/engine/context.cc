@@ -114,7 +114,7 @@ void Context::use_device(std::shared_ptr<Device> device) {
   }
   if (device_owner_ != nullptr) return;
   device_owner_ = std::move(device);
-  mappings_ = std::make_unique<DeviceMappings>(*device_owner_);
+  mappings_ = DeviceMappings::of(device_owner_);
   device_.store(device_owner_.get(), std::memory_order_release);
 }
 
@@ -323,6 +323,7 @@ void Context::watch_peers() {
 void Context::housekeep() {
   watch_peers();
   const std::lock_guard lock(executor_);
+  if (mappings_ != nullptr) mappings_->trim();
   world_->housekeep();
   for (auto& group : groups_) group->housekeep();
 }

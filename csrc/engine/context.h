@@ -75,7 +75,7 @@ class Context {
   std::shared_ptr<const NcclLibrary> nccl();
   std::shared_ptr<Device> shared_device() const { return device() != nullptr ? device_owner_ : nullptr; }
   // Executor lock held.
-  DeviceMappings& device_mappings() { return *mappings_; }
+  const std::shared_ptr<DeviceMappings>& device_mappings() const { return mappings_; }
   // Executor lock held. What lanes may still work on, though nobody waits for the result. Kept to this context's end
   // when they may be another rank's, of which nobody tells.
   void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations, bool to_the_end);
@@ -113,7 +113,7 @@ class Context {
   Network network_;
   std::shared_ptr<Device> device_owner_;
   std::atomic<Device*> device_{nullptr};
-  std::unique_ptr<DeviceMappings> mappings_;
+  std::shared_ptr<DeviceMappings> mappings_;
   std::mutex nccl_mutex_;
   std::shared_ptr<const NcclLibrary> nccl_;
   bool has_looked_for_nccl_ = false;

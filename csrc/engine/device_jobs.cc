@@ -133,7 +133,7 @@ std::unique_ptr<Algorithm> Group::build_ipc(const std::vector<OperationPtr>& mem
   add(context_.stats().cuda_ipc, 1);
   IpcJob job;
   job.device = &device;
-  job.mappings = &context_.device_mappings();
+  job.mappings = context_.device_mappings();
   job.is_forced = context_.settings().cuda_road == "ipc";
   job.refused = [this](const std::string& why) {
     board_.header().unmappable.store(1);

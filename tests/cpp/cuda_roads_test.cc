@@ -515,9 +515,10 @@ TEST_CASE("GPUs: a rank that leaves in the middle, and one whose GPU breaks") {
   }
 }
 
-TEST_CASE("mappings: each is made once, and the least recently used is forgotten") {
+TEST_CASE("mappings: each is made once, and the least recently used and the idle are forgotten") {
   FakeDevice owner;
-  FakeDevice device;
+  const auto device = std::make_shared<FakeDevice>();
+  CHECK((DeviceMappings::of(device) == DeviceMappings::of(device)));
   DeviceMappings mappings(device, 2);
   std::vector<DeviceExport> exports;
   std::vector<std::byte*> memory;
@@ -537,7 +538,17 @@ TEST_CASE("mappings: each is made once, and the least recently used is forgotten
   mappings.release({exports[0].uid, exports[3].uid});
   CHECK(mappings.count() == 2);
   CHECK(mappings.hold(exports[0]) == first);
-  CHECK(device.imports() == 4);
+  CHECK(device->imports() == 4);
+  mappings.trim();
+  CHECK(mappings.count() == 2);
+
+  DeviceMappings forgetful(device, 2, 0);
+  forgetful.hold(exports[1]);
+  forgetful.trim();
+  CHECK(forgetful.count() == 1);
+  forgetful.release({exports[1].uid});
+  forgetful.trim();
+  CHECK(forgetful.count() == 0);
 }
 
 TEST_CASE("roads: the rule, and why") {
