@@ -3,12 +3,14 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "cuda/device.h"
 #include "data/stream.h"
 #include "engine/bench.h"
 #include "engine/context.h"
 #include "engine/limit.h"
 #include "python_calls.h"
 #include "python_framework.h"
+#include "python_gpu.h"
 #include "python_mpi.h"
 
 #ifndef RR_VERSION
@@ -65,7 +67,7 @@ PYBIND11_MODULE(_core, m) {
         wire_round_trip(kernels("auto"), codec, reinterpret_cast<void*>(address), count);
       },
       py::arg("wire"), py::arg("address"), py::arg("count"));
-  m.def("cuda_built", [] { return false; });
+  bind_gpu(m);
   m.def(
       "control_nbytes", [](int size) { return Board::nbytes(size, Settings::from_environment().cache_capacity); },
       py::arg("size"));
@@ -95,13 +97,27 @@ PYBIND11_MODULE(_core, m) {
   py::class_<PyWork>(m, "Work")
       .def("wait", &PyWork::wait, py::arg("timeout") = py::none())
       .def("done", &PyWork::done)
-      .def_property_readonly("output",
-                             [](const PyWork& w) -> py::object {
-                               if (w.operation->output == nullptr) return py::none();
-                               return py::memoryview(py::cast(PyOutput{w.operation}));
+      .def("hold", &PyWork::hold, py::arg("stream"))
+      .def_property_readonly("on_gpu", [](const PyWork& w) { return w.device != nullptr; })
+      .def_property_readonly("captured", [](const PyWork& w) { return w.device != nullptr && w.device->is_recurring; })
+      .def_property_readonly(
+          "output",
+          [](const PyWork& w) -> py::object {
+            const OperationPtr operation = w.inner();
+            if (operation == nullptr || operation->output == nullptr) return py::none();
+            if (w.device != nullptr) {
+              const int ordinal = w.group.context->device()->ordinal();
+              return py::cast(PyDeviceMemory(operation, operation->output.get(), operation->output_nbytes, ordinal));
+            }
+            return py::memoryview(py::cast(PyOutput{operation}));
+          })
+      .def_property_readonly("counts",
+                             [](const PyWork& w) {
+                               const OperationPtr operation = w.inner();
+                               return operation == nullptr ? std::vector<uint64_t>() : operation->counts;
                              })
-      .def_property_readonly("counts", [](const PyWork& w) { return w.operation->counts; })
-      .def_property_readonly("peer", [](const PyWork& w) { return w.operation->peer.load(); });
+      .def_property_readonly("peer",
+                             [](const PyWork& w) { return w.inner() == nullptr ? -1 : w.inner()->peer.load(); });
 
   py::class_<PyGroup>(m, "Group")
       .def_property_readonly("rank", [](const PyGroup& g) { return g.get().rank(); })
@@ -251,7 +267,22 @@ PYBIND11_MODULE(_core, m) {
              }
              trash().empty();
            })
+      .def(
+          "copy_on_gpu",
+          [](const std::shared_ptr<Context>& c, py::handle src, py::handle dst) {
+            return copy_on_gpu({c, std::shared_ptr<Group>(c, &c->world())}, src, dst);
+          },
+          py::arg("src"), py::arg("dst"))
       .def("forget_after_fork", &Context::forget_after_fork)
+      .def(
+          "device_memory",
+          [](Context& c, int ordinal, size_t nbytes) {
+            const py::gil_scoped_release release;
+            use_gpu(c, ordinal);
+            const auto memory = std::make_shared<Output>(new_output(c.shared_device(), std::max<size_t>(1, nbytes)));
+            return PyDeviceMemory(memory, memory->get(), nbytes, ordinal);
+          },
+          py::arg("ordinal"), py::arg("nbytes"))
       .def("failure",
            [](Context& c) -> std::optional<std::string> {
              if (!has_failed(c.world().board())) return std::nullopt;

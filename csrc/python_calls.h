@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "engine/bench.h"
 #include "engine/context.h"
+#include "engine/device_queue.h"
 #include "python_memory.h"
 
 namespace py = pybind11;
@@ -86,23 +87,37 @@ struct PyGroup {
   }
 };
 
+// Of host memory: an operation of the group. Of GPU memory: one of the queue, which submits it to the group later.
 struct PyWork {
   PyGroup group;
   OperationPtr operation;
+  DeviceOperationPtr device;
 
+  DeviceQueue& queue() const { return group.context->device_queue(); }
   void wait(std::optional<double> timeout) const {
     bool in_time = true;
     {
       const WithoutGil unlocked(*group.context);
-      in_time = group.get().wait(*operation, timeout.value_or(-1.0), interrupt);
+      const double timeout_s = timeout.value_or(-1.0);
+      in_time = device != nullptr ? queue().wait(*device, timeout_s, interrupt)
+                                  : group.get().wait(*operation, timeout_s, interrupt);
     }
     trash().empty();
     if (!in_time) throw TimeoutError("the operation is still pending after " + std::to_string(*timeout) + " s");
   }
   bool done() const {
     const WithoutGil unlocked(*group.context);
-    return group.get().poll(*operation);
+    return device != nullptr ? queue().done(*device) : group.get().poll(*operation);
   }
+  void hold(uintptr_t stream) const {
+    if (device == nullptr) throw InvalidArgumentError("hold: this operation is not on GPU memory");
+    const bool blocks = group.context->settings().cuda_blocking && !device->is_recurring;
+    if (blocks) return wait(std::nullopt);
+    const WithoutGil unlocked(*group.context);
+    queue().hold(*device, reinterpret_cast<Stream>(stream));
+  }
+  // Null before a stream has come to it.
+  OperationPtr inner() const { return device != nullptr ? queue().inner(*device) : operation; }
 };
 
 struct PySegment {
@@ -118,17 +133,39 @@ struct PySegment {
   }
 };
 
+// "device.allreduce.17" and the like are what the queue calls unnamed operations.
+inline bool is_automatic_name(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  if (name.rfind("device.", 0) != 0 || dot == std::string::npos || dot + 1 == name.size() || dot < 7) return false;
+  return name.find_first_not_of("0123456789", dot + 1) == std::string::npos;
+}
+
+// From the first operation on a GPU's memory on, that is the rank's GPU.
+inline void use_gpu(Context& context, int ordinal) {
+  const Device* device = context.device();
+  if (device == nullptr || device->ordinal() != ordinal) context.use_device(cuda_device(ordinal));
+}
+
 // The one place where a request meets the core.
 inline PyWork submit(const PyGroup& group, Request& request, const py::object& name, std::unique_ptr<Held> held) {
   trash().empty();
   std::string text;
   if (!name.is_none()) {
     text = name.cast<std::string>();
+    if (is_automatic_name(text)) {
+      throw InvalidArgumentError("'" + text +
+                                 "' is how unnamed operations on GPU memory are called; take another name");
+    }
     request.name = &text;
   }
+  const int ordinal = held->ordinal;
+  const std::vector<Stream> streams = held->streams;
   request.keep = keep(std::move(held));
   const WithoutGil unlocked(*group.context);
-  return {group, group.get().submit(request, interrupt)};
+  if (ordinal == -1) return {group, group.get().submit(request, interrupt), nullptr};
+  Group& members = group.get();
+  use_gpu(*group.context, ordinal);
+  return {group, nullptr, group.context->device_queue().submit(members, request, streams)};
 }
 
 inline Request reduce_request(Kind kind, int op, double prescale, double postscale) {
@@ -148,7 +185,8 @@ inline Wire wire_from(const py::object& wire) {
 inline void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, double prescale, double postscale,
                       const py::object& name, const py::object& wire_name) {
   const Wire wire = wire_from(wire_name);
-  if (name.is_none()) {
+  const bool is_on_gpu = is_device_form(src) || is_device_form(dst);
+  if (name.is_none() && !is_on_gpu) {
     Borrowed src_buffer;
     Borrowed dst_buffer;
     const TensorView in = view_of(src, dst.is(src), src_buffer.buffer);
@@ -163,7 +201,10 @@ inline void allreduce(const PyGroup& group, py::handle src, py::handle dst, int 
   request.wire = wire;
   request.srcs.push_back(view_of(src, false, *held));
   request.dsts.push_back(view_of(dst, true, *held));
-  submit(group, request, name, std::move(held)).wait(std::nullopt);
+  const std::vector<Stream> streams = held->streams;
+  const PyWork work = submit(group, request, name, std::move(held));
+  if (!is_on_gpu) return work.wait(std::nullopt);
+  work.hold(reinterpret_cast<uintptr_t>(streams.back()));
 }
 
 inline PyWork allreduce_async(const PyGroup& group, const py::sequence& srcs, const py::sequence& dsts, int op,
@@ -205,10 +246,35 @@ inline PyWork message(const PyGroup& group, py::handle buffer, int peer, int tag
   trash().empty();
   auto held = std::make_unique<Held>();
   const TensorView view = view_of(buffer, !outgoing, *held);
+  const int ordinal = held->ordinal;
+  const std::vector<Stream> streams = held->streams;
   auto kept = keep(std::move(held));
   const WithoutGil unlocked(*group.context);
   Group& g = group.get();
-  return {group, outgoing ? g.send(view, peer, tag, std::move(kept)) : g.receive(view, peer, tag, std::move(kept))};
+  if (view.place == Place::kDevice) {
+    use_gpu(*group.context, ordinal);
+    const DeviceTask task = outgoing ? DeviceTask::kSend : DeviceTask::kReceive;
+    return {group, nullptr, group.context->device_queue().message(g, task, view, peer, tag, std::move(kept), streams)};
+  }
+  return {group, outgoing ? g.send(view, peer, tag, std::move(kept)) : g.receive(view, peer, tag, std::move(kept)),
+          nullptr};
+}
+
+// Between arrays of one GPU, for libraries that are not asked to copy.
+inline PyWork copy_on_gpu(const PyGroup& world, py::handle src, py::handle dst) {
+  trash().empty();
+  auto held = std::make_unique<Held>();
+  const TensorView from = view_of(src, false, *held);
+  const TensorView to = view_of(dst, true, *held);
+  if (from.place != Place::kDevice || to.place != Place::kDevice || from.nbytes() != to.nbytes()) {
+    throw InvalidArgumentError("copy_on_gpu: two arrays of one size on a GPU");
+  }
+  const int ordinal = held->ordinal;
+  const std::vector<Stream> streams = held->streams;
+  auto kept = keep(std::move(held));
+  const WithoutGil unlocked(*world.context);
+  use_gpu(*world.context, ordinal);
+  return {world, nullptr, world.context->device_queue().copy(from, to, std::move(kept), streams)};
 }
 
 inline Kind kind_from(const std::string& text) {
@@ -225,6 +291,8 @@ inline BenchJob bench_job(const PyGroup& group, const std::string& kind, py::han
   job.kind = kind_from(kind);
   job.src = view_of(src, true, held);
   job.dst = view_of(dst, true, held);
+  if (held.ordinal != -1)
+    throw UnavailableError("these figures are of host memory; benchmarks/gpu.py has those of GPUs");
   job.reduction = {job.src.dtype, op_from_code(op), 1.0, 1.0, group.get().size()};
   job.iters = iters;
   return job;

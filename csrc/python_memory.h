@@ -47,10 +47,17 @@ inline DType dtype_of_format(const char* format) {
   }
 }
 
+// The device form of a tensor: (address, shape, dtype code, owner, ordinal of the GPU, stream).
+inline bool is_device_form(pybind11::handle object) {
+  return PyTuple_CheckExact(object.ptr()) && PyTuple_GET_SIZE(object.ptr()) == 6;
+}
+
 // What keeps Python memory alive and unmoved. Released with the GIL held, never on the engine thread: see Trash.
 struct Held {
   std::vector<Py_buffer> buffers;
   std::vector<pybind11::object> objects;
+  int ordinal = -1;             // of the GPU whose memory it is; -1: host memory
+  std::vector<Stream> streams;  // whose work the memory's content comes from
   Held() = default;
   Held(const Held&) = delete;
   ~Held() {
@@ -68,7 +75,8 @@ struct Borrowed {
   }
 };
 
-// An (address, shape, dtype code, owner) tuple, or an object with the buffer protocol, which `buffer` then holds.
+// An (address, shape, dtype code, owner) tuple, or its device form, or an object with the buffer protocol, which
+// `buffer` then holds.
 inline TensorView view_of(pybind11::handle object, bool writable, Py_buffer& buffer) {
   TensorView view;
   if (PyTuple_CheckExact(object.ptr())) {
@@ -76,6 +84,7 @@ inline TensorView view_of(pybind11::handle object, bool writable, Py_buffer& buf
     const pybind11::tuple shape = tuple[1];
     view.data = reinterpret_cast<std::byte*>(tuple[0].cast<uintptr_t>());
     view.dtype = dtype_from_code(tuple[2].cast<int>());
+    view.place = is_device_form(object) ? Place::kDevice : Place::kHost;
     view.set_shape(shape.size(), [&](size_t i) { return shape[i].cast<uint64_t>(); });
     return view;
   }
@@ -94,6 +103,14 @@ inline TensorView view_of(pybind11::handle object, bool writable, Held& held) {
     held.buffers.push_back(buffer);
   } else {
     held.objects.push_back(pybind11::reinterpret_borrow<pybind11::object>(object));  // the tuple, and the owner in it
+  }
+  if (is_device_form(object)) {
+    const auto tuple = pybind11::reinterpret_borrow<pybind11::tuple>(object);
+    const int ordinal = tuple[4].cast<int>();
+    if (held.ordinal != -1 && held.ordinal != ordinal)
+      throw InvalidArgumentError("Tensors in list must be on same device.");
+    held.ordinal = ordinal;
+    held.streams.push_back(reinterpret_cast<Stream>(tuple[5].cast<uintptr_t>()));
   }
   return view;
 }

@@ -53,6 +53,7 @@ from ringreduce.features import (
     start_timeline,
     stop_timeline,
 )
+from ringreduce.gpu import DeviceArray
 from ringreduce.handles import Handle, poll, synchronize
 from ringreduce.memory import symmetric_empty
 from ringreduce.movement import (
@@ -105,6 +106,7 @@ __all__ = [
     "Average",
     "BitwiseAnd",
     "BitwiseOr",
+    "DeviceArray",
     "Error",
     "Handle",
     "HorovodInternalError",

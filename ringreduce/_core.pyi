@@ -2,7 +2,10 @@
 
 A *buffer* argument is either any C-contiguous object with the buffer protocol (a NumPy array), or a tuple
 ``(address, shape, dtype_code, owner)`` made by ringreduce.buffers for everything else: whoever submits a tuple's bytes
-keeps the owner alive until the operation has finished, as it does for a buffer. Dtype codes are the order of
+keeps the owner alive until the operation has finished, as it does for a buffer. The device form of the tuple,
+``(address, shape, dtype_code, owner, ordinal, stream)``, is for memory of GPU `ordinal` whose content comes from work
+on `stream` (a CUstream as an int; 0, 1 and 2 are the default streams as in CUDA): the operation begins once the stream
+has come there, and no call waits for that; Work.hold() lets a stream wait for the end. Dtype codes are the order of
 ``dtypes()``; op codes are Horovod's (average 0, sum 1, adasum 2, min 3, max 4, product 5), then logical_and 6,
 logical_or 7, bitwise_and 8, bitwise_or 9. A wire is one of wires(), or None for "none". Ranks (root, peers) are ranks
 within the group. Times are seconds.
@@ -33,7 +36,19 @@ def wire_round_trip(wire: str, address: int, count: int) -> None:
 def isas() -> list[str]:
     """Names of the CPU kernel sets this machine can run, best first."""
 
-def cuda_built() -> bool: ...
+def cuda_built() -> bool:
+    """Whether this build has kernels for GPUs."""
+
+def gpu_of(address: int) -> int:
+    """The ordinal of the GPU whose memory an address is in.
+
+    Raises UnavailableError without a driver, InvalidArgumentError for other memory.
+    """
+
+def cuda_report() -> list[tuple[str, str]]:
+    """What the CUDA driver says of itself and of its GPUs, as (name, text): ("driver", "13.0 (libcuda.so.1)"), then
+    ("GPU 0", its name) and so on; ("driver", why not) when there is none. Creates no context."""
+
 def control_nbytes(size: int) -> int:
     """Bytes of the control segment of a group of size ranks."""
 
@@ -65,9 +80,22 @@ class Work:
     def done(self) -> bool:
         """True once wait() would not block (also when it failed)."""
 
+    def hold(self, stream: int) -> None:
+        """Of GPU memory: what is put on the stream from here on begins after the operation. Does not block, unless
+        RINGREDUCE_CUDA_BLOCKING=1. Raises the operation's error if it has failed by now."""
+
     @property
-    def output(self) -> memoryview | None:
-        """Bytes that the operation itself allocated (allgather, alltoall, gather at the root), valid after wait()."""
+    def on_gpu(self) -> bool: ...
+    @property
+    def captured(self) -> bool:
+        """Whether it is part of a CUDA graph and runs whenever that is replayed."""
+
+    @property
+    def output(self) -> Any:
+        """Bytes that the operation itself allocated (allgather, alltoall, gather at the root), valid after wait().
+
+        A memoryview; of GPU memory, a DeviceMemory; None when there are none.
+        """
 
     @property
     def counts(self) -> list[int]:
@@ -76,6 +104,38 @@ class Work:
     @property
     def peer(self) -> int:
         """Of a message, the other rank; of a recv_async from any rank, valid after wait(). -1 for a collective."""
+
+class DeviceMemory:
+    """Bytes in the memory of a GPU, given back with the last reference; also __cuda_array_interface__, as uint8."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+class DLPack:
+    """What a capsule of __dlpack__() describes, taken over from it."""
+
+    def __init__(self, capsule: object) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def device(self) -> tuple[int, int]:
+        """(type, number); type 2 is CUDA."""
+
+    @property
+    def type(self) -> tuple[int, int, int]:
+        """(code, bits, lanes)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...] | None:
+        """In elements."""
 
 class Group:
     """A group of ranks (a communicator)."""
@@ -194,6 +254,12 @@ class Context:
     def remove_group(self, group: Group) -> None: ...
     def shutdown(self) -> None:
         """Marks this rank as shut down, fails what is pending here with ShutdownError, joins the engine. Idempotent."""
+
+    def device_memory(self, ordinal: int, nbytes: int) -> DeviceMemory:
+        """New memory of a GPU, uninitialised. Raises UnavailableError without CUDA, HorovodInternalError when full."""
+
+    def copy_on_gpu(self, src: Buffer, dst: Buffer) -> Work:
+        """Copies between two arrays of one GPU, after their streams' work."""
 
     def forget_after_fork(self) -> None:
         """For a forked child, which may call nothing else: closes the inherited descriptors."""

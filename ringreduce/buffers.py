@@ -2,7 +2,8 @@
 
 Understood: NumPy arrays (bfloat16 of ml_dtypes included), the buffer protocol, __array_interface__, DLPack on the CPU,
 and as inputs also lists and scalars. An input that is not contiguous is copied, once, and counted in
-stats()["bytes_copied"]; an operand to be written is never copied: it is contiguous, or it is refused.
+stats()["bytes_copied"]; an operand to be written is never copied: it is contiguous, or it is refused. Arrays in GPU
+memory become a gpu.Operand in place of an ndarray, and have the same functions here.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ringreduce import _core
+from ringreduce import _core, gpu
 from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.handles import Handle
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from numpy.typing import NDArray
 
     Array: TypeAlias = NDArray[Any]
+    Memory: TypeAlias = Array | gpu.Operand
 
 CODES: dict[str, int] = {name: code for code, (name, _) in enumerate(_core.dtypes())}
 """The dtype code of each dtype name; what the third item of an (address, shape, dtype_code) tuple is."""
@@ -38,13 +43,17 @@ def copied() -> int:
     return _copied
 
 
-def readable(value: Any) -> Array:
+def readable(value: Any) -> Memory:
     """A C-contiguous array with the value's content: over its memory where that is possible, else a counted copy.
 
     Raises:
         InvalidArgumentError: the dtype is not supported.
-        UnavailableError: the memory is not the CPU's.
+        UnavailableError: the memory is neither the CPU's nor a GPU's that this build communicates.
     """
+    operand = gpu.of(value)
+    if operand is not None:
+        code(operand.dtype)
+        return operand
     array = _view(value)
     if array is None:
         array = np.asarray(value)
@@ -57,14 +66,18 @@ def readable(value: Any) -> Array:
     return np.array(array, order="C", subok=False)
 
 
-def writable(value: Any) -> Array:
+def writable(value: Any) -> Memory:
     """A C-contiguous array over the value's own memory, to be written.
 
     Raises:
         InvalidArgumentError: the dtype is not supported, or the memory is read-only or not contiguous, or there is no
             memory to write to (a list, a scalar).
-        UnavailableError: the memory is not the CPU's.
+        UnavailableError: the memory is neither the CPU's nor a GPU's that this build communicates.
     """
+    operand = gpu.writable(value)
+    if operand is not None:
+        code(operand.dtype)
+        return operand
     array = _view(value)
     if array is None or isinstance(value, np.generic):
         raise InvalidArgumentError(
@@ -85,14 +98,44 @@ def writable(value: Any) -> Array:
     return array
 
 
-def native(array: Array) -> _core.Buffer:
+def native(array: Memory) -> _core.Buffer:
     """A C-contiguous array in the form that the core takes: itself, or a tuple that holds it.
 
-    A tuple for bfloat16, which the buffer protocol has no format for, and for misaligned arrays, whose format differs.
+    A tuple for GPU memory, for bfloat16, which the buffer protocol has no format for, and for misaligned arrays, whose
+    format differs.
     """
+    if isinstance(array, gpu.Operand):
+        return array.native(code(array.dtype))
     if array.dtype in PLAIN and array.flags.aligned:
         return array
     return (array.__array_interface__["data"][0], array.shape, code(array.dtype), array)
+
+
+def empty(shape: Sequence[int], like: Memory) -> Memory:
+    """A new array where another one is, of its dtype."""
+    return like.empty(shape) if isinstance(like, gpu.Operand) else np.empty(tuple(shape), like.dtype)
+
+
+def empty_like(array: Memory) -> Memory:
+    """A new array where another one is, of its shape and dtype."""
+    return array.empty(array.shape) if isinstance(array, gpu.Operand) else np.empty_like(array)
+
+
+def copy(array: Memory) -> Memory:
+    """A new array where another one is, with its content."""
+    return array.copy(code(array.dtype)) if isinstance(array, gpu.Operand) else array.copy()
+
+
+def result(tensor: Any, output: Memory) -> Any:
+    """The output as the caller expects it: a NumPy scalar for a scalar, an array of its own library for a GPU array."""
+    if isinstance(output, gpu.Operand):
+        return output.array
+    return output[()] if isinstance(tensor, SCALARS) else output
+
+
+def handle(work: _core.Work, operand: Memory | None, finish: Callable[[Any], Any]) -> Handle[Any]:
+    """The handle of an operation on memory where the operand is."""
+    return gpu.handle(work, operand, finish) if isinstance(operand, gpu.Operand) else Handle(work, finish)
 
 
 def code(dtype: np.dtype[Any]) -> int:
@@ -111,8 +154,6 @@ def _view(value: Any) -> Array | None:
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     kind = type(value).__name__
-    if hasattr(value, "__cuda_array_interface__"):
-        raise _elsewhere(kind, "CUDA")
     if isinstance(value, (list, int, float, str)):
         return None
     if hasattr(value, "__array_interface__"):
@@ -136,5 +177,6 @@ def _view(value: Any) -> Array | None:
 
 def _elsewhere(kind: str, where: str) -> UnavailableError:
     return UnavailableError(
-        f"this {kind} is in {where} memory, and ringreduce communicates CPU memory here; copy it to the host first"
+        f"this {kind} is in {where} memory, and ringreduce communicates memory of the CPU and of CUDA GPUs; copy it to "
+        "the host first"
     )

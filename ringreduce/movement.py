@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringreduce.buffers import native, readable, writable
+from ringreduce import gpu
+from ringreduce.buffers import copy, empty, empty_like, handle, native, readable, result, writable
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.handles import Handle
-from ringreduce.ops import like
 from ringreduce.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
     from ringreduce._core import Work
-    from ringreduce.buffers import Array
+    from ringreduce.buffers import Array, Memory
+    from ringreduce.handles import Handle
 
 
 def allgather(tensor: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
@@ -33,9 +33,12 @@ def allgather_async(
     tensor: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Array]:
     """allgather() without waiting. The tensor must not change until the handle is done."""
+    group = process_set.group
+    submit = group.allgather_async
     source = readable(tensor)
-    work = process_set.group.allgather_async(native(source), name)
-    return Handle(work, lambda done: _received(done, source))
+    room = _room(source, group.size)
+    work = submit(native(source), name, None if room is None else native(room))
+    return handle(work, source, lambda done: _received(done, source, room))
 
 
 def gather(
@@ -55,7 +58,7 @@ def gather_async(
     source = readable(tensor)
     work = submit(native(source), root, name)
     is_root = group.rank == root
-    return Handle(work, lambda done: _received(done, source) if is_root else None)
+    return handle(work, source, lambda done: _received(done, source) if is_root else None)
 
 
 def scatter(
@@ -99,7 +102,7 @@ def scatter_async(
             f"{list(target.shape)}: the root's tensor has {group.size} times the elements of output, in its dtype"
         )
     work = submit(None if source is None else native(source), native(target), root, name)
-    return Handle(work, lambda _: (source, output)[1])
+    return handle(work, target, lambda _: (source, output)[1])
 
 
 def broadcast(
@@ -125,8 +128,8 @@ def broadcast_async(
     submit = group.broadcast_async
     root = process_set.position(root_rank, "broadcast")
     source = readable(tensor)
-    output = source.copy() if group.rank == root else np.empty_like(source)
-    return Handle(submit(native(output), root, name), lambda _: like(tensor, output))
+    output = copy(source) if group.rank == root else empty_like(source)
+    return handle(submit(native(output), root, name), output, lambda _: result(tensor, output))
 
 
 def broadcast_(
@@ -142,7 +145,8 @@ def broadcast_async_(
     """broadcast_() without waiting. The tensor must be left alone until the handle is done."""
     submit = process_set.group.broadcast_async
     root = process_set.position(root_rank, "broadcast")
-    return Handle(submit(native(writable(tensor)), root, name), lambda _: tensor)
+    target = writable(tensor)
+    return handle(submit(native(target), root, name), target, lambda _: tensor)
 
 
 def alltoall(
@@ -166,8 +170,11 @@ def alltoall_async(
 ) -> Handle[tuple[Array, Array]]:
     """alltoall() without waiting; the result is (rows, received_splits) in either case, as in Horovod."""
     source = readable(tensor)
-    work = process_set.group.alltoall_async(native(source), rows_for_each(splits), name)
-    return Handle(work, lambda done: (_received(done, source), np.array(done.counts, np.int32)))
+    room = _room(source, 1)  # enough where all ranks send each other the same
+    work = process_set.group.alltoall_async(
+        native(source), rows_for_each(splits), name, None if room is None else native(room)
+    )
+    return handle(work, source, lambda done: (_received(done, source, room), _counts(done)))
 
 
 def send(tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
@@ -180,7 +187,7 @@ def send_async(tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet 
     submit = process_set.group.send_async
     source = readable(tensor)
     work = submit(native(source), process_set.position(dest, "send"), tag)
-    return Handle(work, lambda _: (source, None)[1])
+    return handle(work, source, lambda _: (source, None)[1])
 
 
 def recv(tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> Any:
@@ -191,17 +198,38 @@ def recv(tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSet = gl
 def recv_async(tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> Handle[Any]:
     """recv() without waiting. The tensor must be left alone until the handle is done."""
     submit = process_set.group.recv_async
-    work = submit(native(writable(tensor)), process_set.position(source, "recv"), tag)
-    return Handle(work, lambda _: tensor)
+    target = writable(tensor)
+    work = submit(native(target), process_set.position(source, "recv"), tag)
+    return handle(work, target, lambda _: tensor)
 
 
-def _received(work: Work, like_rows_of: Array) -> Array:
+def _room(source: Memory, parts: int) -> Memory | None:
+    """Where an all-gather of equal parts puts its result on a GPU, so that the core need not allocate there."""
+    if not isinstance(source, gpu.Operand) or source.ndim == 0:
+        return None
+    return empty((source.shape[0] * parts, *source.shape[1:]), source)
+
+
+def _received(work: Work | gpu.StreamWork, like_rows_of: Memory, room: Memory | None = None) -> Any:
     """The bytes that an operation allocated, as rows of the tensor's row shape and dtype."""
+    if isinstance(work, gpu.StreamWork):
+        done = work.finish()
+        shape = (sum(done.counts), *like_rows_of.shape[1:])
+        assert isinstance(like_rows_of, gpu.Operand)
+        found = done.output
+        if found is not None:
+            return like_rows_of.received(found, shape)
+        taken = room if room is not None and room.shape == shape else empty(shape, like_rows_of)
+        return result(None, taken)
     shape = (sum(work.counts), *like_rows_of.shape[1:])
     output = work.output
     if not output:
         return np.empty(shape, like_rows_of.dtype)
     return np.ndarray(shape, like_rows_of.dtype, buffer=output)
+
+
+def _counts(work: Work | gpu.StreamWork) -> Array:
+    return np.array((work.finish() if isinstance(work, gpu.StreamWork) else work).counts, np.int32)
 
 
 def rows_for_each(splits: Any) -> list[int] | None:

@@ -1,8 +1,9 @@
 """Reduce operations and all-reduce. reduction.py and movement.py have the other collectives.
 
 Every function takes a NumPy array or what buffers.readable() understands, gives back ndarrays (a NumPy scalar for a
-scalar), and runs on `process_set`, by default all ranks. The *_async forms return a Handle. All ranks of the set make
-the same call; operations with a `name` may be submitted in any order, the others in one order on all ranks.
+scalar; for an array on a GPU one of the same library, see docs/cuda.md), and runs on `process_set`, by default all
+ranks. The *_async forms return a Handle. All ranks of the set make the same call; operations with a `name` may be
+submitted in any order, the others in one order on all ranks.
 
 Raised by all of them: NotInitializedError before init(); InvalidArgumentError for a bad argument, a name that is
 already in flight, or a rank outside the set; MismatchError when the ranks' calls do not fit together (no data moves
@@ -17,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from numpy import empty_like, ndarray
 
-from ringreduce.buffers import PLAIN, SCALARS, native, readable, writable
-from ringreduce.handles import Handle
+from ringreduce import buffers, gpu
+from ringreduce.buffers import PLAIN, handle, native, readable, result, writable
 from ringreduce.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
-    from ringreduce.buffers import Array
+    from ringreduce.handles import Handle
 
 
 class ReduceOp(IntEnum):
@@ -83,13 +84,13 @@ def allreduce(
     array([2., 4.])
     """
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as readable() would have it
-        output = empty_like(tensor)
-        process_set.group.allreduce(tensor, output, op, prescale_factor, postscale_factor, name, wire)
-        return output
+        fresh = empty_like(tensor)
+        process_set.group.allreduce(tensor, fresh, op, prescale_factor, postscale_factor, name, wire)
+        return fresh
     source = readable(tensor)
-    output = empty_like(source)
+    output = buffers.empty_like(source)
     process_set.group.allreduce(native(source), native(output), op, prescale_factor, postscale_factor, name, wire)
-    return like(tensor, output)
+    return result(tensor, output)
 
 
 def allreduce_(
@@ -123,11 +124,11 @@ def allreduce_async(
 ) -> Handle[Any]:
     """allreduce() without waiting. The tensor must not change until the handle is done."""
     source = readable(tensor)
-    output = empty_like(source)
+    output = buffers.empty_like(source)
     work = process_set.group.allreduce_async(
         [native(source)], [native(output)], op, prescale_factor, postscale_factor, name, wire
     )
-    return Handle(work, lambda _: like(tensor, output))
+    return handle(work, source, lambda _: (source, result(tensor, output))[1])
 
 
 def allreduce_async_(
@@ -141,9 +142,10 @@ def allreduce_async_(
     wire: str | None = None,
 ) -> Handle[Any]:
     """allreduce_() without waiting. The tensor must be left alone until the handle is done."""
-    target = native(writable(tensor))
+    memory = writable(tensor)
+    target = native(memory)
     work = process_set.group.allreduce_async([target], [target], op, prescale_factor, postscale_factor, name, wire)
-    return Handle(work, lambda _: tensor)
+    return handle(work, memory, lambda _: tensor)
 
 
 def grouped_allreduce(
@@ -202,7 +204,7 @@ def grouped_allreduce_async(
 ) -> Handle[list[Any]]:
     """grouped_allreduce() without waiting. The tensors must not change until the handle is done."""
     sources = [readable(tensor) for tensor in tensors]
-    outputs = [empty_like(source) for source in sources]
+    outputs = [buffers.empty_like(source) for source in sources]
     work = process_set.group.allreduce_async(
         [native(source) for source in sources],
         [native(output) for output in outputs],
@@ -212,7 +214,11 @@ def grouped_allreduce_async(
         name,
         wire,
     )
-    return Handle(work, lambda _: [like(tensor, output) for tensor, output in zip(tensors, outputs, strict=True)])
+    return handle(
+        work,
+        first_on_gpu(sources),
+        lambda _: [result(tensor, output) for tensor, output in zip(tensors, outputs, strict=True)],
+    )
 
 
 def grouped_allreduce_async_(
@@ -226,11 +232,12 @@ def grouped_allreduce_async_(
     wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce_() without waiting. The tensors must be left alone until the handle is done."""
-    targets = [native(writable(tensor)) for tensor in tensors]
+    memories = [writable(tensor) for tensor in tensors]
+    targets = [native(memory) for memory in memories]
     work = process_set.group.allreduce_async(targets, targets, op, prescale_factor, postscale_factor, name, wire)
-    return Handle(work, lambda _: list(tensors))
+    return handle(work, first_on_gpu(memories), lambda _: list(tensors))
 
 
-def like(tensor: Any, output: Array) -> Any:
-    """The output as the caller expects it: a NumPy scalar for a scalar."""
-    return output[()] if isinstance(tensor, SCALARS) else output
+def first_on_gpu(operands: Sequence[buffers.Memory]) -> buffers.Memory | None:
+    """One whose library knows the streams, if they are on a GPU. The core refuses those in different places."""
+    return next((operand for operand in operands if isinstance(operand, gpu.Operand)), None)

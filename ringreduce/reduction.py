@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ringreduce.buffers import native, readable
+from ringreduce.buffers import empty, empty_like, handle, native, readable, result
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.handles import Handle
-from ringreduce.ops import Average, like
+from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet, global_process_set
+
+if TYPE_CHECKING:
+    from ringreduce.handles import Handle
 
 
 def reducescatter(
@@ -57,9 +57,9 @@ def reducescatter_async(
     if source.ndim == 0:
         raise InvalidArgumentError("Reducescatter does not support scalar inputs")
     rows, extra = divmod(source.shape[0], group.size)
-    output = np.empty((rows + (group.rank < extra), *source.shape[1:]), source.dtype)
+    output = empty((rows + (group.rank < extra), *source.shape[1:]), source)
     work = submit(native(source), native(output), op, prescale_factor, postscale_factor, name)
-    return Handle(work, lambda _: (source, output)[1])
+    return handle(work, source, lambda _: (source, result(tensor, output))[1])
 
 
 def reduce(
@@ -108,10 +108,10 @@ def reduce_async(
     submit = group.reduce_async
     root = process_set.position(root_rank, "reduce")
     source = readable(tensor)
-    output = np.empty_like(source) if group.rank == root else None
+    output = empty_like(source) if group.rank == root else None
     target = native(source if output is None else output)  # not written outside the root
     work = submit(native(source), target, op, prescale_factor, postscale_factor, root, name)
-    return Handle(work, lambda _: (source, None if output is None else like(tensor, output))[1])
+    return handle(work, source, lambda _: (source, None if output is None else result(tensor, output))[1])
 
 
 def barrier(process_set: ProcessSet = global_process_set, *, name: str | None = None) -> None:

@@ -33,10 +33,14 @@ const std::vector<Knob>& knobs() {
        "how ranks are linked; auto: shared memory within a host, MPI between hosts; mpi: MPI everywhere; no tcp yet"},
       {"RINGREDUCE_MPI_CUDA", "name", "auto|on|off", "auto", "",
        "whether MPI is given pointers to GPU memory; auto: if it says that it takes them; off: staged in host memory"},
+      {"RINGREDUCE_CUDA_BLOCKING", "flag", "0|1", "0", "",
+       "1: calls on GPU memory wait for the result and raise its error, for debugging; 0: only streams wait"},
       {"RINGREDUCE_CUDA_ROAD", "name", "auto|ipc|nccl|mpi|staged", "auto", "",
        "how tensors on GPUs are communicated; one that the ranks cannot all take is an error that says why"},
       {"RINGREDUCE_NCCL_LIBRARY", "path", "", "", "",
        "the NCCL to use; default: the one that is loaded (torch's), a wheel's (nvidia-nccl-cu13), the system's"},
+      {"RINGREDUCE_CUDA_LIBRARY", "path", "", "libcuda.so.1", "",
+       "the CUDA driver: a file name that the loader finds, or a path"},
       {"RINGREDUCE_LOG_LEVEL", "name", "trace|debug|info|warning|error|fatal", "warning", "HOROVOD_LOG_LEVEL",
        "least level that is logged to stderr"},
       {"RINGREDUCE_TIMELINE", "path", "", "", "HOROVOD_TIMELINE",
@@ -103,7 +107,7 @@ Settings Settings::from_environment() {
   Settings settings;
   std::map<std::string_view, double> numbers;
   std::map<std::string_view, std::string> words;
-  std::map<std::string_view, std::string> paths;
+  std::map<std::string_view, std::string> texts;
   for (const Knob& knob : knobs()) {
     KnobValue given = read(knob);
     const std::string range = knob.range;
@@ -116,7 +120,7 @@ Settings Settings::from_environment() {
       }
       words[knob.name] = word;
     } else {
-      paths[knob.name] = given.value;
+      texts[knob.name] = given.value;
     }
     settings.values.push_back(std::move(given));
   }
@@ -136,8 +140,10 @@ Settings Settings::from_environment() {
   settings.isa = words["RINGREDUCE_ISA"];
   settings.transport = words["RINGREDUCE_TRANSPORT"];
   settings.mpi_cuda = words["RINGREDUCE_MPI_CUDA"];
+  settings.cuda_blocking = words["RINGREDUCE_CUDA_BLOCKING"] == "1";
   settings.cuda_road = words["RINGREDUCE_CUDA_ROAD"];
-  settings.nccl_library = paths["RINGREDUCE_NCCL_LIBRARY"];
+  settings.nccl_library = texts["RINGREDUCE_NCCL_LIBRARY"];
+  settings.cuda_library = texts["RINGREDUCE_CUDA_LIBRARY"];
   settings.log_level = log_level_from(words["RINGREDUCE_LOG_LEVEL"]);
   return settings;
 }

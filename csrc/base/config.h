@@ -41,8 +41,10 @@ struct Settings {
   std::string isa;
   std::string transport;
   std::string mpi_cuda;
+  bool cuda_blocking = false;
   std::string cuda_road;
   std::string nccl_library;
+  std::string cuda_library;
   LogLevel log_level = LogLevel::kWarning;
   std::vector<KnobValue> values;
 

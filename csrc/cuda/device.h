@@ -43,6 +43,8 @@ struct DeviceExport {
   int32_t pid = 0;  // owner
   int32_t fd = -1;  // the owner's descriptor of it; -1: `handle` is a CUDA IPC handle
   std::array<uint8_t, 64> handle{};
+  uint64_t process = 0;  // a number that is the owner's alone, also beside processes of other pid namespaces
+  uint64_t base = 0;     // where it begins in the owner's process
 };
 
 // Part of a list that one launch works through. Either side may be pinned host memory.
@@ -84,7 +86,9 @@ class Device {
   virtual void release(std::byte* data) = 0;
   // The allocation that an operand lies in; offset: where in it.
   virtual DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset) = 0;
-  // Where the allocation of a peer begins in this process. Mapped once and kept until `forget`; the own ones too.
+  // Where the allocation of a peer begins in this process; the own ones too. Mapped once and kept until `forget`, or
+  // until it is the one of kImports mappings that nobody has asked for longest: ask anew for every operation.
+  static constexpr size_t kImports = 4096;
   virtual std::byte* imported(const DeviceExport& peer) = 0;
   virtual void forget(uint64_t uid) = 0;  // the mapping of a peer's allocation; nothing in a lane uses it any more
 

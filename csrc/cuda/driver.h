@@ -210,6 +210,14 @@ RR_CUDA_CONSTANTS(RR_CONSTANT)
 // Ones that an older driver lacks; null there.
 #define RR_CUDA_OPTIONAL_CALLS(X) X(func_load, cuFuncLoad, Function)  // CUDA 12.4
 
+// The exported name of each, for messages.
+namespace symbols {
+#define RR_SYMBOL(member, symbol, ...) inline constexpr const char* member = #symbol;
+RR_CUDA_CALLS(RR_SYMBOL)
+RR_CUDA_OPTIONAL_CALLS(RR_SYMBOL)
+#undef RR_SYMBOL
+}  // namespace symbols
+
 }  // namespace cu
 
 inline constexpr const char* kCudaLibrary = "libcuda.so.1";

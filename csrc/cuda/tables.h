@@ -5,15 +5,9 @@
 #include <vector>
 
 #include "cuda/device.h"
+#include "cuda/table_layout.h"
 
 namespace rr {
-
-// The one parameter of every kernel, by value. A short table travels in it, so that the launch needs no upload; it
-// stays within the 4 KiB that every CUDA takes as parameters.
-struct alignas(16) LaunchArgument {
-  const std::byte* table = nullptr;  // in device memory, aligned to 16 bytes; null: it is `inlined`
-  alignas(16) std::byte inlined[4064];
-};
 
 // A launch. The table depends on the arguments alone, so who launches the same list again may keep what was uploaded.
 struct Launch {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/errors.h"
+#include "engine/device_queue.h"
 #include "engine/tuning.h"
 
 namespace rr {
@@ -26,6 +27,7 @@ constexpr double kDrainS = 5.0;
 // recent kernels also take a time slice (2.8 ms) from who yields, so that one that yields on and on is put behind all
 // others for milliseconds (8 B, 8 ranks on 2 cores, p50/p99 us: 50 us of yields 27/2800, 8 yields 26/140, none 89/380).
 constexpr int kYields = 8;
+constexpr double kFinishS = 5;  // shutdown() waits so long for operations on the GPU that streams wait for
 
 // Lets this thread's naps end when they should, for as long as it lives.
 class ShortNaps {
@@ -113,7 +115,9 @@ void Context::use_device(std::shared_ptr<Device> device) {
                                " as well: one rank, one GPU");
   }
   if (device_owner_ != nullptr) return;
+  throw_if_shut_down();
   device_owner_ = std::move(device);
+  device_queue_ = std::make_unique<DeviceQueue>(*this, device_owner_);
   mappings_ = DeviceMappings::of(device_owner_);
   device_.store(device_owner_.get(), std::memory_order_release);
 }
@@ -129,6 +133,27 @@ std::shared_ptr<const NcclLibrary> Context::nccl() {
     log_.write(is_wanted ? LogLevel::kWarning : LogLevel::kInfo, error.what());
   }
   return nccl_;
+}
+
+DeviceQueue& Context::device_queue() const {
+  if (device() == nullptr) throw InvalidArgumentError("this rank has no GPU yet");
+  return *device_queue_;
+}
+
+bool Context::with_lanes(const std::function<void(Device&)>& use) {
+  const std::unique_lock lock(executor_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  use(*device_owner_);
+  device_is_busy_.store(device_owner_->is_busy(), std::memory_order_relaxed);
+  return true;
+}
+
+std::shared_ptr<Group> Context::shared(Group& group) {
+  const std::lock_guard lock(executor_);
+  for (auto& known : groups_) {
+    if (known.get() == &group) return known;
+  }
+  return std::shared_ptr<Group>(std::shared_ptr<void>(), &group);
 }
 
 std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
@@ -158,6 +183,7 @@ void Context::remove_group(Group* group, Interrupt interrupt) {
   throw_if_shut_down();
   Request barrier;
   group->wait(*group->submit(barrier, interrupt), -1, interrupt);
+  if (device() != nullptr) device_queue_->forget(*group);
   const std::lock_guard lock(executor_);
   group->retire();
   groups_.erase(std::remove_if(groups_.begin(), groups_.end(), [&](const auto& g) { return g.get() == group; }),
@@ -165,7 +191,10 @@ void Context::remove_group(Group* group, Interrupt interrupt) {
 }
 
 void Context::shutdown() {
+  // A caller that has let a stream wait for an operation takes it for done.
+  if (device() != nullptr && !is_shut_down()) device_queue_->drain(kFinishS);
   if (shut_down_.exchange(true)) return;
+  if (device() != nullptr) device_queue_->stop();
   stop_.store(true);
   wake_all(engine_bell(rank_));
   wake_all(wait_bell(rank_));

@@ -19,6 +19,8 @@
 
 namespace rr {
 
+class DeviceQueue;
+
 // How ranks of other hosts are reached.
 struct Network {
   std::string name;          // of the transport, for messages
@@ -73,6 +75,12 @@ class Context {
   void use_device(std::shared_ptr<Device> device);
   // NCCL, if this rank has one that will do; null: the log says why not.
   std::shared_ptr<const NcclLibrary> nccl();
+  // For operations on its memory. Throws InvalidArgumentError before use_device().
+  DeviceQueue& device_queue() const;
+  // Calls use(the GPU) unless another thread is at work; then it returns false. Before use_device() not to be called.
+  bool with_lanes(const std::function<void(Device&)>& use);
+  // To keep with what may outlast remove_group(). The world stays the context's.
+  std::shared_ptr<Group> shared(Group& group);
   std::shared_ptr<Device> shared_device() const { return device() != nullptr ? device_owner_ : nullptr; }
   // Executor lock held.
   const std::shared_ptr<DeviceMappings>& device_mappings() const { return mappings_; }
@@ -89,8 +97,8 @@ class Context {
                   Interrupt interrupt, bool crowded, const std::function<void()>& tick);
   void throw_if_shut_down() const;
   void wake_engine() { ring(engine_bell(rank_)); }
-  void try_progress() { progress(false); }
-  void watch_peers();  // notes who died since the last look
+  bool try_progress() { return progress(false); }  // true when something moved
+  void watch_peers();                              // notes who died since the last look
   bool is_dead(int world_rank) const { return dead_[static_cast<size_t>(world_rank)].load(std::memory_order_acquire); }
 
  private:
@@ -117,6 +125,8 @@ class Context {
   std::mutex nccl_mutex_;
   std::shared_ptr<const NcclLibrary> nccl_;
   bool has_looked_for_nccl_ = false;
+  std::unique_ptr<DeviceQueue> device_queue_;  // set once, before device_
+  std::unique_ptr<DeviceMappings> mappings_;
   struct Abandoned {
     bool to_the_end = false;
     std::vector<Mark> marks;

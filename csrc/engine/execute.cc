@@ -196,17 +196,21 @@ OperationPtr Group::receive(const TensorView& dst, int peer, int tag, std::share
   return message(dst, peer, tag, std::move(keep), false);
 }
 
+void Group::check_peer(int peer, bool outgoing) const {
+  if (peer == kAnyPeer && !outgoing) return;
+  if (peer >= 0 && peer < size() && peer != rank_) return;
+  throw InvalidArgumentError(std::string(outgoing ? "send to" : "recv from") + " rank " + std::to_string(peer) +
+                             ": the peer must be another rank of the group");
+}
+
 OperationPtr Group::message(const TensorView& tensor, int peer, int tag, std::shared_ptr<void> keep, bool outgoing) {
   context_.throw_if_shut_down();
   throw_if_failed();
   if (tensor.place == Place::kDevice) {
     throw UnavailableError("send and recv take host memory: copy the tensor to the CPU first");
   }
-  const bool anyone = peer == kAnyPeer && !outgoing;
-  if (!anyone && (peer < 0 || peer >= size() || peer == rank_)) {
-    throw InvalidArgumentError(std::string(outgoing ? "send to" : "recv from") + " rank " + std::to_string(peer) +
-                               ": the peer must be another rank of the group");
-  }
+  check_peer(peer, outgoing);
+  const bool anyone = peer == kAnyPeer;
   auto operation = std::make_shared<Operation>();
   operation->kind = Kind::kBarrier;
   operation->peer = peer;

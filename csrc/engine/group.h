@@ -44,9 +44,11 @@ class Group {
                        Wire wire = Wire::kNone);
 
   OperationPtr submit(const Request& request, Interrupt interrupt);
+  void check_request(const Request& request) const;  // raises what submit() would, as far as this rank alone can tell
   OperationPtr send(const TensorView& src, int peer, int tag, std::shared_ptr<void> keep);
   // peer kAnyPeer: the next message of whichever rank; then the operation's peer says whose it was.
   OperationPtr receive(const TensorView& dst, int peer, int tag, std::shared_ptr<void> keep);
+  void check_peer(int peer, bool outgoing) const;
   // Raises the operation's error. False when timeout_s (< 0: none) ran out first.
   bool wait(Operation& operation, double timeout_s, Interrupt interrupt);
   bool done(Operation& operation);
@@ -86,7 +88,6 @@ class Group {
  private:
   // requests.cc
   Signature sign(const Request& request) const;
-  void check_request(const Request& request) const;
   void show_device_operands(Operation& operation) const;
   // submit.cc
   void note_thread(std::unique_lock<std::mutex>& lock);

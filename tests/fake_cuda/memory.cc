@@ -253,7 +253,7 @@ FAKE_API Result cuPointerGetAttribute(void* data, int attribute, cu::DevicePtr a
       *static_cast<int*>(data) = block->ordinal;
       return cu::kSuccess;
     case cu::kPointerLegacyIpcCapable:
-      *static_cast<bool*>(data) = block->kind == fake::Kind::kLegacy;
+      *static_cast<int*>(data) = block->kind == fake::Kind::kLegacy ? 1 : 0;
       return cu::kSuccess;
     case cu::kPointerAllowedHandleTypes:
       *static_cast<unsigned long long*>(data) = !is_host && block->file->is_exportable ? cu::kHandleTypePosixFd : 0;

@@ -1,0 +1,122 @@
+// Bindings: memory of a GPU, ours as Python sees it and others' that comes by DLPack.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/errors.h"
+#include "cuda/survey.h"
+#include "engine/context.h"
+
+namespace rr {
+
+// Memory of a GPU for as long as Python wants it: of its own, or the result of an operation.
+struct PyDeviceMemory {
+  std::shared_ptr<void> owner;
+  std::byte* address = nullptr;
+  size_t nbytes = 0;
+  int ordinal = 0;
+
+  // The driver may wait for the GPU when memory is given back, and the GPU for a thread that wants the GIL.
+  ~PyDeviceMemory() {
+    const pybind11::gil_scoped_release release;
+    owner.reset();
+  }
+  PyDeviceMemory(std::shared_ptr<void> holder, std::byte* at, size_t size, int gpu)
+      : owner(std::move(holder)), address(at), nbytes(size), ordinal(gpu) {}
+  PyDeviceMemory(PyDeviceMemory&&) = default;
+  PyDeviceMemory(const PyDeviceMemory&) = delete;
+
+  pybind11::dict interface() const {
+    pybind11::dict fields;
+    fields["shape"] = pybind11::make_tuple(nbytes);
+    fields["typestr"] = "|u1";
+    fields["data"] = pybind11::make_tuple(reinterpret_cast<uintptr_t>(address), false);
+    fields["strides"] = pybind11::none();
+    fields["version"] = 3;
+    fields["stream"] = pybind11::none();  // nothing to wait for: whoever got this has waited
+    return fields;
+  }
+};
+
+// DLPack's structures, as dlpack.h has them since version 0.2.
+struct DlTensor {
+  void* data;
+  int32_t device_type;
+  int32_t device_id;
+  int32_t ndim;
+  uint8_t type_code;
+  uint8_t bits;
+  uint16_t lanes;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+struct DlManagedTensor {
+  DlTensor tensor;
+  void* manager;
+  void (*deleter)(DlManagedTensor*);
+};
+
+// What a capsule of __dlpack__() has, taken over. Its deleter runs with the GIL.
+class PyDlpack {
+ public:
+  explicit PyDlpack(pybind11::capsule capsule) {
+    if (std::string(capsule.name() == nullptr ? "" : capsule.name()) != "dltensor") {
+      throw InvalidArgumentError("not a capsule of __dlpack__(), or one that has been used");
+    }
+    managed_.reset(capsule.get_pointer<DlManagedTensor>());
+    capsule.set_name("used_dltensor");
+  }
+  const DlTensor& tensor() const { return managed_->tensor; }
+  uintptr_t address() const {
+    return reinterpret_cast<uintptr_t>(tensor().data) + static_cast<uintptr_t>(tensor().byte_offset);
+  }
+  pybind11::object dims(const int64_t* from) const {
+    if (from == nullptr) return pybind11::none();
+    pybind11::tuple all(static_cast<size_t>(tensor().ndim));
+    for (int32_t i = 0; i < tensor().ndim; ++i) all[static_cast<size_t>(i)] = pybind11::int_(from[i]);
+    return all;
+  }
+
+ private:
+  struct Delete {
+    void operator()(DlManagedTensor* managed) const {
+      if (managed->deleter != nullptr) managed->deleter(managed);
+    }
+  };
+  std::unique_ptr<DlManagedTensor, Delete> managed_;
+};
+
+inline void bind_gpu(pybind11::module_& m) {
+  namespace py = pybind11;
+  m.def("cuda_built", &cuda_built);
+  m.def(
+      "gpu_of", [](uintptr_t address) { return gpu_of(reinterpret_cast<const std::byte*>(address)); },
+      py::arg("address"));
+  m.def("cuda_report", [] {
+    const py::gil_scoped_release release;
+    return survey_gpus();
+  });
+  py::class_<PyDeviceMemory>(m, "DeviceMemory")
+      .def_property_readonly("address", [](const PyDeviceMemory& d) { return reinterpret_cast<uintptr_t>(d.address); })
+      .def_readonly("nbytes", &PyDeviceMemory::nbytes)
+      .def_readonly("ordinal", &PyDeviceMemory::ordinal)
+      .def_property_readonly("__cuda_array_interface__", &PyDeviceMemory::interface);
+  py::class_<PyDlpack>(m, "DLPack")
+      .def(py::init<py::capsule>(), py::arg("capsule"))
+      .def_property_readonly("address", &PyDlpack::address)
+      .def_property_readonly(
+          "device", [](const PyDlpack& d) { return std::make_pair(d.tensor().device_type, d.tensor().device_id); })
+      .def_property_readonly(
+          "type",
+          [](const PyDlpack& d) { return py::make_tuple(d.tensor().type_code, d.tensor().bits, d.tensor().lanes); })
+      .def_property_readonly("shape", [](const PyDlpack& d) { return d.dims(d.tensor().shape); })
+      .def_property_readonly("strides", [](const PyDlpack& d) { return d.dims(d.tensor().strides); });
+}
+
+}  // namespace rr

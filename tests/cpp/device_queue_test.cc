@@ -1,0 +1,321 @@
+// The queue between streams and the group: markers of a fake GPU, operations on host memory, which the queue does not
+// tell apart.
+#include "engine/device_queue.h"
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "doctest/doctest.h"
+#include "fake_device.h"
+#include "ranks.h"
+
+namespace rr::test {
+namespace {
+
+Stream stream(int number) { return reinterpret_cast<Stream>(static_cast<uintptr_t>(0x100 + number)); }
+
+// A rank with a fake GPU.
+struct Gpu {
+  explicit Gpu(Rank& of, bool manual = false) : rank(of) {
+    FakeOptions options;
+    options.seed = static_cast<uint64_t>(of.rank) + 1;
+    options.manual = manual;
+    device = std::make_shared<FakeDevice>(options);
+    rank.context.use_device(device);
+  }
+  DeviceQueue& queue() const { return rank.context.device_queue(); }
+
+  Rank& rank;
+  std::shared_ptr<FakeDevice> device;
+};
+
+Request sum_in_place(const std::shared_ptr<Floats>& data, const std::string* name = nullptr) {
+  Request request;
+  request.kind = Kind::kAllreduce;
+  request.srcs = request.dsts = {view(*data, DType::kFloat32)};
+  request.is_async = true;
+  request.name = name;
+  request.keep = data;
+  return request;
+}
+
+float input(int rank, int base, size_t at) { return static_cast<float>((rank + 1) * (base % 89 + 1) + (at % 13)); }
+
+float expected(int size, int base, size_t at) {
+  float sum = 0;
+  for (int r = 0; r < size; ++r) sum += input(r, base, at);
+  return sum;
+}
+
+std::function<void()> filler(Floats& data, int rank, int base) {
+  return [&data, rank, base] {
+    for (size_t i = 0; i < data.size(); ++i) data[i] = input(rank, base, i);
+  };
+}
+
+void expect_sums(const Floats& data, int size, int base) {
+  for (size_t i = 0; i < data.size(); ++i) {
+    if (data[i] != expected(size, base, i)) {
+      throw std::runtime_error("operation " + std::to_string(base) + ", element " + std::to_string(i) + ": " +
+                               std::to_string(data[i]) + ", not " + std::to_string(expected(size, base, i)));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("operations come after their stream's work and before what a stream does next") {
+  const Environment environment({});
+  constexpr int kOperations = 60;
+  run_ranks(3, [](Rank& rank) {
+    Gpu gpu(rank);
+    std::mt19937 random(static_cast<unsigned>(rank.rank));
+    std::vector<std::shared_ptr<Floats>> data;
+    std::vector<Floats> seen(kOperations);
+    std::atomic<int> finished{0};
+    for (int i = 0; i < kOperations; ++i) {
+      data.push_back(std::make_shared<Floats>(i % 3 == 0 ? 7 : 3000 + i, -1.0F));
+      const Stream from = stream(static_cast<int>(random() % 4));  // other streams on each rank
+      const Stream to = stream(10 + static_cast<int>(random() % 3));
+      gpu.device->run(from, filler(*data.back(), rank.rank, i));
+      const auto operation = gpu.queue().submit(rank.world, sum_in_place(data.back()), {from});
+      gpu.queue().hold(*operation, to);
+      gpu.device->run(to, [&, i] {
+        seen[static_cast<size_t>(i)] = *data[static_cast<size_t>(i)];
+        finished.fetch_add(1);
+      });
+    }
+    wait_for([&] { return finished.load() == kOperations; });
+    for (int i = 0; i < kOperations; ++i) expect_sums(seen[static_cast<size_t>(i)], rank.size, i);
+    expect(DeviceWords::of(gpu.device)->in_use() == 0, "all words given back");
+    barrier(rank.world);
+  });
+}
+
+TEST_CASE("an operation of two streams waits for both, and a thread can wait for it") {
+  const Environment environment({});
+  run_ranks(2, [](Rank& rank) {
+    Gpu gpu(rank);
+    for (int i = 0; i < 20; ++i) {
+      const auto data = std::make_shared<Floats>(2000);
+      gpu.device->run(stream(1), [&] {
+        for (size_t k = 0; k < 1000; ++k) (*data)[k] = input(rank.rank, i, k);
+      });
+      gpu.device->run(stream(2), [&] {
+        for (size_t k = 1000; k < 2000; ++k) (*data)[k] = input(rank.rank, i, k);
+      });
+      const auto operation = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1), stream(2), stream(1)});
+      expect(gpu.queue().wait(*operation, 30, nullptr), "done in time");
+      expect(gpu.queue().done(*operation), "done");
+      expect_sums(*data, rank.size, i);
+    }
+  });
+}
+
+TEST_CASE("names: one in flight unless a stream waits for it, in the order of the calls") {
+  const Environment environment({});
+  run_ranks(2, [](Rank& rank) {
+    Gpu gpu(rank, true);
+    const std::string name = "gradient";
+    const auto first = std::make_shared<Floats>(500);
+    const auto second = std::make_shared<Floats>(500);
+    filler(*first, rank.rank, 1)();
+    filler(*second, rank.rank, 2)();
+    const auto one = gpu.queue().submit(rank.world, sum_in_place(first, &name), {stream(1)});
+    const auto again = [&] { gpu.queue().submit(rank.world, sum_in_place(second, &name), {stream(2)}); };
+    expect_contains(raised<InvalidArgumentError>(again), "same name");
+    expect(!gpu.queue().wait(*one, 0.01, nullptr), "its stream has not come there");
+    const auto two = gpu.queue().submit(rank.world, sum_in_place(second, &name), {stream(2)});
+    expect(!gpu.queue().done(*two), "pending");
+    gpu.device->advance();
+    expect(gpu.queue().wait(*two, 30, nullptr), "the second");
+    expect(gpu.queue().done(*one), "the first before it");
+    expect_sums(*first, rank.size, 1);
+    expect_sums(*second, rank.size, 2);
+  });
+}
+
+TEST_CASE("an operation's own failure lets streams go on and is raised where it is asked for") {
+  const Environment environment({});
+  run_ranks(2, [](Rank& rank) {
+    Gpu gpu(rank);
+    const auto data = std::make_shared<Floats>(static_cast<size_t>(1000 + rank.rank));
+    const auto operation = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
+    gpu.queue().hold(*operation, stream(2));
+    std::atomic<bool> went_on{false};
+    gpu.device->run(stream(2), [&] { went_on.store(true); });
+    wait_for([&] { return went_on.load(); });
+    wait_for([&] { return gpu.queue().done(*operation); });
+    expect_contains(raised<MismatchError>([&] { gpu.queue().hold(*operation, stream(2)); }), "Mismatched ALLREDUCE");
+    expect_contains(raised<MismatchError>([&] { gpu.queue().wait(*operation, -1, nullptr); }), "shapes");
+    const auto good = std::make_shared<Floats>(100);
+    filler(*good, rank.rank, 5)();
+    expect(gpu.queue().wait(*gpu.queue().submit(rank.world, sum_in_place(good), {stream(1)}), 30, nullptr), "usable");
+    expect_sums(*good, rank.size, 5);
+    Request wrong = sum_in_place(good);
+    wrong.dsts[0].dtype = DType::kInt32;
+    expect_contains(raised<InvalidArgumentError>([&] { gpu.queue().submit(rank.world, wrong, {stream(1)}); }), "dtype");
+    barrier(rank.world);
+  });
+}
+
+TEST_CASE("a captured operation runs again at each replay") {
+  const Environment environment({});
+  run_ranks(3, [](Rank& rank) {
+    Gpu gpu(rank);
+    const auto data = std::make_shared<Floats>(4000);
+    const auto small = std::make_shared<Floats>(5);
+    std::atomic<int> step{0};
+    std::atomic<int> ended{0};
+    std::atomic<bool> right{true};
+    gpu.device->begin_capture(stream(1));
+    gpu.device->run(stream(1), [&] {
+      filler(*data, rank.rank, step.load())();
+      filler(*small, rank.rank, step.load() + 1)();
+    });
+    const auto one = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
+    const auto two = gpu.queue().submit(rank.world, sum_in_place(small), {stream(1)});
+    gpu.queue().hold(*one, stream(1));
+    gpu.queue().hold(*two, stream(1));
+    gpu.device->run(stream(1), [&] {
+      try {
+        expect_sums(*data, rank.size, step.load());
+        expect_sums(*small, rank.size, step.load() + 1);
+      } catch (const std::exception&) {
+        right.store(false);
+      }
+      step.fetch_add(1);
+      ended.fetch_add(1);
+    });
+    const FakeDevice::Graph graph = gpu.device->end_capture(stream(1));
+    expect(gpu.queue().done(*one), "nothing runs while it is captured");
+    for (int i = 0; i < 20; ++i) gpu.device->replay(graph, stream(3));
+    wait_for([&] { return ended.load() == 20; });
+    expect(right.load(), "every replay's sums");
+    expect(DeviceWords::of(gpu.device)->in_use() == 2, "a word each, for good");
+    barrier(rank.world);
+    rank.context.shutdown();
+    gpu.device->replay(graph, stream(3));  // the stream goes on, with whatever the memory has
+    wait_for([&] { return ended.load() == 21; });
+  });
+}
+
+TEST_CASE("shutdown lets go of streams that wait for what will never be done") {
+  const Environment environment({});
+  run_ranks(2, [](Rank& rank) {
+    Gpu gpu(rank);
+    std::atomic<bool> went_on{false};
+    if (rank.rank == 0) {
+      const auto data = std::make_shared<Floats>(100);
+      const auto unasked = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
+      gpu.device->hold(stream(2), unasked->word.at, unasked->word.value);
+      gpu.device->run(stream(2), [&] { went_on.store(true); });
+      rank.context.shutdown();
+      wait_for([&] { return went_on.load(); });
+      expect_contains(raised<ShutdownError>([&] { gpu.queue().wait(*unasked, -1, nullptr); }), "shut down");
+      expect_contains(raised<ShutdownError>([&] { gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)}); }),
+                      "shut down");
+    } else {
+      const auto data = std::make_shared<Floats>(100);
+      const std::string name = "of this rank alone";
+      const auto lost = gpu.queue().submit(rank.world, sum_in_place(data, &name), {stream(1)});
+      gpu.queue().hold(*lost, stream(2));
+      gpu.device->run(stream(2), [&] { went_on.store(true); });
+      wait_for([&] { return went_on.load(); });
+      expect_contains(raised<ShutdownError>([&] { gpu.queue().wait(*lost, -1, nullptr); }), "rank 0");
+      expect_contains(raised<ShutdownError>([&] { gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)}); }),
+                      "rank 0");
+    }
+  });
+}
+
+TEST_CASE("an operation that times out fails its group and lets its stream go on") {
+  const Environment environment({{"RINGREDUCE_TIMEOUT", "0.5"}});
+  run_ranks(2, [](Rank& rank) {
+    Gpu gpu(rank);
+    if (rank.rank == 0) {
+      const auto data = std::make_shared<Floats>(100);
+      std::atomic<bool> went_on{false};
+      const auto lone = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
+      gpu.queue().hold(*lone, stream(1));
+      gpu.device->run(stream(1), [&] { went_on.store(true); });
+      wait_for([&] { return went_on.load(); });
+      expect_contains(raised<TimeoutError>([&] { gpu.queue().wait(*lone, -1, nullptr); }), "device.allreduce.0");
+    } else {
+      wait_for([&] { return has_failed(rank.world.board()); });
+    }
+  });
+}
+
+TEST_CASE("a marker that is reached when the context has gone finds nobody") {
+  const Environment environment({});
+  std::shared_ptr<FakeDevice> devices[2];
+  std::atomic<bool> went_on[2] = {false, false};
+  run_ranks(2, [&](Rank& rank) {
+    Gpu gpu(rank, true);
+    devices[rank.rank] = gpu.device;
+    const auto data = std::make_shared<Floats>(100);
+    const auto operation = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
+    gpu.device->hold(stream(1), operation->word.at, operation->word.value);
+    gpu.device->run(stream(1), [&] { went_on[rank.rank].store(true); });
+  });
+  for (int r = 0; r < 2; ++r) {
+    devices[r]->advance();
+    CHECK(went_on[r].load());
+  }
+}
+
+TEST_CASE("words run out with a clear error, and come back") {
+  const Environment environment({});
+  run_ranks(1, [](Rank& rank) {
+    Gpu gpu(rank, true);
+    const auto data = std::make_shared<Floats>(3);
+    gpu.device->begin_capture(stream(1));
+    for (int i = 0; i < 3; ++i) gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
+    gpu.device->end_capture(stream(1));
+    std::vector<DeviceOperationPtr> pending;
+    const std::string text = raised<UnavailableError>([&] {
+      for (size_t i = 0; i < Device::kWords; ++i) {
+        pending.push_back(gpu.queue().submit(rank.world, sum_in_place(data), {stream(2)}));
+      }
+    });
+    expect(pending.size() == Device::kWords - 3, "all but those of the graph");
+    expect_contains(text, "4093 by operations in flight and 3 by");
+    while (gpu.device->advance() != 0) continue;
+    for (const auto& operation : pending) expect(gpu.queue().wait(*operation, 60, nullptr), "done");
+    pending.push_back(gpu.queue().submit(rank.world, sum_in_place(data), {stream(2)}));
+    gpu.device->advance();
+    expect(gpu.queue().wait(*pending.back(), 30, nullptr), "one more");
+  });
+}
+
+TEST_CASE("a process set that is removed takes its operations along") {
+  const Environment environment({});
+  const Fd fd = create_memfd("set", Board::nbytes(2, 64));
+  run_ranks(2, [&](Rank& rank) {
+    Gpu gpu(rank, true);
+    auto group = rank.context.add_group(fd.get(), {0, 1}, 1, nullptr);
+    const auto data = std::make_shared<Floats>(100);
+    const auto reached = gpu.queue().submit(*group, sum_in_place(data), {stream(rank.rank)});
+    const auto behind = gpu.queue().submit(*group, sum_in_place(data), {stream(7)});
+    gpu.device->hold(stream(8), behind->word.at, behind->word.value);
+    std::atomic<bool> went_on{false};
+    gpu.device->run(stream(8), [&] { went_on.store(true); });
+    rank.context.remove_group(group.get(), nullptr);
+    for (const auto& operation : {reached, behind}) {
+      expect_contains(raised<ShutdownError>([&] { gpu.queue().wait(*operation, -1, nullptr); }), "was removed");
+    }
+    group.reset();
+    gpu.device->advance();
+    expect(went_on.load(), "its stream goes on");
+    const auto world = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
+    gpu.device->advance();
+    expect(gpu.queue().wait(*world, 30, nullptr), "the world is there");
+  });
+}
+
+}  // namespace rr::test
