@@ -48,7 +48,13 @@ class FakeNccl {
     std::filesystem::remove_all(folder_);
   }
   FakeNccl(const FakeNccl&) = delete;
-  bool left_files() const { return !std::filesystem::is_empty(folder_); }
+  // Data that nobody has cleared away.
+  bool left_files() const {
+    for (const auto& file : std::filesystem::directory_iterator(folder_)) {
+      if (file.path().filename().string().find("-end-") == std::string::npos) return true;
+    }
+    return false;
+  }
 
   const std::shared_ptr<const NcclLibrary> library;
   void (*fail)(int rank, int operation, int code) = nullptr;
@@ -68,10 +74,10 @@ class FakeNccl {
 };
 
 // The memory of the links between ranks that are threads.
-class Wires {
+class NcclWires {
  public:
   static constexpr size_t kCapacity = 4096;
-  explicit Wires(int size) : bells_(static_cast<size_t>(size)) {
+  explicit NcclWires(int size) : bells_(static_cast<size_t>(size)) {
     for (int i = 0; i < size * size; ++i) {
       memory_.push_back(std::vector<Line>(shm_link_nbytes(kCapacity) / sizeof(Line) + 1));
     }
@@ -100,7 +106,7 @@ struct NcclRank {
   Log log{LogLevel::kFatal, 0};
   std::shared_ptr<NcclTeams> teams;
 
-  NcclRank(std::shared_ptr<const NcclLibrary> library, Wires& wires, int me, int count)
+  NcclRank(std::shared_ptr<const NcclLibrary> library, NcclWires& wires, int me, int count)
       : rank(me),
         size(count),
         device(FakeOptions{me, fake_gpu(me), static_cast<uint64_t>(me), false, true, true}),

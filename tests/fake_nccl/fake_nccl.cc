@@ -187,6 +187,7 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
     return true;
   }
   void clean() {
+    files.erase(file("end", rank));  // others may not have looked yet
     for (const std::string& path : files) ::unlink(path.c_str());
     files.clear();
   }
