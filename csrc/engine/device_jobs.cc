@@ -12,34 +12,59 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kLeastBlock = 1 << 20;
+constexpr size_t kPieceNbytes = 8 << 20;  // at 50 GB/s 0.16 ms each way, which the first and the last piece show
 
 bool is_from_root(Kind kind) { return kind == Kind::kBroadcast || kind == Kind::kScatter; }
 
-// Issues copies to a lane and is done when they have passed.
-class LaneCopies final : public Algorithm {
+// Copies on a lane, of which others wait for parts.
+class LaneCopies {
  public:
-  LaneCopies(Device& device, Lane lane, std::vector<DevicePart> parts)
-      : device_(device), lane_(lane), parts_(std::move(parts)) {}
-
-  Step step() override {
-    if (is_issued_) return device_.passed(mark_) ? Step::kDone : Step::kIdle;
-    for (const DevicePart& part : parts_) {
-      if (part.count != 0) device_.copy(lane_, part.dst, part.src, part.count);
-    }
-    mark_ = device_.mark(lane_);
-    is_issued_ = true;
-    return Step::kProgress;
+  LaneCopies(Device& device, Lane lane) : device_(device), lane_(lane) {}
+  // A step that issues the copies and does not wait.
+  std::unique_ptr<Algorithm> issue(std::vector<DevicePart> parts) {
+    marks_->emplace_back();
+    return once([&device = device_, lane = lane_, parts = std::move(parts), marks = marks_, at = marks_->size() - 1] {
+      for (const DevicePart& part : parts) {
+        if (part.count != 0) device.copy(lane, part.dst, part.src, part.count);
+      }
+      (*marks)[at] = device.mark(lane);
+    });
   }
-
-  bool needs(int) const override { return false; }
+  // Done when the copies of issue() number `index`, and those before, have been made.
+  std::unique_ptr<Algorithm> await(size_t index) const { return std::make_unique<Await>(device_, marks_, index); }
+  size_t issues() const { return marks_->size(); }
 
  private:
+  using Marks = std::shared_ptr<std::vector<Mark>>;
+  class Await final : public Algorithm {
+   public:
+    Await(Device& device, Marks marks, size_t index) : device_(device), marks_(std::move(marks)), index_(index) {}
+    Step step() override { return device_.passed((*marks_)[index_]) ? Step::kDone : Step::kIdle; }
+    bool needs(int) const override { return false; }
+
+   private:
+    Device& device_;
+    Marks marks_;
+    size_t index_;
+  };
+
   Device& device_;
   Lane lane_;
-  std::vector<DevicePart> parts_;
-  Mark mark_;
-  bool is_issued_ = false;
+  Marks marks_ = std::make_shared<std::vector<Mark>>();
 };
+
+TensorView on_host(TensorView tensor, std::byte* data) {
+  tensor.place = Place::kHost;
+  tensor.data = data;
+  return tensor;
+}
+
+TensorView part_of(TensorView tensor, Range range) {
+  tensor.data += range.begin * itemsize(tensor.dtype);
+  tensor.count = tensor.dims[0] = range.count();
+  tensor.ndim = 1;
+  return tensor;
+}
 
 }  // namespace
 
@@ -73,7 +98,12 @@ void PinnedArena::clear() {
 
 // Executor lock held. What the lanes have been told to do goes on in the memory of operations that have failed.
 void Group::drop_active() {
-  context_.abandon(std::move(active_), active_members_);
+  // Kernels of NCCL's wait for ranks that will not come.
+  if (active_ != nullptr && nccl_ != nullptr) nccl_->abort();
+  const bool is_ipc = static_cast<Algo>(board_.entry(cursor_).algorithm) == Algo::kIpc;
+  if (!active_members_.empty() && active_members_.front()->signature.place == Place::kDevice) {
+    context_.abandon(std::move(active_), active_members_, is_ipc);
+  }
   active_.reset();
   active_members_.clear();
 }
@@ -103,7 +133,7 @@ std::unique_ptr<Algorithm> Group::build_ipc(const std::vector<OperationPtr>& mem
   add(context_.stats().cuda_ipc, 1);
   IpcJob job;
   job.device = &device;
-  job.mappings = &context_.device_mappings();
+  job.mappings = context_.device_mappings();
   job.is_forced = context_.settings().cuda_road == "ipc";
   job.refused = [this](const std::string& why) {
     board_.header().unmappable.store(1);
@@ -169,57 +199,91 @@ std::unique_ptr<Algorithm> Group::build_ipc(const std::vector<OperationPtr>& mem
   return ipc(team, std::move(job));
 }
 
-// Stand-ins of the operations, in pinned host memory: copied from the GPU, reduced or moved like any other, copied
-// back.
+// A stand-in of an operation, in pinned host memory, without tensors.
+OperationPtr Group::stand_in(const Operation& operation) const {
+  auto one = std::make_shared<Operation>();
+  one->kind = operation.kind;
+  one->signature = operation.signature;
+  one->signature.place = Place::kHost;
+  one->splits = operation.splits;
+  one->name = operation.name;
+  one->number = operation.number;
+  one->ticket = operation.ticket;
+  one->arena = arena_.get();
+  return one;
+}
+
+// Copied from the GPU, reduced or moved as host memory is, copied back. A long tensor of an all-reduce goes in pieces:
+// all are issued to the lane at once, and while one is between the hosts the next ones come from the GPU and the ones
+// before go back. Where it is cut depends on its length alone.
 std::unique_ptr<Algorithm> Group::build_in_host_memory(const std::vector<OperationPtr>& members, const Team& team,
                                                        size_t& rounds) {
   Device& device = *context_.device();
   if (arena_ == nullptr) arena_ = std::make_unique<PinnedArena>(device);
   arena_->clear();
-  std::vector<DevicePart> down;
-  std::vector<DevicePart> up;
-  std::vector<OperationPtr> stand_ins;
+  struct Unit {
+    std::vector<OperationPtr> operations;
+    std::vector<DevicePart> down;
+    std::vector<DevicePart> up;
+  };
+  std::vector<Unit> units(1);  // the first is what is not cut
   for (const OperationPtr& member : members) {
-    auto one = std::make_shared<Operation>();
-    one->kind = member->kind;
-    one->signature = member->signature;
-    one->signature.place = Place::kHost;
-    one->splits = member->splits;
-    one->name = member->name;
-    one->number = member->number;
-    one->ticket = member->ticket;
-    one->arena = arena_.get();
-    for (const TensorView& src : member->srcs) {
-      one->srcs.push_back(src);
-      one->srcs.back().place = Place::kHost;
-      one->srcs.back().data = arena_->allocate(src.nbytes());
-      const bool gives = member->signature.root == rank_ || !is_from_root(member->kind);
-      if (gives) down.push_back({src.data, one->srcs.back().data, src.nbytes()});
-    }
-    for (size_t i = 0; i < member->dsts.size() && !is_ragged(member->kind); ++i) {
-      const TensorView& dst = member->dsts[i];
-      const bool in_place =
-          i < member->srcs.size() && member->srcs[i].data == dst.data && member->srcs[i].nbytes() == dst.nbytes();
-      one->dsts.push_back(dst);
-      one->dsts.back().place = Place::kHost;
-      one->dsts.back().data = in_place ? one->srcs[i].data : arena_->allocate(dst.nbytes());
-      if (member->kind != Kind::kReduce || member->signature.root == rank_) {
-        up.push_back({one->dsts.back().data, dst.data, dst.nbytes()});
+    const Kind kind = member->kind;
+    const bool is_root = member->signature.root == rank_;
+    const OperationPtr whole = stand_in(*member);
+    for (size_t i = 0; i < std::max(member->srcs.size(), member->dsts.size()); ++i) {
+      const bool has_src = i < member->srcs.size();
+      const bool has_dst = i < member->dsts.size() && !is_ragged(kind);
+      const TensorView src = has_src ? member->srcs[i] : TensorView();
+      const TensorView dst = has_dst ? member->dsts[i] : TensorView();
+      const bool in_place = has_src && has_dst && src.data == dst.data && src.nbytes() == dst.nbytes();
+      const TensorView input = on_host(src, has_src ? arena_->allocate(src.nbytes()) : nullptr);
+      const TensorView output = on_host(dst, in_place  ? input.data
+                                             : has_dst ? arena_->allocate(dst.nbytes())
+                                                       : nullptr);
+      const bool gives = has_src && (is_root || !is_from_root(kind));
+      const bool takes = has_dst && (is_root || kind != Kind::kReduce);
+      const size_t piece = kPieceNbytes / itemsize(src.dtype);
+      const size_t pieces = kind == Kind::kAllreduce && src.count >= 2 * piece ? divide_up(src.count, piece) : 1;
+      for (size_t k = 0; k < pieces; ++k) {
+        const auto cut = [&](const TensorView& tensor) {
+          return pieces == 1 ? tensor : part_of(tensor, chunk({0, tensor.count}, piece, k));
+        };
+        if (pieces != 1) {
+          units.emplace_back();
+          units.back().operations.push_back(stand_in(*member));
+        }
+        Unit& unit = pieces == 1 ? units.front() : units.back();
+        Operation& one = pieces == 1 ? *whole : *unit.operations.back();
+        if (has_src) one.srcs.push_back(cut(input));
+        if (has_dst) one.dsts.push_back(cut(output));
+        if (gives) unit.down.push_back({cut(src).data, cut(input).data, cut(src).nbytes()});
+        if (takes) unit.up.push_back({cut(output).data, cut(dst).data, cut(dst).nbytes()});
       }
     }
-    stand_ins.push_back(std::move(one));
+    if (kind != Kind::kAllreduce || !whole->srcs.empty()) units.front().operations.push_back(whole);
   }
+  if (units.front().operations.empty()) units.erase(units.begin());
+
   Parts parts;
-  parts.push_back(std::make_unique<LaneCopies>(device, Lane::kToHost, std::move(down)));
-  parts.push_back(build_across_hosts(stand_ins, team, hosts_.narrowed(team.members), rounds));
-  Operation& first = *members.front();
-  if (is_ragged(first.kind)) {
-    first.counts = stand_ins.front()->counts;
-    first.output_nbytes = stand_ins.front()->output_nbytes;
-    const bool takes = first.kind != Kind::kGather || first.signature.root == rank_;
-    if (takes) up.push_back({stand_ins.front()->dsts[0].data, allocate_output(first), first.output_nbytes});
+  LaneCopies downs(device, Lane::kToHost);
+  LaneCopies ups(device, Lane::kToDevice);
+  for (Unit& unit : units) parts.push_back(downs.issue(std::move(unit.down)));
+  const Hosts hosts = hosts_.narrowed(team.members);
+  for (size_t k = 0; k < units.size(); ++k) {
+    parts.push_back(downs.await(k));
+    parts.push_back(build_across_hosts(units[k].operations, team, hosts, rounds));
+    Operation& first = *members.front();
+    if (is_ragged(first.kind)) {
+      const Operation& one = *units[k].operations.front();
+      first.counts = one.counts;
+      first.output_nbytes = one.output_nbytes;
+      const bool takes = first.kind != Kind::kGather || first.signature.root == rank_;
+      if (takes) units[k].up.push_back({one.dsts[0].data, allocate_output(first), first.output_nbytes});
+    }
+    parts.push_back(ups.issue(std::move(units[k].up)));
   }
-  parts.push_back(std::make_unique<LaneCopies>(device, Lane::kToDevice, std::move(up)));
+  parts.push_back(ups.await(ups.issues() - 1));
   return sequence(std::move(parts));
 }
 

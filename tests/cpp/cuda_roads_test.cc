@@ -288,7 +288,7 @@ TEST_CASE("GPUs on two hosts") {
                                 check_alltoall(rank, count);
                                 check_reduces(rank, count, root);
                               }
-                              for (const size_t count : {size_t{7}, size_t{400003}}) {
+                              for (const size_t count : {size_t{7}, size_t{100003}}) {
                                 for (const bool in_place : {false, true}) {
                                   check_allreduce(rank, {DType::kInt32, ReduceOp::kSum, count, 1.0, 1.0}, in_place, "");
                                 }
@@ -298,6 +298,24 @@ TEST_CASE("GPUs on two hosts") {
                               barrier(rank.world);
                             })));
   }
+}
+
+TEST_CASE("GPUs on two hosts: a long tensor goes in pieces, beside short ones") {
+  const Environment environment{{"RINGREDUCE_CHUNK", "65536"}};
+  const auto body = [](GpuRank& rank) {
+    const size_t counts[] = {100, 4500007, 3};  // of 4 bytes: more than two pieces of 8 MiB
+    std::vector<GpuTensor> tensors;
+    Request request = request_of(Kind::kAllreduce);
+    for (const size_t count : counts) {
+      tensors.emplace_back(rank.gpu, DType::kInt32, std::vector<uint64_t>{count}, given(rank.rank.rank, count));
+      request.srcs.push_back(tensors.back().view());
+    }
+    request.dsts = request.srcs;
+    run(rank, request);
+    for (size_t k = 0; k < std::size(counts); ++k) expect(tensors[k].get() == sums(3, counts[k]), "sum in pieces");
+    barrier(rank.world);
+  };
+  CHECK_NOTHROW(run_hosts({0, 0, 1}, on_gpu(own_gpus(3), body), 64, 65536));
 }
 
 TEST_CASE("GPUs: memory that cannot be exported is staged, and so is what a GPU may not map") {
@@ -312,7 +330,9 @@ TEST_CASE("GPUs: memory that cannot be exported is staged, and so is what a GPU 
   };
   CHECK_NOTHROW(run_ranks(3, on_gpu(gpus(false, true), [](GpuRank& rank) {
                             check_all(rank);
-                            expect(rank.rank.context.stats().cuda_ipc == 0, "nothing can be mapped");
+                            // What is empty needs no mapping.
+                            const Stats& stats = rank.rank.context.stats();
+                            expect(stats.cuda_staged > 3 * stats.cuda_ipc, "what lies in rank 1's memory is staged");
                           })));
   CHECK_NOTHROW(run_ranks(3, on_gpu(gpus(true, false), [](GpuRank& rank) {
                             check_buckets(rank);
@@ -441,6 +461,20 @@ TEST_CASE("GPUs: sums go on without the ranks that have joined") {
   }
 }
 
+// Its lanes go on only when it has told the others.
+void leave(GpuRank& rank) {
+  std::thread lanes([&] {
+    while (!rank.rank.context.is_shut_down()) std::this_thread::yield();
+    const auto left = [&] {
+      return rank.world.board().line(rank.rank.rank).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown);
+    };
+    wait_for(left);
+    rank.gpu.advance();
+  });
+  rank.rank.context.shutdown();
+  lanes.join();
+}
+
 TEST_CASE("GPUs: a rank that leaves in the middle, and one whose GPU breaks") {
   for (const char* road : {"ipc", "staged"}) {
     CAPTURE(road);
@@ -463,7 +497,7 @@ TEST_CASE("GPUs: a rank that leaves in the middle, and one whose GPU breaks") {
                                 if (rank.rank.rank == 2) {
                                   // Its lanes do nothing, so the operation cannot end.
                                   wait_for([&] { return rank.gpu.is_busy(); });
-                                  if (!breaks) return;
+                                  if (!breaks) return leave(rank);
                                   rank.gpu.break_down("an illegal memory access was encountered");
                                 }
                                 const std::string text = raised<InternalError>([&] {
@@ -481,9 +515,10 @@ TEST_CASE("GPUs: a rank that leaves in the middle, and one whose GPU breaks") {
   }
 }
 
-TEST_CASE("mappings: each is made once, and the least recently used is forgotten") {
+TEST_CASE("mappings: each is made once, and the least recently used and the idle are forgotten") {
   FakeDevice owner;
-  FakeDevice device;
+  const auto device = std::make_shared<FakeDevice>();
+  CHECK((DeviceMappings::of(device) == DeviceMappings::of(device)));
   DeviceMappings mappings(device, 2);
   std::vector<DeviceExport> exports;
   std::vector<std::byte*> memory;
@@ -503,7 +538,17 @@ TEST_CASE("mappings: each is made once, and the least recently used is forgotten
   mappings.release({exports[0].uid, exports[3].uid});
   CHECK(mappings.count() == 2);
   CHECK(mappings.hold(exports[0]) == first);
-  CHECK(device.imports() == 4);
+  CHECK(device->imports() == 4);
+  mappings.trim();
+  CHECK(mappings.count() == 2);
+
+  DeviceMappings forgetful(device, 2, 0);
+  forgetful.hold(exports[1]);
+  forgetful.trim();
+  CHECK(forgetful.count() == 1);
+  forgetful.release({exports[1].uid});
+  forgetful.trim();
+  CHECK(forgetful.count() == 0);
 }
 
 TEST_CASE("roads: the rule, and why") {
@@ -518,9 +563,13 @@ TEST_CASE("roads: the rule, and why") {
   CHECK(select_road("auto", team).algorithm == Algo::kMpi);
   team.gpus = 4;
   CHECK(select_road("auto", team).algorithm == Algo::kNccl);
-  team.is_whole_group = false;
+  team.is_mappable = true;
+  CHECK(select_road("auto", team).algorithm == Algo::kNccl);
+  team.is_mappable = team.is_whole_group = false;
+  CHECK(select_road("auto", team).algorithm == Algo::kNccl);
+  team.nccl = false;
   CHECK(select_road("auto", team).algorithm == Algo::kPinned);
-  team.several_hosts = team.is_whole_group = true;
+  team.several_hosts = team.is_whole_group = team.nccl = true;
   CHECK(select_road("auto", team).algorithm == Algo::kNccl);
   CHECK(select_road("ipc", team).algorithm == Algo::kAuto);
   CHECK(select_road("staged", team).algorithm == Algo::kPinned);
