@@ -47,7 +47,7 @@ Calls& Calls::of_process() {
   return instance;
 }
 
-void Calls::start(const Place& place) {
+void Calls::start(const Position& place) {
   const std::lock_guard lock(table_->mutex);
   table_->place = place;
 }
@@ -177,7 +177,7 @@ int Calls::join(int process_set) {
   return joining.ranks[static_cast<size_t>(joining.group->join(nullptr))];
 }
 
-Place Calls::place() const {
+Position Calls::place() const {
   const std::lock_guard lock(table_->mutex);
   if (table_->entries.count(0) == 0) throw NotInitializedError(table_->absence);
   return table_->place;

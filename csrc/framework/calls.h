@@ -37,7 +37,7 @@ struct Call {
 };
 
 // Where this process is. Ranks of hosts are not known to the core.
-struct Place {
+struct Position {
   int rank = 0;
   int size = 1;
   int local_rank = 0;
@@ -61,7 +61,7 @@ class Calls {
   static Calls& of_process();
 
   // What the ids mean. Threads inside a call go on with the group they have.
-  void start(const Place& place);
+  void start(const Position& place);
   // group: null where this rank is no member.
   void enter(int process_set, std::vector<int> ranks, std::weak_ptr<Context> context, std::weak_ptr<Group> group);
   void leave(int process_set);
@@ -74,7 +74,7 @@ class Calls {
   // the first error, once nothing here touches the callers' memory any more.
   std::vector<OperationPtr> run(const std::vector<Call>& calls);
   int join(int process_set);  // the rank of the world that joined last
-  Place place() const;
+  Position place() const;
   int size(int process_set) const;
   int rank(int process_set) const;  // within the set; raises InvalidArgumentError outside
   bool included(int process_set) const;
@@ -89,7 +89,7 @@ class Calls {
   struct Table {  // of one process: a forked child begins another and leaves this one as it is
     std::mutex mutex;
     std::map<int, Entry> entries;
-    Place place;
+    Position place;
     std::string absence;
   };
   struct Member {  // the group goes first
