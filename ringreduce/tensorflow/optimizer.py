@@ -7,11 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringreduce.common.arguments import check_predivide
+from ringreduce.common.groups import renamed
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.ops import Adasum, Average
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.compression import Compression, Compressor
-from ringreduce.tensorflow.gradients import GradientReducer, check_options
+from ringreduce.tensorflow.gradients import GradientReducer
 from ringreduce.tensorflow.legacy import _DistributedOptimizer
 from ringreduce.tensorflow.legacy_adasum import _DistributedAdasumOptimizer
 
@@ -64,7 +66,8 @@ def DistributedOptimizer(
         AdasumError (a ValueError): op=Adasum with an optimizer of Keras.
         UnavailableError: op=Adasum with groups or several passes.
     """
-    groups = check_options(op, gradient_predivide_factor, num_groups, groups)
+    check_predivide(op, gradient_predivide_factor)
+    groups = renamed(num_groups, groups)
     if backward_passes_per_step < 1:
         raise InvalidArgumentError("backward_passes_per_step must be > 0")
     if op == Adasum and average_aggregated_gradients:

@@ -7,11 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringreduce.common.arguments import check_predivide
+from ringreduce.common.groups import renamed
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.compression import Compression, Compressor
-from ringreduce.tensorflow.gradients import GradientReducer, check_options
+from ringreduce.tensorflow.gradients import GradientReducer
 from ringreduce.tensorflow.variables import VariableRef
 
 
@@ -153,7 +155,8 @@ def DistributedGradientTape(
     >>> tape = hvd.DistributedGradientTape(tape)
     >>> optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
     """
-    groups = check_options(op, gradient_predivide_factor, num_groups, groups)
+    check_predivide(op, gradient_predivide_factor)
+    groups = renamed(num_groups, groups)
     if not isinstance(gradtape, tf.GradientTape):
         raise InvalidArgumentError(f"DistributedGradientTape takes a tf.GradientTape, not {gradtape!r}")
     if isinstance(gradtape, DistributedTape):
