@@ -14,7 +14,7 @@ from ringreduce.ops import Adasum, Average
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.compression import Compression, Compressor
 from ringreduce.tensorflow.gradients import GradientReducer
-from ringreduce.tensorflow.legacy import _DistributedOptimizer
+from ringreduce.tensorflow.legacy import Wrapper, _DistributedOptimizer
 from ringreduce.tensorflow.legacy_adasum import _DistributedAdasumOptimizer
 
 
@@ -73,7 +73,7 @@ def DistributedOptimizer(
     if op == Adasum and average_aggregated_gradients:
         raise InvalidArgumentError("Adasum does not support average_aggregated_gradients == True")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        if isinstance(optimizer, (_DistributedOptimizer, _DistributedAdasumOptimizer)):
+        if isinstance(optimizer, Wrapper):
             raise InvalidArgumentError("DistributedOptimizer: this optimizer is wrapped already; it would reduce twice")
         name = name or f"Distributed{type(optimizer).__name__}"
         if op == Adasum:
