@@ -31,4 +31,5 @@ def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> b
 
 
 def _executing_eagerly() -> bool:
+    """Whether operations run where they are called."""
     return bool(tf.executing_eagerly())
