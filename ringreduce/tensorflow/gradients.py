@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -88,13 +88,33 @@ class GradientReducer:
                 before = [last.values if isinstance(last, tf.IndexedSlices) else last]
         return results
 
-    def scaled(self, grads: Sequence[Any]) -> list[Any]:
-        """Gradients of variables that each rank has for itself, divided by the number of ranks.
+    def with_local(
+        self,
+        grads: Sequence[Any],
+        vars: Sequence[Any],
+        local: Collection[VariableRef],
+        scale: bool,
+        use_generic_names: bool = False,
+    ) -> list[Any]:
+        """The gradients, reduced but for those of variables that each rank has for itself.
 
-        The other variables' loss is the mean over the ranks, and then so is theirs.
+        Args:
+            local: these variables.
+            scale: whether their gradients are divided by the number of ranks. The other variables' loss is the mean
+                over the ranks, and then so is theirs.
+            grads, vars, use_generic_names: as in a call.
         """
+        results = list(grads)
+        own = local_places(vars, local)
+        shared = [at for at in range(len(results)) if at not in own]
+        reduced = self([results[at] for at in shared], [vars[at] for at in shared], use_generic_names)
+        for at, one in zip(shared, reduced, strict=True):
+            results[at] = one
         ranks = self.process_set.size() if self.process_set.included() else 1
-        return [one if one is None or ranks == 1 else _multiplied(one, 1.0 / float(ranks or 1)) for one in grads]
+        if scale and ranks != 1:
+            for at in sorted(own):
+                results[at] = None if results[at] is None else _multiplied(results[at], 1.0 / float(ranks or 1))
+        return results
 
     def _reduce(self, grads: list[Any], name: str | None, generic: bool) -> list[Any]:
         """One operation; with IndexedSlices a second. The collectives take no factors for these: they multiply here."""
@@ -131,6 +151,11 @@ class GradientReducer:
             raise InvalidArgumentError(f"{self._name}: groups of variables need the variables of the gradients")
         places = [at for at, one in enumerate(grads) if one is not None]
         return buckets(places, self._groups, VariableRef, variables or ())
+
+
+def local_places(variables: Iterable[Any], local: Collection[VariableRef]) -> set[int]:
+    """Where among variables those are that each rank has for itself."""
+    return {at for at, variable in enumerate(variables) if VariableRef(variable) in local} if local else set()
 
 
 _make_allreduce_grads_fn = GradientReducer  # Horovod's name

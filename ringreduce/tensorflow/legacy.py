@@ -92,13 +92,4 @@ class _DistributedOptimizer(Wrapper):
         return self._aggregation.apply(update, [grad for grad, _ in pairs])
 
     def _reduced(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        local = [at for at, variable in enumerate(variables) if VariableRef(variable) in self._local_vars]
-        shared = [at for at in range(len(grads)) if at not in local]
-        results = list(grads)
-        reduced = self._reducer([grads[at] for at in shared], [variables[at] for at in shared])
-        for at, one in zip(shared, reduced, strict=True):
-            results[at] = one
-        if self._scale_local_gradients:
-            for at, one in zip(local, self._reducer.scaled([grads[at] for at in local]), strict=True):
-                results[at] = one
-        return results
+        return self._reducer.with_local(grads, variables, self._local_vars, self._scale_local_gradients)
