@@ -201,6 +201,11 @@ def grouped_allreduce_async(
     wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce() without waiting. The tensors must not change until the handle is done."""
+    tensors = list(tensors)
+    if _are_plain(tensors):
+        results = list(map(empty_like, tensors))
+        work = process_set.group.allreduce_async(tensors, results, op, prescale_factor, postscale_factor, name, wire)
+        return Handle(work, lambda _: results)
     sources = [readable(tensor) for tensor in tensors]
     outputs = [empty_like(source) for source in sources]
     work = process_set.group.allreduce_async(
@@ -226,9 +231,18 @@ def grouped_allreduce_async_(
     wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce_() without waiting. The tensors must be left alone until the handle is done."""
-    targets = [native(writable(tensor)) for tensor in tensors]
+    tensors = list(tensors)
+    targets = tensors if _are_plain(tensors) else [native(writable(tensor)) for tensor in tensors]
     work = process_set.group.allreduce_async(targets, targets, op, prescale_factor, postscale_factor, name, wire)
-    return Handle(work, lambda _: list(tensors))
+    return Handle(work, lambda _: tensors)
+
+
+def _are_plain(tensors: Sequence[Any]) -> bool:
+    """Whether all are as readable() and writable() would have them, and as native() would hand them to the core.
+
+    Without calls for each: the core takes 0.3 us for a small tensor, and those would take 0.6 us.
+    """
+    return all(type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray for tensor in tensors)
 
 
 def like(tensor: Any, output: Array) -> Any:
