@@ -10,6 +10,7 @@
 
 #include "base/errors.h"
 #include "collective/roads.h"
+#include "cuda/nccl.h"
 #include "cuda/survey.h"
 #include "engine/context.h"
 
@@ -112,6 +113,16 @@ inline void bind_gpu(pybind11::module_& m) {
                               road.reason);
       },
       py::arg("forced"), py::arg("ranks"), py::arg("gpus"), py::arg("nccl"));
+  m.def("nccl", [] {
+    const py::gil_scoped_release release;
+    try {
+      const auto library = nccl_library(Settings::from_environment().nccl_library);
+      return std::make_pair(library->version(), library->name());
+    } catch (const UnavailableError& error) {
+      return std::make_pair(0, std::string(error.what()));
+    }
+  });
+  m.def("nccl_found_at", &nccl_found_at, py::arg("path"));
   m.def("cuda_report", [] {
     const py::gil_scoped_release release;
     return survey_gpus();

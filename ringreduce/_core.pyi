@@ -51,6 +51,12 @@ def cuda_road(forced: str, ranks: int, gpus: int, nccl: bool) -> tuple[str, str]
     forced: a value of RINGREDUCE_CUDA_ROAD.
     """
 
+def nccl() -> tuple[int, str]:
+    """(version code, name and file) of the NCCL that is used, which this loads; (0, why) when there is none."""
+
+def nccl_found_at(path: str) -> None:
+    """Where a package has an NCCL that nobody has loaded yet."""
+
 def cuda_report() -> list[tuple[str, str]]:
     """What the CUDA driver says of itself and of its GPUs, as (name, text): ("driver", "13.0 (libcuda.so.1)"), then
     ("GPU 0", its name) and so on; ("driver", why not) when there is none. Creates no context."""

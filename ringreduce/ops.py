@@ -238,8 +238,8 @@ def grouped_allreduce_async_(
 ) -> Handle[list[Any]]:
     """grouped_allreduce_() without waiting. The tensors must be left alone until the handle is done."""
     tensors = list(tensors)
-    memories = tensors if _are_plain(tensors) else [writable(tensor) for tensor in tensors]
-    targets = memories if memories is tensors else [native(memory) for memory in memories]
+    memories = [] if _are_plain(tensors) else [writable(tensor) for tensor in tensors]
+    targets = [native(memory) for memory in memories] or tensors
     work = process_set.group.allreduce_async(targets, targets, op, prescale_factor, postscale_factor, name, wire)
     return handle(work, first_on_gpu(memories), lambda _: tensors)
 

@@ -13,7 +13,7 @@ from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
 
 DRIVER_TIMEOUT_S = 60.0  # cuInit of a machine with eight GPUs takes seconds when nothing keeps the driver awake
-ASKED = "import json; from ringreduce import features, _core; print(json.dumps([_core.cuda_report(), features.nccl()]))"
+ASKED = "import json; from ringreduce import nccl, _core; print(json.dumps([_core.cuda_report(), nccl.version()[1]]))"
 
 
 def cuda() -> Iterator[Finding]:
