@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "cuda/device.h"
 #include "data/stream.h"
 #include "engine/bench.h"
 #include "engine/context.h"
@@ -65,7 +66,7 @@ PYBIND11_MODULE(_core, m) {
         wire_round_trip(kernels("auto"), codec, reinterpret_cast<void*>(address), count);
       },
       py::arg("wire"), py::arg("address"), py::arg("count"));
-  m.def("cuda_built", [] { return false; });
+  m.def("cuda_built", &cuda_built);
   m.def(
       "control_nbytes", [](int size) { return Board::nbytes(size, Settings::from_environment().cache_capacity); },
       py::arg("size"));
