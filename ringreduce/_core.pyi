@@ -3,9 +3,9 @@
 A *buffer* argument is either any C-contiguous object with the buffer protocol (a NumPy array), or a tuple
 ``(address, shape, dtype_code, owner)`` made by ringreduce.buffers for everything else: whoever submits a tuple's bytes
 keeps the owner alive until the operation has finished, as it does for a buffer. The device form of the tuple,
-``(address, shape, dtype_code, owner, ordinal, stream)``, is for memory of GPU `ordinal` whose content comes from work on
-`stream` (a CUstream as an int; 0, 1 and 2 are the default streams as in CUDA): the operation begins once the stream has
-come there, and no call waits for that; Work.hold() lets a stream wait for the end. Dtype codes are the order of
+``(address, shape, dtype_code, owner, ordinal, stream)``, is for memory of GPU `ordinal` whose content comes from work
+on `stream` (a CUstream as an int; 0, 1 and 2 are the default streams as in CUDA): the operation begins once the stream
+has come there, and no call waits for that; Work.hold() lets a stream wait for the end. Dtype codes are the order of
 ``dtypes()``; op codes are Horovod's (average 0, sum 1, adasum 2, min 3, max 4, product 5), then logical_and 6,
 logical_or 7, bitwise_and 8, bitwise_or 9. A wire is one of wires(), or None for "none". Ranks (root, peers) are ranks
 within the group. Times are seconds.
@@ -40,8 +40,22 @@ def cuda_built() -> bool:
     """Whether this build has kernels for GPUs."""
 
 def gpu_of(address: int) -> int:
-    """The ordinal of the GPU whose memory an address is in. UnavailableError without CUDA, InvalidArgumentError for other
-    memory."""
+    """The ordinal of the GPU whose memory an address is in.
+
+    Raises UnavailableError without a driver, InvalidArgumentError for other memory.
+    """
+
+def cuda_road(forced: str, ranks: int, gpus: int, nccl: bool) -> tuple[str, str]:
+    """The road of an all-reduce of so many ranks of one host on so many GPUs, and why; "none" if there is none.
+
+    forced: a value of RINGREDUCE_CUDA_ROAD.
+    """
+
+def nccl() -> tuple[int, str]:
+    """(version code, name and file) of the NCCL that is used, which this loads; (0, why) when there is none."""
+
+def nccl_found_at(path: str) -> None:
+    """Where a package has an NCCL that nobody has loaded yet."""
 
 def cuda_report() -> list[tuple[str, str]]:
     """What the CUDA driver says of itself and of its GPUs, as (name, text): ("driver", "13.0 (libcuda.so.1)"), then
@@ -89,8 +103,11 @@ class Work:
         """Whether it is part of a CUDA graph and runs whenever that is replayed."""
 
     @property
-    def output(self) -> memoryview | DeviceMemory | None:
-        """Bytes that the operation itself allocated (allgather, alltoall, gather at the root), valid after wait()."""
+    def output(self) -> Any:
+        """Bytes that the operation itself allocated (allgather, alltoall, gather at the root), valid after wait().
+
+        A memoryview; of GPU memory, a DeviceMemory; None when there are none.
+        """
 
     @property
     def counts(self) -> list[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from ringreduce import _core, state
+from ringreduce import _core, nccl, state
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 
 
@@ -48,8 +48,8 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version code; 0: this version does not use NCCL."""
-    return 0
+    """NCCL's version code, such as 22705; 0 without CUDA in this build, or without an NCCL on this machine."""
+    return nccl.version()[0] if _core.cuda_built() else 0
 
 
 def ddl_built() -> bool:

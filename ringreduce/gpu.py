@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ringreduce import _core, state
+from ringreduce import _core, nccl, state
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.handles import Handle
 
@@ -126,13 +126,13 @@ class Operand(NamedTuple):
     def copy(self, code: int) -> Operand:
         """A new array with the same content, as work on the current stream sees it."""
         library = _library(self.array)
-        if library is None:
-            made = self.empty(self.shape)
-            work = state.require().context.copy_on_gpu(self.native(code), made.native(code))
-            work.hold(self.current_stream())
-            return made
-        made = of(self.array.copy() if library.__name__ == "cupy" else self.array.clone())
-        assert made is not None
+        if library is not None:
+            copied = of(self.array.copy() if library.__name__ == "cupy" else self.array.clone())
+            assert copied is not None
+            return copied
+        made = self.empty(self.shape)
+        work = state.require().context.copy_on_gpu(self.native(code), made.native(code))
+        work.hold(self.current_stream())
         return made
 
     def received(self, memory: _core.DeviceMemory, shape: Sequence[int]) -> Any:
@@ -174,6 +174,7 @@ def of(value: Any) -> Operand | None:
         found = _by_dlpack(value)
     else:
         return None
+    nccl.look()
     operand, strides = found
     if is_contiguous(operand.shape, strides):
         return operand
@@ -197,8 +198,8 @@ def writable(value: Any) -> Operand | None:
     advice = "or use the form without the trailing underscore"
     if operand.array is not value:
         raise InvalidArgumentError(
-            f"Tensor is required to be contiguous. A {type(value).__name__} of shape {operand.shape} that is not cannot "
-            f"be written in place; pass a C-contiguous array, {advice}"
+            f"Tensor is required to be contiguous. A {type(value).__name__} of shape {operand.shape} that is not "
+            f"cannot be written in place; pass a C-contiguous array, {advice}"
         )
     offered = getattr(value, "__cuda_array_interface__", None)
     if offered is not None and offered["data"][1]:
@@ -337,4 +338,7 @@ def _ordinal(value: Any, address: int) -> int:
         number = getattr(device, name, None)
         if isinstance(number, int):
             return number
-    return _core.gpu_of(address)
+    try:
+        return _core.gpu_of(address)
+    except UnavailableError as error:
+        raise UnavailableError(f"this {type(value).__name__} is in CUDA memory, but {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ringreduce import state
 from ringreduce.errors import InvalidArgumentError, NotInitializedError
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _UNFINISHED: Any = object()
+
+
+class Waitable(Protocol):
+    """What a handle waits for: an operation of the core, or what stands for one or several."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until it is done, at most timeout seconds, and raises its error."""
+
+    def done(self) -> bool:
+        """True once wait() would not block."""
 
 
 class Works:
@@ -53,7 +63,7 @@ class Handle(Generic[T]):
 
     __slots__ = ("__weakref__", "_finish", "_forks", "_value", "_work")
 
-    def __init__(self, work: Work | Works, finish: Callable[[Any], T]) -> None:
+    def __init__(self, work: Waitable, finish: Callable[[Any], T]) -> None:
         self._work = work
         self._forks = state.forks
         self._finish: Callable[[Any], T] | None = finish  # makes the result; keeps the operands alive until then

@@ -37,6 +37,8 @@ const std::vector<Knob>& knobs() {
        "1: calls on GPU memory wait for the result and raise its error, for debugging; 0: only streams wait"},
       {"RINGREDUCE_CUDA_ROAD", "name", "auto|ipc|nccl|mpi|staged", "auto", "",
        "how tensors on GPUs are communicated; one that the ranks cannot all take is an error that says why"},
+      {"RINGREDUCE_NCCL_LIBRARY", "path", "", "", "",
+       "the NCCL to use; default: the one that is loaded (torch's), a wheel's (nvidia-nccl-cu13), the system's"},
       {"RINGREDUCE_CUDA_LIBRARY", "path", "", "libcuda.so.1", "",
        "the CUDA driver: a file name that the loader finds, or a path"},
       {"RINGREDUCE_LOG_LEVEL", "name", "trace|debug|info|warning|error|fatal", "warning", "HOROVOD_LOG_LEVEL",
@@ -140,6 +142,7 @@ Settings Settings::from_environment() {
   settings.mpi_cuda = words["RINGREDUCE_MPI_CUDA"];
   settings.cuda_blocking = words["RINGREDUCE_CUDA_BLOCKING"] == "1";
   settings.cuda_road = words["RINGREDUCE_CUDA_ROAD"];
+  settings.nccl_library = texts["RINGREDUCE_NCCL_LIBRARY"];
   settings.cuda_library = texts["RINGREDUCE_CUDA_LIBRARY"];
   settings.log_level = log_level_from(words["RINGREDUCE_LOG_LEVEL"]);
   return settings;

@@ -43,6 +43,7 @@ struct Settings {
   std::string mpi_cuda;
   bool cuda_blocking = false;
   std::string cuda_road;
+  std::string nccl_library;
   std::string cuda_library;
   LogLevel log_level = LogLevel::kWarning;
   std::vector<KnobValue> values;

@@ -8,6 +8,8 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -23,25 +25,35 @@ struct DeviceOperand {
 };
 DeviceOperand device_operand(Device& device, const std::byte* data, size_t nbytes);
 
-// The peers' allocations that this process has mapped. Forgets those that have not been used for longest. One thread at
-// a time.
+// The peers' allocations that this process has mapped for a GPU. A mapping keeps the memory that its owner has freed
+// meanwhile, so those that have not been used for a while, or for longest, are forgotten. Thread-safe.
 class DeviceMappings {
  public:
-  explicit DeviceMappings(Device& device, size_t most = 256) : device_(device), most_(most) {}
+  static constexpr size_t kMost = 2048;  // less than Device::kImports, so that the device forgets none by itself
+  static constexpr double kIdleS = 30;
+  explicit DeviceMappings(std::shared_ptr<Device> device, size_t most = kMost, double idle_s = kIdleS)
+      : device_(std::move(device)), most_(most), idle_ns_(static_cast<int64_t>(idle_s * 1e9)) {}
+  // The one of all contexts of this process that work on the device.
+  static std::shared_ptr<DeviceMappings> of(const std::shared_ptr<Device>& device);
+
   // Where the allocation begins here; it stays until released as often.
   std::byte* hold(const DeviceExport& memory);
   void release(const std::vector<uint64_t>& uids) noexcept;
-  size_t count() const { return known_.size(); }
+  void trim() noexcept;  // now and then
+  size_t count() const;
 
  private:
   struct Known {
     std::byte* address = nullptr;
     size_t users = 0;
-    uint64_t used = 0;
+    int64_t used_ns = 0;
   };
-  Device& device_;
+  void forget_some();
+
+  std::shared_ptr<Device> device_;
   size_t most_;
-  uint64_t clock_ = 0;
+  int64_t idle_ns_;
+  mutable std::mutex mutex_;
   std::unordered_map<uint64_t, Known> known_;
 };
 
@@ -55,7 +67,7 @@ struct DeviceWish {
 
 struct IpcJob {
   Device* device = nullptr;
-  DeviceMappings* mappings = nullptr;
+  std::shared_ptr<DeviceMappings> mappings;
   bool is_forced = false;                           // then a refused mapping is the operation's error
   std::function<void(const std::string&)> refused;  // else it is told, once all members know, and `otherwise` runs
 

@@ -1,5 +1,9 @@
 // Mappings of the peers' GPU memory in this process.
 
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
 #include "base/errors.h"
 #include "collective/ipc.h"
 
@@ -12,38 +16,66 @@ DeviceOperand device_operand(Device& device, const std::byte* data, size_t nbyte
   return operand;
 }
 
+std::shared_ptr<DeviceMappings> DeviceMappings::of(const std::shared_ptr<Device>& device) {
+  static std::mutex mutex;
+  static auto& known = *std::make_unique<std::unordered_map<Device*, std::weak_ptr<DeviceMappings>>>().release();
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<DeviceMappings>& one = known[device.get()];
+  std::shared_ptr<DeviceMappings> mappings = one.lock();
+  if (mappings == nullptr) one = mappings = std::make_shared<DeviceMappings>(device);
+  return mappings;
+}
+
 std::byte* DeviceMappings::hold(const DeviceExport& memory) {
+  const std::lock_guard lock(mutex_);
   const auto found = known_.find(memory.uid);
   if (found != known_.end()) {
     ++found->second.users;
     return found->second.address;
   }
-  std::byte* const address = device_.imported(memory);
+  std::byte* const address = device_->imported(memory);
   known_[memory.uid] = {address, 1, 0};
   return address;
 }
 
 void DeviceMappings::release(const std::vector<uint64_t>& uids) noexcept {
-  ++clock_;
+  const std::lock_guard lock(mutex_);
+  const int64_t now = now_ns();
   for (const uint64_t uid : uids) {
     Known& known = known_.at(uid);
     --known.users;
-    known.used = clock_;
+    known.used_ns = now;
   }
-  while (known_.size() > most_) {
-    auto oldest = known_.end();
-    for (auto at = known_.begin(); at != known_.end(); ++at) {
-      if (at->second.users == 0 && (oldest == known_.end() || at->second.used < oldest->second.used)) oldest = at;
-    }
-    if (oldest == known_.end()) return;
-    const uint64_t uid = oldest->first;
-    known_.erase(oldest);
+  if (known_.size() > most_) forget_some();
+}
+
+void DeviceMappings::trim() noexcept {
+  const std::lock_guard lock(mutex_);
+  forget_some();
+}
+
+// mutex_ held.
+void DeviceMappings::forget_some() {
+  std::vector<std::pair<int64_t, uint64_t>> unused;  // longest first
+  for (const auto& [uid, known] : known_) {
+    if (known.users == 0) unused.emplace_back(known.used_ns, uid);
+  }
+  std::sort(unused.begin(), unused.end());
+  const int64_t since = now_ns() - idle_ns_;
+  for (const auto& [used_ns, uid] : unused) {
+    if (known_.size() <= most_ && used_ns > since) return;
+    known_.erase(uid);
     try {
-      device_.forget(uid);
+      device_->forget(uid);
     } catch (const Error&) {
       return;  // after a sticky error everything fails; the next call says so
     }
   }
+}
+
+size_t DeviceMappings::count() const {
+  const std::lock_guard lock(mutex_);
+  return known_.size();
 }
 
 }  // namespace rr

@@ -12,8 +12,7 @@ std::string obstacle(Algo road, const DeviceTeam& team) {
       return team.is_mappable ? "" : "a GPU cannot map the memory of another one";
     case Algo::kNccl:
       if (!team.nccl) return "not every rank has NCCL";
-      if (team.gpus < team.ranks) return "NCCL takes one rank a GPU, and some share one";
-      return team.is_whole_group ? "" : "some ranks have joined";
+      return team.gpus < team.ranks ? "NCCL takes one rank a GPU, and some share one" : "";
     case Algo::kMpi:
       if (!team.mpi) return "not every rank's MPI takes addresses of GPU memory";
       return team.is_whole_group ? "" : "some ranks have joined";
@@ -38,7 +37,8 @@ const char* praise(Algo road) {
 }  // namespace
 
 Road select_road(const std::string& forced, const DeviceTeam& team) {
-  constexpr Algo kRoads[] = {Algo::kIpc, Algo::kNccl, Algo::kMpi, Algo::kPinned};
+  // NCCL knows links between GPUs (NVSwitch, rails between hosts) that reading a peer's memory does not make use of.
+  constexpr Algo kRoads[] = {Algo::kNccl, Algo::kIpc, Algo::kMpi, Algo::kPinned};
   std::string obstacles;
   for (const Algo road : kRoads) {
     const bool is_auto = forced == "auto";

@@ -105,6 +105,8 @@ class Device {
   virtual bool passed(const Mark& mark) = 0;
   virtual bool is_busy() const = 0;            // whether a mark has been made that has not been seen passed
   virtual Stream stream(Lane lane) const = 0;  // for libraries that issue their own work
+  // As long as what it returns lives, the GPU is the calling thread's current one: what such libraries expect.
+  virtual std::shared_ptr<void> make_current() { return nullptr; }
 };
 
 // Whether this build has kernels (csrc/cuda/no_cuda.cc is the twin that has none), and for what.

@@ -118,8 +118,21 @@ void Context::use_device(std::shared_ptr<Device> device) {
   throw_if_shut_down();
   device_owner_ = std::move(device);
   device_queue_ = std::make_unique<DeviceQueue>(*this, device_owner_);
-  mappings_ = std::make_unique<DeviceMappings>(*device_owner_);
+  mappings_ = DeviceMappings::of(device_owner_);
   device_.store(device_owner_.get(), std::memory_order_release);
+}
+
+std::shared_ptr<const NcclLibrary> Context::nccl() {
+  const std::lock_guard lock(nccl_mutex_);
+  if (has_looked_for_nccl_) return nccl_;
+  has_looked_for_nccl_ = true;
+  try {
+    nccl_ = nccl_library(settings_.nccl_library);
+  } catch (const UnavailableError& error) {
+    const bool is_wanted = settings_.cuda_road == "nccl" || !settings_.nccl_library.empty();
+    log_.write(is_wanted ? LogLevel::kWarning : LogLevel::kInfo, error.what());
+  }
+  return nccl_;
 }
 
 DeviceQueue& Context::device_queue() const {
@@ -150,7 +163,7 @@ std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
 bool Context::must_poll() {
   const std::unique_lock lock(executor_, std::try_to_lock);
   if (!lock.owns_lock()) return true;  // somebody is at work, so there is some
-  bool must = world_->must_poll() || in_transit_.load(std::memory_order_relaxed) || !abandoned_.empty();
+  bool must = world_->must_poll() || in_transit_.load(std::memory_order_relaxed);
   for (auto& group : groups_) must |= group->must_poll();
   return must;
 }
@@ -221,43 +234,50 @@ bool Context::progress(bool from_engine, bool* busy) {
       record_failure(world_->board(), kind_of(error), error.what());
     }
   }
-  if (device() != nullptr) watch_device();
+  if (device() != nullptr) watch_device(work);
   if (busy != nullptr) *busy = work || in_transit_.load(std::memory_order_relaxed);
   return moved;
 }
 
 // Executor lock held.
-void Context::watch_device() {
-  const auto has_passed = [&](const Abandoned& item) {
-    return std::all_of(item.marks.begin(), item.marks.end(), [&](const Mark& mark) { return device()->passed(mark); });
-  };
+void Context::watch_device(bool has_work) {
   try {
-    abandoned_.erase(std::remove_if(abandoned_.begin(), abandoned_.end(), has_passed), abandoned_.end());
+    for (Abandoned& item : abandoned_) {
+      const auto has_passed = [this](const Mark& mark) { return device()->passed(mark); };
+      item.marks.erase(std::remove_if(item.marks.begin(), item.marks.end(), has_passed), item.marks.end());
+    }
   } catch (const Error&) {
-    abandoned_.clear();  // the GPU's context is broken, so nothing runs in it any more
+    for (Abandoned& item : abandoned_) item.marks.clear();  // a broken context, as below
   }
-  device_is_busy_.store(device()->is_busy(), std::memory_order_relaxed);
+  const auto is_over = [](const Abandoned& item) { return item.marks.empty() && !item.to_the_end; };
+  abandoned_.erase(std::remove_if(abandoned_.begin(), abandoned_.end(), is_over), abandoned_.end());
+  bool is_busy = (has_work && device()->is_busy()) || world_->must_poll_device();
+  for (const auto& group : groups_) is_busy |= group->must_poll_device();
+  device_is_busy_.store(is_busy, std::memory_order_relaxed);
 }
 
-void Context::abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations) {
-  if (algorithm == nullptr || device() == nullptr || !device()->is_busy()) return;
+void Context::abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations,
+                      bool to_the_end) {
+  if (algorithm == nullptr || device() == nullptr) return;
   Abandoned item;
+  item.to_the_end = to_the_end;
   item.algorithm = std::move(algorithm);
   item.operations = operations;
   for (const OperationPtr& operation : operations) item.keeps.push_back(operation->keep);
   try {
     for (size_t lane = 0; lane < kLanes; ++lane) item.marks.push_back(device()->mark(static_cast<Lane>(lane)));
   } catch (const Error&) {
-    return;  // broken, as above
+    item.marks.clear();  // the GPU's context is broken, so nothing runs in it any more
   }
   abandoned_.push_back(std::move(item));
 }
 
 // Executor lock held. What lanes still copy to and from goes away next.
 void Context::drain_device() {
+  for (Abandoned& item : abandoned_) item.to_the_end = false;
   const Deadline deadline = Deadline::after_s(kDrainS);
   while (device() != nullptr && !abandoned_.empty() && !deadline.passed()) {
-    watch_device();
+    watch_device(true);
     relax(true);
   }
   if (!abandoned_.empty()) log_.warning("the GPU has not come to an end within " + std::to_string(kDrainS) + " s");
@@ -332,6 +352,7 @@ void Context::watch_peers() {
 void Context::housekeep() {
   watch_peers();
   const std::lock_guard lock(executor_);
+  if (mappings_ != nullptr) mappings_->trim();
   world_->housekeep();
   for (auto& group : groups_) group->housekeep();
 }

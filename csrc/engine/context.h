@@ -73,6 +73,8 @@ class Context {
   // The GPU of this rank, from the first operation on device memory on; null before. Set once.
   Device* device() const { return device_.load(std::memory_order_acquire); }
   void use_device(std::shared_ptr<Device> device);
+  // NCCL, if this rank has one that will do; null: the log says why not.
+  std::shared_ptr<const NcclLibrary> nccl();
   // For operations on its memory. Throws InvalidArgumentError before use_device().
   DeviceQueue& device_queue() const;
   // Calls use(the GPU) unless another thread is at work; then it returns false. Before use_device() not to be called.
@@ -81,9 +83,10 @@ class Context {
   std::shared_ptr<Group> shared(Group& group);
   std::shared_ptr<Device> shared_device() const { return device() != nullptr ? device_owner_ : nullptr; }
   // Executor lock held.
-  DeviceMappings& device_mappings() { return *mappings_; }
-  // Executor lock held. What lanes may still work on, though nobody waits for the result.
-  void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations);
+  const std::shared_ptr<DeviceMappings>& device_mappings() const { return mappings_; }
+  // Executor lock held. What lanes may still work on, though nobody waits for the result. Kept to this context's end
+  // when they may be another rank's, of which nobody tells.
+  void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations, bool to_the_end);
   Bell& wait_bell(int world_rank) const { return world_board_->wait_bell(world_rank); }
   Bell& engine_bell(int world_rank) const { return world_board_->engine_bell(world_rank); }
   void publish_world(const Board& board) { world_board_ = &board; }
@@ -103,7 +106,7 @@ class Context {
   bool must_poll();
   bool progress(bool from_engine, bool* busy = nullptr);
   void run_engine();
-  void watch_device();
+  void watch_device(bool has_work);
   void drain_device();
 
   int rank_;
@@ -118,9 +121,14 @@ class Context {
   Network network_;
   std::shared_ptr<Device> device_owner_;
   std::atomic<Device*> device_{nullptr};
+  std::shared_ptr<DeviceMappings> mappings_;
+  std::mutex nccl_mutex_;
+  std::shared_ptr<const NcclLibrary> nccl_;
+  bool has_looked_for_nccl_ = false;
   std::unique_ptr<DeviceQueue> device_queue_;  // set once, before device_
   std::unique_ptr<DeviceMappings> mappings_;
   struct Abandoned {
+    bool to_the_end = false;
     std::vector<Mark> marks;
     std::unique_ptr<Algorithm> algorithm;
     std::vector<OperationPtr> operations;

@@ -4,76 +4,20 @@
 
 #include "base/errors.h"
 #include "engine/context.h"
+#include "engine/device_levels.h"
 #include "engine/group.h"
-#include "engine/span.h"
 
 namespace rr {
-namespace {
-
-constexpr size_t kPage = 4096;
-constexpr size_t kLeastBlock = 1 << 20;
-
-bool is_from_root(Kind kind) { return kind == Kind::kBroadcast || kind == Kind::kScatter; }
-
-// Issues copies to a lane and is done when they have passed.
-class LaneCopies final : public Algorithm {
- public:
-  LaneCopies(Device& device, Lane lane, std::vector<DevicePart> parts)
-      : device_(device), lane_(lane), parts_(std::move(parts)) {}
-
-  Step step() override {
-    if (is_issued_) return device_.passed(mark_) ? Step::kDone : Step::kIdle;
-    for (const DevicePart& part : parts_) {
-      if (part.count != 0) device_.copy(lane_, part.dst, part.src, part.count);
-    }
-    mark_ = device_.mark(lane_);
-    is_issued_ = true;
-    return Step::kProgress;
-  }
-
-  bool needs(int) const override { return false; }
-
- private:
-  Device& device_;
-  Lane lane_;
-  std::vector<DevicePart> parts_;
-  Mark mark_;
-  bool is_issued_ = false;
-};
-
-}  // namespace
-
-PinnedArena::~PinnedArena() {
-  for (Block& block : blocks_) {
-    try {
-      device_.unpin(block.memory.get());
-    } catch (const Error&) {
-      continue;  // a broken context has let go of everything
-    }
-  }
-}
-
-std::byte* PinnedArena::allocate(size_t nbytes) {
-  nbytes = round_up(nbytes, static_cast<size_t>(FreeOutput::kAlignment));
-  for (Block& block : blocks_) {
-    if (block.nbytes - block.used < nbytes) continue;
-    block.used += nbytes;
-    return block.memory.get() + block.used - nbytes;
-  }
-  Block block = {new_output(round_up(std::max(nbytes, kLeastBlock), kPage)), 0, nbytes};
-  block.nbytes = round_up(std::max(nbytes, kLeastBlock), kPage);
-  device_.pin(block.memory.get(), block.nbytes);
-  blocks_.push_back(std::move(block));
-  return blocks_.back().memory.get();
-}
-
-void PinnedArena::clear() {
-  for (Block& block : blocks_) block.used = 0;
-}
 
 // Executor lock held. What the lanes have been told to do goes on in the memory of operations that have failed.
 void Group::drop_active() {
-  context_.abandon(std::move(active_), active_members_);
+  // Kernels of NCCL's wait for ranks that will not come.
+  if (active_ != nullptr && nccl_ != nullptr) nccl_->abort();
+  const Algo road = static_cast<Algo>(board_.entry(cursor_).algorithm);
+  const bool is_ipc = road == Algo::kIpc || (road == Algo::kPinned && hosts_.several());
+  if (!active_members_.empty() && active_members_.front()->signature.place == Place::kDevice) {
+    context_.abandon(std::move(active_), active_members_, is_ipc);
+  }
   active_.reset();
   active_members_.clear();
 }
@@ -103,15 +47,12 @@ std::unique_ptr<Algorithm> Group::build_ipc(const std::vector<OperationPtr>& mem
   add(context_.stats().cuda_ipc, 1);
   IpcJob job;
   job.device = &device;
-  job.mappings = &context_.device_mappings();
+  job.mappings = context_.device_mappings();
   job.is_forced = context_.settings().cuda_road == "ipc";
-  job.refused = [this](const std::string& why) {
-    board_.header().unmappable.store(1);
+  const auto refused = on_refusal(board_, context_, noted_roads_, here() + "]");
+  job.refused = [this, refused](const std::string& why) {
     add(context_.stats().cuda_staged, 1);
-    if (std::find(noted_roads_.begin(), noted_roads_.end(), Algo::kAuto) != noted_roads_.end()) return;
-    noted_roads_.push_back(Algo::kAuto);
-    context_.log().warning(here() +
-                           "] a GPU cannot map another rank's memory, so operations leave the road 'ipc': " + why);
+    refused(why);
   };
   const auto show = [&](const DeviceOperand& operand, std::byte* address) {
     job.operands.push_back(operand);
@@ -167,60 +108,6 @@ std::unique_ptr<Algorithm> Group::build_ipc(const std::vector<OperationPtr>& mem
   job.rounds_otherwise = otherwise;
   rounds = rounds_of(job, team.stage, team.size());
   return ipc(team, std::move(job));
-}
-
-// Stand-ins of the operations, in pinned host memory: copied from the GPU, reduced or moved like any other, copied
-// back.
-std::unique_ptr<Algorithm> Group::build_in_host_memory(const std::vector<OperationPtr>& members, const Team& team,
-                                                       size_t& rounds) {
-  Device& device = *context_.device();
-  if (arena_ == nullptr) arena_ = std::make_unique<PinnedArena>(device);
-  arena_->clear();
-  std::vector<DevicePart> down;
-  std::vector<DevicePart> up;
-  std::vector<OperationPtr> stand_ins;
-  for (const OperationPtr& member : members) {
-    auto one = std::make_shared<Operation>();
-    one->kind = member->kind;
-    one->signature = member->signature;
-    one->signature.place = Place::kHost;
-    one->splits = member->splits;
-    one->name = member->name;
-    one->number = member->number;
-    one->ticket = member->ticket;
-    one->arena = arena_.get();
-    for (const TensorView& src : member->srcs) {
-      one->srcs.push_back(src);
-      one->srcs.back().place = Place::kHost;
-      one->srcs.back().data = arena_->allocate(src.nbytes());
-      const bool gives = member->signature.root == rank_ || !is_from_root(member->kind);
-      if (gives) down.push_back({src.data, one->srcs.back().data, src.nbytes()});
-    }
-    for (size_t i = 0; i < member->dsts.size() && !is_ragged(member->kind); ++i) {
-      const TensorView& dst = member->dsts[i];
-      const bool in_place =
-          i < member->srcs.size() && member->srcs[i].data == dst.data && member->srcs[i].nbytes() == dst.nbytes();
-      one->dsts.push_back(dst);
-      one->dsts.back().place = Place::kHost;
-      one->dsts.back().data = in_place ? one->srcs[i].data : arena_->allocate(dst.nbytes());
-      if (member->kind != Kind::kReduce || member->signature.root == rank_) {
-        up.push_back({one->dsts.back().data, dst.data, dst.nbytes()});
-      }
-    }
-    stand_ins.push_back(std::move(one));
-  }
-  Parts parts;
-  parts.push_back(std::make_unique<LaneCopies>(device, Lane::kToHost, std::move(down)));
-  parts.push_back(build_across_hosts(stand_ins, team, hosts_.narrowed(team.members), rounds));
-  Operation& first = *members.front();
-  if (is_ragged(first.kind)) {
-    first.counts = stand_ins.front()->counts;
-    first.output_nbytes = stand_ins.front()->output_nbytes;
-    const bool takes = first.kind != Kind::kGather || first.signature.root == rank_;
-    if (takes) up.push_back({stand_ins.front()->dsts[0].data, allocate_output(first), first.output_nbytes});
-  }
-  parts.push_back(std::make_unique<LaneCopies>(device, Lane::kToDevice, std::move(up)));
-  return sequence(std::move(parts));
 }
 
 }  // namespace rr

@@ -183,9 +183,10 @@ std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registe
 }
 
 void Group::retire() {
+  drop_active();
+  leave_nccl();
   {
     const std::lock_guard lock(mutex_);
-    drop_active();
     fail_everything(std::make_exception_ptr(
         ShutdownError(here() + "] the process set was removed while this operation was pending")));
     ring(*bells_.wait[static_cast<size_t>(rank_)]);
@@ -212,8 +213,9 @@ void Group::depart(Attendance how) {
 void Group::leave() {
   depart(Attendance::kShutDown);
   ledger_.ring_all();  // its full fence: whoever reads what is written to registered memory from here on sees the above
-  const std::lock_guard lock(mutex_);
   drop_active();
+  leave_nccl();
+  const std::lock_guard lock(mutex_);
   std::exception_ptr error;
   try {
     context_.throw_if_shut_down();

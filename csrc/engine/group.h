@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "collective/nccl_teams.h"
 #include "collective/staged.h"
 #include "engine/mirror.h"
 #include "engine/operation.h"
@@ -81,6 +82,8 @@ class Group {
   const Hosts& hosts() const { return hosts_; }
   // Links to other hosts ring no bell: while there is work, somebody has to look.
   bool must_poll() const { return hosts_.several() && is_busy(); }
+  // Executor lock held. Whether a library prepares something on the GPU; it rings no bell.
+  bool must_poll_device() const { return nccl_ != nullptr && nccl_->must_poll(); }
 
  private:
   // requests.cc
@@ -143,6 +146,11 @@ class Group {
   std::unique_ptr<Algorithm> build_ipc(const std::vector<OperationPtr>& members, const Team& team, size_t& rounds);
   std::unique_ptr<Algorithm> build_in_host_memory(const std::vector<OperationPtr>& members, const Team& team,
                                                   size_t& rounds);
+  OperationPtr stand_in(const Operation& operation) const;
+  // nccl_jobs.cc
+  bool can_nccl(const Operation& operation) const;
+  std::unique_ptr<Algorithm> build_nccl(const std::vector<OperationPtr>& members, Team team);
+  void leave_nccl();
   void note_road(const Entry& entry);
   void drop_active();
   // exchange_jobs.cc
@@ -202,6 +210,7 @@ class Group {
   // executor lock
   std::byte* pinned_stage_ = nullptr;
   std::unique_ptr<PinnedArena> arena_;
+  std::shared_ptr<NcclTeams> nccl_;
   std::vector<Algo> noted_roads_;
   StageWriter writer_;
   std::unique_ptr<Algorithm> active_;

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/errors.h"
 #include "collective/ipc.h"
 #include "cuda/device.h"
 #include "group/ledger.h"
@@ -21,8 +22,13 @@ namespace rr {
 // Memory that an operation allocates for its result. Aligned to a cache line, as frameworks want their tensors.
 struct FreeOutput {
   std::shared_ptr<Device> device;  // whose memory it is; null: host memory
-  void operator()(std::byte* memory) const {
-    device != nullptr ? device->release(memory) : ::operator delete[](memory, kAlignment);
+  void operator()(std::byte* memory) const noexcept {
+    if (device == nullptr) return ::operator delete[](memory, kAlignment);
+    try {
+      device->release(memory);
+    } catch (const Error&) {
+      return;  // a GPU whose context is broken has nothing left to give back
+    }
   }
   static constexpr std::align_val_t kAlignment{64};
 };

@@ -147,6 +147,20 @@ class FakeDevice final : public Device {
       return true;
     });
   }
+  // Work of a library that was given this stream, which may be a lane's.
+  void enqueue(Stream stream, Action action) {
+    const size_t lane = reinterpret_cast<uintptr_t>(stream) - kFirstLane;
+    if (lane < kLanes) {
+      push_lane(static_cast<Lane>(lane), std::move(action));
+    } else {
+      push(streams_, stream, std::move(action));
+    }
+  }
+  // The device that make_current() has given the calling thread.
+  static FakeDevice*& current() {
+    static thread_local FakeDevice* device = nullptr;
+    return device;
+  }
   void begin_capture(Stream stream) {
     const std::lock_guard lock(mutex_);
     captures_[stream] = {};
@@ -342,9 +356,16 @@ class FakeDevice final : public Device {
     }
     return false;
   }
-  Stream stream(Lane lane) const override { return reinterpret_cast<Stream>(0x1000 + static_cast<uintptr_t>(lane)); }
+  Stream stream(Lane lane) const override {
+    return reinterpret_cast<Stream>(kFirstLane + static_cast<uintptr_t>(lane));
+  }
+  std::shared_ptr<void> make_current() override {
+    FakeDevice* const before = std::exchange(current(), this);
+    return std::shared_ptr<void>(this, [before](void*) { current() = before; });
+  }
 
  private:
+  static constexpr uintptr_t kFirstLane = 0x1000;  // streams of the lanes
   using Queue = std::deque<Action>;
   struct LaneState {
     Queue queue;
