@@ -8,7 +8,9 @@
 #include <string>
 #include <utility>
 
+#include "base/config.h"
 #include "base/errors.h"
+#include "cuda/nccl.h"
 #include "cuda/survey.h"
 #include "engine/context.h"
 
@@ -98,6 +100,16 @@ inline void bind_gpu(pybind11::module_& m) {
   m.def(
       "gpu_of", [](uintptr_t address) { return gpu_of(reinterpret_cast<const std::byte*>(address)); },
       py::arg("address"));
+  m.def("nccl_found_at", &nccl_found_at, py::arg("path"));
+  m.def("nccl_version", [] {
+    const py::gil_scoped_release release;
+    try {
+      const auto library = nccl_library(Settings::from_environment().nccl_library);
+      return std::make_pair(library->version(), library->path());
+    } catch (const UnavailableError& error) {
+      return std::make_pair(0, std::string(error.what()));
+    }
+  });
   m.def("cuda_report", [] {
     const py::gil_scoped_release release;
     return survey_gpus();

@@ -49,6 +49,12 @@ def cuda_report() -> list[tuple[str, str]]:
     """What the CUDA driver says of itself and of its GPUs, as (name, text): ("driver", "13.0 (libcuda.so.1)"), then
     ("GPU 0", its name) and so on; ("driver", why not) when there is none. Creates no context."""
 
+def nccl_found_at(path: str) -> None:
+    """Where a package has libnccl.so.2: opened where the process has none yet and RINGREDUCE_NCCL_LIBRARY is not set."""
+
+def nccl_version() -> tuple[int, str]:
+    """NCCL's version code, such as 22705, and where it was opened; or 0, and why there is none."""
+
 def control_nbytes(size: int) -> int:
     """Bytes of the control segment of a group of size ranks."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from ringreduce import _core, state
+from ringreduce import _core, nccl, state
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 
 
@@ -48,8 +48,14 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version code; 0: this version does not use NCCL."""
-    return 0
+    """The version code of the NCCL that tensors on GPUs can go by, such as 22705.
+
+    0: none is installed that will do (`ringreduce doctor` says why), or this build has no CUDA.
+    """
+    if not _core.cuda_built():
+        return 0
+    nccl.offer()
+    return _core.nccl_version()[0]
 
 
 def ddl_built() -> bool:

@@ -168,8 +168,8 @@ def test_exceptions_where_horovod_has_them() -> None:
 
 
 def test_what_a_build_and_a_job_have() -> None:
-    assert hvd.nccl_built() == 0
     assert type(hvd.nccl_built()) is int
+    assert hvd.nccl_built() == 0 or hvd.cuda_built()
     assert hvd.mpi_built() is True
     for name in ("mpi_enabled", "gloo_built", "gloo_enabled", "ddl_built", "ccl_built", "rocm_built"):
         assert getattr(hvd, name)() is False

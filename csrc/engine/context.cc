@@ -144,7 +144,7 @@ bool Context::with_lanes(const std::function<void(Device&)>& use) {
   const std::unique_lock lock(executor_, std::try_to_lock);
   if (!lock.owns_lock()) return false;
   use(*device_owner_);
-  device_is_busy_.store(device_owner_->is_busy(), std::memory_order_relaxed);
+  if (device_owner_->is_busy()) device_is_busy_.store(true, std::memory_order_relaxed);
   return true;
 }
 
