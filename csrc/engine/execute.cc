@@ -127,10 +127,11 @@ void Group::start_entry(Entry& entry) {
 bool Group::fail_if_memory_is_gone() {
   const Entry& entry = board_.entry(cursor_);
   const Algo algo = static_cast<Algo>(entry.algorithm);
-  if (algo != Algo::kDirect && algo != Algo::kIpc) return false;
+  const bool has_levels = algo == Algo::kPinned && hosts_.several();
+  if (algo != Algo::kDirect && algo != Algo::kIpc && !has_levels) return false;
   std::atomic_thread_fence(std::memory_order_acquire);  // look after reading
   for (int r = 0; r < size(); ++r) {
-    if (r == rank_ || !entry.participants.test(r)) continue;
+    if (r == rank_ || !entry.participants.test(r) || !hosts_.is_here(r)) continue;
     const RankLine& line = board_.line(r);
     if (line.attendance.load(std::memory_order_acquire) != static_cast<uint32_t>(Attendance::kShutDown)) continue;
     if (line.cursor.load(std::memory_order_acquire) > cursor_) continue;

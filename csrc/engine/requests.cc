@@ -63,7 +63,9 @@ void Group::show_device_operands(Operation& operation) const {
   const std::string& road = context_.settings().cuda_road;
   if (can_nccl(operation)) signature.can = static_cast<uint8_t>(signature.can | kCanNccl);
   if (can_mpi(operation)) signature.can = static_cast<uint8_t>(signature.can | kCanMpi);
-  if (hosts_.several() || (road != "auto" && road != "ipc")) return;
+  if (road != "auto" && road != "ipc") return;
+  // Over several hosts only the GPUs of each may map each other's memory, for an all-reduce.
+  if (hosts_.several() && (operation.kind != Kind::kAllreduce || hosts_.here().size() == 1)) return;
   bool exported = true;
   const auto show = [&](const TensorView& tensor) {
     operation.operands.push_back(device_operand(device, tensor.data, tensor.nbytes()));
