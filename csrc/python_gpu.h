@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "base/config.h"
 #include "base/errors.h"
+#include "collective/roads.h"
 #include "cuda/nccl.h"
 #include "cuda/survey.h"
 #include "engine/context.h"
@@ -100,16 +100,29 @@ inline void bind_gpu(pybind11::module_& m) {
   m.def(
       "gpu_of", [](uintptr_t address) { return gpu_of(reinterpret_cast<const std::byte*>(address)); },
       py::arg("address"));
-  m.def("nccl_found_at", &nccl_found_at, py::arg("path"));
-  m.def("nccl_version", [] {
+  m.def(
+      "cuda_road",
+      [](const std::string& forced, size_t ranks, size_t gpus, bool nccl) {
+        DeviceTeam team;
+        team.ranks = ranks;
+        team.gpus = gpus;
+        team.exported = true;
+        team.nccl = nccl;
+        const Road road = select_road(forced, team);
+        return std::make_pair(std::string(road.algorithm == Algo::kAuto ? "none" : road_name(road.algorithm)),
+                              road.reason);
+      },
+      py::arg("forced"), py::arg("ranks"), py::arg("gpus"), py::arg("nccl"));
+  m.def("nccl", [] {
     const py::gil_scoped_release release;
     try {
       const auto library = nccl_library(Settings::from_environment().nccl_library);
-      return std::make_pair(library->version(), library->path());
+      return std::make_pair(library->version(), library->name() + " (" + library->path() + ")");
     } catch (const UnavailableError& error) {
       return std::make_pair(0, std::string(error.what()));
     }
   });
+  m.def("nccl_found_at", &nccl_found_at, py::arg("path"));
   m.def("cuda_report", [] {
     const py::gil_scoped_release release;
     return survey_gpus();

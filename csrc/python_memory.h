@@ -107,8 +107,7 @@ inline TensorView view_of(pybind11::handle object, bool writable, Held& held) {
   if (is_device_form(object)) {
     const auto tuple = pybind11::reinterpret_borrow<pybind11::tuple>(object);
     const int ordinal = tuple[4].cast<int>();
-    if (held.ordinal != -1 && held.ordinal != ordinal)
-      throw InvalidArgumentError("Tensors in list must be on same device.");
+    if (held.ordinal != -1 && held.ordinal != ordinal) throw InternalError("Tensors in list must be on same device.");
     held.ordinal = ordinal;
     held.streams.push_back(reinterpret_cast<Stream>(tuple[5].cast<uintptr_t>()));
   }

@@ -13,46 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringreduce._core import __version__
-from ringreduce.basics import (
-    World,
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-    stats,
-)
-from ringreduce.errors import (
-    Error,
-    HorovodInternalError,
-    InvalidArgumentError,
-    MismatchError,
-    NotInitializedError,
-    PeerLostError,
-    ShutdownError,
-    TimeoutError,
-    UnavailableError,
-)
-from ringreduce.features import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-    start_timeline,
-    stop_timeline,
-)
+from ringreduce.common import names
+from ringreduce.common.names import *  # noqa: F403  # its __all__ is part of the one below
 from ringreduce.gpu import DeviceArray
 from ringreduce.handles import Handle, poll, synchronize
 from ringreduce.memory import symmetric_empty
@@ -75,17 +37,10 @@ from ringreduce.movement import (
     send_async,
 )
 from ringreduce.ops import (
-    Adasum,
-    Average,
     BitwiseAnd,
     BitwiseOr,
     LogicalAnd,
     LogicalOr,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-    Sum,
     allreduce,
     allreduce_,
     allreduce_async,
@@ -95,39 +50,18 @@ from ringreduce.ops import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from ringreduce.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ringreduce.reduction import barrier, join, reduce, reduce_async, reducescatter, reducescatter_async
 
 if TYPE_CHECKING:
     from ringreduce.launch.run import run
 
 __all__ = [
-    "Adasum",
-    "Average",
     "BitwiseAnd",
     "BitwiseOr",
     "DeviceArray",
-    "Error",
     "Handle",
-    "HorovodInternalError",
-    "InvalidArgumentError",
     "LogicalAnd",
     "LogicalOr",
-    "Max",
-    "Min",
-    "MismatchError",
-    "NotInitializedError",
-    "PeerLostError",
-    "ProcessSet",
-    "Product",
-    "ReduceOp",
-    "ShutdownError",
-    "Sum",
-    "TimeoutError",
-    "UnavailableError",
-    "World",
-    "__version__",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -141,53 +75,29 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "gather",
     "gather_async",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "recv",
     "recv_async",
     "reduce",
     "reduce_async",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
     "run",
     "scatter",
     "scatter_async",
     "send",
     "send_async",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stats",
-    "stop_timeline",
     "symmetric_empty",
     "synchronize",
 ]
+__all__ += names.__all__
 
 
 def __getattr__(name: str) -> Any:

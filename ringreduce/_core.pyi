@@ -45,15 +45,21 @@ def gpu_of(address: int) -> int:
     Raises UnavailableError without a driver, InvalidArgumentError for other memory.
     """
 
+def cuda_road(forced: str, ranks: int, gpus: int, nccl: bool) -> tuple[str, str]:
+    """The road of an all-reduce of so many ranks of one host on so many GPUs, and why; "none" if there is none.
+
+    forced: a value of RINGREDUCE_CUDA_ROAD.
+    """
+
+def nccl() -> tuple[int, str]:
+    """(version code, name and file) of the NCCL that is used, which this loads; (0, why) when there is none."""
+
+def nccl_found_at(path: str) -> None:
+    """Where a package has an NCCL that nobody has loaded yet."""
+
 def cuda_report() -> list[tuple[str, str]]:
     """What the CUDA driver says of itself and of its GPUs, as (name, text): ("driver", "13.0 (libcuda.so.1)"), then
     ("GPU 0", its name) and so on; ("driver", why not) when there is none. Creates no context."""
-
-def nccl_found_at(path: str) -> None:
-    """Where a package has libnccl.so.2: opened where the process has none yet and RINGREDUCE_NCCL_LIBRARY is not set."""
-
-def nccl_version() -> tuple[int, str]:
-    """NCCL's version code, such as 22705, and where it was opened; or 0, and why there is none."""
 
 def control_nbytes(size: int) -> int:
     """Bytes of the control segment of a group of size ranks."""

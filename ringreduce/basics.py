@@ -10,7 +10,7 @@ from contextlib import closing
 from types import TracebackType
 from typing import Any
 
-from ringreduce import _core, buffers, communicators, config, environment, mpi, nccl, rendezvous, state, uncaught
+from ringreduce import _core, buffers, communicators, config, environment, mpi, rendezvous, state, uncaught
 from ringreduce.absent import AbsentGroup
 from ringreduce.deadline import Deadline
 from ringreduce.errors import InvalidArgumentError, NotInitializedError
@@ -191,7 +191,6 @@ def _start(comm: Any, rank: int | None, size: int | None) -> None:
     with closing(_joined(place, agreed, timeout_s)) as joined:
         if len(set(hosts)) > 1:
             communicator = mpi.communicator(comm, timeout_s=timeout_s, before_close=shutdown)
-        nccl.offer()
         try:
             context = _core.Context(
                 joined.fd,

@@ -48,14 +48,8 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """The version code of the NCCL that tensors on GPUs can go by, such as 22705.
-
-    0: none is installed that will do (`ringreduce doctor` says why), or this build has no CUDA.
-    """
-    if not _core.cuda_built():
-        return 0
-    nccl.offer()
-    return _core.nccl_version()[0]
+    """NCCL's version code, such as 22705; 0 without CUDA in this build, or without an NCCL on this machine."""
+    return nccl.version()[0] if _core.cuda_built() else 0
 
 
 def ddl_built() -> bool:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ringreduce import _core, state
-from ringreduce.errors import InvalidArgumentError
+from ringreduce import _core, nccl, state
+from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.handles import Handle
 
 if TYPE_CHECKING:
@@ -174,6 +174,7 @@ def of(value: Any) -> Operand | None:
         found = _by_dlpack(value)
     else:
         return None
+    nccl.look()
     operand, strides = found
     if is_contiguous(operand.shape, strides):
         return operand
@@ -337,4 +338,7 @@ def _ordinal(value: Any, address: int) -> int:
         number = getattr(device, name, None)
         if isinstance(number, int):
             return number
-    return _core.gpu_of(address)
+    try:
+        return _core.gpu_of(address)
+    except UnavailableError as error:
+        raise UnavailableError(f"this {type(value).__name__} is in CUDA memory, but {error}") from error

@@ -1,20 +1,26 @@
-"""Where a package has NCCL (nvidia-nccl-cu12, -cu13), which torch loads from there and other programs do not."""
+"""NCCL, where it is. The core loads it: the one that torch has loaded, else the one found here, else the system's."""
 
 from __future__ import annotations
 
-import sys
+import functools
+import importlib.util
 from pathlib import Path
 
 from ringreduce import _core
 
-_INSIDE = Path("nvidia", "nccl", "lib", "libnccl.so.2")
+
+@functools.cache
+def look() -> None:
+    """Tells the core of the library in NVIDIA's wheel (nvidia-nccl-cu13), if that is installed. Imports nothing."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        library = Path(folder) / "nccl" / "lib" / "libnccl.so.2"
+        if library.is_file():
+            return _core.nccl_found_at(str(library))
+    return None
 
 
-def offer() -> None:
-    """Tells the core, which opens it when it first needs one and the process has none. Imports nothing."""
-    if not _core.cuda_built():
-        return
-    for folder in sys.path:
-        if (path := Path(folder) / _INSIDE).is_file():
-            _core.nccl_found_at(str(path))
-            return
+def version() -> tuple[int, str]:
+    """(NCCL's code such as 22705, its name and file), or (0, why there is none)."""
+    look()
+    return _core.nccl()

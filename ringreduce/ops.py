@@ -203,6 +203,11 @@ def grouped_allreduce_async(
     wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce() without waiting. The tensors must not change until the handle is done."""
+    tensors = list(tensors)
+    if _are_plain(tensors):
+        results = list(map(empty_like, tensors))
+        work = process_set.group.allreduce_async(tensors, results, op, prescale_factor, postscale_factor, name, wire)
+        return handle(work, None, lambda _: results)
     sources = [readable(tensor) for tensor in tensors]
     outputs = [buffers.empty_like(source) for source in sources]
     work = process_set.group.allreduce_async(
@@ -232,10 +237,19 @@ def grouped_allreduce_async_(
     wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce_() without waiting. The tensors must be left alone until the handle is done."""
-    memories = [writable(tensor) for tensor in tensors]
-    targets = [native(memory) for memory in memories]
+    tensors = list(tensors)
+    memories = [] if _are_plain(tensors) else [writable(tensor) for tensor in tensors]
+    targets = [native(memory) for memory in memories] or tensors
     work = process_set.group.allreduce_async(targets, targets, op, prescale_factor, postscale_factor, name, wire)
-    return handle(work, first_on_gpu(memories), lambda _: list(tensors))
+    return handle(work, first_on_gpu(memories), lambda _: tensors)
+
+
+def _are_plain(tensors: Sequence[Any]) -> bool:
+    """Whether all are as readable() and writable() would have them, and as native() would hand them to the core.
+
+    Without calls for each: the core takes 0.3 us for a small tensor, and those would take 0.6 us.
+    """
+    return all(type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray for tensor in tensors)
 
 
 def first_on_gpu(operands: Sequence[buffers.Memory]) -> buffers.Memory | None:

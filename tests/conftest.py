@@ -15,6 +15,7 @@ from ranks import SIZES, Outcome, Ranks, hear_test, run_ranks, start_ranks, tell
 
 __all__ = ["SIZES", "Outcome", "Ranks", "hear_test", "run_ranks", "sizes", "start_ranks", "tell_test"]
 
+pytest.register_assert_rewrite("horovod_names")
 sizes = SIZES
 OTHERS = ("vader_segment", "sm_segment", "mpich", "openmpi", "pmix", "ucx")
 """How MPI implementations name what they leave behind when they are killed; none of ours."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import random
 import threading
 import time
@@ -119,6 +120,34 @@ def grouped(groups: list[list[str]]) -> list[str]:
                 for index, result in enumerate(results):
                     if fault := oracle.wrong(result, [tensors[index] for tensors in every], oracle.SUM):
                         faults.append(f"{names[index]} {counts[index]} in place {in_place}: {fault}")
+        return faults + among_others(world.rank, world.size)
+
+
+def among_others(rank: int, size: int) -> list[str]:
+    """Plain arrays beside what has to be converted or is refused; and alone, when they must not cost a call each."""
+    import ringreduce as rr
+
+    row, ranks = np.arange(6.0), sum(range(size))
+    reduced = rr.grouped_allreduce([row + rank, row[::2], float(rank), [1, rank]], op=rr.Sum)
+    expected = [row * size + ranks, row[::2] * size, np.float64(ranks), np.array([size, ranks])]
+    faults = [
+        f"{one!r}, not {other!r}"
+        for one, other in zip(reduced, expected, strict=True)
+        if type(one) is not type(other) or not np.array_equal(one, other)
+    ]
+    for refused in (row[::2], [1.0], np.frombuffer(bytes(8))):
+        with pytest.raises(rr.InvalidArgumentError):
+            rr.grouped_allreduce_([row, refused])
+    if not np.array_equal(row, np.arange(6.0)):
+        faults.append("a refused call has written")
+
+    def calls(count: int) -> int:
+        profile = cProfile.Profile()
+        profile.runcall(rr.grouped_allreduce_, [row.copy() for _ in range(count)])
+        return sum(entry.callcount for entry in profile.getstats())
+
+    if (more := calls(200) - calls(100)) > 200:
+        faults.append(f"100 arrays cost {more} calls")
     return faults
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ranks import run_ranks
 
-from ringreduce import buffers
+from ringreduce import buffers, gpu
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 
 BASE = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -115,11 +115,31 @@ def test_byte_swapped_numbers_are_refused_with_advice() -> None:
         buffers.readable(np.ones(2, ">f4"))
 
 
-@pytest.mark.parametrize("value", [Cuda(), Exporter(BASE, (2, 0)), Exporter(BASE, (10, 0))])
 @pytest.mark.parametrize("door", [buffers.readable, buffers.writable])
-def test_memory_that_is_not_the_cpus_is_refused(value: Any, door: Any) -> None:
-    with pytest.raises(UnavailableError, match="memory, and ringreduce communicates CPU memory here; copy it"):
-        door(value)
+def test_memory_that_we_cannot_reach_is_refused(door: Any) -> None:
+    with pytest.raises(UnavailableError, match="DLPack device type 10 memory, and ringreduce communicates"):
+        door(Exporter(BASE, (10, 0)))
+    # Without a driver because of that; with one because there is nothing of a GPU at that address.
+    with pytest.raises((UnavailableError, InvalidArgumentError), match="in CUDA memory"):
+        door(Cuda())
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "contiguous"),
+    [
+        ((2, 3), None, True),
+        ((2, 3), (3, 1), True),
+        ((2, 3), (1, 2), False),
+        ((2, 3), (6, 2), False),
+        ((1, 3), (77, 1), True),
+        ((3, 1, 2), (2, 5, 1), True),
+        ((0, 3), (1, 1), True),
+        ((), (), True),
+        ((3,), (-1,), False),
+    ],
+)
+def test_contiguity_of_gpu_arrays(shape: Any, strides: Any, contiguous: bool) -> None:
+    assert gpu.is_contiguous(shape, strides) is contiguous
 
 
 def test_bfloat16_and_misaligned_arrays_go_by_address() -> None:

@@ -13,7 +13,7 @@ import pytest
 from fake_arrays import Gpu, on
 from ranks import hear_test, run_ranks, start_ranks, tell_test
 
-from ringreduce import _core, features
+from ringreduce import features, nccl
 
 NCCL = fake_arrays.LIBRARY.parent / "fake_nccl" / "libfakenccl.so"
 
@@ -134,12 +134,12 @@ def test_what_nccl_reports_reaches_all_ranks(tmp_path: Path) -> None:
 
 def test_the_version_and_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGREDUCE_NCCL_LIBRARY", os.devnull)
-    version, why = _core.nccl_version()
+    version, why = nccl.version()
     assert version == 0
     assert why.startswith(f"NCCL: RINGREDUCE_NCCL_LIBRARY={os.devnull}: ")
     assert features.nccl_built() == 0
     if not NCCL.exists():
         pytest.skip(f"no fake NCCL: {NCCL.name} is built with RR_TESTS=ON")
     monkeypatch.setenv("RINGREDUCE_NCCL_LIBRARY", str(NCCL))
-    assert _core.nccl_version() == (22705, str(NCCL))
+    assert nccl.version() == (22705, f"NCCL 2.27.5 ({NCCL})")
     assert features.nccl_built() == (22705 if features.cuda_built() else 0)

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
+from tensorflow_checks import ENV
 from test_examples import EXAMPLES, RINGRUN, TEST, fashion_mnist, run, write_data
-from test_tensorflow_gradients import ENV
 
 PAGES = Path(__file__).resolve().parents[1] / "docs"
 

@@ -8,7 +8,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from test_tensorflow_gradients import ENV, near  # noqa: E402
+from tensorflow_checks import ENV, names, near, run  # noqa: E402
 
 import ringreduce.tensorflow as hvd  # noqa: E402
 
@@ -261,13 +261,9 @@ CHECKS = [variables, objects, batch_norm, ranks_as_one, summation_bound]
 
 
 def run_checks() -> list[str]:
-    with hvd.init() as world:
-        for check in CHECKS:
-            print(check.__name__, flush=True)
-            check(world.rank)
-    return [check.__name__ for check in CHECKS]
+    return run(CHECKS)
 
 
 @pytest.mark.timeout(300)
 def test_functions_on_two_ranks(run_ranks: Callable[..., Any]) -> None:
-    assert run_ranks(run_checks, 2, env=ENV, timeout_s=240) == [[check.__name__ for check in CHECKS]] * 2
+    assert run_ranks(run_checks, 2, env=ENV, timeout_s=240) == [names(CHECKS)] * 2

@@ -84,9 +84,12 @@ struct alignas(16) TableHead {
   FoldOp op = kSum;
   uint32_t truth = 0;  // elements become 1 or 0 first
   int32_t divisor = 1;
+  uint32_t unused = 0;  // equal lists have equal tables, byte for byte
   double prescale = 1.0;
   double postscale = 1.0;
+  uint64_t unused_too = 0;
 };
+static_assert(sizeof(TableHead) == 64 && sizeof(MoveItem) == 32 && sizeof(FoldItem) == 32);
 
 // The table as the kernels see it.
 struct Table {

@@ -83,8 +83,7 @@ class DeviceQueue {
   // streams: those whose work the operation comes after, at least one. Raises what can be known without the other
   // ranks.
   DeviceOperationPtr submit(Group& group, const Request& request, std::vector<Stream> streams);
-  // Messages: as Group's. What is sent to one rank with one tag arrives in the order of the calls, whatever the
-  // streams.
+  // Messages: as Group's. Between two ranks they go in the order of the calls, whatever the streams.
   DeviceOperationPtr message(Group& group, DeviceTask task, const TensorView& tensor, int peer, int tag,
                              std::shared_ptr<void> keep, std::vector<Stream> streams);
   DeviceOperationPtr copy(const TensorView& src, const TensorView& dst, std::shared_ptr<void> keep,

@@ -18,10 +18,10 @@ DeviceOperationPtr DeviceQueue::message(Group& group, DeviceTask task, const Ten
   operation->tag = tag;
   (task == DeviceTask::kSend ? operation->request.srcs : operation->request.dsts).push_back(tensor);
   operation->request.keep = std::move(keep);
-  // Whoever has this name waits for the one before it. The group never hears of it.
+  // Whoever has this name waits for the one before it: messages between two ranks arrive in the order sent, whatever
+  // their tags. The group never hears of the name.
   operation->name = std::string(task == DeviceTask::kSend ? "send to" : "recv from") + " rank " +
-                    (peer == kAnyPeer ? "any" : std::to_string(group.ranks()[static_cast<size_t>(peer)])) + ", tag " +
-                    std::to_string(tag);
+                    (peer == kAnyPeer ? "any" : std::to_string(group.ranks()[static_cast<size_t>(peer)]));
   {
     const std::lock_guard lock(mutex_);
     const auto latest = latest_.find({&group, operation->name});

@@ -1,9 +1,9 @@
-"""The names that every framework's package has: one source for ringreduce.torch, .tensorflow, .keras and .jax.
+"""The names that ringreduce and every framework's package have: one source for all of them.
 
     from ringreduce.common.names import *
-    __all__ = [*names.__all__, ...]
+    __all__ += names.__all__
 
-Those of ringreduce itself that touch no tensor. What a framework has of its own, its collectives, comes on top.
+None of them touches a tensor. What a package has of its own, its collectives, comes on top.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import chain
 
 from ringreduce import environment
-from ringreduce.doctor import selftest, software, surroundings
+from ringreduce.doctor import gpus, selftest, software, surroundings
 from ringreduce.doctor.finding import Finding, lines, verdict
 from ringreduce.errors import Error
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
             software.package(),
             software.mpi(),
             software.mpi_cuda(),
-            software.cuda(),
+            gpus.cuda(),
             software.frameworks(),
             surroundings.hardware(),
             surroundings.knobs(),

@@ -1,4 +1,4 @@
-"""What is installed: this package's parts, MPI, CUDA, frameworks. None of it is imported here, nor initialised."""
+"""What is installed: this package's parts, MPI, frameworks. None of it is imported here, nor initialised."""
 
 from __future__ import annotations
 
@@ -96,17 +96,6 @@ def mpi_cuda() -> Iterator[Finding]:
     else:
         reason = (done.stderr or done.stdout).strip().rpartition("\n")[2]
         yield Finding("MPI", name, f"not asked: {reason or f'exit status {done.returncode}'}", "note")
-
-
-def cuda() -> Iterator[Finding]:
-    """Whether this build and this machine have CUDA."""
-    driver = machine.read("/proc/driver/nvidia/version").partition("\n")[0]
-    built = _core.cuda_built()
-    yield Finding("CUDA", "built in", "yes" if built else "no")
-    if driver and not built:
-        yield Finding("CUDA", "driver", driver, "note", "GPU tensors need a build of ringreduce with CUDA")
-    else:
-        yield Finding("CUDA", "driver", driver or shutil.which("nvidia-smi") or "not found")
 
 
 def frameworks() -> Iterator[Finding]:

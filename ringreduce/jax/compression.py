@@ -7,33 +7,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-
-class NoneCompressor:
-    """Sends arrays as they are."""
-
-    @staticmethod
-    def compress(tensor: jax.Array) -> tuple[jax.Array, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: jax.Array, ctx: Any) -> jax.Array:
-        return tensor
+from ringreduce.common import compression as common
+from ringreduce.common.compression import NoneCompressor
 
 
-class CastCompressor:
+class CastCompressor(common.CastCompressor):
     """Sends floating-point arrays in another dtype; others as they are."""
 
     dtype: Any
 
-    @classmethod
-    def compress(cls, tensor: jax.Array) -> tuple[jax.Array, Any]:
-        if jnp.issubdtype(tensor.dtype, jnp.floating):
-            return tensor.astype(cls.dtype), tensor.dtype
-        return tensor, None
+    @staticmethod
+    def floating(tensor: jax.Array) -> Any:
+        return tensor.dtype if jnp.issubdtype(tensor.dtype, jnp.floating) else None
 
     @staticmethod
-    def decompress(tensor: jax.Array, ctx: Any) -> jax.Array:
-        return tensor if ctx is None else tensor.astype(ctx)
+    def cast(tensor: jax.Array, dtype: Any) -> jax.Array:
+        return tensor.astype(dtype)
 
 
 class FP16Compressor(CastCompressor):

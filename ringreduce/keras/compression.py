@@ -7,6 +7,9 @@ from typing import Any, Protocol
 from keras import ops
 from keras.backend import is_float_dtype, standardize_dtype
 
+from ringreduce.common import compression as common
+from ringreduce.common.compression import NoneCompressor
+
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
@@ -22,31 +25,19 @@ class Compressor(Protocol):
         ...
 
 
-class NoneCompressor:
-    """Sends tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor
-
-
-class CastCompressor:
+class CastCompressor(common.CastCompressor):
     """Sends floating-point tensors in another dtype; others as they are."""
 
     dtype: str
 
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+    @staticmethod
+    def floating(tensor: Any) -> str | None:
         dtype = standardize_dtype(tensor.dtype)
-        return (ops.cast(tensor, cls.dtype), dtype) if is_float_dtype(dtype) else (tensor, None)
+        return dtype if is_float_dtype(dtype) else None
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor if ctx is None else ops.cast(tensor, ctx)
+    def cast(tensor: Any, dtype: str) -> Any:
+        return ops.cast(tensor, dtype)
 
 
 class FP16Compressor(CastCompressor):

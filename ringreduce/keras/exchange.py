@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from keras import ops
 
+from ringreduce.common.groups import Groups, buckets
 from ringreduce.errors import MismatchError
 from ringreduce.keras import seam
 from ringreduce.keras.compression import NoneCompressor
@@ -31,7 +31,7 @@ class Settings:
     op: int
     backward_passes_per_step: int
     average_aggregated_gradients: bool
-    groups: int | list[list[Any]]
+    groups: Groups
     process_set: ProcessSet
     scale_local_gradients: bool
 
@@ -68,7 +68,7 @@ class Exchange:
                 shared.append(index)
             elif self.settings.scale_local_gradients:
                 reduced[index] = reduced[index] / self.settings.process_set.size()
-        for number, group in enumerate(self._grouped(shared, variables, key)):
+        for number, group in enumerate(buckets(shared, self.settings.groups, key, variables)):
             for index, gradient in zip(group, self._together([reduced[i] for i in group], number), strict=True):
                 reduced[index] = gradient
         return reduced
@@ -88,21 +88,6 @@ class Exchange:
 
     def _named(self, part: object) -> str | None:
         return None if self.settings.name is None else f"{self.settings.name}.{part}"
-
-    def _grouped(self, shared: list[int], variables: Sequence[Any], key: Key) -> list[list[int]]:
-        """The indices of each operation: as many equal parts as groups says, or its lists and what is in none."""
-        groups = self.settings.groups
-        if isinstance(groups, int):
-            count = max(1, min(groups, len(shared)))
-            base, extra = divmod(len(shared), count)
-            ends = [part * base + min(part, extra) for part in range(count + 1)]
-            parts = [shared[start:end] for start, end in itertools.pairwise(ends)]
-        else:
-            place = {key(variable): number for number, group in enumerate(groups) for variable in group}
-            parts = [[] for _ in range(len(groups) + 1)]
-            for index in shared:
-                parts[place.get(key(variables[index]), len(groups))].append(index)
-        return [part for part in parts if part]
 
     def _together(self, gradients: list[Any], number: int) -> list[Any]:
         """Gradients as one operation; sparse ones, which are gathered, each by itself."""

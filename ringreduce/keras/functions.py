@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,10 +9,11 @@ import keras
 import numpy as np
 
 from ringreduce import movement
-from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.common.arguments import choose
+from ringreduce.errors import UnavailableError
 from ringreduce.keras import seam
 from ringreduce.keras.compression import Compression
-from ringreduce.ops import Average, Sum
+from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet, global_process_set
 
 
@@ -41,13 +41,7 @@ def allreduce(
     Raises:
         InvalidArgumentError: both op and average are given.
     """
-    if average is not None:
-        if op is not None:
-            raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
-        message = "Parameter `average` has been replaced with `op` and will be removed"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        op = Average if average else Sum
-    op = Average if op is None else op
+    op = choose(op, average)
     # A new tensor: what a backend reduces in place must not be the caller's.
     tensor = keras.ops.copy(keras.ops.convert_to_tensor(value))
     settings = (name, op, prescale_factor, postscale_factor, compression, process_set)

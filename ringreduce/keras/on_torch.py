@@ -13,7 +13,6 @@ from ringreduce.process_sets import ProcessSet
 from ringreduce.torch.compression import Compression
 
 SAME = {
-    ours.NoneCompressor: Compression.none,
     ours.FP16Compressor: Compression.fp16,
     ours.BF16Compressor: Compression.bf16,
 }

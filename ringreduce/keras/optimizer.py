@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from ringreduce.common.arguments import check_predivide
+from ringreduce.common.groups import checked, renamed
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.keras.compression import Compression
 from ringreduce.keras.exchange import Exchange, Settings
@@ -62,15 +63,12 @@ def DistributedOptimizer(
 
     >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * hvd.size())), loss="mse")
     """
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
+    check_predivide(op, gradient_predivide_factor)
     if op not in (Average, Sum):
         raise InvalidArgumentError("op currently only supports Average and Sum")
     if backward_passes_per_step <= 0:
         raise InvalidArgumentError("backward_passes_per_step must be > 0")
-    if num_groups:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
+    groups = renamed(num_groups, groups)
     settings = Settings(
         name=name,
         compression=compression,
@@ -79,7 +77,7 @@ def DistributedOptimizer(
         op=op,
         backward_passes_per_step=backward_passes_per_step,
         average_aggregated_gradients=average_aggregated_gradients,
-        groups=_checked_groups(groups),
+        groups=checked(groups, "keras.Variable"),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
@@ -134,14 +132,3 @@ def PartialDistributedOptimizer(
 
 def _is_layer(value: Any) -> bool:
     return isinstance(value, keras.layers.Layer)
-
-
-def _checked_groups(groups: int | Sequence[Sequence[Any]] | None) -> list[list[Any]] | int:
-    if groups is None or (isinstance(groups, int) and groups >= 0):
-        return groups or 0
-    if isinstance(groups, int) or any(not isinstance(group, (list, tuple)) for group in groups):
-        raise InvalidArgumentError("groups should be a non-negative integer or a list of list of keras.Variable.")
-    members = [id(variable) for group in groups for variable in group]
-    if len(set(members)) != len(members):
-        raise InvalidArgumentError("A variable can only appear once in groups.")
-    return [list(group) for group in groups]

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringreduce.common import names
-from ringreduce.common.names import *  # noqa: F403  # its __all__ is part of the one below
+from ringreduce.common.names import *  # noqa: F403  # those of mpi_ops are these; mypy sees them only here
 from ringreduce.tensorflow import elastic, mpi_ops, util
 from ringreduce.tensorflow.compression import Compression
 from ringreduce.tensorflow.functions import (
@@ -29,20 +28,7 @@ from ringreduce.tensorflow.functions import (
     broadcast_variables,
 )
 from ringreduce.tensorflow.gradients import _make_allreduce_grads_fn as _make_allreduce_grads_fn
-from ringreduce.tensorflow.mpi_ops import (
-    allgather,
-    alltoall,
-    barrier,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    join,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    size_op,
-)
+from ringreduce.tensorflow.mpi_ops import *  # noqa: F403  # its __all__ is part of the one below
 from ringreduce.tensorflow.optimizer import DistributedOptimizer
 from ringreduce.tensorflow.reduce import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from ringreduce.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
@@ -67,13 +53,8 @@ __all__ = [
     "DistributedOptimizer",
     "PartialDistributedGradientTape",
     "SyncBatchNormalization",
-    "allgather",
     "allgather_object",
     "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
     "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
@@ -81,23 +62,16 @@ __all__ = [
     "check_num_rank_power_of_2",
     "elastic",
     "gpu_available",
-    "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
     "handle_average_backwards_compatibility",
-    "join",
-    "local_rank_op",
-    "local_size_op",
     "mpi_ops",
-    "process_set_included_op",
-    "rank_op",
     "reducescatter",
     "refs_to_vars",
-    "size_op",
     "util",
     "vars_to_refs",
 ]
-__all__ += names.__all__
+__all__ += mpi_ops.__all__
 
 
 def __getattr__(name: str) -> Any:

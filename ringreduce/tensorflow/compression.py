@@ -6,6 +6,9 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from ringreduce.common import compression as common
+from ringreduce.common.compression import NoneCompressor
+
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
@@ -21,32 +24,18 @@ class Compressor(Protocol):
         """The result of the collective, in the dtype that the tensor had."""
 
 
-class NoneCompressor:
-    """Sends tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        return tensor
-
-
-class CastCompressor:
+class CastCompressor(common.CastCompressor):
     """Sends floating-point tensors in another dtype; others as they are."""
 
     dtype: tf.DType
 
-    @classmethod
-    def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        if tensor.dtype.is_floating and tensor.dtype != cls.dtype:
-            return tf.cast(tensor, cls.dtype), tensor.dtype
-        return tensor, None
+    @staticmethod
+    def floating(tensor: tf.Tensor) -> tf.DType | None:
+        return tensor.dtype if tensor.dtype.is_floating else None
 
     @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        return tensor if ctx is None else tf.cast(tensor, ctx)
+    def cast(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        return tf.cast(tensor, dtype)
 
 
 class FP16Compressor(CastCompressor):

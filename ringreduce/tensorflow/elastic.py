@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ringreduce.errors import UnavailableError
+from ringreduce.common.elastic import Reserved, unavailable
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
 
+INSTEAD = (
+    "save a checkpoint on rank 0, start the job again after a failure, load the checkpoint there and hand it "
+    "on with broadcast_variables()"
+)
+
+
 def run(func: Callable[..., Any]) -> NoReturn:
     """Horovod's decorator of an elastic training function. Raises UnavailableError where it is applied."""
-    _unavailable("run")
+    unavailable("run", INSTEAD)
 
 
-class State:
+class State(Reserved):
     """Horovod's base class of elastic state. Raises UnavailableError when instantiated."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _unavailable(type(self).__name__)
+    instead = INSTEAD
 
 
 class ObjectState(State):
@@ -38,10 +43,3 @@ class TensorFlowState(ObjectState):
 
     def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
         super().__init__(variables, session, **kwargs)
-
-
-def _unavailable(name: str) -> NoReturn:
-    raise UnavailableError(
-        f"hvd.elastic.{name}: elastic training does not exist yet. Without it: save a checkpoint on rank 0, start the "
-        "job again after a failure, load the checkpoint there and hand it on with broadcast_variables()"
-    )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from ringreduce.common.groups import buckets, checked
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet, global_process_set
-from ringreduce.tensorflow.compression import Compression, Compressor
+from ringreduce.tensorflow.compression import Compressor
 from ringreduce.tensorflow.native.running import id_of
 from ringreduce.tensorflow.reduce import grouped_allreduce
 from ringreduce.tensorflow.variables import VariableRef, refuse_strategies
@@ -41,13 +40,13 @@ class GradientReducer:
     def __init__(
         self,
         name: str,
-        device_dense: str = "",
-        device_sparse: str = "",
-        compression: type[Compressor] = Compression.none,
-        sparse_as_dense: bool = False,
-        op: int = Average,
-        gradient_predivide_factor: float = 1.0,
-        groups: int | Sequence[Sequence[Any]] | None = None,
+        device_dense: str,
+        device_sparse: str,
+        compression: type[Compressor],
+        sparse_as_dense: bool,
+        op: int,
+        gradient_predivide_factor: float,
+        groups: int | Sequence[Sequence[Any]] | None,
         process_set: ProcessSet = global_process_set,
     ) -> None:
         self.process_set = process_set
@@ -57,7 +56,7 @@ class GradientReducer:
         self._sparse_as_dense = sparse_as_dense
         self._op = op
         self._predivide = gradient_predivide_factor if op == Average else 1.0
-        self._groups = groups
+        self._groups = checked(groups, "tf.Variable", key=VariableRef)
 
     def __call__(
         self, grads: Sequence[Any], vars: Sequence[Any] | None = None, use_generic_names: bool = False
@@ -89,13 +88,33 @@ class GradientReducer:
                 before = [last.values if isinstance(last, tf.IndexedSlices) else last]
         return results
 
-    def scaled(self, grads: Sequence[Any]) -> list[Any]:
-        """Gradients of variables that each rank has for itself, divided by the number of ranks.
+    def with_local(
+        self,
+        grads: Sequence[Any],
+        vars: Sequence[Any],
+        local: Collection[VariableRef],
+        scale: bool,
+        use_generic_names: bool = False,
+    ) -> list[Any]:
+        """The gradients, reduced but for those of variables that each rank has for itself.
 
-        The other variables' loss is the mean over the ranks, and then so is theirs.
+        Args:
+            local: these variables.
+            scale: whether their gradients are divided by the number of ranks. The other variables' loss is the mean
+                over the ranks, and then so is theirs.
+            grads, vars, use_generic_names: as in a call.
         """
+        results = list(grads)
+        own = local_places(vars, local)
+        shared = [at for at in range(len(results)) if at not in own]
+        reduced = self([results[at] for at in shared], [vars[at] for at in shared], use_generic_names)
+        for at, one in zip(shared, reduced, strict=True):
+            results[at] = one
         ranks = self.process_set.size() if self.process_set.included() else 1
-        return [one if one is None or ranks == 1 else _multiplied(one, 1.0 / float(ranks or 1)) for one in grads]
+        if scale and ranks != 1:
+            for at in sorted(own):
+                results[at] = None if results[at] is None else _multiplied(results[at], 1.0 / float(ranks or 1))
+        return results
 
     def _reduce(self, grads: list[Any], name: str | None, generic: bool) -> list[Any]:
         """One operation; with IndexedSlices a second. The collectives take no factors for these: they multiply here."""
@@ -128,85 +147,18 @@ class GradientReducer:
 
     def _buckets(self, grads: list[Any], variables: Sequence[Any] | None) -> list[list[int]]:
         """Which gradients share an operation, by their places."""
-        places = [at for at, one in enumerate(grads) if one is not None]
-        if not self._groups:
-            return [places] if places else []
-        if isinstance(self._groups, int):
-            return [part for part in split_list(places, self._groups) if part]
-        if variables is None:
+        if variables is None and isinstance(self._groups, list):
             raise InvalidArgumentError(f"{self._name}: groups of variables need the variables of the gradients")
-        of: dict[VariableRef, int] = {}
-        for number, group in enumerate(self._groups):
-            for variable in group:
-                if of.setdefault(VariableRef(variable), number) != number:
-                    raise InvalidArgumentError("A variable can only appear once in groups.")
-        rest = len(self._groups)
-        buckets: list[list[int]] = [[] for _ in range(rest + 1)]
-        for at in places:
-            buckets[of.get(VariableRef(variables[at]), rest)].append(at)
-        return [bucket for bucket in buckets if bucket]
+        places = [at for at, one in enumerate(grads) if one is not None]
+        return buckets(places, self._groups, VariableRef, variables or ())
 
 
-def split_list(items: list[int], parts: int) -> list[list[int]]:
-    """A list in so many runs, whose lengths differ by one at most; empty ones come last."""
-    length, longer = divmod(len(items), parts)
-    ends = [0]
-    for part in range(parts):
-        ends.append(ends[-1] + length + (part < longer))
-    return [items[start:end] for start, end in pairwise(ends)]
+def local_places(variables: Iterable[Any], local: Collection[VariableRef]) -> set[int]:
+    """Where among variables those are that each rank has for itself."""
+    return {at for at, variable in enumerate(variables) if VariableRef(variable) in local} if local else set()
 
 
-def check_options(
-    op: int, gradient_predivide_factor: float, num_groups: int, groups: Any, stacklevel: int = 3
-) -> int | Sequence[Sequence[Any]] | None:
-    """The groups that two ways of saying it amount to.
-
-    Raises:
-        InvalidArgumentError: a factor with another op than Average; groups that are neither number nor lists.
-    """
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
-    if gradient_predivide_factor == 0.0:
-        raise InvalidArgumentError("gradient_predivide_factor is 0")
-    if num_groups != 0:
-        warnings.warn(
-            "Parameter `num_groups` has been replaced by `groups` and will be removed",
-            DeprecationWarning,
-            stacklevel=stacklevel,
-        )
-        groups = num_groups if groups is None else groups
-    if groups is None:
-        return None
-    if isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0:
-        return groups
-    if isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups):
-        return groups
-    raise InvalidArgumentError("groups should be a non-negative integer or a list of list of tf.Variable.")
-
-
-def _make_allreduce_grads_fn(
-    name: str,
-    device_dense: str,
-    device_sparse: str,
-    compression: type[Compressor],
-    sparse_as_dense: bool,
-    op: int,
-    gradient_predivide_factor: float,
-    groups: int | Sequence[Sequence[Any]] | None,
-    process_set: ProcessSet = global_process_set,
-) -> GradientReducer:
-    """Horovod's name for what makes a function of gradients and variables that gives the reduced gradients."""
-    return GradientReducer(
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        groups,
-        process_set,
-    )
+_make_allreduce_grads_fn = GradientReducer  # Horovod's name
 
 
 def _multiplied(gradient: Any, factor: float) -> Any:

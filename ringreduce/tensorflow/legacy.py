@@ -11,12 +11,36 @@ from ringreduce.tensorflow.gradients import GradientReducer
 from ringreduce.tensorflow.variables import VariableRef
 
 
-class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """Wraps an optimizer: gradients are reduced over the ranks, in one operation, before they are applied.
+class Wrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+    """An optimizer that has another one, whose state is its own.
 
     Args:
         optimizer: what updates the variables.
         name: of the wrapper. use_locking: for the base class.
+    """
+
+    def __init__(self, optimizer: Any, name: str, use_locking: bool) -> None:
+        super().__init__(name=name, use_locking=use_locking)
+        self._optimizer = optimizer
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped optimizer's."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped optimizer's."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped optimizer's."""
+        return self._optimizer.variables(*args, **kwargs)
+
+
+class _DistributedOptimizer(Wrapper):
+    """Wraps an optimizer: gradients are reduced over the ranks, in one operation, before they are applied.
+
+    Args:
+        optimizer, name, use_locking: see Wrapper.
         reducer: of the gradients.
         backward_passes_per_step: passes whose gradients are added up before they are reduced and applied.
         sparse_as_dense: what `reducer` was made with.
@@ -35,8 +59,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         average_aggregated_gradients: bool,
         scale_local_gradients: bool,
     ) -> None:
-        super().__init__(name=name, use_locking=use_locking)
-        self._optimizer = optimizer
+        super().__init__(optimizer, name, use_locking)
         self._reducer = reducer
         self._scale_local_gradients = scale_local_gradients
         self._local_vars: set[VariableRef] = set()
@@ -68,26 +91,5 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             return update()
         return self._aggregation.apply(update, [grad for grad, _ in pairs])
 
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
-        return self._optimizer.get_slot_names(*args, **kwargs)
-
-    def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
-        return self._optimizer.variables(*args, **kwargs)
-
     def _reduced(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        local = [at for at, variable in enumerate(variables) if VariableRef(variable) in self._local_vars]
-        shared = [at for at in range(len(grads)) if at not in local]
-        results = list(grads)
-        reduced = self._reducer([grads[at] for at in shared], [variables[at] for at in shared])
-        for at, one in zip(shared, reduced, strict=True):
-            results[at] = one
-        if self._scale_local_gradients:
-            for at, one in zip(local, self._reducer.scaled([grads[at] for at in local]), strict=True):
-                results[at] = one
-        return results
+        return self._reducer.with_local(grads, variables, self._local_vars, self._scale_local_gradients)

@@ -15,16 +15,16 @@ from ringreduce.ops import Adasum
 from ringreduce.process_sets import ProcessSet
 from ringreduce.tensorflow.compression import Compressor
 from ringreduce.tensorflow.functions import assigned
+from ringreduce.tensorflow.legacy import Wrapper
 from ringreduce.tensorflow.reduce import grouped_allreduce
 from ringreduce.tensorflow.variables import plain, refuse_strategies
 
 
-class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+class _DistributedAdasumOptimizer(Wrapper):
     """Wraps an optimizer: what a step changes on each rank is combined by Adasum.
 
     Args:
-        optimizer: what updates the variables; compute_gradients() is its own.
-        name: of the wrapper. use_locking: for the base class.
+        optimizer, name, use_locking: see Wrapper; compute_gradients() is the optimizer's.
         compression: applied to the changes before, and undone after.
         process_set: the ranks that take part.
     """
@@ -32,8 +32,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore
     def __init__(
         self, optimizer: Any, name: str, use_locking: bool, compression: type[Compressor], process_set: ProcessSet
     ) -> None:
-        super().__init__(name=name, use_locking=use_locking)
-        self._optimizer = optimizer
+        super().__init__(optimizer, name, use_locking)
         self._compression = compression
         self._process_set = process_set
 
@@ -61,18 +60,6 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore
         combined = grouped_allreduce(changes, op=Adasum, compression=self._compression, process_set=self._process_set)
         done = [assigned(*item) for item in zip(variables, map(tf.add, before, combined), strict=True)]
         return None if tf.executing_eagerly() else tf.group(*done)
-
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
-        return self._optimizer.get_slot_names(*args, **kwargs)
-
-    def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
-        return self._optimizer.variables(*args, **kwargs)
 
 
 def _copied(variable: Any) -> tf.Tensor:

@@ -7,12 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringreduce.common.arguments import check_predivide
+from ringreduce.common.groups import renamed
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.ops import Adasum, Average
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.compression import Compression, Compressor
-from ringreduce.tensorflow.gradients import GradientReducer, check_options
-from ringreduce.tensorflow.legacy import _DistributedOptimizer
+from ringreduce.tensorflow.gradients import GradientReducer
+from ringreduce.tensorflow.legacy import Wrapper, _DistributedOptimizer
 from ringreduce.tensorflow.legacy_adasum import _DistributedAdasumOptimizer
 
 
@@ -64,13 +66,14 @@ def DistributedOptimizer(
         AdasumError (a ValueError): op=Adasum with an optimizer of Keras.
         UnavailableError: op=Adasum with groups or several passes.
     """
-    groups = check_options(op, gradient_predivide_factor, num_groups, groups)
+    check_predivide(op, gradient_predivide_factor)
+    groups = renamed(num_groups, groups)
     if backward_passes_per_step < 1:
         raise InvalidArgumentError("backward_passes_per_step must be > 0")
     if op == Adasum and average_aggregated_gradients:
         raise InvalidArgumentError("Adasum does not support average_aggregated_gradients == True")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        if isinstance(optimizer, (_DistributedOptimizer, _DistributedAdasumOptimizer)):
+        if isinstance(optimizer, Wrapper):
             raise InvalidArgumentError("DistributedOptimizer: this optimizer is wrapped already; it would reduce twice")
         name = name or f"Distributed{type(optimizer).__name__}"
         if op == Adasum:

@@ -7,7 +7,7 @@ Errors are those of ringreduce.allreduce: eagerly as they are, in a graph as the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -62,21 +62,9 @@ def allreduce(
         sparse.check(chosen, prescale_factor, postscale_factor)
         with _placed(device_sparse):
             return sparse.allreduce([tensor], chosen, name, compression, process_set, ignore_name_scope)[0]
+    settings = (name, chosen, prescale_factor, postscale_factor, ignore_name_scope, process_set)
     with _placed(device_dense):
-        compressed, context = compression.compress(tf.convert_to_tensor(plain(tensor)))
-        if chosen == Adasum:
-            (reduced,) = adasum.allreduce([compressed], name, prescale_factor, postscale_factor, process_set)
-        else:
-            reduced = mpi_ops._allreduce(
-                compressed,
-                name=name,
-                op=chosen,
-                prescale_factor=prescale_factor,
-                postscale_factor=postscale_factor,
-                ignore_name_scope=ignore_name_scope,
-                process_set=process_set,
-            )
-        return compression.decompress(reduced, context)
+        return _compressed(_allreduce, [tensor], compression, *settings)[0]
 
 
 def grouped_allreduce(
@@ -104,23 +92,11 @@ def grouped_allreduce(
         sparse.check(chosen, prescale_factor, postscale_factor)
     results: list[Any] = [None] * len(tensors)
     if dense:
+        settings = (name, chosen, prescale_factor, postscale_factor, ignore_name_scope, process_set)
         with _placed(device_dense):
-            pairs = [compression.compress(tf.convert_to_tensor(plain(tensors[at]))) for at in dense]
-            compressed = [tensor for tensor, _ in pairs]
-            if chosen == Adasum:
-                reduced = adasum.allreduce(compressed, name, prescale_factor, postscale_factor, process_set)
-            else:
-                reduced = mpi_ops._grouped_allreduce(
-                    compressed,
-                    name=name,
-                    op=chosen,
-                    prescale_factor=prescale_factor,
-                    postscale_factor=postscale_factor,
-                    ignore_name_scope=ignore_name_scope,
-                    process_set=process_set,
-                )
-            for at, tensor, (_, context) in zip(dense, reduced, pairs, strict=True):
-                results[at] = compression.decompress(tensor, context)
+            reduced = _compressed(_allreduce, [tensors[at] for at in dense], compression, *settings)
+        for at, one in zip(dense, reduced, strict=True):
+            results[at] = one
     if slices:
         stem = None if name is None else f"{name}.sparse"
         with _placed(device_sparse), tf.control_dependencies([results[at] for at in dense[:1]]):
@@ -153,18 +129,9 @@ def reducescatter(
         A tensor of dim0 // size rows; the first dim0 % size ranks get one more.
     """
     refuse_strategies("hvd.reducescatter", [tensor])
+    settings = (name, op, ignore_name_scope, process_set, prescale_factor, postscale_factor)
     with _placed(device_dense):
-        compressed, context = compression.compress(tf.convert_to_tensor(plain(tensor)))
-        reduced = mpi_ops._reducescatter(
-            compressed,
-            name=name,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            ignore_name_scope=ignore_name_scope,
-            process_set=process_set,
-        )
-        return compression.decompress(reduced, context)
+        return _compressed(mpi_ops._grouped_reducescatter, [tensor], compression, *settings)[0]
 
 
 def grouped_reducescatter(
@@ -180,20 +147,33 @@ def grouped_reducescatter(
 ) -> list[tf.Tensor]:
     """reducescatter() of several tensors, whose dtypes may be mixed. Returns a list."""
     refuse_strategies("hvd.grouped_reducescatter", tensors)
-    if not tensors:
-        return []
+    settings = (name, op, ignore_name_scope, process_set, prescale_factor, postscale_factor)
     with _placed(device_dense):
-        pairs = [compression.compress(tf.convert_to_tensor(plain(tensor))) for tensor in tensors]
-        reduced = mpi_ops._grouped_reducescatter(
-            [tensor for tensor, _ in pairs],
-            name=name,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            ignore_name_scope=ignore_name_scope,
-            process_set=process_set,
-        )
-        return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
+        return _compressed(mpi_ops._grouped_reducescatter, tensors, compression, *settings)
+
+
+def _compressed(
+    collective: Callable[..., list[tf.Tensor]], tensors: Sequence[Any], compression: type[Compressor], *settings: Any
+) -> list[tf.Tensor]:
+    """What a collective gives for tensors, variables or arrays that travel compressed."""
+    pairs = [compression.compress(tf.convert_to_tensor(plain(tensor))) for tensor in tensors]
+    results = collective([tensor for tensor, _ in pairs], *settings)
+    return [compression.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
+
+
+def _allreduce(
+    tensors: list[tf.Tensor],
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    ignore_name_scope: bool,
+    process_set: ProcessSet,
+) -> list[tf.Tensor]:
+    factors = (prescale_factor, postscale_factor)
+    if op == Adasum:
+        return adasum.allreduce(tensors, name, *factors, process_set)
+    return mpi_ops._grouped_allreduce(tensors, name, op, *factors, ignore_name_scope, process_set)
 
 
 def _placed(device: str) -> contextlib.AbstractContextManager[Any]:

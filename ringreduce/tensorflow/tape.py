@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from ringreduce.common.arguments import check_predivide
+from ringreduce.common.groups import renamed
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.compression import Compression, Compressor
-from ringreduce.tensorflow.gradients import GradientReducer, check_options
+from ringreduce.tensorflow.gradients import GradientReducer, local_places
 from ringreduce.tensorflow.variables import VariableRef
 
 
@@ -48,15 +50,9 @@ class DistributedTape(tf.GradientTape):  # type: ignore[misc]
         gradients = self._wrapped.gradient(target, sources, output_gradients, unconnected_gradients)
         flat_sources = tf.nest.flatten(sources)
         flat = [gradients] if len(flat_sources) == 1 and not tf.nest.is_nested(sources) else tf.nest.flatten(gradients)
-        local = self._local_places(flat_sources)
-        shared = [at for at in range(len(flat)) if at not in local]
-        reduced = self._reducer([flat[at] for at in shared], [flat_sources[at] for at in shared], use_generic_names)
-        for at, one in zip(shared, reduced, strict=True):
-            flat[at] = one
-        if self._scale_local_gradients:
-            places = sorted(local)
-            for at, one in zip(places, self._reducer.scaled([flat[at] for at in places]), strict=True):
-                flat[at] = one
+        flat = self._reducer.with_local(
+            flat, flat_sources, self._local_sources, self._scale_local_gradients, use_generic_names
+        )
         return tf.nest.pack_sequence_as(sources, flat) if tf.nest.is_nested(sources) else flat[0]
 
     def register_local_source(self, source: Any) -> None:
@@ -70,14 +66,9 @@ class DistributedTape(tf.GradientTape):  # type: ignore[misc]
         self, gradients: Sequence[Any], sources: Sequence[Any]
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
         """Gradients with their sources, in two lists of pairs: those of local sources, and those that are reduced."""
-        local = self._local_places(sources)
+        local = local_places(sources, self._local_sources)
         pairs = list(zip(gradients, sources, strict=True))
         return [pairs[at] for at in sorted(local)], [pair for at, pair in enumerate(pairs) if at not in local]
-
-    def _local_places(self, sources: Iterable[Any]) -> set[int]:
-        if not self._local_sources:
-            return set()
-        return {at for at, source in enumerate(sources) if VariableRef(source) in self._local_sources}
 
     # What the other tape has: state, and methods of a class of the user's own.
     def __getattr__(self, name: str) -> Any:
@@ -153,7 +144,8 @@ def DistributedGradientTape(
     >>> tape = hvd.DistributedGradientTape(tape)
     >>> optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
     """
-    groups = check_options(op, gradient_predivide_factor, num_groups, groups)
+    check_predivide(op, gradient_predivide_factor)
+    groups = renamed(num_groups, groups)
     if not isinstance(gradtape, tf.GradientTape):
         raise InvalidArgumentError(f"DistributedGradientTape takes a tf.GradientTape, not {gradtape!r}")
     if isinstance(gradtape, DistributedTape):

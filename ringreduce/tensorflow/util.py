@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 import tensorflow as tf
 
-from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average, Sum
+from ringreduce.common.arguments import choose as handle_average_backwards_compatibility
 from ringreduce.tensorflow.variables import refs_to_vars, vars_to_refs
 
 __all__ = [
@@ -17,22 +14,6 @@ __all__ = [
     "refs_to_vars",
     "vars_to_refs",
 ]
-
-
-def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
-    """The operation that the two ways of saying it amount to; Average where neither is given.
-
-    Raises:
-        InvalidArgumentError: both are given.
-    """
-    if average is None:
-        return Average if op is None else op
-    if op is not None:
-        raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
-    warnings.warn(
-        "Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=3
-    )
-    return Average if average else Sum
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
@@ -50,4 +31,5 @@ def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> b
 
 
 def _executing_eagerly() -> bool:
+    """Whether operations run where they are called."""
     return bool(tf.executing_eagerly())

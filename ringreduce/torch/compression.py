@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ringreduce.common import compression as common
+from ringreduce.common.compression import NoneCompressor
 from ringreduce.ops import Average, Max, Min, Sum
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch.exchange import Compressor, Stateful
@@ -16,32 +18,18 @@ from ringreduce.torch.quantization import Int8
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "Stateful"]
 
 
-class NoneCompressor:
-    """Sends tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor
-
-
-class CastCompressor:
+class CastCompressor(common.CastCompressor):
     """Sends floating-point tensors in another dtype; others as they are."""
 
     dtype: torch.dtype
 
-    @classmethod
-    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        if tensor.dtype.is_floating_point:
-            return tensor.to(cls.dtype), tensor.dtype
-        return tensor, None
+    @staticmethod
+    def floating(tensor: torch.Tensor) -> torch.dtype | None:
+        return tensor.dtype if tensor.dtype.is_floating_point else None
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor if ctx is None else tensor.to(ctx)
+    def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return tensor.to(dtype)
 
 
 class FP16Compressor(CastCompressor):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
+from ringreduce.common.arguments import check_predivide
+from ringreduce.common.groups import Groups, checked, renamed
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Adasum, Average
 from ringreduce.process_sets import ProcessSet, global_process_set
@@ -63,13 +64,10 @@ def DistributedOptimizer(
 
     >>> optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     """
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
+    check_predivide(op, gradient_predivide_factor)
     if backward_passes_per_step <= 0:
         raise InvalidArgumentError("backward_passes_per_step must be > 0")
-    if num_groups:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
+    groups = renamed(num_groups, groups)
     if isinstance(compression, type) and issubclass(compression, Stateful):
         compression = compression()
     settings = Settings(
@@ -127,14 +125,8 @@ def _named(
     return names
 
 
-def _checked_groups(groups: int | Sequence[Sequence[torch.Tensor]] | None) -> list[list[torch.Tensor]] | int:
-    if groups is None or (isinstance(groups, int) and groups >= 0):
-        return groups or 0
-    if isinstance(groups, int) or any(not isinstance(group, (list, tuple)) for group in groups):
+def _checked_groups(groups: int | Sequence[Sequence[torch.Tensor]] | None) -> Groups:
+    lists = checked(groups, "torch.Tensor", "parameter")
+    if not isinstance(lists, int) and any(not isinstance(member, torch.Tensor) for group in lists for member in group):
         raise InvalidArgumentError("groups should be a non-negative integer or a list of list of torch.Tensor.")
-    members = [parameter for group in groups for parameter in group]
-    if any(not isinstance(parameter, torch.Tensor) for parameter in members):
-        raise InvalidArgumentError("groups should be a non-negative integer or a list of list of torch.Tensor.")
-    if len({id(parameter) for parameter in members}) != len(members):
-        raise InvalidArgumentError("A parameter can only appear once in groups.")
-    return [list(group) for group in groups]
+    return lists

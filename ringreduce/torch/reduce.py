@@ -6,16 +6,15 @@ may be submitted in any order, the others in one order on all ranks. Errors are 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 from torch import empty_like, is_grad_enabled
 
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.common.arguments import choose
 from ringreduce.handles import Handle
-from ringreduce.ops import Adasum, Average, Sum
+from ringreduce.ops import Adasum
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import adasum, autograd
 from ringreduce.torch.compression import Compression, Compressor, NoneCompressor, wire_for
@@ -209,18 +208,6 @@ def grouped_allreduce_async_(
     """grouped_allreduce_() without waiting. The tensors must be left alone until the handle is done."""
     tensors = list(tensors)
     return _submit(tensors, tensors, name, choose(op, average), prescale_factor, postscale_factor, process_set, tensors)
-
-
-def choose(op: int | None, average: bool | None) -> int:
-    """The operation that the two ways of saying it amount to. Raises InvalidArgumentError when both are given."""
-    if average is None:
-        return Average if op is None else op
-    if op is not None:
-        raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
-    warnings.warn(
-        "Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=3
-    )
-    return Average if average else Sum
 
 
 def _over_wire(

@@ -42,9 +42,9 @@ inline float decode(HalfFormat format, uint16_t bits) {
   return bits & 0x8000 ? -value : value;
 }
 
-inline uint16_t encode(HalfFormat format, float value) {
+inline uint16_t encode(HalfFormat format, double value) {
   const int sign = std::signbit(value) ? 0x8000 : 0;
-  const double x = std::fabs(static_cast<double>(value));
+  const double x = std::fabs(value);
   if (std::isnan(value)) return static_cast<uint16_t>(sign | format.infinity | 1 << (format.mantissa_bits - 1));
   if (std::isinf(value)) return static_cast<uint16_t>(sign | format.infinity);
   const int exponent = x == 0 ? format.lowest_exponent : std::max(std::ilogb(x), format.lowest_exponent);

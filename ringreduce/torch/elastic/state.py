@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ringreduce.errors import UnavailableError
+from ringreduce.common.elastic import Reserved, unavailable
+
+INSTEAD = (
+    "save a checkpoint on rank 0, start the job again after a failure, and load it with broadcast_parameters() "
+    "and broadcast_optimizer_state(); hvd.elastic.ElasticSampler goes on within the epoch, also with another "
+    "number of ranks"
+)
 
 
 def run(func: Callable[..., Any]) -> NoReturn:
     """Horovod's decorator of an elastic training function. Raises UnavailableError where it is applied."""
-    _unavailable("run")
+    unavailable("run", INSTEAD)
 
 
-class State:
+class State(Reserved):
     """Horovod's base class of elastic state. Raises UnavailableError when instantiated."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _unavailable(type(self).__name__)
+    instead = INSTEAD
 
 
 class ObjectState(State):
@@ -26,11 +31,3 @@ class ObjectState(State):
 
 class TorchState(ObjectState):
     """Horovod's elastic state of models, optimizers and samplers. Raises UnavailableError when instantiated."""
-
-
-def _unavailable(name: str) -> NoReturn:
-    raise UnavailableError(
-        f"hvd.elastic.{name}: elastic training does not exist yet. Without it: save a checkpoint on rank 0, start the "
-        "job again after a failure, and load it with broadcast_parameters() and broadcast_optimizer_state(); "
-        "hvd.elastic.ElasticSampler goes on within the epoch, also with another number of ranks"
-    )

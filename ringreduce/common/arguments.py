@@ -1,0 +1,34 @@
+"""Arguments of Horovod's that may be said in two ways, or not together; the same checks in every framework."""
+
+from __future__ import annotations
+
+import warnings
+
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.ops import Average, Sum
+
+
+def choose(op: int | None, average: bool | None) -> int:
+    """The operation that the two ways of saying it amount to; Average where neither is given.
+
+    To be called by the function that has the arguments: a deprecation is reported where that is called.
+
+    Raises:
+        InvalidArgumentError: both are given.
+    """
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
+    warnings.warn(
+        "Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=3
+    )
+    return Average if average else Sum
+
+
+def check_predivide(op: int, gradient_predivide_factor: float) -> None:
+    """Raises InvalidArgumentError for a factor of 0, and for one with another op than Average."""
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
+    if gradient_predivide_factor == 0.0:
+        raise InvalidArgumentError("gradient_predivide_factor is 0")

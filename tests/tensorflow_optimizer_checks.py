@@ -1,0 +1,194 @@
+"""Optimizers of TensorFlow 1, eagerly, in tf.function and in sessions, and of Keras; Adasum. On three ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_checks import BASE, ONE_THREAD, near
+
+import ringreduce.tensorflow as hvd
+
+v1 = tf.compat.v1
+
+
+def adasum(rank: int) -> None:
+    with pytest.raises(NotImplementedError, match="non-power of 2 ranks"):
+        hvd.allreduce(tf.ones(2), op=hvd.Adasum)
+    pair = hvd.add_process_set([0, 1])
+    stepping(rank, pair)
+    if rank == 2:
+        return
+    inputs = [np.array([[1.0, 0.0, 2.0]]), np.array([[0.0, 3.0, 0.0]]), np.array([[1.0, 0.0, 2.0]])]
+
+    def together() -> Any:
+        return hvd.grouped_allreduce(
+            [tf.constant(inputs[rank]), tf.constant(inputs[2], tf.float32)], op=hvd.Adasum, process_set=pair
+        )
+
+    for call in (together, tf.function(together)):
+        orthogonal, parallel = call()
+        near(orthogonal, inputs[0] + inputs[1])
+        near(parallel, inputs[2])
+    with pytest.raises(ValueError, match="floating-point"):
+        hvd.allreduce(tf.constant([1]), op=hvd.Adasum, process_set=pair)
+
+
+def stepping(rank: int, pair: Any) -> None:
+    """Adasum of what the ranks' own steps change: of x orthogonal, of y parallel, eagerly and in a session."""
+    slope = np.array([[3.0, 0.0], [0.0, 5.0], [1.0, 1.0]])[rank]
+    moved = slope if rank == 2 else np.array([3.0, 5.0])
+
+    def made() -> Any:
+        plain = v1.train.MomentumOptimizer(0.5, momentum=0.5)
+        return hvd.DistributedOptimizer(plain, op=hvd.Adasum, process_set=pair)
+
+    x, y = tf.Variable([1.0, 1.0], dtype=tf.float64), tf.Variable(2.0)
+    optimizer = made()
+
+    def loss(x: Any, y: Any) -> Any:
+        return tf.reduce_sum(x * slope) + tf.cast(y * 4.0, tf.float64)
+
+    for steps in (1.0, 2.5):  # the momentum of the second step is 1.5 times the gradient
+        optimizer.minimize(lambda: loss(x, y), var_list=[x, y])
+        near(x, 1.0 - 0.5 * steps * moved)
+        near(y, 2.0 - 0.5 * steps * 4, 1e-6)
+    assert optimizer.get_slot_names() == ["momentum"]
+    near(optimizer.get_slot(x, "momentum"), 1.5 * slope)
+    assert len(optimizer.variables()) == 2
+    for resource in (True, False):
+        with tf.Graph().as_default(), v1.Session(config=ONE_THREAD) as session:
+            x = v1.Variable([1.0, 1.0], dtype=tf.float64, use_resource=resource)
+            y = v1.Variable(2.0, use_resource=resource)
+            step = v1.train.get_or_create_global_step()
+            train = made().minimize(loss(x, y), global_step=step)
+            session.run(v1.global_variables_initializer())
+            for count, steps in enumerate((1.0, 2.5), 1):
+                session.run(train)
+                near(session.run(x), 1.0 - 0.5 * steps * moved)
+                near(session.run(y), 2.0 - 0.5 * steps * 4, 1e-6)
+                assert session.run(step) == count
+
+
+def legacy_eager(rank: int) -> None:
+    for passes, average, rate in ((1, False, 1.0), (2, False, 2.0), (2, True, 1.0)):
+        x, own = tf.Variable(BASE), tf.Variable(BASE)
+        plain = v1.train.MomentumOptimizer(0.5, momentum=0.0)
+        optimizer = hvd.DistributedOptimizer(
+            plain, backward_passes_per_step=passes, average_aggregated_gradients=average, op=hvd.Average
+        )
+        assert isinstance(optimizer, v1.train.Optimizer)
+        optimizer.register_local_var(own)
+
+        def loss(x: Any = x, own: Any = own) -> Any:
+            return tf.reduce_sum(x * (rank + 1.0)) + tf.reduce_sum(own * (rank + 1.0))
+
+        for step in range(1, 5):
+            optimizer.minimize(loss, var_list=[x, own])
+            steps = step // passes
+            near(x, BASE - 0.5 * rate * 2 * steps)
+            near(own, BASE - 0.5 * rate * (rank + 1) / 3 * steps)
+        assert optimizer.get_slot_names() == ["momentum"]
+        near(optimizer.get_slot(x, "momentum"), np.full((2, 3), 2.0 * rate))
+        assert len(optimizer.variables()) == len(plain.variables())
+
+    x = tf.Variable(BASE)
+    optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=3)
+
+    @tf.function
+    def step() -> None:
+        optimizer.minimize(lambda: tf.reduce_sum(x * (rank + 1.0)), var_list=[x])
+
+    for count in range(1, 8):
+        step()
+        near(x, BASE - 2 * 3 * (count // 3))
+
+    for wrong, text in (
+        ({"backward_passes_per_step": 0}, "must be > 0"),
+        ({"groups": "all"}, "groups should be"),
+        ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "gradient_predivide_factor not supported"),
+        ({"op": hvd.Adasum, "average_aggregated_gradients": True}, "Adasum does not support"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), **wrong)
+    with pytest.raises(ValueError, match="op == Adasum is not supported yet with Keras"):
+        hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0), op=hvd.Adasum)
+    with pytest.raises(hvd.UnavailableError, match="op=Adasum takes no groups"):
+        hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum, groups=2)
+    with pytest.raises(ValueError, match="wrapped already"):
+        hvd.DistributedOptimizer(optimizer)
+    with pytest.raises(ValueError, match="doesn't inherit from either legacy TensorFlow or Keras optimizer"):
+        hvd.DistributedOptimizer(object())
+
+
+def legacy_graph(rank: int) -> None:
+    """A script of TensorFlow 1: the hook broadcasts, the optimizer reduces; dense and sparse, also in passes."""
+    for passes, resource, sparse_as_dense in ((1, True, False), (1, False, True), (2, True, True)):
+        with tf.Graph().as_default():
+            x = v1.Variable(BASE + 100 * rank, use_resource=resource, dtype=tf.float64)
+            table = v1.Variable(np.zeros((4, 2)) + rank, use_resource=resource, dtype=tf.float64)
+            factor = v1.placeholder(tf.float64, [])
+            loss = tf.reduce_sum(x) * factor + tf.reduce_sum(tf.gather(table, [rank, 3])) * factor
+            optimizer = hvd.DistributedOptimizer(
+                v1.train.GradientDescentOptimizer(1.0),
+                backward_passes_per_step=passes,
+                op=hvd.Sum,
+                sparse_as_dense=sparse_as_dense,
+            )
+            step = v1.train.get_or_create_global_step()
+            train = optimizer.minimize(loss, global_step=step)
+            hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+            with v1.train.MonitoredTrainingSession(hooks=hooks, config=ONE_THREAD) as session:
+                near(session.run(x), BASE)
+                near(session.run(table), np.zeros((4, 2)))
+                for count in range(1, 5):
+                    session.run(train, {factor: rank + 1.0})
+                    near(session.run(x), BASE - 6 * (count // passes) * passes)
+                    moved = (count // passes) * passes
+                    near(session.run(table), -np.outer([1, 2, 3, 6], [1, 1]) * moved)
+                    assert session.run(step) == count // passes
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        x, y = v1.Variable([1.0 + rank]), v1.Variable([2.0 * rank], use_resource=True)
+        session.run(v1.global_variables_initializer())
+        session.run(hvd.broadcast_global_variables(2))
+        assert session.run([x, y]) == [[3.0], [4.0]]
+        assert session.run(hvd.broadcast_variables([], 0)) is None
+        hook = hvd.BroadcastGlobalVariablesHook(0, device="/CPU:0")
+        hook.begin()
+        first = hook.bcast_op
+        hook.begin()
+        assert hook.bcast_op is first
+
+    slices = tf.IndexedSlices(tf.ones([1, 2]), [0], [4, 2])
+    lazy = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
+    with pytest.raises(ValueError, match="IndexedSlices are not supported when `backward_passes_per_step`"):
+        lazy._aggregation.add([slices], [tf.Variable(tf.zeros([4, 2]))])
+
+
+def keras_optimizers(rank: int) -> None:
+    """They go to ringreduce.tensorflow.keras, with every option that Horovod loses on the way."""
+    for options, scale in (
+        ({}, 2.0),
+        ({"op": hvd.Sum, "compression": hvd.Compression.fp16, "groups": 2}, 6.0),
+        ({"gradient_predivide_factor": 2.0, "name": "mine"}, 2.0),
+    ):
+        x, y = tf.Variable(BASE), tf.Variable(1.0)
+        optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.5), **options)
+        assert isinstance(optimizer, tf.keras.optimizers.SGD)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x * (rank + 1.0)) + tf.cast(y * (rank + 1.0), tf.float64)
+        gradients = tape.gradient(loss, [x, y])  # this rank's; the optimizer reduces them
+        optimizer.apply_gradients(zip(gradients, [x, y], strict=True))
+        near(x, BASE - 0.5 * scale)
+        near(y, 1 - 0.5 * scale)
+
+
+CHECKS = [
+    adasum,
+    legacy_eager,
+    legacy_graph,
+    keras_optimizers,
+]
