@@ -117,7 +117,7 @@ inline void bind_gpu(pybind11::module_& m) {
     const py::gil_scoped_release release;
     try {
       const auto library = nccl_library(Settings::from_environment().nccl_library);
-      return std::make_pair(library->version(), library->name());
+      return std::make_pair(library->version(), library->name() + " (" + library->path() + ")");
     } catch (const UnavailableError& error) {
       return std::make_pair(0, std::string(error.what()));
     }

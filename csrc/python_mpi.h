@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "python_calls.h"
+#include "transport/device_messages.h"
 #include "transport/link.h"
 #include "transport/mpi_communicator.h"
 #include "transport/mpi_cuda.h"
@@ -41,8 +42,9 @@ inline size_t link_fold(Link& link, py::handle dst, int op) {
 // Links of a job's world over MPI; none without a communicator.
 inline Network mpi_network(const std::optional<std::vector<int>>& hosts, const std::shared_ptr<MpiCommunicator>& mpi) {
   if (mpi == nullptr || !hosts) return {};
+  const bool takes_pointers = mpi_cuda(mpi->library(), Settings::from_environment().mpi_cuda).takes_pointers;
   return {"mpi", *hosts, [mpi](int peer, int channel) { return mpi_link(mpi, peer, channel, channel); },
-          [mpi] { return mpi->progress(); }};
+          [mpi] { return mpi->progress(); }, takes_pointers ? mpi_device_messages(mpi) : nullptr};
 }
 
 inline void bind_mpi(py::module_& m) {

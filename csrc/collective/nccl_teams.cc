@@ -70,7 +70,7 @@ class NcclTeams::Meeting {
 };
 
 NcclTeams::NcclTeams(std::shared_ptr<const NcclLibrary> library, Device& device, const Log& log, std::string where)
-    : library_(std::move(library)), device_(device), log_(log), where_(std::move(where)) {}
+    : library_(std::move(library)), device_(device), scratch_(device), log_(log), where_(std::move(where)) {}
 
 NcclTeams::~NcclTeams() { close(); }
 
@@ -105,22 +105,6 @@ std::unique_ptr<NcclCommunicator> NcclTeams::shrunk(const std::vector<int>& memb
   return nullptr;
 }
 
-std::shared_ptr<std::byte> NcclTeams::scratch(size_t nbytes) {
-  if (nbytes > scratch_nbytes_) {
-    scratch_.reset();
-    scratch_nbytes_ = 0;
-    scratch_ = std::shared_ptr<std::byte>(device_.allocate(nbytes), [&device = device_](std::byte* memory) {
-      try {
-        device.release(memory);
-      } catch (const Error&) {
-        return;  // after a sticky error of CUDA's; the memory goes with the process
-      }
-    });
-    scratch_nbytes_ = nbytes;
-  }
-  return scratch_;
-}
-
 void NcclTeams::abort() {
   for (auto& [members, entry] : entries_) {
     if (entry.communicator != nullptr) note(entry.communicator->abort());
@@ -135,8 +119,7 @@ void NcclTeams::close() {
     }
   }
   entries_.clear();
-  scratch_.reset();
-  scratch_nbytes_ = 0;
+  scratch_.clear();
 }
 
 void NcclTeams::note(const std::string& text) const {

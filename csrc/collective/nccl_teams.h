@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "collective/algorithm.h"
+#include "collective/scratch.h"
 #include "cuda/nccl_communicator.h"
 
 namespace rr {
@@ -23,8 +24,8 @@ class NcclTeams {
   // The team's communicator, null while it is being made. Collective: every member calls it, again and again, as part
   // of the same entry of the log, until it is there. The unique id travels over the team's links.
   NcclCommunicator* communicator(const Team& team);
-  // Device memory for one operation at a time. Who is given it keeps it; the next may get the same once that has ended.
-  std::shared_ptr<std::byte> scratch(size_t nbytes);
+  // For one operation at a time.
+  std::shared_ptr<std::byte> scratch(size_t nbytes) { return scratch_.get(nbytes); }
   // An operation that was under way has no end: kernels of NCCL's may wait for a rank that is dead. Ends them all.
   void abort();
   // At the group's end.
@@ -46,11 +47,10 @@ class NcclTeams {
 
   std::shared_ptr<const NcclLibrary> library_;
   Device& device_;
+  ScratchMemory scratch_;
   const Log& log_;
   std::string where_;
   std::map<std::vector<int>, Entry> entries_;  // by members
-  std::shared_ptr<std::byte> scratch_;
-  size_t scratch_nbytes_ = 0;
   std::atomic<int> preparing_{0};
 };
 

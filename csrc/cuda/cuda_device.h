@@ -48,6 +48,7 @@ class CudaDevice final : public Device {
   bool passed(const Mark& mark) override;
   bool is_busy() const override { return lanes_.is_busy(); }
   Stream stream(Lane lane) const override { return lanes_.stream(lane); }
+  std::shared_ptr<void> make_current() override { return std::make_shared<Current>(context_); }
 
  private:
   using Current = CudaContext::Current;

@@ -79,7 +79,7 @@ class NcclLibrary {
 
   int version() const { return version_; }                           // NCCL's code, such as 22705
   const std::string& path() const { return path_; }                  // as it was opened
-  std::string name() const;                                          // "NCCL 2.27.5 (libnccl.so.2)"
+  std::string name() const;                                          // "NCCL 2.27.5"
   std::string error(NcclResult code, ncclComm* communicator) const;  // NCCL's words; the communicator may be null
 
   // path: RINGREDUCE_NCCL_LIBRARY; empty: the one that this process has loaded already (torch's), else the one that

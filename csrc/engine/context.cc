@@ -116,9 +116,9 @@ void Context::use_device(std::shared_ptr<Device> device) {
   }
   if (device_owner_ != nullptr) return;
   throw_if_shut_down();
+  mappings_ = DeviceMappings::of(device);
+  device_queue_ = std::make_unique<DeviceQueue>(*this, device);
   device_owner_ = std::move(device);
-  device_queue_ = std::make_unique<DeviceQueue>(*this, device_owner_);
-  mappings_ = DeviceMappings::of(device_owner_);
   device_.store(device_owner_.get(), std::memory_order_release);
 }
 
@@ -144,7 +144,7 @@ bool Context::with_lanes(const std::function<void(Device&)>& use) {
   const std::unique_lock lock(executor_, std::try_to_lock);
   if (!lock.owns_lock()) return false;
   use(*device_owner_);
-  device_is_busy_.store(device_owner_->is_busy(), std::memory_order_relaxed);
+  if (device_owner_->is_busy()) device_is_busy_.store(true, std::memory_order_relaxed);
   return true;
 }
 

@@ -16,6 +16,7 @@
 #include "engine/stats.h"
 #include "os/liveness.h"
 #include "os/segments.h"
+#include "transport/device_messages.h"
 
 namespace rr {
 
@@ -29,6 +30,8 @@ struct Network {
   std::function<std::unique_ptr<Link>(int world_rank, int channel)> link;
   // Lets it work on what has been pushed; true while some of that is on its way. May be empty.
   std::function<bool()> progress;
+  // Between GPUs, if it takes their addresses; else null.
+  std::shared_ptr<DeviceMessages> device_messages = nullptr;
 };
 
 class Context {
@@ -73,6 +76,7 @@ class Context {
   // The GPU of this rank, from the first operation on device memory on; null before. Set once.
   Device* device() const { return device_.load(std::memory_order_acquire); }
   void use_device(std::shared_ptr<Device> device);
+  const std::shared_ptr<DeviceMessages>& device_messages() const { return network_.device_messages; }
   // NCCL, if this rank has one that will do; null: the log says why not.
   std::shared_ptr<const NcclLibrary> nccl();
   // For operations on its memory. Throws InvalidArgumentError before use_device().
@@ -126,7 +130,6 @@ class Context {
   std::shared_ptr<const NcclLibrary> nccl_;
   bool has_looked_for_nccl_ = false;
   std::unique_ptr<DeviceQueue> device_queue_;  // set once, before device_
-  std::unique_ptr<DeviceMappings> mappings_;
   struct Abandoned {
     bool to_the_end = false;
     std::vector<Mark> marks;

@@ -151,6 +151,9 @@ class Group {
   bool can_nccl(const Operation& operation) const;
   std::unique_ptr<Algorithm> build_nccl(const std::vector<OperationPtr>& members, Team team);
   void leave_nccl();
+  // mpi_jobs.cc
+  bool can_mpi(const Operation& operation) const;
+  std::unique_ptr<Algorithm> build_mpi(const std::vector<OperationPtr>& members, Team team);
   void note_road(const Entry& entry);
   void drop_active();
   // exchange_jobs.cc
@@ -211,6 +214,7 @@ class Group {
   std::byte* pinned_stage_ = nullptr;
   std::unique_ptr<PinnedArena> arena_;
   std::shared_ptr<NcclTeams> nccl_;
+  std::unique_ptr<ScratchMemory> scratch_;
   std::vector<Algo> noted_roads_;
   StageWriter writer_;
   std::unique_ptr<Algorithm> active_;

@@ -67,6 +67,8 @@ std::unique_ptr<Algorithm> Group::build_part(Entry& entry, const std::vector<Ope
         return build_ipc(members, team, rounds);
       case Algo::kNccl:
         return build_nccl(members, std::move(team));
+      case Algo::kMpi:
+        return build_mpi(members, std::move(team));
       case Algo::kPinned:
         add(context_.stats().cuda_staged, 1);
         if (hosts_.several()) return build_in_host_memory(members, team, rounds);

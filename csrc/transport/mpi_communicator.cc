@@ -29,6 +29,11 @@ MpiMessage::MpiMessage(size_t size)
   if (memory == nullptr) throw std::bad_alloc();
 }
 
+MpiMessage::MpiMessage(std::byte* data, size_t size, std::shared_ptr<void> holder)
+    : memory(nullptr, [](std::byte*) {}), nbytes(size), elsewhere(data), keep(std::move(holder)) {
+  if (size > INT_MAX) throw InvalidArgumentError("MPI: a message has at most 2^31 - 1 bytes");
+}
+
 MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiLibrary> library, uintptr_t comm, uintptr_t byte,
                                  uintptr_t errors_return, double timeout_s, void (*interrupt)())
     : library_(std::move(library)), byte_(library_->handle(MpiKind::kDatatype, byte)), owner_(::getpid()) {

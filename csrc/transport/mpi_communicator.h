@@ -21,10 +21,14 @@ namespace rr {
 struct MpiMessage {
   static constexpr size_t kHeaderNbytes = 8;  // the payload behind it is aligned to 64 bytes, for the kernels
   explicit MpiMessage(size_t nbytes);         // header included; at most INT_MAX
-  std::byte* begin() const { return memory.get() + 64 - kHeaderNbytes; }
+  // In somebody else's memory, such as a GPU's: no header, and nothing here touches it.
+  MpiMessage(std::byte* data, size_t nbytes, std::shared_ptr<void> keep);
+  std::byte* begin() const { return elsewhere != nullptr ? elsewhere : memory.get() + 64 - kHeaderNbytes; }
 
   std::unique_ptr<std::byte, void (*)(std::byte*)> memory;
   size_t nbytes;
+  std::byte* elsewhere = nullptr;
+  std::shared_ptr<void> keep;
   // The communicator's, under the library's mutex.
   enum class State { kIdle, kSending, kReceiving, kWithdrawn } state = State::kIdle;
   MpiHandle request;
@@ -47,6 +51,7 @@ class MpiCommunicator {
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
 
+  MpiLibrary& library() const { return *library_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
   MpiThreads threads() const { return threads_; }

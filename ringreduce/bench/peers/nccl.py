@@ -1,4 +1,4 @@
-"""NCCL, which needs GPUs; ringreduce has no CUDA transport yet, so there is nothing to put beside it."""
+"""NCCL, which needs GPUs. The lanes of a comparison are of host memory, where it has none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ringreduce.bench.peers.cell import Absent, Peer
 
 
 def find() -> list[Peer | Absent]:
-    """Always absent for now, and why."""
+    """Always absent, and why: on a GPU benchmarks/gpu.py has it beside our roads."""
     if not Path("/dev/nvidia0").exists():
         return [Absent("nccl", "no NVIDIA GPU here")]
-    return [Absent("nccl", "ringreduce reduces no GPU memory yet, so there is nothing to compare")]
+    return [Absent("nccl", "it takes GPU memory only, this table is of host memory: see benchmarks/gpu.py")]

@@ -1,0 +1,145 @@
+"""GPU arrays by NCCL, on the fake CUDA driver and a fake NCCL (tests/fake_nccl): ranks are processes with a GPU each."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import fake_arrays
+import numpy as np
+import pytest
+from fake_arrays import Gpu, on
+from ranks import hear_test, run_ranks, start_ranks, tell_test
+
+from ringreduce import features, nccl
+
+NCCL = fake_arrays.LIBRARY.parent / "fake_nccl" / "libfakenccl.so"
+
+
+def environment(folder: Path, **more: str) -> dict[str, str | None]:
+    """Ranks whose data goes through the folder."""
+    found = fake_arrays.environment(FAKE_CUDA_DEVICES="4", FAKE_NCCL_DIR=str(folder), **more)
+    return {"RINGREDUCE_NCCL_LIBRARY": str(NCCL), **found}
+
+
+def whole(rank: int, seed: int, shape: Any, dtype: Any = np.float32) -> Any:
+    """Small whole numbers that depend on rank and position, so that sums are exact in any order."""
+    count = int(np.prod(shape))
+    return ((np.arange(count) * (seed % 5 + 1) + 7 * rank + seed) % 11).astype(dtype).reshape(shape)
+
+
+def total(size: int, seed: int, shape: Any, dtype: Any = np.float32) -> Any:
+    return sum(whole(rank, seed, shape, np.int64) for rank in range(size)).astype(dtype)
+
+
+def collectives() -> None:
+    import ringreduce as rr
+
+    with rr.init() as world:
+        rank, size = world.rank, world.size
+        gpu = Gpu(rank)
+        stream = gpu.stream()
+        handles = [rr.allreduce_async_(gpu.coming(whole(rank, i, 1 + 30_000 * i), stream), op=rr.Sum) for i in range(5)]
+        for i, handle in enumerate(handles):
+            assert np.array_equal(on(stream, rr.synchronize(handle), gpu), total(size, i, 1 + 30_000 * i)), i
+        group = [gpu.coming(whole(rank, i, (3, i + 1), ["f4", "f8", "i8", "f2"][i % 4]), stream) for i in range(8)]
+        for i, y in enumerate(rr.grouped_allreduce(group, op=rr.Sum)):
+            assert np.array_equal(on(stream, y, gpu), total(size, i, (3, i + 1), group[i].dtype)), i
+        y = rr.allreduce(gpu.coming(whole(rank, 1, 4000), stream), op=rr.Average, prescale_factor=6)
+        assert np.allclose(on(stream, y, gpu), total(size, 1, 4000) * 6 / size, rtol=1e-6)
+        rows = gpu.coming(whole(rank, 5, (7, 300)), stream)
+        mine = on(stream, rr.reducescatter(rows, op=rr.Sum), gpu)
+        assert np.array_equal(mine, np.array_split(total(size, 5, (7, 300)), size)[rank])
+        y = rr.broadcast(gpu.coming(whole(rank, 6, (40, 3), "i2"), stream), size - 1)
+        assert np.array_equal(on(stream, y, gpu), whole(size - 1, 6, (40, 3), "i2"))
+        for shapes in ([(4, 9)] * size, [(5 * r, 9) for r in range(size)]):
+            y = rr.allgather(gpu.coming(whole(rank, 2, shapes[rank]), stream))
+            assert np.array_equal(on(stream, y, gpu), np.concatenate([whole(r, 2, shapes[r]) for r in range(size)]))
+        y = rr.alltoall(gpu.coming(whole(rank, 4, (2 * size, 50)), stream))
+        sent = [whole(r, 4, (2 * size, 50))[2 * rank : 2 * rank + 2] for r in range(size)]
+        assert np.array_equal(on(stream, y, gpu), np.concatenate(sent))
+        counts = rr.stats()
+        assert counts["cuda_nccl"] >= 7
+        assert counts["cuda_ipc"] == counts["cuda_staged"] == 0, counts
+        # Integers with a factor are not NCCL's to do.
+        y = rr.allreduce(gpu.coming(whole(rank, 7, 100, "i4"), stream), op=rr.Average)
+        assert np.array_equal(on(stream, y, gpu), np.trunc(total(size, 7, 100) / size))
+        assert rr.stats()["cuda_nccl"] == counts["cuda_nccl"]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_kind(size: int, tmp_path: Path) -> None:
+    run_ranks(collectives, size, env=environment(tmp_path), timeout_s=120)
+    left = [path.name for path in tmp_path.iterdir() if "-end-" not in path.name]
+    assert not left
+
+
+def goes_on() -> list[str]:
+    import ringreduce as rr
+
+    world = rr.init()
+    gpu = Gpu(world.rank)
+    stream = gpu.stream()
+    x = gpu.coming(whole(world.rank, 1, 200_000), stream)
+    rr.allreduce_(x, op=rr.Sum)
+    gpu.synchronize(stream)
+    tell_test("ready")
+    if world.rank == 1:
+        hear_test()
+    errors = []
+    while not errors:  # rank 1 may be in the middle of one when it dies
+        handle = rr.allreduce_async_(x, op=rr.Sum, name="step")
+        try:
+            rr.synchronize(handle)
+            handle.wait(timeout=30)
+        except rr.PeerLostError as error:
+            errors.append(str(error))
+    gpu.synchronize(stream)  # nothing is left that waits
+    return errors
+
+
+def test_a_rank_is_killed(tmp_path: Path) -> None:
+    with start_ranks(goes_on, 3, env=environment(tmp_path)) as job:
+        for rank in range(3):
+            assert job.hear(rank) == "ready"
+        job.kill(1)
+        outcomes = job.wait(60)
+        assert outcomes[1].status == -signal.SIGKILL
+        for rank in (0, 2):
+            assert outcomes[rank].value is not None, job.report()
+            assert "lost rank 1" in outcomes[rank].value[0]
+
+
+def reports() -> str:
+    import ringreduce as rr
+
+    world = rr.init()
+    gpu = Gpu(world.rank)
+    stream = gpu.stream()
+    handle = rr.allreduce_async_(gpu.coming(np.ones(1000), stream), op=rr.Sum, name="step")
+    with pytest.raises(rr.HorovodInternalError) as caught:
+        handle.wait(timeout=30)
+    gpu.synchronize(stream)
+    return str(caught.value)
+
+
+def test_what_nccl_reports_reaches_all_ranks(tmp_path: Path) -> None:
+    for text in run_ranks(reports, 2, env=environment(tmp_path, FAKE_NCCL_FAIL="1:0:2"), timeout_s=60):
+        assert "NCCL 2.27.5" in text
+        assert "unhandled system error; last error: what the fake says last (code 2)" in text
+        assert "RINGREDUCE_CUDA_ROAD" in text
+
+
+def test_the_version_and_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGREDUCE_NCCL_LIBRARY", os.devnull)
+    version, why = nccl.version()
+    assert version == 0
+    assert why.startswith(f"NCCL: RINGREDUCE_NCCL_LIBRARY={os.devnull}: ")
+    assert features.nccl_built() == 0
+    if not NCCL.exists():
+        pytest.skip(f"no fake NCCL: {NCCL.name} is built with RR_TESTS=ON")
+    monkeypatch.setenv("RINGREDUCE_NCCL_LIBRARY", str(NCCL))
+    assert nccl.version() == (22705, f"NCCL 2.27.5 ({NCCL})")
+    assert features.nccl_built() == (22705 if features.cuda_built() else 0)
