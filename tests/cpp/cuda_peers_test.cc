@@ -162,6 +162,22 @@ TEST_CASE("cuda peers: another process maps allocations, and keeps no more than 
   for (const cu::DevicePtr address : at) fake.driver->mem_free(address);
 }
 
+TEST_CASE("cuda peers: what the owner has freed makes way for what is at its address now") {
+  auto& fake = FakeCuda::get();
+  const auto device = fake.device(0);
+  Program program(fake);
+  const Peer peer;
+  std::set<cu::DevicePtr> addresses;
+  for (size_t round = 0; round < 10; ++round) {
+    const cu::DevicePtr at = program.allocate(7000);
+    uint64_t offset = 0;
+    check_peer_reads_and_writes(peer, device->exported(host_ptr(at), 7000, offset), 0, at, 0, 7000);
+    addresses.insert(at);
+    fake.driver->mem_free(at);
+  }
+  CHECK(addresses.size() < 10);
+}
+
 TEST_CASE("cuda peers: another process maps what lies in several pieces") {
   auto& fake = FakeCuda::get();
   const auto device = fake.device(0);
