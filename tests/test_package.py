@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from email.parser import Parser
@@ -188,7 +189,24 @@ def test_knobs_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "knobs.md").read_text() == knobs.render(), "run `make docs`"
 
 
-# --- the wheel --------------------------------------------------------------------------------------------------------
+# --- the sources and the wheel ----------------------------------------------------------------------------------------
+
+
+def test_the_source_archive_has_all_that_the_build_reads(tmp_path: Path) -> None:
+    config = tmp_path / "build.cfg"
+    config.write_text(f"[egg_info]\negg_base = {tmp_path}\n")
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "sdist", "-d", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        env={**os.environ, "DIST_EXTRA_CONFIG": str(config)},
+    )
+    (path,) = tmp_path.glob("ringreduce-*.tar.gz")
+    with tarfile.open(path) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    sources = {str(path.relative_to(ROOT)) for path in CSRC.rglob("*") if path.is_file()}
+    assert any(name.endswith(".cu") for name in sources)
+    assert sources | {"CMakeLists.txt", "setup.py", "pyproject.toml"} <= inside
 
 
 @pytest.mark.timeout(600)

@@ -60,6 +60,16 @@ RR_HD bool is_aligned(const std::byte* data, unsigned nbytes) {
   return reinterpret_cast<uintptr_t>(data) % nbytes == 0;
 }
 
+// Where an operand lies: in memory of a GPU or the host, never in a block's own; accesses that know it are cheaper.
+template <class Byte>
+RR_HD Byte* operand(uint64_t address) {
+  auto* const at = reinterpret_cast<Byte*>(address);
+#ifdef __CUDA_ARCH__
+  __builtin_assume(__isGlobal(at));
+#endif
+  return at;
+}
+
 // Aligned to kNbytes.
 template <unsigned kNbytes>
 RR_HD Words<kNbytes> load_words(const std::byte* from) {
@@ -138,14 +148,14 @@ struct WholeGroups {
   }
   template <unsigned kNbytes>
   RR_HD void load(uint64_t base, Words<kNbytes * kElements> (&groups)[kCount]) const {
-    const auto* const from = reinterpret_cast<const std::byte*>(base + static_cast<uint64_t>(index) * kNbytes);
+    const auto* const from = operand<const std::byte>(base + static_cast<uint64_t>(index) * kNbytes);
     RR_UNROLL
     for (unsigned k = 0; k < kCount; ++k)
       groups[k] = load_words<kNbytes * kElements>(from + k * kBlock * kNbytes * kElements);
   }
   template <unsigned kNbytes>
   RR_HD void store(uint64_t base, const Words<kNbytes * kElements> (&groups)[kCount]) const {
-    auto* const to = reinterpret_cast<std::byte*>(base + static_cast<uint64_t>(index) * kNbytes);
+    auto* const to = operand<std::byte>(base + static_cast<uint64_t>(index) * kNbytes);
     RR_UNROLL
     for (unsigned k = 0; k < kCount; ++k) store_words(to + k * kBlock * kNbytes * kElements, groups[k]);
   }
@@ -180,7 +190,7 @@ struct AnyGroup {
   template <unsigned kNbytes>
   RR_HD void load(uint64_t base, Words<kNbytes * kElements> (&groups)[1]) const {
     using U = Unsigned<kNbytes>;
-    const auto* const from = reinterpret_cast<const std::byte*>(base + static_cast<uint64_t>(index) * kNbytes);
+    const auto* const from = operand<const std::byte>(base + static_cast<uint64_t>(index) * kNbytes);
     if (is_whole()) {
       groups[0] = load_words<kNbytes * kElements>(from);
       return;
@@ -195,7 +205,7 @@ struct AnyGroup {
   template <unsigned kNbytes>
   RR_HD void store(uint64_t base, const Words<kNbytes * kElements> (&groups)[1]) const {
     using U = Unsigned<kNbytes>;
-    auto* const to = reinterpret_cast<std::byte*>(base + static_cast<uint64_t>(index) * kNbytes);
+    auto* const to = operand<std::byte>(base + static_cast<uint64_t>(index) * kNbytes);
     if (is_whole()) return store_words(to, groups[0]);
     const int32_t first = opaque(begin), last = opaque(end), stride = opaque(step * static_cast<int32_t>(kNbytes));
     RR_UNROLL

@@ -21,8 +21,8 @@ struct CodedBlock {
   template <bool kEncode>
   static RR_HD CodedBlock of(const MoveItem& item, uint64_t block) {
     const uint64_t left = static_cast<uint64_t>(item.span.count()) - block * kCodes;
-    const auto* const src = reinterpret_cast<const std::byte*>(item.src);
-    auto* const dst = reinterpret_cast<std::byte*>(item.dst);
+    const auto* const src = operand<const std::byte>(item.src);
+    auto* const dst = operand<std::byte>(item.dst);
     return {src + block * (kEncode ? kCodes * sizeof(float) : kCodedNbytes),
             dst + block * (kEncode ? kCodedNbytes : kCodes * sizeof(float)),
             left < kCodes ? static_cast<unsigned>(left) : kCodes};
@@ -115,25 +115,16 @@ struct EncodeInt8 {
 
 struct DecodeInt8 {
   static constexpr unsigned kBlocks = kMoveBlocks;
-  static constexpr unsigned kAtOnce = 2;  // coded blocks of a warp under way
 
   static RR_HD void run(const Table& table, const Where& where) {
     const MoveItem item = table.items<MoveItem>()[0];
     const uint64_t end = table.before(where.block + 1);
     const unsigned lane = where.thread % kWarpSize;
-    uint64_t piece = table.before(where.block) + where.thread / kWarpSize;
-    for (; piece < end; piece += kAtOnce * kWarps) {
-      uint32_t scales[kAtOnce], words[kAtOnce][2];
-      RR_UNROLL
-      for (unsigned k = 0; k < kAtOnce; ++k) {
-        const uint64_t here = piece + k * kWarps;
-        if (here < end) load(CodedBlock::of<false>(item, here), lane, scales[k], words[k]);
-      }
-      RR_UNROLL
-      for (unsigned k = 0; k < kAtOnce; ++k) {
-        const uint64_t here = piece + k * kWarps;
-        if (here < end) store(CodedBlock::of<false>(item, here), lane, bits_as<float>(scales[k]), words[k]);
-      }
+    for (uint64_t piece = table.before(where.block) + where.thread / kWarpSize; piece < end; piece += kWarps) {
+      const CodedBlock at = CodedBlock::of<false>(item, piece);
+      uint32_t scale, words[2];
+      load(at, lane, scale, words);
+      store(at, lane, bits_as<float>(scale), words);
     }
   }
 
