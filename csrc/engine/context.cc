@@ -116,9 +116,9 @@ void Context::use_device(std::shared_ptr<Device> device) {
   }
   if (device_owner_ != nullptr) return;
   throw_if_shut_down();
+  mappings_ = DeviceMappings::of(device);
+  device_queue_ = std::make_unique<DeviceQueue>(*this, device);
   device_owner_ = std::move(device);
-  device_queue_ = std::make_unique<DeviceQueue>(*this, device_owner_);
-  mappings_ = DeviceMappings::of(device_owner_);
   device_.store(device_owner_.get(), std::memory_order_release);
 }
 

@@ -126,7 +126,6 @@ class Context {
   std::shared_ptr<const NcclLibrary> nccl_;
   bool has_looked_for_nccl_ = false;
   std::unique_ptr<DeviceQueue> device_queue_;  // set once, before device_
-  std::unique_ptr<DeviceMappings> mappings_;
   struct Abandoned {
     bool to_the_end = false;
     std::vector<Mark> marks;

@@ -11,7 +11,7 @@
 namespace rr {
 namespace {
 
-constexpr size_t kPieceNbytes = 8 << 20;  // of a tensor; less would show the meetings of the ranks, about 20 us each
+constexpr size_t kPieceNbytes = 8 << 20;  // of a tensor, 0.16 ms at 50 GB/s; in less the meetings of the ranks would show
 
 Team part_of(const Team& team, const std::vector<int>& ranks) {
   Team part = team;
