@@ -82,7 +82,7 @@ def parts(only: Sequence[str], gpus: int) -> list[Part]:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     here = {"PATH": CUDA_PATH, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     build = [python, str(ROOT / "setup.py"), "--quiet", "build_ext", "--inplace"]
-    found = {"build": [Part("build", build, 180, 60, {**here, "RR_CMAKE_ARGS": BUILD_ARGS})]}
+    found = {"build": [Part("build", build, 200, 60, {**here, "RR_CMAKE_ARGS": BUILD_ARGS})]}
     pytest = [python, "-m", "pytest", "-q", "--rootdir", str(ROOT)]
     found["tests"] = [
         Part("tests", [*pytest, *several, *(file for file in tests if file not in alone)], 200, 90, here),
@@ -95,7 +95,7 @@ def parts(only: Sequence[str], gpus: int) -> list[Part]:
     lists = [f"{name}={','.join(map(str, counts))}" for name, counts in shapes.lists().items()]
     check = Part("kernels right", [str(PROGRAM), "check"], 30, 5, here, str(LOGS / "kernels-right.log"))
     bench = [str(PROGRAM), "bench", str(MOST_MIB), *lists]
-    found["kernels"] = [check, Part("kernels", bench, 40, 15, here, str(LOGS / "kernels.log"))]
+    found["kernels"] = [check, Part("kernels", bench, 60, 20, here, str(LOGS / "kernels.log"))]
     found["limits"] = [_ranks("limits", 1, "limits", [], 30, here)]
     found["allreduce"] = [
         _ranks(f"allreduce {n} {road}", n, "allreduce", [], 30, {**here, "RINGREDUCE_CUDA_ROAD": road})

@@ -17,8 +17,8 @@ __all__ = ["SIZES", "Outcome", "Ranks", "hear_test", "run_ranks", "sizes", "star
 
 pytest.register_assert_rewrite("horovod_names")
 sizes = SIZES
-OTHERS = ("vader_segment", "sm_segment", "mpich", "openmpi", "pmix", "ucx")
-"""How MPI implementations name what they leave behind when they are killed; none of ours."""
+OTHERS = ("vader_segment", "sm_segment", "mpich", "openmpi", "pmix", "ucx", "cuda.shm", "nccl-")
+"""How MPI implementations, CUDA and NCCL name what they leave behind when they are killed; none of ours."""
 # In the background (nohup, a job server) the interrupt comes ignored, and all that is started here would ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 SETTLE_S = 5.0  # torch's shared tensors go away a moment after their last user

@@ -9,13 +9,10 @@ import functools
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-FAKE = Path(__file__).resolve().parents[1] / "build" / "cmake" / "libfakecuda.so"
-"""The CUDA driver on the CPU (tests/fake_cuda), which `make build` makes."""
+from fake_cuda import LIBRARY as FAKE
 
 PROBE = """
 import ctypes, json, os

@@ -74,7 +74,7 @@ def of_cupy() -> list[str]:
     assert np.array_equal(cupy.asnumpy(ringreduce.broadcast(cupy.asarray(rows[0] + rank), 0)), rows[0])
     blocks = [oracle.values(3, r, 4 * size, "float32").reshape(size, 4) for r in range(size)]
     expected = np.stack([blocks[r][rank] for r in range(size)])
-    received, counts = ringreduce.alltoall(cupy.asarray(blocks[rank]))
+    received, counts = ringreduce.alltoall(cupy.asarray(blocks[rank]), [1] * size)
     assert np.array_equal(cupy.asnumpy(received), expected)
     assert list(counts) == [1] * size
     mine = cupy.asnumpy(ringreduce.reducescatter(cupy.asarray(blocks[rank]), op=oracle.SUM))

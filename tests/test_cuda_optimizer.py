@@ -66,7 +66,7 @@ def trained(kind: str, options: dict[str, Any]) -> None:
 
     def make(parameters: Any) -> Any:
         if kind == "adam":
-            return torch.optim.Adam(parameters, lr=0.01)
+            return torch.optim.Adam(parameters, lr=0.01, eps=1e-3)  # so that noise in what is nearly 0 stays small
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
     clip = options.pop("clip", None)

@@ -192,6 +192,11 @@ def distributed() -> None:
     assert torch.allclose(part, to_torch(inputs[rank], device) * size)
     work = dist.broadcast(tensor, 1, async_op=True)
     work.wait()
+    if rank == 0:
+        dist.send(part, 1)
+    else:
+        dist.recv(tensor, 0)
+        assert torch.allclose(tensor, to_torch(inputs[0], device) * size)
     model = torch.nn.Linear(8, 3).to(device)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -9,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fake_cuda
 import pytest
 
 from ringreduce import doctor
-from ringreduce.doctor import selftest, software, surroundings
+from ringreduce.doctor import gpus, selftest, software, surroundings
 from ringreduce.doctor.finding import Finding, lines, verdict
 from ringreduce.launch import installations
 
@@ -152,6 +154,33 @@ def test_mpi_and_frameworks_are_found_without_importing_them() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert said.split() == []
+
+
+def test_gpus_are_listed_with_the_roads_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not fake_cuda.LIBRARY.exists():
+        pytest.skip(f"no fake CUDA driver: {fake_cuda.LIBRARY.name} is built with RR_TESTS=ON")
+    monkeypatch.setenv("RINGREDUCE_CUDA_LIBRARY", str(fake_cuda.LIBRARY))
+    monkeypatch.setenv("RINGREDUCE_NCCL_LIBRARY", "/nowhere/libnccl.so.2")
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
+    found = {finding.name: finding for finding in gpus.cuda()}
+    assert all(finding.topic == "CUDA" for finding in found.values())
+    assert found["driver"].value.startswith("CUDA ")
+    assert found["driver"].status == ("ok" if found["built in"].value == "yes" else "note")
+    assert {"GPU 0", "GPU 1"} <= found.keys()
+    assert "compute capability" in found["GPU 1"].value
+    assert "/nowhere/libnccl.so.2" in found["NCCL"].value
+    for name in ("ranks on one GPU", "ranks on GPUs of their own"):
+        assert re.match("(ipc|staged): .", found[name].value)
+    monkeypatch.setenv("RINGREDUCE_CUDA_ROAD", "nccl")
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "1")
+    found = {finding.name: finding for finding in gpus.cuda()}
+    assert "ranks on GPUs of their own" not in found
+    assert found["ranks on one GPU"].status == "note"
+    assert found["ranks on one GPU"].value == "RINGREDUCE_CUDA_ROAD=nccl: not every rank has NCCL"
+    monkeypatch.setenv("RINGREDUCE_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
+    found = {finding.name: finding for finding in gpus.cuda()}
+    assert found["driver"].value.startswith("not found (CUDA: the driver cannot be loaded")
+    assert "GPU 0" not in found
 
 
 def test_lines_are_columns_with_hints_below() -> None:

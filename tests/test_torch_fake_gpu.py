@@ -149,6 +149,14 @@ def process_group() -> None:
     dealing = dist.ScatterOptions()
     done(group.scatter([dealt], [[on_gpu(row) for row in everybody[0]]] if rank == 0 else [[]], dealing))
     assert torch.equal(dealt.cpu(), everybody[0][rank])
+    if rank == 0:
+        done(group.send([mine()], 1, 5))
+    elif rank == 1:
+        tensor = on_gpu(torch.zeros(size, 3))
+        work = group.recv_anysource([tensor], 5)
+        done(work)
+        assert work._source_rank() == 0
+        assert torch.equal(tensor.cpu(), everybody[0])
     bits = on_gpu(torch.tensor([1 << rank, 7]))
     xor = dist.AllreduceOptions()
     xor.reduceOp = dist.ReduceOp.BXOR

@@ -94,7 +94,8 @@ class DeviceWork:
 
     @property
     def peer(self) -> int:
-        """As the core's."""
+        """Of a message, the other rank. Blocks until it is known."""
+        self.finish()
         peer: int = self._work.peer
         return peer
 

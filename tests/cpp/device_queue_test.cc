@@ -3,6 +3,7 @@
 #include "engine/device_queue.h"
 
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
@@ -267,6 +268,56 @@ TEST_CASE("a marker that is reached when the context has gone finds nobody") {
     devices[r]->advance();
     CHECK(went_on[r].load());
   }
+}
+
+TEST_CASE("messages of GPU memory go through pinned memory, in the order of the calls") {
+  const Environment environment({});
+  run_ranks(2, [](Rank& rank) {
+    Gpu gpu(rank);
+    constexpr int kMessages = 12;  // both ways, on several streams
+    const int peer = 1 - rank.rank;
+    std::vector<std::byte*> memory;
+    std::vector<TensorView> in;
+    std::vector<DeviceOperationPtr> operations;
+    for (int i = 0; i < 2 * kMessages; ++i) {
+      const size_t count = static_cast<size_t>(1 + (i % kMessages) * 3000);
+      memory.push_back(gpu.device->allocate(count * sizeof(float)));
+      TensorView tensor;
+      tensor.data = memory.back();
+      tensor.dtype = DType::kFloat32;
+      tensor.place = Place::kDevice;
+      tensor.set_shape(1, [&](size_t) { return count; });
+      const Stream on = stream(i % 3);
+      if (i < kMessages) {
+        auto* const bytes = reinterpret_cast<float*>(FakeDevice::host(tensor.data));
+        gpu.device->run(on, [=] {
+          for (size_t k = 0; k < count; ++k) bytes[k] = input(rank.rank, i, k);
+        });
+      } else {
+        in.push_back(tensor);
+      }
+      const DeviceTask task = i < kMessages ? DeviceTask::kSend : DeviceTask::kReceive;
+      operations.push_back(gpu.queue().message(rank.world, task, tensor, peer, i % 2, nullptr, {on}));
+    }
+    for (const auto& operation : operations) expect(gpu.queue().wait(*operation, 60, nullptr), "in time");
+    for (int i = 0; i < kMessages; ++i) {
+      const TensorView& tensor = in[static_cast<size_t>(i)];
+      const auto* const got = reinterpret_cast<const float*>(FakeDevice::host(tensor.data));
+      for (size_t k = 0; k < tensor.count; ++k) expect(got[k] == input(peer, i, k), "message " + std::to_string(i));
+    }
+    const auto to_oneself = [&] {
+      gpu.queue().message(rank.world, DeviceTask::kSend, in[0], rank.rank, 0, nullptr, {stream(1)});
+    };
+    expect_contains(raised<InvalidArgumentError>(to_oneself), "another rank");
+    // Between two arrays of the GPU.
+    std::byte* const copied = gpu.device->allocate(in[5].nbytes());
+    TensorView target = in[5];
+    target.data = copied;
+    const auto copy = gpu.queue().copy(in[5], target, nullptr, {stream(4)});
+    expect(gpu.queue().wait(*copy, 30, nullptr), "copied");
+    expect(std::memcmp(FakeDevice::host(copied), FakeDevice::host(in[5].data), in[5].nbytes()) == 0, "the same");
+    barrier(rank.world);
+  });
 }
 
 TEST_CASE("words run out with a clear error, and come back") {

@@ -9,6 +9,7 @@ import torch
 from ringreduce.torch.distributed.base import Collectives, InPlace
 from ringreduce.torch.distributed.layout import contiguous, movable
 from ringreduce.torch.distributed.work import Completer, Work
+from ringreduce.torch.tensors import on_stream
 
 ANYONE = -2  # the core's word for any rank
 
@@ -21,8 +22,9 @@ class Messages(Collectives):
     def send(self, tensors: Any, peer: int, tag: int = 0) -> Work:
         """Sends one tensor to a rank of the group."""
         tensor = self._one(tensors, "send")
-        native = self._member.group.send_async(movable(contiguous(tensor)), self._check_root(peer, "send"), tag)
-        return Work(native, [tensor], None, self._lane("send", peer))
+        buffer = contiguous(tensor)
+        native = self._member.group.send_async(movable(buffer), self._check_root(peer, "send"), tag)
+        return Work(on_stream(native, buffer), [tensor], None, self._lane("send", peer))
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> Work:
         """Receives into one tensor what a rank of the group sends."""
@@ -35,7 +37,7 @@ class Messages(Collectives):
     def _receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
         place = InPlace([tensor])
         native = self._member.group.recv_async(movable(place.buffers[0]), peer, tag)
-        return Work(native, [tensor], place.finish, self._lane("recv", peer))
+        return Work(on_stream(native, place.buffers[0]), [tensor], place.finish, self._lane("recv", peer))
 
     def _lane(self, direction: str, peer: int) -> Completer:
         """Futures of one lane complete in order; those of different lanes must not wait for each other."""
