@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 JOBS := $(shell nproc)
-CXX_FILES = $(shell git ls-files -co --exclude-standard 'csrc/*.cc' 'csrc/*.h' 'csrc/*.cu' 'csrc/*.cuh' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/cuda/*.cc' 'tests/cuda/*.h')
+CXX_FILES = $(shell git ls-files -co --exclude-standard 'csrc/*.cc' 'csrc/*.h' 'csrc/*.cu' 'tests/**/*.cc' 'tests/**/*.h')
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  make %-16s %s\n' "$$name" "$$text"; done

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -100,6 +101,13 @@ bool is_initialized() {
 void initialize() {
   const std::lock_guard lock(state().mutex);
   if (state().pid == 0) state().pid = ::getpid();
+}
+
+std::shared_ptr<Stream> stream_of(cu::Stream handle) { return find(handle, *current()); }
+
+Result issue(cu::Stream handle, Task task) {
+  const auto stream = stream_of(handle);
+  return stream != nullptr ? issue(stream, std::move(task)) : cu::kInvalidHandle;
 }
 
 Result demanded(const char* call) {

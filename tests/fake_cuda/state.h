@@ -23,6 +23,19 @@ Context* find(rr::cu::Context handle);  // null: none of ours
 bool is_initialized();
 void initialize();
 
+std::shared_ptr<Stream> stream_of(rr::cu::Stream handle);  // of the current context; null: none of ours
+Result issue(rr::cu::Stream handle, Task task);
+
+// Modules, functions and graphs are never freed: tests make few of them.
+template <class Object>
+Object* kept(Object object) {
+  static std::mutex mutex;
+  static auto& all = *new std::vector<std::unique_ptr<Object>>;
+  const std::lock_guard lock(mutex);
+  all.push_back(std::make_unique<Object>(std::move(object)));
+  return all.back().get();
+}
+
 // What a call begins with: counts it, gives the error that FAKE_CUDA_FAIL wants of it, refuses calls from host
 // functions, from forked children and before cuInit, and repeats a sticky error of the current context.
 enum class Needs { kNothing, kInit, kContext };

@@ -1,4 +1,4 @@
-// Streams, events, copies, kernels, host functions, graphs.
+// Streams, events, copies, kernels, host functions.
 
 #include <unistd.h>
 
@@ -13,27 +13,16 @@
 #include "memory.h"
 
 using namespace rr;
+using fake::issue;
+using fake::kept;
 using fake::Result;
+using fake::stream_of;
 
 namespace {
 
 struct FakeFunction {
   std::string name;
 };
-
-struct FakeGraph {
-  std::shared_ptr<fake::Graph> captured;
-};
-
-// Modules, functions and graphs are never freed: tests make few of them.
-template <class Object>
-Object* kept(Object object) {
-  static std::mutex mutex;
-  static auto& all = *new std::vector<std::unique_ptr<Object>>;
-  const std::lock_guard lock(mutex);
-  all.push_back(std::make_unique<Object>(std::move(object)));
-  return all.back().get();
-}
 
 struct Events {
   std::mutex mutex;
@@ -49,13 +38,6 @@ std::shared_ptr<fake::Event> event_of(cu::Event handle) {
   const std::lock_guard lock(events().mutex);
   const auto found = events().all.find(reinterpret_cast<const fake::Event*>(handle));
   return found == events().all.end() ? nullptr : found->second;
-}
-
-std::shared_ptr<fake::Stream> stream_of(cu::Stream handle) { return fake::find(handle, *fake::current()); }
-
-Result issue(cu::Stream handle, fake::Task task) {
-  const auto stream = stream_of(handle);
-  return stream != nullptr ? fake::issue(stream, std::move(task)) : cu::kInvalidHandle;
 }
 
 Result finished(const std::shared_ptr<fake::Stream>& stream, const char* call) {
@@ -268,72 +250,4 @@ FAKE_API Result cuLaunchKernel(cu::Function function, unsigned grid_x, unsigned 
     void* parameter = argument.get();
     if (!run_on_host(kernel.name.c_str(), grid_x, block_x, &parameter)) context.broken = cu::kIllegalInstruction;
   });
-}
-
-// --- graphs ---------------------------------------------------------------------------------------------------------
-
-FAKE_API Result cuThreadExchangeStreamCaptureMode(int* mode) {
-  FAKE_ENTER(__func__, fake::Needs::kInit);
-  *mode = static_cast<int>(fake::exchange_capture_mode(static_cast<unsigned>(*mode)));
-  return cu::kSuccess;
-}
-
-FAKE_API Result cuStreamBeginCapture_v2(cu::Stream handle, int mode) {
-  FAKE_ENTER(__func__);
-  const auto stream = stream_of(handle);
-  if (stream == nullptr || reinterpret_cast<uintptr_t>(handle) <= 1) return cu::kStreamCaptureUnsupported;
-  if (stream->capture() != nullptr) return cu::kInvalidValue;
-  fake::begin_capture(stream, static_cast<unsigned>(mode));
-  return cu::kSuccess;
-}
-
-FAKE_API Result cuStreamIsCapturing(cu::Stream handle, int* status) {
-  FAKE_ENTER(__func__);
-  const auto stream = stream_of(handle);
-  if (stream == nullptr) return cu::kInvalidHandle;
-  if (reinterpret_cast<uintptr_t>(handle) <= 1) {
-    for (const auto& other : fake::streams_of(stream->context())) {
-      if (other->is_blocking() && other->capture() != nullptr) return cu::kStreamCaptureImplicit;
-    }
-  }
-  const auto graph = stream->capture();
-  *status = static_cast<int>(graph == nullptr    ? cu::kCaptureStatusNone
-                             : graph->is_invalid ? cu::kCaptureStatusInvalidated
-                                                 : cu::kCaptureStatusActive);
-  return cu::kSuccess;
-}
-
-FAKE_API Result cuStreamEndCapture(cu::Stream handle, void** graph) {
-  FAKE_ENTER(__func__);
-  const auto stream = stream_of(handle);
-  if (stream == nullptr || stream->capture() == nullptr) return cu::kInvalidValue;
-  const auto captured = fake::end_capture(stream);
-  *graph = nullptr;
-  if (captured->is_invalid) return cu::kStreamCaptureInvalidated;
-  *graph = kept(FakeGraph{captured});
-  return cu::kSuccess;
-}
-
-FAKE_API Result cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
-  FAKE_ENTER(__func__);
-  *executable = graph;
-  return cu::kSuccess;
-}
-
-FAKE_API Result cuGraphLaunch(void* executable, cu::Stream handle) {
-  FAKE_ENTER(__func__);
-  for (const auto& task : static_cast<const FakeGraph*>(executable)->captured->tasks) {
-    if (const Result result = issue(handle, task); result != cu::kSuccess) return result;
-  }
-  return cu::kSuccess;
-}
-
-FAKE_API Result cuGraphExecDestroy(void*) {
-  FAKE_ENTER(__func__);
-  return cu::kSuccess;
-}
-
-FAKE_API Result cuGraphDestroy(void*) {
-  FAKE_ENTER(__func__);
-  return cu::kSuccess;
 }
