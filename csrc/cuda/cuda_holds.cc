@@ -42,6 +42,11 @@ void CudaHolds::collect() {
   for (const auto& free : std::exchange(later_, {})) free();
 }
 
+void CudaHolds::collect_regardless() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& free : std::exchange(later_, {})) free();
+}
+
 bool CudaHolds::collect_all() {
   const std::lock_guard lock(mutex_);
   if (has_captured_) return false;

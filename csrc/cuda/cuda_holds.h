@@ -27,6 +27,7 @@ class CudaHolds {
 
   void later(std::function<void()> free);  // calls nothing of this class
   void collect();                          // frees what may be freed now
+  void collect_regardless();               // when there is no going on with it
   // At the end: lets holds that are out go, as nobody else will, and frees. False: there are captured ones, whose
   // graphs may be running still, so nothing is freed.
   bool collect_all();

@@ -105,8 +105,11 @@ std::byte* CudaImports::imported(const DeviceExport& peer) {
       }
       drop(oldest);
     }
+    drop_stale(peer);
     holds_.collect();
     known = mapped_.emplace(peer.uid, map(peer)).first;
+    known->second.process = peer.process;
+    known->second.owner_base = peer.base;
   }
   known->second.touched = ++clock_;
   return host_ptr(known->second.base);
@@ -116,6 +119,18 @@ void CudaImports::forget(uint64_t uid) {
   const std::lock_guard lock(mutex_);
   if (const auto known = mapped_.find(uid); known != mapped_.end()) drop(known);
   holds_.collect();
+}
+
+// Two allocations of a process overlap only if the first has been freed.
+void CudaImports::drop_stale(const DeviceExport& peer) {
+  if (peer.fd >= 0) return;  // ranges of pieces do, though
+  for (auto one = mapped_.begin(); one != mapped_.end();) {
+    const Mapped& old = one->second;
+    const bool overlaps = old.process == peer.process && old.kind == Mapped::Kind::kHandle &&
+                          old.owner_base < peer.base + peer.nbytes && peer.base < old.owner_base + old.nbytes;
+    const auto here = one++;
+    if (overlaps) drop(here);
+  }
 }
 
 CudaImports::Mapped CudaImports::map(const DeviceExport& peer) {
@@ -149,8 +164,13 @@ CudaImports::Mapped CudaImports::map_handle(const DeviceExport& peer) {
   mapped.nbytes = peer.nbytes;
   mapped.kind = Mapped::Kind::kHandle;
   // The flag has access between GPUs enabled where the peer's is another one.
-  context_.check(context_.driver().ipc_open_mem_handle(&mapped.base, handle, cu::kIpcLazyEnablePeerAccess),
-                 cu::symbols::ipc_open_mem_handle, memory_of(peer));
+  auto result = context_.driver().ipc_open_mem_handle(&mapped.base, handle, cu::kIpcLazyEnablePeerAccess);
+  if (result == cu::kAlreadyMapped) {
+    // Something stale is where it belongs, which drop_stale() has put off for a hold.
+    holds_.collect_regardless();
+    result = context_.driver().ipc_open_mem_handle(&mapped.base, handle, cu::kIpcLazyEnablePeerAccess);
+  }
+  context_.check(result, cu::symbols::ipc_open_mem_handle, memory_of(peer));
   return mapped;
 }
 

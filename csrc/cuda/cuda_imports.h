@@ -30,11 +30,14 @@ class CudaImports {
     size_t nbytes = 0;
     enum class Kind { kOwn, kHandle, kPieces } kind = Kind::kOwn;
     uint64_t touched = 0;
+    uint64_t process = 0;  // the owner, and where the allocation begins there
+    uint64_t owner_base = 0;
   };
   Mapped map(const DeviceExport& peer);
   Mapped map_own(const DeviceExport& peer);
   Mapped map_handle(const DeviceExport& peer);
   Mapped map_pieces(const DeviceExport& peer);
+  void drop_stale(const DeviceExport& peer);
   void drop(std::map<uint64_t, Mapped>::iterator which);
 
   const CudaContext& context_;

@@ -34,6 +34,8 @@ void CudaLanes::destroy() noexcept {
 
 Mark CudaLanes::mark(Lane lane) {
   State& state = lane_of(lane);
+  // Also where nobody asks for a lane's marks there are no more events than work is under way.
+  if (spare_.empty() || state.events.size() >= 8) take_back(state);
   if (spare_.empty()) {
     cu::Event made = nullptr;
     RR_CUDA(context_, event_create, &made, cu::kEventDisableTiming);
@@ -51,6 +53,20 @@ cu::Event CudaLanes::event_of(const Mark& mark) const {
   return state.events[static_cast<size_t>(mark.number - state.passed - 1)];
 }
 
+bool CudaLanes::is_over(cu::Event event) {
+  const auto result = context_.driver().event_query(event);
+  if (result == cu::kNotReady) return false;
+  context_.check(result, cu::symbols::event_query);
+  return true;
+}
+
+void CudaLanes::take_back(State& lane) {
+  for (; !lane.events.empty() && is_over(lane.events.front()); ++lane.passed) {
+    spare_.push_back(lane.events.front());
+    lane.events.pop_front();
+  }
+}
+
 void CudaLanes::follow(Lane lane, const Mark& mark) {
   // A lane is in order as it is.
   if (lane == mark.lane || seen_passed(mark)) return;
@@ -59,9 +75,7 @@ void CudaLanes::follow(Lane lane, const Mark& mark) {
 
 bool CudaLanes::passed(const Mark& mark) {
   if (seen_passed(mark)) return true;
-  const auto result = context_.driver().event_query(event_of(mark));
-  if (result == cu::kNotReady) return false;
-  context_.check(result, cu::symbols::event_query);
+  if (!is_over(event_of(mark))) return false;
   // So has everything before it. An event that others still wait for may be recorded anew: they wait for what it stood
   // for when they were told to.
   State& state = lane_of(mark.lane);

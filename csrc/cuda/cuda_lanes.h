@@ -38,6 +38,8 @@ class CudaLanes {
   State& lane_of(Lane lane) { return lanes_[static_cast<size_t>(lane)]; }
   const State& lane_of(Lane lane) const { return lanes_[static_cast<size_t>(lane)]; }
   cu::Event event_of(const Mark& mark) const;
+  bool is_over(cu::Event event);
+  void take_back(State& lane);  // events of marks that have passed, oldest first
   void destroy() noexcept;
 
   const CudaContext& context_;

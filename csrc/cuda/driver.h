@@ -70,6 +70,7 @@ struct MemAccessDesc {
   X(kInvalidImage, CUDA_ERROR_INVALID_IMAGE, 200)                                 \
   X(kInvalidContext, CUDA_ERROR_INVALID_CONTEXT, 201)                             \
   X(kMapFailed, CUDA_ERROR_MAP_FAILED, 205)                                       \
+  X(kAlreadyMapped, CUDA_ERROR_ALREADY_MAPPED, 208)                               \
   X(kNoBinaryForGpu, CUDA_ERROR_NO_BINARY_FOR_GPU, 209)                           \
   X(kEccUncorrectable, CUDA_ERROR_ECC_UNCORRECTABLE, 214)                         \
   X(kPeerAccessUnsupported, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, 217)              \

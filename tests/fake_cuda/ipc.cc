@@ -26,6 +26,7 @@ struct Ticket {
   uint64_t inode;
   uint64_t nbytes;
   uint64_t id;
+  uint64_t base;  // in its owner
   int ordinal;
 };
 static_assert(sizeof(Ticket) <= sizeof(cu::IpcMemHandle));
@@ -35,6 +36,7 @@ constexpr char kMagic[8] = "fakeipc";
 struct Opened {
   uintptr_t base;
   int users;
+  Ticket ticket;
 };
 
 struct Handles {
@@ -95,6 +97,7 @@ FAKE_API Result cuIpcGetMemHandle(cu::IpcMemHandle* handle, cu::DevicePtr addres
   ticket.inode = inode_of(ticket.fd);
   ticket.nbytes = block->nbytes;
   ticket.id = block->id;
+  ticket.base = block->base;
   ticket.ordinal = block->ordinal;
   *handle = {};
   std::memcpy(handle->reserved, &ticket, sizeof ticket);
@@ -119,6 +122,11 @@ FAKE_API Result cuIpcOpenMemHandle_v2(cu::DevicePtr* address, cu::IpcMemHandle h
     *address = before->second.base;
     return cu::kSuccess;
   }
+  for (const auto& [other, opened] : known.opened) {  // where the owner has freed and allocated anew
+    const Ticket& old = opened.ticket;
+    const bool overlaps = old.base < ticket.base + ticket.nbytes && ticket.base < old.base + old.nbytes;
+    if (old.pid == ticket.pid && overlaps) return cu::kAlreadyMapped;
+  }
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", ticket.pid, ticket.fd);
   Fd fd(::open(path, O_RDWR | O_CLOEXEC));
@@ -134,7 +142,7 @@ FAKE_API Result cuIpcOpenMemHandle_v2(cu::DevicePtr* address, cu::IpcMemHandle h
   block.file->fd = std::move(fd);
   block.file->is_exportable = false;
   fake::add_block(std::move(block));
-  known.opened[key] = {reinterpret_cast<uintptr_t>(at), 1};
+  known.opened[key] = {reinterpret_cast<uintptr_t>(at), 1, ticket};
   *address = reinterpret_cast<uintptr_t>(at);
   return cu::kSuccess;
 }

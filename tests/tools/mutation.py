@@ -47,6 +47,14 @@ MUTATIONS = {
         '    check(library_->cancel(message->request), "MPI_Cancel");\n    completed(held);\n',
         "",
     ),
+    "lane-order": (
+        "csrc/cuda/cuda_lanes.cc",
+        "  RR_CUDA(context_, stream_wait_event, stream(lane), event_of(mark), 0);\n",
+        "",
+    ),
+    "hold-out": ("csrc/cuda/cuda_holds.cc", "return out_.empty() && !has_captured_;", "return true;"),
+    "stale-export": ("csrc/cuda/cuda_exports.cc", "mixed(uid + piece.id *", "mixed(uid + piece.base *"),
+    "slot-reuse": ("csrc/cuda/cuda_kernels.cc", "is_older && is_free(slot)", "is_older"),
 }
 
 

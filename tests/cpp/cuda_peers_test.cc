@@ -1,0 +1,301 @@
+// Device memory between processes, over the fake driver: exports here, imports in a process that this test starts.
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <set>
+
+#include "doctest/doctest.h"
+#include "fake_cuda.h"
+
+namespace rr {
+namespace {
+
+using test::FakeCuda;
+using test::Pieces;
+using test::Program;
+
+constexpr const char* kPeerVariable = "RR_TEST_CUDA_PEER_FD";
+constexpr size_t kExports = 4;
+
+std::byte pattern(size_t allocation, size_t i) { return static_cast<std::byte>(allocation * 31 + i * 7 % 251); }
+
+void fill(cu::DevicePtr at, size_t allocation, size_t nbytes) {  // nothing is under way
+  for (size_t i = 0; i < nbytes; ++i) host_ptr(at)[i] = pattern(allocation, i);
+}
+
+template <class T>
+void send(int fd, const T& data) {
+  if (::write(fd, &data, sizeof data) != static_cast<ssize_t>(sizeof data)) throw Error(with_errno("write"));
+}
+
+template <class T>
+T receive(int fd) {
+  T data;
+  if (::read(fd, &data, sizeof data) != static_cast<ssize_t>(sizeof data)) throw Error("the other process has gone");
+  return data;
+}
+
+struct Message {
+  DeviceExport made;
+  uint64_t offset = 0;
+  uint64_t nbytes = 0;
+};
+
+struct Answer {
+  uint64_t wrong = 0;
+  char error[600] = {};
+};
+
+// This program again, running one test case; its end of a socket is told by the environment.
+class Peer {
+ public:
+  explicit Peer(const char* fail = "") {
+    int ends[2];
+    check_sys(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), "socketpair");
+    ours_ = Fd(ends[0]);
+    Fd theirs(ends[1]);
+    ::fcntl(ours_.get(), F_SETFD, FD_CLOEXEC);
+    ::setenv(kPeerVariable, std::to_string(theirs.get()).c_str(), 1);
+    ::setenv("FAKE_CUDA_FAIL", fail, 1);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::execl("/proc/self/exe", "rr_tests", "--test-case=cuda peers: the process that is started", "--no-version",
+              "--minimal", nullptr);
+      ::_exit(127);
+    }
+    ::unsetenv(kPeerVariable);
+    ::unsetenv("FAKE_CUDA_FAIL");
+  }
+  ~Peer() {
+    ours_.reset();
+    int status = 0;
+    ::waitpid(pid_, &status, 0);
+    CHECK(status == 0);
+  }
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+
+  Answer ask(const Message& message) const {
+    send(ours_.get(), message);
+    return receive<Answer>(ours_.get());
+  }
+
+ private:
+  Fd ours_;
+  pid_t pid_ = -1;
+};
+
+// Maps what it is told of, compares it with the pattern of the number that its first byte says, and adds one to all.
+TEST_CASE("cuda peers: the process that is started") {
+  const char* const fd_text = std::getenv(kPeerVariable);
+  if (fd_text == nullptr) return;
+  const Fd fd(std::atoi(fd_text));
+  auto& fake = FakeCuda::get();
+  if (const char* fail = std::getenv("FAKE_CUDA_FAIL")) fake.fail(fail);
+  CudaContext context(fake.driver, 0);
+  const CudaContext::Current current(context);
+  CudaHolds holds;
+  CudaImports imports(context, holds, kExports - 1);
+  while (true) {
+    Message message;
+    if (::read(fd.get(), &message, sizeof message) != static_cast<ssize_t>(sizeof message)) break;
+    Answer answer;
+    try {
+      const auto* const before = imports.imported(message.made);
+      std::byte* const base = imports.imported(message.made);
+      if (base != before) throw Error("mapped twice");
+      if (imports.size() >= kExports) throw Error("more mappings than there may be");
+      std::byte* const data = base + message.offset;
+      const auto allocation = static_cast<size_t>(data[0]);
+      for (size_t i = 0; i < message.nbytes; ++i) {
+        if (data[i] != static_cast<std::byte>(allocation + i * 7 % 251)) ++answer.wrong;
+        data[i] = static_cast<std::byte>(static_cast<unsigned char>(data[i]) + 1);
+      }
+    } catch (const Error& error) {
+      std::strncpy(answer.error, error.what(), sizeof answer.error - 1);
+    }
+    send(fd.get(), answer);
+  }
+  imports.forget_all();
+  holds.collect();
+  CHECK(fake.calls("cuIpcCloseMemHandle") + fake.calls("cuMemAddressFree") > 0);
+}
+
+void check_peer_reads_and_writes(const Peer& peer, const DeviceExport& made, uint64_t offset, cu::DevicePtr at,
+                                 size_t allocation, size_t nbytes) {
+  fill(at, allocation, nbytes);
+  const Answer answer = peer.ask({made, offset, nbytes});
+  CHECK(std::string(answer.error).empty());
+  CHECK(answer.wrong == 0);
+  size_t wrong = 0;
+  for (size_t i = 0; i < nbytes; ++i) {
+    if (static_cast<unsigned char>(host_ptr(at)[i]) !=
+        static_cast<unsigned char>(static_cast<unsigned char>(pattern(allocation, i)) + 1)) {
+      ++wrong;
+    }
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("cuda peers: another process maps allocations, and keeps no more than it may") {
+  auto& fake = FakeCuda::get();
+  const auto device = fake.device(0);
+  Program program(fake);
+  std::vector<cu::DevicePtr> at;
+  {
+    const Peer peer;
+    for (size_t i = 0; i < kExports; ++i) at.push_back(program.allocate(10000 + 1000 * i));
+    for (size_t round = 0; round < 2; ++round) {
+      for (size_t i = 0; i < kExports; ++i) {
+        uint64_t offset = 0;
+        const DeviceExport made = device->exported(host_ptr(at[i] + 512), 9000, offset);
+        CHECK(made.uid != 0);
+        CHECK(made.fd == -1);
+        CHECK(made.nbytes == 10000 + 1000 * i);
+        CHECK(offset == 512);
+        check_peer_reads_and_writes(peer, made, offset, at[i] + 512, 0, 9000);
+      }
+    }
+  }
+  for (const cu::DevicePtr address : at) fake.driver->mem_free(address);
+}
+
+TEST_CASE("cuda peers: what the owner has freed makes way for what is at its address now") {
+  auto& fake = FakeCuda::get();
+  const auto device = fake.device(0);
+  Program program(fake);
+  const Peer peer;
+  std::set<cu::DevicePtr> addresses;
+  for (size_t round = 0; round < 10; ++round) {
+    const cu::DevicePtr at = program.allocate(7000);
+    uint64_t offset = 0;
+    check_peer_reads_and_writes(peer, device->exported(host_ptr(at), 7000, offset), 0, at, 0, 7000);
+    addresses.insert(at);
+    fake.driver->mem_free(at);
+  }
+  CHECK(addresses.size() < 10);
+}
+
+TEST_CASE("cuda peers: another process maps what lies in several pieces") {
+  auto& fake = FakeCuda::get();
+  const auto device = fake.device(0);
+  Program program(fake);
+  const Peer peer;
+  const Pieces pieces(fake, 3);
+  const size_t begin = Pieces::kPiece - 4096;
+  uint64_t offset = 0;
+  const DeviceExport all = device->exported(host_ptr(pieces.base() + begin), Pieces::kPiece + 8192, offset);
+  CHECK(all.fd >= 0);
+  CHECK(all.nbytes == 3 * Pieces::kPiece);
+  CHECK(offset == begin);
+  check_peer_reads_and_writes(peer, all, offset, pieces.base() + begin, 0, Pieces::kPiece + 8192);
+  // One piece alone is another export, and the same when it is asked for again.
+  const DeviceExport one = device->exported(host_ptr(pieces.base() + Pieces::kPiece), 100, offset);
+  CHECK(one.nbytes == Pieces::kPiece);
+  CHECK(offset == 0);
+  CHECK(one.uid != all.uid);
+  check_peer_reads_and_writes(peer, one, 0, pieces.base() + Pieces::kPiece, 0, 100);
+  CHECK(device->exported(host_ptr(pieces.base() + Pieces::kPiece + 200), 100, offset).uid == one.uid);
+  // A pid that is somebody else's by now, or in another namespace.
+  DeviceExport lost = one;
+  lost.uid = 12345;
+  CHECK(std::string(peer.ask({lost, 0, 100}).error).find("is not the one that exported it") != std::string::npos);
+  lost.fd = 9999;
+  const std::string error = peer.ask({lost, 0, 100}).error;
+  CHECK(error.find("pidfd_getfd of descriptor 9999 of process") != std::string::npos);
+  CHECK(error.find("RINGREDUCE_CUDA_ROAD=nccl or staged") != std::string::npos);
+}
+
+TEST_CASE("cuda peers: what the driver refuses is an error with a way out") {
+  auto& fake = FakeCuda::get();
+  const auto device = fake.device(0);
+  Program program(fake);
+  const cu::DevicePtr at = program.allocate(5000);
+  uint64_t offset = 0;
+  const DeviceExport made = device->exported(host_ptr(at), 5000, offset);
+  fill(at, 0, 5000);
+  {
+    const Peer peer("cuIpcOpenMemHandle:1:217,cuIpcOpenMemHandle:1:201");
+    const std::string error = peer.ask({made, 0, 100}).error;
+    CHECK(error.find("CUDA_ERROR_PEER_ACCESS_UNSUPPORTED (217)") != std::string::npos);
+    CHECK(error.find("mapping 5000 bytes of device memory of process") != std::string::npos);
+    CHECK(error.find("RINGREDUCE_CUDA_ROAD=nccl or staged") != std::string::npos);
+    CHECK(std::string(peer.ask({made, 0, 100}).error).find("CUDA_ERROR_INVALID_CONTEXT (201)") != std::string::npos);
+    CHECK(peer.ask({made, 0, 100}).wrong == 0);
+  }
+  fake.driver->mem_free(at);
+}
+
+TEST_CASE("cuda peers: memory freed and allocated anew is another allocation") {
+  auto& fake = FakeCuda::get();
+  const auto device = fake.device(0);
+  Program program(fake);
+  std::set<uint64_t> uids;
+  std::set<cu::DevicePtr> addresses;
+  for (int round = 0; round < 20; ++round) {
+    const cu::DevicePtr at = program.allocate(4096);
+    uint64_t offset = 0;
+    uids.insert(device->exported(host_ptr(at), 4096, offset).uid);
+    CHECK(device->exported(host_ptr(at + 100), 1, offset).uid ==
+          *uids.find(device->exported(host_ptr(at), 0, offset).uid));
+    addresses.insert(at);
+    fake.driver->mem_free(at);
+  }
+  CHECK(uids.size() == 20);
+  CHECK(addresses.size() < 20);
+}
+
+TEST_CASE("cuda peers: memory that nobody can map says so, and what is no device memory is refused") {
+  auto& fake = FakeCuda::get();
+  const auto device = fake.device(0);
+  Program program(fake);
+  uint64_t offset = 0;
+  cu::DevicePtr pool = 0;
+  FakeCuda::check(fake.cuMemAllocAsync(&pool, 100, nullptr), "cuMemAllocAsync");
+  CHECK(device->exported(host_ptr(pool), 100, offset).uid == 0);
+  CHECK_THROWS_AS(device->imported(device->exported(host_ptr(pool), 100, offset)), InvalidArgumentError);
+  fake.cuMemFreeAsync(pool, nullptr);
+  {
+    const Pieces private_pieces(fake, 2, false);
+    CHECK(device->exported(host_ptr(private_pieces.base()), 100, offset).uid == 0);
+  }
+  const cu::DevicePtr at = program.allocate(100);
+  fake.fail("cuIpcGetMemHandle:1:801");
+  CHECK(device->exported(host_ptr(at), 100, offset).uid == 0);
+  fake.driver->mem_free(at);
+  float here = 0;
+  CHECK_THROWS_WITH_AS(device->exported(reinterpret_cast<std::byte*>(&here), 4, offset),
+                       doctest::Contains("not (or not all) in device memory"), InvalidArgumentError);
+  const Program other(fake, 1);
+  cu::DevicePtr far = 0;
+  FakeCuda::check(fake.driver->mem_alloc(&far, 100), "cuMemAlloc");
+  CHECK_THROWS_WITH_AS(device->exported(host_ptr(far), 100, offset), doctest::Contains("memory of GPU 1"),
+                       InvalidArgumentError);
+  fake.driver->mem_free(far);
+}
+
+TEST_CASE("cuda peers: within a process memory is where it is, and another GPU gets access to it") {
+  auto& fake = FakeCuda::get();
+  const auto device = fake.device(0);
+  const auto other = fake.device(1);
+  std::byte* const data = device->allocate(5000);
+  uint64_t offset = 0;
+  const DeviceExport made = device->exported(data + 300, 1000, offset);
+  CHECK(offset == 300);
+  CHECK(device->imported(made) == data);
+  const uint64_t enabled = fake.calls("cuCtxEnablePeerAccess");
+  CHECK(other->imported(made) == data);
+  CHECK(other->imported(made) == data);
+  CHECK(fake.calls("cuCtxEnablePeerAccess") == enabled + 1);
+  other->forget(made.uid);
+  fake.fail("cuCtxEnablePeerAccess:1:217");
+  CHECK_THROWS_WITH_AS(other->imported(made), doctest::Contains("RINGREDUCE_CUDA_ROAD=nccl or staged"), InternalError);
+  fake.fail("cuCtxEnablePeerAccess:1:704");  // it had been already
+  CHECK(other->imported(made) == data);
+  device->release(data);
+}
+
+}  // namespace
+}  // namespace rr
