@@ -13,9 +13,9 @@ namespace rr {
 void Group::drop_active() {
   // Kernels of NCCL's wait for ranks that will not come.
   if (active_ != nullptr && nccl_ != nullptr) nccl_->abort();
-  const Algo road = static_cast<Algo>(board_.entry(cursor_).algorithm);
-  const bool is_ipc = road == Algo::kIpc || (road == Algo::kPinned && hosts_.several());
-  if (!active_members_.empty() && active_members_.front()->signature.place == Place::kDevice) {
+  if (active_ != nullptr && active_members_.front()->signature.place == Place::kDevice) {
+    const Algo road = static_cast<Algo>(board_.entry(cursor_).algorithm);
+    const bool is_ipc = road == Algo::kIpc || (road == Algo::kPinned && hosts_.several());
     context_.abandon(std::move(active_), active_members_, is_ipc);
   }
   active_.reset();

@@ -214,6 +214,7 @@ class FakeDevice final : public Device {
 
   void pin(std::byte* data, size_t nbytes) override {
     check();
+    if (reinterpret_cast<uintptr_t>(data) % 4096 != 0) throw Error("pin: not the beginning of a page");
     const std::lock_guard lock(mutex_);
     pinned_[reinterpret_cast<uintptr_t>(data)] = nbytes;
   }
