@@ -255,6 +255,8 @@ void check_moves(Checker& checker, bool few) {
       checker.move(from, to, 0.25, {1009, 3}, itemsize(from));
     }
   }
+  checker.move(DType::kFloat64, DType::kFloat32, 1.0, many, 0);
+  checker.move(DType::kFloat32, DType::kFloat64, 1.0, many, 0);
 }
 
 }  // namespace
