@@ -383,10 +383,13 @@ TEST_CASE("nccl: what NCCL reports later comes with its words, and the communica
     FakeNccl fake;
     if (one.operation == 0) fake.fail(1, 0, one.code);
     std::atomic<bool> over{false};
+    std::atomic<int> met{0};
     std::string text;
     CHECK_NOTHROW(run_nccl(fake, 2, [&](NcclRank& rank) {
       std::byte* const data = rank.put(numbers(DType::kFloat32, 5, rank.rank));
       if (one.operation != 0) finish(*sum_of(rank, rank.everyone(), data, 5));
+      ++met;
+      wait_for([&] { return met == 2; });  // who aborts takes its data away
       if (one.operation != 0 && rank.rank == 1) fake.fail(1, one.operation, one.code);
       auto algorithm = sum_of(rank, rank.everyone(), data, 5);
       if (rank.rank == 1) {
@@ -428,10 +431,13 @@ TEST_CASE("nccl: a rank that never comes, while the communicator is made and whi
   for (const bool has_met : {false, true}) {
     CAPTURE(has_met);
     FakeNccl fake;
+    std::atomic<int> met{0};
     std::atomic<bool> over{false};
     CHECK_NOTHROW(run_nccl(fake, 3, [&](NcclRank& rank) {
       std::byte* const data = rank.put(numbers(DType::kFloat32, 5, rank.rank));
       if (has_met) finish(*sum_of(rank, rank.everyone(), data, 5));
+      ++met;
+      wait_for([&] { return met == 3; });
       if (rank.rank == 2) {
         wait_for([&] { return over.load(); });
         return;
