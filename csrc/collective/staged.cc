@@ -64,7 +64,7 @@ void Staged::note_take() {
 }
 
 // The copies that a put or take asked for. Few long ones are the copy engines' work; many short ones go in one launch.
-void Staged::issue(Lane lane, std::deque<Mark>& marks) {
+void Staged::issue(Lane lane, std::vector<Mark>& marks) {
   size_t nbytes = 0;
   for (const DevicePart& part : parts_) nbytes += part.count;
   if (parts_.size() <= kFewCopies || nbytes / parts_.size() >= kLongCopy) {
@@ -76,9 +76,9 @@ void Staged::issue(Lane lane, std::deque<Mark>& marks) {
   marks.push_back(team_.device->mark(lane));
 }
 
-bool Staged::land(std::deque<Mark>& marks) const {
+bool Staged::land(std::vector<Mark>& marks) const {
   if (marks.empty() || !team_.device->passed(marks.front())) return false;
-  marks.pop_front();
+  marks.erase(marks.begin());
   return true;
 }
 

@@ -7,7 +7,7 @@
 // share it.
 #pragma once
 
-#include <deque>
+#include <vector>
 
 #include "collective/algorithm.h"
 
@@ -47,8 +47,8 @@ class Staged : public Algorithm {
  private:
   bool peers_reached(std::atomic<uint64_t> Progress::*counter, size_t round) const;
   bool slot_is_free(size_t round) const;
-  void issue(Lane lane, std::deque<Mark>& marks);
-  bool land(std::deque<Mark>& marks) const;
+  void issue(Lane lane, std::vector<Mark>& marks);
+  bool land(std::vector<Mark>& marks) const;
   void note_put();
   void note_take();
 
@@ -61,8 +61,8 @@ class Staged : public Algorithm {
   size_t fold_ = 0;
   size_t taking_ = 0;
   size_t take_ = 0;
-  std::deque<Mark> puts_;   // of rounds put_ to putting_
-  std::deque<Mark> takes_;  // likewise
+  std::vector<Mark> puts_;   // of rounds put_ to putting_
+  std::vector<Mark> takes_;  // likewise
   std::vector<DevicePart> parts_;
 };
 

@@ -17,18 +17,29 @@ std::exception_ptr removed(const DeviceOperation& operation) {
 
 }  // namespace
 
-// What has failed and nobody has heard of; fatal errors come up anyway.
-void DeviceOperation::log_error() const {
+void Unheard::keep(std::exception_ptr error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& failure) {
-    log.warning(std::string("an operation on GPU memory has failed, and nobody asked for its outcome: ") +
-                failure.what());
+    log_.warning(std::string("an operation on GPU memory has failed, and nobody asked for its outcome: ") +
+                 failure.what());
   }
+  const std::lock_guard lock(mutex_);
+  if (first_ == nullptr) first_ = std::move(error);
 }
 
+void Unheard::raise() {
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    std::swap(error, first_);
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
+// Fatal errors come up anyway.
 DeviceOperation::~DeviceOperation() {
-  if (state.load() == State::kFailed && error != nullptr && !error_is_fatal && !was_asked.load()) log_error();
+  if (state.load() == State::kFailed && error != nullptr && !error_is_fatal && !was_asked.load()) unheard->keep(error);
 }
 
 DeviceQueue::DeviceQueue(Context& context, std::shared_ptr<Device> device)
@@ -36,6 +47,7 @@ DeviceQueue::DeviceQueue(Context& context, std::shared_ptr<Device> device)
       device_(std::move(device)),
       words_(DeviceWords::of(device_)),
       arrivals_(std::make_shared<Arrivals>()),
+      unheard_(std::make_shared<Unheard>(context.log())),
       staging_(device_),
       thread_([this] { run(); }) {}
 
@@ -50,10 +62,11 @@ std::string DeviceQueue::automatic_name(const Group& group, Kind kind) {
 DeviceOperationPtr DeviceQueue::make(Group& group, std::vector<Stream>& streams) {
   context_.throw_if_shut_down();
   group.throw_if_failed();
+  unheard_->raise();
   std::sort(streams.begin(), streams.end());
   streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
   if (streams.empty()) throw InvalidArgumentError("an operation on GPU memory comes after the work of a stream");
-  auto operation = std::make_shared<DeviceOperation>(context_.log());
+  auto operation = std::make_shared<DeviceOperation>(unheard_);
   operation->group = context_.shared(group);
   operation->streams = static_cast<uint32_t>(streams.size());
   for (Stream stream : streams) operation->is_recurring |= device_->is_capturing(stream);

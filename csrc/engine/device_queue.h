@@ -4,7 +4,8 @@
 // the operation to the group, where it is a named one like any other, executes the log until it is done, and writes
 // the word that hold()'s markers wait for. It writes it also when the operation has failed, and when the context shuts
 // down: no stream waits for ever. The error is raised by the next hold, poll or wait of the operation. If nobody asks:
-// a fatal one is raised by the group's next call anyway, another is logged when the operation is dropped.
+// a fatal one is raised by the group's next call anyway, another is logged, and raised by this rank's next call on
+// GPU memory: what went on with a result that there is not must not go on for long.
 //
 // In a stream that is being captured the markers become nodes of the graph, and the operation lives as long as the
 // context: each replay submits it again, under the same name.
@@ -33,12 +34,24 @@ namespace rr {
 // What there is to do once the streams have come. Messages go through pinned memory of the host.
 enum class DeviceTask : uint8_t { kCollective, kSend, kReceive, kCopy };
 
+// The first error that nobody has heard of. Thread-safe.
+class Unheard {
+ public:
+  explicit Unheard(Log log) : log_(log) {}
+  void keep(std::exception_ptr error);
+  void raise();  // it, if there is one, once
+
+ private:
+  Log log_;
+  std::mutex mutex_;
+  std::exception_ptr first_;
+};
+
 struct DeviceOperation : std::enable_shared_from_this<DeviceOperation> {
-  explicit DeviceOperation(Log its_log) : log(its_log) {}
+  explicit DeviceOperation(std::shared_ptr<Unheard> its_unheard) : unheard(std::move(its_unheard)) {}
   ~DeviceOperation();
   DeviceOperation(const DeviceOperation&) = delete;
   DeviceOperation& operator=(const DeviceOperation&) = delete;
-  void log_error() const;
 
   DeviceTask task = DeviceTask::kCollective;
   Request request;
@@ -51,7 +64,7 @@ struct DeviceOperation : std::enable_shared_from_this<DeviceOperation> {
   std::unique_ptr<Arrival> arrival;
   uint32_t streams = 1;                     // that must have come to their markers
   std::shared_ptr<DeviceOperation> before;  // of the same name: this one starts when that one is done
-  Log log;
+  std::shared_ptr<Unheard> unheard;
 
   // The queue's thread, with its mutex.
   uint32_t arrived = 0;  // markers; of a recurring operation, of replays not yet started
@@ -128,6 +141,7 @@ class DeviceQueue {
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<DeviceWords> words_;
   const std::shared_ptr<Arrivals> arrivals_;
+  const std::shared_ptr<Unheard> unheard_;
 
   mutable std::mutex mutex_;
   std::unordered_map<DeviceOperation*, DeviceOperationPtr> all_;             // not finished, or recurring

@@ -220,7 +220,7 @@ DeviceOperationPtr DeviceQueue::finish_locked(DeviceOperation& operation, State 
   if (operation.is_recurring) {
     // Nobody asks after a replay, so the first failure is told at once.
     const bool is_news = state == State::kFailed && !operation.error_is_fatal;
-    if (is_news && !operation.was_asked.exchange(true)) operation.log_error();
+    if (is_news && !operation.was_asked.exchange(true)) operation.unheard->keep(operation.error);
     return ended;
   }
   operation.request.keep.reset();
