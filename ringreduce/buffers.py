@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ringreduce import _core, gpu
+from ringreduce import _core, gpu, streams
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.handles import Handle
 
@@ -138,7 +138,7 @@ def result(tensor: Any, output: Memory) -> Any:
 
 def handle(work: _core.Work, operand: Memory | None, finish: Callable[[Any], Any]) -> Handle[Any]:
     """The handle of an operation on memory where the operand is."""
-    return gpu.handle(work, operand, finish) if isinstance(operand, gpu.Operand) else Handle(work, finish)
+    return streams.handle(work, operand, finish) if isinstance(operand, gpu.Operand) else Handle(work, finish)
 
 
 def code(dtype: np.dtype[Any]) -> int:

@@ -10,6 +10,7 @@ from ringreduce import gpu
 from ringreduce.buffers import copy, empty, empty_like, handle, native, readable, result, writable
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.streams import StreamWork
 
 if TYPE_CHECKING:
     from ringreduce._core import Work
@@ -210,9 +211,9 @@ def _room(source: Memory, parts: int) -> Memory | None:
     return empty((source.shape[0] * parts, *source.shape[1:]), source)
 
 
-def _received(work: Work | gpu.StreamWork, like_rows_of: Memory, room: Memory | None = None) -> Any:
+def _received(work: Work | StreamWork, like_rows_of: Memory, room: Memory | None = None) -> Any:
     """The bytes that an operation allocated, as rows of the tensor's row shape and dtype."""
-    if isinstance(work, gpu.StreamWork):
+    if isinstance(work, StreamWork):
         done = work.finish()
         shape = (sum(done.counts), *like_rows_of.shape[1:])
         assert isinstance(like_rows_of, gpu.Operand)
@@ -228,8 +229,8 @@ def _received(work: Work | gpu.StreamWork, like_rows_of: Memory, room: Memory | 
     return np.ndarray(shape, like_rows_of.dtype, buffer=output)
 
 
-def _counts(work: Work | gpu.StreamWork) -> Array:
-    return np.array((work.finish() if isinstance(work, gpu.StreamWork) else work).counts, np.int32)
+def _counts(work: Work | StreamWork) -> Array:
+    return np.array((work.finish() if isinstance(work, StreamWork) else work).counts, np.int32)
 
 
 def rows_for_each(splits: Any) -> list[int] | None:
