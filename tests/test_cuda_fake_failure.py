@@ -63,9 +63,15 @@ def mistakes() -> None:
             rr.send(device, rank)
         # By DLPack alone.
         assert np.array_equal(on(stream, rr.allreduce(Packed(device), op=rr.Sum)), [world.size] * 4)
-        # Nobody asks for this one's error, so it is logged.
+        # Nobody asks for this one's error: it is logged, and the next call on GPU memory raises it, once.
         rr.allreduce(coming(np.ones(20 + rank), stream), name="unasked")
         stream.synchronize()
+        refused: Exception | None = None
+        while not isinstance(refused, rr.MismatchError):  # a call that goes no further than this rank
+            with pytest.raises((rr.MismatchError, rr.InvalidArgumentError), match="'unasked'|rank-zero") as raised:
+                rr.allgather(gpu.array(np.float32(1), stream))
+            refused = raised.value
+        assert np.array_equal(on(stream, rr.allreduce(device, op=rr.Sum)), [world.size] * 4)
         rr.barrier()
 
 
