@@ -68,7 +68,7 @@ def mistakes() -> None:
         stream.synchronize()
         refused: Exception | None = None
         while not isinstance(refused, rr.MismatchError):  # a call that goes no further than this rank
-            with pytest.raises((rr.MismatchError, rr.InvalidArgumentError), match="'unasked'|rank-zero") as raised:
+            with pytest.raises((rr.MismatchError, rr.InvalidArgumentError), match=r"'unasked'|rank-zero") as raised:
                 rr.allgather(gpu.array(np.float32(1), stream))
             refused = raised.value
         assert np.array_equal(on(stream, rr.allreduce(device, op=rr.Sum)), [world.size] * 4)
