@@ -16,9 +16,9 @@ from ringreduce import memory
 from ringreduce._core import Work
 from ringreduce.buffers import CODES
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.gpu import StreamHandle
 from ringreduce.handles import Handle, Works
 from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.streams import StreamHandle
 from ringreduce.torch import cuda
 
 T = TypeVar("T")
