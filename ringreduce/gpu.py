@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 DEFAULT_STREAM = 1
 """The default stream, as __cuda_array_interface__ and DLPack call it."""
 
+_latest = 0
+"""The GPU of the last array that the driver was asked about: an empty one is taken to be there too."""
+
 _DLPACK_CUDA = 2
 _DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
 
@@ -274,7 +277,11 @@ def _ordinal(value: Any, address: int) -> int:
         number = getattr(device, name, None)
         if isinstance(number, int):
             return number
+    global _latest
+    if address == 0:  # without elements there is no memory to ask about
+        return _latest
     try:
-        return _core.gpu_of(address)
+        _latest = _core.gpu_of(address)
+        return _latest
     except UnavailableError as error:
         raise UnavailableError(f"this {type(value).__name__} is in CUDA memory, but {error}") from error
