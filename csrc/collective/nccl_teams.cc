@@ -112,10 +112,10 @@ void NcclTeams::abort() {
   entries_.clear();
 }
 
-void NcclTeams::close() {
+void NcclTeams::close(double drain_s) {
   for (auto& [members, entry] : entries_) {
     if (entry.communicator != nullptr) {
-      note(entry.ready ? entry.communicator->close(NcclCommunicator::kDrainS) : entry.communicator->abort());
+      note(entry.ready ? entry.communicator->close(drain_s) : entry.communicator->abort());
     }
   }
   entries_.clear();

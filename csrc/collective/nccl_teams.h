@@ -28,8 +28,8 @@ class NcclTeams {
   std::shared_ptr<std::byte> scratch(size_t nbytes) { return scratch_.get(nbytes); }
   // An operation that was under way has no end: kernels of NCCL's may wait for a rank that is dead. Ends them all.
   void abort();
-  // At the group's end.
-  void close();
+  // At the group's end. Who is not done with the others within drain_s seconds ends by itself.
+  void close(double drain_s = NcclCommunicator::kDrainS);
   // Whether NCCL prepares something, which rings no bell.
   bool must_poll() const { return preparing_.load(std::memory_order_relaxed) != 0; }
   void begin_preparing() { preparing_.fetch_add(1, std::memory_order_relaxed); }
