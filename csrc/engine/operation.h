@@ -15,6 +15,7 @@
 #include "base/errors.h"
 #include "collective/ipc.h"
 #include "cuda/device.h"
+#include "engine/pinned_pages.h"
 #include "group/ledger.h"
 
 namespace rr {
@@ -45,15 +46,12 @@ inline Output new_output(std::shared_ptr<Device> device, size_t nbytes) {
 class PinnedArena {
  public:
   explicit PinnedArena(Device& device) : device_(device) {}
-  ~PinnedArena();
-  PinnedArena(const PinnedArena&) = delete;
-  PinnedArena& operator=(const PinnedArena&) = delete;
   std::byte* allocate(size_t nbytes);  // until clear()
   void clear();
 
  private:
   struct Block {
-    Output memory;
+    PinnedPages memory;
     size_t nbytes = 0;
     size_t used = 0;
   };

@@ -5,12 +5,12 @@
 #include <memory>
 #include <vector>
 
-#include "engine/operation.h"
+#include "engine/pinned_pages.h"
 
 namespace rr {
 
 struct Staging {
-  Output memory;
+  PinnedPages memory;
   size_t nbytes = 0;
 };
 
@@ -18,7 +18,6 @@ struct Staging {
 class StagingPool {
  public:
   explicit StagingPool(std::shared_ptr<Device> device) : device_(std::move(device)) {}
-  ~StagingPool();
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
   Staging take(size_t nbytes);  // at least so many
@@ -26,8 +25,7 @@ class StagingPool {
   void retire(Staging staging);  // that a lane may still be working on: kept to the end
 
  private:
-  void unpin(const Staging& staging);
-  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<Device> device_;  // before what it has pinned
   std::vector<Staging> free_;
   std::vector<Staging> retired_;
 };
