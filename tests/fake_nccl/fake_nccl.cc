@@ -106,13 +106,14 @@ void publish(const std::string& path, const void* data, size_t nbytes) {
   if (fd < 0 || left != 0 || ::rename(temporary.c_str(), path.c_str()) != 0) std::perror("fake NCCL: publish");
 }
 
-Bytes read(const std::string& path) {
-  Bytes bytes;
+// False: there is no such file.
+bool read(const std::string& path, Bytes& bytes) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
   uint8_t part[65536];
-  for (ssize_t n = 0; fd >= 0 && (n = ::read(fd, part, sizeof part)) > 0;) bytes.insert(bytes.end(), part, part + n);
-  if (fd >= 0) ::close(fd);
-  return bytes;
+  for (ssize_t n = 0; (n = ::read(fd, part, sizeof part)) > 0;) bytes.insert(bytes.end(), part, part + n);
+  ::close(fd);
+  return true;
 }
 
 rr::DType dtype_of(NcclType type) {
@@ -259,8 +260,11 @@ bool complete(const ncclComm& comm, Call& call) {
   for (const std::string& path : call.theirs) {
     if (!path.empty() && !exists(path)) return false;
   }
-  std::vector<Bytes> inputs;
-  for (const std::string& path : call.theirs) inputs.push_back(path.empty() ? Bytes() : read(path));
+  std::vector<Bytes> inputs(call.theirs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const std::string& path = call.theirs[i];
+    if (!path.empty() && !read(path, inputs[i])) return false;  // whose it was has aborted since
+  }
   const size_t nbytes = call.count * itemsize_of(call);
   switch (call.kind) {
     case Call::kAllReduce:
