@@ -85,8 +85,8 @@ TEST_CASE("operations come after their stream's work and before what a stream do
       gpu.device->run(from, filler(*data.back(), rank.rank, i));
       const auto operation = gpu.queue().submit(rank.world, sum_in_place(data.back()), {from});
       gpu.queue().hold(*operation, to);
-      gpu.device->run(to, [&, i] {
-        seen[static_cast<size_t>(i)] = *data[static_cast<size_t>(i)];
+      gpu.device->run(to, [&, i, sums = data.back()] {
+        seen[static_cast<size_t>(i)] = *sums;
         finished.fetch_add(1);
       });
     }
