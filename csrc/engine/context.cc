@@ -265,7 +265,8 @@ void Context::abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<Op
   item.operations = operations;
   for (const OperationPtr& operation : operations) item.keeps.push_back(operation->keep);
   try {
-    for (size_t lane = 0; lane < kLanes; ++lane) item.marks.push_back(device()->mark(static_cast<Lane>(lane)));
+    for (size_t lane = 0; lane < device()->lanes(); ++lane)
+      item.marks.push_back(device()->mark(static_cast<Lane>(lane)));
   } catch (const Error&) {
     item.marks.clear();  // the GPU's context is broken, so nothing runs in it any more
   }

@@ -403,7 +403,7 @@ TEST_CASE("nccl: what NCCL reports later comes with its words, and the communica
         });
       }
       algorithm.reset();  // as a group does that has failed
-      const Mark mark = rank.device.mark(Lane::kCompute);
+      const Mark mark = rank.device.mark(rank.teams->lane());
       wait_for([&] { return rank.device.passed(mark); });  // no kernel of NCCL's is left in the stream
     }));
     CHECK(text.find("NCCL 2.27.5, rank 1/2: an operation failed: ") != std::string::npos);
@@ -454,7 +454,7 @@ TEST_CASE("nccl: a rank that never comes, while the communicator is made and whi
         return ++steps >= 1000 && made;
       });
       algorithm.reset();
-      const Mark mark = rank.device.mark(Lane::kCompute);
+      const Mark mark = rank.device.mark(rank.teams->lane());
       wait_for([&] { return rank.device.passed(mark); });
       over = true;
     }));
@@ -665,8 +665,10 @@ TEST_CASE("nccl: a rank that leaves while it is needed, a timeout, and an error 
                                                     : one == "timeout" ? "RINGREDUCE_TIMEOUT=0.5 s"
                                                                        : "an operation failed: internal error");
                               if (rank.rank.rank != 2) {
-                                const Mark mark = rank.gpu.mark(Lane::kCompute);
-                                wait_for([&] { return rank.gpu.passed(mark); });  // NCCL's kernels have let go
+                                for (size_t lane = 0; lane < rank.gpu.lanes(); ++lane) {  // NCCL's kernels let go
+                                  const Mark mark = rank.gpu.mark(static_cast<Lane>(lane));
+                                  wait_for([&] { return rank.gpu.passed(mark); });
+                                }
                               } else {
                                 rank.gpu.advance();  // nor does anything wait there, so the end need not
                               }

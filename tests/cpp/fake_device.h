@@ -150,7 +150,7 @@ class FakeDevice final : public Device {
   // Work of a library that was given this stream, which may be a lane's.
   void enqueue(Stream stream, Action action) {
     const size_t lane = reinterpret_cast<uintptr_t>(stream) - kFirstLane;
-    if (lane < kLanes) {
+    if (lane < lanes()) {
       push_lane(static_cast<Lane>(lane), std::move(action));
     } else {
       push(streams_, stream, std::move(action));
@@ -327,6 +327,25 @@ class FakeDevice final : public Device {
     issue(lane, [=, from = resolve(src, wire_nbytes(wire, count)), to = resolve(dst, count * sizeof(float))] {
       kernels_.decode(wire, used(from), used(to), count);
     });
+  }
+  Lane add_lane() override {
+    check();
+    const std::lock_guard lock(mutex_);
+    if (!spare_lanes_.empty()) {
+      const Lane lane = spare_lanes_.back();
+      spare_lanes_.pop_back();
+      return lane;
+    }
+    lanes_.emplace_back();
+    return static_cast<Lane>(lanes_.size() - 1);
+  }
+  void remove_lane(Lane lane) override {
+    const std::lock_guard lock(mutex_);
+    spare_lanes_.push_back(lane);
+  }
+  size_t lanes() const override {
+    const std::lock_guard lock(mutex_);
+    return lanes_.size();
   }
   Mark mark(Lane lane) override {
     check();
@@ -524,7 +543,8 @@ class FakeDevice final : public Device {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::mt19937_64 random_;
-  std::array<LaneState, kLanes> lanes_;
+  std::deque<LaneState> lanes_ = std::deque<LaneState>(kLanes);  // grows while the runner is at one of them
+  std::vector<Lane> spare_lanes_;
   std::map<Stream, Queue> streams_;
   std::map<Stream, Graph> captures_;
   std::map<uintptr_t, size_t> pinned_;
