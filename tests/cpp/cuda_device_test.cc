@@ -1,77 +1,14 @@
-// CudaDevice over the fake driver: order between streams, kernels, memory, captures.
+// CudaDevice over the fake driver: opening it, lanes, kernels and their tables, errors.
 #include "cuda/cuda_device.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <atomic>
 #include <cstring>
 #include <functional>
-#include <numeric>
-#include <thread>
 
-#include "base/clock.h"
+#include "cuda_checks.h"
 #include "doctest/doctest.h"
-#include "fake_cuda.h"
 
-namespace rr {
+namespace rr::test {
 namespace {
-
-using test::FakeCuda;
-using test::Program;
-
-// No wait of ours is for time: this is when a test gives up.
-template <class Condition>
-void until(Condition&& condition) {
-  const Deadline deadline = Deadline::after_s(60);
-  while (!condition()) {
-    if (deadline.passed()) throw std::runtime_error("nothing has happened for 60 s");
-    ::usleep(50);
-  }
-}
-
-void finish(Device& device, Lane lane) {
-  const Mark mark = device.mark(lane);
-  until([&] { return device.passed(mark); });
-}
-
-float value(size_t rank, size_t i) { return static_cast<float>(rank + 1) * 0.25F + static_cast<float>(i % 97); }
-
-std::vector<float> values(size_t rank, size_t count) {
-  std::vector<float> all(count);
-  for (size_t i = 0; i < count; ++i) all[i] = value(rank, i);
-  return all;
-}
-
-// Host memory of whole pages that a lane may use.
-class Pinned {
- public:
-  Pinned(Device& device, size_t nbytes) : device_(device), nbytes_(nbytes) {
-    data_ =
-        static_cast<std::byte*>(::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    device_.pin(data_, nbytes_);
-  }
-  ~Pinned() {
-    device_.unpin(data_);
-    ::munmap(data_, nbytes_);
-  }
-  Pinned(const Pinned&) = delete;
-  Pinned& operator=(const Pinned&) = delete;
-  std::byte* data() const { return data_; }
-  float* floats() const { return reinterpret_cast<float*>(data_); }
-
- private:
-  Device& device_;
-  size_t nbytes_;
-  std::byte* data_;
-};
-
-struct Reached {
-  std::atomic<int> times{0};
-  static void call(void* self) { static_cast<Reached*>(self)->times.fetch_add(1, std::memory_order_release); }
-};
-
-void write_word(uint32_t* word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 
 TEST_CASE("cuda device: what it says of the GPU, and errors of opening one") {
   auto& fake = FakeCuda::get();
@@ -112,37 +49,6 @@ TEST_CASE("cuda device: the caller's context stays current, and none if there wa
   fake.driver->ctx_get_current(&current);
   CHECK(current == other.context());
   device->release(data);
-}
-
-TEST_CASE("cuda device: a notify comes after the stream's work, and a hold keeps it from going on") {
-  auto& fake = FakeCuda::get();
-  const auto device = fake.device(0);
-  constexpr size_t kCount = 1000;
-  for (uint32_t round = 1; round <= 20; ++round) {
-    Program program(fake);
-    const cu::Stream producer = program.stream();
-    const cu::Stream consumer = program.stream();
-    const cu::DevicePtr x = program.allocate(kCount * 4);
-    const cu::DevicePtr y = program.allocate(kCount * 4);
-    const Pinned source(*device, 4096);
-    const Pinned result(*device, 4096);
-    for (size_t i = 0; i < kCount; ++i) source.floats()[i] = value(round, i);
-    Reached reached;
-    fake.fake_cuda_delay(producer, 500);
-    fake.driver->memcpy_async(x, device_ptr(source.data()), kCount * 4, producer);
-    device->notify(producer, &Reached::call, &reached);
-    device->hold(consumer, device->words() + 7, round);
-    fake.driver->memcpy_async(device_ptr(result.data()), y, kCount * 4, consumer);
-    until([&] { return reached.times.load(std::memory_order_acquire) == 1; });
-    device->move(Lane::kCompute, {{host_ptr(x), host_ptr(y), kCount}}, DType::kFloat32, DType::kFloat32, 2.0);
-    finish(*device, Lane::kCompute);
-    write_word(device->words() + 7, round);
-    program.synchronize(consumer);
-    for (size_t i = 0; i < kCount; ++i) REQUIRE(result.floats()[i] == 2 * value(round, i));
-    fake.driver->mem_free(x);
-    fake.driver->mem_free(y);
-  }
-  CHECK_THROWS_AS(device->hold(nullptr, device->words() + Device::kWords, 1), InvalidArgumentError);
 }
 
 TEST_CASE("cuda device: lanes run beside each other and follow marks") {
@@ -265,165 +171,6 @@ TEST_CASE("cuda device: a long list's table goes up once, and stays until its la
   device->release(dst);
 }
 
-TEST_CASE("cuda device: pinned memory, whoever pinned it") {
-  auto& fake = FakeCuda::get();
-  const auto device = fake.device(0);
-  const Program program(fake);
-  const auto mapped = [](size_t nbytes) {
-    return static_cast<std::byte*>(::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  };
-  std::byte* const mine = mapped(8192);
-  device->pin(mine, 8192);
-  device->pin(mine, 8192);
-  device->unpin(mine);
-  cu::DevicePtr at = 0;
-  CHECK(fake.driver->mem_host_get_device_pointer(&at, mine, 0) == cu::kSuccess);
-  device->unpin(mine);
-  CHECK(fake.driver->mem_host_get_device_pointer(&at, mine, 0) != cu::kSuccess);
-  // Somebody else's registration serves, and stays theirs.
-  CHECK(fake.driver->mem_host_register(mine, 8192, 1) == cu::kSuccess);
-  device->pin(mine, 8192);
-  device->unpin(mine);
-  CHECK(fake.driver->mem_host_get_device_pointer(&at, mine, 0) == cu::kSuccess);
-  CHECK(fake.driver->mem_host_unregister(mine) == cu::kSuccess);
-  // Half of it does not.
-  CHECK(fake.driver->mem_host_register(mine, 4096, 1) == cu::kSuccess);
-  CHECK_THROWS_WITH_AS(device->pin(mine, 8192), doctest::Contains("pinning 8192 bytes"), InternalError);
-  CHECK(fake.driver->mem_host_unregister(mine) == cu::kSuccess);
-  fake.fail("cuMemHostRegister:1:801");
-  CHECK_THROWS_WITH_AS(device->pin(mine, 8192), doctest::Contains("CUDA_ERROR_NOT_SUPPORTED"), InternalError);
-  device->pin(mine, 8192);
-  ::munmap(mine, 8192);  // the device unregisters it at its end
-}
-
-TEST_CASE("cuda device: released memory is given out again, and freed when the GPU is full") {
-  auto& fake = FakeCuda::get();
-  const auto device = fake.device(0);
-  std::byte* const a = device->allocate(1000000);
-  CHECK(reinterpret_cast<uintptr_t>(a) % 256 == 0);
-  device->release(a);
-  CHECK(device->allocate(990000) == a);
-  CHECK_THROWS_AS(device->release(a + 1), InvalidArgumentError);
-  device->release(a);
-  std::byte* const small = device->allocate(1);  // not a hundred times as much
-  CHECK(small != a);
-  const uint64_t freed = fake.calls("cuMemFree");
-  fake.fail("cuMemAlloc:1:2");
-  std::byte* const large = device->allocate(size_t{2} << 20);
-  CHECK(fake.calls("cuMemFree") == freed + 1);
-  // While a stream holds for a word of ours, freeing might wait for ourselves.
-  Program program(fake);
-  const cu::Stream stream = program.stream();
-  device->hold(stream, device->words(), 1);
-  device->release(large);
-  fake.fail("cuMemAlloc:1+:2");
-  CHECK_THROWS_WITH_AS(device->allocate(size_t{4} << 20), doctest::Contains("torch.cuda.empty_cache()"), InternalError);
-  CHECK(fake.calls("cuMemFree") == freed + 1);
-  write_word(device->words(), 1);
-  CHECK_THROWS_AS(device->allocate(size_t{4} << 20), InternalError);
-  CHECK(fake.calls("cuMemFree") == freed + 2);
-  fake.reset();
-  CHECK(device->allocate(1) != nullptr);  // nothing of it stays
-}
-
-TEST_CASE("cuda device: what is to be freed waits for holds") {
-  CudaHolds holds;
-  std::vector<uint32_t> words(200);
-  int issued = 0;
-  int freed = 0;
-  const auto issue = [&] { ++issued; };
-  holds.hold(&words[0], 5, false, issue);
-  holds.later([&] { ++freed; });
-  holds.collect();
-  CHECK(freed == 0);
-  words[0] = 4;
-  CHECK_FALSE(holds.may_free());
-  words[0] = 6;  // a later operation's
-  holds.collect();
-  CHECK(freed == 1);
-  // Values wrap around, and many that are over cost nothing.
-  words[1] = 0xFFFFFFFF;
-  holds.hold(&words[1], 3, false, issue);
-  for (size_t i = 2; i < 200; ++i) holds.hold(&words[i], 1, false, issue);
-  for (auto& word : words) word = 3;
-  CHECK(holds.may_free());
-  // A captured one may come again at any time.
-  holds.hold(&words[0], 1, true, issue);
-  holds.later([&] { ++freed; });
-  holds.collect();
-  CHECK_FALSE(holds.may_free());
-  CHECK_FALSE(holds.collect_all());
-  CHECK(freed == 1);
-  CHECK(issued == 201);
-  CHECK_THROWS_AS(holds.hold(&words[0], 1, false, [] { throw Error("no"); }), Error);
-}
-
-TEST_CASE("cuda device: a stream that holds when the device ends goes on") {
-  auto& fake = FakeCuda::get();
-  Program program(fake);
-  const cu::Stream stream = program.stream();
-  auto device = fake.device(0);
-  std::byte* const a = device->allocate(64);
-  device->hold(stream, device->words() + 1, 9);
-  static_cast<void>(a);
-  device.reset();
-  program.synchronize(stream);
-}
-
-TEST_CASE("cuda device: notify and hold are captured, and every replay is an operation") {
-  auto& fake = FakeCuda::get();
-  const auto device = fake.device(0);
-  Program program(fake);
-  const cu::Stream stream = program.stream();
-  constexpr size_t kCount = 500;
-  const cu::DevicePtr x = program.allocate(kCount * 4);
-  const Pinned in(*device, 4096);
-  const Pinned out(*device, 4096);
-  Reached reached;
-  CHECK_FALSE(device->is_capturing(stream));
-  FakeCuda::check(fake.cuStreamBeginCapture_v2(stream, 0), "cuStreamBeginCapture");
-  CHECK(device->is_capturing(stream));
-  FakeCuda::check(fake.driver->memcpy_async(x, device_ptr(in.data()), kCount * 4, stream), "cuMemcpyAsync");
-  device->notify(stream, &Reached::call, &reached);
-  device->hold(stream, device->words() + 3, 1);
-  FakeCuda::check(fake.driver->memcpy_async(device_ptr(out.data()), x, kCount * 4, stream), "cuMemcpyAsync");
-  // Meanwhile our own thread allocates, queries events, launches: with a capture in the strictest mode under way.
-  std::thread([&] {
-    std::byte* const data = device->allocate(64);
-    device->move(Lane::kCompute, {{data, data, 16}}, DType::kFloat32, DType::kFloat32, 1.0);
-    finish(*device, Lane::kCompute);
-    device->release(data);
-  }).join();
-  void* graph = nullptr;
-  FakeCuda::check(fake.cuStreamEndCapture(stream, &graph), "cuStreamEndCapture");
-  CHECK(reached.times == 0);
-  for (int replay = 1; replay <= 3; ++replay) {
-    write_word(device->words() + 3, 0);
-    for (size_t i = 0; i < kCount; ++i) in.floats()[i] = value(static_cast<size_t>(replay), i);
-    FakeCuda::check(fake.cuGraphLaunch(graph, stream), "cuGraphLaunch");
-    until([&] { return reached.times.load(std::memory_order_acquire) == replay; });
-    device->move(Lane::kCompute, {{host_ptr(x), host_ptr(x), kCount}}, DType::kFloat32, DType::kFloat32, 4.0);
-    finish(*device, Lane::kCompute);
-    write_word(device->words() + 3, 1);
-    program.synchronize(stream);
-    for (size_t i = 0; i < kCount; ++i) REQUIRE(out.floats()[i] == 4 * value(static_cast<size_t>(replay), i));
-  }
-  fake.driver->mem_free(x);
-}
-
-TEST_CASE("cuda device: the default streams are the caller's too") {
-  auto& fake = FakeCuda::get();
-  const auto device = fake.device(0);
-  const Program program(fake);
-  Reached reached;
-  fake.fake_cuda_delay(nullptr, 500);
-  device->notify(nullptr, &Reached::call, &reached);
-  until([&] { return reached.times.load(std::memory_order_acquire) == 1; });
-  device->notify(reinterpret_cast<Stream>(uintptr_t{1}), &Reached::call, &reached);
-  device->notify(reinterpret_cast<Stream>(uintptr_t{2}), &Reached::call, &reached);
-  until([&] { return reached.times.load(std::memory_order_acquire) == 3; });
-}
-
 TEST_CASE("cuda device: after a sticky error every call repeats the first, and the device can still end") {
   auto& fake = FakeCuda::get();
   {
@@ -456,4 +203,4 @@ TEST_CASE("cuda device: after a sticky error every call repeats the first, and t
 }
 
 }  // namespace
-}  // namespace rr
+}  // namespace rr::test
