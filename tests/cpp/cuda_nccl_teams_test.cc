@@ -187,5 +187,38 @@ TEST_CASE("nccl: who leaves does not wait for who stays") {
   CHECK(fake.counts().communicators == 0);
 }
 
+TEST_CASE("nccl: two groups whose operations come in another order on each rank do not wait for each other") {
+  FakeNccl fake;
+  constexpr size_t kCount = 1000;
+  CHECK_NOTHROW(run_nccl(fake, 2, [&](NcclRank& rank) {
+    const std::vector<std::shared_ptr<NcclTeams>> groups = {
+        rank.teams, std::make_shared<NcclTeams>(fake.library, rank.device, rank.log, "the other group")};
+    std::vector<std::byte*> data;
+    const auto sum_in = [&](size_t group) {
+      rank.teams = groups[group];
+      return sum_of(rank, rank.everyone(), data[group], kCount);
+    };
+    for (const size_t group : {0, 1}) {
+      data.push_back(put(rank.device, numbers(DType::kFloat32, kCount, rank.rank, group)));
+      finish(*sum_in(group));  // makes the communicator
+    }
+    std::vector<std::unique_ptr<Algorithm>> sums;
+    for (const size_t group : rank.rank == 0 ? std::vector<size_t>{0, 1} : std::vector<size_t>{1, 0}) {
+      sums.push_back(sum_in(group));
+      bool is_launched = false;
+      wait_for([&] { return is_launched = is_launched || sums.back()->step() == Step::kProgress; });
+    }
+    for (const auto& sum : sums) finish(*sum);
+    for (const size_t group : {0, 1}) {
+      const Reduction sum = {DType::kFloat32, ReduceOp::kSum, 1, 1, 2};
+      const Bytes once = rr_test::oracle(
+          sum, {numbers(DType::kFloat32, kCount, 0, group), numbers(DType::kFloat32, kCount, 1, group)});
+      expect(get(data[group], kCount * 4) == rr_test::oracle(sum, {once, once}), "the sum of the sums");
+      groups[group]->close(60);
+    }
+  }));
+  check_clean(fake);
+}
+
 }  // namespace
 }  // namespace rr::test

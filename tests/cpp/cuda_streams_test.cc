@@ -103,5 +103,35 @@ TEST_CASE("cuda streams: notify and hold are captured, and every replay is an op
   fake.driver->mem_free(x);
 }
 
+TEST_CASE("cuda streams: a lane that is added does not wait for others, and is given out again") {
+  const auto device = FakeCuda::get().device(0);
+  constexpr size_t kParts = 1000;  // a table that has to be uploaded, and is used in both lanes
+  const Pinned source(*device, kParts * 16);
+  const Pinned result(*device, kParts * 16);
+  std::vector<DevicePart> parts;
+  for (size_t i = 0; i < kParts; ++i) {
+    source.floats()[4 * i] = value(i, i);
+    parts.push_back({source.data() + 16 * i, result.data() + 16 * i, 1});
+  }
+  const Lane held = device->add_lane();
+  const Lane other = device->add_lane();
+  CHECK(device->lanes() == kLanes + 2);
+  device->hold(device->stream(held), device->words() + 5, 1);
+  device->move(held, parts, DType::kFloat32, DType::kFloat32, 3.0);
+  const Mark end = device->mark(held);
+  for (const float factor : {2.0F, 1.0F}) {
+    device->move(other, parts, DType::kFloat32, DType::kFloat32, factor);
+    finish(*device, other);
+    for (size_t i = 0; i < kParts; ++i) REQUIRE(result.floats()[4 * i] == factor * value(i, i));
+  }
+  CHECK_FALSE(device->passed(end));
+  write_word(device->words() + 5, 1);
+  until([&] { return device->passed(end); });
+  for (size_t i = 0; i < kParts; ++i) REQUIRE(result.floats()[4 * i] == 3 * value(i, i));
+  device->remove_lane(held);
+  CHECK(device->add_lane() == held);
+  CHECK(device->lanes() == kLanes + 2);
+}
+
 }  // namespace
 }  // namespace rr::test
