@@ -62,7 +62,8 @@ void Group::show_device_operands(Operation& operation) const {
   signature.src = {gpu_key(device.id()), 0, 0, 0};
   const std::string& road = context_.settings().cuda_road;
   if (can_nccl(operation)) signature.can = static_cast<uint8_t>(signature.can | kCanNccl);
-  if (can_mpi(operation)) signature.can = static_cast<uint8_t>(signature.can | kCanMpi);
+  if (size() > 1 && context_.device_messages() != nullptr)
+    signature.can = static_cast<uint8_t>(signature.can | kCanMpi);
   if (road != "auto" && road != "ipc") return;
   // Over several hosts only the GPUs of each may map each other's memory, for an all-reduce.
   if (hosts_.several() && (operation.kind != Kind::kAllreduce || hosts_.here().size() == 1)) return;
