@@ -121,6 +121,12 @@ void Group::check_request(const Request& request) const {
     throw InvalidArgumentError("Process-set rank " + std::to_string(rank_) + " tried to " + upper_name(request.kind) +
                                " a rank-zero tensor.");
   }
+  if (!request.expected.empty() &&
+      (!is_ragged(request.kind) || request.expected.size() != static_cast<size_t>(size()))) {
+    throw InvalidArgumentError(std::string(name(request.kind)) + ": " + std::to_string(request.expected.size()) +
+                               " expected numbers of rows for " + std::to_string(size()) +
+                               " ranks; an allgather, alltoall or gather takes one for each");
+  }
   const bool rooted = request.kind == Kind::kBroadcast || request.kind == Kind::kReduce ||
                       request.kind == Kind::kGather || request.kind == Kind::kScatter;
   if (rooted && (request.root < 0 || request.root >= size())) {
