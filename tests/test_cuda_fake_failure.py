@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import time
@@ -24,7 +25,8 @@ def mistakes() -> None:
         stream, rank = gpu.stream(), world.rank
         # Ranks that do not fit together: told where the handle is asked; the stream goes on; the job too.
         handle = rr.allreduce_async(coming(np.ones(10 + rank), stream), name="shapes")
-        handle.wait()
+        with contextlib.suppress(rr.MismatchError):  # known by now, where this process got no time for 10 ms
+            handle.wait()
         stream.synchronize()
         with pytest.raises(rr.MismatchError, match="Mismatched ALLREDUCE tensor shapes"):
             handle.wait(timeout=30)
