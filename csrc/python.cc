@@ -142,10 +142,11 @@ PYBIND11_MODULE(_core, m) {
           py::arg("name"))
       .def(
           "allgather_async",
-          [](const PyGroup& g, const py::object& src, const py::object& name, const py::object& dst) {
-            return exchange_async(g, Kind::kAllgather, src, dst, -1, {}, name);
+          [](const PyGroup& g, const py::object& src, const py::object& name, const py::object& dst,
+             std::vector<uint64_t> expected) {
+            return exchange_async(g, Kind::kAllgather, src, dst, -1, {}, name, std::move(expected));
           },
-          py::arg("src"), py::arg("name"), py::arg("dst") = py::none())
+          py::arg("src"), py::arg("name"), py::arg("dst") = py::none(), py::arg("expected") = py::tuple())
       .def(
           "broadcast_async",
           [](const PyGroup& g, const py::object& buffer, int root, const py::object& name) {
@@ -155,16 +156,19 @@ PYBIND11_MODULE(_core, m) {
       .def(
           "alltoall_async",
           [](const PyGroup& g, const py::object& src, std::optional<std::vector<uint64_t>> splits,
-             const py::object& name, const py::object& dst) {
-            return exchange_async(g, Kind::kAlltoall, src, dst, -1, splits.value_or(std::vector<uint64_t>()), name);
+             const py::object& name, const py::object& dst, std::vector<uint64_t> expected) {
+            return exchange_async(g, Kind::kAlltoall, src, dst, -1, splits.value_or(std::vector<uint64_t>()), name,
+                                  std::move(expected));
           },
-          py::arg("src"), py::arg("splits"), py::arg("name"), py::arg("dst") = py::none())
+          py::arg("src"), py::arg("splits"), py::arg("name"), py::arg("dst") = py::none(),
+          py::arg("expected") = py::tuple())
       .def(
           "gather_async",
-          [](const PyGroup& g, const py::object& src, int root, const py::object& name) {
-            return exchange_async(g, Kind::kGather, src, py::none(), root, {}, name);
+          [](const PyGroup& g, const py::object& src, int root, const py::object& name,
+             std::vector<uint64_t> expected) {
+            return exchange_async(g, Kind::kGather, src, py::none(), root, {}, name, std::move(expected));
           },
-          py::arg("src"), py::arg("root"), py::arg("name"))
+          py::arg("src"), py::arg("root"), py::arg("name"), py::arg("expected") = py::tuple())
       .def(
           "scatter_async",
           [](const PyGroup& g, const py::object& src, const py::object& dst, int root, const py::object& name) {

@@ -133,13 +133,6 @@ struct PySegment {
   }
 };
 
-// "device.allreduce.17" and the like are what the queue calls unnamed operations.
-inline bool is_automatic_name(const std::string& name) {
-  const size_t dot = name.rfind('.');
-  if (name.rfind("device.", 0) != 0 || dot == std::string::npos || dot + 1 == name.size() || dot < 7) return false;
-  return name.find_first_not_of("0123456789", dot + 1) == std::string::npos;
-}
-
 // From the first operation on a GPU's memory on, that is the rank's GPU.
 inline void use_gpu(Context& context, int ordinal) {
   const Device* device = context.device();
@@ -230,13 +223,15 @@ inline PyWork reduce_async(const PyGroup& group, Kind kind, py::handle src, py::
 
 // src and dst may be None where the kind does not use them.
 inline PyWork exchange_async(const PyGroup& group, Kind kind, const py::object& src, const py::object& dst, int root,
-                             std::vector<uint64_t> splits, const py::object& name) {
+                             std::vector<uint64_t> splits, const py::object& name,
+                             std::vector<uint64_t> expected = {}) {
   auto held = std::make_unique<Held>();
   Request request;
   request.kind = kind;
   request.root = root;
   request.is_async = true;
   request.splits = std::move(splits);
+  request.expected = std::move(expected);
   if (!src.is_none()) request.srcs.push_back(view_of(src, false, *held));
   if (!dst.is_none()) request.dsts.push_back(view_of(dst, true, *held));
   return submit(group, request, name, std::move(held));

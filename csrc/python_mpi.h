@@ -44,7 +44,8 @@ inline size_t link_fold(Link& link, py::handle dst, int op) {
 inline Network mpi_network(const std::optional<std::vector<int>>& hosts, const std::shared_ptr<MpiCommunicator>& mpi) {
   if (mpi == nullptr || !hosts) return {};
   const bool takes_pointers = mpi_cuda(mpi->library(), Settings::from_environment().mpi_cuda).takes_pointers;
-  return {"mpi", *hosts, [mpi](int peer, int channel) { return mpi_link(mpi, peer, channel, channel); },
+  return {"mpi", *hosts,
+          [mpi](int peer, int channel) { return mpi_link(mpi, peer, link_tag(channel), link_tag(channel)); },
           [mpi] { return mpi->progress(); }, takes_pointers ? mpi_device_messages(mpi) : nullptr};
 }
 

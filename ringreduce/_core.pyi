@@ -189,16 +189,28 @@ class Group:
     ) -> Work:
         """dst has this rank's rows: the first dim0 % size ranks get one extra row."""
 
-    def allgather_async(self, src: Buffer, name: str | None, dst: Buffer | None = None) -> Work:
+    def allgather_async(
+        self, src: Buffer, name: str | None, dst: Buffer | None = None, expected: Sequence[int] = ()
+    ) -> Work:
         """dst, here and for alltoall: where the output goes if it has just the output's size; Work.output is then None.
 
         If it has not, the output is allocated as without it. src may be this rank's part of dst.
+
+        expected, here, for alltoall and for gather at the root: the rows from each rank that there is room for. Others
+        are a MismatchError on this rank, known when the operation is done; on the other ranks it is as if there were
+        none. A CUDA graph can capture these operations only with dst and expected.
         """
+
     def broadcast_async(self, buffer: Buffer, root: int, name: str | None) -> Work:
         """In place: the root's bytes reach every rank's buffer."""
 
     def alltoall_async(
-        self, src: Buffer, splits: Sequence[int] | None, name: str | None, dst: Buffer | None = None
+        self,
+        src: Buffer,
+        splits: Sequence[int] | None,
+        name: str | None,
+        dst: Buffer | None = None,
+        expected: Sequence[int] = (),
     ) -> Work:
         """splits: rows for each rank, sum <= dim 0; None = equal parts."""
 
@@ -207,7 +219,7 @@ class Group:
     ) -> Work:
         """dst is written on the root only; elsewhere it may be src and is left alone."""
 
-    def gather_async(self, src: Buffer, root: int, name: str | None) -> Work: ...
+    def gather_async(self, src: Buffer, root: int, name: str | None, expected: Sequence[int] = ()) -> Work: ...
     def scatter_async(self, src: Buffer | None, dst: Buffer, root: int, name: str | None) -> Work:
         """src (root only, size x dst bytes, rank-major); every rank's dst has the same shape."""
 

@@ -145,19 +145,30 @@ def test_movements(size: int, road: str) -> None:
 
 def graphs() -> None:
     import ringreduce as rr
+    from ringreduce.buffers import CODES
 
     with rr.init() as world:
         gpu = Gpu()
         stream, other, rank, size = gpu.stream(), gpu.stream(), world.rank, world.size
         source, x = gpu.empty(5000, "f4", stream), gpu.empty(5000, "f4", stream)
-        result = gpu.empty(5000, "f4", stream)
+        result, everything = gpu.empty(5000, "f4", stream), gpu.empty(5000 * size, "f4", stream)
         with stream.capture() as graph:
             gpu.call("cuMemcpyAsync", x.address, source.address, x.nbytes, stream.handle)
             handle = rr.allreduce_async_(x, op=rr.Sum)
             assert rr.synchronize(handle) is x
             rr.allreduce_(x, name="again", op=rr.Sum)
-            with pytest.raises(rr.InvalidArgumentError, match="not known while a CUDA graph is captured"):
-                rr.allgather(x)
+            before = gpu.calls("cuLaunchHostFunc"), gpu.calls("cuStreamWaitValue32")
+            assert all(before), before
+            for refused in (rr.allgather, rr.alltoall, lambda tensor: rr.gather(tensor, 0)):
+                with pytest.raises(rr.InvalidArgumentError, match="not known while a CUDA graph is captured"):
+                    refused(x)
+            assert (gpu.calls("cuLaunchHostFunc"), gpu.calls("cuStreamWaitValue32")) == before, "no part of the graph"
+            # One whose output says how much there is to come can be.
+            group = rr.global_process_set.group
+            operands = [
+                (one.address, one.shape, CODES["float32"], one, 0, stream.handle) for one in (source, everything)
+            ]
+            group.allgather_async(operands[0], None, operands[1], [5000] * size).hold(stream.handle)
             gpu.call("cuMemcpyAsync", result.address, x.address, x.nbytes, stream.handle)
         for step in range(5):
             stream.delay(LATE_US)
@@ -165,6 +176,7 @@ def graphs() -> None:
             graph.replay()
             y = rr.allreduce(coming(whole(rank, step, 100), other), op=rr.Sum)  # beside the graph's
             assert np.array_equal(result.numpy(), size * total(size, step, 5000)), step
+            assert np.array_equal(everything.numpy(), np.concatenate([whole(r, step, 5000) for r in range(size)]))
             assert np.array_equal(on(other, y), total(size, step, 100))
         rr.barrier()
         rr.shutdown()

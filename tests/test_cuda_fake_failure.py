@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -111,6 +112,38 @@ def test_mistakes_are_told_and_do_no_harm() -> None:
             unasked = [line for line in outcome.output.splitlines() if "nobody asked" in line]
             assert len(unasked) == 1, job.report()
             assert "'unasked'" in unasked[0]
+
+
+def memories() -> None:
+    import ringreduce as rr
+
+    rr.init()
+    gpu = Gpu()
+    stream, rank, size = gpu.stream(), rr.rank(), rr.size()
+    # Orders that differ between the two kinds of memory, where no rank waits for the other: all goes well.
+    for step in range(10):
+        x = coming(whole(rank, step, 100), stream)
+        if rank == 0:
+            y = rr.allreduce_async(x, op=rr.Sum)
+        assert rr.allreduce(np.ones(3), op=rr.Sum).tolist() == [size] * 3
+        if rank != 0:
+            y = rr.allreduce_async(x, op=rr.Sum)
+        assert np.array_equal(on(stream, y.wait(timeout=30)), sum(whole(r, step, 100) for r in range(size)))
+    # The same call, on rank 1 with a CPU tensor: every rank is told, with the same words, long before any timeout.
+    ones = np.ones(30, np.float32)
+    text = (
+        r"device selection: rank 1 waits in allreduce with a CPU tensor for rank \d, and rank \d in 'device\.allreduce"
+    )
+    with pytest.raises(rr.MismatchError, match=text):
+        rr.allreduce_async(ones if rank == 1 else coming(ones, stream), op=rr.Sum).wait(timeout=30)
+    with pytest.raises(rr.MismatchError, match="same kind of memory, and in the same order, on all ranks"):
+        rr.barrier()
+    with pytest.raises(rr.MismatchError, match=text):
+        rr.allreduce(coming(ones, stream), op=rr.Sum)
+
+
+def test_other_memory_without_a_name_is_told_to_all() -> None:
+    run_ranks(memories, 3, env=environment(), timeout_s=60)
 
 
 def blocks() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from typing import Any
 
 import oracle
@@ -163,6 +165,86 @@ def process_group() -> None:
     done(group.allreduce([bits], xor))
     assert bits.cpu().tolist() == [(1 << size) - 1, 7 if size % 2 else 0]
     dist.destroy_process_group()
+
+
+def no_room() -> None:
+    """Outputs that have not the size of what comes: an error of the rank that gave them, as in host memory."""
+    hvd = start()
+    import torch.distributed as dist
+
+    size, rank = hvd.size(), hvd.rank()
+    dist.init_process_group("ringreduce", init_method="ringreduce://")
+    group = dist.group.WORLD
+    rooted = dist.GatherOptions()
+    rooted.rootRank = 1
+
+    def outcome(work: Any) -> str:
+        """The error's text without the operation's number and the queue's name for it, "" if there is none."""
+        with contextlib.suppress(hvd.MismatchError):
+            work.wait()
+        while not work.is_completed():
+            continue
+        error = work.exception()
+        assert work.is_success() == (error is None)
+        if error is not None:
+            with pytest.raises(hvd.MismatchError, match="have room for"):
+                work.wait()
+        return "" if error is None else re.sub(r" ('device\.\w+\.\d+' )?#\d+", "", str(error))
+
+    def outcomes(place: Any) -> list[str]:
+        mine = place(given(3, rank, (2 + rank,)))
+        room = [2 + r for r in range(size)]
+        if rank == 1:
+            room[1] -= 1
+        wrong = list(room) if rank == 1 else []
+        outputs = [place(torch.zeros(count)) for count in room]
+        found = [outcome(group.allgather([outputs], [mine]))]
+        if rank == 0:
+            for r, output in enumerate(outputs):
+                assert torch.equal(output.cpu(), given(3, r, (2 + r,))), "the others have theirs"
+        found.append(outcome(group.gather([outputs] if rank == 1 else [[]], [mine], rooted)))
+        # As much in all, but not from each.
+        sent = place(given(4, rank, (2 * size,)))
+        splits = [2] * size
+        if rank == 1:
+            splits[0], splits[1] = 1, 3
+        received = place(torch.zeros(2 * size))
+        found.append(outcome(group.alltoall_base(received, sent, splits, [2] * size)))
+        # All of one size, and the others send more: BXOR gathers.
+        xor = dist.AllreduceOptions()
+        xor.reduceOp = dist.ReduceOp.BXOR
+        found.append(outcome(group.allreduce([place(torch.ones(3 + rank, dtype=torch.int64))], xor)))
+        # A raw gather whose output is one tensor, of this rank's size times the ranks.
+        found.append(outcome(group._allgather_base(place(torch.zeros(size * (2 + rank))), mine)))
+        whole = place(given(5, rank, (size,)))
+        part = place(torch.zeros(1))
+        assert not outcome(group._reduce_scatter_base(part, whole)), "the group goes on"
+        assert torch.allclose(part.cpu(), sum(given(5, r, (size,)) for r in range(size))[rank])
+        says = f"the ranks sent {[2 + r for r in range(size)]} elements, but the outputs here have room for {wrong}"
+        assert [bool(text) for text in found] == [rank == 1, rank == 1, rank == 1, True, True], found
+        assert not wrong or (says in found[0] and says in found[1]), found
+        assert all(f"[ringreduce rank {rank}/{size}" in text for text in found if text), found
+        return found
+
+    assert outcomes(on_gpu) == outcomes(lambda tensor: tensor)
+    # Nobody asks: the next call on GPU memory raises it.
+    group.allgather([[on_gpu(torch.zeros(2 - rank)) for _ in range(size)]], [on_gpu(torch.ones(2))]).wait()
+    tensor = on_gpu(torch.ones(5))
+    if rank == 1:
+        told: Exception | None = None
+        while not isinstance(told, hvd.MismatchError):  # by a call that goes no further than this rank
+            with pytest.raises((hvd.MismatchError, hvd.InvalidArgumentError), match=r"room for|another rank") as raised:
+                group.send([tensor], 1, 0)
+            told = raised.value
+    dist.barrier()
+    group.allreduce([tensor]).wait()
+    assert tensor.cpu().tolist() == [size] * 5
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("road", ["ipc", "staged"])
+def test_no_room(road: str) -> None:
+    run_ranks(no_room, 2, env=cuda_devices.fake_environment(RINGREDUCE_CUDA_ROAD=road), timeout_s=100)
 
 
 def test_process_group() -> None:

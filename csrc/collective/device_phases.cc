@@ -5,8 +5,8 @@
 namespace rr {
 namespace {
 
-constexpr size_t kBlockNbytes = size_t{64}
-                                << 20;  // at 25 GB/s 5 ms to send: the phases' latency of 0.1 ms is lost in it
+// At 25 GB/s 5 ms to send: the phases' latency of 0.1 ms is lost in it.
+constexpr size_t kBlockNbytes = size_t{64} << 20;
 constexpr size_t kAlign = 256;
 
 size_t aligned(size_t nbytes) { return round_up(nbytes, kAlign); }

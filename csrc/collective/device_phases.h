@@ -41,6 +41,7 @@ using DeviceScratch = std::function<std::shared_ptr<std::byte>(size_t nbytes)>;
 
 // A bucket, by dtype, in blocks: the scratch takes three of them at most.
 DevicePhases message_allreduce(const std::vector<ReduceJob>& jobs, int me, int size, const DeviceScratch& scratch);
+// In one piece: the scratch takes all that this rank sends and all that it receives.
 DevicePhases message_exchange(const ExchangeJob& job, int me, int size, const DeviceScratch& scratch);
 
 // world_ranks: of the members. group: its id.

@@ -4,7 +4,7 @@ namespace rr {
 namespace {
 
 // Why a road cannot be taken; "": it can.
-std::string obstacle(Algo road, const DeviceTeam& team) {
+std::string obstacle(Algo road, const DeviceTeam& team, bool is_auto) {
   switch (road) {
     case Algo::kIpc:
       if (team.several_hosts) return "the ranks are on several hosts";
@@ -14,7 +14,10 @@ std::string obstacle(Algo road, const DeviceTeam& team) {
       if (!team.nccl) return "not every rank has NCCL";
       return team.gpus < team.ranks ? "NCCL takes one rank a GPU, and some share one" : "";
     case Algo::kMpi:
-      if (!team.mpi) return "not every rank's MPI takes addresses of GPU memory";
+      if (!team.mpi) return "not every rank's MPI takes addresses of GPU memory (ringreduce doctor shows what it says)";
+      if (!team.mpi_knows) return "it has no reduce and no reduce-scatter";
+      // Each of several would send all that it has to the other hosts, where two levels send a part of it.
+      if (is_auto && !team.one_a_host) return "some host has several ranks, which send less by way of the host";
       return team.is_whole_group ? "" : "some ranks have joined";
     default:
       return "";
@@ -43,7 +46,7 @@ Road select_road(const std::string& forced, const DeviceTeam& team) {
   for (const Algo road : kRoads) {
     const bool is_auto = forced == "auto";
     if (!is_auto && forced != road_name(road)) continue;
-    const std::string why = obstacle(road, team);
+    const std::string why = obstacle(road, team, is_auto);
     if (!why.empty() && !is_auto) return {Algo::kAuto, "RINGREDUCE_CUDA_ROAD=" + forced + ": " + why};
     if (why.empty()) return {road, is_auto ? praise(road) + obstacles : "RINGREDUCE_CUDA_ROAD=" + forced};
     obstacles += std::string("; not ") + road_name(road) + ": " + why;

@@ -19,6 +19,8 @@ struct DeviceTeam {
   bool is_mappable = true;  // nobody has been refused a mapping in this group so far
   bool nccl = false;        // every rank has it
   bool mpi = false;         // every rank's MPI takes GPU addresses
+  bool mpi_knows = true;    // the operation goes by messages: it is no reduce and no reduce-scatter
+  bool one_a_host = true;   // every host has one rank
 };
 
 struct Road {

@@ -12,8 +12,10 @@
 namespace rr {
 namespace {
 
-constexpr size_t kLeastLong = 1 << 20;    // bytes of a tensor that GPUs of a host reduce before it leaves the host
-constexpr size_t kPieceNbytes = 8 << 20;  // at 50 GB/s 0.16 ms each way, which the first and the last piece show
+// Bytes of a tensor that GPUs of a host reduce before it leaves the host.
+constexpr size_t kLeastLong = size_t{1} << 20;
+// At 50 GB/s 0.16 ms each way, which the first and the last piece show.
+constexpr size_t kPieceNbytes = size_t{8} << 20;
 
 bool is_from_root(Kind kind) { return kind == Kind::kBroadcast || kind == Kind::kScatter; }
 

@@ -17,6 +17,13 @@ std::exception_ptr removed(const DeviceOperation& operation) {
 
 }  // namespace
 
+bool is_automatic_name(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  const size_t start = std::char_traits<char>::length(kAutomaticPrefix);
+  if (name.rfind(kAutomaticPrefix, 0) != 0 || dot < start || dot + 1 == name.size()) return false;
+  return name.find_first_not_of("0123456789", dot + 1) == std::string::npos;
+}
+
 void Unheard::keep(std::exception_ptr error) {
   try {
     std::rethrow_exception(error);
@@ -56,7 +63,7 @@ DeviceQueue::~DeviceQueue() { stop(); }
 // Statements come when streams get there, in any order, so an unnamed operation gets a name: the number of the call.
 // It cannot be a user's (python_calls.h refuses such names).
 std::string DeviceQueue::automatic_name(const Group& group, Kind kind) {
-  return "device." + std::string(rr::name(kind)) + "." + std::to_string(unnamed_[{group.id(), kind}]++);
+  return kAutomaticPrefix + std::string(rr::name(kind)) + "." + std::to_string(unnamed_[{group.id(), kind}]++);
 }
 
 DeviceOperationPtr DeviceQueue::make(Group& group, std::vector<Stream>& streams) {
@@ -76,7 +83,14 @@ DeviceOperationPtr DeviceQueue::make(Group& group, std::vector<Stream>& streams)
 DeviceOperationPtr DeviceQueue::submit(Group& group, const Request& request, std::vector<Stream> streams) {
   DeviceOperationPtr operation = make(group, streams);
   group.check_request(request);
+  const bool has_room = !request.dsts.empty() && !request.expected.empty();
+  if (operation->is_recurring && is_ragged(request.kind) && !has_room) {
+    throw InvalidArgumentError("how many rows this " + std::string(rr::name(request.kind)) +
+                               " brings is not known while a CUDA graph is captured; call it outside of the graph");
+  }
   operation->request = request;
+  operation->request.is_from_queue = true;
+  group.note_caller();
   {
     const std::lock_guard lock(mutex_);
     if (request.name != nullptr) {
@@ -173,6 +187,12 @@ bool DeviceQueue::wait(DeviceOperation& operation, double timeout_s, Interrupt i
 OperationPtr DeviceQueue::inner(const DeviceOperation& operation) const {
   const std::lock_guard lock(mutex_);
   return operation.inner;
+}
+
+bool DeviceQueue::has(const Group& group, const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(all_.begin(), all_.end(),
+                     [&](const auto& item) { return item.first->group.get() == &group && item.first->name == name; });
 }
 
 bool DeviceQueue::has_claimed() const {

@@ -31,6 +31,10 @@
 
 namespace rr {
 
+// "device.allreduce.17" and the like are what the queue calls unnamed operations.
+inline constexpr const char* kAutomaticPrefix = "device.";
+bool is_automatic_name(const std::string& name);
+
 // What there is to do once the streams have come. Messages go through pinned memory of the host.
 enum class DeviceTask : uint8_t { kCollective, kSend, kReceive, kCopy };
 
@@ -108,6 +112,8 @@ class DeviceQueue {
   // Blocks this thread. False when timeout_s (< 0: none) ran out first.
   bool wait(DeviceOperation& operation, double timeout_s, Interrupt interrupt);
   OperationPtr inner(const DeviceOperation& operation) const;  // for its counts; null before it is submitted
+  // Whether an operation of that name is on its way to the group, or in it.
+  bool has(const Group& group, const std::string& name) const;
 
   // Gives operations that somebody has waited for so long to finish.
   void drain(double timeout_s);

@@ -23,6 +23,20 @@ std::byte* Group::allocate_output(Operation& operation) const {
   return operation.output.get();
 }
 
+// Why the output is not what the caller has room for; "" when it is. The other ranks have what they wanted either way.
+std::string Group::unexpected_rows(const Operation& operation) const {
+  const bool takes = operation.kind != Kind::kGather || operation.signature.root == rank_;
+  if (!takes || operation.expected.empty() || operation.counts == operation.expected) return "";
+  const auto list = [](const std::vector<uint64_t>& counts) {
+    std::string text;
+    for (const uint64_t count : counts) text += (text.empty() ? "[" : ", ") + std::to_string(count);
+    return text + "]";
+  };
+  return std::string(name(operation.kind)) + ": the ranks sent " + list(operation.counts) +
+         (operation.signature.ndim == 1 ? " elements" : " rows") + ", but the outputs here have room for " +
+         list(operation.expected);
+}
+
 ExchangeJob Group::exchange_job(Operation& operation) const {
   const size_t n = static_cast<size_t>(size());
   const Signature& mine = operation.signature;

@@ -153,10 +153,12 @@ void Group::finish_entry() {
   {
     const std::lock_guard lock(mutex_);
     for (const OperationPtr& operation : active_members_) {
-      if (failure.empty()) {
-        succeed(*operation);
-      } else {
+      if (!failure.empty()) {
         fail(*operation, std::make_exception_ptr(InternalError(failure + " " + where(*operation))));
+      } else if (const std::string surprise = unexpected_rows(*operation); !surprise.empty()) {
+        fail(*operation, std::make_exception_ptr(MismatchError(surprise + " " + where(*operation))));
+      } else {
+        succeed(*operation);
       }
       logged_.erase(operation->ticket.cell);
     }

@@ -80,6 +80,8 @@ class Group {
   void forget_counts();  // operation numbers and statistics start again
   bool ranks_outnumber_cores() const { return crowded_; }
   const Hosts& hosts() const { return hosts_; }
+  // A thread that calls on GPU memory; the queue's own thread submits for it later.
+  void note_caller();
   // Links to other hosts ring no bell: while there is work, somebody has to look.
   bool must_poll() const { return hosts_.several() && is_busy(); }
   // Executor lock held. Whether a library prepares something on the GPU; it rings no bell.
@@ -90,7 +92,7 @@ class Group {
   Signature sign(const Request& request) const;
   void show_device_operands(Operation& operation) const;
   // submit.cc
-  void note_thread(std::unique_lock<std::mutex>& lock);
+  void note_thread(std::unique_lock<std::mutex>& lock, bool is_from_queue = false);
   bool state_named(const OperationPtr& operation, const void* payload, size_t nbytes);
   void add_logged(const OperationPtr& operation);
   void wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt,
@@ -124,6 +126,9 @@ class Group {
   bool wants_bucket(bool from_engine);
   bool deliver_messages();
   OperationPtr message(const TensorView& tensor, int peer, int tag, std::shared_ptr<void> keep, bool outgoing);
+  // memories.cc
+  void note_caller_locked();
+  void fail_if_other_memory(const Operation& operation);
   // jobs.cc
   Team team_for(const RankMask& participants);
   std::unique_ptr<Algorithm> build(Entry& entry, const std::vector<OperationPtr>& members, size_t& rounds);
@@ -152,13 +157,13 @@ class Group {
   std::unique_ptr<Algorithm> build_nccl(const std::vector<OperationPtr>& members, Team team);
   void leave_nccl();
   // mpi_jobs.cc
-  bool can_mpi(const Operation& operation) const;
   std::unique_ptr<Algorithm> build_mpi(const std::vector<OperationPtr>& members, Team team);
   void note_road(const Entry& entry);
   void drop_active();
   // exchange_jobs.cc
   ExchangeJob exchange_job(Operation& operation) const;
   std::byte* allocate_output(Operation& operation) const;
+  std::string unexpected_rows(const Operation& operation) const;
   // group.cc
   std::unique_ptr<Mirror> make_mirror();
   bool mirror();
@@ -209,6 +214,8 @@ class Group {
   std::atomic<uint32_t> joining_{0};                       // threads in join()
   std::thread::id only_thread_;                            // the thread that submits; several: many_threads_
   bool many_threads_ = false;
+  std::thread::id only_caller_;  // the same without the queue's thread, which submits what others have called
+  bool many_callers_ = false;
 
   // executor lock
   std::byte* pinned_stage_ = nullptr;

@@ -6,15 +6,6 @@
 
 namespace rr {
 
-// Reduce and reduce-scatter are left to the other roads. Without being forced it is taken where every host has one
-// rank: with several each would send all that it has to the other hosts, where two levels send a part of it.
-bool Group::can_mpi(const Operation& operation) const {
-  const std::string& road = context_.settings().cuda_road;
-  const bool is_wanted = road == "mpi" || (road == "auto" && hosts_.count() == size());
-  const bool is_known = operation.kind != Kind::kReduce && operation.kind != Kind::kReduceScatter;
-  return size() > 1 && is_wanted && is_known && context_.device_messages() != nullptr;
-}
-
 std::unique_ptr<Algorithm> Group::build_mpi(const std::vector<OperationPtr>& members, Team team) {
   Operation& first = *members.front();
   Device& device = *context_.device();

@@ -99,8 +99,12 @@ struct Request {
   Wire wire = Wire::kNone;       // all-reduce: how elements travel between hosts
   int root = -1;                 // group rank
   std::vector<uint64_t> splits;  // alltoall: rows for each rank; empty = equal parts
+  // allgather, alltoall, gather at the root: the rows from each rank that the output has room for. Others are an error
+  // of this rank alone, which does its part all the same. Empty: whatever comes.
+  std::vector<uint64_t> expected;
   const std::string* name = nullptr;
   bool is_async = false;
+  bool is_from_queue = false;  // submitted by the queue's thread for a caller of its own (device_queue.h)
   std::shared_ptr<void> keep;  // whatever owns the tensors
 };
 
@@ -114,10 +118,11 @@ struct Operation {
   std::vector<TensorView> srcs;
   std::vector<TensorView> dsts;
   std::vector<uint64_t> splits;
-  std::string name;           // "" = unnamed
-  uint64_t number = 0;        // of this rank's operations in the group, from 0
-  uint64_t counter = 0;       // of unnamed operations
-  std::atomic<int> peer{-1};  // of a message
+  std::vector<uint64_t> expected;  // as in Request
+  std::string name;                // "" = unnamed
+  uint64_t number = 0;             // of this rank's operations in the group, from 0
+  uint64_t counter = 0;            // of unnamed operations
+  std::atomic<int> peer{-1};       // of a message
   Ticket ticket;
   bool quick = false;    // finished from the cells, never in the log
   bool discard = false;  // its caller was interrupted: results go nowhere

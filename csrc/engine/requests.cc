@@ -62,7 +62,8 @@ void Group::show_device_operands(Operation& operation) const {
   signature.src = {gpu_key(device.id()), 0, 0, 0};
   const std::string& road = context_.settings().cuda_road;
   if (can_nccl(operation)) signature.can = static_cast<uint8_t>(signature.can | kCanNccl);
-  if (can_mpi(operation)) signature.can = static_cast<uint8_t>(signature.can | kCanMpi);
+  if (size() > 1 && context_.device_messages() != nullptr)
+    signature.can = static_cast<uint8_t>(signature.can | kCanMpi);
   if (road != "auto" && road != "ipc") return;
   // Over several hosts only the GPUs of each may map each other's memory, for an all-reduce.
   if (hosts_.several() && (operation.kind != Kind::kAllreduce || hosts_.here().size() == 1)) return;
@@ -119,6 +120,12 @@ void Group::check_request(const Request& request) const {
   if (is_ragged(request.kind) && request.srcs[0].ndim == 0) {
     throw InvalidArgumentError("Process-set rank " + std::to_string(rank_) + " tried to " + upper_name(request.kind) +
                                " a rank-zero tensor.");
+  }
+  if (!request.expected.empty() &&
+      (!is_ragged(request.kind) || request.expected.size() != static_cast<size_t>(size()))) {
+    throw InvalidArgumentError(std::string(name(request.kind)) + ": " + std::to_string(request.expected.size()) +
+                               " expected numbers of rows for " + std::to_string(size()) +
+                               " ranks; an allgather, alltoall or gather takes one for each");
   }
   const bool rooted = request.kind == Kind::kBroadcast || request.kind == Kind::kReduce ||
                       request.kind == Kind::kGather || request.kind == Kind::kScatter;

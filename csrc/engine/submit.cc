@@ -71,10 +71,14 @@ void Group::check_window(Operation& waiting) {
 }
 
 // mutex_ held. A rank whose only thread is blocked has said so; now another one is here.
-void Group::note_thread(std::unique_lock<std::mutex>& lock) {
+void Group::note_thread(std::unique_lock<std::mutex>& lock, bool is_from_queue) {
   const std::thread::id self = std::this_thread::get_id();
-  if (only_thread_ == std::thread::id()) only_thread_ = self;
   if (only_thread_ == self) return;
+  if (!is_from_queue) note_caller_locked();
+  if (only_thread_ == std::thread::id()) {
+    only_thread_ = self;
+    return;
+  }
   while (!many_threads_ && !ledger_.lift_block()) {
     lock.unlock();
     const auto gone_on = [this] { return !ledger_.is_frozen() || has_failed(board_) || context_.is_shut_down(); };
@@ -141,6 +145,7 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   operation->srcs = request.srcs;
   operation->dsts = request.dsts;
   operation->splits = request.splits;
+  operation->expected = request.expected;
   operation->signature = sign(request);
   operation->submitted_ns = now_ns();
   operation->keep = request.keep;
@@ -173,7 +178,7 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   }
 
   std::unique_lock lock(mutex_);
-  note_thread(lock);
+  note_thread(lock, request.is_from_queue);
   operation->number = operations_++;
   add(context_.stats().operations, 1);
   uint64_t eager_index = 0;

@@ -33,6 +33,7 @@ bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt int
   const auto tick = [&] {
     check_age(operation, now_ns());
     fail_if_left(operation);
+    fail_if_other_memory(operation);
     if (operation.ticket.tag == 0) return;
     const std::lock_guard lock(mutex_);
     if (many_threads_) return;

@@ -48,6 +48,8 @@ void throw_failure(const Board& board) {
       throw TimeoutError(text);
     case FatalKind::kShutdown:
       throw ShutdownError(text);
+    case FatalKind::kMismatch:
+      throw MismatchError(text);
     case FatalKind::kInternal:
       break;
   }

@@ -8,7 +8,7 @@
 
 namespace rr {
 
-enum class FatalKind : uint32_t { kPeerLost, kTimeout, kShutdown, kInternal };
+enum class FatalKind : uint32_t { kPeerLost, kTimeout, kShutdown, kInternal, kMismatch };
 
 // Records the cause unless there is one already, and rings every bell. True if this call recorded it.
 bool record_failure(const Board& board, FatalKind kind, const std::string& text);

@@ -99,6 +99,7 @@ DeviceTeam Ledger::device_team(Ticket ticket, const RankMask& participants) cons
     const Signature& stated = board_.signature(ticket.cell, r);
     ++team.ranks;
     all_can = static_cast<uint8_t>(all_can & stated.can);
+    team.mpi_knows &= stated.kind != Kind::kReduce && stated.kind != Kind::kReduceScatter;
     if (std::find(gpus.begin(), gpus.end(), stated.src.uid) == gpus.end()) gpus.push_back(stated.src.uid);
   }
   team.gpus = gpus.size();
@@ -107,6 +108,7 @@ DeviceTeam Ledger::device_team(Ticket ticket, const RankMask& participants) cons
   team.exported = (all_can & kCanExport) != 0;
   team.nccl = (all_can & kCanNccl) != 0;
   team.mpi = (all_can & kCanMpi) != 0;
+  team.one_a_host = hosts_.count() == board_.size();
   return team;
 }
 

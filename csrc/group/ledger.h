@@ -72,6 +72,8 @@ class Ledger {
   bool repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants);
   // What a rank has stated last under a name, as stored in the table; tag 0 if nothing.
   Ticket latest_named(const std::string& stored_name, int rank);
+  // The names that begin so under which a rank has stated an operation that this one has not.
+  std::vector<std::string> stated_alone(int rank, const std::string& prefix);
   // How a bucket on GPUs travels, and why. The group's lock is held, or the entry is closed.
   Road road_of(const Entry& entry) const;
   // Closes an open entry and writes the algorithm that every rank will run. No effect on a closed one.

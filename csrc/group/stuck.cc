@@ -116,6 +116,19 @@ void Ledger::detect_deadlock() {
   if (verdict) ring_all();
 }
 
+std::vector<std::string> Ledger::stated_alone(int rank, const std::string& prefix) {
+  return locked([&] {
+    std::vector<std::string> found;
+    for (size_t slot = 0; slot < board_.header().names_used; ++slot) {
+      const uint64_t theirs = names_.latest(slot, rank);
+      if (theirs <= names_.latest(slot, rank_) || theirs <= board_.name_slot(slot).base) continue;
+      std::string text = names_.text(slot);
+      if (text.rfind(prefix, 0) == 0) found.push_back(std::move(text));
+    }
+    return found;
+  });
+}
+
 std::optional<Ledger::Stuck> Ledger::freeze_if_stuck() {
   return locked([&]() -> std::optional<Stuck> {
     Stuck stuck = {describe_stuck(), largest_unnamed(), {}};

@@ -26,6 +26,8 @@ class DeviceMessages {
 };
 
 // By MPI_Isend and MPI_Irecv on the addresses themselves; for an MPI that takes them (mpi_cuda.h).
-std::shared_ptr<DeviceMessages> mpi_device_messages(std::shared_ptr<MpiCommunicator> communicator);
+// most_nbytes: of one message of MPI's, whose counts are ints; longer ones go in several.
+std::shared_ptr<DeviceMessages> mpi_device_messages(std::shared_ptr<MpiCommunicator> communicator,
+                                                    size_t most_nbytes = size_t{1} << 30);
 
 }  // namespace rr

@@ -17,6 +17,10 @@
 
 namespace rr {
 
+// The tags of a job's messages: its links' and its GPUs'. Small ones, for MPI promises no more than 32767.
+constexpr int link_tag(int channel) { return 2 * channel; }
+constexpr int device_tag(int group) { return 2 * group + 1; }
+
 // One message: memory for its bytes, and the request that uses it while MPI has it.
 struct MpiMessage {
   static constexpr size_t kHeaderNbytes = 8;  // the payload behind it is aligned to 64 bytes, for the kernels

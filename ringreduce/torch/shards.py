@@ -119,7 +119,8 @@ class ShardedBucket(RegisteredBucket):
 
     def _share(self, mine: torch.Tensor, all_of_it: torch.Tensor, what: str) -> Work:
         group = self.channel.process_set.group
-        work = group.allgather_async(operand(mine), f"{self.name}.{what}", operand(all_of_it))
+        shares = [mine.numel()] * group.size
+        work = group.allgather_async(operand(mine), f"{self.name}.{what}", operand(all_of_it), shares)
         return on_stream(work, all_of_it)
 
     def recollect(self) -> None:

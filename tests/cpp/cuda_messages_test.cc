@@ -201,6 +201,18 @@ TEST_CASE("mpi road: MPI is given the addresses themselves, and keeps what it st
   wait_for([&] { return sent->done() && received->done(); });
   CHECK(*to == *from);
   CHECK(mpi->largest_count == 5000);  // no header
+  CHECK(mpi->largest_tag == device_tag(7));
+  CHECK(mpi->largest_tag <= 32767);  // what MPI promises
+  CHECK(mpi->largest_tag % 2 != link_tag(3) % 2);
+  // More than fits into one message, in order; the last one is short.
+  mpi->largest_count = 0;
+  const auto parts = mpi_device_messages(communicator, 1536);
+  for (size_t i = 0; i < from->size(); ++i) (*from)[i] = static_cast<uint8_t>(i * 7 + i / 256);
+  const auto first = parts->send(bytes(from), 5000, 0, 7, from);
+  const auto second = parts->receive(bytes(to), 5000, 0, 7, to);
+  wait_for([&] { return first->done() && second->done(); });
+  CHECK(*to == *from);
+  CHECK(mpi->largest_count == 1536);
   // Given up: withdrawn, or kept for as long as MPI may write.
   mpi->holds_receives = true;
   auto late = make(0);

@@ -178,6 +178,13 @@ TEST_CASE("roads: the rule, and why") {
   team.nccl = false;
   CHECK(select_road("auto", team).algorithm == Algo::kMpi);
   CHECK(select_road("auto", team).reason.find("not nccl") != std::string::npos);
+  team.one_a_host = false;  // it can be forced
+  CHECK(select_road("auto", team).algorithm == Algo::kPinned);
+  CHECK(select_road("auto", team).reason.find("not mpi: some host has several ranks") != std::string::npos);
+  CHECK(select_road("mpi", team).algorithm == Algo::kMpi);
+  team.mpi_knows = false;
+  CHECK(select_road("mpi", team).algorithm == Algo::kAuto);
+  CHECK(select_road("mpi", team).reason.find("no reduce and no reduce-scatter") != std::string::npos);
   CHECK(std::string(name(Algo::kPinned)) == "cuda_staged");
 }
 

@@ -35,6 +35,7 @@ class FakeMpi final : public MpiLibrary {
   size_t sends = 0;
   size_t synchronous_sends = 0;
   int largest_count = 0;
+  int largest_tag = 0;
   size_t bytes_sent = 0;
 
   const char* abi() const override { return "fake"; }
@@ -168,6 +169,7 @@ class FakeMpi final : public MpiLibrary {
     if (failing != 0) return failing;
     ++sends;
     largest_count = std::max(largest_count, to.count);
+    largest_tag = std::max(largest_tag, to.tag);
     bytes_sent += static_cast<size_t>(to.count);
     request = start({nullptr, to.count, to.tag, true, eager});
     const auto* bytes = static_cast<const std::byte*>(buffer);

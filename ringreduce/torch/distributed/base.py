@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ringreduce.errors import InvalidArgumentError, MismatchError
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.distributed.layout import checked, contiguous
 from ringreduce.torch.distributed.work import Completer, Several, Work, seconds
 
@@ -78,11 +78,3 @@ class InPlace:
         for tensor, buffer in zip(self.tensors, self.buffers, strict=True):
             if buffer is not tensor:
                 tensor.copy_(buffer)
-
-
-def expect(counts: Sequence[int], wanted: Sequence[int], what: str) -> None:
-    """Raises MismatchError where the ranks sent other numbers of elements than this one has room for."""
-    if list(counts) != list(wanted):
-        raise MismatchError(
-            f"{what}: the ranks sent {list(counts)} elements, but the outputs here have room for {list(wanted)}"
-        )

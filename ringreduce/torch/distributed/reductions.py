@@ -20,6 +20,7 @@ from ringreduce.torch.distributed.layout import (
     joined,
     movable,
     reducible,
+    units,
 )
 from ringreduce.torch.distributed.sparse import Coordinates
 from ringreduce.torch.distributed.work import Several, Work
@@ -147,7 +148,8 @@ class Reductions(Collectives):
         """Exclusive or, which the core does not compute: gathers and folds."""
         flat = joined(tensors)
         parts = flat.new_empty((self._size, flat.numel()))
-        native = on_stream(self._member.group.allgather_async(movable(flat), None, movable(parts)), parts)
+        room = [flat.numel() * units(flat)] * self._size
+        native = on_stream(self._member.group.allgather_async(movable(flat), None, movable(parts), room), parts)
 
         def fold(_: Any) -> None:
             if targets:

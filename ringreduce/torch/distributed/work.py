@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ringreduce.deadline import Deadline
+from ringreduce.torch.cuda import DeviceWork
 
 if TYPE_CHECKING:
     from ringreduce import _core
@@ -112,6 +113,7 @@ class Work(dist.Work):
             self._end(seconds(timeout) or self._limit_s)
         elif self._event is not None:  # of a GPU's memory: the stream that is current now waits as well
             torch.cuda.current_stream(self._result[0].device).wait_event(self._event)
+            self._hear()
         if self._error is not None:
             raise self._error
         return True
@@ -119,7 +121,11 @@ class Work(dist.Work):
     def is_completed(self) -> bool:
         """True once wait() would not block, also when the operation failed."""
         if self._ended:
-            return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+            if self._event is not None:
+                if not self._event.query():  # type: ignore[no-untyped-call]
+                    return False
+                self._hear()
+            return True
         if self._native is None or not self._native.done():
             return False
         self._end(None)
@@ -181,6 +187,14 @@ class Work(dist.Work):
             raise self._error
         return self._result
 
+    def _hear(self) -> None:
+        """On a GPU an operation may fail after it was waited for: takes over the error, if there is one by now."""
+        try:
+            if self._error is None and isinstance(self._native, (Several, DeviceWork)):
+                self._native.hear()
+        except Exception as error:
+            self._error = error
+
     def _end(self, limit_s: float | None) -> None:
         """Waits for the core's operation and takes over its outcome. Several threads may."""
         native = self._native
@@ -226,6 +240,15 @@ class Several:
                 work.wait(NO_LIMIT if left_s is None else timedelta(seconds=left_s))
             else:
                 work.wait(left_s)
+
+    def hear(self) -> None:
+        """Raises the error of one on a GPU that has failed since it was waited for."""
+        for work in self._works:
+            if isinstance(work, Work):
+                if work.is_completed() and (error := work.exception()) is not None:
+                    raise error
+            elif isinstance(work, DeviceWork):
+                work.hear()
 
     def done(self) -> bool:
         """True once wait() would not block."""
