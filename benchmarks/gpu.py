@@ -5,13 +5,13 @@
 Everything is done by the python that runs this: no environment is made and nothing is fetched. That python needs
 pybind11, cmake, ninja, setuptools, numpy, ml_dtypes, pytest with pytest-timeout, and torch; nvcc is on the PATH or in
 /usr/local/cuda/bin. The parts run one after the other, what matters most first, each with a deadline of its own,
-whatever became of those before, within 8 minutes together; what is left then is listed, and --only goes on with it,
-adding to the day's record. Writes docs/results/DATE-GPU.json and .md (and, with all logs in one archive, into the folder
-that $OUT names), leaves each part's output in build/gpu-check/, and prints a short table and then what failed last. Exit
-status 1 when a part failed or is missing, or a result was wrong, 2 where there is no GPU.
+whatever became of those before, within 8 minutes together. What is left then is listed, and --only goes on with it,
+adding to the day's record. Writes docs/results/DATE-GPU.json and .md (and, with all logs in one archive, into the
+folder that $OUT names), leaves each part's output in build/gpu-check/, and prints a short table and last what failed.
+Exit status 1 when a part failed or is missing, or a result was wrong, 2 where there is no GPU.
 
---rehearse runs all this where there is no GPU, on the tests' fake driver and with small sizes: what only a GPU can do is
-skipped by name. It needs a build with RR_TESTS=ON, and writes into build/gpu-check/rehearsal.
+--rehearse runs all this where there is no GPU, on the tests' fake driver and with small sizes: what only a GPU can do
+is skipped by name. It needs a build with RR_TESTS=ON, and writes into build/gpu-check/rehearsal.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ FAKE = ROOT / "build" / "cmake" / "libfakecuda.so"
 BUILD_ARGS = "-DRR_WERROR=OFF -DRR_TESTS=OFF -DRR_GPU_CHECK="
 CORE_TESTS = ("test_cuda_kernels.py", "test_cuda_torch.py", "test_cuda_streams.py", "test_cuda_optimizer.py")
 ALONE = "test_cuda_memory.py"
-WORKERS = 5  # of pytest, where it has xdist: most of a test is starting ranks, which import torch
+WORKERS = 3  # of pytest, where it has xdist: most of a test is starting ranks, but all ranks' contexts take turns
 RANKS = (2, 4)
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # a machine without a network may not know its name
 ROADS = ("ipc", "staged")
 MOST_MIB = 1024
 SMALL = ["--sizes", "8,100000", "--limit-s", "5"]  # of a rehearsal
@@ -142,7 +143,7 @@ def parts(only: Sequence[str], gpus: int, rehearse: bool = False) -> list[Part]:
     ]
     cpu = ["--device", "cpu", *SMALL] if rehearse else []
     found["peers"] = [
-        _ranks(f"{peer} {n}", n, "allreduce", ["--peer", peer, *cpu], 25, here)
+        _ranks(f"{peer} {n}", n, "allreduce", ["--peer", peer, *cpu], 25, {**here, **LOOPBACK})
         for n in (RANKS[:1] if rehearse else RANKS)
         for peer in ("gloo", *(("nccl",) if gpus >= n else ()))  # NCCL refuses two ranks on one GPU
     ]
@@ -167,7 +168,7 @@ def _tests(here: dict[str, str], rehearse: bool) -> tuple[list[Part], list[Part]
     more = [str(file) for file in files if file.name not in (*CORE_TESTS, ALONE)]
     pytest = [sys.executable, "-m", "pytest", "-v", "--tb=short", "--rootdir", str(ROOT)]
     several = ["-n", str(WORKERS)] if find_spec("xdist") and not rehearse else []
-    env = {**here, "RR_TEST_LONGEST_S": "45"}  # what hangs is not to take all of the part's time
+    env = {**here, "RR_TEST_LONGEST_S": "60"}  # what hangs is not to take all of the part's time
     if rehearse:  # these look for a real driver, find none, and skip by name
         env["RINGREDUCE_CUDA_LIBRARY"] = "libcuda.so.rehearsal"
     rest = "CPU tests, which the suite runs" if rehearse else ""
@@ -175,7 +176,7 @@ def _tests(here: dict[str, str], rehearse: bool) -> tuple[list[Part], list[Part]
     def part(name: str, words: list[str], deadline_s: float, least_s: float, skip: str = "") -> Part:
         return Part(name, [*pytest, *words], deadline_s, least_s, env, "", str(MODULE), skip, interrupt=True)
 
-    return [part("tests", [*several, *core], 150, 50)], [
+    return [part("tests", [*several, *core], 170, 50)], [
         part("tests alone", alone, 50, 12),
         part("more tests", [*several, *more], 90, 20, rest),
     ]

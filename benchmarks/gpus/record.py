@@ -176,7 +176,10 @@ def markdown(record: Row, name: str) -> str:
     probes = [row for row in record["results"] if row["what"] == "probe"]
     if probes:
         lines += ["", "| probe | holds | answer |", "|---|---|---|"]
-        lines += [f"| {row['name']} | {'yes' if row['good'] else 'NO'} | {row['answer']} |" for row in probes]
+        lines += [
+            f"| {row['name']} | {'yes' if row['good'] else 'NO'} | {row['answer'].replace('|', '/')} |"
+            for row in probes
+        ]
     lines += ["", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in record["results"]:
         if row["what"] not in FIGURES:

@@ -85,7 +85,7 @@ const std::vector<Asked>& calls() {
            return rig.cuda->mem_host_register(at, kNbytes, cu::kHostRegisterPortable | cu::kHostRegisterDevicemap);
          };
        }},
-      {"cuMemHostUnregister", true,
+      {"cuMemHostUnregister", false,
        [](Rig& rig) -> Call {
          void* const at = pages();
          rig.check(rig.cuda->mem_host_register(at, kNbytes, cu::kHostRegisterPortable), "cuMemHostRegister");
@@ -152,12 +152,13 @@ void ask(Rig& rig, const Asked& asked, const std::string& name) {
       const auto current = rig.device->make_current();
       result->store(call());
     });
-    const bool returned = called.ends_within(kReturnS);
+    const bool returned = called.ends_within(asked.must_return ? rig.patience_s : kReturnS);
     const Beside work = rig.lanes();
-    const bool went_on = work.ends_within(kLaneS);
+    const bool went_on = work.ends_within(rig.patience_s);
     const bool was_held = !rig.passes_within(behind, 0.001);
     rig.let_go();
-    const bool ended = called.ends_within(kLaneS) && work.ends_within(kLaneS) && rig.passes_within(behind, kLaneS);
+    const bool ended = called.ends_within(rig.patience_s) && work.ends_within(rig.patience_s) &&
+                       rig.passes_within(behind, rig.patience_s);
     text += std::string(text.empty() ? "" : "; ") + (is_default ? "default stream held: " : "a stream held: ") +
             (returned ? "returns" : "waits") + (went_on ? ", lanes go on" : ", LANES STOP") +
             (was_held ? "" : ", THE HOLD HELD NOTHING") + (ended ? "" : ", STUCK for good");

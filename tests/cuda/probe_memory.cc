@@ -116,7 +116,7 @@ void peer(Rig& rig) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   const Beside work = rig.lanes();
-  const bool went_on = work.ends_within(kLaneS);
+  const bool went_on = work.ends_within(rig.patience_s);
   rig.let_go();
   answer("peer-owner", went_on && status == 0, went_on ? "lanes of the owner go on" : "LANES of the owner STOP");
 }
@@ -142,16 +142,17 @@ int probe_peer(const std::string& text) {
     };
     const Beside opened = timed_call(
         [&rig, at, handle] { return rig.cuda->ipc_open_mem_handle(at.get(), handle, cu::kIpcLazyEnablePeerAccess); });
-    const bool opens = opened.ends_within(kReturnS);
+    const bool opens = opened.ends_within(rig.patience_s);
     const Beside work = rig.lanes();
-    const bool went_on = work.ends_within(kLaneS);
+    const bool went_on = work.ends_within(rig.patience_s);
     rig.let_go();
-    bool good = opened.ends_within(kLaneS) && rig.passes_within(behind, kLaneS) && opened.error().empty();
+    bool good =
+        opened.ends_within(rig.patience_s) && rig.passes_within(behind, rig.patience_s) && opened.error().empty();
     rig.hold(held);
     const Beside closed = timed_call([&rig, at] { return rig.cuda->ipc_close_mem_handle(*at); });
     const bool closes = closed.ends_within(kReturnS);
     rig.let_go();
-    good = closed.ends_within(kLaneS) && closed.error().empty() && good;
+    good = closed.ends_within(rig.patience_s) && closed.error().empty() && good;
     answer("peer", good && opens && went_on,
            std::string("cuIpcOpenMemHandle ") + (opens ? "returns" : "waits") + ", cuIpcCloseMemHandle " +
                (closes ? "returns" : "waits") + (went_on ? ", lanes go on" : ", LANES STOP") + " " + opened.error() +

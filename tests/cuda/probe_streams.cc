@@ -38,14 +38,14 @@ void order(Rig& rig) {
     for (int turn = 1; turn <= 5; ++turn) {
       int64_t begin = now_ns();
       rig.device->notify(stream, Reached::raise, &reached);
-      good = reached.is(turn, kLaneS) && good;
+      good = reached.is(turn, rig.patience_s) && good;
       notified = std::min(notified, microseconds_since(begin));
       rig.hold(stream);
       const cu::Event behind = rig.event(stream);
       good = !rig.passes_within(behind, 0.02) && good;  // held
       begin = now_ns();
       rig.let_go();
-      good = rig.passes_within(behind, kLaneS) && good;
+      good = rig.passes_within(behind, rig.patience_s) && good;
       went = std::min(went, microseconds_since(begin));
     }
     text += std::string(is_default ? "; default stream" : "a stream") + ": a host function after " + rounded(notified) +
@@ -68,17 +68,50 @@ void channels(Rig& rig, bool is_urgent) {
       behind.push_back(rig.event(stream));
     }
     const Beside work = rig.lanes();
-    lanes_go_on = work.ends_within(kReturnS);
+    lanes_go_on = work.ends_within(rig.patience_s);
     others_go_on = others_go_on && rig.passes_within(rig.event(other), 0.1);
     if (lanes_go_on) lanes_at_most = count;
     if (others_go_on) others_at_most = count;
     rig.let_go();
-    for (const cu::Event event : behind) all_ended = rig.passes_within(event, kLaneS) && all_ended;
-    all_ended = work.ends_within(kLaneS) && all_ended;
+    for (const cu::Event event : behind) all_ended = rig.passes_within(event, rig.patience_s) && all_ended;
+    all_ended = work.ends_within(rig.patience_s) && all_ended;
   }
   answer(is_urgent ? "held-urgent-streams" : "held-streams", all_ended && lanes_at_most >= 128,
          "lanes go on beside " + std::to_string(lanes_at_most) + " held streams, another stream beside " +
              std::to_string(others_at_most) + (all_ended ? "" : "; NOT all streams went on afterwards"));
+}
+
+// A caller that runs ahead of a held stream until the driver takes no more: whether our lanes go on, and its notify()s.
+void full_queue(Rig& rig) {
+  constexpr int kLaunches = 20000;
+  auto issued = std::make_shared<std::atomic<int>>(0);
+  const cu::Stream held = rig.stream();
+  rig.hold(held);
+  const Beside caller([&rig, issued, held] {
+    const auto current = rig.device->make_current();
+    const auto to = reinterpret_cast<cu::DevicePtr>(rig.memory());
+    const auto from = reinterpret_cast<cu::DevicePtr>(rig.host().data());
+    for (int i = 0; i < kLaunches; ++i, ++*issued) {
+      rig.check(rig.cuda->memcpy_async(to, from, 64, held), "cuMemcpyAsync");
+    }
+  });
+  const bool all_taken = caller.ends_within(2 * kReturnS);
+  const int at = issued->load();
+  const Beside work = rig.lanes();
+  const bool went_on = work.ends_within(rig.patience_s);
+  const cu::Stream other = rig.stream();
+  Reached reached;
+  const Beside notifying([&rig, &reached, other] {
+    const auto current = rig.device->make_current();
+    rig.device->notify(other, Reached::raise, &reached);
+  });
+  const bool notified = reached.is(1, rig.patience_s);
+  rig.let_go();
+  const bool ended = caller.ends_within(2 * rig.patience_s) && work.ends_within(rig.patience_s);
+  answer("full-queue", went_on && notified && ended && caller.error().empty(),
+         (all_taken ? "all 20000 copies taken" : "the caller blocks after " + std::to_string(at) + " copies") +
+             (went_on ? ", lanes go on" : ", LANES STOP") + (notified ? "" : ", NO NOTIFY of another stream") +
+             (ended ? "" : ", STUCK for good") + caller.error());
 }
 
 // Whether a callback of somebody else's that takes its time keeps ours waiting.
@@ -97,9 +130,9 @@ void callbacks(Rig& rig) {
   rig.device->notify(ours, Reached::raise, &reached);
   const bool beside = reached.is(1, kReturnS);
   const Beside work = rig.lanes();
-  const bool went_on = work.ends_within(kLaneS);
+  const bool went_on = work.ends_within(rig.patience_s);
   may_end.store(true);
-  const bool after = reached.is(1, kLaneS);
+  const bool after = reached.is(1, rig.patience_s);
   answer("slow-callback", went_on && after,
          std::string(beside ? "ours comes beside a slow one" : "ours waits for a slow one of another stream") +
              (went_on ? ", lanes go on" : ", LANES STOP") + (after ? "" : ", and never comes"));
@@ -121,7 +154,7 @@ void capture(Rig& rig) {
   rig.device->notify(stream, Reached::raise, &reached);
   rig.device->hold(stream, word, 1);
   const Beside beside = rig.lanes();  // our thread's calls, in the strictest mode, while the caller's captures
-  good = beside.ends_within(kLaneS) && beside.error().empty() && good;
+  good = beside.ends_within(rig.patience_s) && beside.error().empty() && good;
   rig.check(rig.cuda->memcpy_async(reinterpret_cast<cu::DevicePtr>(rig.memory()),
                                    reinterpret_cast<cu::DevicePtr>(rig.host().data()), Rig::kNbytes, stream),
             "cuMemcpyAsync");
@@ -131,12 +164,12 @@ void capture(Rig& rig) {
     __atomic_store_n(word, 0u, __ATOMIC_RELEASE);
     rig.check(launch(ready, stream), "cuGraphLaunch");
     const cu::Event behind = rig.event(stream);
-    good = reached.is(turn, kLaneS) && good;
+    good = reached.is(turn, rig.patience_s) && good;
     good = !rig.passes_within(behind, 0.02) && good;
     const Beside work = rig.lanes();
-    good = work.ends_within(kLaneS) && good;
+    good = work.ends_within(rig.patience_s) && good;
     __atomic_store_n(word, 1u, __ATOMIC_RELEASE);
-    good = rig.passes_within(behind, kLaneS) && good;
+    good = rig.passes_within(behind, rig.patience_s) && good;
   }
   answer("capture", good,
          std::to_string(reached.times.load()) + " of 3 replays notified" +
@@ -149,6 +182,7 @@ void add_stream_probes(std::vector<Probe>& probes) {
   probes.push_back({"hold-and-notify", order});
   probes.push_back({"held-streams", [](Rig& rig) { channels(rig, false); }});
   probes.push_back({"held-urgent-streams", [](Rig& rig) { channels(rig, true); }});
+  probes.push_back({"full-queue", full_queue});
   probes.push_back({"slow-callback", callbacks});
   probes.push_back({"capture", capture});
 }
