@@ -159,5 +159,6 @@ void add_memory_probes(std::vector<Probe>& probes);  // probe_memory.cc: attribu
 int probe(const std::string& name);
 // The other process of the probe that needs one: opens the handle while its own stream is held.
 int probe_peer(const std::string& handle);
+int probe_small_peer(const std::vector<std::string>& handles);  // reads what is in each
 
 }  // namespace rr

@@ -35,6 +35,19 @@ void attributes(Rig& rig) {
   answer("attributes", good, text + ", legacy IPC " + std::to_string(legacy));
 }
 
+// Which GPU an address is on, asked by a thread that has no context: what survey.cc does for arrays of others.
+void without_context(Rig& rig) {
+  const auto at = reinterpret_cast<cu::DevicePtr>(rig.memory());
+  int ordinal = -1;
+  const Beside asked([&rig, &ordinal, at] {
+    rig.check(rig.cuda->pointer_get_attribute(&ordinal, static_cast<int>(cu::kPointerDeviceOrdinal), at),
+              "cuPointerGetAttribute(DEVICE_ORDINAL) without a context");
+  });
+  const bool returned = asked.ends_within(rig.patience_s);
+  answer("without-context", returned && asked.error().empty() && ordinal == rig.device->ordinal(),
+         returned ? "GPU " + std::to_string(ordinal) + " " + asked.error() : "it did not return");
+}
+
 // Two pieces side by side, as torch's expandable segments have them: what the driver says of each.
 void pieces(Rig& rig) {
   const std::string& library = rig.cuda->library();
@@ -91,6 +104,39 @@ std::string hex(const cu::IpcMemHandle& handle) {
   return text;
 }
 
+cu::IpcMemHandle unhex(const std::string& text) {
+  cu::IpcMemHandle handle = {};
+  for (size_t i = 0; i < sizeof handle.reserved && 2 * i + 1 < text.size(); ++i) {
+    handle.reserved[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+  }
+  return handle;
+}
+
+// This program as another process: its exit status. Throws TimeoutError.
+int other_process(std::vector<std::string> words) {
+  std::array<char, 4096> program = {};
+  if (::readlink("/proc/self/exe", program.data(), program.size() - 1) < 0) throw Error("/proc/self/exe");
+  words.insert(words.begin(), program.data());
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::execv(program.data(), arguments.data());
+    ::_exit(127);
+  }
+  int status = 0;
+  const Deadline deadline = Deadline::after_s(15);
+  while (::waitpid(child, &status, WNOHANG) == 0) {
+    if (deadline.passed()) {
+      ::kill(child, SIGKILL);
+      throw TimeoutError("the other process did not end within 15 s");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return status;
+}
+
 void peer(Rig& rig) {
   cu::IpcMemHandle handle = {};
   cu::DevicePtr at = 0;
@@ -98,38 +144,59 @@ void peer(Rig& rig) {
   rig.check(rig.cuda->ipc_get_mem_handle(&handle, at), "cuIpcGetMemHandle");
   const cu::Stream held = rig.stream();
   rig.hold(held);
-  const std::string text = hex(handle);
-  std::array<char, 4096> program = {};
-  if (::readlink("/proc/self/exe", program.data(), program.size() - 1) < 0) throw Error("/proc/self/exe");
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::execl(program.data(), program.data(), "peer", text.c_str(), static_cast<char*>(nullptr));
-    ::_exit(127);
-  }
-  int status = 0;
-  const Deadline deadline = Deadline::after_s(10);
-  while (::waitpid(child, &status, WNOHANG) == 0) {
-    if (deadline.passed()) {
-      ::kill(child, SIGKILL);
-      throw TimeoutError("the other process did not end within 10 s");
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  const int status = other_process({"peer", hex(handle)});
   const Beside work = rig.lanes();
   const bool went_on = work.ends_within(rig.patience_s);
   rig.let_go();
   answer("peer-owner", went_on && status == 0, went_on ? "lanes of the owner go on" : "LANES of the owner STOP");
 }
 
+// Small allocations, as CuPy's pool makes them, lie in one block of the driver's; a peer opens a handle of each.
+void small_peer(Rig& rig) {
+  std::vector<std::string> words = {"peer-small"};
+  for (uint32_t number = 1; number <= 3; ++number) {
+    cu::IpcMemHandle handle = {};
+    cu::DevicePtr at = 0;
+    rig.check(rig.cuda->mem_alloc(&at, 1024), "cuMemAlloc");
+    *rig.host().as<uint32_t>() = number;
+    to_device(*rig.device, reinterpret_cast<std::byte*>(at), rig.host().data(), sizeof number);
+    rig.check(rig.cuda->ipc_get_mem_handle(&handle, at), "cuIpcGetMemHandle");
+    words.push_back(hex(handle));
+  }
+  if (const int status = other_process(words); status != 0) {
+    answer("peer-small", false, "status " + std::to_string(status) + " of the other process");
+  }
+}
+
 }  // namespace
+
+int probe_small_peer(const std::vector<std::string>& handles) {
+  Rig& rig = *std::make_unique<Rig>().release();
+  bool good = true;
+  std::string text;
+  try {
+    uint32_t number = 0;
+    for (const std::string& handle : handles) {
+      cu::DevicePtr at = 0;
+      rig.check(rig.cuda->ipc_open_mem_handle(&at, unhex(handle), cu::kIpcLazyEnablePeerAccess),
+                ("cuIpcOpenMemHandle of number " + std::to_string(++number)).c_str());
+      to_host(*rig.device, rig.host().data(), reinterpret_cast<const std::byte*>(at), sizeof number);
+      const uint32_t found = *rig.host().as<uint32_t>();
+      good = good && found == number;
+      text += (text.empty() ? "" : ", ") + std::to_string(found) + " in allocation " + std::to_string(number);
+    }
+  } catch (const std::exception& error) {
+    good = false;
+    text += error.what();
+  }
+  answer("peer-small", good, text);
+  ::_exit(0);
+}
 
 int probe_peer(const std::string& text) {
   Rig& rig = *std::make_unique<Rig>().release();
   try {
-    cu::IpcMemHandle handle = {};
-    for (size_t i = 0; i < sizeof handle.reserved && 2 * i + 1 < text.size(); ++i) {
-      handle.reserved[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
-    }
+    const cu::IpcMemHandle handle = unhex(text);
     const cu::Stream held = rig.stream();
     rig.hold(held);
     const cu::Event behind = rig.event(held);
@@ -166,8 +233,10 @@ int probe_peer(const std::string& text) {
 
 void add_memory_probes(std::vector<Probe>& probes) {
   probes.push_back({"attributes", attributes});
+  probes.push_back({"without-context", without_context});
   probes.push_back({"pieces", pieces});
   probes.push_back({"peer-owner", peer});
+  probes.push_back({"peer-small", small_peer});
 }
 
 }  // namespace rr
