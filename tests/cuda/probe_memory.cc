@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 
+#include "cuda/survey.h"
 #include "probe.h"
 
 namespace rr {
@@ -35,17 +36,21 @@ void attributes(Rig& rig) {
   answer("attributes", good, text + ", legacy IPC " + std::to_string(legacy));
 }
 
-// Which GPU an address is on, asked by a thread that has no context: what survey.cc does for arrays of others.
+// Which GPU an address is on, asked by a thread that has no context, as for arrays of other libraries.
 void without_context(Rig& rig) {
-  const auto at = reinterpret_cast<cu::DevicePtr>(rig.memory());
-  int ordinal = -1;
-  const Beside asked([&rig, &ordinal, at] {
-    rig.check(rig.cuda->pointer_get_attribute(&ordinal, static_cast<int>(cu::kPointerDeviceOrdinal), at),
-              "cuPointerGetAttribute(DEVICE_ORDINAL) without a context");
+  int found = -1;
+  cu::Result result = cu::kUnknown;
+  const Beside asked([&] {
+    int ordinal = -1;
+    result = rig.cuda->pointer_get_attribute(&ordinal, static_cast<int>(cu::kPointerDeviceOrdinal),
+                                             reinterpret_cast<cu::DevicePtr>(rig.memory()));
+    found = gpu_of(rig.memory());
   });
   const bool returned = asked.ends_within(rig.patience_s);
-  answer("without-context", returned && asked.error().empty() && ordinal == rig.device->ordinal(),
-         returned ? "GPU " + std::to_string(ordinal) + " " + asked.error() : "it did not return");
+  answer("without-context", returned && asked.error().empty() && found == rig.device->ordinal(),
+         returned ? "GPU " + std::to_string(found) + "; cuPointerGetAttribute by itself: " + rig.cuda->text(result) +
+                        " " + asked.error()
+                  : "it did not return");
 }
 
 // Two pieces side by side, as torch's expandable segments have them: what the driver says of each.
