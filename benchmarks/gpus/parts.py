@@ -14,7 +14,10 @@ from pathlib import Path
 
 TAIL_LINES = 40
 GRACE_S = 6.0  # for an interrupted pytest to say what has failed so far
-TELLING = re.compile(r"(?i)error|fail|assert|fatal|exception|wrong|undefined|no such|did not|exited|signal")
+TELLING = re.compile(
+    r"\b[Ee]rror\b|[a-z]Error\b|ERROR|[Ff]ail|FAIL|\b[Aa]ssert|[Ff]atal|[Ee]xception|\bwrong\b|[Uu]ndefined|No such|"
+    r"did not|exited|signal|STOP|STUCK"
+)
 REAP_S = 5.0  # for a killed process to be gone: one in the GPU's driver may take seconds
 
 
@@ -113,7 +116,7 @@ def run(part: Part, logs: Path, deadline_s: float) -> Outcome:
                 process.wait(REAP_S)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     # A compiler's error may be far from the end, where others were still at work.
-    early = [line for line in lines[:-TAIL_LINES] if "error" in line.lower() or line.startswith("FAILED")][:TAIL_LINES]
+    early = [line for line in lines[:-TAIL_LINES] if TELLING.search(line)][:TAIL_LINES]
     text = "\n".join([*early, *lines[-TAIL_LINES:]])
     return Outcome(part.name, status, time.monotonic() - begun, late, text, "", part.word)
 
