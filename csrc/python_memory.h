@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/never_destroyed.h"
 #include "engine/operation.h"
 
 namespace rr {
@@ -131,14 +132,12 @@ struct Trash {
   }
 };
 
-// Process-wide state lives here and nowhere else. Never destroyed: engine threads may outlast static destructors.
 inline Trash& trash() {
-  static Trash& instance = *std::make_unique<Trash>().release();
+  static auto& instance = never_destroyed<Trash>();
   return instance;
 }
 inline std::shared_ptr<SegmentRegistry> registry() {
-  static auto& instance =
-      *std::make_unique<std::shared_ptr<SegmentRegistry>>(std::make_shared<SegmentRegistry>()).release();
+  static auto& instance = never_destroyed<std::shared_ptr<SegmentRegistry>>(std::make_shared<SegmentRegistry>());
   return instance;
 }
 

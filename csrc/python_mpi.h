@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/never_destroyed.h"
 #include "python_calls.h"
 #include "transport/device_messages.h"
 #include "transport/link.h"
@@ -26,7 +27,7 @@ std::shared_ptr<T> ending_without_gil(std::unique_ptr<T> object) {
 
 // Never closed: MPI may have been left memory.
 inline std::shared_ptr<MpiLibrary> open_mpi(const std::string& path, size_t handle_size) {
-  static auto& libraries = *std::make_unique<std::vector<std::shared_ptr<MpiLibrary>>>().release();
+  static auto& libraries = never_destroyed<std::vector<std::shared_ptr<MpiLibrary>>>();
   return libraries.emplace_back(MpiLibrary::open(path, handle_size));
 }
 

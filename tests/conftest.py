@@ -1,4 +1,4 @@
-"""What every test may use: run_ranks and start_ranks (ranks.py), and a watch over /dev/shm."""
+"""What every test may use: run_ranks and start_ranks (ranks.py), a GPU or a skip, and a watch over /dev/shm."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cuda_devices
 import pytest
 import ranks
 from ranks import SIZES, Outcome, Ranks, hear_test, run_ranks, start_ranks, tell_test
 
 __all__ = ["SIZES", "Outcome", "Ranks", "hear_test", "run_ranks", "sizes", "start_ranks", "tell_test"]
 
-pytest.register_assert_rewrite("horovod_names")
+pytest.register_assert_rewrite("deaths", "horovod_names")
 sizes = SIZES
 OTHERS = ("vader_segment", "sm_segment", "mpich", "openmpi", "pmix", "ucx", "cuda.shm", "nccl-")
 """How MPI implementations, CUDA and NCCL name what they leave behind when they are killed; none of ours."""
@@ -32,6 +33,18 @@ def run_ranks_fixture() -> Callable[..., list[Any]]:
 @pytest.fixture(name="start_ranks")
 def start_ranks_fixture() -> Callable[..., Ranks]:
     return ranks.start_ranks
+
+
+@pytest.fixture
+def gpu() -> None:
+    """Skips the test by name where there is no GPU."""
+    cuda_devices.need()
+
+
+@pytest.fixture
+def torch_gpu(gpu: None) -> None:
+    """Likewise where there is no torch."""
+    pytest.importorskip("torch")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import cuda_devices
 import numpy as np
 import oracle
 import pytest
 from ranks import run_ranks
 
-
-@pytest.fixture(autouse=True)
-def _gpu() -> None:
-    cuda_devices.need()
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 class Raw:

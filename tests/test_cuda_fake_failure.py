@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import signal
 import time
 from typing import Any
 
 import numpy as np
 import pytest
+from deaths import survivors
 from fake_cuda import Array, Gpu
 from gpu_ranks import coming, environment, memory, on, whole
 from ranks import hear_test, run_ranks, start_ranks, tell_test
@@ -23,17 +22,19 @@ def mistakes() -> None:
         gpu = Gpu()
         stream, rank = gpu.stream(), world.rank
         # Ranks that do not fit together: told where the handle is asked; the stream goes on; the job too.
-        handle = rr.allreduce_async(coming(np.ones(10 + rank), stream), name="shapes")
-        handle.wait()
+        x, gate = coming(np.ones(10 + rank), stream), stream.gate()
+        handle = rr.allreduce_async(x, name="shapes")
+        handle.wait()  # nothing is wrong so far
+        gate.open()
         stream.synchronize()
         with pytest.raises(rr.MismatchError, match="Mismatched ALLREDUCE tensor shapes"):
             handle.wait(timeout=30)
         with pytest.raises(rr.MismatchError):
             rr.synchronize(handle)
         assert rr.poll(handle)
-        x = coming(np.ones(100, np.float32), stream) if rank == 0 else np.ones(100, np.float32)
+        mine = coming(np.ones(100, np.float32), stream) if rank == 0 else np.ones(100, np.float32)
         with pytest.raises(rr.MismatchError, match="Mismatched ALLREDUCE CPU/GPU device selection"):
-            rr.allreduce_async(x, name="places").wait(timeout=30)
+            rr.allreduce_async(mine, name="places").wait(timeout=30)
         # A list in two places, and what one rank alone can tell: at once.
         device, host = gpu.array(np.ones(4, np.float32), stream), np.ones(4, np.float32)
         with pytest.raises(rr.HorovodInternalError, match="same device"):
@@ -66,7 +67,9 @@ def mistakes() -> None:
             on(stream, rr.allreduce_async(Packed(device), op=rr.Sum).wait(timeout=30)), [world.size] * 4
         )
         # Nobody asks for this one's error: it is logged, and the next call on GPU memory raises it, once.
-        rr.allreduce(coming(np.ones(20 + rank), stream), name="unasked")
+        x, gate = coming(np.ones(20 + rank), stream), stream.gate()
+        rr.allreduce(x, name="unasked")
+        gate.open()
         stream.synchronize()
         refused: Exception | None = None
         while not isinstance(refused, rr.MismatchError):  # a call that goes no further than this rank
@@ -186,16 +189,11 @@ def holds() -> Any:
 @pytest.mark.parametrize("road", ["ipc", "staged"])
 def test_a_rank_is_killed_while_streams_wait_for_it(road: str) -> None:
     with start_ranks(holds, 3, env=environment(RINGREDUCE_CUDA_ROAD=road)) as job:
-        for rank in range(3):
-            assert job.hear(rank) == "ready"
-        killed = job.kill(1)
-        outcomes = job.wait(30)
-        assert outcomes[1].status == -signal.SIGKILL
-        for rank in (0, 2):
-            assert outcomes[rank].value is not None, job.report()
-            moment, errors = outcomes[rank].value
-            assert moment - killed < NOTICED_S
-            assert all(re.search("lost rank 1", text) for text in errors), errors
+        killed, others = survivors(job, 1, "ready")
+    for moment, errors in others:
+        assert moment - killed < NOTICED_S
+        assert len(errors) == 6
+        assert all("lost rank 1" in text for text in errors), errors
 
 
 def times_out() -> None:

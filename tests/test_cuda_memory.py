@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import cuda_devices
 import pytest
 from cuda_ranks import start
 from ranks import start_ranks
 
-
-@pytest.fixture(autouse=True)
-def _gpu() -> None:
-    cuda_devices.need()
-    pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("torch_gpu")
 
 
 def exhausted() -> str:

@@ -3,59 +3,28 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
-from typing import Any
 
 import fake_cuda
+import gpu_ranks
 import numpy as np
 import pytest
-from fake_cuda import Array, Gpu, Stream
+from deaths import survivors
+from fake_cuda import Gpu
+from gpu_ranks import coming, on, total, whole
 from ranks import hear_test, run_ranks, start_ranks, tell_test
 
 from ringreduce import features, nccl
 
 NCCL = fake_cuda.LIBRARY.parent / "fake_nccl" / "libfakenccl.so"
-LATE_US = 10_000
 
 
 def environment(folder: Path, **more: str) -> dict[str, str | None]:
     """Ranks whose data goes through the folder."""
     if not NCCL.exists():
         pytest.skip(f"no fake NCCL: {NCCL.name} is built with RR_TESTS=ON")
-    return {
-        "RINGREDUCE_CUDA_LIBRARY": str(fake_cuda.LIBRARY),
-        "RINGREDUCE_NCCL_LIBRARY": str(NCCL),
-        "RINGREDUCE_TIMEOUT": "60",
-        "FAKE_CUDA_DEVICES": "4",
-        "FAKE_NCCL_DIR": str(folder),
-        **more,
-    }
-
-
-def coming(content: Any, stream: Stream) -> Array:
-    """An array whose content comes late, by work on the stream."""
-    stream.delay(LATE_US)
-    return stream.gpu.array(content, stream)
-
-
-def on(stream: Stream, value: Any) -> Any:
-    """What work on a stream finds in anybody's array."""
-    offered = value.__cuda_array_interface__
-    found = stream.gpu.empty(offered["shape"], value.dtype, stream)
-    if found.nbytes:
-        stream.gpu.call("cuMemcpyAsync", found.address, offered["data"][0], found.nbytes, stream.handle)
-    return found.numpy()
-
-
-def whole(rank: int, seed: int, shape: Any, dtype: Any = np.float32) -> Any:
-    """Small whole numbers that depend on rank and position, so that sums are exact in any order."""
-    count = int(np.prod(shape))
-    return ((np.arange(count) * (seed % 5 + 1) + 7 * rank + seed) % 11).astype(dtype).reshape(shape)
-
-
-def total(size: int, seed: int, shape: Any, dtype: Any = np.float32) -> Any:
-    return sum(whole(rank, seed, shape, np.int64) for rank in range(size)).astype(dtype)
+    own = {"RINGREDUCE_NCCL_LIBRARY": str(NCCL), "FAKE_CUDA_DEVICES": "4", "FAKE_NCCL_DIR": str(folder)}
+    return gpu_ranks.environment(**own, **more)
 
 
 def collectives() -> None:
@@ -99,7 +68,7 @@ def test_every_kind(size: int, tmp_path: Path) -> None:
     assert not left
 
 
-def goes_on() -> list[str]:
+def goes_on() -> str:
     import ringreduce as rr
 
     world = rr.init()
@@ -110,28 +79,20 @@ def goes_on() -> list[str]:
     tell_test("ready")
     if world.rank == 1:
         hear_test()
-    errors = []
-    while not errors:  # rank 1 may be in the middle of one when it dies
+    while True:  # rank 1 may be in the middle of one when it dies
         handle = rr.allreduce_async_(x, op=rr.Sum, name="step")
         try:
             rr.synchronize(handle)
             handle.wait(timeout=30)
         except rr.PeerLostError as error:
-            errors.append(str(error))
-    stream.synchronize()  # nothing is left that waits
-    return errors
+            stream.synchronize()  # nothing is left that waits
+            return str(error)
 
 
 def test_a_rank_is_killed(tmp_path: Path) -> None:
     with start_ranks(goes_on, 3, env=environment(tmp_path)) as job:
-        for rank in range(3):
-            assert job.hear(rank) == "ready"
-        job.kill(1)
-        outcomes = job.wait(60)
-        assert outcomes[1].status == -signal.SIGKILL
-        for rank in (0, 2):
-            assert outcomes[rank].value is not None, job.report()
-            assert "lost rank 1" in outcomes[rank].value[0]
+        _, others = survivors(job, 1, "ready", timeout_s=60)
+    assert all("lost rank 1" in text for text in others), others
 
 
 def reports() -> str:

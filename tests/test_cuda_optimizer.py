@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import cuda_devices
 import pytest
 from cuda_ranks import start
 from ranks import run_ranks
@@ -12,10 +11,7 @@ from ranks import run_ranks
 STEPS = 5
 
 
-@pytest.fixture(autouse=True)
-def _gpu() -> None:
-    cuda_devices.need()
-    pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("torch_gpu")
 
 
 def model_on(torch: Any, device: Any) -> Any:

@@ -12,11 +12,7 @@ import pytest
 from cuda_ranks import busy, from_torch, start, to_torch
 from ranks import hear_test, run_ranks, start_ranks, tell_test
 
-
-@pytest.fixture(autouse=True)
-def _gpu() -> None:
-    cuda_devices.need()
-    pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("torch_gpu")
 
 
 def sides() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import cuda_devices
 import numpy as np
 import oracle
 import pytest
@@ -15,10 +14,7 @@ COUNTS = (1, 1009, 65_537)
 CASES = [(1, "auto"), (2, "auto"), (2, "ipc"), (2, "staged"), (4, "ipc"), (4, "staged")]
 
 
-@pytest.fixture(autouse=True)
-def _gpu() -> None:
-    cuda_devices.need()
-    pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("torch_gpu")
 
 
 def reductions() -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deaths import survivors
 from ranks import run_ranks, start_ranks, tell_test
 
 NOTICED_S = 2.0
@@ -55,17 +55,11 @@ def loads_data() -> Any:
 def test_a_rank_with_data_loader_workers_is_killed() -> None:
     pytest.importorskip("torch")
     with start_ranks(loads_data, 3) as job:
-        for rank in range(3):
-            assert job.hear(rank) == "training"
-        killed = job.kill(1)
-        outcomes = job.wait(30)
-        assert outcomes[1].status == -signal.SIGKILL
-        for rank in (0, 2):
-            assert outcomes[rank].value is not None, job.report()
-            moment, text = outcomes[rank].value
-            assert moment - killed < NOTICED_S
-            assert text.startswith("PeerLostError: ")
-            assert "lost rank 1:" in text
+        killed, others = survivors(job, 1, "training")
+    for moment, text in others:
+        assert moment - killed < NOTICED_S
+        assert text.startswith("PeerLostError: ")
+        assert "lost rank 1:" in text
 
 
 def in_child(work: Any) -> str:

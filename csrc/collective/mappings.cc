@@ -1,11 +1,11 @@
 // Mappings of the peers' GPU memory in this process.
-
 #include <algorithm>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/errors.h"
 #include "collective/ipc.h"
+#include "cuda/per_device.h"
 
 namespace rr {
 
@@ -17,13 +17,7 @@ DeviceOperand device_operand(Device& device, const std::byte* data, size_t nbyte
 }
 
 std::shared_ptr<DeviceMappings> DeviceMappings::of(const std::shared_ptr<Device>& device) {
-  static std::mutex mutex;
-  static auto& known = *std::make_unique<std::unordered_map<Device*, std::weak_ptr<DeviceMappings>>>().release();
-  const std::lock_guard lock(mutex);
-  std::weak_ptr<DeviceMappings>& one = known[device.get()];
-  std::shared_ptr<DeviceMappings> mappings = one.lock();
-  if (mappings == nullptr) one = mappings = std::make_shared<DeviceMappings>(device);
-  return mappings;
+  return per_device<DeviceMappings>(device);
 }
 
 std::byte* DeviceMappings::hold(const DeviceExport& memory) {

@@ -78,12 +78,12 @@ class NcclRoad final : public Algorithm {
 
   void issue(Device& device) {
     for (const NcclJob::Move& move : job_.before) {
-      device.move(Lane::kCompute, move.parts, move.dtype, move.dtype, 1.0);
+      device.move(teams_->lane(), move.parts, move.dtype, move.dtype, 1.0);
     }
     const NcclLibrary& nccl = communicator_->library();
     for (const NcclCall& call : job_.calls) ops_.push_back(op(nccl, call));
     communicator_->check(nccl.GroupStart(), "ncclGroupStart");
-    for (size_t i = 0; i < job_.calls.size(); ++i) enqueue(nccl, job_.calls[i], ops_[i], device.stream(Lane::kCompute));
+    for (size_t i = 0; i < job_.calls.size(); ++i) enqueue(nccl, job_.calls[i], ops_[i], device.stream(teams_->lane()));
     communicator_->check(nccl.GroupEnd(), "ncclGroupEnd");
   }
 
@@ -142,9 +142,9 @@ class NcclRoad final : public Algorithm {
       communicator_->check(nccl.RedOpDestroy(made, communicator_->handle()), "ncclRedOpDestroy");
     }
     for (const NcclJob::Move& move : job_.after) {
-      device.move(Lane::kCompute, move.parts, move.dtype, move.dtype, 1.0);
+      device.move(teams_->lane(), move.parts, move.dtype, move.dtype, 1.0);
     }
-    mark_ = device.mark(Lane::kCompute);
+    mark_ = device.mark(teams_->lane());
   }
 
   std::shared_ptr<NcclTeams> teams_;

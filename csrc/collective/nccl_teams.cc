@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/errors.h"
 
@@ -70,7 +71,12 @@ class NcclTeams::Meeting {
 };
 
 NcclTeams::NcclTeams(std::shared_ptr<const NcclLibrary> library, Device& device, const Log& log, std::string where)
-    : library_(std::move(library)), device_(device), scratch_(device), log_(log), where_(std::move(where)) {}
+    : library_(std::move(library)),
+      device_(device),
+      lane_(device.add_lane()),
+      scratch_(device),
+      log_(log),
+      where_(std::move(where)) {}
 
 NcclTeams::~NcclTeams() { close(); }
 
@@ -120,10 +126,13 @@ void NcclTeams::close(double drain_s) {
   }
   entries_.clear();
   scratch_.clear();
+  if (!std::exchange(keeps_lane_, true)) device_.remove_lane(lane_);
 }
 
-void NcclTeams::note(const std::string& text) const {
-  if (!text.empty()) log_.warning("NCCL, " + text);
+void NcclTeams::note(const std::string& text) {
+  if (text.empty()) return;
+  keeps_lane_ = true;
+  log_.warning("NCCL, " + text);
 }
 
 }  // namespace rr

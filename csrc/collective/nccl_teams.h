@@ -21,6 +21,7 @@ class NcclTeams {
   ~NcclTeams();
 
   Device& device() const { return device_; }
+  Lane lane() const { return lane_; }  // of this group alone
   // The team's communicator, null while it is being made. Collective: every member calls it, again and again, as part
   // of the same entry of the log, until it is there. The unique id travels over the team's links.
   NcclCommunicator* communicator(const Team& team);
@@ -43,10 +44,12 @@ class NcclTeams {
     bool ready = false;
   };
   std::unique_ptr<NcclCommunicator> shrunk(const std::vector<int>& members);
-  void note(const std::string& text) const;
+  void note(const std::string& text);
 
   std::shared_ptr<const NcclLibrary> library_;
   Device& device_;
+  const Lane lane_;
+  bool keeps_lane_ = false;  // for good: a communicator may have left kernels in it, or it has been given back
   ScratchMemory scratch_;
   const Log& log_;
   std::string where_;

@@ -133,6 +133,11 @@ void CudaDevice::decode(Lane lane, Wire wire, const std::byte* src, std::byte* d
   kernels_.launch(lane, decode_launch(wire, src, dst, count, context_.multiprocessors()));
 }
 
+Lane CudaDevice::add_lane() {
+  const Current current(context_);
+  return lanes_.add();
+}
+
 Mark CudaDevice::mark(Lane lane) {
   const Current current(context_);
   return lanes_.mark(lane);

@@ -38,6 +38,9 @@ class CudaDevice final : public Device {
   std::byte* imported(const DeviceExport& peer) override;
   void forget(uint64_t uid) override;
 
+  Lane add_lane() override;
+  void remove_lane(Lane lane) override { lanes_.remove(lane); }
+  size_t lanes() const override { return lanes_.count(); }
   void copy(Lane lane, std::byte* dst, const std::byte* src, size_t nbytes) override;
   void move(Lane lane, const std::vector<DevicePart>& parts, DType from, DType to, double factor) override;
   void fold(Lane lane, const std::vector<DeviceFold>& folds, const Reduction& reduction) override;

@@ -64,8 +64,7 @@ void CudaKernels::add_slots(size_t count, size_t nbytes) {
 }
 
 bool CudaKernels::is_free(const Slot& slot) {
-  for (size_t lane = 0; lane < kLanes; ++lane) {
-    const Mark mark = {static_cast<Lane>(lane), slot.used[lane]};
+  for (const Mark& mark : slot.used) {
     // A mark that nobody has made yet cannot be asked for.
     if (!lanes_.seen_passed(mark) && (!lanes_.is_made(mark) || !lanes_.passed(mark))) return false;
   }
@@ -97,8 +96,17 @@ CudaKernels::Slot& CudaKernels::slot_with(Lane lane, const std::vector<std::byte
   RR_CUDA(context_, memcpy_async, slot.device, device_ptr(slot.host), table.size(), lanes_.stream(lane));
   slot.nbytes = table.size();
   slot.uploaded = lanes_.next(lane);
-  slot.used = {};
+  slot.used.clear();
   return slot;
+}
+
+void CudaKernels::use(Slot& slot, const Mark& mark) {
+  for (Mark& used : slot.used) {
+    if (used.lane != mark.lane) continue;
+    used = mark;
+    return;
+  }
+  slot.used.push_back(mark);
 }
 
 void CudaKernels::launch(Lane lane, const Launch& launch) {
@@ -108,7 +116,7 @@ void CudaKernels::launch(Lane lane, const Launch& launch) {
   const std::byte* uploaded = nullptr;
   if (launch.needs_upload()) {
     Slot& slot = slot_with(lane, launch.table);
-    slot.used[static_cast<size_t>(lane)] = lanes_.next(lane).number;
+    use(slot, lanes_.next(lane));
     slot.touched = ++clock_;
     uploaded = host_ptr(slot.device);
   }

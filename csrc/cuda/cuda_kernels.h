@@ -31,13 +31,14 @@ class CudaKernels {
     std::byte* host = nullptr;
     cu::DevicePtr device = 0;
     size_t capacity = 0;
-    size_t nbytes = 0;                       // of the table that is in it; 0: none
-    Mark uploaded;                           // when it is on the device
-    std::array<uint64_t, kLanes> used = {};  // marks by which the launches with it have ended
+    size_t nbytes = 0;       // of the table that is in it; 0: none
+    Mark uploaded;           // when it is on the device
+    std::vector<Mark> used;  // by which the launches with it have ended, one a lane
     uint64_t touched = 0;
   };
   Slot& slot_with(Lane lane, const std::vector<std::byte>& table);
   bool is_free(const Slot& slot);
+  static void use(Slot& slot, const Mark& mark);
   void add_slots(size_t count, size_t nbytes);
   void destroy() noexcept;
 

@@ -4,14 +4,10 @@ namespace rr {
 
 CudaLanes::CudaLanes(const CudaContext& context) : context_(context) {
   int least = 0;
-  int greatest = 0;
-  RR_CUDA(context_, ctx_get_stream_priority_range, &least, &greatest);
+  // Others wait for what we do: ahead of the caller's own kernels where there is room for one of the two.
+  RR_CUDA(context_, ctx_get_stream_priority_range, &least, &priority_);
   try {
-    // Others wait for what we do: ahead of the caller's own kernels where there is room for one of the two. Nothing of
-    // ours is to wait for the legacy stream.
-    for (State& lane : lanes_) {
-      RR_CUDA(context_, stream_create_with_priority, &lane.stream, cu::kStreamNonBlocking, greatest);
-    }
+    while (lanes_.size() < kLanes) add();
   } catch (const Error&) {
     destroy();
     throw;
@@ -30,6 +26,19 @@ void CudaLanes::destroy() noexcept {
     if (lane.stream != nullptr) RR_CUDA_FREE(context_, stream_destroy, lane.stream);
   }
   for (const cu::Event event : spare_) RR_CUDA_FREE(context_, event_destroy, event);
+}
+
+Lane CudaLanes::add() {
+  for (size_t i = kLanes; i < lanes_.size(); ++i) {
+    if (!lanes_[i].is_spare) continue;
+    lanes_[i].is_spare = false;
+    return static_cast<Lane>(i);
+  }
+  State lane;
+  // Nothing of ours is to wait for the legacy stream.
+  RR_CUDA(context_, stream_create_with_priority, &lane.stream, cu::kStreamNonBlocking, priority_);
+  lanes_.push_back(lane);
+  return static_cast<Lane>(lanes_.size() - 1);
 }
 
 Mark CudaLanes::mark(Lane lane) {
@@ -88,7 +97,7 @@ bool CudaLanes::passed(const Mark& mark) {
 
 bool CudaLanes::passes_all() {
   bool all = true;
-  for (size_t lane = 0; lane < kLanes; ++lane) {
+  for (size_t lane = 0; lane < lanes_.size(); ++lane) {
     const Lane which = static_cast<Lane>(lane);
     all = passed({which, lane_of(which).made}) && all;
   }

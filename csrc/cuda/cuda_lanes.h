@@ -1,7 +1,6 @@
 // The lanes of a GPU: streams of our own, and marks in them by events that are used again.
 #pragma once
 
-#include <array>
 #include <deque>
 #include <vector>
 
@@ -17,6 +16,9 @@ class CudaLanes {
   CudaLanes(const CudaLanes&) = delete;
   CudaLanes& operator=(const CudaLanes&) = delete;
 
+  Lane add();
+  void remove(Lane lane) { lane_of(lane).is_spare = true; }
+  size_t count() const { return lanes_.size(); }
   cu::Stream stream(Lane lane) const { return lane_of(lane).stream; }
   Mark mark(Lane lane);
   void follow(Lane lane, const Mark& mark);
@@ -33,17 +35,19 @@ class CudaLanes {
     cu::Stream stream = nullptr;
     uint64_t made = 0;
     uint64_t passed = 0;
+    bool is_spare = false;
     std::deque<cu::Event> events;  // of the marks passed + 1 to made
   };
-  State& lane_of(Lane lane) { return lanes_[static_cast<size_t>(lane)]; }
-  const State& lane_of(Lane lane) const { return lanes_[static_cast<size_t>(lane)]; }
+  State& lane_of(Lane lane) { return lanes_.at(static_cast<size_t>(lane)); }
+  const State& lane_of(Lane lane) const { return lanes_.at(static_cast<size_t>(lane)); }
   cu::Event event_of(const Mark& mark) const;
   bool is_over(cu::Event event);
   void take_back(State& lane);  // events of marks that have passed, oldest first
   void destroy() noexcept;
 
   const CudaContext& context_;
-  std::array<State, kLanes> lanes_;
+  int priority_ = 0;
+  std::deque<State> lanes_;
   std::vector<cu::Event> spare_;
 };
 

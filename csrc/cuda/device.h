@@ -18,8 +18,8 @@ namespace rr {
 
 enum class Place : uint8_t { kHost, kDevice };
 
-enum class Lane : uint8_t { kToHost, kToDevice, kCompute };
-inline constexpr size_t kLanes = 3;
+enum class Lane : uint32_t { kToHost, kToDevice, kCompute };  // and those of add_lane()
+inline constexpr size_t kLanes = 3;                           // that are always there
 
 // What has been issued to a lane up to some moment.
 struct Mark {
@@ -93,6 +93,11 @@ class Device {
   virtual void forget(uint64_t uid) = 0;  // the mapping of a peer's allocation; nothing in a lane uses it any more
 
   // --- lanes; one thread at a time
+  // One more, for work that waits for peers. Two groups' in one lane could wait for each other for ever: what is first
+  // on one rank may be second on another.
+  virtual Lane add_lane() = 0;
+  virtual void remove_lane(Lane lane) = 0;  // what is in it ends by itself; whoever adds one may be given it again
+  virtual size_t lanes() const = 0;         // that have ever been there
   virtual void copy(Lane lane, std::byte* dst, const std::byte* src, size_t nbytes) = 0;
   // dst = factor * src, rounded once to `to`: pack, unpack, scale and cast, all parts in one launch.
   virtual void move(Lane lane, const std::vector<DevicePart>& parts, DType from, DType to, double factor) = 0;

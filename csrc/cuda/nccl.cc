@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "base/errors.h"
+#include "base/never_destroyed.h"
 
 namespace rr {
 namespace {
@@ -28,7 +29,7 @@ struct Known {
   std::string found_at;
 };
 Known& known() {
-  static Known value;
+  static auto& value = never_destroyed<Known>();
   return value;
 }
 

@@ -1,4 +1,4 @@
-// What a launch's table looks like in memory: tables.cc writes it, the kernels read it.
+// What a launch's table looks like in memory: table_builder.h writes it, the kernels read it.
 //
 // A list of items is numbered through in pieces. A piece is what one warp handles at once: 32 lanes times a group, the
 // elements that fill 16 bytes of the wider type. Every block has a contiguous share of the pieces, so all of them are

@@ -3,6 +3,8 @@
 #include <mutex>
 #include <vector>
 
+#include "base/never_destroyed.h"
+
 namespace rr {
 
 // After the push the queue's thread may be done with the operation and free the arrival: nothing of it is used then.
@@ -23,10 +25,13 @@ void Arrival::reached(void* argument) {
 }
 
 void Arrivals::leave_behind(std::unique_ptr<Arrival> arrival) {
-  static auto& mutex = *std::make_unique<std::mutex>().release();
-  static auto& left = *std::make_unique<std::vector<std::unique_ptr<Arrival>>>().release();
-  const std::lock_guard lock(mutex);
-  left.push_back(std::move(arrival));
+  struct Left {
+    std::mutex mutex;
+    std::vector<std::unique_ptr<Arrival>> arrivals;
+  };
+  static auto& left = never_destroyed<Left>();
+  const std::lock_guard lock(left.mutex);
+  left.arrivals.push_back(std::move(arrival));
 }
 
 }  // namespace rr

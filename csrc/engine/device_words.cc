@@ -1,20 +1,14 @@
 #include "engine/device_words.h"
 
-#include <map>
 #include <string>
 
 #include "base/errors.h"
+#include "cuda/per_device.h"
 
 namespace rr {
 
 std::shared_ptr<DeviceWords> DeviceWords::of(const std::shared_ptr<Device>& device) {
-  static auto& mutex = *std::make_unique<std::mutex>().release();
-  static auto& all = *std::make_unique<std::map<Device*, std::weak_ptr<DeviceWords>>>().release();
-  const std::lock_guard lock(mutex);
-  auto& known = all[device.get()];
-  std::shared_ptr<DeviceWords> words = known.lock();
-  if (words == nullptr) known = words = std::make_shared<DeviceWords>(device);
-  return words;
+  return per_device<DeviceWords>(device);
 }
 
 Word DeviceWords::take() {

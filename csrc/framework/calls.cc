@@ -5,6 +5,8 @@
 #include <chrono>
 #include <thread>
 
+#include "base/never_destroyed.h"
+
 namespace rr {
 namespace {
 
@@ -43,7 +45,7 @@ Calls::Calls() : table_(std::make_unique<Table>()) {
 Calls::~Calls() = default;
 
 Calls& Calls::of_process() {
-  static Calls& instance = *std::make_unique<Calls>().release();
+  static auto& instance = never_destroyed<Calls>();
   return instance;
 }
 

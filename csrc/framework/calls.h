@@ -56,8 +56,7 @@ class Calls {
   ~Calls();
   Calls(const Calls&) = delete;
 
-  // Kernels have no argument to carry this in, so there is one for the process. Never destroyed: framework threads
-  // outlast static destructors.
+  // Kernels have no argument to carry this in, so there is one for the process.
   static Calls& of_process();
 
   // What the ids mean. Threads inside a call go on with the group they have.

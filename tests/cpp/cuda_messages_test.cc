@@ -3,12 +3,12 @@
 #include <map>
 #include <tuple>
 
-#include "base/clock.h"
 #include "collective/device_phases.h"
 #include "collective/scratch.h"
 #include "doctest/doctest.h"
 #include "gpu_ranks.h"
 #include "mpi_fake.h"
+#include "road_checks.h"
 #include "transport/mpi_communicator.h"
 
 namespace rr::test {
@@ -79,14 +79,6 @@ class PostMessages final : public DeviceMessages {
   int rank_;
 };
 
-void finish_all(Algorithm& algorithm) {
-  const Deadline deadline = Deadline::after_s(60);
-  while (algorithm.step() != Step::kDone) {
-    if (deadline.passed()) throw std::runtime_error("an algorithm does not end");
-    std::this_thread::yield();
-  }
-}
-
 struct PostRank {
   int rank;
   int size;
@@ -104,18 +96,8 @@ struct PostRank {
     team.me = rank;
     const auto algorithm = message_road(device, messages, world_ranks, 3, team, std::move(phases));
     if (size > 1 && rank == 0) expect(algorithm->needs(1) && !algorithm->needs(0), "it says whom it needs");
-    finish_all(*algorithm);
+    finish(*algorithm);
     expect(!algorithm->needs(size - 1), "it needs nobody any more");
-  }
-  std::byte* put(const Bytes& bytes) const {
-    std::byte* const memory = device.allocate(bytes.size());
-    if (!bytes.empty()) std::memcpy(FakeDevice::host(memory), bytes.data(), bytes.size());
-    return memory;
-  }
-  static Bytes get(const std::byte* memory, size_t nbytes) {
-    Bytes bytes(nbytes);
-    if (nbytes != 0) std::memcpy(bytes.data(), FakeDevice::host(memory), nbytes);
-    return bytes;
   }
 };
 
@@ -141,8 +123,10 @@ TEST_CASE("mpi road: all-reduces fold in rank order, whatever the lengths") {
         job.reduction = {dtype, op, 1.0, 1.0, rank.size};
         const std::vector<size_t> lengths = {1, 0, 4099, 17, 30011};
         for (size_t i = 0; i < lengths.size(); ++i) {
-          std::byte* const src = rank.put(random_bytes(dtype, lengths[i], i * 10 + static_cast<size_t>(rank.rank)));
-          job.pieces.push_back({src, i % 2 == 0 ? src : rank.put(Bytes(lengths[i] * itemsize(dtype))), lengths[i]});
+          std::byte* const src =
+              put(rank.device, random_bytes(dtype, lengths[i], i * 10 + static_cast<size_t>(rank.rank)));
+          job.pieces.push_back(
+              {src, i % 2 == 0 ? src : put(rank.device, Bytes(lengths[i] * itemsize(dtype))), lengths[i]});
           job.element_count += lengths[i];
         }
         const auto scratch = [&](size_t nbytes) { return rank.scratch.get(nbytes); };
@@ -153,19 +137,12 @@ TEST_CASE("mpi road: all-reduces fold in rank order, whatever the lengths") {
             inputs.push_back(random_bytes(dtype, lengths[i], i * 10 + static_cast<size_t>(r)));
           }
           const Bytes wanted = rr_test::oracle(job.reduction, inputs);
-          const Bytes got = PostRank::get(job.pieces[i].dst, wanted.size());
+          const Bytes got = get(job.pieces[i].dst, wanted.size());
           expect(rr_test::same(dtype, got.data(), wanted.data(), lengths[i]), std::string("the sum of ") + name(dtype));
         }
       }
     }));
   }
-}
-
-Bytes block(int from, int to, size_t nbytes) {
-  Bytes bytes(nbytes);
-  for (size_t i = 0; i < nbytes; ++i)
-    bytes[i] = static_cast<uint8_t>(i * 7 + static_cast<size_t>(from * 31 + to * 101));
-  return bytes;
 }
 
 TEST_CASE("mpi road: blocks go to those who take them") {
@@ -182,31 +159,31 @@ TEST_CASE("mpi road: blocks go to those who take them") {
         const Bytes in = block(r, gathers ? 0 : rank.rank, nbytes_of(r, gathers ? 0 : rank.rank));
         wanted.insert(wanted.end(), in.begin(), in.end());
       }
-      std::byte* const dst = rank.put(Bytes(wanted.size(), 77));
+      std::byte* const dst = put(rank.device, Bytes(wanted.size(), 77));
       std::byte* next = dst;
       for (int r = 0; r < size; ++r) {
         const int lane = gathers ? 0 : r;
         if (r < job.lanes)
           job.outgoing.push_back(
-              {rank.put(block(rank.rank, lane, nbytes_of(rank.rank, lane))), nbytes_of(rank.rank, lane)});
+              {put(rank.device, block(rank.rank, lane, nbytes_of(rank.rank, lane))), nbytes_of(rank.rank, lane)});
         const size_t nbytes = nbytes_of(r, gathers ? 0 : rank.rank);
         job.incoming.push_back({r, gathers ? 0 : rank.rank, next, nbytes, 0});
         next += nbytes;
       }
       rank.run(message_exchange(job, rank.rank, size, scratch));
-      expect(PostRank::get(dst, wanted.size()) == wanted, gathers ? "allgather" : "alltoall");
+      expect(get(dst, wanted.size()) == wanted, gathers ? "allgather" : "alltoall");
     }
     ExchangeJob broadcast;
     broadcast.sources = {false, true, false};
     broadcast.takers = {true, false, true};
-    std::byte* const data = rank.put(rank.rank == 1 ? block(1, 9, 700) : Bytes(700, 77));
+    std::byte* const data = put(rank.device, rank.rank == 1 ? block(1, 9, 700) : Bytes(700, 77));
     if (rank.rank == 1) {
       broadcast.outgoing = {{data, 700}};
     } else {
       broadcast.incoming = {{1, 0, data, 700, 0}};
     }
     rank.run(message_exchange(broadcast, rank.rank, size, scratch));
-    expect(PostRank::get(data, 700) == block(1, 9, 700), "broadcast");
+    expect(get(data, 700) == block(1, 9, 700), "broadcast");
   }));
 }
 

@@ -85,8 +85,8 @@ TEST_CASE("operations come after their stream's work and before what a stream do
       gpu.device->run(from, filler(*data.back(), rank.rank, i));
       const auto operation = gpu.queue().submit(rank.world, sum_in_place(data.back()), {from});
       gpu.queue().hold(*operation, to);
-      gpu.device->run(to, [&, i] {
-        seen[static_cast<size_t>(i)] = *data[static_cast<size_t>(i)];
+      gpu.device->run(to, [&, i, sums = data.back()] {
+        seen[static_cast<size_t>(i)] = *sums;
         finished.fetch_add(1);
       });
     }
@@ -145,8 +145,11 @@ TEST_CASE("an operation's own failure lets streams go on and is raised where it 
   run_ranks(2, [](Rank& rank) {
     Gpu gpu(rank);
     const auto data = std::make_shared<Floats>(static_cast<size_t>(1000 + rank.rank));
+    std::atomic<bool> is_held{false};
+    gpu.device->enqueue(stream(1), [&] { return is_held.load(); });  // so that nobody knows of the mistake before
     const auto operation = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
     gpu.queue().hold(*operation, stream(2));
+    is_held.store(true);
     std::atomic<bool> went_on{false};
     gpu.device->run(stream(2), [&] { went_on.store(true); });
     wait_for([&] { return went_on.load(); });
@@ -207,7 +210,8 @@ TEST_CASE("a captured operation runs again at each replay") {
 
 TEST_CASE("shutdown lets go of streams that wait for what will never be done") {
   const Environment environment({});
-  run_ranks(2, [](Rank& rank) {
+  std::atomic<bool> is_held{false};
+  run_ranks(2, [&](Rank& rank) {
     Gpu gpu(rank);
     std::atomic<bool> went_on{false};
     if (rank.rank == 0) {
@@ -215,6 +219,7 @@ TEST_CASE("shutdown lets go of streams that wait for what will never be done") {
       const auto unasked = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
       gpu.device->hold(stream(2), unasked->word.at, unasked->word.value);
       gpu.device->run(stream(2), [&] { went_on.store(true); });
+      wait_for([&] { return is_held.load(); });
       rank.context.shutdown();
       wait_for([&] { return went_on.load(); });
       expect_contains(raised<ShutdownError>([&] { gpu.queue().wait(*unasked, -1, nullptr); }), "shut down");
@@ -225,6 +230,7 @@ TEST_CASE("shutdown lets go of streams that wait for what will never be done") {
       const std::string name = "of this rank alone";
       const auto lost = gpu.queue().submit(rank.world, sum_in_place(data, &name), {stream(1)});
       gpu.queue().hold(*lost, stream(2));
+      is_held.store(true);
       gpu.device->run(stream(2), [&] { went_on.store(true); });
       wait_for([&] { return went_on.load(); });
       expect_contains(raised<ShutdownError>([&] { gpu.queue().wait(*lost, -1, nullptr); }), "rank 0");
@@ -241,8 +247,11 @@ TEST_CASE("an operation that times out fails its group and lets its stream go on
     if (rank.rank == 0) {
       const auto data = std::make_shared<Floats>(100);
       std::atomic<bool> went_on{false};
+      std::atomic<bool> is_held{false};
+      gpu.device->enqueue(stream(1), [&] { return is_held.load(); });  // its time begins when it is stated
       const auto lone = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
       gpu.queue().hold(*lone, stream(1));
+      is_held.store(true);
       gpu.device->run(stream(1), [&] { went_on.store(true); });
       wait_for([&] { return went_on.load(); });
       expect_contains(raised<TimeoutError>([&] { gpu.queue().wait(*lone, -1, nullptr); }), "device.allreduce.0");

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/never_destroyed.h"
 #include "cuda/cuda_device.h"
 
 namespace rr::test {
@@ -41,12 +42,12 @@ class FakeCuda {
   }
   // Of the process: the library reads its options once.
   static FakeCuda& get() {
-    static FakeCuda* const fake = [] {
+    static auto& fake = []() -> FakeCuda& {
       ::setenv("FAKE_CUDA_DEVICES", "2", 1);
-      return new FakeCuda;
+      return never_destroyed<FakeCuda>();
     }();
-    fake->reset();
-    return *fake;
+    fake.reset();
+    return fake;
   }
 
   static void check(cu::Result result, const char* call) {

@@ -128,26 +128,6 @@ struct NcclRank {
     for (int r = 0; r < size; ++r) members.push_back(r);
     return team(members);
   }
-  // Device memory with these bytes.
-  std::byte* put(const std::vector<uint8_t>& bytes) {
-    std::byte* const memory = device.allocate(bytes.size());
-    if (!bytes.empty()) std::memcpy(FakeDevice::host(memory), bytes.data(), bytes.size());
-    return memory;
-  }
-  static std::vector<uint8_t> get(const std::byte* memory, size_t nbytes) {
-    std::vector<uint8_t> bytes(nbytes);
-    if (nbytes != 0) std::memcpy(bytes.data(), FakeDevice::host(memory), nbytes);
-    return bytes;
-  }
 };
-
-// Steps until it is done; 60 s at most.
-inline void finish(Algorithm& algorithm) {
-  const Deadline deadline = Deadline::after_s(60);
-  while (algorithm.step() != Step::kDone) {
-    if (deadline.passed()) throw std::runtime_error("an algorithm does not end");
-    std::this_thread::yield();
-  }
-}
 
 }  // namespace rr::test

@@ -47,7 +47,7 @@ struct Handles {
 };
 
 Handles& handles() {
-  static auto& instance = *new Handles;
+  static auto& instance = rr::never_destroyed<Handles>();
   return instance;
 }
 

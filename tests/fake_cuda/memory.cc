@@ -23,7 +23,7 @@ struct Registry {
 };
 
 Registry& registry() {
-  static auto& instance = *new Registry;
+  static auto& instance = rr::never_destroyed<Registry>();
   return instance;
 }
 

@@ -54,7 +54,7 @@ struct State {
 };
 
 State& state() {
-  static auto& instance = *new State;
+  static auto& instance = rr::never_destroyed<State>();
   return instance;
 }
 
@@ -65,7 +65,7 @@ std::string plain(const std::string& call) { return call.substr(0, call.find("_v
 
 uint64_t option(const char* name, uint64_t fallback) {
   static std::mutex mutex;
-  static auto& known = *new std::map<std::string, uint64_t>;
+  static auto& known = rr::never_destroyed<std::map<std::string, uint64_t>>();
   const std::lock_guard lock(mutex);
   const auto found = known.find(name);
   if (found != known.end()) return found->second;

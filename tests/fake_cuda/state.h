@@ -2,7 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
+#include "base/never_destroyed.h"
 #include "cuda/driver.h"
 #include "streams.h"
 
@@ -30,7 +35,7 @@ Result issue(rr::cu::Stream handle, Task task);
 template <class Object>
 Object* kept(Object object) {
   static std::mutex mutex;
-  static auto& all = *new std::vector<std::unique_ptr<Object>>;
+  static auto& all = rr::never_destroyed<std::vector<std::unique_ptr<Object>>>();
   const std::lock_guard lock(mutex);
   all.push_back(std::make_unique<Object>(std::move(object)));
   return all.back().get();

@@ -25,7 +25,7 @@ struct Streams {
 };
 
 Streams& streams() {
-  static auto& instance = *new Streams;  // outlives the threads
+  static auto& instance = rr::never_destroyed<Streams>();
   return instance;
 }
 

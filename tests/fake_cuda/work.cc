@@ -30,7 +30,7 @@ struct Events {
 };
 
 Events& events() {
-  static auto& instance = *new Events;
+  static auto& instance = rr::never_destroyed<Events>();
   return instance;
 }
 

@@ -1,0 +1,159 @@
+// How the threads of a context wait: blocked callers, and the engine.
+#include <sys/prctl.h>
+
+#include <algorithm>
+
+#include "engine/context.h"
+
+namespace rr {
+namespace {
+
+constexpr int64_t kSleepNs = 100000000;  // a blocked call looks after its peers this often
+constexpr int64_t kPollNs = 50000;       // links to other hosts ring no bell, so somebody looks this often
+// The engine leaves the links to a thread that waits and has looked at them so lately: two pollers cost twice.
+constexpr int64_t kDrivenNs = 4 * kPollNs;
+// A wait on links that has lasted so long is for many bytes, not for one message: it looks once every two naps' time,
+// also just after something has come, and leaves the core to whoever works (Open MPI, 16 MiB, 4 hosts on 2 cores: 219
+// to 212 ms).
+constexpr int64_t kBulkNs = 1000000;
+constexpr int64_t kIdleNs = 250000000;  // the engine likewise: 4 wake-ups a second, about 0.01 % of a core
+// The same of lanes of a GPU: a mark is waited for by looking at it. A short nap needs a small slack of the timer,
+// whose default of 50 us comes on top.
+constexpr int64_t kDeviceNapNs = 10000;
+// Ranks that share cores give way this often before they sleep. Each yield lets the others of the core run once, but
+// recent kernels also take a time slice (2.8 ms) from who yields, so that one that yields on and on is put behind all
+// others for milliseconds (8 B, 8 ranks on 2 cores, p50/p99 us: 50 us of yields 27/2800, 8 yields 26/140, none 89/380).
+constexpr int kYields = 8;
+
+// Lets this thread's naps end when they should, for as long as it lives.
+class ShortNaps {
+ public:
+  explicit ShortNaps(bool wanted) {
+    if (!wanted) return;
+    slack_ns_ = ::prctl(PR_GET_TIMERSLACK);
+    if (slack_ns_ > 0) ::prctl(PR_SET_TIMERSLACK, 1000UL);
+  }
+  ~ShortNaps() {
+    if (slack_ns_ > 0) ::prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack_ns_));
+  }
+  ShortNaps(const ShortNaps&) = delete;
+  ShortNaps& operator=(const ShortNaps&) = delete;
+
+ private:
+  int slack_ns_ = 0;
+};
+}  // namespace
+
+bool Context::wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
+                         Interrupt interrupt, bool crowded, const std::function<void()>& tick) {
+  Bell& bell = wait_bell(rank_);
+  const int64_t spin_ns = static_cast<int64_t>(settings_.spin_us * 1000);
+  int64_t polling_since = 0;
+  int polls = 0;
+  int executed = 0;
+  int64_t looked_ns = 0;
+  const auto look_around = [&] {
+    looked_ns = now_ns();
+    if (interrupt != nullptr) interrupt();
+    housekeep();
+    tick();
+  };
+  const bool polls_links = !network_.host_of.empty();
+  const int64_t began_ns = polls_links ? now_ns() : 0;
+  const auto is_bulk = [&] { return polls_links && now_ns() - began_ns > kBulkNs; };
+  bool has_napped = false;  // and nothing has come since: one look at the links is as good as 50 us of them
+  const auto polled_enough = [&] {
+    ++polls;
+    if (has_napped) return true;
+    if (crowded) return polls > kYields || spin_ns == 0;
+    // The clock costs as much as a poll, so it is read every 16th time.
+    if (polls % 16 != 0 && spin_ns != 0) return false;
+    const int64_t now = now_ns();
+    if (polling_since == 0) polling_since = now;
+    return now - polling_since >= spin_ns;
+  };
+  for (;;) {
+    if (done()) return true;
+    if (has_work() && progress(false)) {
+      polling_since = polls = 0;
+      has_napped = is_bulk();
+      if (++executed % 1024 == 0) look_around();
+      continue;
+    }
+    if (!polled_enough()) {
+      relax(crowded);
+      continue;
+    }
+    if (deadline.passed()) return false;
+    const SleepScope scope(bell);
+    const uint32_t seen = bell.seq.load(std::memory_order_seq_cst);
+    if (done()) return true;
+    if (has_work() && progress(false)) continue;
+    add(stats_.sleeps, 1);
+    const bool polls_lanes = device_is_busy_.load(std::memory_order_relaxed);
+    const int64_t nap_ns = polls_lanes ? kDeviceNapNs : !polls_links ? kSleepNs : is_bulk() ? 2 * kPollNs : kPollNs;
+    const ShortNaps exact(polls_lanes);
+    const Woken woken = sleep_on(bell, seen, deadline.left_ns(nap_ns));
+    has_napped = (polls_links || polls_lanes) && woken != Woken::kRung;
+    polling_since = 0;  // polls stays: who has slept once and was woken too early gives way no more, it sleeps again
+    // A rank whose bell other operations keep ringing looks around as often as one that sleeps in peace.
+    if (looked_ns == 0) looked_ns = now_ns();
+    const bool in_peace = woken != Woken::kRung && !polls_links && !polls_lanes;
+    if (in_peace || now_ns() - looked_ns >= kSleepNs) look_around();
+  }
+}
+
+bool Context::must_poll() {
+  const std::unique_lock lock(executor_, std::try_to_lock);
+  if (!lock.owns_lock()) return true;  // somebody is at work, so there is some
+  bool must = world_->must_poll() || in_transit_.load(std::memory_order_relaxed);
+  for (auto& group : groups_) must |= group->must_poll();
+  return must;
+}
+
+// Sleeps on the engine bell while there is nothing to do, and like a waiting caller while an operation is under way;
+// never polls.
+void Context::run_engine() {
+  Bell& idle_bell = engine_bell(rank_);
+  Bell& busy_bell = wait_bell(rank_);
+  int64_t looked_ns = now_ns();  // by the clock, because the bells of a busy rank let no sleep run out
+  while (!stop_.load(std::memory_order_acquire)) {
+    if (const int64_t now = now_ns(); now - looked_ns >= kSleepNs) {
+      looked_ns = now;
+      housekeep();
+    }
+    const SleepScope idle(idle_bell);
+    const uint32_t seen_idle = idle_bell.seq.load(std::memory_order_seq_cst);
+    bool busy = false;
+    int64_t sleep_ns = kIdleNs;
+    {
+      const SleepScope scope(busy_bell);
+      const uint32_t seen_busy = busy_bell.seq.load(std::memory_order_seq_cst);
+      const int64_t now = now_ns();
+      if (now - driven_ns_.load(std::memory_order_relaxed) < kDrivenNs) {
+        sleep_on(busy_bell, seen_busy, kDrivenNs);
+        continue;
+      }
+      if (progress(true, &busy)) continue;
+      int64_t linger = INT64_MAX;
+      if (const std::unique_lock lock(executor_, std::try_to_lock); lock.owns_lock()) {
+        linger = world_->linger_until_ns();
+        for (auto& group : groups_) linger = std::min(linger, group->linger_until_ns());
+      }
+      if (linger != INT64_MAX) {
+        sleep_ns = std::max<int64_t>(1000, std::min(kIdleNs, linger - now_ns()));
+        busy = false;
+      }
+      if (busy && !stop_.load(std::memory_order_acquire)) {
+        const bool polls_lanes = device_is_busy_.load(std::memory_order_relaxed);
+        const ShortNaps exact(polls_lanes);
+        sleep_on(busy_bell, seen_busy, polls_lanes ? kDeviceNapNs : must_poll() ? kPollNs : kSleepNs);
+        continue;
+      }
+    }
+    if (stop_.load(std::memory_order_acquire)) return;
+    sleep_on(idle_bell, seen_idle, sleep_ns);
+  }
+}
+
+}  // namespace rr

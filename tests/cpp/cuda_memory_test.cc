@@ -1,0 +1,161 @@
+// CudaDevice over the fake driver: pinned memory, device memory, and when it may be freed.
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "cuda_checks.h"
+#include "doctest/doctest.h"
+
+namespace rr::test {
+namespace {
+
+TEST_CASE("cuda memory: pinned memory, whoever pinned it") {
+  auto& fake = FakeCuda::get();
+  const auto device = fake.device(0);
+  const Program program(fake);
+  std::byte* const mine = pages(8192);
+  device->pin(mine, 8192);
+  device->pin(mine, 8192);
+  device->unpin(mine);
+  cu::DevicePtr at = 0;
+  CHECK(fake.driver->mem_host_get_device_pointer(&at, mine, 0) == cu::kSuccess);
+  device->unpin(mine);
+  CHECK(fake.driver->mem_host_get_device_pointer(&at, mine, 0) != cu::kSuccess);
+  // Somebody else's registration serves, and stays theirs.
+  CHECK(fake.driver->mem_host_register(mine, 8192, 1) == cu::kSuccess);
+  device->pin(mine, 8192);
+  device->unpin(mine);
+  CHECK(fake.driver->mem_host_get_device_pointer(&at, mine, 0) == cu::kSuccess);
+  CHECK(fake.driver->mem_host_unregister(mine) == cu::kSuccess);
+  // Half of it does not.
+  CHECK(fake.driver->mem_host_register(mine, 4096, 1) == cu::kSuccess);
+  CHECK_THROWS_WITH_AS(device->pin(mine, 8192), doctest::Contains("pinning 8192 bytes"), InternalError);
+  CHECK(fake.driver->mem_host_unregister(mine) == cu::kSuccess);
+  fake.fail("cuMemHostRegister:1:801");
+  CHECK_THROWS_WITH_AS(device->pin(mine, 8192), doctest::Contains("CUDA_ERROR_NOT_SUPPORTED"), InternalError);
+  device->pin(mine, 8192);
+  ::munmap(mine, 8192);  // the device unregisters it at its end
+}
+
+TEST_CASE("cuda memory: memory is given out while another thread unpins, which waits for a stream that is held") {
+  auto& fake = FakeCuda::get();
+  const auto device = fake.device(0);
+  Program program(fake);
+  const cu::Stream stream = program.stream();
+  auto pinned = std::make_unique<Pinned>(*device, 8192);
+  device->hold(stream, device->words(), 1);
+  std::atomic<bool> unpins{false}, is_unpinned{false}, is_allocated{false};
+  std::thread unpinning([&] {
+    unpins = true;
+    pinned.reset();
+    is_unpinned = true;
+  });
+  until([&] { return unpins.load(); });
+  std::thread allocating([&] {
+    device->release(device->allocate(size_t{1} << 20));
+    is_allocated = true;
+  });
+  const Deadline deadline = Deadline::after_s(20);
+  while (!is_allocated && !deadline.passed()) ::usleep(50);
+  CHECK(is_allocated.load());
+  CHECK_FALSE(is_unpinned.load());
+  write_word(device->words(), 1);
+  unpinning.join();
+  allocating.join();
+}
+
+TEST_CASE("cuda memory: who issues one and is kept there keeps nobody from freeing later") {
+  CudaHolds holds;
+  uint32_t word = 0;
+  int freed = 0;
+  std::atomic<bool> is_inside{false}, may_leave{false};
+  std::thread caller([&] {
+    holds.hold(&word, 1, false, [&] {
+      is_inside = true;
+      until([&] { return may_leave.load(); });
+    });
+  });
+  until([&] { return is_inside.load(); });
+  holds.later([&] { ++freed; });
+  holds.collect();
+  CHECK_FALSE(holds.free_now([&] { ++freed; }));
+  CHECK(freed == 0);
+  may_leave = true;
+  caller.join();
+  holds.collect();
+  CHECK(freed == 0);  // it is out
+  write_word(&word, 1);
+  holds.collect();
+  CHECK(freed == 1);
+  CHECK(holds.free_now([&] { ++freed; }));
+  CHECK(freed == 2);
+}
+
+TEST_CASE("cuda memory: released memory is given out again, and freed when the GPU is full") {
+  auto& fake = FakeCuda::get();
+  const auto device = fake.device(0);
+  std::byte* const a = device->allocate(1000000);
+  CHECK(reinterpret_cast<uintptr_t>(a) % 256 == 0);
+  device->release(a);
+  CHECK(device->allocate(990000) == a);
+  CHECK_THROWS_AS(device->release(a + 1), InvalidArgumentError);
+  device->release(a);
+  std::byte* const small = device->allocate(1);  // not a hundred times as much
+  CHECK(small != a);
+  const uint64_t freed = fake.calls("cuMemFree");
+  fake.fail("cuMemAlloc:1:2");
+  std::byte* const large = device->allocate(size_t{2} << 20);
+  CHECK(fake.calls("cuMemFree") == freed + 1);
+  // While a stream holds for a word of ours, freeing might wait for ourselves.
+  Program program(fake);
+  const cu::Stream stream = program.stream();
+  device->hold(stream, device->words(), 1);
+  device->release(large);
+  fake.fail("cuMemAlloc:1+:2");
+  CHECK_THROWS_WITH_AS(device->allocate(size_t{4} << 20), doctest::Contains("torch.cuda.empty_cache()"), InternalError);
+  CHECK(fake.calls("cuMemFree") == freed + 1);
+  write_word(device->words(), 1);
+  CHECK_THROWS_AS(device->allocate(size_t{4} << 20), InternalError);
+  CHECK(fake.calls("cuMemFree") == freed + 2);
+  fake.reset();
+  CHECK(device->allocate(1) != nullptr);  // nothing of it stays
+}
+
+TEST_CASE("cuda memory: what is to be freed waits for holds") {
+  CudaHolds holds;
+  std::vector<uint32_t> words(200);
+  int issued = 0;
+  int freed = 0;
+  const auto issue = [&] { ++issued; };
+  holds.hold(&words[0], 5, false, issue);
+  holds.later([&] { ++freed; });
+  holds.collect();
+  CHECK(freed == 0);
+  words[0] = 4;
+  CHECK_FALSE(holds.free_now([] {}));
+  words[0] = 6;  // a later operation's
+  holds.collect();
+  CHECK(freed == 1);
+  // Values wrap around, and many that are over cost nothing.
+  words[1] = 0xFFFFFFFF;
+  holds.hold(&words[1], 3, false, issue);
+  for (size_t i = 2; i < 200; ++i) holds.hold(&words[i], 1, false, issue);
+  for (auto& word : words) word = 3;
+  CHECK(holds.free_now([] {}));
+  // A captured one may come again at any time.
+  holds.hold(&words[0], 1, true, issue);
+  holds.later([&] { ++freed; });
+  holds.collect();
+  CHECK_FALSE(holds.free_now([] {}));
+  CHECK_FALSE(holds.collect_all());
+  CHECK(freed == 1);
+  CHECK(issued == 201);
+  CHECK_THROWS_AS(holds.hold(&words[0], 1, false, [] { throw Error("no"); }), Error);
+}
+
+}  // namespace
+}  // namespace rr::test

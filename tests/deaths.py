@@ -1,0 +1,23 @@
+"""A rank that is killed while others work with it, and what these return."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from ranks import Ranks
+
+
+def survivors(job: Ranks, victim: int, word: str, timeout_s: float = 30) -> tuple[float, list[Any]]:
+    """Kills a rank once all have told the test `word`: time.monotonic() of the kill, and what each other rank returned.
+
+    Fails, with every rank's output, if one of them returned nothing, or the ranks take longer than timeout_s seconds.
+    """
+    for rank in range(job.size):
+        assert job.hear(rank) == word
+    killed = job.kill(victim)
+    outcomes = job.wait(timeout_s)
+    assert outcomes[victim].status == -signal.SIGKILL, job.report()
+    others = [outcome.value for outcome in outcomes if outcome.rank != victim]
+    assert all(value is not None for value in others), job.report()
+    return killed, others
