@@ -219,8 +219,11 @@ def test_plan() -> None:
 
     everything = gpu.parts(gpu.WORDS, 1)
     names = [part.name for part in everything]
-    assert names[:5] == ["build", "tests", "tests alone", "memcheck", "racecheck"]
-    files = [word.rpartition("/")[2] for part in everything[1:3] for word in part.command if word.endswith(".py")]
+    assert names[:6] == ["build", "build rr_gpu", "probe", "kernels right", "kernels", "tests"], "by what matters"
+    assert names[-2:] == ["memcheck", "racecheck"]
+    tests = [part for part in everything if "pytest" in part.command]
+    files = [word.rpartition("/")[2] for part in tests for word in part.command if word.endswith(".py")]
+    assert all(part.interrupt and part.needs.endswith(".so") for part in tests)
     assert sorted(files) == sorted(file.name for file in (ROOT / "tests").glob("test_cuda_*.py"))
     assert {"allreduce 2 ipc", "allreduce 4 staged", "gloo 4", "step 1", "step 4", "kernels", "limits"} <= set(names)
     assert not any("nccl" in name for name in names), "NCCL refuses two ranks on one GPU"
@@ -229,7 +232,7 @@ def test_plan() -> None:
     assert sum(part.least_s for part in everything) < gpu.TOTAL_S < 480
     ipc = next(part for part in everything if part.name == "allreduce 2 ipc")
     assert ipc.env["RINGREDUCE_CUDA_ROAD"] == "ipc"
-    assert [part.name for part in gpu.parts(["limits", "build"], 1)] == ["build", "limits"]
+    assert [part.name for part in gpu.parts(["limits", "build"], 1)] == ["build", "build rr_gpu", "limits"]
 
 
 def test_status() -> None:
@@ -252,6 +255,161 @@ def test_arguments_and_no_gpu(arguments: list[str], said: str) -> None:
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stdout == ""
+
+
+def test_what_cannot_run_says_why_and_an_interrupted_part_how_far_it_came(tmp_path: Path) -> None:
+    from gpus.parts import Part, run_all
+
+    slow = "import signal\nprint('so far', flush=True)\ntry: signal.pause()\nexcept KeyboardInterrupt: print('ended')"
+    chosen = [
+        Part("skipped", code("raise SystemExit(1)"), 60, skip="nobody wants it", word="a"),
+        Part("lacks", code("raise SystemExit(0)"), 60, needs=str(tmp_path / "absent.so"), word="a"),
+        Part("interrupted", code(slow), 2, 2, interrupt=True, word="b"),
+        Part("too late", code("raise SystemExit(0)"), 60, word="c"),
+    ]
+    outcomes = run_all(chosen, tmp_path, 2)
+    assert [one.status for one in outcomes] == [0, 1, -signal.SIGKILL, 1]
+    assert outcomes[0].verdict == "skipped: nobody wants it"
+    assert outcomes[1].verdict == "not run: no absent.so"
+    assert outcomes[2].output.splitlines() == ["so far", "ended"]
+    assert outcomes[3].verdict == "not run: no time left"
+    from gpus import record
+
+    assert record.failures(outcomes)[-1] == ('not done: lacks, interrupted, too late; go on with ARGS="--only a,b,c"')
+
+
+def test_the_line_that_says_it_is_found(tmp_path: Path) -> None:
+    from gpus.parts import Part, run
+
+    text = "print('x.cc:3: error: no such thing')\nfor i in range(200): print('compiling', i)\nraise SystemExit(1)"
+    outcome = run(Part("build", code(text), 60), tmp_path, 60)
+    assert "x.cc:3: error: no such thing" in outcome.output.splitlines()
+    assert "compiling 199" in outcome.output.splitlines()
+    assert "compiling 100" not in outcome.output.splitlines()
+    assert outcome.digest() == ["x.cc:3: error: no such thing"]
+
+
+def test_a_later_run_adds_to_the_record(tmp_path: Path) -> None:
+    from gpus import record
+    from gpus.parts import Outcome
+
+    meta = {"gpus": ["GPU"], "cuda": "13.0", "torch": "2.11.0", "date": "2026-11-22T00:00:00+00:00"}
+    probe = {"what": "probe", "name": "pieces", "good": False, "answer": "one | two", "part": "probe"}
+    copy = {**ROWS[0], "part": "limits"}
+    ipc = {**ROWS[3], "part": "allreduce 2 ipc"}
+    counted = {"what": "kernels", "gpu": "GPU", "cases": 7, "wrong": 0, "part": "kernels right"}
+    first = [Outcome("probe", 1, 1.0, False, ""), Outcome("limits", 0, 1.0, False, "")]
+    record.write(record.make(meta, first, [probe, copy, counted]), tmp_path, date(2026, 11, 22))
+    later = [Outcome("probe", 0, 2.0, False, ""), Outcome("allreduce 2 ipc", 0, 1.0, False, "")]
+    rows = [{**probe, "good": True}, ipc]
+    files = record.write(record.make(meta, later, rows), tmp_path, date(2026, 11, 22), add=True)
+    whole = json.loads(files[0].read_text())
+    assert [(part["name"], part["status"]) for part in whole["parts"]] == [
+        ("limits", 0),
+        ("probe", 0),
+        ("allreduce 2 ipc", 0),
+    ]
+    assert [row["good"] for row in whole["results"] if row["what"] == "probe"] == [True]
+    fractions = [row["fraction"] for row in whole["results"] if row["what"] == "allreduce"]
+    assert fractions == [pytest.approx(4 * 64 * MIB / 100.0 * 1e-3 / 4000)], "of the earlier run's limit"
+    page = files[1].read_text()
+    assert "| pieces | yes | one / two |" in page
+    text = record.table(first, [probe, copy, counted])
+    assert "probe pieces FAILED: one | two" in text
+    assert "probes: 0 of 1 hold" in text
+
+
+def test_probes_that_hang_or_die_are_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from gpus import probes
+
+    good = json.dumps({"what": "probe", "name": "good", "good": True, "answer": "yes"})
+    program = tmp_path / "program"
+    lines = [
+        "#!/bin/sh",
+        'case "$2" in',
+        '"") echo good; echo hangs; echo dies;;',
+        f"good) echo '{good}';;",
+        f"hangs) echo '{good}'; exec sleep 1000;;",
+        "dies) echo because >&2; kill -9 $$;;",
+        "esac",
+    ]
+    program.write_text("\n".join(lines) + "\n")
+    program.chmod(0o755)
+    out = tmp_path / "rows"
+    assert probes.main([str(program), "--out", str(out), "--deadline-s", "3"]) == 1
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["name"], row["good"]) for row in rows] == [
+        ("good", True),
+        ("good", True),
+        ("hangs", False),
+        ("dies", False),
+    ]
+    assert rows[2]["answer"] == "did not end within 3 s"
+    assert rows[3]["answer"] == "exit status -9: because"
+    assert "2 of 3 probes failed" in capsys.readouterr().out
+
+
+def test_a_rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole of gpu-check on the fake driver, with a part that fails and one that hangs before the others."""
+    pytest.importorskip("torch")
+    import cuda_devices
+    import gpu
+    from gpus.parts import Part
+
+    cuda_devices.fake_environment()
+    planned = gpu.parts
+
+    def parts(*args: Any) -> list[Part]:
+        broken = [
+            Part("fails", code("print('Error: because'); raise SystemExit(3)"), 60, word="build"),
+            Part("hangs", code("import signal; print('waits', flush=True); signal.pause()"), 1.0, 0.5, word="peers"),
+        ]
+        return [*broken, *planned(*args)]
+
+    cuda_devices.probe.cache_clear()
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setattr(gpu, "parts", parts)
+    monkeypatch.setattr(gpu, "LOGS", tmp_path / "logs")
+    monkeypatch.setenv("OUT", str(out))
+    monkeypatch.setenv("RINGREDUCE_CUDA_LIBRARY", "")
+    monkeypatch.chdir(ROOT)
+    only = "build,probe,kernels,limits,allreduce,sanitize"
+    try:
+        status = gpu.main(["--rehearse", "--only", only, "--results", str(tmp_path / "results")])
+    finally:
+        cuda_devices.probe.cache_clear()
+    text = capsys.readouterr().out
+    assert status == 1, "a part failed"
+    (file,) = (tmp_path / "results").glob("*-fake-gpu.json")
+    whole = json.loads(file.read_text())
+    verdicts = {part["name"]: part["verdict"] for part in whole["parts"]}
+    assert verdicts.pop("fails") == "failed (3)"
+    assert verdicts.pop("hangs") == "not done after 1 s"
+    skipped = [name for name, verdict in verdicts.items() if verdict.startswith("skipped: ")]
+    assert skipped == ["build", "build rr_gpu", "limits", "memcheck", "racecheck"]
+    assert {name: verdict for name, verdict in verdicts.items() if name not in skipped} == dict.fromkeys(
+        ["probe", "kernels right", "kernels", "allreduce 2 ipc", "allreduce 2 staged"], "ok"
+    ), text
+    rows = whole["results"]
+    assert sum(row["what"] == "probe" for row in rows) > 20
+    assert {(row["road"], row["nbytes"]) for row in rows if row["what"] == "allreduce"} >= {("ipc", 8), ("staged", 8)}
+    assert all(row["operations"] for row in rows if row["what"] == "allreduce")
+    assert not any(row.get("wrong") for row in rows)
+    page = file.with_suffix(".md").read_text()
+    assert "| fails | failed (3) |" in page
+    assert "| all-reduce, 2 ranks, road ipc | 8 B |" in page
+    assert sorted(one.name for one in out.iterdir()) == sorted(
+        [file.name, file.with_suffix(".md").name, "gpu-check-logs.tar.gz"]
+    )
+    assert text.rstrip().splitlines()[-5:] == [
+        "fails: failed (3)",
+        "    Error: because",
+        "hangs: not done after 1 s",
+        "    waits",
+        'not done: hangs; go on with ARGS="--only peers"',
+    ]
+    assert len(text) < 12_000, "what is shown of a run's output"
 
 
 def test_what_ranks_measure_is_told_from_what_is_wrong() -> None:

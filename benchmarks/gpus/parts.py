@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -12,7 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TAIL_LINES = 40
-REAP_S = 10.0  # for a killed process to be gone: one in the GPU's driver may take seconds
+GRACE_S = 6.0  # for an interrupted pytest to say what has failed so far
+TELLING = re.compile(
+    r"\b[Ee]rror\b|[a-z]Error\b|ERROR|[Ff]ail|FAIL|\b[Aa]ssert|[Ff]atal|[Ee]xception|\bwrong\b|[Uu]ndefined|No such|"
+    r"did not|exited|signal|STOP|STUCK"
+)
+REAP_S = 5.0  # for a killed process to be gone: one in the GPU's driver may take seconds
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,10 @@ class Part:
     deadline_s: it is killed, with all it has started, after so many seconds.
     least_s: so many are kept for it, however long the parts before it take.
     rows: a file of JSON lines that it writes, figures of the record; "" for none.
+    needs: a file without which it is not run, and counts as missing; "" for none.
+    skip: why it is not to be run here; that is no failure. "" otherwise.
+    interrupt: when its time is up it is interrupted first, so that it says how far it has come.
+    word: which of gpu.py's --only it belongs to.
     """
 
     name: str
@@ -30,6 +40,10 @@ class Part:
     least_s: float = 5.0
     env: Mapping[str, str] = field(default_factory=dict)
     rows: str = ""
+    needs: str = ""
+    skip: str = ""
+    interrupt: bool = False
+    word: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,17 +58,33 @@ class Outcome:
     """Its time was up."""
     output: str
     """The last lines of what it said."""
+    note: str = ""
+    """Why it was not run, if it was not."""
+    word: str = ""
+    """The part's."""
 
     @property
     def verdict(self) -> str:
         """ok, or what went wrong, in a word or two."""
+        if self.note:
+            return self.note
         if self.late:
             return f"not done after {self.seconds:.0f} s"
         return "ok" if self.status == 0 else f"failed ({self.status})"
 
+    def digest(self, lines: int = 6, width: int = 160) -> list[str]:
+        """The few lines of the output that say most of what went wrong."""
+        told = [line.strip() for line in self.output.splitlines() if line.strip()]
+        chosen = list(dict.fromkeys(line for line in told if TELLING.search(line))) or told
+        return [line[:width] for line in chosen[-lines:]]
+
 
 def run(part: Part, logs: Path, deadline_s: float) -> Outcome:
     """Runs one part; never raises. Its whole output is left in logs/NAME.log."""
+    if part.skip:
+        return Outcome(part.name, 0, 0.0, False, "", f"skipped: {part.skip}", part.word)
+    if part.needs and not Path(part.needs).exists():
+        return Outcome(part.name, 1, 0.0, False, "", f"not run: no {Path(part.needs).name}", part.word)
     log = logs / f"{part.name.replace(' ', '-')}.log"
     begun = time.monotonic()
     late = False
@@ -69,19 +99,26 @@ def run(part: Part, logs: Path, deadline_s: float) -> Outcome:
                 start_new_session=True,
             )
         except OSError as error:
-            return Outcome(part.name, 127, 0.0, False, f"{part.command[0]}: {error.strerror}")
+            return Outcome(part.name, 127, 0.0, False, f"{part.command[0]}: {error.strerror}", "", part.word)
         try:
             status = process.wait(max(deadline_s, 0.0))
         except subprocess.TimeoutExpired:
             late = True
             status = -signal.SIGKILL
+            if part.interrupt:
+                process.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE_S)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # also what a part that has ended left behind
             with suppress(subprocess.TimeoutExpired):
                 process.wait(REAP_S)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return Outcome(part.name, status, time.monotonic() - begun, late, "\n".join(lines[-TAIL_LINES:]))
+    # A compiler's error may be far from the end, where others were still at work.
+    early = [line for line in lines[:-TAIL_LINES] if TELLING.search(line)][:TAIL_LINES]
+    text = "\n".join([*early, *lines[-TAIL_LINES:]])
+    return Outcome(part.name, status, time.monotonic() - begun, late, text, "", part.word)
 
 
 def run_all(
@@ -89,7 +126,8 @@ def run_all(
 ) -> list[Outcome]:
     """Runs the parts in order, within total_s seconds together.
 
-    A part may take its deadline, and what the parts after it need at least is kept for them.
+    A part may take its deadline, and what the parts after it need at least is kept for them. When there is no time left
+    at all, the rest is not run, and says so.
 
     Args:
         report: called with each outcome as soon as it is known.
@@ -98,7 +136,11 @@ def run_all(
     outcomes = []
     for index, part in enumerate(parts):
         kept = sum(later.least_s for later in parts[index + 1 :])
-        left = end - time.monotonic() - kept
-        outcomes.append(run(part, logs, min(part.deadline_s, max(left, part.least_s))))
+        whole = end - time.monotonic()
+        if whole <= 0 and not part.skip:
+            outcomes.append(Outcome(part.name, 1, 0.0, False, "", "not run: no time left", part.word))
+        else:
+            deadline_s = min(part.deadline_s, whole, max(whole - kept, part.least_s))
+            outcomes.append(run(part, logs, deadline_s))
         report(outcomes[-1])
     return outcomes

@@ -4,7 +4,8 @@
     ringrun -np 2 python ranks.py step --out FILE [--graph]
     ringrun -np 1 python ranks.py limits --out FILE
 
-With --device cpu the first two run where there is no GPU, to try this program.
+With --device cpu the first two run where there is no GPU, to try this program; with --device fake the first, on the
+tests' fake CUDA driver, whose folder is then on the path.
 Ranks share the GPU where there are more of them than GPUs. A time is the mean of calls made one after the other, on
 the host's clock, from a barrier until the device has finished; a figure is the slowest rank's median of such times.
 """
@@ -46,11 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parse.add_argument("--limit-s", type=float, default=10.0)
     parse.add_argument("--peer", choices=("gloo", "nccl"))
     parse.add_argument("--graph", action="store_true")
-    parse.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parse.add_argument("--device", choices=("cuda", "cpu", "fake"), default="cuda")
     parse.add_argument("--model", default="resnet50")
     args = parse.parse_args(argv)
     hvd.init()
     device = torch.device("cpu")
+    fake = None
+    if args.device == "fake":
+        import pretend_gpu as fake
+
+        fake.start()
     if args.device == "cuda":
         device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
         torch.cuda.set_device(device)
@@ -58,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.what == "limits":
         limits(device, rows)
     elif args.what == "allreduce":
-        allreduce(device, rows, args.sizes, args.limit_s, args.peer)
+        allreduce(device, rows, args.sizes, args.limit_s, args.peer, fake)
     else:
         measure_steps(device, rows.add, timed, args.graph, args.model)
     hvd.shutdown()
@@ -112,21 +118,44 @@ def timed(call: Callable[[], Any], most: int = 200) -> list[float]:
     return times
 
 
-def allreduce(device: torch.device, rows: Rows, sizes: Sequence[int], limit_s: float, peer: str | None) -> None:
+class Operand:
+    """A rank's tensor of float32: filled, and looked at. fake: pretend_gpu, where the tensor is on the fake GPU."""
+
+    def __init__(self, count: int, device: torch.device, fake: Any) -> None:
+        plain = torch.empty(count, device=device)
+        self.tensor = fake.on_gpu(plain) if fake else plain
+        self._is_fake = fake is not None
+
+    def fill(self, turn: int) -> None:
+        """With this rank's input of one round."""
+        plain = torch.empty(self.tensor.numel()) if self._is_fake else self.tensor
+        pattern.fill(plain, hvd.rank(), turn)
+        if self._is_fake:
+            self.tensor.copy_(plain)
+
+    def wrong(self, turn: int, divisor: int) -> int:
+        """How many elements are not what a round's result must be."""
+        return pattern.wrong(self.tensor.cpu() if self._is_fake else self.tensor, hvd.size(), turn, divisor)
+
+
+def allreduce(
+    device: torch.device, rows: Rows, sizes: Sequence[int], limit_s: float, peer: str | None, fake: Any
+) -> None:
     """All-reduces of float32 in place, size by size, until the time is up."""
     call, divisor, close = peer_call(peer, device) if peer else (ours, hvd.size(), lambda: None)
     end = time.monotonic() + limit_s
     for nbytes in sizes:
-        tensor = torch.empty(nbytes // 4, device=device)
-        pattern.fill(tensor, hvd.rank(), 0)
+        operand = Operand(nbytes // 4, device, fake)
+        tensor = operand.tensor
+        operand.fill(0)
         before = stats()
         times = timed(lambda tensor=tensor: call(tensor), most=20 if peer else 200)  # type: ignore[misc]
         used = {key: count - before.get(key, 0) for key, count in stats().items() if count != before.get(key, 0)}
         # An average of averages is the average. A peer's sums grow, so only the last call is looked at.
-        bad = 0 if peer else pattern.wrong(tensor, hvd.size(), 0, divisor)
-        pattern.fill(tensor, hvd.rank(), 1)
+        bad = 0 if peer else operand.wrong(0, divisor)
+        operand.fill(1)
         call(tensor)
-        bad += pattern.wrong(tensor, hvd.size(), 1, divisor)
+        bad += operand.wrong(1, divisor)
         rows.add(
             what="allreduce",
             library=peer or "ringreduce",

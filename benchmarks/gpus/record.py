@@ -19,13 +19,21 @@ WANTED = {"pack": 0.85, "unpack": 0.85, "ipc": 0.80, "staged": 0.85, "gloo": 30.
 """Fractions of the limit that are promised, from 16 MiB (kernels) and 64 MiB (roads) on; of gloo: times as fast."""
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The JSON lines of a file, those before a torn one; other output between them is passed over."""
+FIGURES = ("allreduce", "step", "limit", "copy", "pack", "unpack", "scale", "cast", "reduce")
+"""What a row may be that has a time or a rate; others (probes, counts of right kernels) are shown otherwise."""
+
+
+def read_rows(path: Path, part: str = "") -> list[Row]:
+    """The JSON lines of a file, those before a torn one; other output between them is passed over.
+
+    Args:
+        part: whose they are; every row says so, that a later run of the part may replace them.
+    """
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
         if line.startswith("{"):
             try:
-                rows.append(json.loads(line))
+                rows.append({**json.loads(line), "part": part} if part else json.loads(line))
             except ValueError:
                 break
     return rows
@@ -62,7 +70,11 @@ def with_limits(rows: Sequence[Row]) -> list[Row]:
 
 def table(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
     """The short table: how each part ended, and the figures that something is promised of."""
-    lines = [f"{outcome.name:<24} {outcome.verdict:<24} {outcome.seconds:6.1f} s" for outcome in outcomes]
+    lines = [f"{outcome.name:<20} {outcome.seconds:6.1f} s  {outcome.verdict}" for outcome in outcomes]
+    probes = [row for row in rows if row["what"] == "probe"]
+    lines += [f"probe {row['name']} FAILED: {row['answer']}"[:240] for row in probes if not row["good"]]
+    if probes:
+        lines.append(f"probes: {sum(bool(row['good']) for row in probes)} of {len(probes)} hold")
     lines += ["", f"{'figure':<44} {'size':>9} {'time':>11} {'GB/s':>9} {'of limit':>9} {'wrong':>6}"]
     lines += [_line(row) for row in rows if _is_shown(row)]
     lines += ["", *judgements(rows)]
@@ -104,9 +116,25 @@ def _promised(name: str, rows: Sequence[Row]) -> Iterable[float]:
 def _is_shown(row: Row) -> bool:
     if row["what"] == "allreduce":
         return row["nbytes"] in (8, 32 << 10, 2 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB)
+    if row["what"] not in FIGURES:
+        return False
     if row["what"] in ("pack", "unpack", "cast", "reduce", "scale", "copy"):
         return row["list"] != "one" or row["nbytes"] in (16 * MIB, 256 * MIB)
-    return row["what"] in ("limit", "step")
+    return True
+
+
+def failures(outcomes: Sequence[Outcome]) -> list[str]:
+    """What has to be looked at, in a few lines for each part that did not end well; [] when all did."""
+    bad = [outcome for outcome in outcomes if outcome.status != 0]
+    lines = []
+    for outcome in bad:
+        lines.append(f"{outcome.name}: {outcome.verdict}")
+        lines += [f"    {line}" for line in outcome.digest(6 if len(bad) <= 4 else 3)]
+    missing = [outcome for outcome in bad if outcome.late or outcome.note]
+    if missing:
+        words = ",".join(dict.fromkeys(outcome.word or outcome.name for outcome in missing))
+        lines.append(f'not done: {", ".join(one.name for one in missing)}; go on with ARGS="--only {words}"')
+    return lines
 
 
 def _line(row: Row) -> str:
@@ -143,13 +171,19 @@ def markdown(record: Row, name: str) -> str:
         *(f"| {part['name']} | {part['verdict']} | {part['seconds']:.1f} |" for part in record["parts"]),
         "",
         *(f"* {line}" for line in record["judgements"]),
+        *(f"* {_calls(row)}" for row in record["results"] if row.get("calls")),
     ]
-    at = len(lines)
+    probes = [row for row in record["results"] if row["what"] == "probe"]
+    if probes:
+        lines += ["", "| probe | holds | answer |", "|---|---|---|"]
+        lines += [
+            f"| {row['name']} | {'yes' if row['good'] else 'NO'} | {row['answer'].replace('|', '/')} |"
+            for row in probes
+        ]
     lines += ["", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in record["results"]:
-        if row.get("calls"):
-            listed = ", ".join(f"{name} {count}" for name, count in sorted(row["calls"].items()))
-            lines[at:at] = [f"* CUDA calls of a steady step on {row['ranks']} ranks, by the profiler: {listed}"]
+        if row["what"] not in FIGURES:
+            continue
         what = re.split(r"\s{2,}", _line(row).strip())[0]
         cells = [
             what,
@@ -162,6 +196,20 @@ def markdown(record: Row, name: str) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _calls(row: Row) -> str:
+    listed = ", ".join(f"{name} {count}" for name, count in sorted(row["calls"].items()))
+    return f"CUDA calls of a steady step on {row['ranks']} ranks, by the profiler: {listed}"
+
+
+def merged(before: Row, after: Row) -> Row:
+    """A record with what an earlier one of the same GPU has of parts that the later one has not run."""
+    names = {part["name"] for part in after["parts"]}
+    parts = [part for part in before["parts"] if part["name"] not in names] + after["parts"]
+    rows = [row for row in before["results"] if row.get("part") not in names] + after["results"]
+    rows = with_limits(rows)
+    return {**after, "parts": parts, "judgements": judgements(rows), "results": rows}
 
 
 def make(meta: Row, outcomes: Sequence[Outcome], rows: Sequence[Row]) -> Row:
@@ -179,12 +227,18 @@ def make(meta: Row, outcomes: Sequence[Outcome], rows: Sequence[Row]) -> Row:
     return {"meta": meta, "parts": parts, "judgements": judgements(rows), "results": list(rows)}
 
 
-def write(record: Row, folder: Path, today: date, copy_to: Path | None = None) -> list[Path]:
-    """Writes both files, and copies of them; returns the former. The name is the day's and the GPU's."""
+def write(record: Row, folder: Path, today: date, copy_to: Path | None = None, add: bool = False) -> list[Path]:
+    """Writes both files, and copies of them; returns the former. The name is the day's and the GPU's.
+
+    Args:
+        add: what a record of that name has of other parts is kept.
+    """
     gpu = record["meta"]["gpus"][0] if record["meta"]["gpus"] else "no-gpu"
     stem = f"{today.isoformat()}-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}"
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{stem}.json", folder / f"{stem}.md"]
+    if add and files[0].exists():
+        record = merged(json.loads(files[0].read_text(encoding="utf-8")), record)
     files[0].write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     files[1].write_text(markdown(record, stem), encoding="utf-8")
     for file in files if copy_to is not None else ():

@@ -1,10 +1,15 @@
 #include "cuda/cuda_holds.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
+
+#include "base/clock.h"
 
 namespace rr {
 namespace {
+
+constexpr double kIssueS = 0.1;  // issuing takes microseconds, where it does not block
 
 bool is_over(const uint32_t* word, uint32_t value) {
   return static_cast<int32_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) >= 0;
@@ -26,25 +31,36 @@ bool CudaHolds::none_out() {
   return out_.empty() && !has_captured_;
 }
 
-bool CudaHolds::may_free() {
-  const std::lock_guard lock(mutex_);
-  return none_out();
+bool CudaHolds::free_now(const std::function<void()>& free) {
+  const Deadline deadline = Deadline::after_s(kIssueS);
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  while (!lock.owns_lock() && !deadline.passed()) {
+    std::this_thread::yield();
+    lock.try_lock();
+  }
+  if (!lock.owns_lock() || !none_out()) return false;
+  free();
+  return true;
 }
 
 void CudaHolds::later(std::function<void()> free) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(later_mutex_);
   later_.push_back(std::move(free));
 }
 
+std::vector<std::function<void()>> CudaHolds::taken() {
+  const std::lock_guard lock(later_mutex_);
+  return std::exchange(later_, {});
+}
+
 void CudaHolds::collect() {
-  const std::lock_guard lock(mutex_);
-  if (later_.empty() || !none_out()) return;
-  for (const auto& free : std::exchange(later_, {})) free();
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || !none_out()) return;
+  for (const auto& free : taken()) free();
 }
 
 void CudaHolds::collect_regardless() {
-  const std::lock_guard lock(mutex_);
-  for (const auto& free : std::exchange(later_, {})) free();
+  for (const auto& free : taken()) free();
 }
 
 bool CudaHolds::collect_all() {
@@ -53,7 +69,7 @@ bool CudaHolds::collect_all() {
   none_out();
   for (const Held& held : out_) __atomic_store_n(held.word, held.value, __ATOMIC_RELEASE);
   out_.clear();
-  for (const auto& free : std::exchange(later_, {})) free();
+  for (const auto& free : taken()) free();
   return true;
 }
 

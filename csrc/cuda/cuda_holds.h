@@ -12,8 +12,10 @@ namespace rr {
 
 class CudaHolds {
  public:
-  // Issues a hold by calling `issue`, unless something is being freed at this moment: then after it. is_captured: it
-  // will be there with every replay, which nobody tells us of; from then on nothing is freed before the end.
+  // Issues a hold by calling `issue`, unless something is being freed at this moment: then after it. `issue` may block:
+  // a stream takes about a thousand launches ahead, and one that is held goes on by our own thread alone, so that
+  // thread never waits for this one. is_captured: it will be there with every replay, which nobody tells us of; from
+  // then on nothing is freed before the end.
   template <class Issue>
   void hold(uint32_t* word, uint32_t value, bool is_captured, Issue&& issue) {
     const std::lock_guard lock(mutex_);
@@ -26,12 +28,14 @@ class CudaHolds {
   }
 
   void later(std::function<void()> free);  // calls nothing of this class
-  void collect();                          // frees what may be freed now
+  void collect();                          // frees what may be freed now; nothing while a hold is being issued
   void collect_regardless();               // when there is no going on with it
   // At the end: lets holds that are out go, as nobody else will, and frees. False: there are captured ones, whose
   // graphs may be running still, so nothing is freed.
   bool collect_all();
-  bool may_free();  // no hold is out
+  // Frees if no hold is out, and lets none be issued meanwhile; whether it did. The function calls nothing of this
+  // class.
+  bool free_now(const std::function<void()>& free);
 
  private:
   struct Held {
@@ -41,10 +45,13 @@ class CudaHolds {
   void remember(uint32_t* word, uint32_t value);
   bool none_out();
 
+  std::vector<std::function<void()>> taken();
+
   std::mutex mutex_;
   std::vector<Held> out_;
   size_t swept_ = 64;  // out_ is gone through when it has as many entries
   bool has_captured_ = false;
+  std::mutex later_mutex_;
   std::vector<std::function<void()>> later_;
 };
 

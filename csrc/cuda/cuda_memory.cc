@@ -70,12 +70,16 @@ void CudaMemory::pin(std::byte* data, size_t nbytes) {
 }
 
 void CudaMemory::unpin(std::byte* data) {
-  const std::lock_guard lock(mutex_);
-  const auto known = pinned_.find(data);
-  if (known == pinned_.end() || --known->second.users != 0) return;
-  const bool is_ours = known->second.is_ours;
-  pinned_.erase(known);
-  if (is_ours) RR_CUDA_FREE(context_, mem_host_unregister, data);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = pinned_.find(data);
+    if (known == pinned_.end() || --known->second.users != 0) return;
+    const bool is_ours = known->second.is_ours;
+    pinned_.erase(known);
+    if (!is_ours) return;
+  }
+  // Not under the lock: it may wait until no stream is held, and who lets them go may want memory meanwhile.
+  RR_CUDA_FREE(context_, mem_host_unregister, data);
 }
 
 std::byte* CudaMemory::allocate(size_t nbytes) {
@@ -91,8 +95,7 @@ std::byte* CudaMemory::allocate(size_t nbytes) {
   }
   cu::DevicePtr at = 0;
   auto result = context_.driver().mem_alloc(&at, size);
-  if (result == cu::kOutOfMemory && !spare_.empty() && holds_.may_free()) {
-    free_spares();
+  if (result == cu::kOutOfMemory && !spare_.empty() && holds_.free_now([this] { free_spares(); })) {
     result = context_.driver().mem_alloc(&at, size);
   }
   context_.check(result, cu::symbols::mem_alloc, std::to_string(size) + " bytes of device memory");

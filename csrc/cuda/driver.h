@@ -164,6 +164,7 @@ RR_CUDA_CONSTANTS(RR_CONSTANT)
   X(device_can_access_peer, cuDeviceCanAccessPeer, int*, DeviceOrdinal, DeviceOrdinal)                             \
   X(device_primary_ctx_retain, cuDevicePrimaryCtxRetain, Context*, DeviceOrdinal)                                  \
   X(device_primary_ctx_release, cuDevicePrimaryCtxRelease_v2, DeviceOrdinal)                                       \
+  X(device_primary_ctx_get_state, cuDevicePrimaryCtxGetState, DeviceOrdinal, unsigned*, int*)                      \
   X(ctx_get_current, cuCtxGetCurrent, Context*)                                                                    \
   X(ctx_push_current, cuCtxPushCurrent_v2, Context)                                                                \
   X(ctx_pop_current, cuCtxPopCurrent_v2, Context*)                                                                 \

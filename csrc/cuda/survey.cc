@@ -16,13 +16,42 @@ std::shared_ptr<const CudaDriver> started() {
   return driver;
 }
 
+template <class Ask>
+cu::Result in_some_context(const CudaDriver& driver, const Ask& ask) {
+  int count = 0;
+  auto result = driver.device_get_count(&count);
+  if (result != cu::kSuccess) return result;
+  result = cu::kInvalidContext;
+  for (int ordinal = 0; ordinal < count && result == cu::kInvalidContext; ++ordinal) {
+    cu::DeviceOrdinal device = 0;
+    unsigned flags = 0;
+    int is_active = 0;
+    cu::Context context = nullptr;
+    if (driver.device_get(&device, ordinal) != cu::kSuccess) continue;
+    if (driver.device_primary_ctx_get_state(device, &flags, &is_active) != cu::kSuccess || is_active == 0) continue;
+    if (driver.device_primary_ctx_retain(&context, device) != cu::kSuccess) continue;
+    if (driver.ctx_push_current(context) == cu::kSuccess) {
+      result = ask();
+      driver.ctx_pop_current(&context);
+    }
+    driver.device_primary_ctx_release(device);
+  }
+  return result;
+}
+
 }  // namespace
 
 int gpu_of(const std::byte* data) {
   const auto driver = started();
   int ordinal = 0;
-  const auto result = driver->pointer_get_attribute(&ordinal, static_cast<int>(cu::kPointerDeviceOrdinal),
-                                                    reinterpret_cast<cu::DevicePtr>(data));
+  const auto ask = [&] {
+    return driver->pointer_get_attribute(&ordinal, static_cast<int>(cu::kPointerDeviceOrdinal),
+                                         reinterpret_cast<cu::DevicePtr>(data));
+  };
+  auto result = ask();
+  // A thread that has not used CUDA has no context. Any one of this process will do, and where there is memory there is
+  // one; none is made for the question.
+  if (result == cu::kInvalidContext) result = in_some_context(*driver, ask);
   if (result == cu::kSuccess) return ordinal;
   throw InvalidArgumentError("an array that says that it is in CUDA memory is not: cuPointerGetAttribute: " +
                              driver->text(result));

@@ -94,10 +94,16 @@ void Context::remove_group(Group* group, Interrupt interrupt) {
   Request barrier;
   group->wait(*group->submit(barrier, interrupt), -1, interrupt);
   if (device() != nullptr) device_queue_->forget(*group);
+  // Let go of without the lock: unpinning its memory may wait for streams that only the engine's thread lets go on.
+  std::shared_ptr<Group> removed;
   const std::lock_guard lock(executor_);
   group->retire();
-  groups_.erase(std::remove_if(groups_.begin(), groups_.end(), [&](const auto& g) { return g.get() == group; }),
-                groups_.end());
+  for (auto one = groups_.begin(); one != groups_.end(); ++one) {
+    if (one->get() != group) continue;
+    removed = std::move(*one);
+    groups_.erase(one);
+    break;
+  }
 }
 
 void Context::shutdown() {

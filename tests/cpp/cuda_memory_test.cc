@@ -1,6 +1,12 @@
 // CudaDevice over the fake driver: pinned memory, device memory, and when it may be freed.
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "cuda_checks.h"
 #include "doctest/doctest.h"
 
@@ -33,6 +39,60 @@ TEST_CASE("cuda memory: pinned memory, whoever pinned it") {
   CHECK_THROWS_WITH_AS(device->pin(mine, 8192), doctest::Contains("CUDA_ERROR_NOT_SUPPORTED"), InternalError);
   device->pin(mine, 8192);
   ::munmap(mine, 8192);  // the device unregisters it at its end
+}
+
+TEST_CASE("cuda memory: memory is given out while another thread unpins, which waits for a stream that is held") {
+  auto& fake = FakeCuda::get();
+  const auto device = fake.device(0);
+  Program program(fake);
+  const cu::Stream stream = program.stream();
+  auto pinned = std::make_unique<Pinned>(*device, 8192);
+  device->hold(stream, device->words(), 1);
+  std::atomic<bool> unpins{false}, is_unpinned{false}, is_allocated{false};
+  std::thread unpinning([&] {
+    unpins = true;
+    pinned.reset();
+    is_unpinned = true;
+  });
+  until([&] { return unpins.load(); });
+  std::thread allocating([&] {
+    device->release(device->allocate(size_t{1} << 20));
+    is_allocated = true;
+  });
+  const Deadline deadline = Deadline::after_s(20);
+  while (!is_allocated && !deadline.passed()) ::usleep(50);
+  CHECK(is_allocated.load());
+  CHECK_FALSE(is_unpinned.load());
+  write_word(device->words(), 1);
+  unpinning.join();
+  allocating.join();
+}
+
+TEST_CASE("cuda memory: who issues one and is kept there keeps nobody from freeing later") {
+  CudaHolds holds;
+  uint32_t word = 0;
+  int freed = 0;
+  std::atomic<bool> is_inside{false}, may_leave{false};
+  std::thread caller([&] {
+    holds.hold(&word, 1, false, [&] {
+      is_inside = true;
+      until([&] { return may_leave.load(); });
+    });
+  });
+  until([&] { return is_inside.load(); });
+  holds.later([&] { ++freed; });
+  holds.collect();
+  CHECK_FALSE(holds.free_now([&] { ++freed; }));
+  CHECK(freed == 0);
+  may_leave = true;
+  caller.join();
+  holds.collect();
+  CHECK(freed == 0);  // it is out
+  write_word(&word, 1);
+  holds.collect();
+  CHECK(freed == 1);
+  CHECK(holds.free_now([&] { ++freed; }));
+  CHECK(freed == 2);
 }
 
 TEST_CASE("cuda memory: released memory is given out again, and freed when the GPU is full") {
@@ -76,7 +136,7 @@ TEST_CASE("cuda memory: what is to be freed waits for holds") {
   holds.collect();
   CHECK(freed == 0);
   words[0] = 4;
-  CHECK_FALSE(holds.may_free());
+  CHECK_FALSE(holds.free_now([] {}));
   words[0] = 6;  // a later operation's
   holds.collect();
   CHECK(freed == 1);
@@ -85,12 +145,12 @@ TEST_CASE("cuda memory: what is to be freed waits for holds") {
   holds.hold(&words[1], 3, false, issue);
   for (size_t i = 2; i < 200; ++i) holds.hold(&words[i], 1, false, issue);
   for (auto& word : words) word = 3;
-  CHECK(holds.may_free());
+  CHECK(holds.free_now([] {}));
   // A captured one may come again at any time.
   holds.hold(&words[0], 1, true, issue);
   holds.later([&] { ++freed; });
   holds.collect();
-  CHECK_FALSE(holds.may_free());
+  CHECK_FALSE(holds.free_now([] {}));
   CHECK_FALSE(holds.collect_all());
   CHECK(freed == 1);
   CHECK(issued == 201);

@@ -2,6 +2,7 @@
 //
 //   rr_gpu check [few]                     every kernel against the CPU's; few: for compute-sanitizer
 //   rr_gpu bench [MiB] [NAME=COUNT,...]... speeds; lists of tensors by their numbers of float32 elements
+//   rr_gpu probe [NAME]                    one question to the driver; without a name, which there are
 //
 // RINGREDUCE_CUDA_LIBRARY names the driver, as everywhere. Exit status: 0 right, 1 wrong, 2 no GPU or a bad argument.
 
@@ -10,6 +11,7 @@
 #include <sstream>
 
 #include "bench_gpu.h"
+#include "probe.h"
 
 namespace {
 
@@ -24,9 +26,13 @@ rr::TensorList list_from(const std::string& text) {
 
 int run(int argc, char** argv) {
   const std::string verb = argc > 1 ? argv[1] : "";
+  if (verb == "probe") return rr::probe(argc > 2 ? argv[2] : "");
+  if (verb == "peer-small") return rr::probe_small_peer({argv + 2, argv + argc});
+  if (verb == "peer" && argc > 2) return rr::probe_peer(argv[2]);
   const std::shared_ptr<rr::Device> device = rr::cuda_device(0);
   if (verb == "check") return rr::check_kernels(*device, argc > 2 && std::strcmp(argv[2], "few") == 0) == 0 ? 0 : 1;
-  if (verb != "bench") throw rr::InvalidArgumentError("rr_gpu check [few] | bench [MiB] [NAME=COUNT,...]...");
+  if (verb != "bench")
+    throw rr::InvalidArgumentError("rr_gpu check [few] | bench [MiB] [NAME=COUNT,...]... | probe [NAME]");
   std::vector<rr::TensorList> lists;
   for (int i = 3; i < argc; ++i) lists.push_back(list_from(argv[i]));
   const size_t mib = argc > 2 ? std::stoull(argv[2]) : 1024;

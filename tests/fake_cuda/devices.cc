@@ -119,6 +119,14 @@ FAKE_API Result cuDevicePrimaryCtxRelease_v2(cu::DeviceOrdinal device) {
   return is_device(device) ? cu::kSuccess : cu::kInvalidDevice;
 }
 
+FAKE_API Result cuDevicePrimaryCtxGetState(cu::DeviceOrdinal device, unsigned* flags, int* is_active) {
+  FAKE_ENTER(__func__, Needs::kInit);
+  if (!is_device(device)) return cu::kInvalidDevice;
+  *flags = 0;
+  *is_active = 1;
+  return cu::kSuccess;
+}
+
 FAKE_API Result cuCtxGetCurrent(cu::Context* context) {
   FAKE_ENTER(__func__, Needs::kInit);
   *context = fake::handle_of(fake::current());

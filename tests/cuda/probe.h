@@ -1,0 +1,164 @@
+// Questions that only a GPU answers: what the driver's documentation leaves open and the package relies on. Each is
+// asked by a process of its own (rr_gpu probe NAME), because the answer may be that the driver never comes back.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/config.h"
+#include "bench_gpu.h"
+#include "cuda/driver.h"
+
+namespace rr {
+
+constexpr double kReturnS = 0.5;  // a call that has not come back by then is waiting
+
+// A function of the driver that the package itself does not call. Throws UnavailableError.
+template <class... Args>
+auto driver_function(const std::string& library, const char* symbol) {
+  void* const loaded = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  auto* const found = loaded == nullptr ? nullptr : reinterpret_cast<cu::Result (*)(Args...)>(::dlsym(loaded, symbol));
+  if (found == nullptr) throw UnavailableError(library + " has no " + symbol);
+  return found;
+}
+
+// Work in a thread of its own, which may never end: whoever made it leaves the process by _exit().
+class Beside {
+ public:
+  explicit Beside(std::function<void()> work) : state_(std::make_shared<State>()) {
+    std::thread([state = state_, work = std::move(work)] {
+      try {
+        work();
+      } catch (const std::exception& error) {
+        state->error = error.what();
+      }
+      state->is_over.store(true);
+    }).detach();
+  }
+  bool ends_within(double seconds) const {
+    const Deadline deadline = Deadline::after_s(seconds);
+    while (!state_->is_over.load()) {
+      if (deadline.passed()) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    return true;
+  }
+  // What went wrong in it, once it has ended.
+  const std::string& error() const { return state_->error; }
+
+ private:
+  struct State {
+    std::atomic<bool> is_over{false};
+    std::string error;
+  };
+  std::shared_ptr<State> state_;
+};
+
+// The GPU with our lanes, the driver under it, and streams of a caller.
+class Rig {
+ public:
+  Rig()
+      : device(cuda_device(0)),
+        cuda(CudaDriver::open(Settings::from_environment().cuda_library)),
+        patience_s(cuda->needs_image() ? 2 : 15),
+        current_(device->make_current()),
+        host_(std::make_unique<HostMemory>(*device, kNbytes)),
+        memory_(device->allocate(2 * kNbytes)) {}
+
+  void check(cu::Result result, const char* call) const {
+    if (result != cu::kSuccess) throw InternalError(std::string(call) + ": " + cuda->text(result));
+  }
+  cu::Stream stream(bool is_urgent = false) {
+    int least = 0, greatest = 0;
+    check(cuda->ctx_get_stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
+    cu::Stream made = nullptr;
+    check(cuda->stream_create_with_priority(&made, cu::kStreamNonBlocking, is_urgent ? greatest : least),
+          "cuStreamCreateWithPriority");
+    return made;
+  }
+  // The stream goes no further until let_go(); by the driver alone, so that nothing of ours knows of it.
+  void hold(cu::Stream stream) {
+    cu::DevicePtr at = 0;
+    check(cuda->mem_host_get_device_pointer(&at, device->words(), 0), "cuMemHostGetDevicePointer");
+    check(cuda->stream_wait_value32(stream, at, turn_ + 1, cu::kStreamWaitValueGeq), "cuStreamWaitValue32");
+  }
+  void let_go() { __atomic_store_n(device->words(), ++turn_, __ATOMIC_RELEASE); }
+  cu::Event event(cu::Stream stream) {
+    cu::Event made = nullptr;
+    check(cuda->event_create(&made, cu::kEventDisableTiming), "cuEventCreate");
+    check(cuda->event_record(made, stream), "cuEventRecord");
+    return made;
+  }
+  bool passes_within(cu::Event event, double seconds) {
+    const Deadline deadline = Deadline::after_s(seconds);
+    for (;;) {
+      const auto result = cuda->event_query(event);
+      if (result == cu::kSuccess) return true;
+      if (result != cu::kNotReady) check(result, "cuEventQuery");
+      if (deadline.passed()) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+  // A few copies and a launch in our lanes, in a thread that has the context current; what an operation issues.
+  Beside lanes() {
+    return Beside([this] {
+      const auto current = device->make_current();
+      std::byte* const there = memory_;
+      device->copy(Lane::kToDevice, there, host_->data(), kNbytes);
+      device->follow(Lane::kCompute, device->mark(Lane::kToDevice));
+      const std::vector<DevicePart> parts = {{there, there + kNbytes, kNbytes / sizeof(float)}};
+      device->move(Lane::kCompute, parts, DType::kFloat32, DType::kFloat32, 0.5);
+      device->follow(Lane::kToHost, device->mark(Lane::kCompute));
+      device->copy(Lane::kToHost, host_->data(), there + kNbytes, kNbytes);
+      const Mark end = device->mark(Lane::kToHost);
+      while (!device->passed(end)) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    });
+  }
+  HostMemory& host() { return *host_; }
+  std::byte* memory() { return memory_; }
+  static constexpr size_t kNbytes = size_t{1} << 20;
+
+  std::shared_ptr<Device> device;
+  std::shared_ptr<const CudaDriver> cuda;
+  // For a few small copies and a launch; the tests' driver runs on processors that others use.
+  const double patience_s;
+
+ private:
+  std::shared_ptr<void> current_;
+  std::unique_ptr<HostMemory> host_;
+  std::byte* memory_;
+  uint32_t turn_ = 0;
+};
+
+// One line of JSON. good: what the package relies on holds.
+inline void answer(const std::string& name, bool good, const std::string& text) {
+  std::string clean;
+  for (const char c : text) clean += c == '"' || c == '\\' || c == '\n' ? ' ' : c;
+  std::printf("{\"what\": \"probe\", \"name\": \"%s\", \"good\": %s, \"answer\": \"%s\"}\n", name.c_str(),
+              good ? "true" : "false", clean.c_str());
+  std::fflush(stdout);
+}
+
+struct Probe {
+  std::string name;
+  std::function<void(Rig&)> run;
+};
+void add_call_probes(std::vector<Probe>& probes);    // probe_calls.cc: which calls wait for a stream that is held
+void add_stream_probes(std::vector<Probe>& probes);  // probe_streams.cc: holds, host functions, channels, captures
+void add_memory_probes(std::vector<Probe>& probes);  // probe_memory.cc: attributes, pieces, peers
+
+// Without a name: lists them, a line each. Never returns after a probe: what it leaves behind may hang.
+int probe(const std::string& name);
+// The other process of the probe that needs one: opens the handle while its own stream is held.
+int probe_peer(const std::string& handle);
+int probe_small_peer(const std::vector<std::string>& handles);  // reads what is in each
+
+}  // namespace rr

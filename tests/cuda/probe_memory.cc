@@ -1,0 +1,247 @@
+// What memory can do: the attributes that matter, memory mapped piece by piece, and a peer that maps ours while streams
+// are held on both sides.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+
+#include "cuda/survey.h"
+#include "probe.h"
+
+namespace rr {
+namespace {
+
+void attributes(Rig& rig) {
+  static constexpr std::pair<const char*, int> kAsked[] = {
+      {"compute mode", 20},       {"copy engines", 40},    {"pageable access", 88}, {"host pointers registered", 91},
+      {"host register", 99},      {"virtual memory", 102}, {"posix fds", 103},      {"memory pools", 115},
+      {"64-bit memory ops", 122},
+  };
+  std::string text =
+      "CUDA " + rig.cuda->version() + (rig.cuda->func_load != nullptr ? ", cuFuncLoad" : ", no cuFuncLoad");
+  bool good = rig.cuda->func_load != nullptr;
+  for (const auto& [name, which] : kAsked) {
+    int value = -1;
+    rig.cuda->device_get_attribute(&value, which, rig.device->ordinal());
+    text += std::string(", ") + name + " " + std::to_string(value);
+    if (which == static_cast<int>(cu::kAttributeHostPointerForRegistered)) good = good && value == 1;
+  }
+  const auto at = reinterpret_cast<cu::DevicePtr>(rig.memory());
+  uint64_t legacy = 0;
+  rig.check(rig.cuda->pointer_get_attribute(&legacy, static_cast<int>(cu::kPointerLegacyIpcCapable), at),
+            "cuPointerGetAttribute(IS_LEGACY_CUDA_IPC_CAPABLE)");
+  good = good && legacy != 0;
+  answer("attributes", good, text + ", legacy IPC " + std::to_string(legacy));
+}
+
+// Which GPU an address is on, asked by a thread that has no context, as for arrays of other libraries.
+void without_context(Rig& rig) {
+  int found = -1;
+  cu::Result result = cu::kUnknown;
+  const Beside asked([&] {
+    int ordinal = -1;
+    result = rig.cuda->pointer_get_attribute(&ordinal, static_cast<int>(cu::kPointerDeviceOrdinal),
+                                             reinterpret_cast<cu::DevicePtr>(rig.memory()));
+    found = gpu_of(rig.memory());
+  });
+  const bool returned = asked.ends_within(rig.patience_s);
+  answer("without-context", returned && asked.error().empty() && found == rig.device->ordinal(),
+         returned ? "GPU " + std::to_string(found) + "; cuPointerGetAttribute by itself: " + rig.cuda->text(result) +
+                        " " + asked.error()
+                  : "it did not return");
+}
+
+// Two pieces side by side, as torch's expandable segments have them: what the driver says of each.
+void pieces(Rig& rig) {
+  const std::string& library = rig.cuda->library();
+  const auto create =
+      driver_function<cu::MemHandle*, size_t, const cu::MemAllocationProp*, unsigned long long>(library, "cuMemCreate");
+  const size_t nbytes = size_t{4} << 20;
+  cu::MemAllocationProp prop = {};
+  prop.type = static_cast<int>(cu::kAllocationTypePinned);
+  prop.requested_handle_types = static_cast<int>(cu::kHandleTypePosixFd);
+  prop.location = {static_cast<int>(cu::kLocationTypeDevice), rig.device->ordinal()};
+  cu::DevicePtr base = 0;
+  rig.check(rig.cuda->mem_address_reserve(&base, 2 * nbytes, 0, 0, 0), "cuMemAddressReserve");
+  for (const size_t at : {size_t{0}, nbytes}) {
+    cu::MemHandle handle = 0;
+    rig.check(create(&handle, nbytes, &prop, 0), "cuMemCreate");
+    rig.check(rig.cuda->mem_map(base + at, nbytes, 0, handle, 0), "cuMemMap");
+    rig.check(rig.cuda->mem_release(handle), "cuMemRelease");
+  }
+  const cu::MemAccessDesc access = {prop.location, static_cast<int>(cu::kAccessReadWrite)};
+  rig.check(rig.cuda->mem_set_access(base, 2 * nbytes, &access, 1), "cuMemSetAccess");
+  bool good = true;
+  std::string text;
+  uint64_t ids[2] = {};
+  for (const size_t at : {size_t{0}, nbytes}) {
+    cu::DevicePtr begin = 0;
+    size_t length = 0;
+    uint64_t types = 0;
+    rig.check(rig.cuda->mem_get_address_range(&begin, &length, base + at + 100), "cuMemGetAddressRange");
+    rig.check(rig.cuda->pointer_get_attribute(&ids[at / nbytes], static_cast<int>(cu::kPointerBufferId), base + at),
+              "cuPointerGetAttribute(BUFFER_ID)");
+    rig.check(rig.cuda->pointer_get_attribute(&types, static_cast<int>(cu::kPointerAllowedHandleTypes), base + at),
+              "cuPointerGetAttribute(ALLOWED_HANDLE_TYPES)");
+    cu::MemHandle handle = 0;
+    rig.check(rig.cuda->mem_retain_allocation_handle(&handle, reinterpret_cast<void*>(base + at)),
+              "cuMemRetainAllocationHandle");
+    int fd = -1;
+    rig.check(rig.cuda->mem_export_to_shareable_handle(&fd, handle, static_cast<int>(cu::kHandleTypePosixFd), 0),
+              "cuMemExportToShareableHandle");
+    good = good && begin == base + at && length == nbytes && (types & cu::kHandleTypePosixFd) != 0 && fd >= 0;
+    text += (at == 0 ? "piece at +" : "; piece at +") + std::to_string(begin - base) + " of " + std::to_string(length) +
+            " bytes, handle types " + std::to_string(types);
+  }
+  good = good && ids[0] != ids[1];
+  answer("pieces", good, text + (ids[0] != ids[1] ? "" : "; ONE buffer id for both"));
+}
+
+std::string hex(const cu::IpcMemHandle& handle) {
+  std::string text;
+  for (const char byte : handle.reserved) {
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(byte));
+    text += digits;
+  }
+  return text;
+}
+
+cu::IpcMemHandle unhex(const std::string& text) {
+  cu::IpcMemHandle handle = {};
+  for (size_t i = 0; i < sizeof handle.reserved && 2 * i + 1 < text.size(); ++i) {
+    handle.reserved[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+  }
+  return handle;
+}
+
+// This program as another process: its exit status. Throws TimeoutError.
+int other_process(std::vector<std::string> words) {
+  std::array<char, 4096> program = {};
+  if (::readlink("/proc/self/exe", program.data(), program.size() - 1) < 0) throw Error("/proc/self/exe");
+  words.insert(words.begin(), program.data());
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::execv(program.data(), arguments.data());
+    ::_exit(127);
+  }
+  int status = 0;
+  const Deadline deadline = Deadline::after_s(15);
+  while (::waitpid(child, &status, WNOHANG) == 0) {
+    if (deadline.passed()) {
+      ::kill(child, SIGKILL);
+      throw TimeoutError("the other process did not end within 15 s");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return status;
+}
+
+void peer(Rig& rig) {
+  cu::IpcMemHandle handle = {};
+  cu::DevicePtr at = 0;
+  rig.check(rig.cuda->mem_alloc(&at, size_t{64} << 20), "cuMemAlloc");
+  rig.check(rig.cuda->ipc_get_mem_handle(&handle, at), "cuIpcGetMemHandle");
+  const cu::Stream held = rig.stream();
+  rig.hold(held);
+  const int status = other_process({"peer", hex(handle)});
+  const Beside work = rig.lanes();
+  const bool went_on = work.ends_within(rig.patience_s);
+  rig.let_go();
+  answer("peer-owner", went_on && status == 0, went_on ? "lanes of the owner go on" : "LANES of the owner STOP");
+}
+
+// Small allocations, as CuPy's pool makes them, lie in one block of the driver's; a peer opens a handle of each.
+void small_peer(Rig& rig) {
+  std::vector<std::string> words = {"peer-small"};
+  for (uint32_t number = 1; number <= 3; ++number) {
+    cu::IpcMemHandle handle = {};
+    cu::DevicePtr at = 0;
+    rig.check(rig.cuda->mem_alloc(&at, 1024), "cuMemAlloc");
+    *rig.host().as<uint32_t>() = number;
+    to_device(*rig.device, reinterpret_cast<std::byte*>(at), rig.host().data(), sizeof number);
+    rig.check(rig.cuda->ipc_get_mem_handle(&handle, at), "cuIpcGetMemHandle");
+    words.push_back(hex(handle));
+  }
+  if (const int status = other_process(words); status != 0) {
+    answer("peer-small", false, "status " + std::to_string(status) + " of the other process");
+  }
+}
+
+}  // namespace
+
+int probe_small_peer(const std::vector<std::string>& handles) {
+  Rig& rig = *std::make_unique<Rig>().release();
+  bool good = true;
+  std::string text;
+  try {
+    uint32_t number = 0;
+    for (const std::string& handle : handles) {
+      cu::DevicePtr at = 0;
+      rig.check(rig.cuda->ipc_open_mem_handle(&at, unhex(handle), cu::kIpcLazyEnablePeerAccess),
+                ("cuIpcOpenMemHandle of number " + std::to_string(++number)).c_str());
+      to_host(*rig.device, rig.host().data(), reinterpret_cast<const std::byte*>(at), sizeof number);
+      const uint32_t found = *rig.host().as<uint32_t>();
+      good = good && found == number;
+      text += (text.empty() ? "" : ", ") + std::to_string(found) + " in allocation " + std::to_string(number);
+    }
+  } catch (const std::exception& error) {
+    good = false;
+    text += error.what();
+  }
+  answer("peer-small", good, text);
+  ::_exit(0);
+}
+
+int probe_peer(const std::string& text) {
+  Rig& rig = *std::make_unique<Rig>().release();
+  try {
+    const cu::IpcMemHandle handle = unhex(text);
+    const cu::Stream held = rig.stream();
+    rig.hold(held);
+    const cu::Event behind = rig.event(held);
+    auto at = std::make_shared<cu::DevicePtr>(0);
+    const auto timed_call = [&rig](std::function<cu::Result()> call) {
+      return Beside([&rig, call = std::move(call)] {
+        const auto current = rig.device->make_current();
+        rig.check(call(), "in the other process");
+      });
+    };
+    const Beside opened = timed_call(
+        [&rig, at, handle] { return rig.cuda->ipc_open_mem_handle(at.get(), handle, cu::kIpcLazyEnablePeerAccess); });
+    const bool opens = opened.ends_within(rig.patience_s);
+    const Beside work = rig.lanes();
+    const bool went_on = work.ends_within(rig.patience_s);
+    rig.let_go();
+    bool good =
+        opened.ends_within(rig.patience_s) && rig.passes_within(behind, rig.patience_s) && opened.error().empty();
+    rig.hold(held);
+    const Beside closed = timed_call([&rig, at] { return rig.cuda->ipc_close_mem_handle(*at); });
+    const bool closes = closed.ends_within(kReturnS);
+    rig.let_go();
+    good = closed.ends_within(rig.patience_s) && closed.error().empty() && good;
+    answer("peer", good && opens && went_on,
+           std::string("cuIpcOpenMemHandle ") + (opens ? "returns" : "waits") + ", cuIpcCloseMemHandle " +
+               (closes ? "returns" : "waits") + (went_on ? ", lanes go on" : ", LANES STOP") + " " + opened.error() +
+               closed.error());
+    ::_exit(good ? 0 : 1);
+  } catch (const std::exception& error) {
+    answer("peer", false, error.what());
+  }
+  ::_exit(1);
+}
+
+void add_memory_probes(std::vector<Probe>& probes) {
+  probes.push_back({"attributes", attributes});
+  probes.push_back({"without-context", without_context});
+  probes.push_back({"pieces", pieces});
+  probes.push_back({"peer-owner", peer});
+  probes.push_back({"peer-small", small_peer});
+}
+
+}  // namespace rr
