@@ -278,6 +278,11 @@ PYBIND11_MODULE(_core, m) {
           },
           py::arg("src"), py::arg("dst"))
       .def("forget_after_fork", &Context::forget_after_fork)
+      .def_property_readonly("gpu",
+                             [](const Context& c) -> std::optional<int> {
+                               if (c.device() == nullptr) return std::nullopt;
+                               return c.device()->ordinal();
+                             })
       .def(
           "device_memory",
           [](Context& c, int ordinal, size_t nbytes) {

@@ -279,6 +279,10 @@ class Context:
     def shutdown(self) -> None:
         """Marks this rank as shut down, fails what is pending here with ShutdownError, joins the engine. Idempotent."""
 
+    @property
+    def gpu(self) -> int | None:
+        """This rank's GPU, as CUDA counts them; None before its first operation on GPU memory."""
+
     def device_memory(self, ordinal: int, nbytes: int) -> DeviceMemory:
         """New memory of a GPU, uninitialised. Raises UnavailableError without CUDA, HorovodInternalError when full."""
 

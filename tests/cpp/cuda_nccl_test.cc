@@ -12,14 +12,28 @@ const std::vector<DType> kTypes = {DType::kFloat16, DType::kBFloat16, DType::kFl
                                    DType::kInt32,   DType::kInt64,    DType::kUInt8,   DType::kUInt32,  DType::kUInt64};
 
 TEST_CASE("nccl: a bucket of all types, small tensors packed into one call, large ones in place") {
-  const std::vector<size_t> lengths = {3, 0, 1000, 70000, 17};  // 70000 of 4 bytes or more are not small
+  // The fourth is not small, 256 KiB or more, but for short types.
+  const auto lengths_of = [](DType dtype) {
+    const size_t longest = itemsize(dtype) < 4 ? 7000 : (size_t{256} << 10) / itemsize(dtype);
+    return std::vector<size_t>{3, 0, 1000, longest, 17};
+  };
   for (const int size : {2, 3}) {
     CAPTURE(size);
+    std::vector<std::vector<Bytes>> wanted(kTypes.size());  // by type and tensor
+    for (size_t t = 0; t < kTypes.size(); ++t) {
+      const std::vector<size_t> lengths = lengths_of(kTypes[t]);
+      for (size_t i = 0; i < lengths.size(); ++i) {
+        std::vector<Bytes> inputs;
+        for (int r = 0; r < size; ++r) inputs.push_back(numbers(kTypes[t], lengths[i], r, i));
+        wanted[t].push_back(rr_test::oracle({kTypes[t], ReduceOp::kSum, 1, 1, size}, inputs));
+      }
+    }
     FakeNccl fake;
     CHECK_NOTHROW(run_nccl(fake, size, [&](NcclRank& rank) {
       for (int turn = 0; turn < 2; ++turn) {
         std::vector<std::pair<Reduction, std::vector<Piece>>> parts;
         for (size_t t = 0; t < kTypes.size(); ++t) {
+          const std::vector<size_t> lengths = lengths_of(kTypes[t]);
           parts.push_back({{kTypes[t], ReduceOp::kSum, 1, 1, size}, {}});
           for (size_t i = 0; i < lengths.size(); ++i) {
             const size_t nbytes = lengths[i] * itemsize(kTypes[t]);
@@ -30,16 +44,14 @@ TEST_CASE("nccl: a bucket of all types, small tensors packed into one call, larg
         const auto scratch = [&](size_t nbytes) { return rank.teams->scratch(nbytes); };
         NcclJob job = nccl_allreduce(parts, scratch);
         size_t packed = 0;
-        for (const NcclCall& call : job.calls) packed += call.count == 3 + 1000 + 17 || call.count == 71020;
+        for (const NcclCall& call : job.calls)
+          packed += call.count == 3 + 1000 + 17 || call.count == 3 + 1000 + 7000 + 17;
         expect(packed == kTypes.size(), "one packed call a type");
         expect(job.before.size() == kTypes.size() && job.after.size() == kTypes.size(), "packed and unpacked");
         finish(*nccl_road(rank.teams, rank.everyone(), std::move(job)));
         for (size_t t = 0; t < kTypes.size(); ++t) {
-          for (size_t i = 0; i < lengths.size(); ++i) {
-            std::vector<Bytes> inputs;
-            for (int r = 0; r < size; ++r) inputs.push_back(numbers(kTypes[t], lengths[i], r, i));
-            const Bytes got = get(parts[t].second[i].dst, inputs[0].size());
-            expect(got == rr_test::oracle(parts[t].first, inputs),
+          for (size_t i = 0; i < wanted[t].size(); ++i) {
+            expect(get(parts[t].second[i].dst, wanted[t][i].size()) == wanted[t][i],
                    std::string("the sum of ") + name(kTypes[t]) + ", tensor " + std::to_string(i));
           }
         }
@@ -60,24 +72,30 @@ TEST_CASE("nccl: operations and factors as reduction.h says") {
       {DType::kUInt8, ReduceOp::kMax, 1, 1, size},       {DType::kInt64, ReduceOp::kProduct, 1, 1, size},
       {DType::kFloat32, ReduceOp::kProduct, 1, 1, size},
   };
+  // So many elements are not packed: 256 KiB.
+  const auto large = [](DType dtype) { return (size_t{256} << 10) / itemsize(dtype) + 1; };
+  std::vector<Bytes> all_wanted;
+  for (const Reduction& reduction : reductions) {
+    std::vector<Bytes> inputs;
+    for (int r = 0; r < size; ++r) inputs.push_back(numbers(reduction.dtype, large(reduction.dtype), r));
+    all_wanted.push_back(rr_test::oracle(reduction, inputs));
+  }
   FakeNccl fake;
   CHECK_NOTHROW(run_nccl(fake, size, [&](NcclRank& rank) {
-    for (const Reduction& reduction : reductions) {
+    for (size_t k = 0; k < reductions.size(); ++k) {
+      const Reduction& reduction = reductions[k];
+      const Bytes& wanted = all_wanted[k];
       expect(nccl_can(reduction), "NCCL can do it");
       const size_t count = 300;
       std::byte* const data = put(rank.device, numbers(reduction.dtype, count, rank.rank));
       // Two pieces, one of them large, share the operation that the communicator makes.
-      const size_t many = 300000;
+      const size_t many = large(reduction.dtype);
       std::byte* const more = put(rank.device, numbers(reduction.dtype, many, rank.rank));
       const auto none = [](size_t) -> std::shared_ptr<std::byte> { throw Error("one small piece is not packed"); };
       finish(*nccl_road(rank.teams, rank.everyone(),
                         nccl_allreduce({{reduction, {{data, data, count}, {more, more, many}}}}, none)));
-      std::vector<Bytes> inputs;
-      for (int r = 0; r < size; ++r) inputs.push_back(numbers(reduction.dtype, many, r));
-      const Bytes wanted = rr_test::oracle(reduction, inputs);
-      const Bytes got = get(more, wanted.size());
       const std::string what = std::string(name(reduction.op)) + " of " + name(reduction.dtype);
-      expect(got == wanted, what);
+      expect(get(more, wanted.size()) == wanted, what);
       expect(get(data, count * itemsize(reduction.dtype)) ==
                  Bytes(wanted.begin(), wanted.begin() + static_cast<long>(count * itemsize(reduction.dtype))),
              what + ", the short one");

@@ -87,6 +87,15 @@ inline std::function<void(Rank&)> on_gpu(const GpuOf& gpu_of, const std::functio
   };
 }
 
+// shutdown() of a rank whose GPU stands still, and goes on when may_go_on().
+inline void leave(GpuRank& rank, const std::function<bool()>& may_go_on) {
+  run_threads(2, [&](int thread) {
+    if (thread == 0) return rank.rank.context.shutdown();
+    wait_for(may_go_on);
+    rank.gpu.advance();
+  });
+}
+
 inline OperationPtr run(GpuRank& rank, const Request& request) {
   const OperationPtr operation = rank.world.submit(request, nullptr);
   rank.world.wait(*operation, -1, nullptr);

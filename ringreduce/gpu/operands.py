@@ -1,81 +1,22 @@
-"""Arrays in the memory of a GPU: how they come in, and how results go out.
-
-Understood: __cuda_array_interface__ (version 3, with its stream), and DLPack on CUDA devices. No library is imported
-here: an array is asked for what it offers, and its library, which the program has imported, for new arrays and for its
-current stream. Where there is no such library (CuPy, torch), results are DeviceArrays.
-"""
+"""Other people's arrays on a GPU, as the collectives use them."""
 
 from __future__ import annotations
 
 import math
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ringreduce import _core, nccl, state
 from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.gpu.arrays import DEFAULT_STREAM, DeviceArray
+from ringreduce.gpu.libraries import library_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DEFAULT_STREAM = 1
-"""The default stream, as __cuda_array_interface__ and DLPack call it."""
-
-_latest = 0
-"""The GPU of the last array that the driver was asked about: an empty one is taken to be there too."""
-
 _DLPACK_CUDA = 2
 _DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
-
-
-class DeviceArray:
-    """A C-contiguous array in GPU memory of ringreduce's own, for every library that reads __cuda_array_interface__.
-
-    Its content is ready for work on `stream`. The memory is given back with the last reference.
-    """
-
-    __slots__ = ("__weakref__", "_memory", "dtype", "shape", "stream")
-
-    def __init__(self, memory: _core.DeviceMemory, shape: Sequence[int], dtype: np.dtype[Any], stream: int) -> None:
-        self._memory = memory
-        self.shape = tuple(shape)
-        self.dtype = dtype
-        self.stream = stream
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the elements."""
-        return self.size * self.dtype.itemsize
-
-    @property
-    def ordinal(self) -> int:
-        """The GPU, as CUDA counts them in this process."""
-        return self._memory.ordinal
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "data": (self._memory.address, False),
-            "strides": None,
-            "version": 3,
-            "stream": self.stream,
-        }
-
-    def __repr__(self) -> str:
-        return f"DeviceArray(shape={self.shape}, dtype={self.dtype.name}, gpu={self.ordinal})"
 
 
 class Operand(NamedTuple):
@@ -108,26 +49,15 @@ class Operand(NamedTuple):
 
     def empty(self, shape: Sequence[int]) -> Operand:
         """A new array of the same library, dtype and GPU."""
-        library = _library(self.array)
-        name = "" if library is None else library.__name__
-        if name == "cupy":
-            with library.cuda.Device(self.ordinal):
-                array = library.empty(tuple(shape), self.dtype)
-        elif name == "torch":
-            array = library.empty(tuple(shape), dtype=self.array.dtype, device=self.array.device)
-        else:
-            nbytes = math.prod(shape) * self.dtype.itemsize
-            memory = state.require().context.device_memory(self.ordinal, nbytes)
-            array = DeviceArray(memory, shape, self.dtype, self.current_stream())
-        made = of(array)
+        made = of(library_of(self.array).empty(self.array, shape, self.dtype, self.ordinal))
         assert made is not None
         return made._replace(dtype=self.dtype)
 
     def copy(self, code: int) -> Operand:
         """A new array with the same content, as work on the current stream sees it."""
-        library = _library(self.array)
-        if library is not None:
-            copied = of(self.array.copy() if library.__name__ == "cupy" else self.array.clone())
+        array = library_of(self.array).copy(self.array)
+        if array is not None:
+            copied = of(array)
             assert copied is not None
             return copied
         made = self.empty(self.shape)
@@ -137,25 +67,11 @@ class Operand(NamedTuple):
 
     def received(self, memory: _core.DeviceMemory, shape: Sequence[int]) -> Any:
         """What an operation has allocated for its result, as an array of the same library."""
-        library = _library(self.array)
-        name = "" if library is None else library.__name__
-        array = DeviceArray(memory, shape, self.dtype, self.current_stream())
-        if name == "cupy":
-            return library.asarray(array)
-        if name == "torch":
-            return library.as_tensor(memory, device=self.array.device).view(self.array.dtype).view(tuple(shape))
-        return array
+        return library_of(self.array).received(memory, self.array, shape, self.dtype, self.ordinal)
 
     def current_stream(self) -> int:
         """The stream on which the array's library would put work now."""
-        library = _library(self.array)
-        name = "" if library is None else library.__name__
-        if name == "cupy":
-            return int(library.cuda.get_current_stream().ptr) or DEFAULT_STREAM
-        if name == "torch":
-            return int(library.cuda.current_stream(self.ordinal).cuda_stream) or DEFAULT_STREAM
-        offered = getattr(self.array, "__cuda_array_interface__", None)
-        return DEFAULT_STREAM if offered is None else offered.get("stream") or DEFAULT_STREAM
+        return library_of(self.array).current_stream(self.array, self.ordinal)
 
 
 def of(value: Any) -> Operand | None:
@@ -178,12 +94,9 @@ def of(value: Any) -> Operand | None:
     operand, strides = found
     if is_contiguous(operand.shape, strides):
         return operand
-    library = _library(value)
-    name = "" if library is None else library.__name__
-    if name == "cupy":
-        return of(library.ascontiguousarray(value))
-    if name == "torch":
-        return of(value.contiguous())
+    contiguous = library_of(value).contiguous(value)
+    if contiguous is not None:
+        return of(contiguous)
     raise InvalidArgumentError(
         f"Tensor is required to be contiguous. This {type(value).__name__} of shape {operand.shape} on GPU "
         f"{operand.ordinal} has strides of {strides} elements; make a C-contiguous copy of it first"
@@ -262,12 +175,6 @@ def _by_dlpack(value: Any) -> tuple[Operand, Sequence[int] | None]:
     )
 
 
-def _library(value: Any) -> Any:
-    """The module that makes arrays like this one, where we know how to ask it."""
-    top = type(value).__module__.partition(".")[0]
-    return sys.modules.get(top) if top in ("cupy", "torch") else None
-
-
 def _ordinal(value: Any, address: int) -> int:
     """The GPU that an array is on; the interface does not say."""
     if isinstance(value, DeviceArray):
@@ -277,11 +184,10 @@ def _ordinal(value: Any, address: int) -> int:
         number = getattr(device, name, None)
         if isinstance(number, int):
             return number
-    global _latest
-    if address == 0:  # without elements there is no memory to ask about
-        return _latest
+    if address == 0:  # without elements there is no memory to ask about; it will be where the rest is
+        gpu = state.require().context.gpu
+        return 0 if gpu is None else gpu
     try:
-        _latest = _core.gpu_of(address)
-        return _latest
+        return _core.gpu_of(address)
     except UnavailableError as error:
         raise UnavailableError(f"this {type(value).__name__} is in CUDA memory, but {error}") from error
