@@ -11,6 +11,7 @@ std::string obstacle(Algo road, const DeviceTeam& team, bool is_auto) {
       if (!team.exported) return "some rank's memory cannot be exported to other processes";
       return team.is_mappable ? "" : "a GPU cannot map the memory of another one";
     case Algo::kNccl:
+      if (!team.nccl_knows) return "it does not compute this operation with these bits (docs/determinism.md)";
       if (!team.nccl) return "not every rank has NCCL";
       return team.gpus < team.ranks ? "NCCL takes one rank a GPU, and some share one" : "";
     case Algo::kMpi:

@@ -18,6 +18,7 @@ struct DeviceTeam {
   bool exported = false;    // every operand can be mapped by other processes
   bool is_mappable = true;  // nobody has been refused a mapping in this group so far
   bool nccl = false;        // every rank has it
+  bool nccl_knows = true;   // and it does the operation as reduction.h says
   bool mpi = false;         // every rank's MPI takes GPU addresses
   bool mpi_knows = true;    // the operation goes by messages: it is no reduce and no reduce-scatter
   bool one_a_host = true;   // every host has one rank

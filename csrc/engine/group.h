@@ -153,7 +153,8 @@ class Group {
                                                   size_t& rounds);
   OperationPtr stand_in(const Operation& operation) const;
   // nccl_jobs.cc
-  bool can_nccl(const Operation& operation) const;
+  bool nccl_knows(const Operation& operation) const;
+  bool has_nccl() const;
   std::unique_ptr<Algorithm> build_nccl(const std::vector<OperationPtr>& members, Team team);
   void leave_nccl();
   // mpi_jobs.cc

@@ -1,5 +1,7 @@
 // Group: operations on memory of a GPU by NCCL.
 
+#include <algorithm>
+
 #include "base/errors.h"
 #include "collective/nccl_road.h"
 #include "engine/context.h"
@@ -7,20 +9,20 @@
 
 namespace rr {
 
-// Whether this rank could do its part of the operation by NCCL; all ranks see the same kinds, types and factors.
-bool Group::can_nccl(const Operation& operation) const {
-  const std::string& road = context_.settings().cuda_road;
-  if (size() == 1 || (road != "auto" && road != "nccl")) return false;
+bool Group::nccl_knows(const Operation& operation) const {
   const bool reduces =
       operation.kind == Kind::kAllreduce || operation.kind == Kind::kReduce || operation.kind == Kind::kReduceScatter;
-  if (reduces) {
-    Reduction reduction = reduction_of(operation.signature, size());
-    for (const TensorView& tensor : operation.srcs) {
-      reduction.dtype = tensor.dtype;
-      if (!nccl_can(reduction)) return false;
-    }
-  }
-  return context_.nccl() != nullptr;
+  if (!reduces) return true;
+  Reduction reduction = reduction_of(operation.signature, size());
+  return std::all_of(operation.srcs.begin(), operation.srcs.end(), [&](const TensorView& tensor) {
+    reduction.dtype = tensor.dtype;
+    return nccl_can(reduction);
+  });
+}
+
+bool Group::has_nccl() const {
+  const std::string& road = context_.settings().cuda_road;
+  return size() > 1 && (road == "auto" || road == "nccl") && context_.nccl() != nullptr;
 }
 
 std::unique_ptr<Algorithm> Group::build_nccl(const std::vector<OperationPtr>& members, Team team) {

@@ -61,9 +61,12 @@ void Group::show_device_operands(Operation& operation) const {
   Signature& signature = operation.signature;
   signature.src = {gpu_key(device.id()), 0, 0, 0};
   const std::string& road = context_.settings().cuda_road;
-  if (can_nccl(operation)) signature.can = static_cast<uint8_t>(signature.can | kCanNccl);
-  if (size() > 1 && context_.device_messages() != nullptr)
-    signature.can = static_cast<uint8_t>(signature.can | kCanMpi);
+  const auto say = [&signature](DeviceCan what) { signature.can = static_cast<uint8_t>(signature.can | what); };
+  if (nccl_knows(operation)) {
+    say(kNcclKnows);
+    if (has_nccl()) say(kCanNccl);  // looked for when it is first of use
+  }
+  if (size() > 1 && context_.device_messages() != nullptr) say(kCanMpi);
   if (road != "auto" && road != "ipc") return;
   // Over several hosts only the GPUs of each may map each other's memory, for an all-reduce.
   if (hosts_.several() && (operation.kind != Kind::kAllreduce || hosts_.here().size() == 1)) return;
@@ -74,7 +77,7 @@ void Group::show_device_operands(Operation& operation) const {
   };
   for (const TensorView& tensor : operation.srcs) show(tensor);
   for (const TensorView& tensor : operation.dsts) show(tensor);
-  if (exported) signature.can = static_cast<uint8_t>(signature.can | kCanExport);
+  if (exported) say(kCanExport);
 }
 
 void Group::check_request(const Request& request) const {

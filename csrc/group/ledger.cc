@@ -107,6 +107,7 @@ DeviceTeam Ledger::device_team(Ticket ticket, const RankMask& participants) cons
   team.several_hosts = hosts_.several();
   team.exported = (all_can & kCanExport) != 0;
   team.nccl = (all_can & kCanNccl) != 0;
+  team.nccl_knows = (all_can & kNcclKnows) != 0;
   team.mpi = (all_can & kCanMpi) != 0;
   team.one_a_host = hosts_.count() == board_.size();
   return team;
@@ -118,6 +119,7 @@ Road Ledger::road_of(const Entry& entry) const {
     const DeviceTeam one = device_team({entry.member[i].cell, entry.member[i].tag}, entry.participants);
     all.exported &= one.exported;
     all.nccl &= one.nccl;
+    all.nccl_knows &= one.nccl_knows;
     all.mpi &= one.mpi;
   }
   // A forced road whose mapping is refused fails when it is taken.

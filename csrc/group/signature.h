@@ -38,7 +38,8 @@ inline constexpr size_t kDims = 5;
 enum DeviceCan : uint8_t {
   kCanExport = 1,  // other processes can map all operands
   kCanNccl = 2,
-  kCanMpi = 4,  // MPI takes their addresses
+  kCanMpi = 4,     // MPI takes their addresses
+  kNcclKnows = 8,  // it is one of the operations that NCCL does as reduction.h says
 };
 
 // Plain data, written by one rank into shared memory and read by the others.

@@ -97,6 +97,15 @@ TEST_CASE("nccl: forced where ranks share a GPU, or cannot: refused, and the gro
                                             "NCCL takes one rank a GPU");
                             sum_now(rank.rank, rank.world, 5000, 1);
                           })));
+  CHECK_NOTHROW(run_ranks(2, on_gpu(own_gpus(1), [](GpuRank& rank) {
+                            const GpuTensor tensor(rank.gpu, DType::kInt64, {50});
+                            Request request = request_of(Kind::kAllreduce);
+                            request.op = ReduceOp::kAverage;
+                            request.srcs = request.dsts = {tensor.view()};
+                            expect_contains(raised<InternalError>([&] { run(rank, request); }),
+                                            "RINGREDUCE_CUDA_ROAD=nccl: it does not compute this operation");
+                            sum_now(rank.rank, rank.world, 5000, 1);
+                          })));
   check_clean(fake);
 }
 
