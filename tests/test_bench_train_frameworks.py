@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ from ringreduce.bench.train import optimizers
 from ringreduce.bench.train.cli import main
 from ringreduce.bench.train.frameworks import FRAMEWORKS, weights
 from ringreduce.bench.train.frameworks.samples import Samples
-from ringreduce.bench.train.modes import MODES
+from ringreduce.bench.train.modes import MODES, mwms
 from ringreduce.bench.train.modes.independent import Acquainted
 from ringreduce.bench.train.modes.mode import Mode, Team
 from ringreduce.bench.train.options import parse
 from ringreduce.bench.train.spec import Spec
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.errors import InvalidArgumentError, TimeoutError
 
 TESTS = Path(__file__).resolve().parent
 BATCH, STEPS = 33, 3  # 33: the shares of two ranks differ
@@ -123,7 +124,8 @@ def test_all_modes_reach_the_losses_of_pytorch(
     said = capsys.readouterr()
     assert status == 0, said.err
     assert set(rows) == {*ALWAYS, *vs}
-    assert {row["status"] for row in rows.values()} == {"ok"}
+    failed = [(mode, cell["output"]) for mode, row in rows.items() for cell in row["rounds"] if cell["status"] != "ok"]
+    assert not failed
     assert {row["same_loss"] for row in rows.values()} == {True}
     right = losses_by_torch(optimizer)
     for mode, row in rows.items():
@@ -216,3 +218,12 @@ def test_parts_of_a_batch_are_the_whole_one() -> None:
     first, again, second = (samples.parts(step, 1, range(1))[1] for step in (0, 0, 248))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, second)
+
+
+def test_no_worker_of_tensorflow_leaves_before_all_have_their_results(tmp_path: Path) -> None:
+    with socket.socket() as port:
+        worker = mwms.Workers(1, 2, None, port, tmp_path, timeout_s=0.05)
+        with pytest.raises(TimeoutError, match="no done-0 after"):
+            worker.leave()
+        mwms.tell(tmp_path / "done-0", "")
+        worker.leave()

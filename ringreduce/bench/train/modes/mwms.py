@@ -21,11 +21,14 @@ POLL_S = 0.01
 class Workers(Team):
     """The strategy's workers. The first one leads the others, and has to leave last."""
 
-    def __init__(self, rank: int, size: int, strategy: Any, port: socket.socket, files: list[Path]) -> None:
+    def __init__(
+        self, rank: int, size: int, strategy: Any, port: socket.socket, folder: Path, timeout_s: float
+    ) -> None:
         super().__init__(rank, size)
         self.strategy = strategy
         self._port = port
-        self._files = files
+        self._folder = folder
+        self._timeout_s = timeout_s
 
     def slowest(self, seconds: float) -> float:
         """See Team."""
@@ -34,10 +37,15 @@ class Workers(Team):
         return float(max(self.strategy.gather(tf.constant([seconds], tf.float64), axis=0).numpy()))
 
     def leave(self) -> None:
-        """See Team: a worker that finds its leader gone would end in an abort, so the leader waits for their ends."""
-        self.slowest(0.0)
+        """See Team: a worker that finds its leader gone would end in an abort, so the leader waits for their ends.
+
+        They meet by files: who has the result of a collective may be gone before another worker has it.
+        """
+        files = meeting(self._folder, "done", self.size)
+        tell(files[self.rank], "")
+        hear(files, self._timeout_s)
         if self.rank == 0:
-            for file in self._files[1:]:
+            for file in files[1:]:
                 with file.open() as held:
                     fcntl.flock(held, fcntl.LOCK_SH)  # held exclusively until its process has ended
 
@@ -67,7 +75,7 @@ class Mwms(Mode):
         port = socket.socket()
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         port.bind(("127.0.0.1", 0))
-        files = [folder / f"port-{each}" for each in range(size)]
+        files = meeting(folder, "port", size)
         tell(files[rank], str(port.getsockname()[1]))
         ports = hear(files, timeout_s)
         cluster = {"worker": [f"127.0.0.1:{each}" for each in ports]}
@@ -78,9 +86,8 @@ class Mwms(Mode):
         options = tf.distribute.experimental.CommunicationOptions(
             implementation=tf.distribute.experimental.CommunicationImplementation[self.implementation]
         )
-        return Workers(
-            rank, size, tf.distribute.MultiWorkerMirroredStrategy(communication_options=options), port, files
-        )
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        return Workers(rank, size, strategy, port, folder, timeout_s)
 
 
 class MwmsRing(Mwms):
@@ -88,6 +95,11 @@ class MwmsRing(Mwms):
 
     name = "mwms-ring"
     implementation = "RING"
+
+
+def meeting(folder: Path, name: str, size: int) -> list[Path]:
+    """The files by which all ranks tell each other one thing."""
+    return [folder / f"{name}-{rank}" for rank in range(size)]
 
 
 def tell(file: Path, text: str) -> None:
