@@ -133,7 +133,7 @@ bool Group::fail_if_memory_is_gone() {
   for (int r = 0; r < size(); ++r) {
     if (r == rank_ || !entry.participants.test(r) || !hosts_.is_here(r)) continue;
     const RankLine& line = board_.line(r);
-    if (line.attendance.load(std::memory_order_acquire) != static_cast<uint32_t>(Attendance::kShutDown)) continue;
+    if (!has_left(line)) continue;
     if (line.cursor.load(std::memory_order_acquire) > cursor_) continue;
     const std::lock_guard lock(mutex_);
     fail_because_left(r, active_members_.front().get());

@@ -206,6 +206,8 @@ void Group::depart(Attendance how) {
     if (mirror_ != nullptr) mirror_->part(kFarewellS, how == Attendance::kRemoved);
   } catch (const Error&) {
     mirror_.reset();  // the links are broken: nothing more can be said to the others
+    if (how == Attendance::kShutDown) how = Attendance::kParted;
+    board_.line(rank_).attendance.store(static_cast<uint32_t>(how), std::memory_order_release);
   }
 }
 

@@ -171,7 +171,10 @@ class Group {
   void pass_on();
   bool wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt);
   void fail_if_peers_died();
-  void fail_if_needed_rank_left(const std::vector<int>& left);
+  int cut_off_by(int rank) const;
+  bool fail_if_unread(const Operation& waiting);
+  void fail_if_needed_rank_left(const std::vector<int>& cut_off);
+  void fail_if_out_of_order();
   void fail_if_left(const Operation& operation);
   void fail_because_left(int rank, const Operation* needing);
   void fail_if_silent();

@@ -36,7 +36,7 @@ std::string list_of(const std::vector<int>& ranks) {
 void Group::fail_if_peers_died() {
   for (int r = 0; r < size(); ++r) {
     if (r == rank_ || !context_.is_dead(world_ranks_[static_cast<size_t>(r)])) continue;
-    if (board_.line(r).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown)) continue;
+    if (has_left(board_.line(r))) continue;
     record_failure(board_, FatalKind::kPeerLost,
                    here() + "] lost rank " + std::to_string(world_ranks_[static_cast<size_t>(r)]) +
                        ": its process has ended without shutdown(); see that rank's output for the reason");
@@ -44,9 +44,30 @@ void Group::fail_if_peers_died() {
   }
 }
 
-// A rank that left cleanly is missed only by the operations that still need it.
-void Group::fail_if_needed_rank_left(const std::vector<int>& left) {
-  for (const int r : left) {
+// The rank whose leaving means that nothing more is heard of `rank`: its own, or that of a leader who would have passed
+// it on. -1: none.
+int Group::cut_off_by(int rank) const {
+  if (has_left(board_.line(rank))) return rank;
+  if (!hosts_.several() || hosts_.is_here(rank)) return -1;
+  for (const int leader : {hosts_.leader(hosts_.of[static_cast<size_t>(rank)]), hosts_.here().front()}) {
+    if (has_parted(board_.line(leader))) return leader;
+  }
+  return -1;
+}
+
+// What is to be stated waits until the leader has read what was stated before: for ever, once it has parted.
+bool Group::fail_if_unread(const Operation& waiting) {
+  const int leader = hosts_.here().front();
+  if (!has_parted(board_.line(leader))) return false;
+  fail_because_left(leader, &waiting);
+  return true;
+}
+
+// A rank that left cleanly is missed only by the operations that still need it. cut_off: of each rank, see above.
+void Group::fail_if_needed_rank_left(const std::vector<int>& cut_off) {
+  for (int r = 0; r < size(); ++r) {
+    const int by = cut_off[static_cast<size_t>(r)];
+    if (by < 0 || r == rank_) continue;
     const Operation* needing = nullptr;
     const auto needs = [&](const OperationPtr& operation) {
       if (operation == nullptr || operation->state != State::kPending) return;
@@ -57,9 +78,21 @@ void Group::fail_if_needed_rank_left(const std::vector<int>& left) {
     for (const auto& [name, operation] : by_name_) needs(operation);
     // A rank that has consumed the entry has pushed all that others will ever get from it; they may still have to pull.
     const bool unfinished = board_.line(r).cursor.load(std::memory_order_acquire) <= cursor_;
-    const bool stuck = (active_ != nullptr && unfinished && active_->needs(r)) || point_to_point_.waits_for(r) ||
-                       board_.line(rank_).joined.load() != 0;
-    if (needing != nullptr || stuck) return fail_because_left(r, needing);
+    const bool is_pushed = (active_ != nullptr && unfinished && active_->needs(r)) || point_to_point_.waits_for(r);
+    const bool stuck = (by == r && is_pushed) || board_.line(rank_).joined.load() != 0;
+    if (needing != nullptr || stuck) return fail_because_left(by, needing);
+  }
+}
+
+// Executor lock held. What all ranks have stated has no place in the log if the first host's leader gave it none.
+void Group::fail_if_out_of_order() {
+  if (mirror_ == nullptr || hosts_.mine == 0) return;
+  const int first = hosts_.leader(0);
+  if (!has_parted(board_.line(first)) || mirror_->has_decisions()) return;
+  for (const auto& [cell, operation] : logged_) {
+    const Ticket ticket = operation->ticket;
+    const bool is_placed = board_.append_mark(ticket.cell).load(std::memory_order_acquire) == ticket.tag;
+    if (!is_placed && ledger_.complete(ticket)) return fail_because_left(first, operation.get());
   }
 }
 
@@ -67,9 +100,10 @@ void Group::fail_if_needed_rank_left(const std::vector<int>& left) {
 void Group::fail_if_left(const Operation& operation) {
   for (int r = 0; r < size(); ++r) {
     // In this order: what a rank has stated, it stated before it left.
-    if (board_.line(r).attendance.load() != static_cast<uint32_t>(Attendance::kShutDown) || r == rank_) continue;
+    const int by = cut_off_by(r);
+    if (by < 0 || r == rank_) continue;
     const auto missing = ledger_.missing(operation.ticket);
-    if (std::find(missing.begin(), missing.end(), r) != missing.end()) return fail_because_left(r, &operation);
+    if (std::find(missing.begin(), missing.end(), r) != missing.end()) return fail_because_left(by, &operation);
   }
 }
 
@@ -143,15 +177,17 @@ void Group::housekeep() {
   mirror();
   if (has_failed(board_)) return;
   fail_if_peers_died();
-  std::vector<int> left;
+  std::vector<int> cut_off;
+  bool any = false;
   for (int r = 0; r < size(); ++r) {
-    const bool gone = board_.line(r).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown);
-    if (gone && r != rank_) left.push_back(r);
+    cut_off.push_back(cut_off_by(r));
+    any |= cut_off.back() >= 0;
   }
   // Messages that a rank sent before it left are still in its link.
-  while (!left.empty() && deliver_messages()) continue;
+  while (any && deliver_messages()) continue;
   const std::lock_guard lock(mutex_);
-  fail_if_needed_rank_left(left);
+  fail_if_needed_rank_left(cut_off);
+  fail_if_out_of_order();
   const int64_t now = now_ns();
   for (const auto& operation : outstanding_) {
     if (operation == nullptr || !operation->quick || operation->state != State::kPending) continue;

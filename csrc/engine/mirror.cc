@@ -10,6 +10,7 @@ namespace {
 // Statements carry the watermark too; it is sent by itself once so many operations have ended without one. Less than
 // half of the eager buffers, so that nobody waits for one that is free.
 constexpr uint64_t kWatermarkStep = kEagerCount / 2 - 1;
+constexpr double kLastWordS = 0.1;  // the other leaders have so long to take it
 }  // namespace
 
 Mirror::Mirror(const Board& board, const Hosts& hosts, Ledger& own,
@@ -52,19 +53,40 @@ bool Mirror::has_backlog() const {
 
 void Mirror::part(double limit_s, bool everybody) {
   const Deadline deadline = Deadline::after_s(limit_s);
-  const auto parted = [&] {
-    for (int r = 0; r < board_.size(); ++r) {
-      if (!everybody && r != hosts_.leader(hosts_.of[static_cast<size_t>(r)])) continue;
-      const bool left = board_.line(r).attendance.load() != static_cast<uint32_t>(Attendance::kPresent);
-      if (!left && !has_failed(board_)) return false;
-    }
-    return std::all_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.out.empty(); });
-  };
-  collect();
-  while (!parted() && !deadline.passed()) {
-    if (everybody) collect();
+  do {
+    collect();
     const bool sent = move();
     if (!receive() && !sent) relax(true);
+  } while (!(have_all_left(everybody) && is_all_sent()) && !deadline.passed());
+  if (!everybody) say_last_word();
+}
+
+bool Mirror::have_all_left(bool everybody) const {
+  if (has_failed(board_)) return true;
+  for (int r = 0; r < board_.size(); ++r) {
+    if (!everybody && r != hosts_.leader(hosts_.of[static_cast<size_t>(r)])) continue;
+    if (board_.line(r).attendance.load() == static_cast<uint32_t>(Attendance::kPresent)) return false;
+  }
+  return true;
+}
+
+bool Mirror::is_all_sent() const {
+  return std::all_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.out.empty(); });
+}
+
+// Ranks that are still at work must not wait for what nobody passes on.
+void Mirror::say_last_word() {
+  const int me = hosts_.here().front();
+  board_.line(me).attendance.store(static_cast<uint32_t>(Attendance::kParted), std::memory_order_release);
+  if (have_all_left(false)) return;
+  send_attendance(me);
+  for (size_t host = 0; host < lines_.size(); ++host) {
+    // Nobody would take it.
+    if (has_left(board_.line(hosts_.leader(static_cast<int>(host))))) lines_[host].out = FrameWriter();
+  }
+  const Deadline deadline = Deadline::after_s(kLastWordS);
+  while (!is_all_sent() && !deadline.passed()) {
+    if (!move()) relax(true);
   }
 }
 
@@ -105,19 +127,23 @@ void Mirror::collect_ranks() {
       sent.watermark = watermark;
       send(FrameType::kWatermark, r, [&](FrameWriter& out) { out.put(watermark); });
     }
-    const uint32_t attendance = board_.line(r).attendance.load();
-    if (attendance != static_cast<uint32_t>(Attendance::kPresent) && !sent.has_left) {
-      sent.has_left = true;
+    if (board_.line(r).attendance.load() != sent.attendance) {
       collect_notes(r);
-      const uint64_t cursor = board_.line(r).cursor.load(std::memory_order_acquire);
-      send(FrameType::kLeft, r, [&](FrameWriter& out) {
-        out.put(cursor == kFinished ? kFinished : uint64_t{0});
-        out.put(attendance);
-      });
+      send_attendance(r);
     }
   }
   if (hosts_.mine == 0) send_log(tail);
   if (drained) send_drained();
+}
+
+void Mirror::send_attendance(int rank) {
+  const uint32_t attendance = board_.line(rank).attendance.load();
+  const uint64_t cursor = board_.line(rank).cursor.load(std::memory_order_acquire);
+  sent_[static_cast<size_t>(rank)].attendance = attendance;
+  send(FrameType::kLeft, rank, [&](FrameWriter& out) {
+    out.put(cursor == kFinished ? kFinished : uint64_t{0});
+    out.put(attendance);
+  });
 }
 
 void Mirror::collect_notes(int rank) {

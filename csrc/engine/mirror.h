@@ -35,12 +35,14 @@ class Mirror {
   bool has_sent(uint64_t entry) const { return hosts_.mine != 0 || entry < log_sent_; }
   // Executor lock held. The first host's leader looks whether all ranks wait for what can never be complete.
   void look_for_deadlock();
-  // Once this rank has left: sends what the other hosts may still need, and reads until the other leaders, or
-  // everybody, have left too, for at most limit_s seconds. MPI_Finalize may hang where messages are left that nobody
-  // has taken (MPICH 4.0.2).
+  // Once this rank has left: passes on what there is until the other leaders, or everybody, have left too, for at most
+  // limit_s seconds; then says that nothing more comes. MPI_Finalize may hang where messages are left that nobody has
+  // taken (MPICH 4.0.2).
   void part(double limit_s, bool everybody);
   // Whether something waits for a link or for room.
   bool has_backlog() const;
+  // Whether the first host has put something in order that is not in this host's log yet.
+  bool has_decisions() const { return !decisions_.empty(); }
 
  private:
   // Bytes that wait to be sent, or to be taken up: ranks that go on without those who have joined need no answers, so
@@ -64,7 +66,7 @@ class Mirror {
     uint64_t watermark = 0;
     uint64_t blocked_epoch = 0;
     bool has_joined = false;
-    bool has_left = false;
+    uint32_t attendance = static_cast<uint32_t>(Attendance::kPresent);
   };
   struct Incomplete {  // an operation for the log that a rank elsewhere has stated
     int rank = 0;
@@ -75,6 +77,10 @@ class Mirror {
   void collect_ranks();
   void collect_notes(int rank);
   void send_statement(int rank, const Note& note);
+  void send_attendance(int rank);
+  bool have_all_left(bool everybody) const;
+  bool is_all_sent() const;
+  void say_last_word();
   uint64_t close_log();
   void send_log(uint64_t tail);
   template <class Fill>

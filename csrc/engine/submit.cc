@@ -61,10 +61,10 @@ void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Oper
 // operation that waits to be stated has failed.
 void Group::check_window(Operation& waiting) {
   const std::lock_guard lock(mutex_);
+  if (fail_if_unread(waiting)) return;
   for (int r = 0; r < size(); ++r) {
-    const RankLine& line = board_.line(r);
-    const bool left = line.attendance.load() == static_cast<uint32_t>(Attendance::kShutDown);
-    if (left && line.watermark.load() < unnamed_) return fail_because_left(r, &waiting);
+    const int by = cut_off_by(r);
+    if (by >= 0 && board_.line(r).watermark.load() < unnamed_) return fail_because_left(by, &waiting);
   }
   const OperationPtr oldest = outstanding_[unconsumed_ % kUnnamedCells];
   check_age(oldest != nullptr ? *oldest : waiting, now_ns());
@@ -125,6 +125,7 @@ void Group::wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting
   };
   // Those in flight are older, so they time out first and say whom they miss.
   const auto tick = [&] {
+    if (fail_if_unread(waiting)) return;
     const double warning_s = context_.settings().stall_warning_s;
     const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
     if (warning_s <= 0 || age_s < warning_s || ledger_.has_idle_name() || waiting.warned.exchange(true)) return;

@@ -48,7 +48,13 @@ struct RankMask {
 // The cursor of a rank that has left with nothing pending: others have from it all they will ever need.
 inline constexpr uint64_t kFinished = uint64_t{1} << 63;
 
-enum class Attendance : uint32_t { kAbsent, kPresent, kShutDown, kRemoved };  // kRemoved: the group is, by all members
+enum class Attendance : uint32_t {
+  kAbsent,
+  kPresent,
+  kShutDown,
+  kRemoved,  // the group is, by all members
+  kParted,   // shut down, and of a leader: passes nothing on any more
+};
 
 struct alignas(64) RankLine {
   std::atomic<uint64_t> watermark;   // unnamed operations below it are consumed here
@@ -62,6 +68,15 @@ struct alignas(64) RankLine {
   std::atomic<int64_t> seen_ns;  // when a thread of this rank last looked around; all ranks have one clock
 };
 static_assert(sizeof(RankLine) == 64);
+
+// Whether the rank will state nothing more.
+inline bool has_left(const RankLine& line) {
+  const auto how = static_cast<Attendance>(line.attendance.load());
+  return how == Attendance::kShutDown || how == Attendance::kParted;
+}
+inline bool has_parted(const RankLine& line) {
+  return static_cast<Attendance>(line.attendance.load()) == Attendance::kParted;
+}
 
 struct RankFacts {
   uint64_t cores[kMaxRanks / 64 * 4];  // affinity mask

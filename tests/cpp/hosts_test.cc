@@ -172,17 +172,6 @@ TEST_CASE("a mismatch is an error on all hosts, and the group goes on") {
   }));
 }
 
-TEST_CASE("a rank that leaves ends what needs it on the other hosts") {
-  const Environment environment{};
-  CHECK_NOTHROW(run_hosts({0, 1, 1}, [](Rank& rank) {
-    sum_now(rank, rank.world, 1000, 1);
-    if (rank.rank == 2) return;
-    const std::string text = raised<ShutdownError>([&] { sum_now(rank, rank.world, 5000, 2); });
-    expect_contains(text, "rank 2 called shutdown() or ended");
-    expect_contains(text, "shm+wires");
-  }));
-}
-
 // Each is removed on a host as soon as that host knows that all agree, which the others may still have to hear.
 TEST_CASE("groups come and go, with operations pending in them") {
   const std::vector<int> host_of = {0, 0, 1, 2};

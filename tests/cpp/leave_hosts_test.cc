@@ -1,0 +1,98 @@
+// Ranks that leave a group on several hosts, leaders above all: what they have to pass on, and what ends without them.
+#include "doctest/doctest.h"
+#include "wires.h"
+
+namespace rr::test {
+namespace {
+
+void await(const std::atomic<bool>& flag) {
+  const Deadline deadline = Deadline::after_s(60);
+  while (!flag.load()) {
+    expect(!deadline.passed(), "the other rank is there within 60 s");
+    relax(true);
+  }
+}
+
+TEST_CASE("a rank that leaves ends what needs it on the other hosts") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_hosts({0, 1, 1}, [](Rank& rank) {
+    sum_now(rank, rank.world, 1000, 1);
+    if (rank.rank == 2) return;
+    const std::string text = raised<ShutdownError>([&] { sum_now(rank, rank.world, 5000, 2); });
+    expect_contains(text, "rank 2 called shutdown() or ended");
+    expect_contains(text, "shm+wires");
+  }));
+}
+
+TEST_CASE("a leader that leaves passes on what the ranks of its host state meanwhile") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
+  CHECK_NOTHROW(run_hosts({0, 0, 1}, [](Rank& rank) {
+    barrier(rank.world);
+    if (rank.rank == 1) {
+      while (!has_left(rank.world.board().line(0))) relax(true);
+    }
+    const OperationPtr last = start_barrier(rank.world, true);
+    if (rank.rank == 0) return;
+    rank.world.wait(*last, -1, nullptr);
+  }));
+}
+
+TEST_CASE("what only a leader that has left could pass on ends the operations of all hosts") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
+  std::atomic<bool> is_gone{false};
+  CHECK_NOTHROW(run_hosts({0, 0, 1, 1}, [&](Rank& rank) {
+    sum_now(rank, rank.world, 1000, 1);
+    // Rank 0 has stated it, so that only the others are missed.
+    const Sum sum = rank.rank == 0 || rank.rank == 2 ? start_sum(rank, rank.world, 5000, 2) : Sum{};
+    if (rank.rank == 0) {
+      rank.context.shutdown();
+      is_gone = true;
+      return;
+    }
+    if (rank.rank != 2) await(is_gone);
+    const std::string text = raised<ShutdownError>(
+        [&] { finish_sum(rank.world, rank.rank == 2 ? sum : start_sum(rank, rank.world, 5000, 2)); });
+    expect_contains(text, "rank 0 called shutdown() or ended");
+  }));
+}
+
+TEST_CASE("what the first host has not put in order before its leader left ends the operations of the others") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
+  std::atomic<bool> is_gone{false};
+  CHECK_NOTHROW(run_hosts({0, 1}, [&](Rank& rank) {
+    sum_now(rank, rank.world, 1000, 1);
+    if (rank.rank == 1) await(is_gone);
+    const Sum sum = start_sum(rank, rank.world, 50000, 2);
+    if (rank.rank == 0) {
+      rank.context.shutdown();
+      is_gone = true;
+      return;
+    }
+    const std::string text = raised<ShutdownError>([&] { finish_sum(rank.world, sum); });
+    expect_contains(text, "rank 0 called shutdown() or ended");
+  }));
+}
+
+TEST_CASE("a rank whose leader has left waits for no name that only the leader could free") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
+  std::atomic<bool> is_gone{false};
+  CHECK_NOTHROW(run_hosts(
+      {0, 0, 1},
+      [&](Rank& rank) {
+        std::vector<Sum> sums;
+        for (int k = 0; k < 16; ++k) sums.push_back(start_sum(rank, rank.world, 2, k, "name " + std::to_string(k)));
+        if (rank.rank == 1) await(is_gone);
+        for (const Sum& sum : sums) finish_sum(rank.world, sum);
+        if (rank.rank == 0) {
+          rank.context.shutdown();
+          is_gone = true;
+        }
+        if (rank.rank != 1) return;
+        const std::string text = raised<ShutdownError>([&] { sum_now(rank, rank.world, 2, 1, "one more"); });
+        expect_contains(text, "rank 0 called shutdown() or ended");
+      },
+      16));
+}
+
+}  // namespace
+}  // namespace rr::test
