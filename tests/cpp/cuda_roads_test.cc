@@ -20,14 +20,13 @@ TEST_CASE("GPUs: every kind by both roads, sharing one GPU, two each, and one ea
         CAPTURE(road);
         CAPTURE(size);
         CAPTURE(each);
-        const Environment environment{{"RINGREDUCE_CUDA_ROAD", road}};
+        // Nobody closes a bucket before all tensors are in it, however slow this machine is.
+        const Environment environment{{"RINGREDUCE_CUDA_ROAD", road}, {"RINGREDUCE_FUSION_LINGER_US", "1000000"}};
         std::atomic<uint64_t> launches{0};
         CHECK_NOTHROW(
             run_ranks(size, on_gpu(own_gpus(static_cast<uint64_t>(10 * size + each), each), [&](GpuRank& rank) {
                         check_all(rank);
                         const Stats& stats = rank.rank.context.stats();
-                        // What shares a bucket is the same on all ranks; on a slow machine it can be nothing.
-                        for (int k = 0; k < 200 && stats.fused_operations == 0; ++k) check_buckets(rank);
                         const bool is_staged = std::string(road) == "staged";
                         expect((stats.cuda_staged > 0) == is_staged, "staged");
                         expect((stats.cuda_ipc > 0) != is_staged, "ipc");

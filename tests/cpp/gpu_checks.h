@@ -78,6 +78,7 @@ inline void check_buckets(GpuRank& rank) {
       request.is_async = true;
       operations.push_back(rank.world.submit(request, nullptr));
     }
+    barrier(rank.world);  // who waits for a tensor closes its bucket
     for (const OperationPtr& operation : operations) rank.world.wait(*operation, -1, nullptr);
     for (size_t k = 0; k < std::size(counts); ++k) {
       const Case c = {DType::kFloat32, ReduceOp::kSum, counts[k], 1.0, 1.0};
