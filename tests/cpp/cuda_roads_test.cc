@@ -25,6 +25,7 @@ TEST_CASE("GPUs: every kind by both roads, sharing one GPU, two each, and one ea
         std::atomic<uint64_t> launches{0};
         CHECK_NOTHROW(
             run_ranks(size, on_gpu(own_gpus(static_cast<uint64_t>(10 * size + each), each), [&](GpuRank& rank) {
+                        check_buckets(rank, true);
                         check_all(rank);
                         const Stats& stats = rank.rank.context.stats();
                         const bool is_staged = std::string(road) == "staged";

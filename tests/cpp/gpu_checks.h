@@ -65,7 +65,8 @@ inline void check_allreduces(GpuRank& rank) {
 }
 
 // Tensors that are submitted one after the other share a bucket; a group has tensors of several types.
-inline void check_buckets(GpuRank& rank) {
+// together: nobody waits for one, which would close its bucket, before all are submitted.
+inline void check_buckets(GpuRank& rank, bool together = false) {
   const size_t counts[] = {5, 0, 4099, 1, 1023, 20001};
   for (int turn = 0; turn < 3; ++turn) {
     std::vector<GpuTensor> tensors;
@@ -78,7 +79,7 @@ inline void check_buckets(GpuRank& rank) {
       request.is_async = true;
       operations.push_back(rank.world.submit(request, nullptr));
     }
-    barrier(rank.world);  // who waits for a tensor closes its bucket
+    if (together) barrier(rank.world);
     for (const OperationPtr& operation : operations) rank.world.wait(*operation, -1, nullptr);
     for (size_t k = 0; k < std::size(counts); ++k) {
       const Case c = {DType::kFloat32, ReduceOp::kSum, counts[k], 1.0, 1.0};
