@@ -25,8 +25,9 @@ TEST_CASE("GPUs: memory that cannot be exported is staged, and so is what a GPU 
                             check_buckets(rank);
                             check_all(rank);
                             const Stats& stats = rank.rank.context.stats();
-                            expect(stats.cuda_ipc > 0 && stats.cuda_ipc < 20, "tried at first");
-                            expect(stats.cuda_staged > stats.cuda_ipc, "then staged");
+                            expect(stats.cuda_ipc > 0, "tried at first");
+                            // Nor here; how many buckets the empty ones share depends on the time.
+                            expect(stats.cuda_staged > 3 * stats.cuda_ipc, "then staged");
                           })));
 }
 
