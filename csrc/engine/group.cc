@@ -88,7 +88,7 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
   ::sched_getaffinity(0, sizeof cores, &cores);
   std::memcpy(board_.facts(rank_).cores, &cores, std::min(sizeof cores, sizeof(RankFacts)));
   board_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
-  board_.line(rank_).attendance.store(static_cast<uint32_t>(Attendance::kPresent), std::memory_order_release);
+  board_.line(rank_).attendance.store(Attendance::kPresent, std::memory_order_release);
   if (hosts_.several() && hosts_.here().front() == rank_) mirror_ = make_mirror();
   for (Bell* bell : bells_.wait) ring(*bell);
 }
@@ -141,7 +141,7 @@ void Group::await_attendance(double timeout_s, Interrupt interrupt) {
   const auto absent = [this] {
     std::vector<int> ranks;
     for (int r = 0; r < size(); ++r) {
-      if (board_.line(r).attendance.load(std::memory_order_acquire) == 0) ranks.push_back(r);
+      if (board_.line(r).attendance.load(std::memory_order_acquire) == Attendance::kAbsent) ranks.push_back(r);
     }
     return ranks;
   };
@@ -201,13 +201,14 @@ void Group::depart(Attendance how) {
     const std::lock_guard lock(mutex_);
     if (logged_.empty()) board_.line(rank_).cursor.store(kFinished, std::memory_order_release);
   }
-  board_.line(rank_).attendance.store(static_cast<uint32_t>(how), std::memory_order_release);
+  board_.line(rank_).attendance.store(how, std::memory_order_release);
   try {
     if (mirror_ != nullptr) mirror_->part(kFarewellS, how == Attendance::kRemoved);
   } catch (const Error&) {
     mirror_.reset();  // the links are broken: nothing more can be said to the others
-    if (how == Attendance::kShutDown) how = Attendance::kParted;
-    board_.line(rank_).attendance.store(static_cast<uint32_t>(how), std::memory_order_release);
+    if (how == Attendance::kShutDown) {
+      board_.line(rank_).attendance.store(Attendance::kParted, std::memory_order_release);
+    }
   }
 }
 

@@ -178,13 +178,10 @@ void Group::housekeep() {
   if (has_failed(board_)) return;
   fail_if_peers_died();
   std::vector<int> cut_off;
-  bool any = false;
-  for (int r = 0; r < size(); ++r) {
-    cut_off.push_back(cut_off_by(r));
-    any |= cut_off.back() >= 0;
-  }
+  for (int r = 0; r < size(); ++r) cut_off.push_back(cut_off_by(r));
   // Messages that a rank sent before it left are still in its link.
-  while (any && deliver_messages()) continue;
+  const bool has_anyone_left = std::any_of(cut_off.begin(), cut_off.end(), [](int by) { return by >= 0; });
+  while (has_anyone_left && deliver_messages()) continue;
   const std::lock_guard lock(mutex_);
   fail_if_needed_rank_left(cut_off);
   fail_if_out_of_order();

@@ -21,7 +21,7 @@ Mirror::Mirror(const Board& board, const Hosts& hosts, Ledger& own,
     ledgers_.push_back(hosts.is_here(r) ? nullptr : make_ledger(r));
     if (hosts.is_here(r)) continue;
     // That they exist is agreed before there is a group; a rank that cannot go on ends the job.
-    board.line(r).attendance.store(static_cast<uint32_t>(Attendance::kPresent), std::memory_order_release);
+    board.line(r).attendance.store(Attendance::kPresent, std::memory_order_release);
   }
   for (size_t host = 0; host < control.size(); ++host) lines_[host].link = std::move(control[host]);
 }
@@ -65,7 +65,7 @@ bool Mirror::have_all_left(bool everybody) const {
   if (has_failed(board_)) return true;
   for (int r = 0; r < board_.size(); ++r) {
     if (!everybody && r != hosts_.leader(hosts_.of[static_cast<size_t>(r)])) continue;
-    if (board_.line(r).attendance.load() == static_cast<uint32_t>(Attendance::kPresent)) return false;
+    if (board_.line(r).attendance.load() == Attendance::kPresent) return false;
   }
   return true;
 }
@@ -77,7 +77,7 @@ bool Mirror::is_all_sent() const {
 // Ranks that are still at work must not wait for what nobody passes on.
 void Mirror::say_last_word() {
   const int me = hosts_.here().front();
-  board_.line(me).attendance.store(static_cast<uint32_t>(Attendance::kParted), std::memory_order_release);
+  board_.line(me).attendance.store(Attendance::kParted, std::memory_order_release);
   if (have_all_left(false)) return;
   send_attendance(me);
   for (size_t host = 0; host < lines_.size(); ++host) {
@@ -137,7 +137,7 @@ void Mirror::collect_ranks() {
 }
 
 void Mirror::send_attendance(int rank) {
-  const uint32_t attendance = board_.line(rank).attendance.load();
+  const Attendance attendance = board_.line(rank).attendance.load();
   const uint64_t cursor = board_.line(rank).cursor.load(std::memory_order_acquire);
   sent_[static_cast<size_t>(rank)].attendance = attendance;
   send(FrameType::kLeft, rank, [&](FrameWriter& out) {

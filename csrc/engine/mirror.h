@@ -59,14 +59,14 @@ class Mirror {
     std::unique_ptr<Link> link;
     FrameWriter out;
     FrameReader in;
-    Gate gate = Gate::kNone;                           // it has said that it is there
-    std::vector<std::pair<int, uint32_t>> left_after;  // ranks of its that have left since, and how
+    Gate gate = Gate::kNone;                             // it has said that it is there
+    std::vector<std::pair<int, Attendance>> left_after;  // ranks of its that have left since, and how
   };
   struct Sent {  // what the others know of a rank here
     uint64_t watermark = 0;
     uint64_t blocked_epoch = 0;
     bool has_joined = false;
-    uint32_t attendance = static_cast<uint32_t>(Attendance::kPresent);
+    Attendance attendance = Attendance::kPresent;
   };
   struct Incomplete {  // an operation for the log that a rank elsewhere has stated
     int rank = 0;

@@ -54,7 +54,7 @@ bool Mirror::apply(Line& line, FrameParser& frame) {
     case FrameType::kLeft: {
       // What it has pushed may still be on its way, over another link than this.
       board_.line(rank).cursor.store(frame.take<uint64_t>(), std::memory_order_release);
-      const uint32_t attendance = frame.take<uint32_t>();
+      const Attendance attendance = frame.take<Attendance>();
       if (line.gate != Gate::kNone) {
         line.left_after.push_back({rank, attendance});  // nobody here misses it before
         return true;

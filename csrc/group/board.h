@@ -63,7 +63,7 @@ struct alignas(64) RankLine {
   std::atomic<uint64_t> blocked_tag;
   std::atomic<uint64_t> blocked_epoch;  // moves whenever blocked_on does
   std::atomic<uint64_t> unnamed;        // this rank's counter of unnamed operations when it joined or blocked
-  std::atomic<uint32_t> attendance;
+  std::atomic<Attendance> attendance;
   std::atomic<uint32_t> joined;
   std::atomic<int64_t> seen_ns;  // when a thread of this rank last looked around; all ranks have one clock
 };
@@ -71,12 +71,10 @@ static_assert(sizeof(RankLine) == 64);
 
 // Whether the rank will state nothing more.
 inline bool has_left(const RankLine& line) {
-  const auto how = static_cast<Attendance>(line.attendance.load());
+  const Attendance how = line.attendance.load();
   return how == Attendance::kShutDown || how == Attendance::kParted;
 }
-inline bool has_parted(const RankLine& line) {
-  return static_cast<Attendance>(line.attendance.load()) == Attendance::kParted;
-}
+inline bool has_parted(const RankLine& line) { return line.attendance.load() == Attendance::kParted; }
 
 struct RankFacts {
   uint64_t cores[kMaxRanks / 64 * 4];  // affinity mask

@@ -56,14 +56,14 @@ TEST_CASE("cuda device: lanes run beside each other and follow marks") {
   const auto device = fake.device(0);
   const uint64_t events = fake.calls("cuEventCreate");
   constexpr size_t kCount = 1024;
-  const Pinned in(*device, 4096);
-  const Pinned out(*device, 4096);
+  const HostMemory in(*device, 4096);
+  const HostMemory out(*device, 4096);
   std::byte* const a = device->allocate(kCount * 4);
   std::byte* const b = device->allocate(kCount * 4);
   CHECK_FALSE(device->is_busy());
   CHECK(device->passed({Lane::kToHost, 0}));
   for (size_t round = 0; round < 100; ++round) {
-    for (size_t i = 0; i < kCount; ++i) in.floats()[i] = value(round, i);
+    for (size_t i = 0; i < kCount; ++i) in.as<float>()[i] = value(round, i);
     device->copy(Lane::kToDevice, a, in.data(), kCount * 4);
     device->follow(Lane::kCompute, device->mark(Lane::kToDevice));
     device->move(Lane::kCompute, {{a, b, kCount}}, DType::kFloat32, DType::kFloat32, 0.5);
@@ -71,8 +71,8 @@ TEST_CASE("cuda device: lanes run beside each other and follow marks") {
     device->copy(Lane::kToHost, out.data(), b, kCount * 4);
     CHECK(device->is_busy());
     const Mark end = device->mark(Lane::kToHost);
-    until([&] { return device->passed(end); });
-    for (size_t i = 0; i < kCount; ++i) REQUIRE(out.floats()[i] == 0.5F * value(round, i));
+    wait_for([&] { return device->passed(end); });
+    for (size_t i = 0; i < kCount; ++i) REQUIRE(out.as<float>()[i] == 0.5F * value(round, i));
   }
   // What the last mark of a lane has followed has passed as well, but was not asked for.
   CHECK(device->is_busy());

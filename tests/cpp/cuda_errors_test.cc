@@ -102,33 +102,31 @@ TEST_CASE("GPUs: a rank that leaves in the middle, and one whose GPU breaks") {
     };
     for (const bool breaks : {false, true}) {
       std::atomic<int> waiting{0};
-      CHECK_NOTHROW(run_ranks(
-          3, on_gpu(manual, [&](GpuRank& rank) {
-            const auto tensor = std::make_shared<GpuTensor>(rank.gpu, DType::kFloat32, std::vector<uint64_t>{50000});
-            Request request = request_of(Kind::kAllreduce);
-            request.srcs = request.dsts = {tensor->view()};
-            request.is_async = true;
-            request.keep = tensor;
-            const OperationPtr operation = rank.world.submit(request, nullptr);
-            if (rank.rank.rank == 2) {
-              // Its lanes do nothing, so the operation cannot end.
-              wait_for([&] { return rank.gpu.is_busy(); });
-              const auto has_told_others = [&] {
-                return rank.world.board().line(2).attendance.load() == static_cast<uint32_t>(Attendance::kShutDown);
-              };
-              if (!breaks) return leave(rank, has_told_others);
-              rank.gpu.break_down("an illegal memory access was encountered");
-            }
-            const std::string text = raised<InternalError>([&] {
-              try {
-                rank.world.wait(*operation, -1, nullptr);
-              } catch (const ShutdownError& error) {
-                throw InternalError(error.what());
-              }
-            });
-            expect_contains(text, breaks ? "illegal memory access" : "rank 2 called shutdown()");
-            ++waiting;
-          })));
+      CHECK_NOTHROW(run_ranks(3, on_gpu(manual, [&](GpuRank& rank) {
+                                const auto tensor = std::make_shared<GpuTensor>(rank.gpu, DType::kFloat32,
+                                                                                std::vector<uint64_t>{50000});
+                                Request request = request_of(Kind::kAllreduce);
+                                request.srcs = request.dsts = {tensor->view()};
+                                request.is_async = true;
+                                request.keep = tensor;
+                                const OperationPtr operation = rank.world.submit(request, nullptr);
+                                if (rank.rank.rank == 2) {
+                                  // Its lanes do nothing, so the operation cannot end.
+                                  wait_for([&] { return rank.gpu.is_busy(); });
+                                  const auto has_told_others = [&] { return has_left(rank.world.board().line(2)); };
+                                  if (!breaks) return leave(rank, has_told_others);
+                                  rank.gpu.break_down("an illegal memory access was encountered");
+                                }
+                                const std::string text = raised<InternalError>([&] {
+                                  try {
+                                    rank.world.wait(*operation, -1, nullptr);
+                                  } catch (const ShutdownError& error) {
+                                    throw InternalError(error.what());
+                                  }
+                                });
+                                expect_contains(text, breaks ? "illegal memory access" : "rank 2 called shutdown()");
+                                ++waiting;
+                              })));
       CHECK(waiting == (breaks ? 3 : 2));
     }
   }

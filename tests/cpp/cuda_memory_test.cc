@@ -46,7 +46,7 @@ TEST_CASE("cuda memory: memory is given out while another thread unpins, which w
   const auto device = fake.device(0);
   Program program(fake);
   const cu::Stream stream = program.stream();
-  auto pinned = std::make_unique<Pinned>(*device, 8192);
+  auto pinned = std::make_unique<HostMemory>(*device, 8192);
   device->hold(stream, device->words(), 1);
   std::atomic<bool> unpins{false}, is_unpinned{false}, is_allocated{false};
   std::thread unpinning([&] {
@@ -54,7 +54,7 @@ TEST_CASE("cuda memory: memory is given out while another thread unpins, which w
     pinned.reset();
     is_unpinned = true;
   });
-  until([&] { return unpins.load(); });
+  wait_for([&] { return unpins.load(); });
   std::thread allocating([&] {
     device->release(device->allocate(size_t{1} << 20));
     is_allocated = true;
@@ -76,10 +76,10 @@ TEST_CASE("cuda memory: who issues one and is kept there keeps nobody from freei
   std::thread caller([&] {
     holds.hold(&word, 1, false, [&] {
       is_inside = true;
-      until([&] { return may_leave.load(); });
+      wait_for([&] { return may_leave.load(); });
     });
   });
-  until([&] { return is_inside.load(); });
+  wait_for([&] { return is_inside.load(); });
   holds.later([&] { ++freed; });
   holds.collect();
   CHECK_FALSE(holds.free_now([&] { ++freed; }));

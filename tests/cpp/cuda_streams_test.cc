@@ -17,21 +17,21 @@ TEST_CASE("cuda streams: a notify comes after the stream's work, and a hold keep
     const cu::Stream consumer = program.stream();
     const cu::DevicePtr x = program.allocate(kCount * 4);
     const cu::DevicePtr y = program.allocate(kCount * 4);
-    const Pinned source(*device, 4096);
-    const Pinned result(*device, 4096);
-    for (size_t i = 0; i < kCount; ++i) source.floats()[i] = value(round, i);
+    const HostMemory source(*device, 4096);
+    const HostMemory result(*device, 4096);
+    for (size_t i = 0; i < kCount; ++i) source.as<float>()[i] = value(round, i);
     Reached reached;
     fake.fake_cuda_delay(producer, 500);
     fake.driver->memcpy_async(x, device_ptr(source.data()), kCount * 4, producer);
     device->notify(producer, &Reached::call, &reached);
     device->hold(consumer, device->words() + 7, round);
     fake.driver->memcpy_async(device_ptr(result.data()), y, kCount * 4, consumer);
-    until([&] { return reached.times.load(std::memory_order_acquire) == 1; });
+    wait_for([&] { return reached.times.load(std::memory_order_acquire) == 1; });
     device->move(Lane::kCompute, {{host_ptr(x), host_ptr(y), kCount}}, DType::kFloat32, DType::kFloat32, 2.0);
     finish(*device, Lane::kCompute);
     write_word(device->words() + 7, round);
     program.synchronize(consumer);
-    for (size_t i = 0; i < kCount; ++i) REQUIRE(result.floats()[i] == 2 * value(round, i));
+    for (size_t i = 0; i < kCount; ++i) REQUIRE(result.as<float>()[i] == 2 * value(round, i));
     fake.driver->mem_free(x);
     fake.driver->mem_free(y);
   }
@@ -45,10 +45,10 @@ TEST_CASE("cuda streams: the default streams are the caller's too") {
   Reached reached;
   fake.fake_cuda_delay(nullptr, 500);
   device->notify(nullptr, &Reached::call, &reached);
-  until([&] { return reached.times.load(std::memory_order_acquire) == 1; });
+  wait_for([&] { return reached.times.load(std::memory_order_acquire) == 1; });
   device->notify(reinterpret_cast<Stream>(uintptr_t{1}), &Reached::call, &reached);
   device->notify(reinterpret_cast<Stream>(uintptr_t{2}), &Reached::call, &reached);
-  until([&] { return reached.times.load(std::memory_order_acquire) == 3; });
+  wait_for([&] { return reached.times.load(std::memory_order_acquire) == 3; });
 }
 
 TEST_CASE("cuda streams: a stream that holds when the device ends goes on") {
@@ -69,8 +69,8 @@ TEST_CASE("cuda streams: notify and hold are captured, and every replay is an op
   const cu::Stream stream = program.stream();
   constexpr size_t kCount = 500;
   const cu::DevicePtr x = program.allocate(kCount * 4);
-  const Pinned in(*device, 4096);
-  const Pinned out(*device, 4096);
+  const HostMemory in(*device, 4096);
+  const HostMemory out(*device, 4096);
   Reached reached;
   CHECK_FALSE(device->is_capturing(stream));
   FakeCuda::check(fake.cuStreamBeginCapture_v2(stream, 0), "cuStreamBeginCapture");
@@ -91,14 +91,14 @@ TEST_CASE("cuda streams: notify and hold are captured, and every replay is an op
   CHECK(reached.times == 0);
   for (int replay = 1; replay <= 3; ++replay) {
     write_word(device->words() + 3, 0);
-    for (size_t i = 0; i < kCount; ++i) in.floats()[i] = value(static_cast<size_t>(replay), i);
+    for (size_t i = 0; i < kCount; ++i) in.as<float>()[i] = value(static_cast<size_t>(replay), i);
     FakeCuda::check(fake.cuGraphLaunch(graph, stream), "cuGraphLaunch");
-    until([&] { return reached.times.load(std::memory_order_acquire) == replay; });
+    wait_for([&] { return reached.times.load(std::memory_order_acquire) == replay; });
     device->move(Lane::kCompute, {{host_ptr(x), host_ptr(x), kCount}}, DType::kFloat32, DType::kFloat32, 4.0);
     finish(*device, Lane::kCompute);
     write_word(device->words() + 3, 1);
     program.synchronize(stream);
-    for (size_t i = 0; i < kCount; ++i) REQUIRE(out.floats()[i] == 4 * value(static_cast<size_t>(replay), i));
+    for (size_t i = 0; i < kCount; ++i) REQUIRE(out.as<float>()[i] == 4 * value(static_cast<size_t>(replay), i));
   }
   fake.driver->mem_free(x);
 }
@@ -106,11 +106,11 @@ TEST_CASE("cuda streams: notify and hold are captured, and every replay is an op
 TEST_CASE("cuda streams: a lane that is added does not wait for others, and is given out again") {
   const auto device = FakeCuda::get().device(0);
   constexpr size_t kParts = 1000;  // a table that has to be uploaded, and is used in both lanes
-  const Pinned source(*device, kParts * 16);
-  const Pinned result(*device, kParts * 16);
+  const HostMemory source(*device, kParts * 16);
+  const HostMemory result(*device, kParts * 16);
   std::vector<DevicePart> parts;
   for (size_t i = 0; i < kParts; ++i) {
-    source.floats()[4 * i] = value(i, i);
+    source.as<float>()[4 * i] = value(i, i);
     parts.push_back({source.data() + 16 * i, result.data() + 16 * i, 1});
   }
   const Lane held = device->add_lane();
@@ -122,12 +122,12 @@ TEST_CASE("cuda streams: a lane that is added does not wait for others, and is g
   for (const float factor : {2.0F, 1.0F}) {
     device->move(other, parts, DType::kFloat32, DType::kFloat32, factor);
     finish(*device, other);
-    for (size_t i = 0; i < kParts; ++i) REQUIRE(result.floats()[4 * i] == factor * value(i, i));
+    for (size_t i = 0; i < kParts; ++i) REQUIRE(result.as<float>()[4 * i] == factor * value(i, i));
   }
   CHECK_FALSE(device->passed(end));
   write_word(device->words() + 5, 1);
-  until([&] { return device->passed(end); });
-  for (size_t i = 0; i < kParts; ++i) REQUIRE(result.floats()[4 * i] == 3 * value(i, i));
+  wait_for([&] { return device->passed(end); });
+  for (size_t i = 0; i < kParts; ++i) REQUIRE(result.as<float>()[4 * i] == 3 * value(i, i));
   device->remove_lane(held);
   CHECK(device->add_lane() == held);
   CHECK(device->lanes() == kLanes + 2);

@@ -185,8 +185,7 @@ TEST_CASE("a rank that leaves while its registered memory is wanted: no sum of w
       rank.context.shutdown();
       if (!kThreadSanitizer) std::fill_n(values, kSums * kCount, 1e9f);  // a race, which is what the test is about
     } else {
-      const auto& attendance = rank.world.board().line(0).attendance;
-      while (attendance.load() != static_cast<uint32_t>(Attendance::kShutDown)) std::this_thread::yield();
+      wait_for([&] { return has_left(rank.world.board().line(0)); });
       try {
         for (int i = 0; i < kSums; ++i) start(i);
       } catch (const ShutdownError&) {  // heard of it before the last

@@ -5,14 +5,6 @@
 namespace rr::test {
 namespace {
 
-void await(const std::atomic<bool>& flag) {
-  const Deadline deadline = Deadline::after_s(60);
-  while (!flag.load()) {
-    expect(!deadline.passed(), "the other rank is there within 60 s");
-    relax(true);
-  }
-}
-
 TEST_CASE("a rank that leaves ends what needs it on the other hosts") {
   const Environment environment{};
   CHECK_NOTHROW(run_hosts({0, 1, 1}, [](Rank& rank) {
@@ -29,7 +21,7 @@ TEST_CASE("a leader that leaves passes on what the ranks of its host state meanw
   CHECK_NOTHROW(run_hosts({0, 0, 1}, [](Rank& rank) {
     barrier(rank.world);
     if (rank.rank == 1) {
-      while (!has_left(rank.world.board().line(0))) relax(true);
+      wait_for([&] { return has_left(rank.world.board().line(0)); });
     }
     const OperationPtr last = start_barrier(rank.world, true);
     if (rank.rank == 0) return;
@@ -49,7 +41,7 @@ TEST_CASE("what only a leader that has left could pass on ends the operations of
       is_gone = true;
       return;
     }
-    if (rank.rank != 2) await(is_gone);
+    if (rank.rank != 2) wait_for([&] { return is_gone.load(); });
     const std::string text = raised<ShutdownError>(
         [&] { finish_sum(rank.world, rank.rank == 2 ? sum : start_sum(rank, rank.world, 5000, 2)); });
     expect_contains(text, "rank 0 called shutdown() or ended");
@@ -61,7 +53,7 @@ TEST_CASE("what the first host has not put in order before its leader left ends 
   std::atomic<bool> is_gone{false};
   CHECK_NOTHROW(run_hosts({0, 1}, [&](Rank& rank) {
     sum_now(rank, rank.world, 1000, 1);
-    if (rank.rank == 1) await(is_gone);
+    if (rank.rank == 1) wait_for([&] { return is_gone.load(); });
     const Sum sum = start_sum(rank, rank.world, 50000, 2);
     if (rank.rank == 0) {
       rank.context.shutdown();
@@ -81,7 +73,7 @@ TEST_CASE("a rank whose leader has left waits for no name that only the leader c
       [&](Rank& rank) {
         std::vector<Sum> sums;
         for (int k = 0; k < 16; ++k) sums.push_back(start_sum(rank, rank.world, 2, k, "name " + std::to_string(k)));
-        if (rank.rank == 1) await(is_gone);
+        if (rank.rank == 1) wait_for([&] { return is_gone.load(); });
         for (const Sum& sum : sums) finish_sum(rank.world, sum);
         if (rank.rank == 0) {
           rank.context.shutdown();

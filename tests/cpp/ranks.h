@@ -17,20 +17,10 @@
 #include <vector>
 
 #include "engine/context.h"
+#include "expect.h"
 #include "os/mapping.h"
 
 namespace rr::test {
-
-inline void expect(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error("expected: " + what);
-}
-
-// Gives way until the condition holds; 60 s at most.
-inline void wait_for(const std::function<bool()>& condition) {
-  const Deadline deadline = Deadline::after_s(60);
-  while (!condition() && !deadline.passed()) std::this_thread::yield();
-  expect(condition(), "what the test waits for");
-}
 
 // Environment variables for the time of a test. Set before ranks start, since they read them when they start.
 class Environment {

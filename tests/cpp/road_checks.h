@@ -2,11 +2,9 @@
 #pragma once
 
 #include <cstring>
-#include <stdexcept>
-#include <thread>
 
-#include "base/clock.h"
 #include "collective/algorithm.h"
+#include "expect.h"
 #include "fake_device.h"
 
 namespace rr::test {
@@ -36,11 +34,7 @@ inline Bytes block(int from, int to, size_t nbytes) {
 
 // Steps until it is done; 60 s at most.
 inline void finish(Algorithm& algorithm) {
-  const Deadline deadline = Deadline::after_s(60);
-  while (algorithm.step() != Step::kDone) {
-    if (deadline.passed()) throw std::runtime_error("an algorithm does not end");
-    std::this_thread::yield();
-  }
+  wait_for([&] { return algorithm.step() == Step::kDone; });
 }
 
 }  // namespace rr::test

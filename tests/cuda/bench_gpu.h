@@ -1,7 +1,5 @@
-// What the two halves of rr_gpu share: a GPU whose lanes are waited for, and host memory that they copy from and to.
+// What the two halves of rr_gpu share: a GPU whose lanes are waited for.
 #pragma once
-
-#include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -13,37 +11,11 @@
 #include "base/clock.h"
 #include "base/errors.h"
 #include "cuda/device.h"
+#include "host_memory.h"
 
 namespace rr {
 
 constexpr double kPatienceS = 60;  // under compute-sanitizer a launch may take seconds
-
-// Pinned host memory. Pages, zero at first.
-class HostMemory {
- public:
-  HostMemory(Device& device, size_t nbytes) : device_(device), nbytes_(nbytes) {
-    void* pages = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (pages == MAP_FAILED) throw std::bad_alloc();
-    data_ = static_cast<std::byte*>(pages);
-    device_.pin(data_, nbytes_);
-  }
-  ~HostMemory() {
-    device_.unpin(data_);
-    ::munmap(data_, nbytes_);
-  }
-  HostMemory(const HostMemory&) = delete;
-  HostMemory& operator=(const HostMemory&) = delete;
-  std::byte* data() const { return data_; }
-  template <class T>
-  T* as() const {
-    return reinterpret_cast<T*>(data_);
-  }
-
- private:
-  Device& device_;
-  size_t nbytes_;
-  std::byte* data_ = nullptr;
-};
 
 class DeviceMemory {
  public:
