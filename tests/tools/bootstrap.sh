@@ -15,11 +15,12 @@ missing() {
   [ "${2:-}" != doctest ] || [ -e /usr/include/doctest/doctest.h ] || printf ' doctest-dev'
 }
 
-# Tests skip, by name, what is not here of these.
+# Tests skip, by name, the MPI that is not here; ccache shortens builds.
 optional() {
   [ "${2:-}" = doctest ] || return 0
   command -v mpirun.openmpi >/dev/null || printf ' openmpi-bin'
   command -v mpirun.mpich >/dev/null || printf ' mpich'
+  command -v ccache >/dev/null || printf ' ccache'
 }
 
 can_install() { [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; }
@@ -64,7 +65,7 @@ fi
 packages=$(optional "$@")
 if [ -n "$packages" ]; then
   # shellcheck disable=SC2086
-  { can_install && apt_install $packages; } || echo "== not here, their tests skip:$packages" >&2
+  { can_install && apt_install $packages; } || echo "== not here, so some tests skip and builds take longer:$packages" >&2
 fi
 
 # A .venv whose interpreter has gone (an upgrade, another machine) is made anew.
