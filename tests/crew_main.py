@@ -1,6 +1,5 @@
-"""One rank of crew.py, started by an mpirun: does job after job, each as rank_main.py would, until told to end."""
+"""One rank of crew.py, started by an mpirun: does job after job, each as rank_server.py would, until told to end."""
 
-import ctypes
 import faulthandler
 import os
 import pickle
@@ -10,11 +9,11 @@ import traceback
 from multiprocessing.connection import Client
 from typing import Any
 
-from rank_main import PR_SET_PDEATHSIG, call
+from rank_server import call, die_with_parent
 
 
 def main(address: str) -> int:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     from mpi4py import MPI

@@ -1,4 +1,4 @@
-"""Runs a function of a test module on several ranks, one process each, without ringrun.
+"""Runs a function of a test module on several ranks, one process each (rank_pool.py), without ringrun.
 
     def double(x):                                   # at module level: each rank imports the module and calls it
         import ringreduce
@@ -22,7 +22,6 @@ import pickle
 import secrets
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
+
+import rank_pool
 
 SIZES = (1, 2, 3, 4, 5, 8)
 LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "HOROVOD_", "HYDI_")
@@ -70,19 +71,18 @@ class Ranks:
         self, work: Callable[..., Any] | str, size: int, args: Sequence[Any], env: Mapping[str, str | None] | None
     ) -> None:
         self.size = size
-        self.procs: list[subprocess.Popen[bytes]] = []
+        self.procs: list[rank_pool.Process] = []
         self.started = time.monotonic()
         self._ends: dict[int, float] = {}
         self._results: list[int] = []
         self._outputs: list[int] = []
         self._events: list[int] = []
         self._orders: list[int] = []
-        self._pidfds: list[int] = []
         self._heard: list[bytes] = [b""] * size
         with ExitStack() as undo:
             undo.callback(self.close)
             rendezvous = f"test-{os.getpid()}-{secrets.token_hex(8)}:{secrets.token_hex(32)}"
-            job = pickle.dumps(_job(work, args))
+            job = _job(work, args)
             for rank in range(size):
                 self._start(rank, job, _environment(rank, size, rendezvous, env))
             undo.pop_all()
@@ -126,7 +126,7 @@ class Ranks:
         timeout_s = min(timeout_s, float(os.environ.get("RR_TEST_LONGEST_S", "inf")))
         deadline = time.monotonic() + timeout_s
         while running := self._running():
-            if not _poll([self._pidfds[rank] for rank in running], deadline):
+            if not _poll([self.procs[rank].pidfd for rank in running], deadline):
                 self._dump(running)
                 raise AssertionError(f"ranks {running} did not finish within {timeout_s:g} s\n{self.report()}")
         return self.outcomes()
@@ -135,7 +135,7 @@ class Ranks:
         """The rank that ends first."""
         deadline = time.monotonic() + timeout_s
         while len(running := self._running()) == self.size:
-            if not _poll(self._pidfds, deadline):
+            if not _poll([proc.pidfd for proc in self.procs], deadline):
                 self._dump(running)
                 raise AssertionError(f"no rank finished within {timeout_s:g} s\n{self.report()}")
         return min(self._ends, key=self._ends.__getitem__)
@@ -151,39 +151,28 @@ class Ranks:
     def close(self) -> None:
         """Kills what still runs and closes everything. Idempotent."""
         for proc in self.procs:
-            if proc.poll() is None:
-                proc.kill()
+            proc.kill()
         for proc in self.procs:
             proc.wait()
-        for fds in (self._results, self._outputs, self._events, self._orders, self._pidfds):
+            proc.close()
+        for fds in (self._results, self._outputs, self._events, self._orders):
             while fds:
                 os.close(fds.pop())
 
-    def _start(self, rank: int, job: bytes, environ: dict[str, str]) -> None:
+    def _start(self, rank: int, job: tuple[str, str, str, bytes], environ: dict[str, str]) -> None:
         event_read, event_write = os.pipe()
         order_read, order_write = os.pipe()
         self._events.append(event_read)
         self._orders.append(order_write)
         self._results.append(os.memfd_create("test result"))
         self._outputs.append(os.memfd_create("test output"))
-        given = os.memfd_create("test job")
-        os.write(given, job)
-        fds = (given, self._results[rank], event_write, order_read)
-        environ["RR_TEST_FDS"] = ",".join(map(str, fds))
+        fds = (self._results[rank], self._outputs[rank], event_write, order_read)
+        source = rank_pool.source_of(job[0]) if job[0] else job[2]
         try:
-            proc = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("rank_main.py"))],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=self._outputs[rank],
-                stderr=self._outputs[rank],
-                pass_fds=fds,
-            )
+            self.procs.append(rank_pool.start(rank, {"work": job, "environ": environ}, fds, source))
         finally:
-            for fd in (given, event_write, order_read):
-                os.close(fd)
-        self.procs.append(proc)
-        self._pidfds.append(os.pidfd_open(proc.pid))
+            os.close(event_write)
+            os.close(order_read)
 
     def _running(self) -> list[int]:
         for rank, proc in enumerate(self.procs):
@@ -193,7 +182,7 @@ class Ranks:
 
     def _dump(self, running: list[int]) -> None:
         for rank in running:
-            self.procs[rank].send_signal(signal.SIGUSR1)  # faulthandler, set up in rank_main.py
+            self.procs[rank].send_signal(signal.SIGUSR1)  # faulthandler, set up in rank_server.py
         _poll([], time.monotonic() + TRACEBACK_S)
 
     def _outcome(self, rank: int) -> Outcome:
@@ -252,14 +241,14 @@ def run_ranks(
 
 def tell_test(text: str) -> None:
     """Within a rank: one line for the test's hear()."""
-    os.write(int(os.environ["RR_TEST_FDS"].split(",")[2]), text.encode() + b"\n")
+    os.write(int(os.environ["RR_TEST_FDS"].split(",")[0]), text.encode() + b"\n")
 
 
 def hear_test() -> str:
     """Within a rank: waits for the test's tell(). The test's own deadline bounds this."""
     line = b""
     while not line.endswith(b"\n"):
-        byte = os.read(int(os.environ["RR_TEST_FDS"].split(",")[3]), 1)
+        byte = os.read(int(os.environ["RR_TEST_FDS"].split(",")[1]), 1)
         if not byte:
             raise EOFError("the test has gone")
         line += byte
