@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import select
 import signal
 from typing import Any
 
 from ranks import Ranks
 
 
-def survivors(job: Ranks, victim: int, word: str, timeout_s: float = 30) -> tuple[float, list[Any]]:
-    """Kills a rank once all have told the test `word`: time.monotonic() of the kill, and what each other rank returned.
+def survivors(
+    job: Ranks, victim: int, word: str, timeout_s: float = 30, delay_s: float = 0
+) -> tuple[float, list[Any]]:
+    """Kills a rank delay_s seconds after all have told the test `word`.
+
+    Returns time.monotonic() of the kill, and what each other rank returned.
 
     Fails, with every rank's output, if one of them returned nothing, or the ranks take longer than timeout_s seconds.
     """
     for rank in range(job.size):
         assert job.hear(rank) == word
+    select.select([], [], [], delay_s)  # nobody waits for anything here: any moment will do
     killed = job.kill(victim)
     outcomes = job.wait(timeout_s)
     assert outcomes[victim].status == -signal.SIGKILL, job.report()

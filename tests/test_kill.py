@@ -8,15 +8,14 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import select
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from nursery import Litter
-from ranks import hear_test, run_ranks, start_ranks, tell_test
+from deaths import survivors
+from ranks import hear_test, start_ranks, tell_test
 
 KILLS = int(os.environ.get("RINGREDUCE_TEST_KILLS", "18"))
 SIZE = 3
@@ -115,7 +114,7 @@ def gathers() -> Callable[[], Any]:
 KINDS = [small, eager, named, many_names, private, registered, barrier, broadcast, messages, gathers]
 
 
-def until_it_fails(tell: Callable[[Any], None], kind: str) -> Any:
+def until_it_fails(kind: str) -> Any:
     """A rank: steps until one fails, then tries twice more. When the first failed, and what was raised each time."""
     import ringreduce as rr
 
@@ -123,7 +122,7 @@ def until_it_fails(tell: Callable[[Any], None], kind: str) -> Any:
     random.seed(rr.rank())
     step = globals()[kind]()
     step()
-    tell("at work")
+    tell_test("at work")
     raised = []
     moment = 0.0
     while len(raised) < 3:
@@ -136,59 +135,39 @@ def until_it_fails(tell: Callable[[Any], None], kind: str) -> Any:
             assert not raised, f"a step succeeded after {raised}"
     begin = time.monotonic()
     rr.shutdown()
-    return [moment, raised, time.monotonic() - begin]
-
-
-def hunt(kinds: list[str], kills: int, seed: int) -> tuple[list[str], float]:
-    """In the nursery: that many jobs, each losing a rank. What was wrong, and the longest until a death was noticed."""
-    import ringreduce  # noqa: F401  (once, for all that are forked)
-
-    chance = random.Random(seed)
-    wrong = []
-    slowest = 0.0
-    for number in range(kills):
-        kind, victim, delay = kinds[number % len(kinds)], chance.randrange(SIZE), chance.uniform(0, LATEST_S)
-        case = f"{kind}, rank {victim} killed after {delay * 1e3:.2f} ms (seed {seed}, number {number})"
-        try:
-            slowest = max(slowest, one_kill(kind, victim, delay))
-        except AssertionError as error:
-            wrong.append(f"{case}: {error}")
-    return wrong, slowest
+    return moment, raised, time.monotonic() - begin
 
 
 def one_kill(kind: str, victim: int, delay_s: float) -> float:
-    survivors = [rank for rank in range(SIZE) if rank != victim]
-    with Litter(SIZE, until_it_fails, kind) as job:
-        for _ in range(SIZE):
-            word = job.next_word()
-            assert word is not None, "the ranks ended before the kill"
-            assert word[1] == "at work", word
-        select.select([], [], [], delay_s)  # the random moment; nobody waits for anything here
-        killed = job.kill(victim)
-        said = {}
-        while (word := job.next_word()) is not None:
-            said[word[0]] = word[1]
-        statuses = job.statuses()
-    assert sorted(said) == survivors, f"only ranks {sorted(said)} reported; exit statuses {statuses}"
-    assert [statuses[rank] for rank in survivors] == [0, 0], f"exit statuses {statuses}"
-    for moment, raised, leaving_s in said.values():
+    """A job that loses a rank: seconds until both others had noticed."""
+    with start_ranks(until_it_fails, SIZE, args=(kind,)) as job:
+        killed, said = survivors(job, victim, "at work", delay_s=delay_s)
+        assert [outcome.status for outcome in job.outcomes() if outcome.rank != victim] == [0, 0], job.report()
+    for moment, raised, leaving_s in said:
         assert moment - killed < NOTICED_S, f"noticed after {moment - killed:.2f} s"
         assert leaving_s < NOTICED_S, f"shutdown() took {leaving_s:.2f} s"
         assert raised[0].startswith("PeerLostError: "), raised
         assert f"lost rank {victim}: " in raised[0], raised
         assert raised == [raised[0]] * 3, raised
-    assert len({raised[0] for _, raised, _ in said.values()}) == 1, said
-    return max(moment for moment, _, _ in said.values()) - killed
+    assert len({raised[0] for _, raised, _ in said}) == 1, said
+    return max(moment for moment, _, _ in said) - killed
 
 
 @pytest.mark.timeout(60 + 3 * KILLS)
 def test_a_killed_rank_is_named_by_both_others() -> None:
     seed = int.from_bytes(os.urandom(4), "big")
+    chance = random.Random(seed)
     kinds = [kind.__name__ for kind in KINDS]
-    random.Random(seed).shuffle(kinds)
-    ((wrong, slowest),) = run_ranks(
-        hunt, 1, args=(kinds, KILLS, seed), timeout_s=50 + 3 * KILLS, env={"RINGREDUCE_SIZE": None}
-    )
+    chance.shuffle(kinds)
+    wrong = []
+    slowest = 0.0
+    for number in range(KILLS):
+        kind, victim, delay_s = kinds[number % len(kinds)], chance.randrange(SIZE), chance.uniform(0, LATEST_S)
+        try:
+            slowest = max(slowest, one_kill(kind, victim, delay_s))
+        except AssertionError as error:
+            case = f"{kind}, rank {victim} killed after {delay_s * 1e3:.2f} ms (seed {seed}, number {number})"
+            wrong.append(f"{case}: {error}")
     print(f"{KILLS} kills, noticed within {slowest:.3f} s, {len(wrong)} wrong")
     assert not wrong, "\n".join(wrong)
 

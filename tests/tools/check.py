@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""`make check`: builds and lints what has changed since the last commit, and runs the quick tests of its rooms.
+
+    make check                    # what git says has changed
+    make check ARGS="FILE ..."    # as if these files had changed
+
+A file belongs to the room with the longest prefix in ROOMS. A test file is its own quick test.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+
+# Prefix of a file's path: its C++ tests, its Python tests (pytest's arguments below tests/).
+ROOMS: dict[str, tuple[str, str]] = {
+    "csrc/": ("collectives_test", "test_package.py"),
+    "csrc/base/": ("ledger_test plan_test", "test_environment.py test_package.py"),
+    "csrc/data/": ("reduce_test reduce_half_test reduction_test wire_test", "test_package.py"),
+    "csrc/os/": ("failure_test link_test", "test_memory.py test_package.py"),
+    "csrc/cuda/": ("cuda_device_test cuda_memory_test cuda_streams_test cuda_tables_test", "test_package.py"),
+    "csrc/transport/": ("link_test mpi_test stage_writer_test collectives_test", "test_package.py"),
+    "csrc/collective/": ("plan_test collectives_test movement_test pull_test", "test_package.py"),
+    "csrc/group/": ("ledger_test join_test failure_test stress_test", "test_package.py"),
+    "csrc/engine/": ("collectives_test hosts_test join_hosts_test failure_test stress_test", "test_package.py"),
+    "csrc/engine/device": ("device_queue_test cuda_messages_test cuda_errors_test", "test_package.py"),
+    "csrc/framework/": ("calls_test", "test_package.py"),
+    "csrc/python": ("", "test_buffers.py test_collectives.py test_package.py"),
+    "ringreduce/": ("", "test_package.py test_collectives.py test_lifecycle.py"),
+    "ringreduce/bench/": ("", "test_bench.py test_package.py"),
+    "ringreduce/bench/train/": ("", "test_bench_train.py"),
+    "ringreduce/doctor/": ("", "test_doctor.py"),
+    "ringreduce/gpu/": ("", "test_gpu_libraries.py test_cuda_fake.py"),
+    "ringreduce/jax/": ("", "test_jax_collectives.py"),
+    "ringreduce/keras/": ("", "test_keras_names.py"),
+    "ringreduce/launch/": ("", "test_launch.py test_launch_parts.py test_launch_output.py"),
+    "ringreduce/tensorflow/": ("", "test_tensorflow_names.py test_tensorflow_ops.py"),
+    "ringreduce/torch/": ("", "test_torch.py test_torch_collectives.py test_optimizer.py"),
+    "ringreduce/torch/distributed/": ("", "test_distributed.py"),
+    "tests/cpp/": ("collectives_test ledger_test", ""),
+    "tests/fake_": ("cuda_device_test cuda_nccl_test", ""),
+    "tests/": ("", "test_collectives.py test_errors_api.py"),
+    "benchmarks/": ("", "test_record.py test_network_figures.py"),
+    "examples/": ("", "test_examples.py"),
+}
+
+
+def changed() -> list[str]:
+    """Files that differ from the last commit, and new ones that git does not ignore."""
+    listed = ["git", "ls-files", "--modified", "--others", "--exclude-standard"], ["git", "diff", "--cached", "--name-only"]
+    names = {name for command in listed for name in output(command).splitlines()}
+    return sorted(name for name in names if (ROOT / name).is_file())
+
+
+def output(command: Sequence[str]) -> str:
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def quick_tests(files: Sequence[str]) -> tuple[set[str], set[str]]:
+    """C++ tests and Python tests for these files."""
+    cpp: set[str] = set()
+    python: set[str] = set()
+    for name in files:
+        path = Path(name)
+        if path.match("tests/cpp/*_test.cc"):
+            cpp.add(path.stem)
+        elif path.match("tests/test_*.py"):
+            python.add(path.name)
+        elif rooms := [room for room in ROOMS if name.startswith(room)]:
+            own_cpp, own_python = ROOMS[max(rooms, key=len)]
+            cpp |= set(own_cpp.split())
+            python |= set(own_python.split())
+    return cpp, python
+
+
+def lint(files: Sequence[str]) -> list[list[str | Path]]:
+    """The linters' commands for these files."""
+    python = [name for name in files if name.endswith((".py", ".pyi"))]
+    cpp = [name for name in files if name.endswith((".cc", ".h", ".cu"))]
+    commands: list[list[str | Path]] = []
+    if python:
+        commands += [[BIN / "ruff", "check", "--quiet", *python], [BIN / "ruff", "format", "--quiet", "--check", *python]]
+    if any(name.startswith("ringreduce/") for name in python):
+        commands.append([BIN / "mypy", "--no-error-summary"])
+    if cpp:
+        commands.append([BIN / "clang-format", "--dry-run", "-Werror", *cpp])
+    return commands
+
+
+def main(files: list[str]) -> int:
+    files = files or changed()
+    if not files:
+        print("nothing has changed since the last commit")
+        return 0
+    begin = time.monotonic()
+    cpp, python = quick_tests(files)
+    commands: list[list[str | Path]] = []
+    if any(not name.endswith((".py", ".pyi", ".md")) for name in files):
+        commands.append(["make", "build"])
+    commands += lint(files)
+    if cpp:
+        pattern = f"^({'|'.join(sorted(cpp))})$"
+        commands.append([BIN / "ctest", "--test-dir", "build/cmake", "--output-on-failure", "-j2", "-Q", "-R", pattern])
+    if python:
+        present = sorted(name for name in python if (ROOT / "tests" / name).exists())
+        commands.append([sys.executable, "-m", "pytest", "-q", "-x", *(f"tests/{name}" for name in present)])
+    for command in commands:
+        print("--", *(Path(word).name if isinstance(word, Path) else word for word in command), flush=True)
+        if (status := subprocess.run(command, cwd=ROOT, check=False).returncode) != 0:
+            return status
+    print(f"== make check: {len(files)} files, all well in {time.monotonic() - begin:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
