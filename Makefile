@@ -56,11 +56,19 @@ wheel: $(VENV)/tools  ## build a wheel in dist/
 demo: build-demo  ## train LeNet on Fashion-MNIST on two ranks, compare with one
 	@$(BIN)/python examples/demo.py
 
+# Each part's seconds are printed beside its budget, tests/budget.json.
 TEST_PARTS := build lint cpptest sanitize pytest test-frameworks
 test:  ## everything: build, lint, C++ tests, sanitizers, Python tests, those of TensorFlow, Keras and JAX
-	@begin=$$SECONDS; for part in $(TEST_PARTS); do \
-	  echo "== $$part"; start=$$SECONDS; $(MAKE) $$part; echo "-- $$part: $$((SECONDS - start)) s"; \
-	done; echo "== make test: all passed in $$((SECONDS - begin)) s"
+	@$(PYTHON) tests/tools/parts.py $(TEST_PARTS)
+
+check: $(VENV)/dev  ## what has changed since the last commit: build it, lint it, run its quick tests (half a minute)
+	@$(BIN)/python tests/tools/check.py $(ARGS)
+
+# What `make test` runs a sample of, in full length.
+test-long: build  ## a million random operations, a thousand killed ranks, a thousand starts, torch's own tests (an hour)
+	@RR_TEST_ROUNDS=17000 build/cmake/tests/cpp/rr_tests --source-file='*/stress*_test.cc' --no-version
+	@RINGREDUCE_TEST_KILLS=1000 RINGREDUCE_TEST_SCALE=10 $(BIN)/python -m pytest tests/test_kill.py tests/test_rounds.py
+	@$(MAKE) test-torch-suite
 
 lint: lint-python lint-cpp  ## ruff, mypy --strict, stubtest, clang-format
 
@@ -129,4 +137,4 @@ clean:  ## remove everything that was built or installed here
 	rm -rf build dist *.egg-info $(VENV) ringreduce/*.so .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help optional build build-demo wheel demo test test-torch-suite test-torch-versions lint lint-python lint-cpp format cpptest sanitize pytest test-frameworks bench bench-network gpu-check docs clean
+.PHONY: help optional build build-demo wheel demo test check test-long test-torch-suite test-torch-versions lint lint-python lint-cpp format cpptest sanitize pytest test-frameworks bench bench-network gpu-check docs clean

@@ -9,9 +9,7 @@ from typing import Any
 from ranks import Ranks
 
 
-def survivors(
-    job: Ranks, victim: int, word: str, timeout_s: float = 30, delay_s: float = 0
-) -> tuple[float, list[Any]]:
+def survivors(job: Ranks, victim: int, word: str, timeout_s: float = 30, delay_s: float = 0) -> tuple[float, list[Any]]:
     """Kills a rank delay_s seconds after all have told the test `word`.
 
     Returns time.monotonic() of the kill, and what each other rank returned.

@@ -2,10 +2,11 @@
 
     python rank_server.py SOCKET MODULE...
 
-Each message on the socket (a SOCK_SEQPACKET inherited as descriptor SOCKET) is one order, answered by one message:
-"start" with the five descriptors of a rank (job, result, output, events, orders) forks a rank: its pid; "status PID" asks
-how a rank ended: its wait status, or "running". The answer to no order, sent first, is the number of threads that the
-imports have left behind: a process with several cannot be forked safely. rank_pool.py is the other end.
+The socket is a SOCK_SEQPACKET, inherited as descriptor SOCKET. rank_pool.py is the other end. The server first sends
+the number of its threads, since a process with several cannot be forked safely. Then it answers each message with one:
+
+    start        with a rank's descriptors (job, result, output, events, orders): forks a rank, answers its pid
+    status PID   answers how the rank ended (its wait status), or "running"
 """
 
 from __future__ import annotations

@@ -53,7 +53,10 @@ ROOMS: dict[str, tuple[str, str]] = {
 
 def changed() -> list[str]:
     """Files that differ from the last commit, and new ones that git does not ignore."""
-    listed = ["git", "ls-files", "--modified", "--others", "--exclude-standard"], ["git", "diff", "--cached", "--name-only"]
+    listed = (
+        ["git", "ls-files", "--modified", "--others", "--exclude-standard"],
+        ["git", "diff", "--cached", "--name-only"],
+    )
     names = {name for command in listed for name in output(command).splitlines()}
     return sorted(name for name in names if (ROOT / name).is_file())
 
@@ -85,7 +88,8 @@ def lint(files: Sequence[str]) -> list[list[str | Path]]:
     cpp = [name for name in files if name.endswith((".cc", ".h", ".cu"))]
     commands: list[list[str | Path]] = []
     if python:
-        commands += [[BIN / "ruff", "check", "--quiet", *python], [BIN / "ruff", "format", "--quiet", "--check", *python]]
+        commands.append([BIN / "ruff", "check", "--quiet", *python])
+        commands.append([BIN / "ruff", "format", "--quiet", "--check", *python])
     if any(name.startswith("ringreduce/") for name in python):
         commands.append([BIN / "mypy", "--no-error-summary"])
     if cpp:
