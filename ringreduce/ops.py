@@ -42,15 +42,25 @@ class ReduceOp(IntEnum):
 
 
 Average = ReduceOp.Average
+"""The sum divided by the number of ranks; an average of integers truncates toward zero."""
 Sum = ReduceOp.Sum
+"""The sum over the ranks."""
 Adasum = ReduceOp.Adasum
+"""The adaptive sum of float tensors (Maleki et al. 2021), which depends on the angle between the ranks' tensors."""
 Min = ReduceOp.Min
+"""The smallest value; NaN where a rank has NaN."""
 Max = ReduceOp.Max
+"""The largest value; NaN where a rank has NaN."""
 Product = ReduceOp.Product
+"""The product over the ranks."""
 LogicalAnd = ReduceOp.LogicalAnd
+"""1 where all ranks have a nonzero element, else 0; integers and bool."""
 LogicalOr = ReduceOp.LogicalOr
+"""1 where a rank has a nonzero element, else 0; integers and bool."""
 BitwiseAnd = ReduceOp.BitwiseAnd
+"""The bits that are set on all ranks; integers and bool."""
 BitwiseOr = ReduceOp.BitwiseOr
+"""The bits that are set on any rank; integers and bool."""
 
 
 def allreduce(

@@ -162,6 +162,7 @@ class GlobalProcessSet(ProcessSet):
 
 
 global_process_set = GlobalProcessSet()
+"""All ranks of the job; the default of every `process_set` argument."""
 _core.framework_end(state.NOT_INITIALIZED)
 
 
