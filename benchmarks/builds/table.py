@@ -1,0 +1,63 @@
+"""The comparison for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .verdict import FASTER, NEW_FAILS, SAME, SLOWER, UNKNOWN, Judgement
+
+BLIND = 1.10
+"""A spread above this is told below the table: what is smaller cannot be seen there."""
+HEADINGS = ("case", "old, us", "new, us", "new / old", "spread", "rounds", "verdict")
+
+
+def text(found: Mapping[str, Judgement]) -> str:
+    """All cases, what to know about them, and last the verdict."""
+    lines = [HEADINGS, *(_cells(name, one) for name, one in found.items())]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
+    rows = [
+        "  ".join(cell.ljust(width) if at in (0, len(HEADINGS) - 1) else cell.rjust(width) for at, (cell, width) in cells)
+        for cells in (list(enumerate(zip(line, widths, strict=True))) for line in lines)
+    ]
+    return "\n".join([*map(str.rstrip, rows), *_notes(found), last_line(found)])
+
+
+def last_line(found: Mapping[str, Judgement]) -> str:
+    """ "no difference", or what differs."""
+    said = []
+    for verdict in (SLOWER, NEW_FAILS, FASTER):
+        if names := [f"{name} ({_change(one)})" for name, one in found.items() if one.verdict == verdict]:
+            said.append(f"{verdict}: {', '.join(names)}")
+    if not any(one.rounds for one in found.values()):
+        said.append("nothing was measured")
+    return "; ".join(said) or SAME
+
+
+def status(found: Mapping[str, Judgement]) -> int:
+    """The exit status: 1 where the new build is slower or fails, or nothing was measured."""
+    bad = any(one.verdict in (SLOWER, NEW_FAILS) for one in found.values())
+    return 1 if bad or not any(one.rounds for one in found.values()) else 0
+
+
+def _cells(name: str, one: Judgement) -> tuple[str, ...]:
+    if one.old_us is None or one.new_us is None or one.spread is None:
+        return (name, "-", "-", "-", "-", "0", one.verdict)
+    figures = (_us(one.old_us), _us(one.new_us), f"{one.ratio:.3f}", f"{one.spread:.3f}", str(one.rounds))
+    return (name, *figures, one.verdict)
+
+
+def _notes(found: Mapping[str, Judgement]) -> list[str]:
+    notes = ["", "spread: the factor within which four in five pairs of old runs of the same round lie"]
+    if blind := [name for name, one in found.items() if one.spread is not None and one.spread > BLIND]:
+        notes.append(f"too noisy to see 10 %: {', '.join(blind)}")
+    if unknown := [name for name, one in found.items() if one.verdict == UNKNOWN]:
+        notes.append(f"{UNKNOWN}: {', '.join(unknown)}")
+    return notes
+
+
+def _change(one: Judgement) -> str:
+    return "-" if one.ratio is None else f"{one.ratio:.2f}x"
+
+
+def _us(time: float) -> str:
+    return f"{time:.2f}" if time < 10 else f"{time:.1f}" if time < 1000 else f"{time:.0f}"
