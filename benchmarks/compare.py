@@ -107,7 +107,7 @@ def _trees(old: str, new: str | None) -> tuple[Tree, Tree]:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("old", metavar="OLD", help="a commit")
+    add("old", metavar="OLD", nargs="?", help="a commit")
     add("new", metavar="NEW", nargs="?", help="another (default: HEAD, or the checkout where it differs from HEAD)")
     add("--rounds", type=int, default=6, metavar="N", help="of every case (default %(default)s)")
     add("--more", type=int, default=12, metavar="N", help="of what seems to differ (default %(default)s)")
@@ -116,7 +116,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--lab", action=argparse.BooleanOptionalAction, default=True, help="four hosts too (default where they can be)")
     add("--record", action="store_true", help="write to docs/results instead of build/compare")
     add("--list", action="store_true", help="print the names of the cases, and stop")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if not args.old and not args.list:
+        parser.error("OLD, a commit, is required")
+    return args
 
 
 if __name__ == "__main__":

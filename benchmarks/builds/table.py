@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .verdict import FASTER, NEW_FAILS, SAME, SLOWER, UNKNOWN, Judgement
 
@@ -15,11 +15,8 @@ def text(found: Mapping[str, Judgement]) -> str:
     """All cases, what to know about them, and last the verdict."""
     lines = [HEADINGS, *(_cells(name, one) for name, one in found.items())]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
-    rows = [
-        "  ".join(cell.ljust(width) if at in (0, len(HEADINGS) - 1) else cell.rjust(width) for at, (cell, width) in cells)
-        for cells in (list(enumerate(zip(line, widths, strict=True))) for line in lines)
-    ]
-    return "\n".join([*map(str.rstrip, rows), *_notes(found), last_line(found)])
+    rows = ["  ".join(_aligned(line, widths)) for line in lines]
+    return "\n".join([*rows, *_notes(found), last_line(found)])
 
 
 def last_line(found: Mapping[str, Judgement]) -> str:
@@ -46,8 +43,14 @@ def _cells(name: str, one: Judgement) -> tuple[str, ...]:
     return (name, *figures, one.verdict)
 
 
+def _aligned(line: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """The first and the last column to the left, the figures between them to the right."""
+    name, *figures, verdict = line
+    return [name.ljust(widths[0]), *map(str.rjust, figures, widths[1:-1]), verdict]
+
+
 def _notes(found: Mapping[str, Judgement]) -> list[str]:
-    notes = ["", "spread: the factor within which four in five pairs of old runs of the same round lie"]
+    notes = ["", "spread: the factor within which three in four pairs of old runs of the same round lie"]
     if blind := [name for name, one in found.items() if one.spread is not None and one.spread > BLIND]:
         notes.append(f"too noisy to see 10 %: {', '.join(blind)}")
     if unknown := [name for name, one in found.items() if one.verdict == UNKNOWN]:

@@ -1,4 +1,4 @@
-"""Who runs when: rounds in which the old build, the new one and the old one again have a turn at every group of cases."""
+"""Who runs when: rounds in which the old build, the new one and the old one again have turns at each group of cases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import permutations
 from typing import Protocol
 
 from .trees import Tree
-from .verdict import NEW_FAILS, SAME, UNKNOWN, Judgement, Round, judge
+from .verdict import NEW_FAILS, SAME, SUSPECT_WITHIN, UNKNOWN, WITHIN, Judgement, Round, judge
 
 OLD, NEW, AGAIN = "old", "new", "old again"
 ORDERS = tuple(permutations((OLD, NEW, AGAIN)))
@@ -90,7 +90,8 @@ class Turns:
         """Judges every case by so many rounds, and those that seem to differ by `more` rounds on top of these."""
         self._run(cases, rounds)
         found = self.judge(cases)
-        suspects = [case for case in cases if found[case.name].verdict not in (SAME, UNKNOWN)]
+        doubts = self.judge(cases, SUSPECT_WITHIN)
+        suspects = [case for case in cases if doubts[case.name].verdict not in (SAME, UNKNOWN, NEW_FAILS)]
         if suspects and more:
             names = "; ".join(case.name for case in suspects)
             print(f"# {more} more rounds of what seems to differ: {names}", file=sys.stderr, flush=True)
@@ -98,11 +99,11 @@ class Turns:
             found |= self.judge(suspects)
         return found
 
-    def judge(self, cases: Sequence[Case]) -> dict[str, Judgement]:
+    def judge(self, cases: Sequence[Case], within: float = WITHIN) -> dict[str, Judgement]:
         """What the rounds so far say, by the case's name."""
-        return {case.name: self._judge(case) for case in cases}
+        return {case.name: self._judge(case, within) for case in cases}
 
-    def _judge(self, case: Case) -> Judgement:
+    def _judge(self, case: Case, within: float) -> Judgement:
         seen: dict[tuple[str, int], dict[str, float]] = {}
         for run in self.runs:
             time_us = run.times.get(case.order, {}).get(case.measure)
@@ -110,7 +111,7 @@ class Turns:
                 seen.setdefault((run.group, run.round), {})[run.side] = time_us
         complete = [Round(of[OLD], of[NEW], of[AGAIN]) for of in seen.values() if len(of) == len((OLD, NEW, AGAIN))]
         if complete:
-            return judge(complete)
+            return judge(complete, within)
         sides = {side for of in seen.values() for side in of}
         return Judgement(NEW_FAILS if OLD in sides and NEW not in sides else UNKNOWN, 0)
 
