@@ -119,7 +119,6 @@ bench: $(VENV)/bench build-demo  ## measure everything beside every peer that is
 	@$(BIN)/python benchmarks/record.py $(ARGS)
 
 compare: $(VENV)/bench  ## what became slower since a commit, both builds in turns: OLD=COMMIT [NEW=COMMIT] (20 minutes; ARGS=--quick: two)
-	@test -n "$(OLD)" || { echo 'make compare OLD=COMMIT [NEW=COMMIT] [ARGS="--quick"]' >&2; exit 2; }
 	@$(BIN)/python benchmarks/compare.py $(OLD) $(NEW) $(ARGS)
 
 gpu-check:  ## on a machine with a GPU: build by its own python, run and sanitize everything CUDA, measure (PYTHON=python3; 8 minutes)

@@ -33,7 +33,7 @@ class Hosts:
     @property
     def name(self) -> str:
         """See Group."""
-        return f"{self.hosts} hosts of {RATE}"
+        return f"{self.hosts} hosts"
 
     def missing(self) -> str | None:
         """Why there can be no lab here, or None."""

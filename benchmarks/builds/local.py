@@ -35,8 +35,7 @@ class Bench:
     @property
     def name(self) -> str:
         """See Group."""
-        memory = f", {self.buffers}" if self.level == "c" else ""
-        return f"{self.ranks} ranks, {self.level}{memory}"
+        return f"{self.ranks} ranks c {self.buffers}" if self.level == "c" else f"{self.ranks} ranks {self.level}"
 
     def run(self, tree: Tree, orders: Sequence[str]) -> Times:
         """See Group."""
@@ -55,7 +54,7 @@ class Calls:
     @property
     def name(self) -> str:
         """See Group."""
-        return f"{self.ranks} ranks, from Python"
+        return f"{self.ranks} ranks"
 
     def run(self, tree: Tree, orders: Sequence[str]) -> Times:
         """See Group."""
@@ -72,7 +71,7 @@ class Steps:
     @property
     def name(self) -> str:
         """See Group."""
-        return f"training on {self.ranks} ranks"
+        return "training"
 
     def run(self, tree: Tree, orders: Sequence[str]) -> Times:
         """See Group."""

@@ -29,7 +29,7 @@ import ringreduce.torch as hvd
 
 GLOBAL_BATCH = 256
 SEED, LR = 0, 0.01
-WARMUP, STEPS = 3, {"mlp": 8, "lenet": 16}
+WARMUP, STEPS = 2, {"mlp": 6, "lenet": 12}
 Step = Callable[[], Any]
 
 

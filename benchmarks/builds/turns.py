@@ -32,7 +32,7 @@ class Group(Protocol):
 
     @property
     def name(self) -> str:
-        """What its cases have in common, such as "2 ranks, c, registered"."""
+        """What its cases have in common, such as "2 ranks c registered"."""
 
     def run(self, tree: Tree, orders: Sequence[str]) -> Times:
         """Starts the job with this tree's build and lets it measure. Orders that failed are left out.
@@ -54,7 +54,7 @@ class Case:
     @property
     def name(self) -> str:
         """Unlike any other case's."""
-        return f"{self.group.name}, {self.order}" + (f", {self.measure}" if self.measure != "call" else "")
+        return f"{self.group.name} {self.order}" + (f" {self.measure}" if self.measure != "call" else "")
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,11 @@ class Turns:
             time_us = run.times.get(case.order, {}).get(case.measure)
             if run.group == case.group.name and time_us:
                 seen.setdefault((run.group, run.round), {})[run.side] = time_us
-        complete = [Round(of[OLD], of[NEW], of[AGAIN]) for of in seen.values() if len(of) == len((OLD, NEW, AGAIN))]
-        if complete:
-            return judge(complete, within)
-        sides = {side for of in seen.values() for side in of}
-        return Judgement(NEW_FAILS if OLD in sides and NEW not in sides else UNKNOWN, 0)
+        complete = [Round(of[OLD], of[NEW], of[AGAIN]) for of in seen.values() if of.keys() == {OLD, NEW, AGAIN}]
+        lost = sum(of.keys() == {OLD, AGAIN} for of in seen.values())
+        if lost >= GIVEN_UP:
+            return Judgement(NEW_FAILS, len(complete))
+        return judge(complete, within) if complete else Judgement(UNKNOWN, 0)
 
     def _run(self, cases: Sequence[Case], rounds: int) -> None:
         groups: dict[str, list[Case]] = {}

@@ -27,8 +27,11 @@ WITHIN = 0.75
 SUSPECT_WITHIN = 0.6
 """The same where it is asked who gets more rounds."""
 
+FEWEST = 3
+"""Rounds, without which nothing is said."""
+
 SAME, SLOWER, FASTER = "no difference", "slower", "faster"
-NEW_FAILS, UNKNOWN = "new fails", "not measured"
+NEW_FAILS, UNKNOWN = "new fails", "not judged"
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What is said of one case. The figures are None where no round is complete."""
+    """What is said of one case. The figures are None where no round is complete, or the new build fails."""
 
     verdict: str
     rounds: int
@@ -67,10 +70,15 @@ def judge(rounds: Sequence[Round], within: float = WITHIN) -> Judgement:
     """The verdict over complete rounds, of which there is at least one."""
     ratio = median(one.ratio for one in rounds)
     noise = spread([one.noise for one in rounds], within)
-    beyond = max(noise, LIMIT)
-    verdict = SLOWER if ratio > beyond else FASTER if ratio < 1 / beyond else SAME
+    verdict = _said(ratio, max(noise, LIMIT)) if len(rounds) >= FEWEST else UNKNOWN
     old = median(time for one in rounds for time in (one.old, one.again))
     return Judgement(verdict, len(rounds), old, median(one.new for one in rounds), ratio, noise)
+
+
+def _said(ratio: float, beyond: float) -> str:
+    if ratio > beyond:
+        return SLOWER
+    return FASTER if ratio < 1 / beyond else SAME
 
 
 def spread(noise: Sequence[float], within: float = WITHIN) -> float:
