@@ -118,6 +118,9 @@ test-torch-suite: build  ## torch's own tests of torch.distributed, with our bac
 bench: $(VENV)/bench build-demo  ## measure everything beside every peer that is here; writes docs/results/ (half an hour)
 	@$(BIN)/python benchmarks/record.py $(ARGS)
 
+compare: $(VENV)/bench  ## what became slower since a commit, both builds in turns: OLD=COMMIT [NEW=COMMIT] (20 minutes; ARGS=--quick: two)
+	@$(BIN)/python benchmarks/compare.py $(OLD) $(NEW) $(ARGS)
+
 gpu-check:  ## on a machine with a GPU: build by its own python, run and sanitize everything CUDA, measure (PYTHON=python3; 8 minutes)
 	@$(PYTHON) benchmarks/gpu.py $(ARGS)
 
@@ -137,4 +140,4 @@ clean:  ## remove everything that was built or installed here
 	rm -rf build dist *.egg-info $(VENV) ringreduce/*.so .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help optional build build-demo wheel demo test check test-long test-torch-suite test-torch-versions lint lint-python lint-cpp format cpptest sanitize pytest test-frameworks bench bench-network gpu-check docs clean
+.PHONY: help optional build build-demo wheel demo test check test-long test-torch-suite test-torch-versions lint lint-python lint-cpp format cpptest sanitize pytest test-frameworks bench bench-network compare gpu-check docs clean

@@ -212,30 +212,38 @@ def one_ranks_sum() -> int:
     return allreduce.expected_sum(COUNT)
 
 
-def plain_mpi(lab: Lab, mpi: Mpi, ranks: int, hosts: Sequence[str]) -> Any:
-    """A sum by MPI alone. Debian's MPICH 4.0.2 hangs in MPI_Finalize in one job of four with 3 x 2 ranks: one rank
-    waits for UCX, the others for that rank. So it has four tries."""
+def plain_mpi(lab: Lab, mpi: Mpi, ranks: int, hosts: Sequence[str]) -> list[allreduce.Report]:
+    """What the ranks of a sum by MPI alone report. The job ends well within its time, but for one known exception.
+
+    Debian's MPICH 4.0.2 hangs in MPI_Finalize in one job of four with 3 x 2 ranks, after the reports: one rank waits
+    for UCX, the others for that rank. Of a job that does not end, the reports are taken.
+    """
     command = [sys.executable, "-m", "lab.allreduce", str(COUNT)]
-    for _ in range(3 if (mpi.library, mpi.version.split(".")[0]) == ("mpich", "4") else 0):
+    may_hang = (mpi.library, mpi.version.split(".")[0]) == ("mpich", "4")
+    failure = AssertionError()
+    for timeout_s in (15, 60) if may_hang else (60,):
         try:
-            return lab.mpirun(mpi, ranks, command, hosts=hosts, timeout_s=20)
+            done = lab.mpirun(mpi, ranks, command, hosts=hosts, timeout_s=timeout_s)
         except AssertionError as error:
-            if "not within" not in str(error):
-                raise
-    return lab.mpirun(mpi, ranks, command, hosts=hosts, timeout_s=60)
+            failure = error
+            reports = allreduce.read(str(error))
+            if may_hang and len(reports) == len(hosts) * ranks:
+                return reports
+        else:
+            assert done.status == 0, done.output
+            return allreduce.read(done.output)
+    raise failure
 
 
 def test_mpi_sums_across_hosts(lab: Lab, mpi: Mpi, own_sum: int) -> None:
     for count, ranks in LAYOUTS:
         hosts, size = lab.hosts[:count], count * ranks
         before = lab.counters()
-        done = plain_mpi(lab, mpi, ranks, hosts)
+        reports = plain_mpi(lab, mpi, ranks, hosts)
         crossed = lab.counters() - before
-        assert done.status == 0, done.output
-        reports = allreduce.read(done.output)
         wanted = [(rank, size, hosts[rank // ranks], own_sum * size * (size + 1) // 2) for rank in range(size)]
-        assert [(r.rank, r.size, r.host, r.weighed_sum) for r in reports] == wanted, done.output
-        assert all(mpi.version in report.library for report in reports), done.output
+        assert [(r.rank, r.size, r.host, r.weighed_sum) for r in reports] == wanted, reports
+        assert all(mpi.version in report.library for report in reports), reports
         sent = sum(crossed.hosts[host].sent for host in hosts) / count
         assert sent >= 2 * (count - 1) / count * 4 * COUNT, f"{mpi.name}, {count} x {ranks}: {crossed}"
 
