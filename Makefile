@@ -31,6 +31,11 @@ $(VENV)/demo $(VENV)/dev $(VENV)/bench $(VENV)/frameworks: $(VENV)/%: $(VENV)/to
 	@flock build/lock $(PIP) --no-build-isolation -e '.[$*]'
 	@touch $@
 
+# With the options of `make build`: what pip compiles is not compiled again.
+build-options := -DRR_WERROR=ON -DRR_TESTS=ON
+$(VENV)/dev: export RR_CMAKE_ARGS := $(build-options)
+$(VENV)/dev: $(VENV)/doctest
+
 $(VENV)/doctest: tests/tools/bootstrap.sh
 	@tests/tools/bootstrap.sh $(VENV) doctest
 	@touch $@
@@ -39,9 +44,9 @@ $(VENV)/doctest: tests/tools/bootstrap.sh
 # Ninja decides what to compile. Options stay in build/cmake: after `make build`, `make demo` keeps -Werror.
 compile = flock build/lock $(BIN)/python setup.py --quiet build_ext --inplace > build/log 2>&1 || { cat build/log; exit 1; }
 
-build: $(VENV)/doctest $(VENV)/dev  ## (re)build ringreduce._core in place, with the C++ tests, warnings are errors
+build: $(VENV)/dev  ## (re)build ringreduce._core in place, with the C++ tests, warnings are errors
 	@mkdir -p build
-	@RR_CMAKE_ARGS="-DRR_WERROR=ON -DRR_TESTS=ON" $(compile)
+	@RR_CMAKE_ARGS="$(build-options)" $(compile)
 
 build-demo: $(VENV)/demo
 	@mkdir -p build
@@ -86,7 +91,8 @@ format: $(VENV)/dev  ## rewrite sources as lint wants them
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/clang-format -i $(CXX_FILES)
 
-CTEST := $(BIN)/ctest --output-on-failure --progress
+# One test more than cores: ranks often wait for a time that a test wants to pass.
+CTEST = $(BIN)/ctest --output-on-failure --progress --parallel $$(($(JOBS) + 1))
 cpptest: build  ## C++ tests
 	@$(CTEST) --test-dir build/cmake
 

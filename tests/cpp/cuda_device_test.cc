@@ -28,7 +28,7 @@ TEST_CASE("cuda device: what it says of the GPU, and errors of opening one") {
   CHECK_THROWS_WITH_AS(fake.device(0), doctest::Contains("loading the kernels"), InternalError);
   fake.fail("cuMemHostAlloc:1:2");
   CHECK_THROWS_AS(fake.device(0), InternalError);
-  ::setenv("RINGREDUCE_CUDA_LIBRARY", RR_FAKE_CUDA, 1);
+  ::setenv("RINGREDUCE_CUDA_LIBRARY", fake_cuda_library().c_str(), 1);
   CHECK(cuda_device(1)->id() == device->id());
   ::setenv("RINGREDUCE_CUDA_LIBRARY", "libnone.so.7", 1);
   CHECK_THROWS_AS(cuda_device(0), UnavailableError);

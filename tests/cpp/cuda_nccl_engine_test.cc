@@ -7,7 +7,7 @@ namespace rr::test {
 namespace {
 
 Environment by_nccl(const char* road = "auto") {
-  return {{"RINGREDUCE_CUDA_ROAD", road}, {"RINGREDUCE_NCCL_LIBRARY", RR_FAKE_NCCL}};
+  return {{"RINGREDUCE_CUDA_ROAD", road}, {"RINGREDUCE_NCCL_LIBRARY", fake_nccl_library()}};
 }
 
 Bytes sum(DType dtype, size_t count, const std::vector<int>& ranks, int size, ReduceOp op = ReduceOp::kSum) {
@@ -145,7 +145,7 @@ TEST_CASE("nccl: a rank that leaves while it is needed, a timeout, and an error 
     CAPTURE(one);
     FakeNccl fake;
     const Environment environment = {{"RINGREDUCE_CUDA_ROAD", "nccl"},
-                                     {"RINGREDUCE_NCCL_LIBRARY", RR_FAKE_NCCL},
+                                     {"RINGREDUCE_NCCL_LIBRARY", fake_nccl_library()},
                                      {"RINGREDUCE_TIMEOUT", one == "timeout" ? "0.5" : "60"}};
     const auto manual = [&](int rank) {
       FakeOptions options = own_gpus(4)(rank);

@@ -34,19 +34,19 @@ TEST_CASE("nccl: libraries that are missing, too old or something else are told 
   std::string text;
   CHECK_NOTHROW(text = refused("/nowhere/libnccl.so.2"));
   CHECK(text.find("RINGREDUCE_NCCL_LIBRARY=/nowhere/libnccl.so.2: ") != std::string::npos);
-  CHECK_NOTHROW(text = refused(RR_FAKE_NCCL_OLD));
+  CHECK_NOTHROW(text = refused(fake_library("fake_nccl/libfakenccl_old.so")));
   CHECK(text.find("is NCCL 2.12.10 and lacks ncclCommInitRankConfig; ringreduce needs 2.14.0") != std::string::npos);
   CHECK_NOTHROW(text = refused("libm.so.6"));
   CHECK(text.find("libm.so.6 is no NCCL and lacks ncclGetVersion") != std::string::npos);
-  const auto library = nccl_library(RR_FAKE_NCCL);
-  CHECK(library == nccl_library(RR_FAKE_NCCL));
+  const auto library = nccl_library(fake_nccl_library());
+  CHECK(library == nccl_library(fake_nccl_library()));
   CHECK(library->name() == "NCCL 2.27.5");
   CHECK(library->version() == 22705);
 }
 
 TEST_CASE("nccl: ranks with different versions find out before they use them") {
   FakeNccl fake;
-  const auto other = nccl_library(RR_FAKE_NCCL_OTHER);
+  const auto other = nccl_library(fake_library("fake_nccl/libfakenccl_other.so"));
   NcclWires wires(2);
   std::string text;
   CHECK_NOTHROW(run_threads(2, [&](int r) {

@@ -11,6 +11,7 @@
 
 #include "base/never_destroyed.h"
 #include "cuda/cuda_device.h"
+#include "fake_library.h"
 
 namespace rr::test {
 
@@ -30,7 +31,8 @@ namespace rr::test {
 
 class FakeCuda {
  public:
-  FakeCuda() : driver(CudaDriver::open(RR_FAKE_CUDA)), library_(::dlopen(RR_FAKE_CUDA, RTLD_NOW)) {
+  FakeCuda()
+      : driver(CudaDriver::open(fake_cuda_library())), library_(::dlopen(fake_cuda_library().c_str(), RTLD_NOW)) {
 #define RR_FIND(name, ...) find(#name, name);
     RR_FAKE_CUDA_CALLS(RR_FIND)
 #undef RR_FIND

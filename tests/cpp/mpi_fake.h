@@ -20,6 +20,8 @@ class FakeMpi final : public MpiLibrary {
   static constexpr int kProcessFailed = 75;
   static constexpr int kEagerNbytes = 1024;
 
+  ~FakeMpi() override;  // in mpi_fake.cc, so that only that file compiles what is virtual
+
   // What a test sets.
   bool is_initialized = true;
   bool is_finalized = false;

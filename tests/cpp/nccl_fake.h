@@ -15,6 +15,7 @@
 #include "base/errors.h"
 #include "collective/nccl_road.h"
 #include "fake_device.h"
+#include "fake_library.h"
 #include "ranks.h"
 
 namespace rr::test {
@@ -22,7 +23,7 @@ namespace rr::test {
 // The library with its hooks, and a folder for its data. One at a time.
 class FakeNccl {
  public:
-  explicit FakeNccl(const std::string& path = RR_FAKE_NCCL) : library(nccl_library(path)) {
+  explicit FakeNccl(const std::string& path = fake_nccl_library()) : library(nccl_library(path)) {
     char name[] = "/tmp/rr_fake_nccl_XXXXXX";
     if (::mkdtemp(name) == nullptr) throw Error(with_errno("mkdtemp"));
     folder_ = name;

@@ -25,21 +25,12 @@ namespace rr::test {
 // Environment variables for the time of a test. Set before ranks start, since they read them when they start.
 class Environment {
  public:
-  Environment(std::initializer_list<std::pair<const char*, std::string>> values) {
-    set("RINGREDUCE_CACHE", "/dev/null/no-cache");  // nothing that another run has measured
-    set("RINGREDUCE_CHUNK", "4096");                // so that pipelines wrap soon, and nothing is measured now
-    for (const auto& [name, value] : values) set(name, value);
-  }
-  ~Environment() {
-    for (const auto& name : names_) ::unsetenv(name.c_str());
-  }
+  Environment(std::initializer_list<std::pair<const char*, std::string>> values);
+  ~Environment();
   Environment(const Environment&) = delete;
 
  private:
-  void set(const std::string& name, const std::string& value) {
-    ::setenv(name.c_str(), value.c_str(), 1);
-    names_.push_back(name);
-  }
+  void set(const std::string& name, const std::string& value);
   std::vector<std::string> names_;
 };
 
@@ -52,33 +43,10 @@ struct Rank {
 };
 
 // Runs body(r) on a thread for each rank r; raises here what the first of them raised.
-inline void run_threads(int size, const std::function<void(int)>& body) {
-  std::vector<std::thread> threads;
-  std::atomic<int> failed{0};
-  std::exception_ptr first;
-  for (int r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        body(r);
-      } catch (...) {
-        if (failed.fetch_add(1) == 0) first = std::current_exception();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  if (first) std::rethrow_exception(first);
-}
+void run_threads(int size, const std::function<void(int)>& body);
 
 // Runs body on `size` ranks. A rank that raises leaves, which releases the others.
-inline void run_ranks(int size, const std::function<void(Rank&)>& body, size_t capacity = 64) {
-  const Fd fd = create_memfd("test", Board::nbytes(size, capacity));
-  run_threads(size, [&](int r) {
-    auto segments = std::make_shared<SegmentRegistry>();
-    Context context(fd.get(), r, size, std::vector<int>(static_cast<size_t>(size), -1), "host", segments, nullptr);
-    Rank rank = {context, context.world(), r, size, *segments};
-    body(rank);
-  });
-}
+void run_ranks(int size, const std::function<void(Rank&)>& body, size_t capacity = 64);
 
 // The message of the E that call raises; fails when it raises nothing or something else.
 template <class E, class Call>
@@ -91,9 +59,7 @@ std::string raised(Call call) {
   throw std::runtime_error("expected an error, got none");
 }
 
-inline void expect_contains(const std::string& text, const std::string& part) {
-  expect(text.find(part) != std::string::npos, "'" + part + "' in '" + text + "'");
-}
+void expect_contains(const std::string& text, const std::string& part);
 
 template <class T>
 TensorView view(std::vector<T>& values, DType dtype, std::vector<uint64_t> dims = {}) {
@@ -119,61 +85,17 @@ struct Sum {
   float base = 0;
 };
 
-inline Sum start_sum(Rank& rank, Group& group, size_t count, int base, const std::string& name = "",
-                     bool async = true) {
-  Sum sum = {std::make_shared<Floats>(count), nullptr, static_cast<float>(base % 97)};
-  for (size_t i = 0; i < count; ++i) {
-    (*sum.data)[i] = static_cast<float>(group.ranks()[static_cast<size_t>(group.rank())] + 1) *
-                     (sum.base + static_cast<float>(i % 31));
-  }
-  Request request;
-  request.kind = Kind::kAllreduce;
-  request.srcs = request.dsts = {view(*sum.data, DType::kFloat32)};
-  if (!name.empty()) request.name = &name;
-  request.is_async = async;
-  request.keep = sum.data;
-  sum.operation = group.submit(request, rank.context.interrupt());
-  return sum;
-}
+Sum start_sum(Rank& rank, Group& group, size_t count, int base, const std::string& name = "", bool async = true);
 
 // contributors: the sum over the ranks that took part of (rank + 1); 0 = all members of the group.
-inline void check_sum(const Sum& sum, const Group& group, int contributors = 0) {
-  if (contributors == 0) {
-    for (const int r : group.ranks()) contributors += r + 1;
-  }
-  for (size_t i = 0; i < sum.data->size(); ++i) {
-    const float wanted = static_cast<float>(contributors) * (sum.base + static_cast<float>(i % 31));
-    if ((*sum.data)[i] == wanted) continue;
-    throw std::runtime_error("element " + std::to_string(i) + " of " + std::to_string(sum.data->size()) + " is " +
-                             std::to_string((*sum.data)[i]) + ", not " + std::to_string(wanted));
-  }
-}
+void check_sum(const Sum& sum, const Group& group, int contributors = 0);
+void finish_sum(Group& group, const Sum& sum, int contributors = 0);
+void sum_now(Rank& rank, Group& group, size_t count, int base, const std::string& name = "");
 
-inline void finish_sum(Group& group, const Sum& sum, int contributors = 0) {
-  expect(group.wait(*sum.operation, -1, nullptr), "wait without a limit is true");
-  check_sum(sum, group, contributors);
-}
-
-inline void sum_now(Rank& rank, Group& group, size_t count, int base, const std::string& name = "") {
-  finish_sum(group, start_sum(rank, group, count, base, name, false));
-}
-
-inline OperationPtr start_barrier(Group& group, bool async = false) {
-  Request request;
-  request.kind = Kind::kBarrier;
-  request.is_async = async;
-  return group.submit(request, nullptr);
-}
-
-inline void barrier(Group& group) { group.wait(*start_barrier(group), -1, nullptr); }
+OperationPtr start_barrier(Group& group, bool async = false);
+void barrier(Group& group);
 
 // More or fewer rounds of a random test: RR_TEST_ROUNDS sets the number; sanitizers slow everything down ten times.
-inline int rounds(int usual) {
-  if (const char* text = std::getenv("RR_TEST_ROUNDS"); text != nullptr) return std::atoi(text);
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  usual /= 5;
-#endif
-  return usual;
-}
+int rounds(int usual);
 
 }  // namespace rr::test

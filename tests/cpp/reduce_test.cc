@@ -76,6 +76,10 @@ bool matches(Kernel kernel, const Reduction& r, const std::vector<Bytes>& inputs
   std::vector<Misaligned> sources, destinations;
   std::vector<const void*> srcs;
   std::vector<void*> dsts;
+  sources.reserve(inputs.size());  // the address sanitizer makes an allocation cost more than the kernel
+  srcs.reserve(inputs.size());
+  destinations.reserve(c.ndst);
+  dsts.reserve(c.ndst);
   for (const Bytes& input : inputs) {
     const bool last = srcs.size() + 1 == inputs.size();
     sources.emplace_back(nbytes + (last ? 8 : 0), c.shift * (srcs.size() + 1) % 64);
@@ -89,7 +93,7 @@ bool matches(Kernel kernel, const Reduction& r, const std::vector<Bytes>& inputs
     dsts.push_back(d == 0 && c.aliased ? sources.back().at : destinations.back().at);
   }
   kernel(r, srcs.data(), srcs.size(), dsts.data(), dsts.size(), c.count);
-  const Bytes canary(8, kCanary);
+  static const Bytes canary(8, kCanary);
   for (void* dst : dsts) {
     const auto* got = static_cast<const uint8_t*>(dst);
     if (!same(r.dtype, got, want.data(), c.count)) return false;

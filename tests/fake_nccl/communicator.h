@@ -68,6 +68,7 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
 namespace fake_nccl {
 
 std::shared_ptr<ncclComm> find(ncclComm* comm);  // null: it has ended, or never was
+rr::NcclResult begin(ncclComm** made, int size, const rr::NcclUniqueId& id, int rank, const rr::NcclConfig& config);
 std::shared_ptr<ncclComm> make(const std::string& base, int rank, int size, void* device);
 void launch(ncclComm& comm);  // the calls of its group, into its stream
 rr::DType dtype_of(rr::NcclType type);

@@ -3,7 +3,7 @@
 // block, what is asked for is there only after some looks, an operation waits in its stream until all ranks have come
 // to theirs.
 //
-// Here is what differs between the versions that are built of it, and how a communicator begins.
+// Here is how a communicator begins.
 #include "fake_nccl.h"
 
 #include <cstdio>
@@ -17,11 +17,6 @@ using namespace fake_nccl;
 using rr::NcclConfig;
 using rr::NcclResult;
 using rr::NcclUniqueId;
-
-EXPORT NcclResult ncclGetVersion(int* version) {
-  *version = FAKE_NCCL_VERSION;
-  return NcclResult::kSuccess;
-}
 
 EXPORT const char* ncclGetErrorString(NcclResult code) {
   constexpr const char* kTexts[] = {"no error",
@@ -45,10 +40,9 @@ EXPORT NcclResult ncclGetUniqueId(NcclUniqueId* id) {
   return NcclResult::kSuccess;
 }
 
-#ifndef FAKE_NCCL_OLD
-EXPORT NcclResult ncclCommInitRankConfig(ncclComm** made, int size, NcclUniqueId id, int rank, NcclConfig* config) {
-  if (config->magic != 0xcafebeef || config->size < 20) return NcclResult::kInvalidArgument;
-  if (config->blocking != 0) return misuse("a communicator that blocks");
+NcclResult fake_nccl::begin(ncclComm** made, int size, const NcclUniqueId& id, int rank, const NcclConfig& config) {
+  if (config.magic != 0xcafebeef || config.size < 20) return NcclResult::kInvalidArgument;
+  if (config.blocking != 0) return misuse("a communicator that blocks");
   if (std::strncmp(id.internal, "fake-", 5) != 0 || rank < 0 || rank >= size) return NcclResult::kInvalidArgument;
   void* device = process().has_hooks ? process().hooks.device() : nullptr;
   if (process().has_hooks && device == nullptr) return misuse("the thread has no current device");
@@ -58,4 +52,3 @@ EXPORT NcclResult ncclCommInitRankConfig(ncclComm** made, int size, NcclUniqueId
   *made = comm.get();
   return NcclResult::kInProgress;
 }
-#endif

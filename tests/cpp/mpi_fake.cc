@@ -1,0 +1,7 @@
+#include "mpi_fake.h"
+
+namespace rr {
+
+FakeMpi::~FakeMpi() = default;
+
+}  // namespace rr
