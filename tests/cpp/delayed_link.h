@@ -2,7 +2,8 @@
 // before it over another. Nothing waits in here: until its time a byte has not come.
 //
 // Delays are random, from a seed, or a test holds a link and releases it by hand. Each rank's end of a link has a
-// generator of its own, so that what is drawn for it does not depend on the others.
+// generator of its own, so that what is drawn for it does not depend on the others. The thread that looks at a link may
+// be stopped too, as one that gets no core.
 #pragma once
 
 #include <algorithm>
@@ -24,10 +25,17 @@
 
 namespace rr::test {
 
+// What a test does by hand to one rank's end of a link, at any time.
+struct ByHand {
+  std::atomic<bool> held{false};     // nothing more is handed out
+  std::atomic<bool> stops{false};    // whoever looks whether something has come is stopped
+  std::atomic<bool> stopped{false};  // somebody is
+};
+
 struct DelayOptions {
   bool random = true;
-  bool pauses = false;                      // of the thread that looks at the link
-  const std::atomic<bool>* held = nullptr;  // while true, nothing more is handed out
+  bool pauses = false;  // of the thread that looks at the link
+  ByHand* by_hand = nullptr;
   std::function<int64_t()> clock = now_ns;
 };
 
@@ -97,7 +105,7 @@ class DelayedLink final : public Link {
       add_burst(first, now);
       if (first != come) add_burst(come - first, now);
     }
-    if (options_.held != nullptr && options_.held->load()) return 0;
+    if (options_.by_hand != nullptr && options_.by_hand->held.load()) return 0;
     size_t nbytes = 0;
     for (const Burst& burst : bursts_) {
       if (burst.ready_ns > now) break;
@@ -123,6 +131,12 @@ class DelayedLink final : public Link {
 
   // A thread that gets no core for 1 to 5 ms, ten times a second or so.
   void pause() {
+    if (options_.by_hand != nullptr && options_.by_hand->stops.load()) {
+      options_.by_hand->stopped.store(true);
+      const Deadline deadline = Deadline::after_s(60);  // the test has failed
+      while (options_.by_hand->stops.load() && !deadline.passed()) std::this_thread::yield();
+      options_.by_hand->stopped.store(false);
+    }
     if (!options_.pauses) return;
     const int64_t now = options_.clock();
     const bool begins = pauses_at_ns_ != 0 && now >= pauses_at_ns_;
@@ -145,12 +159,12 @@ class Delays {
   Delays() = default;  // only by hand
   explicit Delays(unsigned seed) : seed_(seed), is_random_(true) {}
 
-  // Whether what rank `from` sends to rank `to` is held. A test may change it at any time.
-  std::atomic<bool>& held(int from, int to, int channel) {
+  // Of rank at's end of its link to a peer.
+  ByHand& by_hand(int at, int peer, int channel) {
     const std::lock_guard lock(mutex_);
-    auto& flag = held_[{from, to, channel}];
-    if (flag == nullptr) flag = std::make_unique<std::atomic<bool>>(false);
-    return *flag;
+    auto& end = by_hand_[{at, peer, channel}];
+    if (end == nullptr) end = std::make_unique<ByHand>();
+    return *end;
   }
 
   // at: the rank whose end it is. pauses: the thread that looks at it is stopped now and then.
@@ -160,7 +174,7 @@ class Delays {
     DelayOptions options;
     options.random = is_random_;
     options.pauses = is_random_ && pauses;
-    options.held = &held(peer, at, channel);
+    options.by_hand = &by_hand(at, peer, channel);
     return std::make_unique<DelayedLink>(std::move(link), std::mt19937(seeds), std::move(options));
   }
 
@@ -168,7 +182,7 @@ class Delays {
   unsigned seed_ = 0;
   bool is_random_ = false;
   std::mutex mutex_;
-  std::map<std::tuple<int, int, int>, std::unique_ptr<std::atomic<bool>>> held_;
+  std::map<std::tuple<int, int, int>, std::unique_ptr<ByHand>> by_hand_;
 };
 
 }  // namespace rr::test
