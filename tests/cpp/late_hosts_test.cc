@@ -60,5 +60,58 @@ TEST_CASE("late: a leader passes on what was stated, not what has been stated in
   }
 }
 
+// Lets go of a link when this rank knows that its peer has left, and has looked around so often that it believes it has
+// missed something.
+void release_late(Rank& rank, int peer, ByHand& link) {
+  const Board& board = rank.world.board();
+  wait_for([&] { return has_left(board.line(peer)); });
+  for (int looks = 0; looks < 3; ++looks) {
+    const int64_t before = board.line(rank.rank).seen_ns.load();
+    wait_for([&] { return board.line(rank.rank).seen_ns.load() != before; });
+  }
+  link.held = false;
+}
+
+TEST_CASE("late: what a rank sent before it left arrives after the news that it has left") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
+  for (const int channel : {0, 1}) {  // of collectives, and of messages
+    CAPTURE(channel);
+    Delays delays;
+    ByHand& link = delays.by_hand(1, 0, channel);
+    link.held = true;
+    CHECK_NOTHROW(run_hosts(
+        {0, 1},
+        [&](Rank& rank) {
+          const std::string name = "name";  // so that it is in the log
+          Floats data(1000, rank.rank == 0 ? 1.0f : 0.0f);
+          const TensorView tensor = view(data, DType::kFloat32);
+          OperationPtr operation;
+          if (channel == 0) {
+            Request request;
+            request.kind = Kind::kBroadcast;
+            request.root = 0;
+            request.name = &name;
+            request.srcs = request.dsts = {tensor};
+            operation = rank.world.submit(request, nullptr);
+          } else {
+            operation =
+                rank.rank == 0 ? rank.world.send(tensor, 1, 5, nullptr) : rank.world.receive(tensor, 0, 5, nullptr);
+          }
+          std::thread release;
+          if (rank.rank == 1) release = std::thread([&] { release_late(rank, 0, link); });
+          std::exception_ptr error;
+          try {
+            rank.world.wait(*operation, -1, nullptr);
+          } catch (...) {
+            error = std::current_exception();
+          }
+          if (release.joinable()) release.join();
+          if (error) std::rethrow_exception(error);
+          expect(data == Floats(1000, 1.0f), "what rank 0 sent");
+        },
+        64, 8192, &delays));
+  }
+}
+
 }  // namespace
 }  // namespace rr::test
