@@ -95,11 +95,14 @@ TEST_CASE("late: an entry of the log waits for the statements that it is about, 
       sum_now(rank, rank.world, 3, 1);
       if (rank.rank == 1) link.held = true;
       wait_for([&] { return link.held.load() || is_in_order.load(); });
-      const auto sum = [&] {
-        if (joins && rank.rank == 2) return;
-        const std::vector<Sum> sums = {start_sum(rank, rank.world, 3000, 1),
-                                       start_sum(rank, rank.world, 3000, 2, "name")};
-        for (const Sum& one : sums) finish_sum(rank.world, one, joins ? 3 : 6);
+      std::vector<Sum> sums;
+      if (!joins || rank.rank != 2) {
+        sums = {start_sum(rank, rank.world, 3000, 1), start_sum(rank, rank.world, 3000, 2, "name")};
+      } else {
+        rank.world.join(nullptr);
+      }
+      const auto finish = [&] {
+        for (const Sum& sum : sums) finish_sum(rank.world, sum, joins ? 3 : 6);
       };
       const auto release = [&] {
         if (rank.rank == 0) {
@@ -108,11 +111,14 @@ TEST_CASE("late: an entry of the log waits for the statements that it is about, 
         } else if (rank.rank == 1) {
           wait_for([&] { return is_in_order.load(); });
           look_around(rank);
+          const bool are_pending =
+              sums[0].operation->state.load() == State::kPending && sums[1].operation->state.load() == State::kPending;
           link.held = false;
+          expect(are_pending, "no sum before rank 2 is heard of");
         }
       };
-      run_beside(sum, release);
-      if (joins) rank.world.join(nullptr);
+      run_beside(finish, release);
+      if (joins && rank.rank != 2) rank.world.join(nullptr);
       sum_now(rank, rank.world, 3000, 1, "name");
     };
     CHECK_NOTHROW(run_hosts({0, 1, 2}, body, 64, 8192, &delays));

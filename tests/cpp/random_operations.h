@@ -157,16 +157,15 @@ inline Running start(Rank& rank, Group& group, const Draw& d, int base) {
           group.receive(view(*running.received, DType::kFloat32), (me + size - 1) % size, 5, running.received);
       return running;
   }
-  request.keep = std::make_shared<std::pair<std::shared_ptr<Floats>, std::shared_ptr<Floats>>>(sum.data,
-                                                                                               running.received);
+  request.keep =
+      std::make_shared<std::pair<std::shared_ptr<Floats>, std::shared_ptr<Floats>>>(sum.data, running.received);
   sum.operation = group.submit(request, nullptr);
   return running;
 }
 
 inline void check_output(const Operation& operation, const Floats& wanted, const Draw& d) {
   expect(operation.output_nbytes == wanted.size() * sizeof(float), "size of " + text_of(d));
-  const bool same =
-      wanted.empty() || std::memcmp(operation.output.get(), wanted.data(), operation.output_nbytes) == 0;
+  const bool same = wanted.empty() || std::memcmp(operation.output.get(), wanted.data(), operation.output_nbytes) == 0;
   expect(same, "result of " + text_of(d));
 }
 

@@ -50,7 +50,9 @@ class StressRun {
   };
 
   void play(Rank& rank) {
-    Player player = {rank, {&rank.world, nullptr, nullptr, nullptr}, std::mt19937(stress_.seed),
+    Player player = {rank,
+                     {&rank.world, nullptr, nullptr, nullptr},
+                     std::mt19937(stress_.seed),
                      std::mt19937(stress_.seed + 1 + static_cast<unsigned>(rank.rank))};
     std::vector<int> low, high;
     for (int r = 0; r + 1 < size_; ++r) low.push_back(r);
