@@ -200,6 +200,7 @@ void Group::depart(Attendance how) {
   {
     const std::lock_guard lock(mutex_);
     if (logged_.empty()) board_.line(rank_).cursor.store(kFinished, std::memory_order_release);
+    for (int r = 0; r < size(); ++r) board_.messages_sent(rank_, r).store(point_to_point_.sent(r));
   }
   board_.line(rank_).attendance.store(how, std::memory_order_release);
   try {

@@ -78,8 +78,9 @@ void Group::fail_if_needed_rank_left(const std::vector<int>& cut_off) {
     for (const auto& [name, operation] : by_name_) needs(operation);
     // A rank that has consumed the entry has pushed all that others will ever get from it; they may still have to pull.
     const bool unfinished = board_.line(r).cursor.load(std::memory_order_acquire) <= cursor_;
-    const bool is_pushed = (active_ != nullptr && unfinished && active_->needs(r)) || point_to_point_.waits_for(r);
-    const bool stuck = (by == r && is_pushed) || board_.line(rank_).joined.load() != 0;
+    const bool is_missed = (active_ != nullptr && unfinished && active_->needs(r)) ||
+                           point_to_point_.waits_for(r, board_.messages_sent(r, rank_).load());
+    const bool stuck = (by == r && is_missed) || board_.line(rank_).joined.load() != 0;
     if (needing != nullptr || stuck) return fail_because_left(by, needing);
   }
 }

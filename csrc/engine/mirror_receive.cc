@@ -55,6 +55,7 @@ bool Mirror::apply(Line& line, FrameParser& frame) {
       // What it has pushed may still be on its way, over another link than this.
       board_.line(rank).cursor.store(frame.take<uint64_t>(), std::memory_order_release);
       const Attendance attendance = frame.take<Attendance>();
+      for (int r = 0; r < board_.size(); ++r) board_.messages_sent(rank, r).store(frame.take<uint64_t>());
       if (line.gate != Gate::kNone) {
         line.left_after.push_back({rank, attendance});  // nobody here misses it before
         return true;

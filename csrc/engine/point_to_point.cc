@@ -57,6 +57,7 @@ bool PointToPoint::step_send(Lane& lane, std::vector<Finished>& finished) {
     if (message.moved == message.header.nbytes) {
       finished.push_back({std::move(message.operation), ""});
       lane.sends.pop_front();
+      ++lane.sent;
       return true;
     }
   }
@@ -92,6 +93,7 @@ bool PointToPoint::step_receive(Lane& lane, std::vector<Finished>& finished) {
   finished.push_back({std::move(message.operation), std::move(error)});
   lane.receives.pop_front();
   lane.header_moved = 0;
+  ++lane.received;
   return true;
 }
 

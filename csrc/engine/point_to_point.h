@@ -27,10 +27,12 @@ class PointToPoint {
   };
   // Moves what can be moved; appends what has finished. True when bytes moved.
   bool progress(std::vector<Finished>& finished);
-  bool waits_for(int peer) const {
+  // Whether something waits for a peer that has left after so many messages to this rank.
+  bool waits_for(int peer, uint64_t sent_by_peer) const {
     const auto& lane = lanes_[static_cast<size_t>(peer)];
-    return !lane.sends.empty() || !lane.receives.empty();
+    return !lane.sends.empty() || (!lane.receives.empty() && lane.received >= sent_by_peer);
   }
+  uint64_t sent(int peer) const { return lanes_[static_cast<size_t>(peer)].sent; }  // messages, whole ones
   // Takes everything that is still pending.
   std::vector<OperationPtr> drain();
 
@@ -52,6 +54,8 @@ class PointToPoint {
     std::deque<Message> receives;
     Header arrived;  // what the sender of the next message says of it
     size_t header_moved = 0;
+    uint64_t sent = 0;  // messages, whole ones
+    uint64_t received = 0;
   };
   static Message receive(OperationPtr operation, int tag);
   void match(Lane& lane);

@@ -25,12 +25,14 @@ uint64_t Group::least_watermark(uint64_t needed) {
 }
 
 // A cell is overwritten 256 unnamed operations later, an eager buffer kEagerCount eager ones later: only when every
-// rank has consumed what is there.
+// rank has consumed what is there, and the leader of this host has passed it on to the others.
 bool Group::window_is_free(bool eager) {
   const uint64_t oldest = unnamed_ + 1 > kUnnamedCells ? unnamed_ + 1 - kUnnamedCells : 0;
-  if (!ledger_.has_note_room() || unconsumed_ < oldest || least_watermark(oldest) < oldest) return false;
+  if (!ledger_.has_note_room(unnamed_ % kUnnamedCells)) return false;
+  if (unconsumed_ < oldest || least_watermark(oldest) < oldest) return false;
   if (!eager) return true;
   const uint64_t used_by = eager_counter_[eager_used_ % kEagerCount];
+  if (used_by != 0 && !ledger_.is_passed_on((used_by - 1) % kUnnamedCells)) return false;
   return least_watermark(used_by) >= used_by;
 }
 

@@ -19,6 +19,11 @@ void Ledger::announce(Ticket ticket, bool is_consumed) const {
   outbox.written.store(at + 1, std::memory_order_release);
 }
 
+void Ledger::announce_statement(Ticket ticket) {
+  announce(ticket, false);
+  if (!noted_.empty()) noted_[ticket.cell] = board_.outbox(rank_).written.load(std::memory_order_relaxed);
+}
+
 bool Ledger::is_anyone_here(const RankMask& participants) const {
   for (const int r : hosts_.here()) {
     if (participants.test(r)) return true;
@@ -26,11 +31,11 @@ bool Ledger::is_anyone_here(const RankMask& participants) const {
   return false;
 }
 
-bool Ledger::has_note_room() const {
+bool Ledger::has_note_room(uint64_t cell) const {
   if (!hosts_.several()) return true;
   const Outbox& outbox = board_.outbox(rank_);
   const uint64_t unread = outbox.written.load(std::memory_order_relaxed) - outbox.read.load(std::memory_order_acquire);
-  return unread < kUnnamedCells + board_.capacity();
+  return unread < kUnnamedCells + board_.capacity() && is_passed_on(cell);
 }
 
 bool Ledger::repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants) {

@@ -34,6 +34,7 @@ Board::Board(int size, size_t capacity) : size_(size), capacity_(capacity) {
   entries_ = place(kLogEntries * sizeof(Entry));
   claims_ = place(kLogEntries * n * sizeof(ClaimLine));
   outboxes_ = place(n * outbox_nbytes());
+  messages_ = place(n * n * sizeof(uint64_t));
   eager_ = place(n * kEagerCount * kEagerNbytes);
   stage_ = place(n * kSlotCount * kSlotLargest);
   links_ = place(kChannels * n * n * shm_link_nbytes(link_capacity()));

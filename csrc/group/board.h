@@ -1,7 +1,7 @@
 // The control segment of a group: what is in it and where. All of it starts as zeros; every counter only grows.
 //
 //   header | rank lines | wait bells | engine bells | progress lines | name hashes | name slots | append marks |
-//   cells | log entries | claim lines | outboxes | eager buffers | staging slots | links
+//   cells | log entries | claim lines | outboxes | messages sent | eager buffers | staging slots | links
 //
 // A cell is one rank's statement about one operation: {tag, digest, consumed, payload, signature}. Unnamed operation c
 // uses cells [c mod 256]; generation g of named slot s uses cells [256 + 2s + g mod 2] (two deep: a rank that states g
@@ -180,6 +180,10 @@ class Board {
   // flight; without the ranks that have joined it may be faster than its leader). Each of the names in flight, capacity
   // at most, leaves one more when it ends.
   size_t note_count() const { return kUnnamedCells + 2 * capacity_ + 1; }
+  // Messages that `from` has sent to `to`, once it has left: they may arrive after that news.
+  std::atomic<uint64_t>& messages_sent(int from, int to) const {
+    return at<std::atomic<uint64_t>>(messages_)[from * size_ + to];
+  }
   std::byte* eager(int rank, size_t index) const {
     return base() + eager_ + (static_cast<size_t>(rank) * kEagerCount + index) * kEagerNbytes;
   }
@@ -212,7 +216,7 @@ class Board {
   size_t inline_nbytes_;
   size_t cell_nbytes_;
   size_t header_, lines_, facts_, wait_bells_, engine_bells_, progress_, hashes_, names_, marks_, cells_, entries_,
-      claims_, outboxes_, eager_, stage_, links_, total_;
+      claims_, outboxes_, messages_, eager_, stage_, links_, total_;
 };
 
 }  // namespace rr

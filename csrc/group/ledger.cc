@@ -22,7 +22,8 @@ Ledger::Ledger(const Board& board, int rank, const std::vector<int>& world_ranks
       threshold_(fusion_threshold),
       give_up_(std::move(give_up)),
       cuda_road_(std::move(cuda_road)),
-      names_(board) {}
+      names_(board),
+      noted_(hosts.several() && hosts.is_here(rank) ? board.cell_count() : 0) {}
 
 void Ledger::write_cell(Ticket ticket, const Signature& signature, const void* payload, size_t nbytes) {
   CellHead& head = board_.head(ticket.cell, rank_);
@@ -37,7 +38,7 @@ void Ledger::write_cell(Ticket ticket, const Signature& signature, const void* p
 Ticket Ledger::state_unnamed(uint64_t counter, const Signature& signature, const void* payload, size_t nbytes) {
   const Ticket ticket = {counter % kUnnamedCells, counter + 1};
   write_cell(ticket, signature, payload, nbytes);
-  announce(ticket, false);
+  announce_statement(ticket);
   return ticket;
 }
 
@@ -49,9 +50,9 @@ Ticket Ledger::state_named(const std::string& name, const Signature& signature, 
     const uint64_t generation = names_.next_generation(slot, rank_);
     const Ticket ticket = {Names::cell(slot, generation), generation};
     // In the name of a rank elsewhere: its own host has looked.
-    if (hosts_.is_here(rank_) && !(has_note_room() && has_been_read(ticket))) return Ticket{};
+    if (hosts_.is_here(rank_) && !(has_note_room(ticket.cell) && has_been_read(ticket))) return Ticket{};
     write_cell(ticket, signature, payload, nbytes);
-    announce(ticket, false);
+    announce_statement(ticket);
     RankMask participants;
     log_full = logged && hosts_.mine == 0 && complete(ticket, &participants) && !append_locked(ticket, participants);
     return ticket;

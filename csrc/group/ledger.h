@@ -118,8 +118,13 @@ class Ledger {
   uint64_t withdraw_unnamed() const { return board_.header().withdraw_unnamed; }
 
   bool has_idle_name() const { return names_.has_room(); }
-  // Whether a statement may leave its note to the leader.
-  bool has_note_room() const;
+  // Whether a statement in the cell may leave its note to the leader, who has passed on what was stated there before.
+  bool has_note_room(uint64_t cell) const;
+  // A note names the cell, and the leader reads it there: until then what is there has to stay. The ranks that take
+  // part show by their own statements that it has been passed on; those that have joined do not.
+  bool is_passed_on(uint64_t cell) const {
+    return noted_.empty() || board_.outbox(rank_).read.load(std::memory_order_acquire) >= noted_[cell];
+  }
   void note_consumed_named(Ticket ticket) const;
   void ring_waiters() const;  // everybody but this rank
   void ring_all() const;      // waiters and engines, this rank's too
@@ -152,6 +157,7 @@ class Ledger {
   DeviceTeam device_team(Ticket ticket, const RankMask& participants) const;
   Entry* open_entry();
   bool is_anyone_here(const RankMask& participants) const;
+  void announce_statement(Ticket ticket);
   void announce(Ticket ticket, bool is_consumed) const;
   void close_locked(Entry& entry) const;
   int first_of(const RankMask& participants) const;
@@ -167,6 +173,7 @@ class Ledger {
   std::function<void()> give_up_;
   std::string cuda_road_;
   Names names_;
+  std::vector<uint64_t> noted_;  // by cell: the notes to the leader with that of this rank's last statement there
 };
 
 }  // namespace rr

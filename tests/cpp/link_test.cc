@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "delayed_link.h"
 #include "doctest/doctest.h"
 #include "mpi_fake.h"
 #include "mpi_real.h"
@@ -46,6 +47,19 @@ Pair shm_pair() {
           capacity,
           1,
           memory};
+}
+
+// Its time goes on by 1 us with each call.
+Pair delayed_pair() {
+  Pair pair = shm_pair();
+  for (auto* end : {&pair.a, &pair.b}) {
+    test::DelayOptions options;
+    options.clock = [time_ns = int64_t{0}]() mutable { return time_ns += 1000; };
+    *end = std::make_unique<test::DelayedLink>(std::move(*end), std::mt19937(end == &pair.a ? 1 : 2), options);
+  }
+  pair.at_most += test::DelayedLink::kAhead;
+  pair.patience = 20'000;  // a delay is at most 10 ms
+  return pair;
 }
 
 // Both ends in one process: rank 0 talks to itself, with one tag for each direction.
@@ -236,6 +250,7 @@ void conforms(Pair (*make)()) {
 }
 
 TEST_CASE("link: shm") { conforms(shm_pair); }
+TEST_CASE("link: shm, delayed") { conforms(delayed_pair); }
 TEST_CASE("link: mpi, a fake") { conforms(fake_mpi_pair); }
 TEST_CASE("link: mpi" * doctest::skip(!has_real_mpi())) { conforms(real_mpi_pair); }
 

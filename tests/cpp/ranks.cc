@@ -49,12 +49,17 @@ void expect_contains(const std::string& text, const std::string& part) {
   expect(text.find(part) != std::string::npos, "'" + part + "' in '" + text + "'");
 }
 
-Sum start_sum(Rank& rank, Group& group, size_t count, int base, const std::string& name, bool async) {
+Sum make_sum(const Group& group, size_t count, int base) {
   Sum sum = {std::make_shared<Floats>(count), nullptr, static_cast<float>(base % 97)};
   for (size_t i = 0; i < count; ++i) {
     (*sum.data)[i] = static_cast<float>(group.ranks()[static_cast<size_t>(group.rank())] + 1) *
                      (sum.base + static_cast<float>(i % 31));
   }
+  return sum;
+}
+
+Sum start_sum(Rank& rank, Group& group, size_t count, int base, const std::string& name, bool async) {
+  Sum sum = make_sum(group, count, base);
   Request request;
   request.kind = Kind::kAllreduce;
   request.srcs = request.dsts = {view(*sum.data, DType::kFloat32)};
@@ -101,6 +106,11 @@ int rounds(int usual) {
   usual /= 5;
 #endif
   return usual;
+}
+
+unsigned seed(unsigned usual) {
+  const char* const text = std::getenv("RR_TEST_SEED");
+  return usual + 1000 * static_cast<unsigned>(text != nullptr ? std::atoi(text) : 0);
 }
 
 }  // namespace rr::test

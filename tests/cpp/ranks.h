@@ -85,6 +85,7 @@ struct Sum {
   float base = 0;
 };
 
+Sum make_sum(const Group& group, size_t count, int base);
 Sum start_sum(Rank& rank, Group& group, size_t count, int base, const std::string& name = "", bool async = true);
 
 // contributors: the sum over the ranks that took part of (rank + 1); 0 = all members of the group.
@@ -97,5 +98,9 @@ void barrier(Group& group);
 
 // More or fewer rounds of a random test: RR_TEST_ROUNDS sets the number; sanitizers slow everything down ten times.
 int rounds(int usual);
+
+// The seed of a random test: another one with each RR_TEST_SEED. A test captures what it got, for the message of its
+// failure.
+unsigned seed(unsigned usual);
 
 }  // namespace rr::test

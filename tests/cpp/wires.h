@@ -1,11 +1,15 @@
-// Several hosts in one process: a control segment for each, and links of shared memory in place of a network.
+// Several hosts in one process: a control segment for each, and links of shared memory in place of a network. They
+// never let one message overtake another, unless a test delays them (delayed_link.h). With RR_TEST_DELAYS=1 all tests
+// do, at random.
 #pragma once
 
 #include <map>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <tuple>
 
+#include "delayed_link.h"
 #include "ranks.h"
 
 namespace rr::test {
@@ -40,10 +44,16 @@ class Wires {
 const std::vector<std::vector<int>> kLayouts = {{0, 1},    {0, 1, 2},       {0, 0, 1, 1},
                                                 {0, 0, 1}, {1, 0, 1, 0, 0}, {0, 1, 1, 1, 2}};
 
+// A group's channel between the leaders of its hosts, by its id.
+constexpr int control_channel(int id) { return id * (kChannels + 1) + kChannels; }
+constexpr bool is_control(int channel) { return channel % (kChannels + 1) == kChannels; }
+
 // Runs body on ranks that are spread over hosts: host_of[r] is the host of rank r.
 inline void run_hosts(const std::vector<int>& host_of, const std::function<void(Rank&)>& body, size_t capacity = 64,
-                      size_t wire_nbytes = 8192) {
+                      size_t wire_nbytes = 8192, Delays* delays = nullptr) {
   const int size = static_cast<int>(host_of.size());
+  std::optional<Delays> usual;
+  if (delays == nullptr && std::getenv("RR_TEST_DELAYS") != nullptr) delays = &usual.emplace(seed(1));
   std::map<int, Fd> segments;
   for (const int host : host_of) {
     if (segments.count(host) == 0) segments.emplace(host, create_memfd("test", Board::nbytes(size, capacity)));
@@ -52,8 +62,11 @@ inline void run_hosts(const std::vector<int>& host_of, const std::function<void(
   run_threads(size, [&](int r) {
     auto registry = std::make_shared<SegmentRegistry>();
     const int host = host_of[static_cast<size_t>(r)];
-    Network network = {
-        "wires", host_of, [&wires, r](int peer, int channel) { return wires.end(r, peer, channel); }, {}};
+    const auto link = [&wires, delays, r](int peer, int channel) {
+      auto end = wires.end(r, peer, channel);
+      return delays == nullptr ? std::move(end) : delays->delay(std::move(end), r, peer, channel, is_control(channel));
+    };
+    Network network = {"wires", host_of, link, {}};
     Context context(segments.at(host).get(), r, size, std::vector<int>(static_cast<size_t>(size), -1),
                     "host" + std::to_string(host), registry, nullptr, -1, network);
     Rank rank = {context, context.world(), r, size, *registry};

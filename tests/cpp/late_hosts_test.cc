@@ -1,0 +1,183 @@
+// Leaders and messages between hosts that come late, forced one by one: a test holds a link, or stops the thread of a
+// leader, and lets it go when the others have come as far as they can.
+#include "doctest/doctest.h"
+#include "wires.h"
+
+namespace rr::test {
+namespace {
+
+// By when this rank believes that it has missed something, if it is wrong about that.
+void look_around(const Rank& rank) {
+  const RankLine& line = rank.world.board().line(rank.rank);
+  for (int looks = 0; looks < 3; ++looks) {
+    const int64_t before = line.seen_ns.load();
+    wait_for([&] { return line.seen_ns.load() != before; });
+  }
+}
+
+// Runs both, the second on a thread of its own; raises what one of them has raised.
+void run_beside(const std::function<void()>& call, const std::function<void()>& other) {
+  std::exception_ptr error, other_error;
+  std::thread thread([&] {
+    try {
+      other();
+    } catch (...) {
+      other_error = std::current_exception();
+    }
+  });
+  try {
+    call();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  thread.join();
+  if (error) std::rethrow_exception(error);
+  if (other_error) std::rethrow_exception(other_error);
+}
+
+// A leader reads what its ranks have stated when it comes to it. Without the ranks that have joined nothing else holds
+// a rank back, so it would have stated something else there by then.
+TEST_CASE("late: a leader passes on what was stated, not what has been stated in the same place since") {
+  const Environment environment{};
+  struct Case {
+    int alone;  // the rank that goes on; its leader is the one before it
+    std::string name;
+    int before;  // operations that end from the cells, until their place is used again
+  };
+  for (const Case& c : {Case{2, "name", 2}, Case{2, "", 256}, Case{1, "name", 2}, Case{1, "", 256}}) {
+    CAPTURE(c.alone);
+    CAPTURE(c.name);
+    const std::vector<int> host_of = c.alone == 2 ? std::vector<int>{0, 1, 1} : std::vector<int>{0, 0, 1};
+    Delays delays;
+    ByHand& leader = delays.by_hand(c.alone - 1, c.alone == 2 ? 0 : 2, control_channel(0));
+    const auto body = [&](Rank& rank) {
+      sum_now(rank, rank.world, 3, 1);
+      if (rank.rank == c.alone) {
+        for (int r = 0; r < rank.size; ++r) {
+          wait_for([&] { return r == c.alone || rank.world.board().line(r).joined.load() != 0; });
+        }
+        leader.stops = true;
+        wait_for([&] { return leader.stopped.load(); });
+        const auto sum_alone = [&](size_t count) {
+          const Sum sum = start_sum(rank, rank.world, count, 1, c.name);
+          finish_sum(rank.world, sum, c.alone + 1);
+        };
+        for (int k = 0; k < c.before; ++k) sum_alone(2);
+        const uint64_t sleeps = rank.context.stats().sleeps;
+        std::atomic<bool> is_stated{false};
+        const auto state_more = [&] {
+          const Sum sum = start_sum(rank, rank.world, 3000, 1, c.name);  // in the log
+          is_stated = true;
+          finish_sum(rank.world, sum, c.alone + 1);
+        };
+        run_beside(state_more, [&] {
+          wait_for([&] { return is_stated.load() || rank.context.stats().sleeps != sleeps; });
+          leader.stops = false;
+        });
+        for (const size_t count : {size_t{2}, size_t{3000}}) sum_alone(count);
+      }
+      rank.world.join(nullptr);
+      sum_now(rank, rank.world, 3000, 1, c.name);
+    };
+    CHECK_NOTHROW(run_hosts(host_of, body, 64, 8192, &delays));
+  }
+}
+
+// What host 0 has put in order may reach host 1 before what rank 2 has stated, or that it has joined.
+TEST_CASE("late: an entry of the log waits for the statements that it is about, and for joins") {
+  const Environment environment{};
+  for (const bool joins : {false, true}) {
+    CAPTURE(joins);
+    Delays delays;
+    ByHand& link = delays.by_hand(1, 2, control_channel(0));
+    std::atomic<bool> is_in_order{false};
+    const auto body = [&](Rank& rank) {
+      sum_now(rank, rank.world, 3, 1);
+      if (rank.rank == 1) link.held = true;
+      wait_for([&] { return link.held.load() || is_in_order.load(); });
+      std::vector<Sum> sums;
+      if (!joins || rank.rank != 2) {
+        sums = {start_sum(rank, rank.world, 3000, 1), start_sum(rank, rank.world, 3000, 2, "name")};
+      } else {
+        rank.world.join(nullptr);
+      }
+      const auto finish = [&] {
+        for (const Sum& sum : sums) finish_sum(rank.world, sum, joins ? 3 : 6);
+      };
+      const auto release = [&] {
+        if (rank.rank == 0) {
+          wait_for([&] { return rank.world.board().header().log_tail.load() != 0; });
+          is_in_order = true;
+        } else if (rank.rank == 1) {
+          wait_for([&] { return is_in_order.load(); });
+          look_around(rank);
+          const bool are_pending =
+              sums[0].operation->state.load() == State::kPending && sums[1].operation->state.load() == State::kPending;
+          link.held = false;
+          expect(are_pending, "no sum before rank 2 is heard of");
+        }
+      };
+      run_beside(finish, release);
+      if (joins && rank.rank != 2) rank.world.join(nullptr);
+      sum_now(rank, rank.world, 3000, 1, "name");
+    };
+    CHECK_NOTHROW(run_hosts({0, 1, 2}, body, 64, 8192, &delays));
+  }
+}
+
+TEST_CASE("late: what a rank sent before it left arrives after the news that it has left") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
+  for (const int channel : {0, 1}) {  // of collectives, and of messages
+    CAPTURE(channel);
+    Delays delays;
+    ByHand& link = delays.by_hand(1, 0, channel);
+    link.held = true;
+    const auto body = [&](Rank& rank) {
+      const std::string name = "name";  // so that it is in the log
+      Floats data(1000, rank.rank == 0 ? 1.0f : 0.0f);
+      const TensorView tensor = view(data, DType::kFloat32);
+      OperationPtr operation;
+      if (channel == 0) {
+        Request request;
+        request.kind = Kind::kBroadcast;
+        request.root = 0;
+        request.name = &name;
+        request.srcs = request.dsts = {tensor};
+        operation = rank.world.submit(request, nullptr);
+      } else if (rank.rank == 0) {
+        operation = rank.world.send(tensor, 1, 5, nullptr);
+      } else {
+        operation = rank.world.receive(tensor, 0, 5, nullptr);
+      }
+      const auto wait = [&] { rank.world.wait(*operation, -1, nullptr); };
+      const auto release = [&] {
+        if (rank.rank == 0) return;
+        wait_for([&] { return has_left(rank.world.board().line(0)); });
+        look_around(rank);
+        link.held = false;
+      };
+      run_beside(wait, release);
+      expect(data == Floats(1000, 1.0f), "what rank 0 sent");
+    };
+    CHECK_NOTHROW(run_hosts({0, 1}, body, 64, 8192, &delays));
+  }
+}
+
+TEST_CASE("late: a message that a rank has not sent before it left is an error") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
+  CHECK_NOTHROW(run_hosts({0, 1}, [](Rank& rank) {
+    Floats data(10);
+    const TensorView tensor = view(data, DType::kFloat32);
+    if (rank.rank == 0) {
+      rank.world.wait(*rank.world.send(tensor, 1, 5, nullptr), -1, nullptr);
+      return;
+    }
+    rank.world.wait(*rank.world.receive(tensor, 0, 5, nullptr), -1, nullptr);
+    const OperationPtr second = rank.world.receive(tensor, 0, 5, nullptr);
+    expect_contains(raised<ShutdownError>([&] { rank.world.wait(*second, -1, nullptr); }),
+                    "rank 0 called shutdown() or ended");
+  }));
+}
+
+}  // namespace
+}  // namespace rr::test
