@@ -1,6 +1,7 @@
 // Random interleavings: ranks that submit, poll, wait, join, and make and remove groups, in orders of their own.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -69,14 +70,10 @@ class StressRun {
     note(rank, "ends");
     if (!stress_.ends_early) return barrier(rank.world);
     // The last thing that a rank does before it leaves.
-    switch (player.shared() % 3) {
-      case 0:
-        return sum_now(rank, rank.world, draw_count(player.shared), 1, "last");
-      case 1:
-        return finish(start(rank, rank.world, {What::kAllgather, 0, "", draw_count(player.shared), false, 0}, 1));
-      default:
-        return barrier(rank.world);
-    }
+    const What last =
+        std::array{What::kSum, What::kAllgather, What::kBroadcast, What::kMessage, What::kBarrier}[player.shared() % 5];
+    const std::string name = last == What::kSum || last == What::kBroadcast ? "last" : "";
+    finish(start(rank, rank.world, {last, 0, name, draw_count(player.shared), false, 0}, 1));
   }
 
   void note(const Rank& rank, std::string text) { watchdog_.note(rank.rank, std::move(text)); }
