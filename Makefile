@@ -62,8 +62,8 @@ demo: build-demo  ## train LeNet on Fashion-MNIST on two ranks, compare with one
 	@$(BIN)/python examples/demo.py
 
 # Each part's seconds are printed beside its budget, tests/budget.json.
-TEST_PARTS := build lint cpptest sanitize pytest test-frameworks
-test:  ## everything: build, lint, C++ tests, sanitizers, Python tests, those of TensorFlow, Keras and JAX
+TEST_PARTS := build lint cpptest mutation-sample sanitize pytest test-frameworks
+test:  ## everything: build, lint, C++ tests, a sample of mutations, sanitizers, Python tests, those of TensorFlow, Keras and JAX
 	@$(PYTHON) tests/tools/parts.py $(TEST_PARTS)
 
 check: $(VENV)/dev  ## what has changed since the last commit: build it, lint it, run its quick tests (half a minute)
@@ -95,6 +95,12 @@ format: $(VENV)/dev  ## rewrite sources as lint wants them
 CTEST = $(BIN)/ctest --output-on-failure --progress --parallel $$(($(JOBS) + 1))
 cpptest: build  ## C++ tests
 	@$(CTEST) --test-dir build/cmake
+
+mutation: build  ## break the program in every row of tests/tools/mutations: the tests must notice (ARGS="int8-scale")
+	@$(BIN)/python tests/tools/mutation.py $(ARGS)
+
+mutation-sample: build  ## likewise, in five rows that are others each time
+	@$(BIN)/python tests/tools/mutation.py --sample 5
 
 sanitize: sanitize-address sanitize-thread  ## C++ tests under address+undefined and under thread sanitizers
 
@@ -146,4 +152,4 @@ clean:  ## remove everything that was built or installed here
 	rm -rf build dist *.egg-info $(VENV) ringreduce/*.so .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help optional build build-demo wheel demo test check test-long test-torch-suite test-torch-versions lint lint-python lint-cpp format cpptest sanitize pytest test-frameworks bench bench-network compare gpu-check docs clean
+.PHONY: help optional build build-demo wheel demo test check test-long test-torch-suite test-torch-versions lint lint-python lint-cpp format cpptest mutation mutation-sample sanitize pytest test-frameworks bench bench-network compare gpu-check docs clean

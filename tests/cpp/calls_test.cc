@@ -90,13 +90,19 @@ TEST_CASE("kernels gather rows, several tensors at once, and take the memory ove
     RrCall gather = plain(Kind::kAllgather);
     gather.srcs = &in;
     gather.srcs_count = 1;
-    const auto outcome = kernel.run({gather, gather});
+    const int64_t others[] = {2 * rank.rank};  // the same memory, as twice as many rows of one element
+    const RrTensor flat = {rows.data(), others, 1, static_cast<int32_t>(DType::kInt32)};
+    RrCall elements = gather;
+    elements.srcs = &flat;
+    const auto outcome = kernel.run({gather, elements});
     expect(kernel.table.error(outcome.get()) == 0, kernel.table.text(outcome.get()));
     for (size_t call = 0; call < 2; ++call) {
       size_t length = 0;
       size_t nbytes = 0;
       const uint64_t* counts = kernel.table.counts(outcome.get(), call, &length);
-      expect(length == 3 && counts[0] == 0 && counts[1] == 1 && counts[2] == 2, "rows of each rank");
+      const uint64_t of_rank_1 = call == 0 ? 1 : 2;
+      expect(length == 3 && counts[0] == 0 && counts[1] == of_rank_1 && counts[2] == 2 * of_rank_1,
+             "rows of each rank");
       void* output = kernel.table.take_output(outcome.get(), call, &nbytes);
       std::vector<int32_t> got(nbytes / 4);
       std::memcpy(got.data(), output, nbytes);
@@ -132,6 +138,30 @@ TEST_CASE("kernels of a process set name ranks of the world") {
     kernel.run({broadcast});
     expect(word[0] == 42, "the root's");
     expect(kernel.ask(kRrJoin, 0) >= 0, "join");
+  });
+}
+
+TEST_CASE("a kernel's root is a rank of the world, wherever it stands in the process set") {
+  const Fd fd = create_memfd("set", Board::nbytes(2, 64));
+  run_ranks(3, [&](Rank& rank) {
+    if (rank.rank != 1) {
+      Kernel kernel(rank);
+      const std::shared_ptr<Group> set = rank.context.add_group(fd.get(), {0, 2}, 1, nullptr);
+      kernel.calls.enter(1, {0, 2}, kernel.keep_context, set);
+      for (const int root : {0, 2}) {
+        std::vector<int32_t> word = {rank.rank + 40};
+        const RrTensor tensor = {word.data(), nullptr, 0, static_cast<int32_t>(DType::kInt32)};
+        RrCall broadcast = plain(Kind::kBroadcast);
+        broadcast.process_set = 1;
+        broadcast.srcs = broadcast.dsts = &tensor;
+        broadcast.srcs_count = broadcast.dsts_count = 1;
+        broadcast.root_rank = root;
+        const auto outcome = kernel.run({broadcast});
+        expect(kernel.table.error(outcome.get()) == 0, kernel.table.text(outcome.get()));
+        expect(word[0] == root + 40, "the root's");
+      }
+    }
+    barrier(rank.world);
   });
 }
 

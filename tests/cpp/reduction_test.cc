@@ -82,6 +82,28 @@ TEST_CASE("factors are for arithmetic only, and Average needs a divisor") {
   CHECK_THROWS_AS(check({DType::kFloat32, ReduceOp::kAverage, 1, 1, 0}), InvalidArgumentError);
 }
 
+TEST_CASE("wire codecs are for float32: int8 for what is added, the others also for Min and Max") {
+  for (int code = 0; code < rr::kDTypeCount; ++code) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+      for (const rr::Wire wire : {rr::Wire::kNone, rr::Wire::kFp16, rr::Wire::kBf16, rr::Wire::kInt8}) {
+        const DType dtype = rr::dtype_from_code(code);
+        const bool adds = op == ReduceOp::kSum || op == ReduceOp::kAverage;
+        const bool selects = op == ReduceOp::kMin || op == ReduceOp::kMax;
+        const bool taken =
+            wire == rr::Wire::kNone || (dtype == DType::kFloat32 && (adds || (selects && wire != rr::Wire::kInt8)));
+        INFO(std::string(name(dtype)));
+        INFO(std::string(name(op)));
+        INFO(std::string(name(wire)));
+        if (taken) {
+          CHECK_NOTHROW(check(wire, Reduction{dtype, op}));
+        } else {
+          CHECK_THROWS_AS(check(wire, Reduction{dtype, op}), InvalidArgumentError);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("what may be folded in place") {
   CHECK(foldable_in_place({DType::kFloat32, ReduceOp::kAverage, 0.5, 2.0, 4}));
   CHECK(foldable_in_place({DType::kFloat64, ReduceOp::kSum}));

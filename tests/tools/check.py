@@ -21,14 +21,17 @@ BIN = Path(sys.executable).parent
 # Prefix of a file's path: its C++ tests, its Python tests (pytest's arguments below tests/).
 ROOMS: dict[str, tuple[str, str]] = {
     "csrc/": ("collectives_test", "test_package.py"),
-    "csrc/base/": ("ledger_test plan_test", "test_environment.py test_package.py"),
+    "csrc/base/": ("config_test ledger_test plan_test", "test_environment.py test_package.py"),
     "csrc/data/": ("reduce_test reduce_half_test reduction_test wire_test", "test_package.py"),
-    "csrc/os/": ("failure_test link_test", "test_memory.py test_package.py"),
+    "csrc/os/": ("os_test failure_test link_test", "test_memory.py test_package.py"),
     "csrc/cuda/": ("cuda_device_test cuda_memory_test cuda_streams_test cuda_tables_test", "test_package.py"),
     "csrc/transport/": ("link_test mpi_test stage_writer_test collectives_test", "test_package.py"),
     "csrc/collective/": ("plan_test collectives_test movement_test pull_test", "test_package.py"),
-    "csrc/group/": ("ledger_test join_test failure_test stress_test", "test_package.py"),
-    "csrc/engine/": ("collectives_test hosts_test join_hosts_test failure_test stress_test", "test_package.py"),
+    "csrc/group/": ("ledger_test ledger_steps_test join_test failure_test stress_test", "test_package.py"),
+    "csrc/engine/": (
+        "collectives_test hosts_test held_wires_test join_hosts_test failure_test stress_test",
+        "test_package.py",
+    ),
     "csrc/engine/device": ("device_queue_test cuda_messages_test cuda_errors_test", "test_package.py"),
     "csrc/framework/": ("calls_test", "test_package.py"),
     "csrc/python": ("", "test_buffers.py test_collectives.py test_package.py"),

@@ -1,0 +1,139 @@
+// The ledger itself, step by step and on one thread: moments that ranks meet only now and then.
+#include "doctest/doctest.h"
+#include "group/ledger.h"
+#include "os/mapping.h"
+#include "ranks.h"
+
+namespace rr::test {
+namespace {
+
+// A control segment and the ledgers of the ranks that share it; nobody reads what they leave for other hosts.
+class Ranks {
+ public:
+  explicit Ranks(const std::vector<int>& host_of, size_t capacity = 16)
+      : file_(create_memfd("test", Board::nbytes(static_cast<int>(host_of.size()), capacity))),
+        board(Board::map(file_.get(), static_cast<int>(host_of.size()))) {
+    Bells bells;
+    for (int r = 0; r < board.size(); ++r) {
+      bells.wait.push_back(&board.wait_bell(r));
+      bells.engine.push_back(&board.engine_bell(r));
+      ranks_.push_back(r);
+    }
+    for (int r = 0; r < board.size(); ++r) hosts_.push_back(std::make_unique<Hosts>(host_of, r));
+    for (int r = 0; r < board.size(); ++r) {
+      ledgers_.push_back(std::make_unique<Ledger>(board, r, ranks_, *hosts_[static_cast<size_t>(r)], bells, Algo::kAuto,
+                                                  1 << 20, [] {}));
+    }
+  }
+  Ledger& operator[](int rank) { return *ledgers_[static_cast<size_t>(rank)]; }
+
+  // A barrier under a name; tag 0: there is no room for it.
+  Ticket state(int rank, const std::string& name) {
+    bool log_full = false;
+    return (*this)[rank].state_named(name, barrier_, nullptr, 0, false, log_full);
+  }
+  Ticket state(int rank, uint64_t counter) { return (*this)[rank].state_unnamed(counter, barrier_, nullptr, 0); }
+
+ private:
+  Fd file_;
+  Signature barrier_;
+  std::vector<int> ranks_;
+  std::vector<std::unique_ptr<Hosts>> hosts_;
+  std::vector<std::unique_ptr<Ledger>> ledgers_;
+
+ public:
+  const Board board;
+};
+
+TEST_CASE("a name's cell is not written again before a rank that has joined has read it") {
+  Ranks ranks({0, 0});
+  const Ticket first = ranks.state(0, "name");
+  CHECK(ranks.state(1, "name").tag == first.tag);
+  ranks[0].join(0);
+  ranks[1].note_consumed_named(first);
+  const Ticket second = ranks.state(1, "name");  // the name's other cell
+  REQUIRE(second.tag != 0);
+  CHECK(second.cell != first.cell);
+  CHECK(ranks[1].complete(second));
+  ranks[1].note_consumed_named(second);
+  CHECK(ranks.state(1, "name").tag == 0);
+  CHECK(ranks[0].complete(first));
+  ranks[0].note_consumed_named(first);
+  CHECK(ranks.state(1, "name").cell == first.cell);
+}
+
+TEST_CASE("a name in flight keeps its place in a table that is full; one that all have consumed gives it up") {
+  Ranks ranks({0, 0});
+  std::vector<Ticket> tickets;
+  for (size_t i = 0; i < ranks.board.capacity(); ++i) {
+    tickets.push_back(ranks.state(0, "name " + std::to_string(i)));
+    CHECK(tickets.back().tag != 0);
+  }
+  CHECK(ranks.state(0, "one more").tag == 0);
+  CHECK(ranks.state(1, "name 3").cell == tickets[3].cell);
+  ranks[0].note_consumed_named(tickets[3]);
+  CHECK(ranks.state(0, "one more").tag == 0);
+  ranks[1].note_consumed_named(tickets[3]);
+  const Ticket taken = ranks.state(0, "one more");
+  CHECK((taken.cell - kUnnamedCells) / 2 == (tickets[3].cell - kUnnamedCells) / 2);
+  CHECK(taken.tag > tickets[3].tag);  // nobody takes it for the old name's
+  CHECK(ranks.state(1, "one more").tag == taken.tag);
+  CHECK(ranks.state(1, "name 4").tag == tickets[4].tag);
+}
+
+TEST_CASE("a rank states no more while the leader of its host reads nothing, and what it has stated can still end") {
+  Ranks ranks({0, 0, 1});
+  const size_t most = kUnnamedCells + ranks.board.capacity();
+  size_t stated = 0;
+  while (ranks[1].has_note_room() && stated <= most) ranks.state(1, stated++);
+  CHECK(stated == most);
+  CHECK(ranks.state(1, "name").tag == 0);
+  CHECK(ranks[0].has_note_room());
+  CHECK(Ranks({0, 0})[1].has_note_room());
+  Outbox& outbox = ranks.board.outbox(1);
+  outbox.read.store(1);
+  const Ticket named = ranks.state(1, "name");
+  REQUIRE(named.tag != 0);
+  CHECK_FALSE(ranks[1].has_note_room());
+  CHECK_NOTHROW(ranks[1].note_consumed_named(named));
+}
+
+TEST_CASE("ranks that wait are not stuck while one of their operations is complete") {
+  Ranks ranks({0, 0});
+  const Ticket both[] = {ranks.state(0, "both"), ranks.state(1, "both")};
+  const Ticket alone = ranks.state(1, "alone");
+  ranks[0].block(both[0], 0);
+  ranks[1].block(alone, 0);
+  ranks[1].detect_deadlock();
+  CHECK_FALSE(ranks[0].withdrawn());
+  CHECK_FALSE(ranks[1].withdrawn());
+  CHECK_FALSE(ranks[0].freeze_if_stuck().has_value());
+  CHECK(ranks[0].unblock(false) == false);
+  ranks[0].block(ranks.state(0, "other"), 0);
+  ranks[0].detect_deadlock();
+  CHECK(ranks[0].withdrawn());
+  CHECK(ranks[1].withdrawn());
+  CHECK(ranks[0].withdraw_text().find("rank 1 waits in barrier 'alone' for rank 0") != std::string::npos);
+}
+
+TEST_CASE("an entry of the log is not overwritten before every rank has been through it") {
+  Ranks ranks({0, 0});
+  const auto fill = [&](uint64_t& counter) {
+    for (bool has_room = true; has_room && counter < 4 * kLogEntries; counter += has_room ? 1 : 0) {
+      ranks.state(0, counter);
+      has_room = ranks[1].append(ranks.state(1, counter));
+    }
+  };
+  uint64_t counter = 0;
+  fill(counter);
+  CHECK(counter == kLogEntries);
+  ranks.board.line(0).cursor.store(3);
+  fill(counter);
+  CHECK(counter == kLogEntries);
+  ranks.board.line(1).cursor.store(2);
+  fill(counter);
+  CHECK(counter == kLogEntries + 2);
+}
+
+}  // namespace
+}  // namespace rr::test

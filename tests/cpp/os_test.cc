@@ -1,0 +1,115 @@
+// What the core asks of the kernel: which processes have died, where registered memory lies, what a fork inherits.
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "doctest/doctest.h"
+#include "expect.h"
+#include "os/liveness.h"
+#include "os/segments.h"
+
+namespace rr::test {
+namespace {
+
+// fork(), after which no child has anything to print.
+pid_t forked() {
+  std::fflush(nullptr);
+  return ::fork();
+}
+
+// A child that waits until its end of a pipe is closed.
+class Child {
+ public:
+  Child() {
+    int ends[2];
+    check_sys(::pipe2(ends, O_CLOEXEC), "pipe2");
+    Fd read(ends[0]);
+    write_ = Fd(ends[1]);
+    pid_ = forked();
+    if (pid_ == 0) {
+      write_.reset();
+      char none;
+      ::_exit(::read(read.get(), &none, 1) == 0 ? 0 : 1);
+    }
+    pidfd_ = Fd(static_cast<int>(check_sys(::syscall(SYS_pidfd_open, pid_, 0), "pidfd_open")));
+  }
+  ~Child() { end(); }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  int pidfd() const { return pidfd_.get(); }
+  void end() {
+    write_.reset();
+    if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+
+ private:
+  Fd write_;
+  Fd pidfd_;
+  pid_t pid_ = -1;
+};
+
+TEST_CASE("a process that ends is reported once, by its rank") {
+  Child first;
+  Child second;
+  Liveness liveness({-1, first.pidfd(), second.pidfd()});  // a rank does not watch itself
+  CHECK(liveness.newly_dead().empty());
+  second.end();
+  CHECK(liveness.newly_dead() == std::vector<int>{2});
+  CHECK(liveness.newly_dead().empty());
+  first.end();
+  CHECK(liveness.newly_dead() == std::vector<int>{1});
+  CHECK(liveness.newly_dead().empty());
+}
+
+TEST_CASE("a buffer is registered when all of it lies in the own region") {
+  constexpr size_t kNbytes = 8192;
+  const Fd file = create_memfd("registered", 3 * kNbytes);
+  const Segment segment(file.get(), 7, 1, 3, kNbytes);
+  SegmentRegistry registry;
+  CHECK(registry.find(segment.own(), 1).uid == 0);
+  registry.add(&segment);
+  for (const size_t offset : {size_t{0}, size_t{4}, kNbytes - 4}) {
+    CAPTURE(offset);
+    const MemoryRef all = registry.find(segment.own() + offset, kNbytes - offset);
+    CHECK(all.uid == 7);
+    CHECK(all.region == 1);
+    CHECK(all.offset == offset);
+    CHECK(registry.address(all) == segment.own() + offset);
+    CHECK(registry.find(segment.own() + offset, kNbytes - offset + 1).uid == 0);
+  }
+  CHECK(registry.find(segment.own() - 1, 8).uid == 0);
+  CHECK(registry.find(segment.at(2), 8).uid == 0);  // another rank's
+  CHECK(registry.address({7, 2, 0, 16}) == segment.at(2) + 16);
+  CHECK(registry.address({7, 3, 0, 0}) == nullptr);
+  CHECK(registry.address({8, 1, 0, 0}) == nullptr);
+  registry.remove(&segment);
+  CHECK(registry.find(segment.own(), 1).uid == 0);
+}
+
+// Whether a forked child has the pages: mincore() fails where nothing is mapped.
+bool child_has(const Mapping& mapping) {
+  const pid_t pid = forked();
+  if (pid == 0) {
+    unsigned char present;
+    ::_exit(::syscall(SYS_mincore, mapping.data(), 4096, &present) == 0 ? 1 : 0);
+  }
+  int status = 0;
+  check_sys(::waitpid(pid, &status, 0), "waitpid");
+  REQUIRE(WIFEXITED(status));
+  return WEXITSTATUS(status) == 1;
+}
+
+TEST_CASE("a forked child has registered memory, and no control segment to write into") {
+  const Fd control = create_memfd("control", 4096);
+  const Fd registered = create_memfd("registered", 4096);
+  CHECK_FALSE(child_has(Mapping(control.get(), OnFork::kDrop)));
+  CHECK(child_has(Mapping(registered.get(), OnFork::kInherit)));
+}
+
+}  // namespace
+}  // namespace rr::test

@@ -1,0 +1,13 @@
+"""The mutations of mutation.py: one row is one line of the program, broken, and the tests that must notice.
+
+A row breaks something that a user would meet as a wrong result, a hang, a missed death, or a refusal that is missing or
+wrong. Its text occurs exactly once in its file (tests/test_mutations.py). Choose tests that fail within seconds, each
+time: a hang costs the whole limit, and what only chance makes fail survives on another day.
+"""
+
+from mutations import edges, engine, hosts, lower, optimizer
+from mutations.row import Mutation
+
+__all__ = ["MUTATIONS", "Mutation"]
+
+MUTATIONS: tuple[Mutation, ...] = (*lower.ROWS, *engine.ROWS, *hosts.ROWS, *edges.ROWS, *optimizer.ROWS)

@@ -1,0 +1,57 @@
+"""framework, and cuda on a driver that runs on the CPU."""
+
+from mutations.row import Mutation
+
+ROWS = (
+    # --- framework ---
+    Mutation(
+        "set-root",
+        "csrc/framework/calls.cc",
+        "request.root = static_cast<int>(at - member.ranks.begin());",
+        "request.root = call.root_rank;",
+        ("calls_test",),
+    ),
+    Mutation(
+        "set-membership",
+        "csrc/framework/calls.cc",
+        "const bool member = !group.expired();",
+        "const bool member = true;",
+        ("calls_test",),
+    ),
+    Mutation(
+        "row-counts",
+        "csrc/framework/table.cc",
+        "const std::vector<uint64_t>& list = outcome->operations[call]->counts;",
+        "const std::vector<uint64_t>& list = outcome->operations[0]->counts;",
+        ("calls_test",),
+    ),
+    # --- cuda ---
+    Mutation(
+        "lane-order",
+        "csrc/cuda/cuda_lanes.cc",
+        "  RR_CUDA(context_, stream_wait_event, stream(lane), event_of(mark), 0);\n",
+        "",
+        ("cuda_device_test",),
+    ),
+    Mutation(
+        "hold-out",
+        "csrc/cuda/cuda_holds.cc",
+        "return out_.empty() && !has_captured_;",
+        "return true;",
+        ("cuda_memory_test",),
+    ),
+    Mutation(
+        "stale-export",
+        "csrc/cuda/cuda_exports.cc",
+        "mixed(uid + piece.id *",
+        "mixed(uid + piece.base *",
+        ("cuda_peers_test",),
+    ),
+    Mutation(
+        "slot-reuse",
+        "csrc/cuda/cuda_kernels.cc",
+        "is_older && is_free(slot)",
+        "is_older",
+        ("cuda_device_test",),
+    ),
+)
