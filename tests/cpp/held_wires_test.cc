@@ -128,8 +128,6 @@ TEST_CASE("a rank that leaves after a join is not missed by a host that has not 
   }));
 }
 
-constexpr int kData = 0;  // the collectives' channel
-
 TEST_CASE(
     "pairwise: inputs of one rank wait outside while another's, which are to be folded with older ones, are late") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};

@@ -4,10 +4,17 @@ from mutations.row import Mutation
 
 ROWS = (
     Mutation(
+        "overwritten-statement",
+        "csrc/group/across.cc",
+        "return unread < kUnnamedCells + board_.capacity() && is_passed_on(cell);",
+        "return unread < kUnnamedCells + board_.capacity();",
+        ("ledger_steps_test",),
+    ),
+    Mutation(
         "note-room",
         "csrc/group/across.cc",
-        "return unread < kUnnamedCells + board_.capacity();",
-        "return true;",
+        "return unread < kUnnamedCells + board_.capacity() && is_passed_on(cell);",
+        "return is_passed_on(cell);",
         ("ledger_steps_test",),
     ),
     Mutation(
