@@ -182,7 +182,18 @@ bool Ledger::registered(Ticket ticket, const RankMask& participants) const {
 bool Ledger::append(Ticket ticket) {
   RankMask participants;
   if (hosts_.mine != 0 || !complete(ticket, &participants)) return true;
+  if (hosts_.several() && is_overwritten(ticket)) return true;
   return locked([&] { return append_locked(ticket, participants); });
+}
+
+// Whether a rank has gone on to another operation in the same cell. Then this one is over: in the log, or refused by
+// all that have stated it. The first host's leader may still know it as incomplete, and once all have joined it would
+// look complete, with those for participants who have not gone on.
+bool Ledger::is_overwritten(Ticket ticket) const {
+  for (int r = 0; r < board_.size(); ++r) {
+    if (board_.head(ticket.cell, r).tag.load(std::memory_order_acquire) > ticket.tag) return true;
+  }
+  return false;
 }
 
 // Null when a rank still has to consume the entry that the next position would overwrite.

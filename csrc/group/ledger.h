@@ -151,6 +151,7 @@ class Ledger {
   std::string describe_stuck() const;
   void withdraw_blocked(const std::string& text, uint64_t unnamed);
   bool has_been_read(Ticket ticket) const;
+  bool is_overwritten(Ticket ticket) const;
   bool append_locked(Ticket ticket, const RankMask& participants);
   bool fusible(const Entry& entry, const Signature& one, const RankMask& participants, bool registered) const;
   bool registered(Ticket ticket, const RankMask& participants) const;

@@ -219,6 +219,30 @@ TEST_CASE("join: what needs everybody fails on the ranks that called it, and onl
   }
 }
 
+// The first host keeps what rank 1 has stated for the log until it is complete; what rank 0 then states ends from the
+// cells, so nobody appends the operation.
+TEST_CASE("join: what was refused and overwritten before enters no log when all have joined") {
+  const Environment environment{};
+  for (const std::string name : {"name", ""}) {
+    CAPTURE(name);
+    CHECK_NOTHROW(run_hosts({0, 1}, [&](Rank& rank) {
+      const Board& board = rank.world.board();
+      const uint64_t cell = name.empty() ? 0 : Names::cell(0, 1);
+      if (rank.rank == 0) {
+        wait_for([&] {
+          rank.context.try_progress();
+          return board.head(cell, 1).tag.load() != 0;
+        });
+      }
+      const Sum odd = start_sum(rank, rank.world, rank.rank == 0 ? 2 : 3000, 1, name);
+      expect_contains(raised<MismatchError>([&] { finish_sum(rank.world, odd); }), "Mismatched");
+      for (int k = 0; k < (name.empty() ? 256 : 2); ++k) sum_now(rank, rank.world, 2, k, name);
+      join_together(rank);
+      expect(board.header().log_tail.load() == 0, "all ends from the cells");
+    }));
+  }
+}
+
 TEST_CASE("join: a rank may leave as soon as it returns") {
   const Environment environment{};
   for (int turn = 0; turn < rounds(20); ++turn) {

@@ -4,6 +4,13 @@ from mutations.row import Mutation
 
 ROWS = (
     Mutation(
+        "refused-and-overwritten",
+        "csrc/group/ledger.cc",
+        "  if (hosts_.several() && is_overwritten(ticket)) return true;\n",
+        "",
+        ("join_hosts_test",),
+    ),
+    Mutation(
         "overwritten-statement",
         "csrc/group/across.cc",
         "return unread < kUnnamedCells + board_.capacity() && is_passed_on(cell);",
