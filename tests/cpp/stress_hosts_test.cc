@@ -29,7 +29,7 @@ TEST_CASE("random operations on overlapping groups on several hosts, with mismat
 
 TEST_CASE("random operations on several hosts whose links delay what they carry") {
   Stress stress;
-  stress.rounds = rounds(60);
+  stress.rounds = rounds(30);
   stress.seed = 200;
   stress.delayed = true;
   stress_layouts(stress);
