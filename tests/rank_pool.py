@@ -147,10 +147,7 @@ def modules_of(source: str) -> tuple[str, ...]:
     """What a server for a test with this source imports."""
     pattern = r"^\s*(?:import|from) (?:ringreduce\.)?(\w+)"
     imported = set(re.findall(pattern, source, re.MULTILINE))
-    modules = [*ALWAYS, *(name for top, names in IMPORTS.items() if top in imported for name in names)]
-    if "torch" in imported and "torch.compile" in source:
-        modules += ["torch._dynamo", "torch._inductor.compile_fx"]
-    return tuple(modules)
+    return (*ALWAYS, *(name for top, names in IMPORTS.items() if top in imported for name in names))
 
 
 @functools.cache
