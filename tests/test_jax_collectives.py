@@ -228,4 +228,4 @@ def without_ffi() -> str:
 
 
 def test_without_the_foreign_function_interface() -> None:
-    assert run_ranks(without_ffi, 2, env=ENV) == ["io_callback"] * 2
+    assert run_ranks(without_ffi, 2, env={**ENV, "RR_TEST_NOTHING_IMPORTED": "1"}) == ["io_callback"] * 2
