@@ -7,15 +7,6 @@
 namespace rr::test {
 namespace {
 
-// The rank's host has taken up what had arrived: its threads have looked around so often.
-void look_around(Rank& rank, int looks) {
-  const auto& seen_ns = rank.world.board().line(rank.rank).seen_ns;
-  for (int look = 0; look < looks; ++look) {
-    const int64_t before = seen_ns.load();
-    wait_for([&] { return seen_ns.load() != before; });
-  }
-}
-
 // Runs beside the rank's thread, which ends after it.
 class Beside {
  public:

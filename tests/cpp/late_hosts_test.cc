@@ -6,15 +6,6 @@
 namespace rr::test {
 namespace {
 
-// By when this rank believes that it has missed something, if it is wrong about that.
-void look_around(const Rank& rank) {
-  const RankLine& line = rank.world.board().line(rank.rank);
-  for (int looks = 0; looks < 3; ++looks) {
-    const int64_t before = line.seen_ns.load();
-    wait_for([&] { return line.seen_ns.load() != before; });
-  }
-}
-
 // Runs both, the second on a thread of its own; raises what one of them has raised.
 void run_beside(const std::function<void()>& call, const std::function<void()>& other) {
   std::exception_ptr error, other_error;

@@ -74,4 +74,14 @@ inline void run_hosts(const std::vector<int>& host_of, const std::function<void(
   });
 }
 
+// Until the rank's threads have looked around so often: then its host has taken up what had arrived, and the rank knows
+// what it may have missed.
+inline void look_around(const Rank& rank, int looks = 3) {
+  const auto& seen_ns = rank.world.board().line(rank.rank).seen_ns;
+  for (int look = 0; look < looks; ++look) {
+    const int64_t before = seen_ns.load();
+    wait_for([&] { return seen_ns.load() != before; });
+  }
+}
+
 }  // namespace rr::test
