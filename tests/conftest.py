@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ OTHERS = ("vader_segment", "sm_segment", "mpich", "openmpi", "pmix", "ucx", "cud
 """How MPI implementations, CUDA and NCCL name what they leave behind when they are killed; none of ours."""
 # In the background (nohup, a job server) the interrupt comes ignored, and all that is started here would ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+SHARED = pytest.StashKey[set[str]]()
+"""What was in /dev/shm before the tests."""
 SETTLE_S = 5.0  # torch's shared tensors go away a moment after their last user
 
 
@@ -47,16 +49,18 @@ def torch_gpu(gpu: None) -> None:
     pytest.importorskip("torch")
 
 
-@pytest.fixture(autouse=True, scope="session")
-def nothing_left_in_dev_shm() -> Iterator[None]:
-    if "PYTEST_XDIST_WORKER" in os.environ:  # what others are using is not left behind
-        yield
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[SHARED] = _mine_in_dev_shm()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Nothing is left in /dev/shm. Workers (pytest-xdist) do not look: what others are using is not left behind."""
+    if hasattr(session.config, "workerinput"):
         return
-    before = _mine_in_dev_shm()
-    yield
     deadline = time.monotonic() + SETTLE_S
-    while left := _mine_in_dev_shm() - before:
-        assert time.monotonic() < deadline, f"left in /dev/shm: {sorted(left)}"
+    while left := _mine_in_dev_shm() - session.config.stash[SHARED]:
+        if time.monotonic() > deadline:
+            raise pytest.UsageError(f"left in /dev/shm: {sorted(left)}")
         time.sleep(0.05)
 
 

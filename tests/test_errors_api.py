@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,6 +105,30 @@ def test_one_process_without_a_launcher() -> None:
     expected = [False, 0, 1, 0, 1, 0, 1, True, True, 0, 2.0, 7, False]
     assert run_ranks(one_process, 1) == [expected]
     assert run_ranks(one_process, 1, env={**env, "RINGREDUCE_RENDEZVOUS": None}) == [expected]
+
+
+def without_memory() -> list[str]:
+    """Rank 1 has no memory for what rank 0 gives; then it has, but the job is over."""
+    import resource
+
+    import ringreduce as rr
+
+    rr.init()
+    rr.allgather(np.ones(1))
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    if rr.rank() == 1:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (64 << 20), most))
+    texts = [caught(lambda: rr.allgather(np.ones((256 << 20) if rr.rank() == 0 else 1, np.int8)))]
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    return [*texts, caught(lambda: rr.allreduce(1.0))]
+
+
+def test_a_rank_without_memory_is_named_by_all() -> None:
+    first, second = run_ranks(without_memory, 2)
+    texts = first + second
+    assert texts == [texts[0]] * 4
+    assert re.match(r"HorovodInternalError: \[ringreduce rank 1/2 on .*\] out of memory", texts[0])
 
 
 def mismatches() -> list[tuple[str, str]]:

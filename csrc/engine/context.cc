@@ -145,7 +145,7 @@ bool Context::progress(bool from_engine, bool* busy) {
   if (network_.progress) {
     try {
       in_transit_.store(network_.progress(), std::memory_order_relaxed);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       in_transit_.store(false, std::memory_order_relaxed);
       record_failure(world_->board(), kind_of(error), error.what());
     }

@@ -30,9 +30,8 @@ bool Group::progress(bool from_engine) {
   try {
     moved |= deliver_messages();
     return step_log(from_engine) || moved;
-  } catch (const Error& error) {
-    // Nothing here is one operation's fault, so the group cannot go on; every rank will hear of it.
-    record_failure(board_, kind_of(error), error.what());
+  } catch (const std::exception& error) {
+    fail_group(error);
     return true;
   }
 }

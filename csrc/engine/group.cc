@@ -71,13 +71,7 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
       ledger_(
           board_, rank_, world_ranks_, hosts_, bells_, algo_from(context.settings().algorithm),
           context.settings().fusion_threshold,
-          [this] {
-            throw_if_failed();
-            context_.watch_peers();
-            fail_if_peers_died();
-            fail_if_silent();
-            throw_if_failed();
-          },
+          [this] { look_at_lock_holders(); },
           context.settings().cuda_road),
       links_(links_of(context, board_, world_ranks_, hosts_, rank_, id, 0, bells_)),
       point_to_point_(links_of(context, board_, world_ranks_, hosts_, rank_, id, 1, bells_)),
@@ -111,7 +105,7 @@ std::unique_ptr<Mirror> Group::make_mirror() {
   const auto make_ledger = [this](int rank) {
     return std::make_unique<Ledger>(
         board_, rank, world_ranks_, hosts_, bells_, algo_from(context_.settings().algorithm),
-        context_.settings().fusion_threshold, [this] { throw_if_failed(); }, context_.settings().cuda_road);
+        context_.settings().fusion_threshold, [this] { look_at_lock_holders(); }, context_.settings().cuda_road);
   };
   return std::make_unique<Mirror>(board_, hosts_, ledger_, make_ledger, std::move(control));
 }
@@ -123,8 +117,8 @@ bool Group::mirror() {
     const bool moved = mirror_->progress();
     backlog_.store(mirror_->has_backlog() && !has_failed(board_), std::memory_order_relaxed);
     return moved;
-  } catch (const Error& error) {  // not one operation's fault
-    record_failure(board_, kind_of(error), here() + "] " + error.what());
+  } catch (const std::exception& error) {
+    fail_group(error);
     backlog_.store(false, std::memory_order_relaxed);
     return false;
   }

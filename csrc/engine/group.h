@@ -177,6 +177,9 @@ class Group {
   void fail_if_out_of_order();
   void fail_if_left(const Operation& operation);
   void fail_because_left(int rank, const Operation* needing);
+  void fail_group(const std::exception& error);
+  void look_around();
+  void look_at_lock_holders();
   void fail_if_silent();
   void check_age(Operation& operation, int64_t now);
   std::string limit_text(double timeout_s) const;

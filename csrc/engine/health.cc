@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <new>
 
 #include "base/errors.h"
 #include "engine/context.h"
@@ -161,7 +162,17 @@ std::vector<int> Group::silent(double seconds) const {
   return ranks;
 }
 
-// For a thread that waits for the shared lock: its holder may be stopped, and no operation has an age then.
+// For a thread that waits for the shared lock, whose holder may have died or be stopped: no operation has an age then.
+void Group::look_at_lock_holders() {
+  throw_if_failed();
+  // Others wait for the lock too, and this rank's other threads wait for this one: it must not be taken for the holder.
+  board_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
+  context_.watch_peers();
+  fail_if_peers_died();
+  fail_if_silent();
+  throw_if_failed();
+}
+
 void Group::fail_if_silent() {
   const double timeout_s = context_.timeout_s();
   if (timeout_s <= 0) return;
@@ -171,8 +182,23 @@ void Group::fail_if_silent() {
                  here() + "] rank(s) " + mute + " showed no sign of life for " + limit_text(timeout_s));
 }
 
+// What is not one operation's fault ends the group; every rank hears of it.
+void Group::fail_group(const std::exception& error) {
+  const std::string what = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "out of memory" : error.what();
+  const bool says_where = what.rfind("[ringreduce", 0) == 0;
+  record_failure(board_, kind_of(error), says_where ? what : here() + "] " + what);
+}
+
 // Executor lock held.
 void Group::housekeep() {
+  try {
+    look_around();
+  } catch (const std::exception& error) {
+    fail_group(error);
+  }
+}
+
+void Group::look_around() {
   board_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
   if (mirror_ != nullptr) mirror_->look_for_deadlock();
   mirror();

@@ -3,6 +3,9 @@
 #include <algorithm>
 
 namespace rr {
+namespace {
+constexpr size_t kRefusedNbytes = 1 << 16;  // at once, of a message that does not fit: its size is the sender's word
+}
 
 PointToPoint::PointToPoint(std::vector<std::unique_ptr<Link>> links) : lanes_(links.size()) {
   for (size_t i = 0; i < links.size(); ++i) lanes_[i].link = std::move(links[i]);
@@ -78,9 +81,14 @@ bool PointToPoint::step_receive(Lane& lane, std::vector<Finished>& finished) {
   }
   Message& message = lane.receives.front();
   const bool refused = arrived.tag != message.header.tag || arrived.nbytes != message.header.nbytes;
-  if (refused) message.refused.resize(arrived.nbytes);
-  std::byte* at = refused ? message.refused.data() : message.operation->dsts[0].data;
-  const size_t n = lane.link->pull(at + message.moved, arrived.nbytes - message.moved);
+  const size_t left = arrived.nbytes - message.moved;
+  size_t n = 0;
+  if (refused) {
+    message.refused.resize(std::min(left, kRefusedNbytes));
+    n = lane.link->pull(message.refused.data(), message.refused.size());
+  } else {
+    n = lane.link->pull(message.operation->dsts[0].data + message.moved, left);
+  }
   message.moved += n;
   if (message.moved < arrived.nbytes) return moved + n != 0;
   std::string error;

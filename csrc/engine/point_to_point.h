@@ -46,7 +46,7 @@ class PointToPoint {
     Header header;
     size_t header_moved = 0;  // send
     size_t moved = 0;
-    std::vector<std::byte> refused;  // receive: where bytes go that do not fit
+    std::vector<std::byte> refused;  // receive: where a piece of what does not fit goes
   };
   struct Lane {
     std::unique_ptr<Link> link;

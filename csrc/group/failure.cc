@@ -23,7 +23,7 @@ bool record_failure(const Board& board, FatalKind kind, const std::string& text)
   return true;
 }
 
-FatalKind kind_of(const Error& error) {
+FatalKind kind_of(const std::exception& error) {
   if (dynamic_cast<const PeerLostError*>(&error) != nullptr) return FatalKind::kPeerLost;
   if (dynamic_cast<const TimeoutError*>(&error) != nullptr) return FatalKind::kTimeout;
   if (dynamic_cast<const ShutdownError*>(&error) != nullptr) return FatalKind::kShutdown;

@@ -1,6 +1,7 @@
 // A group's first fatal cause, in shared memory: written once by whoever finds it, raised on every rank ever after.
 #pragma once
 
+#include <exception>
 #include <string>
 
 #include "base/errors.h"
@@ -15,8 +16,8 @@ bool record_failure(const Board& board, FatalKind kind, const std::string& text)
 
 inline bool has_failed(const Board& board) { return board.header().failed.load(std::memory_order_acquire) != 0; }
 
-// The kind of an error that is not one operation's.
-FatalKind kind_of(const Error& error);
+// The kind of an error that is not one operation's. kInternal for std::bad_alloc and other strangers.
+FatalKind kind_of(const std::exception& error);
 
 // Throws the recorded cause. Precondition: has_failed().
 [[noreturn]] void throw_failure(const Board& board);

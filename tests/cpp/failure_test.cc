@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 #include "doctest/doctest.h"
-#include "ranks.h"
+#include "wires.h"
 
 namespace rr::test {
 namespace {
@@ -91,6 +91,30 @@ TEST_CASE("timeout: names the missing rank, whatever the path") {
     if (count < 5000) CHECK_NOTHROW(alone<TimeoutError>([&](Rank& rank) { sum_quick(rank, count); }));
     CHECK_NOTHROW(alone<TimeoutError>([&](Rank& rank) { receive(rank, count); }));
   }
+}
+
+// Rank 1 holds the group's lock and does not move: a process that was stopped there. On several hosts the lock is the
+// one of rank 1's host, and only its leader wants it, for what rank 2 states elsewhere.
+TEST_CASE("timeout: a rank that was stopped with the lock held is named, and nobody else") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "0.5"}};
+  const auto body = [&](Rank& rank) {
+    barrier(rank.world);
+    const Board& board = rank.world.board();
+    if (rank.rank == 1) {
+      board.header().lock.acquire([] {});
+      // Later than the other ranks' last look around; this rank's engine goes on looking, which is undone at once.
+      const int64_t stopped_ns = now_ns() + 500000000;
+      while (!has_failed(board)) board.line(1).seen_ns.store(stopped_ns, std::memory_order_relaxed);
+      board.header().lock.release();
+    } else {
+      const bool is_leader = rank.rank == 0 && rank.context.host_of(2) != 0;
+      if (is_leader) wait_for([&] { return has_failed(board); });
+      const std::string text = raised<TimeoutError>([&] { sum_now(rank, rank.world, 5000, 0, "name"); });
+      if (rank.context.host_of(rank.rank) == 0) expect_contains(text, "] rank(s) 1 showed no sign of life");
+    }
+  };
+  CHECK_NOTHROW(run_ranks(3, body));
+  CHECK_NOTHROW(run_hosts({0, 0, 1}, body));
 }
 
 TEST_CASE("timeout: other traffic that keeps waking the waiting rank does not put it off") {
