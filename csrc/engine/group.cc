@@ -70,9 +70,7 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
       bells_((id == 0 ? context.publish_world(board_) : void(), bells_of(context, world_ranks_))),
       ledger_(
           board_, rank_, world_ranks_, hosts_, bells_, algo_from(context.settings().algorithm),
-          context.settings().fusion_threshold,
-          [this] { look_at_lock_holders(); },
-          context.settings().cuda_road),
+          context.settings().fusion_threshold, [this] { look_at_lock_holders(); }, context.settings().cuda_road),
       links_(links_of(context, board_, world_ranks_, hosts_, rank_, id, 0, bells_)),
       point_to_point_(links_of(context, board_, world_ranks_, hosts_, rank_, id, 1, bells_)),
       eager_writer_(context.settings().staging),
