@@ -117,11 +117,13 @@ sanitize-%: $(VENV)/doctest $(VENV)/tools
 # TensorFlow, Keras and JAX are 1 GB: what needs them is a part of its own, and installs them.
 FRAMEWORK_TESTS := $(wildcard tests/test_tensorflow*.py tests/test_keras*.py tests/test_jax*.py tests/test_bench_train_frameworks.py)
 
+# On each core one file's tests; more workers would only take turns. ARGS="-n0": one after the other, with a debugger.
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 pytest: build  ## Python tests but for test-frameworks (make pytest ARGS="-k allreduce")
-	@$(BIN)/python -m pytest $(FRAMEWORK_TESTS:%=--ignore=%) $(ARGS)
+	@$(PYTEST) $(FRAMEWORK_TESTS:%=--ignore=%) $(ARGS)
 
 test-frameworks: build $(VENV)/frameworks  ## Python tests of ringreduce.tensorflow, .keras and .jax
-	@$(BIN)/python -m pytest $(FRAMEWORK_TESTS) $(ARGS)
+	@$(PYTEST) $(FRAMEWORK_TESTS) $(ARGS)
 
 test-torch-suite: build  ## torch's own tests of torch.distributed, with our backend (12 minutes; ARGS="all_gather")
 	@$(BIN)/python tests/torch_suite/run.py $(ARGS)

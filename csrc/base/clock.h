@@ -13,9 +13,10 @@ inline int64_t now_ns() {
 
 class Deadline {
  public:
-  // timeout_s <= 0 means never.
+  // timeout_s <= 0 means never, and so does more than a century, infinity included.
   static Deadline after_s(double timeout_s) {
-    return Deadline(timeout_s <= 0 ? INT64_MAX : now_ns() + static_cast<int64_t>(timeout_s * 1e9));
+    const bool ends = timeout_s > 0 && timeout_s < kCenturyS;
+    return Deadline(ends ? now_ns() + static_cast<int64_t>(timeout_s * 1e9) : INT64_MAX);
   }
   static Deadline never() { return Deadline(INT64_MAX); }
   bool passed() const { return at_ns_ != INT64_MAX && now_ns() >= at_ns_; }
@@ -27,6 +28,7 @@ class Deadline {
   }
 
  private:
+  static constexpr double kCenturyS = 3.2e9;
   explicit Deadline(int64_t at_ns) : at_ns_(at_ns) {}
   int64_t at_ns_;
 };

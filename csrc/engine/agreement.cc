@@ -27,7 +27,8 @@ int Group::join(Interrupt interrupt) {
     context_.throw_if_shut_down();
     if (!drained) {
       const std::lock_guard lock(mutex_);
-      for (const OperationPtr& operation : outstanding_) {
+      for (const auto& place : outstanding_) {
+        const OperationPtr operation = place;  // finishing it clears its place
         if (operation != nullptr && operation->quick && operation->state == State::kPending)
           try_finish_quick(*operation);
         if (operation != nullptr) operation->wanted.store(true);

@@ -13,7 +13,7 @@ namespace rr {
 bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const Reduction& reduction,
                             Interrupt interrupt, Wire wire) {
   const size_t nbytes = src.nbytes();
-  if (nbytes > board_.header().eager_nbytes || nbytes != dst.nbytes()) return false;
+  if (nbytes > board_.header().eager_nbytes || nbytes != dst.nbytes() || src.dtype != dst.dtype) return false;
   if (src.place == Place::kDevice || dst.place == Place::kDevice) return false;
   context_.throw_if_shut_down();
   throw_if_failed();

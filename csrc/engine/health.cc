@@ -213,7 +213,8 @@ void Group::look_around() {
   fail_if_needed_rank_left(cut_off);
   fail_if_out_of_order();
   const int64_t now = now_ns();
-  for (const auto& operation : outstanding_) {
+  for (const auto& place : outstanding_) {
+    const OperationPtr operation = place;  // finishing it clears its place
     if (operation == nullptr || !operation->quick || operation->state != State::kPending) continue;
     if (!try_finish_quick(*operation)) check_age(*operation, now);
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/errors.h"
+#include "base/hash.h"
 #include "collective/ipc.h"
 #include "cuda/device.h"
 #include "engine/pinned_pages.h"
@@ -82,7 +83,7 @@ struct TensorView {
     for (size_t i = 0; i < dimensions; ++i) {
       const uint64_t extent = dim(i);
       uint64_t& shown = dims[std::min(i, kDims - 1)];
-      shown = i < kDims ? extent : shown * 1000003 + extent;
+      shown = i < kDims ? extent : mix(shown, extent);
       count *= static_cast<size_t>(extent);
       if (i != 0) row_when_empty *= static_cast<size_t>(extent);
     }

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "base/hash.h"
+
 namespace rr {
 
 const char* upper_name(Kind kind) {
@@ -29,12 +31,6 @@ const char* name(Kind kind) {
 uint64_t count(const Signature& signature) { return signature.nbytes / itemsize(signature.dtype); }
 
 namespace {
-
-// Multiply-xorshift over 8-byte words: fast, and no adversary chooses shapes.
-uint64_t mix(uint64_t state, uint64_t word) {
-  state = (state ^ word) * 0x9E3779B97F4A7C15ull;
-  return state ^ (state >> 29);
-}
 
 uint64_t bits(double value) {
   uint64_t word;
@@ -125,7 +121,7 @@ uint64_t digest(const Signature& s) {
   state = mix(state, bits(s.postscale));
   for (size_t i = is_ragged(s.kind) ? 1 : 0; i < s.ndim && i < kDims; ++i) state = mix(state, s.dims[i]);
   if (s.tensors > 1) state = mix(state, s.dims[0]);
-  return state;
+  return is_ragged(s.kind) ? state : mix(state, s.nbytes);
 }
 
 uint64_t gpu_key(const DeviceId& id) {

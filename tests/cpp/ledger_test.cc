@@ -1,6 +1,7 @@
 // The ledger through the engine: order, names, windows, limits, mismatches and verdicts, each made to happen on
 // purpose.
 #include <chrono>
+#include <limits>
 
 #include "doctest/doctest.h"
 #include "ranks.h"
@@ -47,6 +48,65 @@ TEST_CASE("hundreds of unnamed asynchronous operations in flight: a rank that is
       for (const Sum& sum : sums) finish_sum(rank.world, sum);
     }));
   }
+}
+
+// Under the address sanitizer: who finishes an operation that nobody else holds must not look at it afterwards.
+TEST_CASE("unnamed operations whose handles were dropped end by themselves, and in join()") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
+    for (int turn = 0; turn < 2; ++turn) {
+      const Board& board = rank.world.board();
+      const uint64_t before = board.line(rank.rank).watermark.load();
+      std::vector<std::shared_ptr<Floats>> data;
+      for (int i = 0; i < 20; ++i) data.push_back(start_sum(rank, rank.world, 8, i).data);
+      if (turn == 0) wait_for([&] { return board.line(rank.rank).watermark.load() == before + 20; });
+      rank.world.join(nullptr);
+      for (size_t i = 0; i < 20; ++i) {
+        for (size_t k = 0; k < 8; ++k) expect((*data[i])[k] == 3 * static_cast<float>(i + k), "the sum of both");
+      }
+    }
+  }));
+}
+
+TEST_CASE("tensors that differ in their last dimensions, of six, do not agree") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
+    std::vector<uint64_t> dims(6, 1);
+    if (rank.rank == 0) dims[4] = 2;
+    if (rank.rank == 1) dims[5] = 1000004;  // 2 * 1000003 + 1 == 1 * 1000003 + 1000004
+    Floats data(rank.rank == 0 ? 2 : 1000004);
+    Request request;
+    request.kind = Kind::kAllreduce;
+    TensorView tensor = view(data, DType::kFloat32);
+    tensor.set_shape(dims.size(), [&](size_t i) { return dims[i]; });
+    request.srcs = request.dsts = {tensor};
+    const OperationPtr operation = rank.world.submit(request, nullptr);
+    expect_contains(raised<MismatchError>([&] { rank.world.wait(*operation, -1, nullptr); }), "tensor shapes");
+    sum_now(rank, rank.world, 4, 1);
+  }));
+}
+
+TEST_CASE("the quick all-reduce, which copies bytes, leaves an output of another dtype to submit()") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(1, [](Rank& rank) {
+    std::vector<int32_t> other(4);
+    Floats own(4, 1);
+    const Reduction reduction = {DType::kFloat32, ReduceOp::kSum, 1.0, 1.0, rank.size};
+    const bool is_quick =
+        rank.world.allreduce_quick(view(own, DType::kFloat32), view(other, DType::kInt32), reduction, nullptr);
+    expect(!is_quick, "it does not take it");
+  }));
+}
+
+TEST_CASE("wait() for longer than a clock can count waits") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
+    for (const double timeout_s : {1e10, std::numeric_limits<double>::infinity()}) {
+      const Sum sum = start_sum(rank, rank.world, 5000, 1);
+      expect(rank.world.wait(*sum.operation, timeout_s, nullptr), "it waited until the end");
+      check_sum(sum, rank.world);
+    }
+  }));
 }
 
 TEST_CASE("more batches than the log holds: nothing is lost, named or not") {
