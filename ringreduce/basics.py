@@ -52,6 +52,7 @@ def init(
     *,
     rank: int | None = None,
     size: int | None = None,
+    job: str | None = None,
 ) -> World:
     """Joins the job. Collective: returns once all ranks have called it. Does nothing while a job is running.
 
@@ -64,6 +65,8 @@ def init(
         process_sets: sets to register at once, as by add_process_set(): ProcessSet objects, lists of ranks or
             communicators; "dynamic" is accepted and registers none.
         rank, size: this process's place, where there is no launcher to tell.
+        job: a name that this job's processes share with no other job of this user on this host. Needed where no one
+            process has started them all, such as ranks in terminals of their own. Without effect under ringrun.
 
     Returns:
         The rank's place; `with ringreduce.init() as world:` ends with shutdown().
@@ -77,7 +80,7 @@ def init(
     """
     with _lock:
         if state.current is None:
-            _start(comm, rank, size)
+            _start(comm, rank, size, job)
             try:
                 _register(process_sets)
             except BaseException:
@@ -160,7 +163,7 @@ def stats() -> dict[str, int]:
     return counters
 
 
-def _start(comm: Any, rank: int | None, size: int | None) -> None:
+def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> None:
     timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
     dynamic = config.flag("RINGREDUCE_DYNAMIC_PROCESS_SETS")
     transport = config.value("RINGREDUCE_TRANSPORT").value
@@ -172,7 +175,7 @@ def _start(comm: Any, rank: int | None, size: int | None) -> None:
         agreed = communicators.meet(comm, timeout_s, alone)
         place = agreed.placement
     else:
-        place = _launched(comm, rank, size, network=transport in ("auto", "mpi"))
+        place = _launched(comm, rank, size, job, network=transport in ("auto", "mpi"))
         if place.source != "arguments" and place.size > 1 and (alone or environment.spans_hosts(place)):
             comm = mpi.world()
             agreed = communicators.meet(comm, timeout_s, alone)
@@ -216,9 +219,9 @@ def _start(comm: Any, rank: int | None, size: int | None) -> None:
         uncaught.arm(shutdown, place.source)
 
 
-def _launched(comm: Any, rank: int | None, size: int | None, network: bool) -> environment.Placement:
+def _launched(comm: Any, rank: int | None, size: int | None, job: str | None, network: bool) -> environment.Placement:
     """The place that arguments or launcher give."""
-    place = environment.detect(rank, size, network=network)
+    place = environment.detect(rank, size, network=network, job=job)
     if comm is not None and not _is_world(comm, place.size):
         raise InvalidArgumentError(
             "Horovod has not been built with MPI support. init(comm=[...]) with a part of the ranks needs it; give an "

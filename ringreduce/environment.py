@@ -50,7 +50,11 @@ class Launcher(NamedTuple):
 
 
 def detect(
-    rank: int | None = None, size: int | None = None, environ: Environ = os.environ, network: bool = False
+    rank: int | None = None,
+    size: int | None = None,
+    environ: Environ = os.environ,
+    network: bool = False,
+    job: str | None = None,
 ) -> Placement:
     """Where this process stands in its job.
 
@@ -58,6 +62,7 @@ def detect(
         rank, size: both or neither; when given they win over every variable, and the job is taken to be on one host.
         environ: the variables to read.
         network: whether there is a transport between hosts.
+        job: names the job, whatever a launcher calls it, unless ringrun has started it.
 
     Raises:
         InvalidArgumentError: a variable (named in the text) has no sensible value, or half of a pair is missing.
@@ -68,11 +73,11 @@ def detect(
     (1, 2, 2, 'mpich')
     """
     if rank is not None or size is not None:
-        return _from_arguments(rank, size, environ)
+        return _named(_from_arguments(rank, size, environ), job, environ)
     launcher = _launcher(environ)
     if launcher is None:
         return Placement(0, 1, 0, 1, 0, 1, "single", "")
-    place = _read(launcher, environ)
+    place = _named(_read(launcher, environ), job, environ)
     if not network and spans_hosts(place):
         hosts = f"{place.cross_size} hosts" if place.cross_size > 1 else "several hosts"
         raise UnavailableError(
@@ -80,6 +85,15 @@ def detect(
             "on this one, and RINGREDUCE_TRANSPORT allows shared memory only: leave it at auto, or say mpi"
         )
     return place
+
+
+def _named(place: Placement, job: str | None, environ: Environ) -> Placement:
+    """The place in the job of that name; ringrun's secret belongs to the name that ringrun has given."""
+    if job is None or rendezvous_secret(environ) is not None:
+        return place
+    if not job:
+        raise InvalidArgumentError('init(job=""): the name of a job is not empty')
+    return replace(place, job="named-" + job)
 
 
 def spans_hosts(place: Placement) -> bool:
@@ -185,8 +199,9 @@ def _pmix_job(environ: Environ) -> str:
 
 
 def _torchrun_job(environ: Environ) -> str:
+    """Scripts have fixed ports, and jobs of one user may have the same: the process that started the ranks tells."""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-    return "torch-" + "-".join(environ.get(name, "") for name in names)
+    return "torch-" + "-".join(environ.get(name, "") for name in names) + "-" + _starter(environ)
 
 
 def _slurm_job(environ: Environ) -> str:
@@ -215,6 +230,34 @@ def _parent(environ: Environ) -> str:
     """The process that started the ranks; its start time (ticks since boot) tells it from a later one of that pid."""
     pid = os.getppid()
     return f"parent-{pid}.{_process(pid)[2]}"
+
+
+_OF_A_TORCH_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+
+
+def _starter(environ: Environ) -> str:
+    """The process that started the ranks, through the shells and other wrappers that each rank may have of its own.
+
+    A wrapper was started with all of this rank's variables; who starts ranks has not got them, or others.
+    """
+    mine = {name: environ.get(name) for name in _OF_A_TORCH_RANK}
+    pid = os.getppid()
+    for _ in range(16):  # no launch is wrapped deeper; bounds the walk should /proc change under it
+        parent = _process(pid)[1]
+        if parent <= 1 or _initial_environment(pid, _OF_A_TORCH_RANK) != mine:
+            break
+        pid = parent
+    return f"{pid}.{_process(pid)[2]}"
+
+
+def _initial_environment(pid: int, names: tuple[str, ...]) -> dict[str, str | None]:
+    """Variables that a process was started with; none of one that is not this user's."""
+    try:
+        with open(f"/proc/{pid}/environ", encoding="utf-8", errors="replace") as file:
+            found = dict(line.partition("=")[::2] for line in file.read().split("\0"))
+    except OSError:
+        found = {}
+    return {name: found.get(name) for name in names}
 
 
 def _process(pid: int) -> tuple[str, int, int]:

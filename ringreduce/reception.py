@@ -206,7 +206,8 @@ class Reception:
         strangers = f" Turned away: {'; '.join(self._turned_away[-3:])}." if self._turned_away else ""
         return TimeoutError(
             f"{self._me}: {self._missing()} did not come to {self._meeting.where()} within "
-            f"{self._deadline.timeout_s:g} s (init() number {self._meeting.epoch}; all ranks must be on this host)."
+            f"{self._deadline.timeout_s:g} s (init() number {self._meeting.epoch}; all ranks must be on this host; "
+            "those that no common parent has started need init(job=...))."
             f"{strangers}"
         )
 

@@ -35,6 +35,9 @@ def arguments(rank: int) -> None:
     with pytest.raises(ValueError, match="The op parameter supersedes average"):
         hvd.allreduce(x, average=True, op=hvd.Sum)
     near(hvd.allreduce(x), [2.0, 4.0])
+    near(hvd.allreduce(x, hvd.Average), [2.0, 4.0])
+    near(hvd.allreduce(x, hvd.Sum), [6.0, 12.0])
+    near(hvd.grouped_allreduce([x], hvd.Max)[0], [3.0, 6.0])
     near(hvd.allreduce(np.float64(rank), op=hvd.Max), 2.0)
     near(hvd.allreduce(tf.Variable(x), device_dense="/CPU:0", op=hvd.Product, name="product"), [6.0, 48.0])
     near(hvd.allreduce(tf.keras.Variable(x), op=hvd.Min, ignore_name_scope=True), [1.0, 2.0])

@@ -66,18 +66,21 @@ HOROVODRUN = {
     "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
 }
 
+with open(f"/proc/{os.getppid()}/stat") as stat:
+    PARENT = f"{os.getppid()}.{stat.read().rpartition(')')[2].split()[19]}"
+
 PLACES = [
     ("nothing", {"HOME": "/"}, Placement(0, 1, 0, 1, 0, 1, "single", "")),
     ("ringrun", RINGRUN, Placement(1, 3, 1, 3, 0, 1, "ringrun", "ringrun-12-ab")),
     ("mpirun", OPEN_MPI, Placement(2, 4, 2, 4, 0, 1, "openmpi", "pmix-1181941761")),
     ("srun --mpi=pmix", SRUN_PMIX, Placement(3, 4, 3, 4, 0, 1, "pmix", "pmix-slurm.pmix.77.5")),
     ("srun --mpi=pmi2", SRUN_PMI2, Placement(3, 4, 3, 4, 0, 1, "mpich", "slurm-77.5")),
-    ("torchrun", TORCHRUN, Placement(1, 2, 1, 2, 0, 1, "torchrun", "torch-none-29500-1")),
+    ("torchrun", TORCHRUN, Placement(1, 2, 1, 2, 0, 1, "torchrun", f"torch-none-29500-1-{PARENT}")),
     ("srun", SLURM, Placement(3, 4, 3, 4, 0, 1, "slurm", "slurm-77.5")),
     ("horovodrun", HOROVODRUN, Placement(1, 2, 1, 2, 0, 1, "horovod", "horovod-4711")),
     ("ringrun within mpirun", OPEN_MPI | RINGRUN, Placement(1, 3, 1, 3, 0, 1, "ringrun", "ringrun-12-ab")),
     ("mpirun within srun", SLURM | OPEN_MPI, Placement(2, 4, 2, 4, 0, 1, "openmpi", "pmix-1181941761")),
-    ("torchrun within srun", SLURM | TORCHRUN, Placement(1, 2, 1, 2, 0, 1, "torchrun", "torch-none-29500-1")),
+    ("torchrun within srun", SLURM | TORCHRUN, Placement(1, 2, 1, 2, 0, 1, "torchrun", f"torch-none-29500-1-{PARENT}")),
     ("horovod's names lose", HOROVODRUN | SLURM, Placement(3, 4, 3, 4, 0, 1, "slurm", "slurm-77.5")),
     ("an sbatch script outside srun", {k: SLURM[k] for k in ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID")},
      Placement(0, 1, 0, 1, 0, 1, "single", "")),

@@ -165,6 +165,11 @@ def refuse() -> None:
             hvd.allreduce(torch.ones(3 + world.rank), name="shapes")
         with pytest.warns(DeprecationWarning, match="average"):
             assert hvd.allreduce(torch.ones(1), average=False).item() == world.size
+        # An operation where Horovod has `average`: as numbers, Average is False and Sum is True.
+        x = torch.tensor([1.0 + world.rank])
+        for op, value in ((hvd.Average, 1.5), (hvd.Sum, 3.0), (hvd.Max, 2.0)):
+            assert hvd.allreduce(x, op).item() == hvd.allreduce_(x.clone(), op).item() == value
+            assert hvd.grouped_allreduce([x], op)[0].item() == hvd.allreduce_async(x, op).wait().item() == value
         assert hvd.allreduce(torch.tensor([1.5 + world.rank]), compression=hvd.Compression.fp16).item() == 2.0
         assert hvd.allreduce(torch.tensor(2**40 + 2 * world.rank), compression=hvd.Compression.fp16).item() == 2**40 + 1
     with pytest.raises(hvd.NotInitializedError):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import warnings
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average, Sum
+from ringreduce.ops import Average, ReduceOp, Sum
 
 
-def choose(op: int | None, average: bool | None) -> int:
+def choose(op: int | None, average: int | None) -> int:
     """The operation that the two ways of saying it amount to; Average where neither is given.
+
+    average: True, False, or an operation: allreduce(x, hvd.Sum) puts one where Horovod has `average`. Average is 0 and
+    Sum is 1, so that as truth values they would mean each other.
 
     To be called by the function that has the arguments: a deprecation is reported where that is called.
 
@@ -20,6 +23,8 @@ def choose(op: int | None, average: bool | None) -> int:
         return Average if op is None else op
     if op is not None:
         raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
+    if isinstance(average, ReduceOp):
+        return average
     warnings.warn(
         "Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=3
     )
