@@ -43,6 +43,11 @@ class AdasumMixin(DistributedMixin):
         if self._is_shared():
             self._combine([torch.zeros(1)])
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """See DistributedMixin; here each rank steps with its own gradients."""
+        return bool(vars(self).get("_step_supports_amp_scaling", False))
+
     def _is_shared(self) -> bool:
         return bool(self._process_set.included()) and self._process_set.size() != 1
 

@@ -25,7 +25,18 @@ class Slot:
     section: slots of different sections never share a bucket.
     """
 
-    __slots__ = ("address", "bucket", "hook", "is_large", "name", "parameter", "passes_left", "section", "view")
+    __slots__ = (
+        "address",
+        "bucket",
+        "hook",
+        "is_large",
+        "name",
+        "parameter",
+        "passes_left",
+        "section",
+        "strides",
+        "view",
+    )
 
     def __init__(self, parameter: torch.nn.Parameter, name: str, section: int = 0) -> None:
         self.parameter = parameter
@@ -34,7 +45,8 @@ class Slot:
         self.is_large = parameter.numel() * parameter.dtype.itemsize >= LARGE_NBYTES
         self.bucket: Bucket | None = None  # until the gradients are laid out
         self.view: torch.Tensor  # where the gradient is reduced, in registered memory
-        self.address = 0  # of the view
+        self.address = 0  # of the view, with these strides, whatever memory somebody has given the tensor since
+        self.strides: tuple[int, ...] = ()
         self.passes_left = 0
         self.hook: Any  # what removes the hook on the parameter
 
@@ -118,11 +130,13 @@ class Bucket:
 class ExchangeBucket(Bucket):
     """Gradients stay where torch put them, and travel as an Exchange has it."""
 
-    __slots__ = ("exchange",)
+    __slots__ = ("exchange", "given", "versions")
 
     def __init__(self, slots: list[Slot], name: str, exchange: Exchange) -> None:
         super().__init__(slots, name)
         self.exchange = exchange
+        self.given: list[torch.Tensor] = []  # what is under way
+        self.versions: list[int] = []
 
     def begin(self) -> None:
         """See Bucket."""
@@ -136,10 +150,33 @@ class ExchangeBucket(Bucket):
             check_dense(slot, grad)
             gradients.append(grad)
         self.exchange.begin(gradients, self.name)
+        self.given, self.versions = gradients, [gradient._version for gradient in gradients]
 
     def finish(self) -> None:
         """See Bucket."""
+        given, versions = self.given, self.versions
+        self.given, self.versions = [], []
+        is_changed = [gradient._version for gradient in given] != versions or any(
+            is_other(slot.parameter.grad, gradient) for slot, gradient in zip(self.slots, given, strict=True)
+        )
         self.exchange.finish()
+        if is_changed:
+            raise changed()
+
+
+def is_other(grad: torch.Tensor | None, given: torch.Tensor) -> bool:
+    """Whether a gradient was replaced since it was given away; one that was dropped is not to be used by anybody."""
+    return grad is not None and grad is not given
+
+
+def changed() -> InvalidArgumentError:
+    """What to raise for gradients that somebody has changed while they were reduced."""
+    return InvalidArgumentError(
+        "gradients were changed after backward() and before step(), while they are being reduced: the ranks would get "
+        "different ones. To clip them, call optimizer.clip_grad_norm_(max_norm). For anything else call "
+        "optimizer.synchronize() first, change them (scaler.unscale_(optimizer), torch.nn.utils.clip_grad_value_), and "
+        "then call step() within `with optimizer.skip_synchronize():`"
+    )
 
 
 def check_dense(slot: Slot, grad: torch.Tensor) -> None:

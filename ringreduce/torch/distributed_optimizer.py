@@ -36,6 +36,7 @@ class DistributedMixin(torch.optim.Optimizer):
         self._synchronized = False
         self._should_synchronize = True
         self._clipped = False  # the gradients are reduced and clipped already, and the next step() may use them
+        self._scaled = False  # likewise for a GradScaler, which leaves out that step() where they are infinite
         self._reducers = []
         self._reduced: set[torch.nn.Parameter] = set()
         self._idle: list[torch.nn.Parameter] = []  # those that required no gradient when last looked at
@@ -71,7 +72,7 @@ class DistributedMixin(torch.optim.Optimizer):
             self._extend()
         for reducer in self._reducers:
             reducer.synchronize()
-        self._clipped = False
+        self._clipped = self._scaled = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward() calls come before a step; between steps."""
@@ -122,10 +123,22 @@ class DistributedMixin(torch.optim.Optimizer):
         self._clipped = True
         return norm
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch.amp.GradScaler.step() asks for before it divides the gradients, which are to be reduced by then.
+
+        The answer is the plain optimizer's. Collective.
+        """
+        is_reduced = (self._clipped or self._synchronized) and not self._scaled and not self._pending()
+        if self._should_synchronize and not is_reduced:
+            self.synchronize()
+            self._clipped = self._scaled = True
+        return bool(vars(self).get("_step_supports_amp_scaling", False))
+
     def _is_reduced(self, closure: Callable[[], Any] | None) -> bool:
         """True when step() need not reduce; takes note that the gradients are used now."""
         clipped = self._clipped and closure is None and not self._pending()
-        self._clipped = False
+        self._clipped = self._scaled = False
         if clipped or not self._should_synchronize:
             return True
         if self._synchronized:
@@ -172,7 +185,7 @@ class DistributedMixin(torch.optim.Optimizer):
         """As the optimizer's own; a round of gradients that has begun is reduced first, and left unused."""
         for reducer in self._reducers:
             reducer.settle()
-        self._synchronized = self._clipped = False
+        self._synchronized = self._clipped = self._scaled = False
         self._should_synchronize = True
         super().load_state_dict(state_dict)
 

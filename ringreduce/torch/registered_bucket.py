@@ -15,9 +15,10 @@ import torch
 
 from ringreduce import memory
 from ringreduce._core import Work, stream
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import cuda
-from ringreduce.torch.buckets import Bucket, Slot, check_dense
+from ringreduce.torch.buckets import Bucket, Slot, changed, check_dense, is_other
 from ringreduce.torch.exchange import Channel
 from ringreduce.torch.tensors import Operand, from_bytes, on_stream, operand
 
@@ -38,20 +39,23 @@ def aligned(nbytes: int, alignment: int = ALIGNMENT) -> int:
 class RegisteredBucket(Bucket):
     """Gradients are views of one stretch of registered memory, and stay there."""
 
-    __slots__ = ("channel", "memory", "parameters", "streams", "views", "whole", "work")
+    __slots__ = ("addresses", "channel", "memory", "parameters", "streams", "version", "views", "whole", "work")
 
     def __init__(self, slots: list[Slot], name: str, raw: torch.Tensor, channel: Channel) -> None:
         super().__init__(slots, name)
         self.channel = channel
-        self.whole = raw.view(slots[0].parameter.dtype)
+        self.whole = raw.view(slots[0].parameter.dtype).data  # .data: with a version of its own, not all buckets'
         self.streams = self.whole.is_cpu and self.whole.nbytes >= STREAMED_NBYTES
         self.memory = [operand(self.whole)]
         self.work: Work
         for slot, view in zip(slots, views(slots, self.whole), strict=True):
             slot.view = view
             slot.address = view.data_ptr()
+            slot.strides = view.stride()
         self.parameters: list[torch.Tensor] = []
         self.views: list[torch.Tensor] = []
+        self.addresses: list[int] = []
+        self.version = 0  # of the memory and of all views, when the reduction began
 
     @staticmethod
     def nbytes(slots: Sequence[Slot]) -> int:
@@ -61,7 +65,7 @@ class RegisteredBucket(Bucket):
     def collect(self, slot: Slot) -> None:
         """Brings the gradient to its place: a large one at once, while it is in a cache."""
         super().collect(slot)
-        grad, view = slot.parameter.grad, slot.view
+        grad, view = slot.parameter.grad, self.view_of(slot)
         if grad is None or grad is view:
             return
         check_dense(slot, grad)
@@ -77,6 +81,28 @@ class RegisteredBucket(Bucket):
         super().hush()
         self.parameters = [slot.parameter for slot in self.quiet]
         self.views = [slot.view for slot in self.quiet]
+        self.addresses = [slot.address for slot in self.quiet]
+
+    def view_of(self, slot: Slot) -> torch.Tensor:
+        """The slot's place, as the tensor that parameter.grad may be.
+
+        torch gives the tensor other memory when a model is converted: model.double().float() does so, and
+        model.to(memory_format=...), through parameter.grad.data. Then the place gets a new tensor.
+        """
+        view = slot.view
+        if view.data_ptr() == slot.address and view.stride() == slot.strides:
+            return view
+        parameter, whole = slot.parameter, self.whole
+        start = (slot.address - whole.data_ptr()) // whole.element_size()
+        if parameter.dtype != whole.dtype or not 0 <= start <= whole.numel() - parameter.numel():
+            raise InvalidArgumentError(
+                f"{slot.name} was {whole.dtype} when its gradients got their memory, and is {parameter.dtype} now, or "
+                "that memory was moved (model.share_memory()): convert the model before DistributedOptimizer is made"
+            )
+        slot.view = whole[start : start + parameter.numel()].as_strided(parameter.size(), slot.strides)
+        if self.quiet:
+            self.views = [quiet.view for quiet in self.quiet]
+        return slot.view
 
     def gather(self) -> None:
         """Brings all gradients to their places; the small ones by one call."""
@@ -87,6 +113,8 @@ class RegisteredBucket(Bucket):
     def _gather_at_once(self) -> bool:
         """Gathers the quiet gradients, if each has a new and dense one. By lists, at 0.7 us a gradient."""
         parameters, targets = self.parameters, self.views
+        if list(map(_address, targets)) != self.addresses:
+            return False
         grads: list[Any] = [parameter.grad for parameter in parameters]
         if type(None) in map(type, grads) or any(map(operator.is_, grads, targets)) or set(map(_kind, grads)) != _PLAIN:
             return False
@@ -98,7 +126,7 @@ class RegisteredBucket(Bucket):
     def _gather_each(self, slots: Sequence[Slot]) -> None:
         sources, targets, strided = [], [], torch.strided
         for slot in slots:
-            parameter, view = slot.parameter, slot.view
+            parameter, view = slot.parameter, self.view_of(slot)
             grad = parameter.grad
             if grad is view:
                 continue
@@ -110,7 +138,7 @@ class RegisteredBucket(Bucket):
             else:
                 if grad.requires_grad or grad.layout is not strided:
                     check_dense(slot, grad)
-                if grad.data_ptr() != slot.address or grad.stride() != view.stride():
+                if grad.data_ptr() != slot.address or grad.stride() != slot.strides:
                     sources.append(grad)
                     targets.append(view)
             parameter.grad = view
@@ -128,14 +156,20 @@ class RegisteredBucket(Bucket):
             memory, memory, channel.op, channel.prescale, channel.postscale, self.name, channel.wire
         )
         self.work = on_stream(work, self.whole)
+        self.version = self.whole._version
 
     def operands(self) -> list[Operand]:
         """The bucket's memory for the core; of a GPU's with the stream that is current now."""
         return self.memory if self.whole.is_cpu else [operand(self.whole)]
 
     def finish(self) -> None:
-        """See Bucket."""
+        """See Bucket. Raises InvalidArgumentError if somebody has changed gradients since begin()."""
+        is_changed = self.whole._version != self.version or any(
+            is_other(slot.parameter.grad, slot.view) for slot in self.slots
+        )
         self.work.wait()
+        if is_changed:
+            raise changed()
 
 
 def views(slots: Sequence[Slot], whole: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -148,6 +182,7 @@ def views(slots: Sequence[Slot], whole: torch.Tensor) -> Iterator[torch.Tensor]:
         start += aligned(like.numel() * whole.element_size()) // whole.element_size()
 
 
+_address = operator.methodcaller("data_ptr")
 _kind = operator.attrgetter("requires_grad", "layout")
 _PLAIN = {(False, torch.strided)}
 

@@ -101,6 +101,7 @@ class ShardedBucket(RegisteredBucket):
             operand(self.whole), operand(mine), channel.op, channel.prescale, channel.postscale, self.name
         )
         self.work = on_stream(work, mine)
+        self.version = self.whole._version
 
     def share_gradients(self) -> Work:
         """Starts to give all ranks all shares of the gradients."""
@@ -127,10 +128,11 @@ class ShardedBucket(RegisteredBucket):
         """Brings gradients that were replaced since the reduction back to their place."""
         for slot in self.slots:
             grad = slot.parameter.grad
-            if grad is not None and grad is not slot.view:
+            view = self.view_of(slot)
+            if grad is not None and grad is not view:
                 check_dense(slot, grad)
-                slot.view.copy_(grad)
-                slot.parameter.grad = slot.view
+                view.copy_(grad)
+                slot.parameter.grad = view
 
 
 class ShardedReducer(Reducer):

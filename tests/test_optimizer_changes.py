@@ -1,0 +1,229 @@
+"""DistributedOptimizer while somebody else changes gradients or moves a model: the right sums, or an error."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ringreduce.torch as hvd  # noqa: E402  # after the check that torch is there
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "views": {},
+    "no views": {"gradient_as_bucket_view": False},
+    "fp16": {"compression": hvd.Compression.fp16},
+    "shares": {"shard_step": True},
+}
+
+
+def convolutional() -> Any:
+    """Its last gradient of a backward() is of 324 KiB, so that the reduction of all begins before step()."""
+    torch.manual_seed(5)
+    return torch.nn.Sequential(
+        torch.nn.Flatten(),
+        torch.nn.Linear(144, 576),
+        torch.nn.Tanh(),
+        torch.nn.Unflatten(1, (16, 6, 6)),
+        torch.nn.Conv2d(16, 8, 3),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8, 3),
+    )
+
+
+def images(rank: int, step: int) -> Any:
+    return torch.sin(torch.arange(2 * 4 * 6 * 6.0).reshape(2, 4, 6, 6) * (rank + 1) + step)
+
+
+# --- gradients that are changed between backward() and step() --------------------------------------------------------
+
+
+def clip_norm(model: Any, optimizer: Any) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def clip_value(model: Any, optimizer: Any) -> None:
+    torch.nn.utils.clip_grad_value_(model.parameters(), 1e-4)
+
+
+def unscale_and_clip(model: Any, optimizer: Any) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    scaler.unscale_(optimizer)  # this alone torch counts as no change
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def replace(model: Any, optimizer: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad = parameter.grad * 2
+
+
+CHANGES = (clip_norm, clip_value, unscale_and_clip, replace)
+
+
+def change_gradients(settings: dict[str, Any]) -> None:
+    with hvd.init() as world:
+        groups = {} if "shard_step" in settings else {"groups": 3}
+        for change, more in itertools.product(CHANGES, ({}, groups)):
+            model = convolutional()
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **settings, **more)
+            for step in range(4):
+                optimizer.zero_grad()
+                model(images(world.rank, step)).pow(2).sum().backward()
+                if step == 2:  # all buckets are under way
+                    change(model, optimizer)
+                    with pytest.raises(hvd.InvalidArgumentError, match=r"optimizer\.clip_grad_norm_.*skip_synchronize"):
+                        optimizer.step()
+                    continue
+                optimizer.synchronize()
+                change(model, optimizer)  # here it may
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            for parameter in model.parameters():
+                rows = hvd.allgather(parameter.detach()[None])
+                assert all(torch.equal(rows[0], row) for row in rows)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_gradients_that_are_changed_while_they_are_reduced(
+    settings: dict[str, Any], run_ranks: Callable[..., Any]
+) -> None:
+    run_ranks(change_gradients, 2, args=(settings,))
+
+
+def scale_gradients(settings: dict[str, Any]) -> None:
+    """A GradScaler's plain step(): as one rank with all data, without what is infinite on one rank only."""
+    with hvd.init() as world:
+        model = convolutional()
+        alone = copy.deepcopy(model)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), **settings)
+        plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=100)
+        for step in range(5):
+            optimizer.zero_grad()
+            plain.zero_grad()
+            is_infinite = step in (1, 2)
+            x = images(world.rank, step)
+            scaler.scale(model(x * float("inf") if is_infinite and world.rank == 1 else x).pow(2).sum()).backward()
+            if step == 4:
+                optimizer.clip_grad_norm_(1e9)
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.get_scale() == {0: 64.0, 1: 32.0}.get(step, 16.0)
+            if not is_infinite:
+                for rank in range(world.size):
+                    (alone(images(rank, step)).pow(2).sum() / world.size).backward()
+                plain.step()
+        tolerance = 1e-2 if "compression" in settings else 1e-5
+        for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+            assert torch.allclose(mine, theirs, rtol=tolerance, atol=tolerance)
+            rows = hvd.allgather(mine.detach()[None])
+            assert all(torch.equal(rows[0], row) for row in rows)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_grad_scalers_step_is_preceded_by_the_reduction(
+    settings: dict[str, Any], run_ranks: Callable[..., Any]
+) -> None:
+    run_ranks(scale_gradients, 2, args=(settings,))
+
+
+def drop_gradients() -> None:
+    """What is dropped is not stepped with, on any rank."""
+    with hvd.init() as world:
+        model = convolutional()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        for step in range(2):
+            model(images(world.rank, step)).pow(2).sum().backward()
+            if step == 1:
+                model[1].weight.grad = None
+                at = model[1].weight.detach().clone()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert torch.equal(model[1].weight, at)
+        assert not torch.equal(model[1].weight, before[0])
+
+
+def test_gradients_that_are_dropped(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(drop_gradients, 2)
+
+
+# --- models that are moved between steps -----------------------------------------------------------------------------
+
+
+def to_double_and_back(model: Any, rank: int) -> None:
+    model.double()
+    model.float()
+
+
+def to_channels_last(model: Any, rank: int) -> None:
+    model.to(memory_format=torch.channels_last)
+
+
+def one_rank_to_channels_last(model: Any, rank: int) -> None:
+    if rank == 1:
+        model.to(memory_format=torch.channels_last)
+
+
+def other_data(model: Any, rank: int) -> None:
+    for parameter in model.parameters():
+        parameter.grad.data = parameter.grad.data.clone()
+
+
+MOVES = (to_double_and_back, to_channels_last, one_rank_to_channels_last, other_data)
+
+
+def move_models(settings: dict[str, Any], sets_to_none: bool) -> None:
+    with hvd.init() as world:
+        for move in MOVES:
+            model = convolutional()
+            alone = copy.deepcopy(model)
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), **settings)
+            plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+            for step in range(4):
+                optimizer.zero_grad(set_to_none=sets_to_none)
+                plain.zero_grad()
+                if step == 3:
+                    for parameter in model.parameters():
+                        parameter.grad = None
+                model(images(world.rank, step)).pow(2).sum().backward()
+                for rank in range(world.size):
+                    (alone(images(rank, step)).pow(2).sum() / world.size).backward()
+                optimizer.step()
+                plain.step()
+                if step in (0, 2):
+                    move(model, world.rank)
+            tolerance = 1e-2 if "compression" in settings else 1e-5
+            for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+                assert torch.allclose(mine, theirs, rtol=tolerance, atol=tolerance), move.__name__
+                rows = hvd.allgather(mine.detach().contiguous()[None])
+                assert all(torch.equal(rows[0], row) for row in rows), move.__name__
+
+
+@pytest.mark.parametrize("sets_to_none", [True, False])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_models_that_are_moved_between_steps(
+    settings: dict[str, Any], sets_to_none: bool, run_ranks: Callable[..., Any]
+) -> None:
+    run_ranks(move_models, 2, args=(settings, sets_to_none))
+
+
+def stay_double() -> None:
+    with hvd.init() as world:
+        model = convolutional()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        model(images(world.rank, 0)).pow(2).sum().backward()
+        optimizer.step()
+        model.double()
+        with pytest.raises(hvd.InvalidArgumentError, match=r"was torch.float32 when .* is torch.float64 now"):
+            model(images(world.rank, 1).double()).pow(2).sum().backward()
+
+
+def test_a_model_that_stays_double_is_refused(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(stay_double, 2)
