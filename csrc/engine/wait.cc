@@ -35,7 +35,8 @@ bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt int
     fail_if_left(operation);
     fail_if_other_memory(operation);
     if (operation.ticket.tag == 0) return;
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    note_thread(lock);  // another thread may have submitted what this one waits for, and may submit more
     if (many_threads_) return;
     if (!blocked) {
       blocked = true;

@@ -252,6 +252,32 @@ TEST_CASE("a rank that is blocked in one thread is not blocked once another thre
   }));
 }
 
+TEST_CASE("a rank whose only waiting thread has submitted nothing is not blocked: another thread may submit more") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
+    // Rank 0 begins with "a", rank 1 with "b"; who waits for it is another thread, and has looked at the others often.
+    const std::string names[] = {"a", "b"};
+    const Sum mine = start_sum(rank, rank.world, 1, 1, names[rank.rank]);
+    std::exception_ptr error;
+    std::atomic<bool> is_over{false};
+    std::thread waiter([&] {
+      try {
+        finish_sum(rank.world, mine);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      is_over = true;
+    });
+    for (int looks = 0; looks < 6 && !is_over; ++looks) {
+      const int64_t before = rank.world.board().line(rank.rank).seen_ns.load();
+      wait_for([&] { return is_over || rank.world.board().line(rank.rank).seen_ns.load() != before; });
+    }
+    if (!is_over) sum_now(rank, rank.world, 1, 1, names[1 - rank.rank]);
+    waiter.join();
+    if (error) std::rethrow_exception(error);
+  }));
+}
+
 TEST_CASE("statements that differ raise on every rank, whatever path each side took, and harm nothing") {
   const Environment environment{};
   CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {

@@ -134,10 +134,11 @@ TEST_CASE("stuck: nobody gives up a wait while the hosts settle a verdict") {
       return;
     }
     const Board& board = rank.world.board();
-    const Sum sum = start_sum(rank, rank.world, 2, 0, "late");
+    Sum sum;
     std::atomic<bool> over{false};
     std::atomic<bool> in_time{true};
     std::thread waiting([&] {
+      sum = start_sum(rank, rank.world, 2, 0, "late");
       in_time = rank.world.wait(*sum.operation, 1.0, nullptr);
       over = true;
     });
