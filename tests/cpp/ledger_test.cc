@@ -259,22 +259,23 @@ TEST_CASE("a rank whose only waiting thread has submitted nothing is not blocked
     const std::string names[] = {"a", "b"};
     const Sum mine = start_sum(rank, rank.world, 1, 1, names[rank.rank]);
     std::exception_ptr error;
-    std::atomic<bool> is_over{false};
+    std::atomic<bool> is_broken{false};
     std::thread waiter([&] {
       try {
         finish_sum(rank.world, mine);
       } catch (...) {
         error = std::current_exception();
+        is_broken = true;
       }
-      is_over = true;
     });
-    for (int looks = 0; looks < 6 && !is_over; ++looks) {
+    for (int looks = 0; looks < 6; ++looks) {
       const int64_t before = rank.world.board().line(rank.rank).seen_ns.load();
-      wait_for([&] { return is_over || rank.world.board().line(rank.rank).seen_ns.load() != before; });
+      wait_for([&] { return is_broken || rank.world.board().line(rank.rank).seen_ns.load() != before; });
     }
-    if (!is_over) sum_now(rank, rank.world, 1, 1, names[1 - rank.rank]);
+    if (!is_broken) sum_now(rank, rank.world, 1, 1, names[1 - rank.rank]);
     waiter.join();
     if (error) std::rethrow_exception(error);
+    barrier(rank.world);
   }));
 }
 
