@@ -54,8 +54,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Nothing is left in /dev/shm. Workers (pytest-xdist) do not look: what others are using is not left behind."""
-    if hasattr(session.config, "workerinput"):
+    """Nothing is left in /dev/shm. Workers of pytest-xdist, and what they start, do not look: others may be at work."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
         return
     deadline = time.monotonic() + SETTLE_S
     while left := _mine_in_dev_shm() - session.config.stash[SHARED]:
