@@ -44,7 +44,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "ringreduce/keras/": ("", "test_keras_names.py"),
     "ringreduce/launch/": ("", "test_launch.py test_launch_parts.py test_launch_output.py"),
     "ringreduce/tensorflow/": ("", "test_tensorflow_names.py test_tensorflow_ops.py"),
-    "ringreduce/torch/": ("", "test_torch.py test_torch_collectives.py test_optimizer.py test_optimizer_changes.py"),
+    "ringreduce/torch/": ("", "test_torch.py test_torch_collectives.py test_optimizer.py"),
     "ringreduce/torch/distributed/": ("", "test_distributed.py"),
     "tests/cpp/": ("collectives_test ledger_test", ""),
     "tests/fake_": ("cuda_device_test cuda_nccl_test", ""),
