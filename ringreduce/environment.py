@@ -8,7 +8,7 @@ launcher names its job nowhere, /proc for the process that started the ranks. An
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -215,14 +215,9 @@ def _horovod_job(environ: Environ) -> str:
 
 def _pmi_job(environ: Environ) -> str:
     """Hydra names its job nowhere: its proxy, one per host and job, stands for it, behind however many shells."""
-    pid = os.getppid()
-    for _ in range(16):  # no launch is wrapped deeper; bounds the walk should /proc change under it
-        comm, parent, started = _process(pid)
+    for pid, comm, started in _ancestors():
         if comm.startswith("hydra_"):
             return f"hydra-{pid}.{started}"
-        if parent <= 1:
-            break
-        pid = parent
     return _slurm_job(environ) if "SLURM_STEP_ID" in environ else _parent(environ)
 
 
@@ -241,13 +236,22 @@ def _starter(environ: Environ) -> str:
     A wrapper was started with all of this rank's variables; who starts ranks has not got them, or others.
     """
     mine = {name: environ.get(name) for name in _OF_A_TORCH_RANK}
+    for pid, _, started in _ancestors():
+        starter = f"{pid}.{started}"
+        if _initial_environment(pid, _OF_A_TORCH_RANK) != mine:
+            break
+    return starter
+
+
+def _ancestors() -> Iterator[tuple[int, str, int]]:
+    """(pid, command name, start time) of the parent, its parent and so on; at least of the parent."""
     pid = os.getppid()
     for _ in range(16):  # no launch is wrapped deeper; bounds the walk should /proc change under it
-        parent = _process(pid)[1]
-        if parent <= 1 or _initial_environment(pid, _OF_A_TORCH_RANK) != mine:
-            break
+        comm, parent, started = _process(pid)
+        yield pid, comm, started
+        if parent <= 1:
+            return
         pid = parent
-    return f"{pid}.{_process(pid)[2]}"
 
 
 def _initial_environment(pid: int, names: tuple[str, ...]) -> dict[str, str | None]:

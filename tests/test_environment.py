@@ -109,9 +109,7 @@ def test_ranks_of_one_parent_meet_where_a_launcher_names_no_job() -> None:
 
 
 def test_a_later_process_with_the_parents_pid_is_another_job() -> None:
-    with open(f"/proc/{os.getppid()}/stat") as file:
-        ticks = file.read().rpartition(")")[2].split()[19]
-    assert detect(environ=HYDRA).job.endswith(f".{ticks}")
+    assert detect(environ=HYDRA).job == f"parent-{PARENT}"  # its start time too
 
 
 def test_arguments_win() -> None:

@@ -100,8 +100,6 @@ class RegisteredBucket(Bucket):
                 "that memory was moved (model.share_memory()): convert the model before DistributedOptimizer is made"
             )
         slot.view = whole[start : start + parameter.numel()].as_strided(parameter.size(), slot.strides)
-        if self.quiet:
-            self.views = [quiet.view for quiet in self.quiet]
         return slot.view
 
     def gather(self) -> None:
@@ -112,9 +110,9 @@ class RegisteredBucket(Bucket):
 
     def _gather_at_once(self) -> bool:
         """Gathers the quiet gradients, if each has a new and dense one. By lists, at 0.7 us a gradient."""
+        if list(map(_address, self.views)) != self.addresses:
+            self.views = [self.view_of(slot) for slot in self.quiet]
         parameters, targets = self.parameters, self.views
-        if list(map(_address, targets)) != self.addresses:
-            return False
         grads: list[Any] = [parameter.grad for parameter in parameters]
         if type(None) in map(type, grads) or any(map(operator.is_, grads, targets)) or set(map(_kind, grads)) != _PLAIN:
             return False
@@ -151,12 +149,16 @@ class RegisteredBucket(Bucket):
     def begin(self) -> None:
         """See Bucket."""
         self.gather()
+        self.work = self.reduce()
+        self.version = self.whole._version
+
+    def reduce(self) -> Work:
+        """Starts the reduction of the bucket's memory."""
         channel, memory = self.channel, self.operands()
         work = channel.process_set.group.allreduce_async(
             memory, memory, channel.op, channel.prescale, channel.postscale, self.name, channel.wire
         )
-        self.work = on_stream(work, self.whole)
-        self.version = self.whole._version
+        return on_stream(work, self.whole)
 
     def operands(self) -> list[Operand]:
         """The bucket's memory for the core; of a GPU's with the stream that is current now."""

@@ -92,16 +92,18 @@ class ShardedBucket(RegisteredBucket):
         )
 
     def begin(self) -> None:
-        """See Bucket: a reduce-scatter in place."""
+        """See Bucket."""
         self.adopt()
-        self.gather()
+        super().begin()
+
+    def reduce(self) -> Work:
+        """See RegisteredBucket: a reduce-scatter in place."""
         channel, mine = self.channel, self.shard.grad
         assert mine is not None
         work = channel.process_set.group.reducescatter_async(
             operand(self.whole), operand(mine), channel.op, channel.prescale, channel.postscale, self.name
         )
-        self.work = on_stream(work, mine)
-        self.version = self.whole._version
+        return on_stream(work, mine)
 
     def share_gradients(self) -> Work:
         """Starts to give all ranks all shares of the gradients."""
