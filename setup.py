@@ -14,6 +14,7 @@ from pathlib import Path
 import pybind11
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 
@@ -57,7 +58,26 @@ class CMakeBuild(build_ext):
         subprocess.run([cmake, "--build", str(tree), "--parallel", str(os.cpu_count())], check=True)
 
 
+class BuildPython(build_py):
+    """Puts a .pth file beside the package, which Python reads when it starts: RINGREDUCE_AS_HOROVOD works then."""
+
+    NAME = "ringreduce-as-horovod.pth"
+    LINE = (
+        'import os, sys; os.environ.get("RINGREDUCE_AS_HOROVOD", "0") in ("", "0") '
+        'or sys.path.insert(0, os.path.join(sitedir, "ringreduce", "compat", "path"))\n'
+    )
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            Path(self.build_lib, self.NAME).write_text(self.LINE)
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        files = super().get_outputs(include_bytecode)
+        return files if self.editable_mode else [*files, os.path.join(self.build_lib, self.NAME)]
+
+
 setup(
     ext_modules=[CMakeExtension("ringreduce._core"), CMakeExtension("ringreduce._tensorflow")],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"build_ext": CMakeBuild, "build_py": BuildPython},
 )

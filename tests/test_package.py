@@ -62,7 +62,7 @@ PEERS = {
     "jax": {"jax"},
 }
 LAZY = {"mpi": {"mpi4py"}}  # within functions: where a job is on several hosts, or MPI is asked for by name
-EDGE = {"launch", "bench", "doctor", "cli", "timeline"}
+EDGE = {"compat", "launch", "bench", "doctor", "cli", "timeline"}
 
 
 class Import(NamedTuple):
@@ -235,7 +235,8 @@ def test_wheel_is_small_and_requires_numpy_only(tmp_path: Path) -> None:
         fields = Parser().parsestr(archive.read(metadata).decode())
     required = [text for text in fields.get_all("Requires-Dist", []) if "extra ==" not in text]
     assert [re.split(r"[<>=!~ ]", text)[0] for text in required] == ["numpy"]
-    assert {name.split("/")[0] for name in inside} == {"ringreduce", metadata.split("/")[0]}
+    hook = "ringreduce-as-horovod.pth"  # tests/test_compat.py runs it
+    assert {name.split("/")[0] for name in inside} == {"ringreduce", metadata.split("/")[0], hook}
     assert "ringreduce/py.typed" in inside
     assert "ringreduce/_core.pyi" in inside
     assert any(re.fullmatch(r"ringreduce/_core\..*\.so", name) for name in inside)

@@ -55,6 +55,8 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_CROSS_SIZE", "ranks", "", "", "HOROVOD_CROSS_SIZE", "set by ringrun"},
       {"RINGREDUCE_DYNAMIC_PROCESS_SETS", "flag", "0|1", "1", "HOROVOD_DYNAMIC_PROCESS_SETS",
        "whether process sets may be added after init()"},
+      {"RINGREDUCE_AS_HOROVOD", "name", "0|1|force", "0", "",
+       "1: `import horovod` finds ringreduce, in programs and their children; force: also where Horovod is installed"},
       {"RINGREDUCE_DATA", "path", "", "", "", "folder with the Fashion-MNIST files, for the examples"},
       {"RINGREDUCE_CACHE", "path", "", "", "",
        "folder for calibration results; default: ringreduce in the user's cache"},

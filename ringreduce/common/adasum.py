@@ -28,9 +28,14 @@ class PowerOfTwoError(UnavailableError, NotImplementedError):
     """op=Adasum on a number of ranks that is no power of two. Horovod raises NotImplementedError."""
 
 
+def is_power_of_two(count: int) -> bool:
+    """Whether a number of ranks is one that Adasum can do."""
+    return count > 0 and count & (count - 1) == 0
+
+
 def check_size(size: int) -> None:
     """Raises PowerOfTwoError for a number of ranks that Adasum cannot do."""
-    if size & (size - 1):
+    if not is_power_of_two(size):
         raise PowerOfTwoError(
             f"Running Adasum with non-power of 2 ranks is not supported yet. (The process set has {size} ranks.)"
         )

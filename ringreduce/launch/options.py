@@ -79,6 +79,12 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
         metavar="FILE",
         help="exported as RINGREDUCE_TIMELINE; the timeline itself does not exist yet, so nothing is written",
     )
+    add(
+        "--as-horovod",
+        action="store_true",
+        help="`import horovod.torch` and all its modules find ringreduce, in the program and in its children; where "
+        "Horovod is installed too: RINGREDUCE_AS_HOROVOD=force",
+    )
     add("--verbose", "-v", action="store_true", help="report each rank's start, cores and end")
     add("--check-build", "-cb", action="store_true", help="show what this build has, as `ringreduce doctor`")
     add("command", nargs=argparse.REMAINDER, metavar="PROGRAM", help="any program, and its arguments")

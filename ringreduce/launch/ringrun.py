@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from ringreduce import compat
 from ringreduce.errors import Error
 from ringreduce.launch import options as command_line
 from ringreduce.launch.binding import cpu_shares
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "ringrun") -> int:
         from ringreduce import doctor
 
         return doctor.main([])
+    if options.as_horovod:
+        compat.switch_on(os.environ)
     if options.transport == "mpi":
         return _mpirun(options, prog)
     return Launch(options, prog).run()

@@ -7,6 +7,7 @@ these: reduce.py.
 from __future__ import annotations
 
 from ringreduce.common import names
+from ringreduce.common.basics import HorovodBasics
 from ringreduce.common.names import *  # noqa: F403
 from ringreduce.tensorflow.native import gradients as _gradients  # noqa: F401  # registers them
 from ringreduce.tensorflow.native.movement import (
@@ -53,3 +54,5 @@ __all__ = [
     "size_op",
 ]
 __all__ += names.__all__
+
+_basics = HorovodBasics()

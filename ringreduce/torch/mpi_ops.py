@@ -9,6 +9,7 @@ import torch
 
 from ringreduce import basics, handles, process_sets
 from ringreduce.common import names
+from ringreduce.common.basics import HorovodBasics
 from ringreduce.common.names import *  # noqa: F403
 from ringreduce.torch.movement import (
     allgather,
@@ -80,6 +81,9 @@ __all__ = [
     "synchronize",
 ]
 __all__ += names.__all__
+
+
+_basics = HorovodBasics()
 
 
 def _check_has_gpu() -> bool:

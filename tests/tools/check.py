@@ -38,6 +38,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "ringreduce/": ("", "test_package.py test_collectives.py test_lifecycle.py"),
     "ringreduce/bench/": ("", "test_bench.py test_package.py"),
     "ringreduce/bench/train/": ("", "test_bench_train.py"),
+    "ringreduce/compat/": ("", "test_compat.py test_package.py"),
     "ringreduce/doctor/": ("", "test_doctor.py"),
     "ringreduce/gpu/": ("", "test_gpu_libraries.py test_cuda_fake.py"),
     "ringreduce/jax/": ("", "test_jax_collectives.py"),

@@ -1,0 +1,1 @@
+"""Horovod's helpers of its launcher, those that make sense without horovodrun."""
