@@ -138,7 +138,8 @@ def _reduced_integer(inputs: Sequence[Array], op: int, prescale: float, postscal
     narrow = inputs[0].dtype
     size = len(inputs)
     if prescale != 1.0 or postscale != 1.0:  # factors that a double multiplies exactly: halves and small integers
-        stack = np.stack([array.astype(np.float64) for array in inputs]) * prescale
+        scaled = [np.trunc(array.astype(np.float64) * prescale) for array in inputs]  # each is an integer again
+        stack = np.stack(scaled)
         fold = {AVERAGE: np.sum, SUM: np.sum, MIN: np.min, MAX: np.max, PRODUCT: np.prod}[op]
         real = np.trunc(fold(stack, axis=0) * postscale / (size if op == AVERAGE else 1))
         info = np.iinfo(narrow)

@@ -1,6 +1,8 @@
 // Integer Average and integers with factors: folded in a type wider than the elements, then divided.
 #pragma once
 
+#include <cmath>
+
 #include "cuda/kernel_fold.h"
 
 namespace rr::kernel {
@@ -22,7 +24,7 @@ RR_HD T truncated(double x) {
   return static_cast<T>(above <= Ends<T>::kHighest ? above : Ends<T>::kHighest);
 }
 
-// W is double where that is exact enough or the elements are scaled first (data/kernels_wide.h), else 64 bits.
+// W is double where that is exact enough, and for products of scaled elements (data/kernels_wide.h), else 64 bits.
 template <class T, class W>
 struct WideRule {
   static constexpr unsigned kNbytes = sizeof(T);
@@ -45,7 +47,10 @@ struct WideRule {
     RR_UNROLL
     for (unsigned j = 0; j < kElements; ++j) {
       part.at[j] = static_cast<W>(bits_as<T>(get<U>(group, j)));
-      if constexpr (!kExact) part.at[j] *= prescale;
+      if constexpr (!kExact) part.at[j] = scaled(part.at[j]);
+      if constexpr (kExact && kNbytes == 8) {  // shorter types are folded in 64 bits for products without prescale only
+        if (prescale != 1.0) part.at[j] = static_cast<W>(truncated<T>(static_cast<double>(part.at[j]) * prescale));
+      }
     }
     return part;
   }
@@ -68,8 +73,10 @@ struct WideRule {
   }
 
  private:
+  // truncated<T>() that stays in double: it takes fewer registers, and the kernels for int8 hold 16 elements at once.
+  RR_HD double scaled(double x) const { return fmin(fmax(trunc(x * prescale), Ends<T>::kLowest), Ends<T>::kHighest); }
   RR_HD T finished(W x) const {
-    if constexpr (kExact && kNbytes == 8) {  // shorter types are folded in 64 bits for products only
+    if constexpr (kExact && kNbytes == 8) {
       if (postscale == 1.0) return static_cast<T>(x / static_cast<W>(divisor));
     }
     return truncated<T>(static_cast<double>(x) * postscale / static_cast<double>(divisor));

@@ -118,7 +118,7 @@ FoldRule fold_rule(const Reduction& reduction) {
     head.truth = 1;
   } else if (reduction.op == ReduceOp::kAverage || reduction.prescale != 1.0 || reduction.postscale != 1.0) {
     // The kernels for wide types know the sign from their type. Which sums double holds exactly: data/kernels_wide.h.
-    const bool in_double = (element <= 4 && reduction.op != ReduceOp::kProduct) || reduction.prescale != 1.0;
+    const bool in_double = reduction.op == ReduceOp::kProduct ? reduction.prescale != 1.0 : element <= 4;
     rule.kernel = std::string(in_double ? "rr_wide_" : "rr_exact_") + name(reduction.dtype);
     rule.blocks = kernel::kWideBlocks;
     if (head.op == kernel::kMinSigned) head.op = kernel::kMin;

@@ -54,7 +54,8 @@ template <class T, class W>
     tile[i] = static_cast<W>(x);
   }
   if (prescale == 1.0) return;
-  for (size_t i = 0; i < n; ++i) tile[i] = static_cast<W>(static_cast<double>(tile[i]) * prescale);
+  // Back in T before the sum, as Horovod's ScaleBuffer has it.
+  for (size_t i = 0; i < n; ++i) tile[i] = static_cast<W>(truncated<T>(static_cast<double>(tile[i]) * prescale));
 }
 
 template <class W>
@@ -110,11 +111,12 @@ void fold_wide_in(const Reduction& reduction, const Operands& operands) {
 }
 
 // double holds every sum of up to 2^21 integers of 32 bits exactly, and it vectorises; 64 bits are for all the rest.
+// Products of scaled integers are clamped to the type's range, which takes a double.
 template <class T>
 void fold_wide(const Reduction& reduction, const Operands& operands) {
   using Exact = typename Wide<(T(-1) < T(0))>::type;
-  const bool fits_double = sizeof(T) <= 4 && reduction.op != ReduceOp::kProduct;
-  if (fits_double || reduction.prescale != 1.0) {
+  const bool in_double = reduction.op == ReduceOp::kProduct ? reduction.prescale != 1.0 : sizeof(T) <= 4;
+  if (in_double) {
     fold_wide_in<T, double>(reduction, operands);
   } else {
     fold_wide_in<T, Exact>(reduction, operands);

@@ -72,8 +72,9 @@ struct Kernels {
   // Floating point: fp16 and bf16 accumulate in fp32 and round once, to nearest even; float32 and they multiply by
   // float(prescale) before the fold and by one float(postscale / divisor) after it, float64 likewise in double; a
   // factor of 1 does nothing; Min and Max of anything and a NaN are NaN. Integer Sum and Product wrap around. Integer
-  // Average, or factors: inputs are scaled in double when prescale is not 1, else accumulated exactly in 64 bits; then
-  // multiplied by postscale and divided by divisor, truncating toward zero and clamping to the type's range.
+  // Average, or factors: when prescale is not 1 each input is multiplied in double and truncated to the type; what is
+  // folded then is exact in 64 bits; the result is multiplied by postscale and divided by divisor in double. Truncating
+  // is toward zero, and clamps to the type's range.
   void (*reduce)(const Reduction& reduction, const void* const* srcs, size_t nsrc, void* const* dsts, size_t ndst,
                  size_t count);
 

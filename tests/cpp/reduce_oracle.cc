@@ -67,10 +67,21 @@ W fold_numbers(ReduceOp op, W a, W b, Product product) {
 }
 
 template <class T>
-T integer(const Reduction& r, const std::vector<T>& xs) {
+T clamped(double x) {
+  double highest = static_cast<double>(std::numeric_limits<T>::max());
+  if (sizeof(T) == 8) highest = std::nextafter(highest, 0.0);
+  return static_cast<T>(std::clamp(std::trunc(x), static_cast<double>(std::numeric_limits<T>::lowest()), highest));
+}
+
+// Each input is scaled and truncated by itself. Only products of scaled inputs are taken in double, so that they clamp.
+template <class T>
+T integer(const Reduction& r, std::vector<T> xs) {
   using W = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+  if (r.prescale != 1.0) {
+    for (T& x : xs) x = clamped<T>(static_cast<double>(x) * r.prescale);
+  }
   __int128 exact = xs[0];
-  double scaled = static_cast<double>(xs[0]) * r.prescale;
+  double product = static_cast<double>(xs[0]);
   for (size_t s = 1; s < xs.size(); ++s) {
     switch (r.op) {
       case ReduceOp::kLogicalAnd:
@@ -89,17 +100,16 @@ T integer(const Reduction& r, const std::vector<T>& xs) {
         exact = static_cast<W>(fold_numbers<__int128>(r.op, exact, xs[s], [](auto a, auto b) {
           return static_cast<W>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
         }));
-        scaled = fold_numbers(r.op, scaled, static_cast<double>(xs[s]) * r.prescale, std::multiplies<>());
+        product *= static_cast<double>(xs[s]);
     }
   }
   if (r.op == ReduceOp::kLogicalAnd || r.op == ReduceOp::kLogicalOr) exact = exact != 0;
   const int divisor = r.op == ReduceOp::kAverage ? r.divisor : 1;
-  if (r.prescale == 1.0 && r.postscale == 1.0) return static_cast<T>(static_cast<W>(exact) / divisor);
-  if (r.prescale == 1.0) scaled = static_cast<double>(static_cast<W>(exact));
-  const double result = std::trunc(scaled * r.postscale / divisor);
-  double highest = static_cast<double>(std::numeric_limits<T>::max());
-  if (sizeof(T) == 8) highest = std::nextafter(highest, 0.0);
-  return static_cast<T>(std::clamp(result, static_cast<double>(std::numeric_limits<T>::lowest()), highest));
+  const bool is_exact = r.prescale == 1.0 || (sizeof(T) == 8 && r.op != ReduceOp::kProduct);
+  if (is_exact && r.postscale == 1.0) return static_cast<T>(static_cast<W>(exact) / divisor);
+  const bool in_double = r.op == ReduceOp::kProduct && r.prescale != 1.0;
+  const double folded = in_double ? product : static_cast<double>(static_cast<W>(exact));
+  return clamped<T>(folded * r.postscale / divisor);
 }
 
 uint8_t boolean(ReduceOp op, const std::vector<uint8_t>& xs) {
