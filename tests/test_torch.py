@@ -207,6 +207,28 @@ def test_parameters_of_the_root(run_ranks: Callable[..., Any]) -> None:
     run_ranks(share_parameters, 2)
 
 
+def share_no_state() -> None:
+    """Where no rank has stepped yet, Horovod leaves gradients of zeros; frozen parameters have none."""
+    with hvd.init() as world:
+        model = torch.nn.Sequential(torch.nn.Embedding(4, 2, sparse=True), torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+        model[2].requires_grad_(False)
+        before = [parameter.clone() for parameter in model.parameters()]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5, weight_decay=0.5)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0, model=model)
+        assert [parameter.grad is None for parameter in model.parameters()] == [False] * 3 + [True] * 2
+        assert model[0].weight.grad.is_sparse
+        assert model[0].weight.grad._nnz() == 0
+        assert torch.equal(hvd.broadcast(model[1].bias.grad, root_rank=0), torch.zeros(2))
+        assert all(map(torch.equal, model.parameters(), before))
+        table = torch.nn.Parameter(torch.full((3, 2), float(world.rank)))
+        hvd.broadcast_optimizer_state(torch.optim.SparseAdam([table]), root_rank=0)
+        assert table.grad.is_sparse
+
+
+def test_no_state_of_the_root(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(share_no_state, 2)
+
+
 def share_state(kind: str, options: dict[str, Any]) -> None:
     """Only the root has stepped, with options of its own; then everyone has its state and goes on alike."""
     with hvd.init() as world:

@@ -179,6 +179,11 @@ def differentiate() -> None:
             a.grad, (2 * position * (n + 1) / 2)[start : start + r + 1].expand(-1, 2), rtol=1e-14, atol=0
         )
         assert torch.equal(b.grad, torch.ones_like(b))
+        a.grad = b.grad = None
+        for output in hvd.grouped_allgather([a, b]):  # one backward() after the other, through one operation
+            output.sum().backward()
+        assert torch.equal(a.grad, torch.ones_like(a))
+        assert torch.equal(b.grad, torch.ones_like(b))
 
         with torch.no_grad():
             assert not hvd.reducescatter(torch.ones(n, requires_grad=True)).requires_grad

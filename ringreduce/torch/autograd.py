@@ -120,12 +120,12 @@ class GroupedAllgather(torch.autograd.Function):
         _, _, ctx.members, *tensors = inputs
         ctx.rows = [tensor.shape[0] for tensor in tensors]
         ctx.mark_non_differentiable(output[-1])
-        ctx.save_for_backward(output[-1])
+        ctx.counts = output[-1]  # not saved: backward() of one output after the other would find it freed
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
         averaged = grouped_allreduce(grads[:-1], None, Average, 1.0, 1.0, ctx.members)
-        return None, None, None, *own_rows(averaged, ctx.saved_tensors[0], ctx.rows, ctx.members)
+        return None, None, None, *own_rows(averaged, ctx.counts, ctx.rows, ctx.members)
 
 
 def grouped_allgather(

@@ -62,18 +62,21 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives the optimizer the root's state and options (learning rate, momentum buffers, step counts, ...).
 
-    The other ranks need no state of their own, so that only the root has to load a checkpoint.
+    The other ranks need no state of their own, so that only the root has to load a checkpoint. Parameters without a
+    gradient get one of zeros where the optimizer has no state yet, as Horovod leaves them; no step is taken for that.
 
     Args:
         optimizer: the same parameters in the same order on all ranks; wrapped by DistributedOptimizer or not.
         root_rank: global rank whose state is right.
-        model: for Horovod's signature; without effect here.
+        model: says which parameters get sparse gradients: those of torch.nn.Embedding(sparse=True).
 
     Raises:
         InvalidArgumentError: an LBFGS optimizer, or the number of parameters differs from the root's.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError("cannot broadcast torch.optim.LBFGS state")
+    if not optimizer.state:
+        _give_zeros(optimizer, model)
     is_root = process_set.group.rank == process_set.position(root_rank, "broadcast")
     tensors: list[torch.Tensor] = []
     skeleton = _without_tensors(optimizer.state_dict(), tensors) if is_root else b""
@@ -85,6 +88,18 @@ def broadcast_optimizer_state(
     broadcast_parameters(tensors, root_rank, process_set)
     if not is_root:
         _adopt(optimizer, _with_tensors(skeleton, tensors))
+
+
+def _give_zeros(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+    """Gives parameters without a gradient one of zeros: a sparse one where a sparse one is to be added to it."""
+    embeddings = (module for module in (model.modules() if model else ()) if isinstance(module, torch.nn.Embedding))
+    sparse = {id(module.weight) for module in embeddings if module.sparse}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                zeros = torch.zeros_like(parameter)
+                is_sparse = id(parameter) in sparse or isinstance(optimizer, torch.optim.SparseAdam)
+                parameter.grad = zeros.to_sparse(1) if is_sparse else zeros
 
 
 def _gpu_of(optimizer: torch.optim.Optimizer) -> torch.device:

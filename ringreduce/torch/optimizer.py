@@ -50,7 +50,8 @@ def DistributedOptimizer(
         gradient_predivide_factor: divides gradients by this before, and by size / this after the sum; op=Average only.
         groups: a number of groups of equal length, or lists of parameters, each reduced as one operation of its own.
         num_groups: the same number, under the name it had.
-        sparse_as_dense: makes sparse gradients dense; otherwise their indices and values are gathered.
+        sparse_as_dense: reduces sparse gradients as dense ones, and makes them sparse again for the optimizer;
+            otherwise their indices and values are gathered.
         process_set: the ranks that take part.
         gradient_as_bucket_view: after a step, gradients are views of registered memory, which needs no copies.
             With False each parameter keeps the tensor that autograd gave it.

@@ -60,6 +60,7 @@ class Reducer:
         self._process_set = process_set
         self._channel = Channel(process_set, settings.op, settings.prescale, settings.postscale)
         self._makes_dense = settings.sparse_as_dense
+        self._sparse_again: dict[int, int] = {}  # slots whose gradients were made dense, and their sparse dimensions
         self._passes = passes
         self._begun = False  # a loud gradient has come since the last synchronize()
         self._slots = [Slot(parameter, name, section) for name, parameter, section in reversed(named)]
@@ -112,6 +113,8 @@ class Reducer:
         error: Exception | None = None
         with torch.no_grad():
             if self._makes_dense:
+                if not self._buckets:
+                    self._sparse_again = self._find_sparse()
                 for slot in self._slots:
                     _make_dense(slot)
             if not self._buckets:
@@ -127,6 +130,8 @@ class Reducer:
                     bucket.finish()
                 except Exception as caught:
                     error = error or caught
+            for at, dims in self._sparse_again.items():
+                _make_sparse(self._slots[at], dims)
         self._expect()
         if error is not None:
             raise error
@@ -267,6 +272,13 @@ def _make_dense(slot: Slot) -> None:
     grad = slot.parameter.grad
     if grad is not None and grad.layout is not torch.strided:
         slot.parameter.grad = grad.to_dense()
+
+
+def _make_sparse(slot: Slot, dims: int) -> None:
+    """The rows of a reduced gradient that are not zero: what torch.optim.SparseAdam asks for."""
+    grad = slot.parameter.grad
+    if grad is not None and grad.layout is torch.strided:
+        slot.parameter.grad = grad.to_sparse(dims)
 
 
 def _name(compression: Any) -> str:
