@@ -128,6 +128,10 @@ test-frameworks: build $(VENV)/frameworks  ## Python tests of ringreduce.tensorf
 test-torch-suite: build  ## torch's own tests of torch.distributed, with our backend (12 minutes; ARGS="all_gather")
 	@$(BIN)/python tests/torch_suite/run.py $(ARGS)
 
+test-horovod-suite: build $(VENV)/frameworks  ## Horovod's own tests, on ringreduce under the name horovod (HOROVOD=its checkout; ARGS="test_torch.py")
+	@test -n "$(HOROVOD)" || { echo "say where Horovod is: git clone https://github.com/horovod/horovod, make test-horovod-suite HOROVOD=horovod"; exit 2; }
+	@$(BIN)/python tests/horovod_suite/run.py $(HOROVOD) $(ARGS)
+
 # --- the rest -------------------------------------------------------------------------------------------------------
 bench: $(VENV)/bench build-demo  ## measure everything beside every peer that is here; writes docs/results/ (half an hour)
 	@$(BIN)/python benchmarks/record.py $(ARGS)
