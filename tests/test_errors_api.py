@@ -286,3 +286,32 @@ def test_the_same_name_twice() -> None:
     assert first[:3] == [f"InvalidArgumentError: {SAME_NAME}"] * 3 or all(SAME_NAME in text for text in first[:3])
     assert all(text.startswith("InvalidArgumentError") for text in first[:3])
     assert first[3:] == second == ["2.0", "2.0"]
+
+
+def messages_that_do_not_fit() -> list[str]:
+    """Rank 1 receives what rank 0 sends, with another dtype, another tag, another size; the next message is right."""
+    import ringreduce as rr
+
+    texts = []
+    with rr.init() as world:
+        for sent, into, tag in (
+            (np.ones(2, np.float32), np.zeros(2, np.int32), 0),
+            (np.ones(2, np.float32), np.zeros(2, np.float32), 7),
+            (np.ones(3, np.float32), np.zeros(2, np.float32), 0),
+            (np.ones(2, np.float32), np.zeros(2, np.float32), 0),
+            (np.ones(0, np.float32), np.zeros(0, np.int32), 0),
+        ):
+            if world.rank == 0:
+                rr.send(sent, 1)
+            else:
+                texts.append(caught(lambda into=into, tag=tag: rr.recv(into, 0, tag=tag)))
+    return texts
+
+
+def test_a_message_of_another_dtype_tag_or_size_is_a_mismatch() -> None:
+    _, texts = run_ranks(messages_that_do_not_fit, 2)
+    arrived = "but the next message from that rank has tag 0, {} bytes and dtype float32"
+    assert [text.startswith("MismatchError") for text in texts] == [True] * 3 + [False] * 2
+    assert "expected tag 0, 8 bytes and dtype int32, " + arrived.format(8) in texts[0]
+    assert "expected tag 7, 8 bytes and dtype float32, " + arrived.format(8) in texts[1]
+    assert "expected tag 0, 8 bytes and dtype float32, " + arrived.format(12) in texts[2]

@@ -55,6 +55,11 @@ TABLE = {
     "negative splits": (VALUE, "at least 0 rows"),
     "unsupported": (VALUE, "Tensor type torch.ComplexFloatTensor is not supported"),
     "not contiguous": (VALUE, "Tensor is required to be contiguous."),
+    "negated": (VALUE, "this tensor is negated lazily"),
+    "twice": (VALUE, "grouped allreduce: tensors 0 and 2 share memory that the operation overwrites"),
+    "overlapping": (VALUE, "grouped allreduce: tensors 0 and 1 share memory that the operation overwrites"),
+    "saved by autograd": ("RuntimeError", "has been modified by an inplace operation"),
+    "saved by autograd, broadcast": ("RuntimeError", "has been modified by an inplace operation"),
     "handle": (VALUE, "Handle 17 was not created or has been cleared."),
     "average": (VALUE, "The op parameter supersedes average. Please provide only one of them."),
     "unregistered": (VALUE, "Allreduce: Process set provided does not exist, or has not been registered."),
@@ -69,6 +74,13 @@ def raised(call: Callable[[], Any]) -> tuple[list[str], str]:
     except Exception as error:
         return [kind.__name__ for kind in type(error).__mro__], str(error)
     return [], f"no error but {result!r}"
+
+
+def changed_after_use(collective: Callable[[torch.Tensor], Any]) -> None:
+    """The gradient of exp() is its result, which the collective overwrites before backward()."""
+    result = torch.ones(3, requires_grad=True).exp()
+    collective(result)
+    result.sum().backward()
 
 
 def go_wrong() -> dict[str, tuple[list[str], str]]:
@@ -96,6 +108,11 @@ def go_wrong() -> dict[str, tuple[list[str], str]]:
         "kind": lambda: hvd.allgather(x, name="k") if odd else hvd.allreduce(x, name="k"),
         "factors": lambda: hvd.allreduce(x, prescale_factor=2.0 if odd else 1.0),
         "op": lambda: hvd.allreduce(x, op=hvd.Min if odd else hvd.Sum),
+        "negated": lambda: hvd.allreduce_(torch.complex(x, x).conj().imag.view(-1)[:1]),
+        "twice": lambda: hvd.grouped_allreduce_([x, wide, x]),
+        "overlapping": lambda: hvd.grouped_allreduce_([x.view(-1)[:9], x.view(-1)[8:17]]),
+        "saved by autograd": lambda: changed_after_use(hvd.allreduce_),
+        "saved by autograd, broadcast": lambda: changed_after_use(lambda saved: hvd.broadcast_(saved, 0)),
         "root": lambda: hvd.broadcast_(x.clone(), 1 if odd else 0),
         "scalar allgather": lambda: hvd.allgather(torch.tensor(1.0)),
         "scalar alltoall": lambda: hvd.alltoall(torch.tensor(1.0), [1] * n),
@@ -182,6 +199,24 @@ def test_the_error_contract(run_ranks: Callable[..., Any]) -> None:
             kinds, text = seen[what]
             assert kind in kinds, f"{what}: {kinds} {text}"
             assert phrase in text, f"{what}: {text}"
+
+
+def lazily_negated() -> None:
+    """The imaginary part of a conjugate has the sign in a bit of the tensor, not in its memory."""
+    with hvd.init() as world:
+        imaginary = torch.complex(torch.ones(3), torch.full((3,), world.rank + 1.0)).conj().imag
+        assert imaginary.is_neg()
+        dense = torch.empty(3, 2)[:, 0].copy_(imaginary)
+        expected = [-sum(rank + 1.0 for rank in range(world.size))] * 3
+        for tensor in (imaginary, imaginary.view(-1), dense):
+            assert hvd.allreduce(tensor, op=hvd.Sum).tolist() == expected
+            assert hvd.synchronize(hvd.allreduce_async(tensor, op=hvd.Sum)).tolist() == expected
+            assert hvd.allgather(tensor)[-1].item() == -float(world.size)
+            assert hvd.broadcast(tensor, 1).tolist() == [-2.0] * 3
+
+
+def test_lazily_negated_tensors(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(lazily_negated, 2)
 
 
 def take_everything() -> list[str]:

@@ -11,16 +11,35 @@ PointToPoint::PointToPoint(std::vector<std::unique_ptr<Link>> links) : lanes_(li
   for (size_t i = 0; i < links.size(); ++i) lanes_[i].link = std::move(links[i]);
 }
 
+PointToPoint::Header PointToPoint::header_of(const TensorView& memory, int tag) {
+  Header header;
+  header.tag = tag;
+  header.dtype = memory.dtype;
+  header.nbytes = memory.nbytes();
+  return header;
+}
+
+std::string PointToPoint::text(const Header& header) {
+  return "tag " + std::to_string(header.tag) + ", " + std::to_string(header.nbytes) + " bytes and dtype " +
+         name(header.dtype);  // "?" for a code from the wire that there is not
+}
+
+// A message without elements has no dtype that matters.
+bool PointToPoint::fits(const Header& expected, const Header& arrived) {
+  if (arrived.tag != expected.tag || arrived.nbytes != expected.nbytes) return false;
+  return arrived.nbytes == 0 || arrived.dtype == expected.dtype;
+}
+
 void PointToPoint::add_send(OperationPtr operation, int peer, int tag) {
   Message message;
-  message.header = {tag, operation->srcs[0].nbytes()};
+  message.header = header_of(operation->srcs[0], tag);
   message.operation = std::move(operation);
   lanes_[static_cast<size_t>(peer)].sends.push_back(std::move(message));
 }
 
 PointToPoint::Message PointToPoint::receive(OperationPtr operation, int tag) {
   Message message;
-  message.header = {tag, operation->dsts[0].nbytes()};
+  message.header = header_of(operation->dsts[0], tag);
   message.operation = std::move(operation);
   return message;
 }
@@ -80,7 +99,7 @@ bool PointToPoint::step_receive(Lane& lane, std::vector<Finished>& finished) {
     match(lane);
   }
   Message& message = lane.receives.front();
-  const bool refused = arrived.tag != message.header.tag || arrived.nbytes != message.header.nbytes;
+  const bool refused = !fits(message.header, arrived);
   const size_t left = arrived.nbytes - message.moved;
   size_t n = 0;
   if (refused) {
@@ -93,10 +112,8 @@ bool PointToPoint::step_receive(Lane& lane, std::vector<Finished>& finished) {
   if (message.moved < arrived.nbytes) return moved + n != 0;
   std::string error;
   if (refused) {
-    error = "Mismatched RECV: expected tag " + std::to_string(message.header.tag) + " and " +
-            std::to_string(message.header.nbytes) + " bytes, but the next message from that rank has tag " +
-            std::to_string(arrived.tag) + " and " + std::to_string(arrived.nbytes) +
-            " bytes. Messages between two ranks arrive in the order sent.";
+    error = "Mismatched RECV: expected " + text(message.header) + ", but the next message from that rank has " +
+            text(arrived) + ". Messages between two ranks arrive in the order sent.";
   }
   finished.push_back({std::move(message.operation), std::move(error)});
   lane.receives.pop_front();

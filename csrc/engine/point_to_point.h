@@ -1,4 +1,4 @@
-// send and recv of one rank: messages between a pair arrive in the order sent; each is {tag, nbytes} and the bytes.
+// send and recv of one rank: messages between a pair arrive in the order sent; each is {tag, dtype, nbytes} and the bytes.
 #pragma once
 
 #include <cstdint>
@@ -38,9 +38,12 @@ class PointToPoint {
 
  private:
   struct Header {
-    int64_t tag = 0;
+    int32_t tag = 0;
+    DType dtype = DType::kFloat32;
+    uint8_t unused[3] = {};
     uint64_t nbytes = 0;
   };
+  static_assert(sizeof(Header) == 16);
   struct Message {
     OperationPtr operation;
     Header header;
@@ -57,6 +60,9 @@ class PointToPoint {
     uint64_t sent = 0;  // messages, whole ones
     uint64_t received = 0;
   };
+  static Header header_of(const TensorView& memory, int tag);
+  static std::string text(const Header& header);
+  static bool fits(const Header& expected, const Header& arrived);
   static Message receive(OperationPtr operation, int tag);
   void match(Lane& lane);
   bool step_send(Lane& lane, std::vector<Finished>& finished);

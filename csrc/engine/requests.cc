@@ -1,6 +1,8 @@
 // Group: what a request may ask for, and how it is put to the other ranks.
 
 #include <algorithm>
+#include <functional>
+#include <vector>
 
 #include "base/errors.h"
 #include "engine/context.h"
@@ -15,6 +17,45 @@ Place place_of(const Request& request) {
                             : !request.dsts.empty() ? &request.dsts[0]
                                                     : nullptr;
   return first != nullptr ? first->place : Place::kHost;
+}
+
+// Throws InvalidArgumentError where a tensor's output shares memory with another tensor's input or output: who writes
+// there first would depend on time.
+void check_apart(const Request& request) {
+  struct Stretch {
+    const std::byte* begin;
+    const std::byte* end;
+    size_t tensor;
+    bool is_output;
+  };
+  std::vector<Stretch> stretches;
+  stretches.reserve(2 * request.dsts.size());
+  for (size_t i = 0; i < request.dsts.size(); ++i) {
+    const TensorView& src = request.srcs[i];
+    const TensorView& dst = request.dsts[i];
+    if (dst.nbytes() == 0) continue;
+    stretches.push_back({dst.data, dst.data + dst.nbytes(), i, true});
+    if (src.data != dst.data) stretches.push_back({src.data, src.data + src.nbytes(), i, false});
+  }
+  std::sort(stretches.begin(), stretches.end(),
+            [](const Stretch& a, const Stretch& b) { return std::less<>()(a.begin, b.begin); });
+  const Stretch* output = nullptr;  // of those that begin before, the one that ends last
+  const Stretch* input = nullptr;
+  const auto reaches = [](const Stretch* one, const Stretch& next) {
+    return one != nullptr && std::less<>()(next.begin, one->end);
+  };
+  for (const Stretch& next : stretches) {
+    const Stretch* const other =
+        reaches(output, next) ? output : (next.is_output && reaches(input, next) ? input : nullptr);
+    if (other != nullptr) {
+      throw InvalidArgumentError("grouped " + std::string(name(request.kind)) + ": tensors " +
+                                 std::to_string(std::min(other->tensor, next.tensor)) + " and " +
+                                 std::to_string(std::max(other->tensor, next.tensor)) +
+                                 " share memory that the operation overwrites; pass each tensor once, or copies");
+    }
+    const Stretch*& longest = next.is_output ? output : input;
+    if (longest == nullptr || std::less<>()(longest->end, next.end)) longest = &next;
+  }
 }
 
 }  // namespace
@@ -109,6 +150,7 @@ void Group::check_request(const Request& request) const {
         throw InvalidArgumentError("input and output differ in size");
       }
     }
+    if (request.srcs.size() > 1) check_apart(request);
   }
   if (request.kind == Kind::kReduceScatter) {
     const TensorView& src = request.srcs[0];

@@ -15,7 +15,7 @@ from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import autograd
 from ringreduce.torch.members import id_of
 from ringreduce.torch.submission import allgathers, exchange, gather, received
-from ringreduce.torch.tensors import handle, on_stream, operand, source
+from ringreduce.torch.tensors import handle, in_place, on_stream, operand, source
 from ringreduce.torch.tracing import ASYNC, BLOCKS, is_compiling, traceable, untraced
 
 
@@ -110,7 +110,7 @@ def broadcast_async_(
     """broadcast_() without waiting. The tensor must be left alone until the handle is done."""
     submit = process_set.group.broadcast_async
     root = process_set.position(root_rank, "broadcast")
-    return handle(on_stream(submit(operand(tensor), root, name), tensor), lambda _: tensor)
+    return handle(on_stream(submit(in_place(tensor), root, name), tensor), lambda _: tensor)
 
 
 @traceable

@@ -19,7 +19,7 @@ from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import adasum, autograd
 from ringreduce.torch.compression import Compression, Compressor, NoneCompressor, wire_for
 from ringreduce.torch.members import id_of
-from ringreduce.torch.tensors import handle, on_stream, operand, source
+from ringreduce.torch.tensors import handle, in_place, on_stream, operand, source
 from ringreduce.torch.tracing import ASYNC, is_compiling, traceable, untraced
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ def allreduce(
         return autograd.allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
     if op == Adasum:
         return allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set).wait()
-    if not tensor.is_contiguous():
+    if not tensor.is_contiguous() or tensor.is_neg():
         tensor = source(tensor)
     memory = operand(tensor)
     output = empty_like(tensor)
@@ -84,7 +84,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """allreduce() in place: overwrites the tensor, which must be contiguous, and returns it. Unseen by autograd."""
+    """allreduce() in place: overwrites the tensor, which must be contiguous, and returns it. Not differentiable."""
     op = choose(op, average)
     if is_compiling():
         plain = tensor.detach()
@@ -92,7 +92,7 @@ def allreduce_(
         return tensor
     if op == Adasum:
         return allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set).wait()
-    memory = operand(tensor)
+    memory = in_place(tensor)
     process_set.group.allreduce(memory, memory, op, prescale_factor, postscale_factor, name)
     return tensor
 
@@ -244,8 +244,10 @@ def _submit(
     result: T,
     wire: str | None = None,
 ) -> Handle[T]:
-    srcs = [operand(tensor) for tensor in sources]
-    dsts = srcs if outputs is sources else [operand(tensor) for tensor in outputs]
+    if outputs is sources:
+        srcs = dsts = [in_place(tensor) for tensor in sources]
+    else:
+        srcs, dsts = ([operand(tensor) for tensor in tensors] for tensors in (sources, outputs))
     if op == Adasum:
         settings = (name, prescale_factor, postscale_factor, process_set, result)
         return adasum.submit(sources, outputs, *settings)

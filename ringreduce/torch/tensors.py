@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 from ringreduce import memory
 from ringreduce._core import Work
@@ -32,11 +33,11 @@ def operand(tensor: torch.Tensor) -> Operand:
     """The tensor's memory in the form that the core takes. It must be contiguous, and the CPU's or a CUDA GPU's.
 
     Raises:
-        InvalidArgumentError: not a tensor, not contiguous, or of an unsupported dtype.
+        InvalidArgumentError: not a tensor, not contiguous, lazily negated, or of an unsupported dtype.
         UnavailableError: in other memory than the CPU's; a build with CUDA takes that of its GPUs as well.
     """
     try:
-        if tensor.is_contiguous():
+        if tensor.is_contiguous() and not tensor.is_neg():
             if tensor.is_cpu:
                 return (tensor.data_ptr(), tensor.shape, DTYPES[tensor.dtype], tensor)
             if tensor.is_cuda and cuda.BUILT:
@@ -44,6 +45,16 @@ def operand(tensor: torch.Tensor) -> Operand:
     except (AttributeError, KeyError, RuntimeError):
         pass  # the reason is looked for where it costs nothing
     raise refusal(tensor)
+
+
+def in_place(tensor: torch.Tensor) -> Operand:
+    """operand() of a tensor that the operation overwrites.
+
+    Autograd is told, as by torch's own operations in place: backward() through what has saved the tensor is an error.
+    """
+    memory = operand(tensor)
+    increment_version(tensor)
+    return memory
 
 
 def memory_of(tensor: torch.Tensor, shape: Sequence[int], code: int) -> Operand:
@@ -73,10 +84,10 @@ def handle(work: Work | Works, finish: Callable[[Any], T]) -> Handle[T]:
 
 
 def source(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor to read from: itself, detached, or a contiguous copy where it is not contiguous."""
+    """The tensor to read from: itself, detached, or a copy where it is not contiguous, or lazily negated."""
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         raise refusal(tensor)
-    return tensor.detach().contiguous()
+    return tensor.detach().contiguous().resolve_neg()
 
 
 def refusal(tensor: Any) -> Exception:
@@ -93,6 +104,11 @@ def refusal(tensor: Any) -> Exception:
     if tensor.dtype not in DTYPES:
         supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         return InvalidArgumentError(f"Tensor type {tensor.type()} is not supported; supported: {supported}")
+    if tensor.is_neg():
+        return InvalidArgumentError(
+            "this tensor is negated lazily, as the imaginary part of a conjugate is: its memory holds the values with "
+            "the other sign. Use tensor.resolve_neg()"
+        )
     return InvalidArgumentError(
         f"Tensor is required to be contiguous. A tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} "
         "cannot be used in place; use the form without the trailing underscore, or tensor.contiguous()"
