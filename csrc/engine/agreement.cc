@@ -4,27 +4,39 @@
 
 #include "base/errors.h"
 #include "engine/context.h"
+#include "engine/device_queue.h"
 #include "engine/group.h"
 
 namespace rr {
 
+// What a rank states after it has joined would be counted by some ranks and not by others, so it is refused; what has
+// come to a GPU's stream is stated first. A join() that was interrupted is taken up by the next one.
 int Group::join(Interrupt interrupt) {
   context_.throw_if_shut_down();
   throw_if_failed();
   {
     std::unique_lock lock(mutex_);
     note_thread(lock);
+    if (joining_.load() != 0) {
+      throw InvalidArgumentError("rank " + std::to_string(rank_) + "/" + std::to_string(size()) +
+                                 ": join() is under way in another thread; one thread of a rank joins for all");
+    }
+    joining_.store(1);
   }
-  joining_.fetch_add(1);
   struct Leave {
     std::atomic<uint32_t>& joining;
-    ~Leave() { joining.fetch_sub(1); }
+    ~Leave() { joining.store(0); }
   } leave{joining_};
-  const uint64_t epoch = ledger_.join(unnamed_);
-  bool drained = false;
+  if (context_.device() != nullptr) context_.device_queue().await_stated(*this, interrupt);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!joined_.has_value()) joined_ = Joined{ledger_.join(unnamed_), false};
+  }
+  const uint64_t epoch = joined_->epoch;
   const auto finished = [&] {
     throw_if_failed();
     context_.throw_if_shut_down();
+    bool& drained = joined_->drained;
     if (!drained) {
       const std::lock_guard lock(mutex_);
       for (const auto& place : outstanding_) {
@@ -51,10 +63,20 @@ int Group::join(Interrupt interrupt) {
       finished, [] { return true; }, Deadline::never(), interrupt, crowded_, [this] { throw_if_failed(); });
   const JoinResult result = ledger_.join_result(epoch);
   const std::lock_guard lock(mutex_);
+  joined_.reset();
   unnamed_ = unconsumed_ = result.unnamed;
   least_watermark_ = 0;
   board_.line(rank_).watermark.store(unnamed_, std::memory_order_release);
   return result.last_joined;
+}
+
+// mutex_ held.
+void Group::throw_if_joined(Kind kind) const {
+  if (joining_.load(std::memory_order_relaxed) == 0 && !joined_.has_value()) return;
+  throw InvalidArgumentError("rank " + std::to_string(rank_) + "/" + std::to_string(size()) + ": " + name(kind) +
+                             " after join(), which says that this rank has no more data. " +
+                             (joining_.load() == 0 ? "That join() was interrupted: call join() again first"
+                                                   : "Call join() when all threads have got their results"));
 }
 
 // A deadlock verdict: what this rank has stated without a number of its own that all ranks share is void, and the

@@ -164,6 +164,35 @@ bool DeviceQueue::done(const DeviceOperation& operation) const {
   return operation.state.load(std::memory_order_acquire) != State::kPending;
 }
 
+void DeviceQueue::await_stated(Group& group, Interrupt interrupt) {
+  wake();
+  std::string unstated;
+  const auto are_stated = [&] {
+    group.throw_if_failed();
+    context_.throw_if_shut_down();
+    const std::lock_guard lock(mutex_);
+    for (const auto& [operation, owner] : all_) {
+      const bool counts = operation->group.get() == &group && operation->task == DeviceTask::kCollective;
+      if (!counts || operation->is_recurring || operation->inner != nullptr || done(*operation)) continue;
+      unstated = operation->name;
+      return false;
+    }
+    return true;
+  };
+  const Deadline reached_by = Deadline::after_s(context_.timeout_s());
+  context_.wait_until(
+      are_stated, [&] { return group.has_work(); }, Deadline::never(), interrupt, false,
+      [&] { check_reached(unstated, reached_by); });
+}
+
+// Throws TimeoutError for an operation whose stream takes too long to come to it.
+void DeviceQueue::check_reached(const std::string& operation, Deadline by) const {
+  if (!by.passed()) return;
+  throw TimeoutError("the stream has not come to '" + operation + "' within " +
+                     std::to_string(static_cast<int>(context_.timeout_s())) +
+                     " s (RINGREDUCE_TIMEOUT): what was put on it before is still running");
+}
+
 bool DeviceQueue::wait(DeviceOperation& operation, double timeout_s, Interrupt interrupt) {
   operation.is_claimed.store(true);
   operation.is_urgent.store(true);
@@ -171,10 +200,7 @@ bool DeviceQueue::wait(DeviceOperation& operation, double timeout_s, Interrupt i
   Group& group = *operation.group;
   const Deadline reached_by = Deadline::after_s(context_.timeout_s());
   const auto tick = [&] {
-    if (operation.is_reached.load() || !reached_by.passed()) return;
-    throw TimeoutError("the stream has not come to '" + operation.name + "' within " +
-                       std::to_string(static_cast<int>(context_.timeout_s())) +
-                       " s (RINGREDUCE_TIMEOUT): what was put on it before is still running");
+    if (!operation.is_reached.load()) check_reached(operation.name, reached_by);
   };
   const bool in_time =
       context_.wait_until([&] { return done(operation); }, [&] { return group.has_work(); },

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "engine/arrivals.h"
 #include "engine/device_words.h"
@@ -109,6 +110,8 @@ class DeviceQueue {
   void hold(DeviceOperation& operation, Stream stream);
   // True once it is done or has failed; of a captured one, while no replay is under way.
   bool done(const DeviceOperation& operation) const;
+  // Blocks until the group's operations that have been submitted so far are stated to the other ranks.
+  void await_stated(Group& group, Interrupt interrupt);
   // Blocks this thread. False when timeout_s (< 0: none) ran out first.
   bool wait(DeviceOperation& operation, double timeout_s, Interrupt interrupt);
   OperationPtr inner(const DeviceOperation& operation) const;  // for its counts; null before it is submitted
@@ -136,6 +139,7 @@ class DeviceQueue {
   void cancel(DeviceOperation& operation, std::exception_ptr error);
   void finish(DeviceOperation& operation, State state, std::exception_ptr error);
   DeviceOperationPtr finish_locked(DeviceOperation& operation, State state, std::exception_ptr error);
+  void check_reached(const std::string& operation, Deadline by) const;
   void rethrow(DeviceOperation& operation);
   std::string automatic_name(const Group& group, Kind kind);
   DeviceOperationPtr make(Group& group, std::vector<Stream>& streams);

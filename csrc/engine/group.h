@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -185,6 +186,7 @@ class Group {
   std::string limit_text(double timeout_s) const;
   std::vector<int> missing(const Operation& operation) const;
   std::vector<int> silent(double seconds) const;
+  void throw_if_joined(Kind kind) const;
   void withdraw();
   bool unblock();
   void await_verdict(const std::function<bool()>& is_over);
@@ -218,8 +220,13 @@ class Group {
   std::unordered_map<uint64_t, OperationPtr> logged_;      // pending, by cell
   std::atomic<uint32_t> messages_{0};                      // of point_to_point_
   std::atomic<uint32_t> pending_{0};                       // logged_ and point-to-point operations
-  std::atomic<uint32_t> joining_{0};                       // threads in join()
-  std::thread::id only_thread_;                            // the thread that submits; several: many_threads_
+  std::atomic<uint32_t> joining_{0};                       // 1: a thread is in join()
+  struct Joined {
+    uint64_t epoch;
+    bool drained;
+  };
+  std::optional<Joined> joined_;  // this rank has told the others, and they have not all joined
+  std::thread::id only_thread_;   // the thread that submits; several: many_threads_
   bool many_threads_ = false;
   std::thread::id only_caller_;  // the same without the queue's thread, which submits what others have called
   bool many_callers_ = false;

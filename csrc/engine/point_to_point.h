@@ -1,4 +1,5 @@
-// send and recv of one rank: messages between a pair arrive in the order sent; each is {tag, dtype, nbytes} and the bytes.
+// send and recv of one rank: messages between a pair arrive in the order sent; each is {tag, dtype, nbytes} and the
+// bytes.
 #pragma once
 
 #include <cstdint>

@@ -182,16 +182,25 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
 
   std::unique_lock lock(mutex_);
   note_thread(lock, request.is_from_queue);
+  // The queue states what was called before join(). A thread that waits for room here may find that another has joined.
+  const auto check_joined = [&] {
+    if (!request.is_from_queue || joined_.has_value()) throw_if_joined(request.kind);
+  };
+  check_joined();
   operation->number = operations_++;
   add(context_.stats().operations, 1);
   uint64_t eager_index = 0;
   if (request.name != nullptr) {
     operation->name = *request.name;
     add(context_.stats().negotiations, 1);
-    const auto state = [&] { return state_named(operation, payload, payload_nbytes); };
+    const auto state = [&] {
+      check_joined();
+      return state_named(operation, payload, payload_nbytes);
+    };
     if (!state()) wait_for_name(lock, *operation, interrupt, state);
   } else {
     wait_for_window(lock, eager, *operation, interrupt);
+    check_joined();
     if (eager && gives_data) {
       eager_index = eager_used_++ % kEagerCount;
       eager_counter_[eager_index] = unnamed_ + 1;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "doctest/doctest.h"
@@ -375,6 +376,23 @@ TEST_CASE("a process set that is removed takes its operations along") {
     const auto world = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
     gpu.device->advance();
     expect(gpu.queue().wait(*world, 30, nullptr), "the world is there");
+  });
+}
+
+TEST_CASE("join: what has been called and not come to its stream yet counts") {
+  const Environment environment({});
+  run_ranks(3, [](Rank& rank) {
+    Gpu gpu(rank, true);
+    const auto data = std::make_shared<Floats>(500, static_cast<float>(rank.rank + 1));
+    const auto operation = gpu.queue().submit(rank.world, sum_in_place(data), {stream(0)});
+    std::thread streams([&] {
+      while (!rank.world.is_busy()) std::this_thread::yield();  // until join() has begun
+      gpu.device->advance();
+    });
+    rank.world.join(nullptr);
+    streams.join();
+    expect(gpu.queue().wait(*operation, 30, nullptr), "done");
+    expect(data->front() == 6 && data->back() == 6, "of all ranks: " + std::to_string(data->front()));
   });
 }
 

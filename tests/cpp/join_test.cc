@@ -1,4 +1,8 @@
 // join(): the others go on without the ranks that have run out of data.
+#include <atomic>
+#include <string>
+#include <thread>
+
 #include "doctest/doctest.h"
 #include "ranks.h"
 
@@ -57,6 +61,65 @@ TEST_CASE("join: what needs everybody fails on the ranks that called it, and onl
       }
       rank.world.join(nullptr);
       sum_now(rank, rank.world, count, 2);
+    }
+  }));
+}
+
+struct Stop {};
+void stop() { throw Stop(); }
+
+// What the other ranks would count or not, by the moment at which they look.
+void expect_refused(Rank& rank, const std::string& why) {
+  Floats data(4000, 1.0F);
+  Request request;
+  request.kind = Kind::kAllreduce;
+  request.srcs = request.dsts = {view(data, DType::kFloat32)};
+  const std::string name = "late";
+  for (const std::string* named : {static_cast<const std::string*>(nullptr), &name}) {
+    request.name = named;
+    expect_contains(raised<InvalidArgumentError>([&] { rank.world.submit(request, nullptr); }), why);
+  }
+  Floats few(2, 1.0F);
+  const TensorView small = view(few, DType::kFloat32);
+  const Reduction sum{DType::kFloat32, ReduceOp::kSum, 1, 1, rank.size};
+  expect_contains(raised<InvalidArgumentError>([&] { rank.world.allreduce_quick(small, small, sum, nullptr); }), why);
+}
+
+TEST_CASE("join: no thread of a rank that has joined states anything, and one thread joins") {
+  const Environment environment{};
+  std::atomic<bool> looked{false};
+  CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
+    if (rank.rank == 0) {
+      std::thread joins([&] { rank.world.join(nullptr); });
+      wait_for([&] { return rank.world.is_busy(); });
+      CHECK_NOTHROW(expect_refused(rank, "allreduce after join()"));
+      CHECK_NOTHROW(expect_contains(raised<InvalidArgumentError>([&] { rank.world.join(nullptr); }), "another thread"));
+      looked.store(true);
+      joins.join();
+    } else {
+      finish_sum(rank.world, start_sum(rank, rank.world, 4000, 1), 2 + 3);
+      wait_for([&] { return looked.load(); });
+      rank.world.join(nullptr);
+    }
+    sum_now(rank, rank.world, 4000, 2);
+  }));
+}
+
+TEST_CASE("join: one that was interrupted is taken up by the next, and counts once") {
+  const Environment environment{};
+  std::atomic<bool> looked{false};
+  CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      if (rank.rank == 1 && epoch == 0) {
+        CHECK_THROWS_AS(rank.world.join(stop), Stop);
+        CHECK_NOTHROW(expect_refused(rank, "That join() was interrupted"));
+        looked.store(true);
+      } else {
+        finish_sum(rank.world, start_sum(rank, rank.world, 300, epoch), epoch == 0 ? 1 + 3 : 1 + 2 + 3);
+        wait_for([&] { return looked.load(); });
+      }
+      rank.world.join(nullptr);
+      sum_now(rank, rank.world, 4000, epoch);
     }
   }));
 }
