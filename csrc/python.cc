@@ -192,8 +192,9 @@ PYBIND11_MODULE(_core, m) {
           py::arg("dst"), py::arg("src_rank"), py::arg("tag"))
       .def("join",
            [](const PyGroup& g) {
+             const std::shared_ptr<Group> members = g.hold();
              const WithoutGil unlocked(*g.context);
-             return g.get().join(interrupt);
+             return members->join(interrupt);
            })
       .def(
           "algorithm",
@@ -208,8 +209,9 @@ PYBIND11_MODULE(_core, m) {
             Held held;
             BenchJob job = bench_job(g, kind, src, dst, op, iters, held);
             job.rewrite = rewrite;
+            const std::shared_ptr<Group> members = g.hold();
             const WithoutGil unlocked(*g.context);
-            return bench(g.get(), job, interrupt);
+            return bench(*members, job, interrupt);
           },
           py::arg("kind"), py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("iters"), py::arg("rewrite"))
       .def(
@@ -217,8 +219,9 @@ PYBIND11_MODULE(_core, m) {
           [](const PyGroup& g, const std::string& kind, py::handle src, py::handle dst, int op, int iters) {
             Held held;
             const BenchJob job = bench_job(g, kind, src, dst, op, iters, held);
+            const std::shared_ptr<Group> members = g.hold();
             const WithoutGil unlocked(*g.context);
-            return memory_limit(g.get(), job, interrupt);
+            return memory_limit(*members, job, interrupt);
           },
           py::arg("kind"), py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("iters"))
       .def(
@@ -226,8 +229,9 @@ PYBIND11_MODULE(_core, m) {
           [](const PyGroup& g, py::handle src, int iters) {
             Held held;
             const BenchJob job = bench_job(g, "barrier", src, src, 1, iters, held);
+            const std::shared_ptr<Group> members = g.hold();
             const WithoutGil unlocked(*g.context);
-            return news_limit(g.get(), job, interrupt);
+            return news_limit(*members, job, interrupt);
           },
           py::arg("src"), py::arg("iters"));
 
@@ -257,8 +261,11 @@ PYBIND11_MODULE(_core, m) {
       .def(
           "remove_group",
           [](const std::shared_ptr<Context>& c, PyGroup& g) {
-            const WithoutGil unlocked(*c);
-            c->remove_group(&g.get(), interrupt);
+            const std::shared_ptr<Group> removed = g.hold();
+            {
+              const WithoutGil unlocked(*c);
+              c->remove_group(removed.get(), interrupt);
+            }
             g.group.reset();
           },
           py::arg("group"))

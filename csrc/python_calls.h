@@ -81,9 +81,11 @@ struct PyOutput {
 struct PyGroup {
   std::shared_ptr<Context> context;
   std::shared_ptr<Group> group;
-  Group& get() const {
+  // With the GIL. Without it another thread may remove the group: hold() it before.
+  Group& get() const { return *hold(); }
+  std::shared_ptr<Group> hold() const {
     if (group == nullptr) throw InvalidArgumentError("the group has been removed");
-    return *group;
+    return group;
   }
 };
 
@@ -154,11 +156,11 @@ inline PyWork submit(const PyGroup& group, Request& request, const py::object& n
   const int ordinal = held->ordinal;
   const std::vector<Stream> streams = held->streams;
   request.keep = keep(std::move(held));
-  const WithoutGil unlocked(*group.context);
-  if (ordinal == -1) return {group, group.get().submit(request, interrupt), nullptr};
-  Group& members = group.get();
-  use_gpu(*group.context, ordinal);
-  return {group, nullptr, group.context->device_queue().submit(members, request, streams)};
+  const PyGroup members{group.context, group.hold()};
+  const WithoutGil unlocked(*members.context);
+  if (ordinal == -1) return {members, members.group->submit(request, interrupt), nullptr};
+  use_gpu(*members.context, ordinal);
+  return {members, nullptr, members.context->device_queue().submit(*members.group, request, streams)};
 }
 
 inline Request reduce_request(Kind kind, int op, double prescale, double postscale) {
@@ -184,9 +186,10 @@ inline void allreduce(const PyGroup& group, py::handle src, py::handle dst, int 
     Borrowed dst_buffer;
     const TensorView in = view_of(src, dst.is(src), src_buffer.buffer);
     const TensorView out = dst.is(src) ? in : view_of(dst, true, dst_buffer.buffer);
-    const Reduction reduction = {in.dtype, op_from_code(op), prescale, postscale, group.get().size()};
+    const std::shared_ptr<Group> members = group.hold();
+    const Reduction reduction = {in.dtype, op_from_code(op), prescale, postscale, members->size()};
     const WithoutGil unlocked(*group.context);
-    if (group.get().allreduce_quick(in, out, reduction, interrupt, wire)) return;
+    if (members->allreduce_quick(in, out, reduction, interrupt, wire)) return;
   }
   auto held = std::make_unique<Held>();
   Request request = reduce_request(Kind::kAllreduce, op, prescale, postscale);
@@ -244,14 +247,16 @@ inline PyWork message(const PyGroup& group, py::handle buffer, int peer, int tag
   const int ordinal = held->ordinal;
   const std::vector<Stream> streams = held->streams;
   auto kept = keep(std::move(held));
-  const WithoutGil unlocked(*group.context);
-  Group& g = group.get();
+  const PyGroup members{group.context, group.hold()};
+  const WithoutGil unlocked(*members.context);
+  Group& g = *members.group;
   if (view.place == Place::kDevice) {
-    use_gpu(*group.context, ordinal);
+    use_gpu(*members.context, ordinal);
     const DeviceTask task = outgoing ? DeviceTask::kSend : DeviceTask::kReceive;
-    return {group, nullptr, group.context->device_queue().message(g, task, view, peer, tag, std::move(kept), streams)};
+    DeviceQueue& queue = members.context->device_queue();
+    return {members, nullptr, queue.message(g, task, view, peer, tag, std::move(kept), streams)};
   }
-  return {group, outgoing ? g.send(view, peer, tag, std::move(kept)) : g.receive(view, peer, tag, std::move(kept)),
+  return {members, outgoing ? g.send(view, peer, tag, std::move(kept)) : g.receive(view, peer, tag, std::move(kept)),
           nullptr};
 }
 

@@ -17,6 +17,7 @@ int Group::join(Interrupt interrupt) {
   {
     std::unique_lock lock(mutex_);
     note_thread(lock);
+    throw_if_removed();
     if (joining_.load() != 0) {
       throw InvalidArgumentError("rank " + std::to_string(rank_) + "/" + std::to_string(size()) +
                                  ": join() is under way in another thread; one thread of a rank joins for all");
@@ -71,7 +72,13 @@ int Group::join(Interrupt interrupt) {
 }
 
 // mutex_ held.
-void Group::throw_if_joined(Kind kind) const {
+void Group::throw_if_removed() const {
+  if (is_removed_) throw ShutdownError(here() + "] the process set was removed by another thread of this rank");
+}
+
+// mutex_ held. Throws where this rank has said that nothing more comes.
+void Group::throw_if_closed(Kind kind) const {
+  throw_if_removed();
   if (joining_.load(std::memory_order_relaxed) == 0 && !joined_.has_value()) return;
   throw InvalidArgumentError("rank " + std::to_string(rank_) + "/" + std::to_string(size()) + ": " + name(kind) +
                              " after join(), which says that this rank has no more data. " +

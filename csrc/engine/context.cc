@@ -89,10 +89,17 @@ std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks,
   return group;
 }
 
+// A group that has failed is removed without asking its members: they know that it has failed, or will.
 void Context::remove_group(Group* group, Interrupt interrupt) {
   throw_if_shut_down();
-  Request barrier;
-  group->wait(*group->submit(barrier, interrupt), -1, interrupt);
+  // A stream that has been let wait for an operation goes on with its result.
+  if (device() != nullptr) device_queue_->drain(kFinishS, group);
+  try {
+    Request barrier;
+    group->wait(*group->submit(barrier, interrupt), -1, interrupt);
+  } catch (const Error&) {
+    if (!has_failed(group->board())) throw;
+  }
   if (device() != nullptr) device_queue_->forget(*group);
   // Let go of without the lock: unpinning its memory may wait for streams that only the engine's thread lets go on.
   std::shared_ptr<Group> removed;

@@ -221,16 +221,17 @@ bool DeviceQueue::has(const Group& group, const std::string& name) const {
                      [&](const auto& item) { return item.first->group.get() == &group && item.first->name == name; });
 }
 
-bool DeviceQueue::has_claimed() const {
+bool DeviceQueue::has_claimed(const Group* group) const {
   const std::lock_guard lock(mutex_);
   return std::any_of(all_.begin(), all_.end(), [&](const auto& item) {
+    if (group != nullptr && item.first->group.get() != group) return false;
     return item.first->state.load() == State::kPending && item.first->is_claimed.load();
   });
 }
 
-void DeviceQueue::drain(double timeout_s) {
+void DeviceQueue::drain(double timeout_s, const Group* group) {
   const Deadline deadline = Deadline::after_s(timeout_s);
-  while (!stop_.load() && has_claimed() && !deadline.passed()) {
+  while (!stop_.load() && has_claimed(group) && !deadline.passed()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }

@@ -118,8 +118,8 @@ class DeviceQueue {
   // Whether an operation of that name is on its way to the group, or in it.
   bool has(const Group& group, const std::string& name) const;
 
-  // Gives operations that somebody has waited for so long to finish.
-  void drain(double timeout_s);
+  // Gives operations that somebody has waited for so long to finish: those of one group, or all.
+  void drain(double timeout_s, const Group* group = nullptr);
   // Lets all streams go on and ends the thread; what is pending fails with ShutdownError.
   void stop();
   // What is pending in a group that all members are about to remove fails.
@@ -135,7 +135,7 @@ class DeviceQueue {
   // device_task.cc
   bool copy_on(DeviceOperation& operation);
   OperationPtr begin_message(DeviceOperation& operation);
-  bool has_claimed() const;
+  bool has_claimed(const Group* group) const;
   void cancel(DeviceOperation& operation, std::exception_ptr error);
   void finish(DeviceOperation& operation, State state, std::exception_ptr error);
   DeviceOperationPtr finish_locked(DeviceOperation& operation, State state, std::exception_ptr error);

@@ -225,6 +225,7 @@ OperationPtr Group::message(const TensorView& tensor, int peer, int tag, std::sh
   (outgoing ? operation->srcs : operation->dsts).push_back(tensor);
   {
     const std::lock_guard lock(mutex_);
+    throw_if_removed();
     operation->number = operations_++;
     if (outgoing) {
       point_to_point_.add_send(operation, peer, tag);

@@ -33,7 +33,7 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
 
   std::unique_lock lock(mutex_);
   note_thread(lock);
-  throw_if_joined(Kind::kAllreduce);
+  throw_if_closed(Kind::kAllreduce);
   if (!window_is_free(eager)) return false;
   const uint64_t number = operations_++;
   add(context_.stats().operations, 1);

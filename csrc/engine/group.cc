@@ -137,9 +137,14 @@ void Group::await_attendance(double timeout_s, Interrupt interrupt) {
     }
     return ranks;
   };
-  const bool complete =
-      context_.wait_until([&] { return absent().empty(); }, [] { return false; }, Deadline::after_s(timeout_s),
-                          interrupt, true, [this] { throw_if_failed(); });
+  // Who has died is seen by the world's group, which is there before all others.
+  const auto tick = [this] {
+    throw_if_failed();
+    context_.throw_if_shut_down();
+    if (id_ != 0) context_.world().throw_if_failed();
+  };
+  const bool complete = context_.wait_until([&] { return absent().empty(); }, [] { return false; },
+                                            Deadline::after_s(timeout_s), interrupt, true, tick);
   if (!complete) throw TimeoutError("rank(s) " + list_of(absent()) + " did not attach to the group's memory");
   // Cores that the members may use together; a rank bound to one core still has the other ranks' cores beside it.
   RankFacts together = {};
@@ -179,6 +184,7 @@ void Group::retire() {
   leave_nccl();
   {
     const std::lock_guard lock(mutex_);
+    is_removed_ = true;
     fail_everything(std::make_exception_ptr(
         ShutdownError(here() + "] the process set was removed while this operation was pending")));
     ring(*bells_.wait[static_cast<size_t>(rank_)]);

@@ -186,7 +186,8 @@ class Group {
   std::string limit_text(double timeout_s) const;
   std::vector<int> missing(const Operation& operation) const;
   std::vector<int> silent(double seconds) const;
-  void throw_if_joined(Kind kind) const;
+  void throw_if_removed() const;
+  void throw_if_closed(Kind kind) const;
   void withdraw();
   bool unblock();
   void await_verdict(const std::function<bool()>& is_over);
@@ -221,6 +222,7 @@ class Group {
   std::atomic<uint32_t> messages_{0};                      // of point_to_point_
   std::atomic<uint32_t> pending_{0};                       // logged_ and point-to-point operations
   std::atomic<uint32_t> joining_{0};                       // 1: a thread is in join()
+  bool is_removed_ = false;
   struct Joined {
     uint64_t epoch;
     bool drained;

@@ -183,10 +183,10 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   std::unique_lock lock(mutex_);
   note_thread(lock, request.is_from_queue);
   // The queue states what was called before join(). A thread that waits for room here may find that another has joined.
-  const auto check_joined = [&] {
-    if (!request.is_from_queue || joined_.has_value()) throw_if_joined(request.kind);
+  const auto check_open = [&] {
+    if (!request.is_from_queue || joined_.has_value() || is_removed_) throw_if_closed(request.kind);
   };
-  check_joined();
+  check_open();
   operation->number = operations_++;
   add(context_.stats().operations, 1);
   uint64_t eager_index = 0;
@@ -194,13 +194,13 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
     operation->name = *request.name;
     add(context_.stats().negotiations, 1);
     const auto state = [&] {
-      check_joined();
+      check_open();
       return state_named(operation, payload, payload_nbytes);
     };
     if (!state()) wait_for_name(lock, *operation, interrupt, state);
   } else {
     wait_for_window(lock, eager, *operation, interrupt);
-    check_joined();
+    check_open();
     if (eager && gives_data) {
       eager_index = eager_used_++ % kEagerCount;
       eager_counter_[eager_index] = unnamed_ + 1;

@@ -37,6 +37,46 @@ TEST_CASE("a failure is recorded once; the first cause is repeated by every late
   }));
 }
 
+TEST_CASE("a rank that is lost while a group is made ends the making") {
+  const Environment environment{};
+  const Fd fd = create_memfd("set", Board::nbytes(2, 64));
+  CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+    barrier(rank.world);
+    if (rank.rank == 1) {
+      record_failure(rank.world.board(), FatalKind::kPeerLost, "the first cause");
+    } else {
+      const int64_t begun = now_ns();
+      const auto make = [&] { rank.context.add_group(fd.get(), {0, 1}, 1, nullptr); };
+      expect_contains(raised<PeerLostError>(make), "the first cause");
+      expect(now_ns() - begun < int64_t{30} * 1000000000, "long before RINGREDUCE_TIMEOUT");
+    }
+  }));
+}
+
+TEST_CASE("a group that has failed can be removed, and a removed one takes nothing more") {
+  const Environment environment{};
+  for (const bool fails : {false, true}) {
+    CAPTURE(fails);
+    const Fd fd = create_memfd("set", Board::nbytes(2, 64));
+    CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+      const std::shared_ptr<Group> set = rank.context.add_group(fd.get(), {0, 1}, 1, nullptr);
+      sum_now(rank, *set, 5000, 1);
+      barrier(rank.world);
+      if (fails && rank.rank == 0) record_failure(set->board(), FatalKind::kTimeout, "too late");
+      if (fails) wait_for([&] { return has_failed(set->board()); });
+      rank.context.remove_group(set.get(), nullptr);
+      const std::string why = fails ? "too late" : "the process set was removed";
+      expect_contains(raised<Error>([&] { sum_now(rank, *set, 5000, 1); }), why);
+      expect_contains(raised<Error>([&] { sum_now(rank, *set, 1, 1, "name"); }), why);
+      expect_contains(raised<Error>([&] { set->join(nullptr); }), why);
+      Floats data(3);
+      const int other = 1 - rank.rank;
+      expect_contains(raised<Error>([&] { set->send(view(data, DType::kFloat32), other, 0, nullptr); }), why);
+      sum_now(rank, rank.world, 5000, 1);
+    }));
+  }
+}
+
 // Rank 1 does nothing; rank 0 waits in `call`, which must raise E. A minute is a hang: machines pause.
 template <class E>
 std::string alone(const std::function<void(Rank&)>& call) {

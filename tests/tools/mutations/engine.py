@@ -4,6 +4,27 @@ from mutations.row import Mutation
 
 ROWS = (
     Mutation(
+        "join-before-streams",
+        "csrc/engine/agreement.cc",
+        "if (context_.device() != nullptr) context_.device_queue().await_stated(*this, interrupt);",
+        "",
+        ("device_queue_test::join: what has been called",),
+    ),
+    Mutation(
+        "joined-twice",
+        "csrc/engine/agreement.cc",
+        "if (!joined_.has_value()) joined_ = Joined{ledger_.join(unnamed_), false};",
+        "joined_ = Joined{ledger_.join(unnamed_), false};",
+        ("join_test",),
+    ),
+    Mutation(
+        "shared-in-a-group",
+        "csrc/engine/requests.cc",
+        "if (request.srcs.size() > 1) check_apart(request);",
+        "",
+        ("test_torch_errors.py",),
+    ),
+    Mutation(
         "mismatch",
         "csrc/group/ledger.cc",
         "} else if (board_.head(ticket.cell, r).digest.load(std::memory_order_relaxed) != one) {",
