@@ -190,6 +190,9 @@ PYBIND11_MODULE(_core, m) {
           "recv_async",
           [](const PyGroup& g, py::handle dst, int peer, int tag) { return message(g, dst, peer, tag, false); },
           py::arg("dst"), py::arg("src_rank"), py::arg("tag"))
+      .def(
+          "check_members", [](const PyGroup& g, const std::vector<int>& ranks) { g.get().check_members(ranks); },
+          py::arg("ranks"))
       .def("join",
            [](const PyGroup& g) {
              const std::shared_ptr<Group> members = g.hold();

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,19 +55,29 @@ class Handover(NamedTuple):
         return [self.address.hex(), self.secret.hex()]
 
     @contextmanager
-    def segment(self, label: str, nbytes: int, members: Sequence[int], rank: int, timeout_s: float) -> Iterator[int]:
+    def segment(
+        self,
+        label: str,
+        nbytes: int,
+        members: Sequence[int],
+        rank: int,
+        timeout_s: float,
+        look: Callable[[], None],
+    ) -> Iterator[int]:
         """A descriptor of one memory file of nbytes zero bytes, the same file on all members; closed on leaving.
 
         Args:
             members: ranks that meet, in one order on all of them; the first one creates the file.
             rank: this process among them.
+            look: raises when a member will not come any more.
         """
         leads = rank == members[0]
         created = _core.memfd(label, nbytes) if leads else None
         fd = created
         try:
             if len(members) > 1:
-                fd = rendezvous.share_fd(created, members, rank, leads, self.address, self.secret, timeout_s)
+                meeting = (self.address, self.secret, timeout_s, look)
+                fd = rendezvous.share_fd(created, members, rank, leads, *meeting)
             assert fd is not None
             yield fd
         finally:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+
+LOOK_S = 0.1
 
 
 class Deadline:
-    """Runs out timeout_s seconds after it is made; 0 means never, as for RINGREDUCE_TIMEOUT."""
+    """Runs out timeout_s seconds after it is made; 0 means never, as for RINGREDUCE_TIMEOUT.
 
-    __slots__ = ("_end_s", "timeout_s")
+    look: raises when there is nothing to wait for any more, such as a rank that has died; asked every LOOK_S seconds.
+    """
 
-    def __init__(self, timeout_s: float) -> None:
+    __slots__ = ("_end_s", "_look", "timeout_s")
+
+    def __init__(self, timeout_s: float, look: Callable[[], None] | None = None) -> None:
         self.timeout_s = timeout_s
+        self._look = look
         self._end_s = time.monotonic() + timeout_s if timeout_s > 0 else math.inf
 
     def remaining_s(self) -> float:
@@ -23,6 +30,14 @@ class Deadline:
         """The same for calls that take None as no limit, and 0 as 'do not block': at least 1 ms."""
         left = self.remaining_s()
         return None if left == math.inf else max(left, 1e-3)
+
+    def nap_s(self) -> float | None:
+        """wait_s() for one turn of a loop that looks at expired() itself. Raises what `look` raises."""
+        left = self.wait_s()
+        if self._look is None:
+            return left
+        self._look()
+        return LOOK_S if left is None else min(left, LOOK_S)
 
     def expired(self) -> bool:
         """True once no time is left."""

@@ -28,6 +28,7 @@ from ringreduce.errors import (
     InvalidArgumentError,
     MismatchError,
     PeerLostError,
+    ShutdownError,
     TimeoutError,
     UnavailableError,
 )
@@ -45,6 +46,7 @@ STATUSES: tuple[type[Error], ...] = (
     PeerLostError,
     UnavailableError,
     InvalidArgumentError,
+    ShutdownError,
 )
 GO = b"!"
 """The host's last word to each guest: all have their descriptors. Until then a failure of one is a failure of all."""
@@ -178,6 +180,7 @@ def connect(meeting: Meeting, me: str, deadline: Deadline) -> socket.socket:
                 f"{me}: rank {meeting.host} did not come to {meeting.where()} within {deadline.timeout_s:g} s. Is it "
                 f"running on this host, and is this init() number {meeting.epoch} there too?"
             )
+        deadline.nap_s()
         time.sleep(min(pause_s, deadline.remaining_s()))
         pause_s = min(2 * pause_s, 5e-3)
 
@@ -205,15 +208,20 @@ def _next_message(
     connection: socket.socket, meeting: Meeting, me: str, deadline: Deadline
 ) -> tuple[bytes, list[int], int]:
     fds = array.array("i")
-    for wait_s in (deadline.wait_s(), LAST_WORD_S):
-        connection.settimeout(wait_s)
+    gave_up = False
+    while True:
+        connection.settimeout(LAST_WORD_S if gave_up else deadline.nap_s())
         try:
             # Not socket.recv_fds(), which drops its flags (seen in CPython 3.11): the descriptors would outlive exec.
             message, controls, flags, _ = connection.recvmsg(
                 REPLY.size + TEXT_NBYTES, socket.CMSG_LEN(FDS_PER_MESSAGE * fds.itemsize), socket.MSG_CMSG_CLOEXEC
             )
         except builtins.TimeoutError:
-            connection.send(GIVE_UP)
+            if gave_up:
+                break
+            gave_up = deadline.expired()
+            if gave_up:
+                connection.send(GIVE_UP)
             continue
         for level, kind, data in controls:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

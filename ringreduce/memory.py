@@ -66,6 +66,11 @@ def symmetric_empty(
     _, uid, pair = offers[members.ranks.index(here[0])]
     handover = handover or agreement.Handover.from_json(pair)
     stride = max(PAGE, -(-nbytes // PAGE) * PAGE)
-    with handover.segment("symmetric", stride * len(here), here, mine, job.timeout_s) as fd:
+    places = [members.ranks.index(rank) for rank in here]
+
+    def look() -> None:
+        group.check_members(places)
+
+    with handover.segment("symmetric", stride * len(here), here, mine, job.timeout_s, look) as fd:
         segment: Any = _core.Segment(fd, uid, here.index(mine), len(here), stride)
     return np.ndarray(dims, element, buffer=segment)

@@ -209,7 +209,11 @@ def register(process_set: ProcessSet | Iterable[int] | Any) -> ProcessSet:
         here = job.here(ranks)
         handover = agreement.Handover.from_json(offers[here[0]].handover)
         nbytes = _core.control_nbytes(len(ranks))
-        with handover.segment(f"process_set.{set_id}", nbytes, here, place.rank, job.timeout_s) as fd:
+
+        def look() -> None:
+            global_process_set.group.check_members(here)
+
+        with handover.segment(f"process_set.{set_id}", nbytes, here, place.rank, job.timeout_s, look) as fd:
             added.bind(set_id, ranks, job.context.add_group(fd, ranks, set_id), family)
     else:
         outside = "{call}: Rank " + str(place.rank) + " is not a member of the provided process set."

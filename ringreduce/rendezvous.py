@@ -137,6 +137,7 @@ def share_fd(
     address: bytes,
     secret: bytes,
     timeout_s: float,
+    look: Callable[[], None] | None = None,
 ) -> int:
     """Hands the leader's descriptor to all members of a group. Collective over the members.
 
@@ -146,15 +147,16 @@ def share_fd(
         rank: this process's world rank.
         address, secret: from the leader's new_address(), the same on all members.
         timeout_s: seconds until all members must have come; 0 = no limit.
+        look: raises when a member will not come any more; asked now and then.
 
     Returns:
         fd itself on the leader, elsewhere a new descriptor of the same file, which the caller owns.
 
-    Raises: as join_job().
+    Raises: as join_job(), and what look raises.
     """
     leader = rank if leader_is_me else members[0]
     meeting = Meeting(address, secret, frozenset(members) - {leader}, leader, len(members), 0)
-    deadline = Deadline(timeout_s)
+    deadline = Deadline(timeout_s, look)
     with _errno_text(rank, meeting):
         if not leader_is_me:
             return attend(meeting, rank, deadline)[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -212,3 +213,38 @@ def test_busy_ranks_notice_too() -> None:
             assert moment - killed < NOTICED_S
             assert "lost rank 2" in raised
             assert total == [2.0, 2.0]  # a set without the dead rank goes on
+
+
+def lost_while_memory_is_shared(victim: int, how: str, call: str) -> Any:
+    """The victim goes when all have agreed on new memory, and before they have it. (what was raised, seconds)"""
+    import ringreduce as rr
+    from ringreduce import agreement
+
+    rr.init()
+    if rr.rank() == victim:
+        go = rr.shutdown if how == "shutdown" else lambda: os.kill(os.getpid(), signal.SIGKILL)
+        agreement.Handover.segment = lambda *_: go()  # type: ignore[method-assign]
+    begun = time.monotonic()
+    try:
+        if call == "add_process_set":
+            rr.add_process_set([0, 1, 2])
+        else:
+            rr.symmetric_empty(1000)
+        raised = "nothing"
+    except Exception as error:
+        raised = f"{type(error).__name__}: {error}"
+    return raised, time.monotonic() - begun
+
+
+@pytest.mark.parametrize("call", ["add_process_set", "symmetric_empty"])
+@pytest.mark.parametrize(("victim", "how"), [(0, "kill"), (1, "kill"), (0, "shutdown"), (2, "shutdown")])
+def test_a_rank_that_goes_while_memory_is_shared(victim: int, how: str, call: str) -> None:
+    with start_ranks(lost_while_memory_is_shared, 4, args=(victim, how, call)) as job:
+        outcomes = job.wait(50)
+    for outcome in outcomes:
+        if outcome.rank == victim or (outcome.rank == 3 and call == "add_process_set"):  # 3: no member, needs no memory
+            continue
+        assert outcome.value is not None, job.report()
+        raised, seconds = outcome.value
+        assert raised.startswith(("PeerLostError", "ShutdownError")), raised
+        assert seconds < 20  # RINGREDUCE_INIT_TIMEOUT is 60 s

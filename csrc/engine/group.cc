@@ -137,11 +137,10 @@ void Group::await_attendance(double timeout_s, Interrupt interrupt) {
     }
     return ranks;
   };
-  // Who has died is seen by the world's group, which is there before all others.
+  // Who has died or left is seen by the world's group, which is there before all others.
   const auto tick = [this] {
     throw_if_failed();
-    context_.throw_if_shut_down();
-    if (id_ != 0) context_.world().throw_if_failed();
+    if (id_ != 0) context_.world().check_members(world_ranks_);
   };
   const bool complete = context_.wait_until([&] { return absent().empty(); }, [] { return false; },
                                             Deadline::after_s(timeout_s), interrupt, true, tick);
@@ -154,6 +153,14 @@ void Group::await_attendance(double timeout_s, Interrupt interrupt) {
   }
   for (const uint64_t word : together.cores) cores += __builtin_popcountll(word);
   crowded_ = static_cast<int>(hosts_.here().size()) > cores;
+}
+
+void Group::check_members(const std::vector<int>& ranks) const {
+  context_.throw_if_shut_down();
+  throw_if_failed();
+  for (const int r : ranks) {
+    if (const int by = r == rank_ ? -1 : cut_off_by(r); by >= 0) throw ShutdownError(left_text(by, nullptr));
+  }
 }
 
 void Group::throw_if_failed() const {

@@ -78,6 +78,9 @@ class Group {
   // Every member attached; throws TimeoutError naming the missing ones.
   void await_attendance(double timeout_s, Interrupt interrupt);
   void throw_if_failed() const;
+  // For who waits for some members by other means than an operation: throws when one of them has left, or the group
+  // has failed, as it does when one dies.
+  void check_members(const std::vector<int>& ranks) const;
   void forget_counts();  // operation numbers and statistics start again
   bool ranks_outnumber_cores() const { return crowded_; }
   const Hosts& hosts() const { return hosts_; }
@@ -178,6 +181,7 @@ class Group {
   void fail_if_out_of_order();
   void fail_if_left(const Operation& operation);
   void fail_because_left(int rank, const Operation* needing);
+  std::string left_text(int rank, const Operation* needing) const;
   void fail_group(const std::exception& error);
   void look_around();
   void look_at_lock_holders();

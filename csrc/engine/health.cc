@@ -110,12 +110,14 @@ void Group::fail_if_left(const Operation& operation) {
 }
 
 void Group::fail_because_left(int rank, const Operation* needing) {
-  record_failure(board_, FatalKind::kShutdown,
-                 std::string("Horovod has been shut down. This was caused by an exception on one of the ranks or an "
-                             "attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished "
-                             "execution. (rank ") +
-                     std::to_string(world_ranks_[static_cast<size_t>(rank)]) + " called shutdown() or ended; " +
-                     (needing != nullptr ? where(*needing) : here() + "]") + ")");
+  record_failure(board_, FatalKind::kShutdown, left_text(rank, needing));
+}
+
+std::string Group::left_text(int rank, const Operation* needing) const {
+  return "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
+         "allgather or broadcast a tensor after one of the ranks finished execution. (rank " +
+         std::to_string(world_ranks_[static_cast<size_t>(rank)]) + " called shutdown() or ended; " +
+         (needing != nullptr ? where(*needing) : here() + "]") + ")";
 }
 
 void Group::check_age(Operation& operation, int64_t now) {
