@@ -55,6 +55,9 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_CROSS_SIZE", "ranks", "", "", "HOROVOD_CROSS_SIZE", "set by ringrun"},
       {"RINGREDUCE_DYNAMIC_PROCESS_SETS", "flag", "0|1", "1", "HOROVOD_DYNAMIC_PROCESS_SETS",
        "whether process sets may be added after init()"},
+      {"RINGREDUCE_CHECK_PARAMETERS", "name", "error|warn|broadcast|off", "warn", "",
+       "what torch's DistributedOptimizer does where ranks start from other parameters or state; broadcast: the lowest "
+       "rank's"},
       {"RINGREDUCE_AS_HOROVOD", "name", "0|1|force", "0", "",
        "1: `import horovod` finds ringreduce, in programs and their children; force: also where Horovod is installed"},
       {"RINGREDUCE_DATA", "path", "", "", "", "folder with the Fashion-MNIST files, for the examples"},

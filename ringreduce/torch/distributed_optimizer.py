@@ -11,6 +11,7 @@ import torch
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet
+from ringreduce.torch import same_start
 from ringreduce.torch.reducer import Reducer, Settings
 from ringreduce.torch.tracing import STEP, untraced
 
@@ -37,6 +38,7 @@ class DistributedMixin(torch.optim.Optimizer):
         self._should_synchronize = True
         self._clipped = False  # the gradients are reduced and clipped already, and the next step() may use them
         self._scaled = False  # likewise for a GradScaler, which leaves out that step() where they are infinite
+        self._is_compared = False  # the ranks have compared what they start from
         self._reducers = []
         self._reduced: set[torch.nn.Parameter] = set()
         self._idle: list[torch.nn.Parameter] = []  # those that required no gradient when last looked at
@@ -70,9 +72,23 @@ class DistributedMixin(torch.optim.Optimizer):
         """Waits until the gradients are reduced. Collective."""
         if self._idle and any(parameter.requires_grad for parameter in self._idle):
             self._extend()
+        if not self._is_compared and self._reducers:
+            self._is_compared = True
+            same_start.check(self._start_values(), f"{self._reducers[0].prefix}.start", self._process_set)
         for reducer in self._reducers:
             reducer.synchronize()
         self._clipped = self._scaled = False
+
+    def _start_values(self) -> list[tuple[str, torch.Tensor]]:
+        """The parameters and the optimizer's state, by names, in the same order on all ranks."""
+        names = {p: self._parameter_names[p] for group in self.param_groups for p in group["params"]}
+        state = [
+            (f"the optimizer's {key} of {name}", value)
+            for parameter, name in names.items()
+            for key, value in self.state.get(parameter, {}).items()
+            if isinstance(value, torch.Tensor)
+        ]
+        return [*((name, parameter) for parameter, name in names.items()), *state]
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward() calls come before a step; between steps."""

@@ -75,6 +75,11 @@ class Reducer:
         self._expect()
 
     @property
+    def prefix(self) -> str:
+        """How the names of its operations begin, the same on all ranks."""
+        return self._prefix
+
+    @property
     def pending(self) -> bool:
         """Whether a gradient has come since the last synchronize()."""
         return self._begun or any(bucket.come for bucket in self._buckets)

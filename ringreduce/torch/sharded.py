@@ -118,6 +118,10 @@ class ShardedMixin(DistributedMixin):
             self._inner.param_groups[bucket.section]["params"].extend(bucket.pieces)
         return reducer
 
+    def _start_values(self) -> list[tuple[str, torch.Tensor]]:
+        """The parameters alone: each rank has the state of its own share."""
+        return [(self._parameter_names[p], p) for group in self.param_groups for p in group["params"]]
+
     def _fit_groups(self) -> None:
         groups = self._inner.param_groups
         groups += [{"params": []} for _ in self.param_groups[len(groups) :]]

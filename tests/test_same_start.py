@@ -1,0 +1,89 @@
+"""RINGREDUCE_CHECK_PARAMETERS: an optimizer's first step says whether the ranks start from the same values."""
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ringreduce.torch as hvd  # noqa: E402
+
+
+def first_steps(mode: str, differs: str, shards: bool) -> tuple[list[str], bool]:
+    """What two steps warned of or raised, and whether the ranks end with the same parameters."""
+    os.environ["RINGREDUCE_CHECK_PARAMETERS"] = mode
+    with hvd.init() as world, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
+        plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if differs == "state":
+            model(torch.ones(2, 3)).sum().backward()
+            plain.step()
+            plain.zero_grad()
+        with torch.no_grad():
+            if differs == "parameter" and world.rank == 2:
+                model[2].weight[0, 1] += 1e-6
+            if differs == "state" and world.rank == 1:
+                plain.state[model[1].bias]["momentum_buffer"] += 1
+            if differs == "state of one" and world.rank == 0:
+                plain.state[model[1].bias]["momentum_buffer"] = torch.ones(2)
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), shard_step=shards)
+        raised = []
+        for _ in range(2):
+            model(torch.full((2, 3), world.rank + 1.0)).sum().backward()
+            try:
+                optimizer.step()
+            except hvd.MismatchError as error:
+                raised.append(str(error))
+                break
+        texts = [str(one.message) for one in caught if "first step" in str(one.message)] + raised
+        ends = hvd.allgather_object([parameter.tolist() for parameter in model.parameters()])
+        return texts, all(end == ends[0] for end in ends)
+
+
+NAMED = {
+    "parameter": "2.weight is not the same on rank 0 and on rank 2; 1 of 6 tensors differ",
+    "state": "the optimizer's momentum_buffer of 1.bias is not the same on rank 0 and on rank 1; 1 of 12",
+    "state of one": "the ranks have state of other parameters",
+}
+SAME = [("error", "nothing", False), ("error", "nothing", True)]
+OTHER = [(mode, differs, False) for differs in NAMED for mode in ("warn", "error", "off")]
+MENDED = [("broadcast", "parameter", False), ("broadcast", "state", False)]
+
+
+def every_case() -> dict[tuple[str, str, bool], tuple[list[str], bool]]:
+    return {case: first_steps(*case) for case in [*SAME, *OTHER, *MENDED]}
+
+
+def test_what_the_ranks_start_from(run_ranks: Callable[..., Any]) -> None:
+    ranks = run_ranks(every_case, 3)
+    for case in [*SAME, *MENDED]:
+        assert [rank[case] for rank in ranks] == [([], True)] * 3, case
+    for differs, named in NAMED.items():
+        warned = [rank["warn", differs, False] for rank in ranks]
+        assert [len(texts) for texts, _ in warned] == [1, 0, 0]  # once in the job
+        assert named in warned[0][0][0]
+        assert "hvd.broadcast_parameters" in warned[0][0][0]
+        assert not any(same for _, same in warned)
+        assert [rank["error", differs, False][0] for rank in ranks] == [warned[0][0]] * 3
+        assert [rank["off", differs, False] for rank in ranks] == [([], False)] * 3
+
+
+def other_modes() -> str:
+    os.environ["RINGREDUCE_CHECK_PARAMETERS"] = "warn" if os.environ["RINGREDUCE_RANK"] == "0" else "off"
+    with hvd.init():
+        model = torch.nn.Linear(2, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(hvd.MismatchError) as caught:
+            optimizer.step()
+        return str(caught.value)
+
+
+def test_the_knob_is_the_same_everywhere(run_ranks: Callable[..., Any]) -> None:
+    for text in run_ranks(other_modes, 2):
+        assert "RINGREDUCE_CHECK_PARAMETERS differs between the ranks: warn, off" in text
