@@ -11,7 +11,15 @@ ringreduce.torch has the same for PyTorch, with Horovod's API.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ringreduce import no_core
+
+try:
+    from ringreduce import _core as _core
+except ImportError as error:
+    raise no_core.explained(error, Path(__file__).parent) from error
 
 from ringreduce.common import names
 from ringreduce.common.names import *  # noqa: F403  # its __all__ is part of the one below

@@ -6,12 +6,12 @@ a team does to the gradients is torch's wrap(); the other frameworks (frameworks
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringreduce import environment
 from ringreduce.launch.binding import cpu_shares
+from ringreduce.launch.python import run_module
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,8 +72,7 @@ class Mode:
 
     def command(self, processes: int, worker: list[str]) -> list[str]:
         """What starts so many workers."""
-        ringrun = [sys.executable, "-m", "ringreduce.launch.ringrun"]
-        return [*ringrun, "-np", str(processes), "--no-tag-output", *worker]
+        return run_module("ringreduce.launch.ringrun", "-np", str(processes), "--no-tag-output", *worker)
 
     def environ(self) -> dict[str, str]:
         """Variables to set for all processes, beside OMP_NUM_THREADS."""

@@ -1,0 +1,36 @@
+"""Why ringreduce._core, the compiled half of this package, cannot be imported, and what to do about it."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+
+def explained(error: ImportError, folder: Path) -> ImportError:
+    """The error to raise in place of `error`.
+
+    Args:
+        error: what `from ringreduce import _core` has raised.
+        folder: that of this package.
+    """
+    built = sorted(path.name for path in folder.glob("_core.*.so"))
+    mine = [name for name in built if name.removeprefix("_core") in EXTENSION_SUFFIXES]
+    install = f"{sys.executable} -m pip install"
+    if mine:
+        why = f"{mine[0]} cannot be loaded: {error}. Build it on this machine: {install} THE_SOURCE_TREE"
+    elif (folder.parent / "csrc").is_dir():
+        has = f"whose core is built for another Python ({', '.join(built)})" if built else "whose core is not built"
+        why = (
+            f"this is the source tree, {has}, and it hides an installed ringreduce. Run the program from another "
+            "folder, or with `python -P` (PYTHONSAFEPATH=1; Python 3.11 and newer), which does not search the "
+            f"program's own folder. If ringreduce is not installed yet: {install} {folder.parent}"
+        )
+    elif built:
+        why = f"it is built for another Python ({', '.join(built)}). Install it for this one: {install} THE_SOURCE_TREE"
+    else:
+        why = f"the installation is incomplete. Repeat it: {install} --force-reinstall THE_SOURCE_TREE"
+    version = ".".join(map(str, sys.version_info[:3]))
+    return ImportError(
+        f"no ringreduce._core for Python {version} ({sys.executable}) in {folder}: {why}", name="ringreduce._core"
+    )
