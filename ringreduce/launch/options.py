@@ -13,9 +13,12 @@ GRACE_S = 3.0
 
 EPILOG = """\
 Each rank finds its place in RINGREDUCE_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, _CROSS_RANK and _CROSS_SIZE, and in the
-same names with HOROVOD_. Rank 0 reads ringrun's standard input, the others read nothing. SIGINT and SIGTERM are passed
-on to all ranks; a second one kills them. When a rank fails, the others may take --grace seconds to raise and report,
-then get SIGTERM and 1.5 s later SIGKILL.
+same names with HOROVOD_. Rank 0 reads ringrun's standard input, the others read nothing. When a rank fails, the others
+may take --grace seconds to raise and report, then get SIGTERM and 1.5 s later SIGKILL.
+
+SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to all ranks. When a rank then fails, the others have 30 s
+(--grace, if that is longer) to save their work; ringrun sends no second signal before, and SIGKILL after that. A second
+SIGINT or SIGTERM kills all ranks at once.
 
 With --transport mpi the mpirun of the MPI that mpi4py loads starts the ranks, with that MPI's words for these options;
 -v shows them. Places come from mpirun's own variables; signals and the end of the job are mpirun's as well, and --grace

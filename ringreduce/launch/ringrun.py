@@ -125,13 +125,15 @@ class Launch:
         if signum == signal.SIGCONT:
             if self._keyboard is not None:
                 self._keyboard.resume()
-        elif self._interrupted:
+            return
+        insistent = signum in (signal.SIGINT, signal.SIGTERM)  # SIGHUP may come twice: from the kernel and the shell
+        if insistent and self._interrupted:
             self._report(f"{name} again: killing all ranks")
             self._job.stop_now()
-        else:
-            self._interrupted = True
-            self._report(f"{name}: passing it on to all ranks")
-            self._job.send(signum)
+            return
+        self._interrupted |= insistent
+        self._report(f"{name}: passing it on to all ranks")
+        self._job.pass_on(signum)
 
     def _report(self, line: str) -> None:
         self._err.put(f"{self._prog}: {line}\n".encode())

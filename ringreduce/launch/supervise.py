@@ -2,7 +2,9 @@
 
 One thread, one poll(): pidfds for exits, pipes for output, a wake-up pipe for signals. Nothing is polled by time; the
 only timer is the next step after a failure: --grace seconds for the other ranks to raise and report, then SIGTERM,
-1.5 s later SIGKILL. Ended ranks stay zombies until close(), so that their process group numbers stay theirs.
+1.5 s later SIGKILL. Where a rank fails after a signal of the user's, the others have at least 30 s to save their work,
+without a second signal, then SIGKILL. Ended ranks stay zombies until close(), so that their process group numbers stay
+theirs.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from types import TracebackType
 from ringreduce.launch.output import Sink, Source
 
 KILL_AFTER_S = 1.5  # between SIGTERM and SIGKILL
+ASKED_GRACE_S = 30.0  # at least, for ranks that the user has asked to end
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+"""The signals that ask a job to end; others mean what the ranks make of them."""
 ABANDON_AFTER_S = 10.0  # between SIGKILL and giving up on a rank that the kernel cannot end
 
 
@@ -73,6 +78,7 @@ class Supervisor:
         self._next_step: tuple[float, int] | None = None  # when (monotonic), and the signal to send then; 0 = give up
         self._abandoned = False
         self._insisted = False
+        self._asked: set[int] = set()  # the user's signals
 
     def __enter__(self) -> Supervisor:
         return self
@@ -118,6 +124,11 @@ class Supervisor:
         """Sends a signal to every living rank and its children."""
         for rank in self.alive():
             _send_to_group(rank.process.pid, signum)
+
+    def pass_on(self, signum: int) -> None:
+        """Sends a signal of the user's, after which ranks that end are no reason to hurry the others."""
+        self._asked.add(signum)
+        self.send(signum)
 
     def stop_now(self) -> None:
         """The user insists: SIGKILL, and output that nobody reads is given up."""
@@ -169,6 +180,7 @@ class Supervisor:
             source.read()
 
     def _judge(self, rank: Rank) -> None:
+        assert rank.status is not None
         line = f"rank {rank.number} on host {os.uname().nodename} (pid {rank.process.pid}) {rank.fate()}"
         if rank.status == 0 or self.first_failure is not None:
             if self._verbose:
@@ -176,8 +188,12 @@ class Supervisor:
             return
         self.first_failure = rank
         if self.alive():
-            line += f"; the others have {self._grace_s:g} s to end"
-            self._next_step = self._next_step or (rank.ended + self._grace_s, signal.SIGTERM)
+            asked = not self._asked.isdisjoint({*ENDING, -rank.status})
+            grace_s, then = self._grace_s, signal.SIGTERM
+            if asked:
+                grace_s, then = max(grace_s, ASKED_GRACE_S), signal.SIGKILL
+            line += f"; the others have {grace_s:g} s to end"
+            self._next_step = self._next_step or (rank.ended + grace_s, then)
         self._report(line)
 
     def _escalate(self, signum: int) -> None:

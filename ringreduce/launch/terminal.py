@@ -11,13 +11,13 @@ import selectors
 import signal
 from collections.abc import Callable, Iterator
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 READ_NBYTES = 4096  # what a terminal hands out at most
 
 
 @contextlib.contextmanager
 def signals_as_events(selector: selectors.BaseSelector, handle: Callable[[int], None]) -> Iterator[None]:
-    """While in the block, SIGINT, SIGTERM and SIGCONT call handle(signum) from the selector's loop, in the main thread.
+    """While in the block, FORWARDED and SIGCONT call handle(signum) from the selector's loop, in the main thread.
 
     A signal that was ignored at the start (nohup, a shell's background job) stays ignored.
     """
