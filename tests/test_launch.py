@@ -93,10 +93,20 @@ def test_a_rank_has_a_process_group_of_its_own_and_no_stray_descriptor() -> None
 
 
 def test_options_that_become_variables() -> None:
-    show = ["sh", "-c", "echo $RINGREDUCE_TIMELINE $RINGREDUCE_TRANSPORT"]
-    done = ringrun("-np", "1", "--timeline", "trace.json", "--transport", "shm", *show)
-    assert done.stdout.split() == [os.path.abspath("trace.json"), "shm"]
-    assert ringrun("-np", "1", *show).stdout == "\n"
+    show = ["sh", "-c", "env | grep -E '^RINGREDUCE_(TRANSPORT|LOG|FUSION|CACHE_|INIT|STALL|TIMEOUT)' | sort"]
+    done = ringrun("-np", "1", "--transport", "shm", "--fusion-threshold-mb", "2", "--start-timeout", "7.5", *show)
+    assert done.stdout.split() == [
+        "RINGREDUCE_FUSION_THRESHOLD=2097152",
+        "RINGREDUCE_INIT_TIMEOUT=7.5",
+        "RINGREDUCE_TRANSPORT=shm",
+    ]
+    assert ringrun("-np", "1", *show).stdout == ""
+    # What is given on the command line counts more than the environment.
+    environ = {"RINGREDUCE_LOG_LEVEL": "fatal", "RINGREDUCE_STALL_WARNING": "9"}
+    assert ringrun("-np", "1", "--log-level", "DEBUG", "--no-stall-check", *show, env=environ).stdout.split() == [
+        "RINGREDUCE_LOG_LEVEL=debug",
+        "RINGREDUCE_STALL_WARNING=0",
+    ]
 
 
 def test_binding() -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from ranks import clean_environment
@@ -67,6 +68,39 @@ def test_python_output_is_not_held_back() -> None:
     with running("-np", "1", sys.executable, "-c", "print('now'); input()") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "now\n"
+
+
+def test_output_goes_to_a_file_for_each_stream_as_well(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "output"
+    script = "echo out $RINGREDUCE_RANK; echo err $RINGREDUCE_RANK >&2; printf unfinished"
+    done = ringrun("-np", "11", "--tag-output", "--output-filename", str(folder), "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == [f"rank.{rank:02}" for rank in range(11)]
+    for rank in range(11):
+        assert (folder / f"rank.{rank:02}" / "stdout").read_text() == f"out {rank}\nunfinished"
+        assert (folder / f"rank.{rank:02}" / "stderr").read_text() == f"err {rank}\n"
+        assert f"[{rank}]<stdout>: out {rank}\n" in done.stdout
+        assert f"[{rank}]<stderr>: err {rank}\n" in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_a_wrong_command_line() -> None:
+    done = ringrun("-np", "2", "--output-filename", "/proc/none", "echo", "started")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "ringrun: --output-filename /proc/none: " in done.stderr
+
+
+def test_a_file_that_cannot_be_written_on_is_told_once_and_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "rank.0").mkdir()
+    (tmp_path / "rank.0" / "stdout").symlink_to("/dev/full")
+    script = "echo one; read line; echo $line"
+    command = [*RINGRUN, "-np", "1", "--output-filename", str(tmp_path), "sh", "-c", script]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=clean_environment(), text=True, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "one\n"
+        out, err = process.communicate("two\n", timeout=20)
+    assert (process.returncode, out) == (0, "two\n")
+    assert err == f"ringrun: {tmp_path}/rank.0/stdout: No space left on device; the file ends here, the rank goes on\n"
 
 
 def test_a_traceback_comes_before_the_word_about_its_rank() -> None:

@@ -105,6 +105,9 @@ WRONG = [
     (["true"], "give -np N"),
     (["-np", "2"], "no program"),
     (["-np", "2", "--"], "no program"),
+    (["-np", "2", "-m"], "no program"),
+    (["python", "-np", "2", "x.py"], "options stand before the program: ringrun -np N python ..."),
+    (["-np", "2", "--mpi", "--output-filename", "x", "true"], '"--output dir=DIR" (Open MPI 5)'),
     (["-np", "2", "--grace", "-1", "true"], "--grace -1"),
     (["-np", "2", "--grace", "nan", "true"], "--grace nan"),
     (["-np", "2", "-H", "localhost", "--hostfile", "x", "true"], "--hostfile"),
@@ -140,6 +143,32 @@ def test_what_cannot_be_run() -> None:
     assert "Permission denied" in folder.stderr
 
 
+def test_scripts_and_modules_run_under_ringruns_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    show = "import os, sys; print(os.environ['RINGREDUCE_RANK'], sys.executable, *sys.argv[1:])"
+    (tmp_path / "train.py").write_text(show)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text(show)
+    ringrun = (sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "2")
+    for program in (["train.py"], ["./train.py"], ["--", "train.py"], ["-m", "package.train"]):
+        done = run(*ringrun, *program, "--epochs", "3", "-np", "4")
+        assert sorted(done.stdout.splitlines()) == [f"{rank} {sys.executable} --epochs 3 -np 4" for rank in (0, 1)]
+        assert done.returncode == 0, done.stderr
+    (tmp_path / "train.py").write_text("#!/bin/sh\necho by itself")
+    (tmp_path / "train.py").chmod(0o755)
+    assert run(*ringrun, "./train.py").stdout == "by itself\n" * 2
+    missing = run(*ringrun, "missing.py")
+    assert (missing.returncode, missing.stderr) == (
+        127,
+        "ringrun: cannot run 'missing.py': No such file or directory\n",
+    )
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ringrun.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("ringrun 0.")
+
+
 def test_slots_are_the_default_number_of_ranks() -> None:
     done = run(sys.executable, "-m", "ringreduce", "run", "-H", "localhost:2,127.0.0.1:1", "echo", "-n", "x")
     assert (done.returncode, done.stdout.split()) == (0, ["x", "x", "x"])
@@ -158,11 +187,13 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         "--bind",
         "--grace",
         "--tag-output",
-        "--timeline",
         "--mpi-args",
+        "--output-filename",
+        "--fusion-threshold-mb",
+        "-m",
     ):
         assert option in text
-    assert "timeline itself does not exist yet" in " ".join(text.split())
+    assert "--timeline" not in text  # it does not exist yet
 
 
 def test_check_build_is_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:

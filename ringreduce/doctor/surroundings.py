@@ -10,6 +10,7 @@ from ringreduce import config, environment
 from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
 from ringreduce.errors import Error
+from ringreduce.horovod_variables import WITHOUT_EFFECT
 
 FEW_FILES = 1024
 
@@ -71,9 +72,9 @@ def knobs() -> Iterator[Finding]:
             explained.add(name)
             hint = f"did you mean {nearest}?" if nearest else ""
             yield Finding("knobs", name, "unknown to this version", "note", hint)
-    for name in sorted(os.environ.keys() & config.IGNORED.keys()):
+    for name in sorted(os.environ.keys() & WITHOUT_EFFECT.keys()):
         explained.add(name)
-        yield Finding("knobs", name, "no effect here", "note", config.IGNORED[name])
+        yield Finding("knobs", name, "no effect here", "note", WITHOUT_EFFECT[name])
     others = sorted(name for name in os.environ if name.startswith("HOROVOD_") and name not in explained)
     if others:
         yield Finding("knobs", "also set", ", ".join(others))

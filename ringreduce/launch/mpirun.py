@@ -49,9 +49,8 @@ def environment(options: argparse.Namespace, base: Mapping[str, str]) -> dict[st
     """mpirun's variables, which the ranks inherit."""
     places = {prefix + place for prefix in ("RINGREDUCE_", "HOROVOD_") for place in PLACES}
     environ = {name: value for name, value in base.items() if name not in places}
+    environ.update(options.variables)
     environ["RINGREDUCE_TRANSPORT"] = "auto"  # "mpi" would have ranks of one host talk by MPI too
-    if options.timeline:
-        environ["RINGREDUCE_TIMELINE"] = os.path.abspath(options.timeline)
     share = cores_each(options, cores())
     if share:
         environ.setdefault("OMP_NUM_THREADS", str(share))

@@ -12,7 +12,9 @@ import re
 import select
 import selectors
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 QUEUE_NBYTES = 1 << 20
 LINE_NBYTES = 1 << 20  # a line longer than this is passed on in parts
@@ -103,11 +105,42 @@ class Sink:
             source.close()
 
 
-def output_pipe(sink: Sink, prefix: str, theirs: ExitStack) -> tuple[Source, int]:
+class Copy:
+    """A file that gets a rank's output as well, without tags. Raises OSError where it cannot be made.
+
+    Args:
+        path: in a folder that is made where it is missing; what the file had is lost.
+        report: takes one line when the file can be written no longer; the rank goes on.
+    """
+
+    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._report = report
+        self._file = path.open("wb", buffering=0)
+
+    def write(self, data: bytes) -> None:
+        """Appends what a rank has written."""
+        if self._file.closed:
+            return
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            self._report(f"{self._path}: {error.strerror}; the file ends here, the rank goes on")
+            self._file.close()
+
+    def close(self) -> None:
+        """Closes the file. Idempotent."""
+        self._file.close()
+
+
+def output_pipe(sink: Sink, prefix: str, theirs: ExitStack, copy: Copy | None = None) -> tuple[Source, int]:
     """A new source of a sink, and the writing end for a rank, which `theirs` closes here."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     theirs.callback(os.close, writer)
-    return Source(reader, sink, prefix.encode(), sink.terminal), writer
+    return Source(reader, sink, prefix.encode(), sink.terminal, copy), writer
 
 
 class Source:
@@ -116,11 +149,13 @@ class Source:
     Args:
         prefix: put before each line; b"" leaves lines as they are.
         returns: whether a carriage return ends a line too (progress bars on a terminal).
+        copy: gets all that is read.
     """
 
-    def __init__(self, fd: int, sink: Sink, prefix: bytes, returns: bool) -> None:
+    def __init__(self, fd: int, sink: Sink, prefix: bytes, returns: bool, copy: Copy | None = None) -> None:
         self.fd = fd
         self._sink = sink
+        self._copy = copy
         self._prefix = prefix
         self._ends = (b"\n", b"\r") if returns else (b"\n",)
         self._line = re.compile(rb"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+" if returns else rb"[^\n]*\n|[^\n]+")
@@ -139,6 +174,8 @@ class Source:
         if not more:
             self.close()
             return False
+        if self._copy is not None:
+            self._copy.write(more)
         self._held += more
         end = max(self._held.rfind(mark) for mark in self._ends) + 1
         if end == 0 and len(self._held) > LINE_NBYTES:

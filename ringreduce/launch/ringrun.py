@@ -12,11 +12,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from ringreduce.errors import Error
 from ringreduce.launch import options as command_line
 from ringreduce.launch.binding import cpu_shares
-from ringreduce.launch.output import Sink, output_pipe
+from ringreduce.launch.output import Copy, Sink, output_pipe
 from ringreduce.launch.spawn import new_rendezvous, rank_environment, spawn
 from ringreduce.launch.supervise import Supervisor
 from ringreduce.launch.terminal import Keyboard, signals_as_events
@@ -38,6 +39,13 @@ def main(argv: Sequence[str] | None = None, prog: str = "ringrun") -> int:
         from ringreduce import doctor
 
         return doctor.main([])
+    if options.version:
+        import ringreduce
+
+        sys.stdout.write(f"{prog} {ringreduce.__version__}\n")
+        return 0
+    if options.unused:
+        sys.stderr.write(f"{prog}: without effect here: {', '.join(options.unused)}\n")
     if options.transport == "mpi":
         return _mpirun(options, prog)
     return Launch(options, prog).run()
@@ -72,9 +80,14 @@ class Launch:
 
     def run(self) -> int:
         """Starts the ranks and waits for the last to end. Returns the exit status."""
-        with self._job, signals_as_events(self._job.selector, self._on_signal):
+        with ExitStack() as files, self._job, signals_as_events(self._job.selector, self._on_signal):
             try:
-                self._start()
+                copies = self._copies(files)
+            except OSError as error:
+                self._report(f"--output-filename {self._options.output_filename}: {error}")
+                return USAGE_STATUS
+            try:
+                self._start(copies)
                 self._job.run()
             except OSError as error:
                 self._report(f"cannot run {self._options.command[0]!r}: {error.strerror}")
@@ -84,21 +97,33 @@ class Launch:
                     self._keyboard.close()
         return self._job.exit_status()
 
-    def _start(self) -> None:
+    def _copies(self, files: ExitStack) -> list[tuple[Copy | None, Copy | None]]:
+        """The files of --output-filename for each rank's stdout and stderr, where it is given."""
+        options = self._options
+        if options.output_filename is None:
+            return [(None, None)] * options.ranks
+        digits = len(str(options.ranks - 1))
+
+        def copy(rank: int, name: str) -> Copy:
+            made = Copy(Path(options.output_filename, f"rank.{rank:0{digits}}", name), self._report)
+            files.callback(made.close)
+            return made
+
+        return [(copy(rank, "stdout"), copy(rank, "stderr")) for rank in range(options.ranks)]
+
+    def _start(self, copies: Sequence[tuple[Copy | None, Copy | None]]) -> None:
         options = self._options
         tagged = self._out.terminal if options.tag_output is None else options.tag_output
         shares = cpu_shares(options.ranks) if options.bind == "core" else [None] * options.ranks
         rendezvous = new_rendezvous()
-        base = dict(os.environ)
+        base = os.environ | options.variables
         if options.transport:
             base["RINGREDUCE_TRANSPORT"] = options.transport
-        if options.timeline:
-            base["RINGREDUCE_TIMELINE"] = os.path.abspath(options.timeline)
         for rank, cpus in enumerate(shares):
             environ = rank_environment(base, rank, options.ranks, rendezvous, cpus)
             with ExitStack() as theirs:  # the ends that only the rank keeps
-                out, stdout = output_pipe(self._out, f"[{rank}]<stdout>: " if tagged else "", theirs)
-                err, stderr = output_pipe(self._err, f"[{rank}]<stderr>: " if tagged else "", theirs)
+                out, stdout = output_pipe(self._out, f"[{rank}]<stdout>: " if tagged else "", theirs, copies[rank][0])
+                err, stderr = output_pipe(self._err, f"[{rank}]<stderr>: " if tagged else "", theirs, copies[rank][1])
                 stdin = self._stdin(theirs) if rank == 0 else subprocess.DEVNULL
                 process = spawn(options.command, environ, cpus, stdin, stdout, stderr)
             self._job.add(process, (out, err))
