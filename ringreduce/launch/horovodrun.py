@@ -1,4 +1,4 @@
-"""horovodrun's options for ringrun: those taken over, those without effect here, and those that are errors.
+"""horovodrun's options for ringrun, horovod.run()'s for run(): taken over, without effect here, or errors.
 
 Options that both have under one name (-np, -H, --hostfile, --mpi-args, --verbose, --check-build, --output-filename) are
 in options.py.
@@ -7,7 +7,7 @@ in options.py.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ringreduce.errors import UnavailableError
@@ -63,6 +63,7 @@ WITHOUT_EFFECT: dict[tuple[str, ...], tuple[int, str]] = {
 }
 """Options: how many arguments each has, and why it does nothing or what does it here."""
 
+_MPI = "run() starts its ranks on this host without MPI; `ringrun --mpi -np N script.py` has mpirun start a script"
 _ELASTIC = "elastic jobs do not exist yet; start a fixed number of ranks with -np N"
 _TIMELINE = "the timeline does not exist yet; leave the option out. ringreduce.stats() counts operations and bytes"
 
@@ -81,6 +82,48 @@ REFUSED: dict[tuple[str, ...], tuple[int, str]] = {
     ("--tcp",): (0, 'the TCP transport does not exist yet; for MPI over TCP: --mpi --mpi-args="--mca btl tcp,self"'),
 }
 """Likewise, for those without which a job would not be the one that was asked for."""
+
+
+_ALIKE = (
+    *("disable_cache", "network_interface", "network_interfaces", "ssh_port", "ssh_identity_file"),
+    *("host_discovery_script", "min_np", "min_num_proc", "max_np", "max_num_proc", "reset_limit"),
+)
+ARGUMENTS = {
+    **{name: "--" + name.replace("_", "-") for name in _ALIKE},
+    "slots": "--slots-per-host",
+    "cooldown_range": "--blacklist-cooldown-range",
+    "use_gloo": "--gloo",
+}
+"""Arguments of horovod.run() that say the same as an option that has no effect here or is refused."""
+
+
+def unused_arguments(given: Mapping[str, Any]) -> list[str]:
+    """Which of horovod.run()'s arguments have no effect, each with the reason; None and False are as good as not given.
+
+    Raises:
+        UnavailableError: one asks for what does not exist here.
+        TypeError: horovod.run() has no such argument.
+    """
+    unused = []
+    for name, value in given.items():
+        if name in ("use_mpi", "mpi_args"):
+            refused, why = True, _MPI
+        elif name in ARGUMENTS:
+            refused, why = _reason(ARGUMENTS[name])
+        else:
+            raise TypeError(f"run() got an unexpected keyword argument {name!r}")
+        if value is None or value is False:
+            continue
+        if refused:
+            raise UnavailableError(f"run({name}={value!r}): {why}")
+        unused.append(f"{name} ({why})")
+    return unused
+
+
+def _reason(flag: str) -> tuple[bool, str]:
+    """(whether an option is refused, why it has no effect or is)."""
+    tables = ((False, WITHOUT_EFFECT), (True, REFUSED))
+    return next((refused, why) for refused, rows in tables for flags, (_, why) in rows.items() if flag in flags)
 
 
 def add_to(parse: argparse.ArgumentParser) -> None:

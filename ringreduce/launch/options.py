@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.launch import horovodrun
-from ringreduce.launch.hosts import Host, local_slots, parse_hosts, read_hostfile
+from ringreduce.launch.hosts import local_slots, named_hosts
 from ringreduce.launch.python import run_script
 
 MAX_RANKS = 4096
@@ -139,14 +139,7 @@ def read(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
 
 
 def _check_ranks(options: argparse.Namespace, prog: str) -> None:
-    if options.hosts is not None and options.hostfile is not None:
-        raise InvalidArgumentError("-H and --hostfile say the same thing; give one of them")
-    hosts: list[Host] = []
-    if options.hosts is not None:
-        hosts = parse_hosts(options.hosts)
-    elif options.hostfile is not None:
-        hosts = read_hostfile(options.hostfile)
-    options.host_list = hosts
+    options.host_list = hosts = named_hosts(options.hosts, options.hostfile)
     slots = None
     if hosts:
         slots = sum(host.slots for host in hosts) if options.transport == "mpi" else local_slots(hosts)

@@ -12,9 +12,10 @@ import re
 import select
 import selectors
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeAlias
 
 QUEUE_NBYTES = 1 << 20
 LINE_NBYTES = 1 << 20  # a line longer than this is passed on in parts
@@ -134,6 +135,27 @@ class Copy:
     def close(self) -> None:
         """Closes the file. Idempotent."""
         self._file.close()
+
+
+Copies: TypeAlias = Sequence[tuple[Copy | None, Copy | None]]
+"""For each rank's stdout and stderr."""
+
+
+def rank_copies(folder: str | None, ranks: int, report: Callable[[str], None], stack: ExitStack) -> Copies:
+    """The files rank.N/stdout and rank.N/stderr in a folder, N padded with zeros. Without a folder there are none.
+
+    The stack closes them. Raises OSError where one cannot be made.
+    """
+    if folder is None:
+        return [(None, None)] * ranks
+    digits = len(str(ranks - 1))
+    copies = []
+    for rank in range(ranks):
+        out, err = (Copy(Path(folder, f"rank.{rank:0{digits}}", name), report) for name in ("stdout", "stderr"))
+        stack.callback(out.close)
+        stack.callback(err.close)
+        copies.append((out, err))
+    return copies
 
 
 def output_pipe(sink: Sink, prefix: str, theirs: ExitStack, copy: Copy | None = None) -> tuple[Source, int]:

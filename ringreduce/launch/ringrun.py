@@ -12,12 +12,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from ringreduce.errors import Error
 from ringreduce.launch import options as command_line
 from ringreduce.launch.binding import cpu_shares
-from ringreduce.launch.output import Copy, Sink, output_pipe
+from ringreduce.launch.output import Copies, Sink, output_pipe, rank_copies
 from ringreduce.launch.spawn import new_rendezvous, rank_environment, spawn
 from ringreduce.launch.supervise import Supervisor
 from ringreduce.launch.terminal import Keyboard, signals_as_events
@@ -82,7 +81,7 @@ class Launch:
         """Starts the ranks and waits for the last to end. Returns the exit status."""
         with ExitStack() as files, self._job, signals_as_events(self._job.selector, self._on_signal):
             try:
-                copies = self._copies(files)
+                copies = rank_copies(self._options.output_filename, self._options.ranks, self._report, files)
             except OSError as error:
                 self._report(f"--output-filename {self._options.output_filename}: {error}")
                 return USAGE_STATUS
@@ -97,21 +96,7 @@ class Launch:
                     self._keyboard.close()
         return self._job.exit_status()
 
-    def _copies(self, files: ExitStack) -> list[tuple[Copy | None, Copy | None]]:
-        """The files of --output-filename for each rank's stdout and stderr, where it is given."""
-        options = self._options
-        if options.output_filename is None:
-            return [(None, None)] * options.ranks
-        digits = len(str(options.ranks - 1))
-
-        def copy(rank: int, name: str) -> Copy:
-            made = Copy(Path(options.output_filename, f"rank.{rank:0{digits}}", name), self._report)
-            files.callback(made.close)
-            return made
-
-        return [(copy(rank, "stdout"), copy(rank, "stderr")) for rank in range(options.ranks)]
-
-    def _start(self, copies: Sequence[tuple[Copy | None, Copy | None]]) -> None:
+    def _start(self, copies: Copies) -> None:
         options = self._options
         tagged = self._out.terminal if options.tag_output is None else options.tag_output
         shares = cpu_shares(options.ranks) if options.bind == "core" else [None] * options.ranks
