@@ -17,6 +17,7 @@ import pytest
 from ranks import clean_environment
 
 from ringreduce.launch import supervise
+from ringreduce.launch.binding import cores_of, cpu_shares, thread_share
 from ringreduce.launch.spawn import spawn
 
 RINGRUN = [sys.executable, "-m", "ringreduce.launch.ringrun"]
@@ -114,7 +115,11 @@ def test_binding() -> None:
     allowed = sorted(os.sched_getaffinity(0))
     done = ringrun("-np", "2", *show)
     bound = [line.split(" | ") for line in done.stdout.splitlines()]
-    assert all(int(threads) == len(cpus.split()) == max(1, len(allowed) // 2) for cpus, threads in bound)
+    shares = [frozenset(map(int, cpus.split())) for cpus, _ in bound]
+    assert sorted(shares, key=sorted) == sorted(cpu_shares(2), key=sorted)
+    assert all(
+        int(threads) == thread_share(cores_of(share), 2) for share, (_, threads) in zip(shares, bound, strict=True)
+    )
     if len(allowed) > 1:
         assert not set(bound[0][0].split()) & set(bound[1][0].split())
     everywhere = " ".join(map(str, allowed)) + " | None\n"

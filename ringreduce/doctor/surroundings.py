@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
 from ringreduce.errors import Error
 from ringreduce.horovod_variables import WITHOUT_EFFECT
+from ringreduce.launch.quota import cpu_quota
 
 FEW_FILES = 1024
 
@@ -20,12 +22,11 @@ def hardware() -> Iterator[Finding]:
     allowed, online = machine.allowed_cores(), os.cpu_count() or 1
     yield Finding("machine", "cpu", machine.cpu())
     yield Finding("machine", "cores", f"{len(allowed)} allowed of {online} online")
-    quota, _, period = machine.read("/sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdecimal() and period.isdecimal():
-        cores = int(quota) / int(period)
-        few = cores < len(allowed)
+    quota = cpu_quota()
+    if quota < math.inf:
+        few = quota < len(allowed)
         hint = "ranks that wait for one another are paused by the quota: start no more ranks than it has cores"
-        yield Finding("machine", "cpu quota", f"{cores:g} cores", "note" if few else "ok", hint if few else "")
+        yield Finding("machine", "cpu quota", f"{quota:g} cores", "note" if few else "ok", hint if few else "")
     pages = machine.huge_pages()
     never = pages["shmem_enabled"] in ("never", "deny")
     yield Finding(

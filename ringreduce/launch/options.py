@@ -76,7 +76,8 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
         "--bind",
         choices=("core", "none"),
         default="core",
-        help="core: rank i runs on its equal share of the allowed cores, and OMP_NUM_THREADS is that share if unset",
+        help="core: rank i runs on its equal share of the allowed cores, and OMP_NUM_THREADS, if unset, is that share, "
+        "or the share of a container's CPU quota if that is less",
     )
     add("--grace", type=float, default=GRACE_S, metavar="S", help="seconds between the first failure and SIGTERM (3.0)")
     add(

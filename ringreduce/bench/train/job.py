@@ -16,6 +16,7 @@ from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.modes.mode import Mode
 from ringreduce.bench.train.options import Options
 from ringreduce.bench.train.spec import Spec, name_of
+from ringreduce.launch.binding import cores_of, thread_share
 from ringreduce.launch.python import run_module
 from ringreduce.launch.spawn import spawn
 from ringreduce.launch.supervise import Supervisor
@@ -63,7 +64,7 @@ def run(mode: Mode, options: Options, data: str) -> Outcome:
         told = Path(folder, "spec.json")
         spec.write(told)
         command = mode.command(len(shares), run_module(WORKER, str(told)))
-        threads = len(shares[0])
+        threads = thread_share(cores_of(shares[0]), len(shares))
         framework = FRAMEWORKS[options.framework].environ(threads)
         environ = {**os.environ, "OMP_NUM_THREADS": str(threads), **framework, **mode.environ()}
         start = time.monotonic()

@@ -67,7 +67,7 @@ class Mode:
         return None if framework in self.frameworks else f"it is there for {' and '.join(self.frameworks)} only"
 
     def shares(self, ranks: int) -> list[list[int]]:
-        """The CPUs of each process that it starts; a process has as many threads as CPUs."""
+        """The CPUs of each process that it starts; a process has as many threads as cores (thread_share())."""
         return [sorted(share) for share in cpu_shares(ranks)]
 
     def command(self, processes: int, worker: list[str]) -> list[str]:
