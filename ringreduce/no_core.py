@@ -1,33 +1,24 @@
-"""Why ringreduce._core, the compiled half of this package, cannot be imported, and what to do about it."""
+"""Why there is no file of ringreduce._core, the compiled half of this package, for this Python, and what to do."""
 
 from __future__ import annotations
 
 import sys
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 
-def explained(error: ImportError, folder: Path) -> ImportError:
-    """The error to raise in place of `error`.
-
-    Args:
-        error: what `from ringreduce import _core` has raised.
-        folder: that of this package.
-    """
-    built = sorted(path.name for path in folder.glob("_core.*.so"))
-    mine = [name for name in built if name.removeprefix("_core") in EXTENSION_SUFFIXES]
+def error(folder: Path) -> ImportError:
+    """The error to raise. folder: that of this package."""
+    built = ", ".join(sorted(path.name for path in folder.glob("_core.*.so")))
     install = f"{sys.executable} -m pip install"
-    if mine:
-        why = f"{mine[0]} cannot be loaded: {error}. Build it on this machine: {install} THE_SOURCE_TREE"
-    elif (folder.parent / "csrc").is_dir():
-        has = f"whose core is built for another Python ({', '.join(built)})" if built else "whose core is not built"
+    if (folder.parent / "csrc").is_dir():
+        has = f"whose core is built for another Python ({built})" if built else "whose core is not built"
         why = (
             f"this is the source tree, {has}, and it hides an installed ringreduce. Run the program from another "
             "folder, or with `python -P` (PYTHONSAFEPATH=1; Python 3.11 and newer), which does not search the "
             f"program's own folder. If ringreduce is not installed yet: {install} {folder.parent}"
         )
     elif built:
-        why = f"it is built for another Python ({', '.join(built)}). Install it for this one: {install} THE_SOURCE_TREE"
+        why = f"it is built for another Python ({built}). Install it for this one: {install} THE_SOURCE_TREE"
     else:
         why = f"the installation is incomplete. Repeat it: {install} --force-reinstall THE_SOURCE_TREE"
     version = ".".join(map(str, sys.version_info[:3]))

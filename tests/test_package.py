@@ -144,15 +144,46 @@ def run_python(code: str) -> str:
 
 
 def test_import_pulls_in_numpy_and_the_standard_library_only() -> None:
-    code = "import sys, numpy; before = set(sys.modules); import ringreduce; print(*(set(sys.modules) - before))"
+    code = "import sys, numpy; before = set(sys.modules); import ringreduce.api; print(*(set(sys.modules) - before))"
     tops = {name.split(".")[0] for name in run_python(code).split()}
     assert tops <= set(sys.stdlib_module_names) | {"numpy", "ringreduce"}
 
 
 def test_import_adds_under_50_ms_to_numpy() -> None:
     # Processor time: what other programs do to the clock on the wall is not ours.
-    code = "import time, numpy; start = time.process_time(); import ringreduce; print(time.process_time() - start)"
+    code = "import time, numpy; start = time.process_time(); import ringreduce.api; print(time.process_time() - start)"
     assert min(float(run_python(code)) for _ in range(7)) < 0.050
+
+
+def test_the_launcher_starts_without_numpy_and_core() -> None:
+    code = """if True:
+        import sys
+        import ringreduce.launch.ringrun as ringrun
+        assert ringrun.main(["-np", "2", "true"]) == 0
+        try:
+            ringrun.main(["--help"])
+        except SystemExit:
+            print(*sys.modules)
+    """
+    loaded = set(run_python(code).split())
+    assert "ringreduce.launch.supervise" in loaded
+    assert not loaded & {"numpy", "ringreduce._core", "ringreduce.api"}
+
+
+def test_public_names_are_there_when_they_are_used() -> None:
+    code = """if True:
+        import ringreduce, sys
+        assert "numpy" not in sys.modules
+        ringreduce.join = "replaced"
+        assert "allreduce" in dir(ringreduce) and "run" in dir(ringreduce)
+        assert ringreduce.config.describe() and ringreduce.__version__
+        assert ringreduce.allreduce is vars(ringreduce)["allreduce"] is ringreduce.api.allreduce
+        assert not hasattr(ringreduce, "no_such_name")
+        from ringreduce import *
+        assert join == "replaced"
+        print(*sorted(set(ringreduce.__all__) - globals().keys()))
+    """
+    assert run_python(code) == "\n"
 
 
 def test_every_public_name_resolves_and_is_documented() -> None:
