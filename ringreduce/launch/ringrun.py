@@ -17,6 +17,7 @@ from ringreduce.errors import Error
 from ringreduce.launch import options as command_line
 from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.output import Copies, Sink, output_pipe, rank_copies
+from ringreduce.launch.reports import Reports
 from ringreduce.launch.spawn import new_rendezvous, rank_environment, spawn
 from ringreduce.launch.supervise import Supervisor
 from ringreduce.launch.terminal import Keyboard, signals_as_events
@@ -101,6 +102,7 @@ class Launch:
         tagged = self._out.terminal if options.tag_output is None else options.tag_output
         shares = cpu_shares(options.ranks) if options.bind == "core" else [None] * options.ranks
         rendezvous = new_rendezvous()
+        self._job.reports = Reports(rendezvous, self._job.selector)
         base = os.environ | options.variables
         if options.transport:
             base["RINGREDUCE_TRANSPORT"] = options.transport

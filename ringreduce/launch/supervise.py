@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from ringreduce.launch.output import Sink, Source
+from ringreduce.launch.reports import Reports
 
 KILL_AFTER_S = 1.5  # between SIGTERM and SIGKILL
 ASKED_GRACE_S = 30.0  # at least, for ranks that the user has asked to end
@@ -71,6 +72,7 @@ class Supervisor:
         self.selector.register(self._exits, selectors.EVENT_READ, self._on_exits)
         self.ranks: list[Rank] = []
         self.sinks: list[Sink] = []
+        self.reports: Reports | None = None
         self.first_failure: Rank | None = None
         self._grace_s = grace_s
         self._report = report
@@ -78,6 +80,7 @@ class Supervisor:
         self._next_step: tuple[float, int] | None = None  # when (monotonic), and the signal to send then; 0 = give up
         self._abandoned = False
         self._insisted = False
+        self._concluded = False
         self._asked: set[int] = set()  # the user's signals
 
     def __enter__(self) -> Supervisor:
@@ -107,6 +110,7 @@ class Supervisor:
             self._step(until)
         for sink in self.sinks:
             sink.drain()
+        self._conclude()
         while not self._insisted and not all(sink.empty() for sink in self.sinks):
             if time.monotonic() >= until:
                 return False
@@ -151,6 +155,8 @@ class Supervisor:
                     rank.process.wait()
                 os.close(rank.pidfd)
                 rank.pidfd = -1
+        if self.reports is not None:
+            self.reports.close()
         self._exits.close()
         self.selector.close()
 
@@ -181,12 +187,16 @@ class Supervisor:
 
     def _judge(self, rank: Rank) -> None:
         assert rank.status is not None
+        if self.reports is not None:
+            self.reports.read()
         line = f"rank {rank.number} on host {os.uname().nodename} (pid {rank.process.pid}) {rank.fate()}"
         if rank.status == 0 or self.first_failure is not None:
             if self._verbose:
                 self._report(line)
             return
         self.first_failure = rank
+        if self.reports is not None and rank.number in self.reports.causes:
+            line += f": {self.reports.causes[rank.number]}"
         if self.alive():
             asked = not self._asked.isdisjoint({*ENDING, -rank.status})
             grace_s, then = self._grace_s, signal.SIGTERM
@@ -195,6 +205,14 @@ class Supervisor:
             line += f"; the others have {grace_s:g} s to end"
             self._next_step = self._next_step or (rank.ended + grace_s, then)
         self._report(line)
+
+    def _conclude(self) -> None:
+        """Where the ranks' tracebacks follow one another, the cause of all is named after the last."""
+        failed = [rank.number for rank in self.ranks if rank.status]
+        if self.reports is not None and self.reports.causes and len(failed) > 1 and not self._concluded:
+            self._concluded = True
+            number, cause = next(iter(self.reports.causes.items()))
+            self._report(f"the first uncaught exception was that of rank {number}: {cause}")
 
     def _escalate(self, signum: int) -> None:
         alive = self.alive()
