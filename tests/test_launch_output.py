@@ -117,6 +117,21 @@ def test_a_reader_that_goes_away_ends_the_ranks() -> None:
         assert process.wait(20) == 128 + signal.SIGPIPE
 
 
+def test_a_reader_that_goes_away_does_not_end_ranks_whose_output_goes_to_files(tmp_path: Path) -> None:
+    script = "yes | head -c 3000000; read line; echo $line"
+    command = [*RINGRUN, "-np", "1", "--output-filename", str(tmp_path), "sh", "-c", script]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=clean_environment(), text=True, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "y\n"
+        process.stdout.close()
+        assert process.stdin is not None
+        process.stdin.write("end\n")
+        process.stdin.close()
+        assert process.wait(20) == 0
+    assert (tmp_path / "rank.0" / "stdout").read_text() == "y\n" * 1500000 + "end\n"
+
+
 def test_a_reader_that_does_not_read_holds_up_no_killing() -> None:
     script = "[ $RINGREDUCE_RANK = 0 ] && exec yes; read line; exit 9"
     with running("-np", "2", "--grace", "0.2", "sh", "-c", script) as process:
@@ -150,6 +165,26 @@ def test_on_a_terminal_output_is_tagged_and_rank_0_hears_the_keyboard() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     finally:
         os.close(terminal)
+
+
+def test_ranks_save_their_work_when_the_terminal_goes_away(tmp_path: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        code = """
+            import os, pathlib, signal, sys
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+            os.write(1, b"ready\\n")
+            signal.sigwait([signal.SIGHUP])
+            signal.sigtimedwait([signal.SIGTERM], 0.5)  # longer than ringrun needs to miss its terminal
+            pathlib.Path(sys.argv[1], os.environ["RINGREDUCE_RANK"]).touch()
+        """
+        os.execve(RINGRUN[0], [*RINGRUN, "-np", "2", *python(code), str(tmp_path)], clean_environment())
+    try:
+        _read_until(terminal, rb"(?s)ready.*ready")
+    finally:
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def _read_until(terminal: int, pattern: bytes, timeout_s: float = 30) -> bytes:

@@ -2,7 +2,8 @@
 
 A Source is the reading end of one rank's stdout or stderr, a Sink is ours. While a sink has more than QUEUE_NBYTES
 waiting, its sources are not read, so the ranks wait as they would for the reader itself. When the reader of a sink has
-gone (`| head`), its sources are closed, and the ranks notice as they would without us.
+gone (`| head`), its sources are closed, and the ranks notice as they would without us; but for sources with a copy in a
+file, which are read on.
 """
 
 from __future__ import annotations
@@ -98,12 +99,16 @@ class Sink:
             self.flush()
 
     def _break(self) -> None:
+        paused = self._queued > QUEUE_NBYTES
         self._broken = True
         self._queue.clear()
         self._queued = 0
         self._selector.unregister(self.fd)
         for source in list(self._sources):
-            source.close()
+            if source.copy is None:
+                source.close()
+            elif paused:
+                self._selector.register(source.fd, selectors.EVENT_READ, source.read)
 
 
 class Copy:
@@ -177,7 +182,7 @@ class Source:
     def __init__(self, fd: int, sink: Sink, prefix: bytes, returns: bool, copy: Copy | None = None) -> None:
         self.fd = fd
         self._sink = sink
-        self._copy = copy
+        self.copy = copy
         self._prefix = prefix
         self._ends = (b"\n", b"\r") if returns else (b"\n",)
         self._line = re.compile(rb"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+" if returns else rb"[^\n]*\n|[^\n]+")
@@ -196,8 +201,8 @@ class Source:
         if not more:
             self.close()
             return False
-        if self._copy is not None:
-            self._copy.write(more)
+        if self.copy is not None:
+            self.copy.write(more)
         self._held += more
         end = max(self._held.rfind(mark) for mark in self._ends) + 1
         if end == 0 and len(self._held) > LINE_NBYTES:

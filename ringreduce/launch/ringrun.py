@@ -87,11 +87,12 @@ class Launch:
                 self._report(f"--output-filename {self._options.output_filename}: {error}")
                 return USAGE_STATUS
             try:
-                self._start(copies)
+                try:
+                    self._start(copies)
+                except OSError as error:
+                    self._report(f"cannot run {self._options.command[0]!r}: {error.strerror}")
+                    return NOT_FOUND_STATUS if isinstance(error, FileNotFoundError) else CANNOT_RUN_STATUS
                 self._job.run()
-            except OSError as error:
-                self._report(f"cannot run {self._options.command[0]!r}: {error.strerror}")
-                return NOT_FOUND_STATUS if isinstance(error, FileNotFoundError) else CANNOT_RUN_STATUS
             finally:
                 if self._keyboard is not None:
                     self._keyboard.close()
