@@ -57,6 +57,12 @@ wheel: $(VENV)/tools  ## build a wheel in dist/
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .
 	@ls -l dist/*.whl
 
+PYTHONS ?= $(shell for n in 10 11 12 13 14; do python3.$$n -c pass 2> /dev/null && echo python3.$$n; done; true)
+wheels:  ## build a wheel in dist/ for each Python from 3.10 on in PATH (PYTHONS="python3.12 python3.13")
+	@mkdir -p build
+	@for python in $(PYTHONS); do rm -rf build/lib.* build/bdist.*; flock build/lock $$python -m pip wheel --quiet --no-deps -w dist .; done
+	@ls -l dist/*.whl
+
 # --- the two commands -----------------------------------------------------------------------------------------------
 demo: build-demo  ## train LeNet on Fashion-MNIST on two ranks, compare with one
 	@$(BIN)/python examples/demo.py
@@ -158,4 +164,4 @@ clean:  ## remove everything that was built or installed here
 	rm -rf build dist *.egg-info $(VENV) ringreduce/*.so .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help optional build build-demo wheel demo test check test-long test-torch-suite test-torch-versions lint lint-python lint-cpp format cpptest mutation mutation-sample sanitize pytest test-frameworks bench bench-network compare gpu-check docs clean
+.PHONY: help optional build build-demo wheel wheels demo test check test-long test-torch-suite test-torch-versions lint lint-python lint-cpp format cpptest mutation mutation-sample sanitize pytest test-frameworks bench bench-network compare gpu-check docs clean

@@ -7,102 +7,51 @@
         total = ringreduce.allreduce(np.arange(4.0), op=ringreduce.Sum)
 
 ringreduce.torch has the same for PyTorch, with Horovod's API.
+
+The first public name that is used loads all of them, with NumPy and the core. The launcher needs neither, and starts
+without them.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringreduce.common import names
-from ringreduce.common.names import *  # noqa: F403  # its __all__ is part of the one below
-from ringreduce.gpu import DeviceArray
-from ringreduce.handles import Handle, poll, synchronize
-from ringreduce.memory import symmetric_empty
-from ringreduce.movement import (
-    allgather,
-    allgather_async,
-    alltoall,
-    alltoall_async,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    gather,
-    gather_async,
-    recv,
-    recv_async,
-    scatter,
-    scatter_async,
-    send,
-    send_async,
-)
-from ringreduce.ops import (
-    BitwiseAnd,
-    BitwiseOr,
-    LogicalAnd,
-    LogicalOr,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-)
-from ringreduce.reduction import barrier, join, reduce, reduce_async, reducescatter, reducescatter_async
+if TYPE_CHECKING:  # also what api.py has from names.py: mypy does not follow that far
+    from ringreduce import api
+    from ringreduce.api import *  # noqa: F403
+    from ringreduce.common import names
+    from ringreduce.common.names import *  # noqa: F403
+    from ringreduce.launch.run import run as run
 
-if TYPE_CHECKING:
-    from ringreduce.launch.run import run
+    __all__ = ["run"]
+    __all__ += api.__all__
+    __all__ += names.__all__
 
-__all__ = [
-    "BitwiseAnd",
-    "BitwiseOr",
-    "DeviceArray",
-    "Handle",
-    "LogicalAnd",
-    "LogicalOr",
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "gather",
-    "gather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "join",
-    "poll",
-    "recv",
-    "recv_async",
-    "reduce",
-    "reduce_async",
-    "reducescatter",
-    "reducescatter_async",
-    "run",
-    "scatter",
-    "scatter_async",
-    "send",
-    "send_async",
-    "symmetric_empty",
-    "synchronize",
-]
-__all__ += names.__all__
+_FOLDER = Path(__file__).parent
+
+if not any((_FOLDER / f"_core{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+    from ringreduce import no_core
+
+    raise no_core.error(_FOLDER)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "run":  # the launcher is loaded when it is used
-        from ringreduce.launch.run import run
-
-        return run
+    if (_FOLDER / f"{name}.py").exists() or (_FOLDER / name / "__init__.py").exists():
+        return import_module(f"ringreduce.{name}")
+    if name == "run":
+        return import_module("ringreduce.launch.run").run
+    if not name.startswith("_") or name in ("__all__", "__version__"):
+        api = import_module("ringreduce.api")
+        for public in api.__all__:
+            globals().setdefault(public, getattr(api, public))  # what somebody has put there stays
+        globals()["__all__"] = [*api.__all__, "run"]
+        if name in globals():
+            return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -6,27 +6,16 @@ Everything is read when it is asked for, at init() at the earliest, never at imp
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from ringreduce import _core, state
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.horovod_variables import WITHOUT_EFFECT
 
 PREFIX = "RINGREDUCE_"
-IGNORED = {
-    "HOROVOD_CYCLE_TIME": "there is no cycle: an operation starts when its last rank arrives",
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "Gloo is not used; see RINGREDUCE_TIMEOUT",
-    "HOROVOD_GLOO_IFACE": "Gloo is not used",
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "Gloo is not used",
-    "HOROVOD_GLOO_RENDEZVOUS_PORT": "Gloo is not used",
-    "HOROVOD_CPU_OPERATIONS": "see RINGREDUCE_TRANSPORT",
-    "HOROVOD_CONTROLLER": "see RINGREDUCE_TRANSPORT",
-    "HOROVOD_AUTOTUNE": "the calibration at init() takes its place",
-    "HOROVOD_HIERARCHICAL_ALLREDUCE": "see RINGREDUCE_ALGORITHM",
-    "HOROVOD_HIERARCHICAL_ALLGATHER": "see RINGREDUCE_ALGORITHM",
-}
-"""Horovod's variables that are accepted and have no effect here, with the reason."""
 
 
 class Knob(NamedTuple):
@@ -105,12 +94,24 @@ def unknown(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def warn(environ: Mapping[str, str]) -> None:
-    """Warns of unknown RINGREDUCE_* names, and of HOROVOD_* names that have no effect."""
+    """Warns of unknown RINGREDUCE_* names, and once of all names that have no effect; shows the line that called us."""
+    level = _callers_level()
     for name, nearest in unknown(environ).items():
         hint = f"did you mean {nearest}?" if nearest else "ringreduce.config.describe() lists the known ones"
-        warnings.warn(f"{name} is set, but ringreduce has no such variable; {hint}", RuntimeWarning, stacklevel=3)
-    for name in sorted(IGNORED.keys() & environ.keys()):
-        warnings.warn(f"{name} has no effect: {IGNORED[name]}", RuntimeWarning, stacklevel=3)
+        text = f"{name} is set, but ringreduce has no such variable; {hint}"
+        warnings.warn(text, RuntimeWarning, stacklevel=level)
+    unused = [f"{name} has no effect: {why}" for name, why in WITHOUT_EFFECT.items() if name in environ]
+    if unused:
+        warnings.warn(". ".join(unused), RuntimeWarning, stacklevel=level)
+
+
+def _callers_level() -> int:
+    """The stacklevel, for warnings of the function that asks, of the nearest frame outside of this package."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ringreduce":
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _read(name: str, alias: str, default: str) -> tuple[str, str]:

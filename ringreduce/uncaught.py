@@ -1,21 +1,28 @@
-"""An exception that nobody catches, in one rank of a job that MPI has started, ends the whole job.
+"""What an exception that nobody catches does in one rank of a job.
 
-Without this the rank would wait in MPI_Finalize until all others have come there too: for ever, where they wait for it.
-`python -m mpi4py` does likewise; here the other ranks learn of it from ringreduce first, and say so, before MPI_Abort.
-Where no MPI runs in the process, the launcher sees its status and ends the others, but for MPICH's: Hydra waits for
-all, unless one is killed by a signal, so this one is. Processes of no such job, or whose job has ended well, are left
-alone. sys.exit() is no exception.
+ringrun is told what it was and where. A job that MPI has started ends: without this the rank would wait in MPI_Finalize
+until all others have come there too, for ever where they wait for it. `python -m mpi4py` does likewise; here the other
+ranks learn of it from ringreduce first, and say so, before MPI_Abort. Where no MPI runs in the process, the launcher
+sees its status and ends the others, but for MPICH's: Hydra waits for all, unless one is killed by a signal, so this one
+is. Processes of no such job, or whose job has ended well, are left alone. sys.exit() is no exception.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import sys
+import sysconfig
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
+CAUSE_LENGTH = 500
+REPORT_NBYTES = 8192  # of a report at most, its text in JSON
 GRACE_S = 1.0  # for the others to raise and print; their output is lost once MPI kills them
 
 _armed = 0  # the process that is a rank; a forked child is none
@@ -47,6 +54,8 @@ def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackTy
     _previous(kind, error, trace)
     if _armed != os.getpid() or _leave is None or sys.flags.interactive or hasattr(sys, "ps1"):
         return
+    if issubclass(kind, Exception):  # not KeyboardInterrupt: the user knows
+        _report(_cause(kind, error, trace))
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         end = _abort if mpi.COMM_WORLD.Get_size() > 1 else None
@@ -57,6 +66,36 @@ def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackTy
         _leave()
         time.sleep(GRACE_S)
         end()
+
+
+def report_address(job: str) -> str:
+    """The abstract Unix socket at which a job's ringrun takes its ranks' reports: [secret, rank, cause] as JSON."""
+    return f"\0{job}.exceptions"
+
+
+def _report(cause: str) -> None:
+    """Tells ringrun. Without one, or with one that does not listen, nobody is told but by the traceback."""
+    job, _, secret = os.environ.get("RINGREDUCE_RENDEZVOUS", "").rpartition(":")
+    rank = os.environ.get("RINGREDUCE_RANK", "")
+    if not job or not rank.isdecimal():
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+        sender.sendto(json.dumps([secret, int(rank), cause]).encode(), report_address(job))
+
+
+def _cause(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+    """Class, text and place in one line: "RuntimeError: out of memory (train.py:14)".
+
+    The place is the innermost one in the user's own files: not in an installed package or the standard library.
+    """
+    lines = "".join(traceback.format_exception_only(kind, error)).splitlines()
+    text = next((line for line in lines if not line.startswith(" ")), kind.__name__)[:CAUSE_LENGTH]
+    paths = sysconfig.get_paths()
+    others = tuple(os.path.join(paths[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    others += (os.path.join(os.path.dirname(__file__), ""), "<frozen ")
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
+    own = [place for place in places if not place[0].startswith(others)] or places
+    return f"{text} ({os.path.basename(own[-1][0])}:{own[-1][1]})" if own else text
 
 
 def _abort() -> None:

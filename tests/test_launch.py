@@ -16,6 +16,10 @@ from pathlib import Path
 import pytest
 from ranks import clean_environment
 
+from ringreduce.launch import supervise
+from ringreduce.launch.binding import cores_of, cpu_shares, thread_share
+from ringreduce.launch.spawn import spawn
+
 RINGRUN = [sys.executable, "-m", "ringreduce.launch.ringrun"]
 SLACK_S = 2.5  # what a loaded machine may add to a time
 
@@ -90,10 +94,20 @@ def test_a_rank_has_a_process_group_of_its_own_and_no_stray_descriptor() -> None
 
 
 def test_options_that_become_variables() -> None:
-    show = ["sh", "-c", "echo $RINGREDUCE_TIMELINE $RINGREDUCE_TRANSPORT"]
-    done = ringrun("-np", "1", "--timeline", "trace.json", "--transport", "shm", *show)
-    assert done.stdout.split() == [os.path.abspath("trace.json"), "shm"]
-    assert ringrun("-np", "1", *show).stdout == "\n"
+    show = ["sh", "-c", "env | grep -E '^RINGREDUCE_(TRANSPORT|LOG|FUSION|CACHE_|INIT|STALL|TIMEOUT)' | sort"]
+    done = ringrun("-np", "1", "--transport", "shm", "--fusion-threshold-mb", "2", "--start-timeout", "7.5", *show)
+    assert done.stdout.split() == [
+        "RINGREDUCE_FUSION_THRESHOLD=2097152",
+        "RINGREDUCE_INIT_TIMEOUT=7.5",
+        "RINGREDUCE_TRANSPORT=shm",
+    ]
+    assert ringrun("-np", "1", *show).stdout == ""
+    # What is given on the command line counts more than the environment.
+    environ = {"RINGREDUCE_LOG_LEVEL": "fatal", "RINGREDUCE_STALL_WARNING": "9"}
+    assert ringrun("-np", "1", "--log-level", "DEBUG", "--no-stall-check", *show, env=environ).stdout.split() == [
+        "RINGREDUCE_LOG_LEVEL=debug",
+        "RINGREDUCE_STALL_WARNING=0",
+    ]
 
 
 def test_binding() -> None:
@@ -101,7 +115,11 @@ def test_binding() -> None:
     allowed = sorted(os.sched_getaffinity(0))
     done = ringrun("-np", "2", *show)
     bound = [line.split(" | ") for line in done.stdout.splitlines()]
-    assert all(int(threads) == len(cpus.split()) == max(1, len(allowed) // 2) for cpus, threads in bound)
+    shares = [frozenset(map(int, cpus.split())) for cpus, _ in bound]
+    assert sorted(shares, key=sorted) == sorted(cpu_shares(2), key=sorted)
+    assert all(
+        int(threads) == thread_share(cores_of(share), 2) for share, (_, threads) in zip(shares, bound, strict=True)
+    )
     if len(allowed) > 1:
         assert not set(bound[0][0].split()) & set(bound[1][0].split())
     everywhere = " ".join(map(str, allowed)) + " | None\n"
@@ -216,9 +234,10 @@ def test_a_stopped_rank_is_killed_too() -> None:
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_passed_on_to_every_rank(signum: signal.Signals) -> None:
-    script = "trap 'echo caught; exit 0' INT TERM; echo ready; while :; do sleep 0.05; done"
+@pytest.mark.parametrize("word", ["INT", "TERM", "HUP", "USR1", "USR2"])
+def test_a_signal_is_passed_on_to_every_rank(word: str) -> None:
+    signum = signal.Signals["SIG" + word]
+    script = f"trap 'echo caught; exit 0' {word}; echo ready; while :; do sleep 0.05; done"
     with running("-np", "3", "sh", "-c", script) as process:
         assert lines(process, 3) == ["ready"] * 3
         process.send_signal(signum)
@@ -231,6 +250,78 @@ def test_ranks_that_die_of_the_signal() -> None:
         lines(process, 2)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
+
+
+def test_signals_that_end_nothing_are_passed_on_each_time() -> None:
+    code = """
+        import signal
+        signals = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM}
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        print("ready", flush=True)
+        while (signum := signal.sigwait(signals)) != signal.SIGTERM:
+            print(signum.name, flush=True)
+    """
+    with running("-np", "2", *python(code)) as process:
+        assert lines(process, 2) == ["ready"] * 2
+        for word in ("SIGUSR1", "SIGHUP", "SIGUSR2", "SIGUSR1", "SIGHUP"):
+            process.send_signal(signal.Signals[word])
+            assert lines(process, 2) == [word] * 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("word", ["INT", "TERM", "HUP", "USR1"])
+def test_a_rank_that_saves_its_work_gets_no_second_signal(word: str) -> None:
+    # Rank 1 dies of the signal, and rank 0 goes on for longer than --grace.
+    code = """
+        import os, signal, sys
+        signum = signal.Signals["SIG" + sys.argv[1]]
+        if os.environ["RINGREDUCE_RANK"] == "0":
+            signals = {signum, signal.SIGTERM}
+            signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+            os.write(1, b"ready\\n")
+            signal.sigwait(signals)
+            sys.stdin.readline()
+            second = signal.sigtimedwait(signals, 0.6)
+            os.write(1, b"saved\\n" if second is None else b"interrupted\\n")
+        else:
+            signal.signal(signum, signal.SIG_DFL)
+            os.write(1, b"ready\\n")
+            signal.pause()
+    """
+    command = [*RINGRUN, "-np", "2", "--grace", "0.1", *python(code), word]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=clean_environment(), text=True, **pipes) as process:
+        try:
+            assert lines(process, 2) == ["ready"] * 2
+            process.send_signal(signal.Signals["SIG" + word])
+            assert process.stderr is not None
+            assert process.stderr.readline() == f"ringrun: SIG{word}: passing it on to all ranks\n"
+            assert "the others have 30 s to end" in process.stderr.readline()
+            out, err = process.communicate("\n", timeout=20)
+            assert (out, err) == ("saved\n", "")
+            assert process.returncode == 128 + signal.Signals["SIG" + word]
+        finally:
+            process.kill()
+
+
+def test_a_rank_that_does_not_end_after_the_users_signal_is_killed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "ASKED_GRACE_S", 0.3)
+    said: list[str] = []
+    heard, mouth = os.pipe()
+    with supervise.Supervisor(0.1, said.append) as job:
+        for script in ("trap '' TERM; echo; exec sleep 1000", "echo; exec sleep 1000"):
+            job.add(spawn(["sh", "-c", script], os.environ, None, subprocess.DEVNULL, mouth, mouth))
+        for _ in job.ranks:
+            assert os.read(heard, 1) == b"\n"
+        os.close(heard)
+        os.close(mouth)
+        job.pass_on(signal.SIGTERM)
+        assert job.run(time.monotonic() + 20)
+    assert [rank.status for rank in job.ranks] == [-signal.SIGKILL, -signal.SIGTERM]
+    assert len(said) == 2
+    assert "rank 1" in said[0]
+    assert said[1] == "rank 0 still running: sending SIGKILL"
 
 
 def test_a_second_signal_kills() -> None:

@@ -132,10 +132,10 @@ def test_command(found: mpi.Mpi, given: str, part: str, monkeypatch: pytest.Monk
 
 
 def test_what_the_user_has_set_stays() -> None:
-    read = options.read(["--transport", "mpi", "-np", "1", "--timeline", "trace.json", "train"], "ringrun")
+    read = options.read(["--transport", "mpi", "-np", "1", "--cache-capacity", "99", "train"], "ringrun")
     environ = mpirun.environment(read, {"OMP_NUM_THREADS": "7"})
     assert environ["OMP_NUM_THREADS"] == "7"
-    assert environ["RINGREDUCE_TIMELINE"] == os.path.abspath("trace.json")
+    assert environ["RINGREDUCE_CACHE_CAPACITY"] == "99"
 
 
 def test_root(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from ranks import clean_environment
@@ -69,6 +70,39 @@ def test_python_output_is_not_held_back() -> None:
         assert process.stdout.readline() == "now\n"
 
 
+def test_output_goes_to_a_file_for_each_stream_as_well(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "output"
+    script = "echo out $RINGREDUCE_RANK; echo err $RINGREDUCE_RANK >&2; printf unfinished"
+    done = ringrun("-np", "11", "--tag-output", "--output-filename", str(folder), "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == [f"rank.{rank:02}" for rank in range(11)]
+    for rank in range(11):
+        assert (folder / f"rank.{rank:02}" / "stdout").read_text() == f"out {rank}\nunfinished"
+        assert (folder / f"rank.{rank:02}" / "stderr").read_text() == f"err {rank}\n"
+        assert f"[{rank}]<stdout>: out {rank}\n" in done.stdout
+        assert f"[{rank}]<stderr>: err {rank}\n" in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_a_wrong_command_line() -> None:
+    done = ringrun("-np", "2", "--output-filename", "/proc/none", "echo", "started")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "ringrun: --output-filename /proc/none: " in done.stderr
+
+
+def test_a_file_that_cannot_be_written_on_is_told_once_and_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "rank.0").mkdir()
+    (tmp_path / "rank.0" / "stdout").symlink_to("/dev/full")
+    script = "echo one; read line; echo $line"
+    command = [*RINGRUN, "-np", "1", "--output-filename", str(tmp_path), "sh", "-c", script]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=clean_environment(), text=True, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "one\n"
+        out, err = process.communicate("two\n", timeout=20)
+    assert (process.returncode, out) == (0, "two\n")
+    assert err == f"ringrun: {tmp_path}/rank.0/stdout: No space left on device; the file ends here, the rank goes on\n"
+
+
 def test_a_traceback_comes_before_the_word_about_its_rank() -> None:
     done = ringrun("-np", "2", "sh", "-c", "echo why >&2; exit 1")
     first = done.stderr.splitlines()
@@ -81,6 +115,21 @@ def test_a_reader_that_goes_away_ends_the_ranks() -> None:
         assert process.stdout.readline() == "y\n"
         process.stdout.close()
         assert process.wait(20) == 128 + signal.SIGPIPE
+
+
+def test_a_reader_that_goes_away_does_not_end_ranks_whose_output_goes_to_files(tmp_path: Path) -> None:
+    script = "yes | head -c 3000000; read line; echo $line"
+    command = [*RINGRUN, "-np", "1", "--output-filename", str(tmp_path), "sh", "-c", script]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=clean_environment(), text=True, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "y\n"
+        process.stdout.close()
+        assert process.stdin is not None
+        process.stdin.write("end\n")
+        process.stdin.close()
+        assert process.wait(20) == 0
+    assert (tmp_path / "rank.0" / "stdout").read_text() == "y\n" * 1500000 + "end\n"
 
 
 def test_a_reader_that_does_not_read_holds_up_no_killing() -> None:
@@ -116,6 +165,26 @@ def test_on_a_terminal_output_is_tagged_and_rank_0_hears_the_keyboard() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     finally:
         os.close(terminal)
+
+
+def test_ranks_save_their_work_when_the_terminal_goes_away(tmp_path: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        code = """
+            import os, pathlib, signal, sys
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+            os.write(1, b"ready\\n")
+            signal.sigwait([signal.SIGHUP])
+            signal.sigtimedwait([signal.SIGTERM], 0.5)  # longer than ringrun needs to miss its terminal
+            pathlib.Path(sys.argv[1], os.environ["RINGREDUCE_RANK"]).touch()
+        """
+        os.execve(RINGRUN[0], [*RINGRUN, "-np", "2", *python(code), str(tmp_path)], clean_environment())
+    try:
+        _read_until(terminal, rb"(?s)ready.*ready")
+    finally:
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def _read_until(terminal: int, pattern: bytes, timeout_s: float = 30) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from ranks import clean_environment
 
 from ringreduce import cli
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.launch import ringrun
-from ringreduce.launch.binding import CoreId, core_of, cpu_shares
+from ringreduce.launch import binding, mpirun, options, ringrun, spawn
+from ringreduce.launch.binding import CoreId, core_of, cores_of, cpu_shares, thread_share
 from ringreduce.launch.hosts import Host, is_this_host, local_slots, parse_hosts, read_hostfile
+from ringreduce.launch.quota import cpu_quota
 
 
 def flat(cpu: int) -> CoreId:
@@ -46,6 +48,70 @@ SHARES = [
 def test_shares(ranks: int, allowed: range | set[int], core: object, shares: list[str]) -> None:
     expected = [frozenset(map(int, share)) for share in shares]
     assert cpu_shares(ranks, allowed, core) == expected  # type: ignore[arg-type]
+
+
+def test_hardware_threads_of_a_core_count_once() -> None:
+    assert [cores_of(cpus, threaded) for cpus in ([0, 4], [0, 1], [0, 1, 4, 5], [7])] == [1, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "quota", "threads"),
+    [(32, 2, math.inf, 32), (32, 2, 4.0, 2), (32, 2, 5.5, 2), (1, 2, 4.0, 1), (8, 2, 0.5, 1), (4, 2, 64.0, 4)],
+)
+def test_threads_fit_on_the_cores_and_into_the_quota(cores: int, ranks: int, quota: float, threads: int) -> None:
+    assert thread_share(cores, ranks, quota) == threads
+
+
+GROUPS = {
+    "version 2, a pod": (
+        "0::/pod/box",
+        "cgroup2 none rw",
+        "/",
+        {"pod/cpu.max": "400000 100000", "cpu.max": "max 100000"},
+        4,
+    ),
+    "version 2, the nearer is smaller": (
+        *("0::/pod/box", "cgroup2 none rw", "/"),
+        {"pod/cpu.max": "400000 100000", "pod/box/cpu.max": "150000 100000"},
+        1.5,
+    ),
+    "version 2, seen from inside": ("0::/", "cgroup2 none rw", "/", {"cpu.max": "50000 100000"}, 0.5),
+    "version 2, no limit": ("0::/a", "cgroup2 none rw", "/", {"a/cpu.max": "max 100000"}, math.inf),
+    "version 1, docker": (
+        *("4:cpu,cpuacct:/docker/ab", "cgroup cgroup rw,cpu,cpuacct", "/docker/ab"),
+        {"cpu.cfs_quota_us": "200000", "cpu.cfs_period_us": "100000"},
+        2,
+    ),
+    "version 1, no limit": (
+        *("4:cpu,cpuacct:/", "cgroup cgroup rw,cpu,cpuacct", "/"),
+        {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"},
+        math.inf,
+    ),
+    "another controller's": ("4:cpuset:/", "cgroup cgroup rw,cpuset", "/", {"cpu.max": "1 100000"}, math.inf),
+    "nothing": ("", "tmpfs tmpfs rw", "/", {}, math.inf),
+}
+
+
+@pytest.mark.parametrize(("groups", "system", "root", "files", "cpus"), GROUPS.values(), ids=list(GROUPS))
+def test_cpu_quota(groups: str, system: str, root: str, files: dict[str, str], cpus: float, tmp_path: Path) -> None:
+    (tmp_path / "cgroup").write_text(groups and f"{groups}\n")
+    mount = tmp_path / "mounted"
+    (tmp_path / "mountinfo").write_text(f"31 23 0:28 {root} {mount} rw,relatime shared:9 - {system}\n")
+    for name, text in files.items():
+        (mount / name).parent.mkdir(parents=True, exist_ok=True)
+        (mount / name).write_text(f"{text}\n")
+    assert cpu_quota(tmp_path) == cpus
+
+
+def test_every_launcher_gives_a_rank_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "cpu_quota", lambda: 3.0)
+    monkeypatch.setattr(mpirun, "cores", lambda: 8)
+    monkeypatch.setattr(spawn, "cores_of", lambda cpus: len(cpus) // 2)
+    assert spawn.rank_environment({}, 0, 2, "", range(8))["OMP_NUM_THREADS"] == "1"
+    assert spawn.rank_environment({}, 0, 1, "", range(8))["OMP_NUM_THREADS"] == "3"
+    for ranks, threads in ((1, "3"), (2, "1")):
+        read = options.read(["--mpi", "-np", str(ranks), "true"], "ringrun")
+        assert mpirun.environment(read, {})["OMP_NUM_THREADS"] == threads
 
 
 def test_a_cpu_that_the_kernel_does_not_describe_is_a_core_of_its_own() -> None:
@@ -105,6 +171,9 @@ WRONG = [
     (["true"], "give -np N"),
     (["-np", "2"], "no program"),
     (["-np", "2", "--"], "no program"),
+    (["-np", "2", "-m"], "no program"),
+    (["python", "-np", "2", "x.py"], "options stand before the program: ringrun -np N python ..."),
+    (["-np", "2", "--mpi", "--output-filename", "x", "true"], '"--output dir=DIR" (Open MPI 5)'),
     (["-np", "2", "--grace", "-1", "true"], "--grace -1"),
     (["-np", "2", "--grace", "nan", "true"], "--grace nan"),
     (["-np", "2", "-H", "localhost", "--hostfile", "x", "true"], "--hostfile"),
@@ -140,6 +209,32 @@ def test_what_cannot_be_run() -> None:
     assert "Permission denied" in folder.stderr
 
 
+def test_scripts_and_modules_run_under_ringruns_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    show = "import os, sys; print(os.environ['RINGREDUCE_RANK'], sys.executable, *sys.argv[1:])"
+    (tmp_path / "train.py").write_text(show)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text(show)
+    ringrun = (sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "2")
+    for program in (["train.py"], ["./train.py"], ["--", "train.py"], ["-m", "package.train"]):
+        done = run(*ringrun, *program, "--epochs", "3", "-np", "4")
+        assert sorted(done.stdout.splitlines()) == [f"{rank} {sys.executable} --epochs 3 -np 4" for rank in (0, 1)]
+        assert done.returncode == 0, done.stderr
+    (tmp_path / "train.py").write_text("#!/bin/sh\necho by itself")
+    (tmp_path / "train.py").chmod(0o755)
+    assert run(*ringrun, "./train.py").stdout == "by itself\n" * 2
+    missing = run(*ringrun, "missing.py")
+    assert (missing.returncode, missing.stderr) == (
+        127,
+        "ringrun: cannot run 'missing.py': No such file or directory\n",
+    )
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ringrun.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("ringrun 0.")
+
+
 def test_slots_are_the_default_number_of_ranks() -> None:
     done = run(sys.executable, "-m", "ringreduce", "run", "-H", "localhost:2,127.0.0.1:1", "echo", "-n", "x")
     assert (done.returncode, done.stdout.split()) == (0, ["x", "x", "x"])
@@ -158,11 +253,13 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         "--bind",
         "--grace",
         "--tag-output",
-        "--timeline",
         "--mpi-args",
+        "--output-filename",
+        "--fusion-threshold-mb",
+        "-m",
     ):
         assert option in text
-    assert "timeline itself does not exist yet" in " ".join(text.split())
+    assert "--timeline" not in text  # it does not exist yet
 
 
 def test_check_build_is_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import time
 from typing import Any
@@ -206,7 +207,9 @@ def with_warnings() -> list[str]:
 
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        rr.init()
+        rr.init()  # the line that warnings show
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    assert {(one.filename, one.lineno) for one in seen} <= {(__file__, line)}
     chosen = {knob.name: (knob.value, knob.origin) for knob in rr.config.describe()}
     return [*(str(one.message) for one in seen), str(chosen["RINGREDUCE_TIMEOUT"])]
 

@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,7 +13,9 @@ from email.parser import Parser
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
+from ranks import clean_environment
 
 import ringreduce
 from ringreduce import _core, errors
@@ -141,15 +144,46 @@ def run_python(code: str) -> str:
 
 
 def test_import_pulls_in_numpy_and_the_standard_library_only() -> None:
-    code = "import sys, numpy; before = set(sys.modules); import ringreduce; print(*(set(sys.modules) - before))"
+    code = "import sys, numpy; before = set(sys.modules); import ringreduce.api; print(*(set(sys.modules) - before))"
     tops = {name.split(".")[0] for name in run_python(code).split()}
     assert tops <= set(sys.stdlib_module_names) | {"numpy", "ringreduce"}
 
 
 def test_import_adds_under_50_ms_to_numpy() -> None:
     # Processor time: what other programs do to the clock on the wall is not ours.
-    code = "import time, numpy; start = time.process_time(); import ringreduce; print(time.process_time() - start)"
+    code = "import time, numpy; start = time.process_time(); import ringreduce.api; print(time.process_time() - start)"
     assert min(float(run_python(code)) for _ in range(7)) < 0.050
+
+
+def test_the_launcher_starts_without_numpy_and_core() -> None:
+    code = """if True:
+        import sys
+        import ringreduce.launch.ringrun as ringrun
+        assert ringrun.main(["-np", "2", "true"]) == 0
+        try:
+            ringrun.main(["--help"])
+        except SystemExit:
+            print(*sys.modules)
+    """
+    loaded = set(run_python(code).split())
+    assert "ringreduce.launch.supervise" in loaded
+    assert not loaded & {"numpy", "ringreduce._core", "ringreduce.api"}
+
+
+def test_public_names_are_there_when_they_are_used() -> None:
+    code = """if True:
+        import ringreduce, sys
+        assert "numpy" not in sys.modules
+        ringreduce.join = "replaced"
+        assert "allreduce" in dir(ringreduce) and "run" in dir(ringreduce)
+        assert ringreduce.config.describe() and ringreduce.__version__
+        assert ringreduce.allreduce is vars(ringreduce)["allreduce"] is ringreduce.api.allreduce
+        assert not hasattr(ringreduce, "no_such_name")
+        from ringreduce import *
+        assert join == "replaced"
+        print(*sorted(set(ringreduce.__all__) - globals().keys()))
+    """
+    assert run_python(code) == "\n"
 
 
 def test_every_public_name_resolves_and_is_documented() -> None:
@@ -215,7 +249,7 @@ def test_the_source_archive_has_all_that_the_build_reads(tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(600)
-def test_wheel_is_small_and_requires_numpy_only(tmp_path: Path) -> None:
+def test_wheel_is_small_requires_numpy_only_and_works_when_installed(tmp_path: Path) -> None:
     # Compiled objects are shared with the editable build; what goes into the wheel is collected afresh in tmp_path.
     config = tmp_path / "build.cfg"
     config.write_text(f"[build]\nbuild_base = {tmp_path}/build\n")
@@ -243,3 +277,77 @@ def test_wheel_is_small_and_requires_numpy_only(tmp_path: Path) -> None:
     assert "ringreduce/_tensorflow.so" in inside
     written = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
     assert {name for name in inside if name.endswith(".py")} == written
+
+    python = install(wheel, tmp_path / "environment")
+    checkout = unbuilt_checkout(tmp_path / "checkout")
+    (tmp_path / "elsewhere").mkdir()
+    for folder in (checkout, tmp_path / "elsewhere"):
+        check_commands(python.parent, folder, checkout / "examples" / "hello.py")
+    check_that_the_source_tree_names_itself(python, checkout)
+    check_that_a_core_for_another_python_is_named(python)
+
+
+def install(wheel: Path, environment: Path) -> Path:
+    """A new virtual environment with the wheel and this one's NumPy. Returns its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    python = environment / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-qq", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(wheel)], check=True, env=installed_environment())
+    (site,) = environment.glob("lib/python*/site-packages")
+    for name in ("numpy", "numpy.libs"):
+        beside = Path(np.__file__).parents[1] / name
+        if beside.exists():
+            (site / name).symlink_to(beside)
+    return python
+
+
+def unbuilt_checkout(root: Path) -> Path:
+    """The source tree as git clones it: without a compiled core."""
+    shutil.copytree(PACKAGE, root / "ringreduce", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copytree(ROOT / "examples", root / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "csrc").mkdir()
+    return root
+
+
+def installed_environment() -> dict[str, str]:
+    """No launcher's variables, and nothing that leads to the package under test but its installation."""
+    return {name: value for name, value in clean_environment().items() if name != "PYTHONPATH"}
+
+
+def run_installed(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    environ = installed_environment()
+    words = list(map(str, command))
+    return subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+def check_commands(scripts: Path, folder: Path, hello: Path) -> None:
+    """The README's commands, in this working directory."""
+    bench = run_installed(folder, scripts / "ringreduce", "bench", "allreduce", "-np", "2", "--sizes", "8")
+    assert bench.returncode == 0, bench.stderr
+    assert "Out of bounds values : 0 OK" in bench.stdout
+    beside = ("--vs", "gloo", "--rounds", "1", "--sizes", "8")
+    versus = run_installed(folder, scripts / "ringreduce", "bench", "allreduce", "-np", "2", *beside)
+    assert versus.returncode == 0, versus.stderr
+    assert "failed" not in versus.stdout
+    doctor = run_installed(folder, scripts / "ringreduce", "doctor")
+    assert doctor.returncode == 0, doctor.stdout
+    assert re.search("2 ranks, .* 0 wrong", doctor.stdout), doctor.stdout
+    greeting = run_installed(folder, scripts / "ringrun", "-np", "2", scripts / "python", hello)
+    assert greeting.stdout.count(" of 2: [3. 3. 3. 3.]") == 2, greeting.stderr
+
+
+def check_that_the_source_tree_names_itself(python: Path, checkout: Path) -> None:
+    refused = run_installed(checkout, python, "-c", "import ringreduce")
+    assert "the source tree, whose core is not built, and it hides an installed ringreduce" in refused.stderr
+    assert f"-m pip install {checkout}" in refused.stderr
+    if sys.version_info >= (3, 11):
+        assert run_installed(checkout, python, "-P", "-c", "import ringreduce").returncode == 0
+
+
+def check_that_a_core_for_another_python_is_named(python: Path) -> None:
+    """Ends the installation: its core gets another name."""
+    (core,) = python.parents[1].glob("lib/python*/site-packages/ringreduce/_core.*.so")
+    core.rename(core.with_name("_core.cpython-39-x86_64-linux-gnu.so"))
+    refused = run_installed(python.parent, python, "-c", "import ringreduce")
+    assert "built for another Python (_core.cpython-39-x86_64-linux-gnu.so)" in refused.stderr
+    assert f"{python} -m pip install" in refused.stderr

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ringreduce
-from ringreduce.errors import Error, InvalidArgumentError, TimeoutError
+from ringreduce.errors import Error, InvalidArgumentError, TimeoutError, UnavailableError
 from ringreduce.launch.run import run
 
 
@@ -122,6 +122,45 @@ def test_what_cannot_be_sent_is_said_before_anything_starts(monkeypatch: pytest.
     monkeypatch.setattr(place, "__module__", "__main__")
     with pytest.raises(InvalidArgumentError, match="__main__"):
         run(place)
+
+
+def test_horovods_arguments(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(
+        RuntimeWarning, match=r"run\(\): without effect here: use_gloo \(Gloo is not used; .*, ssh_port"
+    ) as seen:
+        places = run(
+            *(place, ("hi",)),
+            num_proc=3,
+            hosts="localhost:4",
+            use_gloo=True,
+            use_mpi=False,
+            min_num_proc=None,
+            ssh_port=22,
+            verbose=2,
+            executable=sys.executable,
+            output_filename=str(tmp_path),
+        )
+    assert [one.filename for one in seen] == [__file__]
+    assert places == [(rank, 3, "hi") for rank in range(3)]
+    assert capfd.readouterr().err.count("ringreduce.run: rank ") == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank.0", "rank.1", "rank.2"]
+    assert run(os.getenv, args=("RINGREDUCE_INIT_TIMEOUT",), hosts="localhost:1", start_timeout=9.5) == ["9.5"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "words"),
+    [
+        ({"np": 2, "num_proc": 2}, InvalidArgumentError, "two names of one argument"),
+        ({"np": 3, "hosts": "localhost:2"}, InvalidArgumentError, "np=3: the hosts have 2 slots"),
+        ({"hosts": "far:2"}, UnavailableError, "not on far"),
+        ({"use_mpi": True}, UnavailableError, r"run\(use_mpi=True\): .*ringrun --mpi"),
+        ({"min_num_proc": 1}, UnavailableError, r"run\(min_num_proc=1\): elastic jobs do not exist yet"),
+        ({"nprocs": 1}, TypeError, "unexpected keyword argument 'nprocs'"),
+    ],
+)
+def test_arguments_that_cannot_be_met(wrong: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        run(place, **wrong)
 
 
 @pytest.mark.parametrize("np", [0, -1])

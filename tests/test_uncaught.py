@@ -1,11 +1,19 @@
-"""When an uncaught exception ends the job, and when not; under each mpirun: test_mpirun.py."""
+"""When an uncaught exception ends the job, and when not; what ringrun says of it. Under each mpirun: test_mpirun.py."""
 
+import json
+import os
+import selectors
 import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from ranks import clean_environment
+
+from ringreduce.launch.reports import Reports
+from ringreduce.uncaught import report_address
 
 PROLOGUE = """
 import os, sys, types
@@ -49,3 +57,54 @@ def test_when_it_aborts(case: str) -> None:
     assert done.stdout.splitlines() == expected, done.stderr
     others = {"no rank, a fork": 0, "sys.exit": 3, "without MPI, under Hydra": -signal.SIGTERM}
     assert done.returncode == (9 if expected == ABORTS else others.get(case, 1))
+
+
+# --- under ringrun ----------------------------------------------------------------------------------------------------
+
+FAILS_ON_RANK_1 = """
+import json
+import numpy as np
+import ringreduce
+
+def step():
+    if ringreduce.rank() == 1:
+        json.loads("[1,\\n}")
+    ringreduce.allreduce(np.ones(3))
+
+ringreduce.init()
+while True:
+    step()
+"""
+
+
+def test_ringruns_last_line_is_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FAILS_ON_RANK_1)
+    command = [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "3", str(tmp_path / "train.py")]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("ShutdownError") >= 2
+    why = "json.decoder.JSONDecodeError: Expecting value: line 2 column 1 (char 4) (train.py:8)"
+    assert done.stderr.splitlines()[-1] == f"ringrun: the first uncaught exception was that of rank 1: {why}"
+
+
+def test_the_line_about_a_rank_has_its_exception(tmp_path: Path) -> None:
+    program = "import ringreduce\nringreduce.init()\nringreduce.barrier()\n[][ringreduce.rank()]"
+    (tmp_path / "train.py").write_text(program)
+    command = [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "2", str(tmp_path / "train.py")]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False)
+    (line,) = [line for line in done.stderr.splitlines() if "exited with status 1" in line]
+    assert "s: IndexError: list index out of range (train.py:4)" in line
+
+
+def test_reports_that_are_not_the_jobs_are_dropped() -> None:
+    job = f"test-reports-{os.getpid()}"
+    wrong = [["00fe", 0, "a stranger"], ["00ff", "1", "no rank"], ["00ff", 1], {"00ff": 1}]
+    right = [["00ff", 2, "own\x1b\n"], ["00ff", 2, "later"], ["00ff", 0, "another"]]
+    with selectors.PollSelector() as selector, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        reports = Reports(f"{job}:00ff", selector)
+        for report in [b"\xff{", *(json.dumps(words).encode() for words in wrong + right)]:
+            sender.sendto(report, report_address(job))
+        reports.read()
+        assert list(reports.causes.items()) == [(2, "own  "), (0, "another")]
+        reports.close()
+        assert not selector.get_map()

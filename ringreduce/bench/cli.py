@@ -60,9 +60,10 @@ def run(options: Options) -> int:
 def _start(options: Options, argv: Sequence[str]) -> int:
     """The same command again, on ranks of its own."""
     from ringreduce.launch import ringrun
+    from ringreduce.launch.python import run_module
 
     ranks = str(options.ranks or DEFAULT_RANKS)
     if terminal.coloured(sys.stdout):
         os.environ["FORCE_COLOR"] = "1"  # what a rank prints comes here through a pipe
     launch = ["-np", ranks, "--bind", options.bind, "--no-tag-output"]
-    return ringrun.main([*launch, sys.executable, "-m", "ringreduce.bench", *argv, "-np", ranks])
+    return ringrun.main([*launch, *run_module("ringreduce.bench", *argv, "-np", ranks)])

@@ -51,7 +51,7 @@ from ringreduce.features import (
 from ringreduce.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from ringreduce.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
-__all__ = [
+__all__: list[str] = [
     "Adasum",
     "Average",
     "Error",

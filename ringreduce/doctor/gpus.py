@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from ringreduce import _core, config
 from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
+from ringreduce.launch.python import run_code
 
 DRIVER_TIMEOUT_S = 60.0  # cuInit of a machine with eight GPUs takes seconds when nothing keeps the driver awake
 ASKED = "import json; from ringreduce import nccl, _core; print(json.dumps([_core.cuda_report(), nccl.version()[1]]))"
@@ -46,7 +46,7 @@ def cuda() -> Iterator[Finding]:
 
 def _asked() -> tuple[list[tuple[str, str]], str]:
     try:
-        done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S)
+        done = subprocess.run(run_code(ASKED), capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return [("driver", f"does not answer within {DRIVER_TIMEOUT_S:g} s")], "not asked"
     if done.returncode != 0:

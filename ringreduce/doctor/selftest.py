@@ -18,6 +18,7 @@ from ringreduce import environment
 from ringreduce.agreement import exchange
 from ringreduce.bench.oracle import DTYPES, Oracle
 from ringreduce.errors import Error
+from ringreduce.launch.python import run_module
 
 RANKS = 2
 TIMEOUT_S = 20.0
@@ -57,8 +58,8 @@ def on_this_job() -> dict[str, Any]:
 
 def on_own_ranks() -> dict[str, Any]:
     """Starts two ranks, runs on them, returns rank 0's result. Raises Failed."""
-    ranks = [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", str(RANKS)]
-    command = [*ranks, sys.executable, "-m", "ringreduce.doctor", "--self-test"]
+    rank = run_module("ringreduce.doctor", "--self-test")
+    command = run_module("ringreduce.launch.ringrun", "-np", str(RANKS), *rank)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:

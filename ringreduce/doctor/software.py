@@ -8,7 +8,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import metadata
 
@@ -17,6 +16,7 @@ from ringreduce import _core, environment
 from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.launch.python import run_code
 
 FRAMEWORKS = {
     "numpy": ("numpy",),
@@ -84,9 +84,8 @@ def mpi_cuda() -> Iterator[Finding]:
         yield Finding("MPI", name, "not asked under a launcher")
         return
     asked = "from ringreduce import mpi; path = mpi.cuda_path(); print('yes' if path[0] else 'no', path[1])"
-    command = [sys.executable, "-c", asked]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=MPI_TIMEOUT_S)
+        done = subprocess.run(run_code(asked), capture_output=True, text=True, timeout=MPI_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         yield Finding("MPI", name, f"no answer within {MPI_TIMEOUT_S:g} s", "note", "does MPI_Init hang here?")
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from ringreduce import config, environment
 from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
 from ringreduce.errors import Error
+from ringreduce.horovod_variables import WITHOUT_EFFECT
+from ringreduce.launch.quota import cpu_quota
 
 FEW_FILES = 1024
 
@@ -19,12 +22,11 @@ def hardware() -> Iterator[Finding]:
     allowed, online = machine.allowed_cores(), os.cpu_count() or 1
     yield Finding("machine", "cpu", machine.cpu())
     yield Finding("machine", "cores", f"{len(allowed)} allowed of {online} online")
-    quota, _, period = machine.read("/sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdecimal() and period.isdecimal():
-        cores = int(quota) / int(period)
-        few = cores < len(allowed)
+    quota = cpu_quota()
+    if quota < math.inf:
+        few = quota < len(allowed)
         hint = "ranks that wait for one another are paused by the quota: start no more ranks than it has cores"
-        yield Finding("machine", "cpu quota", f"{cores:g} cores", "note" if few else "ok", hint if few else "")
+        yield Finding("machine", "cpu quota", f"{quota:g} cores", "note" if few else "ok", hint if few else "")
     pages = machine.huge_pages()
     never = pages["shmem_enabled"] in ("never", "deny")
     yield Finding(
@@ -71,9 +73,9 @@ def knobs() -> Iterator[Finding]:
             explained.add(name)
             hint = f"did you mean {nearest}?" if nearest else ""
             yield Finding("knobs", name, "unknown to this version", "note", hint)
-    for name in sorted(os.environ.keys() & config.IGNORED.keys()):
+    for name in sorted(os.environ.keys() & WITHOUT_EFFECT.keys()):
         explained.add(name)
-        yield Finding("knobs", name, "no effect here", "note", config.IGNORED[name])
+        yield Finding("knobs", name, "no effect here", "note", WITHOUT_EFFECT[name])
     others = sorted(name for name in os.environ if name.startswith("HOROVOD_") and name not in explained)
     if others:
         yield Finding("knobs", "also set", ", ".join(others))

@@ -1,10 +1,12 @@
-"""Which CPUs each rank may use: an equal share of those that this process may use."""
+"""Which CPUs each rank may use, an equal share of those that this process may use; and how many threads fit on them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
+
+from ringreduce.launch.quota import cpu_quota
 
 CoreId = tuple[int, int]
 """(package, core) as the kernel numbers them; hardware threads of one core share it."""
@@ -20,6 +22,23 @@ def core_of(cpu: int) -> CoreId:
         return 0, cpu
 
 
+def cores_of(cpus: Collection[int], core: Callable[[int], CoreId] = core_of) -> int:
+    """How many cores logical CPUs make; hardware threads of one core count once."""
+    return len({core(cpu) for cpu in cpus})
+
+
+def thread_share(cores: int, ranks: int, quota: float | None = None) -> int:
+    """How many threads each rank computes with: one a core, and all ranks together no more than the quota has CPUs.
+
+    Args:
+        cores: those of one rank.
+        ranks: on this host.
+        quota: CPUs' worth of time for all ranks; default: that of this process's control groups.
+    """
+    quota = cpu_quota() if quota is None else quota
+    return max(1, int(min(cores, quota / ranks)))
+
+
 def cpu_shares(
     ranks: int, allowed: Collection[int] | None = None, core: Callable[[int], CoreId] = core_of
 ) -> list[frozenset[int]]:
@@ -28,6 +47,8 @@ def cpu_shares(
     While there are cores for all, a rank gets whole cores, equally many, neighbours in one package (5 cores for
     2 ranks: 2 each, and one is left to the system). With more ranks than cores, hardware threads are dealt out in the
     same way, and with more ranks than those, rank i shares CPU i modulo their number.
+
+    A quota of CPU time makes no share smaller: it names no CPUs, and other jobs under quotas would take the same ones.
 
     Args:
         ranks: how many.

@@ -57,6 +57,15 @@ def read_hostfile(path: str) -> list[Host]:
     return hosts
 
 
+def named_hosts(hosts: str | None, hostfile: str | None) -> list[Host]:
+    """Those of a list or of a file; none where neither is given. Raises InvalidArgumentError."""
+    if hosts is not None and hostfile is not None:
+        raise InvalidArgumentError("a list of hosts (-H) and --hostfile say the same thing; give one of them")
+    if hosts is not None:
+        return parse_hosts(hosts)
+    return read_hostfile(hostfile) if hostfile is not None else []
+
+
 def is_this_host(name: str) -> bool:
     """True for this host's names and for loopback addresses. Asks no name server."""
     own = socket.gethostname()

@@ -16,7 +16,7 @@ from pathlib import Path
 from ringreduce.doctor.software import ROOT_PERMITS
 from ringreduce.errors import UnavailableError
 from ringreduce.launch import mpi
-from ringreduce.launch.binding import core_of
+from ringreduce.launch.binding import cores_of, thread_share
 from ringreduce.launch.hosts import Host, is_this_host
 
 FORWARDED_PREFIXES = ("RINGREDUCE_", "HOROVOD_", "OMP_", "MPI4PY_", "PYTHON", "NCCL_", "CUDA_")
@@ -49,12 +49,10 @@ def environment(options: argparse.Namespace, base: Mapping[str, str]) -> dict[st
     """mpirun's variables, which the ranks inherit."""
     places = {prefix + place for prefix in ("RINGREDUCE_", "HOROVOD_") for place in PLACES}
     environ = {name: value for name, value in base.items() if name not in places}
+    environ.update(options.variables)
     environ["RINGREDUCE_TRANSPORT"] = "auto"  # "mpi" would have ranks of one host talk by MPI too
-    if options.timeline:
-        environ["RINGREDUCE_TIMELINE"] = os.path.abspath(options.timeline)
-    share = cores_each(options, cores())
-    if share:
-        environ.setdefault("OMP_NUM_THREADS", str(share))
+    if share := cores_each(options, cores()):
+        environ.setdefault("OMP_NUM_THREADS", str(thread_share(share, ranks_of_a_host(options))))
     return environ
 
 
@@ -80,19 +78,22 @@ def check_root(found: mpi.Mpi, environ: Mapping[str, str], extra: Sequence[str])
 
 
 def cores() -> int:
-    """The cores that this process may use; hardware threads of one core count once."""
-    return len({core_of(cpu) for cpu in os.sched_getaffinity(0)})
+    """The cores that this process may use."""
+    return cores_of(os.sched_getaffinity(0))
 
 
 def cores_each(options: argparse.Namespace, cores: int) -> int:
     """How many cores each rank is bound to, taking every host to be like this one; 0: not bound."""
-    if options.bind == "none":
-        return 0
+    return 0 if options.bind == "none" else cores // ranks_of_a_host(options)
+
+
+def ranks_of_a_host(options: argparse.Namespace) -> int:
+    """How many ranks the fullest host has."""
     slots: dict[str, int] = {}
     for host in options.host_list or [Host("localhost", options.ranks)]:
         name = "" if is_this_host(host.name) else host.name
         slots[name] = slots.get(name, 0) + host.slots
-    return int(cores // min(options.ranks, max(slots.values())))
+    return int(min(options.ranks, max(slots.values())))
 
 
 def _open_mpi(

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.launch.hosts import Host, local_slots, parse_hosts, read_hostfile
+from ringreduce.launch import horovodrun
+from ringreduce.launch.hosts import local_slots, named_hosts
+from ringreduce.launch.python import run_script
 
 MAX_RANKS = 4096
 GRACE_S = 3.0
 
 EPILOG = """\
 Each rank finds its place in RINGREDUCE_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, _CROSS_RANK and _CROSS_SIZE, and in the
-same names with HOROVOD_. Rank 0 reads ringrun's standard input, the others read nothing. SIGINT and SIGTERM are passed
-on to all ranks; a second one kills them. When a rank fails, the others may take --grace seconds to raise and report,
-then get SIGTERM and 1.5 s later SIGKILL.
+same names with HOROVOD_. Rank 0 reads ringrun's standard input, the others read nothing. When a rank fails, the others
+may take --grace seconds to raise and report, then get SIGTERM and 1.5 s later SIGKILL.
+
+SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to all ranks. When a rank then fails, the others have 30 s
+(--grace, if that is longer) to save their work; ringrun sends no second signal before, and SIGKILL after that. A second
+SIGINT or SIGTERM kills all ranks at once.
 
 With --transport mpi the mpirun of the MPI that mpi4py loads starts the ranks, with that MPI's words for these options;
 -v shows them. Places come from mpirun's own variables; signals and the end of the job are mpirun's as well, and --grace
@@ -24,7 +30,11 @@ counts for MPICH alone.
 exit status: that of the first rank to fail, 128 + N if signal N killed it; 2 for a wrong command line;
 126 or 127 if the program cannot be run; mpirun's own with --transport mpi.
 
-example: ringrun -np 2 python train.py --epochs 3
+A program train.py runs under ringrun's own Python, as -m MODULE does.
+
+examples: ringrun -np 2 python train.py --epochs 3
+          ringrun -np 2 train.py --epochs 3
+          ringrun -np 2 -m package.train --epochs 3
 """
 
 
@@ -66,7 +76,8 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
         "--bind",
         choices=("core", "none"),
         default="core",
-        help="core: rank i runs on its equal share of the allowed cores, and OMP_NUM_THREADS is that share if unset",
+        help="core: rank i runs on its equal share of the allowed cores, and OMP_NUM_THREADS, if unset, is that share, "
+        "or the share of a container's CPU quota if that is less",
     )
     add("--grace", type=float, default=GRACE_S, metavar="S", help="seconds between the first failure and SIGTERM (3.0)")
     add(
@@ -75,9 +86,9 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
         help='begin each line with "[rank]<stdout>: " or "[rank]<stderr>: " (default: if stdout is a terminal)',
     )
     add(
-        "--timeline",
-        metavar="FILE",
-        help="exported as RINGREDUCE_TIMELINE; the timeline itself does not exist yet, so nothing is written",
+        "--output-filename",
+        metavar="DIR",
+        help="also write each rank's output to DIR/rank.N/stdout and DIR/rank.N/stderr",
     )
     add(
         "--as-horovod",
@@ -87,22 +98,32 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
     )
     add("--verbose", "-v", action="store_true", help="report each rank's start, cores and end")
     add("--check-build", "-cb", action="store_true", help="show what this build has, as `ringreduce doctor`")
+    add("--version", action="store_true", help="print the version")
+    horovodrun.add_to(parse)
+    add(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        help="run a Python module, with all that follows as its arguments",
+    )
     add("command", nargs=argparse.REMAINDER, metavar="PROGRAM", help="any program, and its arguments")
     return parse
 
 
 def read(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
-    """The options, checked; `ranks`, `host_list` and `command` are there unless `check_build` is.
+    """The options, checked; `ranks`, `host_list` and `command` are there unless `check_build` or `version` is.
 
     Raises:
         SystemExit: argparse's own errors (status 2) and --help.
         InvalidArgumentError, UnavailableError: what argparse cannot check.
     """
     options = parser(prog).parse_args(argv)
-    if options.check_build:
+    if options.check_build or options.version:
         return options
     if options.command[:1] == ["--"]:
         del options.command[0]
+    if options.module:
+        options.command = [sys.executable, "-m", *options.module]
     if not options.command:
         raise InvalidArgumentError(f"no program to run; for example: {prog} -np 2 python train.py")
     if options.transport == "tcp":
@@ -112,28 +133,29 @@ def read(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
         )
     if options.mpi_args is not None and options.transport != "mpi":
         raise InvalidArgumentError("--mpi-args are for mpirun: give --transport mpi too")
+    if options.output_filename is not None and options.transport == "mpi":
+        raise UnavailableError(
+            "--output-filename: mpirun carries the output of --transport mpi. Give its own option by --mpi-args: "
+            '"--output-filename DIR" (Open MPI 4), "--output dir=DIR" (Open MPI 5), "-outfile-pattern FILE.%r" (MPICH)'
+        )
     if not options.grace >= 0:
         raise InvalidArgumentError(f"--grace {options.grace:g}: expected seconds, 0 or more")
-    _check_ranks(options)
+    _check_ranks(options, prog)
+    options.command = run_script(options.command)
     return options
 
 
-def _check_ranks(options: argparse.Namespace) -> None:
-    if options.hosts is not None and options.hostfile is not None:
-        raise InvalidArgumentError("-H and --hostfile say the same thing; give one of them")
-    hosts: list[Host] = []
-    if options.hosts is not None:
-        hosts = parse_hosts(options.hosts)
-    elif options.hostfile is not None:
-        hosts = read_hostfile(options.hostfile)
-    options.host_list = hosts
+def _check_ranks(options: argparse.Namespace, prog: str) -> None:
+    options.host_list = hosts = named_hosts(options.hosts, options.hostfile)
     slots = None
     if hosts:
         slots = sum(host.slots for host in hosts) if options.transport == "mpi" else local_slots(hosts)
     if options.ranks is None:
         options.ranks = slots
     if options.ranks is None:
-        raise InvalidArgumentError("how many ranks? give -np N")
+        misplaced = {"-np", "-n", "--num-proc"} & set(options.command)
+        order = f"; options stand before the program: {prog} -np N {options.command[0]} ..." if misplaced else ""
+        raise InvalidArgumentError(f"how many ranks? give -np N{order}")
     if not 1 <= options.ranks <= MAX_RANKS:
         raise InvalidArgumentError(f"-np {options.ranks}: expected 1 to {MAX_RANKS}")
     if slots is not None and options.ranks > slots:

@@ -2,7 +2,8 @@
 
 A Source is the reading end of one rank's stdout or stderr, a Sink is ours. While a sink has more than QUEUE_NBYTES
 waiting, its sources are not read, so the ranks wait as they would for the reader itself. When the reader of a sink has
-gone (`| head`), its sources are closed, and the ranks notice as they would without us.
+gone (`| head`), its sources are closed, and the ranks notice as they would without us; but for sources with a copy in a
+file, which are read on.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import re
 import select
 import selectors
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeAlias
 
 QUEUE_NBYTES = 1 << 20
 LINE_NBYTES = 1 << 20  # a line longer than this is passed on in parts
@@ -95,19 +99,75 @@ class Sink:
             self.flush()
 
     def _break(self) -> None:
+        paused = self._queued > QUEUE_NBYTES
         self._broken = True
         self._queue.clear()
         self._queued = 0
         self._selector.unregister(self.fd)
         for source in list(self._sources):
-            source.close()
+            if source.copy is None:
+                source.close()
+            elif paused:
+                self._selector.register(source.fd, selectors.EVENT_READ, source.read)
 
 
-def output_pipe(sink: Sink, prefix: str, theirs: ExitStack) -> tuple[Source, int]:
+class Copy:
+    """A file that gets a rank's output as well, without tags. Raises OSError where it cannot be made.
+
+    Args:
+        path: in a folder that is made where it is missing; what the file had is lost.
+        report: takes one line when the file can be written no longer; the rank goes on.
+    """
+
+    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._report = report
+        self._file = path.open("wb", buffering=0)
+
+    def write(self, data: bytes) -> None:
+        """Appends what a rank has written."""
+        if self._file.closed:
+            return
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            self._report(f"{self._path}: {error.strerror}; the file ends here, the rank goes on")
+            self._file.close()
+
+    def close(self) -> None:
+        """Closes the file. Idempotent."""
+        self._file.close()
+
+
+Copies: TypeAlias = Sequence[tuple[Copy | None, Copy | None]]
+"""For each rank's stdout and stderr."""
+
+
+def rank_copies(folder: str | None, ranks: int, report: Callable[[str], None], stack: ExitStack) -> Copies:
+    """The files rank.N/stdout and rank.N/stderr in a folder, N padded with zeros. Without a folder there are none.
+
+    The stack closes them. Raises OSError where one cannot be made.
+    """
+    if folder is None:
+        return [(None, None)] * ranks
+    digits = len(str(ranks - 1))
+    copies = []
+    for rank in range(ranks):
+        out, err = (Copy(Path(folder, f"rank.{rank:0{digits}}", name), report) for name in ("stdout", "stderr"))
+        stack.callback(out.close)
+        stack.callback(err.close)
+        copies.append((out, err))
+    return copies
+
+
+def output_pipe(sink: Sink, prefix: str, theirs: ExitStack, copy: Copy | None = None) -> tuple[Source, int]:
     """A new source of a sink, and the writing end for a rank, which `theirs` closes here."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     theirs.callback(os.close, writer)
-    return Source(reader, sink, prefix.encode(), sink.terminal), writer
+    return Source(reader, sink, prefix.encode(), sink.terminal, copy), writer
 
 
 class Source:
@@ -116,11 +176,13 @@ class Source:
     Args:
         prefix: put before each line; b"" leaves lines as they are.
         returns: whether a carriage return ends a line too (progress bars on a terminal).
+        copy: gets all that is read.
     """
 
-    def __init__(self, fd: int, sink: Sink, prefix: bytes, returns: bool) -> None:
+    def __init__(self, fd: int, sink: Sink, prefix: bytes, returns: bool, copy: Copy | None = None) -> None:
         self.fd = fd
         self._sink = sink
+        self.copy = copy
         self._prefix = prefix
         self._ends = (b"\n", b"\r") if returns else (b"\n",)
         self._line = re.compile(rb"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+" if returns else rb"[^\n]*\n|[^\n]+")
@@ -139,6 +201,8 @@ class Source:
         if not more:
             self.close()
             return False
+        if self.copy is not None:
+            self.copy.write(more)
         self._held += more
         end = max(self._held.rfind(mark) for mark in self._ends) + 1
         if end == 0 and len(self._held) > LINE_NBYTES:

@@ -17,7 +17,8 @@ from ringreduce import compat
 from ringreduce.errors import Error
 from ringreduce.launch import options as command_line
 from ringreduce.launch.binding import cpu_shares
-from ringreduce.launch.output import Sink, output_pipe
+from ringreduce.launch.output import Copies, Sink, output_pipe, rank_copies
+from ringreduce.launch.reports import Reports
 from ringreduce.launch.spawn import new_rendezvous, rank_environment, spawn
 from ringreduce.launch.supervise import Supervisor
 from ringreduce.launch.terminal import Keyboard, signals_as_events
@@ -39,6 +40,13 @@ def main(argv: Sequence[str] | None = None, prog: str = "ringrun") -> int:
         from ringreduce import doctor
 
         return doctor.main([])
+    if options.version:
+        import ringreduce
+
+        sys.stdout.write(f"{prog} {ringreduce.__version__}\n")
+        return 0
+    if options.unused:
+        sys.stderr.write(f"{prog}: without effect here: {', '.join(options.unused)}\n")
     if options.as_horovod:
         compat.switch_on(os.environ)
     if options.transport == "mpi":
@@ -75,33 +83,38 @@ class Launch:
 
     def run(self) -> int:
         """Starts the ranks and waits for the last to end. Returns the exit status."""
-        with self._job, signals_as_events(self._job.selector, self._on_signal):
+        with ExitStack() as files, self._job, signals_as_events(self._job.selector, self._on_signal):
             try:
-                self._start()
-                self._job.run()
+                copies = rank_copies(self._options.output_filename, self._options.ranks, self._report, files)
             except OSError as error:
-                self._report(f"cannot run {self._options.command[0]!r}: {error.strerror}")
-                return NOT_FOUND_STATUS if isinstance(error, FileNotFoundError) else CANNOT_RUN_STATUS
+                self._report(f"--output-filename {self._options.output_filename}: {error}")
+                return USAGE_STATUS
+            try:
+                try:
+                    self._start(copies)
+                except OSError as error:
+                    self._report(f"cannot run {self._options.command[0]!r}: {error.strerror}")
+                    return NOT_FOUND_STATUS if isinstance(error, FileNotFoundError) else CANNOT_RUN_STATUS
+                self._job.run()
             finally:
                 if self._keyboard is not None:
                     self._keyboard.close()
         return self._job.exit_status()
 
-    def _start(self) -> None:
+    def _start(self, copies: Copies) -> None:
         options = self._options
         tagged = self._out.terminal if options.tag_output is None else options.tag_output
         shares = cpu_shares(options.ranks) if options.bind == "core" else [None] * options.ranks
         rendezvous = new_rendezvous()
-        base = dict(os.environ)
+        self._job.reports = Reports(rendezvous, self._job.selector)
+        base = os.environ | options.variables
         if options.transport:
             base["RINGREDUCE_TRANSPORT"] = options.transport
-        if options.timeline:
-            base["RINGREDUCE_TIMELINE"] = os.path.abspath(options.timeline)
         for rank, cpus in enumerate(shares):
             environ = rank_environment(base, rank, options.ranks, rendezvous, cpus)
             with ExitStack() as theirs:  # the ends that only the rank keeps
-                out, stdout = output_pipe(self._out, f"[{rank}]<stdout>: " if tagged else "", theirs)
-                err, stderr = output_pipe(self._err, f"[{rank}]<stderr>: " if tagged else "", theirs)
+                out, stdout = output_pipe(self._out, f"[{rank}]<stdout>: " if tagged else "", theirs, copies[rank][0])
+                err, stderr = output_pipe(self._err, f"[{rank}]<stderr>: " if tagged else "", theirs, copies[rank][1])
                 stdin = self._stdin(theirs) if rank == 0 else subprocess.DEVNULL
                 process = spawn(options.command, environ, cpus, stdin, stdout, stderr)
             self._job.add(process, (out, err))
@@ -128,13 +141,15 @@ class Launch:
         if signum == signal.SIGCONT:
             if self._keyboard is not None:
                 self._keyboard.resume()
-        elif self._interrupted:
+            return
+        insistent = signum in (signal.SIGINT, signal.SIGTERM)  # SIGHUP may come twice: from the kernel and the shell
+        if insistent and self._interrupted:
             self._report(f"{name} again: killing all ranks")
             self._job.stop_now()
-        else:
-            self._interrupted = True
-            self._report(f"{name}: passing it on to all ranks")
-            self._job.send(signum)
+            return
+        self._interrupted |= insistent
+        self._report(f"{name}: passing it on to all ranks")
+        self._job.pass_on(signum)
 
     def _report(self, line: str) -> None:
         self._err.put(f"{self._prog}: {line}\n".encode())

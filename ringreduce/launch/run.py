@@ -12,15 +12,17 @@ import pickle
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from ringreduce.errors import Error, InvalidArgumentError, TimeoutError
-from ringreduce.launch import worker
+from ringreduce.launch import horovodrun, worker
 from ringreduce.launch.binding import cpu_shares
+from ringreduce.launch.hosts import Host, local_slots, named_hosts
 from ringreduce.launch.options import GRACE_S, MAX_RANKS
-from ringreduce.launch.output import Sink, output_pipe
+from ringreduce.launch.output import Copies, Sink, output_pipe, rank_copies
 from ringreduce.launch.spawn import new_rendezvous, rank_environment, spawn
 from ringreduce.launch.supervise import Rank, Supervisor
 
@@ -31,10 +33,18 @@ def run(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    np: int = 2,
+    np: int | None = None,
     *,
+    num_proc: int | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    start_timeout: float | None = None,
+    output_filename: str | None = None,
+    verbose: bool | int | None = None,
+    executable: str | None = None,
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
+    **horovods: Any,
 ) -> list[Any]:
     """Calls fn(*args, **kwargs) on np ranks, each a process of its own on this host.
 
@@ -42,8 +52,17 @@ def run(
     rank's number if this is a terminal.
 
     Args:
+        np: how many ranks; default: the slots of hosts or hostfile, else 2.
+        num_proc: the same, by Horovod's name.
+        hosts, hostfile: "host:slots,..." or a file of lines "host slots=N"; they may name this host only.
+        start_timeout: seconds that init() waits for the other ranks (RINGREDUCE_INIT_TIMEOUT).
+        output_filename: a folder, for each rank's output as well: rank.N/stdout and rank.N/stderr in it.
+        verbose: whether each rank's end is told on stderr.
+        executable: the Python of the ranks; default: this one.
         timeout_s: seconds until the ranks are killed; None = no limit.
         env: variables to add to this process's.
+        horovods: other arguments of horovod.run(). Those that are None or False are not counted; of the rest, those
+            without effect here are named in a RuntimeWarning.
 
     Returns:
         What each rank returned, by rank.
@@ -51,21 +70,34 @@ def run(
     Raises:
         Error: a rank failed; the text has its number and its traceback, __cause__ is its exception if it has one.
         TimeoutError: timeout_s ran out; the text names the ranks that were running.
-        InvalidArgumentError: np makes no sense, or fn or its arguments cannot be sent to another process.
+        InvalidArgumentError: np or hosts make no sense, or fn or its arguments cannot be sent to another process.
+        UnavailableError: hosts has others than this one, or horovods asks for what does not exist here.
+        TypeError: horovod.run() has no such argument either.
 
     >>> run(max, args=(3, 4), np=2)
     [4, 4]
     """
-    if not 1 <= np <= MAX_RANKS:
-        raise InvalidArgumentError(f"np={np}: expected 1 to {MAX_RANKS}")
+    if unused := horovodrun.unused_arguments(horovods):
+        warnings.warn(f"run(): without effect here: {', '.join(unused)}", RuntimeWarning, stacklevel=2)
+    if np is not None and num_proc is not None:
+        raise InvalidArgumentError("np and num_proc are two names of one argument; give one of them")
+    np = _number_of_ranks(num_proc if np is None else np, named_hosts(hosts, hostfile))
     payload = _pickled(fn, tuple(args), dict(kwargs or {}))
+    environ = os.environ | dict(env or {})
+    if start_timeout is not None:
+        environ["RINGREDUCE_INIT_TIMEOUT"] = f"{start_timeout:g}"
+
+    def report(line: str) -> None:
+        if verbose:
+            job.sinks[-1].put(f"ringreduce.run: {line}\n".encode())
+
     with ExitStack() as stack:
         job_fd = _memory_file("ringreduce.run", stack)
         os.pwrite(job_fd, payload, 0)
         results = [_memory_file(f"ringreduce.result.{rank}", stack) for rank in range(np)]
-        reports: list[str] = []
-        job = stack.enter_context(Supervisor(GRACE_S, reports.append))
-        _start(job, job_fd, results, dict(os.environ) | dict(env or {}))
+        copies = rank_copies(output_filename, np, report, stack)
+        job = stack.enter_context(Supervisor(GRACE_S, report, bool(verbose)))
+        _start(job, [executable or sys.executable, worker.__file__, str(job_fd)], results, environ, copies)
         if not job.run(math.inf if timeout_s is None else time.monotonic() + timeout_s):
             late = [rank.number for rank in job.alive()]
             raise TimeoutError(f"[run] ranks {late} of {np} were still running after {timeout_s:g} s, and were killed")
@@ -74,7 +106,21 @@ def run(
         return [_result(rank, fd) for rank, fd in enumerate(results)]
 
 
-def _start(job: Supervisor, job_fd: int, results: Sequence[int], base: Mapping[str, str]) -> None:
+def _number_of_ranks(np: int | None, hosts: list[Host]) -> int:
+    slots = local_slots(hosts) if hosts else None
+    if np is None:
+        np = 2 if slots is None else slots
+    if not 1 <= np <= MAX_RANKS:
+        raise InvalidArgumentError(f"np={np}: expected 1 to {MAX_RANKS}")
+    if slots is not None and np > slots:
+        raise InvalidArgumentError(f"np={np}: the hosts have {slots} slots")
+    return np
+
+
+def _start(
+    job: Supervisor, command: Sequence[str], results: Sequence[int], base: Mapping[str, str], copies: Copies
+) -> None:
+    """Starts the ranks. The command ends in the descriptor of the call; a rank inherits it, and that of its result."""
     sys.stdout.flush()  # what was printed before appears before
     sys.stderr.flush()
     out, err = Sink(STDOUT, job.selector), Sink(STDERR, job.selector)
@@ -82,11 +128,12 @@ def _start(job: Supervisor, job_fd: int, results: Sequence[int], base: Mapping[s
     rendezvous = new_rendezvous()
     for rank, cpus in enumerate(cpu_shares(len(results))):
         environ = rank_environment(base, rank, len(results), rendezvous, cpus)
-        command = [sys.executable, worker.__file__, str(job_fd), str(results[rank])]
+        fds = (int(command[-1]), results[rank])
         with ExitStack() as theirs:
-            from_out, stdout = output_pipe(out, f"[{rank}]<stdout>: " if out.terminal else "", theirs)
-            from_err, stderr = output_pipe(err, f"[{rank}]<stderr>: " if out.terminal else "", theirs)
-            process = spawn(command, environ, cpus, subprocess.DEVNULL, stdout, stderr, (job_fd, results[rank]))
+            from_out, stdout = output_pipe(out, f"[{rank}]<stdout>: " if out.terminal else "", theirs, copies[rank][0])
+            from_err, stderr = output_pipe(err, f"[{rank}]<stderr>: " if out.terminal else "", theirs, copies[rank][1])
+            words = [*command, str(results[rank])]
+            process = spawn(words, environ, cpus, subprocess.DEVNULL, stdout, stderr, fds)
         job.add(process, (from_out, from_err))
 
 

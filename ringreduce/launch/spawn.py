@@ -9,6 +9,8 @@ import signal
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 
+from ringreduce.launch.binding import cores_of, thread_share
+
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: a forked child should do as little as it can
 
@@ -23,8 +25,8 @@ def rank_environment(
 ) -> dict[str, str]:
     """The variables of one rank, in our names and in Horovod's.
 
-    OMP_NUM_THREADS becomes the number of the rank's CPUs, and Python's output is not held back in blocks, unless the
-    user has set these.
+    OMP_NUM_THREADS becomes the rank's share of cores, less where a quota of CPU time allows less, and Python's output
+    is not held back in blocks, unless the user has set these.
     """
     places = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
     environ = dict(base)
@@ -33,7 +35,7 @@ def rank_environment(
     environ["RINGREDUCE_RENDEZVOUS"] = rendezvous
     environ.setdefault("PYTHONUNBUFFERED", "1")
     if cpus:
-        environ.setdefault("OMP_NUM_THREADS", str(len(cpus)))
+        environ.setdefault("OMP_NUM_THREADS", str(thread_share(cores_of(cpus), size)))
     return environ
 
 

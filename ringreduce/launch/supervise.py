@@ -2,7 +2,9 @@
 
 One thread, one poll(): pidfds for exits, pipes for output, a wake-up pipe for signals. Nothing is polled by time; the
 only timer is the next step after a failure: --grace seconds for the other ranks to raise and report, then SIGTERM,
-1.5 s later SIGKILL. Ended ranks stay zombies until close(), so that their process group numbers stay theirs.
+1.5 s later SIGKILL. Where a rank fails after a signal of the user's, the others have at least 30 s to save their work,
+without a second signal, then SIGKILL. Ended ranks stay zombies until close(), so that their process group numbers stay
+theirs.
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from ringreduce.launch.output import Sink, Source
+from ringreduce.launch.reports import Reports
 
 KILL_AFTER_S = 1.5  # between SIGTERM and SIGKILL
+ASKED_GRACE_S = 30.0  # at least, for ranks that the user has asked to end
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+"""The signals that ask a job to end; others mean what the ranks make of them."""
 ABANDON_AFTER_S = 10.0  # between SIGKILL and giving up on a rank that the kernel cannot end
 
 
@@ -66,6 +72,7 @@ class Supervisor:
         self.selector.register(self._exits, selectors.EVENT_READ, self._on_exits)
         self.ranks: list[Rank] = []
         self.sinks: list[Sink] = []
+        self.reports: Reports | None = None
         self.first_failure: Rank | None = None
         self._grace_s = grace_s
         self._report = report
@@ -73,6 +80,8 @@ class Supervisor:
         self._next_step: tuple[float, int] | None = None  # when (monotonic), and the signal to send then; 0 = give up
         self._abandoned = False
         self._insisted = False
+        self._concluded = False
+        self._asked: set[int] = set()  # the user's signals
 
     def __enter__(self) -> Supervisor:
         return self
@@ -101,6 +110,7 @@ class Supervisor:
             self._step(until)
         for sink in self.sinks:
             sink.drain()
+        self._conclude()
         while not self._insisted and not all(sink.empty() for sink in self.sinks):
             if time.monotonic() >= until:
                 return False
@@ -118,6 +128,11 @@ class Supervisor:
         """Sends a signal to every living rank and its children."""
         for rank in self.alive():
             _send_to_group(rank.process.pid, signum)
+
+    def pass_on(self, signum: int) -> None:
+        """Sends a signal of the user's, after which ranks that end are no reason to hurry the others."""
+        self._asked.add(signum)
+        self.send(signum)
 
     def stop_now(self) -> None:
         """The user insists: SIGKILL, and output that nobody reads is given up."""
@@ -140,6 +155,8 @@ class Supervisor:
                     rank.process.wait()
                 os.close(rank.pidfd)
                 rank.pidfd = -1
+        if self.reports is not None:
+            self.reports.close()
         self._exits.close()
         self.selector.close()
 
@@ -169,16 +186,33 @@ class Supervisor:
             source.read()
 
     def _judge(self, rank: Rank) -> None:
+        assert rank.status is not None
+        if self.reports is not None:
+            self.reports.read()
         line = f"rank {rank.number} on host {os.uname().nodename} (pid {rank.process.pid}) {rank.fate()}"
         if rank.status == 0 or self.first_failure is not None:
             if self._verbose:
                 self._report(line)
             return
         self.first_failure = rank
+        if self.reports is not None and rank.number in self.reports.causes:
+            line += f": {self.reports.causes[rank.number]}"
         if self.alive():
-            line += f"; the others have {self._grace_s:g} s to end"
-            self._next_step = self._next_step or (rank.ended + self._grace_s, signal.SIGTERM)
+            asked = not self._asked.isdisjoint({*ENDING, -rank.status})
+            grace_s, then = self._grace_s, signal.SIGTERM
+            if asked:
+                grace_s, then = max(grace_s, ASKED_GRACE_S), signal.SIGKILL
+            line += f"; the others have {grace_s:g} s to end"
+            self._next_step = self._next_step or (rank.ended + grace_s, then)
         self._report(line)
+
+    def _conclude(self) -> None:
+        """Where the ranks' tracebacks follow one another, the cause of all is named after the last."""
+        failed = [rank.number for rank in self.ranks if rank.status]
+        if self.reports is not None and self.reports.causes and len(failed) > 1 and not self._concluded:
+            self._concluded = True
+            number, cause = next(iter(self.reports.causes.items()))
+            self._report(f"the first uncaught exception was that of rank {number}: {cause}")
 
     def _escalate(self, signum: int) -> None:
         alive = self.alive()

@@ -11,13 +11,13 @@ import selectors
 import signal
 from collections.abc import Callable, Iterator
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 READ_NBYTES = 4096  # what a terminal hands out at most
 
 
 @contextlib.contextmanager
 def signals_as_events(selector: selectors.BaseSelector, handle: Callable[[int], None]) -> Iterator[None]:
-    """While in the block, SIGINT, SIGTERM and SIGCONT call handle(signum) from the selector's loop, in the main thread.
+    """While in the block, FORWARDED and SIGCONT call handle(signum) from the selector's loop, in the main thread.
 
     A signal that was ignored at the start (nohup, a shell's background job) stays ignored.
     """
@@ -77,7 +77,11 @@ class Keyboard:
         self._pipe = -1
 
     def _foreground(self) -> bool:
-        return os.tcgetpgrp(self._terminal) == os.getpgrp()
+        try:
+            return os.tcgetpgrp(self._terminal) == os.getpgrp()
+        except OSError:  # hung up: the window is closed, the connection lost
+            self.close()
+            return False
 
     def _listen(self, fd: int, events: int, then: Callable[[], None]) -> None:
         if fd not in self._selector.get_map():
@@ -85,9 +89,13 @@ class Keyboard:
 
     def _read(self) -> None:
         if not self._foreground():  # reading would stop us, and the keys are the shell's
-            self._selector.unregister(self._terminal)
+            if self._pipe >= 0:
+                self._selector.unregister(self._terminal)
             return
-        self._held = os.read(self._terminal, READ_NBYTES)
+        try:
+            self._held = os.read(self._terminal, READ_NBYTES)
+        except OSError:  # hung up since
+            self._held = b""
         if not self._held:
             self.close()
             return

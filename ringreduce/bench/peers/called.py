@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ringreduce.bench.peers.cell import Cell, Job
+from ringreduce.launch.python import run_module
 
 Launch = Callable[[Cell], tuple[list[str], dict[str, str]]]
 """The launcher's command line for a cell, up to the program, and its additions to the environment."""
@@ -26,7 +26,6 @@ class Called:
     collectives: tuple[str, ...]
     ops: tuple[str, ...] = ("sum",)
     dtypes: tuple[str, ...] = ("float32", "float64", "int32", "int64")
-    starts_python: bool = False  # the launcher itself runs `python`: it gets -m, not an interpreter
 
     @property
     def name(self) -> str:
@@ -50,7 +49,6 @@ class Called:
     def job(self, cell: Cell, folder: Path) -> Job:
         """See Peer."""
         launcher, environ = self.launch(cell)
-        python = [] if self.starts_python else [sys.executable]
         text = json.dumps(dataclasses.asdict(cell))
-        program = ["-m", "ringreduce.bench.peers.worker", self.module, text]
-        return Job([*launcher, *python, *program], {"OMP_NUM_THREADS": "1", **environ})
+        program = run_module("ringreduce.bench.peers.worker", self.module, text)
+        return Job([*launcher, *program], {"OMP_NUM_THREADS": "1", **environ})

@@ -24,12 +24,12 @@ def find() -> list[Peer | Absent]:
     except metadata.PackageNotFoundError:
         return [Absent("gloo", "pip install torch")]
     ops = ("sum", "min", "max", "product")
-    return [Called("gloo", f"(torch {version})", "gloo", _launch, COLLECTIVES, ops, starts_python=True)]
+    return [Called("gloo", f"(torch {version})", "gloo", _launch, COLLECTIVES, ops)]
 
 
 def _launch(cell: Cell) -> tuple[list[str], dict[str, str]]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, "--nproc-per-node", str(cell.ranks)], {}
+    return [*torchrun, "--nproc-per-node", str(cell.ranks), "--no-python"], {}
 
 
 class _Gloo:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import ringreduce
 from ringreduce.bench.peers.cell import Cell, Job
+from ringreduce.launch.python import run_module
 
 
 @dataclass(frozen=True)
@@ -44,4 +44,4 @@ class Ours:
         where = ["--op", cell.op, "--buffers", self.buffers, "--level", self.level, "--json", str(file)]
         how = ["--iters", str(cell.iters), "--warmup", str(cell.warmup)]
         flags = ["--check" if cell.check else "--no-check", "--in-place" if cell.in_place else "--no-in-place"]
-        return Job([sys.executable, "-m", "ringreduce.bench", *what, *where, *how, *flags], json=file)
+        return Job(run_module("ringreduce.bench", *what, *where, *how, *flags), json=file)

@@ -18,6 +18,7 @@ from ringreduce.bench.train.losses import Verdict
 from ringreduce.bench.train.modes import ALWAYS, MODES
 from ringreduce.bench.train.options import Options, parse
 from ringreduce.errors import Error
+from ringreduce.launch.binding import cores_of, thread_share
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,7 +46,7 @@ def run(options: Options, chosen: str) -> int:
     shares = {mode: MODES[mode].shares(options.ranks) for mode in modes}
     facts = meta(options, chosen, shares[ALWAYS[-1]])
     cells = rounds.measure(options, modes, chosen)
-    shape = {mode: (len(each), len(each[0])) for mode, each in shares.items()}
+    shape = {mode: (len(each), thread_share(cores_of(each[0]), len(each))) for mode, each in shares.items()}
     rows = figures.rows(cells, shape)
     judge, verdicts = losses.judge(cells, options.settings.loss_tolerance)
     terminal.show(table.render(facts, rows, absent, judge, verdicts))
@@ -72,7 +73,7 @@ def meta(options: Options, chosen: str, shares: list[list[int]]) -> dict[str, An
         "model": options.model,
         "ranks": options.ranks,
         "binding": shares,
-        "threads_per_rank": len(shares[0]),
+        "threads_per_rank": thread_share(cores_of(shares[0]), len(shares)),
         "batch_size": options.settings.batch_size,
         "batch_per_rank": options.per_rank,
         "global_batch_size": options.global_batch,

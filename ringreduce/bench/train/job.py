@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.modes.mode import Mode
 from ringreduce.bench.train.options import Options
 from ringreduce.bench.train.spec import Spec, name_of
+from ringreduce.launch.binding import cores_of, thread_share
+from ringreduce.launch.python import run_module
 from ringreduce.launch.spawn import spawn
 from ringreduce.launch.supervise import Supervisor
 
@@ -62,8 +63,8 @@ def run(mode: Mode, options: Options, data: str) -> Outcome:
         )
         told = Path(folder, "spec.json")
         spec.write(told)
-        command = mode.command(len(shares), [sys.executable, "-m", WORKER, str(told)])
-        threads = len(shares[0])
+        command = mode.command(len(shares), run_module(WORKER, str(told)))
+        threads = thread_share(cores_of(shares[0]), len(shares))
         framework = FRAMEWORKS[options.framework].environ(threads)
         environ = {**os.environ, "OMP_NUM_THREADS": str(threads), **framework, **mode.environ()}
         start = time.monotonic()

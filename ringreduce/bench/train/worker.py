@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ringreduce.bench.train import batches
 from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.spec import Spec, mode_of
+from ringreduce.launch.binding import cores_of, thread_share
 
 if TYPE_CHECKING:
     from ringreduce.bench.train.frameworks.framework import Learner
@@ -102,9 +103,10 @@ def main(path: str) -> int:
     mode = mode_of(spec.mode)
     cpus = spec.shares[mode.rank()]
     os.sched_setaffinity(0, cpus)  # before the framework starts threads
-    FRAMEWORKS[spec.framework].prepare(len(cpus))
+    threads = thread_share(cores_of(cpus), len(spec.shares))
+    FRAMEWORKS[spec.framework].prepare(threads)
     team = mode.join(Path(spec.folder), spec.timeout_s)
-    result = measure(spec, team, len(cpus))
+    result = measure(spec, team, threads)
     spec.result_file(team.rank).write_text(json.dumps(result), encoding="utf-8")
     team.leave()
     return 0

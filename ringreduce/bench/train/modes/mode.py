@@ -6,12 +6,12 @@ a team does to the gradients is torch's wrap(); the other frameworks (frameworks
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringreduce import environment
 from ringreduce.launch.binding import cpu_shares
+from ringreduce.launch.python import run_module
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,13 +67,12 @@ class Mode:
         return None if framework in self.frameworks else f"it is there for {' and '.join(self.frameworks)} only"
 
     def shares(self, ranks: int) -> list[list[int]]:
-        """The CPUs of each process that it starts; a process has as many threads as CPUs."""
+        """The CPUs of each process that it starts; a process has as many threads as cores (thread_share())."""
         return [sorted(share) for share in cpu_shares(ranks)]
 
     def command(self, processes: int, worker: list[str]) -> list[str]:
         """What starts so many workers."""
-        ringrun = [sys.executable, "-m", "ringreduce.launch.ringrun"]
-        return [*ringrun, "-np", str(processes), "--no-tag-output", *worker]
+        return run_module("ringreduce.launch.ringrun", "-np", str(processes), "--no-tag-output", *worker)
 
     def environ(self) -> dict[str, str]:
         """Variables to set for all processes, beside OMP_NUM_THREADS."""

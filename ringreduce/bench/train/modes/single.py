@@ -31,7 +31,7 @@ class Single(Mode):
 
 
 class SingleAll(Single):
-    """As many threads as allowed CPUs."""
+    """On all allowed CPUs."""
 
     name = "single-all"
 

@@ -1,0 +1,53 @@
+"""How much CPU time the control groups (cgroups) of this process allow, as containers and pods are given it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+
+def cpu_quota(proc: Path = Path("/proc/self")) -> float:
+    """The smallest quota of this process's groups and of those around them, in CPUs; math.inf where there is none.
+
+    Args:
+        proc: what the kernel says about the process: its files cgroup and mountinfo.
+    """
+    return min((_quota(folder) for folder in _folders(proc)), default=math.inf)
+
+
+def _quota(folder: Path) -> float:
+    """That of one group: cpu.max (version 2), or cpu.cfs_quota_us and cpu.cfs_period_us (version 1)."""
+    quota, _, period = _read(folder / "cpu.max").partition(" ")
+    if not period:
+        quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+    if not (quota.isdecimal() and period.isdecimal()):  # "max", -1, or no such file
+        return math.inf
+    return int(quota) / int(period)
+
+
+def _folders(proc: Path) -> Iterator[Path]:
+    """The folders of the groups that limit CPU time, each with those around it that can be seen."""
+    paths: dict[str, PurePosixPath] = {}
+    for line in _read(proc / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), PurePosixPath(path))
+    for line in _read(proc / "mountinfo").splitlines():
+        mount, _, system = line.partition(" - ")
+        root, point = (PurePosixPath(field) for field in mount.split()[3:5])
+        kind, *_, options = system.split()
+        controller = "" if kind == "cgroup2" else "cpu"
+        if kind not in ("cgroup", "cgroup2") or (controller and controller not in options.split(",")):
+            continue
+        own = paths.get(controller, root)
+        inside = own.relative_to(root) if own.is_relative_to(root) else PurePosixPath()
+        for group in (inside, *inside.parents):
+            yield Path(point / group)
+
+
+def _read(path: Path) -> str:
+    """A file's text, "" where there is none that may be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,52 @@
+"""What ended a rank, in its own words: the launcher's side. The rank's is ringreduce/uncaught.py."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import selectors
+import socket
+
+from ringreduce.uncaught import REPORT_NBYTES, report_address
+
+
+class Reports:
+    """Takes the ranks' reports of uncaught exceptions, at an address that only this job's ranks can speak to.
+
+    Args:
+        rendezvous: the job's RINGREDUCE_RENDEZVOUS, whose secret each report has to show.
+        selector: calls read() when one has come.
+    """
+
+    def __init__(self, rendezvous: str, selector: selectors.BaseSelector) -> None:
+        self.causes: dict[int, str] = {}
+        """Each rank's exception, in the order in which they came."""
+        job, _, self._secret = rendezvous.rpartition(":")
+        self._selector = selector
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind(report_address(job))
+        selector.register(self._socket, selectors.EVENT_READ, self.read)
+
+    def read(self) -> None:
+        """Takes what has come; anything that is not from a rank is dropped."""
+        while True:
+            try:
+                report = self._socket.recv(REPORT_NBYTES)
+            except BlockingIOError:
+                return
+            with contextlib.suppress(ValueError):
+                rank, cause = self._parsed(report)
+                self.causes.setdefault(rank, cause)
+
+    def _parsed(self, report: bytes) -> tuple[int, str]:
+        match json.loads(report):
+            case [str() as secret, int() as rank, str() as cause] if hmac.compare_digest(secret, self._secret):
+                return rank, "".join(letter if letter.isprintable() else " " for letter in cause)
+        raise ValueError("not a report of this job")
+
+    def close(self) -> None:
+        """Stops listening. Idempotent."""
+        if self._socket.fileno() >= 0:
+            self._selector.unregister(self._socket)
+            self._socket.close()
