@@ -33,6 +33,15 @@ def exchange(group: Group, name: str, mine: Any) -> list[Any]:
     return objects
 
 
+def combined(group: Group, name: str, mine: Sequence[int], op: int) -> list[int]:
+    """The sum, maximum or minimum of each integer (64 bits) over the members that have not joined; so it goes on when
+    others have, as exchange() does not. Collective over the others.
+    """
+    values = np.array(mine, np.int64)
+    group.allreduce_async([values], [values], op, 1.0, 1.0, f"ringreduce.{name}", None).wait()
+    return [int(value) for value in values]
+
+
 class Handover(NamedTuple):
     """Where the members of a group meet to receive a memory file."""
 

@@ -73,8 +73,9 @@ class DistributedMixin(torch.optim.Optimizer):
         if self._idle and any(parameter.requires_grad for parameter in self._idle):
             self._extend()
         if not self._is_compared and self._reducers:
-            self._is_compared = True
-            same_start.check(self._start_values(), f"{self._reducers[0].prefix}.start", self._process_set)
+            self._is_compared = same_start.check(
+                self._start_values(), f"{self._reducers[0].prefix}.start", self._process_set
+            )
         for reducer in self._reducers:
             reducer.synchronize()
         self._clipped = self._scaled = False

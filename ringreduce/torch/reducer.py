@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ import torch
 from ringreduce import agreement
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.objects import allgather_object
+from ringreduce.ops import Max, Sum
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import exchange, layout
 from ringreduce.torch.buckets import Bucket, ExchangeBucket, Slot
@@ -116,15 +117,12 @@ class Reducer:
     def synchronize(self) -> None:
         """Launches what is left, and waits until every gradient is reduced. Raises the first error of all buckets."""
         error: Exception | None = None
+        is_for_once = False
         with torch.no_grad():
-            if self._makes_dense:
-                if not self._buckets:
-                    self._sparse_again = self._find_sparse()
-                for slot in self._slots:
-                    _make_dense(slot)
             if not self._buckets:
-                self._use(self._lay_out())
-                self.load_exchanges(self._loaded)
+                is_for_once = not self._begin_layout()
+            elif self._makes_dense:
+                self._make_dense()
             if any(bucket.has_come_too_often(self._passes) for bucket in self._buckets):
                 error = _too_often()  # raised when the other ranks have what they wait for
             for bucket in self._buckets[self._launched :]:
@@ -137,6 +135,8 @@ class Reducer:
                     error = error or caught
             for at, dims in self._sparse_again.items():
                 _make_sparse(self._slots[at], dims)
+            if is_for_once:
+                self._drop_layout()
         self._expect()
         if error is not None:
             raise error
@@ -174,6 +174,31 @@ class Reducer:
         self._launched = 0
         self._begun = False
 
+    def _make_dense(self) -> None:
+        for slot in self._slots:
+            _make_dense(slot)
+
+    def _begin_layout(self) -> bool:
+        """Makes the buckets. Collective. False where a rank has joined before its first step: they are for this step.
+
+        Registered memory takes all ranks. So the buckets that stay are made in the first step of all.
+        """
+        present, sparse = self._find_sparse()
+        if self._makes_dense:
+            self._sparse_again, sparse = sparse, {}
+            self._make_dense()
+        if present < self._channel.size:
+            self._buckets = self._lay_out(sparse, may_register=False)
+            return False
+        self._use(self._lay_out(sparse))
+        self.load_exchanges(self._loaded)
+        return True
+
+    def _drop_layout(self) -> None:
+        self._buckets = []
+        for slot in self._slots:
+            slot.bucket = None
+
     def _use(self, buckets: list[Bucket]) -> None:
         """Takes the buckets that were laid out; small gradients are only written down from now on."""
         self._buckets = buckets
@@ -185,14 +210,19 @@ class Reducer:
                 slot.hook.remove()
                 slot.hook = _hook(slot, bucket.come.append)
 
-    def _lay_out(self) -> list[Bucket]:
-        """Makes the buckets. Collective; all gradients of the first round are there, or will not come."""
+    def _lay_out(self, sparse: Mapping[int, int], may_register: bool = True) -> list[Bucket]:
+        """Makes the buckets; all gradients of the first round are there, or will not come. Collective.
+
+        Args:
+            sparse: slots that travel by their indices and values, with their sparse dimensions.
+            may_register: whether gradients get registered memory, which takes all ranks.
+        """
         settings, channel = self._settings, self._channel
-        sparse = {} if self._makes_dense else self._find_sparse()
         groups = self._groups(sparse)
         names = [f"{self._prefix}.{index}" for index in range(len(groups) + len(sparse))]
         ways = [self._way(slots) for slots in groups]
-        is_registered = [settings.views and compression is NoneCompressor for compression, _ in ways]
+        views = settings.views and may_register
+        is_registered = [views and compression is NoneCompressor for compression, _ in ways]
         registered = [slots for slots, here in zip(groups, is_registered, strict=True) if here]
         sizes = [RegisteredBucket.nbytes(slots) for slots in registered]
         stretches = iter(allocate(sizes, [slots[0].parameter.device for slots in registered], self._process_set))
@@ -217,15 +247,18 @@ class Reducer:
         slots = [slot for at, slot in enumerate(self._slots) if at not in but]
         return layout.group(slots, self._settings.groups)
 
-    def _find_sparse(self) -> dict[int, int]:
-        """Which slots have a sparse gradient on any rank, and how many sparse dimensions. Collective."""
-        mine = [
-            [at, slot.parameter.grad.sparse_dim()]
-            for at, slot in enumerate(self._slots)
-            if slot.parameter.grad is not None and slot.parameter.grad.layout is not torch.strided
-        ]
-        found = agreement.exchange(self._process_set.group, f"{self._prefix}.sparse", mine)
-        return {at: dims for theirs in found for at, dims in theirs}
+    def _find_sparse(self) -> tuple[int, dict[int, int]]:
+        """How many ranks take part in this step, and which slots have a sparse gradient on any of them, with how many
+        sparse dimensions. Collective.
+        """
+        mine = []
+        for slot in self._slots:
+            grad = slot.parameter.grad
+            mine.append(grad.sparse_dim() if grad is not None and grad.layout is not torch.strided else 0)
+        group, name = self._process_set.group, f"{self._prefix}.sparse"
+        (present,) = agreement.combined(group, f"{name}.ranks", [1], Sum)
+        dims = agreement.combined(group, name, mine, Max)
+        return present, {at: dim for at, dim in enumerate(dims) if dim}
 
     def _agree(self, groups: Sequence[Sequence[Slot]]) -> str:
         """Checks that all ranks have the same layout; returns the prefix of the buckets' names. Collective."""

@@ -13,51 +13,65 @@ from collections.abc import Sequence
 import torch
 
 from ringreduce import agreement, config
+from ringreduce._core import Group
+from ringreduce.basics import rank
 from ringreduce.errors import MismatchError
+from ringreduce.ops import Max, Sum
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch.functions import broadcast_parameters
 
 KNOB = "RINGREDUCE_CHECK_PARAMETERS"
+MODES = ("error", "warn", "broadcast", "off")
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element: the integers that its bits are."""
 
 
-def check(named: Sequence[tuple[str, torch.Tensor]], name: str, process_set: ProcessSet) -> None:
+def check(named: Sequence[tuple[str, torch.Tensor]], name: str, process_set: ProcessSet) -> bool:
     """Compares tensors over the ranks of a set, and does what the knob says where they differ. Collective.
 
     Args:
         named: what the step starts from, in the same order on all ranks: parameters first.
-        name: of the exchange; the same on all ranks.
+        name: of the operations; the same on all ranks.
+
+    Returns:
+        False where a rank has joined, so that nothing was compared, and all do it again in the next step.
 
     Raises:
         MismatchError: the knob is "error"; or "broadcast", and the ranks have other tensors; or it differs.
     """
     mode = config.choice(KNOB)
-    if mode == "off":
-        offers = agreement.exchange(process_set.group, name, [mode, "", []])
-        return _check_modes([offer[0] for offer in offers])
     dense = [(of, tensor) for of, tensor in named if tensor.layout is torch.strided and tensor.itemsize in BITS]
-    layout = [(of, tuple(tensor.shape), str(tensor.dtype)) for of, tensor in dense]
-    mine = [mode, hashlib.sha256(repr(layout).encode()).hexdigest(), _sums([tensor for _, tensor in dense])]
-    offers = agreement.exchange(process_set.group, name, mine)
-    _check_modes([offer[0] for offer in offers])
-    root = process_set.ranks[0]
-    if any(offer[1] != mine[1] for offer in offers):
-        return _report("the ranks have state of other parameters, or of another dtype", mode, process_set)
-    columns = zip(*(offer[2] for offer in offers), strict=True)
-    differing = [at for at, sums in enumerate(columns) if any(other != sums[0] for other in sums)]
-    if not differing:
-        return None
-    if mode == "broadcast":
+    layout = [(of, tuple(tensor.shape), str(tensor.dtype)) for of, tensor in dense] if mode != "off" else []
+    digest = int.from_bytes(hashlib.sha256(repr(layout).encode()).digest()[:7], "big")
+    group = process_set.group
+    (present,) = agreement.combined(group, f"{name}.ranks", [1], Sum)
+    if present < group.size:
+        return False
+    same_mode, same_layout = _are_same(group, f"{name}.layout", [MODES.index(mode), digest])
+    if not same_mode:
+        raise MismatchError(f"{KNOB} is {mode} on rank {rank()}, and not the same on all ranks; set it for all of them")
+    if mode == "off":
+        return True
+    if not same_layout:
+        _report("the ranks have state of other parameters, or of another dtype", mode, process_set)
+        return True
+    sums = _sums([tensor for _, tensor in dense])
+    same = _are_same(group, name, [value for pair in sums for value in pair])
+    differing = [at for at in range(len(dense)) if not (same[2 * at] and same[2 * at + 1])]
+    if differing and mode == "broadcast":
         with torch.no_grad():
-            return broadcast_parameters([dense[at][1] for at in differing], root, process_set)
-    at = differing[0]
-    others = [rank for rank, offer in zip(process_set.ranks, offers, strict=True) if offer[2][at] != offers[0][2][at]]
-    text = (
-        f"{dense[at][0]} is not the same on rank {root} and on rank{'s' * (len(others) > 1)} "
-        f"{', '.join(map(str, others))}; {len(differing)} of {len(dense)} tensors differ"
-    )
-    return _report(text, mode, process_set)
+            broadcast_parameters([dense[at][1] for at in differing], process_set.ranks[0], process_set)
+    elif differing:
+        first = dense[differing[0]][0]
+        text = f"{first} is not the same on all ranks; {len(differing)} of {len(dense)} tensors differ"
+        _report(text, mode, process_set)
+    return True
+
+
+def _are_same(group: Group, name: str, values: Sequence[int]) -> list[bool]:
+    """Of each integer, whether all ranks have the same: whether its maximum is its minimum, all in one operation."""
+    largest = agreement.combined(group, name, [*values, *(~value for value in values)], Max)
+    return [high == ~low for high, low in zip(largest[: len(values)], largest[len(values) :], strict=True)]
 
 
 def _report(text: str, mode: str, process_set: ProcessSet) -> None:
@@ -71,11 +85,6 @@ def _report(text: str, mode: str, process_set: ProcessSet) -> None:
         raise MismatchError(text)
     if process_set.group.rank == 0:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-
-def _check_modes(modes: Sequence[str]) -> None:
-    if len(set(modes)) > 1:
-        raise MismatchError(f"{KNOB} differs between the ranks: {', '.join(modes)}; set it for all of them")
 
 
 def _sums(tensors: Sequence[torch.Tensor]) -> list[list[int]]:

@@ -7,7 +7,7 @@ rank's share in place; all-gather reads each share where its owner updated it an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -146,10 +146,10 @@ class ShardedReducer(Reducer):
         super().__init__(*arguments)
         self.shards = []
         with torch.no_grad():
-            self._use(self._lay_out())
+            self._use(self._lay_out({}))
         self._expect()
 
-    def _lay_out(self) -> list[Bucket]:
+    def _lay_out(self, sparse: Mapping[int, int], may_register: bool = True) -> list[Bucket]:
         groups = self._groups()
         sizes = [ShardedBucket.share_nbytes(slots, self._channel.size) for slots in groups]
         stretches = allocate(sizes * 2, [slots[0].parameter.device for slots in groups] * 2, self._process_set)
