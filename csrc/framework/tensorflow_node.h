@@ -31,21 +31,27 @@ void* create(TF_OpKernelConstruction* construction) {
 
 inline void destroy(void* kernel) { const std::unique_ptr<Node> node(static_cast<Node*>(kernel)); }
 
+inline void fail(TF_OpKernelContext* context, TF_Code code, const char* text) {
+  const Checked status;
+  tf.TF_SetStatus(status, code, text);
+  tf.TF_OpKernelContext_Failure(context, status);
+}
+
 template <void (*kWork)(Run&)>
-void compute(void* kernel, TF_OpKernelContext* context) {
-  const auto fail = [context](TF_Code code, const char* text) {
-    const Checked status;
-    tf.TF_SetStatus(status, code, text);
-    tf.TF_OpKernelContext_Failure(context, status);
-  };
+void compute_node(const Node& node, TF_OpKernelContext* context) {
   try {
-    Run run(context, *static_cast<const Node*>(kernel));
+    Run run(context, node);
     kWork(run);
   } catch (const KernelError& error) {
-    fail(error.code, error.what());
+    fail(context, error.code, error.what());
   } catch (const std::exception& error) {
-    fail(TF_UNKNOWN, error.what());
+    fail(context, TF_UNKNOWN, error.what());
   }
+}
+
+template <void (*kWork)(Run&)>
+void compute(void* kernel, TF_OpKernelContext* context) {
+  compute_node<kWork>(*static_cast<const Node*>(kernel), context);
 }
 
 }  // namespace rr

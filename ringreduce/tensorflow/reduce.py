@@ -99,7 +99,7 @@ def grouped_allreduce(
             results[at] = one
     if slices:
         stem = None if name is None else f"{name}.sparse"
-        with _placed(device_sparse), tf.control_dependencies([results[at] for at in dense[:1]]):
+        with _placed(device_sparse):
             gathered = sparse.allreduce(
                 [tensors[at] for at in slices], chosen, stem, compression, process_set, ignore_name_scope
             )
