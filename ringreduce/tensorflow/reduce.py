@@ -48,7 +48,8 @@ def allreduce(
         ignore_name_scope: leaves the scopes around the node out of the operation's name.
 
     Returns:
-        A tensor of the same shape and dtype; IndexedSlices for IndexedSlices.
+        A tensor of the same shape and dtype; IndexedSlices for IndexedSlices, of floating-point values where integers
+        are averaged.
 
     Raises:
         NotImplementedError: IndexedSlices with another op than Average and Sum, or with factors.
