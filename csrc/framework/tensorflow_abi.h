@@ -23,6 +23,7 @@ struct TF_AsyncOpKernelDoneCallback;
 // The values of enums of the C API, whose types are int on this platform.
 enum TF_Code : int {
   TF_OK = 0,
+  TF_CANCELLED = 1,
   TF_UNKNOWN = 2,
   TF_INVALID_ARGUMENT = 3,
   TF_DEADLINE_EXCEEDED = 4,

@@ -39,9 +39,12 @@ inline void fail(TF_OpKernelContext* context, TF_Code code, const char* text) {
 
 template <void (*kWork)(Run&)>
 void compute_node(const Node& node, TF_OpKernelContext* context) {
+  Run run(context, node);
   try {
-    Run run(context, node);
     kWork(run);
+  } catch (const InterruptedKernel& error) {
+    run.keep_for_ever(error.outcome);
+    fail(context, error.code, error.what());
   } catch (const KernelError& error) {
     fail(context, error.code, error.what());
   } catch (const std::exception& error) {

@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
+from ringreduce import _core
 from ringreduce.buffers import CODES
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import UNREGISTERED, ProcessSet
@@ -54,6 +55,7 @@ def ask(operator: Callable[..., Any], *inputs: Any, **attrs: Any) -> Any:
         try:
             return operator(*inputs, **attrs)
         except tf.errors.OpError as error:
+            _core.framework_raise()  # what a signal's handler raised while the operator waited: KeyboardInterrupt
             raise with_our_class(error) from None
     with tf.xla.experimental.jit_scope(compile_ops=False):  # XLA may compile what is around it, unasked
         return operator(*inputs, **attrs)
