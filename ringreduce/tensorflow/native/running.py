@@ -111,7 +111,8 @@ def id_of(process_set: ProcessSet | int) -> int:
     """The process set as operators know it. Raises InvalidArgumentError when it is not registered."""
     if isinstance(process_set, int):
         return process_set
-    if process_set.process_set_id is None:
+    group: object = process_set.group
+    if group is UNREGISTERED:  # also where somebody has given it an id
         UNREGISTERED.collective  # noqa: B018  # raises what every use of an unregistered set raises
     return process_set.process_set_id or 0
 
