@@ -90,7 +90,7 @@ def sessions() -> str:
 
     hvd.init()
     rank = hvd.rank()
-    for check in (independent, only_what_is_fetched, loops, branches, gradients, imported, monitored):
+    for check in (independent, only_what_is_fetched, loops, branches, gradients, custom_gradients, imported, monitored):
         print(check.__name__, flush=True)
         for control_flow in (tf.compat.v1.disable_control_flow_v2, tf.compat.v1.enable_control_flow_v2):
             control_flow()
@@ -181,6 +181,22 @@ def gradients(tf: Any, hvd: Any, rank: int) -> None:
         for i, (value, grad) in enumerate(zip(*running.run([sums, grads]), strict=True)):
             close(value, [(i + 1) * 3.0])
             close(grad, [(rank + 1) * 2.0])
+
+
+def custom_gradients(tf: Any, hvd: Any, rank: int) -> None:
+    """SyncBatchNormalization makes its collectives within one."""
+
+    @tf.custom_gradient
+    def scaled(x: Any) -> Any:
+        y = hvd.allreduce(x * (rank + 1), op=hvd.Sum)
+        return y, lambda grad: hvd.allreduce(grad * (rank + 1), op=hvd.Sum) * 10
+
+    x = tf.constant([2.0])
+    y = scaled(x)
+    with session(tf) as running:
+        value, (grad,) = running.run([y, tf.gradients(y, [x])])
+        close(value, [6.0])
+        close(grad, [30.0])
 
 
 def imported(tf: Any, hvd: Any, rank: int) -> None:

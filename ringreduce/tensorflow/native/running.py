@@ -94,17 +94,15 @@ def _token() -> tf.Tensor:
         return _eager_token
     with tf.init_scope():
         if tf.executing_eagerly():
-            _eager_token = _new_token()
+            with tf.device("CPU:0"):
+                _eager_token = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="ringreduce_order")
             return _eager_token
         graph = tf.compat.v1.get_default_graph()
         if not hasattr(graph, "_ringreduce_token"):  # kept by the graph, whose node it is
-            graph._ringreduce_token = _new_token()
+            with tf.device("CPU:0"), tf.control_dependencies(None), tf.name_scope(""):
+                # No variable: tf.custom_gradient looks for the Python object of each that a function depends on.
+                graph._ringreduce_token = tf.raw_ops.MutexV2(shared_name="ringreduce_order", name="ringreduce_order")
         return graph._ringreduce_token
-
-
-def _new_token() -> tf.Tensor:
-    with tf.device("CPU:0"), tf.control_dependencies(None):
-        return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="ringreduce_order")
 
 
 def id_of(process_set: ProcessSet | int) -> int:
