@@ -31,6 +31,11 @@ $(VENV)/demo $(VENV)/dev $(VENV)/bench $(VENV)/frameworks: $(VENV)/%: $(VENV)/to
 	@flock build/lock $(PIP) --no-build-isolation -e '.[$*]'
 	@touch $@
 
+# tf_keras wants the package tensorflow, whose files tensorflow-cpu has.
+$(VENV)/keras2: $(VENV)/frameworks
+	@$(PIP) --no-deps tf_keras==2.21.0
+	@touch $@
+
 # With the options of `make build`: what pip compiles is not compiled again.
 build-options := -DRR_WERROR=ON -DRR_TESTS=ON
 $(VENV)/dev: export RR_CMAKE_ARGS := $(build-options)
@@ -128,7 +133,7 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 pytest: build  ## Python tests but for test-frameworks (make pytest ARGS="-k allreduce")
 	@$(PYTEST) $(FRAMEWORK_TESTS:%=--ignore=%) $(ARGS)
 
-test-frameworks: build $(VENV)/frameworks  ## Python tests of ringreduce.tensorflow, .keras and .jax
+test-frameworks: build $(VENV)/frameworks $(VENV)/keras2  ## Python tests of ringreduce.tensorflow, .keras and .jax
 	@$(PYTEST) $(FRAMEWORK_TESTS) $(ARGS)
 
 test-torch-suite: build  ## torch's own tests of torch.distributed, with our backend (12 minutes; ARGS="all_gather")

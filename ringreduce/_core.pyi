@@ -301,7 +301,13 @@ class Context:
         """(name, value, origin) of every knob as this context read it; origin: default | the variable's name."""
 
 def framework_table() -> int:
-    """The address of the table of C functions (csrc/framework/table.h) that kernels in other shared objects call."""
+    """The address of the table of C functions (csrc/framework/table.h) that kernels in other shared objects call.
+
+    From then on signals that have handlers are noticed while such a kernel waits; the handlers run as before.
+    """
+
+def framework_raise() -> None:
+    """Raises what a signal's handler raised while a kernel waited on the main thread; once. Else does nothing."""
 
 def framework_start(rank: int, size: int, local_rank: int, local_size: int) -> None:
     """What kernels that ask for this process's place get to know."""

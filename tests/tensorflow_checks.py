@@ -18,7 +18,7 @@ ENV = {
     "KERAS_BACKEND": "tensorflow",
     "RINGREDUCE_TIMEOUT": "60",
 }
-# The dense and the sparse gradients are two operations: with one thread they must not run in different orders.
+# The dense and the sparse gradients are two operations: neither may hold the thread that runs the other.
 ONE_THREAD = tf.compat.v1.ConfigProto(
     inter_op_parallelism_threads=1, intra_op_parallelism_threads=1, use_per_session_threads=True
 )

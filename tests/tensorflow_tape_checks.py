@@ -144,15 +144,17 @@ def local_sources(rank: int) -> None:
     shared, own, embedding = tf.Variable(BASE), tf.Variable(BASE), tf.Variable(BASE)
 
     def gradients(**options: Any) -> Any:
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:
             loss = tf.reduce_sum(shared * own) * (rank + 1.0) + tf.reduce_sum(tf.gather(embedding, [1])) * rank
         tape = hvd.DistributedGradientTape(tape, **options)
         tape.register_local_source(own)
         tape.register_local_source(embedding)
         grads = tape.gradient(loss, [own, shared, embedding])
-        local, common = tape.get_local_and_global_gradients(grads, [own, shared, embedding])
-        assert [source is own or source is embedding for _, source in local] == [True, True]
-        assert [source is shared for _, source in common] == [True]
+        local, common = tape.get_local_and_global_gradients(loss, [own, shared, embedding])
+        assert [source is expected for (source, _), expected in zip(local, (own, embedding), strict=True)] == [True] * 2
+        assert [source is shared for source, _ in common] == [True]
+        for again, first in zip([local[0][1], common[0][1]], grads[:2], strict=True):
+            near(again, first)
         return grads
 
     for scale, options in ((3, {}), (1, {"scale_local_gradients": False})):

@@ -74,6 +74,10 @@ def errors() -> str:
         hvd.alltoall(tf.zeros([4]), [[2, 2]])
     with pytest.raises(hvd.InvalidArgumentError, match="has not been registered"):
         hvd._allreduce(tf.zeros([4]), process_set=hvd.ProcessSet([0, 1]))
+    invented = hvd.ProcessSet([0, 1])
+    invented.process_set_id = 10
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="has not been registered"):
+        hvd._allreduce(tf.zeros([4]), process_set=invented)
     with pytest.raises(hvd.InvalidArgumentError, match="complex64 is not supported; supported: float16"):
         hvd._allreduce(tf.zeros([2], tf.complex64))
 

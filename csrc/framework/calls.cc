@@ -18,6 +18,8 @@ std::string capitalized(const char* word) {
   return text;
 }
 
+std::string described(const Call& call) { return name(call.kind) + (call.name.empty() ? "" : " '" + call.name + "'"); }
+
 struct Inside {
   std::atomic<int>& count;
   explicit Inside(std::atomic<int>& counter) : count(counter) { count.fetch_add(1); }
@@ -111,7 +113,7 @@ Calls::Member Calls::member(int process_set, const char* call) const {
   return member;
 }
 
-OperationPtr Calls::submit(const Call& call, const Member& member, bool is_async) {
+OperationPtr Calls::submit(const Call& call, const Member& member, bool is_async, Interrupt interrupt) {
   Request request;
   request.kind = call.kind;
   request.op = call.op;
@@ -135,7 +137,7 @@ OperationPtr Calls::submit(const Call& call, const Member& member, bool is_async
       throw InvalidArgumentError("Number of entries in splits does not equal number of workers.");
     request.splits = *call.splits;
   }
-  return member.group->submit(request, nullptr);
+  return member.group->submit(request, interrupt);
 }
 
 // An operation that failed under its waiter may still be in the hands of another thread, which reads and writes the
@@ -150,20 +152,36 @@ void Calls::abandon(const Member& member, const OperationPtr& operation) {
   }
 }
 
-std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls) {
+void Calls::interrupted(const std::string& what, const char* by, std::vector<OperationPtr> operations) const {
+  const Position here = place();
+  throw InterruptedCall("Interrupted: rank " + std::to_string(here.rank) + "/" + std::to_string(here.size) +
+                            " waited for other ranks in " + what + " when " + by +
+                            " came. What it has submitted stands; end the process, or call ringreduce.shutdown()",
+                        std::move(operations));
+}
+
+std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls, Interrupt interrupt) {
   const Inside inside(inside_);
+  const SignalWatch watch;
   std::vector<Member> members;
   for (const Call& call : calls) members.push_back(member(call.process_set, rr::name(call.kind)));
   std::vector<OperationPtr> operations;
   std::exception_ptr error;
   try {
-    for (size_t i = 0; i < calls.size(); ++i) operations.push_back(submit(calls[i], members[i], calls.size() > 1));
+    for (size_t i = 0; i < calls.size(); ++i) {
+      operations.push_back(submit(calls[i], members[i], calls.size() > 1, interrupt));
+    }
+  } catch (const Interrupted& signal) {
+    const std::string what = described(calls[operations.size()]);
+    interrupted(what, signal.what(), std::move(operations));
   } catch (...) {
     error = std::current_exception();
   }
   for (size_t i = 0; i < operations.size(); ++i) {
     try {
-      members[i].group->wait(*operations[i], -1, nullptr);
+      members[i].group->wait(*operations[i], -1, interrupt);
+    } catch (const Interrupted& signal) {
+      interrupted(described(calls[i]), signal.what(), std::move(operations));
     } catch (...) {
       if (error == nullptr) error = std::current_exception();
       abandon(members[i], operations[i]);
@@ -173,10 +191,15 @@ std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls) {
   return operations;
 }
 
-int Calls::join(int process_set) {
+int Calls::join(int process_set, Interrupt interrupt) {
   const Inside inside(inside_);
+  const SignalWatch watch;
   const Member joining = member(process_set, "join");
-  return joining.ranks[static_cast<size_t>(joining.group->join(nullptr))];
+  try {
+    return joining.ranks[static_cast<size_t>(joining.group->join(interrupt))];
+  } catch (const Interrupted& signal) {
+    interrupted("join", signal.what(), {});
+  }
 }
 
 Position Calls::place() const {

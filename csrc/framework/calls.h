@@ -17,6 +17,7 @@
 
 #include "base/errors.h"
 #include "engine/context.h"
+#include "framework/signals.h"
 #include "framework/table.h"
 
 namespace rr {
@@ -50,6 +51,13 @@ struct Failure {
 };
 Failure failure_of(const std::exception_ptr& error);
 
+// A signal has ended the wait of a kernel. The operations stand: the engine may still read and write their memory.
+struct InterruptedCall : Interrupted {
+  std::vector<OperationPtr> operations;
+  InterruptedCall(const std::string& text, std::vector<OperationPtr> pending)
+      : Interrupted(text), operations(std::move(pending)) {}
+};
+
 class Calls {
  public:
   Calls();
@@ -70,9 +78,10 @@ class Calls {
   bool drain(double timeout_s) const;
 
   // The operations, finished, in the order of the calls, which are all submitted before the first is waited for. Raises
-  // the first error, once nothing here touches the callers' memory any more.
-  std::vector<OperationPtr> run(const std::vector<Call>& calls);
-  int join(int process_set);  // the rank of the world that joined last
+  // the first error, once nothing here touches the callers' memory any more. With an interrupt, called now and then
+  // while it blocks, that throws Interrupted: InterruptedCall, at once.
+  std::vector<OperationPtr> run(const std::vector<Call>& calls, Interrupt interrupt = nullptr);
+  int join(int process_set, Interrupt interrupt = nullptr);  // the rank of the world that joined last
   Position place() const;
   int size(int process_set) const;
   int rank(int process_set) const;  // within the set; raises InvalidArgumentError outside
@@ -98,7 +107,8 @@ class Calls {
   };
   Entry entry(int process_set, bool needs_job = true) const;
   Member member(int process_set, const char* call) const;
-  static OperationPtr submit(const Call& call, const Member& member, bool is_async);
+  static OperationPtr submit(const Call& call, const Member& member, bool is_async, Interrupt interrupt);
+  [[noreturn]] void interrupted(const std::string& what, const char* by, std::vector<OperationPtr> operations) const;
   static void abandon(const Member& member, const OperationPtr& operation);
 
   std::unique_ptr<Table> table_;

@@ -6,6 +6,7 @@
 
 struct RrOutcome {
   rr::Failure failure;
+  bool interrupted = false;
   int64_t answer = 0;
   std::vector<rr::OperationPtr> operations;
 };
@@ -70,7 +71,7 @@ int64_t answer_of(Calls& calls, RrQuestion question, int process_set) {
     case kRrGroupRank:
       return calls.rank(process_set);
     case kRrJoin:
-      return calls.join(process_set);
+      return calls.join(process_set, SignalWatch::look);
   }
   throw InvalidArgumentError("no question has the number " + std::to_string(question));
 }
@@ -81,6 +82,10 @@ RrOutcome* outcome_of(Work work) noexcept {
   if (outcome == nullptr) return nullptr;
   try {
     work(*outcome);
+  } catch (const InterruptedCall& signal) {
+    outcome->interrupted = true;
+    outcome->failure.text = signal.what();
+    outcome->operations = signal.operations;
   } catch (...) {
     outcome->failure = failure_of(std::current_exception());
   }
@@ -93,7 +98,7 @@ static RrOutcome* run(void* state, const RrCall* plain, size_t count) {
   return outcome_of([&](RrOutcome& outcome) {
     std::vector<Call> calls;
     for (size_t i = 0; i < count; ++i) calls.push_back(call_of(plain[i]));
-    outcome.operations = static_cast<Calls*>(state)->run(calls);
+    outcome.operations = static_cast<Calls*>(state)->run(calls, SignalWatch::look);
   });
 }
 
@@ -102,7 +107,9 @@ static RrOutcome* ask(void* state, RrQuestion question, int32_t process_set) {
       [&](RrOutcome& outcome) { outcome.answer = answer_of(*static_cast<Calls*>(state), question, process_set); });
 }
 
-static int32_t error(const RrOutcome* outcome) { return static_cast<int32_t>(outcome->failure.code); }
+static int32_t error(const RrOutcome* outcome) {
+  return outcome->interrupted ? kRrInterrupted : static_cast<int32_t>(outcome->failure.code);
+}
 static const char* text(const RrOutcome* outcome) { return outcome->failure.text.c_str(); }
 static int64_t answer(const RrOutcome* outcome) { return outcome->answer; }
 

@@ -43,7 +43,7 @@ struct RrTable {
   // Never null, but where there is no memory for it.
   RrOutcome* (*run)(void* state, const RrCall* calls, size_t count);
   RrOutcome* (*ask)(void* state, RrQuestion question, int32_t process_set);
-  int32_t (*error)(const RrOutcome*);     // an ErrorCode; 0 = all went well
+  int32_t (*error)(const RrOutcome*);     // an ErrorCode, or kRrInterrupted; 0 = all went well
   const char* (*text)(const RrOutcome*);  // of the error
   int64_t (*answer)(const RrOutcome*);    // of ask()
   // First dimensions by group rank of allgather and alltoall.
@@ -54,6 +54,8 @@ struct RrTable {
   void (*release)(RrOutcome*);
 };
 
-constexpr uint32_t kRrTableVersion = 1;
+constexpr uint32_t kRrTableVersion = 2;
+// A signal has ended a wait. The operations stand: the outcome and the memory of the tensors are to be kept for ever.
+constexpr int32_t kRrInterrupted = -1;
 
 }  // extern "C"

@@ -1,13 +1,14 @@
 // ringreduce/_tensorflow.so: registers our ops and their kernels with the TensorFlow that loads it.
 //
 // All ops are stateful, so TensorFlow neither folds, merges nor drops them, and a tf.function runs them in the order in
-// which they were written (see kToken). They block: an asynchronous kernel that ends later crashes in graphs.
+// which they were written (see kToken). There they block. Those that communicate are registered a second time, as
+// "...Deferred", for graphs that have no such order: these finish later (tensorflow_deferred.h).
 
 #include <dlfcn.h>
 
 #include <memory>
 
-#include "framework/tensorflow_node.h"
+#include "framework/tensorflow_deferred.h"
 
 namespace rr {
 
@@ -75,12 +76,16 @@ struct Op {
   void (*shape)(TF_ShapeInferenceContext*, TF_Status*);
   void* (*create)(TF_OpKernelConstruction*);
   void (*compute)(void*, TF_OpKernelContext*);
+  void (*compute_later)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*);
+
+  bool communicates() const { return !inputs.empty(); }  // it has the token
 };
 
 template <unsigned kAttrs, void (*kWork)(Run&)>
 Op op(const char* name, std::vector<const char*> inputs, std::vector<const char*> outputs, const char* types,
       void (*shape)(TF_ShapeInferenceContext*, TF_Status*)) {
-  return {name, std::move(inputs), std::move(outputs), types, kAttrs, shape, create<kAttrs>, compute<kWork>};
+  return {name,           std::move(inputs), std::move(outputs),  types, kAttrs, shape,
+          create<kAttrs>, compute<kWork>,    compute_later<kWork>};
 }
 
 std::vector<Op> ops() {
@@ -105,8 +110,8 @@ std::vector<Op> ops() {
   };
 }
 
-void define(const Op& op) {
-  TF_OpDefinitionBuilder* builder = tf.TF_NewOpDefinitionBuilder(op.name);  // registering frees it
+void define(const Op& op, const std::string& name) {
+  TF_OpDefinitionBuilder* builder = tf.TF_NewOpDefinitionBuilder(name.c_str());  // registering frees it
   for (const char* input : op.inputs) tf.TF_OpDefinitionBuilderAddInput(builder, input);
   for (const char* output : op.outputs) tf.TF_OpDefinitionBuilderAddOutput(builder, output);
   const std::string types = op.types;
@@ -128,13 +133,16 @@ void define(const Op& op) {
 }
 
 // XLA's devices get kernels too, which say what to do instead: TensorFlow's own message names neither cause nor cure.
-void implement(const Op& op) {
+void implement(const Op& op, const std::string& name, bool later) {
   const Checked status;
-  tf.TF_RegisterKernelBuilder(op.name, tf.TF_NewKernelBuilder(op.name, "CPU", op.create, op.compute, destroy), status);
+  TF_KernelBuilder* kernel =
+      later ? tf.TF_NewAsyncKernelBuilder(name.c_str(), "CPU", op.create, op.compute_later, destroy)
+            : tf.TF_NewKernelBuilder(name.c_str(), "CPU", op.create, op.compute, destroy);
+  tf.TF_RegisterKernelBuilder(name.c_str(), kernel, status);
   status.raise();
   for (const char* device : {"XLA_CPU_JIT", "XLA_GPU_JIT"}) {
-    TF_KernelBuilder* refusing = tf.TF_NewKernelBuilder(op.name, device, op.create, compute<refuse_xla>, destroy);
-    tf.TF_RegisterKernelBuilder((std::string(op.name) + device).c_str(), refusing, status);
+    TF_KernelBuilder* refusing = tf.TF_NewKernelBuilder(name.c_str(), device, op.create, compute<refuse_xla>, destroy);
+    tf.TF_RegisterKernelBuilder((name + device).c_str(), refusing, status);
     status.raise();
   }
 }
@@ -155,9 +163,14 @@ __attribute__((constructor)) void load() {
   if (tf.name == nullptr) throw std::runtime_error("this TensorFlow has no " #name);
     RR_TF_FUNCTIONS(RR_TF_LOOK_UP)
 #undef RR_TF_LOOK_UP
+    check_later(handle);
     for (const Op& op : ops()) {
-      define(op);
-      implement(op);
+      for (const bool later : {false, true}) {
+        if (later && !op.communicates()) continue;
+        const std::string name = std::string(op.name) + (later ? "Deferred" : "");
+        define(op, name);
+        implement(op, name, later);
+      }
     }
   } catch (const std::exception& error) {
     problem = error.what();

@@ -18,10 +18,12 @@ struct TF_ShapeInferenceContext;
 struct TF_KernelBuilder;
 struct TF_OpKernelConstruction;
 struct TF_OpKernelContext;
+struct TF_AsyncOpKernelDoneCallback;
 
 // The values of enums of the C API, whose types are int on this platform.
 enum TF_Code : int {
   TF_OK = 0,
+  TF_CANCELLED = 1,
   TF_UNKNOWN = 2,
   TF_INVALID_ARGUMENT = 3,
   TF_DEADLINE_EXCEEDED = 4,
@@ -84,6 +86,13 @@ enum TF_DataType : int {
   X(TF_KernelBuilder*, TF_NewKernelBuilder,                                                                       \
     (const char* op_name, const char* device_name, void* (*create_func)(TF_OpKernelConstruction*),                \
      void (*compute_func)(void*, TF_OpKernelContext*), void (*delete_func)(void*)))                               \
+  X(TF_KernelBuilder*, TF_NewAsyncKernelBuilder,                                                                  \
+    (const char* op_name, const char* device_name, void* (*create_func)(TF_OpKernelConstruction*),                \
+     void (*compute_async_func)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback* done),                  \
+     void (*delete_func)(void*)))                                                                                 \
+  X(void, TF_RunAsyncOpKernelDoneCallback, (TF_AsyncOpKernelDoneCallback*))                                       \
+  X(uint64_t, TF_GetFrameId, (TF_OpKernelContext * ctx))                                                          \
+  X(int64_t, TF_GetIterId, (TF_OpKernelContext * ctx))                                                            \
   X(void, TF_RegisterKernelBuilder, (const char* kernel_name, TF_KernelBuilder* builder, TF_Status* status))      \
   X(void, TF_OpKernelConstruction_Failure, (TF_OpKernelConstruction * ctx, TF_Status * status))                   \
   X(void, TF_OpKernelConstruction_GetAttrSize,                                                                    \

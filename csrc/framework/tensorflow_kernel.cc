@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/errors.h"
+#include "base/never_destroyed.h"
 
 namespace rr {
 namespace {
@@ -71,6 +72,7 @@ TF_Code code_of(ErrorCode code) {
 OutcomePtr checked(RrOutcome* outcome) {
   if (outcome == nullptr) throw KernelError(TF_RESOURCE_EXHAUSTED, "Error: out of memory");
   OutcomePtr owned(outcome);
+  if (core().error(outcome) == kRrInterrupted) throw InterruptedKernel(core().text(outcome), owned.release());
   const auto code = static_cast<ErrorCode>(core().error(outcome));
   if (code != ErrorCode::kNone) throw KernelError(code_of(code), core().text(outcome));
   return owned;
@@ -148,21 +150,35 @@ Input Run::input(int index) const {
   return input;
 }
 
-void* Run::output_over_input(int index, const Shape& shape) const {
+void* Run::output_over_input(int index, const Shape& shape) {
   const Checked status;
   int forwarded = -1;
-  const TensorPtr tensor(tf.TF_ForwardInputOrAllocateOutput(context_, &index, 1, index, shape.dims.data(), shape.ndim(),
-                                                            &forwarded, status));
+  TensorPtr tensor(tf.TF_ForwardInputOrAllocateOutput(context_, &index, 1, index, shape.dims.data(), shape.ndim(),
+                                                      &forwarded, status));
   status.raise();
-  return tf.TF_TensorData(tensor.get());
+  return tf.TF_TensorData(outputs_.emplace_back(std::move(tensor)).get());
 }
 
-void* Run::allocate_output(int index, TF_DataType type, const Shape& shape) const {
+void* Run::allocate_output(int index, TF_DataType type, const Shape& shape) {
   const Checked status;
-  const TensorPtr tensor(
+  TensorPtr tensor(
       tf.TF_AllocateOutput(context_, index, type, shape.dims.data(), shape.ndim(), nbytes_of(type, shape), status));
   status.raise();
-  return tf.TF_TensorData(tensor.get());
+  return tf.TF_TensorData(outputs_.emplace_back(std::move(tensor)).get());
+}
+
+void Run::keep_for_ever(RrOutcome* outcome) {
+  struct Kept {
+    RrOutcome* outcome;
+    std::vector<TensorPtr> tensors;
+  };
+  auto& kept = never_destroyed<Kept>(Kept{outcome, std::move(outputs_)});
+  for (int i = 0; i < tensors(); ++i) {
+    const Checked status;
+    TF_Tensor* got = nullptr;
+    tf.TF_GetInput(context_, i, &got, status);
+    if (tf.TF_GetCode(status) == TF_OK) kept.tensors.emplace_back(got);
+  }
 }
 
 void Run::pass_on(int index) const {
@@ -175,7 +191,7 @@ void Run::pass_on(int index) const {
   status.raise();
 }
 
-void Run::give_output(int index, TF_DataType type, const Shape& shape, RrOutcome* outcome, size_t call) const {
+void Run::give_output(int index, TF_DataType type, const Shape& shape, RrOutcome* outcome, size_t call) {
   size_t nbytes = 0;
   void* data = core().take_output(outcome, call, &nbytes);
   if (data == nullptr) {  // nothing was received, hence nothing allocated
@@ -189,7 +205,7 @@ void Run::give_output(int index, TF_DataType type, const Shape& shape, RrOutcome
   status.raise();
 }
 
-void Run::give_int32(int index, const Shape& shape, const std::vector<int64_t>& values) const {
+void Run::give_int32(int index, const Shape& shape, const std::vector<int64_t>& values) {
   auto* data = static_cast<int32_t*>(allocate_output(index, TF_INT32, shape));
   std::transform(values.begin(), values.end(), data, [](int64_t value) { return static_cast<int32_t>(value); });
 }

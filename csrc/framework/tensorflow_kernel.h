@@ -28,6 +28,12 @@ struct KernelError : std::runtime_error {
   KernelError(TF_Code of, const std::string& text) : std::runtime_error(text), code(of) {}
 };
 
+// A signal has ended the kernel's wait. The outcome is to be kept, with all tensors.
+struct InterruptedKernel : KernelError {
+  RrOutcome* outcome;
+  InterruptedKernel(const std::string& text, RrOutcome* of) : KernelError(TF_CANCELLED, text), outcome(of) {}
+};
+
 // A status that raises what went wrong.
 class Checked {
  public:
@@ -74,17 +80,20 @@ class Run {
   int tensors() const { return tf.TF_NumInputs(context_) - 1; }  // the last input is the token
   Input input(int index) const;
   // Output i in the memory of input i, if nobody else wants that; else in memory of its own. The address.
-  void* output_over_input(int index, const Shape& shape) const;
-  void* allocate_output(int index, TF_DataType type, const Shape& shape) const;
+  void* output_over_input(int index, const Shape& shape);
+  void* allocate_output(int index, TF_DataType type, const Shape& shape);
   // An output that is the input, unchanged; nothing is copied.
   void pass_on(int index) const;
   // An output in memory that an operation has allocated.
-  void give_output(int index, TF_DataType type, const Shape& shape, RrOutcome* outcome, size_t call) const;
-  void give_int32(int index, const Shape& shape, const std::vector<int64_t>& values) const;
+  void give_output(int index, TF_DataType type, const Shape& shape, RrOutcome* outcome, size_t call);
+  void give_int32(int index, const Shape& shape, const std::vector<int64_t>& values);
+  // After a wait that a signal has ended: the engine may still use the memory of inputs and outputs.
+  void keep_for_ever(RrOutcome* outcome);
 
  private:
   TF_OpKernelContext* context_;
   const Node& node_;
+  std::vector<TensorPtr> outputs_;
 };
 
 size_t nbytes_of(TF_DataType type, const Shape& shape);

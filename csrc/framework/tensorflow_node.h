@@ -31,21 +31,30 @@ void* create(TF_OpKernelConstruction* construction) {
 
 inline void destroy(void* kernel) { const std::unique_ptr<Node> node(static_cast<Node*>(kernel)); }
 
+inline void fail(TF_OpKernelContext* context, TF_Code code, const char* text) {
+  const Checked status;
+  tf.TF_SetStatus(status, code, text);
+  tf.TF_OpKernelContext_Failure(context, status);
+}
+
+template <void (*kWork)(Run&)>
+void compute_node(const Node& node, TF_OpKernelContext* context) {
+  Run run(context, node);
+  try {
+    kWork(run);
+  } catch (const InterruptedKernel& error) {
+    run.keep_for_ever(error.outcome);
+    fail(context, error.code, error.what());
+  } catch (const KernelError& error) {
+    fail(context, error.code, error.what());
+  } catch (const std::exception& error) {
+    fail(context, TF_UNKNOWN, error.what());
+  }
+}
+
 template <void (*kWork)(Run&)>
 void compute(void* kernel, TF_OpKernelContext* context) {
-  const auto fail = [context](TF_Code code, const char* text) {
-    const Checked status;
-    tf.TF_SetStatus(status, code, text);
-    tf.TF_OpKernelContext_Failure(context, status);
-  };
-  try {
-    Run run(context, *static_cast<const Node*>(kernel));
-    kWork(run);
-  } catch (const KernelError& error) {
-    fail(error.code, error.what());
-  } catch (const std::exception& error) {
-    fail(TF_UNKNOWN, error.what());
-  }
+  compute_node<kWork>(*static_cast<const Node*>(kernel), context);
 }
 
 }  // namespace rr

@@ -1,4 +1,4 @@
-"""ringreduce for Keras 3, with Horovod's API, on the backends tensorflow, torch and jax.
+"""ringreduce for Keras, with Horovod's API: Keras 3 on the backends tensorflow, torch and jax, and Keras 2 (tf_keras).
 
     import ringreduce.keras as hvd
 
@@ -6,27 +6,46 @@
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * hvd.size())), loss=...)
     model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
 
-Which backend it is says Keras (KERAS_BACKEND); only that one is imported.
+The backend is Keras's own choice (KERAS_BACKEND), and only that one is imported. Where TF_USE_LEGACY_KERAS=1 makes
+tf.keras Keras 2, this is for tf_keras, and Keras 3 is not imported.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ringreduce import barrier, join
 from ringreduce.common import names
 from ringreduce.common.names import *  # noqa: F403  # its __all__ is part of the one below
+from ringreduce.common.which_keras import uses_keras_2
 from ringreduce.keras import callbacks, elastic
-from ringreduce.keras.compression import Compression
-from ringreduce.keras.functions import (
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_global_variables,
-    broadcast_variables,
-    reducescatter,
-)
-from ringreduce.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from ringreduce.keras.saving import load_model
 from ringreduce.objects import allgather_object, broadcast_object
+
+if TYPE_CHECKING or not uses_keras_2():
+    from ringreduce.keras.compression import Compression
+    from ringreduce.keras.functions import (
+        allgather,
+        allreduce,
+        broadcast,
+        broadcast_global_variables,
+        broadcast_variables,
+        reducescatter,
+    )
+    from ringreduce.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+    from ringreduce.keras.saving import load_model
+else:
+    from ringreduce.keras.legacy import (
+        Compression,
+        DistributedOptimizer,
+        PartialDistributedOptimizer,
+        allgather,
+        allreduce,
+        broadcast,
+        broadcast_global_variables,
+        broadcast_variables,
+        load_model,
+        reducescatter,
+    )
 
 __all__ = [
     "Compression",

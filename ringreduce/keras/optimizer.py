@@ -9,6 +9,7 @@ import keras
 
 from ringreduce.common.arguments import check_predivide
 from ringreduce.common.groups import checked, renamed
+from ringreduce.common.which_keras import is_of_keras_2
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.keras.compression import Compression
 from ringreduce.keras.exchange import Exchange, Settings
@@ -40,7 +41,8 @@ def DistributedOptimizer(
     by keras.models.load_model() or hvd.load_model(), as with the plain one.
 
     Args:
-        optimizer: any optimizer of Keras 3, LossScaleOptimizer included.
+        optimizer: any optimizer of Keras 3, LossScaleOptimizer included; one of tf_keras is handed to
+            ringreduce.keras.legacy.
         name: prefix of the operations' names; None identifies them by their order.
         device_dense, device_sparse: for Horovod's signature; without effect.
         compression: applied to each gradient before it travels, and undone after.
@@ -63,6 +65,26 @@ def DistributedOptimizer(
 
     >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * hvd.size())), loss="mse")
     """
+    if is_of_keras_2(optimizer):
+        from ringreduce.keras import legacy
+
+        plain = legacy.Compression.none if compression is Compression.none else compression
+        return legacy.DistributedOptimizer(
+            optimizer,
+            name,
+            device_dense,
+            device_sparse,
+            plain,
+            sparse_as_dense,
+            gradient_predivide_factor,
+            op,
+            num_groups,
+            groups,
+            backward_passes_per_step,
+            average_aggregated_gradients,
+            process_set,
+            scale_local_gradients,
+        )
     check_predivide(op, gradient_predivide_factor)
     if op not in (Average, Sum):
         raise InvalidArgumentError("op currently only supports Average and Sum")

@@ -14,9 +14,11 @@ For Keras's model.fit(): ringreduce.tensorflow.keras. Nothing here is compiled a
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from ringreduce.common.names import *  # noqa: F403  # those of mpi_ops are these; mypy sees them only here
+from ringreduce.common.which_keras import uses_keras_2
 from ringreduce.tensorflow import elastic, mpi_ops, util
 from ringreduce.tensorflow.compression import Compression
 from ringreduce.tensorflow.functions import (
@@ -76,7 +78,6 @@ __all__ += mpi_ops.__all__
 
 def __getattr__(name: str) -> Any:
     if name == "SyncBatchNormalization":  # Keras is loaded when it is used
-        from ringreduce.tensorflow.sync_batch_norm import SyncBatchNormalization
-
-        return SyncBatchNormalization
+        module = "ringreduce.keras.legacy.sync_batch_norm" if uses_keras_2() else f"{__name__}.sync_batch_norm"
+        return importlib.import_module(module).SyncBatchNormalization
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

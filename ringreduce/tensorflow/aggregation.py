@@ -24,6 +24,8 @@ class LocalAggregation:
         reduce: of gradients and their variables; collective.
         sparse_as_dense: whether IndexedSlices are added up as dense tensors; else they are refused.
         average: whether the reduced sums are divided by n.
+
+    `counter` is a variable: how many passes have been added up; None before the first one.
     """
 
     def __init__(self, passes: int, reduce: Reduce, sparse_as_dense: bool, average: bool) -> None:
@@ -32,7 +34,7 @@ class LocalAggregation:
         self._sparse_as_dense = sparse_as_dense
         self._average = average
         self._sums: list[Any] = []
-        self._counter: Any = None
+        self.counter: Any = None
 
     def add(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """One pass. In the n-th the reduced sums, which are then zero again; otherwise what there is so far."""
@@ -43,11 +45,11 @@ class LocalAggregation:
         places = [at for at, grad in enumerate(grads) if grad is not None]
         dense = [tf.convert_to_tensor(grads[at]) for at in places]
         self._prepare(dense, [variables[at] for at in places])
-        with _after(self._counter.assign_add(1, read_value=False)):
+        with _after(self.counter.assign_add(1, read_value=False)):
             added = [total.assign_add(grad) for total, grad in zip(self._sums, dense, strict=True)]
         with _after(*map(tf.convert_to_tensor, added)):
             result = tf.cond(
-                self._counter >= self._passes,
+                self.counter >= self._passes,
                 lambda: self._reduced([variables[at] for at in places]),
                 lambda: [tf.identity(total) for total in self._sums],
             )
@@ -57,17 +59,23 @@ class LocalAggregation:
             given[at] = one
         return given
 
-    def apply(self, update: Callable[[], Any], grads: Sequence[Any]) -> Any:
-        """Runs an update after the n-th pass and sets the counter back; otherwise does nothing."""
+    def apply(
+        self, update: Callable[[], Any], grads: Sequence[Any], otherwise: Callable[[], Any] = lambda: None
+    ) -> Any:
+        """Runs an update after the n-th pass and sets the counter back; otherwise calls the other function."""
 
         def now() -> Any:
             with _after(update()):
-                back = self._counter.assign(0, read_value=False)
+                back = self.counter.assign(0, read_value=False)
             with _after(back):
                 return tf.constant(True)
 
+        def later() -> Any:
+            with _after(otherwise()):
+                return tf.constant(False)
+
         with _after(*grads):
-            applied = tf.cond(self._counter >= self._passes, now, lambda: tf.constant(False))
+            applied = tf.cond(self.counter >= self._passes, now, later)
         return None if tf.executing_eagerly() else tf.group(applied)
 
     def _reduced(self, variables: list[Any]) -> list[Any]:
@@ -80,7 +88,7 @@ class LocalAggregation:
             return [tf.identity(one) for one in reduced]
 
     def _prepare(self, grads: list[Any], variables: list[Any]) -> None:
-        if self._counter is not None:
+        if self.counter is not None:
             if len(grads) != len(self._sums):
                 raise InvalidArgumentError(
                     f"backward_passes_per_step: {len(grads)} variables have a gradient, {len(self._sums)} had one in "
@@ -88,7 +96,7 @@ class LocalAggregation:
                 )
             return
         with tf.init_scope():
-            self._counter = _local(0, tf.int64, "passes")
+            self.counter = _local(0, tf.int64, "passes")
             self._sums = [
                 _local(tf.zeros(variable.shape, grad.dtype), grad.dtype, "sum")
                 for grad, variable in zip(grads, variables, strict=True)

@@ -76,16 +76,12 @@ class GradientReducer:
         id_of(self.process_set)  # raises where there is no such set, before "not included" is taken for an answer
         if not self.process_set.included() or self.process_set.size() == 1:
             return results
-        before: list[Any] = []
         with _scope(f"{self._name}_Allreduce"):
             for number, places in enumerate(self._buckets(results, vars)):
-                with tf.control_dependencies(before):  # one order on all ranks, also in graphs of TensorFlow 1
-                    name = f"grad_{number}" if use_generic_names else None
-                    reduced = self._reduce([results[at] for at in places], name, use_generic_names)
+                name = f"grad_{number}" if use_generic_names else None
+                reduced = self._reduce([results[at] for at in places], name, use_generic_names)
                 for at, one in zip(places, reduced, strict=True):
                     results[at] = one
-                last = reduced[-1]
-                before = [last.values if isinstance(last, tf.IndexedSlices) else last]
         return results
 
     def with_local(
@@ -138,8 +134,7 @@ class GradientReducer:
             reduced = grouped_allreduce([grads[at] for at in dense], name=name, **factors, **settings)
         if slices:
             name = None if name is None else f"{name}.sparse"
-            with tf.control_dependencies(reduced[:1]):
-                gathered = grouped_allreduce([grads[at] for at in slices], name=name, **settings)
+            gathered = grouped_allreduce([grads[at] for at in slices], name=name, **settings)
             reduced += [_multiplied(one, after) for one in gathered]
         for at, one in zip(dense + slices, reduced, strict=True):
             results[at] = one

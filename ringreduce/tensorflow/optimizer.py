@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ringreduce.common.arguments import check_predivide
 from ringreduce.common.groups import renamed
+from ringreduce.common.which_keras import is_of_keras_2
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.ops import Adasum, Average
 from ringreduce.process_sets import ProcessSet, global_process_set
@@ -101,7 +102,7 @@ def DistributedOptimizer(
             average_aggregated_gradients,
             scale_local_gradients,
         )
-    if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+    if not (is_of_keras_2(optimizer) or isinstance(optimizer, tf.keras.optimizers.Optimizer)):
         raise InvalidArgumentError(
             f"Provided optimizer doesn't inherit from either legacy TensorFlow or Keras optimizer: {optimizer}"
         )

@@ -48,7 +48,8 @@ def allreduce(
         ignore_name_scope: leaves the scopes around the node out of the operation's name.
 
     Returns:
-        A tensor of the same shape and dtype; IndexedSlices for IndexedSlices.
+        A tensor of the same shape and dtype; IndexedSlices for IndexedSlices, of floating-point values where integers
+        are averaged.
 
     Raises:
         NotImplementedError: IndexedSlices with another op than Average and Sum, or with factors.
@@ -99,7 +100,7 @@ def grouped_allreduce(
             results[at] = one
     if slices:
         stem = None if name is None else f"{name}.sparse"
-        with _placed(device_sparse), tf.control_dependencies([results[at] for at in dense[:1]]):
+        with _placed(device_sparse):
             gathered = sparse.allreduce(
                 [tensors[at] for at in slices], chosen, stem, compression, process_set, ignore_name_scope
             )

@@ -39,7 +39,8 @@ def allreduce(
 ) -> list[tf.IndexedSlices]:
     """Sums or averages slices over all ranks: one grouped all-gather of all values and indices.
 
-    The number of slices may differ between ranks. Rows of one index are not added up: IndexedSlices mean their sum.
+    The number of slices may differ between ranks. Rows of one index are not added up: IndexedSlices mean their sum. An
+    average of integers has floating-point values, as in Horovod.
     """
     compressed, contexts = [], []
     for one in slices:
@@ -53,14 +54,6 @@ def allreduce(
     for number, (one, context) in enumerate(zip(slices, contexts, strict=True)):
         values = compression.decompress(gathered[2 * number], context)
         if op == Average:
-            values = _divided(values, process_set)
+            values = values / tf.cast(process_set.size(), values.dtype)
         reduced.append(tf.IndexedSlices(values, gathered[2 * number + 1], dense_shape=one.dense_shape))
     return reduced
-
-
-def _divided(values: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
-    """Integers truncate toward zero, as in every other average."""
-    ranks = tf.cast(process_set.size(), values.dtype)
-    if not values.dtype.is_integer:
-        return values / ranks
-    return tf.truncatediv(values, ranks)

@@ -63,11 +63,14 @@ class DistributedTape(tf.GradientTape):  # type: ignore[misc]
         self._local_sources.add(VariableRef(source))
 
     def get_local_and_global_gradients(
-        self, gradients: Sequence[Any], sources: Sequence[Any]
+        self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Gradients with their sources, in two lists of pairs: those of local sources, and those that are reduced."""
+        """gradient() of a list of sources, in two lists of pairs (source, gradient): local sources', then the others'.
+
+        The other sources' gradients are reduced. Collective.
+        """
+        pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names), strict=True))
         local = local_places(sources, self._local_sources)
-        pairs = list(zip(gradients, sources, strict=True))
         return [pairs[at] for at in sorted(local)], [pair for at, pair in enumerate(pairs) if at not in local]
 
     # What the other tape has: state, and methods of a class of the user's own.

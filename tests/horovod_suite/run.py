@@ -29,7 +29,7 @@ FILES = {
     "test_adasum_pytorch.py": {},
     "test_process_sets_static.py": {},
     "test_process_sets_multi_comm.py": {},
-    "test_tensorflow.py": {},
+    "test_tensorflow.py": {"TF_USE_LEGACY_KERAS": "1"},
     "test_adasum_tensorflow.py": {},
     "test_tensorflow_process_sets.py": {},
     "test_tensorflow_process_sets_dynamic.py": {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"},

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import keras
-
-from ringreduce.keras.functions import broadcast_variables
+from ringreduce.keras.active import keras, training
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
@@ -34,11 +32,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._local.append(var)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        model: Any = self.model
         self._done = False
-        if all(layer.built for layer in model._flatten_layers()):
-            if not model.optimizer.built:
-                model.optimizer.build(model.trainable_variables)
+        if training.is_built(self.model):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -46,15 +41,5 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             self._broadcast()
 
     def _broadcast(self) -> None:
-        model: Any = self.model
-        if hasattr(model, "jax_state_sync"):  # JAX's trainer keeps values aside while it trains
-            model.jax_state_sync()
-        local = {id(_native(variable)) for variable in self._local}
-        variables = [v for v in model.weights + model.optimizer.variables if id(_native(v)) not in local]
-        broadcast_variables(variables, self.root_rank)
+        training.broadcast(self.model, self.root_rank, self._local)
         self._done = True
-
-
-def _native(variable: Any) -> Any:
-    """What TensorFlow users may have in hand in place of the Keras variable; the same object each time."""
-    return variable.value if keras.backend.backend() == "tensorflow" and hasattr(variable, "value") else variable

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from ringreduce.basics import rank
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.keras.active import keras
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc, unused-ignore]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-import keras
 import numpy as np
 
 from ringreduce import ops
 from ringreduce.basics import rank
 from ringreduce.errors import MismatchError
+from ringreduce.keras.active import keras
 from ringreduce.process_sets import global_process_set
 
 

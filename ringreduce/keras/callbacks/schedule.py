@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from ringreduce.basics import size
 from ringreduce.errors import InvalidArgumentError
-
-log = logging.getLogger("ringreduce")
+from ringreduce.keras.active import keras, training
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
@@ -77,10 +73,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
-            logs["lr"] = _learning_rate(self.model)
+            logs["lr"] = training.learning_rate(self.model)
 
     def _set(self, multiplier: float) -> None:
-        old, new = _learning_rate(self.model), self.initial_lr * multiplier
+        old, new = training.learning_rate(self.model), self.initial_lr * multiplier
         if new == old:
             return
         optimizer: Any = self.model.optimizer
@@ -91,7 +87,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
                 f"{type(self).__name__} sets the learning rate, which this optimizer does not allow: {error}"
             ) from error
         if self.momentum_correction and old:
-            _scale_momentum(optimizer, new / old)
+            training.scale_momentum(optimizer, new / old)
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -125,28 +121,5 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
         if epoch + 1 == self.end_epoch and self.verbose > 0:
-            rate = _learning_rate(self.model)
+            rate = training.learning_rate(self.model)
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
-
-
-def _learning_rate(model: Any) -> float:
-    if hasattr(model, "jax_state_sync"):  # JAX's trainer keeps the optimizer's variables aside while it trains
-        model.jax_state_sync()
-    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
-
-
-def _scale_momentum(optimizer: Any, factor: float) -> None:
-    """Multiplies what the optimizer remembers of former steps, which has the former learning rate in it.
-
-    Horovod multiplies the coefficient `momentum` for one step, which in Keras 3 is a constant of compiled steps.
-    """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if not getattr(optimizer, "momentum", 0):
-        return
-    if not isinstance(optimizer, (keras.optimizers.SGD, keras.optimizers.RMSprop)):
-        log.info("momentum_correction: not known for %s, and left out", type(optimizer).__name__)
-        return
-    for name in ("momentums", "_momentums"):
-        for variable in getattr(optimizer, name, ()):
-            scale = keras.ops.convert_to_tensor(factor, dtype=variable.dtype)
-            variable.assign(keras.ops.multiply(variable, scale))

@@ -2,8 +2,8 @@
 
     import ringreduce.tensorflow.keras as hvd
 
-tf.keras is Keras 3 since TensorFlow 2.16. Whichever backend Keras has is the one that is used; in a program of tf.keras
-that is TensorFlow's.
+tf.keras is Keras 3 since TensorFlow 2.16, or Keras 2 where TF_USE_LEGACY_KERAS=1. Whichever backend Keras 3 has is the
+one that is used; in a program of tf.keras that is TensorFlow's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringreduce import keras
-from ringreduce.keras import *  # noqa: F403  # its __all__ is this one's
+from ringreduce.keras import *  # type: ignore[assignment]  # noqa: F403  # its __all__ is this one's
 from ringreduce.keras import Average, Compression, ProcessSet, global_process_set
 from ringreduce.tensorflow.keras import callbacks as callbacks  # type: ignore[no-redef]
 from ringreduce.tensorflow.keras import elastic as elastic  # type: ignore[no-redef]
@@ -20,7 +20,7 @@ from ringreduce.tensorflow.keras import elastic as elastic  # type: ignore[no-re
 __all__ = list(keras.__all__)
 
 
-def DistributedOptimizer(  # type: ignore[no-redef]
+def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,
     device_dense: str = "",

@@ -1,13 +1,13 @@
 """Gradients of the operators, the same eagerly and in graphs, and differentiable themselves.
 
 They are operations of their own, which every rank runs: a loss that depends on a collective on one rank depends on it
-on all. The last input of each operator is the token, which has none.
+on all. The last input of each operator is the token, which has none. Each is for both forms of the operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -17,8 +17,19 @@ from ringreduce.tensorflow.native import movement, reduction
 from ringreduce.tensorflow.native.library import operators
 from ringreduce.tensorflow.native.running import ask
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-@tf.RegisterGradient("RingreduceAllreduce")  # type: ignore[untyped-decorator]
+
+def _gradient_of(name: str) -> Callable[[Function], Function]:
+    def register(function: Function) -> Function:
+        for form in (name, f"{name}Deferred"):
+            tf.RegisterGradient(form)(function)
+        return function
+
+    return register
+
+
+@_gradient_of("RingreduceAllreduce")
 def _of_allreduce(op: Any, *grads: Any) -> list[Any]:
     """The same all-reduce of the gradients."""
     reduce_op = ReduceOp(op.get_attr("reduce_op"))
@@ -28,7 +39,7 @@ def _of_allreduce(op: Any, *grads: Any) -> list[Any]:
     return [*_reduced(grads, reduce_op, _set(op), *factors), None]
 
 
-@tf.RegisterGradient("RingreduceAllgather")  # type: ignore[untyped-decorator]
+@_gradient_of("RingreduceAllgather")
 def _of_allgather(op: Any, *grads: Any) -> list[Any]:
     """This rank's rows of the averaged gradients."""
     averaged = _reduced(grads[:-1], Average, _set(op))
@@ -41,7 +52,7 @@ def _of_allgather(op: Any, *grads: Any) -> list[Any]:
     return [*own, None]
 
 
-@tf.RegisterGradient("RingreduceBroadcast")  # type: ignore[untyped-decorator]
+@_gradient_of("RingreduceBroadcast")
 def _of_broadcast(op: Any, *grads: Any) -> list[Any]:
     """The averaged gradients on the root, zeros elsewhere."""
     is_root = tf.equal(ask(operators.ringreduce_rank), op.get_attr("root_rank"))
@@ -49,7 +60,7 @@ def _of_broadcast(op: Any, *grads: Any) -> list[Any]:
     return [*(None if grad is None else tf.where(is_root, grad, tf.zeros_like(grad)) for grad in averaged), None]
 
 
-@tf.RegisterGradient("RingreduceAlltoall")  # type: ignore[untyped-decorator]
+@_gradient_of("RingreduceAlltoall")
 def _of_alltoall(op: Any, grad: Any, _: Any) -> list[Any]:
     """Every row's gradient goes back to where the row came from. Rows that were sent to nobody get zeros."""
     back, _ = movement.exchanged(tf.convert_to_tensor(grad), op.outputs[1], process_set=_set(op))
@@ -58,7 +69,7 @@ def _of_alltoall(op: Any, grad: Any, _: Any) -> list[Any]:
     return [tf.ensure_shape(tf.concat([back, kept], 0), op.inputs[0].shape), None, None]
 
 
-@tf.RegisterGradient("RingreduceReducescatter")  # type: ignore[untyped-decorator]
+@_gradient_of("RingreduceReducescatter")
 def _of_reducescatter(op: Any, *grads: Any) -> list[Any]:
     """The gathered gradients, with the factors, and times the number of ranks for Sum."""
     factor = _factor(op, "prescale_factor") * _factor(op, "postscale_factor")

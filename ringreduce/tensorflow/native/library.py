@@ -7,6 +7,7 @@ whose address it gets here.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +40,9 @@ def _load() -> Any:
 
 operators = _load()
 """The generated functions: operators.ringreduce_allreduce(...) and so on."""
+
+
+def deferred(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """The form of an operator that communicates which holds no thread of TensorFlow's while it waits."""
+    found: Callable[..., Any] = getattr(operators, f"{operator.__name__}_deferred")
+    return found

@@ -11,7 +11,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.native.library import operators
 from ringreduce.tensorflow.native.reduction import rows_like
-from ringreduce.tensorflow.native.running import ask, id_of, operand, run, token
+from ringreduce.tensorflow.native.running import communicate, id_of, operand, run
 
 
 def allgather(
@@ -189,7 +189,7 @@ def join(process_set: ProcessSet = global_process_set) -> tf.Tensor:
     Returns:
         The global rank that joined last, an int32 scalar, the same on all ranks.
     """
-    return ask(operators.ringreduce_join, token(), process_set_id=id_of(process_set))
+    return communicate(operators.ringreduce_join, process_set_id=id_of(process_set))
 
 
 def _checked(splits: Any) -> tf.Tensor:

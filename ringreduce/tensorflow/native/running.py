@@ -3,10 +3,16 @@
 Operators that communicate take a token, a resource that stands for nothing: so a tf.function runs them in program
 order, also where they are within functions that it calls, branches and loops.
 
+Graphs of tf.compat.v1 have no program order, and an order of our own is none that their sessions could use: a session
+that fetches one operation would also run all before it. There each operator is the deferred one of its kind, which
+holds no thread of TensorFlow's while it waits, so that ranks may come to them in any order.
+
 Eagerly, operations without a name are matched by the order of calls, as everywhere. In a graph every operation has a
 name, so that it does not matter in which order TensorFlow runs them: the name of the function that is being traced, and
 the operation's number there. So it is the same on all ranks that trace the same collectives, whatever else they trace:
 numbers that TensorFlow appends to functions' names, and Keras to layers', count what the process has made so far.
+
+AutoGraph leaves these functions as they are: what it makes of one has other globals.
 """
 
 from __future__ import annotations
@@ -19,26 +25,37 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
+from ringreduce import _core
 from ringreduce.buffers import CODES
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import UNREGISTERED, ProcessSet
 from ringreduce.tensorflow.native.errors import with_our_class
+from ringreduce.tensorflow.native.library import deferred
 
 
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def run(
     operator: Callable[..., Any], *inputs: Any, name: str | None, ignore_name_scope: bool = False, **attrs: Any
 ) -> Any:
     """operator(*inputs), an operation that has a name."""
     called = name or "" if tf.executing_eagerly() else _name_in_graph(operator, name, ignore_name_scope)
-    return ask(operator, *inputs, token(), tensor_name=called, **attrs)
+    return communicate(operator, *inputs, tensor_name=called, **attrs)
 
 
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def communicate(operator: Callable[..., Any], *inputs: Any, **attrs: Any) -> Any:
+    """operator(*inputs, token), an operation that other ranks take part in."""
+    return ask(operator if _is_ordered() else deferred(operator), *inputs, _token(), **attrs)
+
+
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def ask(operator: Callable[..., Any], *inputs: Any, **attrs: Any) -> Any:
     """operator(*inputs), an operation that the other ranks need not know of."""
     if tf.executing_eagerly():
         try:
             return operator(*inputs, **attrs)
         except tf.errors.OpError as error:
+            _core.framework_raise()  # what a signal's handler raised while the operator waited: KeyboardInterrupt
             raise with_our_class(error) from None
     with tf.xla.experimental.jit_scope(compile_ops=False):  # XLA may compile what is around it, unasked
         return operator(*inputs, **attrs)
@@ -53,31 +70,47 @@ def operand(value: Any) -> tf.Tensor:
     return tensor
 
 
-def token() -> tf.Tensor:
+def _is_ordered() -> bool:
+    """Whether operators run in the order in which they are made: eagerly, and in a tf.function outside of v1 graphs."""
+    if tf.executing_eagerly():
+        return True
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        return False
+    # Those of tf.compat.v1.wrap_function() are like graphs of TensorFlow 1.
+    return bool(_outermost(tf.compat.v1.get_default_graph())._add_control_dependencies)
+
+
+def _outermost(graph: Any) -> Any:
+    """Of a branch, or a loop's body: the function, or the graph, that it is in."""
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    return graph
+
+
+def _token() -> tf.Tensor:
     """The last argument of an operator that communicates. One for the process; in TensorFlow 1 one for each graph."""
     global _eager_token
     if _eager_token is not None and tf.compat.v1.executing_eagerly_outside_functions():
         return _eager_token
     with tf.init_scope():
         if tf.executing_eagerly():
-            _eager_token = _new_token()
+            with tf.device("CPU:0"):
+                _eager_token = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="ringreduce_order")
             return _eager_token
         graph = tf.compat.v1.get_default_graph()
         if not hasattr(graph, "_ringreduce_token"):  # kept by the graph, whose node it is
-            graph._ringreduce_token = _new_token()
+            with tf.device("CPU:0"), tf.control_dependencies(None), tf.name_scope(""):
+                # No variable: tf.custom_gradient looks for the Python object of each that a function depends on.
+                graph._ringreduce_token = tf.raw_ops.MutexV2(shared_name="ringreduce_order", name="ringreduce_order")
         return graph._ringreduce_token
-
-
-def _new_token() -> tf.Tensor:
-    with tf.device("CPU:0"), tf.control_dependencies(None):
-        return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="ringreduce_order")
 
 
 def id_of(process_set: ProcessSet | int) -> int:
     """The process set as operators know it. Raises InvalidArgumentError when it is not registered."""
     if isinstance(process_set, int):
         return process_set
-    if process_set.process_set_id is None:
+    group: object = process_set.group
+    if group is UNREGISTERED:  # also where somebody has given it an id
         UNREGISTERED.collective  # noqa: B018  # raises what every use of an unregistered set raises
     return process_set.process_set_id or 0
 
@@ -87,8 +120,7 @@ def _name_in_graph(operator: Callable[..., Any], name: str | None, ignore_name_s
     if name is not None:
         scope = graph.get_name_scope()
         return name if ignore_name_scope or not scope else f"{scope}/{name}"
-    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-        graph = graph.outer_graph  # of a branch, a loop's body: the function that they are in
+    graph = _outermost(graph)
     made = _made.setdefault(graph, Counter())
     made[operator.__name__] += 1
     function = re.sub(r"_\d+$", "", getattr(graph, "name", ""))

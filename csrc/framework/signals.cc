@@ -1,0 +1,98 @@
+#include "framework/signals.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include "base/clock.h"
+#include "base/never_destroyed.h"
+
+namespace rr {
+namespace {
+
+constexpr int64_t kPatienceNs = 10'000'000'000;
+
+struct Watched {
+  int number;
+  const char* name;
+  struct sigaction before = {};  // the handler that ours calls
+  std::atomic<uint32_t> count{0};
+  std::atomic<int64_t> last_ns{0};
+  Watched(int of, const char* text) : number(of), name(text) {}
+};
+
+std::array<Watched, 2> watched = {{{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}}};
+std::atomic<uint32_t> ended{0};  // waits that a signal has ended
+SignalHandlers python = {nullptr, nullptr};
+thread_local SignalWatch* current = nullptr;
+
+extern "C" void on_signal(int number, siginfo_t* info, void* context) {
+  for (Watched& one : watched) {
+    if (one.number != number) continue;
+    one.last_ns.store(now_ns(), std::memory_order_relaxed);
+    one.count.fetch_add(1, std::memory_order_release);
+    if ((one.before.sa_flags & SA_SIGINFO) != 0) {
+      one.before.sa_sigaction(number, info, context);
+    } else {
+      one.before.sa_handler(number);
+    }
+  }
+}
+
+// In front of a handler that is there: what a signal without one does, or that it is ignored, stays as it is.
+void arm() {
+  static auto& mutex = never_destroyed<std::mutex>();
+  const std::lock_guard lock(mutex);
+  for (Watched& one : watched) {
+    struct sigaction now = {};
+    if (::sigaction(one.number, nullptr, &now) != 0) continue;
+    const bool takes_info = (now.sa_flags & SA_SIGINFO) != 0;
+    if (takes_info ? now.sa_sigaction == on_signal : now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN) continue;
+    one.before = now;
+    now.sa_sigaction = on_signal;
+    now.sa_flags |= SA_SIGINFO;
+    ::sigaction(one.number, &now, nullptr);
+  }
+}
+
+[[noreturn]] void end(const char* name) {
+  ended.fetch_add(1);
+  throw Interrupted(name);
+}
+
+}  // namespace
+
+void watch_signals(const SignalHandlers& handlers) {
+  python = handlers;
+  arm();
+}
+
+SignalWatch::SignalWatch() : ended_(ended.load()), outer_(current) {
+  static_assert(kCount == watched.size());
+  for (int i = 0; i < kCount; ++i) seen_[i] = watched[static_cast<size_t>(i)].count.load(std::memory_order_acquire);
+  current = this;
+  if (python.run_and_raise != nullptr) arm();  // Python may have set a handler since
+}
+
+SignalWatch::~SignalWatch() { current = outer_; }
+
+void SignalWatch::look() {
+  if (python.run_and_raise == nullptr || current == nullptr) return;
+  if (::gettid() == ::getpid()) {
+    if (python.run_and_raise()) end("a signal");
+    return;
+  }
+  if (ended.load() != current->ended_) throw Interrupted("a signal");
+  for (int i = 0; i < kCount; ++i) {
+    const Watched& one = watched[static_cast<size_t>(i)];
+    const uint32_t came = one.count.load(std::memory_order_acquire) - current->seen_[i];
+    if (came == 0) continue;
+    const bool is_late = now_ns() - one.last_ns.load(std::memory_order_relaxed) > kPatienceNs;
+    if (came > 1 || is_late || (one.number == SIGINT && python.interrupts_by_raising())) end(one.name);
+  }
+}
+
+}  // namespace rr

@@ -1,0 +1,128 @@
+"""What DistributedOptimizer puts in front of a class of Keras 2: its gradients are those of all ranks.
+
+As in Horovod, gradients are reduced where the optimizer computes them: minimize(), by which fit() trains, and
+get_gradients(), by which it trains in graphs of TensorFlow 1. apply_gradients() takes what it is given, so that
+gradients of a DistributedGradientTape are not reduced twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringreduce.process_sets import ProcessSet
+from ringreduce.tensorflow.aggregation import LocalAggregation
+from ringreduce.tensorflow.gradients import GradientReducer
+from ringreduce.tensorflow.variables import VariableRef
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of DistributedOptimizer."""
+
+    name: str
+    device_dense: str
+    device_sparse: str
+    compression: Any
+    sparse_as_dense: bool
+    gradient_predivide_factor: float
+    op: int
+    backward_passes_per_step: int
+    average_aggregated_gradients: bool
+    groups: int | Sequence[Sequence[Any]] | None
+    process_set: ProcessSet
+    scale_local_gradients: bool
+
+
+class Reduction:
+    """The state of one DistributedOptimizer: which variables are local, and the passes that are added up."""
+
+    def __init__(self, settings: Settings, local_layers: Sequence[Any] = ()) -> None:
+        self.settings = settings
+        self.local_layers = list(local_layers)
+        self.local_variables: list[Any] = []
+        self.reduce = GradientReducer(
+            settings.name,
+            settings.device_dense,
+            settings.device_sparse,
+            settings.compression,
+            settings.sparse_as_dense,
+            settings.op,
+            settings.gradient_predivide_factor,
+            settings.groups,
+            settings.process_set,
+        )
+        self.aggregation: LocalAggregation | None = None
+        if settings.backward_passes_per_step > 1:
+            self.aggregation = LocalAggregation(
+                settings.backward_passes_per_step,
+                self.over_ranks,
+                settings.sparse_as_dense,
+                settings.average_aggregated_gradients,
+            )
+
+    def over_ranks(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """The gradients of all ranks; those of local variables divided by the number of ranks. Collective."""
+        local = self.local_variables + [v for layer in self.local_layers for v in layer.trainable_weights]
+        return self.reduce.with_local(
+            gradients, variables, {VariableRef(one) for one in local}, self.settings.scale_local_gradients
+        )
+
+
+class DistributedMixin:
+    """Comes before the user's class in the class of the result; super() is that class."""
+
+    _plain: type
+    _reduction: Reduction
+    _agg_helper: LocalAggregation | None
+    """Horovod's name: what adds up gradients of several passes, with its `counter`."""
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable's gradient out of the reduction: each rank has its own value of the variable.
+
+        The gradient is divided by the number of ranks, unless scale_local_gradients=False was given.
+        """
+        self._reduction.local_variables.append(var)
+
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
+        """The optimizer's gradients of a loss, reduced, with their variables. Collective.
+
+        Args:
+            loss: a function without arguments; or a tensor, with the tape that has recorded it.
+            var_list: the variables, or a function that gives them.
+        """
+        return self._compute_gradients(loss, var_list, None, tape)
+
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+    ) -> list[tuple[Any, Any]]:
+        parent: Any = super()
+        if hasattr(parent, "_compute_gradients"):  # of tf_keras.optimizers.legacy
+            pairs = parent._compute_gradients(loss, var_list, grad_loss, tape=tape)
+        else:
+            pairs = parent.compute_gradients(loss, var_list, tape=tape)
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        return list(zip(self._allreduce(gradients, variables), variables, strict=True))
+
+    def get_gradients(self, loss: Any, params: Any) -> list[Any]:
+        """The optimizer's gradients of a loss in a graph of TensorFlow 1, reduced. Collective."""
+        parent: Any = super()
+        return self._allreduce(parent.get_gradients(loss, params), params)
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
+        """The optimizer's, with gradients as they are given; with several passes to a step, in every n-th call."""
+        parent: Any = super()
+        if self._agg_helper is None:
+            return parent.apply_gradients(grads_and_vars, *args, **kwargs)
+        me: Any = self
+        pairs = list(grads_and_vars)
+        return self._agg_helper.apply(
+            lambda: parent.apply_gradients(pairs, *args, **kwargs),
+            [gradient for gradient, _ in pairs],
+            lambda: me.iterations.assign_add(1, read_value=False),
+        )
+
+    def _allreduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        reduce = self._reduction.over_ranks if self._agg_helper is None else self._agg_helper.add
+        return reduce(list(gradients), list(variables))

@@ -1,0 +1,54 @@
+"""An optimizer of Keras 2 in a class that reduces: a subclass of its own class, around the same variables."""
+
+from __future__ import annotations
+
+import copy
+import types
+from typing import Any
+
+import tf_keras
+
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.keras.legacy.distributed import DistributedMixin, Reduction
+
+
+def wrap(optimizer: Any, reduction: Reduction) -> Any:
+    """The optimizer in a class of its own that reduces so; the instance shares what it is made of.
+
+    Of a LossScaleOptimizer it is the one inside that reduces: scaled gradients, before they are looked at, so that all
+    ranks leave out the same steps.
+    """
+    kinds = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
+    if not isinstance(optimizer, kinds):
+        raise InvalidArgumentError(f"DistributedOptimizer takes an optimizer of tf_keras here, not {optimizer!r}")
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if isinstance(optimizer, DistributedMixin) or isinstance(inner, DistributedMixin):
+        raise InvalidArgumentError("this optimizer is a DistributedOptimizer already")
+    if inner is not None:
+        scaled = copy.copy(optimizer)
+        vars(scaled)["_optimizer"] = wrap(inner, reduction)
+        return scaled
+    wrapped = object.__new__(_subclass(type(optimizer), reduction))
+    vars(wrapped).update(vars(optimizer))
+    return wrapped
+
+
+def _from_config(cls: Any, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """An optimizer of this configuration, distributed with the settings of this one."""
+    plain = cls._plain.from_config(config, *args, **kwargs)
+    return wrap(plain, Reduction(cls._reduction.settings, cls._reduction.local_layers))
+
+
+def _subclass(plain: type, reduction: Reduction) -> Any:
+    """A class that Keras writes to files as the plain class, so that they can be read without ringreduce."""
+    namespace = {
+        "__module__": plain.__module__,
+        "__doc__": plain.__doc__,
+        "__qualname__": plain.__qualname__,
+        "from_config": classmethod(_from_config),
+        "_plain": plain,
+        "_reduction": reduction,
+        "_agg_helper": reduction.aggregation,
+    }
+    namespace |= {name: value for name, value in vars(plain).items() if name.startswith("_keras_api_names")}
+    return types.new_class(plain.__name__, (DistributedMixin, plain), {}, lambda body: body.update(namespace))

@@ -1,0 +1,63 @@
+"""A model that trains, as callbacks see and change it: Keras 3. legacy/training.py has the same of Keras 2."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from ringreduce.keras.functions import broadcast_variables
+
+log = logging.getLogger("ringreduce")
+
+
+def is_built(model: Any) -> bool:
+    """Whether the model has its variables; if so, the optimizer is made to have them too."""
+    if not all(layer.built for layer in model._flatten_layers()):
+        return False
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return True
+
+
+def broadcast(model: Any, root_rank: int, local_variables: Iterable[Any]) -> None:
+    """Gives the variables of the model and the optimizer, but for local ones, the values of a rank. Collective."""
+    _synchronize(model)
+    local = {id(_native(variable)) for variable in local_variables}
+    variables = [v for v in model.weights + model.optimizer.variables if id(_native(v)) not in local]
+    broadcast_variables(variables, root_rank)
+
+
+def learning_rate(model: Any) -> float:
+    """What the optimizer's next step takes."""
+    _synchronize(model)
+    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+
+
+def scale_momentum(optimizer: Any, factor: float) -> None:
+    """Multiplies what the optimizer remembers of former steps, which has the former learning rate in it.
+
+    Horovod multiplies the coefficient `momentum` for one step, which in Keras 3 is a constant of compiled steps.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(optimizer, "momentum", 0):
+        return
+    if not isinstance(optimizer, (keras.optimizers.SGD, keras.optimizers.RMSprop)):
+        log.info("momentum_correction: not known for %s, and left out", type(optimizer).__name__)
+        return
+    for name in ("momentums", "_momentums"):
+        for variable in getattr(optimizer, name, ()):
+            scale = keras.ops.convert_to_tensor(factor, dtype=variable.dtype)
+            variable.assign(keras.ops.multiply(variable, scale))
+
+
+def _synchronize(model: Any) -> None:
+    if hasattr(model, "jax_state_sync"):  # JAX's trainer keeps values aside while it trains
+        model.jax_state_sync()
+
+
+def _native(variable: Any) -> Any:
+    """What TensorFlow users may have in hand in place of the Keras variable; the same object each time."""
+    return variable.value if keras.backend.backend() == "tensorflow" and hasattr(variable, "value") else variable

@@ -1,0 +1,261 @@
+"""ringreduce.keras and ringreduce.tensorflow.keras with Keras 2 (tf_keras): its two kinds of optimizers, callbacks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow_ranks
+from ranks import clean_environment
+from tensorflow_ranks import ENV, close
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("tf_keras") is None or not tensorflow_ranks.INSTALLED, reason="tf_keras is missing"),
+    pytest.mark.timeout(240),
+]
+KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}
+STEPS, BATCH = 6, 8
+
+
+@pytest.mark.parametrize("keras", ["keras", "tf_keras"])
+def test_only_the_keras_in_use_is_imported(keras: str) -> None:
+    other = {"keras": "tf_keras", "tf_keras": "keras"}[keras]
+    program = (
+        "import sys, ringreduce.keras, ringreduce.tensorflow.keras, ringreduce.tensorflow as hvd\n"
+        "hvd.SyncBatchNormalization\n"
+        f"assert {keras!r} in sys.modules\n"
+        f"assert not [name for name in sys.modules if name.partition('.')[0] == {other!r}]\n"
+    )
+    chosen = KERAS_2 if keras == "tf_keras" else {"KERAS_BACKEND": "tensorflow"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=clean_environment() | ENV | chosen, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_keras_2_trains_as_horovod_did() -> None:
+    # Processes of their own: the server that ranks are forked from has imported Keras 3.
+    program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_keras2; "
+    program += "print(test_keras2.everything())"
+    command = [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "2", sys.executable, "-c", program]
+    done = subprocess.run(
+        command, env=clean_environment() | ENV | KERAS_2, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.stdout.splitlines().count("done") == 2, done.stdout + done.stderr
+
+
+def everything() -> str:
+    tf = tensorflow_ranks.start()
+    import ringreduce.tensorflow.keras as hvd
+
+    hvd.init()
+    assert tf.keras.__name__.startswith("tf_keras") or "tf_keras" in tf.keras.layers.Layer.__module__
+    tf.keras.backend.set_floatx("float64")  # to which fit() casts data
+    optimizers = tf.keras.optimizers
+    for make in (optimizers.SGD, optimizers.legacy.SGD):
+        trains_as_one(tf, hvd, make)
+        aggregates(tf, hvd, make)
+        keeps_local_variables(tf, hvd, make)
+        skips_together(tf, hvd, make)
+        saves(tf, hvd, make)
+    callbacks(tf, hvd)
+    functions(tf, hvd)
+    from_other_packages(tf, hvd)
+    in_a_session(tf, hvd)
+    hvd.shutdown()
+    return "done"
+
+
+def model_of(tf: Any, seed: int) -> Any:
+    tf.keras.utils.set_random_seed(seed)
+    layers = tf.keras.layers
+    return tf.keras.Sequential(
+        [
+            layers.Input((4,), dtype="float64"),
+            layers.Dense(5, activation="tanh", dtype="float64"),
+            layers.Dense(2, dtype="float64"),
+        ]
+    )
+
+
+def data(step: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(step)
+    return rng.normal(size=(BATCH, 4)), rng.normal(size=(BATCH, 2))
+
+
+def trains_as_one(tf: Any, hvd: Any, make: Any) -> None:
+    """Two ranks on half the batch each as one process on the whole, by fit() and by minimize()."""
+    rank = hvd.rank()
+    model = model_of(tf, rank)
+    optimizer = hvd.DistributedOptimizer(make(0.1, momentum=0.5))
+    assert isinstance(optimizer, make)
+    model.compile(optimizer, loss="mse")
+    alone = model_of(tf, 0)
+    plain = make(0.1, momentum=0.5)
+    half = slice(0, BATCH // 2) if rank == 0 else slice(BATCH // 2, None)
+    start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    for step in range(STEPS):
+        x, y = data(step)
+        model.fit(x[half], y[half], batch_size=BATCH // 2, verbose=0, callbacks=[start] if step == 0 else [])
+        weights = alone.trainable_variables
+        plain.minimize(lambda x=x, y=y: tf.reduce_mean((alone(x) - y) ** 2), weights)
+    for ours, theirs in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
+    with pytest.raises(hvd.InvalidArgumentError, match="a DistributedOptimizer already"):
+        hvd.DistributedOptimizer(optimizer)
+
+
+def aggregates(tf: Any, hvd: Any, make: Any) -> None:
+    """Every second pass changes the variable, by the sum or the mean of both; `iterations` counts passes."""
+    for average in (False, True):
+        variable = tf.Variable([1.0, 2.0])
+        optimizer = hvd.DistributedOptimizer(
+            make(1.0), backward_passes_per_step=2, average_aggregated_gradients=average, sparse_as_dense=True
+        )
+
+        @tf.function
+        def step(scale: Any, variable: Any = variable, optimizer: Any = optimizer) -> None:
+            optimizer.minimize(lambda: scale * tf.reduce_sum(tf.gather(variable, [0])), [variable])
+
+        expected = 1.0
+        for number in range(4):
+            step(tf.constant(number + hvd.rank() + 0.5))
+            if number % 2 == 1:
+                expected -= (2 * number + 1) / (2 if average else 1)  # number + 1 is a pass's mean over the ranks
+            close(variable, [expected, 2.0])
+            assert int(optimizer.iterations) == number + 1
+            assert int(optimizer._agg_helper.counter) == (number + 1) % 2
+
+
+def keeps_local_variables(tf: Any, hvd: Any, make: Any) -> None:
+    rank = hvd.rank()
+    layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    shared = tf.Variable([[1.0]], dtype=tf.float64)
+    x = tf.constant([[rank + 1.0]], tf.float64)
+    optimizer = hvd.PartialDistributedOptimizer(make(1.0), local_layers=layer)  # not built yet
+    optimizer.minimize(lambda: tf.reduce_sum(layer(x)) + tf.reduce_sum(shared * x), lambda: [layer.kernel, shared])
+    close(layer.kernel, [[1 - (rank + 1) / 2]])
+    close(shared, [[1 - 1.5]])
+
+
+def skips_together(tf: Any, hvd: Any, make: Any) -> None:
+    """With loss scaling all ranks leave out the step in which one has an infinite gradient."""
+    variable = tf.Variable(1.0)
+    scaled = tf.keras.mixed_precision.LossScaleOptimizer(make(1.0), initial_scale=4.0)
+    optimizer = hvd.DistributedOptimizer(scaled)
+    for largest, expected in ((float("inf"), 1.0), (2.0, 0.5)):
+        factor = largest if hvd.rank() == 0 else -1.0
+
+        optimizer.minimize(lambda factor=factor: variable * factor, [variable])
+        close(variable, expected)
+
+
+def saves(tf: Any, hvd: Any, make: Any) -> None:
+    class Mine(make):  # type: ignore[misc]
+        pass
+
+    for kind in (make, Mine):
+        model = model_of(tf, 0)
+        model.compile(hvd.DistributedOptimizer(kind(0.25, momentum=0.5)), loss="mse")
+        model.train_on_batch(*data(hvd.rank()))
+        again = model.optimizer.from_config(model.optimizer.get_config())
+        assert again.get_config() == model.optimizer.get_config()
+        assert again._agg_helper is None
+        with tempfile.TemporaryDirectory() as folder:
+            is_legacy = issubclass(make, tf.keras.optimizers.legacy.Optimizer)
+            for suffix in (".h5",) if is_legacy else (".keras", ".h5"):  # .keras files have no state of legacy ones
+                file = Path(folder) / f"model{suffix}"
+                model.save(file)
+                if kind is make:
+                    assert not hasattr(tf.keras.models.load_model(file).optimizer, "_agg_helper")
+                loaded = hvd.load_model(file, custom_optimizers=[Mine])
+                assert isinstance(loaded.optimizer, kind)
+                assert hasattr(loaded.optimizer, "_agg_helper")
+                for one, other in zip(loaded.optimizer.variables(), model.optimizer.variables(), strict=True):
+                    close(one, other)
+                loaded.train_on_batch(*data(5 + hvd.rank()))
+                mine = [weight.tolist() for weight in loaded.get_weights()]
+                assert hvd.allgather_object(mine) == [mine] * 2
+
+
+def callbacks(tf: Any, hvd: Any) -> None:
+    rank = hvd.rank()
+    for optimizer in (
+        tf.keras.optimizers.SGD(1.0, momentum=0.5),
+        tf.keras.optimizers.legacy.SGD(1.0, momentum=0.5),
+        tf.keras.optimizers.Adam(1.0),
+    ):
+        model = model_of(tf, rank)
+        model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+        local = model.layers[0].kernel
+        before = local.numpy()
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=[local])
+        warmup = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.02, warmup_epochs=2)
+        later = hvd.callbacks.LearningRateScheduleCallback(initial_lr=0.02, multiplier=0.1, start_epoch=2)
+        x, y = data(rank)
+        told = [start, hvd.callbacks.MetricAverageCallback(), warmup, later]
+        history = model.fit(x, y, batch_size=4, epochs=3, verbose=0, callbacks=told).history
+        close(np.array(history["lr"]), np.array([0.015, 0.02, 0.002]))
+        assert hvd.allgather_object(history["loss"])[0] == history["loss"]
+        assert not np.array_equal(before, local.numpy())
+        every = hvd.allgather_object([local.numpy().tolist(), model.layers[-1].bias.numpy().tolist()])
+        assert every[0][0] != every[1][0]
+        assert every[0][1] == every[1][1]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "best.h5"
+        best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(file))
+        model.fit(x, y, epochs=1, verbose=0, callbacks=[best])
+        assert file.exists() == (rank == 0)
+
+
+def functions(tf: Any, hvd: Any) -> None:
+    rank = hvd.rank()
+    close(hvd.allreduce([rank, 1.0]), [0.5, 1.0])
+    close(hvd.allgather([[rank + 1.0]]), [[1.0], [2.0]])
+    close(hvd.broadcast(float(rank), 1), 1.0)
+    close(hvd.reducescatter([1.0, 2.0], op=hvd.Sum), [2.0 * (rank + 1)])
+    variable = tf.Variable([float(rank)])
+    hvd.broadcast_variables([variable], 1)
+    close(variable, [1.0])
+    with pytest.raises(RuntimeError, match="does not support eager execution"):
+        hvd.broadcast_global_variables(0)
+
+
+def from_other_packages(tf: Any, hvd: Any) -> None:
+    """hvd.DistributedOptimizer of ringreduce.tensorflow takes them; SyncBatchNormalization is a layer of Keras 2."""
+    import ringreduce.tensorflow as of_tensorflow
+
+    optimizer = of_tensorflow.DistributedOptimizer(tf.keras.optimizers.legacy.Adam(0.1))
+    assert isinstance(optimizer, tf.keras.optimizers.legacy.Adam)
+    with pytest.raises(hvd.InvalidArgumentError, match="takes an optimizer of tf_keras here"):
+        hvd.DistributedOptimizer("sgd")
+    for axis, shape in ((-1, (6, 3)), (1, (6, 3, 4))):
+        x = np.random.default_rng(0).normal(size=shape) * 3 + 10
+        mine = slice(0, 2) if hvd.rank() == 0 else slice(2, None)
+        layer = of_tensorflow.SyncBatchNormalization(axis=axis)
+        plain = tf.keras.layers.BatchNormalization(axis=axis)
+        assert isinstance(layer, tf.keras.layers.BatchNormalization)
+        expected = plain(x, training=True)[mine]
+        np.testing.assert_allclose(layer(x[mine], training=True), expected, rtol=1e-10)
+        np.testing.assert_allclose(layer.moving_variance, plain.moving_variance, rtol=1e-10)
+
+
+def in_a_session(tf: Any, hvd: Any) -> None:
+    """Training in a graph of TensorFlow 1, where Keras 2 asks for get_gradients()."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tf.compat.v1.keras.backend.set_session(session)
+        model = model_of(tf, hvd.rank())
+        optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(0.1, momentum=0.5))
+        model.compile(optimizer, loss="mse")
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        average = hvd.callbacks.MetricAverageCallback()
+        model.fit(*data(hvd.rank()), batch_size=4, epochs=2, verbose=0, callbacks=[start, average])
+        mine = [weight.tolist() for weight in model.get_weights()]
+        assert hvd.allgather_object(mine) == [mine] * 2
+        close(hvd.allreduce([float(hvd.rank())]), [0.5])

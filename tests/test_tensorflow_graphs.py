@@ -1,0 +1,231 @@
+"""Many collectives in one graph, which each rank runs in an order of its own, on one thread: none waits for another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow_ranks
+from ranks import run_ranks
+from tensorflow_ranks import ENV, close
+
+pytestmark = [
+    pytest.mark.skipif(not tensorflow_ranks.INSTALLED, reason="TensorFlow is not installed"),
+    pytest.mark.timeout(200),
+]
+COUNT = 12
+
+
+def test_a_function_orders_its_collectives_before_any_eager_one() -> None:
+    assert run_ranks(functions, 2, env=ENV | {"RINGREDUCE_TIMEOUT": "20"}, timeout_s=120) == ["done"] * 2
+
+
+def functions() -> str:
+    tf = tensorflow_ranks.start(inter=1)
+    import ringreduce.tensorflow as hvd
+
+    hvd.init()
+    rank = hvd.rank()
+
+    @tf.function
+    def independent(x: Any) -> Any:
+        return every_kind(tf, hvd, lambda number: late(tf, x, rank, number))
+
+    check_every_kind(independent(tf.constant([rank + 1.0])))
+
+    @tf.function
+    def loop_and_branch(x: Any) -> Any:
+        total = tf.zeros([1])
+        for i in tf.range(4):
+            if i % 2 == 0:
+                total += hvd.allreduce(late(tf, x, rank, 0) + tf.cast(i, tf.float32), op=hvd.Sum)
+            else:
+                total += hvd.allgather(late(tf, x, rank, 1) * tf.cast(i, tf.float32))[0]
+            total += tf.reduce_sum(hvd.allgather(x))
+        return total
+
+    close(loop_and_branch(tf.constant([rank + 1.0])), [(3 + 0) + (3 + 4) + (1 + 3) + 4 * 3.0])
+    wrapped = tf.compat.v1.wrap_function(independent.python_function, [tf.TensorSpec([1])])
+    check_every_kind(wrapped(tf.constant([rank + 1.0])))
+    return "done"
+
+
+def late(tf: Any, x: Any, rank: int, number: int) -> Any:
+    """x, by a long way on one of the ranks: with one thread an operation whose input has a short way runs first."""
+    for _ in range(40 if number % 2 == rank else 0):
+        x = tf.identity(x)
+    return x
+
+
+def every_kind(tf: Any, hvd: Any, x_of: Callable[[int], Any]) -> list[Any]:
+    """Independent collectives."""
+    made: list[Any] = []
+    for number in range(0, COUNT, 4):
+        made += [
+            hvd.allreduce(x_of(number), op=hvd.Sum),
+            hvd.allgather(x_of(number + 1)),
+            hvd.broadcast(x_of(number), root_rank=1),
+            hvd.allreduce(x_of(number + 1), op=hvd.Max),
+        ]
+    return made
+
+
+def check_every_kind(results: list[Any]) -> None:
+    for number in range(0, COUNT, 4):
+        close(results[number], [3.0])
+        close(results[number + 1], [1.0, 2.0])
+        close(results[number + 2], [2.0])
+        close(results[number + 3], [2.0])
+
+
+def test_a_session_runs_collectives_in_any_order_and_only_those_it_fetches() -> None:
+    assert run_ranks(sessions, 2, env=ENV | {"RINGREDUCE_TIMEOUT": "20"}, timeout_s=150) == ["done"] * 2
+
+
+def sessions() -> str:
+    tf = tensorflow_ranks.start(inter=1)
+    import ringreduce.tensorflow as hvd
+
+    hvd.init()
+    rank = hvd.rank()
+    for check in (independent, only_what_is_fetched, loops, branches, gradients, custom_gradients, imported, monitored):
+        print(check.__name__, flush=True)
+        for control_flow in (tf.compat.v1.disable_control_flow_v2, tf.compat.v1.enable_control_flow_v2):
+            control_flow()
+            with tf.Graph().as_default():
+                check(tf, hvd, rank)
+    return "done"
+
+
+def session(tf: Any) -> Any:
+    config = tf.compat.v1.ConfigProto(
+        inter_op_parallelism_threads=1, intra_op_parallelism_threads=1, use_per_session_threads=True
+    )
+    return tf.compat.v1.Session(config=config)
+
+
+def independent(tf: Any, hvd: Any, rank: int) -> None:
+    x = tf.compat.v1.placeholder(tf.float32, [1])
+    results = every_kind(tf, hvd, lambda number: late(tf, x, rank, number))
+    with session(tf) as running:
+        for _ in range(3):
+            check_every_kind(running.run(results, {x: [rank + 1.0]}))
+
+
+def only_what_is_fetched(tf: Any, hvd: Any, rank: int) -> None:
+    """An operation that nobody fetches neither waits for other ranks nor needs its inputs."""
+    absent = tf.compat.v1.placeholder(tf.float32, [1])
+    first = hvd.allreduce(absent + 1, op=hvd.Sum)
+    second = hvd.allreduce(tf.constant([rank + 1.0]), op=hvd.Sum)
+    third = hvd.allgather(tf.constant([float(rank)]))
+    with session(tf) as running:
+        close(running.run(third), [0.0, 1.0])
+        close(running.run(second), [3.0])
+        close(running.run(first, {absent: [float(rank)]}), [3.0])
+
+
+def loops(tf: Any, hvd: Any, rank: int) -> None:
+    """Iterations run at once, and each rank begins with another one; loops in loops too."""
+
+    def outer(i: Any, total: Any) -> Any:
+        def inner(j: Any, subtotal: Any) -> Any:
+            x = tf.numpy_function(slowly(rank), [10 * i + j], tf.float32)
+            return j + 1, subtotal + tf.cast(j + 1, tf.float32) * hvd.allreduce(tf.reshape(x, [1]), op=hvd.Sum)
+
+        return i + 1, total + tf.while_loop(lambda j, _: j < 3, inner, [0, tf.zeros([1])])[1]
+
+    result = tf.while_loop(lambda i, _: i < 4, outer, [0, tf.zeros([1])])[1]
+    expected = sum((j + 1) * (2 * (10 * i + j) + 1) for i in range(4) for j in range(3))
+    config = tf.compat.v1.ConfigProto(
+        inter_op_parallelism_threads=3, intra_op_parallelism_threads=1, use_per_session_threads=True
+    )
+    with tf.compat.v1.Session(config=config) as running:
+        for _ in range(3):
+            close(running.run(result), [float(expected)])
+
+
+def slowly(rank: int) -> Callable[[Any], Any]:
+    def value(number: Any) -> Any:
+        if number % 2 == rank:
+            np.linalg.svd(np.random.default_rng(int(number)).normal(size=(60, 60)))
+        return np.float32(number + rank)
+
+    return value
+
+
+def branches(tf: Any, hvd: Any, rank: int) -> None:
+    which = tf.compat.v1.placeholder(tf.bool, [])
+    x = tf.constant([rank + 1.0])
+    before = hvd.allreduce(late(tf, x, rank, 0), op=hvd.Sum)
+    chosen = tf.cond(
+        which,
+        lambda: hvd.allreduce(late(tf, x, rank, 1), op=hvd.Sum) + hvd.allreduce(late(tf, x, rank, 0), op=hvd.Max),
+        lambda: hvd.allgather(x)[1:],
+    )
+    after = hvd.broadcast(late(tf, x, rank, 0), 1)
+    with session(tf) as running:
+        for value, expected in ((True, [5.0]), (False, [2.0])):
+            results = running.run([before, chosen, after], {which: value})
+            for result, wanted in zip(results, ([3.0], expected, [2.0]), strict=True):
+                close(result, wanted)
+
+
+def gradients(tf: Any, hvd: Any, rank: int) -> None:
+    variables = [tf.compat.v1.get_variable(f"v{i}", initializer=[float(i + 1)]) for i in range(4)]
+    sums = [hvd.allreduce(late(tf, v, rank, i) * (rank + 1), op=hvd.Sum) for i, v in enumerate(variables)]
+    grads = tf.gradients([sums[3], sums[1], sums[0], sums[2]], variables)
+    with session(tf) as running:
+        running.run(tf.compat.v1.global_variables_initializer())
+        for i, (value, grad) in enumerate(zip(*running.run([sums, grads]), strict=True)):
+            close(value, [(i + 1) * 3.0])
+            close(grad, [(rank + 1) * 2.0])
+
+
+def custom_gradients(tf: Any, hvd: Any, rank: int) -> None:
+    """SyncBatchNormalization makes its collectives within one."""
+
+    @tf.custom_gradient
+    def scaled(x: Any) -> Any:
+        y = hvd.allreduce(x * (rank + 1), op=hvd.Sum)
+        return y, lambda grad: hvd.allreduce(grad * (rank + 1), op=hvd.Sum) * 10
+
+    x = tf.constant([2.0])
+    y = scaled(x)
+    with session(tf) as running:
+        value, (grad,) = running.run([y, tf.gradients(y, [x])])
+        close(value, [6.0])
+        close(grad, [30.0])
+
+
+def imported(tf: Any, hvd: Any, rank: int) -> None:
+    x = tf.compat.v1.placeholder(tf.float32, [1], name="x")
+    for number, result in enumerate(every_kind(tf, hvd, lambda at: late(tf, x, rank, at))):
+        tf.identity(result, name=f"result{number}")
+    meta = tf.compat.v1.train.export_meta_graph()
+    with tf.Graph().as_default():
+        tf.compat.v1.train.import_meta_graph(meta)
+        with session(tf) as running:
+            names = [f"result{number}:0" for number in range(COUNT)]
+            check_every_kind(running.run(names, {"x:0": [rank + 1.0]}))
+
+
+def monitored(tf: Any, hvd: Any, rank: int) -> None:
+    """A training step, metrics that are not in it, and a hook that broadcasts."""
+    weights = tf.compat.v1.get_variable("weights", initializer=np.full(2, rank + 1.0))
+    x = tf.compat.v1.placeholder(tf.float64, [None, 2])
+    loss = tf.reduce_mean((late(tf, x, rank, 0) @ weights[:, None]) ** 2)
+    step = tf.compat.v1.train.get_or_create_global_step()
+    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.01))
+    train = optimizer.minimize(loss, global_step=step)
+    metrics = [hvd.allreduce(late(tf, loss, rank, i) + i) for i in range(3)]
+    hooks = [hvd.BroadcastGlobalVariablesHook(0), tf.compat.v1.train.StopAtStepHook(last_step=3)]
+    mine = [[rank + 1.0, 2.0], [1.0, -1.0]]
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
+    with tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks, config=config) as running:
+        while not running.should_stop():
+            _, means, own = running.run([train, metrics, weights], {x: mine})
+            close(np.diff(means), [1.0, 1.0])
+    every = hvd.allgather_object(own.tolist())
+    assert every[0] == every[1]
