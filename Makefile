@@ -139,7 +139,7 @@ test-frameworks: build $(VENV)/frameworks $(VENV)/keras2  ## Python tests of rin
 test-torch-suite: build  ## torch's own tests of torch.distributed, with our backend (12 minutes; ARGS="all_gather")
 	@$(BIN)/python tests/torch_suite/run.py $(ARGS)
 
-test-horovod-suite: build $(VENV)/frameworks  ## Horovod's own tests, on ringreduce under the name horovod (HOROVOD=its checkout; ARGS="test_torch.py")
+test-horovod-suite: build $(VENV)/frameworks $(VENV)/keras2  ## Horovod's own tests, on ringreduce under the name horovod (HOROVOD=its checkout; ARGS="test_torch.py")
 	@test -n "$(HOROVOD)" || { echo "say where Horovod is: git clone https://github.com/horovod/horovod, make test-horovod-suite HOROVOD=horovod"; exit 2; }
 	@$(BIN)/python tests/horovod_suite/run.py $(HOROVOD) $(ARGS)
 

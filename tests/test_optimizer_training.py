@@ -324,3 +324,38 @@ def add_adaptively() -> None:
 
 def test_adasum_combines_the_ranks_changes(run_ranks: Callable[..., Any]) -> None:
     run_ranks(add_adaptively, 2)
+
+
+def search_along_lines() -> tuple[list[list[float]], list[list[float]]]:
+    """Parameters after LBFGS with a line search: on each rank's half of the data, and alone on all of it."""
+    ends = []
+    with hvd.init() as world:
+        for alone in (False, True):
+            torch.manual_seed(0)
+            inputs, targets = torch.randn(16, 3, dtype=torch.float64), torch.randn(16, 1, dtype=torch.float64)
+            if not alone:
+                inputs, targets = (part[world.rank :: world.size] for part in (inputs, targets))
+            model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+            optimizer: Any = torch.optim.LBFGS(model.parameters(), max_iter=6, line_search_fn="strong_wolfe")
+            if not alone:
+                optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+
+            def closure(
+                model: Any = model, optimizer: Any = optimizer, inputs: Any = inputs, targets: Any = targets
+            ) -> Any:
+                optimizer.zero_grad()
+                loss = (model(inputs) - targets).square().mean()
+                loss.backward()
+                return loss
+
+            for _ in range(3):
+                optimizer.step(closure)
+            ends.append([parameter.tolist() for parameter in model.parameters()])
+    return ends[0], ends[1]
+
+
+def test_lbfgs_searches_along_the_loss_of_all_ranks(run_ranks: Callable[..., Any]) -> None:
+    (first, whole), (second, _) = run_ranks(search_along_lines, 2)
+    assert first == second
+    for got, expected in zip(first, whole, strict=True):
+        assert torch.allclose(torch.tensor(got), torch.tensor(expected), rtol=1e-6)

@@ -12,6 +12,7 @@ import torch
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import same_start
+from ringreduce.torch.reduce import allreduce
 from ringreduce.torch.reducer import Reducer, Settings
 from ringreduce.torch.tracing import STEP, untraced
 
@@ -181,13 +182,24 @@ class DistributedMixin(torch.optim.Optimizer):
         def synchronized() -> Any:
             loss = closure()
             self._reduce()
-            return loss
+            return self._loss_of_all(loss)
 
         result = super().step(synchronized)
         self._synchronized = False
         return result
 
     step.hooked = True  # type: ignore[attr-defined]  # torch runs step hooks around the plain step(), not here again
+
+    def _loss_of_all(self, loss: Any) -> Any:
+        """The loss that LBFGS searches along, reduced as the gradients are: by its own each rank would go elsewhere.
+
+        Other optimizers only hand it on, so that it stays each rank's own.
+        """
+        settings, process_set = self._settings, self._process_set
+        if not isinstance(self, torch.optim.LBFGS) or not process_set.included() or process_set.size() == 1:
+            return loss
+        own = torch.as_tensor(loss, dtype=torch.float64).detach().reshape(1)
+        return allreduce(own, op=settings.op, process_set=process_set)[0]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the optimizer's own. Raises AssertionError between backward() and the step that uses its gradients."""
