@@ -190,6 +190,7 @@ PYBIND11_MODULE(_core, m) {
           "recv_async",
           [](const PyGroup& g, py::handle dst, int peer, int tag) { return message(g, dst, peer, tag, false); },
           py::arg("dst"), py::arg("src_rank"), py::arg("tag"))
+      .def_property_readonly("is_joining", [](const PyGroup& g) { return g.get().is_joining(); })
       .def(
           "check_members", [](const PyGroup& g, const std::vector<int>& ranks) { g.get().check_members(ranks); },
           py::arg("ranks"))

@@ -39,7 +39,8 @@ if not any((_FOLDER / f"_core{suffix}").exists() for suffix in EXTENSION_SUFFIXE
 
 
 def __getattr__(name: str) -> Any:
-    if (_FOLDER / f"{name}.py").exists() or (_FOLDER / name / "__init__.py").exists():
+    is_module = (_FOLDER / f"{name}.py").exists() or (_FOLDER / name / "__init__.py").exists()
+    if is_module and name != "__main__":  # which would run the command line
         return import_module(f"ringreduce.{name}")
     if name == "run":
         return import_module("ringreduce.launch.run").run

@@ -228,6 +228,8 @@ class Group:
     def recv_async(self, dst: Buffer, src_rank: int, tag: int) -> Work:
         """src_rank -2: the first message of any rank that no older receive takes; Work.peer then says whose it was."""
 
+    @property
+    def is_joining(self) -> bool: ...
     def check_members(self, ranks: Sequence[int]) -> None: ...
     def join(self) -> int:
         """Blocks until every rank has joined; returns the last rank to join, the same on all."""

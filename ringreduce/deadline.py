@@ -31,13 +31,17 @@ class Deadline:
         left = self.remaining_s()
         return None if left == math.inf else max(left, 1e-3)
 
-    def nap_s(self) -> float | None:
-        """wait_s() for one turn of a loop that looks at expired() itself. Raises what `look` raises."""
+    def turn_s(self) -> float | None:
+        """wait_s() for one turn of a loop that calls look() and expired() itself when the turn has brought nothing."""
         left = self.wait_s()
         if self._look is None:
             return left
-        self._look()
         return LOOK_S if left is None else min(left, LOOK_S)
+
+    def look(self) -> None:
+        """Raises what the `look` that was given raises."""
+        if self._look is not None:
+            self._look()
 
     def expired(self) -> bool:
         """True once no time is left."""

@@ -180,7 +180,7 @@ def connect(meeting: Meeting, me: str, deadline: Deadline) -> socket.socket:
                 f"{me}: rank {meeting.host} did not come to {meeting.where()} within {deadline.timeout_s:g} s. Is it "
                 f"running on this host, and is this init() number {meeting.epoch} there too?"
             )
-        deadline.nap_s()
+        deadline.look()
         time.sleep(min(pause_s, deadline.remaining_s()))
         pause_s = min(2 * pause_s, 5e-3)
 
@@ -210,7 +210,7 @@ def _next_message(
     fds = array.array("i")
     gave_up = False
     while True:
-        connection.settimeout(LAST_WORD_S if gave_up else deadline.nap_s())
+        connection.settimeout(LAST_WORD_S if gave_up else deadline.turn_s())
         try:
             # Not socket.recv_fds(), which drops its flags (seen in CPython 3.11): the descriptors would outlive exec.
             message, controls, flags, _ = connection.recvmsg(
@@ -219,6 +219,7 @@ def _next_message(
         except builtins.TimeoutError:
             if gave_up:
                 break
+            deadline.look()
             gave_up = deadline.expired()
             if gave_up:
                 connection.send(GIVE_UP)

@@ -231,12 +231,19 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Raises:
         NotInitializedError: before init().
         MismatchError: another rank removes another set; nothing is removed anywhere.
+        InvalidArgumentError: a rank has joined on the set and still waits for others; nothing is removed anywhere.
     """
     job = state.require()
     set_id = process_set.process_set_id
     if process_set is global_process_set or set_id is None:
         return False
-    for other, theirs in enumerate(agreement.exchange(global_process_set.group, "remove_process_set", set_id)):
+    has_joined = bool(process_set.included()) and process_set.group.is_joining
+    offers = agreement.exchange(global_process_set.group, "remove_process_set", [set_id, has_joined])
+    if joined := [rank for rank, (_, has) in enumerate(offers) if has]:
+        raise InvalidArgumentError(
+            f"remove_process_set: rank {joined[0]} has called join() on process set {set_id}, and not all others have"
+        )
+    for other, (theirs, _) in enumerate(offers):
         if theirs != set_id:
             raise MismatchError(
                 f"Mismatched remove_process_set: rank {job.placement.rank} removes process set {set_id}, but rank "

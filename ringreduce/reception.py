@@ -92,7 +92,9 @@ class Reception:
             PeerLostError: a guest left before the others had come.
         """
         while len(self._guests) < len(self._meeting.guests):
-            events = self._selector.select(self._deadline.nap_s())
+            events = self._selector.select(self._deadline.turn_s())
+            if not events:
+                self._deadline.look()
             if not events and self._deadline.expired():
                 raise self._late()
             for key, _ in events:

@@ -1,5 +1,6 @@
 """DistributedOptimizer: Horovod's behaviour and texts, and where gradients lie."""
 
+import contextlib
 import copy
 import pickle
 import random
@@ -279,6 +280,18 @@ def change_shape() -> None:
         assert table.weight.grad.is_sparse
         assert table.weight.grad._indices().tolist() == [[0, 1, 3]]  # of all ranks, and no row without a gradient
         assert table.weight.grad.to_dense().tolist() == [[1, 1], [1, 1], [0, 0], [2, 2]]
+
+        # Zeros instead of no gradient, which broadcast_optimizer_state() leaves, make the first gradient a dense one.
+        table = torch.nn.Embedding(4, 2, sparse=True)
+        plain = torch.optim.SGD(table.parameters(), lr=0.0)
+        hvd.broadcast_optimizer_state(plain, root_rank=0)
+        optimizer = hvd.DistributedOptimizer(plain, op=hvd.Sum)
+        for step in range(2):
+            with pytest.warns(RuntimeWarning, match="reduced as a dense one") if step else contextlib.nullcontext():
+                table(torch.tensor([world.rank, 3])).sum().backward()
+                optimizer.step()
+            assert table.weight.grad.tolist() == [[1, 1], [1, 1], [0, 0], [2, 2]]
+            optimizer.zero_grad()
 
         alone = hvd.add_process_set([1])
         model = small_model()

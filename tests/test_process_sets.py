@@ -230,3 +230,33 @@ def test_removing_a_set_ends_what_is_pending_in_it() -> None:
         for text in texts[1:]:
             assert text.startswith("ShutdownError: "), texts
             assert "the process set was removed while this operation was pending" in text
+
+
+def remove_while_joining() -> list[str]:
+    """Rank 0 has joined on the set, in a thread, when all ranks want to remove it."""
+    import threading
+
+    import ringreduce as rr
+
+    texts = []
+    with rr.init() as world:
+        pair = rr.add_process_set([0, 1])
+        joins = threading.Thread(target=lambda: rr.join(pair))
+        if world.rank == 0:
+            joins.start()
+            while not pair.group.is_joining:
+                pass
+        texts.append(caught(lambda: rr.remove_process_set(pair)))
+        if world.rank == 1:
+            rr.join(pair)
+        if world.rank == 0:
+            joins.join()
+        texts.append(str(rr.remove_process_set(pair)))
+        texts.append(str(rr.add_process_set([0, 1]).ranks))
+    return texts
+
+
+def test_a_set_on_which_a_rank_has_joined_stays_everywhere() -> None:
+    for refused, removed, again in run_ranks(remove_while_joining, 3):
+        assert refused.startswith("InvalidArgumentError: remove_process_set: rank 0 has called join()")
+        assert (removed, again) == ("True", "[0, 1]")

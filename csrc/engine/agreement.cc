@@ -32,10 +32,12 @@ int Group::join(Interrupt interrupt) {
   {
     const std::lock_guard lock(mutex_);
     if (!joined_.has_value()) joined_ = Joined{ledger_.join(unnamed_), false};
+    has_joined_.store(true);
   }
   const uint64_t epoch = joined_->epoch;
   const auto finished = [&] {
     throw_if_failed();
+    throw_if_removed();
     context_.throw_if_shut_down();
     bool& drained = joined_->drained;
     if (!drained) {
@@ -65,15 +67,15 @@ int Group::join(Interrupt interrupt) {
   const JoinResult result = ledger_.join_result(epoch);
   const std::lock_guard lock(mutex_);
   joined_.reset();
+  has_joined_.store(false);
   unnamed_ = unconsumed_ = result.unnamed;
   least_watermark_ = 0;
   board_.line(rank_).watermark.store(unnamed_, std::memory_order_release);
   return result.last_joined;
 }
 
-// mutex_ held.
 void Group::throw_if_removed() const {
-  if (is_removed_) throw ShutdownError(here() + "] the process set was removed by another thread of this rank");
+  if (is_removed_.load()) throw ShutdownError(here() + "] the process set was removed");
 }
 
 // mutex_ held. Throws where this rank has said that nothing more comes.

@@ -166,23 +166,25 @@ bool DeviceQueue::done(const DeviceOperation& operation) const {
 
 void DeviceQueue::await_stated(Group& group, Interrupt interrupt) {
   wake();
-  std::string unstated;
+  DeviceOperationPtr unstated;
   const auto are_stated = [&] {
     group.throw_if_failed();
     context_.throw_if_shut_down();
     const std::lock_guard lock(mutex_);
     for (const auto& [operation, owner] : all_) {
       const bool counts = operation->group.get() == &group && operation->task == DeviceTask::kCollective;
+      // Replays of a captured operation are the caller's to wait for (docs/cuda.md).
       if (!counts || operation->is_recurring || operation->inner != nullptr || done(*operation)) continue;
-      unstated = operation->name;
+      unstated = owner;
       return false;
     }
     return true;
   };
   const Deadline reached_by = Deadline::after_s(context_.timeout_s());
-  context_.wait_until(
-      are_stated, [&] { return group.has_work(); }, Deadline::never(), interrupt, false,
-      [&] { check_reached(unstated, reached_by); });
+  const auto tick = [&] {
+    if (unstated != nullptr && !unstated->is_reached.load()) check_reached(unstated->name, reached_by);
+  };
+  context_.wait_until(are_stated, [&] { return group.has_work(); }, Deadline::never(), interrupt, false, tick);
 }
 
 // Throws TimeoutError for an operation whose stream takes too long to come to it.

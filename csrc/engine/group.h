@@ -64,8 +64,12 @@ class Group {
   bool has_work() const { return is_busy() || mirror_ != nullptr; }
   // Whether the engine should go on while nobody waits.
   bool is_busy() const {
-    return pending_.load(std::memory_order_relaxed) != 0 || joining_.load(std::memory_order_relaxed) != 0 ||
-           backlog_.load(std::memory_order_relaxed);
+    return pending_.load(std::memory_order_relaxed) != 0 || is_joining() || backlog_.load(std::memory_order_relaxed);
+  }
+  // This rank is in join(), or was when an interrupt ended the call: it still has to skip what the others log.
+  bool is_joining() const {
+    return joining_.load(std::memory_order_relaxed) != 0 ||
+           (has_joined_.load(std::memory_order_relaxed) && !has_failed(board_));
   }
   // Executor lock held. When the engine should look again at an open bucket; INT64_MAX = never.
   int64_t linger_until_ns() const { return linger_until_ns_; }
@@ -226,7 +230,8 @@ class Group {
   std::atomic<uint32_t> messages_{0};                      // of point_to_point_
   std::atomic<uint32_t> pending_{0};                       // logged_ and point-to-point operations
   std::atomic<uint32_t> joining_{0};                       // 1: a thread is in join()
-  bool is_removed_ = false;
+  std::atomic<bool> is_removed_{false};
+  std::atomic<bool> has_joined_{false};  // whether joined_ has a value, for who does not hold the mutex
   struct Joined {
     uint64_t epoch;
     bool drained;

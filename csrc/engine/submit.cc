@@ -42,6 +42,7 @@ void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Oper
     lock.unlock();
     const auto moved_on = [&] {
       throw_if_failed();
+      throw_if_removed();
       context_.throw_if_shut_down();
       const std::unique_lock inner(mutex_);
       for (uint64_t c = unconsumed_; c < unnamed_; ++c) {

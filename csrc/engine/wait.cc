@@ -27,6 +27,7 @@ bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt int
     }
     if (ledger_.complete(operation.ticket)) return true;
     throw_if_failed();
+    throw_if_removed();
     context_.throw_if_shut_down();
     return blocked && ledger_.withdrawn();
   };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -147,8 +148,7 @@ class ExchangeBucket(Bucket):
                 grad = torch.zeros_like(slot.parameter)
                 if slot.parameter.requires_grad:  # else since the layout was made: no gradient for it
                     slot.parameter.grad = grad
-            check_dense(slot, grad)
-            gradients.append(grad)
+            gradients.append(densified(slot, grad))
         self.exchange.begin(gradients, self.name)
         self.given, self.versions = gradients, [gradient._version for gradient in gradients]
 
@@ -179,12 +179,22 @@ def changed() -> InvalidArgumentError:
     )
 
 
-def check_dense(slot: Slot, grad: torch.Tensor) -> None:
-    """Raises AssertionError for a gradient that has a graph, InvalidArgumentError for a sparse one."""
+def densified(slot: Slot, grad: torch.Tensor) -> torch.Tensor:
+    """A gradient that can lie in a dense bucket. Raises AssertionError for one that has a graph.
+
+    A sparse one is made dense: the buckets were laid out in the first step, where it was dense or missing everywhere.
+    """
     if grad.requires_grad:
         raise AssertionError("gradients that require gradients (create_graph=True) cannot be reduced in place")
-    if grad.layout is not torch.strided:
-        raise InvalidArgumentError(
-            f"the gradient of {slot.name} is sparse, and was dense or missing on all ranks in the first step; "
-            "pass sparse_as_dense=True to DistributedOptimizer"
-        )
+    if grad.layout is torch.strided:
+        return grad
+    warnings.warn(
+        f"the gradient of {slot.name} is sparse, and was dense or missing on all ranks in the first step: it is "
+        "reduced as a dense one. Pass model= to broadcast_optimizer_state(), or sparse_as_dense=True to "
+        "DistributedOptimizer",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    dense = grad.to_dense()
+    slot.parameter.grad = dense
+    return dense

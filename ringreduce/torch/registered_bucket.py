@@ -18,7 +18,7 @@ from ringreduce._core import Work, stream
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import cuda
-from ringreduce.torch.buckets import Bucket, Slot, changed, check_dense, is_other
+from ringreduce.torch.buckets import Bucket, Slot, changed, densified, is_other
 from ringreduce.torch.exchange import Channel
 from ringreduce.torch.tensors import Operand, from_bytes, on_stream, operand
 
@@ -68,7 +68,7 @@ class RegisteredBucket(Bucket):
         grad, view = slot.parameter.grad, self.view_of(slot)
         if grad is None or grad is view:
             return
-        check_dense(slot, grad)
+        grad = densified(slot, grad)
         address, alike = grad.data_ptr(), grad.stride() == view.stride() and grad.dtype == view.dtype
         if self.streams and alike and address != slot.address:
             stream(slot.address, address, view.nbytes)  # views are dense, so equal strides are equal bytes
@@ -135,7 +135,7 @@ class RegisteredBucket(Bucket):
                     continue
             else:
                 if grad.requires_grad or grad.layout is not strided:
-                    check_dense(slot, grad)
+                    grad = densified(slot, grad)
                 if grad.data_ptr() != slot.address or grad.stride() != slot.strides:
                     sources.append(grad)
                     targets.append(view)

@@ -40,8 +40,9 @@ def check(named: Sequence[tuple[str, torch.Tensor]], name: str, process_set: Pro
         MismatchError: the knob is "error"; or "broadcast", and the ranks have other tensors; or it differs.
     """
     mode = config.choice(KNOB)
-    dense = [(of, tensor) for of, tensor in named if tensor.layout is torch.strided and tensor.itemsize in BITS]
-    layout = [(of, tuple(tensor.shape), str(tensor.dtype)) for of, tensor in dense] if mode != "off" else []
+    dense = [(of, tensor) for of, tensor in named if mode != "off" and _is_plain(tensor)]
+    layout = [(of, tuple(tensor.shape), str(tensor.dtype)) for of, tensor in dense]
+    sums = _sums([tensor for _, tensor in dense])
     digest = int.from_bytes(hashlib.sha256(repr(layout).encode()).digest()[:7], "big")
     group = process_set.group
     (present,) = agreement.combined(group, f"{name}.ranks", [1], Sum)
@@ -55,7 +56,6 @@ def check(named: Sequence[tuple[str, torch.Tensor]], name: str, process_set: Pro
     if not same_layout:
         _report("the ranks have state of other parameters, or of another dtype", mode, process_set)
         return True
-    sums = _sums([tensor for _, tensor in dense])
     same = _are_same(group, name, [value for pair in sums for value in pair])
     differing = [at for at in range(len(dense)) if not (same[2 * at] and same[2 * at + 1])]
     if differing and mode == "broadcast":
@@ -87,6 +87,12 @@ def _report(text: str, mode: str, process_set: ProcessSet) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's bits are its values: subclasses, such as quantized ones, may have others."""
+    is_dense = tensor.layout is torch.strided and tensor.itemsize in BITS
+    return is_dense and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_quantized
+
+
 def _sums(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     """Two sums of each tensor's bits: of all elements, and of every third."""
     pairs = []
@@ -94,6 +100,8 @@ def _sums(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
         for tensor in tensors:
             bits = tensor.detach().contiguous().view(-1).view(BITS[tensor.itemsize])
             pairs.append(torch.stack([bits.sum(dtype=torch.int64), bits[::3].sum(dtype=torch.int64)]))
+        if not pairs:
+            return []
         devices = {pair.device for pair in pairs}
         if len(devices) == 1:  # one transfer from a GPU, not one for each tensor
             together: list[list[int]] = torch.stack(pairs).tolist()

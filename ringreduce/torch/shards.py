@@ -14,7 +14,7 @@ import torch
 
 from ringreduce._core import Work
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.torch.buckets import Bucket, Slot, check_dense
+from ringreduce.torch.buckets import Bucket, Slot, densified
 from ringreduce.torch.exchange import Channel
 from ringreduce.torch.reducer import Reducer
 from ringreduce.torch.registered_bucket import ALIGNMENT, RegisteredBucket, aligned, allocate, views
@@ -132,8 +132,7 @@ class ShardedBucket(RegisteredBucket):
             grad = slot.parameter.grad
             view = self.view_of(slot)
             if grad is not None and grad is not view:
-                check_dense(slot, grad)
-                view.copy_(grad)
+                view.copy_(densified(slot, grad))
                 slot.parameter.grad = view
 
 

@@ -3,6 +3,8 @@
 #include <dirent.h>
 #include <unistd.h>
 
+#include <thread>
+
 #include "base/clock.h"
 #include "doctest/doctest.h"
 #include "wires.h"
@@ -75,6 +77,32 @@ TEST_CASE("a group that has failed can be removed, and a removed one takes nothi
       sum_now(rank, rank.world, 5000, 1);
     }));
   }
+}
+
+TEST_CASE("a thread that waits in a group that another one removes gets to know") {
+  const Environment environment{};
+  const Fd fd = create_memfd("set", Board::nbytes(2, 64));
+  CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+    const std::shared_ptr<Group> set = rank.context.add_group(fd.get(), {0, 1}, 1, nullptr);
+    sum_now(rank, *set, 5000, 1);
+    // Rank 0 states the barrier of the removal as its second operation, and behind it a quick one, which is in no table
+    // while its thread waits; rank 1 comes then, and only for the removal.
+    const auto has_stated = [&](uint64_t cell) { return set->board().head(cell, 0).tag.load() != 0; };
+    if (rank.rank == 0) {
+      std::thread removes([&] { rank.context.remove_group(set.get(), nullptr); });
+      wait_for([&] { return has_stated(1); });
+      Floats few(2, 1.0F);
+      const TensorView small = view(few, DType::kFloat32);
+      const Reduction sum{DType::kFloat32, ReduceOp::kSum, 1, 1, 2};
+      CHECK_NOTHROW(expect_contains(raised<ShutdownError>([&] { set->allreduce_quick(small, small, sum, nullptr); }),
+                                    "was removed"));
+      removes.join();
+    } else {
+      wait_for([&] { return has_stated(2); });
+      rank.context.remove_group(set.get(), nullptr);
+    }
+    sum_now(rank, rank.world, 5000, 1);
+  }));
 }
 
 // Rank 1 does nothing; rank 0 waits in `call`, which must raise E. A minute is a hang: machines pause.
