@@ -123,10 +123,15 @@ def join(process_set: ProcessSet = global_process_set) -> int:
     """Says that this rank has no more data, and blocks until all ranks have said so.
 
     Until then the others' all-reduces go on without this rank: Sum, Min, Max and Product ignore it, Average still
-    divides by the full size. Other collectives complete with an error on the ranks that call them.
+    divides by the full size. Other collectives complete with an error on the ranks that call them. What this rank has
+    called before counts, on a GPU too. A join() that was interrupted is taken up by the next one.
 
     Returns:
         The global rank that joined last, the same on all ranks.
+
+    Raises:
+        InvalidArgumentError: another thread of this rank is in join(). In the meantime so does every other operation
+            of this rank on the set, send and recv excepted.
     """
     group = process_set.group
     return process_set.ranks[group.join()]

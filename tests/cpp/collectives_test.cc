@@ -232,5 +232,38 @@ TEST_CASE("all-reduce: a grouped operation of tensors that cut across chunks") {
   }
 }
 
+TEST_CASE("tensors of a group that share memory are refused, those that touch are not") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
+    Floats data(30, 1.0F);
+    Floats outputs(20, 0.0F);
+    const auto part = [](Floats& of, size_t begin, size_t count) {
+      TensorView one = view(of, DType::kFloat32);
+      one.data += begin * sizeof(float);
+      one.dims[0] = one.count = count;
+      return one;
+    };
+    const auto sum_of = [&](std::vector<TensorView> srcs, std::vector<TensorView> dsts) {
+      Request request;
+      request.kind = Kind::kAllreduce;
+      request.srcs = std::move(srcs);
+      request.dsts = std::move(dsts);
+      rank.world.wait(*rank.world.submit(request, nullptr), -1, nullptr);
+    };
+    const std::vector<TensorView> touching = {part(data, 10, 10), part(data, 0, 10), part(data, 20, 10)};
+    sum_of(touching, touching);
+    expect(data.front() == 2 && data.back() == 2, "in place");
+    const std::vector<TensorView> inputs = {part(data, 0, 10), part(data, 5, 10)};  // read only: these may overlap
+    sum_of(inputs, {part(outputs, 0, 10), part(outputs, 10, 10)});
+    expect(outputs.front() == 4 && outputs.back() == 4, "out of place");
+    for (const auto& [srcs, dsts] :
+         {std::pair(inputs, inputs), std::pair(inputs, std::vector{part(outputs, 0, 10), part(outputs, 9, 10)}),
+          std::pair(inputs, std::vector{part(outputs, 0, 10), part(data, 2, 10)})}) {
+      expect_contains(raised<InvalidArgumentError>([&, &from = srcs, &to = dsts] { sum_of(from, to); }),
+                      "tensors 0 and 1 share memory");
+    }
+  }));
+}
+
 }  // namespace
 }  // namespace rr::test
