@@ -22,6 +22,7 @@ OTHERS = ("vader_segment", "sm_segment", "mpich", "openmpi", "pmix", "ucx", "cud
 """How MPI implementations, CUDA and NCCL name what they leave behind when they are killed; none of ours."""
 # In the background (nohup, a job server) the interrupt comes ignored, and all that is started here would ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 SHARED = pytest.StashKey[set[str]]()
 """What was in /dev/shm before the tests."""
 SETTLE_S = 5.0  # torch's shared tensors go away a moment after their last user

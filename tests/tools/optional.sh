@@ -6,7 +6,9 @@ set -eu
 
 missing() {
   while read -r command packages; do
-    command -v "$command" >/dev/null || printf ' %s' "$packages"
+    # A command, or files: the compilers' headers, and what Slurm's pmix plugin loads, come with no command of their own.
+    # shellcheck disable=SC2086
+    command -v "$command" >/dev/null || ls $command >/dev/null 2>&1 || printf ' %s' "$packages"
   done <<EOF
 ip iproute2
 nsenter util-linux
@@ -14,8 +16,11 @@ ssh openssh-client
 sshd openssh-server
 munged munge
 slurmctld slurm-wlm
-mpirun.openmpi openmpi-bin libopenmpi-dev
-mpirun.mpich mpich libmpich-dev
+mpirun.openmpi openmpi-bin
+/usr/lib/*/openmpi/include/mpi.h libopenmpi-dev
+mpirun.mpich mpich
+/usr/include/*/mpich/mpi.h libmpich-dev
+/usr/lib/*/libpmix.so libpmix-dev
 EOF
 }
 
