@@ -42,6 +42,13 @@ def combined(group: Group, name: str, mine: Sequence[int], op: int) -> list[int]
     return [int(value) for value in values]
 
 
+def are_all_here(group: Group, name: str) -> bool:
+    """Whether no member has joined. Collective over those that have not."""
+    from ringreduce.ops import Sum  # which imports process sets, and they import this file
+
+    return combined(group, f"{name}.ranks", [1], Sum) == [group.size]
+
+
 class Handover(NamedTuple):
     """Where the members of a group meet to receive a memory file."""
 

@@ -5,29 +5,29 @@ Those that have one are aliases in the core's table of knobs, or tell a rank its
 
 from __future__ import annotations
 
-_ALGORITHM = "set RINGREDUCE_ALGORITHM to choose an algorithm"
-_AUTOTUNE = "init() calibrates by itself"
+ALGORITHM = "set RINGREDUCE_ALGORITHM to choose an algorithm"
+AUTOTUNE = "init() calibrates by itself"
 _BACKEND = "set RINGREDUCE_TRANSPORT to choose how ranks are linked"
 _ELASTIC = "elastic jobs do not exist yet"
 _GLOO = "Gloo is not used"
-_NO_CYCLE = "there are no cycles: an operation starts when its last rank has called"
+NO_CYCLE = "there are no cycles: an operation starts when its last rank has called"
 _NOTHING = "there is nothing of the kind here"
 _SPARK = "jobs in Spark do not exist here"
 _TIMELINE = "the timeline does not exist yet; ringreduce.stats() counts operations and bytes"
 
 WITHOUT_EFFECT = {
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "Adasum gathers all tensors and has no chunks",
-    "HOROVOD_AUTOTUNE": _AUTOTUNE,
-    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": _AUTOTUNE,
-    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _AUTOTUNE,
-    "HOROVOD_AUTOTUNE_LOG": _AUTOTUNE,
-    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": _AUTOTUNE,
-    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": _AUTOTUNE,
+    "HOROVOD_AUTOTUNE": AUTOTUNE,
+    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": AUTOTUNE,
+    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": AUTOTUNE,
+    "HOROVOD_AUTOTUNE_LOG": AUTOTUNE,
+    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": AUTOTUNE,
+    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": AUTOTUNE,
     "HOROVOD_BATCH_D2D_MEMCOPIES": _NOTHING,
     "HOROVOD_CCL_CACHE": "oneCCL is not used",
     "HOROVOD_CONTROLLER": _BACKEND,
     "HOROVOD_CPU_OPERATIONS": _BACKEND,
-    "HOROVOD_CYCLE_TIME": _NO_CYCLE,
+    "HOROVOD_CYCLE_TIME": NO_CYCLE,
     "HOROVOD_DISABLE_GROUP_FUSION": "a group is one operation; RINGREDUCE_FUSION_THRESHOLD=0 fuses no others",
     "HOROVOD_DISABLE_NVTX_RANGES": _NOTHING,
     "HOROVOD_ELASTIC": _ELASTIC,
@@ -37,8 +37,8 @@ WITHOUT_EFFECT = {
     "HOROVOD_GLOO_IFACE": _GLOO,
     "HOROVOD_GLOO_RENDEZVOUS_ADDR": _GLOO,
     "HOROVOD_GLOO_TIMEOUT_SECONDS": f"{_GLOO}; set RINGREDUCE_TIMEOUT",
-    "HOROVOD_HIERARCHICAL_ALLGATHER": _ALGORITHM,
-    "HOROVOD_HIERARCHICAL_ALLREDUCE": _ALGORITHM,
+    "HOROVOD_HIERARCHICAL_ALLGATHER": ALGORITHM,
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": ALGORITHM,
     "HOROVOD_HOSTNAME": "ranks find their hosts by themselves",
     "HOROVOD_LOG_HIDE_TIME": "lines of the log have no time",
     "HOROVOD_MPI_THREADS_DISABLE": "MPI's threads are chosen by mpi4py.rc",
@@ -49,7 +49,7 @@ WITHOUT_EFFECT = {
     "HOROVOD_SPARK_WORK_DIR": _SPARK,
     "HOROVOD_THREAD_AFFINITY": "ringrun --bind core binds a rank with all its threads",
     "HOROVOD_TIMELINE": _TIMELINE,
-    "HOROVOD_TIMELINE_MARK_CYCLES": _NO_CYCLE,
-    "HOROVOD_TORUS_ALLREDUCE": _ALGORITHM,
+    "HOROVOD_TIMELINE_MARK_CYCLES": NO_CYCLE,
+    "HOROVOD_TORUS_ALLREDUCE": ALGORITHM,
     "RINGREDUCE_TIMELINE": _TIMELINE,
 }

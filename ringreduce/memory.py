@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,11 +67,7 @@ def symmetric_empty(
     _, uid, pair = offers[members.ranks.index(here[0])]
     handover = handover or agreement.Handover.from_json(pair)
     stride = max(PAGE, -(-nbytes // PAGE) * PAGE)
-    places = [members.ranks.index(rank) for rank in here]
-
-    def look() -> None:
-        group.check_members(places)
-
+    look = partial(group.check_members, [members.ranks.index(rank) for rank in here])
     with handover.segment("symmetric", stride * len(here), here, mine, job.timeout_s, look) as fd:
         segment: Any = _core.Segment(fd, uid, here.index(mine), len(here), stride)
     return np.ndarray(dims, element, buffer=segment)

@@ -8,6 +8,7 @@ these are registered in one go under one id.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -209,10 +210,7 @@ def register(process_set: ProcessSet | Iterable[int] | Any) -> ProcessSet:
         here = job.here(ranks)
         handover = agreement.Handover.from_json(offers[here[0]].handover)
         nbytes = _core.control_nbytes(len(ranks))
-
-        def look() -> None:
-            global_process_set.group.check_members(here)
-
+        look = partial(global_process_set.group.check_members, here)
         with handover.segment(f"process_set.{set_id}", nbytes, here, place.rank, job.timeout_s, look) as fd:
             added.bind(set_id, ranks, job.context.add_group(fd, ranks, set_id), family)
     else:

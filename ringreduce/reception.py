@@ -95,8 +95,8 @@ class Reception:
             events = self._selector.select(self._deadline.turn_s())
             if not events:
                 self._deadline.look()
-            if not events and self._deadline.expired():
-                raise self._late()
+                if self._deadline.expired():
+                    raise self._late()
             for key, _ in events:
                 connection = key.fileobj
                 assert isinstance(connection, socket.socket)

@@ -31,16 +31,17 @@ int Group::join(Interrupt interrupt) {
   if (context_.device() != nullptr) context_.device_queue().await_stated(*this, interrupt);
   {
     const std::lock_guard lock(mutex_);
-    if (!joined_.has_value()) joined_ = Joined{ledger_.join(unnamed_), false};
-    has_joined_.store(true);
+    if (!has_joined_.load()) {
+      joined_epoch_ = ledger_.join(unnamed_);
+      has_drained_ = false;
+      has_joined_.store(true);
+    }
   }
-  const uint64_t epoch = joined_->epoch;
   const auto finished = [&] {
     throw_if_failed();
     throw_if_removed();
     context_.throw_if_shut_down();
-    bool& drained = joined_->drained;
-    if (!drained) {
+    if (!has_drained_) {
       const std::lock_guard lock(mutex_);
       for (const auto& place : outstanding_) {
         const OperationPtr operation = place;  // finishing it clears its place
@@ -56,17 +57,16 @@ int Group::join(Interrupt interrupt) {
       if (unconsumed_ != unnamed_ || !logged_.empty()) return false;
     }
     // Drained means that all ranks have joined as well: until then this rank may have to skip entries of the log.
-    if (!drained && board_.header().joined_count.load() == static_cast<uint32_t>(size())) {
-      drained = true;
+    if (!has_drained_ && board_.header().joined_count.load() == static_cast<uint32_t>(size())) {
+      has_drained_ = true;
       ledger_.drained();
     }
-    return drained && ledger_.join_finished(epoch);
+    return has_drained_ && ledger_.join_finished(joined_epoch_);
   };
   context_.wait_until(
       finished, [] { return true; }, Deadline::never(), interrupt, crowded_, [this] { throw_if_failed(); });
-  const JoinResult result = ledger_.join_result(epoch);
+  const JoinResult result = ledger_.join_result(joined_epoch_);
   const std::lock_guard lock(mutex_);
-  joined_.reset();
   has_joined_.store(false);
   unnamed_ = unconsumed_ = result.unnamed;
   least_watermark_ = 0;
@@ -81,7 +81,7 @@ void Group::throw_if_removed() const {
 // mutex_ held. Throws where this rank has said that nothing more comes.
 void Group::throw_if_closed(Kind kind) const {
   throw_if_removed();
-  if (joining_.load(std::memory_order_relaxed) == 0 && !joined_.has_value()) return;
+  if (joining_.load(std::memory_order_relaxed) == 0 && !has_joined_.load()) return;
   throw InvalidArgumentError("rank " + std::to_string(rank_) + "/" + std::to_string(size()) + ": " + name(kind) +
                              " after join(), which says that this rank has no more data. " +
                              (joining_.load() == 0 ? "That join() was interrupted: call join() again first"

@@ -9,7 +9,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -231,13 +230,10 @@ class Group {
   std::atomic<uint32_t> pending_{0};                       // logged_ and point-to-point operations
   std::atomic<uint32_t> joining_{0};                       // 1: a thread is in join()
   std::atomic<bool> is_removed_{false};
-  std::atomic<bool> has_joined_{false};  // whether joined_ has a value, for who does not hold the mutex
-  struct Joined {
-    uint64_t epoch;
-    bool drained;
-  };
-  std::optional<Joined> joined_;  // this rank has told the others, and they have not all joined
-  std::thread::id only_thread_;   // the thread that submits; several: many_threads_
+  std::atomic<bool> has_joined_{false};  // this rank has told the others, and they have not all joined
+  uint64_t joined_epoch_ = 0;            // then: the epoch
+  bool has_drained_ = false;             // and whether it has told them that nothing of it is left
+  std::thread::id only_thread_;          // the thread that submits; several: many_threads_
   bool many_threads_ = false;
   std::thread::id only_caller_;  // the same without the queue's thread, which submits what others have called
   bool many_callers_ = false;

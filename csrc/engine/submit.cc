@@ -185,7 +185,7 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   note_thread(lock, request.is_from_queue);
   // The queue states what was called before join(). A thread that waits for room here may find that another has joined.
   const auto check_open = [&] {
-    if (!request.is_from_queue || joined_.has_value() || is_removed_) throw_if_closed(request.kind);
+    if (!request.is_from_queue || has_joined_.load() || is_removed_) throw_if_closed(request.kind);
   };
   check_open();
   operation->number = operations_++;

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from keras import ops
 
-from ringreduce.common.groups import Groups, buckets
+from ringreduce.common.groups import buckets
 from ringreduce.errors import MismatchError
 from ringreduce.keras import seam
 from ringreduce.keras.compression import NoneCompressor
+from ringreduce.keras.settings import Settings
 from ringreduce.ops import Max, Min
-from ringreduce.process_sets import ProcessSet
 
 Gradients = Sequence[Any]
 Key = Callable[[Any], Any]
 """The optimizer's own key of a variable: Keras and TensorFlow variables that are the same one have the same."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Arguments of DistributedOptimizer."""
-
-    name: str | None
-    compression: Any
-    sparse_as_dense: bool
-    gradient_predivide_factor: float
-    op: int
-    backward_passes_per_step: int
-    average_aggregated_gradients: bool
-    groups: Groups
-    process_set: ProcessSet
-    scale_local_gradients: bool
 
 
 class Exchange:

@@ -7,14 +7,13 @@ from typing import Any
 
 import keras
 
-from ringreduce.common.arguments import check_predivide
 from ringreduce.common.groups import checked, renamed
 from ringreduce.common.which_keras import is_of_keras_2
-from ringreduce.errors import InvalidArgumentError
 from ringreduce.keras.compression import Compression
-from ringreduce.keras.exchange import Exchange, Settings
+from ringreduce.keras.exchange import Exchange
+from ringreduce.keras.settings import Settings, check, layers_of
 from ringreduce.keras.wrapping import wrap
-from ringreduce.ops import Average, Sum
+from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet, global_process_set
 
 
@@ -85,11 +84,7 @@ def DistributedOptimizer(
             process_set,
             scale_local_gradients,
         )
-    check_predivide(op, gradient_predivide_factor)
-    if op not in (Average, Sum):
-        raise InvalidArgumentError("op currently only supports Average and Sum")
-    if backward_passes_per_step <= 0:
-        raise InvalidArgumentError("backward_passes_per_step must be > 0")
+    check(op, gradient_predivide_factor, backward_passes_per_step)
     groups = renamed(num_groups, groups)
     settings = Settings(
         name=name,
@@ -130,9 +125,7 @@ def PartialDistributedOptimizer(
 
     The other arguments and errors are DistributedOptimizer's.
     """
-    layers = [] if local_layers is None else [local_layers] if _is_layer(local_layers) else list(local_layers)
-    if not all(map(_is_layer, layers)):
-        raise InvalidArgumentError("All local layers must be of keras.layers.Layer type.")
+    layers = layers_of(local_layers, keras.layers.Layer, "keras.layers.Layer")
     wrapped = DistributedOptimizer(
         optimizer,
         name,
@@ -150,7 +143,3 @@ def PartialDistributedOptimizer(
     )
     wrapped._exchange.local_layers.extend(layers)
     return wrapped
-
-
-def _is_layer(value: Any) -> bool:
-    return isinstance(value, keras.layers.Layer)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ringreduce.errors import UnavailableError
+from ringreduce.horovod_variables import ALGORITHM, AUTOTUNE, NO_CYCLE
 
 
 class Taken(NamedTuple):
@@ -32,30 +33,27 @@ TAKEN = (
     Taken("--log-level", "RINGREDUCE_LOG_LEVEL", "LEVEL", str.lower),
 )
 
-_AUTOTUNE = "init() calibrates by itself"
-_ALGORITHM = "set RINGREDUCE_ALGORITHM to choose an algorithm"
 _TIMES = "lines of the log have no time"
 _LOCAL = "ranks of one host use no network; for --transport mpi give the MPI's own option by --mpi-args"
 _SSH = "ringrun starts no ssh; for --transport mpi configure ~/.ssh/config"
-_CYCLES = "there are no cycles: an operation starts when its last rank has called"
 
 WITHOUT_EFFECT: dict[tuple[str, ...], tuple[int, str]] = {
-    ("--autotune", "--no-autotune"): (0, _AUTOTUNE),
-    ("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"): (1, _AUTOTUNE),
-    ("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"): (1, _AUTOTUNE),
-    ("--cycle-time-ms",): (1, _CYCLES),
+    ("--autotune", "--no-autotune"): (0, AUTOTUNE),
+    ("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"): (1, AUTOTUNE),
+    ("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"): (1, AUTOTUNE),
+    ("--cycle-time-ms",): (1, NO_CYCLE),
     ("--disable-cache",): (0, "no checks are remembered"),
     ("--gloo",): (0, "Gloo is not used; ranks of one host share memory"),
     ("--gloo-timeout-seconds",): (1, "Gloo is not used; set RINGREDUCE_TIMEOUT"),
-    ("--hierarchical-allreduce", "--no-hierarchical-allreduce"): (0, _ALGORITHM),
-    ("--hierarchical-allgather", "--no-hierarchical-allgather"): (0, _ALGORITHM),
-    ("--torus-allreduce", "--no-torus-allreduce"): (0, _ALGORITHM),
+    ("--hierarchical-allreduce", "--no-hierarchical-allreduce"): (0, ALGORITHM),
+    ("--hierarchical-allgather", "--no-hierarchical-allgather"): (0, ALGORITHM),
+    ("--torus-allreduce", "--no-torus-allreduce"): (0, ALGORITHM),
     ("--log-with-timestamp", "--log-without-timestamp"): (0, _TIMES),
     ("--log-hide-timestamp", "--no-log-hide-timestamp"): (0, _TIMES),
     ("-prefix-timestamp", "--prefix-output-with-timestamp"): (0, "lines are not stamped; pipe them through `ts`"),
     ("--mpi-threads-disable", "--no-mpi-threads-disable"): (0, "MPI's threads are chosen by mpi4py.rc"),
     ("--network-interfaces", "--network-interface"): (1, _LOCAL),
-    ("--no-timeline-mark-cycles",): (0, _CYCLES),
+    ("--no-timeline-mark-cycles",): (0, NO_CYCLE),
     ("--num-nccl-streams",): (1, "there is nothing of the kind here"),
     ("-p", "--ssh-port", "-i", "--ssh-identity-file"): (1, _SSH),
     ("--stall-check",): (0, "it is on already, with RINGREDUCE_STALL_WARNING seconds"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from ringreduce.common.adasum import is_power_of_two
 from ringreduce.common.arguments import choose as handle_average_backwards_compatibility
 from ringreduce.tensorflow.variables import refs_to_vars, vars_to_refs
 
@@ -18,7 +19,7 @@ __all__ = [
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
     """Whether a number of ranks is a power of two, as op=Adasum needs it."""
-    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+    return is_power_of_two(num_rank)
 
 
 def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:

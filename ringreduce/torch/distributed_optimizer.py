@@ -83,14 +83,17 @@ class DistributedMixin(torch.optim.Optimizer):
 
     def _start_values(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters and the optimizer's state, by names, in the same order on all ranks."""
-        names = {p: self._parameter_names[p] for group in self.param_groups for p in group["params"]}
-        state = [
+        parameters = [(self._parameter_names[p], p) for group in self.param_groups for p in group["params"]]
+        return [*parameters, *self._start_state(parameters)]
+
+    def _start_state(self, parameters: list[tuple[str, torch.nn.Parameter]]) -> list[tuple[str, torch.Tensor]]:
+        """What of the optimizer's state is the same on all ranks."""
+        return [
             (f"the optimizer's {key} of {name}", value)
-            for parameter, name in names.items()
+            for name, parameter in parameters
             for key, value in self.state.get(parameter, {}).items()
             if isinstance(value, torch.Tensor)
         ]
-        return [*((name, parameter) for parameter, name in names.items()), *state]
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward() calls come before a step; between steps."""

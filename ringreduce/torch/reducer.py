@@ -19,7 +19,7 @@ import torch
 from ringreduce import agreement
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.objects import allgather_object
-from ringreduce.ops import Max, Sum
+from ringreduce.ops import Max
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import exchange, layout
 from ringreduce.torch.buckets import Bucket, ExchangeBucket, Slot
@@ -183,11 +183,11 @@ class Reducer:
 
         Registered memory takes all ranks. So the buckets that stay are made in the first step of all.
         """
-        present, sparse = self._find_sparse()
+        everyone, sparse = self._find_sparse()
         if self._makes_dense:
             self._sparse_again, sparse = sparse, {}
             self._make_dense()
-        if present < self._channel.size:
+        if not everyone:
             self._buckets = self._lay_out(sparse, may_register=False)
             return False
         self._use(self._lay_out(sparse))
@@ -247,18 +247,19 @@ class Reducer:
         slots = [slot for at, slot in enumerate(self._slots) if at not in but]
         return layout.group(slots, self._settings.groups)
 
-    def _find_sparse(self) -> tuple[int, dict[int, int]]:
-        """How many ranks take part in this step, and which slots have a sparse gradient on any of them, with how many
-        sparse dimensions. Collective.
+    def _find_sparse(self) -> tuple[bool, dict[int, int]]:
+        """Whether all ranks take part, and which slots have a sparse gradient on any of those that do. Collective.
+
+        By slot: how many sparse dimensions.
         """
         mine = []
         for slot in self._slots:
             grad = slot.parameter.grad
             mine.append(grad.sparse_dim() if grad is not None and grad.layout is not torch.strided else 0)
         group, name = self._process_set.group, f"{self._prefix}.sparse"
-        (present,) = agreement.combined(group, f"{name}.ranks", [1], Sum)
+        everyone = agreement.are_all_here(group, name)
         dims = agreement.combined(group, name, mine, Max)
-        return present, {at: dim for at, dim in enumerate(dims) if dim}
+        return everyone, {at: dim for at, dim in enumerate(dims) if dim}
 
     def _agree(self, groups: Sequence[Sequence[Slot]]) -> str:
         """Checks that all ranks have the same layout; returns the prefix of the buckets' names. Collective."""

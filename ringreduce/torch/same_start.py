@@ -16,7 +16,7 @@ from ringreduce import agreement, config
 from ringreduce._core import Group
 from ringreduce.basics import rank
 from ringreduce.errors import MismatchError
-from ringreduce.ops import Max, Sum
+from ringreduce.ops import Max
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch.functions import broadcast_parameters
 
@@ -42,11 +42,9 @@ def check(named: Sequence[tuple[str, torch.Tensor]], name: str, process_set: Pro
     mode = config.choice(KNOB)
     dense = [(of, tensor) for of, tensor in named if mode != "off" and _is_plain(tensor)]
     layout = [(of, tuple(tensor.shape), str(tensor.dtype)) for of, tensor in dense]
-    sums = _sums([tensor for _, tensor in dense])
     digest = int.from_bytes(hashlib.sha256(repr(layout).encode()).digest()[:7], "big")
     group = process_set.group
-    (present,) = agreement.combined(group, f"{name}.ranks", [1], Sum)
-    if present < group.size:
+    if not agreement.are_all_here(group, name):
         return False
     same_mode, same_layout = _are_same(group, f"{name}.layout", [MODES.index(mode), digest])
     if not same_mode:
@@ -56,6 +54,7 @@ def check(named: Sequence[tuple[str, torch.Tensor]], name: str, process_set: Pro
     if not same_layout:
         _report("the ranks have state of other parameters, or of another dtype", mode, process_set)
         return True
+    sums = _sums([tensor for _, tensor in dense])
     same = _are_same(group, name, [value for pair in sums for value in pair])
     differing = [at for at in range(len(dense)) if not (same[2 * at] and same[2 * at + 1])]
     if differing and mode == "broadcast":

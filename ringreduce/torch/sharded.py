@@ -118,9 +118,9 @@ class ShardedMixin(DistributedMixin):
             self._inner.param_groups[bucket.section]["params"].extend(bucket.pieces)
         return reducer
 
-    def _start_values(self) -> list[tuple[str, torch.Tensor]]:
-        """The parameters alone: each rank has the state of its own share."""
-        return [(self._parameter_names[p], p) for group in self.param_groups for p in group["params"]]
+    def _start_state(self, parameters: list[tuple[str, torch.nn.Parameter]]) -> list[tuple[str, torch.Tensor]]:
+        """None: each rank has the state of its own share."""
+        return []
 
     def _fit_groups(self) -> None:
         groups = self._inner.param_groups

@@ -8,44 +8,29 @@ gradients of a DistributedGradientTape are not reduced twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from ringreduce.process_sets import ProcessSet
+from ringreduce.keras.settings import Settings
 from ringreduce.tensorflow.aggregation import LocalAggregation
 from ringreduce.tensorflow.gradients import GradientReducer
 from ringreduce.tensorflow.variables import VariableRef
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Arguments of DistributedOptimizer."""
-
-    name: str
-    device_dense: str
-    device_sparse: str
-    compression: Any
-    sparse_as_dense: bool
-    gradient_predivide_factor: float
-    op: int
-    backward_passes_per_step: int
-    average_aggregated_gradients: bool
-    groups: int | Sequence[Sequence[Any]] | None
-    process_set: ProcessSet
-    scale_local_gradients: bool
-
-
 class Reduction:
     """The state of one DistributedOptimizer: which variables are local, and the passes that are added up."""
 
-    def __init__(self, settings: Settings, local_layers: Sequence[Any] = ()) -> None:
+    def __init__(self, settings: Settings, devices: tuple[str, str], local_layers: Sequence[Any] = ()) -> None:
+        """
+        Args:
+            devices: for dense and for sparse gradients.
+        """
         self.settings = settings
+        self.devices = devices
         self.local_layers = list(local_layers)
         self.local_variables: list[Any] = []
         self.reduce = GradientReducer(
             settings.name,
-            settings.device_dense,
-            settings.device_sparse,
+            *devices,
             settings.compression,
             settings.sparse_as_dense,
             settings.op,

@@ -7,12 +7,11 @@ from typing import Any
 
 import tf_keras
 
-from ringreduce.common.arguments import check_predivide
 from ringreduce.common.groups import renamed
-from ringreduce.errors import InvalidArgumentError
-from ringreduce.keras.legacy.distributed import Reduction, Settings
+from ringreduce.keras.legacy.distributed import Reduction
 from ringreduce.keras.legacy.wrapping import wrap
-from ringreduce.ops import Average, Sum
+from ringreduce.keras.settings import Settings, check, layers_of
+from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.compression import Compression
 
@@ -58,15 +57,9 @@ def DistributedOptimizer(
     Raises:
         InvalidArgumentError: an argument is wrong; it says which.
     """
-    check_predivide(op, gradient_predivide_factor)
-    if op not in (Average, Sum):
-        raise InvalidArgumentError("op currently only supports Average and Sum")
-    if backward_passes_per_step <= 0:
-        raise InvalidArgumentError("backward_passes_per_step must be > 0")
+    check(op, gradient_predivide_factor, backward_passes_per_step)
     settings = Settings(
         name=name or f"Distributed{type(optimizer).__name__}",
-        device_dense=device_dense,
-        device_sparse=device_sparse,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor,
@@ -77,7 +70,7 @@ def DistributedOptimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    return wrap(optimizer, Reduction(settings))
+    return wrap(optimizer, Reduction(settings, (device_dense, device_sparse)))
 
 
 def PartialDistributedOptimizer(
@@ -103,9 +96,7 @@ def PartialDistributedOptimizer(
 
     The other arguments and errors are DistributedOptimizer's.
     """
-    layers = [] if local_layers is None else [local_layers] if _is_layer(local_layers) else list(local_layers)
-    if not all(map(_is_layer, layers)):
-        raise InvalidArgumentError("All local layers must be of tf.keras.layers.Layer type.")
+    layers = layers_of(local_layers, tf_keras.layers.Layer, "tf.keras.layers.Layer")
     wrapped = DistributedOptimizer(
         optimizer,
         name,
@@ -123,7 +114,3 @@ def PartialDistributedOptimizer(
     )
     getattr(wrapped, "inner_optimizer", wrapped)._reduction.local_layers.extend(layers)
     return wrapped
-
-
-def _is_layer(value: Any) -> bool:
-    return isinstance(value, tf_keras.layers.Layer)

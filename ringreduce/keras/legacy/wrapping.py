@@ -36,7 +36,8 @@ def wrap(optimizer: Any, reduction: Reduction) -> Any:
 def _from_config(cls: Any, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
     """An optimizer of this configuration, distributed with the settings of this one."""
     plain = cls._plain.from_config(config, *args, **kwargs)
-    return wrap(plain, Reduction(cls._reduction.settings, cls._reduction.local_layers))
+    like = cls._reduction
+    return wrap(plain, Reduction(like.settings, like.devices, like.local_layers))
 
 
 def _subclass(plain: type, reduction: Reduction) -> Any:

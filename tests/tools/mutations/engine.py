@@ -14,8 +14,8 @@ ROWS = (
     Mutation(
         "joined-twice",
         "csrc/engine/agreement.cc",
-        "if (!joined_.has_value()) joined_ = Joined{ledger_.join(unnamed_), false};",
-        "joined_ = Joined{ledger_.join(unnamed_), false};",
+        "if (!has_joined_.load()) {",
+        "{",
         ("join_test",),
         limit_s=8,
     ),

@@ -1,0 +1,49 @@
+"""What DistributedOptimizer is told, with Keras 3 and with Keras 2, and what is wrong with it. Imports neither."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ringreduce.common.arguments import check_predivide
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.ops import Average, Sum
+from ringreduce.process_sets import ProcessSet
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of DistributedOptimizer."""
+
+    name: Any  # str; with Keras 3 None leaves it to the order of calls
+    compression: Any
+    sparse_as_dense: bool
+    gradient_predivide_factor: float
+    op: int
+    backward_passes_per_step: int
+    average_aggregated_gradients: bool
+    groups: Any  # common.groups.Groups; with Keras 2 what the user gave
+    process_set: ProcessSet
+    scale_local_gradients: bool
+
+
+def check(op: int, gradient_predivide_factor: float, backward_passes_per_step: int) -> None:
+    """Raises InvalidArgumentError for arguments that make no sense."""
+    check_predivide(op, gradient_predivide_factor)
+    if op not in (Average, Sum):
+        raise InvalidArgumentError("op currently only supports Average and Sum")
+    if backward_passes_per_step <= 0:
+        raise InvalidArgumentError("backward_passes_per_step must be > 0")
+
+
+def layers_of(local_layers: Any, layer: type, name: str) -> list[Any]:
+    """The list that local_layers stands for: None, one layer, or several. Raises InvalidArgumentError for others.
+
+    Args:
+        layer: the class of Keras's layers.
+        name: of that class, for the error.
+    """
+    layers = [] if local_layers is None else [local_layers] if isinstance(local_layers, layer) else list(local_layers)
+    if not all(isinstance(one, layer) for one in layers):
+        raise InvalidArgumentError(f"All local layers must be of {name} type.")
+    return layers
