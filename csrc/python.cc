@@ -273,6 +273,13 @@ PYBIND11_MODULE(_core, m) {
             g.group.reset();
           },
           py::arg("group"))
+      .def(
+          "fail",
+          [](Context& c, const std::string& why) {
+            const py::gil_scoped_release release;
+            c.fail(why);
+          },
+          py::arg("why"))
       .def("shutdown",
            [](Context& c) {
              {

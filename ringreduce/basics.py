@@ -40,6 +40,8 @@ class World:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception):
+            _fail(uncaught.cause(type(error), error, trace))
         shutdown()
 
     def __repr__(self) -> str:
@@ -216,7 +218,13 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
     _core.framework_start(place.rank, place.size, place.local_rank, place.local_size)
     global_process_set.bind(0, world.ranks, world)
     if place.size > 1:
-        uncaught.arm(shutdown, place.source)
+        uncaught.arm(_fail, shutdown, place.source)
+
+
+def _fail(why: str) -> None:
+    """Tells the other ranks why this process ends. Their operations fail with PeerLostError."""
+    if state.current is not None:
+        state.current.context.fail(why)
 
 
 def _launched(comm: Any, rank: int | None, size: int | None, job: str | None, network: bool) -> environment.Placement:

@@ -1,8 +1,8 @@
 """What an exception that nobody catches does in one rank of a job.
 
-ringrun is told what it was and where. A job that MPI has started ends: without this the rank would wait in MPI_Finalize
-until all others have come there too, for ever where they wait for it. `python -m mpi4py` does likewise; here the other
-ranks learn of it from ringreduce first, and say so, before MPI_Abort. Where no MPI runs in the process, the launcher
+ringrun and the other ranks are told what it was and where; the others' operations fail with PeerLostError. A job that
+MPI has started ends: without this the rank would wait in MPI_Finalize until all others have come there too, for ever
+where they wait for it. `python -m mpi4py` does likewise; here the other ranks have time to say why, before MPI_Abort. Where no MPI runs in the process, the launcher
 sees its status and ends the others, but for MPICH's: Hydra waits for all, unless one is killed by a signal, so this one
 is. Processes of no such job, or whose job has ended well, are left alone. sys.exit() is no exception.
 """
@@ -26,18 +26,22 @@ REPORT_NBYTES = 8192  # of a report at most, its text in JSON
 GRACE_S = 1.0  # for the others to raise and print; their output is lost once MPI kills them
 
 _armed = 0  # the process that is a rank; a forked child is none
+_fail: Callable[[str], None] = lambda cause: None
 _leave: Callable[[], None] | None = None
 _by_hydra = False
 _previous = sys.excepthook
 
 
-def arm(leave: Callable[[], None], launcher: str) -> None:
-    """From now on an uncaught exception calls leave(), by which the other ranks learn of it, and ends the job.
+def arm(fail: Callable[[str], None], leave: Callable[[], None], launcher: str) -> None:
+    """From now on an uncaught exception ends the job.
 
-    launcher: as Placement.source names it.
+    Args:
+        fail: tells the other ranks the exception, in one line; their operations fail with it.
+        leave: leaves the job, where the process would otherwise go on to wait for the others.
+        launcher: as Placement.source names it.
     """
-    global _armed, _leave, _by_hydra, _previous
-    _armed, _leave, _by_hydra = os.getpid(), leave, launcher == "mpich"
+    global _armed, _fail, _leave, _by_hydra, _previous
+    _armed, _fail, _leave, _by_hydra = os.getpid(), fail, leave, launcher == "mpich"
     if sys.excepthook is not _end_job:
         _previous = sys.excepthook
         sys.excepthook = _end_job
@@ -55,7 +59,9 @@ def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackTy
     if _armed != os.getpid() or _leave is None or sys.flags.interactive or hasattr(sys, "ps1"):
         return
     if issubclass(kind, Exception):  # not KeyboardInterrupt: the user knows
-        _report(_cause(kind, error, trace))
+        what = cause(kind, error, trace)
+        _report(what)  # before the others fail, and report that
+        _fail(what)
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         end = _abort if mpi.COMM_WORLD.Get_size() > 1 else None
@@ -73,17 +79,17 @@ def report_address(job: str) -> str:
     return f"\0{job}.exceptions"
 
 
-def _report(cause: str) -> None:
+def _report(what: str) -> None:
     """Tells ringrun. Without one, or with one that does not listen, nobody is told but by the traceback."""
     job, _, secret = os.environ.get("RINGREDUCE_RENDEZVOUS", "").rpartition(":")
     rank = os.environ.get("RINGREDUCE_RANK", "")
     if not job or not rank.isdecimal():
         return
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
-        sender.sendto(json.dumps([secret, int(rank), cause]).encode(), report_address(job))
+        sender.sendto(json.dumps([secret, int(rank), what]).encode(), report_address(job))
 
 
-def _cause(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+def cause(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
     """Class, text and place in one line: "RuntimeError: out of memory (train.py:14)".
 
     The place is the innermost one in the user's own files: not in an installed package or the standard library.

@@ -175,8 +175,8 @@ def test_an_exception_on_one_rank_ends_the_job() -> None:
     assert job.returncode == 1, err
     assert "ValueError: the loss is not finite" in err
     assert sorted(line for line in out.splitlines() if line.startswith("rank")) == [
-        "rank 0: ShutdownError",
-        "rank 2: ShutdownError",
+        "rank 0: PeerLostError",
+        "rank 2: PeerLostError",
     ]
 
 

@@ -193,6 +193,33 @@ def test_a_wait_that_runs_out_changes_nothing() -> None:
         assert [outcome.value for outcome in job.wait(30)] == [[2.0] * 3] * 2
 
 
+# --- all ranks wait for each other ------------------------------------------------------------------------------------
+
+
+def two_threads() -> list[str]:
+    """Each rank waits in an operation that the other one has not called, and has a second thread that might call it."""
+    import threading
+
+    import ringreduce as rr
+
+    rr.init()
+    second = threading.Thread(target=rr.barrier)
+    second.start()
+    second.join()
+    rr.allreduce(np.ones(2), name="both")
+    return [caught(lambda: rr.allreduce(np.ones(2), name=f"rank {rr.rank()}")), caught(rr.barrier)]
+
+
+def test_ranks_of_several_threads_that_wait_for_each_other() -> None:
+    with start_ranks(two_threads, 2, env={"RINGREDUCE_VERDICT": "1"}) as job:
+        for outcome in job.wait(30):
+            first, second = outcome.value
+            assert first.startswith("MismatchError: every rank waits and none has called anything for 1 s"), first
+            assert "rank 0 waits in allreduce 'rank 0' #2 for rank 1 and called allreduce 'rank 0' #2 last" in first
+            assert "rank 1 waits in allreduce 'rank 1' #2 for rank 0 and called" in first
+            assert second == first
+
+
 # --- a rank that has left ---------------------------------------------------------------------------------------------
 
 

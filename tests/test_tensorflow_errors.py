@@ -113,6 +113,31 @@ def many(tf: Any, hvd: Any, rank: int) -> None:
             close(results[60 + i], [[float(i)] * 2] * 3)
 
 
+def test_one_batch_more_on_one_rank() -> None:
+    """Rank 1 goes on to its evaluation, whose first operation rank 0 calls only after the batch: nobody can go on."""
+    for kind, text in run_ranks(batches, 2, env=ENV | {"RINGREDUCE_VERDICT": "2"}, timeout_s=150):
+        assert kind == "FailedPreconditionError", text
+        assert "rank 0 waits in allreduce 'gradient" in text
+        assert "rank 1 waits in allreduce 'loss" in text
+
+
+def batches() -> tuple[str, str]:
+    tf = tensorflow_ranks.start()
+    import ringreduce.tensorflow.mpi_ops as hvd
+
+    hvd.init()
+
+    @tf.function
+    def step(x: Any) -> Any:
+        return hvd._allreduce(x, name="gradient"), hvd._allreduce(x + 1, name="other")
+
+    with pytest.raises(tf.errors.OpError) as raised:
+        for _ in range(4 - hvd.rank()):
+            step(tf.ones([1 << 16]))
+        tf.function(lambda: hvd._allreduce(tf.ones([3]), name="loss"))()
+    return type(raised.value).__name__, str(raised.value)
+
+
 def test_a_killed_peer_is_an_error_in_the_graph() -> None:
     with start_ranks(forever, 2, env=ENV | XLA) as job:
         for rank in range(2):

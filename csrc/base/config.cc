@@ -13,6 +13,9 @@ const std::vector<Knob>& knobs() {
        "an operation that takes longer fails its group with TimeoutError; 0 = never"},
       {"RINGREDUCE_STALL_WARNING", "s", "0..1e9", "60", "HOROVOD_STALL_CHECK_TIME_SECONDS",
        "one warning names an operation that waits longer and the missing ranks; 0 = off"},
+      {"RINGREDUCE_VERDICT", "s", "0..1e9", "120", "",
+       "where every rank has a thread that waits and no rank has called an operation for so long, all raise "
+       "MismatchError; 0 = never"},
       {"RINGREDUCE_INIT_TIMEOUT", "s", "0.1..1e6", "60", "HOROVOD_START_TIMEOUT",
        "how long init() waits for the other ranks"},
       {"RINGREDUCE_SPIN_US", "us", "0..1e6", "50", "",
@@ -135,6 +138,7 @@ Settings Settings::from_environment() {
   }
   settings.timeout_s = numbers["RINGREDUCE_TIMEOUT"];
   settings.stall_warning_s = numbers["RINGREDUCE_STALL_WARNING"];
+  settings.verdict_s = numbers["RINGREDUCE_VERDICT"];
   settings.spin_us = numbers["RINGREDUCE_SPIN_US"];
   settings.fusion_threshold = static_cast<size_t>(numbers["RINGREDUCE_FUSION_THRESHOLD"]);
   settings.fusion_linger_us = numbers["RINGREDUCE_FUSION_LINGER_US"];

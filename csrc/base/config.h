@@ -31,6 +31,7 @@ struct KnobValue {
 struct Settings {
   double timeout_s = 0;
   double stall_warning_s = 0;
+  double verdict_s = 0;
   double spin_us = 0;
   size_t fusion_threshold = 0;
   double fusion_linger_us = 0;

@@ -59,6 +59,9 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   std::vector<int> everyone;
   for (int r = 0; r < size; ++r) everyone.push_back(r);
   world_ = std::make_unique<Group>(*this, fd, everyone, 0);
+  // Hosts do not tell each other who waits.
+  standstill_ = std::make_unique<Standstill>(world_->board(), rank, network_.host_of.empty() ? settings_.verdict_s : 0,
+                                             [this] { world_->look_at_lock_holders(); });
   world_->await_attendance(this->timeout_s(), interrupt);
   tune(*this);
   engine_ = std::thread([this] { run_engine(); });
@@ -128,6 +131,12 @@ void Context::shutdown() {
   drain_device();
 }
 
+void Context::fail(const std::string& why) {
+  const std::lock_guard lock(executor_);
+  world_->fail_as_lost(why);
+  for (auto& group : groups_) group->fail_as_lost(why);
+}
+
 void Context::throw_if_shut_down() const {
   if (!is_shut_down()) return;
   throw ShutdownError(
@@ -158,7 +167,7 @@ bool Context::progress(bool from_engine, bool* busy) {
     }
   }
   if (device() != nullptr) watch_device(work);
-  if (busy != nullptr) *busy = work || in_transit_.load(std::memory_order_relaxed);
+  if (busy != nullptr) *busy = work || is_in_transit();
   return moved;
 }
 

@@ -51,6 +51,8 @@ class Context {
   std::shared_ptr<Group> add_group(int fd, const std::vector<int>& ranks, int id, Interrupt interrupt);
   void remove_group(Group* group, Interrupt interrupt);  // collective; not the world
   void shutdown();
+  // This process is about to end: all its groups fail, and the other ranks are told why.
+  void fail(const std::string& why);
   void forget_after_fork();  // in a forked child, which may do nothing else with it: closes descriptors
   bool is_shut_down() const { return shut_down_.load(std::memory_order_acquire); }
 
@@ -100,6 +102,9 @@ class Context {
   bool wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
                   Interrupt interrupt, bool crowded, const std::function<void()>& tick);
   void throw_if_shut_down() const;
+  // Whether something that was pushed to other hosts needs looking after until it has left.
+  bool is_in_transit() const { return in_transit_.load(std::memory_order_relaxed); }
+  Standstill& standstill() { return *standstill_; }
   void wake_engine() { ring(engine_bell(rank_)); }
   bool try_progress() { return progress(false); }  // true when something moved
   void watch_peers();                              // notes who died since the last look
@@ -143,6 +148,7 @@ class Context {
   std::atomic<int64_t> driven_ns_{0};  // when a waiting thread looked at the links last; 0 without links
   const Board* world_board_ = nullptr;
   std::unique_ptr<Group> world_;
+  std::unique_ptr<Standstill> standstill_;
 
   std::mutex executor_;                         // who may call Group::progress, and guards groups_
   std::vector<std::shared_ptr<Group>> groups_;  // beside the world

@@ -106,7 +106,7 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
 bool Context::must_poll() {
   const std::unique_lock lock(executor_, std::try_to_lock);
   if (!lock.owns_lock()) return true;  // somebody is at work, so there is some
-  bool must = world_->must_poll() || in_transit_.load(std::memory_order_relaxed);
+  bool must = world_->must_poll() || is_in_transit();
   for (auto& group : groups_) must |= group->must_poll();
   return must;
 }

@@ -227,6 +227,7 @@ OperationPtr Group::message(const TensorView& tensor, int peer, int tag, std::sh
     const std::lock_guard lock(mutex_);
     throw_if_removed();
     operation->number = operations_++;
+    context_.standstill().note_call();
     if (outgoing) {
       point_to_point_.add_send(operation, peer, tag);
     } else if (anyone) {

@@ -36,6 +36,7 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   throw_if_closed(Kind::kAllreduce);
   if (!window_is_free(eager)) return false;
   const uint64_t number = operations_++;
+  note_call(Kind::kAllreduce, nullptr, number);
   add(context_.stats().operations, 1);
   const void* payload = src.data;
   size_t payload_nbytes = nbytes;
@@ -238,11 +239,8 @@ std::string Group::here() const {
 }
 
 std::string Group::where(const Operation& operation) const {
-  std::string text = here() + ", ";
-  if (operation.peer != -1) return text + operation.name + " #" + std::to_string(operation.number) + "]";
-  text += rr::name(operation.kind);
-  if (!operation.name.empty()) text += " '" + operation.name + "'";
-  return text + " #" + std::to_string(operation.number) + "]";
+  if (operation.peer == -1) return here() + ", " + called(operation.kind, operation.name, operation.number) + "]";
+  return here() + ", " + operation.name + " #" + std::to_string(operation.number) + "]";
 }
 
 }  // namespace rr

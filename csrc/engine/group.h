@@ -18,12 +18,14 @@
 #include "engine/mirror.h"
 #include "engine/operation.h"
 #include "engine/point_to_point.h"
+#include "group/standstill.h"
 
 namespace rr {
 
 class Context;
-std::string list_of(const std::vector<int>& ranks);  // "1, 2, 5"
-using Interrupt = void (*)();                        // called now and then while a call blocks; may throw
+std::string list_of(const std::vector<int>& ranks);                       // "1, 2, 5"
+std::string called(Kind kind, const std::string& name, uint64_t number);  // "allreduce 'loss' #12"
+using Interrupt = void (*)();  // called now and then while a call blocks; may throw
 
 class Group {
  public:
@@ -74,6 +76,8 @@ class Group {
   int64_t linger_until_ns() const { return linger_until_ns_; }
   // Timeouts, stalls and ranks that died or left; called a few times a second by sleepers and by the engine.
   void housekeep();
+  // The other ranks lose this one, because of an exception of its own.
+  void fail_as_lost(const std::string& why);
   // This rank leaves: marks it, fails what is pending here.
   void leave();
   // Executor lock held. All members have agreed to end the group: fails what is pending here.
@@ -81,6 +85,9 @@ class Group {
   // Every member attached; throws TimeoutError naming the missing ones.
   void await_attendance(double timeout_s, Interrupt interrupt);
   void throw_if_failed() const;
+  // For a thread that waits for the shared lock, whose holder may have died or be stopped: no operation has an age
+  // then.
+  void look_at_lock_holders();
   // For who waits for some members by other means than an operation: throws when one of them has left, or the group
   // has failed, as it does when one dies.
   void check_members(const std::vector<int>& ranks) const;
@@ -176,6 +183,9 @@ class Group {
   std::unique_ptr<Mirror> make_mirror();
   bool mirror();
   void pass_on();
+  void note_call(Kind kind, const std::string* name, uint64_t number);
+  std::string waits_for(const Operation& operation);
+  void look_for_standstill(Standstill::Waiter& waiter, std::string waits_for);
   bool wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt);
   void fail_if_peers_died();
   int cut_off_by(int rank) const;
@@ -187,7 +197,6 @@ class Group {
   std::string left_text(int rank, const Operation* needing) const;
   void fail_group(const std::exception& error);
   void look_around();
-  void look_at_lock_holders();
   void fail_if_silent();
   void check_age(Operation& operation, int64_t now);
   std::string limit_text(double timeout_s) const;
@@ -215,7 +224,12 @@ class Group {
   bool crowded_ = false;
 
   mutable std::mutex mutex_;
-  uint64_t operations_ = 0;                              // submitted
+  uint64_t operations_ = 0;  // submitted
+  struct {
+    Kind kind = Kind::kBarrier;
+    std::string name;
+    uint64_t number = 0;
+  } last_call_;                                          // of this rank in this group, for messages
   uint64_t unnamed_ = 0;                                 // unnamed operations stated
   uint64_t unconsumed_ = 0;                              // the oldest unnamed operation not consumed here
   std::array<OperationPtr, kUnnamedCells> outstanding_;  // unnamed, by counter; null = synchronous or consumed

@@ -45,6 +45,10 @@ void Group::fail_if_peers_died() {
   }
 }
 
+void Group::fail_as_lost(const std::string& why) {
+  record_failure(board_, FatalKind::kPeerLost, here() + "] lost rank " + std::to_string(context_.rank()) + ": " + why);
+}
+
 // The rank whose leaving means that nothing more is heard of `rank`: its own, or that of a leader who would have passed
 // it on. -1: none.
 int Group::cut_off_by(int rank) const {
@@ -164,7 +168,6 @@ std::vector<int> Group::silent(double seconds) const {
   return ranks;
 }
 
-// For a thread that waits for the shared lock, whose holder may have died or be stopped: no operation has an age then.
 void Group::look_at_lock_holders() {
   throw_if_failed();
   // Others wait for the lock too, and this rank's other threads wait for this one: it must not be taken for the holder.
@@ -220,11 +223,14 @@ void Group::look_around() {
     if (operation == nullptr || !operation->quick || operation->state != State::kPending) continue;
     if (!try_finish_quick(*operation)) check_age(*operation, now);
   }
-  std::vector<OperationPtr> logged;
-  for (const auto& [cell, operation] : logged_) logged.push_back(operation);
-  for (const OperationPtr& operation : logged) {
+  const std::vector<std::pair<uint64_t, OperationPtr>> logged(logged_.begin(), logged_.end());
+  for (const auto& [cell, operation] : logged) {
     settle(*operation);
-    if (operation->state == State::kPending) check_age(*operation, now);
+    if (operation->state != State::kPending) continue;
+    check_age(*operation, now);
+    // Whoever completed it found the log full, and may have left since.
+    const bool is_placed = board_.append_mark(cell).load(std::memory_order_acquire) == operation->ticket.tag;
+    if (!is_placed && ledger_.complete(operation->ticket)) retry_append_.store(true);
   }
   for (auto named = by_name_.begin(); named != by_name_.end();) {
     Operation& operation = *named->second;

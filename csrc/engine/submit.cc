@@ -53,9 +53,15 @@ void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Oper
       }
       return window_is_free(eager);
     };
-    context_.wait_until(
-        moved_on, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_,
-        [&] { check_window(waiting); });
+    Standstill::Waiter waiter(context_.standstill());
+    const auto tick = [&] {
+      check_window(waiting);
+      look_for_standstill(waiter, "to call " + called(waiting.kind, waiting.name, waiting.number) + ", which is " +
+                                      std::to_string(kUnnamedCells) + " unnamed operations ahead of another rank, or " +
+                                      std::to_string(kEagerCount) + " of more than " +
+                                      std::to_string(board_.inline_nbytes()) + " bytes");
+    };
+    context_.wait_until(moved_on, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_, tick);
     lock.lock();
   }
 }
@@ -127,7 +133,11 @@ void Group::wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting
     return state();
   };
   // Those in flight are older, so they time out first and say whom they miss.
+  Standstill::Waiter waiter(context_.standstill());
   const auto tick = [&] {
+    look_for_standstill(waiter, "to call " + called(waiting.kind, waiting.name, waiting.number) + ", because all " +
+                                    std::to_string(board_.capacity()) +
+                                    " tensor names of the group are in flight (RINGREDUCE_CACHE_CAPACITY)");
     if (fail_if_unread(waiting)) return;
     const double warning_s = context_.settings().stall_warning_s;
     const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
@@ -189,6 +199,7 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   };
   check_open();
   operation->number = operations_++;
+  note_call(request.kind, request.name, operation->number);
   add(context_.stats().operations, 1);
   uint64_t eager_index = 0;
   if (request.name != nullptr) {

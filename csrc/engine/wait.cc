@@ -11,6 +11,38 @@ namespace {
 constexpr double kVerdictS = 10.0;  // the hosts take so long to settle a verdict, at most
 }  // namespace
 
+std::string called(Kind kind, const std::string& name, uint64_t number) {
+  return rr::name(kind) + (name.empty() ? "" : " '" + name + "'") + " #" + std::to_string(number);
+}
+
+// mutex_ held.
+void Group::note_call(Kind kind, const std::string* name, uint64_t number) {
+  last_call_.kind = kind;
+  last_call_.number = number;
+  if (name != nullptr) {
+    last_call_.name = *name;
+  } else {
+    last_call_.name.clear();
+  }
+  context_.standstill().note_call();
+}
+
+// As Standstill wants it: "" while no rank is missed.
+std::string Group::waits_for(const Operation& operation) {
+  if (ledger_.complete(operation.ticket)) return "";
+  const std::lock_guard lock(mutex_);
+  const std::string set = id_ == 0 ? "" : " of process set [" + list_of(world_ranks_) + "]";
+  return "in " + called(operation.kind, operation.name, operation.number) + set + " for rank " +
+         list_of(missing(operation)) + " and called " + called(last_call_.kind, last_call_.name, last_call_.number) +
+         " last";
+}
+
+// waits_for: see Standstill::Waiter::look. Who has switched off the limit of operations wants to wait for ever.
+void Group::look_for_standstill(Standstill::Waiter& waiter, std::string waits_for) {
+  if (context_.timeout_s() <= 0 || !waiter.look(std::move(waits_for))) return;
+  record_failure(board_, FatalKind::kMismatch, failure_text(context_.world().board()));
+}
+
 bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt) {
   bool blocked = false;
   const auto finished = [&] {
@@ -31,11 +63,13 @@ bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt int
     context_.throw_if_shut_down();
     return blocked && ledger_.withdrawn();
   };
+  Standstill::Waiter waiter(context_.standstill());
   const auto tick = [&] {
     check_age(operation, now_ns());
     fail_if_left(operation);
     fail_if_other_memory(operation);
     if (operation.ticket.tag == 0) return;
+    if (timeout_s < 0) look_for_standstill(waiter, waits_for(operation));
     std::unique_lock lock(mutex_);
     note_thread(lock);  // another thread may have submitted what this one waits for, and may submit more
     if (many_threads_) return;
@@ -92,7 +126,7 @@ bool Group::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
     struct HandOver {
       Group& group;
       ~HandOver() {
-        if (group.has_work()) group.context_.wake_engine();
+        if (group.has_work() || group.context_.is_in_transit()) group.context_.wake_engine();
       }
     } hand_over{*this};
     if (!wait_for_cells(operation, timeout_s, interrupt)) return false;

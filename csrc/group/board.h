@@ -1,7 +1,7 @@
 // The control segment of a group: what is in it and where. All of it starts as zeros; every counter only grows.
 //
-//   header | rank lines | wait bells | engine bells | progress lines | name hashes | name slots | append marks |
-//   cells | log entries | claim lines | outboxes | messages sent | eager buffers | staging slots | links
+//   header | rank lines | rank waits | facts | wait bells | engine bells | progress lines | name hashes | name slots |
+//   append marks | cells | log entries | claim lines | outboxes | messages sent | eager buffers | staging slots | links
 //
 // A cell is one rank's statement about one operation: {tag, digest, consumed, payload, signature}. Unnamed operation c
 // uses cells [c mod 256]; generation g of named slot s uses cells [256 + 2s + g mod 2] (two deep: a rank that states g
@@ -80,12 +80,22 @@ struct RankFacts {
   uint64_t cores[kMaxRanks / 64 * 4];  // affinity mask
 };
 
+// For the verdict on ranks of several threads (group/standstill.h); the world's is used.
+struct RankWait {
+  alignas(64) std::atomic<uint64_t> calls;     // of operations, in all groups
+  alignas(64) std::atomic<int64_t> looked_ns;  // when a thread last said that it waits in vain; 0: none does
+  int64_t since_ns;                            // when it began to wait. This and the text: under the lock
+  char text[432];                              // what for
+};
+static_assert(sizeof(RankWait) == 512);
+
 struct Header {
   alignas(64) std::atomic<uint32_t> failed;  // 0 no, 1 being written, 2 yes
   std::atomic<uint32_t> joined_count;
   std::atomic<uint64_t> join_epoch;  // finished joins
   std::atomic<uint32_t> unmappable;  // 1 once a GPU has been refused the memory of another one
   std::atomic<uint32_t> frozen;      // several hosts: nobody unblocks until they know whether all ranks are stuck
+  std::atomic<uint32_t> standstill;  // of the world: 1 once all ranks are found to wait for ever
   alignas(64) SharedLock lock;       // guards everything below, the name table, append marks, open entries
   std::atomic<uint64_t> log_tail;    // entries ever opened
   uint64_t names_used;
@@ -162,6 +172,7 @@ class Board {
 
   Header& header() const { return *at<Header>(header_); }
   RankLine& line(int rank) const { return at<RankLine>(lines_)[rank]; }
+  RankWait& wait(int rank) const { return at<RankWait>(waits_)[rank]; }
   RankFacts& facts(int rank) const { return at<RankFacts>(facts_)[rank]; }
   Bell& wait_bell(int rank) const { return at<Bell>(wait_bells_)[rank]; }
   Bell& engine_bell(int rank) const { return at<Bell>(engine_bells_)[rank]; }
@@ -215,8 +226,8 @@ class Board {
   size_t capacity_;
   size_t inline_nbytes_;
   size_t cell_nbytes_;
-  size_t header_, lines_, facts_, wait_bells_, engine_bells_, progress_, hashes_, names_, marks_, cells_, entries_,
-      claims_, outboxes_, messages_, eager_, stage_, links_, total_;
+  size_t header_, lines_, waits_, facts_, wait_bells_, engine_bells_, progress_, hashes_, names_, marks_, cells_,
+      entries_, claims_, outboxes_, messages_, eager_, stage_, links_, total_;
 };
 
 }  // namespace rr

@@ -135,17 +135,11 @@ class Ledger {
   // Under the group's lock.
   template <class Fn>
   auto locked(Fn fn) {
-    Guard guard(*this);
+    const SharedLockGuard guard(board_.header().lock, give_up_);
     return fn();
   }
 
  private:
-  struct Guard {
-    explicit Guard(Ledger& ledger) : ledger(ledger) { ledger.board_.header().lock.acquire(ledger.give_up_); }
-    ~Guard() { ledger.board_.header().lock.release(); }
-    Ledger& ledger;
-  };
-
   void write_cell(Ticket ticket, const Signature& signature, const void* payload, size_t nbytes);
   uint64_t largest_unnamed() const;
   std::string describe_stuck() const;

@@ -34,4 +34,18 @@ class SharedLock {
   std::atomic<uint32_t> state_;
 };
 
+class SharedLockGuard {
+ public:
+  template <class GiveUp>
+  SharedLockGuard(SharedLock& lock, const GiveUp& give_up) : lock_(lock) {
+    lock_.acquire(give_up);
+  }
+  ~SharedLockGuard() { lock_.release(); }
+  SharedLockGuard(const SharedLockGuard&) = delete;
+  SharedLockGuard& operator=(const SharedLockGuard&) = delete;
+
+ private:
+  SharedLock& lock_;
+};
+
 }  // namespace rr

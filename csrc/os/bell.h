@@ -30,7 +30,12 @@ inline void ring(Bell& bell) {
 
 class SleepScope {
  public:
-  explicit SleepScope(Bell& bell) : bell_(bell) { bell_.sleepers.fetch_add(1, std::memory_order_seq_cst); }
+  // What the sleeper looks at next must be read after its count is written. An addition is no fence on ARMv8.0, where
+  // it ends with a store that later loads may overtake.
+  explicit SleepScope(Bell& bell) : bell_(bell) {
+    bell_.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
   ~SleepScope() { bell_.sleepers.fetch_sub(1, std::memory_order_seq_cst); }
   SleepScope(const SleepScope&) = delete;
   SleepScope& operator=(const SleepScope&) = delete;

@@ -39,6 +39,29 @@ TEST_CASE("a failure is recorded once; the first cause is repeated by every late
   }));
 }
 
+TEST_CASE("what found no room in the log is put there by who waits, where the rank that completed it has left") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
+  CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
+    const Board& board = rank.world.board();
+    for (size_t i = 0; i < kLogEntries; ++i) sum_now(rank, rank.world, 5000, 0);
+    Sum late;
+    if (rank.rank != 1) late = start_sum(rank, rank.world, 5000, 0, "late");
+    barrier(rank.world);
+    const uint64_t entries = board.header().log_tail.load();
+    if (rank.rank == 1) {
+      board.line(2).cursor.store(entries - kLogEntries);  // as if rank 2 had all of them still to execute
+      start_sum(rank, rank.world, 5000, 0, "late");
+      return;
+    }
+    if (rank.rank == 0) {
+      wait_for([&] { return has_left(board.line(1)); });
+      expect(board.header().log_tail.load() == entries, "rank 1 has left before there was room");
+      board.line(2).cursor.store(entries);
+    }
+    expect_contains(raised<ShutdownError>([&] { finish_sum(rank.world, late); }), "rank 1 called shutdown()");
+  }));
+}
+
 TEST_CASE("a rank that is lost while a group is made ends the making") {
   const Environment environment{};
   const Fd fd = create_memfd("set", Board::nbytes(2, 64));
@@ -165,16 +188,19 @@ TEST_CASE("timeout: names the missing rank, whatever the path") {
 // one of rank 1's host, and only its leader wants it, for what rank 2 states elsewhere.
 TEST_CASE("timeout: a rank that was stopped with the lock held is named, and nobody else") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "0.5"}};
+  std::atomic<bool> is_held{false};
   const auto body = [&](Rank& rank) {
     barrier(rank.world);
     const Board& board = rank.world.board();
     if (rank.rank == 1) {
       board.header().lock.acquire([] {});
+      is_held.store(true);
       // Later than the other ranks' last look around; this rank's engine goes on looking, which is undone at once.
       const int64_t stopped_ns = now_ns() + 500000000;
       while (!has_failed(board)) board.line(1).seen_ns.store(stopped_ns, std::memory_order_relaxed);
       board.header().lock.release();
     } else {
+      wait_for([&] { return is_held.load(); });
       const bool is_leader = rank.rank == 0 && rank.context.host_of(2) != 0;
       if (is_leader) wait_for([&] { return has_failed(board); });
       const std::string text = raised<TimeoutError>([&] { sum_now(rank, rank.world, 5000, 0, "name"); });
@@ -182,6 +208,7 @@ TEST_CASE("timeout: a rank that was stopped with the lock held is named, and nob
     }
   };
   CHECK_NOTHROW(run_ranks(3, body));
+  is_held.store(false);
   CHECK_NOTHROW(run_hosts({0, 0, 1}, body));
 }
 

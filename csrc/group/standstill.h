@@ -1,0 +1,73 @@
+// Whether all ranks of a host wait for each other for ever, where nobody can prove it.
+//
+// A rank whose only thread waits can call nothing else, so the ledger can prove a deadlock of such ranks (stuck.cc). Of
+// a rank with several threads another one might call what is missing: TensorFlow's and Keras's pools, DDP's completer,
+// the user's own. There time decides: every rank has a thread that waits for an operation that some rank has not
+// called, and for RINGREDUCE_VERDICT seconds no rank has called anything, in any group. A rank none of whose threads
+// waits is busy elsewhere, with an evaluation, a download or join(), and exempts all.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "group/board.h"
+
+namespace rr {
+
+// Of one rank, in the world's segment. A context has one.
+class Standstill {
+ public:
+  // limit_s: RINGREDUCE_VERDICT; 0 = never. give_up throws when the world has failed; it is called while waiting for
+  // the group's lock.
+  Standstill(const Board& world, int rank, double limit_s, std::function<void()> give_up);
+
+  // This rank calls an operation of whichever group. Two threads may overwrite each other's count: it still changes.
+  void note_call() const { calls_->store(calls_->load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
+
+  // A thread that waits, for as long as it does.
+  class Waiter {
+   public:
+    explicit Waiter(Standstill& standstill) : standstill_(standstill) {}
+    ~Waiter() { standstill_.remove(*this); }
+    Waiter(const Waiter&) = delete;
+    Waiter& operator=(const Waiter&) = delete;
+
+    // To be called a few times a second. waits_for: in words, behind "waits "; "" while nobody is missed any more. True
+    // once all ranks are found to wait for ever: then the world has failed, and failure_text() says what each waits
+    // for.
+    bool look(std::string waits_for) { return standstill_.look(*this, std::move(waits_for)); }
+
+   private:
+    friend class Standstill;
+    Standstill& standstill_;
+    std::string waits_for_;
+    int64_t since_ns_ = 0;  // the first look; 0: none yet
+  };
+
+ private:
+  bool look(Waiter& waiter, std::string waits_for);
+  void remove(const Waiter& waiter);
+  void publish(const Waiter* longest, int64_t now);
+  bool all_wait(int64_t now) const;
+  uint64_t calls_of_all() const;
+  std::string describe(int64_t now) const;
+  RankWait& line(int rank) const { return board_.wait(rank); }
+
+  const Board& board_;
+  int rank_;
+  int64_t limit_ns_;
+  std::function<void()> give_up_;
+  std::atomic<uint64_t>* calls_;
+
+  std::mutex mutex_;
+  std::vector<Waiter*> waiters_;  // in the order in which they began
+  std::string published_;         // what the segment says of this rank
+  uint64_t seen_calls_ = 0;
+  int64_t quiet_since_ns_ = 0;  // since then all ranks wait and none has called anything
+};
+
+}  // namespace rr
