@@ -2,9 +2,10 @@
 
 ringrun and the other ranks are told what it was and where; the others' operations fail with PeerLostError. A job that
 MPI has started ends: without this the rank would wait in MPI_Finalize until all others have come there too, for ever
-where they wait for it. `python -m mpi4py` does likewise; here the other ranks have time to say why, before MPI_Abort. Where no MPI runs in the process, the launcher
-sees its status and ends the others, but for MPICH's: Hydra waits for all, unless one is killed by a signal, so this one
-is. Processes of no such job, or whose job has ended well, are left alone. sys.exit() is no exception.
+where they wait for it. `python -m mpi4py` does likewise; here the other ranks have time to say why, before MPI_Abort.
+Where no MPI runs in the process, the launcher sees its status and ends the others, but for MPICH's: Hydra waits for
+all, unless one is killed by a signal, so this one is. Processes of no such job, or whose job has ended well, are left
+alone. sys.exit() is no exception.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ REPORT_NBYTES = 8192  # of a report at most, its text in JSON
 GRACE_S = 1.0  # for the others to raise and print; their output is lost once MPI kills them
 
 _armed = 0  # the process that is a rank; a forked child is none
-_fail: Callable[[str], None] = lambda cause: None
+_fail: Callable[[str], None] | None = None
 _leave: Callable[[], None] | None = None
 _by_hydra = False
 _previous = sys.excepthook
@@ -56,7 +57,7 @@ def disarm() -> None:
 
 def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     _previous(kind, error, trace)
-    if _armed != os.getpid() or _leave is None or sys.flags.interactive or hasattr(sys, "ps1"):
+    if _armed != os.getpid() or _fail is None or _leave is None or sys.flags.interactive or hasattr(sys, "ps1"):
         return
     if issubclass(kind, Exception):  # not KeyboardInterrupt: the user knows
         what = cause(kind, error, trace)
