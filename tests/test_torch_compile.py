@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import rank_pool
 
 torch = pytest.importorskip("torch")
 
@@ -258,4 +259,4 @@ def import_only() -> list[str]:
 
 
 def test_a_program_that_compiles_nothing_does_not_load_the_compiler(run_ranks: Callable[..., Any]) -> None:
-    assert run_ranks(import_only, 1) == [[]]
+    assert run_ranks(import_only, 1, env={rank_pool.NOTHING_MORE: "1"}) == [[]]
