@@ -185,5 +185,27 @@ TEST_CASE("a verdict that all are stuck needs the vote of a host whose rank has 
   }));
 }
 
+// A leader that has died says nothing, and nobody else speaks for its host.
+TEST_CASE("the death of a leader is heard on other hosts" * doctest::should_fail()) {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "3"}};
+  Delays delays;
+  std::atomic<bool> is_silent{false};
+  CHECK_NOTHROW(run_hosts(
+      {0, 1, 1},
+      [&](Rank& rank) {
+        barrier(rank.world);
+        if (rank.rank == 1) {
+          hold(delays, 1, 0);
+          is_silent.store(true);
+          wait_for([&] { return has_failed(rank.world.board()); });
+          return;
+        }
+        wait_for([&] { return is_silent.load(); });
+        if (rank.rank == 2) record_failure(rank.world.board(), FatalKind::kPeerLost, "lost rank 1");  // it sees that
+        expect_contains(raised<PeerLostError>([&] { sum_now(rank, rank.world, 3, 0); }), "lost rank 1");
+      },
+      64, 8192, &delays));
+}
+
 }  // namespace
 }  // namespace rr::test
