@@ -274,10 +274,10 @@ PYBIND11_MODULE(_core, m) {
           },
           py::arg("group"))
       .def(
-          "fail",
+          "fail_as_lost",
           [](Context& c, const std::string& why) {
             const py::gil_scoped_release release;
-            c.fail(why);
+            c.fail_as_lost(why);
           },
           py::arg("why"))
       .def("shutdown",

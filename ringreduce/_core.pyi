@@ -279,8 +279,8 @@ class Context:
         never used before in this context."""
 
     def remove_group(self, group: Group) -> None: ...
-    def fail(self, why: str) -> None:
-        """This process is about to end: all ranks' operations fail with PeerLostError, whose text is why."""
+    def fail_as_lost(self, why: str) -> None:
+        """An exception ends this process: all ranks' operations fail with PeerLostError, whose text says why."""
 
     def shutdown(self) -> None:
         """Marks this rank as shut down, fails what is pending here with ShutdownError, joins the engine. Idempotent."""

@@ -13,7 +13,7 @@ from typing import Any
 from ringreduce import _core, buffers, communicators, config, environment, mpi, rendezvous, state, uncaught
 from ringreduce.absent import AbsentGroup
 from ringreduce.deadline import Deadline
-from ringreduce.errors import InvalidArgumentError, NotInitializedError
+from ringreduce.errors import HorovodInternalError, InvalidArgumentError, NotInitializedError
 from ringreduce.process_sets import ProcessSet, global_process_set, register, registered_as
 
 _lock = threading.RLock()
@@ -40,9 +40,11 @@ class World:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception):
-            _fail(uncaught.cause(type(error), error, trace))
-        shutdown()
+        try:
+            if isinstance(error, Exception) and not isinstance(error, HorovodInternalError):
+                _fail(uncaught.cause(type(error), error, trace))
+        finally:
+            shutdown()
 
     def __repr__(self) -> str:
         return f"World(rank={self.rank}, size={self.size}, local_rank={self.local_rank}, local_size={self.local_size})"
@@ -218,13 +220,14 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
     _core.framework_start(place.rank, place.size, place.local_rank, place.local_size)
     global_process_set.bind(0, world.ranks, world)
     if place.size > 1:
-        uncaught.arm(_fail, shutdown, place.source)
+        uncaught.tell_by(_fail)
+        uncaught.arm(shutdown, place.source)
 
 
 def _fail(why: str) -> None:
     """Tells the other ranks why this process ends. Their operations fail with PeerLostError."""
     if state.current is not None:
-        state.current.context.fail(why)
+        state.current.context.fail_as_lost(why)
 
 
 def _launched(comm: Any, rank: int | None, size: int | None, job: str | None, network: bool) -> environment.Placement:

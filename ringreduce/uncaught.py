@@ -27,22 +27,30 @@ REPORT_NBYTES = 8192  # of a report at most, its text in JSON
 GRACE_S = 1.0  # for the others to raise and print; their output is lost once MPI kills them
 
 _armed = 0  # the process that is a rank; a forked child is none
-_fail: Callable[[str], None] | None = None
+_tellers: dict[Callable[[str], None], int] = {}  # each with the process that it is for
 _leave: Callable[[], None] | None = None
 _by_hydra = False
 _previous = sys.excepthook
 
 
-def arm(fail: Callable[[str], None], leave: Callable[[], None], launcher: str) -> None:
-    """From now on an uncaught exception ends the job.
+def tell_by(fail: Callable[[str], None]) -> None:
+    """From now on an uncaught exception calls fail(what), which tells the other ranks of its jobs. Idempotent."""
+    _tellers[fail] = os.getpid()
+    _hook()
 
-    Args:
-        fail: tells the other ranks the exception, in one line; their operations fail with it.
-        leave: leaves the job, where the process would otherwise go on to wait for the others.
-        launcher: as Placement.source names it.
+
+def arm(leave: Callable[[], None], launcher: str) -> None:
+    """From now on an uncaught exception calls leave() where others would wait for this process, and ends the job.
+
+    launcher: as Placement.source names it.
     """
-    global _armed, _fail, _leave, _by_hydra, _previous
-    _armed, _fail, _leave, _by_hydra = os.getpid(), fail, leave, launcher == "mpich"
+    global _armed, _leave, _by_hydra
+    _armed, _leave, _by_hydra = os.getpid(), leave, launcher == "mpich"
+    _hook()
+
+
+def _hook() -> None:
+    global _previous
     if sys.excepthook is not _end_job:
         _previous = sys.excepthook
         sys.excepthook = _end_job
@@ -57,12 +65,18 @@ def disarm() -> None:
 
 def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     _previous(kind, error, trace)
-    if _armed != os.getpid() or _fail is None or _leave is None or sys.flags.interactive or hasattr(sys, "ps1"):
+    if sys.flags.interactive or hasattr(sys, "ps1"):
         return
     if issubclass(kind, Exception):  # not KeyboardInterrupt: the user knows
         what = cause(kind, error, trace)
-        _report(what)  # before the others fail, and report that
-        _fail(what)
+        if _armed == os.getpid():
+            _report(what)  # before the others fail, and report that
+        for fail, process in _tellers.items():
+            if process == os.getpid():
+                with suppress(Exception):  # the job has to end all the same
+                    fail(what)
+    if _armed != os.getpid() or _leave is None:
+        return
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         end = _abort if mpi.COMM_WORLD.Get_size() > 1 else None
@@ -97,6 +111,7 @@ def cause(kind: type[BaseException], error: BaseException, trace: TracebackType 
     """
     lines = "".join(traceback.format_exception_only(kind, error)).splitlines()
     text = next((line for line in lines if not line.startswith(" ")), kind.__name__)[:CAUSE_LENGTH]
+    text = text.encode(errors="backslashreplace").decode()  # of a file's name, say, that is no UTF-8
     paths = sysconfig.get_paths()
     others = tuple(os.path.join(paths[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     others += (os.path.join(os.path.dirname(__file__), ""), "<frozen ")

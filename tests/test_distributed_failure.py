@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,6 +25,24 @@ def join(path: str, timeout_s: float) -> tuple[int, int]:
     limit = timedelta(seconds=timeout_s)
     dist.init_process_group("ringreduce", init_method=f"file://{path}", rank=rank, world_size=size, timeout=limit)
     return rank, size
+
+
+def fall(path: str) -> None:
+    """An exception that nobody catches on rank 1, as the interpreter reports it."""
+    rank, _ = join(path, 60)
+    dist.barrier()
+    if rank == 1:
+        try:
+            [][rank]
+        except IndexError:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        return
+    with pytest.raises(hvd.PeerLostError, match=r"lost rank 1: IndexError: .* \(test_distributed_failure.py:\d+\)"):
+        dist.all_reduce(torch.ones(3))
+
+
+def test_an_uncaught_exception_is_told_to_the_others(tmp_path: Path, run_ranks: Callable[..., object]) -> None:
+    run_ranks(fall, 2, args=(str(tmp_path / "store"),))
 
 
 def be_late(path: str) -> None:

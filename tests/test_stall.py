@@ -215,8 +215,8 @@ def test_ranks_of_several_threads_that_wait_for_each_other() -> None:
         for outcome in job.wait(30):
             first, second = outcome.value
             assert first.startswith("MismatchError: every rank waits and none has called anything for 1 s"), first
-            assert "rank 0 waits in allreduce 'rank 0' #2 for rank 1 and called allreduce 'rank 0' #2 last" in first
-            assert "rank 1 waits in allreduce 'rank 1' #2 for rank 0 and called" in first
+            assert "Rank 0 waits in allreduce 'rank 0' #2 for rank 1 and called allreduce 'rank 0' #2 last" in first
+            assert "Rank 1 waits in allreduce 'rank 1' #2 for rank 0 and called" in first
             assert second == first
 
 

@@ -117,8 +117,8 @@ def test_one_batch_more_on_one_rank() -> None:
     """Rank 1 goes on to its evaluation, whose first operation rank 0 calls only after the batch: nobody can go on."""
     for kind, text in run_ranks(batches, 2, env=ENV | {"RINGREDUCE_VERDICT": "2"}, timeout_s=150):
         assert kind == "FailedPreconditionError", text
-        assert "rank 0 waits in allreduce 'gradient" in text
-        assert "rank 1 waits in allreduce 'loss" in text
+        assert "Rank 0 waits in allreduce 'gradient" in text
+        assert "Rank 1 waits in allreduce 'loss" in text
 
 
 def batches() -> tuple[str, str]:

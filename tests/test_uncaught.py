@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import clean_environment
+from ranks import clean_environment, run_ranks
 
 from ringreduce.launch.reports import Reports
 from ringreduce.uncaught import report_address
@@ -26,8 +26,14 @@ world = types.SimpleNamespace(Get_size=lambda: running["size"], Abort=lambda cod
 sys.modules["mpi4py.MPI"] = types.SimpleNamespace(
     Is_initialized=lambda: running["initialized"], Is_finalized=lambda: running["finalized"], COMM_WORLD=world)
 sys.excepthook = lambda kind, *_: print("before:", kind.__name__)
-uncaught.arm(print, lambda: print("leaves"), "mpich")
-uncaught.arm(lambda why: print("fails:", why), lambda: print("leaves the second job"), "openmpi")
+uncaught.arm(lambda: print("leaves"), "mpich")
+uncaught.arm(lambda: print("leaves the second job"), "openmpi")
+
+def fail(why):
+    print("fails:", why)
+    raise OSError("nobody is there")
+
+uncaught.tell_by(fail)
 """
 QUIET = ["before: ValueError"]
 FAILS = [*QUIET, "fails: ValueError (<string>)"]
@@ -35,15 +41,15 @@ ABORTS = [*FAILS, "leaves the second job", "abort 1"]
 CASES = {
     "in a job": ("raise ValueError", ABORTS),
     "on the way out of one": ("try:\n    raise ValueError\nfinally:\n    uncaught.disarm()", ABORTS),
-    "after one": ("uncaught.disarm()\nraise ValueError", QUIET),
+    "after one": ("uncaught.disarm()\nraise ValueError", FAILS),
     "no rank, a fork": ("if os.fork() == 0: raise ValueError\nos.wait()\nuncaught.disarm()", QUIET),
     "nobody else": ("running['size'] = 1\nraise ValueError", FAILS),
     "before MPI": ("running['initialized'] = False\nraise ValueError", FAILS),
     "after MPI": ("running['finalized'] = True\nraise ValueError", FAILS),
     "without MPI": ("del sys.modules['mpi4py.MPI']\nraise ValueError", FAILS),
     "without MPI, under Hydra": (
-        "del sys.modules['mpi4py.MPI']\nuncaught.arm(print, lambda: print('leaves'), 'mpich')\nraise ValueError",
-        [*QUIET, "ValueError (<string>)", "leaves"],
+        "del sys.modules['mpi4py.MPI']\nuncaught.arm(lambda: print('leaves'), 'mpich')\nraise ValueError",
+        [*FAILS, "leaves"],
     ),
     "at a prompt": ("sys.ps1 = '>>> '\nraise ValueError", QUIET),
     "sys.exit": ("sys.exit(3)", []),
@@ -79,23 +85,48 @@ while True:
 """
 
 
-def test_ringruns_last_line_is_the_cause(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(FAILS_ON_RANK_1)
-    command = [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "3", str(tmp_path / "train.py")]
+def under_ringrun(program: str, folder: Path, size: int) -> list[str]:
+    """Lines of stderr of a program that fails."""
+    (folder / "train.py").write_text(program)
+    command = [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", str(size), str(folder / "train.py")]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 1, done.stderr
+    return done.stderr.splitlines()
+
+
+def test_ringruns_last_line_is_the_cause_and_the_others_know(tmp_path: Path) -> None:
+    lines = under_ringrun(FAILS_ON_RANK_1, tmp_path, 3)
     why = "json.decoder.JSONDecodeError: Expecting value: line 2 column 1 (char 4) (train.py:8)"
-    survivors = [line for line in done.stderr.splitlines() if "PeerLostError: [ringreduce rank 1/3" in line]
-    assert sum(line.endswith(f"lost rank 1: {why}") for line in survivors) == 2, done.stderr
-    assert done.stderr.splitlines()[-1] == f"ringrun: the first uncaught exception was that of rank 1: {why}"
+    survivors = [line for line in lines if "PeerLostError: [ringreduce rank 1/3" in line]
+    assert sum(line.endswith(f"lost rank 1: {why}") for line in survivors) == 2, lines
+    assert lines[-1] == f"ringrun: the first uncaught exception was that of rank 1: {why}"
+
+
+def unprintable() -> list[str]:
+    """An exception with a file name that is no UTF-8, and one that is too long in letters of four bytes."""
+    import ringreduce as rr
+
+    told = []
+    for text in ("caf\udce9", "\N{GRINNING FACE}" * 600):
+        with pytest.raises((ValueError, rr.PeerLostError)) as raised, rr.init() as world:
+            rr.barrier()
+            if world.rank == 1:
+                raise ValueError(text)
+            rr.barrier()
+        told.append(str(raised.value))
+        assert not rr.is_initialized()
+    return told
+
+
+def test_a_cause_in_letters_that_do_not_fit() -> None:
+    (first, second), _ = run_ranks(unprintable, 2)
+    assert r"lost rank 1: ValueError: caf\udce9 (test_uncaught.py:" in first
+    assert "lost rank 1: ValueError: \N{GRINNING FACE}\N{GRINNING FACE}" in second
 
 
 def test_the_line_about_a_rank_has_its_exception(tmp_path: Path) -> None:
     program = "import ringreduce\nringreduce.init()\nringreduce.barrier()\n[][ringreduce.rank()]"
-    (tmp_path / "train.py").write_text(program)
-    command = [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "2", str(tmp_path / "train.py")]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False)
-    (line,) = [line for line in done.stderr.splitlines() if "exited with status 1" in line]
+    (line,) = [line for line in under_ringrun(program, tmp_path, 2) if "exited with status 1" in line]
     assert "s: IndexError: list index out of range (train.py:4)" in line
 
 

@@ -60,8 +60,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   for (int r = 0; r < size; ++r) everyone.push_back(r);
   world_ = std::make_unique<Group>(*this, fd, everyone, 0);
   // Hosts do not tell each other who waits.
-  standstill_ = std::make_unique<Standstill>(world_->board(), rank, network_.host_of.empty() ? settings_.verdict_s : 0,
-                                             [this] { world_->look_at_lock_holders(); });
+  standstill_ = std::make_unique<Standstill>(world_->board(), rank, network_.host_of.empty() ? settings_.verdict_s : 0);
   world_->await_attendance(this->timeout_s(), interrupt);
   tune(*this);
   engine_ = std::thread([this] { run_engine(); });
@@ -131,10 +130,14 @@ void Context::shutdown() {
   drain_device();
 }
 
-void Context::fail(const std::string& why) {
+void Context::fail_as_lost(const std::string& why) {
+  fail_groups(FatalKind::kPeerLost, world_->here() + "] lost rank " + std::to_string(rank_) + ": " + why);
+}
+
+void Context::fail_groups(FatalKind kind, const std::string& text) {
   const std::lock_guard lock(executor_);
-  world_->fail_as_lost(why);
-  for (auto& group : groups_) group->fail_as_lost(why);
+  record_failure(world_->board(), kind, text);
+  for (auto& group : groups_) record_failure(group->board(), kind, text);
 }
 
 void Context::throw_if_shut_down() const {

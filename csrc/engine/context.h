@@ -51,8 +51,10 @@ class Context {
   std::shared_ptr<Group> add_group(int fd, const std::vector<int>& ranks, int id, Interrupt interrupt);
   void remove_group(Group* group, Interrupt interrupt);  // collective; not the world
   void shutdown();
-  // This process is about to end: all its groups fail, and the other ranks are told why.
-  void fail(const std::string& why);
+  // Ends all groups of this rank; the other members are told why.
+  void fail_groups(FatalKind kind, const std::string& text);
+  // The same for a process that an exception ends.
+  void fail_as_lost(const std::string& why);
   void forget_after_fork();  // in a forked child, which may do nothing else with it: closes descriptors
   bool is_shut_down() const { return shut_down_.load(std::memory_order_acquire); }
 

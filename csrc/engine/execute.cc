@@ -22,6 +22,9 @@ bool Group::progress(bool from_engine) {
       throw_failure(board_);
     } catch (...) {
       const std::lock_guard lock(mutex_);
+      // Ranks that differ in an operation are told that, also by one whose end has failed the group meanwhile.
+      const std::unordered_map<uint64_t, OperationPtr> logged = logged_;
+      for (const auto& [cell, operation] : logged) settle(*operation);
       fail_everything(std::current_exception());
     }
     ledger_.ring_all();

@@ -87,6 +87,7 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
       if (!consumed_[counter % kUnnamedCells]) outstanding_[counter % kUnnamedCells] = std::move(orphan);
       throw;
     }
+    pass_on();  // the last rank's statement may have come to this one first
     participants = RankMask();
     ledger_.complete(ticket, &participants);
   }
@@ -228,7 +229,7 @@ void Group::fail_everything(const std::exception_ptr& error) {
   messages_.store(0);
 }
 
-// How messages begin; ranks are the world's, which is what callers speak of. The bracket is left open.
+// Ranks are the world's, which is what callers speak of.
 std::string Group::here() const {
   std::string text = "[ringreduce rank " + std::to_string(context_.rank()) + "/" +
                      std::to_string(context_.world().size()) + " on " + context_.hostname() + ", shm" +

@@ -23,8 +23,9 @@
 namespace rr {
 
 class Context;
-std::string list_of(const std::vector<int>& ranks);                       // "1, 2, 5"
-std::string called(Kind kind, const std::string& name, uint64_t number);  // "allreduce 'loss' #12"
+std::string list_of(const std::vector<int>& ranks);                               // "1, 2, 5"
+std::string called(Kind kind, const std::string& name, uint64_t number);          // "allreduce 'loss' #12"
+std::string called_shortly(Kind kind, const std::string& name, uint64_t number);  // without the end of a long name
 using Interrupt = void (*)();  // called now and then while a call blocks; may throw
 
 class Group {
@@ -39,6 +40,7 @@ class Group {
   const std::vector<int>& ranks() const { return world_ranks_; }
   const Board& board() const { return board_; }
   const Ledger& ledger() const { return ledger_; }
+  std::string here() const;  // how messages about this group begin; the bracket is left open
 
   // The synchronous path of the smallest messages: true when it has been done. False when the request is not quick
   // (then submit it).
@@ -76,8 +78,6 @@ class Group {
   int64_t linger_until_ns() const { return linger_until_ns_; }
   // Timeouts, stalls and ranks that died or left; called a few times a second by sleepers and by the engine.
   void housekeep();
-  // The other ranks lose this one, because of an exception of its own.
-  void fail_as_lost(const std::string& why);
   // This rank leaves: marks it, fails what is pending here.
   void leave();
   // Executor lock held. All members have agreed to end the group: fails what is pending here.
@@ -85,9 +85,6 @@ class Group {
   // Every member attached; throws TimeoutError naming the missing ones.
   void await_attendance(double timeout_s, Interrupt interrupt);
   void throw_if_failed() const;
-  // For a thread that waits for the shared lock, whose holder may have died or be stopped: no operation has an age
-  // then.
-  void look_at_lock_holders();
   // For who waits for some members by other means than an operation: throws when one of them has left, or the group
   // has failed, as it does when one dies.
   void check_members(const std::vector<int>& ranks) const;
@@ -129,7 +126,6 @@ class Group {
   void fail(Operation& operation, std::exception_ptr error);
   void fail_everything(const std::exception_ptr& error);
   void depart(Attendance how);
-  std::string here() const;
   std::string where(const Operation& operation) const;
   // execute.cc
   bool step_log(bool from_engine);
@@ -185,7 +181,8 @@ class Group {
   void pass_on();
   void note_call(Kind kind, const std::string* name, uint64_t number);
   std::string waits_for(const Operation& operation);
-  void look_for_standstill(Standstill::Waiter& waiter, std::string waits_for);
+  bool is_any_under_way();
+  void look_for_standstill(Standstill::Waiter& waiter, const std::string& waits_for);
   bool wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt);
   void fail_if_peers_died();
   int cut_off_by(int rank) const;
@@ -197,6 +194,7 @@ class Group {
   std::string left_text(int rank, const Operation* needing) const;
   void fail_group(const std::exception& error);
   void look_around();
+  void look_at_lock_holders();
   void fail_if_silent();
   void check_age(Operation& operation, int64_t now);
   std::string limit_text(double timeout_s) const;

@@ -45,10 +45,6 @@ void Group::fail_if_peers_died() {
   }
 }
 
-void Group::fail_as_lost(const std::string& why) {
-  record_failure(board_, FatalKind::kPeerLost, here() + "] lost rank " + std::to_string(context_.rank()) + ": " + why);
-}
-
 // The rank whose leaving means that nothing more is heard of `rank`: its own, or that of a leader who would have passed
 // it on. -1: none.
 int Group::cut_off_by(int rank) const {
@@ -168,6 +164,7 @@ std::vector<int> Group::silent(double seconds) const {
   return ranks;
 }
 
+// For a thread that waits for the shared lock, whose holder may have died or be stopped: no operation has an age then.
 void Group::look_at_lock_holders() {
   throw_if_failed();
   // Others wait for the lock too, and this rank's other threads wait for this one: it must not be taken for the holder.

@@ -56,10 +56,8 @@ void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Oper
     Standstill::Waiter waiter(context_.standstill());
     const auto tick = [&] {
       check_window(waiting);
-      look_for_standstill(waiter, "to call " + called(waiting.kind, waiting.name, waiting.number) + ", which is " +
-                                      std::to_string(kUnnamedCells) + " unnamed operations ahead of another rank, or " +
-                                      std::to_string(kEagerCount) + " of more than " +
-                                      std::to_string(board_.inline_nbytes()) + " bytes");
+      look_for_standstill(waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) +
+                                      ", too far ahead of a rank that has not called what came before");
     };
     context_.wait_until(moved_on, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_, tick);
     lock.lock();
@@ -135,8 +133,8 @@ void Group::wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting
   // Those in flight are older, so they time out first and say whom they miss.
   Standstill::Waiter waiter(context_.standstill());
   const auto tick = [&] {
-    look_for_standstill(waiter, "to call " + called(waiting.kind, waiting.name, waiting.number) + ", because all " +
-                                    std::to_string(board_.capacity()) +
+    look_for_standstill(waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) +
+                                    ", because all " + std::to_string(board_.capacity()) +
                                     " tensor names of the group are in flight (RINGREDUCE_CACHE_CAPACITY)");
     if (fail_if_unread(waiting)) return;
     const double warning_s = context_.settings().stall_warning_s;

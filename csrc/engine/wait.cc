@@ -3,16 +3,32 @@
 #include <algorithm>
 
 #include "base/errors.h"
+#include "base/text.h"
 #include "engine/context.h"
 #include "engine/group.h"
 
 namespace rr {
 namespace {
 constexpr double kVerdictS = 10.0;  // the hosts take so long to settle a verdict, at most
+
+// A text about all ranks has room for so many of the ranks that each of them misses, and for so much of a name.
+constexpr size_t kShownRanks = 4;
+constexpr size_t kShownNbytes = 80;
+
+std::string some_of(std::vector<int> ranks) {
+  if (ranks.size() <= kShownRanks) return list_of(ranks);
+  const std::string others = std::to_string(ranks.size() - kShownRanks);
+  ranks.resize(kShownRanks);
+  return list_of(ranks) + " and " + others + " more";
+}
 }  // namespace
 
 std::string called(Kind kind, const std::string& name, uint64_t number) {
   return rr::name(kind) + (name.empty() ? "" : " '" + name + "'") + " #" + std::to_string(number);
+}
+
+std::string called_shortly(Kind kind, const std::string& name, uint64_t number) {
+  return called(kind, name.size() > kShownNbytes ? shortened(name, kShownNbytes) + "..." : name, number);
 }
 
 // mutex_ held.
@@ -27,20 +43,26 @@ void Group::note_call(Kind kind, const std::string* name, uint64_t number) {
   context_.standstill().note_call();
 }
 
-// As Standstill wants it: "" while no rank is missed.
+// Behind "waits ".
 std::string Group::waits_for(const Operation& operation) {
-  if (ledger_.complete(operation.ticket)) return "";
   const std::lock_guard lock(mutex_);
-  const std::string set = id_ == 0 ? "" : " of process set [" + list_of(world_ranks_) + "]";
-  return "in " + called(operation.kind, operation.name, operation.number) + set + " for rank " +
-         list_of(missing(operation)) + " and called " + called(last_call_.kind, last_call_.name, last_call_.number) +
-         " last";
+  return "in " + called_shortly(operation.kind, operation.name, operation.number) +
+         (id_ == 0 ? "" : " of process set [" + some_of(world_ranks_) + "]") + " for rank " +
+         some_of(missing(operation)) + " and called " +
+         called_shortly(last_call_.kind, last_call_.name, last_call_.number) + " last";
 }
 
-// waits_for: see Standstill::Waiter::look. Who has switched off the limit of operations wants to wait for ever.
-void Group::look_for_standstill(Standstill::Waiter& waiter, std::string waits_for) {
-  if (context_.timeout_s() <= 0 || !waiter.look(std::move(waits_for))) return;
-  record_failure(board_, FatalKind::kMismatch, failure_text(context_.world().board()));
+// Whether something that this rank has called needs nobody's call any more.
+bool Group::is_any_under_way() {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(logged_.begin(), logged_.end(),
+                     [&](const auto& logged) { return ledger_.complete(logged.second->ticket); });
+}
+
+// Who has switched off the limit of operations wants to wait for ever.
+void Group::look_for_standstill(Standstill::Waiter& waiter, const std::string& waits_for) {
+  if (context_.timeout_s() <= 0 || !waiter.look(is_any_under_way() ? "" : waits_for)) return;
+  context_.fail_groups(FatalKind::kMismatch, failure_text(context_.world().board()));
 }
 
 bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt) {
@@ -69,7 +91,7 @@ bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt int
     fail_if_left(operation);
     fail_if_other_memory(operation);
     if (operation.ticket.tag == 0) return;
-    if (timeout_s < 0) look_for_standstill(waiter, waits_for(operation));
+    if (timeout_s < 0) look_for_standstill(waiter, ledger_.complete(operation.ticket) ? "" : waits_for(operation));
     std::unique_lock lock(mutex_);
     note_thread(lock);  // another thread may have submitted what this one waits for, and may submit more
     if (many_threads_) return;

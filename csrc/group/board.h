@@ -85,7 +85,7 @@ struct RankWait {
   alignas(64) std::atomic<uint64_t> calls;     // of operations, in all groups
   alignas(64) std::atomic<int64_t> looked_ns;  // when a thread last said that it waits in vain; 0: none does
   int64_t since_ns;                            // when it began to wait. This and the text: under the lock
-  char text[432];                              // what for
+  char text[432];                              // what for; with since_ns under the lock
 };
 static_assert(sizeof(RankWait) == 512);
 
@@ -95,7 +95,7 @@ struct Header {
   std::atomic<uint64_t> join_epoch;  // finished joins
   std::atomic<uint32_t> unmappable;  // 1 once a GPU has been refused the memory of another one
   std::atomic<uint32_t> frozen;      // several hosts: nobody unblocks until they know whether all ranks are stuck
-  std::atomic<uint32_t> standstill;  // of the world: 1 once all ranks are found to wait for ever
+  std::atomic<uint32_t> standstill;  // of the world: 1 once all ranks are found to wait for ever, which ends it
   alignas(64) SharedLock lock;       // guards everything below, the name table, append marks, open entries
   std::atomic<uint64_t> log_tail;    // entries ever opened
   uint64_t names_used;
@@ -110,7 +110,7 @@ struct Header {
   std::atomic<uint64_t> chunk_nbytes;       // atomic because all members of a new group write the same values
   std::atomic<uint64_t> eager_nbytes;
   alignas(64) uint32_t failure_kind;  // index into the error table
-  char failure_text[2044];
+  char failure_text[8188];
   char withdraw_text[2048];
   uint64_t withdraw_unnamed;  // every rank's counter continues here after the verdict
 };

@@ -1,9 +1,8 @@
 #include "group/failure.h"
 
-#include <cstring>
-
 #include "base/clock.h"
 #include "base/errors.h"
+#include "base/text.h"
 
 namespace rr {
 
@@ -12,9 +11,7 @@ bool record_failure(const Board& board, FatalKind kind, const std::string& text)
   uint32_t none = 0;
   if (!header.failed.compare_exchange_strong(none, 1)) return false;
   header.failure_kind = static_cast<uint32_t>(kind);
-  const size_t length = std::min(text.size(), sizeof header.failure_text - 1);
-  std::memcpy(header.failure_text, text.data(), length);
-  header.failure_text[length] = '\0';
+  write_text(header.failure_text, text);
   header.failed.store(2, std::memory_order_release);
   for (int rank = 0; rank < board.size(); ++rank) {
     wake_all(board.wait_bell(rank));
@@ -31,7 +28,7 @@ FatalKind kind_of(const std::exception& error) {
 }
 
 std::string failure_text(const Board& board) {
-  // The writer may die between 1 and 2; 100 ms is far more than a copy of 2 KiB takes.
+  // The writer may die between 1 and 2; 100 ms is far more than a copy of 8 KiB takes.
   const Deadline deadline = Deadline::after_s(0.1);
   while (board.header().failed.load(std::memory_order_acquire) != 2 && !deadline.passed()) relax(true);
   if (board.header().failed.load(std::memory_order_acquire) != 2)

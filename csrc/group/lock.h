@@ -24,6 +24,10 @@ class SharedLock {
       give_up();
     }
   }
+  bool try_acquire() {
+    uint32_t free = 0;
+    return state_.compare_exchange_strong(free, 1, std::memory_order_acquire);
+  }
   void release() {
     if (state_.exchange(0, std::memory_order_release) == 2) wake();
   }

@@ -2,25 +2,31 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 
 #include "base/clock.h"
+#include "base/text.h"
 #include "group/failure.h"
 
 namespace rr {
+namespace {
+// A waiting thread looks every 100 ms. Where it was stopped between two looks, with or without the other ranks, nobody
+// could call anything: no more than this counts.
+constexpr int64_t kLongestLookNs = 1000000000;
+}  // namespace
 
-Standstill::Standstill(const Board& world, int rank, double limit_s, std::function<void()> give_up)
-    : board_(world),
-      rank_(rank),
-      limit_ns_(static_cast<int64_t>(limit_s * 1e9)),
-      give_up_(std::move(give_up)),
-      calls_(&world.wait(rank).calls) {}
+Standstill::Standstill(const Board& world, int rank, double limit_s)
+    : board_(world), rank_(rank), limit_ns_(static_cast<int64_t>(limit_s * 1e9)), calls_(&world.wait(rank).calls) {}
 
 bool Standstill::look(Waiter& waiter, std::string waits_for) {
   if (limit_ns_ == 0) return false;
-  if (board_.header().standstill.load(std::memory_order_acquire) != 0) return true;
+  // Who has found it may have died before it said why; then its death is what ends the world.
+  if (has_failed(board_)) return board_.header().standstill.load() != 0;
   const int64_t now = now_ns();
   const std::lock_guard lock(mutex_);
+  if (waiters_.empty()) {  // nobody has looked for a while
+    quiet_ns_ = 0;
+    last_look_ns_ = now;
+  }
   if (waiter.since_ns_ == 0) {
     waiter.since_ns_ = now;
     waiters_.push_back(&waiter);
@@ -28,15 +34,13 @@ bool Standstill::look(Waiter& waiter, std::string waits_for) {
   waiter.waits_for_ = std::move(waits_for);
   const bool is_under_way =
       std::any_of(waiters_.begin(), waiters_.end(), [](const Waiter* one) { return one->waits_for_.empty(); });
-  publish(is_under_way ? nullptr : waiters_.front(), now);
+  const bool is_said = publish(is_under_way ? nullptr : waiters_.front(), now);
   const uint64_t calls = calls_of_all();
-  if (calls != seen_calls_ || !all_wait(now)) {
-    seen_calls_ = calls;
-    quiet_since_ns_ = now;
-  }
-  if (now - quiet_since_ns_ < limit_ns_) return false;
-  if (record_failure(board_, FatalKind::kMismatch, describe(now))) board_.header().standstill.store(1);
-  return board_.header().standstill.load() != 0;
+  const bool is_quiet = is_said && calls == seen_calls_ && all_wait(now);
+  quiet_ns_ = is_quiet ? quiet_ns_ + std::min(now - last_look_ns_, kLongestLookNs) : 0;
+  seen_calls_ = calls;
+  last_look_ns_ = now;
+  return quiet_ns_ >= limit_ns_ && conclude(now);
 }
 
 void Standstill::remove(const Waiter& waiter) {
@@ -47,23 +51,29 @@ void Standstill::remove(const Waiter& waiter) {
 }
 
 // mutex_ held. longest: of this rank's threads that wait in vain, the one that does so longest; null: they do not.
-void Standstill::publish(const Waiter* longest, int64_t now) {
+// False where nothing could be said: another thread has the lock, and might have it for ever.
+bool Standstill::publish(const Waiter* longest, int64_t now) {
   RankWait& mine = line(rank_);
-  if (longest != nullptr && (mine.since_ns != longest->since_ns_ || published_ != longest->waits_for_)) {
-    const SharedLockGuard guard(board_.header().lock, give_up_);
-    published_ = longest->waits_for_;
-    const size_t length = std::min(published_.size(), sizeof mine.text - 1);
-    std::memcpy(mine.text, published_.data(), length);
-    mine.text[length] = '\0';
-    mine.since_ns = longest->since_ns_;
+  bool is_said = longest != nullptr;
+  if (is_said && (mine.since_ns != longest->since_ns_ || published_ != longest->waits_for_)) {
+    is_said = board_.header().lock.try_acquire();
+    if (is_said) {
+      write_text(mine.text, longest->waits_for_);
+      mine.since_ns = longest->since_ns_;
+      board_.header().lock.release();
+      published_ = longest->waits_for_;
+    }
   }
-  mine.looked_ns.store(longest != nullptr ? now : 0, std::memory_order_release);
+  mine.looked_ns.store(is_said ? now : 0, std::memory_order_release);
+  return is_said;
 }
 
 // A thread that is stopped cannot say that what it waits for has been called meanwhile: its word is good for half of
-// the time that the verdict takes.
+// the time that the verdict takes. A rank that has left will call nothing more; one that has joined waits for nothing.
 bool Standstill::all_wait(int64_t now) const {
+  if (board_.header().joined_count.load() != 0) return false;
   for (int r = 0; r < board_.size(); ++r) {
+    if (has_left(board_.line(r))) continue;
     if (now - line(r).looked_ns.load(std::memory_order_acquire) > limit_ns_ / 2) return false;
   }
   return true;
@@ -75,20 +85,29 @@ uint64_t Standstill::calls_of_all() const {
   return calls;
 }
 
+bool Standstill::conclude(int64_t now) {
+  if (!board_.header().lock.try_acquire()) return false;  // at the next look
+  const std::string text = describe(now);
+  board_.header().lock.release();
+  board_.header().standstill.store(1);  // before the failure, which makes all ranks look at it
+  record_failure(board_, FatalKind::kMismatch, text);
+  return true;
+}
+
+// Under the lock.
 std::string Standstill::describe(int64_t now) const {
   char limit[32];
   std::snprintf(limit, sizeof limit, "%g", static_cast<double>(limit_ns_) * 1e-9);
-  const SharedLockGuard guard(board_.header().lock, give_up_);
-  std::string text =
-      std::string("every rank waits and none has called anything for ") + limit + " s (RINGREDUCE_VERDICT): ";
+  std::string text = std::string("every rank waits and none has called anything for ") + limit +
+                     " s (RINGREDUCE_VERDICT). Call the same operations with the same names on all ranks. Where a rank "
+                     "is at other work for so long while a thread of it waits, set RINGREDUCE_VERDICT to more seconds, "
+                     "or to 0 for never.";
   for (int r = 0; r < board_.size(); ++r) {
+    if (has_left(board_.line(r))) continue;
     const int64_t waited_s = (now - line(r).since_ns) / 1000000000;
-    text += (r != 0 ? "; rank " : "rank ") + std::to_string(r) + " waits " + line(r).text + ", for " +
-            std::to_string(waited_s) + " s";
+    text += " Rank " + std::to_string(r) + " waits " + line(r).text + ", for " + std::to_string(waited_s) + " s.";
   }
-  return text +
-         ". Call the same operations with the same names on all ranks. Where a rank is at other work for so long "
-         "while a thread of it waits, set RINGREDUCE_VERDICT to more seconds, or to 0 for never.";
+  return text;
 }
 
 }  // namespace rr

@@ -4,12 +4,14 @@
 // a rank with several threads another one might call what is missing: TensorFlow's and Keras's pools, DDP's completer,
 // the user's own. There time decides: every rank has a thread that waits for an operation that some rank has not
 // called, and for RINGREDUCE_VERDICT seconds no rank has called anything, in any group. A rank none of whose threads
-// waits is busy elsewhere, with an evaluation, a download or join(), and exempts all.
+// waits is busy elsewhere, with an evaluation, a download or join(), and exempts all. So does one that waits for a
+// message, for a GPU, or with a limit of its own: nobody knows what it would do next.
+//
+// A context sees its own groups only: a process group of torch.distributed is a context of its own.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -21,11 +23,10 @@ namespace rr {
 // Of one rank, in the world's segment. A context has one.
 class Standstill {
  public:
-  // limit_s: RINGREDUCE_VERDICT; 0 = never. give_up throws when the world has failed; it is called while waiting for
-  // the group's lock.
-  Standstill(const Board& world, int rank, double limit_s, std::function<void()> give_up);
+  // limit_s: RINGREDUCE_VERDICT; 0 = never.
+  Standstill(const Board& world, int rank, double limit_s);
 
-  // This rank calls an operation of whichever group. Two threads may overwrite each other's count: it still changes.
+  // This rank calls an operation of whichever group. A call that comes with another thread's may not be counted.
   void note_call() const { calls_->store(calls_->load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
 
   // A thread that waits, for as long as it does.
@@ -51,7 +52,8 @@ class Standstill {
  private:
   bool look(Waiter& waiter, std::string waits_for);
   void remove(const Waiter& waiter);
-  void publish(const Waiter* longest, int64_t now);
+  bool publish(const Waiter* longest, int64_t now);
+  bool conclude(int64_t now);
   bool all_wait(int64_t now) const;
   uint64_t calls_of_all() const;
   std::string describe(int64_t now) const;
@@ -60,14 +62,14 @@ class Standstill {
   const Board& board_;
   int rank_;
   int64_t limit_ns_;
-  std::function<void()> give_up_;
   std::atomic<uint64_t>* calls_;
 
   std::mutex mutex_;
   std::vector<Waiter*> waiters_;  // in the order in which they began
   std::string published_;         // what the segment says of this rank
   uint64_t seen_calls_ = 0;
-  int64_t quiet_since_ns_ = 0;  // since then all ranks wait and none has called anything
+  int64_t last_look_ns_ = 0;
+  int64_t quiet_ns_ = 0;  // that this rank has seen in which all ranks waited and none called anything
 };
 
 }  // namespace rr

@@ -4,8 +4,8 @@
 // host holds its ranks where they are (freeze) until all have agreed (engine/mirror_stuck.cc).
 
 #include <algorithm>
-#include <cstring>
 
+#include "base/text.h"
 #include "group/ledger.h"
 
 namespace rr {
@@ -83,9 +83,7 @@ std::string Ledger::describe_stuck() const {
 // Lock held.
 void Ledger::withdraw_blocked(const std::string& text, uint64_t unnamed) {
   Header& header = board_.header();
-  const size_t length = std::min(text.size(), sizeof(Header::withdraw_text) - 1);
-  std::memcpy(header.withdraw_text, text.data(), length);
-  header.withdraw_text[length] = '\0';
+  write_text(header.withdraw_text, text);
   header.withdraw_unnamed = unnamed;
   for (int r = 0; r < board_.size(); ++r) {
     RankLine& line = board_.line(r);

@@ -118,10 +118,16 @@ class Supervisor:
         return True
 
     def exit_status(self) -> int:
-        """As a shell counts: the first failure's status, 128 + N if it was killed by signal N, else 0."""
+        """As a shell counts: the first failure's status, 128 + N if it was killed by signal N, else 0.
+
+        Where a rank has reported the exception that ends it, this rank failed first, though others that have heard of
+        the exception may have ended before.
+        """
         if self.first_failure is None or self.first_failure.status is None:
             return 0
-        status = self.first_failure.status
+        causes = self.reports.causes if self.reports is not None else {}
+        reported = next((rank.status for rank in self.ranks if rank.number == next(iter(causes), None)), None)
+        status = reported if reported is not None and reported > 0 else self.first_failure.status
         return status if status >= 0 else 128 - status
 
     def send(self, signum: int) -> None:

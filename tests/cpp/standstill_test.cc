@@ -8,8 +8,8 @@
 namespace rr::test {
 namespace {
 
-constexpr int64_t kVerdictNs = 300000000;
-const std::string kVerdict = "0.3";
+constexpr int64_t kVerdictNs = 1000000000;
+const std::string kVerdict = "1";
 
 // From here on this rank has called from two threads, so that its waiting alone proves nothing.
 void use_two_threads(Rank& rank) {
@@ -24,7 +24,7 @@ void let_wait_long(Rank& rank, int who) {
   wait_for([&] {
     const int64_t looked_ns = wait.looked_ns.load();
     if (looked_ns != 0 && since_ns == 0) since_ns = looked_ns;
-    return since_ns != 0 && looked_ns - since_ns > 4 * kVerdictNs;
+    return since_ns != 0 && looked_ns - since_ns > 2 * kVerdictNs;
   });
 }
 
@@ -35,8 +35,8 @@ TEST_CASE("standstill: all ranks wait, and other threads of theirs might call wh
     const std::string name = "by rank " + std::to_string(rank.rank);
     const std::string text = raised<MismatchError>([&] { sum_now(rank, rank.world, 3, 0, name); });
     expect_contains(text,
-                    "rank 0 waits in allreduce 'by rank 0' #2 for rank 1, 2 and called allreduce 'by rank 0' #2 last");
-    expect_contains(text, "; rank 2 waits in allreduce 'by rank 2' #2 for rank 0, 1 and called");
+                    "Rank 0 waits in allreduce 'by rank 0' #2 for rank 1, 2 and called allreduce 'by rank 0' #2 last");
+    expect_contains(text, " Rank 2 waits in allreduce 'by rank 2' #2 for rank 0, 1 and called");
     expect_contains(text, "RINGREDUCE_VERDICT");
     expect(raised<MismatchError>([&] { sum_now(rank, rank.world, 3, 0); }) == text, "every later call says the same");
   }));
@@ -49,8 +49,8 @@ TEST_CASE("standstill: ranks of one thread that wait in different groups") {
     const std::shared_ptr<Group> set = rank.context.add_group(fd.get(), {0, 1}, 1, nullptr);
     Group& group = rank.rank == 0 ? *set : rank.world;
     const std::string text = raised<MismatchError>([&] { sum_now(rank, group, 3, 0, "loss"); });
-    expect_contains(text, "rank 0 waits in allreduce 'loss' #0 of process set [0, 1] for rank 1");
-    expect_contains(text, "rank 1 waits in allreduce 'loss' #0 for rank 0");
+    expect_contains(text, "Rank 0 waits in allreduce 'loss' #0 of process set [0, 1] for rank 1");
+    expect_contains(text, "Rank 1 waits in allreduce 'loss' #0 for rank 0");
   }));
 }
 
@@ -104,7 +104,7 @@ TEST_CASE(
         finish_sum(rank.world, start_sum(rank, rank.world, 3, 0, name), contributors);
       };
       std::thread waiter([&] { sum(rank.rank == 1 ? "odd" : "even"); });
-      const int64_t until_ns = now_ns() + 4 * kVerdictNs;
+      const int64_t until_ns = now_ns() + 2 * kVerdictNs;
       wait_for([&] { return now_ns() > until_ns; });
       sum(rank.rank == 1 ? "even" : "odd");
       waiter.join();
@@ -126,11 +126,100 @@ TEST_CASE("standstill: more names in flight than the table has room for, in anot
           }
         };
         const std::string text = raised<MismatchError>(call_all);
-        expect_contains(text, "rank 0 waits to call allreduce '");
+        expect_contains(text, "Rank 0 waits to call allreduce '");
         expect_contains(text, "because all 16 tensor names of the group are in flight");
         expect_contains(text, "RINGREDUCE_CACHE_CAPACITY");
       },
       16));
+}
+
+TEST_CASE("standstill: time in which nobody could look does not count") {
+  const Environment environment{};
+  const int size = 3;
+  Fd fd = create_memfd("test", Board::nbytes(size, 16));
+  const Board board = Board::map(fd.get(), size);
+  Standstill first(board, 0, 1e-9 * kVerdictNs);
+  // The other two say all the time that they wait in vain.
+  const auto others_look = [&] {
+    for (const int r : {1, 2}) board.wait(r).looked_ns.store(now_ns());
+  };
+  Standstill::Waiter waiter(first);
+  others_look();
+  CHECK_FALSE(waiter.look("in vain"));
+  const int64_t stopped_until_ns = now_ns() + 3 * kVerdictNs;
+  wait_for([&] { return now_ns() > stopped_until_ns; });
+  others_look();
+  CHECK_FALSE(waiter.look("in vain"));  // one second of three
+  CHECK_FALSE(has_failed(board));
+}
+
+TEST_CASE("standstill: a wait begins anew, whenever its operation was called") {
+  const Environment environment{};
+  const int size = 2;
+  const Fd fd = create_memfd("test", Board::nbytes(size, 16));
+  const Board board = Board::map(fd.get(), size);
+  Standstill first(board, 0, 1e-9 * kVerdictNs);
+  const auto looks_until = [&](int64_t until_ns) {
+    Standstill::Waiter waiter(first);
+    bool is_over = false;
+    wait_for([&] {
+      board.wait(1).looked_ns.store(now_ns());
+      is_over = waiter.look("in vain");
+      return is_over || now_ns() > until_ns;
+    });
+    return is_over;
+  };
+  CHECK_FALSE(looks_until(now_ns() + kVerdictNs / 2));
+  const int64_t busy_until_ns = now_ns() + kVerdictNs;
+  wait_for([&] { return now_ns() > busy_until_ns; });
+  CHECK_FALSE(looks_until(now_ns() + kVerdictNs / 2));
+  CHECK(looks_until(now_ns() + 60 * kVerdictNs));
+  CHECK(failure_text(board).find("Rank 0 waits in vain") != std::string::npos);
+}
+
+TEST_CASE("standstill: who holds the lock holds nobody up, and a world that has failed has no verdict") {
+  const Environment environment{};
+  const Fd fd = create_memfd("test", Board::nbytes(1, 16));
+  const Board board = Board::map(fd.get(), 1);
+  Standstill alone(board, 0, 1e-9 * kVerdictNs);
+  board.header().lock.acquire([] {});
+  const int64_t until_ns = now_ns() + 2 * kVerdictNs;
+  Standstill::Waiter waiter(alone);
+  wait_for([&] {
+    CHECK_FALSE(waiter.look("in vain"));
+    return now_ns() > until_ns;
+  });
+  board.header().lock.release();
+  record_failure(board, FatalKind::kPeerLost, "another cause");
+  CHECK_FALSE(waiter.look("in vain"));
+}
+
+TEST_CASE("standstill: long names in letters of several bytes, and many ranks") {
+  const Environment environment{{"RINGREDUCE_VERDICT", kVerdict}};
+  CHECK_NOTHROW(run_ranks(9, [](Rank& rank) {
+    use_two_threads(rank);
+    std::string name = std::string(static_cast<size_t>(rank.rank), 'x');
+    for (int i = 0; i < 70; ++i) name += "\u6885";
+    const std::string text = raised<MismatchError>([&] { sum_now(rank, rank.world, 3, 0, name); });
+    for (int r = 0; r < rank.size; ++r) expect_contains(text, " Rank " + std::to_string(r) + " waits in allreduce '");
+    expect_contains(text, "...' #2 for rank 0, 1, 2, 3 and 4 more and called allreduce '");
+    const std::string begin = "Rank 1 waits in allreduce 'x";
+    for (size_t at = text.find(begin) + begin.size(); text[at] != '.'; at += 3) {
+      expect(text.compare(at, 3, "\u6885") == 0, "only whole letters");
+    }
+  }));
+}
+
+TEST_CASE("standstill: other groups of the ranks end as well") {
+  const Environment environment{{"RINGREDUCE_VERDICT", kVerdict}};
+  const Fd fd = create_memfd("set", Board::nbytes(2, 64));
+  CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+    const std::shared_ptr<Group> set = rank.context.add_group(fd.get(), {0, 1}, 1, nullptr);
+    use_two_threads(rank);
+    const std::string name = "by rank " + std::to_string(rank.rank);
+    const std::string text = raised<MismatchError>([&] { sum_now(rank, rank.world, 3, 0, name); });
+    expect(raised<MismatchError>([&] { barrier(*set); }) == text, "the set says the same");
+  }));
 }
 
 TEST_CASE("standstill: on several hosts" * doctest::should_fail()) {  // leaders do not pass on who waits

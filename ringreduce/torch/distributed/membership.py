@@ -16,7 +16,7 @@ from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ringreduce import _core, rendezvous
+from ringreduce import _core, rendezvous, uncaught
 from ringreduce.absent import AbsentGroup
 from ringreduce.errors import NotInitializedError
 
@@ -89,6 +89,7 @@ class Membership:
         self.group: Group = self._context.world
         self._leaving: list[Callable[[], Any]] = []
         _members.add(self)
+        uncaught.tell_by(_fail_all)
 
     def on_leave(self, call: Callable[[], Any]) -> None:
         """Registers what leave() does last."""
@@ -108,11 +109,21 @@ class Membership:
             call()
         self._leaving.clear()
 
+    def fail_as_lost(self, why: str) -> None:
+        """Has all ranks' operations fail with PeerLostError, whose text says why."""
+        self._context.fail_as_lost(why)
+
     def forget(self) -> None:
         """For a forked child: what it inherited is its parent's."""
         self._context.forget_after_fork()
         self._leaving.clear()
         self.group = AbsentGroup(NotInitializedError, FORKED)  # type: ignore[assignment]
+
+
+def _fail_all(why: str) -> None:
+    """An exception ends this process. In a forked child there is no member."""
+    for member in list(_members):
+        member.fail_as_lost(why)
 
 
 def _leave_all() -> None:

@@ -1,0 +1,23 @@
+// Texts that go into places of a fixed size.
+#pragma once
+
+#include <cstring>
+#include <string>
+
+namespace rr {
+
+// The longest prefix of at most `most` bytes that ends with a whole character. text: UTF-8.
+inline std::string shortened(const std::string& text, size_t most) {
+  if (text.size() <= most) return text;
+  size_t end = most;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return text.substr(0, end);
+}
+
+template <size_t N>
+void write_text(char (&place)[N], const std::string& text) {
+  const std::string fitting = shortened(text, N - 1);
+  std::memcpy(place, fitting.c_str(), fitting.size() + 1);
+}
+
+}  // namespace rr
