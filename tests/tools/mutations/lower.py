@@ -25,14 +25,6 @@ ROWS = (
         "",
         ("config_test",),
     ),
-    # --- os ---
-    Mutation(
-        "fork-copies-what-it-has",
-        "csrc/os/segments.cc",
-        "if (entry.copy != nullptr && is_same(*entry.copy, *entry.segment)) continue;",
-        "if (entry.copy != nullptr) continue;",
-        ("test_forks.py::test_a_forked_child_has_a_copy_of_registered_memory",),
-    ),
     # --- data ---
     Mutation(
         "reduction",

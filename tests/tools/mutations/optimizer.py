@@ -4,6 +4,13 @@ from mutations.row import Mutation
 
 ROWS = (
     Mutation(
+        "fork-copies",
+        "ringreduce/memory.py",
+        "before=_core.before_fork, ",
+        "",
+        ("test_forks.py::test_a_forked_child_has_a_copy_of_registered_memory",),
+    ),
+    Mutation(
         "average",
         "ringreduce/torch/exchange.py",
         "/ (self.size if self.op == Average else 1)",
