@@ -200,6 +200,8 @@ class ShardedMixin(DistributedMixin):
         self._shard_state()
         _plain_step(self._plain)(inner)
         self._spread(ShardedBucket.share_values)
+        for bucket in buckets:
+            bucket.publish()
 
     def _spread(self, start: Callable[[ShardedBucket], Any]) -> None:
         for work in [start(bucket) for bucket in self._buckets()]:
