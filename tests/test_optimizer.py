@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import io
 import pickle
 import random
 import warnings
@@ -105,6 +106,13 @@ def test_gradients_are_views_of_registered_memory(run_ranks: Callable[..., Any])
     run_ranks(keep_views, 2)
 
 
+def save(thing: Any) -> io.BytesIO:
+    stream = io.BytesIO()
+    torch.save(thing, stream)
+    stream.seek(0)
+    return stream
+
+
 def follow_the_rules() -> None:
     with hvd.init() as world:
         model = small_model()
@@ -150,9 +158,16 @@ def follow_the_rules() -> None:
         backward()
         optimizer.load_state_dict(saved)
         optimizer.zero_grad()
-        for again in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-            assert type(again) is torch.optim.SGD
-            assert str(again.state_dict()) == str(optimizer.state_dict())
+        holder = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        takes = [lambda: copy.copy(optimizer), lambda: copy.deepcopy(optimizer), lambda: pickle.dumps(optimizer)]
+        takes += [lambda: save(optimizer), lambda: copy.deepcopy(holder), lambda: pickle.dumps([model, optimizer])]
+        for take in takes:
+            with pytest.raises(hvd.InvalidArgumentError, match=r"cannot be copied or pickled.*state_dict\(\)"):
+                take()
+        again = torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.1)
+        stream = save(optimizer.state_dict())
+        again.load_state_dict(torch.load(stream))
+        assert str(again.state_dict()) == str(optimizer.state_dict())
 
         optimizer.set_backward_passes_per_step(2)
         wanted = expected(model, world.size, (0, 0))

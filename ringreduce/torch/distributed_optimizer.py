@@ -245,5 +245,9 @@ class DistributedMixin(torch.optim.Optimizer):
             reducer.load_exchanges(theirs)
 
     def __reduce__(self) -> Any:
-        """Pickles and copies as the plain optimizer: a rank's hooks and registered memory belong to this process."""
-        return object.__new__, (self._plain,), self.__getstate__()
+        """Raises InvalidArgumentError: a copy would be no DistributedOptimizer, or reduce nothing, without a word."""
+        raise InvalidArgumentError(
+            "a DistributedOptimizer cannot be copied or pickled: the hooks on its parameters and its registered memory "
+            "belong to this rank. Save and load optimizer.state_dict(); where a copy is needed, copy the plain "
+            "optimizer and make a DistributedOptimizer of the copy, on all ranks"
+        )

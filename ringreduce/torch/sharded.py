@@ -234,9 +234,3 @@ class ShardedMixin(DistributedMixin):
         """Takes a whole state, of a plain or distributed optimizer; each step() from now on uses this rank's share."""
         super().load_state_dict(state_dict)
         self._inner.state.clear()
-
-    def __reduce__(self) -> Any:
-        raise InvalidArgumentError(
-            "an optimizer with shard_step=True has its state on all ranks and cannot be pickled or copied; "
-            "use state_dict()"
-        )
