@@ -11,6 +11,20 @@ ROWS = (
         ("test_forks.py::test_a_forked_child_has_a_copy_of_registered_memory",),
     ),
     Mutation(
+        "taken-places",
+        "ringreduce/basics.py",
+        "                inheritance.check(place)\n",
+        "                pass\n",
+        ("test_lifecycle.py::test_programs_that_a_rank_starts_are_no_ranks_unless_they_have_a_place",),
+    ),
+    Mutation(
+        "storages-of-their-own",
+        "ringreduce/torch/registered_bucket.py",
+        "if not whole.is_cpu:",
+        "if True:",
+        ("test_optimizer_changes.py::test_what_is_saved_is_what_was_asked_for",),
+    ),
+    Mutation(
         "average",
         "ringreduce/torch/exchange.py",
         "/ (self.size if self.op == Average else 1)",
