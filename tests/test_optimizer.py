@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import os
 import pickle
 import random
 import warnings
@@ -385,3 +386,44 @@ def test_plan_of_buckets() -> None:
         assert sorted(index for bucket in buckets for index in bucket) == list(range(40))
         assert all(len(bucket) == 1 or sum(sizes[i] for i in bucket) <= limit for bucket in buckets)
         assert [bucket[-1] for bucket in buckets] == sorted(bucket[-1] for bucket in buckets)
+
+
+def count_buckets(shard_step: bool) -> int:
+    """Operations of a step, beyond the first. Gradients of 96, 16, 48 and 12 bytes."""
+    with hvd.init() as world:
+        model = small_model()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), shard_step=shard_step
+        )
+        for step in range(2):
+            before = hvd.stats()["operations"]
+            wanted = expected(model, world.size, (step,))
+            optimizer.zero_grad()
+            model(rank_input(world.rank, step)).pow(2).sum().backward()
+            optimizer.synchronize()
+            check(model, wanted)
+            count = hvd.stats()["operations"] - before
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        return count
+
+
+@pytest.mark.parametrize(("threshold", "buckets"), [("", 1), ("0", 4), ("64", 3), ("1e9", 1)])
+@pytest.mark.parametrize("name", ["HOROVOD_FUSION_THRESHOLD", "RINGREDUCE_FUSION_THRESHOLD"])
+def test_the_fusion_threshold_is_the_size_of_buckets(
+    name: str, threshold: str, buckets: int, run_ranks: Callable[..., Any]
+) -> None:
+    environ = {name: threshold} if threshold else {}
+    assert run_ranks(count_buckets, 2, args=(False,), env=environ) == [buckets] * 2
+    # Sharded: synchronize() gathers as well.
+    assert run_ranks(count_buckets, 2, args=(True,), env=environ) == [2 * buckets] * 2
+
+
+def differ_in_threshold() -> None:
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = "0" if os.environ["RINGREDUCE_RANK"] == "1" else "1000"
+    with hvd.init(), pytest.raises(hvd.MismatchError, match=r"fusion_threshold=1000, but rank 1 .*fusion_threshold=0$"):
+        hvd.DistributedOptimizer(torch.optim.SGD(small_model().parameters(), lr=0.1))
+
+
+def test_ranks_with_other_fusion_thresholds(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(differ_in_threshold, 2)

@@ -60,6 +60,7 @@ class Reducer:
         self._settings = settings
         self._process_set = process_set
         self._channel = Channel(process_set, settings.op, settings.prescale, settings.postscale)
+        self._limit = layout.limit()
         self._makes_dense = settings.sparse_as_dense
         self._sparse_again: dict[int, int] = {}  # slots whose gradients were made dense, and their sparse dimensions
         self._passes = passes
@@ -245,7 +246,7 @@ class Reducer:
     def _groups(self, but: Container[int] = ()) -> list[list[Slot]]:
         """The slots of each bucket, without some."""
         slots = [slot for at, slot in enumerate(self._slots) if at not in but]
-        return layout.group(slots, self._settings.groups)
+        return layout.group(slots, self._settings.groups, self._limit)
 
     def _find_sparse(self) -> tuple[bool, dict[int, int]]:
         """Whether all ranks take part, and which slots have a sparse gradient on any of those that do. Collective.
@@ -268,7 +269,8 @@ class Reducer:
         chosen = self._settings
         settings = (
             f"op={int(chosen.op)} prescale={chosen.prescale} postscale={chosen.postscale} "
-            f"compression={_name(chosen.compression)} gradient_as_bucket_view={chosen.views}"
+            f"compression={_name(chosen.compression)} gradient_as_bucket_view={chosen.views} "
+            f"fusion_threshold={self._limit}"
         )
         digest = hashlib.sha256(repr((described, settings)).encode()).hexdigest()
         offers = agreement.exchange(self._process_set.group, "DistributedOptimizer", [_made, digest])
