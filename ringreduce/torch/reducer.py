@@ -32,6 +32,9 @@ from ringreduce.torch.tracing import STEP, untraced
 _made = 0  # reducers in this process, for names that differ between optimizers
 
 
+INTERRUPTED = " An interrupt has left the last step() half done: call step() again, which waits for the rest."
+
+
 class Settings(NamedTuple):
     """How the gradients are reduced; the same on all ranks."""
 
@@ -65,6 +68,7 @@ class Reducer:
         self._sparse_again: dict[int, int] = {}  # slots whose gradients were made dense, and their sparse dimensions
         self._passes = passes
         self._begun = False  # a loud gradient has come since the last synchronize()
+        self._is_half_done = False  # synchronize() has begun; still so after it was interrupted
         self._slots = [Slot(parameter, name, section) for name, parameter, section in reversed(named)]
         self._prefix = self._agree(self._groups())
         self._buckets: list[Bucket] = []
@@ -85,6 +89,16 @@ class Reducer:
     def pending(self) -> bool:
         """Whether a gradient has come since the last synchronize()."""
         return self._begun or any(bucket.come for bucket in self._buckets)
+
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether there are buckets: from the first synchronize() on."""
+        return bool(self._buckets)
+
+    @property
+    def is_half_done(self) -> bool:
+        """Whether a synchronize() was interrupted; another one takes it up."""
+        return self._is_half_done
 
     @property
     def exchanges(self) -> list[exchange.Exchange]:
@@ -118,7 +132,7 @@ class Reducer:
     def synchronize(self) -> None:
         """Launches what is left, and waits until every gradient is reduced. Raises the first error of all buckets."""
         error: Exception | None = None
-        is_for_once = False
+        is_for_once, self._is_half_done = False, True
         with torch.no_grad():
             if not self._buckets:
                 is_for_once = not self._begin_layout()
@@ -151,7 +165,7 @@ class Reducer:
             slot.passes_left = left - 1
             return
         if left <= 0:
-            raise _too_often()
+            raise _too_often(INTERRUPTED if self._is_half_done else "")
         slot.passes_left = 0
         bucket = slot.bucket
         if bucket is None:
@@ -173,7 +187,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.expect(self._passes)
         self._launched = 0
-        self._begun = False
+        self._begun = self._is_half_done = False
 
     def _make_dense(self) -> None:
         for slot in self._slots:
@@ -302,10 +316,10 @@ def _remove(slots: Sequence[Slot]) -> None:
         slot.hook.remove()
 
 
-def _too_often() -> AssertionError:
+def _too_often(hint: str = "") -> AssertionError:
     return AssertionError(
         "Gradients were computed more than backward_passes_per_step times before call to step(). "
-        "Increase backward_passes_per_step to accumulate gradients locally."
+        "Increase backward_passes_per_step to accumulate gradients locally." + hint
     )
 
 
