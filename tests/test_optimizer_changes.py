@@ -155,6 +155,44 @@ def test_gradients_that_are_dropped(run_ranks: Callable[..., Any]) -> None:
     run_ranks(drop_gradients, 2)
 
 
+def freeze(settings: dict[str, Any], when: int) -> None:
+    """A layer that is frozen on all ranks is left alone; on one rank it is an error there."""
+    with hvd.init() as world:
+        model = convolutional()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **settings
+        )
+
+        def step(number: int) -> None:
+            optimizer.zero_grad()
+            model(images(world.rank, number)).pow(2).sum().backward()
+            optimizer.step()
+
+        for number in range(when):
+            step(number)
+        model[4].requires_grad_(False)
+        before = model[4].weight.detach().clone()
+        step(when)
+        assert torch.equal(model[4].weight, before)
+        model[4].requires_grad_(True)
+        step(when + 1)
+        assert not torch.equal(model[4].weight, before)
+        model[1].weight.requires_grad_(world.rank == 0)
+        if world.rank == 0:
+            step(when + 2)
+        else:
+            with pytest.raises(hvd.MismatchError, match=r"1\.weight no longer requires a gradient on this rank"):
+                step(when + 2)
+
+
+@pytest.mark.parametrize("when", [0, 2])
+@pytest.mark.parametrize("settings", list(SETTINGS.values())[:3], ids=list(SETTINGS)[:3])
+def test_a_parameter_that_is_frozen_on_one_rank_only(
+    settings: dict[str, Any], when: int, run_ranks: Callable[..., Any]
+) -> None:
+    run_ranks(freeze, 2, args=(settings, when))
+
+
 # --- models that are moved between steps -----------------------------------------------------------------------------
 
 

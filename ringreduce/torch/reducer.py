@@ -308,7 +308,13 @@ def _register(slot: Slot, reference: weakref.ref[Reducer]) -> Any:
 
 
 def _hook(slot: Slot, hook: Callable[[torch.Tensor], None]) -> Any:
-    return slot.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    parameter = slot.parameter
+    is_required = parameter.requires_grad
+    parameter.requires_grad_(True)  # torch refuses a hook on a parameter that is frozen just now
+    try:
+        return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    finally:
+        parameter.requires_grad_(is_required)
 
 
 def _remove(slots: Sequence[Slot]) -> None:

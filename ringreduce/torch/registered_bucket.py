@@ -19,7 +19,7 @@ from ringreduce._core import Work, stream
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import cuda
-from ringreduce.torch.buckets import Bucket, Slot, changed, densified, is_other
+from ringreduce.torch.buckets import Bucket, Slot, changed, densified, frozen, is_other
 from ringreduce.torch.exchange import Channel
 from ringreduce.torch.tensors import Operand, from_bytes, on_stream, operand
 
@@ -40,7 +40,18 @@ def aligned(nbytes: int, alignment: int = ALIGNMENT) -> int:
 class RegisteredBucket(Bucket):
     """Gradients are views of one stretch of registered memory, and stay there."""
 
-    __slots__ = ("addresses", "channel", "memory", "parameters", "streams", "version", "views", "whole", "work")
+    __slots__ = (
+        "addresses",
+        "channel",
+        "memory",
+        "missed",
+        "parameters",
+        "streams",
+        "version",
+        "views",
+        "whole",
+        "work",
+    )
 
     def __init__(self, slots: list[Slot], name: str, raw: torch.Tensor, channel: Channel) -> None:
         super().__init__(slots, name)
@@ -53,6 +64,7 @@ class RegisteredBucket(Bucket):
             slot.view = view
             slot.address = view.data_ptr()
             slot.strides = view.stride()
+        self.missed: list[Slot] = []
         self.parameters: list[torch.Tensor] = []
         self.views: list[torch.Tensor] = []
         self.addresses: list[int] = []
@@ -145,10 +157,12 @@ class RegisteredBucket(Bucket):
             copy_all(targets, sources)
 
     def miss(self, slot: Slot) -> None:
-        """Called for a parameter that no longer requires a gradient."""
+        """Called for a parameter that no longer requires a gradient: it is to be so on all ranks."""
+        self.missed.append(slot)
 
     def begin(self) -> None:
         """See Bucket."""
+        self.missed.clear()
         self.gather()
         self.work = self.reduce()
         self.version = self.whole._version
@@ -173,6 +187,9 @@ class RegisteredBucket(Bucket):
         self.work.wait()
         if is_changed:
             raise changed()
+        for slot in self.missed if self.whole.is_cpu else ():  # a look at a GPU's memory would wait for it
+            if slot.view.any():
+                raise frozen(slot)
 
 
 def starts(slots: Sequence[Slot], itemsize: int) -> Iterator[int]:
