@@ -25,6 +25,27 @@ ROWS = (
         ("test_optimizer_changes.py::test_what_is_saved_is_what_was_asked_for",),
     ),
     Mutation(
+        "interrupted-step",
+        "ringreduce/torch/sharded.py",
+        "if self._complete() and not self._pending():",
+        "if self._complete() and False:",
+        ("test_optimizer_interrupt.py::test_ctrl_c_in_a_step",),
+    ),
+    Mutation(
+        "frozen-here-only",
+        "ringreduce/torch/buckets.py",
+        "gradient.is_cpu and gradient.any():",
+        "False:",
+        ("test_optimizer_changes.py::test_a_parameter_that_is_frozen_on_one_rank_only",),
+    ),
+    Mutation(
+        "bucket-limit",
+        "ringreduce/torch/layout.py",
+        'BUCKET_NBYTES if knob.origin == "default" else int(float(knob.value))',
+        "BUCKET_NBYTES",
+        ("test_optimizer.py::test_the_fusion_threshold_is_the_size_of_buckets",),
+    ),
+    Mutation(
         "average",
         "ringreduce/torch/exchange.py",
         "/ (self.size if self.op == Average else 1)",
