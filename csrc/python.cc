@@ -89,6 +89,9 @@ PYBIND11_MODULE(_core, m) {
         return py::buffer_info(s.segment.own(), 1, "B", 1, {static_cast<py::ssize_t>(s.segment.nbytes())}, {1});
       });
 
+  m.def("before_fork", [] { registry()->before_fork(); });
+  m.def("after_fork_in_child", [] { registry()->after_fork_in_child(); });
+
   py::class_<PyOutput>(m, "_Output", py::buffer_protocol()).def_buffer([](PyOutput& o) {
     return py::buffer_info(o.operation->output.get(), 1, "B", 1, {static_cast<py::ssize_t>(o.operation->output_nbytes)},
                            {1});

@@ -80,6 +80,12 @@ class Segment:
     def __init__(self, fd: int, uid: int, region: int, regions: int, nbytes: int) -> None:
         """Maps a duplicate of fd; the caller still owns fd. nbytes is one region's, a multiple of 4096."""
 
+def before_fork() -> None:
+    """Copies all registered memory for the child of the fork that follows. Raises Error where there is no memory."""
+
+def after_fork_in_child() -> None:
+    """Makes the registered memory private to this process, with the content that before_fork() has copied."""
+
 class Work:
     """One submitted operation. Dropping it does not cancel it; its buffers stay alive until it has finished."""
 

@@ -10,7 +10,18 @@ from contextlib import closing
 from types import TracebackType
 from typing import Any
 
-from ringreduce import _core, buffers, communicators, config, environment, mpi, rendezvous, state, uncaught
+from ringreduce import (
+    _core,
+    buffers,
+    communicators,
+    config,
+    environment,
+    inheritance,
+    mpi,
+    rendezvous,
+    state,
+    uncaught,
+)
 from ringreduce.absent import AbsentGroup
 from ringreduce.deadline import Deadline
 from ringreduce.errors import HorovodInternalError, InvalidArgumentError, NotInitializedError
@@ -105,6 +116,7 @@ def shutdown() -> None:
         state.finish_work()
         uncaught.disarm()
         state.current = None
+        inheritance.unmark()
         _core.framework_end(state.NOT_INITIALIZED)
         for process_set in job.process_sets.values():
             process_set.unbind()
@@ -172,7 +184,7 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
     dynamic = config.flag("RINGREDUCE_DYNAMIC_PROCESS_SETS")
     transport = config.value("RINGREDUCE_TRANSPORT").value
     alone = transport == "mpi"
-    agreed = None
+    agreed = launched = None
     if communicators.is_communicator(comm):
         if rank is not None or size is not None:
             raise InvalidArgumentError("init(): comm says rank and size; leave rank= and size= out")
@@ -180,7 +192,11 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
         place = agreed.placement
     else:
         place = _launched(comm, rank, size, job, network=transport in ("auto", "mpi"))
-        if place.source != "arguments" and place.size > 1 and (alone or environment.spans_hosts(place)):
+        if place.source != "arguments" and place.size > 1:
+            launched = place
+            if state.forked_from is None:
+                inheritance.check(place)
+        if launched is not None and (alone or environment.spans_hosts(place)):
             comm = mpi.world()
             agreed = communicators.meet(comm, timeout_s, alone)
             if agreed.placement.size != place.size:
@@ -219,6 +235,8 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
     state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied(), hosts, communicator)
     _core.framework_start(place.rank, place.size, place.local_rank, place.local_size)
     global_process_set.bind(0, world.ranks, world)
+    if launched is not None:
+        inheritance.mark(launched)
     if place.size > 1:
         uncaught.tell_by(_fail)
         uncaught.arm(shutdown, place.source)

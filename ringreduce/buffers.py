@@ -158,6 +158,11 @@ def code(dtype: np.dtype[Any]) -> int:
 def _view(value: Any) -> Array | None:
     """An array over the value's own memory; None when it has none of its own (a list, a scalar)."""
     if isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
+            raise InvalidArgumentError(
+                "a masked array would lose its mask: pass value.filled(x), and np.ma.getmaskarray(value) besides where "
+                "the mask is needed"
+            )
         return np.asarray(value)
     kind = type(value).__name__
     if isinstance(value, (list, int, float, str)):

@@ -16,6 +16,9 @@ from ringreduce.errors import InvalidArgumentError, UnavailableError
 
 Environ = Mapping[str, str]
 
+BY_PARENT = "parent-"
+"""How the name of a job begins that is known by the process that has started the ranks."""
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -224,7 +227,7 @@ def _pmi_job(environ: Environ) -> str:
 def _parent(environ: Environ) -> str:
     """The process that started the ranks; its start time (ticks since boot) tells it from a later one of that pid."""
     pid = os.getppid()
-    return f"parent-{pid}.{_process(pid)[2]}"
+    return f"{BY_PARENT}{pid}.{start_time(pid)}"
 
 
 _OF_A_TORCH_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
@@ -262,6 +265,11 @@ def _initial_environment(pid: int, names: tuple[str, ...]) -> dict[str, str | No
     except OSError:
         found = {}
     return {name: found.get(name) for name in names}
+
+
+def start_time(pid: int) -> int:
+    """When a process was started, in ticks since boot: tells it from a later one of that id. 0 where there is none."""
+    return _process(pid)[2]
 
 
 def _process(pid: int) -> tuple[str, int, int]:

@@ -29,7 +29,8 @@ def symmetric_empty(
     """A new uninitialised array in registered memory. Collective over the process set.
 
     Every contiguous slice of it is registered too: an all-reduce of registered operands on all ranks reads and writes
-    them directly. Freeing is local: the mapping goes with the last array over it, and outlives shutdown().
+    them directly. Freeing is local: the mapping goes with the last array over it, and outlives shutdown(). A forked
+    child gets a copy, as of any memory.
 
     Args:
         shape, dtype: as for numpy.empty; they may differ between ranks, their number of bytes may not.
@@ -71,3 +72,6 @@ def symmetric_empty(
     with handover.segment("symmetric", stride * len(here), here, mine, job.timeout_s, look) as fd:
         segment: Any = _core.Segment(fd, uid, here.index(mine), len(here), stride)
     return np.ndarray(dims, element, buffer=segment)
+
+
+os.register_at_fork(before=_core.before_fork, after_in_child=_core.after_fork_in_child)

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from numpy import empty_like, ndarray
 
 from ringreduce import buffers, gpu
 from ringreduce.buffers import PLAIN, handle, native, readable, result, writable
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
@@ -63,6 +65,18 @@ BitwiseOr = ReduceOp.BitwiseOr
 """The bits that are set on any rank; integers and bool."""
 
 
+def operation(op: Any) -> int:
+    """The code of a reduce operation. Raises InvalidArgumentError where it is none, such as "sum" or torch.sum."""
+    if isinstance(op, int):
+        return op
+    try:
+        return index(op)
+    except TypeError:
+        what = repr(op) if isinstance(op, (str, float)) else f"a {type(op).__name__}"
+        names = ", ".join(known.name for known in ReduceOp)
+        raise InvalidArgumentError(f"op is {what}; it must be one of ringreduce's operations: {names}") from None
+
+
 def allreduce(
     tensor: Any,
     *,
@@ -93,6 +107,8 @@ def allreduce(
     >>> ringreduce.allreduce(np.array([1.0, 2.0]), op=ringreduce.Sum)  # on two ranks
     array([2., 4.])
     """
+    if type(op) is not ReduceOp:
+        op = operation(op)
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as readable() would have it
         fresh = empty_like(tensor)
         process_set.group.allreduce(tensor, fresh, op, prescale_factor, postscale_factor, name, wire)
@@ -114,6 +130,8 @@ def allreduce_(
     wire: str | None = None,
 ) -> Any:
     """allreduce() in place: overwrites the tensor and returns it. It must be writable and contiguous."""
+    if type(op) is not ReduceOp:
+        op = operation(op)
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as writable() would have it
         process_set.group.allreduce(tensor, tensor, op, prescale_factor, postscale_factor, name, wire)
         return tensor
@@ -136,7 +154,7 @@ def allreduce_async(
     source = readable(tensor)
     output = buffers.empty_like(source)
     work = process_set.group.allreduce_async(
-        [native(source)], [native(output)], op, prescale_factor, postscale_factor, name, wire
+        [native(source)], [native(output)], operation(op), prescale_factor, postscale_factor, name, wire
     )
     return handle(work, source, lambda _: (source, result(tensor, output))[1])
 
@@ -154,6 +172,7 @@ def allreduce_async_(
     """allreduce_() without waiting. The tensor must be left alone until the handle is done."""
     memory = writable(tensor)
     target = native(memory)
+    op = operation(op)
     work = process_set.group.allreduce_async([target], [target], op, prescale_factor, postscale_factor, name, wire)
     return handle(work, memory, lambda _: tensor)
 
@@ -213,7 +232,7 @@ def grouped_allreduce_async(
     wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce() without waiting. The tensors must not change until the handle is done."""
-    tensors = list(tensors)
+    tensors, op = list(tensors), operation(op)
     if _are_plain(tensors):
         results = list(map(empty_like, tensors))
         work = process_set.group.allreduce_async(tensors, results, op, prescale_factor, postscale_factor, name, wire)
@@ -247,7 +266,7 @@ def grouped_allreduce_async_(
     wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce_() without waiting. The tensors must be left alone until the handle is done."""
-    tensors = list(tensors)
+    tensors, op = list(tensors), operation(op)
     memories = [] if _are_plain(tensors) else [writable(tensor) for tensor in tensors]
     targets = [native(memory) for memory in memories] or tensors
     work = process_set.group.allreduce_async(targets, targets, op, prescale_factor, postscale_factor, name, wire)

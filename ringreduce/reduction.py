@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringreduce.buffers import empty, empty_like, handle, native, readable, result
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average
+from ringreduce.ops import Average, operation
 from ringreduce.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def reducescatter_async(
         raise InvalidArgumentError("Reducescatter does not support scalar inputs")
     rows, extra = divmod(source.shape[0], group.size)
     output = empty((rows + (group.rank < extra), *source.shape[1:]), source)
-    work = submit(native(source), native(output), op, prescale_factor, postscale_factor, name)
+    work = submit(native(source), native(output), operation(op), prescale_factor, postscale_factor, name)
     return handle(work, source, lambda _: (source, result(tensor, output))[1])
 
 
@@ -110,7 +110,7 @@ def reduce_async(
     source = readable(tensor)
     output = empty_like(source) if group.rank == root else None
     target = native(source if output is None else output)  # not written outside the root
-    work = submit(native(source), target, op, prescale_factor, postscale_factor, root, name)
+    work = submit(native(source), target, operation(op), prescale_factor, postscale_factor, root, name)
     return handle(work, source, lambda _: (source, None if output is None else result(tensor, output))[1])
 
 

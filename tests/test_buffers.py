@@ -228,3 +228,11 @@ def through_the_door() -> list[str]:
 def test_through_the_door(size: int) -> None:
     pytest.importorskip("torch")
     assert run_ranks(through_the_door, size) == [[]] * size
+
+
+def test_masked_arrays_are_refused() -> None:
+    masked = np.ma.masked_array([1.0, 2.0, 3.0], [0, 1, 0])
+    for door in (buffers.readable, buffers.writable):
+        with pytest.raises(InvalidArgumentError, match=r"lose its mask: pass value\.filled"):
+            door(masked)
+    assert np.array_equal(buffers.readable(masked.filled(0.0)), [1.0, 0.0, 3.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,19 @@ def bad_arguments() -> list[tuple[str, str, str]]:
                 lambda: rr.grouped_allreduce([one, one.astype("i4")], op=rr.Sum, wire="int8"),
             ),
             (known, "reduce operation code 77 is unknown", lambda: rr.allreduce(x, op=77)),
+            *(
+                (
+                    known,
+                    "op is 'sum'; it must be one of ringreduce's operations: Average, Sum,",
+                    partial(call, op="sum"),
+                )
+                for call in (
+                    *(partial(form, x) for form in (rr.allreduce, rr.allreduce_, rr.allreduce_async)),
+                    *(partial(form, x) for form in (rr.allreduce_async_, rr.reducescatter, rr.reducescatter_async)),
+                    *(partial(form, [x]) for form in (rr.grouped_allreduce, rr.grouped_allreduce_)),
+                    partial(rr.reduce, x, 0),
+                )
+            ),
             (known, "Reducescatter does not support scalar inputs", lambda: rr.reducescatter(1.0)),
             (known, "broadcast received invalid root rank 9", lambda: rr.broadcast(x, 9)),
             (known, "received invalid root rank -1", lambda: rr.reduce(x, -1)),

@@ -138,3 +138,93 @@ def test_children_are_no_ranks_and_hold_nothing() -> None:
         assert "ringreduce" not in texts[7]
         assert "socket" not in texts[7]
         assert texts[8:] == ["3.0", "3.0"]
+
+
+def in_later_child(work: Any) -> Any:
+    """Forks a child that does the work, which returns a text, once the function is called that this one returns."""
+    orders, order = os.pipe()
+    answers, answer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(orders, 1)
+        try:
+            text = str(work())
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(answer, text.encode())
+        os._exit(0)
+    os.close(answer)
+
+    def answered() -> str:
+        os.write(order, b"!")
+        with os.fdopen(answers) as pipe:
+            text = pipe.read()
+        return text + ("" if os.waitpid(child, 0)[1] == 0 else " (died)")
+
+    return answered
+
+
+def copies_on_fork() -> list[str]:
+    import ringreduce as rr
+
+    with rr.init() as world:
+        x = rr.symmetric_empty(5000, "f8")
+        x[:] = 1
+
+        def writes() -> str:
+            seen = float(x.sum())
+            x[::2] = 7
+            in_grandchild = in_child(lambda: x.fill(9))
+            return f"{seen} {x.sum()} {in_grandchild}"
+
+        first = in_later_child(writes)
+        second = in_later_child(writes)  # of the same content
+        assert len([name for name in descriptors() if "fork" in name]) == 1
+        x[:] = 2
+        third = in_later_child(writes)
+        assert float(rr.allreduce_(x, op=rr.Sum)[0]) == 2 * world.size
+        assert not [name for name in descriptors() if "fork" in name]  # nothing is kept for children to come
+        texts = [first(), second(), third(), in_child(writes)]
+        own = str(x.sum())
+        rr.barrier()
+    return [*texts, own, in_child(writes), str(x.sum())]  # plain memory after shutdown()
+
+
+def test_a_forked_child_has_a_copy_of_registered_memory() -> None:
+    ones, twos, fours = (f"{5000.0 * value} {2500.0 * (value + 7)} None" for value in (1, 2, 4))
+    assert run_ranks(copies_on_fork, 2) == [[ones, ones, twos, fours, "20000.0", fours, "20000.0"]] * 2
+
+
+def forks_with_a_model(shard_step: bool) -> list[float]:
+    import torch
+
+    import ringreduce.torch as hvd
+
+    hvd.init()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(40, 3)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), shard_step=shard_step
+    )
+    model(torch.ones(2, 40)).sum().backward()
+    optimizer.step()
+    tensors = [tensor for p in model.parameters() for tensor in (p.detach(), p.grad) if tensor is not None]
+    before = [tensor.clone() for tensor in tensors]
+
+    def zeroes() -> bool:
+        was_right = all(map(torch.equal, tensors, before))
+        for tensor in tensors:
+            tensor.zero_()
+        return was_right and not any(tensor.any() for tensor in tensors)
+
+    assert in_child(zeroes) == "True"
+    hvd.barrier()
+    assert all(map(torch.equal, tensors, before))
+    hvd.shutdown()
+    return [float(tensor.sum()) for tensor in tensors]
+
+
+@pytest.mark.parametrize("shard_step", [False, True])
+def test_a_forked_child_does_not_write_into_its_parents_model(shard_step: bool) -> None:
+    pytest.importorskip("torch")
+    assert all(run_ranks(forks_with_a_model, 2, args=(shard_step,))[0])

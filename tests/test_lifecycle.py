@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from ranks import hear_test, run_ranks, start_ranks, tell_test
+from ranks import clean_environment, hear_test, run_ranks, start_ranks, tell_test
 
-from ringreduce import config, environment
+from ringreduce import config, environment, inheritance
+from ringreduce.errors import NotInitializedError
 
 
 def caught(call: Any) -> str:
@@ -254,3 +259,102 @@ def test_config_describes_every_knob_before_init() -> None:
         "RINGREDUCE_SPIN": "RINGREDUCE_SPIN_US"
     }
     assert environment.detect(environ={}).source == "single"
+
+
+JOINS = "import ringreduce as rr; print(rr.init().size, rr.allreduce(1.0 + rr.rank(), op=rr.Sum))"
+
+
+def start(*command: str, **environ: str) -> str:
+    """What a program of this rank prints, or the last line of its traceback."""
+    done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
+    return (done.stdout or done.stderr).strip().rpartition("\n")[2]
+
+
+def start_programs() -> list[str]:
+    """Of a rank with children: those that inherit its place, and those that have places of their own."""
+    import ringreduce as rr
+
+    inherits = (sys.executable, "-c", JOINS)
+    nested = (sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "2", *inherits)
+    with rr.init():
+        texts = [
+            start(*inherits, RINGREDUCE_INIT_TIMEOUT="50"),  # which is not waited for
+            start("sh", "-c", 'exec 3>&1; "$0" -c "$1"', *inherits[::2]),  # a grandchild is no rank either
+            start(*inherits, RINGREDUCE_RANK="0", RINGREDUCE_SIZE="1"),
+            start(*nested),
+        ]
+        rr.barrier()
+    return [*texts, start(*inherits)]  # one of each rank: they are a job, as the ranks are none any more
+
+
+def test_programs_that_a_rank_starts_are_no_ranks_unless_they_have_a_place() -> None:
+    for rank, texts in enumerate(run_ranks(start_programs, 2)):
+        for text in texts[:2]:
+            assert text.startswith("ringreduce.errors.NotInitializedError: this process is no rank")
+            assert f"rank {rank}/2, which is process" in text
+            assert 'put ringreduce.init() under `if __name__ == "__main__":`' in text
+        assert texts[2:] == ["1 1.0", "2 3.0", "2 3.0"]
+
+
+SPAWNS = """
+import multiprocessing, os, sys
+import ringreduce as rr
+
+rr.init()
+
+def work(): pass
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context(sys.argv[1]).Process(target=work)
+    child.start()
+    child.join()
+    print("ended", child.exitcode, rr.allreduce(1.0, op=rr.Sum), flush=True)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_children_of_multiprocessing_are_no_ranks(method: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNS)
+    command = [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "2", sys.executable, str(script), method]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=clean_environment())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["ended 1 2.0"] * 2
+    assert done.stderr.count("NotInitializedError: this process is no rank") == 2
+
+
+REPLACES = """
+import os, sys
+import ringreduce as rr
+
+rr.init()
+if len(sys.argv) == 1:
+    rr.barrier()
+    os.execv(sys.executable, [sys.executable, __file__, "again"])
+print(rr.allreduce(1.0, op=rr.Sum), flush=True)
+"""
+
+
+def test_a_rank_that_replaces_its_program_is_a_rank_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(REPLACES)
+    command = [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "2", sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=clean_environment())
+    assert (done.returncode, done.stdout) == (0, "2.0\n" * 2), done.stderr
+
+
+def test_the_place_of_a_rank_that_has_ended_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = environment.detect(environ={"PMI_RANK": "1", "PMI_SIZE": "2"})
+    monkeypatch.setenv(inheritance.VARIABLE, "")
+    inheritance.check(place)
+    inheritance.mark(place)
+    mine = os.environ[inheritance.VARIABLE]
+    inheritance.check(place)  # this process's own
+    with subprocess.Popen(["sleep", "100"]) as other:
+        theirs = f"{other.pid}.{environment.start_time(other.pid)} " + mine.partition(" ")[2]
+        monkeypatch.setenv(inheritance.VARIABLE, theirs)
+        with pytest.raises(NotInitializedError, match=f"rank 1/2, which is process {other.pid}"):
+            inheritance.check(place)
+        inheritance.check(environment.detect(environ={"PMI_RANK": "0", "PMI_SIZE": "2"}))
+        other.kill()
+    inheritance.check(place)

@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import io
+import os
 import pickle
 import random
 import warnings
@@ -105,6 +107,13 @@ def test_gradients_are_views_of_registered_memory(run_ranks: Callable[..., Any])
     run_ranks(keep_views, 2)
 
 
+def save(thing: Any) -> io.BytesIO:
+    stream = io.BytesIO()
+    torch.save(thing, stream)
+    stream.seek(0)
+    return stream
+
+
 def follow_the_rules() -> None:
     with hvd.init() as world:
         model = small_model()
@@ -150,9 +159,16 @@ def follow_the_rules() -> None:
         backward()
         optimizer.load_state_dict(saved)
         optimizer.zero_grad()
-        for again in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-            assert type(again) is torch.optim.SGD
-            assert str(again.state_dict()) == str(optimizer.state_dict())
+        holder = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        takes = [lambda: copy.copy(optimizer), lambda: copy.deepcopy(optimizer), lambda: pickle.dumps(optimizer)]
+        takes += [lambda: save(optimizer), lambda: copy.deepcopy(holder), lambda: pickle.dumps([model, optimizer])]
+        for take in takes:
+            with pytest.raises(hvd.InvalidArgumentError, match=r"cannot be copied or pickled.*state_dict\(\)"):
+                take()
+        again = torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.1)
+        stream = save(optimizer.state_dict())
+        again.load_state_dict(torch.load(stream))
+        assert str(again.state_dict()) == str(optimizer.state_dict())
 
         optimizer.set_backward_passes_per_step(2)
         wanted = expected(model, world.size, (0, 0))
@@ -370,3 +386,44 @@ def test_plan_of_buckets() -> None:
         assert sorted(index for bucket in buckets for index in bucket) == list(range(40))
         assert all(len(bucket) == 1 or sum(sizes[i] for i in bucket) <= limit for bucket in buckets)
         assert [bucket[-1] for bucket in buckets] == sorted(bucket[-1] for bucket in buckets)
+
+
+def count_buckets(shard_step: bool) -> int:
+    """Operations of a step, beyond the first. Gradients of 96, 16, 48 and 12 bytes."""
+    with hvd.init() as world:
+        model = small_model()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), shard_step=shard_step
+        )
+        for step in range(2):
+            before = hvd.stats()["operations"]
+            wanted = expected(model, world.size, (step,))
+            optimizer.zero_grad()
+            model(rank_input(world.rank, step)).pow(2).sum().backward()
+            optimizer.synchronize()
+            check(model, wanted)
+            count = hvd.stats()["operations"] - before
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        return count
+
+
+@pytest.mark.parametrize(("threshold", "buckets"), [("", 1), ("0", 4), ("64", 3), ("1e9", 1)])
+@pytest.mark.parametrize("name", ["HOROVOD_FUSION_THRESHOLD", "RINGREDUCE_FUSION_THRESHOLD"])
+def test_the_fusion_threshold_is_the_size_of_buckets(
+    name: str, threshold: str, buckets: int, run_ranks: Callable[..., Any]
+) -> None:
+    environ = {name: threshold} if threshold else {}
+    assert run_ranks(count_buckets, 2, args=(False,), env=environ) == [buckets] * 2
+    # Sharded: synchronize() gathers as well.
+    assert run_ranks(count_buckets, 2, args=(True,), env=environ) == [2 * buckets] * 2
+
+
+def differ_in_threshold() -> None:
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = "0" if os.environ["RINGREDUCE_RANK"] == "1" else "1000"
+    with hvd.init(), pytest.raises(hvd.MismatchError, match=r"fusion_threshold=1000, but rank 1 .*fusion_threshold=0$"):
+        hvd.DistributedOptimizer(torch.optim.SGD(small_model().parameters(), lr=0.1))
+
+
+def test_ranks_with_other_fusion_thresholds(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(differ_in_threshold, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -154,6 +155,44 @@ def test_gradients_that_are_dropped(run_ranks: Callable[..., Any]) -> None:
     run_ranks(drop_gradients, 2)
 
 
+def freeze(settings: dict[str, Any], when: int) -> None:
+    """A layer that is frozen on all ranks is left alone; on one rank it is an error there."""
+    with hvd.init() as world:
+        model = convolutional()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **settings
+        )
+
+        def step(number: int) -> None:
+            optimizer.zero_grad()
+            model(images(world.rank, number)).pow(2).sum().backward()
+            optimizer.step()
+
+        for number in range(when):
+            step(number)
+        model[4].requires_grad_(False)
+        before = model[4].weight.detach().clone()
+        step(when)
+        assert torch.equal(model[4].weight, before)
+        model[4].requires_grad_(True)
+        step(when + 1)
+        assert not torch.equal(model[4].weight, before)
+        model[1].weight.requires_grad_(world.rank == 0)
+        if world.rank == 0:
+            step(when + 2)
+        else:
+            with pytest.raises(hvd.MismatchError, match=r"1\.weight no longer requires a gradient on this rank"):
+                step(when + 2)
+
+
+@pytest.mark.parametrize("when", [0, 2])
+@pytest.mark.parametrize("settings", list(SETTINGS.values())[:3], ids=list(SETTINGS)[:3])
+def test_a_parameter_that_is_frozen_on_one_rank_only(
+    settings: dict[str, Any], when: int, run_ranks: Callable[..., Any]
+) -> None:
+    run_ranks(freeze, 2, args=(settings, when))
+
+
 # --- models that are moved between steps -----------------------------------------------------------------------------
 
 
@@ -176,7 +215,20 @@ def other_data(model: Any, rank: int) -> None:
         parameter.grad.data = parameter.grad.data.clone()
 
 
-MOVES = (to_double_and_back, to_channels_last, one_rank_to_channels_last, other_data)
+def to_shared_memory(model: Any, rank: int) -> None:
+    model.share_memory()
+
+
+def on_a_queue(model: Any, rank: int) -> None:
+    """Shared memory too, for one gradient and one parameter, on one rank."""
+    if rank == 1:
+        queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
+        for tensor in (model[1].weight.grad, model[1].bias):
+            queue.put(tensor)
+            assert torch.equal(queue.get(), tensor)
+
+
+MOVES = (to_double_and_back, to_channels_last, one_rank_to_channels_last, other_data, to_shared_memory, on_a_queue)
 
 
 def move_models(settings: dict[str, Any], sets_to_none: bool) -> None:
@@ -214,6 +266,77 @@ def test_models_that_are_moved_between_steps(
     run_ranks(move_models, 2, args=(settings, sets_to_none))
 
 
+def share_while_reducing(settings: dict[str, Any]) -> None:
+    """Shared between backward() and step(): the gradient's new memory is not where it is being reduced."""
+    with hvd.init() as world:
+        model = convolutional()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **settings)
+        for step in range(2):
+            optimizer.zero_grad()
+            model(images(world.rank, step)).pow(2).sum().backward()
+            if step == 1:
+                model[1].weight.grad.share_memory_()
+                with pytest.raises(hvd.InvalidArgumentError, match="changed after backward"):
+                    optimizer.step()
+            else:
+                optimizer.step()
+
+
+@pytest.mark.parametrize("settings", [SETTINGS["views"], SETTINGS["shares"]], ids=["views", "shares"])
+def test_a_gradient_that_is_shared_while_it_is_reduced(settings: dict[str, Any], run_ranks: Callable[..., Any]) -> None:
+    run_ranks(share_while_reducing, 2, args=(settings,))
+
+
+def look_from_elsewhere() -> None:
+    """Who maps a shared parameter goes on seeing it, and what is written there is the parameter."""
+    with hvd.init() as world:
+        model = convolutional()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), shard_step=True)
+        queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
+        queue.put(model[1].bias.detach())
+        elsewhere = queue.get()
+        for step in range(3):
+            before = elsewhere.clone()
+            optimizer.zero_grad()
+            model(images(world.rank, step)).pow(2).sum().backward()
+            optimizer.step()
+            assert not torch.equal(elsewhere, before)
+            assert torch.equal(elsewhere, model[1].bias)
+        elsewhere.fill_(3.0)
+        optimizer.zero_grad()
+        (model(images(world.rank, step)).sum() * 0).backward()
+        optimizer.step()
+        assert torch.equal(model[1].bias, torch.full_like(elsewhere, 3.0))
+        assert torch.equal(hvd.allgather(model[1].bias.detach()[None])[0], elsewhere)
+
+
+def test_a_parameter_in_shared_memory_stays_there(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(look_from_elsewhere, 2)
+
+
+def saved_nbytes(thing: Any) -> int:
+    stream = io.BytesIO()
+    torch.save(thing, stream)
+    return len(stream.getvalue())
+
+
+def save(settings: dict[str, Any]) -> None:
+    with hvd.init() as world:
+        model = convolutional()
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), **settings)
+        model(images(world.rank, 0)).pow(2).sum().backward()
+        optimizer.step()
+        for tensor in (model[1].bias.grad, model[1].bias.detach(), model[7].bias.grad):
+            assert saved_nbytes(tensor) <= saved_nbytes(tensor.clone()) + 64
+        for state in (model.state_dict(), optimizer.state_dict()):
+            assert saved_nbytes(state) <= saved_nbytes(copy.deepcopy(state)) * 1.01
+
+
+@pytest.mark.parametrize("settings", [SETTINGS["views"], SETTINGS["shares"]], ids=["views", "shares"])
+def test_what_is_saved_is_what_was_asked_for(settings: dict[str, Any], run_ranks: Callable[..., Any]) -> None:
+    run_ranks(save, 2, args=(settings,))
+
+
 def stay_double() -> None:
     with hvd.init() as world:
         model = convolutional()
@@ -221,7 +344,7 @@ def stay_double() -> None:
         model(images(world.rank, 0)).pow(2).sum().backward()
         optimizer.step()
         model.double()
-        with pytest.raises(hvd.InvalidArgumentError, match=r"was torch.float32 when .* is torch.float64 now"):
+        with pytest.raises(hvd.InvalidArgumentError, match=r"was torch.float32 .* when .* is torch.float64 .* now"):
             model(images(world.rank, 1).double()).pow(2).sum().backward()
 
 

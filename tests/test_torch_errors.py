@@ -6,6 +6,7 @@ TABLE is the error contract of Horovod's torch API: situation, class, phrase. Ev
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import oracle
 import pytest
 
@@ -217,6 +218,56 @@ def lazily_negated() -> None:
 
 def test_lazily_negated_tensors(run_ranks: Callable[..., Any]) -> None:
     run_ranks(lazily_negated, 2)
+
+
+def no_tensors() -> None:
+    array = np.ones((2, 2), np.float32)
+    with hvd.init():
+        for bad, kind in ((3.0, "float"), ([1.0], "list"), (array, "ndarray"), (None, "NoneType")):
+            wrong = rf"a torch\.Tensor is expected, not {kind}"
+            for name in ("allreduce", "allgather", "reducescatter", "alltoall"):
+                for form in (name, f"{name}_async"):
+                    with pytest.raises(hvd.InvalidArgumentError, match=wrong):
+                        getattr(hvd, form)(bad)
+                if name != "alltoall":
+                    with pytest.raises(hvd.InvalidArgumentError, match=wrong):
+                        getattr(hvd, f"grouped_{name}")([bad])
+            for call in (hvd.broadcast, hvd.broadcast_, hvd.broadcast_async):
+                with pytest.raises(hvd.InvalidArgumentError, match=wrong):
+                    call(bad, 0)
+        for bad, kind in ((3.0, "float"), (torch.ones(2, 2), "Tensor")):
+            for call in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
+                with pytest.raises(hvd.InvalidArgumentError, match=f"a list of torch.Tensors is expected, not {kind}"):
+                    call(bad)
+        for op, kind in (("sum", "'sum'"), (1.5, "1.5"), (torch.sum, "a builtin_function_or_method")):
+            wrong = f"^op is {kind}; it must be one of ringreduce's operations: Average, Sum, "
+            for call in (hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allreduce_async_):
+                with pytest.raises(hvd.InvalidArgumentError, match=wrong):
+                    call(torch.ones(2), op=op)
+            with pytest.raises(hvd.InvalidArgumentError, match=wrong):
+                hvd.grouped_allreduce([torch.ones(2, requires_grad=True)], op=op)
+        with pytest.raises(hvd.InvalidArgumentError, match="average is 'sum'"):
+            hvd.allreduce(torch.ones(2), "sum")
+
+
+def test_what_is_no_tensor_and_no_operation(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(no_tensors, 1)
+
+
+def transform() -> None:
+    ones = torch.ones(2, 3)
+    inside = r"inside torch\.func\.vmap or torch\.func\.jvp.*outside of"
+    with hvd.init():
+        for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, lambda x: hvd.allreduce_async(x).wait()):
+            with pytest.raises(hvd.InvalidArgumentError, match=inside):
+                torch.func.vmap(call)(ones)
+            with pytest.raises(hvd.InvalidArgumentError, match=inside):
+                torch.func.jvp(call, (ones,), (ones,))
+        assert torch.equal(torch.func.grad(lambda x: hvd.allreduce(x, op=hvd.Sum).sum())(ones), ones)
+
+
+def test_transforms_of_functions(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(transform, 1)
 
 
 def take_everything() -> list[str]:

@@ -39,4 +39,21 @@ void Mapping::populate(size_t offset, size_t nbytes) const {
   if (errno != EINVAL) throw Error(with_errno("allocating " + std::to_string(nbytes) + " bytes of shared memory"));
 }
 
+void Mapping::make_private(size_t offset, size_t nbytes, int copy) const {
+  const auto replace = [&](size_t from, size_t to, int protection, int flags, int fd) {
+    if (from == to) return;
+    if (::mmap(data_ + from, to - from, protection, MAP_PRIVATE | MAP_FIXED | flags, fd, 0) == MAP_FAILED) {
+      throw Error(with_errno("making " + std::to_string(to - from) + " bytes private to a forked child"));
+    }
+  };
+  const size_t end = offset + nbytes;
+  replace(0, offset, PROT_NONE, MAP_ANONYMOUS | MAP_NORESERVE, -1);
+  replace(end, nbytes_, PROT_NONE, MAP_ANONYMOUS | MAP_NORESERVE, -1);
+  if (copy >= 0) {
+    replace(offset, end, PROT_READ | PROT_WRITE, 0, copy);
+  } else {
+    check_sys(::mprotect(data_ + offset, nbytes, PROT_READ), "mprotect of shared memory in a forked child");
+  }
+}
+
 }  // namespace rr

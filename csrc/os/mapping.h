@@ -33,6 +33,10 @@ class Mapping {
   size_t nbytes() const { return nbytes_; }
   // Allocates the pages of a range now, so that the first use does not fault; a failure (out of memory) throws.
   void populate(size_t offset, size_t nbytes) const;
+  // In a forked child: the range keeps its address and gets the content of the memory file `copy`, for this process
+  // alone; without one (-1) it can only be read. The rest of the mapping is inaccessible and belongs to nobody any
+  // more.
+  void make_private(size_t offset, size_t nbytes, int copy) const;
 
  private:
   std::byte* data_ = nullptr;

@@ -1,9 +1,44 @@
 #include "os/segments.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <functional>
+#include <new>
 
 namespace rr {
+
+namespace {
+
+// A memory file with the content of the own region.
+std::shared_ptr<const Fd> copy_of(const Segment& segment) {
+  auto copy = std::make_shared<const Fd>(create_memfd("ringreduce.fork", segment.nbytes()));
+  for (size_t done = 0; done < segment.nbytes();) {
+    // Not by a mapping: a store for which there is no memory would be a SIGBUS.
+    const ssize_t written =
+        ::pwrite(copy->get(), segment.own() + done, segment.nbytes() - done, static_cast<off_t>(done));
+    if (written > 0) {
+      done += static_cast<size_t>(written);
+    } else if (errno != EINTR) {
+      throw Error(with_errno("fork: no memory for a copy of " + std::to_string(segment.nbytes()) +
+                             " bytes of registered memory, which a forked child can therefore only read"));
+    }
+  }
+  return copy;
+}
+
+bool is_same(const Fd& copy, const Segment& segment) {
+  void* at = ::mmap(nullptr, segment.nbytes(), PROT_READ, MAP_SHARED, copy.get(), 0);
+  if (at == MAP_FAILED) return false;
+  const bool same = std::memcmp(at, segment.own(), segment.nbytes()) == 0;
+  ::munmap(at, segment.nbytes());
+  return same;
+}
+
+}  // namespace
 
 Segment::Segment(int fd, uint64_t uid, int region, int regions, size_t nbytes)
     : mapping_(fd, OnFork::kInherit), uid_(uid), region_(region), regions_(regions), nbytes_(nbytes) {
@@ -17,22 +52,25 @@ Segment::Segment(int fd, uint64_t uid, int region, int regions, size_t nbytes)
 
 void SegmentRegistry::add(const Segment* segment) {
   const std::lock_guard lock(mutex_);
-  segments_.push_back(segment);
+  entries_.push_back({segment, nullptr});
 }
 
 void SegmentRegistry::remove(const Segment* segment) {
   const std::lock_guard lock(mutex_);
-  segments_.erase(std::remove(segments_.begin(), segments_.end(), segment), segments_.end());
+  const auto is_it = [&](const Entry& entry) { return entry.segment == segment; };
+  entries_.erase(std::remove_if(entries_.begin(), entries_.end(), is_it), entries_.end());
 }
 
 MemoryRef SegmentRegistry::find(const void* data, size_t nbytes) const {
   const auto* at = static_cast<const std::byte*>(data);
   const std::lock_guard lock(mutex_);
-  for (const Segment* segment : segments_) {
+  for (Entry& entry : entries_) {
+    const Segment& segment = *entry.segment;
     // Pointers into different mappings have no order but std::less's.
     const std::less_equal<const std::byte*> not_above;
-    if (not_above(segment->own(), at) && not_above(at + nbytes, segment->own() + segment->nbytes())) {
-      return {segment->uid(), static_cast<uint32_t>(segment->region()), 0, static_cast<uint64_t>(at - segment->own())};
+    if (not_above(segment.own(), at) && not_above(at + nbytes, segment.own() + segment.nbytes())) {
+      entry.copy.reset();  // about to differ
+      return {segment.uid(), static_cast<uint32_t>(segment.region()), 0, static_cast<uint64_t>(at - segment.own())};
     }
   }
   return {};
@@ -40,12 +78,37 @@ MemoryRef SegmentRegistry::find(const void* data, size_t nbytes) const {
 
 std::byte* SegmentRegistry::address(const MemoryRef& ref) const {
   const std::lock_guard lock(mutex_);
-  for (const Segment* segment : segments_) {
-    if (segment->uid() == ref.uid && ref.region < static_cast<uint32_t>(segment->regions())) {
-      return segment->at(static_cast<int>(ref.region)) + ref.offset;
+  for (const Entry& entry : entries_) {
+    const Segment& segment = *entry.segment;
+    if (segment.uid() == ref.uid && ref.region < static_cast<uint32_t>(segment.regions())) {
+      return segment.at(static_cast<int>(ref.region)) + ref.offset;
     }
   }
   return nullptr;
+}
+
+void SegmentRegistry::before_fork() {
+  std::vector<Entry> entries;
+  {
+    const std::lock_guard lock(mutex_);
+    entries = entries_;
+    for (Entry& entry : entries_) entry.copy.reset();  // should one of the new ones fail, no child gets an old one
+  }
+  // Without the lock, which operations take.
+  for (Entry& entry : entries) {
+    if (entry.copy != nullptr && is_same(*entry.copy, *entry.segment)) continue;
+    entry.copy.reset();
+    entry.copy = copy_of(*entry.segment);
+  }
+  const std::lock_guard lock(mutex_);
+  entries_.swap(entries);
+}
+
+void SegmentRegistry::after_fork_in_child() {
+  new (&mutex_) std::mutex;  // another thread of the parent may have held it
+  std::vector<Entry> entries;
+  entries.swap(entries_);
+  for (const Entry& entry : entries) entry.segment->make_private(entry.copy != nullptr ? entry.copy->get() : -1);
 }
 
 }  // namespace rr

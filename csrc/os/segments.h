@@ -29,6 +29,8 @@ class Segment {
   std::byte* own() const { return at(region_); }
   std::byte* at(int region) const { return mapping_.data() + static_cast<size_t>(region) * nbytes_; }
   int regions() const { return regions_; }
+  // In a forked child: own() becomes plain memory of this process, see Mapping::make_private().
+  void make_private(int copy) const { mapping_.make_private(static_cast<size_t>(region_) * nbytes_, nbytes_, copy); }
 
  private:
   Mapping mapping_;
@@ -38,7 +40,12 @@ class Segment {
   size_t nbytes_;
 };
 
-// The live segments of a process. Thread-safe.
+// The live segments of a process. Thread-safe; add(), remove() and what belongs to fork() need the GIL besides.
+//
+// A forked child gets a copy of the memory, as of all other memory: the mapping is shared, so the pages themselves
+// would be its parent's. before_fork() writes the copy into a memory file, which the child then maps privately.
+// Children that are forked one after the other (workers of a DataLoader) map one file, for as long as the content is
+// the same; the next operation on the memory lets go of it.
 class SegmentRegistry {
  public:
   void add(const Segment* segment);
@@ -46,10 +53,19 @@ class SegmentRegistry {
   MemoryRef find(const void* data, size_t nbytes) const;
   // The address here of what a rank named, or null when this process does not map it.
   std::byte* address(const MemoryRef& ref) const;
+  // In the parent. Throws where there is no memory for the copies: a child can then only read what it inherits.
+  void before_fork();
+  // In the child: the segments become private memory, and are no longer known here.
+  void after_fork_in_child();
 
  private:
+  struct Entry {
+    const Segment* segment;
+    std::shared_ptr<const Fd> copy;  // null: none
+  };
+
   mutable std::mutex mutex_;
-  std::vector<const Segment*> segments_;
+  mutable std::vector<Entry> entries_;
 };
 
 }  // namespace rr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average, ReduceOp, Sum
+from ringreduce.ops import Average, ReduceOp, Sum, operation
 
 
 def choose(op: int | None, average: int | None) -> int:
@@ -17,14 +17,16 @@ def choose(op: int | None, average: int | None) -> int:
     To be called by the function that has the arguments: a deprecation is reported where that is called.
 
     Raises:
-        InvalidArgumentError: both are given.
+        InvalidArgumentError: both are given, or op is no operation.
     """
     if average is None:
-        return Average if op is None else op
+        return Average if op is None else op if type(op) is ReduceOp else operation(op)
     if op is not None:
         raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
     if isinstance(average, ReduceOp):
         return average
+    if isinstance(average, str):
+        raise InvalidArgumentError(f"average is {average!r}; it is True or False, and op says more")
     warnings.warn(
         "Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=3
     )

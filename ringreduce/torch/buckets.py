@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.torch import cuda
 from ringreduce.torch.exchange import Exchange
 
@@ -162,6 +162,17 @@ class ExchangeBucket(Bucket):
         self.exchange.finish()
         if is_changed:
             raise changed()
+        for slot, gradient in zip(self.slots, given, strict=True):
+            if slot.parameter.grad is None and not slot.parameter.requires_grad and gradient.is_cpu and gradient.any():
+                raise frozen(slot)
+
+
+def frozen(slot: Slot) -> MismatchError:
+    """What to raise on a rank where a parameter requires no gradient, and another rank has sent one."""
+    return MismatchError(
+        f"{slot.name} no longer requires a gradient on this rank, and another rank has one: its values would differ "
+        "from now on. Call requires_grad_() with the same value on all ranks, between the same steps"
+    )
 
 
 def is_other(grad: torch.Tensor | None, given: torch.Tensor) -> bool:

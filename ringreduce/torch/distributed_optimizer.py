@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import same_start
 from ringreduce.torch.reduce import allreduce
-from ringreduce.torch.reducer import Reducer, Settings
+from ringreduce.torch.reducer import INTERRUPTED, Reducer, Settings
 from ringreduce.torch.tracing import STEP, untraced
 
 Named = tuple[str, torch.nn.Parameter, int]
@@ -40,6 +40,7 @@ class DistributedMixin(torch.optim.Optimizer):
         self._clipped = False  # the gradients are reduced and clipped already, and the next step() may use them
         self._scaled = False  # likewise for a GradScaler, which leaves out that step() where they are infinite
         self._is_compared = False  # the ranks have compared what they start from
+        self._is_lost = False  # they were interrupted before they had agreed on the buckets
         self._reducers = []
         self._reduced: set[torch.nn.Parameter] = set()
         self._idle: list[torch.nn.Parameter] = []  # those that required no gradient when last looked at
@@ -70,7 +71,22 @@ class DistributedMixin(torch.optim.Optimizer):
         return any(reducer.pending for reducer in self._reducers)
 
     def _reduce(self) -> None:
-        """Waits until the gradients are reduced. Collective."""
+        """Waits until the gradients are reduced. Collective. After an interrupt it goes on where it was."""
+        if self._is_lost:
+            raise MismatchError(
+                "the first step() was interrupted while the ranks agreed on its buckets, and cannot be taken up: end "
+                "the job, or make a new DistributedOptimizer after shutdown() and init() on all ranks"
+            )
+        try:
+            self._reduce_all()
+        except KeyboardInterrupt as error:
+            self._is_lost = not self._is_compared or not all(reducer.is_laid_out for reducer in self._reducers)
+            if hasattr(error, "add_note") and not self._is_lost:  # Python >= 3.11
+                error.add_note("ringreduce:" + INTERRUPTED)
+            raise
+        self._clipped = self._scaled = False
+
+    def _reduce_all(self) -> None:
         if self._idle and any(parameter.requires_grad for parameter in self._idle):
             self._extend()
         if not self._is_compared and self._reducers:
@@ -79,7 +95,6 @@ class DistributedMixin(torch.optim.Optimizer):
             )
         for reducer in self._reducers:
             reducer.synchronize()
-        self._clipped = self._scaled = False
 
     def _start_values(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters and the optimizer's state, by names, in the same order on all ranks."""
@@ -210,6 +225,7 @@ class DistributedMixin(torch.optim.Optimizer):
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+                + (INTERRUPTED if any(reducer.is_half_done for reducer in self._reducers) else "")
             )
         super().zero_grad(set_to_none)
 
@@ -245,5 +261,9 @@ class DistributedMixin(torch.optim.Optimizer):
             reducer.load_exchanges(theirs)
 
     def __reduce__(self) -> Any:
-        """Pickles and copies as the plain optimizer: a rank's hooks and registered memory belong to this process."""
-        return object.__new__, (self._plain,), self.__getstate__()
+        """Raises InvalidArgumentError: a copy would be no DistributedOptimizer, or reduce nothing, without a word."""
+        raise InvalidArgumentError(
+            "a DistributedOptimizer cannot be copied or pickled: the hooks on its parameters and its registered memory "
+            "belong to this rank. Save and load optimizer.state_dict(); where a copy is needed, copy the plain "
+            "optimizer and make a DistributedOptimizer of the copy, on all ranks"
+        )

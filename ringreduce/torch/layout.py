@@ -10,12 +10,20 @@ from typing import Any
 
 import torch
 
+from ringreduce import config
 from ringreduce.torch.buckets import Slot
 from ringreduce.torch.registered_bucket import strides_of
 
 BUCKET_NBYTES = 32 << 20
 """A bucket is closed before it would exceed this, so that on ranks with cores to spare the first ones travel while
-later gradients are still being computed. One larger gradient is a bucket of its own."""
+later gradients are still being computed. One larger gradient is a bucket of its own. RINGREDUCE_FUSION_THRESHOLD, whose
+default is for operations that somebody waits for all at once, takes its place where it is set."""
+
+
+def limit() -> int:
+    """The bytes that a bucket of several gradients has at most."""
+    knob = config.value("RINGREDUCE_FUSION_THRESHOLD")
+    return BUCKET_NBYTES if knob.origin == "default" else int(float(knob.value))
 
 
 def plan(nbytes: Sequence[int], kinds: Sequence[Hashable], limit: int) -> list[list[int]]:
@@ -41,8 +49,8 @@ def plan(nbytes: Sequence[int], kinds: Sequence[Hashable], limit: int) -> list[l
     return sorted(buckets, key=lambda bucket: bucket[-1])
 
 
-def group(slots: Sequence[Slot], groups: list[list[torch.Tensor]] | int) -> list[list[Slot]]:
-    """The slots of each bucket: the user's groups, and buckets of BUCKET_NBYTES of the others."""
+def group(slots: Sequence[Slot], groups: list[list[torch.Tensor]] | int, limit: int) -> list[list[Slot]]:
+    """The slots of each bucket: the user's groups, and buckets of at most limit bytes of the others."""
     if isinstance(groups, int):
         chosen = (
             {id(slot.parameter): index * groups // len(slots) for index, slot in enumerate(slots)} if groups else {}
@@ -54,8 +62,10 @@ def group(slots: Sequence[Slot], groups: list[list[torch.Tensor]] | int) -> list
     for grouped in (True, False):
         members = [index for index, slot in enumerate(slots) if (id(slot.parameter) in chosen) is grouped]
         kinds = [(*_kind(slots[i]), chosen.get(id(slots[i].parameter))) for i in members]
-        limit = sum(nbytes) if grouped else BUCKET_NBYTES
-        deals += [[members[i] for i in deal] for deal in plan([nbytes[i] for i in members], kinds, limit)]
+        deals += [
+            [members[i] for i in deal]
+            for deal in plan([nbytes[i] for i in members], kinds, sum(nbytes) if grouped else limit)
+        ]
     return [[slots[i] for i in deal] for deal in sorted(deals, key=lambda deal: deal[-1])]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
 
 from ringreduce import reduction
 from ringreduce.handles import Handle
@@ -15,7 +14,7 @@ from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import autograd
 from ringreduce.torch.members import id_of
 from ringreduce.torch.submission import allgathers, exchange, gather, received
-from ringreduce.torch.tensors import handle, in_place, on_stream, operand, source
+from ringreduce.torch.tensors import are_tracked, handle, in_place, is_tracked, on_stream, operand, source
 from ringreduce.torch.tracing import ASYNC, BLOCKS, is_compiling, traceable, untraced
 
 
@@ -30,7 +29,7 @@ def allgather(
     """
     if is_compiling():
         return autograd.grouped_allgather([tensor], name, None, id_of(process_set))[0][0]
-    if tensor.requires_grad and is_grad_enabled():
+    if is_tracked(tensor):
         return autograd.grouped_allgather([tensor], name, None, process_set)[0][0]
     return allgather_async(tensor, name, process_set).wait()
 
@@ -51,7 +50,7 @@ def grouped_allgather(
     """allgather() of several tensors at once; differentiable. Returns a list."""
     if is_compiling():
         return list(autograd.grouped_allgather(tensors, name, None, id_of(process_set))[0])
-    if is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if are_tracked(tensors):
         return list(autograd.grouped_allgather(tensors, name, None, process_set)[0])
     return grouped_allgather_async(tensors, name, process_set).wait()
 
@@ -78,7 +77,7 @@ def broadcast(
     """
     if is_compiling():
         return autograd.broadcast(tensor, root_rank, name, id_of(process_set))
-    if tensor.requires_grad and is_grad_enabled():
+    if is_tracked(tensor):
         return autograd.broadcast(tensor, root_rank, name, process_set)
     return broadcast_async(tensor, root_rank, name, process_set).wait()
 
@@ -140,7 +139,7 @@ def alltoall(
     if is_compiling():
         output, counts = autograd.alltoall(tensor, rows, name, id_of(process_set))
         received_splits = counts.to("cpu" if rows is None else rows.device, torch.int32)
-    elif tensor.requires_grad and is_grad_enabled():
+    elif is_tracked(tensor):
         output, counts = autograd.alltoall(tensor, rows, name, process_set)
         received_splits = _received_splits(counts.tolist(), splits)
     else:

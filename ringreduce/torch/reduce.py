@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
-from torch import empty_like, is_grad_enabled
+from torch import empty_like
 
 from ringreduce.common.arguments import choose
 from ringreduce.handles import Handle
@@ -19,7 +19,7 @@ from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import adasum, autograd
 from ringreduce.torch.compression import Compression, Compressor, NoneCompressor, wire_for
 from ringreduce.torch.members import id_of
-from ringreduce.torch.tensors import handle, in_place, on_stream, operand, source
+from ringreduce.torch.tensors import are_tracked, handle, in_place, is_tracked, on_stream, operand, source
 from ringreduce.torch.tracing import ASYNC, is_compiling, traceable, untraced
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def allreduce(
         return compression.decompress(reduced, ctx)
     if is_compiling():
         return autograd.allreduce(tensor, name, op, prescale_factor, postscale_factor, id_of(process_set))
-    if tensor.requires_grad and is_grad_enabled():
+    if is_tracked(tensor):
         return autograd.allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
     if op == Adasum:
         return allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set).wait()
@@ -150,7 +150,7 @@ def grouped_allreduce(
     settings = (name, op, prescale_factor, postscale_factor)
     if is_compiling():
         outputs = autograd.grouped_allreduce(compressed, *settings, id_of(process_set))
-    elif is_grad_enabled() and any(tensor.requires_grad for tensor in compressed):
+    elif are_tracked(compressed):
         outputs = autograd.grouped_allreduce(compressed, *settings, process_set)
     else:
         outputs = grouped_allreduce_async(
@@ -223,7 +223,7 @@ def _over_wire(
 
     Not in a graph, and not where autograd looks on: operators and their gradients are of the compressed tensor.
     """
-    if is_compiling() or (is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+    if is_compiling() or are_tracked(tensors):
         return None
     wire = wire_for(compression, [tensor.dtype for tensor in tensors], op, process_set)
     if wire is None:

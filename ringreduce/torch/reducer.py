@@ -32,6 +32,9 @@ from ringreduce.torch.tracing import STEP, untraced
 _made = 0  # reducers in this process, for names that differ between optimizers
 
 
+INTERRUPTED = " An interrupt has left the last step() half done: call step() again, which waits for the rest."
+
+
 class Settings(NamedTuple):
     """How the gradients are reduced; the same on all ranks."""
 
@@ -60,10 +63,12 @@ class Reducer:
         self._settings = settings
         self._process_set = process_set
         self._channel = Channel(process_set, settings.op, settings.prescale, settings.postscale)
+        self._limit = layout.limit()
         self._makes_dense = settings.sparse_as_dense
         self._sparse_again: dict[int, int] = {}  # slots whose gradients were made dense, and their sparse dimensions
         self._passes = passes
         self._begun = False  # a loud gradient has come since the last synchronize()
+        self._is_half_done = False  # synchronize() has begun; still so after it was interrupted
         self._slots = [Slot(parameter, name, section) for name, parameter, section in reversed(named)]
         self._prefix = self._agree(self._groups())
         self._buckets: list[Bucket] = []
@@ -84,6 +89,16 @@ class Reducer:
     def pending(self) -> bool:
         """Whether a gradient has come since the last synchronize()."""
         return self._begun or any(bucket.come for bucket in self._buckets)
+
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether there are buckets: from the first synchronize() on."""
+        return bool(self._buckets)
+
+    @property
+    def is_half_done(self) -> bool:
+        """Whether a synchronize() was interrupted; another one takes it up."""
+        return self._is_half_done
 
     @property
     def exchanges(self) -> list[exchange.Exchange]:
@@ -117,7 +132,7 @@ class Reducer:
     def synchronize(self) -> None:
         """Launches what is left, and waits until every gradient is reduced. Raises the first error of all buckets."""
         error: Exception | None = None
-        is_for_once = False
+        is_for_once, self._is_half_done = False, True
         with torch.no_grad():
             if not self._buckets:
                 is_for_once = not self._begin_layout()
@@ -150,7 +165,7 @@ class Reducer:
             slot.passes_left = left - 1
             return
         if left <= 0:
-            raise _too_often()
+            raise _too_often(INTERRUPTED if self._is_half_done else "")
         slot.passes_left = 0
         bucket = slot.bucket
         if bucket is None:
@@ -172,7 +187,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.expect(self._passes)
         self._launched = 0
-        self._begun = False
+        self._begun = self._is_half_done = False
 
     def _make_dense(self) -> None:
         for slot in self._slots:
@@ -245,7 +260,7 @@ class Reducer:
     def _groups(self, but: Container[int] = ()) -> list[list[Slot]]:
         """The slots of each bucket, without some."""
         slots = [slot for at, slot in enumerate(self._slots) if at not in but]
-        return layout.group(slots, self._settings.groups)
+        return layout.group(slots, self._settings.groups, self._limit)
 
     def _find_sparse(self) -> tuple[bool, dict[int, int]]:
         """Whether all ranks take part, and which slots have a sparse gradient on any of those that do. Collective.
@@ -268,7 +283,8 @@ class Reducer:
         chosen = self._settings
         settings = (
             f"op={int(chosen.op)} prescale={chosen.prescale} postscale={chosen.postscale} "
-            f"compression={_name(chosen.compression)} gradient_as_bucket_view={chosen.views}"
+            f"compression={_name(chosen.compression)} gradient_as_bucket_view={chosen.views} "
+            f"fusion_threshold={self._limit}"
         )
         digest = hashlib.sha256(repr((described, settings)).encode()).hexdigest()
         offers = agreement.exchange(self._process_set.group, "DistributedOptimizer", [_made, digest])
@@ -292,7 +308,13 @@ def _register(slot: Slot, reference: weakref.ref[Reducer]) -> Any:
 
 
 def _hook(slot: Slot, hook: Callable[[torch.Tensor], None]) -> Any:
-    return slot.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    parameter = slot.parameter
+    is_required = parameter.requires_grad
+    parameter.requires_grad_(True)  # torch refuses a hook on a parameter that is frozen just now
+    try:
+        return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    finally:
+        parameter.requires_grad_(is_required)
 
 
 def _remove(slots: Sequence[Slot]) -> None:
@@ -300,10 +322,10 @@ def _remove(slots: Sequence[Slot]) -> None:
         slot.hook.remove()
 
 
-def _too_often() -> AssertionError:
+def _too_often(hint: str = "") -> AssertionError:
     return AssertionError(
         "Gradients were computed more than backward_passes_per_step times before call to step(). "
-        "Increase backward_passes_per_step to accumulate gradients locally."
+        "Increase backward_passes_per_step to accumulate gradients locally." + hint
     )
 
 

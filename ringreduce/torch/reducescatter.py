@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import is_grad_enabled
 
 from ringreduce.handles import Handle
 from ringreduce.ops import Average
@@ -14,7 +13,7 @@ from ringreduce.torch import autograd
 from ringreduce.torch.compression import Compression, Compressor
 from ringreduce.torch.members import id_of
 from ringreduce.torch.submission import reducescatters
-from ringreduce.torch.tensors import handle, source
+from ringreduce.torch.tensors import are_any, are_tracked, handle, source
 from ringreduce.torch.tracing import ASYNC, is_compiling, traceable, untraced
 
 
@@ -78,11 +77,11 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """reducescatter() of several tensors at once; differentiable. Returns a list."""
-    compressed, contexts = zip(*map(compression.compress, tensors), strict=True) if tensors else ((), ())
+    compressed, contexts = zip(*map(compression.compress, tensors), strict=True) if are_any(tensors) else ((), ())
     settings = (name, op, prescale_factor, postscale_factor)
     if is_compiling():
         outputs = autograd.grouped_reducescatter(compressed, *settings, id_of(process_set))
-    elif is_grad_enabled() and any(tensor.requires_grad for tensor in compressed):
+    elif are_tracked(compressed):
         outputs = autograd.grouped_reducescatter(compressed, *settings, process_set)
     else:
         outputs = grouped_reducescatter_async(

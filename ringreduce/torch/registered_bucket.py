@@ -6,6 +6,7 @@ torch has put elsewhere is moved there, and parameter.grad is that place from th
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from ringreduce._core import Work, stream
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import cuda
-from ringreduce.torch.buckets import Bucket, Slot, changed, densified, is_other
+from ringreduce.torch.buckets import Bucket, Slot, changed, densified, frozen, is_other
 from ringreduce.torch.exchange import Channel
 from ringreduce.torch.tensors import Operand, from_bytes, on_stream, operand
 
@@ -39,7 +40,18 @@ def aligned(nbytes: int, alignment: int = ALIGNMENT) -> int:
 class RegisteredBucket(Bucket):
     """Gradients are views of one stretch of registered memory, and stay there."""
 
-    __slots__ = ("addresses", "channel", "memory", "parameters", "streams", "version", "views", "whole", "work")
+    __slots__ = (
+        "addresses",
+        "channel",
+        "memory",
+        "missed",
+        "parameters",
+        "streams",
+        "version",
+        "views",
+        "whole",
+        "work",
+    )
 
     def __init__(self, slots: list[Slot], name: str, raw: torch.Tensor, channel: Channel) -> None:
         super().__init__(slots, name)
@@ -48,10 +60,11 @@ class RegisteredBucket(Bucket):
         self.streams = self.whole.is_cpu and self.whole.nbytes >= STREAMED_NBYTES
         self.memory = [operand(self.whole)]
         self.work: Work
-        for slot, view in zip(slots, views(slots, self.whole), strict=True):
+        for slot, view in zip(slots, places(slots, self.whole), strict=True):
             slot.view = view
             slot.address = view.data_ptr()
             slot.strides = view.stride()
+        self.missed: list[Slot] = []
         self.parameters: list[torch.Tensor] = []
         self.views: list[torch.Tensor] = []
         self.addresses: list[int] = []
@@ -87,19 +100,19 @@ class RegisteredBucket(Bucket):
         """The slot's place, as the tensor that parameter.grad may be.
 
         torch gives the tensor other memory when a model is converted: model.double().float() does so, and
-        model.to(memory_format=...), through parameter.grad.data. Then the place gets a new tensor.
+        model.to(memory_format=...), through parameter.grad.data; and when it is shared, by model.share_memory() or a
+        queue of torch.multiprocessing. Then the place gets a new tensor.
         """
         view = slot.view
         if view.data_ptr() == slot.address and view.stride() == slot.strides:
             return view
         parameter, whole = slot.parameter, self.whole
-        start = (slot.address - whole.data_ptr()) // whole.element_size()
-        if parameter.dtype != whole.dtype or not 0 <= start <= whole.numel() - parameter.numel():
+        if parameter.dtype != whole.dtype or parameter.numel() != view.numel():
             raise InvalidArgumentError(
-                f"{slot.name} was {whole.dtype} when its gradients got their memory, and is {parameter.dtype} now, or "
-                "that memory was moved (model.share_memory()): convert the model before DistributedOptimizer is made"
+                f"{slot.name} was {whole.dtype} {list(view.shape)} when its gradients got their memory, and is "
+                f"{parameter.dtype} {list(parameter.shape)} now: convert the model before DistributedOptimizer is made"
             )
-        slot.view = whole[start : start + parameter.numel()].as_strided(parameter.size(), slot.strides)
+        slot.view = part(whole, slot.address, parameter.size(), slot.strides)
         return slot.view
 
     def gather(self) -> None:
@@ -144,10 +157,12 @@ class RegisteredBucket(Bucket):
             copy_all(targets, sources)
 
     def miss(self, slot: Slot) -> None:
-        """Called for a parameter that no longer requires a gradient."""
+        """Called for a parameter that no longer requires a gradient: it is to be so on all ranks."""
+        self.missed.append(slot)
 
     def begin(self) -> None:
         """See Bucket."""
+        self.missed.clear()
         self.gather()
         self.work = self.reduce()
         self.version = self.whole._version
@@ -167,21 +182,56 @@ class RegisteredBucket(Bucket):
     def finish(self) -> None:
         """See Bucket. Raises InvalidArgumentError if somebody has changed gradients since begin()."""
         is_changed = self.whole._version != self.version or any(
-            is_other(slot.parameter.grad, slot.view) for slot in self.slots
+            is_other(slot.parameter.grad, slot.view) or slot.view.data_ptr() != slot.address for slot in self.slots
         )
         self.work.wait()
         if is_changed:
             raise changed()
+        for slot in self.missed if self.whole.is_cpu else ():  # a look at a GPU's memory would wait for it
+            if slot.view.any():
+                raise frozen(slot)
+
+
+def starts(slots: Sequence[Slot], itemsize: int) -> Iterator[int]:
+    """The first element of each slot, in the memory of a bucket with elements of that many bytes."""
+    start = 0
+    for slot in slots:
+        yield start
+        start += aligned(slot.parameter.numel() * itemsize) // itemsize
 
 
 def views(slots: Sequence[Slot], whole: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The part of a bucket's memory that belongs to each slot, in the shape and strides of its gradient."""
-    start = 0
-    for slot in slots:
+    """The part of a tensor with a bucket's layout that is each slot's, in the shape and strides of its gradient."""
+    for slot, start in zip(slots, starts(slots, whole.element_size()), strict=True):
         like = slot.parameter
         flat = whole[start : start + like.numel()]
         yield flat.as_strided(like.size(), strides_of(like)) if like.numel() else torch.empty_like(like)
-        start += aligned(like.numel() * whole.element_size()) // whole.element_size()
+
+
+def places(slots: Sequence[Slot], whole: torch.Tensor) -> Iterator[torch.Tensor]:
+    """views() of a bucket's memory as tensors for the user: see part()."""
+    first, itemsize = whole.data_ptr(), whole.element_size()
+    for slot, start in zip(slots, starts(slots, itemsize), strict=True):
+        like = slot.parameter
+        if like.numel():
+            yield part(whole, first + start * itemsize, like.size(), strides_of(like))
+        else:
+            yield torch.empty_like(like)
+
+
+def part(whole: torch.Tensor, address: int, size: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """The part of a bucket's memory that begins at an address, as a dense tensor with the bucket's version counter.
+
+    On the CPU its storage is this part only. torch saves and shares storages whole: of a view, all of the bucket would
+    be written to a checkpoint, and would move to other memory when somebody puts a bias on a queue.
+    """
+    start, count = (address - whole.data_ptr()) // whole.element_size(), math.prod(size)
+    if not whole.is_cpu:
+        return whole[start : start + count].as_strided(size, strides)
+    of_bytes = whole.view(torch.uint8).numpy()[start * whole.element_size() :][: count * whole.element_size()]
+    tensor = whole.detach()
+    tensor.data = torch.frombuffer(of_bytes, dtype=whole.dtype).as_strided(size, strides)
+    return tensor
 
 
 _address = operator.methodcaller("data_ptr")

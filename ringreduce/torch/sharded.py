@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from ringreduce._core import Work
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average, Max, Sum
 from ringreduce.torch.compression import NoneCompressor
@@ -109,6 +110,8 @@ class ShardedMixin(DistributedMixin):
         inner.state = defaultdict(dict)
         inner.param_groups = []
         self._inner = inner
+        self._under_way: list[Work] = []  # shares that come from other ranks
+        self._is_updated = False  # and with them, the step is done
         super()._start(names, *arguments)
 
     def _make_reducer(self, named: list[Named]) -> ShardedReducer:
@@ -134,6 +137,10 @@ class ShardedMixin(DistributedMixin):
 
         Costs an all-gather of the gradients; clip_grad_norm_() does not.
         """
+        is_interrupted = bool(self._under_way) and not self._is_updated
+        self._complete()
+        if is_interrupted:
+            return
         super().synchronize()
         self._spread(ShardedBucket.share_gradients)
 
@@ -167,6 +174,8 @@ class ShardedMixin(DistributedMixin):
     @untraced(STEP)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's step: this rank's share, then everybody's. A closure is called once."""
+        if self._complete() and not self._pending():
+            return None  # it was an interrupted step() that remained to be done
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -199,11 +208,30 @@ class ShardedMixin(DistributedMixin):
                 setattr(inner, name, getattr(self, name))
         self._shard_state()
         _plain_step(self._plain)(inner)
+        self._is_updated = True
         self._spread(ShardedBucket.share_values)
+        self._complete()
 
-    def _spread(self, start: Callable[[ShardedBucket], Any]) -> None:
-        for work in [start(bucket) for bucket in self._buckets()]:
-            work.wait()
+    def _spread(self, start: Callable[[ShardedBucket], Work]) -> None:
+        self._under_way = [start(bucket) for bucket in self._buckets()]
+        self._await_shares()
+
+    def _await_shares(self) -> None:
+        try:
+            for work in self._under_way:
+                work.wait()
+        except Exception:
+            self._under_way, self._is_updated = [], False
+            raise
+        self._under_way = []
+
+    def _complete(self) -> bool:
+        """Ends what an interrupt has left under way. Whether that is the end of a step()."""
+        self._await_shares()
+        is_updated, self._is_updated = self._is_updated, False
+        for bucket in self._buckets() if is_updated else ():
+            bucket.publish()
+        return is_updated
 
     def _shard_state(self) -> None:
         """Takes this rank's share of a state that was loaded or broadcast, and lets go of the rest."""
@@ -232,9 +260,3 @@ class ShardedMixin(DistributedMixin):
         """Takes a whole state, of a plain or distributed optimizer; each step() from now on uses this rank's share."""
         super().load_state_dict(state_dict)
         self._inner.state.clear()
-
-    def __reduce__(self) -> Any:
-        raise InvalidArgumentError(
-            "an optimizer with shard_step=True has its state on all ranks and cannot be pickled or copied; "
-            "use state_dict()"
-        )

@@ -17,7 +17,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.buckets import Bucket, Slot, densified
 from ringreduce.torch.exchange import Channel
 from ringreduce.torch.reducer import Reducer
-from ringreduce.torch.registered_bucket import ALIGNMENT, RegisteredBucket, aligned, allocate, views
+from ringreduce.torch.registered_bucket import ALIGNMENT, RegisteredBucket, aligned, allocate, part, places
 from ringreduce.torch.tensors import on_stream, operand
 
 PIECE_NBYTES = 512 << 10
@@ -33,6 +33,8 @@ class ShardedBucket(RegisteredBucket):
     values: the flat parameters.
     shard: this rank's share of values; shard.grad is that of the gradients.
     pieces: the shard once more, in parts of PIECE_NBYTES with a grad each: what the optimizer updates.
+    places: each slot's part of values, with its address.
+    shared: parameters that other processes look at, in torch's shared memory, each with its place.
     """
 
     __slots__ = (
@@ -40,6 +42,7 @@ class ShardedBucket(RegisteredBucket):
         "places",
         "section",
         "shard",
+        "shared",
         "values",
     )
 
@@ -56,8 +59,9 @@ class ShardedBucket(RegisteredBucket):
         for piece, grad in zip(self.pieces, torch.split(self.shard.grad, self.pieces[0].numel()), strict=True):
             piece.grad = grad
         self.places = [
-            (slot, place, place.data_ptr()) for slot, place in zip(slots, views(slots, self.values), strict=True)
+            (slot, place, place.data_ptr()) for slot, place in zip(slots, places(slots, self.values), strict=True)
         ]
+        self.shared: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.adopt()
 
     @staticmethod
@@ -71,8 +75,12 @@ class ShardedBucket(RegisteredBucket):
         return flat.narrow(0, self.channel.process_set.group.rank * count, count)
 
     def adopt(self) -> None:
-        """Makes the parameters views of the flat ones, with the values they have; also after somebody moved them."""
-        for slot, place, address in self.places:
+        """Makes the parameters views of the flat ones, with the values they have; also after somebody moved them.
+
+        Those in torch's shared memory stay there, for whoever has mapped it; publish() keeps them up to date.
+        """
+        self.shared.clear()
+        for at, (slot, place, address) in enumerate(self.places):
             parameter = slot.parameter
             if parameter.data_ptr() == address:
                 continue
@@ -81,8 +89,19 @@ class ShardedBucket(RegisteredBucket):
                     f"{slot.name} was {place.dtype} {list(place.shape)} when DistributedOptimizer(shard_step=True) was "
                     f"made, and is {parameter.dtype} {list(parameter.shape)} now; convert the model before"
                 )
+            if place.data_ptr() != address:  # moved with the parameter
+                place = part(self.values, address, place.size(), place.stride())
+                self.places[at] = (slot, place, address)
             place.copy_(parameter.data)
-            parameter.data = place
+            if parameter.is_cpu and parameter.is_shared():  # type: ignore[no-untyped-call]
+                self.shared.append((parameter.data, place))
+            else:
+                parameter.data = place
+
+    def publish(self) -> None:
+        """Called when all ranks' shares of the parameters are there."""
+        for shared, place in self.shared:
+            shared.copy_(place)
 
     def miss(self, slot: Slot) -> None:
         """See RegisteredBucket."""

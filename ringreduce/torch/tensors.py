@@ -29,6 +29,12 @@ DTYPES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in C
 """The core's code of each torch dtype that it knows."""
 
 
+is_transformed: Callable[[torch.Tensor], bool] = getattr(
+    torch._C._functorch, "is_functorch_wrapped_tensor", lambda tensor: False
+)
+"""Whether a tensor is one that torch.func hands to the functions that it transforms."""
+
+
 def operand(tensor: torch.Tensor) -> Operand:
     """The tensor's memory in the form that the core takes. It must be contiguous, and the CPU's or a CUDA GPU's.
 
@@ -45,6 +51,26 @@ def operand(tensor: torch.Tensor) -> Operand:
     except (AttributeError, KeyError, RuntimeError):
         pass  # the reason is looked for where it costs nothing
     raise refusal(tensor)
+
+
+def is_tracked(tensor: torch.Tensor) -> bool:
+    """Whether autograd follows the tensor. Raises InvalidArgumentError where it is none."""
+    try:
+        return tensor.requires_grad and torch.is_grad_enabled()
+    except AttributeError:
+        raise refusal(tensor) from None
+
+
+def are_tracked(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether autograd follows one of several tensors. Raises InvalidArgumentError where they are something else."""
+    return are_any(tensors) and any(is_tracked(tensor) for tensor in tensors)
+
+
+def are_any(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a list of tensors has any. Raises InvalidArgumentError where it is no list or the like."""
+    if isinstance(tensors, torch.Tensor) or not hasattr(tensors, "__iter__"):
+        raise InvalidArgumentError(f"tensors: a list of torch.Tensors is expected, not {type(tensors).__name__}")
+    return len(tensors) > 0
 
 
 def in_place(tensor: torch.Tensor) -> Operand:
@@ -93,7 +119,10 @@ def source(tensor: torch.Tensor) -> torch.Tensor:
 def refusal(tensor: Any) -> Exception:
     """Why operand() does not take the tensor."""
     if not isinstance(tensor, torch.Tensor):
-        return InvalidArgumentError(f"a torch.Tensor is expected, not {type(tensor).__name__}")
+        return InvalidArgumentError(
+            f"tensor: a torch.Tensor is expected, not {type(tensor).__name__}. Use torch.as_tensor(), or the functions "
+            "of ringreduce itself for NumPy arrays and numbers"
+        )
     if tensor.layout is not torch.strided:
         return InvalidArgumentError(f"Tensor layout {tensor.layout} is not supported; use tensor.to_dense()")
     if not tensor.is_cpu and not (tensor.is_cuda and cuda.BUILT):
@@ -104,6 +133,11 @@ def refusal(tensor: Any) -> Exception:
     if tensor.dtype not in DTYPES:
         supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         return InvalidArgumentError(f"Tensor type {tensor.type()} is not supported; supported: {supported}")
+    if is_transformed(tensor):
+        return InvalidArgumentError(
+            "this tensor stands for another inside torch.func.vmap or torch.func.jvp: it has no memory of its own that "
+            "could be communicated. Call the collective outside of the transformed function, on the whole batch"
+        )
     if tensor.is_neg():
         return InvalidArgumentError(
             "this tensor is negated lazily, as the imaginary part of a conjugate is: its memory holds the values with "

@@ -82,8 +82,8 @@ ROWS = (
     Mutation(
         "registered-end",
         "csrc/os/segments.cc",
-        "not_above(segment->own(), at) && not_above(at + nbytes, segment->own() + segment->nbytes())",
-        "not_above(segment->own(), at) && not_above(at, segment->own() + segment->nbytes())",
+        "not_above(segment.own(), at) && not_above(at + nbytes, segment.own() + segment.nbytes())",
+        "not_above(segment.own(), at) && not_above(at, segment.own() + segment.nbytes())",
         ("os_test",),
     ),
     Mutation(

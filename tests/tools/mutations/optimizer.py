@@ -4,6 +4,48 @@ from mutations.row import Mutation
 
 ROWS = (
     Mutation(
+        "fork-copies",
+        "ringreduce/memory.py",
+        "before=_core.before_fork, ",
+        "",
+        ("test_forks.py::test_a_forked_child_has_a_copy_of_registered_memory",),
+    ),
+    Mutation(
+        "taken-places",
+        "ringreduce/basics.py",
+        "                inheritance.check(place)\n",
+        "                pass\n",
+        ("test_lifecycle.py::test_programs_that_a_rank_starts_are_no_ranks_unless_they_have_a_place",),
+    ),
+    Mutation(
+        "storages-of-their-own",
+        "ringreduce/torch/registered_bucket.py",
+        "if not whole.is_cpu:",
+        "if True:",
+        ("test_optimizer_changes.py::test_what_is_saved_is_what_was_asked_for",),
+    ),
+    Mutation(
+        "interrupted-step",
+        "ringreduce/torch/sharded.py",
+        "if self._complete() and not self._pending():",
+        "if self._complete() and False:",
+        ("test_optimizer_interrupt.py::test_ctrl_c_in_a_step",),
+    ),
+    Mutation(
+        "frozen-here-only",
+        "ringreduce/torch/buckets.py",
+        "gradient.is_cpu and gradient.any():",
+        "False:",
+        ("test_optimizer_changes.py::test_a_parameter_that_is_frozen_on_one_rank_only",),
+    ),
+    Mutation(
+        "bucket-limit",
+        "ringreduce/torch/layout.py",
+        'BUCKET_NBYTES if knob.origin == "default" else int(float(knob.value))',
+        "BUCKET_NBYTES",
+        ("test_optimizer.py::test_the_fusion_threshold_is_the_size_of_buckets",),
+    ),
+    Mutation(
         "average",
         "ringreduce/torch/exchange.py",
         "/ (self.size if self.op == Average else 1)",
