@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("keras")
 
-from horovod_names import EVERYWHERE, PAGE, SET, check_name, check_signature, check_tables
+from horovod_names import EVERYWHERE, PAGE, SET, check_modules, check_name, check_signature, check_tables
 
 import ringreduce
 import ringreduce.keras as hvd
@@ -66,6 +66,10 @@ def test_constants_and_the_names_of_every_framework() -> None:
     assert len(set(hvd.__all__)) == len(hvd.__all__)
     for name in hvd.__all__:
         assert getattr(hvd, name).__doc__, name
+
+
+def test_every_module() -> None:
+    check_modules("keras")
 
 
 def test_elastic_is_reserved() -> None:
