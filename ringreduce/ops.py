@@ -79,7 +79,7 @@ def allreduce(
         tensor: any shape and supported dtype, the same on all ranks.
         name: identifies the tensor; None uses the order of calls.
         op: Average (default; truncates integers toward zero), Sum, Min, Max, Product, LogicalAnd, LogicalOr,
-            BitwiseAnd, BitwiseOr. README has the table of what each means for which dtype.
+            BitwiseAnd, BitwiseOr. ReduceOp says of each which dtypes it is for; an Average of bool is not one.
         prescale_factor, postscale_factor: multiply each input, and the result.
         process_set: the ranks that take part.
         wire: how float32 elements travel between hosts, for op Average and Sum: "fp16", "bf16" or "int8" (the first

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from ringreduce.buffers import empty, empty_like, handle, native, readable, result
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.handles import numbered, together
 from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ringreduce.handles import Handle
 
 
@@ -60,6 +63,52 @@ def reducescatter_async(
     output = empty((rows + (group.rank < extra), *source.shape[1:]), source)
     work = submit(native(source), native(output), op, prescale_factor, postscale_factor, name)
     return handle(work, source, lambda _: (source, result(tensor, output))[1])
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    *,
+    name: str | None = None,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """reducescatter() of several tensors, all in flight together. Returns a list of new ndarrays."""
+    return grouped_reducescatter_async(
+        tensors,
+        name=name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    ).wait()
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Any],
+    *,
+    name: str | None = None,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[Any]]:
+    """grouped_reducescatter() without waiting. The tensors must not change until the handle is done."""
+    tensors = list(tensors)
+    if any(readable(tensor).ndim == 0 for tensor in tensors):  # all are checked before the first goes
+        raise InvalidArgumentError("Reducescatter does not support scalar inputs")
+    settings: dict[str, Any] = {
+        "op": op,
+        "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor,
+        "process_set": process_set,
+    }
+    handles = [
+        reducescatter_async(tensor, name=numbered(name, index, len(tensors)), **settings)
+        for index, tensor in enumerate(tensors)
+    ]
+    return together(handles)
 
 
 def reduce(

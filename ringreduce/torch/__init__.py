@@ -28,6 +28,7 @@ from ringreduce.torch.functions import (
 from ringreduce.torch.mpi_ops import *  # noqa: F403  # its __all__ is part of the one below
 from ringreduce.torch.mpi_ops import _check_has_gpu as _check_has_gpu
 from ringreduce.torch.optimizer import DistributedOptimizer
+from ringreduce.torch.rooted import reduce, reduce_async  # after the module reduce.py, whose name the function takes
 from ringreduce.torch.sync_batch_norm import SyncBatchNorm
 from ringreduce.torch.tensors import symmetric_empty
 
@@ -42,6 +43,8 @@ __all__ = [
     "broadcast_parameters",
     "elastic",
     "mpi_ops",
+    "reduce",
+    "reduce_async",
     "symmetric_empty",
 ]
 __all__ += mpi_ops.__all__

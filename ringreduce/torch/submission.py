@@ -9,7 +9,7 @@ import torch
 
 from ringreduce._core import Group, Work
 from ringreduce.errors import HorovodInternalError, InvalidArgumentError
-from ringreduce.handles import Works
+from ringreduce.handles import Works, numbered
 from ringreduce.ops import Average, Sum
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import cuda
@@ -68,11 +68,6 @@ def reducescatters(
 def own_rows(rows: int, rank: int, size: int) -> int:
     """How many of the rows reduce-scatter leaves with a rank: the first rows % size ranks have one more."""
     return rows // size + (rank < rows % size)
-
-
-def numbered(name: str | None, index: int, count: int) -> str | None:
-    """The name of one tensor of several; a single one has the name itself."""
-    return name if name is None or count == 1 else f"{name}_{index + 1}of{count}"
 
 
 def received(work: Any, like_rows_of: torch.Tensor) -> torch.Tensor:
