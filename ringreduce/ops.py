@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from numpy import empty_like, ndarray
 
 from ringreduce import buffers, gpu
 from ringreduce.buffers import PLAIN, handle, native, readable, result, writable
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
@@ -63,6 +64,17 @@ BitwiseOr = ReduceOp.BitwiseOr
 """The bits that are set on any rank; integers and bool."""
 
 
+def check_op(op: object) -> None:
+    """Raises InvalidArgumentError for what is no reduce operation, such as its name."""
+    if isinstance(op, SupportsIndex):
+        return  # the core knows the numbers
+    near = [one.name for one in ReduceOp if isinstance(op, str) and one.name.lower() == op.lower()]
+    if near:
+        raise InvalidArgumentError(f"op={op!r} is a string: write op=hvd.{near[0]}, or ringreduce.{near[0]}")
+    names = ", ".join(one.name for one in ReduceOp)
+    raise InvalidArgumentError(f"op={op!r} is no reduce operation; these are {names}, as in op=hvd.Sum")
+
+
 def allreduce(
     tensor: Any,
     *,
@@ -93,6 +105,8 @@ def allreduce(
     >>> ringreduce.allreduce(np.array([1.0, 2.0]), op=ringreduce.Sum)  # on two ranks
     array([2., 4.])
     """
+    if type(op) is not ReduceOp:
+        check_op(op)
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as readable() would have it
         fresh = empty_like(tensor)
         process_set.group.allreduce(tensor, fresh, op, prescale_factor, postscale_factor, name, wire)
@@ -114,6 +128,8 @@ def allreduce_(
     wire: str | None = None,
 ) -> Any:
     """allreduce() in place: overwrites the tensor and returns it. It must be writable and contiguous."""
+    if type(op) is not ReduceOp:
+        check_op(op)
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as writable() would have it
         process_set.group.allreduce(tensor, tensor, op, prescale_factor, postscale_factor, name, wire)
         return tensor
@@ -133,6 +149,8 @@ def allreduce_async(
     wire: str | None = None,
 ) -> Handle[Any]:
     """allreduce() without waiting. The tensor must not change until the handle is done."""
+    if type(op) is not ReduceOp:
+        check_op(op)
     source = readable(tensor)
     output = buffers.empty_like(source)
     work = process_set.group.allreduce_async(
@@ -152,6 +170,8 @@ def allreduce_async_(
     wire: str | None = None,
 ) -> Handle[Any]:
     """allreduce_() without waiting. The tensor must be left alone until the handle is done."""
+    if type(op) is not ReduceOp:
+        check_op(op)
     memory = writable(tensor)
     target = native(memory)
     work = process_set.group.allreduce_async([target], [target], op, prescale_factor, postscale_factor, name, wire)
@@ -213,6 +233,8 @@ def grouped_allreduce_async(
     wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce() without waiting. The tensors must not change until the handle is done."""
+    if type(op) is not ReduceOp:
+        check_op(op)
     tensors = list(tensors)
     if _are_plain(tensors):
         results = list(map(empty_like, tensors))
@@ -247,6 +269,8 @@ def grouped_allreduce_async_(
     wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce_() without waiting. The tensors must be left alone until the handle is done."""
+    if type(op) is not ReduceOp:
+        check_op(op)
     tensors = list(tensors)
     memories = [] if _are_plain(tensors) else [writable(tensor) for tensor in tensors]
     targets = [native(memory) for memory in memories] or tensors

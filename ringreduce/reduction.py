@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ringreduce.buffers import empty, empty_like, handle, native, readable, result
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.handles import numbered, together
-from ringreduce.ops import Average
+from ringreduce.ops import Average, check_op
 from ringreduce.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def reducescatter_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
     """reducescatter() without waiting. The tensor must not change until the handle is done."""
+    check_op(op)
     group = process_set.group
     submit = group.reducescatter_async
     source = readable(tensor)
@@ -153,6 +154,7 @@ def reduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
     """reduce() without waiting. The tensor must not change until the handle is done."""
+    check_op(op)
     group = process_set.group
     submit = group.reduce_async
     root = process_set.position(root_rank, "reduce")

@@ -79,6 +79,34 @@ def test_handles_that_are_none() -> None:
             call(7)  # type: ignore[arg-type]
 
 
+def operations_that_are_none() -> list[str]:
+    import ringreduce as rr
+
+    x = np.ones(2)
+    with rr.init():
+        calls = [
+            lambda op: rr.allreduce(x, op=op),
+            lambda op: rr.allreduce_(x, op=op),
+            lambda op: rr.allreduce_async(x, op=op),
+            lambda op: rr.allreduce_async_(x, op=op),
+            lambda op: rr.grouped_allreduce([x], op=op),
+            lambda op: rr.grouped_allreduce_([x], op=op),
+            lambda op: rr.reducescatter(x, op=op),
+            lambda op: rr.grouped_reducescatter([x], op=op),
+            lambda op: rr.reduce(x, 0, op=op),
+        ]
+        return [caught(lambda call=call, op=op: call(op)) for op in ("sum", None, 1.5) for call in calls]
+
+
+def test_what_is_no_operation_is_told() -> None:
+    (texts,) = run_ranks(operations_that_are_none, 1)
+    text = "InvalidArgumentError: op='sum' is a string: write op=hvd.Sum, or ringreduce.Sum"
+    assert texts[:9] == [text] * 9
+    for op, some in ((None, texts[9:18]), (1.5, texts[18:])):
+        for one in some:
+            assert one.startswith(f"InvalidArgumentError: op={op} is no reduce operation; these are Average, Sum, ")
+
+
 def one_process() -> list[Any]:
     import ringreduce as rr
 

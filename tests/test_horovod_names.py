@@ -253,7 +253,8 @@ def ask_and_resume() -> list[Any]:
         ({"comm": [world.size - 1]}, "Horovod has not been built with MPI support"),
         ({"process_sets": [[0], [1], [0]]}, r"process_sets entry number 2 is a duplicate: ProcessSet\(.*ranks=\[0\]"),
         ({"process_sets": [hvd.ProcessSet(range(world.size))]}, "process_sets entry number 0 is a duplicate"),
-        ({"process_sets": [[99]]}, "one or more ranks in"),
+        ({"process_sets": [[0, 99]]}, "rank 99 does not exist: this job has ranks 0 to 1"),
+        ({"process_sets": [[98, 99]]}, r"ranks \[98, 99\] do not exist"),
     ]
     for arguments, text in wrong:
         with pytest.raises(ValueError, match=text):

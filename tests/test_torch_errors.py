@@ -60,6 +60,10 @@ TABLE = {
     "overlapping": (VALUE, "grouped allreduce: tensors 0 and 1 share memory that the operation overwrites"),
     "saved by autograd": ("RuntimeError", "has been modified by an inplace operation"),
     "saved by autograd, broadcast": ("RuntimeError", "has been modified by an inplace operation"),
+    **{
+        f"no operation{where}": (VALUE, "op='sum' is a string: write op=hvd.Sum, or ringreduce.Sum")
+        for where in ("", ", by place", ", reduce", ", reducescatter", ", optimizer")
+    },
     "handle": (VALUE, "Handle 17 was not created or has been cleared."),
     "average": (VALUE, "The op parameter supersedes average. Please provide only one of them."),
     "unregistered": (VALUE, "Allreduce: Process set provided does not exist, or has not been registered."),
@@ -94,6 +98,13 @@ def go_wrong() -> dict[str, tuple[list[str], str]]:
     unknown = hvd.ProcessSet([0, 1])
 
     calls: dict[str, Callable[[], Any]] = {
+        "no operation": lambda: hvd.allreduce(x, op="sum"),
+        "no operation, by place": lambda: hvd.allreduce_async_(x, "sum"),
+        "no operation, reduce": lambda: hvd.reduce(x, 0, op="sum"),
+        "no operation, reducescatter": lambda: hvd.reducescatter(x, op="sum"),
+        "no operation, optimizer": lambda: hvd.DistributedOptimizer(
+            torch.optim.SGD([torch.nn.Parameter(x)], lr=1.0), op="sum"
+        ),
         "shape": lambda: hvd.allreduce(other),
         "shape, async": lambda: hvd.synchronize(hvd.allreduce_async_(other, name="t")),
         "shape, in a graph": lambda: hvd.grouped_allreduce([torch.ones(other.shape, requires_grad=True)]),

@@ -17,6 +17,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ringreduce.common.needs import need
+
+need("tensorflow", __name__, "'ringreduce[tensorflow]'")
+
 from ringreduce.common.names import *  # noqa: F403  # those of mpi_ops are these; mypy sees them only here
 from ringreduce.common.which_keras import uses_keras_2
 from ringreduce.tensorflow import elastic, mpi_ops, util

@@ -13,6 +13,10 @@ Nothing here is compiled against torch: any torch >= 2.1 will do. Importing it a
 
 from __future__ import annotations
 
+from ringreduce.common.needs import need
+
+need("torch", __name__, "'ringreduce[torch]'")
+
 import ringreduce.torch.library  # noqa: F401  # registers the operators
 from ringreduce import Handle
 from ringreduce.common.names import *  # noqa: F403  # those of mpi_ops are these; mypy sees them only here

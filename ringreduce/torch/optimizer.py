@@ -56,7 +56,8 @@ def DistributedOptimizer(
         gradient_as_bucket_view: after a step, gradients are views of registered memory, which needs no copies.
             With False each parameter keeps the tensor that autograd gave it.
         shard_step: each rank keeps the optimizer's state of its share of the parameters only, and updates that
-            (ZeRO stage 1; sharded.py says what differs). Parameters become views of registered memory.
+            (ZeRO stage 1; sharded.py says what differs). Parameters become views of registered memory. state_dict()
+            is then collective: call it on all ranks, not only where the state is saved.
 
     Raises:
         InvalidArgumentError: an argument is wrong; it says which.

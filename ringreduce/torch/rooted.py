@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ringreduce.handles import Handle
-from ringreduce.ops import Average
+from ringreduce.ops import Average, check_op
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.tensors import handle, on_stream, operand, source
 from ringreduce.torch.tracing import ASYNC, untraced
@@ -47,6 +47,7 @@ def reduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor | None]:
     """reduce() without waiting. The tensor must not change until the handle is done."""
+    check_op(op)
     group = process_set.group
     root = process_set.position(root_rank, "reduce")
     tensor = source(tensor)

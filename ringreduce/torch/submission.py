@@ -10,7 +10,7 @@ import torch
 from ringreduce._core import Group, Work
 from ringreduce.errors import HorovodInternalError, InvalidArgumentError
 from ringreduce.handles import Works, numbered
-from ringreduce.ops import Average, Sum
+from ringreduce.ops import Average, Sum, check_op
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import cuda
 from ringreduce.torch.tensors import Operand, on_stream, operand
@@ -51,6 +51,7 @@ def reducescatters(
         InvalidArgumentError: a tensor has no dimension.
         HorovodInternalError: op is neither Average nor Sum.
     """
+    check_op(op)
     group = process_set.group
     submit = group.reducescatter_async
     if op not in (Average, Sum):
