@@ -43,7 +43,8 @@ def DistributedOptimizer(
 
     Args:
         optimizer: any torch optimizer.
-        named_parameters: model.named_parameters(), for texts and checks; at least all parameters of the optimizer.
+        named_parameters: model.named_parameters(), used in messages and checks; must cover every parameter of the
+            optimizer.
         compression: applied to each gradient before it travels, and undone after; docs/optimizer.md says where.
         backward_passes_per_step: backward() calls before a step; their gradients are summed on each rank first.
         op: Average (default), Sum, or Adasum: then each rank steps alone, and the changes are combined (adasum.py).
