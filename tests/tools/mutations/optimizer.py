@@ -96,9 +96,9 @@ ROWS = (
     ),
     Mutation(
         "no-operation",
-        "ringreduce/ops.py",
-        "    if isinstance(op, SupportsIndex):\n",
-        "    if op is not None:\n",
-        ("test_errors_api.py::test_what_is_no_operation_is_told",),
+        "ringreduce/common/arguments.py",
+        "    check_op(average)",
+        "    assert average",
+        ("test_torch_errors.py::test_the_error_contract",),
     ),
 )
