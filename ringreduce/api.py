@@ -18,6 +18,8 @@ from ringreduce.movement import (
     broadcast_async_,
     gather,
     gather_async,
+    grouped_allgather,
+    grouped_allgather_async,
     recv,
     recv_async,
     scatter,
@@ -25,6 +27,7 @@ from ringreduce.movement import (
     send,
     send_async,
 )
+from ringreduce.objects import allgather_object, broadcast_object
 from ringreduce.ops import (
     BitwiseAnd,
     BitwiseOr,
@@ -39,7 +42,16 @@ from ringreduce.ops import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from ringreduce.reduction import barrier, join, reduce, reduce_async, reducescatter, reducescatter_async
+from ringreduce.reduction import (
+    barrier,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    join,
+    reduce,
+    reduce_async,
+    reducescatter,
+    reducescatter_async,
+)
 
 __all__: list[str] = [
     "BitwiseAnd",
@@ -50,6 +62,7 @@ __all__: list[str] = [
     "LogicalOr",
     "allgather",
     "allgather_async",
+    "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
@@ -61,12 +74,17 @@ __all__: list[str] = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "broadcast_object",
     "gather",
     "gather_async",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "join",
     "poll",
     "recv",

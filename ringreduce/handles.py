@@ -11,8 +11,6 @@ from ringreduce.errors import InvalidArgumentError, NotInitializedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ringreduce._core import Work
-
 T = TypeVar("T")
 
 _UNFINISHED: Any = object()
@@ -33,7 +31,7 @@ class Works:
 
     __slots__ = ("each",)
 
-    def __init__(self, each: Sequence[Work]) -> None:
+    def __init__(self, each: Sequence[Any]) -> None:  # operations of the core, or handles
         self.each = each
 
     def wait(self, timeout: float | None = None) -> None:
@@ -100,6 +98,16 @@ class Handle(Generic[T]):
     def result(self) -> T:
         """The result; waits for it like wait()."""
         return self.wait()
+
+
+def together(handles: Sequence[Handle[T]]) -> Handle[list[T]]:
+    """One handle for several: waits for all, then raises the first error or gives the list of their results."""
+    return Handle(Works(handles), lambda works: [handle.wait() for handle in works.each])
+
+
+def numbered(name: str | None, index: int, count: int) -> str | None:
+    """The name of one tensor of several; a single one has the name itself."""
+    return name if name is None or count == 1 else f"{name}_{index + 1}of{count}"
 
 
 def synchronize(handle: Handle[T]) -> T:

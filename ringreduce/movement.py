@@ -9,10 +9,13 @@ import numpy as np
 from ringreduce import gpu
 from ringreduce.buffers import copy, empty, empty_like, handle, native, readable, result, writable
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.handles import numbered, together
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.streams import StreamWork
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ringreduce._core import Work
     from ringreduce.buffers import Array, Memory
     from ringreduce.handles import Handle
@@ -40,6 +43,27 @@ def allgather_async(
     room = _room(source, group.size)
     work = submit(native(source), name, None if room is None else native(room))
     return handle(work, source, lambda done: _received(done, source, room))
+
+
+def grouped_allgather(
+    tensors: Sequence[Any], *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Array]:
+    """allgather() of several tensors, all in flight together. Returns a list of new ndarrays."""
+    return grouped_allgather_async(tensors, name=name, process_set=process_set).wait()
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Any], *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[list[Array]]:
+    """grouped_allgather() without waiting. The tensors must not change until the handle is done."""
+    tensors = list(tensors)
+    for tensor in tensors:
+        readable(tensor)  # all are checked before the first goes
+    handles = [
+        allgather_async(tensor, name=numbered(name, index, len(tensors)), process_set=process_set)
+        for index, tensor in enumerate(tensors)
+    ]
+    return together(handles)
 
 
 def gather(

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from numpy import empty_like, ndarray
 
@@ -65,16 +64,15 @@ BitwiseOr = ReduceOp.BitwiseOr
 """The bits that are set on any rank; integers and bool."""
 
 
-def operation(op: Any) -> int:
-    """The code of a reduce operation. Raises InvalidArgumentError where it is none, such as "sum" or torch.sum."""
-    if isinstance(op, int):
-        return op
-    try:
-        return index(op)
-    except TypeError:
-        what = repr(op) if isinstance(op, (str, float)) else f"a {type(op).__name__}"
-        names = ", ".join(known.name for known in ReduceOp)
-        raise InvalidArgumentError(f"op is {what}; it must be one of ringreduce's operations: {names}") from None
+def check_op(op: object) -> None:
+    """Raises InvalidArgumentError for what is no reduce operation, such as its name."""
+    if isinstance(op, SupportsIndex):
+        return  # the core knows the numbers
+    near = [one.name for one in ReduceOp if isinstance(op, str) and one.name.lower() == op.lower()]
+    if near:
+        raise InvalidArgumentError(f"op={op!r} is a string: write op=hvd.{near[0]}, or ringreduce.{near[0]}")
+    names = ", ".join(one.name for one in ReduceOp)
+    raise InvalidArgumentError(f"op={op!r} is no reduce operation; these are {names}, as in op=hvd.Sum")
 
 
 def allreduce(
@@ -93,7 +91,7 @@ def allreduce(
         tensor: any shape and supported dtype, the same on all ranks.
         name: identifies the tensor; None uses the order of calls.
         op: Average (default; truncates integers toward zero), Sum, Min, Max, Product, LogicalAnd, LogicalOr,
-            BitwiseAnd, BitwiseOr. README has the table of what each means for which dtype.
+            BitwiseAnd, BitwiseOr. ReduceOp says of each which dtypes it is for; an Average of bool is not one.
         prescale_factor, postscale_factor: multiply each input, and the result.
         process_set: the ranks that take part.
         wire: how float32 elements travel between hosts, for op Average and Sum: "fp16", "bf16" or "int8" (the first
@@ -108,7 +106,7 @@ def allreduce(
     array([2., 4.])
     """
     if type(op) is not ReduceOp:
-        op = operation(op)
+        check_op(op)
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as readable() would have it
         fresh = empty_like(tensor)
         process_set.group.allreduce(tensor, fresh, op, prescale_factor, postscale_factor, name, wire)
@@ -131,7 +129,7 @@ def allreduce_(
 ) -> Any:
     """allreduce() in place: overwrites the tensor and returns it. It must be writable and contiguous."""
     if type(op) is not ReduceOp:
-        op = operation(op)
+        check_op(op)
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as writable() would have it
         process_set.group.allreduce(tensor, tensor, op, prescale_factor, postscale_factor, name, wire)
         return tensor
@@ -151,10 +149,12 @@ def allreduce_async(
     wire: str | None = None,
 ) -> Handle[Any]:
     """allreduce() without waiting. The tensor must not change until the handle is done."""
+    if type(op) is not ReduceOp:
+        check_op(op)
     source = readable(tensor)
     output = buffers.empty_like(source)
     work = process_set.group.allreduce_async(
-        [native(source)], [native(output)], operation(op), prescale_factor, postscale_factor, name, wire
+        [native(source)], [native(output)], op, prescale_factor, postscale_factor, name, wire
     )
     return handle(work, source, lambda _: (source, result(tensor, output))[1])
 
@@ -170,9 +170,10 @@ def allreduce_async_(
     wire: str | None = None,
 ) -> Handle[Any]:
     """allreduce_() without waiting. The tensor must be left alone until the handle is done."""
+    if type(op) is not ReduceOp:
+        check_op(op)
     memory = writable(tensor)
     target = native(memory)
-    op = operation(op)
     work = process_set.group.allreduce_async([target], [target], op, prescale_factor, postscale_factor, name, wire)
     return handle(work, memory, lambda _: tensor)
 
@@ -232,7 +233,9 @@ def grouped_allreduce_async(
     wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce() without waiting. The tensors must not change until the handle is done."""
-    tensors, op = list(tensors), operation(op)
+    if type(op) is not ReduceOp:
+        check_op(op)
+    tensors = list(tensors)
     if _are_plain(tensors):
         results = list(map(empty_like, tensors))
         work = process_set.group.allreduce_async(tensors, results, op, prescale_factor, postscale_factor, name, wire)
@@ -266,7 +269,9 @@ def grouped_allreduce_async_(
     wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce_() without waiting. The tensors must be left alone until the handle is done."""
-    tensors, op = list(tensors), operation(op)
+    if type(op) is not ReduceOp:
+        check_op(op)
+    tensors = list(tensors)
     memories = [] if _are_plain(tensors) else [writable(tensor) for tensor in tensors]
     targets = [native(memory) for memory in memories] or tensors
     work = process_set.group.allreduce_async(targets, targets, op, prescale_factor, postscale_factor, name, wire)

@@ -265,13 +265,20 @@ def _problem(family: list[list[int]], added: ProcessSet, job: state.Running) -> 
     """What is wrong with the ranks of new sets, the same on all ranks."""
     size = job.placement.size
     for ranks in family or [[]]:
-        if not ranks or ranks[0] < 0 or ranks[-1] >= size:
-            return f"a process set has one or more ranks in 0..{size - 1}; got {ranks}"
+        if not ranks:
+            return f"a process set has one or more ranks; this job has {_span(size)}"
+        if strays := [rank for rank in ranks if not 0 <= rank < size]:
+            which = f"rank {strays[0]} does" if len(strays) == 1 else f"ranks {strays} do"
+            return f"process set of ranks {ranks}: {which} not exist: this job has {_span(size)}"
         known = _registered(ranks, added, job)
         if known is not None:
             what = f"{added}" if added.ranks else f"ranks {ranks}"
             return f"Attempted to add a duplicate process set: {what} is registered as {known}"
     return None
+
+
+def _span(size: int) -> str:
+    return f"ranks 0 to {size - 1}" if size > 1 else "rank 0 only"
 
 
 def registered_as(process_set: ProcessSet, job: state.Running) -> ProcessSet | None:

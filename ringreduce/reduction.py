@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from ringreduce.buffers import empty, empty_like, handle, native, readable, result
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average, operation
+from ringreduce.handles import numbered, together
+from ringreduce.ops import Average, check_op
 from ringreduce.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ringreduce.handles import Handle
 
 
@@ -51,6 +54,7 @@ def reducescatter_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
     """reducescatter() without waiting. The tensor must not change until the handle is done."""
+    check_op(op)
     group = process_set.group
     submit = group.reducescatter_async
     source = readable(tensor)
@@ -58,8 +62,54 @@ def reducescatter_async(
         raise InvalidArgumentError("Reducescatter does not support scalar inputs")
     rows, extra = divmod(source.shape[0], group.size)
     output = empty((rows + (group.rank < extra), *source.shape[1:]), source)
-    work = submit(native(source), native(output), operation(op), prescale_factor, postscale_factor, name)
+    work = submit(native(source), native(output), op, prescale_factor, postscale_factor, name)
     return handle(work, source, lambda _: (source, result(tensor, output))[1])
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    *,
+    name: str | None = None,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """reducescatter() of several tensors, all in flight together. Returns a list of new ndarrays."""
+    return grouped_reducescatter_async(
+        tensors,
+        name=name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    ).wait()
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Any],
+    *,
+    name: str | None = None,
+    op: int = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[Any]]:
+    """grouped_reducescatter() without waiting. The tensors must not change until the handle is done."""
+    tensors = list(tensors)
+    if any(readable(tensor).ndim == 0 for tensor in tensors):  # all are checked before the first goes
+        raise InvalidArgumentError("Reducescatter does not support scalar inputs")
+    settings: dict[str, Any] = {
+        "op": op,
+        "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor,
+        "process_set": process_set,
+    }
+    handles = [
+        reducescatter_async(tensor, name=numbered(name, index, len(tensors)), **settings)
+        for index, tensor in enumerate(tensors)
+    ]
+    return together(handles)
 
 
 def reduce(
@@ -104,13 +154,14 @@ def reduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
     """reduce() without waiting. The tensor must not change until the handle is done."""
+    check_op(op)
     group = process_set.group
     submit = group.reduce_async
     root = process_set.position(root_rank, "reduce")
     source = readable(tensor)
     output = empty_like(source) if group.rank == root else None
     target = native(source if output is None else output)  # not written outside the root
-    work = submit(native(source), target, operation(op), prescale_factor, postscale_factor, root, name)
+    work = submit(native(source), target, op, prescale_factor, postscale_factor, root, name)
     return handle(work, source, lambda _: (source, None if output is None else result(tensor, output))[1])
 
 

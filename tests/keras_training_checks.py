@@ -258,6 +258,12 @@ def functions_take_values_of_the_backend(hvd: Any) -> None:
 
 
 def what_a_backend_cannot_do_is_said(hvd: Any) -> None:
+    for wrong in (
+        lambda: hvd.allreduce(1.0, op="sum"),
+        lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), op="sum"),
+    ):
+        with pytest.raises(hvd.InvalidArgumentError, match=r"op='sum' is a string: write op=hvd\.Sum"):
+            wrong()
     backend = keras.backend.backend()
     model = make_model(seed=0)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse", jit_compile=backend != "torch")

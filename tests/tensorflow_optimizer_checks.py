@@ -115,7 +115,7 @@ def legacy_eager(rank: int) -> None:
             hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), **wrong)
     with pytest.raises(ValueError, match="op == Adasum is not supported yet with Keras"):
         hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0), op=hvd.Adasum)
-    with pytest.raises(hvd.UnavailableError, match="op=Adasum takes no groups"):
+    with pytest.raises(hvd.UnavailableError, match="op=Adasum supports neither groups"):
         hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum, groups=2)
     with pytest.raises(ValueError, match="wrapped already"):
         hvd.DistributedOptimizer(optimizer)

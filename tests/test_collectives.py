@@ -123,7 +123,34 @@ def reductions() -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("work", [gathers, exchanges, reductions], ids=lambda work: work.__name__)
+def groups_and_objects() -> list[str]:
+    """grouped_allgather, grouped_reducescatter and objects: of several tensors what the single calls give of each."""
+    import ringreduce as rr
+
+    faults = []
+    with rr.init() as world:
+        me, size = world.rank, world.size
+        for name in (None, "named"):
+            mine = [table(me, rows, 2, dtype) for rows, dtype in ((3, "float32"), (size + 1, "int64"), (0, "float64"))]
+            gathered = rr.grouped_allgather(mine, name=name)
+            if not all(same(one, rr.allgather(tensor)) for one, tensor in zip(gathered, mine, strict=True)):
+                faults.append(f"grouped_allgather {name}")
+            pending = rr.grouped_reducescatter_async(mine, name=name, op=rr.Sum, postscale_factor=2.0)
+            expected = [rr.reducescatter(tensor, op=rr.Sum, postscale_factor=2.0) for tensor in mine]
+            if not all(same(one, other) for one, other in zip(pending.wait(), expected, strict=True)):
+                faults.append(f"grouped_reducescatter {name}")
+        if rr.grouped_allgather([]) or rr.grouped_reducescatter([]):
+            faults.append("groups of none")
+        with pytest.raises(ValueError, match="does not support scalar inputs"):
+            rr.grouped_reducescatter([np.ones(2), np.float32(1)])
+        if rr.allgather_object({"rank": me}) != [{"rank": rank} for rank in range(size)]:
+            faults.append("allgather_object")
+        if rr.broadcast_object(["of", me], root_rank=size - 1) != ["of", size - 1]:
+            faults.append("broadcast_object")
+    return faults
+
+
+@pytest.mark.parametrize("work", [gathers, exchanges, reductions, groups_and_objects], ids=lambda work: work.__name__)
 @pytest.mark.parametrize("size", SIZES)
 def test_collectives(work: Any, size: int) -> None:
     assert run_ranks(work, size) == [[]] * size

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from horovod_names import EVERYWHERE, FACTORS, OF_TENSORS, SET, check_name, find  # noqa: E402
+from horovod_names import EVERYWHERE, FACTORS, OF_TENSORS, SET, check_modules, check_name, find  # noqa: E402
 
 import ringreduce  # noqa: E402
 import ringreduce.torch as hvd  # noqa: E402
@@ -80,6 +80,9 @@ PLACES = [
     "sync_batch_norm.SyncBatchNorm",
     "elastic.sampler.ElasticSampler",
     "elastic.state.TorchState",
+    "elastic.init",
+    "functions.allgather_object",
+    "functions.broadcast_object",
     "mpi_ops.rank",
     "mpi_ops.barrier",
     "mpi_ops.join",
@@ -116,6 +119,85 @@ def test_constants_and_places() -> None:
     assert set(CORE) <= set(ringreduce.__all__)
     public = {name for name in SIGNATURES if "." not in name and not name.startswith("_")}
     assert public | set(CONSTANTS) | {"Compression", "elastic", "mpi_ops"} <= set(hvd.__all__)
+
+
+def test_every_module() -> None:
+    check_modules("common", "torch", "data")
+    from ringreduce.torch.elastic import state
+
+    for use in (
+        lambda: state.ModelStateHandler(None),
+        lambda: state.set_handler_registry([]),
+        lambda: hvd.elastic.run_fn(print, print),
+    ):
+        with pytest.raises(hvd.UnavailableError, match=r"hvd\.elastic\.[\w.]+: elastic training does not exist yet"):
+            use()
+
+
+APPLIED = {
+    "HorovodAllreduce": "tensor, average, name, op, prescale_factor, postscale_factor, process_set",
+    "HorovodGroupedAllreduce": "average, name, op, prescale_factor, postscale_factor, process_set, *tensors",
+    "HorovodAllgather": "tensor, name, process_set",
+    "HorovodGroupedAllgather": "name, process_set, *tensors",
+    "HorovodBroadcast": "tensor, root_rank, name, process_set",
+    "HorovodAlltoall": "tensor, splits, name, process_set",
+    "HorovodReducescatter": "tensor, name, op, process_set, prescale_factor, postscale_factor",
+    "HorovodGroupedReducescatter": "name, op, process_set, prescale_factor, postscale_factor, *tensors",
+}
+
+
+@pytest.mark.parametrize("name", APPLIED)
+def test_arguments_of_autograd_functions(name: str) -> None:
+    check_name(f"{name}.apply", APPLIED[name], hvd.mpi_ops)
+
+
+def apply_functions() -> list[Any]:
+    """What each autograd function gives for [rank + 1, rank + 2], and the gradient of twice its sum."""
+    world = hvd.init()
+    ops, every = hvd.mpi_ops, hvd.global_process_set
+    calls: list[Callable[[torch.Tensor], Any]] = [
+        lambda x: ops.HorovodAllreduce.apply(x, None, "a", hvd.Sum, 2.0, 0.5, every),
+        lambda x: ops.HorovodAllreduce.apply(x, True, "b", None, 1.0, 1.0, every),
+        lambda x: ops.HorovodGroupedAllreduce.apply(False, "c", None, 1.0, 1.0, every, x, 2 * x),
+        lambda x: ops.HorovodAllgather.apply(x, "d", every),
+        lambda x: ops.HorovodGroupedAllgather.apply("e", every, x, 2 * x),
+        lambda x: ops.HorovodBroadcast.apply(x, 1, "f", every),
+        lambda x: ops.HorovodAlltoall.apply(x, None, "g", every),
+        lambda x: ops.HorovodAlltoall.apply(x, torch.tensor([1, 1]), "h", every),
+        lambda x: ops.HorovodReducescatter.apply(x, "i", hvd.Sum, every, 1.0, 3.0),
+        lambda x: ops.HorovodGroupedReducescatter.apply("j", hvd.Sum, every, 1.0, 3.0, x, 2 * x),
+    ]
+    results = []
+    for call in calls:
+        x = torch.tensor([world.rank + 1.0, world.rank + 2.0], requires_grad=True)
+        outputs = call(x)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        (2 * sum(output.sum() for output in outputs if output.requires_grad)).backward()
+        assert x.grad is not None
+        results.append([[output.tolist() for output in outputs], x.grad.tolist()])
+    hvd.shutdown()
+    return results
+
+
+def test_autograd_functions(run_ranks: Callable[..., Any]) -> None:
+    zero, one = run_ranks(apply_functions, 2)
+    assert [outputs for outputs, _ in zero] == [
+        [[3.0, 5.0]],
+        [[1.5, 2.5]],
+        [[3.0, 5.0], [6.0, 10.0]],
+        [[1.0, 2.0, 2.0, 3.0]],
+        [[1.0, 2.0, 2.0, 3.0], [2.0, 4.0, 4.0, 6.0]],
+        [[2.0, 3.0]],
+        [[1.0, 2.0]],
+        [[1.0, 2.0], [1, 1]],
+        [[9.0]],
+        [[9.0], [18.0]],
+    ]
+    # Horovod's gradients: of a gather the averaged one, of a scattered sum the gathered one times the ranks.
+    same = [[4.0] * 2, [2.0] * 2, [12.0] * 2, [2.0] * 2, [6.0] * 2, None, [2.0] * 2, [2.0] * 2, [12.0] * 2, [36.0] * 2]
+    for rank, results in enumerate((zero, one)):
+        expected = [[2.0 * rank] * 2 if some is None else some for some in same]
+        assert [gradient for _, gradient in results] == expected
 
 
 def test_exceptions_where_horovod_has_them() -> None:
@@ -171,7 +253,8 @@ def ask_and_resume() -> list[Any]:
         ({"comm": [world.size - 1]}, "Horovod has not been built with MPI support"),
         ({"process_sets": [[0], [1], [0]]}, r"process_sets entry number 2 is a duplicate: ProcessSet\(.*ranks=\[0\]"),
         ({"process_sets": [hvd.ProcessSet(range(world.size))]}, "process_sets entry number 0 is a duplicate"),
-        ({"process_sets": [[99]]}, "one or more ranks in"),
+        ({"process_sets": [[0, 99]]}, "rank 99 does not exist: this job has ranks 0 to 1"),
+        ({"process_sets": [[98, 99]]}, r"ranks \[98, 99\] do not exist"),
     ]
     for arguments, text in wrong:
         with pytest.raises(ValueError, match=text):

@@ -96,6 +96,9 @@ def arguments() -> None:
             hvd.allreduce(x, op=hvd.Adasum)
         with pytest.raises(hvd.InvalidArgumentError, match="only supports AVERAGE and SUM"):
             hvd.reducescatter(x, op=hvd.Max)
+        for reduce in (hvd.allreduce, hvd.reducescatter):
+            with pytest.raises(hvd.InvalidArgumentError, match=r"op='sum' is a string: write op=hvd\.Sum"):
+                jax.jit(lambda x, reduce=reduce: reduce(x, op="sum"))(x)
         for call in (hvd.allgather, hvd.reducescatter, hvd.alltoall):
             with pytest.raises(hvd.InvalidArgumentError, match="scalar"):
                 call(x[0])

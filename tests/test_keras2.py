@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def everything() -> str:
         keeps_local_variables(tf, hvd, make)
         skips_together(tf, hvd, make)
         saves(tf, hvd, make)
+        compares_what_ranks_start_from(tf, hvd, make)
     callbacks(tf, hvd)
     functions(tf, hvd)
     from_other_packages(tf, hvd)
@@ -182,6 +184,37 @@ def saves(tf: Any, hvd: Any, make: Any) -> None:
                 loaded.train_on_batch(*data(5 + hvd.rank()))
                 mine = [weight.tolist() for weight in loaded.get_weights()]
                 assert hvd.allgather_object(mine) == [mine] * 2
+
+
+def compares_what_ranks_start_from(tf: Any, hvd: Any, make: Any) -> None:
+    """One warning on rank 0 where fit() or a loop forgets to broadcast, none where it does not."""
+
+    def warned(train: Any) -> list[int]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train()
+        return hvd.allgather_object(len([one for one in caught if "first step: " in str(one.message)]))
+
+    for broadcasts in (True, False):
+        model = model_of(tf, hvd.rank())
+        model.compile(hvd.DistributedOptimizer(make(0.1, momentum=0.5)), loss="mse")
+        told = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)] if broadcasts else []
+
+        def fit(model: Any = model, told: Any = told) -> None:
+            model.fit(*data(hvd.rank()), batch_size=4, epochs=2, verbose=0, callbacks=told)
+
+        assert warned(fit) == ([0, 0] if broadcasts else [1, 0])
+        variable = tf.Variable([float(hvd.rank())])
+        optimizer = hvd.DistributedOptimizer(make(1.0))
+
+        def loop(variable: Any = variable, optimizer: Any = optimizer, broadcasts: bool = broadcasts) -> None:
+            for step in range(3):
+                optimizer.minimize(lambda: tf.reduce_sum(variable), [variable])
+                if step == 0 and broadcasts:
+                    hvd.broadcast_variables([variable], 0)
+                    hvd.broadcast_variables(optimizer.variables(), 0)
+
+        assert warned(loop) == ([0, 0] if broadcasts else [1, 0])
 
 
 def callbacks(tf: Any, hvd: Any) -> None:

@@ -5,11 +5,14 @@ SIGNATURES is Horovod's, as in horovod_names.py. This process may have any backe
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("keras")
 
-from horovod_names import EVERYWHERE, PAGE, SET, check_name, check_signature, check_tables
+from horovod_names import EVERYWHERE, PAGE, SET, check_modules, check_name, check_signature, check_tables
 
 import ringreduce
 import ringreduce.keras as hvd
@@ -66,6 +69,31 @@ def test_constants_and_the_names_of_every_framework() -> None:
     assert len(set(hvd.__all__)) == len(hvd.__all__)
     for name in hvd.__all__:
         assert getattr(hvd, name).__doc__, name
+
+
+def test_every_module() -> None:
+    check_modules("keras")
+
+
+FORMS = {"yes": {""}, "async": {"_async"}, "in place": {"_"}, "no": set[str]()}
+
+
+@pytest.mark.parametrize("name", ["ringreduce", "torch", "tensorflow", "keras", "jax"])
+def test_the_table_of_collectives(name: str) -> None:
+    """docs/collectives.md says which package has which form of a collective."""
+    if name != "ringreduce":
+        pytest.importorskip(name)
+    package = importlib.import_module("ringreduce" if name == "ringreduce" else f"ringreduce.{name}")
+    page = (Path(__file__).resolve().parents[1] / "docs" / "collectives.md").read_text()
+    head, *rows = (line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| "))
+    assert len(rows) == 17
+    for collective, *cells in rows:
+        words = cells[head.index(name) - 1].split(", ")
+        expected = set[str]().union(*(FORMS[word] for word in words))
+        expected |= {"_async_"} if {"_", "_async"} <= expected else set()
+        call = collective.strip("`")
+        there = {form for form in ("", "_async", "_", "_async_") if callable(getattr(package, call + form, None))}
+        assert there == expected, call
 
 
 def test_elastic_is_reserved() -> None:

@@ -230,7 +230,7 @@ def test_communicators(mpi: mpis.Mpi, tmp_path: Path) -> None:
         assert odd or f"Rank {me} is not a member of the provided process set" in seen["outside"]
         for text in seen["duplicates"]:
             assert text.startswith("InvalidArgumentError: Attempted to add a duplicate process set"), text
-        assert "one or more ranks in 0..3" in seen["nobody"]
+        assert "a process set has one or more ranks; this job has ranks 0 to 3" in seen["nobody"]
         assert seen["mixed"].startswith("MismatchError: Mismatched add_process_set"), seen["mixed"]
         assert "a communicator of MPI's ranks [2, 3]" in seen["mixed"]
         assert seen["removed"] == [True, True, None]

@@ -149,6 +149,23 @@ def test_import_pulls_in_numpy_and_the_standard_library_only() -> None:
     assert tops <= set(sys.stdlib_module_names) | {"numpy", "ringreduce"}
 
 
+@pytest.mark.parametrize(
+    ("package", "framework", "install"),
+    [
+        ("torch", "torch", "'ringreduce[torch]'"),
+        ("tensorflow", "tensorflow", "'ringreduce[tensorflow]'"),
+        ("tensorflow.keras", "tensorflow", "'ringreduce[tensorflow]'"),
+        ("keras", "keras", "keras tensorflow (or torch, or jax, for Keras's backend)"),
+        ("jax", "jax", "'ringreduce[jax]'"),
+    ],
+)
+def test_a_package_without_its_framework_says_what_to_install(package: str, framework: str, install: str) -> None:
+    code = f"import sys; sys.modules[{framework!r}] = None; import ringreduce.{package}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    needs = f"ringreduce.{package.split('.')[0]} needs {framework}; that is not installed: pip install {install}"
+    assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {needs}"
+
+
 def test_import_adds_under_50_ms_to_numpy() -> None:
     # Processor time: what other programs do to the clock on the wall is not ours.
     code = "import time, numpy; start = time.process_time(); import ringreduce.api; print(time.process_time() - start)"

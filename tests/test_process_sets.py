@@ -85,8 +85,8 @@ def test_life_of_a_set() -> None:
         assert seen["outside gather"] == f"InvalidArgumentError: Allgather: {text}"
         for key in ("duplicate", "the world", "same object"):
             assert "InvalidArgumentError: Attempted to add a duplicate process set: " in seen[key], seen[key]
-        assert "one or more ranks in 0..3" in seen["out of range"]
-        assert "one or more ranks in 0..3" in seen["empty"]
+        assert "does not exist: this job has ranks 0 to 3" in seen["out of range"]
+        assert "a process set has one or more ranks; this job has ranks 0 to 3" in seen["empty"]
         assert seen["different"].startswith("MismatchError: Mismatched add_process_set"), seen["different"]
         assert seen["single"] == [5]
         assert seen["removed"] == (True, False, "ProcessSet(process_set_id=None, ranks=[0, 2], mpi_comm=None)")

@@ -58,6 +58,9 @@ def errors() -> str:
     check(lambda: hvd._reducescatter(tf.zeros([])), *invalid, "does not support scalar inputs")
     check(lambda: hvd._reducescatter(tf.zeros([4]), op=hvd.Max), *invalid, "only supports AVERAGE and SUM")
     check(lambda: hvd.broadcast(tf.zeros([2]), 2), *invalid, "invalid root rank 2")
+    for reduce in (hvd._allreduce, hvd._reducescatter):
+        with pytest.raises(hvd.InvalidArgumentError, match=r"op='sum' is a string: write op=hvd\.Sum"):
+            reduce(tf.zeros([2]), op="sum")  # graph or not, no operation is made
     check(lambda: hvd._allreduce(tf.zeros([2]), op=8), *invalid, "bitwise_and.*float32|float32.*bitwise_and")
     check(lambda: hvd.size_op(77), *invalid, "Process set provided does not exist")
     splits = "Number of entries in splits does not equal number of workers"

@@ -15,6 +15,7 @@ from horovod_names import (  # noqa: E402
     OF_TENSORS,
     PAGE,
     SET,
+    check_modules,
     check_name,
     check_tables,
     find,
@@ -135,6 +136,10 @@ def test_constants_and_places() -> None:
     assert hvd.DistributedOptimizer.__module__ == "ringreduce.tensorflow.optimizer"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hvd.nothing  # noqa: B018
+
+
+def test_every_module() -> None:
+    check_modules("tensorflow")
 
 
 def test_every_name_is_in_the_migration_table() -> None:

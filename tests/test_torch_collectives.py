@@ -122,6 +122,23 @@ def scatter_sums() -> list[str]:
     return faults
 
 
+def reduce_to_one() -> list[Any]:
+    """What each root gets of every rank's [rank + 1, 2 (rank + 1)], strided; also that the inputs are left alone."""
+    with hvd.init() as world:
+        mine = torch.tensor([[world.rank + 1.0, 0.0], [2.0 * (world.rank + 1), 0.0]])[:, 0]
+        results = [hvd.reduce(mine, root, op=hvd.Sum, postscale_factor=2.0) for root in range(world.size)]
+        results.append(hvd.reduce_async(mine, 0, "named", hvd.Max).wait())
+        return [None if one is None else one.tolist() for one in [mine, *results]]
+
+
+def test_reduce(run_ranks: Callable[..., Any]) -> None:
+    size = 3
+    for rank, (mine, *results, largest) in enumerate(run_ranks(reduce_to_one, size)):
+        assert mine == [rank + 1.0, 2.0 * (rank + 1)]
+        assert results == [[12.0, 24.0] if root == rank else None for root in range(size)]
+        assert largest == ([3.0, 6.0] if rank == 0 else None)
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_reducescatter_of_every_dtype_and_operation(size: int, run_ranks: Callable[..., Any]) -> None:
     assert run_ranks(scatter_sums, size) == [[]] * size

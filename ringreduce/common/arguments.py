@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average, ReduceOp, Sum, operation
+from ringreduce.ops import Average, ReduceOp, Sum, check_op
 
 
 def choose(op: int | None, average: int | None) -> int:
@@ -17,16 +17,19 @@ def choose(op: int | None, average: int | None) -> int:
     To be called by the function that has the arguments: a deprecation is reported where that is called.
 
     Raises:
-        InvalidArgumentError: both are given, or op is no operation.
+        InvalidArgumentError: both are given.
     """
     if average is None:
-        return Average if op is None else op if type(op) is ReduceOp else operation(op)
+        if op is None:
+            return Average
+        if type(op) is not ReduceOp:
+            check_op(op)
+        return op
     if op is not None:
         raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
     if isinstance(average, ReduceOp):
         return average
-    if isinstance(average, str):
-        raise InvalidArgumentError(f"average is {average!r}; it is True or False, and op says more")
+    check_op(average)  # such as allreduce(x, "sum")
     warnings.warn(
         "Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=3
     )
@@ -34,7 +37,8 @@ def choose(op: int | None, average: int | None) -> int:
 
 
 def check_predivide(op: int, gradient_predivide_factor: float) -> None:
-    """Raises InvalidArgumentError for a factor of 0, and for one with another op than Average."""
+    """Raises InvalidArgumentError for what is no op, for a factor of 0, and for one with another op than Average."""
+    check_op(op)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
     if gradient_predivide_factor == 0.0:

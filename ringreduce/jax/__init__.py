@@ -13,6 +13,10 @@ docs/jax.md has the rest.
 
 from __future__ import annotations
 
+from ringreduce.common.needs import need
+
+need("jax", __name__, "'ringreduce[jax]'")
+
 from ringreduce.common import names
 from ringreduce.common.names import *  # noqa: F403  # its __all__ is part of the one below
 from ringreduce.jax import departure as departure  # before any program is compiled, so that it runs in time at exit

@@ -20,7 +20,7 @@ from ringreduce.jax.call import Call
 from ringreduce.jax.compression import Compression
 from ringreduce.jax.operands import array, members, rows_of
 from ringreduce.jax.primitives import bind
-from ringreduce.ops import Adasum, Average, ReduceOp, Sum
+from ringreduce.ops import Adasum, Average, ReduceOp, Sum, check_op
 from ringreduce.process_sets import ProcessSet, global_process_set
 
 
@@ -90,6 +90,7 @@ def _reduced(
     compression: Any,
 ) -> list[jax.Array]:
     set_id = members(process_set, "allreduce")
+    check_op(op)
     op = ReduceOp(op)
     if op == Adasum:
         raise InvalidArgumentError("allreduce: op Adasum is not available for JAX; use Average or Sum")
@@ -123,6 +124,7 @@ def reducescatter(
         This rank's rows. Has a gradient.
     """
     set_id = members(process_set, "reducescatter")
+    check_op(op)
     op = ReduceOp(op)
     if op not in (Average, Sum):
         raise InvalidArgumentError("Reducescatter currently only supports AVERAGE and SUM.")

@@ -14,10 +14,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ringreduce.common.needs import need
+from ringreduce.common.which_keras import uses_keras_2
+
+if uses_keras_2():
+    need("tf_keras", __name__, "'ringreduce[keras2]'")
+else:
+    need("keras", __name__, "keras tensorflow (or torch, or jax, for Keras's backend)")
+
 from ringreduce import barrier, join
 from ringreduce.common import names
 from ringreduce.common.names import *  # noqa: F403  # its __all__ is part of the one below
-from ringreduce.common.which_keras import uses_keras_2
 from ringreduce.keras import callbacks, elastic
 from ringreduce.objects import allgather_object, broadcast_object
 

@@ -15,6 +15,7 @@ import keras
 from keras import ops
 
 from ringreduce.errors import Error
+from ringreduce.keras import seam
 from ringreduce.keras.exchange import Exchange, is_sum
 
 
@@ -45,6 +46,8 @@ class DistributedMixin:
         if len(variables) != len(gradients) or not (self._exchange.is_needed() or is_sum(settings)):
             return self._plain_apply(gradients, trainable_variables)
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        if not self._exchange.first_step.is_compared and not seam.active().is_traced([gradients[i] for i in present]):
+            self._exchange.first_step.before_apply(self, variables)
         special = [i for i in present if me._overwrite_variable_with_gradient(variables[i])]
         usual = [i for i in present if i not in special]
         if self._exchange.is_needed():

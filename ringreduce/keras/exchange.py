@@ -9,8 +9,9 @@ from keras import ops
 
 from ringreduce.common.groups import buckets
 from ringreduce.errors import MismatchError
-from ringreduce.keras import seam
+from ringreduce.keras import seam, training
 from ringreduce.keras.compression import NoneCompressor
+from ringreduce.keras.first_step import FirstStep
 from ringreduce.keras.settings import Settings
 from ringreduce.ops import Max, Min
 
@@ -26,6 +27,7 @@ class Exchange:
         self.settings = settings
         self.local_layers = list(local_layers)  # asked for their variables when these are needed: then they are built
         self.local_variables: list[Any] = []
+        self.first_step = FirstStep(training, settings, self.local)
 
     def is_needed(self) -> bool:
         """False outside of the process set, and in a set of one rank.
@@ -44,7 +46,7 @@ class Exchange:
         """
         seam.active().check()
         reduced = list(gradients)
-        local = {key(variable) for variable in self._local()}
+        local = {key(variable) for variable in self.local()}
         shared = []
         for index, variable in enumerate(variables):
             if key(variable) not in local:
@@ -66,7 +68,8 @@ class Exchange:
         votes = ops.reshape(ops.cast(flag, "int32"), (1,))
         return ops.cast(ops.reshape(self._call([votes], self._named("finite"), Min)[0], ()), "bool")
 
-    def _local(self) -> list[Any]:
+    def local(self) -> list[Any]:
+        """The variables that are each rank's own."""
         return self.local_variables + [v for layer in self.local_layers for v in layer.trainable_variables]
 
     def _named(self, part: object) -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+from jax.core import Tracer
 from jax.experimental.sparse import JAXSparse
 
 from ringreduce import jax as hvd
@@ -36,6 +38,10 @@ def grouped_allreduce(
         compression=compression,
     )
     return reduced
+
+
+def is_traced(tensors: Sequence[Any]) -> bool:
+    return any(isinstance(tensor, Tracer) for tensor in jax.tree.leaves(list(tensors)))
 
 
 def is_sparse(tensor: Any) -> bool:

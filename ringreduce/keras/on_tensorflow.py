@@ -58,6 +58,10 @@ def grouped_allreduce(
     )
 
 
+def is_traced(tensors: Sequence[Any]) -> bool:
+    return not tf.executing_eagerly()
+
+
 def is_sparse(tensor: Any) -> bool:
     return isinstance(tensor, tf.IndexedSlices)
 

@@ -41,6 +41,10 @@ def grouped_allreduce(
     return hvd.grouped_allreduce(tensors, None, name, compression, *settings)
 
 
+def is_traced(tensors: Sequence[torch.Tensor]) -> bool:
+    return torch.compiler.is_compiling()
+
+
 def is_sparse(tensor: torch.Tensor) -> bool:
     return tensor.is_sparse
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
-from ringreduce.keras.functions import broadcast_variables
+from ringreduce.keras.functions import broadcast_variables as broadcast_variables
 
 log = logging.getLogger("ringreduce")
 
@@ -24,15 +25,15 @@ def is_built(model: Any) -> bool:
 
 def broadcast(model: Any, root_rank: int, local_variables: Iterable[Any]) -> None:
     """Gives the variables of the model and the optimizer, but for local ones, the values of a rank. Collective."""
-    _synchronize(model)
-    local = {id(_native(variable)) for variable in local_variables}
-    variables = [v for v in model.weights + model.optimizer.variables if id(_native(v)) not in local]
+    synchronize(model)
+    local = list(local_variables)
+    variables = [v for v in model.weights + model.optimizer.variables if not is_one_of(v, local)]
     broadcast_variables(variables, root_rank)
 
 
 def learning_rate(model: Any) -> float:
     """What the optimizer's next step takes."""
-    _synchronize(model)
+    synchronize(model)
     return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
 
 
@@ -53,9 +54,30 @@ def scale_momentum(optimizer: Any, factor: float) -> None:
             variable.assign(keras.ops.multiply(variable, scale))
 
 
-def _synchronize(model: Any) -> None:
+def synchronize(model: Any) -> None:
+    """Puts into the variables what a trainer keeps aside."""
     if hasattr(model, "jax_state_sync"):  # JAX's trainer keeps values aside while it trains
         model.jax_state_sync()
+
+
+def optimizer_variables(optimizer: Any) -> Sequence[Any]:
+    """The optimizer's state, without what each rank adds up for itself between steps."""
+    return [v for v in optimizer.variables if not v.path.endswith("gradient_accumulator")]
+
+
+def name_of(variable: Any) -> str:
+    """The name that the variable has within the model."""
+    return str(variable.path)
+
+
+def array_of(variable: Any) -> np.ndarray:
+    """The value. Outside of graphs."""
+    return np.asarray(keras.ops.convert_to_numpy(variable))
+
+
+def is_one_of(variable: Any, others: Iterable[Any]) -> bool:
+    """Whether the variable is among others, which may be TensorFlow's own."""
+    return any(_native(variable) is _native(other) for other in others)
 
 
 def _native(variable: Any) -> Any:

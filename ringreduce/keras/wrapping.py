@@ -10,6 +10,7 @@ import keras
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.keras.distributed import DistributedMixin
 from ringreduce.keras.exchange import Exchange
+from ringreduce.keras.first_step import FirstStep, watch
 from ringreduce.keras.loss_scale import LossScaleMixin
 
 
@@ -18,6 +19,7 @@ def wrap(optimizer: Any, exchange: Exchange) -> Any:
 
     Not by from_config(): that would lose what no configuration has, such as exclude_from_weight_decay().
     """
+    watch(keras.callbacks.CallbackList, _first_step_of)
     plain = type(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InvalidArgumentError(f"DistributedOptimizer takes an optimizer of Keras 3, not {optimizer!r}")
@@ -33,6 +35,11 @@ def wrap(optimizer: Any, exchange: Exchange) -> Any:
     else:
         _accumulate(wrapped, exchange.settings.backward_passes_per_step)
     return wrapped
+
+
+def _first_step_of(optimizer: Any) -> FirstStep | None:
+    exchange = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_exchange", None)
+    return exchange.first_step if isinstance(exchange, Exchange) else None
 
 
 def _accumulate(wrapped: Any, passes: int) -> None:

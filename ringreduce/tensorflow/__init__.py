@@ -17,9 +17,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ringreduce.common.needs import need
+
+need("tensorflow", __name__, "'ringreduce[tensorflow]'")
+
 from ringreduce.common.names import *  # noqa: F403  # those of mpi_ops are these; mypy sees them only here
 from ringreduce.common.which_keras import uses_keras_2
 from ringreduce.tensorflow import elastic, mpi_ops, util
+from ringreduce.tensorflow.collectives import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from ringreduce.tensorflow.compression import Compression
 from ringreduce.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -32,7 +37,6 @@ from ringreduce.tensorflow.functions import (
 from ringreduce.tensorflow.gradients import _make_allreduce_grads_fn as _make_allreduce_grads_fn
 from ringreduce.tensorflow.mpi_ops import *  # noqa: F403  # its __all__ is part of the one below
 from ringreduce.tensorflow.optimizer import DistributedOptimizer
-from ringreduce.tensorflow.reduce import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from ringreduce.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from ringreduce.tensorflow.util import (
     _executing_eagerly as _executing_eagerly,

@@ -12,9 +12,9 @@ from ringreduce.common.groups import buckets, checked
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.tensorflow.collectives import grouped_allreduce
 from ringreduce.tensorflow.compression import Compressor
 from ringreduce.tensorflow.native.running import id_of
-from ringreduce.tensorflow.reduce import grouped_allreduce
 from ringreduce.tensorflow.variables import VariableRef, refuse_strategies
 
 

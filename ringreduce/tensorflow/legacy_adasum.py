@@ -13,10 +13,10 @@ import tensorflow as tf
 from ringreduce.common.adasum import check_size
 from ringreduce.ops import Adasum
 from ringreduce.process_sets import ProcessSet
+from ringreduce.tensorflow.collectives import grouped_allreduce
 from ringreduce.tensorflow.compression import Compressor
 from ringreduce.tensorflow.functions import assigned
 from ringreduce.tensorflow.legacy import Wrapper
-from ringreduce.tensorflow.reduce import grouped_allreduce
 from ringreduce.tensorflow.variables import plain, refuse_strategies
 
 

@@ -1,12 +1,13 @@
 """Horovod's collectives for dense tensors, as hvd.NAME and, as some scripts spell it, as hvd.mpi_ops.NAME.
 
 The name of the module is Horovod's: nothing here uses MPI. What knows of tf.IndexedSlices and of compression is made of
-these: reduce.py.
+these: collectives.py.
 """
 
 from __future__ import annotations
 
 from ringreduce.common import names
+from ringreduce.common.adasum import is_power_of_two as num_rank_is_power_2  # noqa: F401
 from ringreduce.common.basics import HorovodBasics
 from ringreduce.common.names import *  # noqa: F403
 from ringreduce.tensorflow.native import gradients as _gradients  # noqa: F401  # registers them
@@ -37,6 +38,11 @@ from ringreduce.tensorflow.native.reduction import (
 )
 from ringreduce.tensorflow.native.reduction import (
     _reducescatter as _reducescatter,
+)
+from ringreduce.tensorflow.util import (  # noqa: F401
+    check_num_rank_power_of_2,
+    gpu_available,
+    handle_average_backwards_compatibility,
 )
 
 __all__ = [

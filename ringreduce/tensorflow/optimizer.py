@@ -79,7 +79,7 @@ def DistributedOptimizer(
         name = name or f"Distributed{type(optimizer).__name__}"
         if op == Adasum:
             if backward_passes_per_step > 1 or groups:
-                raise UnavailableError("op=Adasum takes no groups and backward_passes_per_step=1")
+                raise UnavailableError("op=Adasum supports neither groups nor backward_passes_per_step > 1")
             return _DistributedAdasumOptimizer(optimizer, name, use_locking, compression, process_set)
         reducer = GradientReducer(
             name,

@@ -13,24 +13,28 @@ Nothing here is compiled against torch: any torch >= 2.1 will do. Importing it a
 
 from __future__ import annotations
 
+from ringreduce.common.needs import need
+
+need("torch", __name__, "'ringreduce[torch]'")
+
 import ringreduce.torch.library  # noqa: F401  # registers the operators
-from ringreduce import Handle, objects
+from ringreduce import Handle
 from ringreduce.common.names import *  # noqa: F403  # those of mpi_ops are these; mypy sees them only here
 from ringreduce.torch import elastic, mpi_ops
 from ringreduce.torch.compression import Compression
 from ringreduce.torch.distributed import register
-from ringreduce.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from ringreduce.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
 from ringreduce.torch.mpi_ops import *  # noqa: F403  # its __all__ is part of the one below
 from ringreduce.torch.mpi_ops import _check_has_gpu as _check_has_gpu
 from ringreduce.torch.optimizer import DistributedOptimizer
+from ringreduce.torch.rooted import reduce, reduce_async  # after the module reduce.py, whose name the function takes
 from ringreduce.torch.sync_batch_norm import SyncBatchNorm
 from ringreduce.torch.tensors import symmetric_empty
-from ringreduce.torch.tracing import BLOCKS, untraced
-
-allgather_object, broadcast_object = (
-    untraced(BLOCKS)(objects.allgather_object),
-    untraced(BLOCKS)(objects.broadcast_object),
-)
 
 __all__ = [
     "Compression",
@@ -43,6 +47,8 @@ __all__ = [
     "broadcast_parameters",
     "elastic",
     "mpi_ops",
+    "reduce",
+    "reduce_async",
     "symmetric_empty",
 ]
 __all__ += mpi_ops.__all__

@@ -15,11 +15,12 @@ from typing import Any, TypeAlias
 import torch
 
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.handles import numbered
 from ringreduce.movement import rows_for_each
 from ringreduce.ops import Adasum, Average, ReduceOp, Sum
 from ringreduce.torch import adasum
 from ringreduce.torch.members import Members, call, process_set_of, run
-from ringreduce.torch.submission import allgathers, exchange, numbered, received, reducescatters
+from ringreduce.torch.submission import allgathers, exchange, received, reducescatters
 from ringreduce.torch.tensors import on_stream, operand, source
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]

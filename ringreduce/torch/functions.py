@@ -9,13 +9,18 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ringreduce import objects
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.objects import broadcast_object
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.movement import broadcast_async_
 from ringreduce.torch.tracing import BLOCKS, untraced
 
 Named: TypeAlias = tuple[str | None, torch.Tensor]
+
+allgather_object, broadcast_object = (
+    untraced(BLOCKS)(objects.allgather_object),
+    untraced(BLOCKS)(objects.broadcast_object),
+)
 
 
 @untraced(BLOCKS)

@@ -9,8 +9,21 @@ import torch
 
 from ringreduce import basics, handles, process_sets
 from ringreduce.common import names
+from ringreduce.common.adasum import is_power_of_two as num_rank_is_power_2  # noqa: F401
+from ringreduce.common.arguments import choose as handle_average_backwards_compatibility  # noqa: F401
 from ringreduce.common.basics import HorovodBasics
 from ringreduce.common.names import *  # noqa: F403
+from ringreduce.torch.compression import Compression  # noqa: F401
+from ringreduce.torch.horovod_functions import (  # noqa: F401
+    HorovodAllgather,
+    HorovodAllreduce,
+    HorovodAlltoall,
+    HorovodBroadcast,
+    HorovodGroupedAllgather,
+    HorovodGroupedAllreduce,
+    HorovodGroupedReducescatter,
+    HorovodReducescatter,
+)
 from ringreduce.torch.movement import (
     allgather,
     allgather_async,

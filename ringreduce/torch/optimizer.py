@@ -43,7 +43,8 @@ def DistributedOptimizer(
 
     Args:
         optimizer: any torch optimizer.
-        named_parameters: model.named_parameters(), for texts and checks; at least all parameters of the optimizer.
+        named_parameters: model.named_parameters(), used in messages and checks; must cover every parameter of the
+            optimizer.
         compression: applied to each gradient before it travels, and undone after; docs/optimizer.md says where.
         backward_passes_per_step: backward() calls before a step; their gradients are summed on each rank first.
         op: Average (default), Sum, or Adasum: then each rank steps alone, and the changes are combined (adasum.py).
@@ -56,7 +57,8 @@ def DistributedOptimizer(
         gradient_as_bucket_view: after a step, gradients are views of registered memory, which needs no copies.
             With False each parameter keeps the tensor that autograd gave it.
         shard_step: each rank keeps the optimizer's state of its share of the parameters only, and updates that
-            (ZeRO stage 1; sharded.py says what differs). Parameters become views of registered memory.
+            (ZeRO stage 1; sharded.py says what differs). Parameters become views of registered memory. state_dict()
+            is then collective: call it on all ranks, not only where the state is saved.
 
     Raises:
         InvalidArgumentError: an argument is wrong; it says which.

@@ -9,8 +9,8 @@ import torch
 
 from ringreduce._core import Group, Work
 from ringreduce.errors import HorovodInternalError, InvalidArgumentError
-from ringreduce.handles import Works
-from ringreduce.ops import Average, Sum
+from ringreduce.handles import Works, numbered
+from ringreduce.ops import Average, Sum, check_op
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import cuda
 from ringreduce.torch.tensors import Operand, on_stream, operand
@@ -51,6 +51,7 @@ def reducescatters(
         InvalidArgumentError: a tensor has no dimension.
         HorovodInternalError: op is neither Average nor Sum.
     """
+    check_op(op)
     group = process_set.group
     submit = group.reducescatter_async
     if op not in (Average, Sum):
@@ -68,11 +69,6 @@ def reducescatters(
 def own_rows(rows: int, rank: int, size: int) -> int:
     """How many of the rows reduce-scatter leaves with a rank: the first rows % size ranks have one more."""
     return rows // size + (rank < rows % size)
-
-
-def numbered(name: str | None, index: int, count: int) -> str | None:
-    """The name of one tensor of several; a single one has the name itself."""
-    return name if name is None or count == 1 else f"{name}_{index + 1}of{count}"
 
 
 def received(work: Any, like_rows_of: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,10 @@ optimizers too.
 
 from __future__ import annotations
 
+from ringreduce.common.needs import need
+
+need("tf_keras", __name__, "'ringreduce[keras2]'")
+
 from ringreduce.keras.legacy.functions import (
     allgather,
     allreduce,

@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
+from ringreduce.keras.first_step import FirstStep
+from ringreduce.keras.legacy import training
 from ringreduce.keras.settings import Settings
 from ringreduce.tensorflow.aggregation import LocalAggregation
 from ringreduce.tensorflow.gradients import GradientReducer
@@ -28,6 +32,7 @@ class Reduction:
         self.devices = devices
         self.local_layers = list(local_layers)
         self.local_variables: list[Any] = []
+        self.first_step = FirstStep(training, settings, self.local)
         self.reduce = GradientReducer(
             settings.name,
             *devices,
@@ -49,10 +54,13 @@ class Reduction:
 
     def over_ranks(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """The gradients of all ranks; those of local variables divided by the number of ranks. Collective."""
-        local = self.local_variables + [v for layer in self.local_layers for v in layer.trainable_weights]
         return self.reduce.with_local(
-            gradients, variables, {VariableRef(one) for one in local}, self.settings.scale_local_gradients
+            gradients, variables, {VariableRef(one) for one in self.local()}, self.settings.scale_local_gradients
         )
+
+    def local(self) -> list[Any]:
+        """The variables that are each rank's own."""
+        return self.local_variables + [v for layer in self.local_layers for v in layer.trainable_weights]
 
 
 class DistributedMixin:
@@ -109,5 +117,7 @@ class DistributedMixin:
         )
 
     def _allreduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        if tf.executing_eagerly():
+            self._reduction.first_step.before_apply(self, variables)
         reduce = self._reduction.over_ranks if self._agg_helper is None else self._agg_helper.add
         return reduce(list(gradients), list(variables))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 from tf_keras.api._v1.keras.backend import get_session
 
 from ringreduce import tensorflow as hvd
+from ringreduce.keras.legacy.functions import broadcast_variables as broadcast_variables
 from ringreduce.tensorflow.variables import VariableRef
 
 log = logging.getLogger("ringreduce")
@@ -65,3 +67,28 @@ def scale_momentum(optimizer: Any, factor: float) -> None:
         return
     for variable in buffers:
         tf_keras.backend.set_value(variable, tf_keras.backend.get_value(variable) * factor)
+
+
+def synchronize(model: Any) -> None:
+    """Nothing: Keras 2 keeps no values aside."""
+
+
+def optimizer_variables(optimizer: Any) -> Sequence[Any]:
+    """The optimizer's state."""
+    variables = optimizer.variables  # of tf_keras.optimizers a list that can be called
+    return list(variables() if callable(variables) else variables)
+
+
+def name_of(variable: Any) -> str:
+    """The name that the variable has within the model."""
+    return str(variable.name)
+
+
+def array_of(variable: Any) -> np.ndarray:
+    """The value. Outside of graphs."""
+    return np.asarray(variable.numpy())
+
+
+def is_one_of(variable: Any, others: Iterable[Any]) -> bool:
+    """Whether the variable is among others."""
+    return VariableRef(variable) in {VariableRef(other) for other in others}

@@ -9,6 +9,7 @@ from typing import Any
 import tf_keras
 
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.keras.first_step import FirstStep, watch
 from ringreduce.keras.legacy.distributed import DistributedMixin, Reduction
 
 
@@ -21,6 +22,7 @@ def wrap(optimizer: Any, reduction: Reduction) -> Any:
     kinds = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
     if not isinstance(optimizer, kinds):
         raise InvalidArgumentError(f"DistributedOptimizer takes an optimizer of tf_keras here, not {optimizer!r}")
+    watch(tf_keras.callbacks.CallbackList, _first_step_of)
     inner = getattr(optimizer, "inner_optimizer", None)
     if isinstance(optimizer, DistributedMixin) or isinstance(inner, DistributedMixin):
         raise InvalidArgumentError("this optimizer is a DistributedOptimizer already")
@@ -31,6 +33,11 @@ def wrap(optimizer: Any, reduction: Reduction) -> Any:
     wrapped = object.__new__(_subclass(type(optimizer), reduction))
     vars(wrapped).update(vars(optimizer))
     return wrapped
+
+
+def _first_step_of(optimizer: Any) -> FirstStep | None:
+    reduction = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_reduction", None)
+    return reduction.first_step if isinstance(reduction, Reduction) else None
 
 
 def _from_config(cls: Any, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringreduce.ops import Sum
+from ringreduce.ops import Sum, check_op
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.native.library import operators
 from ringreduce.tensorflow.native.running import id_of, operand, run
@@ -39,6 +39,7 @@ def _grouped_allreduce(
     process_set: ProcessSet | int = global_process_set,
 ) -> list[tf.Tensor]:
     """All-reduce of several dense tensors, of any shapes and dtypes, as one operator and one operation."""
+    check_op(op)
     if not tensors:
         return []
     return list(
@@ -80,6 +81,7 @@ def _grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
     """Reduce-scatter of several dense tensors, of any shapes and dtypes, by one operator."""
+    check_op(op)
     if not tensors:
         return []
     inputs = [operand(tensor) for tensor in tensors]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringreduce.torch.elastic.sampler import ElasticSampler
-from ringreduce.torch.elastic.state import ObjectState, State, TorchState, run
+from ringreduce.torch.elastic.state import ObjectState, State, TorchState, run, run_fn
+from ringreduce.torch.mpi_ops import init, shutdown
 
-__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
+__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "init", "run", "run_fn", "shutdown"]

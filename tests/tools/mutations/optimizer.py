@@ -122,4 +122,25 @@ ROWS = (
         "            return self._position and rank\n",
         ("test_process_sets.py",),
     ),
+    Mutation(
+        "keras-start",
+        "ringreduce/keras/first_step.py",
+        "        if applied > 0:\n",
+        "        if applied >= 0:\n",
+        ("test_keras2.py::test_keras_2_trains_as_horovod_did",),
+    ),
+    Mutation(
+        "what-was-applied",
+        "ringreduce/torch/horovod_functions.py",
+        "return reducescatter(tensor, name, Compression.none, op,",
+        "return reducescatter(tensor, name, Compression.none, 0,",
+        ("test_horovod_names.py::test_autograd_functions",),
+    ),
+    Mutation(
+        "no-operation",
+        "ringreduce/common/arguments.py",
+        "    check_op(average)",
+        "    assert average",
+        ("test_torch_errors.py::test_the_error_contract",),
+    ),
 )

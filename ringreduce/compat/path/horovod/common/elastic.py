@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ringreduce.common.elastic import Reserved, unavailable
+from ringreduce.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
-__all__ = ["ObjectState", "State", "run_fn"]
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "run_fn"]
 
 INSTEAD = "save a checkpoint on rank 0, start the job again after a failure, and load the checkpoint on every rank"
 
