@@ -141,12 +141,21 @@ inline void use_gpu(Context& context, int ordinal) {
   if (device == nullptr || device->ordinal() != ordinal) context.use_device(cuda_device(ordinal));
 }
 
+inline std::string name_of(const py::object& name) {
+  try {
+    return name.cast<std::string>();
+  } catch (const py::cast_error&) {  // also of a str with a lone surrogate
+    throw InvalidArgumentError("name=" + py::repr(name).cast<std::string>() +
+                               ": a str of whole characters is expected");
+  }
+}
+
 // The one place where a request meets the core.
 inline PyWork submit(const PyGroup& group, Request& request, const py::object& name, std::unique_ptr<Held> held) {
   trash().empty();
   std::string text;
   if (!name.is_none()) {
-    text = name.cast<std::string>();
+    text = name_of(name);
     if (is_automatic_name(text)) {
       throw InvalidArgumentError("'" + text +
                                  "' is how unnamed operations on GPU memory are called; take another name");

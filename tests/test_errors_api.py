@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from ranks import run_ranks
+from ranks import clean_environment, run_ranks
 
 import ringreduce
 
@@ -265,6 +267,8 @@ def bad_arguments() -> list[tuple[str, str, str]]:
                 lambda: rr.grouped_allreduce([one, one.astype("i4")], op=rr.Sum, wire="int8"),
             ),
             (known, "reduce operation code 77 is unknown", lambda: rr.allreduce(x, op=77)),
+            (known, r"name='caf\udce9': a str of whole characters", lambda: rr.allreduce(x, name="caf\udce9")),
+            (known, "name=7: a str of whole characters is expected", lambda: rr.allreduce(x, name=7)),
             (known, "Reducescatter does not support scalar inputs", lambda: rr.reducescatter(1.0)),
             (known, "broadcast received invalid root rank 9", lambda: rr.broadcast(x, 9)),
             (known, "received invalid root rank -1", lambda: rr.reduce(x, -1)),
@@ -343,3 +347,22 @@ def test_a_message_of_another_dtype_tag_or_size_is_a_mismatch() -> None:
     assert "expected tag 0, 8 bytes and dtype int32, " + arrived.format(8) in texts[0]
     assert "expected tag 7, 8 bytes and dtype float32, " + arrived.format(8) in texts[1]
     assert "expected tag 0, 8 bytes and dtype float32, " + arrived.format(12) in texts[2]
+
+
+SMALL_FILES = """
+import resource
+import ringreduce as rr
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+try:
+    rr.init()
+except rr.Error as error:
+    print(error)
+"""
+
+
+def test_a_limit_of_file_sizes_is_named_with_its_cure() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SMALL_FILES], env=clean_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert "File too large (errno 27); raise the limit of a file's size (ulimit -f unlimited)" in done.stdout, done.stderr

@@ -21,7 +21,8 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_SPIN_US", "us", "0..1e6", "50", "",
        "how long a blocked call polls before it sleeps; when ranks share cores, 8 yields (0: none)"},
       {"RINGREDUCE_FUSION_THRESHOLD", "bytes", "0..1e12", "134217728", "HOROVOD_FUSION_THRESHOLD",
-       "asynchronous all-reduces are fused into buckets of at most this size; 0 = no fusion"},
+       "asynchronous all-reduces are fused into buckets of at most this size; 0 = no fusion. Where it is set, the "
+       "gradients of torch's DistributedOptimizer too (else 32 MiB); the same on all ranks"},
       {"RINGREDUCE_FUSION_LINGER_US", "us", "0..1e6", "1000", "",
        "how long an open bucket waits for more tensors while no rank waits for one of its members"},
       {"RINGREDUCE_CACHE_CAPACITY", "names", "16..1048576", "4096", "HOROVOD_CACHE_CAPACITY",
@@ -59,8 +60,8 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_DYNAMIC_PROCESS_SETS", "flag", "0|1", "1", "HOROVOD_DYNAMIC_PROCESS_SETS",
        "whether process sets may be added after init()"},
       {"RINGREDUCE_CHECK_PARAMETERS", "name", "error|warn|broadcast|off", "warn", "",
-       "what torch's DistributedOptimizer does where ranks start from other parameters or state; broadcast: the lowest "
-       "rank's"},
+       "what DistributedOptimizer (torch, Keras) does where ranks start from other parameters or state; broadcast: the "
+       "lowest rank's"},
       {"RINGREDUCE_AS_HOROVOD", "name", "0|1|force", "0", "",
        "1: `import horovod` finds ringreduce, in programs and their children; force: also where Horovod is installed"},
       {"RINGREDUCE_DATA", "path", "", "", "", "folder with the Fashion-MNIST files, for the examples"},

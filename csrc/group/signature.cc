@@ -56,10 +56,13 @@ std::string number(double value) {
 
 std::string factors(const Signature& s) { return "(" + number(s.prescale) + ", " + number(s.postscale) + ")"; }
 
+std::string with_article(const std::string& kind) { return (kind[0] == 'A' ? "an " : "a ") + kind; }
+
 std::string differ(const Signature& a, const Signature& b) {
   const std::string kind = upper_name(a.kind);
   if (a.kind != b.kind) {
-    return "Mismatched operations: One rank did an " + kind + ", but another rank did an " + upper_name(b.kind) + ".";
+    return "Mismatched operations: One rank did " + with_article(kind) + ", but another rank did " +
+           with_article(upper_name(b.kind)) + ".";
   }
   if (a.dtype != b.dtype) {
     return std::string("Mismatched data types: One rank had type ") + name(a.dtype) + ", but another rank had type " +

@@ -13,7 +13,10 @@ constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14; older C libraries lack t
 
 Fd create_memfd(const std::string& label, size_t nbytes) {
   Fd fd(static_cast<int>(check_sys(::memfd_create(label.c_str(), MFD_CLOEXEC), "memfd_create")));
-  check_sys(::ftruncate(fd.get(), static_cast<off_t>(nbytes)), "ftruncate of a memory file");
+  if (::ftruncate(fd.get(), static_cast<off_t>(nbytes)) < 0) {
+    const std::string what = with_errno("making a memory file of " + std::to_string(nbytes) + " bytes");
+    throw Error(errno == EFBIG ? what + "; raise the limit of a file's size (ulimit -f unlimited)" : what);
+  }
   return fd;
 }
 

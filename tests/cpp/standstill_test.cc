@@ -136,9 +136,9 @@ TEST_CASE("standstill: more names in flight than the table has room for, in anot
 TEST_CASE("standstill: time in which nobody could look does not count") {
   const Environment environment{};
   const int size = 3;
-  Fd fd = create_memfd("test", Board::nbytes(size, 16));
+  const Fd fd = create_memfd("test", Board::nbytes(size, 16));
   const Board board = Board::map(fd.get(), size);
-  Standstill first(board, 0, 1e-9 * kVerdictNs);
+  Standstill first(board, 0, 1.5e-9 * kVerdictNs);
   // The other two say all the time that they wait in vain.
   const auto others_look = [&] {
     for (const int r : {1, 2}) board.wait(r).looked_ns.store(now_ns());
@@ -149,7 +149,7 @@ TEST_CASE("standstill: time in which nobody could look does not count") {
   const int64_t stopped_until_ns = now_ns() + 3 * kVerdictNs;
   wait_for([&] { return now_ns() > stopped_until_ns; });
   others_look();
-  CHECK_FALSE(waiter.look("in vain"));  // one second of three
+  CHECK_FALSE(waiter.look("in vain"));  // one of three seconds
   CHECK_FALSE(has_failed(board));
 }
 

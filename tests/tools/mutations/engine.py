@@ -30,16 +30,23 @@ ROWS = (
     Mutation(
         "verdict-on-the-busy",
         "csrc/group/standstill.cc",
-        "if (calls != seen_calls_ || !all_wait(now)) {",
-        "if (calls != seen_calls_) {",
+        "is_said && calls == seen_calls_ && all_wait(now)",
+        "is_said && calls == seen_calls_",
         ("standstill_test::standstill: a rank that is busy",),
     ),
     Mutation(
         "verdict-on-who-calls",
         "csrc/group/standstill.cc",
-        "if (calls != seen_calls_ || !all_wait(now)) {",
-        "if (!all_wait(now)) {",
+        "is_said && calls == seen_calls_ && all_wait(now)",
+        "is_said && all_wait(now)",
         ("standstill_test::standstill: a rank with a thread that goes on calling",),
+    ),
+    Mutation(
+        "verdict-on-the-stopped",
+        "csrc/group/standstill.cc",
+        "std::min(now - last_look_ns_, kLongestLookNs)",
+        "now - last_look_ns_",
+        ("standstill_test::standstill: time in which nobody could look",),
     ),
     Mutation(
         "verdict-without-a-limit",
