@@ -90,6 +90,7 @@ PYBIND11_MODULE(_core, m) {
       });
 
   m.def("before_fork", [] { registry()->before_fork(); });
+  m.def("after_fork_in_parent", [] { registry()->after_fork_in_parent(); });
   m.def("after_fork_in_child", [] { registry()->after_fork_in_child(); });
 
   py::class_<PyOutput>(m, "_Output", py::buffer_protocol()).def_buffer([](PyOutput& o) {

@@ -83,6 +83,9 @@ class Segment:
 def before_fork() -> None:
     """Copies all registered memory for the child of the fork that follows. Raises Error where there is no memory."""
 
+def after_fork_in_parent() -> None:
+    """Lets the next operation on registered memory drop its copy."""
+
 def after_fork_in_child() -> None:
     """Makes the registered memory private to this process, with the content that before_fork() has copied."""
 

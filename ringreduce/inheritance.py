@@ -7,6 +7,7 @@ wait for ranks that never come, or, one of each rank, be a second job that nobod
 from __future__ import annotations
 
 import os
+import sys
 
 from ringreduce import environment
 from ringreduce.errors import NotInitializedError
@@ -19,8 +20,12 @@ def check(place: environment.Placement) -> None:
     """Raises NotInitializedError where a living process, not this one, has marked the place as its own."""
     process, _, name = os.environ.get(VARIABLE, "").partition(" ")
     pid, _, started = process.partition(".")
-    if name != _name(place) or process == _this_process() or str(environment.start_time(int(pid))) != started:
+    if name != _name(place) or process == _this_process() or started == "0":  # 0: /proc cannot be read
         return
+    if str(environment.start_time(int(pid))) != started:
+        return
+    if place.job.startswith(environment.BY_PARENT) and not _is_child_of_multiprocessing():
+        return  # the ranks of a job that this rank has started by hand, with numbers that are its own too
     raise NotInitializedError(
         f"this process is no rank: it has inherited the variables of rank {place.rank}/{place.size}, which is process "
         f"{pid} and still runs. multiprocessing runs the main script again in each child that it starts by spawn or "
@@ -38,6 +43,11 @@ def mark(place: environment.Placement) -> None:
 def unmark() -> None:
     """Called when this process is no rank any more."""
     os.environ.pop(VARIABLE, None)
+
+
+def _is_child_of_multiprocessing() -> bool:
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
 
 
 def _this_process() -> str:

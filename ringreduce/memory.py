@@ -74,4 +74,8 @@ def symmetric_empty(
     return np.ndarray(dims, element, buffer=segment)
 
 
-os.register_at_fork(before=_core.before_fork, after_in_child=_core.after_fork_in_child)
+os.register_at_fork(
+    before=_core.before_fork,
+    after_in_parent=_core.after_fork_in_parent,
+    after_in_child=_core.after_fork_in_child,
+)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 from numpy import empty_like, ndarray
 
@@ -66,7 +66,7 @@ BitwiseOr = ReduceOp.BitwiseOr
 
 def check_op(op: object) -> None:
     """Raises InvalidArgumentError for what is no reduce operation, such as its name."""
-    if isinstance(op, SupportsIndex):
+    if isinstance(op, int) or hasattr(op, "__index__"):
         return  # the core knows the numbers
     near = [one.name for one in ReduceOp if isinstance(op, str) and one.name.lower() == op.lower()]
     if near:

@@ -27,8 +27,7 @@ ELEMENTS = (1, 2, 4, 8)
 
 
 def check(
-    names: Sequence[str],
-    layout: Sequence[Any],
+    describe: Callable[[], tuple[Sequence[str], Sequence[Any]]],
     sums: Callable[[], Sequence[Sequence[int]]],
     broadcast: Callable[[list[int]], None],
     cure: str,
@@ -38,8 +37,9 @@ def check(
     """Compares tensors over the ranks of a set, and does what the knob says where they differ. Collective.
 
     Args:
-        names: of the tensors, for the report; those that a user has to see first come first.
-        layout: of each tensor, what has to be the same on all ranks before values are compared: shape, dtype.
+        describe: gives the tensors' names, for the report, those first that a user has to see first; and of each what
+            has to be the same on all ranks before values are compared: shape, dtype. Not called where nothing is
+            compared.
         sums: gives two integers (64 bits) of each tensor; called only where they are needed.
         broadcast: sends the tensors at these places from the lowest rank of the set to the others. Collective.
         cure: what the user should have called.
@@ -51,11 +51,12 @@ def check(
     Raises:
         MismatchError: the knob is "error"; or "broadcast", and the ranks have other tensors; or it differs.
     """
-    mode = config.choice(KNOB)
-    digest = int.from_bytes(hashlib.sha256(repr(list(layout)).encode()).digest()[:7], "big")
     group = process_set.group
     if not agreement.are_all_here(group, name):
         return False
+    mode = config.choice(KNOB)
+    names, layout = ((), ()) if mode == "off" else describe()
+    digest = int.from_bytes(hashlib.sha256(repr(list(layout)).encode()).digest()[:7], "big")
     same_mode, same_layout = _are_same(group, f"{name}.layout", [MODES.index(mode), digest])
     if not same_mode:
         raise MismatchError(f"{KNOB} is {mode} on rank {rank()}, and not the same on all ranks; set it for all of them")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from deaths import survivors
-from ranks import run_ranks, start_ranks, tell_test
+from ranks import clean_environment, run_ranks, start_ranks, tell_test
 
 NOTICED_S = 2.0
 
@@ -228,3 +228,29 @@ def forks_with_a_model(shard_step: bool) -> list[float]:
 def test_a_forked_child_does_not_write_into_its_parents_model(shard_step: bool) -> None:
     pytest.importorskip("torch")
     assert all(run_ranks(forks_with_a_model, 2, args=(shard_step,))[0])
+
+
+BETWEEN = """
+import os
+calls = []
+os.register_at_fork(before=lambda: [call() for call in calls])  # the hooks registered last come first
+import numpy as np
+import ringreduce as rr
+
+rr.init()
+x = rr.symmetric_empty(1 << 20)
+x[:] = 1
+calls.append(lambda: rr.allreduce_(x))
+child = os.fork()
+if child == 0:
+    x[:] = 5
+    os._exit(int(x[-1]))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), x[-1])
+"""
+
+
+def test_an_operation_between_the_copy_and_the_fork() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BETWEEN], env=clean_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "5 1.0\n", done.stderr

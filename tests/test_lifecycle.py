@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import signal
@@ -344,7 +345,8 @@ def test_a_rank_that_replaces_its_program_is_a_rank_again(tmp_path: Path) -> Non
 
 
 def test_the_place_of_a_rank_that_has_ended_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = environment.detect(environ={"PMI_RANK": "1", "PMI_SIZE": "2"})
+    by_hand = environment.detect(environ={"PMI_RANK": "1", "PMI_SIZE": "2"})
+    place = dataclasses.replace(by_hand, job="4711")
     monkeypatch.setenv(inheritance.VARIABLE, "")
     inheritance.check(place)
     inheritance.mark(place)
@@ -355,6 +357,8 @@ def test_the_place_of_a_rank_that_has_ended_is_free(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(inheritance.VARIABLE, theirs)
         with pytest.raises(NotInitializedError, match=f"rank 1/2, which is process {other.pid}"):
             inheritance.check(place)
-        inheritance.check(environment.detect(environ={"PMI_RANK": "0", "PMI_SIZE": "2"}))
+        inheritance.check(dataclasses.replace(place, rank=0))
+        monkeypatch.setenv(inheritance.VARIABLE, theirs.replace("4711", ""))
+        inheritance.check(by_hand)  # of a job that a rank has started, whose ranks have their own parent
         other.kill()
     inheritance.check(place)

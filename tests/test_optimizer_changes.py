@@ -193,6 +193,27 @@ def test_a_parameter_that_is_frozen_on_one_rank_only(
     run_ranks(freeze, 2, args=(settings, when))
 
 
+def freeze_what_was_sent(compression: str) -> None:
+    """What a compressor has kept of a layer's gradients is sent after the layer was frozen on all ranks."""
+    with hvd.init() as world:
+        model = convolutional()
+        chosen = {"int8": hvd.Compression.int8, "powersgd": hvd.Compression.powersgd(rank=1)}[compression]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), compression=chosen
+        )
+        for number in range(5):
+            optimizer.zero_grad()
+            model(images(world.rank, number)).pow(2).sum().backward()
+            optimizer.step()
+            if number == 1:
+                model[4].requires_grad_(False)
+
+
+@pytest.mark.parametrize("compression", ["int8", "powersgd"])
+def test_a_parameter_that_is_frozen_on_all_ranks(compression: str, run_ranks: Callable[..., Any]) -> None:
+    run_ranks(freeze_what_was_sent, 2, args=(compression,))
+
+
 # --- models that are moved between steps -----------------------------------------------------------------------------
 
 

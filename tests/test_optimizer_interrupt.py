@@ -7,13 +7,71 @@ import signal
 from typing import Any
 
 import pytest
-from ranks import hear_test, start_ranks, tell_test
+from ranks import hear_test, run_ranks, start_ranks, tell_test
 from test_interrupt import asleep
 
 torch = pytest.importorskip("torch")
 
 import ringreduce.torch as hvd  # noqa: E402  # after the check that torch is there
 from ringreduce.torch.sharded import ShardedMixin  # noqa: E402
+
+LOST = r"a step\(\) was interrupted where it cannot be taken up"
+
+
+class Interrupted(torch.optim.SGD):
+    """Ctrl-C comes after one parameter of the third step."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        if self.steps == 3:
+            raise KeyboardInterrupt
+        return super().step(closure)
+
+
+def interrupted_for_good(where: str) -> None:
+    """All ranks are interrupted alike, where a step() cannot go on; none of them may go on with other sums."""
+    with hvd.init():
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+        first, last = (list(layer.parameters()) for layer in model)
+        plain = (Interrupted if where == "update" else torch.optim.SGD)(first, lr=0.01)
+        compression = hvd.Compression.fp16 if where == "compressed" else hvd.Compression.none
+        optimizer = hvd.DistributedOptimizer(plain, compression=compression)
+        if where == "second reducer":
+            optimizer.add_param_group({"params": last})
+
+        def backward() -> None:
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).pow(2).sum().backward()
+
+        for _ in range(2):
+            backward()
+            optimizer.step()
+        backward()
+        (bucket,) = optimizer._reducers[-1]._buckets
+        finish = type(bucket).finish
+
+        def interrupt(self: Any) -> None:
+            if self is bucket:
+                type(bucket).finish = finish  # type: ignore[method-assign]
+                finish(self)
+                raise KeyboardInterrupt
+            finish(self)
+
+        if where != "update":
+            type(bucket).finish = interrupt  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt) as caught:
+            optimizer.step()
+        assert not getattr(caught.value, "__notes__", [])
+        for _ in range(2):
+            with pytest.raises(hvd.MismatchError, match=LOST):
+                optimizer.step()
+
+
+@pytest.mark.parametrize("where", ["compressed", "second reducer", "update"])
+def test_ctrl_c_where_a_step_cannot_be_taken_up(where: str) -> None:
+    run_ranks(interrupted_for_good, 2, args=(where,))
 
 
 def wait_with(first: Any, method: Any) -> Any:
@@ -58,9 +116,7 @@ def interrupted(at: int, where: str, shard_step: bool) -> list[str]:
                 texts += getattr(caught.value, "__notes__", [])
                 tell_test("interrupted")
                 if at == 0:
-                    with pytest.raises(
-                        hvd.MismatchError, match=r"first step\(\) was interrupted .* cannot be taken up"
-                    ):
+                    with pytest.raises(hvd.MismatchError, match=LOST):
                         optimizer.step()
                     return texts
                 if where == "step":

@@ -59,4 +59,6 @@ void Mapping::make_private(size_t offset, size_t nbytes, int copy) const {
   }
 }
 
+void Mapping::forbid() const { ::mprotect(data_, nbytes_, PROT_NONE); }
+
 }  // namespace rr

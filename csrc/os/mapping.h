@@ -37,6 +37,7 @@ class Mapping {
   // alone; without one (-1) it can only be read. The rest of the mapping is inaccessible and belongs to nobody any
   // more.
   void make_private(size_t offset, size_t nbytes, int copy) const;
+  void forbid() const;  // any access is a fault from now on
 
  private:
   std::byte* data_ = nullptr;

@@ -69,7 +69,7 @@ MemoryRef SegmentRegistry::find(const void* data, size_t nbytes) const {
     // Pointers into different mappings have no order but std::less's.
     const std::less_equal<const std::byte*> not_above;
     if (not_above(segment.own(), at) && not_above(at + nbytes, segment.own() + segment.nbytes())) {
-      entry.copy.reset();  // about to differ
+      if (!is_forking_) entry.copy.reset();  // about to differ
       return {segment.uid(), static_cast<uint32_t>(segment.region()), 0, static_cast<uint64_t>(at - segment.own())};
     }
   }
@@ -91,24 +91,46 @@ void SegmentRegistry::before_fork() {
   std::vector<Entry> entries;
   {
     const std::lock_guard lock(mutex_);
+    is_forking_ = true;
     entries = entries_;
     for (Entry& entry : entries_) entry.copy.reset();  // should one of the new ones fail, no child gets an old one
   }
   // Without the lock, which operations take.
+  std::string failure;
   for (Entry& entry : entries) {
     if (entry.copy != nullptr && is_same(*entry.copy, *entry.segment)) continue;
     entry.copy.reset();
-    entry.copy = copy_of(*entry.segment);
+    try {
+      entry.copy = copy_of(*entry.segment);
+    } catch (const Error& error) {
+      failure = error.what();
+    }
   }
   const std::lock_guard lock(mutex_);
   entries_.swap(entries);
+  if (!failure.empty()) throw Error(failure);
+}
+
+void SegmentRegistry::after_fork_in_parent() {
+  const std::lock_guard lock(mutex_);
+  is_forking_ = false;
 }
 
 void SegmentRegistry::after_fork_in_child() {
   new (&mutex_) std::mutex;  // another thread of the parent may have held it
+  is_forking_ = false;
   std::vector<Entry> entries;
   entries.swap(entries_);
-  for (const Entry& entry : entries) entry.segment->make_private(entry.copy != nullptr ? entry.copy->get() : -1);
+  std::string failure;
+  for (const Entry& entry : entries) {
+    try {
+      entry.segment->make_private(entry.copy != nullptr ? entry.copy->get() : -1);
+    } catch (const Error& error) {
+      entry.segment->forbid();
+      failure = error.what();
+    }
+  }
+  if (!failure.empty()) throw Error(failure);
 }
 
 }  // namespace rr

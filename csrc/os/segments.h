@@ -30,6 +30,7 @@ class Segment {
   std::byte* at(int region) const { return mapping_.data() + static_cast<size_t>(region) * nbytes_; }
   int regions() const { return regions_; }
   // In a forked child: own() becomes plain memory of this process, see Mapping::make_private().
+  void forbid() const { mapping_.forbid(); }
   void make_private(int copy) const { mapping_.make_private(static_cast<size_t>(region_) * nbytes_, nbytes_, copy); }
 
  private:
@@ -55,7 +56,9 @@ class SegmentRegistry {
   std::byte* address(const MemoryRef& ref) const;
   // In the parent. Throws where there is no memory for the copies: a child can then only read what it inherits.
   void before_fork();
-  // In the child: the segments become private memory, and are no longer known here.
+  void after_fork_in_parent();
+  // In the child: the segments become private memory, and are no longer known here. Throws where that fails; what is
+  // not private then is inaccessible.
   void after_fork_in_child();
 
  private:
@@ -66,6 +69,7 @@ class SegmentRegistry {
 
   mutable std::mutex mutex_;
   mutable std::vector<Entry> entries_;
+  bool is_forking_ = false;  // other threads' operations leave the copies alone
 };
 
 }  // namespace rr

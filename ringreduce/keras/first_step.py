@@ -83,27 +83,30 @@ class FirstStep:
 
     def _compare(self, optimizer: Any, weights: Iterable[Any]) -> None:
         process_set = self._settings.process_set
+        found: list[tuple[Any, str, np.ndarray]] = []
+
+        def describe() -> tuple[list[str], list[Any]]:
+            found.extend(self._found(optimizer, weights))
+            # Without names: they have numbers, which ranks may count apart.
+            return [name for _, name, _ in found], [(array.shape, str(array.dtype)) for _, _, array in found]
+
+        def broadcast(places: list[int]) -> None:
+            root = process_set.ranks[0]
+            self._training.broadcast_variables([found[at][0] for at in places], root, process_set)
+
+        self.is_compared = same_start.check(
+            describe, lambda: same_start.sums_of(array for _, _, array in found), broadcast, CURE, NAME, process_set
+        )
+
+    def _found(self, optimizer: Any, weights: Iterable[Any]) -> list[tuple[Any, str, np.ndarray]]:
+        """What is compared: variables, what they are called, and their values."""
         local = self._local()
         named = [(v, self._training.name_of(v)) for v in weights if not self._training.is_one_of(v, local)]
         if not local:  # otherwise a part of the state is the rank's own too, and nothing says which
             state = self._training.optimizer_variables(optimizer)
             named += [(v, f"the optimizer's {self._training.name_of(v)}") for v in state]
         arrays = [(v, name, self._training.array_of(v)) for v, name in named]
-        plain = [one for one in arrays if one[2].dtype.itemsize in same_start.ELEMENTS and one[2].dtype != object]
-
-        def broadcast(places: list[int]) -> None:
-            root = process_set.ranks[0]
-            self._training.broadcast_variables([plain[at][0] for at in places], root, process_set)
-
-        self.is_compared = same_start.check(
-            [name for _, name, _ in plain],
-            [(array.shape, str(array.dtype)) for _, _, array in plain],  # names have numbers that ranks may count apart
-            lambda: same_start.sums_of(array for _, _, array in plain),
-            broadcast,
-            CURE,
-            NAME,
-            process_set,
-        )
+        return [one for one in arrays if one[2].dtype.itemsize in same_start.ELEMENTS and one[2].dtype != object]
 
 
 def watch(callback_list: Any, first_step_of: Callable[[Any], FirstStep | None]) -> None:
@@ -123,7 +126,8 @@ def watch(callback_list: Any, first_step_of: Callable[[Any], FirstStep | None]) 
     @functools.wraps(plain)
     def on_train_batch_end(self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
-        model = getattr(self, "model", None)
+        own = vars(self)  # in Keras 3 `model` is a property, which fetches the whole state from JAX
+        model = own.get("_model", own.get("model"))
         first_step = first_step_of(getattr(model, "optimizer", None))
         if first_step is not None:
             first_step.after_batch(model)

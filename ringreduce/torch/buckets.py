@@ -10,7 +10,7 @@ import torch
 
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.torch import cuda
-from ringreduce.torch.exchange import Exchange
+from ringreduce.torch.exchange import Casting, Exchange
 
 LARGE_NBYTES = 256 << 10
 """A gradient of this size goes to its place as soon as it is there; smaller ones together, to save calls."""
@@ -162,6 +162,8 @@ class ExchangeBucket(Bucket):
         self.exchange.finish()
         if is_changed:
             raise changed()
+        if not isinstance(self.exchange, Casting):
+            return  # what error feedback remembers of a frozen parameter is no gradient of another rank
         for slot, gradient in zip(self.slots, given, strict=True):
             if slot.parameter.grad is None and not slot.parameter.requires_grad and gradient.is_cpu and gradient.any():
                 raise frozen(slot)

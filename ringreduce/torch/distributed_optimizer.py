@@ -40,7 +40,8 @@ class DistributedMixin(torch.optim.Optimizer):
         self._clipped = False  # the gradients are reduced and clipped already, and the next step() may use them
         self._scaled = False  # likewise for a GradScaler, which leaves out that step() where they are infinite
         self._is_compared = False  # the ranks have compared what they start from
-        self._is_lost = False  # they were interrupted before they had agreed on the buckets
+        self._is_extending = False  # parameters are being added; still so after that was interrupted
+        self._is_lost = False  # a step() was interrupted where it cannot be taken up
         self._reducers = []
         self._reduced: set[torch.nn.Parameter] = set()
         self._idle: list[torch.nn.Parameter] = []  # those that required no gradient when last looked at
@@ -70,25 +71,45 @@ class DistributedMixin(torch.optim.Optimizer):
     def _pending(self) -> bool:
         return any(reducer.pending for reducer in self._reducers)
 
-    def _reduce(self) -> None:
-        """Waits until the gradients are reduced. Collective. After an interrupt it goes on where it was."""
-        if self._is_lost:
-            raise MismatchError(
-                "the first step() was interrupted while the ranks agreed on its buckets, and cannot be taken up: end "
-                "the job, or make a new DistributedOptimizer after shutdown() and init() on all ranks"
-            )
+    def _reduce(self, has_closure: bool = False) -> None:
+        """Waits until the gradients are reduced. Collective. After an interrupt it goes on where it was, if it can."""
+        self._check_lost()
         try:
             self._reduce_all()
         except KeyboardInterrupt as error:
-            self._is_lost = not self._is_compared or not all(reducer.is_laid_out for reducer in self._reducers)
+            self._is_lost = has_closure or not self._can_resume()
             if hasattr(error, "add_note") and not self._is_lost:  # Python >= 3.11
                 error.add_note("ringreduce:" + INTERRUPTED)
             raise
         self._clipped = self._scaled = False
 
+    def _can_resume(self) -> bool:
+        """Whether an interrupted reduction can be waited for once more: one reducer's, of buckets that were there."""
+        if self._is_extending or not self._is_compared:
+            return False
+        return len(self._reducers) == 1 and self._reducers[0].can_resume
+
+    def _check_lost(self) -> None:
+        """Raises MismatchError after an interrupt of which nobody knows how far this rank had come."""
+        if self._is_lost:
+            raise MismatchError(
+                "a step() was interrupted where it cannot be taken up, so this rank is apart from the others: end the "
+                "job, or make a new DistributedOptimizer after shutdown() and init() on all ranks"
+            )
+
+    def _plainly(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """The plain optimizer's step: after an interrupt some parameters have been updated, and others have not."""
+        try:
+            return step(*arguments)
+        except KeyboardInterrupt:
+            self._is_lost = True
+            raise
+
     def _reduce_all(self) -> None:
         if self._idle and any(parameter.requires_grad for parameter in self._idle):
+            self._is_extending = True
             self._extend()
+            self._is_extending = False
         if not self._is_compared and self._reducers:
             self._is_compared = same_start.check(
                 self._start_values(), f"{self._reducers[0].prefix}.start", self._process_set
@@ -189,20 +210,21 @@ class DistributedMixin(torch.optim.Optimizer):
     @untraced(STEP)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's step, with reduced gradients. A closure's gradients are reduced each time it is called."""
+        self._check_lost()
         if self._is_reduced(closure):
             self._synchronized = False
-            return super().step(closure)
+            return self._plainly(super().step, closure)
         if closure is None:
             self._reduce()
             self._synchronized = False
-            return super().step()
+            return self._plainly(super().step)
 
         def synchronized() -> Any:
             loss = closure()
-            self._reduce()
+            self._reduce(has_closure=True)
             return self._loss_of_all(loss)
 
-        result = super().step(synchronized)
+        result = self._plainly(super().step, synchronized)
         self._synchronized = False
         return result
 

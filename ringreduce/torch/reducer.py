@@ -68,6 +68,7 @@ class Reducer:
         self._sparse_again: dict[int, int] = {}  # slots whose gradients were made dense, and their sparse dimensions
         self._passes = passes
         self._begun = False  # a loud gradient has come since the last synchronize()
+        self._is_for_once = False  # the buckets are for this step, in which a rank had joined
         self._is_half_done = False  # synchronize() has begun; still so after it was interrupted
         self._slots = [Slot(parameter, name, section) for name, parameter, section in reversed(named)]
         self._prefix = self._agree(self._groups())
@@ -91,9 +92,10 @@ class Reducer:
         return self._begun or any(bucket.come for bucket in self._buckets)
 
     @property
-    def is_laid_out(self) -> bool:
-        """Whether there are buckets: from the first synchronize() on."""
-        return bool(self._buckets)
+    def can_resume(self) -> bool:
+        """Whether an interrupted synchronize() can be called once more: what its buckets wait for can be, again."""
+        has_plain = all(isinstance(bucket, RegisteredBucket) for bucket in self._buckets)
+        return bool(self._buckets) and has_plain and not self._is_for_once
 
     @property
     def is_half_done(self) -> bool:
@@ -132,10 +134,10 @@ class Reducer:
     def synchronize(self) -> None:
         """Launches what is left, and waits until every gradient is reduced. Raises the first error of all buckets."""
         error: Exception | None = None
-        is_for_once, self._is_half_done = False, True
+        self._is_half_done = True
         with torch.no_grad():
             if not self._buckets:
-                is_for_once = not self._begin_layout()
+                self._is_for_once = not self._begin_layout()
             elif self._makes_dense:
                 self._make_dense()
             if any(bucket.has_come_too_often(self._passes) for bucket in self._buckets):
@@ -150,7 +152,7 @@ class Reducer:
                     error = error or caught
             for at, dims in self._sparse_again.items():
                 _make_sparse(self._slots[at], dims)
-            if is_for_once:
+            if self._is_for_once:
                 self._drop_layout()
         self._expect()
         if error is not None:
@@ -211,6 +213,7 @@ class Reducer:
 
     def _drop_layout(self) -> None:
         self._buckets = []
+        self._is_for_once = False
         for slot in self._slots:
             slot.bucket = None
 

@@ -226,6 +226,8 @@ def part(whole: torch.Tensor, address: int, size: Sequence[int], strides: Sequen
     be written to a checkpoint, and would move to other memory when somebody puts a bias on a queue.
     """
     start, count = (address - whole.data_ptr()) // whole.element_size(), math.prod(size)
+    if count == 0:
+        return torch.empty_strided(size, strides, dtype=whole.dtype, device=whole.device)
     if not whole.is_cpu:
         return whole[start : start + count].as_strided(size, strides)
     of_bytes = whole.view(torch.uint8).numpy()[start * whole.element_size() :][: count * whole.element_size()]

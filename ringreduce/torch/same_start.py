@@ -21,15 +21,17 @@ CURE = (
 def check(named: Sequence[tuple[str, torch.Tensor]], name: str, process_set: ProcessSet) -> bool:
     """ringreduce.same_start.check() of tensors: what the step starts from, in the same order on all ranks."""
     dense = [(of, tensor) for of, tensor in named if _is_plain(tensor)]
-    layout = [(of, tuple(tensor.shape), str(tensor.dtype)) for of, tensor in dense]
     tensors = [tensor for _, tensor in dense]
+
+    def describe() -> tuple[list[str], list[tuple[str, tuple[int, ...], str]]]:
+        layout = [(of, tuple(tensor.shape), str(tensor.dtype)) for of, tensor in dense]
+        return [of for of, _ in dense], layout
 
     def broadcast(places: list[int]) -> None:
         with torch.no_grad():
             broadcast_parameters([tensors[at] for at in places], process_set.ranks[0], process_set)
 
-    names = [of for of, _ in dense]
-    return same_start.check(names, layout, lambda: _sums(tensors), broadcast, CURE, name, process_set)
+    return same_start.check(describe, lambda: _sums(tensors), broadcast, CURE, name, process_set)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -174,6 +174,7 @@ class ShardedMixin(DistributedMixin):
     @untraced(STEP)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's step: this rank's share, then everybody's. A closure is called once."""
+        self._check_lost()
         if self._complete() and not self._pending():
             return None  # it was an interrupted step() that remained to be done
         loss = None
@@ -207,7 +208,7 @@ class ShardedMixin(DistributedMixin):
             if hasattr(self, name):
                 setattr(inner, name, getattr(self, name))
         self._shard_state()
-        _plain_step(self._plain)(inner)
+        self._plainly(_plain_step(self._plain), inner)
         self._is_updated = True
         self._spread(ShardedBucket.share_values)
         self._complete()

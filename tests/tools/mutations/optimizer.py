@@ -6,7 +6,7 @@ ROWS = (
     Mutation(
         "fork-copies",
         "ringreduce/memory.py",
-        "before=_core.before_fork, ",
+        "    before=_core.before_fork,\n",
         "",
         ("test_forks.py::test_a_forked_child_has_a_copy_of_registered_memory",),
     ),
@@ -60,9 +60,23 @@ ROWS = (
         ("test_optimizer.py::test_missing_gradients_are_zeros",),
     ),
     Mutation(
+        "frozen-with-feedback",
+        "ringreduce/torch/buckets.py",
+        "if not isinstance(self.exchange, Casting):",
+        "if False:",
+        ("test_optimizer_changes.py::test_a_parameter_that_is_frozen_on_all_ranks",),
+    ),
+    Mutation(
+        "interrupted-update",
+        "ringreduce/torch/distributed_optimizer.py",
+        "        except KeyboardInterrupt:\n            self._is_lost = True\n",
+        "        except KeyboardInterrupt:\n",
+        ("test_optimizer_interrupt.py::test_ctrl_c_where_a_step_cannot_be_taken_up",),
+    ),
+    Mutation(
         "closure",
         "ringreduce/torch/distributed_optimizer.py",
-        "            loss = closure()\n            self._reduce()\n",
+        "            loss = closure()\n            self._reduce(has_closure=True)\n",
         "            loss = closure()\n",
         ("test_optimizer.py::test_closures_are_reduced",),
     ),
