@@ -105,7 +105,7 @@ def allreduce(
     >>> ringreduce.allreduce(np.array([1.0, 2.0]), op=ringreduce.Sum)  # on two ranks
     array([2., 4.])
     """
-    if type(op) is not ReduceOp:
+    if type(op) is not ReduceOp and type(op) is not int:  # a call of check_op() is 5 % of one of 8 bytes
         check_op(op)
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as readable() would have it
         fresh = empty_like(tensor)
@@ -128,7 +128,7 @@ def allreduce_(
     wire: str | None = None,
 ) -> Any:
     """allreduce() in place: overwrites the tensor and returns it. It must be writable and contiguous."""
-    if type(op) is not ReduceOp:
+    if type(op) is not ReduceOp and type(op) is not int:
         check_op(op)
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as writable() would have it
         process_set.group.allreduce(tensor, tensor, op, prescale_factor, postscale_factor, name, wire)
