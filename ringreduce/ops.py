@@ -105,7 +105,7 @@ def allreduce(
     >>> ringreduce.allreduce(np.array([1.0, 2.0]), op=ringreduce.Sum)  # on two ranks
     array([2., 4.])
     """
-    if type(op) is not ReduceOp and type(op) is not int:  # a call of check_op() is 5 % of one of 8 bytes
+    if type(op) is not ReduceOp and type(op) is not int:  # a call of check_op() takes 5 % of a call of 8 bytes
         check_op(op)
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as readable() would have it
         fresh = empty_like(tensor)

@@ -166,10 +166,16 @@ def test_a_package_without_its_framework_says_what_to_install(package: str, fram
     assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {needs}"
 
 
-def test_import_adds_under_50_ms_to_numpy() -> None:
-    # Processor time: what other programs do to the clock on the wall is not ours.
-    code = "import time, numpy; start = time.process_time(); import ringreduce.api; print(time.process_time() - start)"
-    assert min(float(run_python(code)) for _ in range(7)) < 0.050
+SLOW = {"asyncio", "concurrent", "ctypes", "email", "hashlib", "hmac", "http", "logging", "multiprocessing", "ssl"}
+SLOW |= {"subprocess", "tempfile", "unittest", "xml"}
+
+
+def test_import_adds_little_to_numpy() -> None:
+    """Modules that take milliseconds are loaded by who needs them. 64 modules were there when this was written."""
+    code = "import sys, numpy; before = set(sys.modules); import ringreduce.api; print(*(set(sys.modules) - before))"
+    added = run_python(code).split()
+    assert not SLOW & {name.split(".")[0] for name in added}
+    assert len(added) < 80, sorted(added)
 
 
 def test_the_launcher_starts_without_numpy_and_core() -> None:

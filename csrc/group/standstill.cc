@@ -11,7 +11,7 @@ namespace rr {
 namespace {
 // A waiting thread looks every 100 ms. Where it was stopped between two looks, with or without the other ranks, nobody
 // could call anything: no more than this counts.
-constexpr int64_t kLongestLookNs = 1000000000;
+constexpr int64_t kLongestLookNs = 1000000000;  // 1 s
 }  // namespace
 
 Standstill::Standstill(const Board& world, int rank, double limit_s)

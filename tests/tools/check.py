@@ -27,7 +27,10 @@ ROOMS: dict[str, tuple[str, str]] = {
     "csrc/cuda/": ("cuda_device_test cuda_memory_test cuda_streams_test cuda_tables_test", "test_package.py"),
     "csrc/transport/": ("link_test mpi_test stage_writer_test collectives_test", "test_package.py"),
     "csrc/collective/": ("plan_test collectives_test movement_test pull_test", "test_package.py"),
-    "csrc/group/": ("ledger_test ledger_steps_test join_test failure_test stress_test", "test_package.py"),
+    "csrc/group/": (
+        "ledger_test ledger_steps_test join_test failure_test standstill_test stress_test",
+        "test_package.py",
+    ),
     "csrc/engine/": (
         "collectives_test hosts_test held_wires_test join_hosts_test failure_test stress_test",
         "test_package.py",
