@@ -149,8 +149,7 @@ def allreduce_async(
     wire: str | None = None,
 ) -> Handle[Any]:
     """allreduce() without waiting. The tensor must not change until the handle is done."""
-    if type(op) is not ReduceOp:
-        check_op(op)
+    check_op(op)
     source = readable(tensor)
     output = buffers.empty_like(source)
     work = process_set.group.allreduce_async(
@@ -170,8 +169,7 @@ def allreduce_async_(
     wire: str | None = None,
 ) -> Handle[Any]:
     """allreduce_() without waiting. The tensor must be left alone until the handle is done."""
-    if type(op) is not ReduceOp:
-        check_op(op)
+    check_op(op)
     memory = writable(tensor)
     target = native(memory)
     work = process_set.group.allreduce_async([target], [target], op, prescale_factor, postscale_factor, name, wire)
@@ -233,8 +231,7 @@ def grouped_allreduce_async(
     wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce() without waiting. The tensors must not change until the handle is done."""
-    if type(op) is not ReduceOp:
-        check_op(op)
+    check_op(op)
     tensors = list(tensors)
     if _are_plain(tensors):
         results = list(map(empty_like, tensors))
@@ -269,8 +266,7 @@ def grouped_allreduce_async_(
     wire: str | None = None,
 ) -> Handle[list[Any]]:
     """grouped_allreduce_() without waiting. The tensors must be left alone until the handle is done."""
-    if type(op) is not ReduceOp:
-        check_op(op)
+    check_op(op)
     tensors = list(tensors)
     memories = [] if _are_plain(tensors) else [writable(tensor) for tensor in tensors]
     targets = [native(memory) for memory in memories] or tensors

@@ -85,7 +85,7 @@ struct RankWait {
   alignas(64) std::atomic<uint64_t> calls;     // of operations, in all groups
   alignas(64) std::atomic<int64_t> looked_ns;  // when a thread last said that it waits in vain; 0: none does
   int64_t since_ns;                            // when it began to wait. This and the text: under the lock
-  char text[432];                              // what for; with since_ns under the lock
+  char text[432];                              // what it waits for
 };
 static_assert(sizeof(RankWait) == 512);
 

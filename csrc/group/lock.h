@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 
 namespace rr {
 
@@ -13,8 +14,7 @@ class SharedLock {
   template <class GiveUp>
   void acquire(GiveUp give_up) {
     for (int turn = 0; turn < 100; ++turn) {
-      uint32_t free = 0;
-      if (state_.compare_exchange_weak(free, 1, std::memory_order_acquire)) return;
+      if (try_acquire()) return;
 #if defined(__x86_64__)
       __builtin_ia32_pause();
 #endif
@@ -40,6 +40,8 @@ class SharedLock {
 
 class SharedLockGuard {
  public:
+  // Of a lock that this thread has acquired already.
+  SharedLockGuard(SharedLock& lock, std::adopt_lock_t) : lock_(lock) {}
   template <class GiveUp>
   SharedLockGuard(SharedLock& lock, const GiveUp& give_up) : lock_(lock) {
     lock_.acquire(give_up);

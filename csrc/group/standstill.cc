@@ -58,9 +58,9 @@ bool Standstill::publish(const Waiter* longest, int64_t now) {
   if (is_said && (mine.since_ns != longest->since_ns_ || published_ != longest->waits_for_)) {
     is_said = board_.header().lock.try_acquire();
     if (is_said) {
+      const SharedLockGuard guard(board_.header().lock, std::adopt_lock);
       write_text(mine.text, longest->waits_for_);
       mine.since_ns = longest->since_ns_;
-      board_.header().lock.release();
       published_ = longest->waits_for_;
     }
   }
@@ -87,8 +87,11 @@ uint64_t Standstill::calls_of_all() const {
 
 bool Standstill::conclude(int64_t now) {
   if (!board_.header().lock.try_acquire()) return false;  // at the next look
-  const std::string text = describe(now);
-  board_.header().lock.release();
+  const auto locked_text = [&] {
+    const SharedLockGuard guard(board_.header().lock, std::adopt_lock);
+    return describe(now);
+  };
+  const std::string text = locked_text();
   board_.header().standstill.store(1);  // before the failure, which makes all ranks look at it
   record_failure(board_, FatalKind::kMismatch, text);
   return true;

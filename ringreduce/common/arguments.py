@@ -22,8 +22,7 @@ def choose(op: int | None, average: int | None) -> int:
     if average is None:
         if op is None:
             return Average
-        if type(op) is not ReduceOp:
-            check_op(op)
+        check_op(op)
         return op
     if op is not None:
         raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
