@@ -87,13 +87,12 @@ class Handover(NamedTuple):
             rank: this process among them.
             look: raises when a member will not come any more.
         """
-        leads = rank == members[0]
-        created = _core.memfd(label, nbytes) if leads else None
+        created = _core.memfd(label, nbytes) if rank == members[0] else None
         fd = created
         try:
             if len(members) > 1:
                 meeting = (self.address, self.secret, timeout_s, look)
-                fd = rendezvous.share_fd(created, members, rank, leads, *meeting)
+                fd = rendezvous.share_fd(created, members, rank, *meeting)
             assert fd is not None
             yield fd
         finally:

@@ -133,38 +133,42 @@ def share_fd(
     fd: int | None,
     members: Sequence[int],
     rank: int,
-    leader_is_me: bool,
     address: bytes,
     secret: bytes,
     timeout_s: float,
     look: Callable[[], None] | None = None,
 ) -> int:
-    """Hands the leader's descriptor to all members of a group. Collective over the members.
+    """Hands the first member's descriptor to all members of a group. Collective over the members.
 
     Args:
-        fd: the leader's descriptor; None elsewhere.
-        members: world ranks; the first is the leader unless leader_is_me says otherwise.
+        fd: the first member's descriptor; None elsewhere.
+        members: world ranks, in one order on all members.
         rank: this process's world rank.
-        address, secret: from the leader's new_address(), the same on all members.
+        address, secret: from the first member's new_address(), the same on all members.
         timeout_s: seconds until all members must have come; 0 = no limit.
-        look: raises when a member will not come any more; asked now and then.
+        look: raises when a member will not come any more; asked now and then, and before another error is raised: a
+            member that leaves the meeting because of a death is not the one that died.
 
     Returns:
-        fd itself on the leader, elsewhere a new descriptor of the same file, which the caller owns.
+        fd itself on the first member, elsewhere a new descriptor of the same file, which the caller owns.
 
     Raises: as join_job(), and what look raises.
     """
-    leader = rank if leader_is_me else members[0]
+    leader = members[0]
     meeting = Meeting(address, secret, frozenset(members) - {leader}, leader, len(members), 0)
     deadline = Deadline(timeout_s, look)
     with _errno_text(rank, meeting):
-        if not leader_is_me:
-            return attend(meeting, rank, deadline)[0]
-        assert fd is not None
-        with Reception(meeting, deadline) as reception:
-            reception.gather()
-            reception.answer(lambda member: [fd])
-        return fd
+        try:
+            if rank != leader:
+                return attend(meeting, rank, deadline)[0]
+            assert fd is not None
+            with Reception(meeting, deadline) as reception:
+                reception.gather()
+                reception.answer(lambda member: [fd])
+            return fd
+        except Error:
+            deadline.look()
+            raise
 
 
 def _join(meeting: Meeting, rank: int, deadline: Deadline, segment: Callable[[], int]) -> Joined:

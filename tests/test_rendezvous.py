@@ -7,11 +7,13 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from ranks import SIZES, hear_test, run_ranks, start_ranks, tell_test
 
 from ringreduce.environment import detect
+from ringreduce.errors import PeerLostError
 from ringreduce.rendezvous import Joined, join_job, share_fd
 
 CONTENT = b"the same memory for all ranks"
@@ -223,14 +225,14 @@ def test_a_failure_of_rank_0_reaches_all() -> None:
 # --- one more file within a job ---------------------------------------------------------------------------------------
 
 
-def share(members: list[int], leader: int) -> bytes | None:
-    rank = detect().rank
+def share(members: list[int]) -> bytes | None:
+    rank, leader = detect().rank, members[0]
     if rank not in members:
         return None
     address, secret = b"ringreduce.test." + os.environ["RINGREDUCE_RENDEZVOUS"][:40].encode(), b"shared"
     fd = segment() if rank == leader else None
     before = open_fds()
-    got = share_fd(fd, members, rank, rank == leader, address, secret, 30)
+    got = share_fd(fd, members, rank, address, secret, 30)
     assert (got == fd) == (rank == leader)
     content = os.pread(got, 100, 0)
     if rank != leader:
@@ -239,7 +241,34 @@ def share(members: list[int], leader: int) -> bytes | None:
     return content
 
 
-@pytest.mark.parametrize(("members", "leader"), [([0, 1, 2, 3], 0), ([1, 3], 1), ([0, 2, 3], 3), ([2], 2)])
-def test_share_fd(members: list[int], leader: int) -> None:
+@pytest.mark.parametrize("members", [[0, 1, 2, 3], [1, 3], [3, 0, 2], [2]])
+def test_share_fd(members: list[int]) -> None:
     expected = [CONTENT if rank in members else None for rank in range(4)]
-    assert run_ranks(share, 4, args=(members, leader)) == expected
+    assert run_ranks(share, 4, args=(members,)) == expected
+
+
+def leave_a_meeting(noticed: Path, members: list[int]) -> str:
+    """Rank 1 never comes. Rank 2 is the first to notice, and leaves. Returns what this rank raised."""
+    rank = detect().rank
+    if rank == 1:
+        return ""
+
+    def look() -> None:
+        if rank == 2:
+            noticed.touch()
+        if noticed.exists():
+            raise PeerLostError("lost rank 1")
+
+    address = b"ringreduce.test." + os.environ["RINGREDUCE_RENDEZVOUS"][:40].encode()
+    with pytest.raises(PeerLostError) as raised:
+        share_fd(segment() if rank == members[0] else None, members, rank, address, b"shared", 30, look)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("members", [[0, 1, 2, 3], [2, 0, 1, 3]])
+def test_a_rank_that_leaves_a_meeting_since_another_died_is_not_named(members: list[int], tmp_path: Path) -> None:
+    noticed = tmp_path / "noticed"
+    for _ in range(5):
+        raised = run_ranks(leave_a_meeting, 4, args=(noticed, members))
+        assert raised == ["lost rank 1", "", "lost rank 1", "lost rank 1"]
+        noticed.unlink()

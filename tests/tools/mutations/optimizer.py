@@ -4,6 +4,13 @@ from mutations.row import Mutation
 
 ROWS = (
     Mutation(
+        "left-since-another-died",
+        "ringreduce/rendezvous.py",
+        "            deadline.look()\n            raise\n",
+        "            raise\n",
+        ("test_rendezvous.py::test_a_rank_that_leaves_a_meeting_since_another_died_is_not_named",),
+    ),
+    Mutation(
         "fork-copies",
         "ringreduce/memory.py",
         "    before=_core.before_fork,\n",
