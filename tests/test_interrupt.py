@@ -195,6 +195,33 @@ def test_ctrl_c_on_ringrun_ends_every_rank() -> None:
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
 
+def threads_that_take_signals() -> set[str]:
+    """Those that init() and a call have started, and that the kernel may deliver SIGINT or SIGTERM to."""
+    before = set(os.listdir("/proc/self/task"))
+    import ringreduce as rr
+
+    with rr.init():
+        rr.allreduce(np.ones(3), name="loss")
+        started = set(os.listdir("/proc/self/task")) - before
+        assert started
+        wanted = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            wanted |= 1 << (number - 1)
+        taking = set()
+        for task in started:
+            with open(f"/proc/self/task/{task}/status") as file:
+                blocked = next(int(line.split()[1], 16) for line in file if line.startswith("SigBlk"))
+            assert not blocked & 1 << (signal.SIGSEGV - 1), "a crash would go unreported by faulthandler"
+            if blocked & wanted != wanted:
+                taking.add(task)
+        return taking
+
+
+def test_signals_go_to_the_users_threads() -> None:
+    """Python notices a signal of another thread only once its main thread comes out of time.sleep() or the like."""
+    assert run_ranks(threads_that_take_signals, 2) == [set(), set()]
+
+
 def forgets_to_leave() -> float:
     import ringreduce as rr
 

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/errors.h"
+#include "os/thread.h"
 
 namespace rr {
 namespace {
@@ -24,7 +25,7 @@ constexpr auto kNap = std::chrono::milliseconds(1);
 bool within(double seconds, const std::function<void()>& work) {
   std::packaged_task<void()> task(work);
   std::future<void> done = task.get_future();
-  std::thread(std::move(task)).detach();
+  start_thread(std::move(task)).detach();
   return done.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
 }
 

@@ -5,6 +5,7 @@
 #include "base/errors.h"
 #include "engine/device_queue.h"
 #include "engine/tuning.h"
+#include "os/thread.h"
 
 namespace rr {
 namespace {
@@ -63,7 +64,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   standstill_ = std::make_unique<Standstill>(world_->board(), rank, network_.host_of.empty() ? settings_.verdict_s : 0);
   world_->await_attendance(this->timeout_s(), interrupt);
   tune(*this);
-  engine_ = std::thread([this] { run_engine(); });
+  engine_ = start_thread([this] { run_engine(); });
 }
 
 Context::~Context() { shutdown(); }

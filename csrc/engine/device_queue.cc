@@ -6,6 +6,7 @@
 
 #include "base/errors.h"
 #include "engine/context.h"
+#include "os/thread.h"
 
 namespace rr {
 namespace {
@@ -56,7 +57,7 @@ DeviceQueue::DeviceQueue(Context& context, std::shared_ptr<Device> device)
       arrivals_(std::make_shared<Arrivals>()),
       unheard_(std::make_shared<Unheard>(context.log())),
       staging_(device_),
-      thread_([this] { run(); }) {}
+      thread_(start_thread([this] { run(); })) {}
 
 DeviceQueue::~DeviceQueue() { stop(); }
 
