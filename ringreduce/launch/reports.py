@@ -10,6 +10,8 @@ import socket
 
 from ringreduce.uncaught import REPORT_NBYTES, report_address
 
+REPEATED = "ringreduce.errors.PeerLostError:"
+
 
 class Reports:
     """Takes the ranks' reports of uncaught exceptions, at an address that only this job's ranks can speak to.
@@ -44,6 +46,14 @@ class Reports:
             case [str() as secret, int() as rank, str() as cause] if hmac.compare_digest(secret, self._secret):
                 return rank, "".join(letter if letter.isprintable() else " " for letter in cause)
         raise ValueError("not a report of this job")
+
+    def first(self) -> tuple[int, str]:
+        """The rank and the exception that came first, not counting those that repeat what another rank died of.
+
+        A rank that calls shutdown() on the way out tells the other ranks before it reports. They may report first.
+        """
+        causes = list(self.causes.items())
+        return next((entry for entry in causes if not entry[1].startswith(REPEATED)), causes[0])
 
     def close(self) -> None:
         """Stops listening. Idempotent."""

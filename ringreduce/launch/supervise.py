@@ -217,7 +217,7 @@ class Supervisor:
         failed = [rank.number for rank in self.ranks if rank.status]
         if self.reports is not None and self.reports.causes and len(failed) > 1 and not self._concluded:
             self._concluded = True
-            number, cause = next(iter(self.reports.causes.items()))
+            number, cause = self.reports.first()
             self._report(f"the first uncaught exception was that of rank {number}: {cause}")
 
     def _escalate(self, signum: int) -> None:
