@@ -51,11 +51,7 @@ class World:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if isinstance(error, Exception) and not isinstance(error, HorovodInternalError):
-                _fail(uncaught.cause(type(error), error, trace))
-        finally:
-            shutdown()
+        _leave(error)
 
     def __repr__(self) -> str:
         return f"World(rank={self.rank}, size={self.size}, local_rank={self.local_rank}, local_size={self.local_size})"
@@ -99,7 +95,7 @@ def init(
             try:
                 _register(process_sets)
             except BaseException:
-                shutdown()
+                _leave(None)
                 raise
         return World(state.require().placement)
 
@@ -108,23 +104,40 @@ def shutdown() -> None:
     """Leaves the job. Pending operations fail with ShutdownError. Does nothing twice.
 
     Does not wait for other ranks, but for at most 2 s in a job on several hosts, so that no message is left in MPI.
+
+    Called in a `finally` because of an exception, or in an `except` that raises again, it tells the other ranks the
+    exception: their operations fail with PeerLostError, which has its class, text and line. A HorovodInternalError,
+    which the other ranks have too, and KeyboardInterrupt and SystemExit are not told.
     """
+    _leave(uncaught.leaving())
+
+
+def _leave(error: BaseException | None) -> None:
+    """shutdown(), which tells the others the exception that makes this rank leave."""
     with _lock:
         job = state.current
         if job is None:
             return
-        state.finish_work()
-        uncaught.disarm()
-        state.current = None
-        inheritance.unmark()
-        _core.framework_end(state.NOT_INITIALIZED)
-        for process_set in job.process_sets.values():
-            process_set.unbind()
-        global_process_set.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
-        job.context.shutdown()
-        _core.framework_drain(_DRAIN_S)
-        if job.communicator is not None:
-            job.communicator.close()
+        try:
+            if isinstance(error, Exception) and not isinstance(error, HorovodInternalError):
+                _fail(uncaught.cause(type(error), error, error.__traceback__))
+        finally:
+            _end(job)
+
+
+def _end(job: state.Running) -> None:
+    state.finish_work()
+    uncaught.disarm()
+    state.current = None
+    inheritance.unmark()
+    _core.framework_end(state.NOT_INITIALIZED)
+    for process_set in job.process_sets.values():
+        process_set.unbind()
+    global_process_set.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
+    job.context.shutdown()
+    _core.framework_drain(_DRAIN_S)
+    if job.communicator is not None:
+        job.communicator.close()
 
 
 def is_initialized() -> bool:
@@ -238,7 +251,7 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
     if launched is not None:
         inheritance.mark(launched)
     if place.size > 1:
-        uncaught.tell_by(_fail)
+        uncaught.tell_by(_fail, shutdown)
         uncaught.arm(shutdown, place.source)
 
 

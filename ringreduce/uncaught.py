@@ -6,10 +6,14 @@ where they wait for it. `python -m mpi4py` does likewise; here the other ranks h
 Where no MPI runs in the process, the launcher sees its status and ends the others, but for MPICH's: Hydra waits for
 all, unless one is killed by a signal, so this one is. Processes of no such job, or whose job has ended well, are left
 alone. sys.exit() is no exception.
+
+A child of multiprocessing ends without sys.excepthook and, if it was forked and Python is older than 3.13, without
+atexit. _hook_child() stands in for both.
 """
 
 from __future__ import annotations
 
+import dis
 import json
 import os
 import signal
@@ -20,22 +24,28 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
+from types import CodeType, TracebackType
 
 CAUSE_LENGTH = 500
 REPORT_NBYTES = 8192  # of a report at most, its text in JSON
+CHILD_PRIORITY = 100  # of multiprocessing's finalizers: before those that wait for the child's own children
+MONITORING_TOOLS = (4, 3)  # the numbers of sys.monitoring that are nobody's
 GRACE_S = 1.0  # for the others to raise and print; their output is lost once MPI kills them
 
 _armed = 0  # the process that is a rank; a forked child is none
-_tellers: dict[Callable[[str], None], int] = {}  # each with the process that it is for
+_tellers: dict[Callable[[str], None], tuple[int, Callable[[], None]]] = {}  # each with the process that it is for
 _leave: Callable[[], None] | None = None
 _by_hydra = False
 _previous = sys.excepthook
+_child = 0  # the child of multiprocessing that has its hooks
 
 
-def tell_by(fail: Callable[[str], None]) -> None:
-    """From now on an uncaught exception calls fail(what), which tells the other ranks of its jobs. Idempotent."""
-    _tellers[fail] = os.getpid()
+def tell_by(fail: Callable[[str], None], leave: Callable[[], None]) -> None:
+    """From now on an uncaught exception calls fail(what), which tells the other ranks of its jobs. Idempotent.
+
+    leave: what atexit would call; a child of multiprocessing calls it at its end.
+    """
+    _tellers[fail] = os.getpid(), leave
     _hook()
 
 
@@ -54,6 +64,54 @@ def _hook() -> None:
     if sys.excepthook is not _end_job:
         _previous = sys.excepthook
         sys.excepthook = _end_job
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        _hook_child(process.BaseProcess._bootstrap.__code__)
+
+
+def _hook_child(bootstrap: CodeType) -> None:
+    """Has a child of multiprocessing say what ended it, and leave its jobs.
+
+    BaseProcess._bootstrap() handles the child's exception. Before Python 3.13 it runs the finalizers meanwhile. From
+    3.13 on they run after it, so there the lines of that one function are watched for an exception.
+    """
+    global _child
+    if _child == os.getpid():
+        return
+    _child = os.getpid()
+    told = False
+
+    def tell(*_: object) -> None:
+        nonlocal told
+        error = sys.exc_info()[1]
+        if told or error is None or error.__traceback__ is None:
+            return
+        if error.__traceback__.tb_frame.f_code is bootstrap:
+            told = True
+            error = _of_torch(error)
+            _tell(type(error), error, error.__traceback__)
+
+    def leave() -> None:
+        tell()
+        for process, call in list(_tellers.values()):
+            if process == os.getpid():
+                call()
+
+    sys.modules["multiprocessing.util"].Finalize(None, leave, exitpriority=CHILD_PRIORITY)
+    if sys.version_info >= (3, 13):
+        monitoring = sys.monitoring
+        free = next((tool for tool in MONITORING_TOOLS if monitoring.get_tool(tool) is None), None)
+        if free is not None:
+            monitoring.use_tool_id(free, "ringreduce")
+            monitoring.register_callback(free, monitoring.events.LINE, tell)
+            monitoring.set_local_events(free, bootstrap, monitoring.events.LINE)
+
+
+def _of_torch(error: BaseException) -> BaseException:
+    """torch.multiprocessing.spawn() has its children write their exception to a file and call sys.exit()."""
+    places = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    by_torch = isinstance(error, SystemExit) and places[-1].f_globals.get("__name__") == "torch.multiprocessing.spawn"
+    return error.__context__ if by_torch and error.__context__ is not None else error
 
 
 def disarm() -> None:
@@ -67,14 +125,7 @@ def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackTy
     _previous(kind, error, trace)
     if sys.flags.interactive or hasattr(sys, "ps1"):
         return
-    if issubclass(kind, Exception):  # not KeyboardInterrupt: the user knows
-        what = cause(kind, error, trace)
-        if _armed == os.getpid():
-            _report(what)  # before the others fail, and report that
-        for fail, process in _tellers.items():
-            if process == os.getpid():
-                with suppress(Exception):  # the job has to end all the same
-                    fail(what)
+    _tell(kind, error, trace)
     if _armed != os.getpid() or _leave is None:
         return
     mpi = sys.modules.get("mpi4py.MPI")
@@ -87,6 +138,41 @@ def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackTy
         _leave()
         time.sleep(GRACE_S)
         end()
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not issubclass(kind, Exception):  # KeyboardInterrupt: the user knows
+        return
+    what = cause(kind, error, trace)
+    if _armed == os.getpid():
+        _report(what)  # before the others fail, and report that
+    for fail, (process, _) in list(_tellers.items()):
+        if process == os.getpid():
+            with suppress(Exception):  # the job has to end all the same
+                fail(what)
+
+
+def leaving() -> BaseException | None:
+    """The exception that this thread handles, if it goes on to the handler's caller: `finally`, `except` with `raise`.
+
+    An exception that an `except` ends is none: its program goes on. What follows the call in the handler's code tells
+    them apart. Where branches make that unclear, the answer is None.
+    """
+    error = sys.exc_info()[1]
+    if error is None or error.__traceback__ is None:
+        return None
+    handler = error.__traceback__.tb_frame  # the outermost that the exception has come to
+    target = 0
+    for instruction in dis.get_instructions(handler.f_code):
+        if instruction.offset <= max(handler.f_lasti, target - 1):
+            continue
+        if instruction.opname in ("RERAISE", "RAISE_VARARGS"):
+            return error
+        if instruction.opname in ("POP_EXCEPT", "RETURN_VALUE", "RETURN_CONST"):
+            return None
+        if instruction.opname == "JUMP_FORWARD":
+            target = instruction.argval
+    return None
 
 
 def report_address(job: str) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from ranks import Ranks, hear_test, tell_test
+from ranks import Ranks, clean_environment, hear_test, tell_test
 
 torch = pytest.importorskip("torch")
 
@@ -43,6 +44,44 @@ def fall(path: str) -> None:
 
 def test_an_uncaught_exception_is_told_to_the_others(tmp_path: Path, run_ranks: Callable[..., object]) -> None:
     run_ranks(fall, 2, args=(str(tmp_path / "store"),))
+
+
+SPAWNED = """
+import sys
+import torch
+import torch.distributed as dist
+import ringreduce.torch as hvd
+
+def work(rank, store, api):
+    if api == "init":
+        hvd.init(rank=rank, size=2)
+        call = hvd.allreduce
+    else:
+        dist.init_process_group("ringreduce", init_method=f"file://{store}", rank=rank, world_size=2)
+        call = dist.all_reduce
+    if rank == 1:
+        raise ValueError("of a child")
+    try:
+        call(torch.ones(3))
+    except hvd.HorovodInternalError as error:
+        print(str(error).rpartition("lost rank 1: ")[2])
+
+if __name__ == "__main__":
+    children = torch.multiprocessing.start_processes(
+        work, sys.argv[1:3], nprocs=2, start_method=sys.argv[3], join=False  # its join() kills who still has to print
+    )
+    for child in children.processes:
+        child.join()
+        print(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize(("api", "method"), [("init", "spawn"), ("group", "spawn"), ("group", "fork")])
+def test_torchs_children_say_what_they_died_of(api: str, method: str, tmp_path: Path) -> None:
+    (tmp_path / "spawned.py").write_text(SPAWNED)
+    command = [sys.executable, str(tmp_path / "spawned.py"), str(tmp_path / "store"), api, method]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.splitlines() == ["ValueError: of a child (spawned.py:15)", "0", "1"], done.stderr
 
 
 def be_late(path: str) -> None:

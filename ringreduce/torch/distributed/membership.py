@@ -89,7 +89,7 @@ class Membership:
         self.group: Group = self._context.world
         self._leaving: list[Callable[[], Any]] = []
         _members.add(self)
-        uncaught.tell_by(_fail_all)
+        uncaught.tell_by(_fail_all, _leave_all)
 
     def on_leave(self, call: Callable[[], Any]) -> None:
         """Registers what leave() does last."""
