@@ -184,7 +184,8 @@ def alltoall(
         splits: how many rows go to each rank, in rank order: 1-D integers, one per rank. None: equal parts.
 
     Returns:
-        The received rows as a new ndarray; with splits, (rows, received_splits): rows received from each rank, int32.
+        The received rows as a new ndarray; with splits, (rows, received_splits): rows received from each rank, int32
+        (int64 where a count needs it).
     """
     output, received = alltoall_async(tensor, splits, name=name, process_set=process_set).wait()
     return output if splits is None else (output, received)
@@ -254,7 +255,12 @@ def _received(work: Work | StreamWork, like_rows_of: Memory, room: Memory | None
 
 
 def _counts(work: Work | StreamWork) -> Array:
-    return np.array((work.finish() if isinstance(work, StreamWork) else work).counts, np.int32)
+    return narrow((work.finish() if isinstance(work, StreamWork) else work).counts)
+
+
+def narrow(counts: Sequence[int]) -> Array:
+    """Numbers of rows as int32, as in Horovod, or as int64 where one of them needs it."""
+    return np.array(counts, np.int32 if max(counts, default=0) <= np.iinfo(np.int32).max else np.int64)
 
 
 def rows_for_each(splits: Any) -> list[int] | None:

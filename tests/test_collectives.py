@@ -208,3 +208,26 @@ def barriers(rounds: int) -> list[tuple[float, float]]:
 def test_barrier_waits_for_the_last() -> None:
     for everyone in zip(*run_ranks(barriers, 3, args=(30,)), strict=True):
         assert min(left for _, left in everyone) >= max(came for came, _ in everyone)
+
+
+def more_rows_than_32_bits_count() -> None:
+    """Rows without elements cost nothing, so there can be 2^34 of them."""
+    import ringreduce as rr
+
+    with rr.init() as world:
+        many = 1 << 33
+        source = np.empty((2 * many, 0), np.uint8)
+        for splits in ([many, many], [many * 2 * (to == 1) for to in range(2)]):
+            rows, counts = rr.alltoall(source, splits)
+            expected = [splits[world.rank]] * 2
+            assert rows.shape == (sum(expected), 0)
+            assert counts.tolist() == expected
+            assert counts.dtype == (np.int64 if max(expected) else np.int32)
+        assert rr.alltoall(source).shape == source.shape
+        assert rr.alltoall_async(source).wait()[1].tolist() == [many, many]
+        assert rr.allgather(source).shape == (4 * many, 0)
+        assert rr.reducescatter(source).shape == (many, 0)
+
+
+def test_more_rows_than_32_bits_count() -> None:
+    run_ranks(more_rows_than_32_bits_count, 2)

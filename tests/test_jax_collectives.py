@@ -229,3 +229,29 @@ def without_ffi() -> str:
 
 def test_without_the_foreign_function_interface() -> None:
     assert run_ranks(without_ffi, 2, env={**ENV, "RR_TEST_NOTHING_IMPORTED": "1"}) == ["io_callback"] * 2
+
+
+def more_rows_than_32_bits_count() -> None:
+    """Rows without elements cost nothing, so there can be 2^34 of them."""
+    import jax
+    import numpy as np
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        many = 1 << 33
+        source = np.empty((2 * many, 0), np.uint8)
+        for wide in (False, True):
+            jax.config.update("jax_enable_x64", wide)
+            assert hvd.allgather(source[: many * (world.rank + 1)]).shape == (3 * many, 0)
+            assert hvd.alltoall(source).shape == source.shape
+            rows, counts = hvd.alltoall(source, [0, 2 * many])
+            assert rows.shape == (4 * many * world.rank, 0)
+            assert counts.tolist() == [2 * many * world.rank] * 2
+            dtype, kind = ((np.int32, jax.Array), (np.int64, jax.Array if wide else np.ndarray))[world.rank]
+            assert counts.dtype == dtype
+            assert isinstance(counts, kind)
+
+
+def test_more_rows_than_32_bits_count() -> None:
+    run_ranks(more_rows_than_32_bits_count, 2)

@@ -260,3 +260,21 @@ def import_only() -> list[str]:
 
 def test_a_program_that_compiles_nothing_does_not_load_the_compiler(run_ranks: Callable[..., Any]) -> None:
     assert run_ranks(import_only, 1, env={rank_pool.NOTHING_MORE: "1"}) == [[]]
+
+
+def count_in_a_graph() -> None:
+    """Rows without elements cost nothing, so there can be 2^32 of them."""
+    with hvd.init() as world:
+        exchange = torch.compile(hvd.alltoall, backend="eager", dynamic=True)
+        source = torch.empty((1 << 32, 0))
+        splits = torch.tensor([0, 1 << 31])
+        if world.rank == 1:
+            with pytest.raises(hvd.InvalidArgumentError, match=r"2147483648 rows.*without torch.compile"):
+                exchange(source, splits)
+        else:
+            assert exchange(source, splits)[1].tolist() == [0, 0]
+        assert hvd.alltoall(source, splits)[1].tolist() == [(1 << 31) * world.rank] * 2
+
+
+def test_counts_that_a_graph_cannot_have(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(count_in_a_graph, 2)

@@ -13,6 +13,7 @@ from ringreduce.jax.call import Call
 from ringreduce.jax.operands import array, members, rows_of
 from ringreduce.jax.primitives import bind
 from ringreduce.jax.versions import is_traced, is_tracing
+from ringreduce.movement import narrow
 from ringreduce.process_sets import ProcessSet, global_process_set
 
 
@@ -30,9 +31,7 @@ def allgather(tensor: Any, *, name: str | None = None, process_set: ProcessSet =
     operand = array(tensor, "allgather")
     rows = rows_of(operand, "Allgather") * process_set.group.size
     if not is_traced(operand) and not is_tracing():
-        size = process_set.group.size
-        counts = bind(Call("allgather", set_id, _part(name), rows=size), np.array([operand.shape[0]], np.int32))[0]
-        rows = int(np.asarray(counts).sum())
+        rows = sum(_exchanged(Call("allgather", set_id, _part(name), rows=process_set.group.size), [operand.shape[0]]))
     return bind(Call("allgather", set_id, name, rows=rows), operand)[0]
 
 
@@ -76,7 +75,8 @@ def alltoall(
             the result is fixed there; outside the ranks tell each other.
 
     Returns:
-        The received rows; with splits also how many came from each rank, as an array of int32. Has a gradient.
+        The received rows; with splits also how many came from each rank, as an array of int32. Has a gradient. Where
+        a count needs it, int64: a NumPy array if JAX is set to 32 bits (jax_enable_x64).
     """
     set_id = members(process_set, "alltoall")
     operand = array(tensor, "alltoall")
@@ -98,10 +98,11 @@ def alltoall(
             "the result is fixed when the program is compiled"
         )
     else:
-        counts = bind(Call("alltoall", set_id, _part(name), rows=size), np.array(sent, np.int32))[0]
-        received = tuple(np.asarray(counts).tolist())
+        received = _exchanged(Call("alltoall", set_id, _part(name), rows=size), sent)
     call = Call("alltoall", set_id, name, rows=sum(received), splits=sent, received=received)
-    return bind(call, operand)[0], jax.numpy.asarray(received, np.int32)
+    counts = narrow(received)
+    has_dtype = jax.dtypes.canonicalize_dtype(counts.dtype) == counts.dtype
+    return bind(call, operand)[0], jax.numpy.asarray(counts) if has_dtype else counts
 
 
 def barrier(*, name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
@@ -109,6 +110,12 @@ def barrier(*, name: str | None = None, process_set: ProcessSet = global_process
     getattr(process_set.group, "barrier")  # noqa: B009  # raises where there is no group
     assert process_set.process_set_id is not None
     bind(Call("barrier", process_set.process_set_id, name))
+
+
+def _exchanged(call: Call, counts: Sequence[int]) -> tuple[int, ...]:
+    """What a call makes of rows of one count each. JAX may be set to 32 bits, so a count travels as two integers."""
+    halves = np.array(counts, np.int64).view(np.int32).reshape(-1, 2)
+    return tuple(np.ascontiguousarray(bind(call, halves)[0]).view(np.int64).ravel().tolist())
 
 
 def _numbers(splits: Any, size: int, what: str) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch import autograd
 from ringreduce.torch.members import Members, process_set_of
 from ringreduce.torch.tracing import KERNEL, TRACEABLE, untraced
@@ -78,6 +79,19 @@ def _grouped_allreduce(tensors: Sequence[torch.Tensor], *settings: Any) -> list[
 def _own_rows(gathered: torch.Tensor, counts: torch.Tensor, rows: int, members: Members) -> torch.Tensor:
     (taken,) = autograd.own_rows([gathered], counts[None], [rows], process_set_of(members))
     return taken.clone()  # an operator's result is memory of its own
+
+
+def _alltoall(
+    tensor: torch.Tensor, splits: torch.Tensor | None, name: str | None, members: Members
+) -> tuple[torch.Tensor, torch.Tensor]:
+    output, counts = autograd.Alltoall.forward(tensor, splits, name, members)
+    most = max(counts.tolist())
+    if splits is not None and most > torch.iinfo(torch.int32).max:
+        raise InvalidArgumentError(
+            f"alltoall: {most} rows have come from one rank. Graphs have received_splits of int32, which do not hold "
+            "that number: call alltoall without torch.compile"
+        )
+    return output, counts
 
 
 def _sent_back(grad: torch.Tensor, counts: torch.Tensor, rows: int, members: Members) -> torch.Tensor:
@@ -170,7 +184,7 @@ def _defined() -> Any:
     )
     define(
         "alltoall(Tensor tensor, Tensor? splits, str? name, int process_set) -> (Tensor, Tensor)",
-        autograd.Alltoall.forward,
+        _alltoall,
         lambda tensor, *settings: (_unknown_rows(tensor), _counts(settings[-1])),
         autograd.Alltoall,
         token=False,
