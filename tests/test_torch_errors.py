@@ -267,8 +267,10 @@ def transform() -> None:
         for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, lambda x: hvd.allreduce_async(x).wait()):
             with pytest.raises(hvd.InvalidArgumentError, match=inside):
                 torch.func.vmap(call)(ones)
-            with pytest.raises(hvd.InvalidArgumentError, match=inside):
-                torch.func.jvp(call, (ones,), (ones,))
+        with pytest.raises(hvd.InvalidArgumentError, match=inside):
+            torch.func.jvp(hvd.allreduce_, (ones,), (ones,))
+        with pytest.raises(hvd.UnavailableError, match="this operation would lose the tangent"):
+            torch.func.jvp(lambda x: hvd.allreduce_async(x).wait(), (ones,), (ones,))
         assert torch.equal(torch.func.grad(lambda x: hvd.allreduce(x, op=hvd.Sum).sum())(ones), ones)
 
 

@@ -1,15 +1,19 @@
-"""The collectives as autograd sees them: what each does forward, and what becomes of the gradient. Written once.
+"""The collectives as autograd sees them: what each does, and what becomes of gradient and tangent. Written once.
 
 forward() is the collective itself, of plain memory. library.py makes operators for torch.compile of these same
 forward(), setup_context() and backward(), and backward() goes the way that forward() went (members.py).
 
 A gradient travels in the order in which autograd reaches it, which is the same on all ranks that run the same model.
 The gradient of a gradient works too, outside of graphs: backward() is made of these same functions.
+
+jvp() is for dual tensors (torch.autograd.forward_ad): the collectives are linear, so the tangent goes the way of the
+tensor, by a second operation. That has a name of its own: where a rank has no tangent and others have, none of its
+other operations is taken for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -21,7 +25,7 @@ from ringreduce.ops import Adasum, Average, ReduceOp, Sum
 from ringreduce.torch import adasum
 from ringreduce.torch.members import Members, call, process_set_of, run
 from ringreduce.torch.submission import allgathers, exchange, received, reducescatters
-from ringreduce.torch.tensors import on_stream, operand, source
+from ringreduce.torch.tensors import no_tangent, on_stream, operand, source
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
@@ -45,7 +49,12 @@ class Allreduce(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.settings = inputs[2:]
+        ctx.name, ctx.settings = inputs[1], inputs[2:]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        op, *others = ctx.settings
+        return allreduce(tangents[0], _of_tangent(ctx.name), _linear_forward(op), *others)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
@@ -82,7 +91,13 @@ class GroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.settings = inputs[1:5]
+        ctx.name, ctx.settings = inputs[0], inputs[1:5]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Gradients:
+        op, *others = ctx.settings
+        settings = (_of_tangent(ctx.name), _linear_forward(op), *others)
+        return _of_floats(lambda floats: grouped_allreduce(floats, *settings), tangents[5:])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
@@ -118,10 +133,15 @@ class GroupedAllgather(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, _, ctx.members, *tensors = inputs
+        ctx.name, _, ctx.members, *tensors = inputs
         ctx.rows = [tensor.shape[0] for tensor in tensors]
         ctx.mark_non_differentiable(output[-1])
         ctx.counts = output[-1]  # not saved: backward() of one output after the other would find it freed
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Gradients:
+        settings = (_of_tangent(ctx.name), None, ctx.members)
+        return *_of_floats(lambda floats: grouped_allgather(floats, *settings)[0], tangents[3:]), None
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
@@ -174,8 +194,12 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         process_set = process_set_of(inputs[3])
-        ctx.members = inputs[3]
+        _, ctx.root_rank, ctx.name, ctx.members = inputs
         ctx.is_root = process_set.group.rank == process_set.position(inputs[1], "broadcast")
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        return broadcast(tangents[0], ctx.root_rank, _of_tangent(ctx.name), ctx.members)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
@@ -207,9 +231,14 @@ class Alltoall(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.members, ctx.rows = inputs[3], inputs[0].shape[0]
+        tensor, ctx.splits, ctx.name, ctx.members = inputs
+        ctx.rows = tensor.shape[0]
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> Gradients:
+        return alltoall(tangents[0], ctx.splits, _of_tangent(ctx.name), ctx.members)[0], None
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
@@ -247,9 +276,15 @@ class GroupedReducescatter(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, op, pre, post, ctx.members, *tensors = inputs
+        ctx.name, op, pre, post, ctx.members, *tensors = inputs
+        ctx.settings = inputs[1:5]
         ctx.factor = pre * post * (process_set_of(ctx.members).group.size if op == Sum else 1)
         ctx.rows = [tensor.shape[0] for tensor in tensors]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Gradients:
+        settings = (_of_tangent(ctx.name), *ctx.settings)
+        return _of_floats(lambda floats: grouped_reducescatter(floats, *settings), tangents[5:])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
@@ -273,3 +308,22 @@ def _linear(op: int) -> int:
     if op in (Average, Sum):
         return op
     raise InvalidArgumentError(f"allreduce has a gradient for op Average and Sum, not for {ReduceOp(op).name}")
+
+
+def _linear_forward(op: int) -> int:
+    if op in (Average, Sum):
+        return op
+    raise no_tangent(f"allreduce with op {ReduceOp(op).name}")
+
+
+def _of_tangent(name: str | None) -> str:
+    """One at a time of a name: a collective with autograd waits for its end."""
+    return f"{name or 'ringreduce'}.tangent"
+
+
+def _of_floats(
+    collective: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], tangents: Sequence[torch.Tensor | None]
+) -> Gradients:
+    """The collective of several tangents; a tensor of integers has none."""
+    results = iter(collective([tangent for tangent in tangents if tangent is not None]))
+    return tuple(None if tangent is None else next(results) for tangent in tangents)

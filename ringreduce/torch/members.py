@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import torch
+from torch.autograd import forward_ad
 
 from ringreduce import state
 from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.torch.tensors import has_tangent
 
 Members: TypeAlias = ProcessSet | int
 
@@ -31,8 +33,25 @@ def process_set_of(members: Members) -> ProcessSet:
 
 
 def call(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """function.apply, for which torch has no types."""
+    """function.apply, for which torch has no types.
+
+    Where one tensor is dual, all are made so: ranks that differ in which tensors of a group have tangents do the same.
+    """
+    if forward_ad._current_level >= 0 and any(map(_has_tangent, arguments)):
+        arguments = tuple(map(_dual, arguments))
     return function.apply(*arguments)  # type: ignore[no-untyped-call]
+
+
+def _has_tangent(argument: Any) -> bool:
+    return isinstance(argument, torch.Tensor) and has_tangent(argument)
+
+
+def _dual(argument: Any) -> Any:
+    """A tensor that can have a tangent and has none, with one of zeros."""
+    can = isinstance(argument, torch.Tensor) and (argument.is_floating_point() or argument.is_complex())
+    if not can or has_tangent(argument):
+        return argument
+    return forward_ad.make_dual(argument, torch.zeros_like(argument))  # type: ignore[no-untyped-call]
 
 
 def run(operator: str, function: type[torch.autograd.Function], *arguments: Any) -> Any:
