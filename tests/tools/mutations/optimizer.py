@@ -164,4 +164,32 @@ ROWS = (
         "    assert average",
         ("test_torch_errors.py::test_the_error_contract",),
     ),
+    Mutation(
+        "handled-elsewhere",
+        "ringreduce/uncaught.py",
+        'if instruction.opname in ("POP_EXCEPT", "RETURN_VALUE", "RETURN_CONST"):',
+        "if False:",
+        ("test_uncaught.py::test_what_is_no_cause_is_not_told",),
+    ),
+    Mutation(
+        "childs-end",
+        "ringreduce/uncaught.py",
+        "error.__traceback__.tb_frame.f_code is bootstrap",
+        "True",
+        ("test_uncaught.py::test_children_of_multiprocessing",),
+    ),
+    Mutation(
+        "wide-counts",
+        "ringreduce/movement.py",
+        "np.int32 if max(counts, default=0) <= np.iinfo(np.int32).max else np.int64",
+        "np.int32",
+        ("test_collectives.py::test_more_rows_than_32_bits_count",),
+    ),
+    Mutation(
+        "tangents-name",
+        "ringreduce/torch/autograd.py",
+        """    return f"{name or 'ringreduce'}.tangent"\n""",
+        "    return name  # type: ignore\n",
+        ("test_torch_forward.py::test_ranks_that_differ_are_told",),
+    ),
 )
