@@ -385,8 +385,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
-def test_children_of_multiprocessing_in_other_pythons(version: str, tmp_path: Path) -> None:
-    python = shutil.which(f"python{version}")
+def test_hooks_in_each_python(version: str, tmp_path: Path) -> None:
+    own = "{}.{}".format(*sys.version_info)
+    python = sys.executable if version == own else shutil.which(f"python{version}")
     if python is None or subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode != 0:
         pytest.skip(f"there is no Python {version}")
     program = tmp_path / "children.py"

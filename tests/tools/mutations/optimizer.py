@@ -169,7 +169,7 @@ ROWS = (
         "ringreduce/uncaught.py",
         'if instruction.opname in ("POP_EXCEPT", "RETURN_VALUE", "RETURN_CONST"):',
         "if False:",
-        ("test_uncaught.py::test_what_is_no_cause_is_not_told",),
+        ("test_uncaught.py::test_hooks_in_each_python",),
     ),
     Mutation(
         "childs-end",
