@@ -73,7 +73,8 @@ def _hook_child(bootstrap: CodeType) -> None:
     """Has a child of multiprocessing say what ended it, and leave its jobs.
 
     BaseProcess._bootstrap() handles the child's exception. Before Python 3.13 it runs the finalizers meanwhile. From
-    3.13 on they run after it, so there the lines of that one function are watched for an exception.
+    3.13 on they run after it, so there the lines of that one function are watched for an exception. That needs a number
+    of sys.monitoring: where other tools have them, the other ranks get a ShutdownError without the cause.
     """
     global _child
     if _child == os.getpid():
@@ -155,8 +156,8 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
 def leaving() -> BaseException | None:
     """The exception that this thread handles, if it goes on to the handler's caller: `finally`, `except` with `raise`.
 
-    An exception that an `except` ends is none: its program goes on. What follows the call in the handler's code tells
-    them apart. Where branches make that unclear, the answer is None.
+    None where an `except` ends the exception: its program goes on. The instructions after the call in the handler's
+    code tell the two apart. The first of them that raises or ends an exception decides, also under a condition.
     """
     error = sys.exc_info()[1]
     if error is None or error.__traceback__ is None:
