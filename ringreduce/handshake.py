@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import array
 import builtins
+import contextlib
 import errno
 import os
 import socket
@@ -148,7 +149,8 @@ def attend(meeting: Meeting, rank: int, deadline: Deadline) -> list[int]:
     hello = body + hello_mac(meeting.secret, body)
     with connect(meeting, me, deadline) as connection:
         try:
-            connection.send(hello)
+            with contextlib.suppress(BrokenPipeError):  # a host that has failed may have left its reason
+                connection.send(hello)
             return _receive(connection, meeting, me, hello, deadline)
         except (ConnectionError, EOFError):
             raise PeerLostError(
@@ -208,7 +210,7 @@ def _next_message(
     connection: socket.socket, meeting: Meeting, me: str, deadline: Deadline
 ) -> tuple[bytes, list[int], int]:
     fds = array.array("i")
-    gave_up = False
+    gave_up = was_reset = False
     while True:
         connection.settimeout(LAST_WORD_S if gave_up else deadline.turn_s())
         try:
@@ -216,6 +218,12 @@ def _next_message(
             message, controls, flags, _ = connection.recvmsg(
                 REPLY.size + TEXT_NBYTES, socket.CMSG_LEN(FDS_PER_MESSAGE * fds.itemsize), socket.MSG_CMSG_CLOEXEC
             )
+        except ConnectionResetError:
+            # A host that closes without having read the hello: the kernel says this before it gives what the host sent.
+            if was_reset:
+                raise
+            was_reset = True
+            continue
         except builtins.TimeoutError:
             if gave_up:
                 break

@@ -74,6 +74,10 @@ class Reception:
     ) -> None:
         if error is not None:
             told = error if isinstance(error, Error) else HorovodInternalError(f"{self._me}: {error!r}")
+            with contextlib.suppress(OSError):  # no descriptor is left: some will not be told
+                for _ in range(self._meeting.size + SPARE_CONNECTIONS):  # who connected while this rank was busy
+                    if not self._accept():
+                        break
             for connection in (*(guest.connection for guest in self._guests.values()), *self._pending):
                 send_error(connection, told)
         for guest in self._guests.values():
@@ -134,19 +138,21 @@ class Reception:
                 )
             time.sleep(1e-2)
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Takes one connection to the listener. Returns whether there was one."""
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):
-            return
+            return False
         connection.setblocking(False)
         pid = same_user(connection)
         if pid is None or len(self._pending) > self._meeting.size + SPARE_CONNECTIONS:
             self._turned_away.append("another user's process" if pid is None else "one connection too many")
             connection.close()
-            return
-        self._pending[connection] = pid
-        self._selector.register(connection, selectors.EVENT_READ)
+        else:
+            self._pending[connection] = pid
+            self._selector.register(connection, selectors.EVENT_READ)
+        return True
 
     def _read_hello(self, connection: socket.socket) -> None:
         """Makes a guest of a pending connection, or turns it away if it is a stranger's."""

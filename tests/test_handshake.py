@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,6 +200,22 @@ def test_a_guest_that_leaves_ends_it_for_everyone() -> None:
     assert isinstance(error, PeerLostError)
     assert "lost rank 2" in str(error)
     assert isinstance(other, PeerLostError | TimeoutError)  # TimeoutError: it came when all was over
+
+
+def test_guests_that_the_host_has_not_seen_yet_are_told_too() -> None:
+    where = meeting(3)
+
+    def busy_host() -> None:
+        with Reception(where, Deadline(20)):
+            deadline = time.monotonic() + 20
+            sockets = Path("/proc/net/unix")  # the listener and two connections
+            while sum(f"@{where.address.decode()}" in line for line in sockets.read_text().splitlines()) < 3:
+                assert time.monotonic() < deadline
+            raise PeerLostError("lost rank 1")
+
+    answers = together(busy_host, lambda: guest(where, 1), lambda: guest(where, 2))
+    assert [type(answer) for answer in answers] == [PeerLostError] * 3
+    assert ["told by rank 0: lost rank 1" in str(answer) for answer in answers] == [False, True, True]
 
 
 def test_all_guests_go_or_none() -> None:
