@@ -68,7 +68,7 @@ def test_ratios_are_formed_within_a_round_and_medians_over_rounds(tmp_path: Path
 def test_a_peer_that_hangs_costs_its_cell_and_leaves_no_process(tmp_path: Path) -> None:
     # A rank that has left its launcher's session, as MPI's daemons do, and that ignores what can be ignored.
     script = (
-        "import os, signal, time\n"
+        f"import os, signal, time  # {tmp_path}\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "if os.fork() == 0: os.setsid()\n"
         "time.sleep(1000)\n"
@@ -77,7 +77,7 @@ def test_a_peer_that_hangs_costs_its_cell_and_leaves_no_process(tmp_path: Path) 
     result = run(Script(script), CELL, tmp_path, 1.0)
     assert (result.status, result.row) == ("timeout", None)
     assert time.monotonic() - start < 30
-    assert [pid for pid in processes() if "import os, signal, time" in command_line(pid)] == []
+    assert [pid for pid in processes() if str(tmp_path) in command_line(pid)] == []
 
 
 def test_a_peer_that_fails_shows_what_it_said(tmp_path: Path) -> None:

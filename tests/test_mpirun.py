@@ -333,6 +333,8 @@ def untimed(file: Path) -> list[Any]:
     return [[row["epoch"], row["loss"], row["test_accuracy"]] for row in rows]
 
 
+# By shared memory the MPI only starts the ranks: one of each kind will do.
+@pytest.mark.parametrize("mpi", ["openmpi-4", "mpich-5"], indirect=True)
 def test_training_gives_the_bits_that_ringrun_gives(
     mpi: mpis.Mpi, trained: tuple[list[str], dict[str, str], list[Any]], tmp_path: Path
 ) -> None:

@@ -134,7 +134,7 @@ def links() -> None:
     for count in (1, 2, world.size - 1, world.size, 1009, 250_007):
         check_ring(world, count, "float32")
     check_ring(world, 10_007, "int16", message_nbytes=1001, depth=3)
-    check_ring(world, 3_001, "float64", message_nbytes=13, depth=1)
+    check_ring(world, 601, "float64", message_nbytes=13, depth=1)
     check_ring(world, 1_500_007, "int64", message_nbytes=1 << 20, depth=2)
     check_traffic(world, 3_000_017)
     check_traffic(world, 200_003, message_nbytes=1001, depth=2)
