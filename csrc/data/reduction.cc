@@ -24,12 +24,6 @@ Kind kind(DType dtype) {
   }
 }
 
-constexpr int kOpCount = 0
-#define RR_COUNT(id, name) +1
-    RR_OPS(RR_COUNT)
-#undef RR_COUNT
-    ;
-
 // What a pair computes: '+' arithmetic, scale factors allowed; 'x' without scale factors; '.' nothing.
 // Integers: Average truncates toward zero, Sum and Product wrap around, logical results are 0 or 1.
 // bool: Min, Product and the Ands are "all", Max, Sum and the Ors are "any".

@@ -29,6 +29,12 @@ enum class ReduceOp : uint8_t {
 #undef RR_ENUMERATOR
 };
 
+inline constexpr int kOpCount = 0
+#define RR_COUNT(id, name) +1
+    RR_OPS(RR_COUNT)
+#undef RR_COUNT
+    ;
+
 const char* name(ReduceOp op);
 ReduceOp op_from_code(int code);  // throws InvalidArgumentError
 

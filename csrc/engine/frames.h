@@ -1,10 +1,12 @@
 // How leaders of hosts talk: frames of {length, type, rank} and fields, back to back in a byte stream. All hosts of a
-// job run the same build (checked when they meet), so fields travel as they lie in memory.
+// job run the same build (checked when they meet), so fields travel as they lie in memory. A frame that cannot be, such
+// as one about a rank of another host, is an InternalError that names the rank which sent it.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/errors.h"
@@ -35,6 +37,10 @@ struct FrameHead {
 };
 static_assert(sizeof(FrameHead) == 8);
 
+// The longest is an entry of 256 operations with names: 69,000 bytes. A reader that believed a length without a limit
+// would wait for ever.
+inline constexpr size_t kFrameNbytesMost = 128 << 10;
+
 // Frames on their way out, in the order written.
 class FrameWriter {
  public:
@@ -58,6 +64,7 @@ class FrameWriter {
   }
   void end() {
     const uint32_t nbytes = static_cast<uint32_t>(bytes_.size() - head_at_);
+    if (nbytes > kFrameNbytesMost) throw InternalError("a frame of " + std::to_string(nbytes) + " bytes is too long");
     std::memcpy(bytes_.data() + head_at_, &nbytes, sizeof nbytes);
   }
 
@@ -82,11 +89,19 @@ class FrameWriter {
   size_t head_at_ = 0;
 };
 
-// The fields of one frame, in the order they were put. A frame too short for them is an InternalError.
+// The fields of one frame, in the order they were put. Nothing of a frame is used before expect() or take() has looked
+// at it.
 class FrameParser {
  public:
-  FrameParser(const FrameHead& head, const std::byte* fields) : head(head), at_(fields) {
-    left_ = head.nbytes - sizeof head;
+  // sender: who is to blame, for the text of an error.
+  FrameParser(const FrameHead& head, const std::byte* fields, const std::string& sender)
+      : head(head), at_(fields), left_(head.nbytes - sizeof head), sender_(sender) {}
+
+  // Throws InternalError unless `is_so`. what: of the frame, such as "is too short".
+  void expect(bool is_so, const char* what) const {
+    if (is_so) return;
+    throw InternalError(sender_ + ", which speaks for another host, has sent a frame that " + what + " (type " +
+                        std::to_string(static_cast<int>(head.type)) + "); do all hosts run one build?");
   }
   template <class T>
   T take() {
@@ -95,28 +110,39 @@ class FrameParser {
     return value;
   }
   const std::byte* take(size_t nbytes) {
-    if (nbytes > left_)
-      throw InternalError("a frame of another host's leader is too short; do all hosts run one build?");
+    expect(nbytes <= left_, "is too short");
     const std::byte* const bytes = at_;
     at_ += nbytes;
     left_ -= nbytes;
     return bytes;
   }
-  std::string take_text() {
+  std::string take_text(size_t most) {
     const uint32_t nbytes = take<uint32_t>();
+    expect(nbytes <= most, "has too long a text");
     return std::string(reinterpret_cast<const char*>(take(nbytes)), nbytes);
   }
+  // A field whose values are 0 to last.
+  template <class T>
+  T take_up_to(T last) {
+    const T value = take<T>();
+    expect(value <= last, "has a value that its field cannot have");
+    return value;
+  }
+  // After the last field.
+  void end() const { expect(left_ == 0, "is longer than its fields"); }
 
   const FrameHead head;
 
  private:
   const std::byte* at_;
   size_t left_;
+  const std::string& sender_;
 };
 
 // Frames on their way in.
 class FrameReader {
  public:
+  void set_sender(std::string sender) { sender_ = std::move(sender); }
   // Has pull(bytes, nbytes) fill in what has come.
   template <class Pull>
   bool fill(Pull pull) {
@@ -138,9 +164,10 @@ class FrameReader {
     while (filled_ - done_ >= sizeof(FrameHead)) {
       FrameHead head;
       std::memcpy(&head, bytes_.data() + done_, sizeof head);
-      if (head.nbytes < sizeof head) throw InternalError("a frame of another host's leader has no length");
+      FrameParser parser(head, bytes_.data() + done_ + sizeof head, sender_);
+      parser.expect(head.nbytes >= sizeof head, "has no length");
+      parser.expect(head.nbytes <= kFrameNbytesMost, "is too long");
       if (filled_ - done_ < head.nbytes) break;
-      FrameParser parser(head, bytes_.data() + done_ + sizeof head);
       if (!use(parser)) break;
       done_ += head.nbytes;
       used = true;
@@ -151,6 +178,7 @@ class FrameReader {
   size_t nbytes_left() const { return filled_ - done_; }
 
  private:
+  std::string sender_;
   std::vector<std::byte> bytes_;
   size_t done_ = 0;
   size_t filled_ = 0;

@@ -23,7 +23,10 @@ Mirror::Mirror(const Board& board, const Hosts& hosts, Ledger& own,
     // That they exist is agreed before there is a group; a rank that cannot go on ends the job.
     board.line(r).attendance.store(Attendance::kPresent, std::memory_order_release);
   }
-  for (size_t host = 0; host < control.size(); ++host) lines_[host].link = std::move(control[host]);
+  for (size_t host = 0; host < control.size(); ++host) {
+    lines_[host].link = std::move(control[host]);
+    lines_[host].in.set_sender("rank " + std::to_string(own.world_rank(hosts.leader(static_cast<int>(host)))));
+  }
 }
 
 bool Mirror::progress() {

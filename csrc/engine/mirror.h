@@ -94,8 +94,11 @@ class Mirror {
   }
   bool move();
   bool receive();
-  bool apply(Line& line, FrameParser& frame);
+  bool apply(int host, FrameParser& frame);
+  void check_sender(int host, const FrameParser& frame) const;
   bool apply_statement(FrameParser& frame, bool is_named);
+  void apply_left(Line& line, FrameParser& frame);
+  void check(const Signature& signature, const FrameParser& frame) const;
   void apply_entry(FrameParser& frame);
   bool repeat_decisions();
   bool is_eager(const Signature& signature, int rank, bool is_named) const;

@@ -49,7 +49,9 @@ void Mirror::apply_block(FrameParser& frame) {
   const uint64_t epoch = frame.take<uint64_t>();
   const uint64_t unnamed = frame.take<uint64_t>();
   Ticket ticket = frame.take<Ticket>();
-  if (const std::string name = frame.take_text(); !name.empty()) ticket = own_.latest_named(name, rank);
+  const std::string name = frame.take_text(kNameNbytes);
+  if (!name.empty()) ticket = own_.latest_named(name, rank);
+  frame.expect(!name.empty() || ticket.tag == 0 || ticket.cell < kUnnamedCells, "has no such cell");
   own_.locked([&] {
     RankLine& line = board_.line(rank);
     if (ticket.tag != 0) line.unnamed.store(unnamed);
@@ -67,8 +69,9 @@ void Mirror::apply_freeze(FrameParser& frame) {
 }
 
 void Mirror::apply_vote(FrameParser& frame) {
+  const bool is_refused = frame.take_up_to<uint32_t>(1) == 0;
   if (hosts_.mine != 0 || !stuck_.has_value()) return;
-  refused_ |= frame.take<uint32_t>() == 0;
+  refused_ |= is_refused;
   if (++votes_ == hosts_.count() - 1) decide(!refused_);
 }
 
@@ -87,15 +90,17 @@ void Mirror::decide(bool stuck) {
 }
 
 void Mirror::apply_verdict(Line& line, FrameParser& frame) {
-  if (frame.take<uint32_t>() == 0) {
+  const bool is_stuck = frame.take_up_to<uint32_t>(1) != 0;
+  Ledger::Stuck found;
+  found.unnamed = frame.take<uint64_t>();
+  found.text = frame.take_text(kFrameNbytesMost);
+  if (!is_stuck) {
     own_.thaw();
     return;
   }
   line.gate = Gate::kVerdict;
   gate_ = Gate::kVerdict;
-  stuck_ = Ledger::Stuck();
-  stuck_->unnamed = frame.take<uint64_t>();
-  stuck_->text = frame.take_text();
+  stuck_ = std::move(found);
   send(FrameType::kSettled, hosts_.here().front(), [](FrameWriter&) {});
 }
 

@@ -70,6 +70,7 @@ class Ledger {
   bool is_quick(const Signature& signature, bool is_named) const;
   // Repeats an entry of the first host's log; false while there is no room.
   bool repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants);
+  int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
   // What a rank has stated last under a name, as stored in the table; tag 0 if nothing.
   Ticket latest_named(const std::string& stored_name, int rank);
   // The names that begin so under which a rank has stated an operation that this one has not.
@@ -156,7 +157,6 @@ class Ledger {
   void announce(Ticket ticket, bool is_consumed) const;
   void close_locked(Entry& entry) const;
   int first_of(const RankMask& participants) const;
-  int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
 
   const Board& board_;
   int rank_;

@@ -1,0 +1,215 @@
+// What a leader makes of another leader's frames: it takes those that can be, and of others it says who sent them.
+#include <random>
+
+#include "doctest/doctest.h"
+#include "engine/mirror.h"
+#include "ranks.h"
+
+namespace rr::test {
+namespace {
+
+constexpr int kSize = 4;
+constexpr int kMe = 2;    // leads the second host, of ranks 2 and 3
+constexpr int kPeer = 0;  // leads the first, of ranks 0 and 1
+
+// Hands out what a test has written, and takes everything.
+class ScriptedLink : public Link {
+ public:
+  explicit ScriptedLink(FrameWriter& script) : script_(script) {}
+  size_t push(const void*, size_t nbytes) override { return nbytes; }
+  size_t pull(void* into, size_t nbytes) override {
+    size_t come = 0;
+    script_.drain([&](const std::byte* bytes, size_t left) {
+      come = std::min(nbytes, left);
+      std::memcpy(into, bytes, come);
+      return come;
+    });
+    return come;
+  }
+  size_t fold(void*, size_t, const Reduction&, const Kernels&) override { return 0; }
+
+ private:
+  FrameWriter& script_;
+};
+
+// The second host's leader, to whom a test speaks as the first host's.
+class Listener {
+ public:
+  Listener() : fd_(create_memfd("test", Board::nbytes(kSize, 16))), board_(Board::map(fd_.get(), kSize)) {
+    board_.header().eager_nbytes = 4096;
+    std::vector<std::unique_ptr<Link>> control(2);
+    control[0] = std::make_unique<ScriptedLink>(said);
+    mirror_ = std::make_unique<Mirror>(
+        board_, hosts_, own_, [this](int rank) { return ledger_of(rank); }, std::move(control));
+  }
+
+  // Hears what was said. What it finds wrong, or "".
+  std::string hear() {
+    try {
+      mirror_->progress();
+      return "";
+    } catch (const InternalError& error) {
+      return error.what();
+    }
+  }
+  const Board& board() const { return board_; }
+
+  FrameWriter said;
+
+ private:
+  std::unique_ptr<Ledger> ledger_of(int rank) const {
+    Bells bells;
+    for (int r = 0; r < kSize; ++r) {
+      bells.wait.push_back(&board_.wait_bell(r));
+      bells.engine.push_back(&board_.engine_bell(r));
+    }
+    return std::make_unique<Ledger>(board_, rank, world_ranks_, hosts_, bells, Algo::kAuto, size_t{1} << 20, [] {});
+  }
+
+  Fd fd_;
+  Board board_;
+  const std::vector<int> world_ranks_ = {5, 6, 7, 8};
+  const Hosts hosts_ = Hosts({0, 0, 1, 1}, kMe);
+  const std::unique_ptr<Ledger> owned_ = ledger_of(kMe);
+  Ledger& own_ = *owned_;
+  std::unique_ptr<Mirror> mirror_;
+};
+
+Signature small_sum() {
+  Signature signature;
+  signature.kind = Kind::kAllreduce;
+  signature.dtype = DType::kFloat32;
+  signature.ndim = 1;
+  signature.dims[0] = 2;
+  signature.nbytes = 8;
+  return signature;
+}
+
+void say_statement(Listener& listener, int rank, const Signature& signature, uint64_t counter) {
+  FrameWriter& out = listener.said;
+  out.begin(FrameType::kUnnamed, rank);
+  out.put(uint64_t{0});
+  out.put(signature);
+  const std::vector<std::byte> payload(listener.board().inline_nbytes());
+  out.put(payload.data(), payload.size());
+  out.put(counter);
+  out.end();
+}
+
+void say_entry(FrameWriter& out, int rank, uint32_t algorithm, Ticket ticket, const std::string& name) {
+  RankMask everybody;
+  for (int r = 0; r < kSize; ++r) everybody.set(r);
+  out.begin(FrameType::kEntry, rank);
+  out.put(algorithm);
+  out.put(everybody);
+  out.put(uint32_t{1});
+  out.put(ticket);
+  out.put(name);
+  out.end();
+}
+
+TEST_CASE("frames: what can be is taken") {
+  const Environment environment{};
+  Listener listener;
+  say_statement(listener, 1, small_sum(), 0);
+  say_statement(listener, 1, small_sum(), 1);
+  CHECK(listener.hear() == "");
+  CHECK(listener.board().head(1, 1).tag.load() == 2);
+}
+
+TEST_CASE("frames: what cannot be is an error that names its sender") {
+  const Environment environment{};
+  struct Case {
+    const char* what;
+    std::function<void(Listener&)> say;
+  };
+  const auto altered = [](auto change) {
+    return [change](Listener& listener) {
+      Signature signature = small_sum();
+      change(signature);
+      say_statement(listener, 1, signature, 0);
+    };
+  };
+  const auto frame = [](FrameType type, int rank, auto... fields) {
+    return [=](Listener& listener) {
+      listener.said.begin(type, rank);
+      (listener.said.put(fields), ...);
+      listener.said.end();
+    };
+  };
+  const std::vector<Case> cases = {
+      {"is about a rank of another host", frame(FrameType::kWatermark, 3, uint64_t{1})},
+      {"is about a rank of another host", frame(FrameType::kWatermark, kSize, uint64_t{1})},
+      {"is about another rank than its sender", frame(FrameType::kDrained, 1, int32_t{0})},
+      {"has an unknown type", frame(static_cast<FrameType>(77), kPeer)},
+      {"has a value that its field cannot have", frame(FrameType::kVote, kPeer, uint32_t{2})},
+      {"is too short", frame(FrameType::kWatermark, 1, uint32_t{1})},
+      {"is longer than its fields", frame(FrameType::kWatermark, 1, uint64_t{1}, uint64_t{1})},
+      {"has too long a text", frame(FrameType::kConsumed, 1, std::string(kNameNbytes + 1, 'x'))},
+      {"is too short", frame(FrameType::kConsumed, 1, uint32_t{100})},
+      {"has a value that its field cannot have", frame(FrameType::kLeft, 1, uint64_t{7}, Attendance::kParted)},
+      {"has a value that its field cannot have", frame(FrameType::kLeft, 1, uint64_t{0}, uint32_t{9})},
+      {"has a value that its field cannot have", frame(FrameType::kFailed, kPeer, uint32_t{9}, std::string("x"))},
+      {"has a negative rank", frame(FrameType::kDrained, kPeer, int32_t{-2})},
+      {"has a value that its field cannot have", altered([](Signature& s) { s.kind = static_cast<Kind>(99); })},
+      {"has a value that its field cannot have", altered([](Signature& s) { s.dtype = static_cast<DType>(99); })},
+      {"has a value that its field cannot have", altered([](Signature& s) { s.op = static_cast<ReduceOp>(99); })},
+      {"has an unknown root", altered([](Signature& s) { s.root = kSize; })},
+      {"has no tensor", altered([](Signature& s) { s.tensors = 0; })},
+      {"has an operation that was called before",
+       [](Listener& listener) {
+         say_statement(listener, 1, small_sum(), 3);
+         say_statement(listener, 1, small_sum(), 3);
+       }},
+      {"has a value that its field cannot have",
+       [](Listener& listener) { say_entry(listener.said, kPeer, 99, {0, 1}, ""); }},
+      {"has no such cell", [](Listener& listener) { say_entry(listener.said, kPeer, 0, {1u << 20, 1}, ""); }},
+      {"has no such cell", [](Listener& listener) { say_entry(listener.said, kPeer, 0, {0, 0}, ""); }},
+      {"has an operation that no rank here has called",
+       [](Listener& listener) { say_entry(listener.said, kPeer, 0, {300, 1}, "unheard of"); }},
+      {"is about another rank than its sender", [](Listener& listener) { say_entry(listener.said, 1, 0, {0, 1}, ""); }},
+      {"has no length",
+       [](Listener& listener) {
+         const FrameHead head = {3, FrameType::kWatermark, 1};
+         listener.said.put(head);
+       }},
+      {"is too long",
+       [](Listener& listener) {
+         const FrameHead head = {1u << 30, FrameType::kWatermark, 1};
+         listener.said.put(head);
+       }},
+  };
+  for (const Case& one : cases) {
+    CAPTURE(one.what);
+    Listener listener;
+    one.say(listener);
+    const std::string text = listener.hear();
+    CHECK(text.rfind("rank 5, which speaks for another host, has sent a frame that ", 0) == 0);
+    expect_contains(text, one.what);
+  }
+}
+
+// The sanitizers look on.
+TEST_CASE("frames: no bytes whatever do harm") {
+  const Environment environment{};
+  std::mt19937_64 random(seed(1));
+  int refused = 0;
+  for (int turn = 0; turn < 3000; ++turn) {
+    Listener listener;
+    say_statement(listener, 1, small_sum(), 0);
+    for (int i = 0; i < 4; ++i) {
+      listener.said.begin(static_cast<FrameType>(random() % 16), static_cast<int>(random() % 3));
+      const size_t words = random() % 60;
+      for (size_t word = 0; word < words; ++word) {
+        const uint64_t value = random() % 3 == 0 ? random() : random() % 3;
+        listener.said.put(&value, random() % 2 == 0 ? 8 : 4);
+      }
+      listener.said.end();
+    }
+    refused += listener.hear().empty() ? 0 : 1;
+  }
+  CHECK(refused > 2000);
+}
+
+}  // namespace
+}  // namespace rr::test
