@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "engine/mirror.h"
 #include "group/failure.h"
 
@@ -56,6 +57,9 @@ bool Mirror::apply(Line& line, FrameParser& frame) {
       board_.line(rank).cursor.store(frame.take<uint64_t>(), std::memory_order_release);
       const Attendance attendance = frame.take<Attendance>();
       for (int r = 0; r < board_.size(); ++r) board_.messages_sent(rank, r).store(frame.take<uint64_t>());
+      const std::string cause = frame.take_text();
+      // A leader is told to have left twice; from the first time on others read it.
+      if (!has_left(board_.line(rank))) write_text(board_.cause(rank).text, cause);
       if (line.gate != Gate::kNone) {
         line.left_after.push_back({rank, attendance});  // nobody here misses it before
         return true;
