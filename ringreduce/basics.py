@@ -129,7 +129,7 @@ def _leave(error: BaseException | None = None) -> None:
         for process_set in job.process_sets.values():
             process_set.unbind()
         global_process_set.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
-        job.context.shutdown(leaving.why(error, job.handled))
+        job.context.shutdown(leaving.why(error))
         _core.framework_drain(_DRAIN_S)
         if job.communicator is not None:
             job.communicator.close()
@@ -241,6 +241,7 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
         context.shutdown()
         raise InvalidArgumentError(f"{place.source} says {place.size} ranks, but {world.size} joined")
     state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied(), hosts, communicator)
+    leaving.begin()
     _core.framework_start(place.rank, place.size, place.local_rank, place.local_size)
     global_process_set.bind(0, world.ranks, world)
     if launched is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ringreduce import leaving
 from ringreduce.errors import NotInitializedError
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ class Running:
         "context",
         "copied_before",
         "dynamic",
-        "handled",
         "hosts",
         "next_set_id",
         "placement",
@@ -59,7 +57,6 @@ class Running:
         self.copied_before = copied_before  # buffers.copied() at init()
         self.hosts = hosts  # by rank: the lowest rank on the same host
         self.communicator = communicator  # of MPI; None on one host
-        self.handled = leaving.handled()
 
     def here(self, ranks: Sequence[int]) -> list[int]:
         """Those of some ranks that share this host's memory, in the same order."""

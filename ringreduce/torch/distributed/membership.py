@@ -88,7 +88,7 @@ class Membership:
             self._context: Context = _core.Context(joined.fd, rank, size, joined.pidfds, os.uname().nodename, timeout_s)
         self.group: Group = self._context.world
         self._leaving: list[Callable[[], Any]] = []
-        self._handled = leaving.handled()
+        leaving.begin()
         _members.add(self)
         uncaught.tell_by(_fail_all, _leave_all)
 
@@ -106,7 +106,7 @@ class Membership:
         error: the exception that makes this rank leave; elsewhere they fail with PeerLostError, which tells it.
         Never blocks on other ranks. Does nothing twice.
         """
-        self._context.shutdown(leaving.why(error, self._handled))
+        self._context.shutdown(leaving.why(error))
         for call in self._leaving:
             call()
         self._leaving.clear()

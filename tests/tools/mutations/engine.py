@@ -157,7 +157,7 @@ ROWS = (
         "cause-fails-all",
         "csrc/engine/context.cc",
         "  world_->leave(cause);\n",
-        "  if (!cause.empty()) record_failure(world_->board(), FatalKind::kPeerLost, cause);\n  world_->leave(cause);\n",
+        "  if (!why.empty()) record_failure(world_->board(), FatalKind::kPeerLost, why);\n  world_->leave(cause);\n",
         ("causes_test::what a rank has finished",),
     ),
     Mutation(

@@ -167,7 +167,7 @@ ROWS = (
     Mutation(
         "handled-before",
         "ringreduce/leaving.py",
-        " or id(error) == at_begin:",
+        " or _MARK in vars(error):",
         ":",
         ("test_uncaught.py::test_what_is_a_cause",),
     ),
