@@ -3,6 +3,7 @@
 #include <functional>
 #include <mutex>
 
+#include "child.h"
 #include "doctest/doctest.h"
 #include "wires.h"
 
@@ -191,11 +192,19 @@ TEST_CASE("a rank that leaves with a cause while another one shuts down, and aga
   }
 }
 
-TEST_CASE("a cause that a rank has written without leaving is not told") {
+TEST_CASE("a cause that a rank was writing when its process ended is not told") {
   const Environment environment{};
-  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
-    if (rank.rank == 1) std::strcpy(rank.world.board().cause(1).text, "half a te");
-    for (int i = 0; i < 3; ++i) sum_long(rank);
+  const Fd fd = create_memfd("test", Board::nbytes(2, 64));
+  Child process;  // in place of rank 1's
+  CHECK_NOTHROW(run_threads(2, [&](int r) {
+    auto segments = std::make_shared<SegmentRegistry>();
+    Context context(fd.get(), r, 2, {-1, r == 0 ? process.pidfd() : -1}, "host", segments, nullptr);
+    Rank rank = {context, context.world(), r, 2, *segments};
+    barrier(rank.world);
+    if (r == 1) return wait_for([&] { return has_failed(rank.world.board()); });
+    std::strcpy(rank.world.board().cause(1).text, "half a te");
+    process.end();
+    expect_contains(raised<PeerLostError>([&] { sum_long(rank); }), "lost rank 1: its process has ended without");
   }));
 }
 
