@@ -284,15 +284,17 @@ PYBIND11_MODULE(_core, m) {
             c.fail_as_lost(why);
           },
           py::arg("why"))
-      .def("shutdown",
-           [](Context& c) {
-             {
-               const py::gil_scoped_release release;
-               c.shutdown();
-               WithoutGil::await_others();
-             }
-             trash().empty();
-           })
+      .def(
+          "shutdown",
+          [](Context& c, const std::string& why) {
+            {
+              const py::gil_scoped_release release;
+              c.shutdown(why);
+              WithoutGil::await_others();
+            }
+            trash().empty();
+          },
+          py::arg("why") = "")
       .def(
           "copy_on_gpu",
           [](const std::shared_ptr<Context>& c, py::handle src, py::handle dst) {

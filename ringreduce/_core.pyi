@@ -291,8 +291,11 @@ class Context:
     def fail_as_lost(self, why: str) -> None:
         """An exception ends this process: all ranks' operations fail with PeerLostError, whose text says why."""
 
-    def shutdown(self) -> None:
-        """Marks this rank as shut down, fails what is pending here with ShutdownError, joins the engine. Idempotent."""
+    def shutdown(self, why: str = "") -> None:
+        """Marks this rank as shut down, fails what is pending here with ShutdownError, joins the engine. Idempotent.
+
+        why: the ranks whose operations need this one raise PeerLostError with it. Empty: ShutdownError.
+        """
 
     @property
     def gpu(self) -> int | None:

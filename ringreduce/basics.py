@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import closing
@@ -17,6 +18,7 @@ from ringreduce import (
     config,
     environment,
     inheritance,
+    leaving,
     mpi,
     rendezvous,
     state,
@@ -24,7 +26,7 @@ from ringreduce import (
 )
 from ringreduce.absent import AbsentGroup
 from ringreduce.deadline import Deadline
-from ringreduce.errors import HorovodInternalError, InvalidArgumentError, NotInitializedError
+from ringreduce.errors import InvalidArgumentError, NotInitializedError
 from ringreduce.process_sets import ProcessSet, global_process_set, register, registered_as
 
 _lock = threading.RLock()
@@ -95,7 +97,7 @@ def init(
             try:
                 _register(process_sets)
             except BaseException:
-                _leave(None)
+                _leave()
                 raise
         return World(state.require().placement)
 
@@ -105,39 +107,32 @@ def shutdown() -> None:
 
     Does not wait for other ranks, but for at most 2 s in a job on several hosts, so that no message is left in MPI.
 
-    Called in a `finally` because of an exception, or in an `except` that raises again, it tells the other ranks the
-    exception: their operations fail with PeerLostError, which has its class, text and line. A HorovodInternalError,
-    which the other ranks have too, and KeyboardInterrupt and SystemExit are not told.
+    Called while an exception is handled, in a `finally` or an `except`, it tells the other ranks the exception: their
+    operations that need this rank fail with PeerLostError, which has its class, text and line. Not told are a
+    HorovodInternalError, which the other ranks have too, KeyboardInterrupt, SystemExit, and an exception that was being
+    handled when init() was called.
     """
-    _leave(uncaught.leaving())
+    _leave(sys.exc_info()[1])
 
 
-def _leave(error: BaseException | None) -> None:
+def _leave(error: BaseException | None = None) -> None:
     """shutdown(), which tells the others the exception that makes this rank leave."""
     with _lock:
         job = state.current
         if job is None:
             return
-        try:
-            if isinstance(error, Exception) and not isinstance(error, HorovodInternalError):
-                _fail(uncaught.cause(type(error), error, error.__traceback__))
-        finally:
-            _end(job)
-
-
-def _end(job: state.Running) -> None:
-    state.finish_work()
-    uncaught.disarm()
-    state.current = None
-    inheritance.unmark()
-    _core.framework_end(state.NOT_INITIALIZED)
-    for process_set in job.process_sets.values():
-        process_set.unbind()
-    global_process_set.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
-    job.context.shutdown()
-    _core.framework_drain(_DRAIN_S)
-    if job.communicator is not None:
-        job.communicator.close()
+        state.finish_work()
+        uncaught.disarm()
+        state.current = None
+        inheritance.unmark()
+        _core.framework_end(state.NOT_INITIALIZED)
+        for process_set in job.process_sets.values():
+            process_set.unbind()
+        global_process_set.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
+        job.context.shutdown(leaving.why(error))
+        _core.framework_drain(_DRAIN_S)
+        if job.communicator is not None:
+            job.communicator.close()
 
 
 def is_initialized() -> bool:
@@ -226,7 +221,7 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
     communicator = None
     with closing(_joined(place, agreed, timeout_s)) as joined:
         if len(set(hosts)) > 1:
-            communicator = mpi.communicator(comm, timeout_s=timeout_s, before_close=shutdown)
+            communicator = mpi.communicator(comm, timeout_s=timeout_s, before_close=_leave)
         try:
             context = _core.Context(
                 joined.fd,
@@ -246,13 +241,14 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
         context.shutdown()
         raise InvalidArgumentError(f"{place.source} says {place.size} ranks, but {world.size} joined")
     state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied(), hosts, communicator)
+    leaving.begin()
     _core.framework_start(place.rank, place.size, place.local_rank, place.local_size)
     global_process_set.bind(0, world.ranks, world)
     if launched is not None:
         inheritance.mark(launched)
     if place.size > 1:
-        uncaught.tell_by(_fail, shutdown)
-        uncaught.arm(shutdown, place.source)
+        uncaught.tell_by(_fail, _leave)
+        uncaught.arm(_leave, place.source)
 
 
 def _fail(why: str) -> None:
@@ -323,4 +319,4 @@ def _joined(place: environment.Placement, agreed: communicators.Agreed | None, t
     return joined
 
 
-atexit.register(shutdown)
+atexit.register(_leave)

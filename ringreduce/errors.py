@@ -18,7 +18,7 @@ class HorovodInternalError(Error):
 
 
 class PeerLostError(HorovodInternalError):
-    """Another rank died or disconnected. Final: the group stays failed until shutdown() and init()."""
+    """Another rank died or left because of an exception. Final: the group stays failed until shutdown() and init()."""
 
 
 class TimeoutError(HorovodInternalError, builtins.TimeoutError):

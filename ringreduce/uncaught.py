@@ -13,7 +13,6 @@ atexit. _hook_child() stands in for both.
 
 from __future__ import annotations
 
-import dis
 import json
 import os
 import signal
@@ -26,7 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import CodeType, TracebackType
 
-CAUSE_LENGTH = 500
+CAUSE_NBYTES = 500  # of its first line at most: with the place it fits where the core keeps it
 REPORT_NBYTES = 8192  # of a report at most, its text in JSON
 CHILD_PRIORITY = 100  # of multiprocessing's finalizers: before those that wait for the child's own children
 MONITORING_TOOLS = (4, 3)  # the numbers of sys.monitoring that are nobody's
@@ -153,29 +152,6 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
                 fail(what)
 
 
-def leaving() -> BaseException | None:
-    """The exception that this thread handles, if it goes on to the handler's caller: `finally`, `except` with `raise`.
-
-    None where an `except` ends the exception: its program goes on. The instructions after the call in the handler's
-    code tell the two apart. The first of them that raises or ends an exception decides, also under a condition.
-    """
-    error = sys.exc_info()[1]
-    if error is None or error.__traceback__ is None:
-        return None
-    handler = error.__traceback__.tb_frame  # the outermost that the exception has come to
-    target = 0
-    for instruction in dis.get_instructions(handler.f_code):
-        if instruction.offset <= max(handler.f_lasti, target - 1):
-            continue
-        if instruction.opname in ("RERAISE", "RAISE_VARARGS"):
-            return error
-        if instruction.opname in ("POP_EXCEPT", "RETURN_VALUE", "RETURN_CONST"):
-            return None
-        if instruction.opname == "JUMP_FORWARD":
-            target = instruction.argval
-    return None
-
-
 def report_address(job: str) -> str:
     """The abstract Unix socket at which a job's ringrun takes its ranks' reports: [secret, rank, cause] as JSON."""
     return f"\0{job}.exceptions"
@@ -197,8 +173,9 @@ def cause(kind: type[BaseException], error: BaseException, trace: TracebackType 
     The place is the innermost one in the user's own files: not in an installed package or the standard library.
     """
     lines = "".join(traceback.format_exception_only(kind, error)).splitlines()
-    text = next((line for line in lines if not line.startswith(" ")), kind.__name__)[:CAUSE_LENGTH]
-    text = text.encode(errors="backslashreplace").decode()  # of a file's name, say, that is no UTF-8
+    text = next((line for line in lines if not line.startswith(" ")), kind.__name__)
+    # backslashreplace: of a file's name, say, that is no UTF-8
+    text = text.encode(errors="backslashreplace")[:CAUSE_NBYTES].decode(errors="ignore")
     paths = sysconfig.get_paths()
     others = tuple(os.path.join(paths[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     others += (os.path.join(os.path.dirname(__file__), ""), "<frozen ")

@@ -19,6 +19,7 @@ import torch.distributed as dist  # noqa: E402
 
 import ringreduce.torch as hvd  # noqa: E402
 from ringreduce import rendezvous  # noqa: E402
+from ringreduce.torch.distributed import membership  # noqa: E402
 
 
 def join(path: str, timeout_s: float) -> tuple[int, int]:
@@ -44,6 +45,26 @@ def fall(path: str) -> None:
 
 def test_an_uncaught_exception_is_told_to_the_others(tmp_path: Path, run_ranks: Callable[..., object]) -> None:
     run_ranks(fall, 2, args=(str(tmp_path / "store"),))
+
+
+def leave_handling(path: str, by_user: bool) -> None:
+    """Rank 1 handles an exception while it leaves the group: by its own call, or by what atexit calls."""
+    rank, _ = join(path, 60)
+    dist.barrier()
+    if rank == 1:
+        try:
+            [][rank]
+        except IndexError:
+            dist.destroy_process_group() if by_user else membership._leave_all()
+        return
+    kind, text = (hvd.PeerLostError, "lost rank 1: IndexError: ") if by_user else (hvd.ShutdownError, "rank 1 called")
+    with pytest.raises(kind, match=text):
+        dist.all_reduce(torch.ones(3))
+
+
+@pytest.mark.parametrize("by_user", [True, False])
+def test_a_group_that_an_exception_destroys(by_user: bool, tmp_path: Path, run_ranks: Callable[..., object]) -> None:
+    run_ranks(leave_handling, 2, args=(str(tmp_path / "store"), by_user))
 
 
 SPAWNED = """

@@ -274,3 +274,34 @@ def gradients(tf: Any, hvd: Any, rank: int) -> None:
     # d/dx of allreduce(3 s^2) with s = allreduce(x): allreduce(6 s * allreduce(1))
     (got,) = both(curvature, x)
     close(got, 6 * SIZE * SIZE * blocks((4, 2)).sum(0))
+
+
+@pytest.mark.timeout(240)
+def test_more_rows_than_32_bits_count() -> None:
+    run_ranks(more_rows_than_32_bits_count, 2, env=ENV, timeout_s=220)
+
+
+def more_rows_than_32_bits_count() -> None:
+    """Rows without elements cost nothing, so there can be 2^32 of them. The counts are outputs of int32."""
+    tf = tensorflow_ranks.start()
+    import ringreduce.tensorflow as hvd
+
+    hvd.init()
+    rank = hvd.rank()
+    many = tf.zeros((1 << 32, 0), tf.uint8)
+    from_both = [1 << 31, 1 << 31]
+    to_0 = [1 << 32, 0]
+    for function in (lambda call, *args: call(*args), lambda call, *args: tf.function(call)(*args)):
+        for call, args in ((hvd.alltoall, (many, tf.constant(from_both, tf.int64))), (hvd.allgather, (many,))):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=r"fewer rows .*tf\.reshape"):
+                function(call, *args)
+        if rank == 0:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="4294967296 rows"):
+                function(hvd.alltoall, many, tf.constant(to_0, tf.int64))
+        else:
+            _, received = function(hvd.alltoall, many, tf.constant(to_0, tf.int64))
+            assert received.numpy().tolist() == [0, 0]
+        most = (1 << 31) - 1
+        rows, received = function(hvd.alltoall, many[: 2 * most], tf.constant([most, most], tf.int64))
+        assert rows.shape == (2 * most, 0)
+        assert received.numpy().tolist() == [most, most]

@@ -116,7 +116,7 @@ void Context::remove_group(Group* group, Interrupt interrupt) {
   }
 }
 
-void Context::shutdown() {
+void Context::shutdown(const std::string& why) {
   // A caller that has let a stream wait for an operation takes it for done.
   if (device() != nullptr && !is_shut_down()) device_queue_->drain(kFinishS);
   if (shut_down_.exchange(true)) return;
@@ -126,14 +126,17 @@ void Context::shutdown() {
   wake_all(wait_bell(rank_));
   if (engine_.joinable()) engine_.join();
   const std::lock_guard lock(executor_);
-  world_->leave();
-  for (auto& group : groups_) group->leave();
+  const std::string cause = why.empty() ? "" : lost_text(why);
+  world_->leave(cause);
+  for (auto& group : groups_) group->leave(cause);
   drain_device();
 }
 
-void Context::fail_as_lost(const std::string& why) {
-  fail_groups(FatalKind::kPeerLost, world_->here() + "] lost rank " + std::to_string(rank_) + ": " + why);
+std::string Context::lost_text(const std::string& why) const {
+  return world_->here() + "] lost rank " + std::to_string(rank_) + ": " + why;
 }
+
+void Context::fail_as_lost(const std::string& why) { fail_groups(FatalKind::kPeerLost, lost_text(why)); }
 
 void Context::fail_groups(FatalKind kind, const std::string& text) {
   const std::lock_guard lock(executor_);

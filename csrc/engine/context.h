@@ -50,10 +50,11 @@ class Context {
   // id: never used before in this context, the same on all ranks; the links to other hosts go by it.
   std::shared_ptr<Group> add_group(int fd, const std::vector<int>& ranks, int id, Interrupt interrupt);
   void remove_group(Group* group, Interrupt interrupt);  // collective; not the world
-  void shutdown();
+  // why: what the ranks that miss this one are told, in place of that it has left. Empty: nothing.
+  void shutdown(const std::string& why = "");
   // Ends all groups of this rank; the other members are told why.
   void fail_groups(FatalKind kind, const std::string& text);
-  // The same for a process that an exception ends.
+  // The same for a process that an exception ends at once, with all that is under way.
   void fail_as_lost(const std::string& why);
   void forget_after_fork();  // in a forked child, which may do nothing else with it: closes descriptors
   bool is_shut_down() const { return shut_down_.load(std::memory_order_acquire); }
@@ -113,6 +114,7 @@ class Context {
   bool is_dead(int world_rank) const { return dead_[static_cast<size_t>(world_rank)].load(std::memory_order_acquire); }
 
  private:
+  std::string lost_text(const std::string& why) const;
   void housekeep();
   bool must_poll();
   bool progress(bool from_engine, bool* busy = nullptr);

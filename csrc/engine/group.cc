@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/errors.h"
+#include "base/text.h"
 #include "engine/context.h"
 
 namespace rr {
@@ -159,7 +160,10 @@ void Group::check_members(const std::vector<int>& ranks) const {
   context_.throw_if_shut_down();
   throw_if_failed();
   for (const int r : ranks) {
-    if (const int by = r == rank_ ? -1 : cut_off_by(r); by >= 0) throw ShutdownError(left_text(by, nullptr));
+    const int by = r == rank_ ? -1 : cut_off_by(r);
+    if (by < 0) continue;
+    if (const char* const cause = cause_of(by); cause != nullptr) throw PeerLostError(cause);
+    throw ShutdownError(left_text(by, nullptr));
   }
 }
 
@@ -219,7 +223,8 @@ void Group::depart(Attendance how) {
 }
 
 // Executor lock held, the engine is gone.
-void Group::leave() {
+void Group::leave(const std::string& cause) {
+  write_text(board_.cause(rank_).text, cause);
   depart(Attendance::kShutDown);
   ledger_.ring_all();  // its full fence: whoever reads what is written to registered memory from here on sees the above
   drop_active();

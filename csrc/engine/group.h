@@ -78,8 +78,8 @@ class Group {
   int64_t linger_until_ns() const { return linger_until_ns_; }
   // Timeouts, stalls and ranks that died or left; called a few times a second by sleepers and by the engine.
   void housekeep();
-  // This rank leaves: marks it, fails what is pending here.
-  void leave();
+  // This rank leaves: marks it, fails what is pending here. cause: see RankCause.
+  void leave(const std::string& cause);
   // Executor lock held. All members have agreed to end the group: fails what is pending here.
   void retire();
   // Every member attached; throws TimeoutError naming the missing ones.
@@ -191,6 +191,7 @@ class Group {
   void fail_if_out_of_order();
   void fail_if_left(const Operation& operation);
   void fail_because_left(int rank, const Operation* needing);
+  const char* cause_of(int rank) const;
   std::string left_text(int rank, const Operation* needing) const;
   void fail_group(const std::exception& error);
   void look_around();

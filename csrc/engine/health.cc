@@ -110,7 +110,17 @@ void Group::fail_if_left(const Operation& operation) {
 }
 
 void Group::fail_because_left(int rank, const Operation* needing) {
-  record_failure(board_, FatalKind::kShutdown, left_text(rank, needing));
+  if (const char* const cause = cause_of(rank); cause != nullptr) {
+    record_failure(board_, FatalKind::kPeerLost, cause);
+  } else {
+    record_failure(board_, FatalKind::kShutdown, left_text(rank, needing));
+  }
+}
+
+// Of a rank that is seen to have left. null: it has not said why.
+const char* Group::cause_of(int rank) const {
+  const char* const cause = board_.cause(rank).text;
+  return cause[0] != '\0' ? cause : nullptr;
 }
 
 std::string Group::left_text(int rank, const Operation* needing) const {

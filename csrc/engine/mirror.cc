@@ -147,6 +147,7 @@ void Mirror::send_attendance(int rank) {
     out.put(cursor == kFinished ? kFinished : uint64_t{0});
     out.put(attendance);
     for (int r = 0; r < board_.size(); ++r) out.put(board_.messages_sent(rank, r).load());
+    out.put(std::string(has_left(attendance) ? board_.cause(rank).text : ""));
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "engine/mirror.h"
 #include "group/failure.h"
 
@@ -126,6 +127,9 @@ void Mirror::apply_left(Line& line, FrameParser& frame) {
   // What it has pushed may still be on its way, over another link than this.
   board_.line(rank).cursor.store(cursor, std::memory_order_release);
   for (int r = 0; r < board_.size(); ++r) board_.messages_sent(rank, r).store(frame.take<uint64_t>());
+  const std::string cause = frame.take_text(sizeof board_.cause(rank).text);
+  // A leader is told to have left twice; from the first time on others read it.
+  if (!has_left(board_.line(rank))) write_text(board_.cause(rank).text, cause);
   if (line.gate != Gate::kNone) {
     line.left_after.push_back({rank, attendance});  // nobody here misses it before
     return;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <limits>
 
 #include "base/errors.h"
 #include "base/never_destroyed.h"
@@ -206,6 +207,13 @@ void Run::give_output(int index, TF_DataType type, const Shape& shape, RrOutcome
 }
 
 void Run::give_int32(int index, const Shape& shape, const std::vector<int64_t>& values) {
+  const auto most = std::max_element(values.begin(), values.end());
+  if (most != values.end() && *most > std::numeric_limits<int32_t>::max()) {
+    throw KernelError(TF_INVALID_ARGUMENT, "InvalidArgumentError: " + std::to_string(*most) +
+                                               " rows have come from one rank. TensorFlow's operators count rows in "
+                                               "int32, which does not hold that number: give them fewer rows (2^31 - 1 "
+                                               "at most from each rank), with tf.reshape or in several calls");
+  }
   auto* data = static_cast<int32_t*>(allocate_output(index, TF_INT32, shape));
   std::transform(values.begin(), values.end(), data, [](int64_t value) { return static_cast<int32_t>(value); });
 }

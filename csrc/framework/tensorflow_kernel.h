@@ -86,6 +86,7 @@ class Run {
   void pass_on(int index) const;
   // An output in memory that an operation has allocated.
   void give_output(int index, TF_DataType type, const Shape& shape, RrOutcome* outcome, size_t call);
+  // Raises for a value that int32 does not hold; they are numbers of rows.
   void give_int32(int index, const Shape& shape, const std::vector<int64_t>& values);
   // After a wait that a signal has ended: the engine may still use the memory of inputs and outputs.
   void keep_for_ever(RrOutcome* outcome);

@@ -23,6 +23,7 @@ Board::Board(int size, size_t capacity) : size_(size), capacity_(capacity) {
   };
   header_ = place(sizeof(Header));
   lines_ = place(n * sizeof(RankLine));
+  causes_ = place(n * sizeof(RankCause));
   waits_ = place(n * sizeof(RankWait));
   facts_ = place(n * sizeof(RankFacts));
   wait_bells_ = place(n * sizeof(Bell));

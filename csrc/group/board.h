@@ -1,7 +1,8 @@
 // The control segment of a group: what is in it and where. All of it starts as zeros; every counter only grows.
 //
-//   header | rank lines | rank waits | facts | wait bells | engine bells | progress lines | name hashes | name slots |
-//   append marks | cells | log entries | claim lines | outboxes | messages sent | eager buffers | staging slots | links
+//   header | rank lines | causes | rank waits | facts | wait bells | engine bells | progress lines | name hashes | name
+//   slots | append marks | cells | log entries | claim lines | outboxes | messages sent | eager buffers | staging slots
+//   | links
 //
 // A cell is one rank's statement about one operation: {tag, digest, consumed, payload, signature}. Unnamed operation c
 // uses cells [c mod 256]; generation g of named slot s uses cells [256 + 2s + g mod 2] (two deep: a rank that states g
@@ -70,11 +71,16 @@ struct alignas(64) RankLine {
 static_assert(sizeof(RankLine) == 64);
 
 // Whether the rank will state nothing more.
-inline bool has_left(const RankLine& line) {
-  const Attendance how = line.attendance.load();
-  return how == Attendance::kShutDown || how == Attendance::kParted;
-}
+inline bool has_left(Attendance how) { return how == Attendance::kShutDown || how == Attendance::kParted; }
+inline bool has_left(const RankLine& line) { return has_left(line.attendance.load()); }
 inline bool has_parted(const RankLine& line) { return line.attendance.load() == Attendance::kParted; }
+
+// Why a rank has left: the text of the PeerLostError of those that miss it. Empty: it has not said, and they get a
+// ShutdownError. Written before the attendance that tells that the rank has left, and read after it only: what a rank
+// had begun to write when it was killed is never read.
+struct RankCause {
+  char text[1024];
+};
 
 struct RankFacts {
   uint64_t cores[kMaxRanks / 64 * 4];  // affinity mask
@@ -172,6 +178,7 @@ class Board {
 
   Header& header() const { return *at<Header>(header_); }
   RankLine& line(int rank) const { return at<RankLine>(lines_)[rank]; }
+  RankCause& cause(int rank) const { return at<RankCause>(causes_)[rank]; }
   RankWait& wait(int rank) const { return at<RankWait>(waits_)[rank]; }
   RankFacts& facts(int rank) const { return at<RankFacts>(facts_)[rank]; }
   Bell& wait_bell(int rank) const { return at<Bell>(wait_bells_)[rank]; }
@@ -226,8 +233,8 @@ class Board {
   size_t capacity_;
   size_t inline_nbytes_;
   size_t cell_nbytes_;
-  size_t header_, lines_, waits_, facts_, wait_bells_, engine_bells_, progress_, hashes_, names_, marks_, cells_,
-      entries_, claims_, outboxes_, messages_, eager_, stage_, links_, total_;
+  size_t header_, lines_, causes_, waits_, facts_, wait_bells_, engine_bells_, progress_, hashes_, names_, marks_,
+      cells_, entries_, claims_, outboxes_, messages_, eager_, stage_, links_, total_;
 };
 
 }  // namespace rr

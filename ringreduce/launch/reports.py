@@ -50,7 +50,7 @@ class Reports:
     def first(self) -> tuple[int, str]:
         """The rank and the exception that came first, not counting those that repeat what another rank died of.
 
-        A rank that calls shutdown() on the way out tells the other ranks before it reports. They may report first.
+        A rank that calls shutdown() in a `finally` tells the other ranks before it reports. They may report first.
         """
         causes = list(self.causes.items())
         return next((entry for entry in causes if not entry[1].startswith(REPEATED)), causes[0])

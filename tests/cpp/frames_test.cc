@@ -149,6 +149,8 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
       {"is too short", frame(FrameType::kConsumed, 1, uint32_t{100})},
       {"has a value that its field cannot have", frame(FrameType::kLeft, 1, uint64_t{7}, Attendance::kParted)},
       {"has a value that its field cannot have", frame(FrameType::kLeft, 1, uint64_t{0}, uint32_t{9})},
+      {"has too long a text", frame(FrameType::kLeft, 1, uint64_t{0}, Attendance::kParted, uint64_t{0}, uint64_t{0},
+                                    uint64_t{0}, uint64_t{0}, std::string(1025, 'x'))},
       {"has a value that its field cannot have", frame(FrameType::kFailed, kPeer, uint32_t{9}, std::string("x"))},
       {"has a negative rank", frame(FrameType::kDrained, kPeer, int32_t{-2})},
       {"has a value that its field cannot have", altered([](Signature& s) { s.kind = static_cast<Kind>(99); })},

@@ -3,9 +3,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 
+#include "child.h"
 #include "doctest/doctest.h"
 #include "expect.h"
 #include "os/liveness.h"
@@ -13,45 +13,6 @@
 
 namespace rr::test {
 namespace {
-
-// fork(), after which no child has anything to print.
-pid_t forked() {
-  std::fflush(nullptr);
-  return ::fork();
-}
-
-// A child that waits until its end of a pipe is closed.
-class Child {
- public:
-  Child() {
-    int ends[2];
-    check_sys(::pipe2(ends, O_CLOEXEC), "pipe2");
-    Fd read(ends[0]);
-    write_ = Fd(ends[1]);
-    pid_ = forked();
-    if (pid_ == 0) {
-      write_.reset();
-      char none;
-      ::_exit(::read(read.get(), &none, 1) == 0 ? 0 : 1);
-    }
-    pidfd_ = Fd(static_cast<int>(check_sys(::syscall(SYS_pidfd_open, pid_, 0), "pidfd_open")));
-  }
-  ~Child() { end(); }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
-
-  int pidfd() const { return pidfd_.get(); }
-  void end() {
-    write_.reset();
-    if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-
- private:
-  Fd write_;
-  Fd pidfd_;
-  pid_t pid_ = -1;
-};
 
 TEST_CASE("a process that ends is reported once, by its rank") {
   Child first;

@@ -48,9 +48,12 @@ const std::vector<std::vector<int>> kLayouts = {{0, 1},    {0, 1, 2},       {0, 
 constexpr int control_channel(int id) { return id * (kChannels + 1) + kChannels; }
 constexpr bool is_control(int channel) { return channel % (kChannels + 1) == kChannels; }
 
+// Puts something between a rank and its end of a link.
+using Wrap = std::function<std::unique_ptr<Link>(std::unique_ptr<Link> end, int rank, int channel)>;
+
 // Runs body on ranks that are spread over hosts: host_of[r] is the host of rank r.
 inline void run_hosts(const std::vector<int>& host_of, const std::function<void(Rank&)>& body, size_t capacity = 64,
-                      size_t wire_nbytes = 8192, Delays* delays = nullptr) {
+                      size_t wire_nbytes = 8192, Delays* delays = nullptr, const Wrap& wrap = nullptr) {
   const int size = static_cast<int>(host_of.size());
   std::optional<Delays> usual;
   if (delays == nullptr && std::getenv("RR_TEST_DELAYS") != nullptr) delays = &usual.emplace(seed(1));
@@ -62,8 +65,9 @@ inline void run_hosts(const std::vector<int>& host_of, const std::function<void(
   run_threads(size, [&](int r) {
     auto registry = std::make_shared<SegmentRegistry>();
     const int host = host_of[static_cast<size_t>(r)];
-    const auto link = [&wires, delays, r](int peer, int channel) {
+    const auto link = [&, delays, r](int peer, int channel) {
       auto end = wires.end(r, peer, channel);
+      if (wrap) end = wrap(std::move(end), r, channel);
       return delays == nullptr ? std::move(end) : delays->delay(std::move(end), r, peer, channel, is_control(channel));
     };
     Network network = {"wires", host_of, link, {}};

@@ -128,13 +128,14 @@ class ProcessGroup(Reductions, Movement, Messages, dist.ProcessGroup):  # type: 
     def shutdown(self) -> None:
         """Leaves the group; dist.destroy_process_group() calls it. Pending operations fail with ShutdownError.
 
-        Never blocks on other ranks; those whose operations need this rank raise ShutdownError too.
+        Never blocks on other ranks; those whose operations need this rank raise ShutdownError too. Where this rank
+        handles an exception, in a `finally`, say, they raise PeerLostError, which tells it.
         """
-        self._member.leave()
+        self._member.leave(sys.exc_info()[1])
 
     def abort(self) -> None:
         """The same as shutdown(): a stuck operation ends with ShutdownError at once."""
-        self._member.leave()
+        self._member.leave(sys.exc_info()[1])
 
     def _stop(self) -> None:
         for completer in (self._completer, *self._lanes.values()):

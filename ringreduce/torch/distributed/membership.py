@@ -16,7 +16,7 @@ from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ringreduce import _core, rendezvous, uncaught
+from ringreduce import _core, leaving, rendezvous, uncaught
 from ringreduce.absent import AbsentGroup
 from ringreduce.errors import NotInitializedError
 
@@ -88,6 +88,7 @@ class Membership:
             self._context: Context = _core.Context(joined.fd, rank, size, joined.pidfds, os.uname().nodename, timeout_s)
         self.group: Group = self._context.world
         self._leaving: list[Callable[[], Any]] = []
+        leaving.begin()
         _members.add(self)
         uncaught.tell_by(_fail_all, _leave_all)
 
@@ -99,12 +100,13 @@ class Membership:
         """Replaces the timeout of operations; 0 = no limit."""
         self._context.set_timeout(timeout_s)
 
-    def leave(self) -> None:
+    def leave(self, error: BaseException | None = None) -> None:
         """Leaves the group: pending operations fail with ShutdownError here, and elsewhere if they need this rank.
 
+        error: the exception that makes this rank leave; elsewhere they fail with PeerLostError, which tells it.
         Never blocks on other ranks. Does nothing twice.
         """
-        self._context.shutdown()
+        self._context.shutdown(leaving.why(error))
         for call in self._leaving:
             call()
         self._leaving.clear()

@@ -154,6 +154,20 @@ ROWS = (
         ("failure_test::a rank that leaves while its registered memory",),
     ),
     Mutation(
+        "cause-fails-all",
+        "csrc/engine/context.cc",
+        "  world_->leave(cause);\n",
+        "  if (!why.empty()) record_failure(world_->board(), FatalKind::kPeerLost, why);\n  world_->leave(cause);\n",
+        ("causes_test::what a rank has finished",),
+    ),
+    Mutation(
+        "cause-of-another",
+        "csrc/engine/health.cc",
+        "board_.cause(rank).text;",
+        "board_.cause(1).text;",
+        ("causes_test::of two ranks",),
+    ),
+    Mutation(
         "left-rank",
         "csrc/engine/wait.cc",
         "    fail_if_left(operation);\n",

@@ -67,6 +67,13 @@ ROWS = (
         ("held_wires_test",),
     ),
     Mutation(
+        "cause-across",
+        "csrc/engine/mirror_receive.cc",
+        "if (!has_left(board_.line(rank))) write_text",
+        "if (has_left(board_.line(rank))) write_text",
+        ("causes_test::hosts: what needs",),
+    ),
+    Mutation(
         "left-after-join",
         "csrc/engine/mirror_receive.cc",
         "line.left_after.push_back({rank, attendance});",

@@ -165,11 +165,11 @@ ROWS = (
         ("test_torch_errors.py::test_the_error_contract",),
     ),
     Mutation(
-        "handled-elsewhere",
-        "ringreduce/uncaught.py",
-        'if instruction.opname in ("POP_EXCEPT", "RETURN_VALUE", "RETURN_CONST"):',
-        "if False:",
-        ("test_uncaught.py::test_hooks_in_each_python",),
+        "handled-before",
+        "ringreduce/leaving.py",
+        " or _MARK in vars(error):",
+        ":",
+        ("test_uncaught.py::test_what_is_a_cause",),
     ),
     Mutation(
         "childs-end",
