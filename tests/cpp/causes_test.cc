@@ -256,7 +256,8 @@ TEST_CASE("hosts: a cause of impossible length ends the group") {
   const auto body = [&](Rank& rank) {
     sum_now(rank, rank.world, 1000, 1);
     if (rank.rank == 1) return rank.context.shutdown(kWhy);
-    expect_contains(raised<InternalError>([&] { sum_long(rank); }), "a frame of another host's leader is too short");
+    expect_contains(raised<InternalError>([&] { sum_long(rank); }),
+                    "rank 1, which speaks for another host, has sent a frame that has too long a text");
   };
   CHECK_NOTHROW(run_hosts({0, 1}, body, 64, 8192, nullptr, forge));
 }

@@ -4,6 +4,28 @@ from mutations.row import Mutation
 
 ROWS = (
     Mutation(
+        "frame-of-another",
+        "csrc/engine/mirror_receive.cc",
+        "  check_sender(host, frame);\n",
+        "  (void)host;\n",
+        ("frames_test",),
+    ),
+    Mutation(
+        "unchecked-signature",
+        "csrc/engine/mirror_receive.cc",
+        "  check(signature, frame);\n",
+        "",
+        ("frames_test",),
+    ),
+    Mutation(
+        "endless-frame",
+        "csrc/engine/frames.h",
+        '      parser.expect(head.nbytes <= kFrameNbytesMost, "is too long");\n',
+        "",
+        ("frames_test",),
+        objects=("mirror_receive.cc",),
+    ),
+    Mutation(
         "refused-and-overwritten",
         "csrc/group/ledger.cc",
         "  if (hosts_.several() && is_overwritten(ticket)) return true;\n",
@@ -98,8 +120,8 @@ ROWS = (
     Mutation(
         "vote",
         "csrc/engine/mirror_stuck.cc",
-        "refused_ |= frame.take<uint32_t>() == 0;",
-        "frame.take<uint32_t>();",
+        "refused_ |= is_refused;",
+        "(void)is_refused;",
         ("held_wires_test",),
     ),
     Mutation(
