@@ -121,6 +121,7 @@ def _leave(error: BaseException | None = None) -> None:
         job = state.current
         if job is None:
             return
+        why = leaving.why(error)  # first: what it calls is the user's, and may be interrupted
         state.finish_work()
         uncaught.disarm()
         state.current = None
@@ -129,7 +130,7 @@ def _leave(error: BaseException | None = None) -> None:
         for process_set in job.process_sets.values():
             process_set.unbind()
         global_process_set.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
-        job.context.shutdown(leaving.why(error))
+        job.context.shutdown(why)
         _core.framework_drain(_DRAIN_S)
         if job.communicator is not None:
             job.communicator.close()

@@ -13,19 +13,22 @@ from contextlib import suppress
 from ringreduce import uncaught
 from ringreduce.errors import HorovodInternalError
 
+NO_CAUSES = (HorovodInternalError, StopIteration, StopAsyncIteration)
+"""The other ranks have the first, too; the others say that a rank has done all its steps."""
 _MARK = "_ringreduce_is_older"
 
 
 def begin() -> None:
     """A job begins. What this thread handles now is no cause of its end."""
     error = sys.exc_info()[1]
-    if error is not None:
+    while error is not None and _MARK not in vars(error):  # the handlers around it have theirs
         vars(error)[_MARK] = True
+        error = error.__context__
 
 
 def why(error: BaseException | None) -> str:
     """What the ranks that need this one are told where the exception makes it leave; "": nothing."""
-    if not isinstance(error, Exception) or isinstance(error, HorovodInternalError) or _MARK in vars(error):
+    if not isinstance(error, Exception) or isinstance(error, NO_CAUSES) or _MARK in vars(error):
         return ""
     with suppress(Exception):  # an exception that cannot be formatted: the rank has to leave all the same
         return uncaught.cause(type(error), error, error.__traceback__)

@@ -174,14 +174,20 @@ def cause(kind: type[BaseException], error: BaseException, trace: TracebackType 
     """
     lines = "".join(traceback.format_exception_only(kind, error)).splitlines()
     text = next((line for line in lines if not line.startswith(" ")), kind.__name__)
-    # backslashreplace: of a file's name, say, that is no UTF-8
-    text = text.encode(errors="backslashreplace")[:CAUSE_NBYTES].decode(errors="ignore")
+    text = _printable(text)[:CAUSE_NBYTES].decode(errors="ignore")
     paths = sysconfig.get_paths()
     others = tuple(os.path.join(paths[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     others += (os.path.join(os.path.dirname(__file__), ""), "<frozen ")
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
     own = [place for place in places if not place[0].startswith(others)] or places
-    return f"{text} ({os.path.basename(own[-1][0])}:{own[-1][1]})" if own else text
+    if not own:
+        return text
+    return f"{text} ({_printable(os.path.basename(own[-1][0])).decode()}:{own[-1][1]})"
+
+
+def _printable(text: str) -> bytes:
+    """UTF-8; of a file's name, say, that is none, with backslashes."""
+    return text.encode(errors="backslashreplace")
 
 
 def _abort() -> None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from ranks import clean_environment, run_ranks
@@ -250,18 +251,26 @@ def told(how: str) -> str | None:
     try:
         raise OSError("handled when the job begins")
     except OSError:
-        world = rr.init()
+        try:
+            raise KeyError("handled within that")
+        except KeyError:
+            world = rr.init()
         if world.rank == 1 and how == "before":
             rr.shutdown()
     if world.rank == 0:
         with pytest.raises(rr.HorovodInternalError) as raised:
             rr.allreduce(np.ones(3))
         return type(raised.value).__name__ + str(raised.value).rpartition("lost rank 1")[2]
-    if how == "caught":
+    if how in ("caught", "steps"):
         try:
-            raise ValueError("caught")
-        except ValueError:
+            raise ValueError("caught") if how == "caught" else StopIteration
+        except (ValueError, StopIteration):
             rr.shutdown()
+    elif how == "interrupted":
+        with pytest.raises(KeyboardInterrupt), patch("ringreduce.uncaught.cause", side_effect=KeyboardInterrupt):
+            fails(ValueError)
+        assert rr.is_initialized()  # so that the next one leaves
+        rr.shutdown()
     elif how != "before":
         kind = {"internal": rr.HorovodInternalError, "exit": SystemExit, "interrupt": KeyboardInterrupt}[how]
         with pytest.raises(kind):
@@ -269,7 +278,7 @@ def told(how: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("how", ["before", "caught", "internal", "exit", "interrupt"])
+@pytest.mark.parametrize("how", ["before", "caught", "steps", "interrupted", "internal", "exit", "interrupt"])
 def test_what_is_a_cause(how: str) -> None:
     (text, _) = run_ranks(told, 2, args=(how,))
     if how == "caught":

@@ -136,7 +136,10 @@ std::string Context::lost_text(const std::string& why) const {
   return world_->here() + "] lost rank " + std::to_string(rank_) + ": " + why;
 }
 
-void Context::fail_as_lost(const std::string& why) { fail_groups(FatalKind::kPeerLost, lost_text(why)); }
+void Context::fail_as_lost(const std::string& why) {
+  if (is_shut_down()) return;  // it has said why, and others may still finish what it has finished
+  fail_groups(FatalKind::kPeerLost, lost_text(why));
+}
 
 void Context::fail_groups(FatalKind kind, const std::string& text) {
   const std::lock_guard lock(executor_);

@@ -64,7 +64,10 @@ class FrameWriter {
   }
   void end() {
     const uint32_t nbytes = static_cast<uint32_t>(bytes_.size() - head_at_);
-    if (nbytes > kFrameNbytesMost) throw InternalError("a frame of " + std::to_string(nbytes) + " bytes is too long");
+    if (nbytes > kFrameNbytesMost) {
+      bytes_.resize(head_at_);  // a frame without its length would end what the reader understands
+      throw InternalError("a frame of " + std::to_string(nbytes) + " bytes is too long");
+    }
     std::memcpy(bytes_.data() + head_at_, &nbytes, sizeof nbytes);
   }
 

@@ -110,6 +110,7 @@ void Group::fail_if_left(const Operation& operation) {
 }
 
 void Group::fail_because_left(int rank, const Operation* needing) {
+  if (ledger_.withdrawn()) return;  // by a verdict, which this rank's thread will raise; the other one has, and left
   if (const char* const cause = cause_of(rank); cause != nullptr) {
     record_failure(board_, FatalKind::kPeerLost, cause);
   } else {

@@ -10,9 +10,13 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "engine/mirror.h"
 
 namespace rr {
+namespace {
+constexpr size_t kTextNbytesMost = sizeof Header::withdraw_text - 1;
+}  // namespace
 
 void Mirror::look_for_deadlock() {
   if (hosts_.mine != 0 || gate_ != Gate::kNone || stuck_.has_value() || has_failed(board_)) return;
@@ -79,7 +83,8 @@ void Mirror::decide(bool stuck) {
   send(FrameType::kVerdict, hosts_.here().front(), [&](FrameWriter& out) {
     out.put(static_cast<uint32_t>(stuck ? 1 : 0));
     out.put(stuck_->unnamed);
-    out.put(stuck_->text);
+    // No more than what is kept of it. The whole text grows with the square of the ranks: 310,000 bytes for 256.
+    out.put(shortened(stuck_->text, kTextNbytesMost));
   });
   if (stuck) {
     gate_ = Gate::kVerdict;
@@ -93,7 +98,7 @@ void Mirror::apply_verdict(Line& line, FrameParser& frame) {
   const bool is_stuck = frame.take_up_to<uint32_t>(1) != 0;
   Ledger::Stuck found;
   found.unnamed = frame.take<uint64_t>();
-  found.text = frame.take_text(kFrameNbytesMost);
+  found.text = frame.take_text(kTextNbytesMost);
   if (!is_stuck) {
     own_.thaw();
     return;

@@ -52,6 +52,22 @@ TEST_CASE("what needs a rank that left with a cause fails with it, in the same w
   }
 }
 
+// An exception that goes on after shutdown() comes to sys.excepthook.
+TEST_CASE("a rank that has left records no failure any more") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+    barrier(rank.world);
+    if (rank.rank == 1) {
+      rank.context.shutdown(kWhy);
+      rank.context.fail_as_lost("the same again");
+      expect(!has_failed(rank.world.board()), "no failure");
+      return;
+    }
+    wait_for([&] { return has_left(rank.world.board().line(1)); });
+    told([&] { sum_long(rank); });
+  }));
+}
+
 // Holds whoever executes for a rank.
 struct Gate {
   std::atomic<bool> closed{false};

@@ -191,6 +191,19 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
   }
 }
 
+TEST_CASE("frames: one that is too long is not sent, and those around it are") {
+  FrameWriter out;
+  const auto say = [&](size_t nbytes) {
+    out.begin(FrameType::kConsumed, 1);
+    out.put(std::string(nbytes, 'x'));
+    out.end();
+  };
+  say(5);
+  CHECK_THROWS_AS(say(kFrameNbytesMost), InternalError);
+  say(7);
+  CHECK(out.nbytes_left() == 2 * (sizeof(FrameHead) + sizeof(uint32_t)) + 5 + 7);
+}
+
 // The sanitizers look on.
 TEST_CASE("frames: no bytes whatever do harm") {
   const Environment environment{};

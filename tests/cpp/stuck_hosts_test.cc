@@ -53,6 +53,19 @@ TEST_CASE("stuck: all are told the same, on one host and on several") {
   }
 }
 
+TEST_CASE("stuck: of a text that is too long all are told the same beginning") {
+  const Environment environment{};
+  std::vector<std::string> texts(8);
+  CHECK_NOTHROW(run_hosts({0, 1, 0, 1, 0, 1, 0, 1}, [&](Rank& rank) {
+    std::string name = "rank " + std::to_string(rank.rank) + " ";
+    while (name.size() < 230) name += "\u00e9";
+    texts[static_cast<size_t>(rank.rank)] = raised<MismatchError>([&] { sum_now(rank, rank.world, 3, 0, name); });
+  }));
+  const auto beginning = [](const std::string& text) { return text.substr(0, text.rfind(" [ringreduce")); };
+  for (const std::string& text : texts) CHECK(beginning(text) == beginning(texts[0]));
+  CHECK(beginning(texts[0]).size() > 1900);
+}
+
 TEST_CASE("stuck: unnamed operations beside a named one; then they count alike") {
   const Environment environment{};
   CHECK_NOTHROW(run_hosts({0, 1, 1, 0, 2}, [](Rank& rank) {
