@@ -109,8 +109,8 @@ def shutdown() -> None:
 
     Called while an exception is handled, in a `finally` or an `except`, it tells the other ranks the exception: their
     operations that need this rank fail with PeerLostError, which has its class, text and line. Not told are a
-    HorovodInternalError, which the other ranks have too, KeyboardInterrupt, SystemExit, and an exception that was being
-    handled when init() was called.
+    HorovodInternalError, which the other ranks have too, KeyboardInterrupt, SystemExit, StopIteration, and an exception
+    that was being handled when init() was called.
     """
     _leave(sys.exc_info()[1])
 
