@@ -31,5 +31,5 @@ def why(error: BaseException | None) -> str:
     if not isinstance(error, Exception) or isinstance(error, NO_CAUSES) or _MARK in vars(error):
         return ""
     with suppress(Exception):  # an exception that cannot be formatted: the rank has to leave all the same
-        return uncaught.cause(type(error), error, error.__traceback__)
+        return uncaught.cause(error)
     return type(error).__name__

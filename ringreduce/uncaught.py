@@ -88,8 +88,7 @@ def _hook_child(bootstrap: CodeType) -> None:
             return
         if error.__traceback__.tb_frame.f_code is bootstrap:
             told = True
-            error = _of_torch(error)
-            _tell(type(error), error, error.__traceback__)
+            _tell(_of_torch(error))
 
     def leave() -> None:
         tell()
@@ -125,7 +124,7 @@ def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackTy
     _previous(kind, error, trace)
     if sys.flags.interactive or hasattr(sys, "ps1"):
         return
-    _tell(kind, error, trace)
+    _tell(error)
     if _armed != os.getpid() or _leave is None:
         return
     mpi = sys.modules.get("mpi4py.MPI")
@@ -140,10 +139,10 @@ def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackTy
         end()
 
 
-def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if not issubclass(kind, Exception):  # KeyboardInterrupt: the user knows
+def _tell(error: BaseException) -> None:
+    if not isinstance(error, Exception):  # KeyboardInterrupt: the user knows
         return
-    what = cause(kind, error, trace)
+    what = cause(error)
     if _armed == os.getpid():
         _report(what)  # before the others fail, and report that
     for fail, (process, _) in list(_tellers.items()):
@@ -167,18 +166,18 @@ def _report(what: str) -> None:
         sender.sendto(json.dumps([secret, int(rank), what]).encode(), report_address(job))
 
 
-def cause(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+def cause(error: BaseException) -> str:
     """Class, text and place in one line: "RuntimeError: out of memory (train.py:14)".
 
     The place is the innermost one in the user's own files: not in an installed package or the standard library.
     """
-    lines = "".join(traceback.format_exception_only(kind, error)).splitlines()
-    text = next((line for line in lines if not line.startswith(" ")), kind.__name__)
+    lines = "".join(traceback.format_exception_only(type(error), error)).splitlines()
+    text = next((line for line in lines if not line.startswith(" ")), type(error).__name__)
     text = _printable(text)[:CAUSE_NBYTES].decode(errors="ignore")
     paths = sysconfig.get_paths()
     others = tuple(os.path.join(paths[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     others += (os.path.join(os.path.dirname(__file__), ""), "<frozen ")
-    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [place for place in places if not place[0].startswith(others)] or places
     if not own:
         return text

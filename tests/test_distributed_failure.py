@@ -29,15 +29,21 @@ def join(path: str, timeout_s: float) -> tuple[int, int]:
     return rank, size
 
 
-def fall(path: str) -> None:
-    """An exception that nobody catches on rank 1, as the interpreter reports it."""
+def is_through(path: str, by: Callable[[], object]) -> bool:
+    """Whether this is rank 1 of a new group: that handles an IndexError, and calls `by` meanwhile."""
     rank, _ = join(path, 60)
     dist.barrier()
     if rank == 1:
         try:
             [][rank]
         except IndexError:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            by()
+    return rank == 1
+
+
+def fall(path: str) -> None:
+    """An exception that nobody catches on rank 1, as the interpreter reports it."""
+    if is_through(path, lambda: sys.excepthook(*sys.exc_info())):  # type: ignore[arg-type]
         return
     with pytest.raises(hvd.PeerLostError, match=r"lost rank 1: IndexError: .* \(test_distributed_failure.py:\d+\)"):
         dist.all_reduce(torch.ones(3))
@@ -49,13 +55,7 @@ def test_an_uncaught_exception_is_told_to_the_others(tmp_path: Path, run_ranks: 
 
 def leave_handling(path: str, by_user: bool) -> None:
     """Rank 1 handles an exception while it leaves the group: by its own call, or by what atexit calls."""
-    rank, _ = join(path, 60)
-    dist.barrier()
-    if rank == 1:
-        try:
-            [][rank]
-        except IndexError:
-            dist.destroy_process_group() if by_user else membership._leave_all()
+    if is_through(path, dist.destroy_process_group if by_user else membership._leave_all):
         return
     kind, text = (hvd.PeerLostError, "lost rank 1: IndexError: ") if by_user else (hvd.ShutdownError, "rank 1 called")
     with pytest.raises(kind, match=text):

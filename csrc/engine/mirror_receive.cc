@@ -182,7 +182,7 @@ bool Mirror::apply_statement(FrameParser& frame, bool is_named) {
   } else {
     const uint64_t counter = frame.take<uint64_t>();
     const uint64_t before = board_.head(counter % kUnnamedCells, rank).tag.load(std::memory_order_relaxed);
-    frame.expect(counter < counter + 1 && before < counter + 1, "has an operation that was called before");
+    frame.expect(counter != UINT64_MAX && before <= counter, "has an operation that was called before");
     if (is_eager(signature, rank, is_named)) {
       uint64_t index;
       std::memcpy(&index, payload, sizeof index);

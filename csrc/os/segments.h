@@ -30,8 +30,8 @@ class Segment {
   std::byte* at(int region) const { return mapping_.data() + static_cast<size_t>(region) * nbytes_; }
   int regions() const { return regions_; }
   // In a forked child: own() becomes plain memory of this process, see Mapping::make_private().
-  void forbid() const { mapping_.forbid(); }
   void make_private(int copy) const { mapping_.make_private(static_cast<size_t>(region_) * nbytes_, nbytes_, copy); }
+  void forbid() const { mapping_.forbid(); }
 
  private:
   Mapping mapping_;
