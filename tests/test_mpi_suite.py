@@ -20,11 +20,15 @@ SUITE = ("test_collectives", "test_ops", "test_async", "test_process_sets")
 SUITE_S = 300
 
 
-# By shared memory the MPI only starts the ranks: one of each kind will do, test_mpirun.py starts some by all of them.
+# By shared memory the MPI only starts the ranks: one will do, test_mpirun.py starts some by all of them.
 @pytest.mark.timeout(SUITE_S + 30)
 @pytest.mark.parametrize(
     ("name", "transport"),
-    [("openmpi-5", "auto"), ("mpich-4", "auto"), *((name, "mpi") for name in mpis.NAMES)],
+    [
+        ("openmpi-5", "auto"),
+        pytest.param("mpich-4", "auto", marks=pytest.mark.long),
+        *(pytest.param(name, "mpi", marks=() if name in mpis.SAMPLE else pytest.mark.long) for name in mpis.NAMES),
+    ],
 )
 def test_collective_suite(name: str, transport: str, tmp_path: Path) -> None:
     mpis.get(name)

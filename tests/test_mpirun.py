@@ -333,8 +333,8 @@ def untimed(file: Path) -> list[Any]:
     return [[row["epoch"], row["loss"], row["test_accuracy"]] for row in rows]
 
 
-# By shared memory the MPI only starts the ranks: one of each kind will do.
-@pytest.mark.parametrize("mpi", ["openmpi-4", "mpich-5"], indirect=True)
+# By shared memory the MPI only starts the ranks.
+@pytest.mark.parametrize("mpi", mpis.SAMPLED, indirect=True)
 def test_training_gives_the_bits_that_ringrun_gives(
     mpi: mpis.Mpi, trained: tuple[list[str], dict[str, str], list[Any]], tmp_path: Path
 ) -> None:
@@ -392,6 +392,7 @@ def test_a_killed_rank_ends_the_job(mpi: mpis.Mpi, how: str) -> None:
         assert "Killed (signal 9)" in output
 
 
+@pytest.mark.parametrize("mpi", mpis.SAMPLED, indirect=True)
 @pytest.mark.parametrize("how", ["alone", "with mpi4py"])
 def test_a_killed_rank_is_named_under_ringruns_mpirun(mpi: mpis.Mpi, how: str) -> None:
     ringrun = [sys.executable, "-m", "ringreduce.launch.ringrun", "--transport", "mpi", "-np", "3", "--grace", "1.5"]
@@ -422,6 +423,7 @@ while True:
 """
 
 
+@pytest.mark.parametrize("mpi", mpis.SAMPLED, indirect=True)
 @pytest.mark.parametrize("how", ["alone", "with mpi4py", "each a host"])
 def test_an_exception_ends_the_job(mpi: mpis.Mpi, how: str) -> None:
     output = end_of_a_killed_job(mpi.command(3, sys.executable, "-c", RAISED, how), mpi.environment())
