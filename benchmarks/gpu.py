@@ -55,7 +55,7 @@ ALONE = "test_cuda_memory.py"
 WORKERS = 3  # of pytest, where it has xdist: most of a test is starting ranks, but all ranks' contexts take turns
 RANKS = (2, 4)
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # a machine without a network may not know its name
-ROADS = ("ipc", "staged")
+PATHS = ("ipc", "staged")
 MOST_MIB = 1024
 SMALL = ["--sizes", "8,100000", "--limit-s", "5"]  # of a rehearsal
 
@@ -137,9 +137,9 @@ def parts(only: Sequence[str], gpus: int, rehearse: bool = False) -> list[Part]:
     found["limits"] = [_ranks("limits", 1, "limits", [], 30, here, no_gpu)]
     fake = ["--device", "fake", *SMALL] if rehearse else []
     found["allreduce"] = [
-        _ranks(f"allreduce {n} {road}", n, "allreduce", fake, 28, {**here, "RINGREDUCE_CUDA_ROAD": road})
+        _ranks(f"allreduce {n} {path}", n, "allreduce", fake, 28, {**here, "RINGREDUCE_GPU_PATH": path})
         for n in (RANKS[:1] if rehearse else RANKS)
-        for road in (*ROADS, *(("nccl",) if gpus >= n else ()))
+        for path in (*PATHS, *(("nccl",) if gpus >= n else ()))
     ]
     cpu = ["--device", "cpu", *SMALL] if rehearse else []
     found["peers"] = [

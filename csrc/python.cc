@@ -3,11 +3,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "cuda/device.h"
 #include "data/stream.h"
 #include "engine/bench.h"
 #include "engine/context.h"
 #include "engine/limit.h"
+#include "gpu/device.h"
 #include "python_calls.h"
 #include "python_framework.h"
 #include "python_gpu.h"
@@ -53,23 +53,24 @@ PYBIND11_MODULE(_core, m) {
     for (const Isa isa : available_isas()) names.emplace_back(kernels(isa).name);
     return names;
   });
-  m.attr("WIRE_BLOCK") = kWireBlock;
+  m.attr("WIRE_BLOCK") = kCodecBlock;
   m.def("wires", [] {
     std::vector<std::string> names;
-    for (int code = 0; code < kWireCount; ++code) names.emplace_back(name(wire_from_code(code)));
+    for (int code = 0; code < kCodecCount; ++code) names.emplace_back(name(codec_from_code(code)));
     return names;
   });
   m.def(
       "wire_round_trip",
       [](const std::string& wire, uintptr_t address, size_t count) {
-        const Wire codec = wire_from_name(wire);
+        const Codec codec = codec_from_name(wire);
         const py::gil_scoped_release release;
-        wire_round_trip(kernels("auto"), codec, reinterpret_cast<void*>(address), count);
+        codec_round_trip(kernels("auto"), codec, reinterpret_cast<void*>(address), count);
       },
       py::arg("wire"), py::arg("address"), py::arg("count"));
   bind_gpu(m);
   m.def(
-      "control_nbytes", [](int size) { return Board::nbytes(size, Settings::from_environment().cache_capacity); },
+      "control_nbytes",
+      [](int size) { return ControlSegment::nbytes(size, Settings::from_environment().cache_capacity); },
       py::arg("size"));
   m.def(
       "memfd", [](const std::string& label, size_t nbytes) { return create_memfd(label, nbytes).release(); },
@@ -233,13 +234,13 @@ PYBIND11_MODULE(_core, m) {
           },
           py::arg("kind"), py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("iters"))
       .def(
-          "news_limit",
+          "one_way_latency",
           [](const PyGroup& g, py::handle src, int iters) {
             Held held;
             const BenchJob job = bench_job(g, "barrier", src, src, 1, iters, held);
             const std::shared_ptr<Group> members = g.hold();
             const WithoutGil unlocked(*g.context);
-            return news_limit(*members, job, interrupt);
+            return one_way_latency(*members, job, interrupt);
           },
           py::arg("src"), py::arg("iters"));
 
@@ -318,8 +319,8 @@ PYBIND11_MODULE(_core, m) {
           py::arg("ordinal"), py::arg("nbytes"))
       .def("failure",
            [](Context& c) -> std::optional<std::string> {
-             if (!has_failed(c.world().board())) return std::nullopt;
-             return failure_text(c.world().board());
+             if (!has_failed(c.world().control())) return std::nullopt;
+             return failure_text(c.world().control());
            })
       .def("stats",
            [](Context& c) {

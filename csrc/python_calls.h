@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "engine/bench.h"
 #include "engine/context.h"
-#include "engine/device_queue.h"
+#include "engine/gpu/device_queue.h"
 #include "python_memory.h"
 
 namespace py = pybind11;
@@ -182,13 +182,13 @@ inline Request reduce_request(Kind kind, int op, double prescale, double postsca
   return request;
 }
 
-inline Wire wire_from(const py::object& wire) {
-  return wire.is_none() ? Wire::kNone : wire_from_name(wire.cast<std::string>());
+inline Codec codec_from(const py::object& wire) {
+  return wire.is_none() ? Codec::kNone : codec_from_name(wire.cast<std::string>());
 }
 
 inline void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, double prescale, double postscale,
-                      const py::object& name, const py::object& wire_name) {
-  const Wire wire = wire_from(wire_name);
+                      const py::object& name, const py::object& wire) {
+  const Codec codec = codec_from(wire);
   const bool is_on_gpu = is_device_form(src) || is_device_form(dst);
   if (name.is_none() && !is_on_gpu) {
     Borrowed src_buffer;
@@ -198,12 +198,12 @@ inline void allreduce(const PyGroup& group, py::handle src, py::handle dst, int 
     const std::shared_ptr<Group> members = group.hold();
     const Reduction reduction = {in.dtype, op_from_code(op), prescale, postscale, members->size()};
     const WithoutGil unlocked(*group.context);
-    if (members->allreduce_quick(in, out, reduction, interrupt, wire)) return;
+    if (members->allreduce_quick(in, out, reduction, interrupt, codec)) return;
   }
   auto held = std::make_unique<Held>();
   Request request = reduce_request(Kind::kAllreduce, op, prescale, postscale);
   request.is_async = false;
-  request.wire = wire;
+  request.codec = codec;
   request.srcs.push_back(view_of(src, false, *held));
   request.dsts.push_back(view_of(dst, true, *held));
   const std::vector<Stream> streams = held->streams;
@@ -216,7 +216,7 @@ inline PyWork allreduce_async(const PyGroup& group, const py::sequence& srcs, co
                               double prescale, double postscale, const py::object& name, const py::object& wire) {
   auto held = std::make_unique<Held>();
   Request request = reduce_request(Kind::kAllreduce, op, prescale, postscale);
-  request.wire = wire_from(wire);
+  request.codec = codec_from(wire);
   for (const py::handle src : srcs) request.srcs.push_back(view_of(src, false, *held));
   for (const py::handle dst : dsts) request.dsts.push_back(view_of(dst, true, *held));
   return submit(group, request, name, std::move(held));

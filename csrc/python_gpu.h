@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "base/errors.h"
-#include "collective/roads.h"
-#include "cuda/nccl.h"
-#include "cuda/survey.h"
+#include "collective/gpu/gpu_path.h"
 #include "engine/context.h"
+#include "gpu/nccl/nccl.h"
+#include "gpu/survey.h"
 
 namespace rr {
 
@@ -101,16 +101,16 @@ inline void bind_gpu(pybind11::module_& m) {
       "gpu_of", [](uintptr_t address) { return gpu_of(reinterpret_cast<const std::byte*>(address)); },
       py::arg("address"));
   m.def(
-      "cuda_road",
+      "gpu_path",
       [](const std::string& forced, size_t ranks, size_t gpus, bool nccl) {
         DeviceTeam team;
         team.ranks = ranks;
         team.gpus = gpus;
         team.exported = true;
         team.nccl = nccl;
-        const Road road = select_road(forced, team);
-        return std::make_pair(std::string(road.algorithm == Algo::kAuto ? "none" : road_name(road.algorithm)),
-                              road.reason);
+        const GpuPath path = select_gpu_path(forced, team);
+        return std::make_pair(std::string(path.algorithm == Algo::kAuto ? "none" : path_name(path.algorithm)),
+                              path.reason);
       },
       py::arg("forced"), py::arg("ranks"), py::arg("gpus"), py::arg("nccl"));
   m.def("nccl", [] {

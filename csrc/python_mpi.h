@@ -7,10 +7,10 @@
 
 #include "base/never_destroyed.h"
 #include "python_calls.h"
-#include "transport/device_messages.h"
 #include "transport/link.h"
-#include "transport/mpi_communicator.h"
-#include "transport/mpi_cuda.h"
+#include "transport/mpi/device_messages.h"
+#include "transport/mpi/mpi_communicator.h"
+#include "transport/mpi/mpi_cuda.h"
 
 namespace rr {
 

@@ -45,10 +45,10 @@ def gpu_of(address: int) -> int:
     Raises UnavailableError without a driver, InvalidArgumentError for other memory.
     """
 
-def cuda_road(forced: str, ranks: int, gpus: int, nccl: bool) -> tuple[str, str]:
-    """The road of an all-reduce of so many ranks of one host on so many GPUs, and why; "none" if there is none.
+def gpu_path(forced: str, ranks: int, gpus: int, nccl: bool) -> tuple[str, str]:
+    """The path of an all-reduce of so many ranks of one host on so many GPUs, and why; "none" if there is none.
 
-    forced: a value of RINGREDUCE_CUDA_ROAD.
+    forced: a value of RINGREDUCE_GPU_PATH.
     """
 
 def nccl() -> tuple[int, str]:
@@ -255,7 +255,7 @@ class Group:
         """Seconds of this rank's loads and stores of one call, without synchronisation; iters values. src and dst are
         registered memory of the world at the same place on every rank (InvalidArgumentError otherwise)."""
 
-    def news_limit(self, src: Buffer, iters: int) -> float:
+    def one_way_latency(self, src: Buffer, iters: int) -> float:
         """Seconds that news takes between ranks 0 and 1 (0 on others) by a polled line; where ranks outnumber cores,
         both give way between two looks. src: registered memory, at least 64 bytes, which is overwritten."""
 

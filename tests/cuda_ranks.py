@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import oracle
 
-ROADS = ("auto", "ipc", "staged")
+PATHS = ("auto", "ipc", "staged")
 
 
 def start() -> tuple[Any, Any, Any]:

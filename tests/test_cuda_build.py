@@ -98,10 +98,10 @@ def test_warnings_of_nvcc_and_of_its_assembler_are_errors(tmp_path: Path) -> Non
 
 @pytest.mark.timeout(300)
 def test_products_and_sums_are_rounded_each_and_denormals_kept(tmp_path: Path) -> None:
-    source, ptx = ROOT / "csrc" / "cuda" / "kernels.cu", tmp_path / "kernels.ptx"
+    source, ptx = ROOT / "csrc" / "gpu" / "kernels" / "kernels.cu", tmp_path / "kernels.ptx"
     subprocess.run([*nvcc(), "-ptx", "-arch=compute_80", "-o", str(ptx), str(source)], check=True)
     text = ptx.read_text()
-    assert text.count(".entry rr_") == (ROOT / "csrc" / "cuda" / "kernel_list.h").read_text().count("X(rr_")
+    assert text.count(".entry rr_") == (ROOT / "csrc" / "gpu" / "kernels" / "kernel_list.h").read_text().count("X(rr_")
     arithmetic = set(re.findall(r"\b(?:add|sub|mul|div|fma|mad|rcp)\.[\w.]*f(?:16|32|64)\b", text))
     exact = {f"{what}.rn.f{bits}" for what in ("add", "mul", "div") for bits in (32, 64)}
     assert arithmetic == exact | {"rcp.rn.f32"}
@@ -120,7 +120,7 @@ def test_the_twin_without_kernels_says_so(tmp_path: Path) -> None:
         """
         #include <cstdio>
         #include "base/errors.h"
-        #include "cuda/device.h"
+        #include "gpu/device.h"
         int main() {
           std::printf("built %d\\n", rr::cuda_built());
           try {
@@ -131,7 +131,7 @@ def test_the_twin_without_kernels_says_so(tmp_path: Path) -> None:
         }
         """
     )
-    program, twin = tmp_path / "program", ROOT / "csrc" / "cuda" / "no_cuda.cc"
+    program, twin = tmp_path / "program", ROOT / "csrc" / "gpu" / "no_cuda.cc"
     flags = ["-std=c++17", f"-I{ROOT / 'csrc'}", "-pthread"]
     subprocess.run(["c++", *flags, str(main), str(twin), str(library), "-ldl", "-o", str(program)], check=True)
     said = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout

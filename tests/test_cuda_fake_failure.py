@@ -218,9 +218,9 @@ def holds() -> Any:
     return moment, errors
 
 
-@pytest.mark.parametrize("road", ["ipc", "staged"])
-def test_a_rank_is_killed_while_streams_wait_for_it(road: str) -> None:
-    with start_ranks(holds, 3, env=environment(RINGREDUCE_CUDA_ROAD=road)) as job:
+@pytest.mark.parametrize("path", ["ipc", "staged"])
+def test_a_rank_is_killed_while_streams_wait_for_it(path: str) -> None:
+    with start_ranks(holds, 3, env=environment(RINGREDUCE_GPU_PATH=path)) as job:
         killed, others = survivors(job, 1, "ready")
     for moment, errors in others:
         assert moment - killed < NOTICED_S

@@ -1,4 +1,4 @@
-"""The MPI road: GPU memory that a real MPI is given as it is, under each mpirun, each rank a host of its own.
+"""The MPI path: GPU memory that a real MPI is given as it is, under each mpirun, each rank a host of its own.
 
 The driver is the fake one, whose memory the host can read, so every MPI can send from it and receive into it:
 RINGREDUCE_MPI_CUDA=on says so, as a user says it of an MPI that cannot be asked.
@@ -78,9 +78,9 @@ def collectives() -> None:
         movements(rr, rank, size, stream)
         after = rr.stats()
         assert (after["cuda_staged"], after["cuda_ipc"], after["cuda_nccl"]) == (0, 0, 0), after
-        # What this road does not do goes by the next one, and says so in the figures.
+        # What this path does not do goes by the next one, and says so in the figures.
         rows = coming(whole(rank, 5, (7, 300)), stream)
-        forced = os.environ.get("RINGREDUCE_CUDA_ROAD") == "mpi"
+        forced = os.environ.get("RINGREDUCE_GPU_PATH") == "mpi"
         refused = ""
         try:
             mine = on(stream, rr.reducescatter_async(rows, op=rr.Sum, name="rows").wait(timeout=30))
@@ -175,18 +175,18 @@ def check(everyone: list[Any], forced: bool) -> None:
     for one in everyone:
         assert one["digests"] == first["digests"], "the same bits on all ranks"
         if forced:
-            assert "RINGREDUCE_CUDA_ROAD=mpi" in one["refused"], one
+            assert "RINGREDUCE_GPU_PATH=mpi" in one["refused"], one
             assert "it has no reduce and no reduce-scatter" in one["refused"], one
 
 
 def test_collectives_by_default(mpi: mpis.Mpi, tmp_path: Path) -> None:
     everyone, printed = ask(mpi, 3, "collectives", tmp_path, RINGREDUCE_LOG_LEVEL="info")
     check(everyone, forced=False)
-    assert re.search(r"operations go by the road 'mpi': every rank's MPI takes addresses of GPU memory", printed)
+    assert re.search(r"operations go by the path 'mpi': every rank's MPI takes addresses of GPU memory", printed)
 
 
 def test_collectives_when_forced(tmp_path: Path) -> None:
-    everyone, _ = ask(mpis.first(), 2, "collectives", tmp_path, RINGREDUCE_CUDA_ROAD="mpi")
+    everyone, _ = ask(mpis.first(), 2, "collectives", tmp_path, RINGREDUCE_GPU_PATH="mpi")
     check(everyone, forced=True)
 
 
@@ -207,8 +207,8 @@ def refusals() -> None:
         os.environ["RINGREDUCE_MPI_CUDA"] = "auto"
         if setting == "one":
             os.environ["RINGREDUCE_MPI_CUDA"] = "off" if os.environ["RR_TEST_RANK"] == "1" else "on"
-        for road in ("auto", "mpi"):
-            os.environ["RINGREDUCE_CUDA_ROAD"] = road
+        for path in ("auto", "mpi"):
+            os.environ["RINGREDUCE_GPU_PATH"] = path
             with rr.init() as world:
                 rank, size, stream = world.rank, world.size, Gpu().stream()
                 refused = ""
@@ -219,7 +219,7 @@ def refusals() -> None:
                     refused = str(error)
                 assert rr.allreduce(np.ones(3), op=rr.Sum).tolist() == [size] * 3, "the group goes on"
                 counts = rr.stats()
-                found[f"{setting} {road}"] = [refused, counts["cuda_mpi"], counts["cuda_staged"]]
+                found[f"{setting} {path}"] = [refused, counts["cuda_mpi"], counts["cuda_staged"]]
     found["takes"] = mpi.cuda_path().takes_pointers
     say(rank, found)
 
@@ -239,7 +239,7 @@ def test_an_mpi_that_takes_no_addresses(tmp_path: Path) -> None:
             refused, by_mpi, staged = found[f"{setting} mpi"]
             assert (by_mpi, staged) == (int(takes), 0), found
             words = (
-                "RINGREDUCE_CUDA_ROAD=mpi: not every rank's MPI takes addresses of GPU memory",
+                "RINGREDUCE_GPU_PATH=mpi: not every rank's MPI takes addresses of GPU memory",
                 "ringreduce doctor",
             )
             assert takes or all(word in refused for word in words), found

@@ -111,7 +111,7 @@ def test_what_nccl_reports_reaches_all_ranks(tmp_path: Path) -> None:
     for text in run_ranks(reports, 2, env=environment(tmp_path, FAKE_NCCL_FAIL="1:0:2"), timeout_s=60):
         assert "NCCL 2.27.5" in text
         assert "unhandled system error; last error: what the fake says last (code 2)" in text
-        assert "RINGREDUCE_CUDA_ROAD" in text
+        assert "RINGREDUCE_GPU_PATH" in text
 
 
 def test_the_version_and_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

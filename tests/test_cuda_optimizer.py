@@ -194,9 +194,9 @@ def captured() -> None:
     assert_alike(torch, hvd, model)
 
 
-@pytest.mark.parametrize(("size", "road"), [(2, "auto"), (2, "staged"), (4, "ipc")])
-def test_cuda_graph_of_a_step(size: int, road: str) -> None:
-    run_ranks(captured, size, env={"RINGREDUCE_CUDA_ROAD": road}, timeout_s=110)
+@pytest.mark.parametrize(("size", "path"), [(2, "auto"), (2, "staged"), (4, "ipc")])
+def test_cuda_graph_of_a_step(size: int, path: str) -> None:
+    run_ranks(captured, size, env={"RINGREDUCE_GPU_PATH": path}, timeout_s=110)
 
 
 def replayed() -> None:

@@ -50,9 +50,9 @@ def sides() -> None:
     assert len(spoiler) == 8
 
 
-@pytest.mark.parametrize("road", ["ipc", "staged"])
-def test_work_is_ordered_by_streams_alone(road: str) -> None:
-    run_ranks(sides, 2, env={"RINGREDUCE_CUDA_ROAD": road}, timeout_s=110)
+@pytest.mark.parametrize("path", ["ipc", "staged"])
+def test_work_is_ordered_by_streams_alone(path: str) -> None:
+    run_ranks(sides, 2, env={"RINGREDUCE_GPU_PATH": path}, timeout_s=110)
 
 
 def traced() -> list[str]:
@@ -94,10 +94,10 @@ def segments() -> list[bool]:
     return [bool(segment.get("is_expandable")) for segment in torch.cuda.memory_snapshot()]
 
 
-@pytest.mark.parametrize("road", ["ipc", "staged"])
-def test_expandable_segments(road: str) -> None:
+@pytest.mark.parametrize("path", ["ipc", "staged"])
+def test_expandable_segments(path: str) -> None:
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # until torch 2.9, and since
-    env = {"RINGREDUCE_CUDA_ROAD": road, **dict.fromkeys(names, "expandable_segments:True")}
+    env = {"RINGREDUCE_GPU_PATH": path, **dict.fromkeys(names, "expandable_segments:True")}
     found = run_ranks(segments, 2, env=env, timeout_s=110)
     assert all(any(ranks_segments) for ranks_segments in found), "the allocator had expandable segments"
 
@@ -128,9 +128,9 @@ def lost() -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("road", ["ipc", "staged"])
-def test_a_rank_dies_while_a_stream_is_held(road: str) -> None:
-    with start_ranks(lost, 2, env={"RINGREDUCE_CUDA_ROAD": road}) as job:
+@pytest.mark.parametrize("path", ["ipc", "staged"])
+def test_a_rank_dies_while_a_stream_is_held(path: str) -> None:
+    with start_ranks(lost, 2, env={"RINGREDUCE_GPU_PATH": path}) as job:
         assert job.hear(1, 60) == "here"
         assert job.hear(0, 60) == "held"
         job.kill(1, signal.SIGKILL)

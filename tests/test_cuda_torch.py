@@ -1,4 +1,4 @@
-"""Collectives of torch's CUDA tensors against the oracle, on ranks that share the GPU, by each road."""
+"""Collectives of torch's CUDA tensors against the oracle, on ranks that share the GPU, by each path."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def reductions() -> list[str]:
     return digests
 
 
-@pytest.mark.parametrize(("size", "road"), CASES)
-def test_every_dtype_and_operation(size: int, road: str) -> None:
-    found = run_ranks(reductions, size, env={"RINGREDUCE_CUDA_ROAD": road}, timeout_s=110)
+@pytest.mark.parametrize(("size", "path"), CASES)
+def test_every_dtype_and_operation(size: int, path: str) -> None:
+    found = run_ranks(reductions, size, env={"RINGREDUCE_GPU_PATH": path}, timeout_s=110)
     assert all(digests == found[0] for digests in found), "the same bits on all ranks"
     assert len(found[0]) > 500
 
@@ -132,9 +132,9 @@ def kinds() -> None:
         hvd.remove_process_set(odd)
 
 
-@pytest.mark.parametrize(("size", "road"), CASES)
-def test_every_kind(size: int, road: str) -> None:
-    run_ranks(kinds, size, env={"RINGREDUCE_CUDA_ROAD": road}, timeout_s=110)
+@pytest.mark.parametrize(("size", "path"), CASES)
+def test_every_kind(size: int, path: str) -> None:
+    run_ranks(kinds, size, env={"RINGREDUCE_GPU_PATH": path}, timeout_s=110)
 
 
 def handles() -> None:

@@ -171,12 +171,12 @@ def test_gpus_are_listed_with_the_roads_between_them(monkeypatch: pytest.MonkeyP
     assert "/nowhere/libnccl.so.2" in found["NCCL"].value
     for name in ("ranks on one GPU", "ranks on GPUs of their own"):
         assert re.match("(ipc|staged): .", found[name].value)
-    monkeypatch.setenv("RINGREDUCE_CUDA_ROAD", "nccl")
+    monkeypatch.setenv("RINGREDUCE_GPU_PATH", "nccl")
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "1")
     found = {finding.name: finding for finding in gpus.cuda()}
     assert "ranks on GPUs of their own" not in found
     assert found["ranks on one GPU"].status == "note"
-    assert found["ranks on one GPU"].value == "RINGREDUCE_CUDA_ROAD=nccl: not every rank has NCCL"
+    assert found["ranks on one GPU"].value == "RINGREDUCE_GPU_PATH=nccl: not every rank has NCCL"
     monkeypatch.setenv("RINGREDUCE_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
     found = {finding.name: finding for finding in gpus.cuda()}
     assert found["driver"].value.startswith("not found (CUDA: the driver cannot be loaded")

@@ -81,12 +81,12 @@ def test_time_is_kept_for_the_parts_to_come(tmp_path: Path) -> None:
 
 
 def allreduce(
-    library: str, road: str | None, ranks: int, nbytes: int, time_us: float, wrong: int = 0
+    library: str, path: str | None, ranks: int, nbytes: int, time_us: float, wrong: int = 0
 ) -> dict[str, Any]:
     return {
         "what": "allreduce",
         "library": library,
-        "road": road,
+        "path": path,
         "ranks": ranks,
         "nbytes": nbytes,
         "time_us": time_us,
@@ -137,7 +137,7 @@ def test_limits_are_those_of_the_same_run() -> None:
     from gpus import record
 
     rows = record.with_limits(ROWS)
-    ipc, staged = (row for row in rows if row.get("road"))
+    ipc, staged = (row for row in rows if row.get("path"))
     # 2 n S bytes of memory, and n S bytes over the slower direction of the link.
     assert ipc["GBps"] == pytest.approx(4 * 64 * MIB / 100.0 * 1e-3)
     assert ipc["fraction"] == pytest.approx(4 * 64 * MIB / 100.0 * 1e-3 / 4000)
@@ -185,7 +185,7 @@ def test_record_and_table(tmp_path: Path) -> None:
     }
     assert read["parts"][0]["output"] == ""
     page = files[1].read_text()
-    assert "| all-reduce, 2 ranks, road ipc | 64 MiB | 100.00 | 2684.4 | 0.671 | 50.0 | 0 |" in page
+    assert "| all-reduce, 2 ranks, path ipc | 64 MiB | 100.00 | 2684.4 | 0.671 | 50.0 | 0 |" in page
     assert "| tests | not done after 90 s | 90.0 |" in page
     assert "* CUDA calls of a steady step on 2 ranks, by the profiler: cudaLaunchKernel 12, cudaStream" in page
     text = record.table(outcomes, rows)
@@ -231,7 +231,7 @@ def test_plan() -> None:
     assert len(set(names)) == len(names)
     assert sum(part.least_s for part in everything) < gpu.TOTAL_S < 480
     ipc = next(part for part in everything if part.name == "allreduce 2 ipc")
-    assert ipc.env["RINGREDUCE_CUDA_ROAD"] == "ipc"
+    assert ipc.env["RINGREDUCE_GPU_PATH"] == "ipc"
     assert [part.name for part in gpu.parts(["limits", "build"], 1)] == ["build", "build rr_gpu", "limits"]
 
 
@@ -393,12 +393,12 @@ def test_a_rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     ), text
     rows = whole["results"]
     assert sum(row["what"] == "probe" for row in rows) > 20
-    assert {(row["road"], row["nbytes"]) for row in rows if row["what"] == "allreduce"} >= {("ipc", 8), ("staged", 8)}
+    assert {(row["path"], row["nbytes"]) for row in rows if row["what"] == "allreduce"} >= {("ipc", 8), ("staged", 8)}
     assert all(row["operations"] for row in rows if row["what"] == "allreduce")
     assert not any(row.get("wrong") for row in rows)
     page = file.with_suffix(".md").read_text()
     assert "| fails | failed (3) |" in page
-    assert "| all-reduce, 2 ranks, road ipc | 8 B |" in page
+    assert "| all-reduce, 2 ranks, path ipc | 8 B |" in page
     assert sorted(one.name for one in out.iterdir()) == sorted(
         [file.name, file.with_suffix(".md").name, "gpu-check-logs.tar.gz"]
     )

@@ -32,7 +32,7 @@ def test_the_ranks_program(arguments: list[str], tmp_path: Path) -> None:
     assert [row["wrong"] for row in found] == [0] * len(found)
     assert all(row["time_us"] > 0 for row in found)
     if arguments[0] == "allreduce":
-        assert [(row["nbytes"], row["library"], row["road"]) for row in found] == [
+        assert [(row["nbytes"], row["library"], row["path"]) for row in found] == [
             (nbytes, "ringreduce", "auto") for nbytes in (8, 4096, 1000000)
         ]
     else:

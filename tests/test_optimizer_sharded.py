@@ -177,7 +177,7 @@ def keep_shares() -> None:
             step()
         used = {name: value - before[name] for name, value in hvd.stats().items()}
         assert addresses == [(parameter.data_ptr(), parameter.grad.data_ptr()) for parameter in model.parameters()]
-        assert (used["direct"], used["two_shot"], used["cells"], used["bytes_copied"]) == (2 * 3, 0, 0, 0)
+        assert (used["direct"], used["two_shot"], used["one_shot"], used["bytes_copied"]) == (2 * 3, 0, 0, 0)
         assert 3 * 4 * count * (1 + 1 / world.size) <= used["bytes_moved"]
 
 

@@ -39,8 +39,8 @@ def test_every_folder_of_code_has_a_room() -> None:
 @pytest.mark.parametrize(
     ("file", "cpp", "python"),
     [
-        ("csrc/data/wire.cc", "wire_test", "test_package.py"),
-        ("csrc/engine/device_queue.cc", "device_queue_test", "test_package.py"),
+        ("csrc/data/codec.cc", "codec_test", "test_package.py"),
+        ("csrc/engine/gpu/device_queue.cc", "device_queue_test", "test_package.py"),
         ("ringreduce/torch/distributed/work.py", None, "test_distributed.py"),
         ("tests/cpp/join_test.cc", "join_test", None),
         ("tests/test_async.py", None, "test_async.py"),

@@ -82,9 +82,9 @@ def collectives() -> dict[str, int]:
     return {key: count for key, count in hvd.stats().items() if count}
 
 
-@pytest.mark.parametrize(("size", "road"), [(2, "ipc"), (3, "staged")])
-def test_collectives(size: int, road: str) -> None:
-    env = cuda_devices.fake_environment(RINGREDUCE_CUDA_ROAD=road)
+@pytest.mark.parametrize(("size", "path"), [(2, "ipc"), (3, "staged")])
+def test_collectives(size: int, path: str) -> None:
+    env = cuda_devices.fake_environment(RINGREDUCE_GPU_PATH=path)
     run_ranks(collectives, size, env=env, timeout_s=100)
 
 
@@ -242,9 +242,9 @@ def no_room() -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("road", ["ipc", "staged"])
-def test_no_room(road: str) -> None:
-    run_ranks(no_room, 2, env=cuda_devices.fake_environment(RINGREDUCE_CUDA_ROAD=road), timeout_s=100)
+@pytest.mark.parametrize("path", ["ipc", "staged"])
+def test_no_room(path: str) -> None:
+    run_ranks(no_room, 2, env=cuda_devices.fake_environment(RINGREDUCE_GPU_PATH=path), timeout_s=100)
 
 
 def test_process_group() -> None:

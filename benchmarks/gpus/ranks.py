@@ -159,7 +159,7 @@ def allreduce(
         rows.add(
             what="allreduce",
             library=peer or "ringreduce",
-            road=None if peer else os.environ.get("RINGREDUCE_CUDA_ROAD", "auto"),
+            path=None if peer else os.environ.get("RINGREDUCE_GPU_PATH", "auto"),
             ranks=hvd.size(),
             nbytes=nbytes,
             time_us=median(times) * 1e6,

@@ -16,7 +16,7 @@ Row: TypeAlias = dict[str, Any]
 
 MIB = 1 << 20
 WANTED = {"pack": 0.85, "unpack": 0.85, "ipc": 0.80, "staged": 0.85, "gloo": 30.0}
-"""Fractions of the limit that are promised, from 16 MiB (kernels) and 64 MiB (roads) on; of gloo: times as fast."""
+"""Fractions of the limit that are promised, from 16 MiB (kernels) and 64 MiB (paths) on; of gloo: times as fast."""
 
 
 FIGURES = ("allreduce", "step", "limit", "copy", "pack", "unpack", "scale", "cast", "reduce")
@@ -42,7 +42,7 @@ def read_rows(path: Path, part: str = "") -> list[Row]:
 def with_limits(rows: Sequence[Row]) -> list[Row]:
     """The rows, those of all-reduces with their limit and the fraction of it, and the ratio to torch's Gloo.
 
-    A road that reads and writes the GPU's memory once needs 2 n S bytes of it, n ranks on one GPU; a staged one needs
+    A path that reads and writes the GPU's memory once needs 2 n S bytes of it, n ranks on one GPU; a staged one needs
     n S bytes over the link each way, at the rate of the slower direction.
     """
     limits = {row["name"]: row["GBps"] for row in rows if row["what"] == "limit"}
@@ -52,7 +52,7 @@ def with_limits(rows: Sequence[Row]) -> list[Row]:
         row = dict(row)
         if row["what"] == "allreduce" and row["library"] == "ringreduce":
             nbytes = row["ranks"] * row["nbytes"]
-            if row["road"] == "staged":
+            if row["path"] == "staged":
                 rate = min(limits.get("to host", 0.0), limits.get("to device", 0.0))
             else:
                 rate, nbytes = limits.get("copy", 0.0), 2 * nbytes
@@ -108,7 +108,7 @@ def _promised(name: str, rows: Sequence[Row]) -> Iterable[float]:
                 yield row["fraction"]
         elif row["what"] == "allreduce" and row["nbytes"] >= 64 * MIB:
             value = row.get("times_gloo") if name == "gloo" else row.get("fraction")
-            is_it = row.get("road") in ("ipc", "auto") if name == "gloo" else row.get("road") == name
+            is_it = row.get("path") in ("ipc", "auto") if name == "gloo" else row.get("path") == name
             if is_it and value is not None:
                 yield value
 
@@ -139,7 +139,7 @@ def failures(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _line(row: Row) -> str:
     if row["what"] == "allreduce":
-        by = row["library"] if row["library"] != "ringreduce" else f"road {row['road']}"
+        by = row["library"] if row["library"] != "ringreduce" else f"path {row['path']}"
         name = f"all-reduce, {row['ranks']} ranks, {by}"
     elif row["what"] == "step":
         name = f"step {row['model']}, {row['ranks']} ranks, {row['way']}"

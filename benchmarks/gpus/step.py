@@ -79,7 +79,7 @@ def measure_steps(
             step()
         torch.cuda.set_sync_debug_mode("default")
     times = timed(step, 50)
-    facts = {"ranks": hvd.size(), "model": model_name, "road": os.environ.get("RINGREDUCE_CUDA_ROAD", "auto")}
+    facts = {"ranks": hvd.size(), "model": model_name, "path": os.environ.get("RINGREDUCE_GPU_PATH", "auto")}
     bad = model.wrong(steps, hvd.size())
     # The profiler itself waits for the device once, when it ends.
     waits = sorted(name for name in calls if "Synchronize" in name and name != "cudaDeviceSynchronize")

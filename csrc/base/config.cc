@@ -39,7 +39,7 @@ const std::vector<Knob>& knobs() {
        "whether MPI is given pointers to GPU memory; auto: if it says that it takes them; off: staged in host memory"},
       {"RINGREDUCE_CUDA_BLOCKING", "flag", "0|1", "0", "",
        "1: calls on GPU memory wait for the result and raise its error, for debugging; 0: only streams wait"},
-      {"RINGREDUCE_CUDA_ROAD", "name", "auto|ipc|nccl|mpi|staged", "auto", "",
+      {"RINGREDUCE_GPU_PATH", "name", "auto|ipc|nccl|mpi|staged", "auto", "",
        "how tensors on GPUs are communicated; one that the ranks cannot all take is an error that says why"},
       {"RINGREDUCE_NCCL_LIBRARY", "path", "", "", "",
        "the NCCL to use; default: the one that is loaded (torch's), a wheel's (nvidia-nccl-cu13), the system's"},
@@ -151,7 +151,7 @@ Settings Settings::from_environment() {
   settings.transport = words["RINGREDUCE_TRANSPORT"];
   settings.mpi_cuda = words["RINGREDUCE_MPI_CUDA"];
   settings.cuda_blocking = words["RINGREDUCE_CUDA_BLOCKING"] == "1";
-  settings.cuda_road = words["RINGREDUCE_CUDA_ROAD"];
+  settings.gpu_path = words["RINGREDUCE_GPU_PATH"];
   settings.nccl_library = texts["RINGREDUCE_NCCL_LIBRARY"];
   settings.cuda_library = texts["RINGREDUCE_CUDA_LIBRARY"];
   settings.log_level = log_level_from(words["RINGREDUCE_LOG_LEVEL"]);

@@ -43,7 +43,7 @@ struct Settings {
   std::string transport;
   std::string mpi_cuda;
   bool cuda_blocking = false;
-  std::string cuda_road;
+  std::string gpu_path;
   std::string nccl_library;
   std::string cuda_library;
   LogLevel log_level = LogLevel::kWarning;

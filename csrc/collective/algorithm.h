@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "collective/plan.h"
-#include "cuda/device.h"
 #include "data/reduction.h"
+#include "gpu/device.h"
 #include "os/bell.h"
 #include "transport/link.h"
 #include "transport/stage.h"

@@ -1,5 +1,5 @@
-// allgather, gather, broadcast, scatter and alltoall on one host: who stages what in which lane, and who takes it.
-// A slot has `lanes` equal parts; round k carries chunk k of every lane's block.
+// allgather, gather, broadcast, scatter and alltoall on one host: who stages what where in a slot, and who takes it.
+// A slot has room for `blocks` chunks; round k carries chunk k of each block.
 
 #include "collective/staged.h"
 #include "data/stream.h"
@@ -8,20 +8,20 @@ namespace rr {
 namespace {
 
 constexpr size_t kLine = 64;
-constexpr size_t kLargestLane = 128 << 10;  // bytes; copying more takes longer than the others poll before they sleep
+constexpr size_t kLargestBlock = 128 << 10;  // bytes; copying more takes longer than the others poll before they sleep
 
 // No more of a slot than the largest block needs.
-size_t lane_nbytes(const Stage& stage, const ExchangeJob& job) {
-  const size_t most = std::min(kLargestLane, stage.slot_nbytes / static_cast<size_t>(job.lanes) / kLine * kLine);
+size_t block_nbytes(const Stage& stage, const ExchangeJob& job) {
+  const size_t most = std::min(kLargestBlock, stage.slot_nbytes / static_cast<size_t>(job.blocks) / kLine * kLine);
   return std::min(most, std::max(kLine, round_up(job.largest_nbytes, kLine)));
 }
 
 class Exchange final : public Staged {
  public:
-  Exchange(Team team, ExchangeJob job, size_t rounds, size_t lane)
-      : Staged(std::move(team), rounds, lane * static_cast<size_t>(job.lanes), false),
+  Exchange(Team team, ExchangeJob job, size_t rounds, size_t block)
+      : Staged(std::move(team), rounds, block * static_cast<size_t>(job.blocks), false),
         job_(std::move(job)),
-        lane_(lane) {
+        block_nbytes_(block) {
     size_t total = 0;
     for (const ExchangeJob::Incoming& in : job_.incoming) total += in.nbytes;
     streams_ = total >= kStreamedNbytes;
@@ -29,20 +29,21 @@ class Exchange final : public Staged {
 
  private:
   void put(size_t round) override {
-    for (size_t lane = 0; lane < job_.outgoing.size(); ++lane) {
-      if (job_.lanes > 1 && static_cast<int>(lane) == team_.me) continue;  // the own block, see take
-      const Range bytes = chunk({0, job_.outgoing[lane].nbytes}, lane_, round);
+    for (size_t block = 0; block < job_.outgoing.size(); ++block) {
+      if (job_.blocks > 1 && static_cast<int>(block) == team_.me) continue;  // the own block, see take
+      const Range bytes = chunk({0, job_.outgoing[block].nbytes}, block_nbytes_, round);
       if (bytes.empty()) continue;
-      copy_in(slot(team_.me, round) + lane * lane_, job_.outgoing[lane].src + bytes.begin, bytes.count());
+      copy_in(slot(team_.me, round) + block * block_nbytes_, job_.outgoing[block].src + bytes.begin, bytes.count());
     }
   }
 
   void take(size_t round) override {
     for (const ExchangeJob::Incoming& in : job_.incoming) {
-      const Range bytes = chunk({0, in.nbytes}, lane_, round);
+      const Range bytes = chunk({0, in.nbytes}, block_nbytes_, round);
       if (bytes.empty()) continue;
-      const std::byte* src = in.member == team_.me ? job_.outgoing[static_cast<size_t>(in.lane)].src + bytes.begin
-                                                   : slot(in.member, round) + static_cast<size_t>(in.lane) * lane_;
+      const std::byte* src = in.member == team_.me
+                                 ? job_.outgoing[static_cast<size_t>(in.block)].src + bytes.begin
+                                 : slot(in.member, round) + static_cast<size_t>(in.block) * block_nbytes_;
       if (in.dst + bytes.begin != src) copy_out(in.dst + bytes.begin, src, bytes.count(), streams_);
     }
   }
@@ -50,20 +51,20 @@ class Exchange final : public Staged {
   bool is_source(int member) const override { return job_.sources[static_cast<size_t>(member)]; }
 
   ExchangeJob job_;
-  size_t lane_;
+  size_t block_nbytes_;
   bool streams_ = false;
 };
 
 }  // namespace
 
 size_t rounds_of(const ExchangeJob& job, const Stage& stage) {
-  return divide_up(job.largest_nbytes, lane_nbytes(stage, job));
+  return divide_up(job.largest_nbytes, block_nbytes(stage, job));
 }
 
 std::unique_ptr<Algorithm> exchange(Team team, ExchangeJob job) {
   const size_t rounds = rounds_of(job, team.stage);
-  const size_t lane = lane_nbytes(team.stage, job);
-  return std::make_unique<Exchange>(std::move(team), std::move(job), rounds, lane);
+  const size_t block = block_nbytes(team.stage, job);
+  return std::make_unique<Exchange>(std::move(team), std::move(job), rounds, block);
 }
 
 }  // namespace rr

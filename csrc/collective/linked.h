@@ -15,18 +15,18 @@ class Piecewise : public Algorithm {
   virtual size_t finished() const = 0;
 };
 
-// reduction must be foldable_in_place. The order of an element's sum depends on its place in its piece. wire: how
+// reduction must be foldable_in_place. The order of an element's sum depends on its place in its piece. codec: how
 // float32 elements travel; not kInt8, whose blocks would be rounded again at each step.
-std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire = Wire::kNone);
+std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec = Codec::kNone);
 // Sums in the order of the members. Two steps, but each rank is sent (N-1) messages at once.
-// wire: how float32 elements travel; check() has passed. Pieces begin at multiples of kWireBlock of their tensor.
-std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire);
+// codec: how float32 elements travel; check() has passed. Pieces begin at multiples of kCodecBlock of their tensor.
+std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec);
 // Pieces that they begin before the first is finished, if there are as many.
 size_t pieces_under_way(bool rings, int members);
 // Where a tensor is cut for them: into pieces of about piece_nbytes, equal but for a few elements.
 std::vector<Range> cut(size_t count, size_t item, size_t piece_nbytes, size_t align);
 // Elements at whose multiples anything is cut: a cache line, or what a codec takes as one.
-size_t alignment(Wire wire, size_t item);
+size_t alignment(Codec codec, size_t item);
 
 // Pieces one after the other. reduction must be foldable_in_place.
 std::unique_ptr<Algorithm> recursive_doubling(Team team, std::vector<Piece> pieces, Reduction reduction);

@@ -15,7 +15,7 @@ class Mesh final : public Algorithm {
     for (int member = 0; member < team_.size(); ++member) {
       if (member == team_.me || job.outgoing.empty()) continue;
       if (!job.takers.empty() && !job.takers[static_cast<size_t>(member)]) continue;
-      const ExchangeJob::Outgoing& block = job.outgoing[job.lanes > 1 ? static_cast<size_t>(member) : 0];
+      const ExchangeJob::Outgoing& block = job.outgoing[job.blocks > 1 ? static_cast<size_t>(member) : 0];
       outgoing_.push_back({member, block.src, block.nbytes});
     }
     for (const ExchangeJob::Incoming& block : job.incoming) {
@@ -77,7 +77,7 @@ std::unique_ptr<Algorithm> mesh(Team team, ExchangeJob job) {
   own.reduction.dtype = DType::kUInt8;
   for (const ExchangeJob::Incoming& block : job.incoming) {
     if (block.member != team.me) continue;
-    own.parts.push_back({{job.outgoing[static_cast<size_t>(block.lane)].src}, block.dst, block.nbytes});
+    own.parts.push_back({{job.outgoing[static_cast<size_t>(block.block)].src}, block.dst, block.nbytes});
   }
   const Kernels& kernels = *team.kernels;
   std::vector<std::unique_ptr<Algorithm>> parts;

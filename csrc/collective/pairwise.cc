@@ -22,7 +22,7 @@ constexpr size_t kWindow = kLag + 1;
 
 class Pairwise final : public Piecewise {
  public:
-  Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire);
+  Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec);
 
   void allow(size_t pieces) override { allowed_ = std::min(pieces, pieces_.size()); }
   size_t finished() const override;
@@ -47,12 +47,12 @@ class Pairwise final : public Piecewise {
     std::unique_ptr<std::byte[]> encoded_in;
   };
 
-  size_t nbytes(size_t count) const { return wire_ == Wire::kNone ? count * item_ : wire_nbytes(wire_, count); }
+  size_t nbytes(size_t count) const { return codec_ == Codec::kNone ? count * item_ : codec_nbytes(codec_, count); }
   size_t pieces() const { return pieces_.size(); }
   Range owned(size_t piece, int member) const;
   std::byte* received(size_t piece, int member);
   const std::byte* input(size_t piece, int member, size_t count);
-  std::byte* encoded_result(size_t piece) { return results_.get() + piece % kWindow * lane_; }
+  std::byte* encoded_result(size_t piece) { return results_.get() + piece % kWindow * segment_nbytes_; }
   bool send(Edge& edge);
   bool receive(Edge& edge);
   bool pass(Way& way, size_t nbytes, size_t moved);
@@ -61,9 +61,9 @@ class Pairwise final : public Piecewise {
   Team team_;
   std::vector<Piece> pieces_;
   Reduction reduction_;
-  Wire wire_;
+  Codec codec_;
   size_t item_;
-  size_t lane_;  // bytes: the largest segment of a piece
+  size_t segment_nbytes_;  // bytes: the largest segment of a piece
   std::unique_ptr<std::byte[]> inputs_;
   std::unique_ptr<std::byte[]> decoded_;
   std::unique_ptr<std::byte[]> results_;
@@ -72,39 +72,40 @@ class Pairwise final : public Piecewise {
   size_t folded_ = 0;
 };
 
-Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire)
+Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec)
     : team_(std::move(team)),
       pieces_(std::move(pieces)),
       reduction_(reduction),
-      wire_(wire),
+      codec_(codec),
       item_(itemsize(reduction.dtype)),
-      lane_(0),
+      segment_nbytes_(0),
       allowed_(pieces_.size()) {
   for (size_t k = 0; k < pieces_.size(); ++k) {
-    lane_ = std::max(lane_, round_up(owned(k, 0).count() * item_, kLine));
+    segment_nbytes_ = std::max(segment_nbytes_, round_up(owned(k, 0).count() * item_, kLine));
   }
   const size_t n = static_cast<size_t>(team_.size());
-  inputs_.reset(new std::byte[std::max<size_t>(1, lane_ * n * std::min(kWindow, pieces_.size()))]);
-  if (wire_ != Wire::kNone) {
-    decoded_.reset(new std::byte[std::max<size_t>(1, lane_ * n)]);
-    results_.reset(new std::byte[std::max<size_t>(1, lane_ * kWindow)]);
+  inputs_.reset(new std::byte[std::max<size_t>(1, segment_nbytes_ * n * std::min(kWindow, pieces_.size()))]);
+  if (codec_ != Codec::kNone) {
+    decoded_.reset(new std::byte[std::max<size_t>(1, segment_nbytes_ * n)]);
+    results_.reset(new std::byte[std::max<size_t>(1, segment_nbytes_ * kWindow)]);
   }
   for (int distance = 1; distance < team_.size(); ++distance) {
     const int member = (team_.me + distance) % team_.size();
     edges_.push_back(
         {member, team_.links[static_cast<size_t>(team_.members[static_cast<size_t>(member)])], {}, {}, {}, {}});
-    if (wire_ == Wire::kNone) continue;
-    edges_.back().encoded_out.reset(new std::byte[lane_]);
-    edges_.back().encoded_in.reset(new std::byte[lane_]);
+    if (codec_ == Codec::kNone) continue;
+    edges_.back().encoded_out.reset(new std::byte[segment_nbytes_]);
+    edges_.back().encoded_in.reset(new std::byte[segment_nbytes_]);
   }
 }
 
 Range Pairwise::owned(size_t piece, int member) const {
-  return segment(pieces_[piece].count, team_.size(), member, alignment(wire_, item_));
+  return segment(pieces_[piece].count, team_.size(), member, alignment(codec_, item_));
 }
 
 std::byte* Pairwise::received(size_t piece, int member) {
-  return inputs_.get() + (piece % kWindow * static_cast<size_t>(team_.size()) + static_cast<size_t>(member)) * lane_;
+  return inputs_.get() +
+         (piece % kWindow * static_cast<size_t>(team_.size()) + static_cast<size_t>(member)) * segment_nbytes_;
 }
 
 size_t Pairwise::finished() const {
@@ -150,8 +151,8 @@ bool Pairwise::send(Edge& edge) {
   if (piece >= (is_result ? folded_ : allowed_)) return false;
   const Range range = owned(piece, is_result ? team_.me : edge.member);
   const std::byte* from = (is_result ? pieces_[piece].dst : pieces_[piece].src) + range.begin * item_;
-  if (wire_ != Wire::kNone) {
-    if (way.offset == 0 && !is_result) team_.kernels->encode(wire_, from, edge.encoded_out.get(), range.count());
+  if (codec_ != Codec::kNone) {
+    if (way.offset == 0 && !is_result) team_.kernels->encode(codec_, from, edge.encoded_out.get(), range.count());
     from = is_result ? encoded_result(piece) : edge.encoded_out.get();
   }
   const size_t whole = nbytes(range.count());
@@ -167,22 +168,22 @@ bool Pairwise::receive(Edge& edge) {
   if (!is_result && piece >= folded_ + kWindow) return false;
   const Range range = owned(piece, is_result ? edge.member : team_.me);
   std::byte* const result = pieces_[piece].dst + range.begin * item_;
-  std::byte* const to = !is_result             ? received(piece, edge.member)
-                        : wire_ == Wire::kNone ? result
-                                               : edge.encoded_in.get();
+  std::byte* const to = !is_result               ? received(piece, edge.member)
+                        : codec_ == Codec::kNone ? result
+                                                 : edge.encoded_in.get();
   const size_t whole = nbytes(range.count());
   const size_t left = whole - way.offset;
   const size_t pulled = left == 0 ? 0 : edge.link->pull(to + way.offset, left);
   if (!pass(way, whole, pulled)) return pulled != 0;
-  if (to == edge.encoded_in.get()) team_.kernels->decode(wire_, to, result, range.count());
+  if (to == edge.encoded_in.get()) team_.kernels->decode(codec_, to, result, range.count());
   return true;
 }
 
 const std::byte* Pairwise::input(size_t piece, int member, size_t count) {
   const std::byte* const arrived = received(piece, member);
-  if (wire_ == Wire::kNone) return arrived;
-  std::byte* const elements = decoded_.get() + static_cast<size_t>(member) * lane_;
-  team_.kernels->decode(wire_, arrived, elements, count);
+  if (codec_ == Codec::kNone) return arrived;
+  std::byte* const elements = decoded_.get() + static_cast<size_t>(member) * segment_nbytes_;
+  team_.kernels->decode(codec_, arrived, elements, count);
   return elements;
 }
 
@@ -190,7 +191,7 @@ bool Pairwise::fold() {
   if (folded_ == allowed_) return false;
   for (const Edge& edge : edges_) {
     if (edge.in.inputs <= folded_) return false;
-    if (wire_ != Wire::kNone && edge.out.results + kWindow <= folded_) return false;  // its place is not free yet
+    if (codec_ != Codec::kNone && edge.out.results + kWindow <= folded_) return false;  // its place is not free yet
   }
   const Piece& piece = pieces_[folded_];
   const Range mine = owned(folded_, team_.me);
@@ -200,9 +201,9 @@ bool Pairwise::fold() {
   }
   void* dst = piece.dst + mine.begin * item_;
   if (!mine.empty()) team_.kernels->reduce(reduction_, srcs.data(), srcs.size(), &dst, 1, mine.count());
-  if (wire_ != Wire::kNone) {  // what the others will decode
-    team_.kernels->encode(wire_, dst, encoded_result(folded_), mine.count());
-    team_.kernels->decode(wire_, encoded_result(folded_), dst, mine.count());
+  if (codec_ != Codec::kNone) {  // what the others will decode
+    team_.kernels->encode(codec_, dst, encoded_result(folded_), mine.count());
+    team_.kernels->decode(codec_, encoded_result(folded_), dst, mine.count());
   }
   ++folded_;
   return true;
@@ -210,7 +211,7 @@ bool Pairwise::fold() {
 
 }  // namespace
 
-size_t alignment(Wire wire, size_t item) { return wire == Wire::kNone ? kLine / item : kWireBlock; }
+size_t alignment(Codec codec, size_t item) { return codec == Codec::kNone ? kLine / item : kCodecBlock; }
 
 std::vector<Range> cut(size_t count, size_t item, size_t piece_nbytes, size_t align) {
   const int pieces = static_cast<int>(std::max<size_t>(1, divide_up(count * item, piece_nbytes)));
@@ -223,8 +224,8 @@ size_t pieces_under_way(bool rings, int members) {
   return rings ? static_cast<size_t>(std::max(0, ring_steps(members) - 1)) * kRingLag + 1 : kLag + 1;
 }
 
-std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire) {
-  return std::make_unique<Pairwise>(std::move(team), std::move(pieces), reduction, wire);
+std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec) {
+  return std::make_unique<Pairwise>(std::move(team), std::move(pieces), reduction, codec);
 }
 
 }  // namespace rr

@@ -1,6 +1,6 @@
 // reducescatter, allgather, gather, broadcast and alltoall over registered memory. An operation is in the log only when
-// every rank has stated it, so all inputs are ready when it starts; then each output byte is loaded once from where it
-// was written (from N places for a reduction) and stored once: S bytes loaded and stored a rank for an allgather,
+// every rank has announced it, so all inputs are ready when it starts; then each output byte is loaded once from where
+// it was written (from N places for a reduction) and stored once: S bytes loaded and stored a rank for an allgather,
 // broadcast or alltoall of S bytes, S loaded and S/N stored for a reducescatter. Staging would add a copy.
 
 #include "collective/pull.h"

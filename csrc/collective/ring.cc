@@ -44,16 +44,16 @@ namespace {
 
 class Ring final : public Piecewise {
  public:
-  Ring(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire)
+  Ring(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec)
       : team_(std::move(team)),
         pieces_(std::move(pieces)),
         reduction_(reduction),
         item_(itemsize(reduction.dtype)),
-        wire_(wire),
+        codec_(codec),
         order_(ring_order(pieces_.size(), team_.size())),
         received_(pieces_.size(), 0),
         allowed_(pieces_.size()) {
-    if (wire_ == Wire::kNone) return;
+    if (codec_ == Codec::kNone) return;
     size_t most = 0;
     for (const Piece& piece : pieces_) most = std::max(most, segment(piece.count, team_.size(), 0).count());
     sent_.resize(most * sizeof(float));
@@ -109,7 +109,7 @@ class Ring final : public Piecewise {
     return segment(pieces_[message.piece].count, team_.size(), segment_index);
   }
   size_t nbytes(Range range) const {
-    return wire_ == Wire::kNone ? range.count() * item_ : wire_nbytes(wire_, range.count());
+    return codec_ == Codec::kNone ? range.count() * item_ : codec_nbytes(codec_, range.count());
   }
 
   // True when a message is through.
@@ -120,8 +120,8 @@ class Ring final : public Piecewise {
     if (message.piece >= begun_ || received_[message.piece] < message.step) return false;
     const Range range = elements(message, ring_step(team_.size(), team_.me, message.step).send);
     const std::byte* from = pieces_[message.piece].dst + range.begin * item_;
-    if (wire_ != Wire::kNone) {
-      if (out_.offset == 0) team_.kernels->encode(wire_, from, sent_.data(), range.count());
+    if (codec_ != Codec::kNone) {
+      if (out_.offset == 0) team_.kernels->encode(codec_, from, sent_.data(), range.count());
       from = sent_.data();
     }
     const size_t left = nbytes(range) - out_.offset;
@@ -137,12 +137,12 @@ class Ring final : public Piecewise {
     std::byte* const at = pieces_[message.piece].dst + range.begin * item_;
     const size_t left = nbytes(range) - in_.offset;
     const auto take = [&] {
-      if (wire_ != Wire::kNone) return link(-1).pull(taken_.data() + in_.offset, left);
+      if (codec_ != Codec::kNone) return link(-1).pull(taken_.data() + in_.offset, left);
       std::byte* const to = at + in_.offset;
       return plan.fold ? link(-1).fold(to, left, bare(reduction_), *team_.kernels) : link(-1).pull(to, left);
     };
     if (!pass(in_, range, left == 0 ? 0 : take())) return false;
-    if (wire_ != Wire::kNone) decode(at, range.count(), plan.fold);
+    if (codec_ != Codec::kNone) decode(at, range.count(), plan.fold);
     ++received_[message.piece];
     while (finished_ < pieces_.size() && received_[finished_] == ring_steps(team_.size())) ++finished_;
     if (message.step == team_.size() - 2) finish(at, range.count());
@@ -150,7 +150,7 @@ class Ring final : public Piecewise {
   }
 
   void decode(std::byte* at, size_t count, bool folds) {
-    team_.kernels->decode(wire_, taken_.data(), folds ? decoded_.data() : at, count);
+    team_.kernels->decode(codec_, taken_.data(), folds ? decoded_.data() : at, count);
     if (!folds || count == 0) return;
     const void* inputs[2] = {at, decoded_.data()};
     void* dst = at;
@@ -171,14 +171,14 @@ class Ring final : public Piecewise {
   // The segment has met every rank here, and goes round as it is from now on: encoding it again changes nothing.
   void finish(std::byte* at, size_t count) const {
     scale_out(team_, {at, at, count}, reduction_);
-    if (wire_ != Wire::kNone) wire_round_trip(*team_.kernels, wire_, at, count);
+    if (codec_ != Codec::kNone) codec_round_trip(*team_.kernels, codec_, at, count);
   }
 
   Team team_;
   std::vector<Piece> pieces_;
   Reduction reduction_;
   size_t item_;
-  Wire wire_;
+  Codec codec_;
   std::vector<std::byte> sent_;  // the messages under way, where there is a codec
   std::vector<std::byte> taken_;
   std::vector<std::byte> decoded_;
@@ -194,8 +194,8 @@ class Ring final : public Piecewise {
 
 }  // namespace
 
-std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction, Wire wire) {
-  return std::make_unique<Ring>(std::move(team), std::move(pieces), reduction, wire);
+std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec) {
+  return std::make_unique<Ring>(std::move(team), std::move(pieces), reduction, codec);
 }
 
 }  // namespace rr

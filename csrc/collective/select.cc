@@ -9,11 +9,11 @@ namespace {
 constexpr std::array<const char*, 11> kNames = {
     "auto",         "two_shot", "direct",    "ring",     "recursive_doubling", "tree",
     "hierarchical", "cuda_ipc", "cuda_nccl", "cuda_mpi", "cuda_staged"};
-constexpr size_t kWishes = static_cast<size_t>(Algo::kIpc);  // the rest are roads, chosen by another knob
+constexpr size_t kForcible = static_cast<size_t>(Algo::kIpc);  // the rest are paths, chosen by another knob
 }  // namespace
 
 Algo algo_from(const std::string& text) {
-  for (size_t i = 0; i < kWishes; ++i) {
+  for (size_t i = 0; i < kForcible; ++i) {
     if (text == kNames[i]) return static_cast<Algo>(i);
   }
   throw InvalidArgumentError("no algorithm is called '" + text + "'");
@@ -21,7 +21,7 @@ Algo algo_from(const std::string& text) {
 
 const char* name(Algo algo) { return kNames[static_cast<size_t>(algo)]; }
 
-const char* road_name(Algo algo) { return name(algo) + sizeof("cuda_") - 1; }
+const char* path_name(Algo algo) { return name(algo) + sizeof("cuda_") - 1; }
 
 Algo select_allreduce(Algo forced, const Reduction& reduction, bool registered) {
   if (forced == Algo::kTwoShot) return Algo::kTwoShot;

@@ -1,6 +1,6 @@
 // Which algorithm an operation runs with. On one host only algorithms that fold in rank order are chosen
-// by themselves (direct, two_shot, and one_shot from the cells for tiny messages), so results do not depend on the
-// choice; the others run when forced.
+// by themselves (direct, two_shot, and one_shot from the request slots for tiny messages), so results do not depend on
+// the choice; the others run when forced.
 #pragma once
 
 #include <string>
@@ -20,13 +20,13 @@ enum class Algo : uint32_t {
   kIpc,
   kNccl,
   kMpi,
-  kPinned
+  kStaged
 };
 
 Algo algo_from(const std::string& name);  // throws InvalidArgumentError
 const char* name(Algo algo);
-// Of kIpc to kPinned, as RINGREDUCE_CUDA_ROAD calls them; see roads.h.
-const char* road_name(Algo algo);
+// Of kIpc to kStaged, as RINGREDUCE_GPU_PATH calls them; see gpu_path.h.
+const char* path_name(Algo algo);
 
 // forced is kAuto or a wish: it is followed where the algorithm can do the job.
 Algo select_allreduce(Algo forced, const Reduction& reduction, bool registered);

@@ -53,27 +53,27 @@ bool Staged::slot_is_free(size_t round) const {
   return true;
 }
 
-void Staged::note_put() {
+void Staged::record_put() {
   Progress& mine = team_.stage.progress[team_.rank()];
   mine.put.store(team_.first_round + ++put_, std::memory_order_release);
   if (!folds_) mine.fold.store(team_.first_round + put_, std::memory_order_release);
 }
 
-void Staged::note_take() {
+void Staged::record_take() {
   team_.stage.progress[team_.rank()].take.store(team_.first_round + ++take_, std::memory_order_release);
 }
 
 // The copies that a put or take asked for. Few long ones are the copy engines' work; many short ones go in one launch.
-void Staged::issue(Lane lane, std::vector<Mark>& marks) {
+void Staged::issue(WorkStream work_stream, std::vector<Mark>& marks) {
   size_t nbytes = 0;
   for (const DevicePart& part : parts_) nbytes += part.count;
   if (parts_.size() <= kFewCopies || nbytes / parts_.size() >= kLongCopy) {
-    for (const DevicePart& part : parts_) team_.device->copy(lane, part.dst, part.src, part.count);
+    for (const DevicePart& part : parts_) team_.device->copy(work_stream, part.dst, part.src, part.count);
   } else {
-    team_.device->move(lane, parts_, DType::kUInt8, DType::kUInt8, 1.0);
+    team_.device->move(work_stream, parts_, DType::kUInt8, DType::kUInt8, 1.0);
   }
   parts_.clear();
-  marks.push_back(team_.device->mark(lane));
+  marks.push_back(team_.device->mark(work_stream));
 }
 
 bool Staged::land(std::vector<Mark>& marks) const {
@@ -86,26 +86,26 @@ bool Staged::land(std::vector<Mark>& marks) const {
 Step Staged::step() {
   if (take_ == rounds_) return Step::kDone;
   if (land(puts_)) {
-    note_put();
+    record_put();
   } else if (land(takes_)) {
-    note_take();
+    record_take();
   } else if (folds_ && fold_ < put_ && peers_reached(&Progress::put, fold_)) {
     fold(fold_);
     team_.stage.progress[team_.rank()].fold.store(team_.first_round + ++fold_, std::memory_order_release);
   } else if (taking_ < (folds_ ? fold_ : put_) && peers_reached(folds_ ? &Progress::fold : &Progress::put, taking_)) {
     take(taking_++);
     if (on_device()) {
-      issue(Lane::kToDevice, takes_);
+      issue(WorkStream::kToDevice, takes_);
       return Step::kProgress;
     }
-    note_take();
+    record_take();
   } else if (putting_ < rounds_ && slot_is_free(putting_) && may_put(putting_)) {
     put(putting_++);
     if (on_device()) {
-      issue(Lane::kToHost, puts_);
+      issue(WorkStream::kToHost, puts_);
       return Step::kProgress;
     }
-    note_put();
+    record_put();
   } else {
     return Step::kIdle;
   }

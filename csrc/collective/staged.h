@@ -1,9 +1,9 @@
 // Collectives on private memory of one host, through the staging area: rounds of put (copy in), fold (reduce the own
 // segment in rank order) and take (copy out), pipelined over the slots of the stage.
 //
-// Memory of a GPU goes the same way: put and take issue copies to its lanes and are done when a mark has passed, so
-// that as many rounds are under way as the stage has slots, in both directions of the bus. The CPU folds, in place in
-// the own slot, so the bits are those of host memory. Bound: n S / bandwidth of the bus, each way, for n ranks that
+// Memory of a GPU goes the same way: put and take issue copies to its work streams and are done when a mark has passed,
+// so that as many rounds are under way as the stage has slots, in both directions of the bus. The CPU folds, in place
+// in the own slot, so the bits are those of host memory. Bound: n S / bandwidth of the bus, each way, for n ranks that
 // share it.
 #pragma once
 
@@ -47,10 +47,10 @@ class Staged : public Algorithm {
  private:
   bool peers_reached(std::atomic<uint64_t> Progress::*counter, size_t round) const;
   bool slot_is_free(size_t round) const;
-  void issue(Lane lane, std::vector<Mark>& marks);
+  void issue(WorkStream work_stream, std::vector<Mark>& marks);
   bool land(std::vector<Mark>& marks) const;
-  void note_put();
-  void note_take();
+  void record_put();
+  void record_take();
 
   bool folds_;
   size_t part_;   // bytes of a slot that a round uses
@@ -82,7 +82,7 @@ struct ReduceJob {
 size_t rounds_of(const ReduceJob& job, const Stage& stage, int members);
 std::unique_ptr<Algorithm> two_shot(Team team, ReduceJob job);
 
-// Data movement: every member stages blocks, one per lane of its slots, and others take them.
+// Data movement: every member stages chunks of `blocks` blocks in each of its slots, and others take them.
 struct ExchangeJob {
   struct Outgoing {
     const std::byte* src = nullptr;
@@ -90,17 +90,17 @@ struct ExchangeJob {
   };
   struct Incoming {
     int member = 0;
-    int lane = 0;
+    int block = 0;
     std::byte* dst = nullptr;
     size_t nbytes = 0;
     size_t src_offset = 0;  // where the block lies in the member's input
   };
-  int lanes = 1;                   // 1, or one per member
-  std::vector<Outgoing> outgoing;  // by lane; empty for a member that sends nothing
+  int blocks = 1;                  // 1, or one per member
+  std::vector<Outgoing> outgoing;  // by block; empty for a member that sends nothing
   std::vector<Incoming> incoming;  // a member's own block is copied without staging
   size_t largest_nbytes = 0;       // largest block of any member, the same on all
   std::vector<bool> sources;       // by member: whether it stages anything
-  std::vector<bool> takers;        // by member, with one lane: whether it takes anything; empty: all do
+  std::vector<bool> takers;        // by member, with one block: whether it takes anything; empty: all do
 };
 size_t rounds_of(const ExchangeJob& job, const Stage& stage);
 std::unique_ptr<Algorithm> exchange(Team team, ExchangeJob job);

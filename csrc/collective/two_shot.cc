@@ -38,8 +38,9 @@ class TwoShot final : public Staged {
   Part part(size_t round, int i) const {
     const size_t n = static_cast<size_t>(team_.size());
     if (job_.shape == ReduceShape::kReduceScatter) {
-      const size_t lane = team_.stage.slot_nbytes / n / kLine * kLine;
-      return {chunk(job_.owned[static_cast<size_t>(i)], lane / item_, round), static_cast<size_t>(i) * lane};
+      const size_t block_nbytes = team_.stage.slot_nbytes / n / kLine * kLine;
+      return {chunk(job_.owned[static_cast<size_t>(i)], block_nbytes / item_, round),
+              static_cast<size_t>(i) * block_nbytes};
     }
     const Range whole = chunk({0, job_.element_count}, team_.stage.slot_nbytes / item_, round);
     const Range own = segment(whole.count(), team_.size(), i, kLine / item_);
@@ -133,10 +134,10 @@ class TwoShot final : public Staged {
 size_t rounds_of(const ReduceJob& job, const Stage& stage, int members) {
   const size_t item = itemsize(job.reduction.dtype);
   if (job.shape != ReduceShape::kReduceScatter) return divide_up(job.element_count, stage.slot_nbytes / item);
-  const size_t lane = stage.slot_nbytes / static_cast<size_t>(members) / kLine * kLine;
+  const size_t block_nbytes = stage.slot_nbytes / static_cast<size_t>(members) / kLine * kLine;
   size_t largest = 0;
   for (const Range& range : job.owned) largest = std::max(largest, range.count());
-  return divide_up(largest, lane / item);
+  return divide_up(largest, block_nbytes / item);
 }
 
 std::unique_ptr<Algorithm> two_shot(Team team, ReduceJob job) {

@@ -95,13 +95,13 @@ void check(const Reduction& reduction) {
   }
 }
 
-void check(Wire wire, const Reduction& reduction) {
-  if (wire == Wire::kNone) return;
+void check(Codec codec, const Reduction& reduction) {
+  if (codec == Codec::kNone) return;
   const bool adds = reduction.op == ReduceOp::kSum || reduction.op == ReduceOp::kAverage;
   const bool selects = reduction.op == ReduceOp::kMin || reduction.op == ReduceOp::kMax;
-  if (reduction.dtype == DType::kFloat32 && (adds || (selects && wire != Wire::kInt8))) return;
-  throw InvalidArgumentError("wire " + std::string(name(wire)) + " is for float32 with " +
-                             (wire == Wire::kInt8 ? "sum and average" : "sum, average, min and max") + ", not for " +
+  if (reduction.dtype == DType::kFloat32 && (adds || (selects && codec != Codec::kInt8))) return;
+  throw InvalidArgumentError("wire " + std::string(name(codec)) + " is for float32 with " +
+                             (codec == Codec::kInt8 ? "sum and average" : "sum, average, min and max") + ", not for " +
                              name(reduction.op) + " of " + name(reduction.dtype) +
                              "; leave wire out, or convert the tensor");
 }

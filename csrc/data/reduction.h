@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "data/codec.h"
 #include "data/dtype.h"
-#include "data/wire.h"
 
 namespace rr {
 
@@ -57,7 +57,7 @@ void check(const Reduction& reduction);
 
 // Throws InvalidArgumentError for a codec that this all-reduce cannot travel in: all but kNone are for float32, with
 // Sum and Average; those that keep the order of elements, which kInt8 does not, with Min and Max as well.
-void check(Wire wire, const Reduction& reduction);
+void check(Codec codec, const Reduction& reduction);
 
 // True when folding partial results pairwise gives the same value up to floating-point rounding without a wider
 // accumulator: what ring and recursive doubling need. False for float16, bfloat16, and integers with Average or with
@@ -84,10 +84,10 @@ struct Kernels {
   void (*reduce)(const Reduction& reduction, const void* const* srcs, size_t nsrc, void* const* dsts, size_t ndst,
                  size_t count);
 
-  // count float32 elements to wire_nbytes(wire, count) bytes, and back. Nothing overlaps. Any alignment. Memory beyond
-  // the operands is not touched.
-  void (*encode)(Wire wire, const void* src, std::byte* dst, size_t count);
-  void (*decode)(Wire wire, const std::byte* src, void* dst, size_t count);
+  // count float32 elements to codec_nbytes(codec, count) bytes, and back. Nothing overlaps. Any alignment. Memory
+  // beyond the operands is not touched.
+  void (*encode)(Codec codec, const void* src, std::byte* dst, size_t count);
+  void (*decode)(Codec codec, const std::byte* src, void* dst, size_t count);
 };
 
 const Kernels& kernels(Isa isa);                // throws UnavailableError when this machine cannot run it
@@ -95,6 +95,6 @@ const Kernels& kernels(std::string_view name);  // "auto" = the best; InvalidArg
 std::vector<Isa> available_isas();              // best first; never empty
 
 // count float32 elements become what they are when they have gone through a codec. Any alignment.
-void wire_round_trip(const Kernels& kernels, Wire wire, void* elements, size_t count);
+void codec_round_trip(const Kernels& kernels, Codec codec, void* elements, size_t count);
 
 }  // namespace rr

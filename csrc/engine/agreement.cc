@@ -4,19 +4,19 @@
 
 #include "base/errors.h"
 #include "engine/context.h"
-#include "engine/device_queue.h"
+#include "engine/gpu/device_queue.h"
 #include "engine/group.h"
 
 namespace rr {
 
-// What a rank states after it has joined would be counted by some ranks and not by others, so it is refused; what has
-// come to a GPU's stream is stated first. A join() that was interrupted is taken up by the next one.
+// What a rank announces after it has joined would be counted by some ranks and not by others, so it is refused; what
+// has come to a GPU's stream is announced first. A join() that was interrupted is taken up by the next one.
 int Group::join(Interrupt interrupt) {
   context_.throw_if_shut_down();
   throw_if_failed();
   {
     std::unique_lock lock(mutex_);
-    note_thread(lock);
+    record_thread(lock);
     throw_if_removed();
     if (joining_.load() != 0) {
       throw InvalidArgumentError("rank " + std::to_string(rank_) + "/" + std::to_string(size()) +
@@ -32,7 +32,7 @@ int Group::join(Interrupt interrupt) {
   {
     const std::lock_guard lock(mutex_);
     if (!has_joined_.load()) {
-      joined_epoch_ = ledger_.join(unnamed_);
+      joined_epoch_ = negotiation_.join(unnamed_);
       has_drained_ = false;
       has_joined_.store(true);
     }
@@ -57,20 +57,20 @@ int Group::join(Interrupt interrupt) {
       if (unconsumed_ != unnamed_ || !logged_.empty()) return false;
     }
     // Drained means that all ranks have joined as well: until then this rank may have to skip entries of the log.
-    if (!has_drained_ && board_.header().joined_count.load() == static_cast<uint32_t>(size())) {
+    if (!has_drained_ && control_.header().joined_count.load() == static_cast<uint32_t>(size())) {
       has_drained_ = true;
-      ledger_.drained();
+      negotiation_.drained();
     }
-    return has_drained_ && ledger_.join_finished(joined_epoch_);
+    return has_drained_ && negotiation_.join_finished(joined_epoch_);
   };
   context_.wait_until(
       finished, [] { return true; }, Deadline::never(), interrupt, crowded_, [this] { throw_if_failed(); });
-  const JoinResult result = ledger_.join_result(joined_epoch_);
+  const JoinResult result = negotiation_.join_result(joined_epoch_);
   const std::lock_guard lock(mutex_);
   has_joined_.store(false);
   unnamed_ = unconsumed_ = result.unnamed;
   least_watermark_ = 0;
-  board_.line(rank_).watermark.store(unnamed_, std::memory_order_release);
+  control_.line(rank_).watermark.store(unnamed_, std::memory_order_release);
   return result.last_joined;
 }
 
@@ -88,32 +88,33 @@ void Group::throw_if_closed(Kind kind) const {
                                                    : "Call join() when all threads have got their results"));
 }
 
-// A deadlock verdict: what this rank has stated without a number of its own that all ranks share is void, and the
+// A deadlock verdict: what this rank has announced without a number of its own that all ranks share is void, and the
 // counters go on where the rank that was ahead had come to.
 void Group::withdraw() {
   const std::lock_guard lock(mutex_);
-  const auto error = std::make_exception_ptr(MismatchError(ledger_.withdraw_text()));
+  const auto error = std::make_exception_ptr(MismatchError(negotiation_.withdraw_text()));
   for (uint64_t c = unconsumed_; c < unnamed_; ++c) {
-    const size_t at = c % kUnnamedCells;
+    const size_t at = c % kUnnamedSlots;
     const OperationPtr operation = outstanding_[at];
-    if (consumed_[at] || (operation != nullptr && ledger_.complete(operation->ticket))) continue;
-    board_.head(at, rank_).tag.store(0);
-    if (operation != nullptr && !operation->quick && logged_.erase(operation->ticket.cell) != 0) pending_.fetch_sub(1);
+    if (consumed_[at] || (operation != nullptr && negotiation_.complete(operation->ticket))) continue;
+    control_.head(at, rank_).tag.store(0);
+    if (operation != nullptr && !operation->quick && logged_.erase(operation->ticket.request_slot) != 0)
+      pending_.fetch_sub(1);
     if (operation != nullptr) fail(*operation, error);
     consume_unnamed(c);
   }
   // The numbers that this rank skips; a rank that has gone on since may be further ahead by now.
-  const uint64_t end = ledger_.withdraw_unnamed();
+  const uint64_t end = negotiation_.withdraw_unnamed();
   while (unnamed_ < end) consume_unnamed(unnamed_++);
   for (auto named = by_name_.begin(); named != by_name_.end();) {
     Operation& operation = *named->second;
     const bool void_now =
-        operation.state == State::kPending && board_.head(operation.ticket.cell, rank_).tag.load() == 0;
+        operation.state == State::kPending && control_.head(operation.ticket.request_slot, rank_).tag.load() == 0;
     if (void_now) {
       operation.error = error;
       operation.keep.reset();
       operation.state.store(State::kFailed, std::memory_order_release);
-      if (!operation.quick && logged_.erase(operation.ticket.cell) != 0) pending_.fetch_sub(1);
+      if (!operation.quick && logged_.erase(operation.ticket.request_slot) != 0) pending_.fetch_sub(1);
     }
     named = void_now ? by_name_.erase(named) : std::next(named);
   }

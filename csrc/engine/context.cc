@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/errors.h"
-#include "engine/device_queue.h"
+#include "engine/gpu/device_queue.h"
 #include "engine/tuning.h"
 #include "os/thread.h"
 
@@ -61,7 +61,8 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   for (int r = 0; r < size; ++r) everyone.push_back(r);
   world_ = std::make_unique<Group>(*this, fd, everyone, 0);
   // Hosts do not tell each other who waits.
-  standstill_ = std::make_unique<Standstill>(world_->board(), rank, network_.host_of.empty() ? settings_.verdict_s : 0);
+  deadlock_timeout_ =
+      std::make_unique<DeadlockTimeout>(world_->control(), rank, network_.host_of.empty() ? settings_.verdict_s : 0);
   world_->await_attendance(this->timeout_s(), interrupt);
   tune(*this);
   engine_ = start_thread([this] { run_engine(); });
@@ -86,7 +87,7 @@ std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks,
   if (id < 1) throw InvalidArgumentError("a group's id is 1 or more, not " + std::to_string(id));
   auto group = std::make_shared<Group>(*this, fd, ranks, id);
   group->await_attendance(timeout_s(), interrupt);
-  copy_tuning(world_->board(), group->board());
+  copy_tuning(world_->control(), group->control());
   const std::lock_guard lock(executor_);
   groups_.push_back(group);
   return group;
@@ -101,13 +102,13 @@ void Context::remove_group(Group* group, Interrupt interrupt) {
     Request barrier;
     group->wait(*group->submit(barrier, interrupt), -1, interrupt);
   } catch (const Error&) {
-    if (!has_failed(group->board())) throw;
+    if (!has_failed(group->control())) throw;
   }
   if (device() != nullptr) device_queue_->forget(*group);
   // Let go of without the lock: unpinning its memory may wait for streams that only the engine's thread lets go on.
   std::shared_ptr<Group> removed;
   const std::lock_guard lock(executor_);
-  group->retire();
+  group->end();
   for (auto one = groups_.begin(); one != groups_.end(); ++one) {
     if (one->get() != group) continue;
     removed = std::move(*one);
@@ -143,8 +144,8 @@ void Context::fail_as_lost(const std::string& why) {
 
 void Context::fail_groups(FatalKind kind, const std::string& text) {
   const std::lock_guard lock(executor_);
-  record_failure(world_->board(), kind, text);
-  for (auto& group : groups_) record_failure(group->board(), kind, text);
+  record_failure(world_->control(), kind, text);
+  for (auto& group : groups_) record_failure(group->control(), kind, text);
 }
 
 void Context::throw_if_shut_down() const {
@@ -173,7 +174,7 @@ bool Context::progress(bool from_engine, bool* busy) {
       in_transit_.store(network_.progress(), std::memory_order_relaxed);
     } catch (const std::exception& error) {
       in_transit_.store(false, std::memory_order_relaxed);
-      record_failure(world_->board(), kind_of(error), error.what());
+      record_failure(world_->control(), kind_of(error), error.what());
     }
   }
   if (device() != nullptr) watch_device(work);

@@ -16,7 +16,7 @@
 #include "engine/stats.h"
 #include "os/liveness.h"
 #include "os/segments.h"
-#include "transport/device_messages.h"
+#include "transport/mpi/device_messages.h"
 
 namespace rr {
 
@@ -87,18 +87,18 @@ class Context {
   // For operations on its memory. Throws InvalidArgumentError before use_device().
   DeviceQueue& device_queue() const;
   // Calls use(the GPU) unless another thread is at work; then it returns false. Before use_device() not to be called.
-  bool with_lanes(const std::function<void(Device&)>& use);
+  bool with_work_streams(const std::function<void(Device&)>& use);
   // To keep with what may outlast remove_group(). The world stays the context's.
   std::shared_ptr<Group> shared(Group& group);
   std::shared_ptr<Device> shared_device() const { return device() != nullptr ? device_owner_ : nullptr; }
   // Executor lock held.
   const std::shared_ptr<DeviceMappings>& device_mappings() const { return mappings_; }
-  // Executor lock held. What lanes may still work on, though nobody waits for the result. Kept to this context's end
-  // when they may be another rank's, of which nobody tells.
+  // Executor lock held. What work streams may still work on, though nobody waits for the result. Kept to this context's
+  // end when they may be another rank's, of which nobody tells.
   void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations, bool to_the_end);
-  Bell& wait_bell(int world_rank) const { return world_board_->wait_bell(world_rank); }
-  Bell& engine_bell(int world_rank) const { return world_board_->engine_bell(world_rank); }
-  void publish_world(const Board& board) { world_board_ = &board; }
+  Bell& wait_bell(int world_rank) const { return world_control_->wait_bell(world_rank); }
+  Bell& engine_bell(int world_rank) const { return world_control_->engine_bell(world_rank); }
+  void publish_world(const ControlSegment& control) { world_control_ = &control; }
 
   // Blocks until done() is true: polls for a while, then sleeps; executes whatever there is to execute meanwhile.
   // False when the deadline passed first. tick() runs at least every 100 ms of sleep; done() and tick() may throw.
@@ -107,7 +107,7 @@ class Context {
   void throw_if_shut_down() const;
   // Whether something that was pushed to other hosts needs looking after until it has left.
   bool is_in_transit() const { return in_transit_.load(std::memory_order_relaxed); }
-  Standstill& standstill() { return *standstill_; }
+  DeadlockTimeout& deadlock_timeout() { return *deadlock_timeout_; }
   void wake_engine() { ring(engine_bell(rank_)); }
   bool try_progress() { return progress(false); }  // true when something moved
   void watch_peers();                              // notes who died since the last look
@@ -147,12 +147,12 @@ class Context {
     std::vector<std::shared_ptr<void>> keeps;
   };
   std::vector<Abandoned> abandoned_;
-  std::atomic<bool> device_is_busy_{false};  // lanes ring no bell
+  std::atomic<bool> device_is_busy_{false};  // work streams ring no bell
   std::atomic<bool> in_transit_{false};
   std::atomic<int64_t> driven_ns_{0};  // when a waiting thread looked at the links last; 0 without links
-  const Board* world_board_ = nullptr;
+  const ControlSegment* world_control_ = nullptr;
   std::unique_ptr<Group> world_;
-  std::unique_ptr<Standstill> standstill_;
+  std::unique_ptr<DeadlockTimeout> deadlock_timeout_;
 
   std::mutex executor_;                         // who may call Group::progress, and guards groups_
   std::vector<std::shared_ptr<Group>> groups_;  // beside the world

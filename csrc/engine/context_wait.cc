@@ -17,8 +17,8 @@ constexpr int64_t kDrivenNs = 4 * kPollNs;
 // to 212 ms).
 constexpr int64_t kBulkNs = 1000000;
 constexpr int64_t kIdleNs = 250000000;  // the engine likewise: 4 wake-ups a second, about 0.01 % of a core
-// The same of lanes of a GPU: a mark is waited for by looking at it. A short nap needs a small slack of the timer,
-// whose default of 50 us comes on top.
+// The same of work streams of a GPU: a mark is waited for by looking at it. A short nap needs a small slack of the
+// timer, whose default of 50 us comes on top.
 constexpr int64_t kDeviceNapNs = 10000;
 // Ranks that share cores give way this often before they sleep. Each yield lets the others of the core run once, but
 // recent kernels also take a time slice (2.8 ms) from who yields, so that one that yields on and on is put behind all
@@ -90,15 +90,15 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
     if (done()) return true;
     if (has_work() && progress(false)) continue;
     add(stats_.sleeps, 1);
-    const bool polls_lanes = device_is_busy_.load(std::memory_order_relaxed);
-    const int64_t nap_ns = polls_lanes ? kDeviceNapNs : !polls_links ? kSleepNs : is_bulk() ? 2 * kPollNs : kPollNs;
-    const ShortNaps exact(polls_lanes);
+    const bool polls_device = device_is_busy_.load(std::memory_order_relaxed);
+    const int64_t nap_ns = polls_device ? kDeviceNapNs : !polls_links ? kSleepNs : is_bulk() ? 2 * kPollNs : kPollNs;
+    const ShortNaps exact(polls_device);
     const Woken woken = sleep_on(bell, seen, deadline.left_ns(nap_ns));
-    has_napped = (polls_links || polls_lanes) && woken != Woken::kRung;
+    has_napped = (polls_links || polls_device) && woken != Woken::kRung;
     polling_since = 0;  // polls stays: who has slept once and was woken too early gives way no more, it sleeps again
     // A rank whose bell other operations keep ringing looks around as often as one that sleeps in peace.
     if (looked_ns == 0) looked_ns = now_ns();
-    const bool in_peace = woken != Woken::kRung && !polls_links && !polls_lanes;
+    const bool in_peace = woken != Woken::kRung && !polls_links && !polls_device;
     if (in_peace || now_ns() - looked_ns >= kSleepNs) look_around();
   }
 }
@@ -145,9 +145,9 @@ void Context::run_engine() {
         busy = false;
       }
       if (busy && !stop_.load(std::memory_order_acquire)) {
-        const bool polls_lanes = device_is_busy_.load(std::memory_order_relaxed);
-        const ShortNaps exact(polls_lanes);
-        sleep_on(busy_bell, seen_busy, polls_lanes ? kDeviceNapNs : must_poll() ? kPollNs : kSleepNs);
+        const bool polls_device = device_is_busy_.load(std::memory_order_relaxed);
+        const ShortNaps exact(polls_device);
+        sleep_on(busy_bell, seen_busy, polls_device ? kDeviceNapNs : must_poll() ? kPollNs : kSleepNs);
         continue;
       }
     }

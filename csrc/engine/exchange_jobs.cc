@@ -1,4 +1,5 @@
-// Group: the blocks that an allgather, gather, broadcast, scatter or alltoall moves, read off the members' cells.
+// Group: the blocks that an allgather, gather, broadcast, scatter or alltoall moves, read off the members' request
+// slots.
 
 #include <algorithm>
 #include <cstring>
@@ -42,11 +43,11 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
   const Signature& mine = operation.signature;
   ExchangeJob job;
   job.sources.assign(n, true);
-  const auto stated = [&](size_t r) -> const Signature& {
-    return board_.signature(operation.ticket.cell, static_cast<int>(r));
+  const auto announced = [&](size_t r) -> const Signature& {
+    return control_.signature(operation.ticket.request_slot, static_cast<int>(r));
   };
   // rows x what one row takes; the row's size agrees on all ranks, but is unknown to a rank whose tensor has no rows
-  const auto nbytes_of = [&](size_t r) { return static_cast<size_t>(stated(r).nbytes); };
+  const auto nbytes_of = [&](size_t r) { return static_cast<size_t>(announced(r).nbytes); };
 
   switch (operation.kind) {
     case Kind::kBroadcast: {
@@ -67,7 +68,7 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
     case Kind::kGather: {
       job.outgoing.push_back({operation.srcs[0].data, operation.srcs[0].nbytes()});
       for (size_t r = 0; r < n; ++r) {
-        operation.counts.push_back(stated(r).dims[0]);
+        operation.counts.push_back(announced(r).dims[0]);
         operation.output_nbytes += nbytes_of(r);
         job.largest_nbytes = std::max(job.largest_nbytes, nbytes_of(r));
       }
@@ -89,7 +90,7 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
     }
     case Kind::kScatter: {
       const TensorView& tensor = operation.dsts[0];
-      job.lanes = size();
+      job.blocks = size();
       job.sources.assign(n, false);
       job.sources[static_cast<size_t>(mine.root)] = true;
       job.largest_nbytes = tensor.nbytes();
@@ -101,10 +102,11 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
       break;
     }
     case Kind::kAlltoall: {
-      job.lanes = size();
+      job.blocks = size();
       const auto splits_of = [&](size_t r, size_t to) {
         uint64_t rows;
-        std::memcpy(&rows, board_.payload(operation.ticket.cell, static_cast<int>(r)) + to * sizeof rows, sizeof rows);
+        std::memcpy(&rows, control_.payload(operation.ticket.request_slot, static_cast<int>(r)) + to * sizeof rows,
+                    sizeof rows);
         return rows;
       };
       const size_t row = operation.srcs[0].row_nbytes();

@@ -14,20 +14,20 @@ constexpr int kStepsAtOnce = 16;
 }  // namespace
 
 bool Group::progress(bool from_engine) {
-  bool moved = mirror();
-  if (has_failed(board_)) {
+  bool moved = relay();
+  if (has_failed(control_)) {
     if (pending_.load(std::memory_order_relaxed) == 0 && joining_.load(std::memory_order_relaxed) == 0) return moved;
     drop_active();
     try {
-      throw_failure(board_);
+      throw_failure(control_);
     } catch (...) {
       const std::lock_guard lock(mutex_);
       // Ranks that differ in an operation are told that, also by one whose end has failed the group meanwhile.
       const std::unordered_map<uint64_t, OperationPtr> logged = logged_;
-      for (const auto& [cell, operation] : logged) settle(*operation);
+      for (const auto& [request_slot, operation] : logged) settle(*operation);
       fail_everything(std::current_exception());
     }
-    ledger_.ring_all();
+    negotiation_.ring_all();
     return true;
   }
   try {
@@ -42,16 +42,16 @@ bool Group::progress(bool from_engine) {
 bool Group::step_log(bool from_engine) {
   linger_until_ns_ = INT64_MAX;
   if (retry_append_.load(std::memory_order_relaxed) ||
-      board_.header().joined_count.load(std::memory_order_relaxed) != 0) {
+      control_.header().joined_count.load(std::memory_order_relaxed) != 0) {
     append_complete();
   }
   if (active_ == nullptr) {
-    Entry& entry = board_.entry(cursor_);
+    Entry& entry = control_.entry(cursor_);
     if (entry.seq.load(std::memory_order_acquire) != cursor_ + 1) return false;
-    if (mirror_ != nullptr && !mirror_->has_sent(cursor_)) return false;
+    if (relay_ != nullptr && !relay_->has_sent(cursor_)) return false;
     if (entry.closed.load(std::memory_order_acquire) == 0) {
       if (!wants_bucket(from_engine)) return false;
-      ledger_.close(entry);
+      negotiation_.close(entry);
     }
     if (!entry.participants.test(rank_) && entry.rounds.load(std::memory_order_acquire) == 0) return false;
     start_entry(entry);
@@ -71,16 +71,16 @@ bool Group::step_log(bool from_engine) {
   return true;
 }
 
-// Operations that became complete without a statement of their own rank (somebody joined), or found the log full.
+// Operations that became complete without a request of their own rank (somebody joined), or found the log full.
 void Group::append_complete() {
   retry_append_.store(false, std::memory_order_relaxed);
   std::vector<Ticket> tickets;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [cell, operation] : logged_) tickets.push_back(operation->ticket);
+    for (const auto& [request_slot, operation] : logged_) tickets.push_back(operation->ticket);
   }
   for (const Ticket ticket : tickets) {
-    if (!ledger_.append(ticket)) {
+    if (!negotiation_.append(ticket)) {
       retry_append_.store(true, std::memory_order_relaxed);
       return;
     }
@@ -90,12 +90,12 @@ void Group::append_complete() {
 // An open bucket is closed by whoever wants a member of it; for the engine that is after a while of lingering, so that
 // work goes on in the background and tensors submitted one after the other still share a bucket.
 bool Group::wants_bucket(bool from_engine) {
-  bool wanted = board_.line(rank_).joined.load(std::memory_order_relaxed) != 0;
+  bool wanted = control_.line(rank_).joined.load(std::memory_order_relaxed) != 0;
   int64_t oldest_ns = INT64_MAX;
   const std::lock_guard lock(mutex_);
-  for (const auto& [cell, operation] : logged_) {
+  for (const auto& [request_slot, operation] : logged_) {
     const Ticket ticket = operation->ticket;
-    if (board_.append_mark(ticket.cell).load(std::memory_order_acquire) != ticket.tag) continue;
+    if (control_.append_mark(ticket.request_slot).load(std::memory_order_acquire) != ticket.tag) continue;
     wanted |= operation->wanted.load(std::memory_order_relaxed) || operation->signature.is_async == 0;
     oldest_ns = std::min(oldest_ns, operation->submitted_ns);
   }
@@ -112,10 +112,10 @@ void Group::start_entry(Entry& entry) {
   if (entry.participants.test(rank_)) {
     const std::lock_guard lock(mutex_);
     for (uint32_t i = 0; i < entry.members; ++i) {
-      const auto found = logged_.find(entry.member[i].cell);
+      const auto found = logged_.find(entry.member[i].request_slot);
       if (found == logged_.end() || found->second->ticket.tag != entry.member[i].tag) {
-        throw Error("the log names an operation that this rank does not have (cell " +
-                    std::to_string(entry.member[i].cell) + ", rank " + std::to_string(rank_) + ")");
+        throw Error("the log names an operation that this rank does not have (request slot " +
+                    std::to_string(entry.member[i].request_slot) + ", rank " + std::to_string(rank_) + ")");
       }
       active_members_.push_back(found->second);
     }
@@ -127,14 +127,14 @@ void Group::start_entry(Entry& entry) {
 // What was read straight from the memory of a rank that has left since, without having seen the operation end, may have
 // been anything: its owner was free to write there again.
 bool Group::fail_if_memory_is_gone() {
-  const Entry& entry = board_.entry(cursor_);
+  const Entry& entry = control_.entry(cursor_);
   const Algo algo = static_cast<Algo>(entry.algorithm);
-  const bool has_levels = algo == Algo::kPinned && hosts_.several();
+  const bool has_levels = algo == Algo::kStaged && hosts_.several();
   if (algo != Algo::kDirect && algo != Algo::kIpc && !has_levels) return false;
   std::atomic_thread_fence(std::memory_order_acquire);  // look after reading
   for (int r = 0; r < size(); ++r) {
     if (r == rank_ || !entry.participants.test(r) || !hosts_.is_here(r)) continue;
-    const RankLine& line = board_.line(r);
+    const RankLine& line = control_.line(r);
     if (!has_left(line)) continue;
     if (line.cursor.load(std::memory_order_acquire) > cursor_) continue;
     const std::lock_guard lock(mutex_);
@@ -162,15 +162,16 @@ void Group::finish_entry() {
       } else {
         succeed(*operation);
       }
-      logged_.erase(operation->ticket.cell);
+      logged_.erase(operation->ticket.request_slot);
     }
   }
   pending_.fetch_sub(static_cast<uint32_t>(active_members_.size()));
   active_members_.clear();
   rounds_base_ += active_rounds_;
-  board_.line(rank_).cursor.store(++cursor_, std::memory_order_release);
+  control_.line(rank_).cursor.store(++cursor_, std::memory_order_release);
   // A rank may wait for this one to make room in a log that was full.
-  if (board_.header().log_tail.load(std::memory_order_relaxed) >= cursor_ - 1 + kLogEntries) ledger_.ring_waiters();
+  if (control_.header().log_tail.load(std::memory_order_relaxed) >= cursor_ - 1 + kLogEntries)
+    negotiation_.ring_waiters();
   // Threads of this rank may sleep on what has just finished.
   ring(*bells_.wait[static_cast<size_t>(rank_)]);
 }
@@ -230,7 +231,7 @@ OperationPtr Group::message(const TensorView& tensor, int peer, int tag, std::sh
     const std::lock_guard lock(mutex_);
     throw_if_removed();
     operation->number = operations_++;
-    context_.standstill().note_call();
+    context_.deadlock_timeout().record_call();
     if (outgoing) {
       point_to_point_.add_send(operation, peer, tag);
     } else if (anyone) {

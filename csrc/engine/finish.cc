@@ -1,4 +1,4 @@
-// Group: how operations end. Quick ones are computed here, from the cells; all are accounted for here.
+// Group: how operations end. Quick ones are computed here, from the request slots; all are accounted for here.
 
 #include <algorithm>
 #include <cstring>
@@ -9,17 +9,18 @@
 
 namespace rr {
 
-// The synchronous all-reduce of a few bytes: state, look at the others' cells, compute. No allocation, no table.
+// The synchronous all-reduce of a few bytes: announce, look at the others' request slots, compute. No allocation, no
+// table.
 bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const Reduction& reduction,
-                            Interrupt interrupt, Wire wire) {
+                            Interrupt interrupt, Codec codec) {
   const size_t nbytes = src.nbytes();
-  if (nbytes > board_.header().eager_nbytes || nbytes != dst.nbytes() || src.dtype != dst.dtype) return false;
+  if (nbytes > control_.header().eager_nbytes || nbytes != dst.nbytes() || src.dtype != dst.dtype) return false;
   if (src.place == Place::kDevice || dst.place == Place::kDevice) return false;
   context_.throw_if_shut_down();
   throw_if_failed();
   check(reduction);
-  check(wire, reduction);
-  const bool eager = nbytes > board_.inline_nbytes();
+  check(codec, reduction);
+  const bool eager = nbytes > control_.inline_nbytes();
   Signature signature;
   signature.kind = Kind::kAllreduce;
   signature.dtype = src.dtype;
@@ -27,16 +28,16 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   signature.ndim = src.ndim;
   signature.prescale = reduction.prescale;
   signature.postscale = reduction.postscale;
-  signature.wire = wire;  // agreed, and not used: what goes in a cell goes as it is
+  signature.codec = codec;  // agreed, and not used: what goes in a request slot goes as it is
   signature.nbytes = nbytes;
   std::copy(std::begin(src.dims), std::end(src.dims), signature.dims);
 
   std::unique_lock lock(mutex_);
-  note_thread(lock);
+  record_thread(lock);
   throw_if_closed(Kind::kAllreduce);
   if (!window_is_free(eager)) return false;
   const uint64_t number = operations_++;
-  note_call(Kind::kAllreduce, nullptr, number);
+  record_call(Kind::kAllreduce, nullptr, number);
   add(context_.stats().operations, 1);
   const void* payload = src.data;
   size_t payload_nbytes = nbytes;
@@ -44,23 +45,23 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   if (eager) {
     ++eager_used_;
     eager_counter_[eager_index] = unnamed_ + 1;
-    eager_writer_.write(board_.eager(rank_, eager_index), src.data, nbytes);
+    eager_writer_.write(control_.eager(rank_, eager_index), src.data, nbytes);
     add(context_.stats().bytes_copied, nbytes);
     payload = &eager_index;
     payload_nbytes = sizeof eager_index;
   }
   const uint64_t counter = unnamed_++;
-  consumed_[counter % kUnnamedCells] = false;
-  const Ticket ticket = ledger_.state_unnamed(counter, signature, payload, payload_nbytes);
+  consumed_[counter % kUnnamedSlots] = false;
+  const Ticket ticket = negotiation_.announce_unnamed(counter, signature, payload, payload_nbytes);
   lock.unlock();
-  ledger_.ring_waiters();
+  negotiation_.ring_waiters();
 
   RankMask participants;
   bool complete = false;
   for (int turn = 0; turn < (crowded_ ? 1 : 64) && !complete; ++turn) {
     if (turn != 0) relax(false);
     participants = RankMask();
-    complete = ledger_.complete(ticket, &participants);
+    complete = negotiation_.complete(ticket, &participants);
   }
   Operation operation;
   operation.kind = Kind::kAllreduce;
@@ -73,9 +74,9 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
     operation.number = number;
     operation.submitted_ns = now_ns();
     try {
-      wait_for_cells(operation, -1, interrupt);
+      wait_for_request_slots(operation, -1, interrupt);
     } catch (...) {
-      // The statement stands, so somebody must consume it when it is complete; its result has nowhere to go.
+      // The request stands, so somebody must consume it when it is complete; its result has nowhere to go.
       auto orphan = std::make_shared<Operation>();
       orphan->kind = Kind::kAllreduce;
       orphan->ticket = ticket;
@@ -84,43 +85,43 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
       orphan->submitted_ns = operation.submitted_ns;
       orphan->quick = orphan->discard = true;
       const std::lock_guard again(mutex_);
-      if (!consumed_[counter % kUnnamedCells]) outstanding_[counter % kUnnamedCells] = std::move(orphan);
+      if (!consumed_[counter % kUnnamedSlots]) outstanding_[counter % kUnnamedSlots] = std::move(orphan);
       throw;
     }
-    pass_on();  // the last rank's statement may have come to this one first
+    pass_on();  // the last rank's request may have come to this one first
     participants = RankMask();
-    ledger_.complete(ticket, &participants);
+    negotiation_.complete(ticket, &participants);
   }
-  const bool agreed = ledger_.feasible(ticket, participants);
+  const bool agreed = negotiation_.feasible(ticket, participants);
   if (agreed) {
     operation.signature = signature;
-    reduce_cells(ticket, participants, reduction, src.data, dst.data, src.count);
+    reduce_request_slots(ticket, participants, reduction, src.data, dst.data, src.count);
   }
-  const std::string text = agreed ? "" : ledger_.mismatch(ticket, participants);
+  const std::string text = agreed ? "" : negotiation_.mismatch(ticket, participants);
   lock.lock();
   consume_unnamed(counter);
   lock.unlock();
   if (!agreed) throw MismatchError(text + " " + where(operation));
-  add(context_.stats().cells, 1);
+  add(context_.stats().one_shot, 1);
   add(context_.stats().bytes_moved, nbytes);
   return true;
 }
 
-// Folds in rank order straight from the cells or eager buffers; this rank's own input comes from its tensor.
-void Group::reduce_cells(Ticket ticket, const RankMask& participants, const Reduction& reduction, const std::byte* src,
-                         std::byte* dst, size_t count) const {
-  const bool eager = count * itemsize(reduction.dtype) > board_.inline_nbytes();
+// Folds in rank order straight from the request slots or eager buffers; this rank's own input comes from its tensor.
+void Group::reduce_request_slots(Ticket ticket, const RankMask& participants, const Reduction& reduction,
+                                 const std::byte* src, std::byte* dst, size_t count) const {
+  const bool eager = count * itemsize(reduction.dtype) > control_.inline_nbytes();
   const void* srcs[kMaxRanks];
   size_t nsrc = 0;
   for (int r = 0; r < size(); ++r) {
     if (!participants.test(r)) continue;
-    const std::byte* payload = board_.payload(ticket.cell, r);
+    const std::byte* payload = control_.payload(ticket.request_slot, r);
     if (r == rank_) {
       payload = src;
     } else if (eager) {
       uint64_t index;
       std::memcpy(&index, payload, sizeof index);
-      payload = board_.eager(r, static_cast<size_t>(index));
+      payload = control_.eager(r, static_cast<size_t>(index));
     }
     srcs[nsrc++] = payload;
   }
@@ -128,34 +129,34 @@ void Group::reduce_cells(Ticket ticket, const RankMask& participants, const Redu
   context_.kernels().reduce(reduction, srcs, nsrc, &out, 1, count);
 }
 
-// mutex_ held. Finishes a quick operation if every rank has stated it.
+// mutex_ held. Finishes a quick operation if every rank has announced it.
 bool Group::try_finish_quick(Operation& operation) {
   RankMask participants;
-  if (!ledger_.complete(operation.ticket, &participants)) return false;
-  if (!ledger_.feasible(operation.ticket, participants)) {
+  if (!negotiation_.complete(operation.ticket, &participants)) return false;
+  if (!negotiation_.feasible(operation.ticket, participants)) {
     refuse(operation, participants);
     return true;
   }
   if (!operation.discard) compute_quick(operation, participants);
-  add(context_.stats().cells, 1);
+  add(context_.stats().one_shot, 1);
   succeed(operation);
   return true;
 }
 
-// mutex_ held. An operation of the log whose statements do not agree never enters it: its ranks see that here.
+// mutex_ held. An operation of the log whose requests do not agree never enters it: its ranks see that here.
 void Group::settle(Operation& operation) {
   RankMask participants;
   if (operation.settled.load(std::memory_order_relaxed) || operation.ticket.tag == 0) return;
   if (operation.state.load(std::memory_order_relaxed) != State::kPending) return;
-  if (!ledger_.complete(operation.ticket, &participants)) return;
+  if (!negotiation_.complete(operation.ticket, &participants)) return;
   operation.settled.store(true, std::memory_order_relaxed);
-  if (ledger_.feasible(operation.ticket, participants)) return;
-  if (logged_.erase(operation.ticket.cell) != 0) pending_.fetch_sub(1);
+  if (negotiation_.feasible(operation.ticket, participants)) return;
+  if (logged_.erase(operation.ticket.request_slot) != 0) pending_.fetch_sub(1);
   refuse(operation, participants);
 }
 
 void Group::refuse(Operation& operation, const RankMask& participants) {
-  const std::string text = ledger_.mismatch(operation.ticket, participants) + " " + where(operation);
+  const std::string text = negotiation_.mismatch(operation.ticket, participants) + " " + where(operation);
   fail(operation, std::make_exception_ptr(MismatchError(text)));
 }
 
@@ -163,14 +164,14 @@ void Group::compute_quick(Operation& operation, const RankMask& participants) {
   const Signature& s = operation.signature;
   if (operation.kind == Kind::kAllreduce) {
     const Reduction reduction = reduction_of(s, size());
-    reduce_cells(operation.ticket, participants, reduction, operation.srcs[0].data, operation.dsts[0].data,
-                 operation.srcs[0].count);
+    reduce_request_slots(operation.ticket, participants, reduction, operation.srcs[0].data, operation.dsts[0].data,
+                         operation.srcs[0].count);
   } else if (operation.kind == Kind::kBroadcast && s.root != rank_) {
-    const std::byte* payload = board_.payload(operation.ticket.cell, s.root);
-    if (s.nbytes > board_.inline_nbytes()) {
+    const std::byte* payload = control_.payload(operation.ticket.request_slot, s.root);
+    if (s.nbytes > control_.inline_nbytes()) {
       uint64_t index;
       std::memcpy(&index, payload, sizeof index);
-      payload = board_.eager(s.root, static_cast<size_t>(index));
+      payload = control_.eager(s.root, static_cast<size_t>(index));
     }
     if (s.nbytes != 0) std::memcpy(operation.dsts[0].data, payload, s.nbytes);
   }
@@ -178,16 +179,16 @@ void Group::compute_quick(Operation& operation, const RankMask& participants) {
 
 // mutex_ held.
 void Group::consume_unnamed(uint64_t counter) {
-  consumed_[counter % kUnnamedCells] = true;
-  outstanding_[counter % kUnnamedCells].reset();
-  while (unconsumed_ < unnamed_ && consumed_[unconsumed_ % kUnnamedCells]) ++unconsumed_;
-  board_.line(rank_).watermark.store(unconsumed_, std::memory_order_release);
+  consumed_[counter % kUnnamedSlots] = true;
+  outstanding_[counter % kUnnamedSlots].reset();
+  while (unconsumed_ < unnamed_ && consumed_[unconsumed_ % kUnnamedSlots]) ++unconsumed_;
+  control_.line(rank_).watermark.store(unconsumed_, std::memory_order_release);
 }
 
-// mutex_ held. The peers may reuse what this rank stated and read.
+// mutex_ held. The peers may reuse what this rank announced and read.
 void Group::consume(Operation& operation) {
   if (!operation.name.empty()) {
-    ledger_.note_consumed_named(operation.ticket);
+    negotiation_.record_consumed_named(operation.ticket);
   } else {
     consume_unnamed(operation.counter);
   }
@@ -216,7 +217,7 @@ void Group::fail_everything(const std::exception_ptr& error) {
     operation.error = error;
     operation.state.store(State::kFailed, std::memory_order_release);
   };
-  for (auto& [cell, operation] : logged_) end(*operation);
+  for (auto& [request_slot, operation] : logged_) end(*operation);
   for (auto& [name, operation] : by_name_) end(*operation);
   for (auto& operation : outstanding_) {
     if (operation != nullptr) end(*operation);

@@ -23,22 +23,23 @@ Bells bells_of(Context& context, const std::vector<int>& world_ranks) {
   return bells;
 }
 
-constexpr double kFarewellS = 1.0;   // a leader that leaves waits so long for those of other hosts
-constexpr int kControl = kChannels;  // the leaders' channel
+constexpr double kCloseTimeoutS = 1.0;  // a leader that leaves waits so long for those of other hosts
+constexpr int kControl = kChannels;     // the leaders' channel
 
 std::unique_ptr<Link> remote_link(Context& context, int id, int channel, int world_rank) {
   return context.remote_link(world_rank, id * (kChannels + 1) + channel);
 }
 
-std::vector<std::unique_ptr<Link>> links_of(Context& context, const Board& board, const std::vector<int>& world_ranks,
-                                            const Hosts& hosts, int rank, int id, int channel, const Bells& bells) {
+std::vector<std::unique_ptr<Link>> links_of(Context& context, const ControlSegment& control,
+                                            const std::vector<int>& world_ranks, const Hosts& hosts, int rank, int id,
+                                            int channel, const Bells& bells) {
   std::vector<std::unique_ptr<Link>> links;
-  for (int peer = 0; peer < board.size(); ++peer) {
+  for (int peer = 0; peer < control.size(); ++peer) {
     if (peer == rank) {
       links.push_back(nullptr);
     } else if (hosts.is_here(peer)) {
-      links.push_back(shm_link(board.link_memory(channel, rank, peer), board.link_memory(channel, peer, rank),
-                               board.link_capacity(), *bells.wait[static_cast<size_t>(peer)]));
+      links.push_back(shm_link(control.link_memory(channel, rank, peer), control.link_memory(channel, peer, rank),
+                               control.link_capacity(), *bells.wait[static_cast<size_t>(peer)]));
     } else {
       links.push_back(remote_link(context, id, channel, world_ranks[static_cast<size_t>(peer)]));
     }
@@ -62,27 +63,27 @@ int index_of(const std::vector<int>& ranks, int rank) {
 
 Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
     : context_(context),
-      board_(Board::map(fd, static_cast<int>(world_ranks.size()))),
+      control_(ControlSegment::map(fd, static_cast<int>(world_ranks.size()))),
       world_ranks_(std::move(world_ranks)),
       rank_(index_of(world_ranks_, context.rank())),
       id_(id),
       hosts_(hosts_of(context, world_ranks_, rank_)),
-      // the world's own board holds the bells, so it must be known before they are looked up
-      bells_((id == 0 ? context.publish_world(board_) : void(), bells_of(context, world_ranks_))),
-      ledger_(
-          board_, rank_, world_ranks_, hosts_, bells_, algo_from(context.settings().algorithm),
-          context.settings().fusion_threshold, [this] { look_at_lock_holders(); }, context.settings().cuda_road),
-      links_(links_of(context, board_, world_ranks_, hosts_, rank_, id, 0, bells_)),
-      point_to_point_(links_of(context, board_, world_ranks_, hosts_, rank_, id, 1, bells_)),
+      // the world's own control segment holds the bells, so it must be known before they are looked up
+      bells_((id == 0 ? context.publish_world(control_) : void(), bells_of(context, world_ranks_))),
+      negotiation_(
+          control_, rank_, world_ranks_, hosts_, bells_, algo_from(context.settings().algorithm),
+          context.settings().fusion_threshold, [this] { look_at_lock_holders(); }, context.settings().gpu_path),
+      links_(links_of(context, control_, world_ranks_, hosts_, rank_, id, 0, bells_)),
+      point_to_point_(links_of(context, control_, world_ranks_, hosts_, rank_, id, 1, bells_)),
       eager_writer_(context.settings().staging),
       writer_(context.settings().staging) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   ::sched_getaffinity(0, sizeof cores, &cores);
-  std::memcpy(board_.facts(rank_).cores, &cores, std::min(sizeof cores, sizeof(RankFacts)));
-  board_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
-  board_.line(rank_).attendance.store(Attendance::kPresent, std::memory_order_release);
-  if (hosts_.several() && hosts_.here().front() == rank_) mirror_ = make_mirror();
+  std::memcpy(control_.facts(rank_).cores, &cores, std::min(sizeof cores, sizeof(RankFacts)));
+  control_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
+  control_.line(rank_).attendance.store(Attendance::kPresent, std::memory_order_release);
+  if (hosts_.several() && hosts_.here().front() == rank_) relay_ = make_relay();
   for (Bell* bell : bells_.wait) ring(*bell);
 }
 
@@ -95,26 +96,26 @@ Group::~Group() {
   }
 }
 
-std::unique_ptr<Mirror> Group::make_mirror() {
-  std::vector<std::unique_ptr<Link>> control;
+std::unique_ptr<HostRelay> Group::make_relay() {
+  std::vector<std::unique_ptr<Link>> links;
   for (int host = 0; host < hosts_.count(); ++host) {
     const int peer = world_ranks_[static_cast<size_t>(hosts_.leader(host))];
-    control.push_back(host == hosts_.mine ? nullptr : remote_link(context_, id_, kControl, peer));
+    links.push_back(host == hosts_.mine ? nullptr : remote_link(context_, id_, kControl, peer));
   }
-  const auto make_ledger = [this](int rank) {
-    return std::make_unique<Ledger>(
-        board_, rank, world_ranks_, hosts_, bells_, algo_from(context_.settings().algorithm),
-        context_.settings().fusion_threshold, [this] { look_at_lock_holders(); }, context_.settings().cuda_road);
+  const auto make_negotiation = [this](int rank) {
+    return std::make_unique<Negotiation>(
+        control_, rank, world_ranks_, hosts_, bells_, algo_from(context_.settings().algorithm),
+        context_.settings().fusion_threshold, [this] { look_at_lock_holders(); }, context_.settings().gpu_path);
   };
-  return std::make_unique<Mirror>(board_, hosts_, ledger_, make_ledger, std::move(control));
+  return std::make_unique<HostRelay>(control_, hosts_, negotiation_, make_negotiation, std::move(links));
 }
 
 // Executor lock held.
-bool Group::mirror() {
-  if (mirror_ == nullptr) return false;
+bool Group::relay() {
+  if (relay_ == nullptr) return false;
   try {
-    const bool moved = mirror_->progress();
-    backlog_.store(mirror_->has_backlog() && !has_failed(board_), std::memory_order_relaxed);
+    const bool moved = relay_->progress();
+    backlog_.store(relay_->has_backlog() && !has_failed(control_), std::memory_order_relaxed);
     return moved;
   } catch (const std::exception& error) {
     fail_group(error);
@@ -125,7 +126,7 @@ bool Group::mirror() {
 
 // A leader whose call has ended at once has told the other hosts nothing yet, and they may wait for it.
 void Group::pass_on() {
-  if (mirror_ == nullptr) return;
+  if (relay_ == nullptr) return;
   context_.try_progress();
   context_.wake_engine();  // what the links have not taken
 }
@@ -134,7 +135,7 @@ void Group::await_attendance(double timeout_s, Interrupt interrupt) {
   const auto absent = [this] {
     std::vector<int> ranks;
     for (int r = 0; r < size(); ++r) {
-      if (board_.line(r).attendance.load(std::memory_order_acquire) == Attendance::kAbsent) ranks.push_back(r);
+      if (control_.line(r).attendance.load(std::memory_order_acquire) == Attendance::kAbsent) ranks.push_back(r);
     }
     return ranks;
   };
@@ -150,7 +151,7 @@ void Group::await_attendance(double timeout_s, Interrupt interrupt) {
   RankFacts together = {};
   int cores = 0;
   for (int r = 0; r < size(); ++r) {
-    for (size_t i = 0; i < std::size(together.cores); ++i) together.cores[i] |= board_.facts(r).cores[i];
+    for (size_t i = 0; i < std::size(together.cores); ++i) together.cores[i] |= control_.facts(r).cores[i];
   }
   for (const uint64_t word : together.cores) cores += __builtin_popcountll(word);
   crowded_ = static_cast<int>(hosts_.here().size()) > cores;
@@ -160,7 +161,7 @@ void Group::check_members(const std::vector<int>& ranks) const {
   context_.throw_if_shut_down();
   throw_if_failed();
   for (const int r : ranks) {
-    const int by = r == rank_ ? -1 : cut_off_by(r);
+    const int by = r == rank_ ? -1 : unreachable_because_of(r);
     if (by < 0) continue;
     if (const char* const cause = cause_of(by); cause != nullptr) throw PeerLostError(cause);
     throw ShutdownError(left_text(by, nullptr));
@@ -168,7 +169,7 @@ void Group::check_members(const std::vector<int>& ranks) const {
 }
 
 void Group::throw_if_failed() const {
-  if (has_failed(board_)) throw_failure(board_);
+  if (has_failed(control_)) throw_failure(control_);
 }
 
 void Group::forget_counts() {
@@ -178,7 +179,7 @@ void Group::forget_counts() {
 }
 
 std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registered) const {
-  if (kind == Kind::kBarrier || nbytes <= board_.header().eager_nbytes) {
+  if (kind == Kind::kBarrier || nbytes <= control_.header().eager_nbytes) {
     if (kind == Kind::kAllreduce || kind == Kind::kBroadcast || kind == Kind::kBarrier) return "one_shot";
   }
   const Algo forced = algo_from(context_.settings().algorithm);
@@ -190,7 +191,7 @@ std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registe
   return rr::name(select_movement(forced, kind == Kind::kBroadcast, registered && can_be_direct(kind)));
 }
 
-void Group::retire() {
+void Group::end() {
   drop_active();
   leave_nccl();
   {
@@ -201,32 +202,33 @@ void Group::retire() {
     ring(*bells_.wait[static_cast<size_t>(rank_)]);
   }
   // Other hosts may not have heard yet that this one has agreed.
-  depart(Attendance::kRemoved);
+  leave(Attendance::kRemoved);
 }
 
 // Executor lock held.
-void Group::depart(Attendance how) {
+void Group::leave(Attendance how) {
   {
     const std::lock_guard lock(mutex_);
-    if (logged_.empty()) board_.line(rank_).cursor.store(kFinished, std::memory_order_release);
-    for (int r = 0; r < size(); ++r) board_.messages_sent(rank_, r).store(point_to_point_.sent(r));
+    if (logged_.empty()) control_.line(rank_).cursor.store(kFinished, std::memory_order_release);
+    for (int r = 0; r < size(); ++r) control_.messages_sent(rank_, r).store(point_to_point_.sent(r));
   }
-  board_.line(rank_).attendance.store(how, std::memory_order_release);
+  control_.line(rank_).attendance.store(how, std::memory_order_release);
   try {
-    if (mirror_ != nullptr) mirror_->part(kFarewellS, how == Attendance::kRemoved);
+    if (relay_ != nullptr) relay_->close(kCloseTimeoutS, how == Attendance::kRemoved);
   } catch (const Error&) {
-    mirror_.reset();  // the links are broken: nothing more can be said to the others
+    relay_.reset();  // the links are broken: nothing more can be said to the others
     if (how == Attendance::kShutDown) {
-      board_.line(rank_).attendance.store(Attendance::kParted, std::memory_order_release);
+      control_.line(rank_).attendance.store(Attendance::kClosed, std::memory_order_release);
     }
   }
 }
 
 // Executor lock held, the engine is gone.
 void Group::leave(const std::string& cause) {
-  write_text(board_.cause(rank_).text, cause);
-  depart(Attendance::kShutDown);
-  ledger_.ring_all();  // its full fence: whoever reads what is written to registered memory from here on sees the above
+  write_text(control_.cause(rank_).text, cause);
+  leave(Attendance::kShutDown);
+  negotiation_
+      .ring_all();  // its full fence: whoever reads what is written to registered memory from here on sees the above
   drop_active();
   leave_nccl();
   const std::lock_guard lock(mutex_);

@@ -13,12 +13,12 @@
 #include <unordered_map>
 #include <vector>
 
-#include "collective/nccl_teams.h"
+#include "collective/gpu/nccl_teams.h"
 #include "collective/staged.h"
-#include "engine/mirror.h"
 #include "engine/operation.h"
 #include "engine/point_to_point.h"
-#include "group/standstill.h"
+#include "negotiation/deadlock_timeout.h"
+#include "relay/host_relay.h"
 
 namespace rr {
 
@@ -35,17 +35,17 @@ class Group {
 
   const Context& context() const { return context_; }
   int rank() const { return rank_; }
-  int size() const { return board_.size(); }
+  int size() const { return control_.size(); }
   int id() const { return id_; }
   const std::vector<int>& ranks() const { return world_ranks_; }
-  const Board& board() const { return board_; }
-  const Ledger& ledger() const { return ledger_; }
+  const ControlSegment& control() const { return control_; }
+  const Negotiation& negotiation() const { return negotiation_; }
   std::string here() const;  // how messages about this group begin; the bracket is left open
 
   // The synchronous path of the smallest messages: true when it has been done. False when the request is not quick
   // (then submit it).
   bool allreduce_quick(const TensorView& src, const TensorView& dst, const Reduction& reduction, Interrupt interrupt,
-                       Wire wire = Wire::kNone);
+                       Codec codec = Codec::kNone);
 
   OperationPtr submit(const Request& request, Interrupt interrupt);
   void check_request(const Request& request) const;  // raises what submit() would, as far as this rank alone can tell
@@ -64,7 +64,7 @@ class Group {
   // Executor lock held. True when something moved.
   bool progress(bool from_engine);
   // Whether progress() could find something to do now or later without a new submission.
-  bool has_work() const { return is_busy() || mirror_ != nullptr; }
+  bool has_work() const { return is_busy() || relay_ != nullptr; }
   // Whether the engine should go on while nobody waits.
   bool is_busy() const {
     return pending_.load(std::memory_order_relaxed) != 0 || is_joining() || backlog_.load(std::memory_order_relaxed);
@@ -72,7 +72,7 @@ class Group {
   // This rank is in join(), or was when an interrupt ended the call: it still has to skip what the others log.
   bool is_joining() const {
     return joining_.load(std::memory_order_relaxed) != 0 ||
-           (has_joined_.load(std::memory_order_relaxed) && !has_failed(board_));
+           (has_joined_.load(std::memory_order_relaxed) && !has_failed(control_));
   }
   // Executor lock held. When the engine should look again at an open bucket; INT64_MAX = never.
   int64_t linger_until_ns() const { return linger_until_ns_; }
@@ -81,7 +81,7 @@ class Group {
   // This rank leaves: marks it, fails what is pending here. cause: see RankCause.
   void leave(const std::string& cause);
   // Executor lock held. All members have agreed to end the group: fails what is pending here.
-  void retire();
+  void end();
   // Every member attached; throws TimeoutError naming the missing ones.
   void await_attendance(double timeout_s, Interrupt interrupt);
   void throw_if_failed() const;
@@ -92,7 +92,7 @@ class Group {
   bool ranks_outnumber_cores() const { return crowded_; }
   const Hosts& hosts() const { return hosts_; }
   // A thread that calls on GPU memory; the queue's own thread submits for it later.
-  void note_caller();
+  void record_caller();
   // Links to other hosts ring no bell: while there is work, somebody has to look.
   bool must_poll() const { return hosts_.several() && is_busy(); }
   // Executor lock held. Whether a library prepares something on the GPU; it rings no bell.
@@ -103,8 +103,8 @@ class Group {
   Signature sign(const Request& request) const;
   void show_device_operands(Operation& operation) const;
   // submit.cc
-  void note_thread(std::unique_lock<std::mutex>& lock, bool is_from_queue = false);
-  bool state_named(const OperationPtr& operation, const void* payload, size_t nbytes);
+  void record_thread(std::unique_lock<std::mutex>& lock, bool is_from_queue = false);
+  bool announce_named(const OperationPtr& operation, const void* payload, size_t nbytes);
   void add_logged(const OperationPtr& operation);
   void wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt,
                      const std::function<bool()>& state);
@@ -118,14 +118,14 @@ class Group {
   void settle(Operation& operation);
   void refuse(Operation& operation, const RankMask& participants);
   void compute_quick(Operation& operation, const RankMask& participants);
-  void reduce_cells(Ticket ticket, const RankMask& participants, const Reduction& reduction, const std::byte* src,
-                    std::byte* dst, size_t count) const;
+  void reduce_request_slots(Ticket ticket, const RankMask& participants, const Reduction& reduction,
+                            const std::byte* src, std::byte* dst, size_t count) const;
   void consume(Operation& operation);
   void consume_unnamed(uint64_t counter);
   void succeed(Operation& operation);
   void fail(Operation& operation, std::exception_ptr error);
   void fail_everything(const std::exception_ptr& error);
-  void depart(Attendance how);
+  void leave(Attendance how);
   std::string where(const Operation& operation) const;
   // execute.cc
   bool step_log(bool from_engine);
@@ -137,7 +137,7 @@ class Group {
   bool deliver_messages();
   OperationPtr message(const TensorView& tensor, int peer, int tag, std::shared_ptr<void> keep, bool outgoing);
   // memories.cc
-  void note_caller_locked();
+  void record_caller_locked();
   void fail_if_other_memory(const Operation& operation);
   // jobs.cc
   Team team_for(const RankMask& participants);
@@ -146,7 +146,7 @@ class Group {
                                         size_t& rounds);
   std::unique_ptr<Algorithm> build_allreduce(Entry& entry, const std::vector<OperationPtr>& members, Team team,
                                              size_t& rounds);
-  // span_jobs.cc; hosts: where the members of the team are
+  // two_level_jobs.cc; hosts: where the members of the team are
   std::unique_ptr<Algorithm> build_across_hosts(const std::vector<OperationPtr>& members, const Team& team,
                                                 const Hosts& hosts, size_t& rounds);
   std::unique_ptr<Algorithm> reduce_across_hosts(Operation& operation, const Reduction& reduction, const Team& team,
@@ -161,7 +161,7 @@ class Group {
   std::unique_ptr<Algorithm> build_ipc(const std::vector<OperationPtr>& members, const Team& team, size_t& rounds);
   std::unique_ptr<Algorithm> build_in_host_memory(const std::vector<OperationPtr>& members, const Team& team,
                                                   size_t& rounds);
-  OperationPtr stand_in(const Operation& operation) const;
+  OperationPtr host_copy(const Operation& operation) const;
   // nccl_jobs.cc
   bool nccl_knows(const Operation& operation) const;
   bool has_nccl() const;
@@ -169,23 +169,23 @@ class Group {
   void leave_nccl();
   // mpi_jobs.cc
   std::unique_ptr<Algorithm> build_mpi(const std::vector<OperationPtr>& members, Team team);
-  void note_road(const Entry& entry);
+  void log_path(const Entry& entry);
   void drop_active();
   // exchange_jobs.cc
   ExchangeJob exchange_job(Operation& operation) const;
   std::byte* allocate_output(Operation& operation) const;
   std::string unexpected_rows(const Operation& operation) const;
   // group.cc
-  std::unique_ptr<Mirror> make_mirror();
-  bool mirror();
+  std::unique_ptr<HostRelay> make_relay();
+  bool relay();
   void pass_on();
-  void note_call(Kind kind, const std::string* name, uint64_t number);
+  void record_call(Kind kind, const std::string* name, uint64_t number);
   std::string waits_for(const Operation& operation);
   bool is_any_under_way();
-  void look_for_standstill(Standstill::Waiter& waiter, const std::string& waits_for);
-  bool wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt);
+  void look_for_standstill(DeadlockTimeout::Waiter& waiter, const std::string& waits_for);
+  bool wait_for_request_slots(Operation& operation, double timeout_s, Interrupt interrupt);
   void fail_if_peers_died();
-  int cut_off_by(int rank) const;
+  int unreachable_because_of(int rank) const;
   bool fail_if_unread(const Operation& waiting);
   void fail_if_needed_rank_left(const std::vector<int>& cut_off);
   void fail_if_out_of_order();
@@ -196,11 +196,11 @@ class Group {
   void fail_group(const std::exception& error);
   void look_around();
   void look_at_lock_holders();
-  void fail_if_silent();
+  void fail_if_unresponsive();
   void check_age(Operation& operation, int64_t now);
   std::string limit_text(double timeout_s) const;
   std::vector<int> missing(const Operation& operation) const;
-  std::vector<int> silent(double seconds) const;
+  std::vector<int> unresponsive(double seconds) const;
   void throw_if_removed() const;
   void throw_if_closed(Kind kind) const;
   void withdraw();
@@ -209,16 +209,16 @@ class Group {
   void give_back_name(const Operation& operation);
 
   Context& context_;
-  Board board_;
+  ControlSegment control_;
   std::vector<int> world_ranks_;
   int rank_;
   int id_;
   Hosts hosts_;
   Bells bells_;
-  Ledger ledger_;
+  Negotiation negotiation_;
   std::vector<std::unique_ptr<Link>> links_;  // by group rank, for the algorithms over links
   PointToPoint point_to_point_;
-  std::unique_ptr<Mirror> mirror_;  // of a host's leader, on several hosts
+  std::unique_ptr<HostRelay> relay_;  // of a host's leader, on several hosts
   std::atomic<bool> backlog_{false};
   bool crowded_ = false;
 
@@ -229,16 +229,16 @@ class Group {
     std::string name;
     uint64_t number = 0;
   } last_call_;                                          // of this rank in this group, for messages
-  uint64_t unnamed_ = 0;                                 // unnamed operations stated
+  uint64_t unnamed_ = 0;                                 // unnamed operations announced
   uint64_t unconsumed_ = 0;                              // the oldest unnamed operation not consumed here
-  std::array<OperationPtr, kUnnamedCells> outstanding_;  // unnamed, by counter; null = synchronous or consumed
-  std::array<bool, kUnnamedCells> consumed_{};
+  std::array<OperationPtr, kUnnamedSlots> outstanding_;  // unnamed, by counter; null = synchronous or consumed
+  std::array<bool, kUnnamedSlots> consumed_{};
   uint64_t least_watermark_ = 0;  // a lower bound of the peers' watermarks, as last seen
   uint64_t eager_used_ = 0;       // eager buffers ever filled
   StageWriter eager_writer_;
   std::array<uint64_t, kEagerCount> eager_counter_{};      // the unnamed operation that filled each, + 1
   std::unordered_map<std::string, OperationPtr> by_name_;  // busy names
-  std::unordered_map<uint64_t, OperationPtr> logged_;      // pending, by cell
+  std::unordered_map<uint64_t, OperationPtr> logged_;      // pending, by request slot
   std::atomic<uint32_t> messages_{0};                      // of point_to_point_
   std::atomic<uint32_t> pending_{0};                       // logged_ and point-to-point operations
   std::atomic<uint32_t> joining_{0};                       // 1: a thread is in join()
@@ -256,7 +256,7 @@ class Group {
   std::unique_ptr<PinnedArena> arena_;
   std::shared_ptr<NcclTeams> nccl_;
   std::unique_ptr<ScratchMemory> scratch_;
-  std::vector<Algo> noted_roads_;
+  std::vector<Algo> logged_paths_;
   StageWriter writer_;
   std::unique_ptr<Algorithm> active_;
   std::vector<OperationPtr> active_members_;

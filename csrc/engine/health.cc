@@ -12,7 +12,7 @@
 namespace rr {
 namespace {
 
-constexpr double kSilentS = 0.75;  // three times the engine's pause between two looks around
+constexpr double kUnresponsiveS = 0.75;  // three times the engine's pause between two looks around
 
 std::string seconds_text(double seconds) {
   char text[32];
@@ -37,8 +37,8 @@ std::string list_of(const std::vector<int>& ranks) {
 void Group::fail_if_peers_died() {
   for (int r = 0; r < size(); ++r) {
     if (r == rank_ || !context_.is_dead(world_ranks_[static_cast<size_t>(r)])) continue;
-    if (has_left(board_.line(r))) continue;
-    record_failure(board_, FatalKind::kPeerLost,
+    if (has_left(control_.line(r))) continue;
+    record_failure(control_, FatalKind::kPeerLost,
                    here() + "] lost rank " + std::to_string(world_ranks_[static_cast<size_t>(r)]) +
                        ": its process has ended without shutdown(); see that rank's output for the reason");
     return;
@@ -47,19 +47,19 @@ void Group::fail_if_peers_died() {
 
 // The rank whose leaving means that nothing more is heard of `rank`: its own, or that of a leader who would have passed
 // it on. -1: none.
-int Group::cut_off_by(int rank) const {
-  if (has_left(board_.line(rank))) return rank;
+int Group::unreachable_because_of(int rank) const {
+  if (has_left(control_.line(rank))) return rank;
   if (!hosts_.several() || hosts_.is_here(rank)) return -1;
   for (const int leader : {hosts_.leader(hosts_.of[static_cast<size_t>(rank)]), hosts_.here().front()}) {
-    if (has_parted(board_.line(leader))) return leader;
+    if (has_closed(control_.line(leader))) return leader;
   }
   return -1;
 }
 
-// What is to be stated waits until the leader has read what was stated before: for ever, once it has parted.
+// What is to be announced waits until the leader has read what was announced before: for ever, once it has closed.
 bool Group::fail_if_unread(const Operation& waiting) {
   const int leader = hosts_.here().front();
-  if (!has_parted(board_.line(leader))) return false;
+  if (!has_closed(control_.line(leader))) return false;
   fail_because_left(leader, &waiting);
   return true;
 }
@@ -72,55 +72,56 @@ void Group::fail_if_needed_rank_left(const std::vector<int>& cut_off) {
     const Operation* needing = nullptr;
     const auto needs = [&](const OperationPtr& operation) {
       if (operation == nullptr || operation->state != State::kPending) return;
-      const auto missing = ledger_.missing(operation->ticket);
+      const auto missing = negotiation_.missing(operation->ticket);
       if (std::find(missing.begin(), missing.end(), r) != missing.end()) needing = operation.get();
     };
     for (const auto& operation : outstanding_) needs(operation);
     for (const auto& [name, operation] : by_name_) needs(operation);
     // A rank that has consumed the entry has pushed all that others will ever get from it; they may still have to pull.
-    const bool unfinished = board_.line(r).cursor.load(std::memory_order_acquire) <= cursor_;
+    const bool unfinished = control_.line(r).cursor.load(std::memory_order_acquire) <= cursor_;
     const bool is_missed = (active_ != nullptr && unfinished && active_->needs(r)) ||
-                           point_to_point_.waits_for(r, board_.messages_sent(r, rank_).load());
-    const bool stuck = (by == r && is_missed) || board_.line(rank_).joined.load() != 0;
+                           point_to_point_.waits_for(r, control_.messages_sent(r, rank_).load());
+    const bool stuck = (by == r && is_missed) || control_.line(rank_).joined.load() != 0;
     if (needing != nullptr || stuck) return fail_because_left(by, needing);
   }
 }
 
-// Executor lock held. What all ranks have stated has no place in the log if the first host's leader gave it none.
+// Executor lock held. What all ranks have announced has no place in the log if the first host's leader gave it none.
 void Group::fail_if_out_of_order() {
-  if (mirror_ == nullptr || hosts_.mine == 0) return;
+  if (relay_ == nullptr || hosts_.mine == 0) return;
   const int first = hosts_.leader(0);
-  if (!has_parted(board_.line(first)) || mirror_->has_decisions()) return;
-  for (const auto& [cell, operation] : logged_) {
+  if (!has_closed(control_.line(first)) || relay_->has_ordered_entries()) return;
+  for (const auto& [request_slot, operation] : logged_) {
     const Ticket ticket = operation->ticket;
-    const bool is_placed = board_.append_mark(ticket.cell).load(std::memory_order_acquire) == ticket.tag;
-    if (!is_placed && ledger_.complete(ticket)) return fail_because_left(first, operation.get());
+    const bool is_placed = control_.append_mark(ticket.request_slot).load(std::memory_order_acquire) == ticket.tag;
+    if (!is_placed && negotiation_.complete(ticket)) return fail_because_left(first, operation.get());
   }
 }
 
-// The same for one operation; a synchronous all-reduce from the cells stands in no table.
+// The same for one operation; a synchronous all-reduce from the request slots stands in no table.
 void Group::fail_if_left(const Operation& operation) {
   for (int r = 0; r < size(); ++r) {
-    // In this order: what a rank has stated, it stated before it left.
-    const int by = cut_off_by(r);
+    // In this order: what a rank has announced, it announced before it left.
+    const int by = unreachable_because_of(r);
     if (by < 0 || r == rank_) continue;
-    const auto missing = ledger_.missing(operation.ticket);
+    const auto missing = negotiation_.missing(operation.ticket);
     if (std::find(missing.begin(), missing.end(), r) != missing.end()) return fail_because_left(by, &operation);
   }
 }
 
 void Group::fail_because_left(int rank, const Operation* needing) {
-  if (ledger_.withdrawn()) return;  // by a verdict, which this rank's thread will raise; the other one has, and left
+  if (negotiation_.withdrawn())
+    return;  // by a verdict, which this rank's thread will raise; the other one has, and left
   if (const char* const cause = cause_of(rank); cause != nullptr) {
-    record_failure(board_, FatalKind::kPeerLost, cause);
+    record_failure(control_, FatalKind::kPeerLost, cause);
   } else {
-    record_failure(board_, FatalKind::kShutdown, left_text(rank, needing));
+    record_failure(control_, FatalKind::kShutdown, left_text(rank, needing));
   }
 }
 
 // Of a rank that is seen to have left. null: it has not said why.
 const char* Group::cause_of(int rank) const {
-  const char* const cause = board_.cause(rank).text;
+  const char* const cause = control_.cause(rank).text;
   return cause[0] != '\0' ? cause : nullptr;
 }
 
@@ -137,18 +138,19 @@ void Group::check_age(Operation& operation, int64_t now) {
   const double timeout_s = context_.timeout_s();
   if (timeout_s > 0 && age_s > timeout_s) {
     const std::string absent = list_of(missing(operation));
-    const std::string mute = list_of(silent(kSilentS));
-    record_failure(board_, FatalKind::kTimeout,
+    const std::string unresponsive_ranks = list_of(unresponsive(kUnresponsiveS));
+    record_failure(control_, FatalKind::kTimeout,
                    where(operation) + " did not finish within " + limit_text(timeout_s) + "; " +
                        (operation.peer == kAnyPeer ? "no rank has sent a message for it"
                         : !absent.empty()          ? "missing rank(s): " + absent
-                        : !mute.empty() ? "every rank has submitted it, but rank(s) " + mute + " show no sign of life"
-                                        : "every rank has submitted it, so one of them is stuck in it"));
+                        : !unresponsive_ranks.empty()
+                            ? "every rank has submitted it, but rank(s) " + unresponsive_ranks + " show no sign of life"
+                            : "every rank has submitted it, so one of them is stuck in it"));
   }
   if (settings.stall_warning_s > 0 && age_s > settings.stall_warning_s && !operation.warned.exchange(true)) {
     std::vector<int> absent = missing(operation);
     const bool submitted = absent.empty();
-    if (submitted) absent = silent(kSilentS);
+    if (submitted) absent = unresponsive(kUnresponsiveS);
     context_.log().warning(where(operation) + " has been waiting for " + seconds_text(age_s) + " s" +
                            (absent.empty() ? "" : " for rank(s) " + list_of(absent)) +
                            (submitted ? "; every rank has submitted it" : "; the other ranks have submitted it"));
@@ -158,17 +160,18 @@ void Group::check_age(Operation& operation, int64_t now) {
 // World ranks.
 std::vector<int> Group::missing(const Operation& operation) const {
   if (operation.peer == kAnyPeer) return {};
-  std::vector<int> ranks = operation.peer >= 0 ? std::vector<int>{operation.peer} : ledger_.missing(operation.ticket);
+  std::vector<int> ranks =
+      operation.peer >= 0 ? std::vector<int>{operation.peer} : negotiation_.missing(operation.ticket);
   for (int& r : ranks) r = world_ranks_[static_cast<size_t>(r)];
   return ranks;
 }
 
 // World ranks none of whose threads has looked around for so long: stopped, or in a machine that gives them no time.
-std::vector<int> Group::silent(double seconds) const {
+std::vector<int> Group::unresponsive(double seconds) const {
   std::vector<int> ranks;
   const int64_t since = now_ns() - static_cast<int64_t>(seconds * 1e9);
   for (int r = 0; r < size(); ++r) {
-    if (r != rank_ && hosts_.is_here(r) && board_.line(r).seen_ns.load(std::memory_order_relaxed) < since) {
+    if (r != rank_ && hosts_.is_here(r) && control_.line(r).seen_ns.load(std::memory_order_relaxed) < since) {
       ranks.push_back(world_ranks_[static_cast<size_t>(r)]);
     }
   }
@@ -179,27 +182,27 @@ std::vector<int> Group::silent(double seconds) const {
 void Group::look_at_lock_holders() {
   throw_if_failed();
   // Others wait for the lock too, and this rank's other threads wait for this one: it must not be taken for the holder.
-  board_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
+  control_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
   context_.watch_peers();
   fail_if_peers_died();
-  fail_if_silent();
+  fail_if_unresponsive();
   throw_if_failed();
 }
 
-void Group::fail_if_silent() {
+void Group::fail_if_unresponsive() {
   const double timeout_s = context_.timeout_s();
   if (timeout_s <= 0) return;
-  const std::string mute = list_of(silent(timeout_s));
-  if (mute.empty()) return;
-  record_failure(board_, FatalKind::kTimeout,
-                 here() + "] rank(s) " + mute + " showed no sign of life for " + limit_text(timeout_s));
+  const std::string unresponsive_ranks = list_of(unresponsive(timeout_s));
+  if (unresponsive_ranks.empty()) return;
+  record_failure(control_, FatalKind::kTimeout,
+                 here() + "] rank(s) " + unresponsive_ranks + " showed no sign of life for " + limit_text(timeout_s));
 }
 
 // What is not one operation's fault ends the group; every rank hears of it.
 void Group::fail_group(const std::exception& error) {
   const std::string what = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "out of memory" : error.what();
   const bool says_where = what.rfind("[ringreduce", 0) == 0;
-  record_failure(board_, kind_of(error), says_where ? what : here() + "] " + what);
+  record_failure(control_, kind_of(error), says_where ? what : here() + "] " + what);
 }
 
 // Executor lock held.
@@ -212,13 +215,13 @@ void Group::housekeep() {
 }
 
 void Group::look_around() {
-  board_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
-  if (mirror_ != nullptr) mirror_->look_for_deadlock();
-  mirror();
-  if (has_failed(board_)) return;
+  control_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
+  if (relay_ != nullptr) relay_->look_for_deadlock();
+  relay();
+  if (has_failed(control_)) return;
   fail_if_peers_died();
   std::vector<int> cut_off;
-  for (int r = 0; r < size(); ++r) cut_off.push_back(cut_off_by(r));
+  for (int r = 0; r < size(); ++r) cut_off.push_back(unreachable_because_of(r));
   // Messages that a rank sent before it left are still in its link.
   const bool has_anyone_left = std::any_of(cut_off.begin(), cut_off.end(), [](int by) { return by >= 0; });
   while (has_anyone_left && deliver_messages()) continue;
@@ -232,13 +235,13 @@ void Group::look_around() {
     if (!try_finish_quick(*operation)) check_age(*operation, now);
   }
   const std::vector<std::pair<uint64_t, OperationPtr>> logged(logged_.begin(), logged_.end());
-  for (const auto& [cell, operation] : logged) {
+  for (const auto& [request_slot, operation] : logged) {
     settle(*operation);
     if (operation->state != State::kPending) continue;
     check_age(*operation, now);
     // Whoever completed it found the log full, and may have left since.
-    const bool is_placed = board_.append_mark(cell).load(std::memory_order_acquire) == operation->ticket.tag;
-    if (!is_placed && ledger_.complete(operation->ticket)) retry_append_.store(true);
+    const bool is_placed = control_.append_mark(request_slot).load(std::memory_order_acquire) == operation->ticket.tag;
+    if (!is_placed && negotiation_.complete(operation->ticket)) retry_append_.store(true);
   }
   for (auto named = by_name_.begin(); named != by_name_.end();) {
     Operation& operation = *named->second;

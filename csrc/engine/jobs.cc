@@ -1,5 +1,5 @@
 // Group: from a log entry to the algorithm object that executes this rank's part of it. Everything that the ranks must
-// agree on is computed from the entry and the members' cells.
+// agree on is computed from the entry and the members' request slots.
 
 #include <algorithm>
 
@@ -18,7 +18,7 @@ Team Group::team_for(const RankMask& participants) {
     if (participants.test(r)) team.members.push_back(r);
   }
   team.sharing = hosts_.here();
-  team.stage = board_.stage(static_cast<size_t>(board_.header().chunk_nbytes));
+  team.stage = control_.stage(static_cast<size_t>(control_.header().chunk_nbytes));
   team.bells = bells_.wait;
   for (const auto& link : links_) team.links.push_back(link.get());
   team.kernels = &context_.kernels();
@@ -48,12 +48,12 @@ std::unique_ptr<Algorithm> Group::build(Entry& entry, const std::vector<Operatio
   if (members.empty()) {
     rounds = static_cast<size_t>(entry.rounds.load(std::memory_order_acquire) - 1);
     skip_rounds(team.stage, rank_, rounds_base_, rounds);
-    ledger_.ring_waiters();  // not the team's to ring: this rank is none of its members
+    negotiation_.ring_waiters();  // not the team's to ring: this rank is none of its members
     return nullptr;
   }
   std::unique_ptr<Algorithm> algorithm = build_part(entry, members, std::move(team), rounds);
   entry.rounds.store(rounds + 1, std::memory_order_release);
-  if (board_.header().joined_count.load(std::memory_order_relaxed) != 0) ledger_.ring_waiters();
+  if (control_.header().joined_count.load(std::memory_order_relaxed) != 0) negotiation_.ring_waiters();
   return algorithm;
 }
 
@@ -61,7 +61,7 @@ std::unique_ptr<Algorithm> Group::build_part(Entry& entry, const std::vector<Ope
                                              size_t& rounds) {
   Operation& first = *members.front();
   if (first.signature.place == Place::kDevice) {
-    note_road(entry);
+    log_path(entry);
     switch (static_cast<Algo>(entry.algorithm)) {
       case Algo::kIpc:
         return build_ipc(members, team, rounds);
@@ -69,13 +69,13 @@ std::unique_ptr<Algorithm> Group::build_part(Entry& entry, const std::vector<Ope
         return build_nccl(members, std::move(team));
       case Algo::kMpi:
         return build_mpi(members, std::move(team));
-      case Algo::kPinned:
+      case Algo::kStaged:
         add(context_.stats().cuda_staged, 1);
         if (hosts_.several()) return build_in_host_memory(members, team, rounds);
         pin_stage(team);
         break;
       default:
-        throw InternalError(where(first) + ": no such road yet: " + rr::name(static_cast<Algo>(entry.algorithm)));
+        throw InternalError(where(first) + ": no such path yet: " + rr::name(static_cast<Algo>(entry.algorithm)));
     }
   }
   if (static_cast<Algo>(entry.algorithm) == Algo::kHierarchical) {
@@ -120,13 +120,13 @@ std::unique_ptr<Algorithm> Group::build_allreduce(Entry& entry, const std::vecto
       DirectJob::Tensor tensor;
       tensor.count = member->srcs[0].count;
       for (const int r : team.members) {
-        const Signature& theirs = board_.signature(member->ticket.cell, r);
+        const Signature& theirs = control_.signature(member->ticket.request_slot, r);
         tensor.srcs.push_back(mapped(*member, r, theirs.src));
         tensor.dsts.push_back(mapped(*member, r, theirs.dst));
       }
       job.tensors.push_back(std::move(tensor));
     }
-    return direct(std::move(team), {board_.claims(cursor_), &entry.completed}, std::move(job));
+    return direct(std::move(team), {control_.claims(cursor_), &entry.completed}, std::move(job));
   }
   std::vector<ReduceJob> jobs = allreduce_jobs(members);
   if (algo == Algo::kRing || algo == Algo::kRecursiveDoubling) {
@@ -181,7 +181,9 @@ std::byte* Group::mapped(const Operation& operation, int rank, const MemoryRef& 
 
 std::unique_ptr<Algorithm> Group::build_pull(Entry& entry, Operation& operation, Team team) {
   add(context_.stats().direct, 1);
-  const auto input_of = [&](int r) { return mapped(operation, r, board_.signature(operation.ticket.cell, r).src); };
+  const auto input_of = [&](int r) {
+    return mapped(operation, r, control_.signature(operation.ticket.request_slot, r).src);
+  };
   PullJob job;
   job.reduction = reduction_of(operation.signature, size());
   if (operation.kind == Kind::kReduceScatter) {
@@ -197,7 +199,7 @@ std::unique_ptr<Algorithm> Group::build_pull(Entry& entry, Operation& operation,
       if (src != in.dst) job.parts.push_back({{src}, in.dst, in.nbytes / item});
     }
   }
-  return pull(std::move(team), {board_.claims(cursor_), &entry.completed}, std::move(job));
+  return pull(std::move(team), {control_.claims(cursor_), &entry.completed}, std::move(job));
 }
 
 ReduceJob Group::reduce_job(const Operation& operation) const {

@@ -78,7 +78,7 @@ class Work {
   Addresses dsts_;
 };
 
-constexpr double kMostSeconds = 0.2;  // of news_limit, where 1000 turns usually take 0.1 to 3 ms
+constexpr double kMostSeconds = 0.2;  // of one_way_latency, where 1000 turns usually take 0.1 to 3 ms
 constexpr int kOver = std::numeric_limits<int>::max();
 
 void meet(Group& group, Interrupt interrupt) { group.wait(*group.submit(Request(), interrupt), -1, interrupt); }
@@ -100,7 +100,7 @@ std::vector<double> memory_limit(Group& group, const BenchJob& job, Interrupt in
   return seconds;
 }
 
-double news_limit(Group& group, const BenchJob& job, Interrupt interrupt) {
+double one_way_latency(Group& group, const BenchJob& job, Interrupt interrupt) {
   using News = std::atomic<int>;
   const Addresses lines = addresses(group, group.context(), job.src);
   const bool takes_part = group.rank() < 2 && group.size() > 1;

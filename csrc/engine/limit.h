@@ -15,6 +15,6 @@ std::vector<double> memory_limit(Group& group, const BenchJob& job, Interrupt in
 
 // Seconds that news takes from rank 0 to rank 1 (half of a round trip; 0 on other ranks, which wait) by a line that
 // both poll; where ranks share cores, each gives way between two looks. job.src as above, at least 64 bytes.
-double news_limit(Group& group, const BenchJob& job, Interrupt interrupt);
+double one_way_latency(Group& group, const BenchJob& job, Interrupt interrupt);
 
 }  // namespace rr

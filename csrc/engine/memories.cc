@@ -2,12 +2,13 @@
 //
 // Those on GPU memory get names of the queue's, so they are a sequence apart from those on host memory: where one rank
 // calls with a GPU tensor and another with a CPU tensor, each waits in its own sequence for the other, and nothing that
-// either has stated tells why. But ranks make such calls in one order. So when a rank is blocked in one on host memory
-// that another rank has not called, and that one has called one on GPU memory which this rank has not, they differ.
+// either has announced tells why. But ranks make such calls in one order. So when a rank is blocked in one on host
+// memory that another rank has not called, and that one has called one on GPU memory which this rank has not, they
+// differ.
 
 #include "base/errors.h"
 #include "engine/context.h"
-#include "engine/device_queue.h"
+#include "engine/gpu/device_queue.h"
 #include "engine/group.h"
 
 namespace rr {
@@ -16,12 +17,12 @@ namespace {
 constexpr double kPatienceS = 5.0;
 }  // namespace
 
-void Group::note_caller() {
+void Group::record_caller() {
   const std::lock_guard lock(mutex_);
-  note_caller_locked();
+  record_caller_locked();
 }
 
-void Group::note_caller_locked() {
+void Group::record_caller_locked() {
   const std::thread::id self = std::this_thread::get_id();
   if (only_caller_ == std::thread::id()) only_caller_ = self;
   many_callers_ |= only_caller_ != self;
@@ -38,13 +39,13 @@ void Group::fail_if_other_memory(const Operation& operation) {
   const auto has_called = [&](const std::string& name) {
     return context_.device() != nullptr && context_.device_queue().has(*this, name);
   };
-  for (const int r : ledger_.missing(operation.ticket)) {
-    for (const std::string& name : ledger_.stated_alone(r, kAutomaticPrefix)) {
+  for (const int r : negotiation_.missing(operation.ticket)) {
+    for (const std::string& name : negotiation_.announced_alone(r, kAutomaticPrefix)) {
       if (!is_automatic_name(name) || has_called(name)) continue;
       const std::string me = "rank " + std::to_string(context_.rank());
       const std::string peer = "rank " + std::to_string(world_ranks_[static_cast<size_t>(r)]);
       const bool has_tensor = operation.kind != Kind::kBarrier;
-      record_failure(board_, FatalKind::kMismatch,
+      record_failure(control_, FatalKind::kMismatch,
                      "Mismatched CPU/GPU device selection: " + me + " waits in " + rr::name(operation.kind) +
                          (has_tensor ? " with a CPU tensor for " : " for ") + peer + ", and " + peer + " in '" + name +
                          "', a call without a name, with a GPU tensor for " + me +

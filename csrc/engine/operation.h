@@ -14,10 +14,10 @@
 
 #include "base/errors.h"
 #include "base/hash.h"
-#include "collective/ipc.h"
-#include "cuda/device.h"
-#include "engine/pinned_pages.h"
-#include "group/ledger.h"
+#include "collective/gpu/ipc.h"
+#include "engine/gpu/pinned_pages.h"
+#include "gpu/device.h"
+#include "negotiation/negotiation.h"
 
 namespace rr {
 
@@ -97,7 +97,7 @@ struct Request {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0;
   double postscale = 1.0;
-  Wire wire = Wire::kNone;       // all-reduce: how elements travel between hosts
+  Codec codec = Codec::kNone;    // all-reduce: how elements travel between hosts
   int root = -1;                 // group rank
   std::vector<uint64_t> splits;  // alltoall: rows for each rank; empty = equal parts
   // allgather, alltoall, gather at the root: the rows from each rank that the output has room for. Others are an error
@@ -125,7 +125,7 @@ struct Operation {
   uint64_t counter = 0;            // of unnamed operations
   std::atomic<int> peer{-1};       // of a message
   Ticket ticket;
-  bool quick = false;    // finished from the cells, never in the log
+  bool quick = false;    // finished from the request slots, never in the log
   bool discard = false;  // its caller was interrupted: results go nowhere
   int64_t submitted_ns = 0;
   std::atomic<bool> warned{false};

@@ -7,8 +7,8 @@ namespace {
 constexpr size_t kRefusedNbytes = 1 << 16;  // at once, of a message that does not fit: its size is the sender's word
 }
 
-PointToPoint::PointToPoint(std::vector<std::unique_ptr<Link>> links) : lanes_(links.size()) {
-  for (size_t i = 0; i < links.size(); ++i) lanes_[i].link = std::move(links[i]);
+PointToPoint::PointToPoint(std::vector<std::unique_ptr<Link>> links) : queues_(links.size()) {
+  for (size_t i = 0; i < links.size(); ++i) queues_[i].link = std::move(links[i]);
 }
 
 PointToPoint::Header PointToPoint::header_of(const TensorView& memory, int tag) {
@@ -21,7 +21,7 @@ PointToPoint::Header PointToPoint::header_of(const TensorView& memory, int tag) 
 
 std::string PointToPoint::text(const Header& header) {
   return "tag " + std::to_string(header.tag) + ", " + std::to_string(header.nbytes) + " bytes and dtype " +
-         name(header.dtype);  // "?" for a code from the wire that there is not
+         name(header.dtype);  // "?" for a code that there is not
 }
 
 // A message without elements has no dtype that matters.
@@ -34,7 +34,7 @@ void PointToPoint::add_send(OperationPtr operation, int peer, int tag) {
   Message message;
   message.header = header_of(operation->srcs[0], tag);
   message.operation = std::move(operation);
-  lanes_[static_cast<size_t>(peer)].sends.push_back(std::move(message));
+  queues_[static_cast<size_t>(peer)].sends.push_back(std::move(message));
 }
 
 PointToPoint::Message PointToPoint::receive(OperationPtr operation, int tag) {
@@ -45,7 +45,7 @@ PointToPoint::Message PointToPoint::receive(OperationPtr operation, int tag) {
 }
 
 void PointToPoint::add_receive(OperationPtr operation, int peer, int tag) {
-  lanes_[static_cast<size_t>(peer)].receives.push_back(receive(std::move(operation), tag));
+  queues_[static_cast<size_t>(peer)].receives.push_back(receive(std::move(operation), tag));
 }
 
 void PointToPoint::add_receive_from_anyone(OperationPtr operation, int tag) {
@@ -53,60 +53,60 @@ void PointToPoint::add_receive_from_anyone(OperationPtr operation, int tag) {
 }
 
 // A message has begun to arrive: the oldest receive that it fits gets it.
-void PointToPoint::match(Lane& lane) {
+void PointToPoint::match(PeerQueue& queue) {
   if (from_anyone_.empty()) return;
   const uint64_t oldest = from_anyone_.front().operation->number;
-  if (!lane.receives.empty() && lane.receives.front().operation->number < oldest) return;
-  from_anyone_.front().operation->peer = static_cast<int>(&lane - lanes_.data());
-  lane.receives.push_front(std::move(from_anyone_.front()));
+  if (!queue.receives.empty() && queue.receives.front().operation->number < oldest) return;
+  from_anyone_.front().operation->peer = static_cast<int>(&queue - queues_.data());
+  queue.receives.push_front(std::move(from_anyone_.front()));
   from_anyone_.pop_front();
 }
 
-bool PointToPoint::step_send(Lane& lane, std::vector<Finished>& finished) {
-  if (lane.sends.empty()) return false;
-  Message& message = lane.sends.front();
+bool PointToPoint::step_send(PeerQueue& queue, std::vector<Finished>& finished) {
+  if (queue.sends.empty()) return false;
+  Message& message = queue.sends.front();
   size_t moved = 0;
   if (message.header_moved < sizeof(Header)) {
-    moved = lane.link->push(reinterpret_cast<const std::byte*>(&message.header) + message.header_moved,
-                            sizeof(Header) - message.header_moved);
+    moved = queue.link->push(reinterpret_cast<const std::byte*>(&message.header) + message.header_moved,
+                             sizeof(Header) - message.header_moved);
     message.header_moved += moved;
   }
   if (message.header_moved == sizeof(Header)) {
     const size_t n =
-        lane.link->push(message.operation->srcs[0].data + message.moved, message.header.nbytes - message.moved);
+        queue.link->push(message.operation->srcs[0].data + message.moved, message.header.nbytes - message.moved);
     message.moved += n;
     moved += n;
     if (message.moved == message.header.nbytes) {
       finished.push_back({std::move(message.operation), ""});
-      lane.sends.pop_front();
-      ++lane.sent;
+      queue.sends.pop_front();
+      ++queue.sent;
       return true;
     }
   }
   return moved != 0;
 }
 
-bool PointToPoint::step_receive(Lane& lane, std::vector<Finished>& finished) {
-  if (lane.receives.empty() && from_anyone_.empty()) return false;
-  if (lane.link == nullptr) return false;
-  const Header& arrived = lane.arrived;
+bool PointToPoint::step_receive(PeerQueue& queue, std::vector<Finished>& finished) {
+  if (queue.receives.empty() && from_anyone_.empty()) return false;
+  if (queue.link == nullptr) return false;
+  const Header& arrived = queue.arrived;
   size_t moved = 0;
-  if (lane.header_moved < sizeof(Header)) {
-    moved = lane.link->pull(reinterpret_cast<std::byte*>(&lane.arrived) + lane.header_moved,
-                            sizeof(Header) - lane.header_moved);
-    lane.header_moved += moved;
-    if (lane.header_moved < sizeof(Header)) return moved != 0;
-    match(lane);
+  if (queue.header_moved < sizeof(Header)) {
+    moved = queue.link->pull(reinterpret_cast<std::byte*>(&queue.arrived) + queue.header_moved,
+                             sizeof(Header) - queue.header_moved);
+    queue.header_moved += moved;
+    if (queue.header_moved < sizeof(Header)) return moved != 0;
+    match(queue);
   }
-  Message& message = lane.receives.front();
+  Message& message = queue.receives.front();
   const bool refused = !fits(message.header, arrived);
   const size_t left = arrived.nbytes - message.moved;
   size_t n = 0;
   if (refused) {
     message.refused.resize(std::min(left, kRefusedNbytes));
-    n = lane.link->pull(message.refused.data(), message.refused.size());
+    n = queue.link->pull(message.refused.data(), message.refused.size());
   } else {
-    n = lane.link->pull(message.operation->dsts[0].data + message.moved, left);
+    n = queue.link->pull(message.operation->dsts[0].data + message.moved, left);
   }
   message.moved += n;
   if (message.moved < arrived.nbytes) return moved + n != 0;
@@ -116,17 +116,17 @@ bool PointToPoint::step_receive(Lane& lane, std::vector<Finished>& finished) {
             text(arrived) + ". Messages between two ranks arrive in the order sent.";
   }
   finished.push_back({std::move(message.operation), std::move(error)});
-  lane.receives.pop_front();
-  lane.header_moved = 0;
-  ++lane.received;
+  queue.receives.pop_front();
+  queue.header_moved = 0;
+  ++queue.received;
   return true;
 }
 
 bool PointToPoint::progress(std::vector<Finished>& finished) {
   bool moved = false;
-  for (Lane& lane : lanes_) {
-    moved |= step_send(lane, finished);
-    moved |= step_receive(lane, finished);
+  for (PeerQueue& queue : queues_) {
+    moved |= step_send(queue, finished);
+    moved |= step_receive(queue, finished);
   }
   return moved;
 }
@@ -135,8 +135,8 @@ std::vector<OperationPtr> PointToPoint::drain() {
   std::vector<OperationPtr> operations;
   for (Message& message : from_anyone_) operations.push_back(std::move(message.operation));
   from_anyone_.clear();
-  for (Lane& lane : lanes_) {
-    for (auto* queue : {&lane.sends, &lane.receives}) {
+  for (PeerQueue& queue : queues_) {
+    for (auto* queue : {&queue.sends, &queue.receives}) {
       for (Message& message : *queue) operations.push_back(std::move(message.operation));
       queue->clear();
     }

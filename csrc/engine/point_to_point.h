@@ -30,10 +30,10 @@ class PointToPoint {
   bool progress(std::vector<Finished>& finished);
   // Whether something waits for a peer that has left after so many messages to this rank.
   bool waits_for(int peer, uint64_t sent_by_peer) const {
-    const auto& lane = lanes_[static_cast<size_t>(peer)];
-    return !lane.sends.empty() || (!lane.receives.empty() && lane.received >= sent_by_peer);
+    const auto& queue = queues_[static_cast<size_t>(peer)];
+    return !queue.sends.empty() || (!queue.receives.empty() && queue.received >= sent_by_peer);
   }
-  uint64_t sent(int peer) const { return lanes_[static_cast<size_t>(peer)].sent; }  // messages, whole ones
+  uint64_t sent(int peer) const { return queues_[static_cast<size_t>(peer)].sent; }  // messages, whole ones
   // Takes everything that is still pending.
   std::vector<OperationPtr> drain();
 
@@ -52,7 +52,7 @@ class PointToPoint {
     size_t moved = 0;
     std::vector<std::byte> refused;  // receive: where a piece of what does not fit goes
   };
-  struct Lane {
+  struct PeerQueue {
     std::unique_ptr<Link> link;
     std::deque<Message> sends;
     std::deque<Message> receives;
@@ -65,11 +65,11 @@ class PointToPoint {
   static std::string text(const Header& header);
   static bool fits(const Header& expected, const Header& arrived);
   static Message receive(OperationPtr operation, int tag);
-  void match(Lane& lane);
-  bool step_send(Lane& lane, std::vector<Finished>& finished);
-  bool step_receive(Lane& lane, std::vector<Finished>& finished);
+  void match(PeerQueue& queue);
+  bool step_send(PeerQueue& queue, std::vector<Finished>& finished);
+  bool step_receive(PeerQueue& queue, std::vector<Finished>& finished);
 
-  std::vector<Lane> lanes_;
+  std::vector<PeerQueue> queues_;
   std::deque<Message> from_anyone_;
 };
 

@@ -72,7 +72,7 @@ Signature Group::sign(const Request& request) const {
   s.root = request.root;
   s.prescale = request.prescale;
   s.postscale = request.postscale;
-  s.wire = request.wire;
+  s.codec = request.codec;
   s.is_async = request.is_async ? 1 : 0;
   if (shown == nullptr) return s;
   s.dtype = shown->dtype;
@@ -101,14 +101,14 @@ void Group::show_device_operands(Operation& operation) const {
   Device& device = *context_.device();
   Signature& signature = operation.signature;
   signature.src = {gpu_key(device.id()), 0, 0, 0};
-  const std::string& road = context_.settings().cuda_road;
+  const std::string& path = context_.settings().gpu_path;
   const auto say = [&signature](DeviceCan what) { signature.can = static_cast<uint8_t>(signature.can | what); };
   if (nccl_knows(operation)) {
     say(kNcclKnows);
     if (has_nccl()) say(kCanNccl);  // looked for when it is first of use
   }
   if (size() > 1 && context_.device_messages() != nullptr) say(kCanMpi);
-  if (road != "auto" && road != "ipc") return;
+  if (path != "auto" && path != "ipc") return;
   // Over several hosts only the GPUs of each may map each other's memory, for an all-reduce.
   if (hosts_.several() && (operation.kind != Kind::kAllreduce || hosts_.here().size() == 1)) return;
   bool exported = true;
@@ -143,7 +143,7 @@ void Group::check_request(const Request& request) const {
     for (size_t i = 0; i < request.srcs.size(); ++i) {
       const Reduction reduction{request.srcs[i].dtype, request.op, request.prescale, request.postscale, size()};
       check(reduction);
-      check(request.wire, reduction);
+      check(request.codec, reduction);
       if (request.srcs[i].dtype != request.dsts[i].dtype)
         throw InvalidArgumentError("input and output differ in dtype");
       if (request.kind != Kind::kReduceScatter && request.srcs[i].nbytes() != request.dsts[i].nbytes()) {

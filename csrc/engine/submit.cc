@@ -1,4 +1,4 @@
-// Group: from a request to a statement in the ledger.
+// Group: from a call to a request that the other ranks see.
 
 #include <algorithm>
 #include <cstring>
@@ -10,12 +10,12 @@
 namespace rr {
 
 // The least watermark of the ranks, looked up only when the last known one is below `needed`. A rank that has joined
-// and consumed all it stated reads no cell any more.
+// and consumed all it announced reads no request slot any more.
 uint64_t Group::least_watermark(uint64_t needed) {
   if (least_watermark_ >= needed) return least_watermark_;
   uint64_t least = UINT64_MAX;
   for (int r = 0; r < size(); ++r) {
-    const RankLine& line = board_.line(r);
+    const RankLine& line = control_.line(r);
     const uint64_t mark = line.watermark.load(std::memory_order_acquire);
     if (line.joined.load(std::memory_order_acquire) != 0 && mark >= line.unnamed.load()) continue;
     least = std::min(least, mark);
@@ -24,15 +24,15 @@ uint64_t Group::least_watermark(uint64_t needed) {
   return least;
 }
 
-// A cell is overwritten 256 unnamed operations later, an eager buffer kEagerCount eager ones later: only when every
-// rank has consumed what is there, and the leader of this host has passed it on to the others.
+// A request slot is overwritten 256 unnamed operations later, an eager buffer kEagerCount eager ones later: only when
+// every rank has consumed what is there, and the leader of this host has passed it on to the others.
 bool Group::window_is_free(bool eager) {
-  const uint64_t oldest = unnamed_ + 1 > kUnnamedCells ? unnamed_ + 1 - kUnnamedCells : 0;
-  if (!ledger_.has_note_room(unnamed_ % kUnnamedCells)) return false;
+  const uint64_t oldest = unnamed_ + 1 > kUnnamedSlots ? unnamed_ + 1 - kUnnamedSlots : 0;
+  if (!negotiation_.has_note_room(unnamed_ % kUnnamedSlots)) return false;
   if (unconsumed_ < oldest || least_watermark(oldest) < oldest) return false;
   if (!eager) return true;
   const uint64_t used_by = eager_counter_[eager_used_ % kEagerCount];
-  if (used_by != 0 && !ledger_.is_passed_on((used_by - 1) % kUnnamedCells)) return false;
+  if (used_by != 0 && !negotiation_.is_passed_on((used_by - 1) % kUnnamedSlots)) return false;
   return least_watermark(used_by) >= used_by;
 }
 
@@ -46,14 +46,14 @@ void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Oper
       context_.throw_if_shut_down();
       const std::unique_lock inner(mutex_);
       for (uint64_t c = unconsumed_; c < unnamed_; ++c) {
-        const OperationPtr operation = outstanding_[c % kUnnamedCells];
+        const OperationPtr operation = outstanding_[c % kUnnamedSlots];
         if (operation != nullptr && operation->quick && operation->state == State::kPending)
           try_finish_quick(*operation);
         if (operation != nullptr) operation->wanted.store(true, std::memory_order_relaxed);
       }
       return window_is_free(eager);
     };
-    Standstill::Waiter waiter(context_.standstill());
+    DeadlockTimeout::Waiter waiter(context_.deadlock_timeout());
     const auto tick = [&] {
       check_window(waiting);
       look_for_standstill(waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) +
@@ -65,43 +65,45 @@ void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Oper
 }
 
 // The window moves when every rank has consumed its oldest operation: if that takes too long, or a rank has left, the
-// operation that waits to be stated has failed.
+// operation that waits to be announced has failed.
 void Group::check_window(Operation& waiting) {
   const std::lock_guard lock(mutex_);
   if (fail_if_unread(waiting)) return;
   for (int r = 0; r < size(); ++r) {
-    const int by = cut_off_by(r);
-    if (by >= 0 && board_.line(r).watermark.load() < unnamed_) return fail_because_left(by, &waiting);
+    const int by = unreachable_because_of(r);
+    if (by >= 0 && control_.line(r).watermark.load() < unnamed_) return fail_because_left(by, &waiting);
   }
-  const OperationPtr oldest = outstanding_[unconsumed_ % kUnnamedCells];
+  const OperationPtr oldest = outstanding_[unconsumed_ % kUnnamedSlots];
   check_age(oldest != nullptr ? *oldest : waiting, now_ns());
 }
 
 // mutex_ held. A rank whose only thread is blocked has said so; now another one is here.
-void Group::note_thread(std::unique_lock<std::mutex>& lock, bool is_from_queue) {
+void Group::record_thread(std::unique_lock<std::mutex>& lock, bool is_from_queue) {
   const std::thread::id self = std::this_thread::get_id();
   if (only_thread_ == self) return;
-  if (!is_from_queue) note_caller_locked();
+  if (!is_from_queue) record_caller_locked();
   if (only_thread_ == std::thread::id()) {
     only_thread_ = self;
     return;
   }
-  while (!many_threads_ && !ledger_.lift_block()) {
+  while (!many_threads_ && !negotiation_.lift_block()) {
     lock.unlock();
-    const auto gone_on = [this] { return !ledger_.is_frozen() || has_failed(board_) || context_.is_shut_down(); };
+    const auto gone_on = [this] {
+      return !negotiation_.is_frozen() || has_failed(control_) || context_.is_shut_down();
+    };
     await_verdict(gone_on);
     lock.lock();
-    if (has_failed(board_) || context_.is_shut_down()) break;
+    if (has_failed(control_) || context_.is_shut_down()) break;
   }
   many_threads_ = true;
 }
 
 // mutex_ held. States a named operation and puts it into the tables; false when there is no room for it.
-bool Group::state_named(const OperationPtr& operation, const void* payload, size_t nbytes) {
+bool Group::announce_named(const OperationPtr& operation, const void* payload, size_t nbytes) {
   free_name(operation->name);
   bool log_full = false;
   operation->ticket =
-      ledger_.state_named(operation->name, operation->signature, payload, nbytes, !operation->quick, log_full);
+      negotiation_.announce_named(operation->name, operation->signature, payload, nbytes, !operation->quick, log_full);
   if (operation->ticket.tag == 0) return false;
   if (log_full) retry_append_.store(true);
   by_name_[operation->name] = operation;
@@ -111,7 +113,7 @@ bool Group::state_named(const OperationPtr& operation, const void* payload, size
 
 void Group::add_logged(const OperationPtr& operation) {
   if (operation->quick) return;
-  logged_[operation->ticket.cell] = operation;
+  logged_[operation->ticket.request_slot] = operation;
   pending_.fetch_add(1);
 }
 
@@ -120,7 +122,7 @@ void Group::add_logged(const OperationPtr& operation) {
 void Group::wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt,
                           const std::function<bool()>& state) {
   lock.unlock();
-  const auto stated = [&] {
+  const auto announced = [&] {
     throw_if_failed();
     context_.throw_if_shut_down();
     const std::lock_guard inner(mutex_);
@@ -131,20 +133,20 @@ void Group::wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting
     return state();
   };
   // Those in flight are older, so they time out first and say whom they miss.
-  Standstill::Waiter waiter(context_.standstill());
+  DeadlockTimeout::Waiter waiter(context_.deadlock_timeout());
   const auto tick = [&] {
     look_for_standstill(waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) +
-                                    ", because all " + std::to_string(board_.capacity()) +
+                                    ", because all " + std::to_string(control_.capacity()) +
                                     " tensor names of the group are in flight (RINGREDUCE_CACHE_CAPACITY)");
     if (fail_if_unread(waiting)) return;
     const double warning_s = context_.settings().stall_warning_s;
     const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
-    if (warning_s <= 0 || age_s < warning_s || ledger_.has_idle_name() || waiting.warned.exchange(true)) return;
-    context_.log().warning(where(waiting) + " waits because all " + std::to_string(board_.capacity()) +
+    if (warning_s <= 0 || age_s < warning_s || negotiation_.has_idle_name() || waiting.warned.exchange(true)) return;
+    context_.log().warning(where(waiting) + " waits because all " + std::to_string(control_.capacity()) +
                            " tensor names of the group are in flight; if that is usual, raise "
                            "RINGREDUCE_CACHE_CAPACITY");
   };
-  context_.wait_until(stated, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_, tick);
+  context_.wait_until(announced, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_, tick);
   lock.lock();
 }
 
@@ -163,8 +165,8 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   operation->keep = request.keep;
   Signature& signature = operation->signature;
   const size_t nbytes = static_cast<size_t>(signature.nbytes);
-  operation->quick = ledger_.is_quick(signature, request.name != nullptr);
-  const bool eager = operation->quick && nbytes > board_.inline_nbytes();
+  operation->quick = negotiation_.is_quick(signature, request.name != nullptr);
+  const bool eager = operation->quick && nbytes > control_.inline_nbytes();
   if (signature.place == Place::kDevice) {
     show_device_operands(*operation);
   } else if (!operation->quick && can_be_direct(request.kind) && signature.tensors == 1 && !request.srcs.empty()) {
@@ -174,7 +176,8 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
       signature.dst = request.dsts[0].data == request.srcs[0].data ? signature.src : find(request.dsts[0]);
     }
   }
-  // What the cell carries: the data of a quick operation (or where its eager copy is), the splits of an alltoall.
+  // What the request slot carries: the data of a quick operation (or where its eager copy is), the splits of an
+  // alltoall.
   std::vector<uint64_t> splits = request.splits;
   if (request.kind == Kind::kAlltoall && splits.empty()) {
     splits.assign(static_cast<size_t>(size()), request.srcs[0].rows() / static_cast<uint64_t>(size()));
@@ -190,14 +193,15 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   }
 
   std::unique_lock lock(mutex_);
-  note_thread(lock, request.is_from_queue);
-  // The queue states what was called before join(). A thread that waits for room here may find that another has joined.
+  record_thread(lock, request.is_from_queue);
+  // The queue announces what was called before join(). A thread that waits for room here may find that another has
+  // joined.
   const auto check_open = [&] {
     if (!request.is_from_queue || has_joined_.load() || is_removed_) throw_if_closed(request.kind);
   };
   check_open();
   operation->number = operations_++;
-  note_call(request.kind, request.name, operation->number);
+  record_call(request.kind, request.name, operation->number);
   add(context_.stats().operations, 1);
   uint64_t eager_index = 0;
   if (request.name != nullptr) {
@@ -205,7 +209,7 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
     add(context_.stats().negotiations, 1);
     const auto state = [&] {
       check_open();
-      return state_named(operation, payload, payload_nbytes);
+      return announce_named(operation, payload, payload_nbytes);
     };
     if (!state()) wait_for_name(lock, *operation, interrupt, state);
   } else {
@@ -214,24 +218,24 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
     if (eager && gives_data) {
       eager_index = eager_used_++ % kEagerCount;
       eager_counter_[eager_index] = unnamed_ + 1;
-      eager_writer_.write(board_.eager(rank_, eager_index), request.srcs[0].data, nbytes);
+      eager_writer_.write(control_.eager(rank_, eager_index), request.srcs[0].data, nbytes);
       add(context_.stats().bytes_copied, nbytes);
       payload = &eager_index;
       payload_nbytes = sizeof eager_index;
     }
     operation->counter = unnamed_++;
-    const size_t at = operation->counter % kUnnamedCells;
+    const size_t at = operation->counter % kUnnamedSlots;
     consumed_[at] = false;
     outstanding_[at] = operation;
-    operation->ticket = ledger_.state_unnamed(operation->counter, signature, payload, payload_nbytes);
+    operation->ticket = negotiation_.announce_unnamed(operation->counter, signature, payload, payload_nbytes);
     add_logged(operation);
   }
   lock.unlock();
-  // The full fence of the ring also orders this statement before the look at the others': one of the ranks sees all.
-  ledger_.ring_waiters();
-  if (!operation->quick && request.name == nullptr && ledger_.complete(operation->ticket)) {
+  // The full fence of the ring also orders this request before the look at the others': one of the ranks sees all.
+  negotiation_.ring_waiters();
+  if (!operation->quick && request.name == nullptr && negotiation_.complete(operation->ticket)) {
     add(context_.stats().negotiations, 1);
-    if (!ledger_.append(operation->ticket)) retry_append_.store(true);
+    if (!negotiation_.append(operation->ticket)) retry_append_.store(true);
   }
   return operation;
 }

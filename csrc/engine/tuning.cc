@@ -33,8 +33,8 @@ std::string cache_folder() {
 }
 
 // What the measurement depends on: the processor, the kernels, the ranks and where they run.
-std::string topology(const Context& context, const Board& board) {
-  std::string text = "1 " + std::string(context.kernels().name) + " " + std::to_string(board.size());
+std::string topology(const Context& context, const ControlSegment& control) {
+  std::string text = "1 " + std::string(context.kernels().name) + " " + std::to_string(control.size());
   std::ifstream cpuinfo("/proc/cpuinfo");
   for (std::string line; std::getline(cpuinfo, line);) {
     if (line.compare(0, 10, "model name") == 0) {
@@ -42,17 +42,17 @@ std::string topology(const Context& context, const Board& board) {
       break;
     }
   }
-  for (int r = 0; r < board.size(); ++r) {
-    for (const uint64_t word : board.facts(r).cores) text += word == 0 ? "" : " " + std::to_string(word);
+  for (int r = 0; r < control.size(); ++r) {
+    for (const uint64_t word : control.facts(r).cores) text += word == 0 ? "" : " " + std::to_string(word);
     text += ";";
   }
   return text;
 }
 
-std::string cache_file(const Context& context, const Board& board) {
+std::string cache_file(const Context& context, const ControlSegment& control) {
   const std::string folder = cache_folder();
   if (folder.empty()) return "";
-  return folder + "/tuning-" + std::to_string(std::hash<std::string>()(topology(context, board)));
+  return folder + "/tuning-" + std::to_string(std::hash<std::string>()(topology(context, control)));
 }
 
 bool load(const std::string& path, Tuning& tuning) {
@@ -138,10 +138,10 @@ Tuning measure(Group& group, Header& header, Interrupt interrupt) {
 
 void tune(Context& context) {
   Group& world = context.world();
-  const Board& board = world.board();
-  Header& header = board.header();
+  const ControlSegment& control = world.control();
+  Header& header = control.header();
   const Interrupt interrupt = context.interrupt();
-  const std::string path = cache_file(context, board);
+  const std::string path = cache_file(context, control);
   const bool alone = !world.hosts().several();
   if (world.hosts().here().front() == world.rank()) {
     Tuning tuning;
@@ -157,7 +157,7 @@ void tune(Context& context) {
     header.chunk_nbytes = tuning.chunk_nbytes;
     header.eager_nbytes = tuning.eager_nbytes;
     header.tuned.store(known ? kFinal : kMeasure, std::memory_order_release);
-    world.ledger().ring_all();
+    world.negotiation().ring_all();
   }
   context.wait_until([&] { return header.tuned.load(std::memory_order_acquire) != kUndecided; }, [] { return false; },
                      Deadline::after_s(context.timeout_s()), interrupt, true, [&] { world.throw_if_failed(); });
@@ -173,7 +173,7 @@ void tune(Context& context) {
   }
 }
 
-void copy_tuning(const Board& from, const Board& to) {
+void copy_tuning(const ControlSegment& from, const ControlSegment& to) {
   // Every member writes the same values, so it does not matter who is first.
   to.header().chunk_nbytes = from.header().chunk_nbytes.load();
   to.header().eager_nbytes = from.header().eager_nbytes.load();

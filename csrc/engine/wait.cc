@@ -32,7 +32,7 @@ std::string called_shortly(Kind kind, const std::string& name, uint64_t number) 
 }
 
 // mutex_ held.
-void Group::note_call(Kind kind, const std::string* name, uint64_t number) {
+void Group::record_call(Kind kind, const std::string* name, uint64_t number) {
   last_call_.kind = kind;
   last_call_.number = number;
   if (name != nullptr) {
@@ -40,7 +40,7 @@ void Group::note_call(Kind kind, const std::string* name, uint64_t number) {
   } else {
     last_call_.name.clear();
   }
-  context_.standstill().note_call();
+  context_.deadlock_timeout().record_call();
 }
 
 // Behind "waits ".
@@ -56,50 +56,50 @@ std::string Group::waits_for(const Operation& operation) {
 bool Group::is_any_under_way() {
   const std::lock_guard lock(mutex_);
   return std::any_of(logged_.begin(), logged_.end(),
-                     [&](const auto& logged) { return ledger_.complete(logged.second->ticket); });
+                     [&](const auto& logged) { return negotiation_.complete(logged.second->ticket); });
 }
 
 // Who has switched off the limit of operations wants to wait for ever.
-void Group::look_for_standstill(Standstill::Waiter& waiter, const std::string& waits_for) {
+void Group::look_for_standstill(DeadlockTimeout::Waiter& waiter, const std::string& waits_for) {
   if (context_.timeout_s() <= 0 || !waiter.look(is_any_under_way() ? "" : waits_for)) return;
-  context_.fail_groups(FatalKind::kMismatch, failure_text(context_.world().board()));
+  context_.fail_groups(FatalKind::kMismatch, failure_text(context_.world().control()));
 }
 
-bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt interrupt) {
+bool Group::wait_for_request_slots(Operation& operation, double timeout_s, Interrupt interrupt) {
   bool blocked = false;
   const auto finished = [&] {
     if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
     if (!operation.quick) {
-      if (!operation.settled.load(std::memory_order_relaxed) && ledger_.complete(operation.ticket)) {
+      if (!operation.settled.load(std::memory_order_relaxed) && negotiation_.complete(operation.ticket)) {
         const std::lock_guard lock(mutex_);
         settle(operation);
         return operation.state.load(std::memory_order_acquire) != State::kPending;
       }
       throw_if_failed();
       context_.throw_if_shut_down();
-      return blocked && ledger_.withdrawn();
+      return blocked && negotiation_.withdrawn();
     }
-    if (ledger_.complete(operation.ticket)) return true;
+    if (negotiation_.complete(operation.ticket)) return true;
     throw_if_failed();
     throw_if_removed();
     context_.throw_if_shut_down();
-    return blocked && ledger_.withdrawn();
+    return blocked && negotiation_.withdrawn();
   };
-  Standstill::Waiter waiter(context_.standstill());
+  DeadlockTimeout::Waiter waiter(context_.deadlock_timeout());
   const auto tick = [&] {
     check_age(operation, now_ns());
     fail_if_left(operation);
     fail_if_other_memory(operation);
     if (operation.ticket.tag == 0) return;
-    if (timeout_s < 0) look_for_standstill(waiter, ledger_.complete(operation.ticket) ? "" : waits_for(operation));
+    if (timeout_s < 0) look_for_standstill(waiter, negotiation_.complete(operation.ticket) ? "" : waits_for(operation));
     std::unique_lock lock(mutex_);
-    note_thread(lock);  // another thread may have submitted what this one waits for, and may submit more
+    record_thread(lock);  // another thread may have submitted what this one waits for, and may submit more
     if (many_threads_) return;
     if (!blocked) {
       blocked = true;
-      ledger_.block(operation.ticket, unnamed_);
+      negotiation_.block(operation.ticket, unnamed_);
     } else {
-      ledger_.detect_deadlock();
+      negotiation_.detect_deadlock();
     }
   };
   bool in_time = false;
@@ -112,7 +112,7 @@ bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt int
     throw;
   }
   if (blocked && unblock()) {
-    const std::string text = ledger_.withdraw_text();
+    const std::string text = negotiation_.withdraw_text();
     withdraw();
     throw MismatchError(text + " " + where(operation));
   }
@@ -123,7 +123,7 @@ bool Group::wait_for_cells(Operation& operation, double timeout_s, Interrupt int
 bool Group::unblock() {
   std::optional<bool> withdrawn;
   const auto unblocked = [&] {
-    withdrawn = ledger_.unblock(has_failed(board_) || context_.is_shut_down());
+    withdrawn = negotiation_.unblock(has_failed(control_) || context_.is_shut_down());
     return withdrawn.has_value();
   };
   if (!unblocked()) await_verdict(unblocked);
@@ -134,7 +134,7 @@ void Group::await_verdict(const std::function<bool()>& is_over) {
   const bool in_time = context_.wait_until(
       is_over, [this] { return has_work(); }, Deadline::after_s(kVerdictS), nullptr, crowded_, [] {});
   if (in_time) return;
-  record_failure(board_, FatalKind::kTimeout,
+  record_failure(control_, FatalKind::kTimeout,
                  here() + "] the leader of the first host did not say within " +
                      std::to_string(static_cast<int>(kVerdictS)) + " s whether all ranks are stuck");
   is_over();
@@ -151,7 +151,7 @@ bool Group::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
         if (group.has_work() || group.context_.is_in_transit()) group.context_.wake_engine();
       }
     } hand_over{*this};
-    if (!wait_for_cells(operation, timeout_s, interrupt)) return false;
+    if (!wait_for_request_slots(operation, timeout_s, interrupt)) return false;
     done(operation);
   } else if (operation.quick) {
     pass_on();

@@ -10,7 +10,7 @@
 #include "data/dtype.h"
 #include "framework/table.h"
 #include "framework/tensorflow_abi.h"
-#include "group/signature.h"
+#include "negotiation/signature.h"
 
 namespace rr {
 

@@ -43,7 +43,7 @@ def fraction_of_limit(options: Options, nbytes: int, count: int, p50_s: float, c
 def _news(cores: int) -> float:
     group = ringreduce.global_process_set.group
     src = operand(NEWS_NBYTES, np.uint8, registered=True)
-    best = min(group.news_limit(src, NEWS_TURNS) for _ in range(3))
+    best = min(group.one_way_latency(src, NEWS_TURNS) for _ in range(3))
     seconds = float(ringreduce.allreduce(np.array([best]), op=ringreduce.Max)[0])
     return seconds * max(1.0, group.size / cores)
 

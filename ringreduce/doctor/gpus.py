@@ -1,4 +1,4 @@
-"""GPUs: what this build has for them, the driver and NCCL, and the road that operations on their memory take."""
+"""GPUs: what this build has for them, the driver and NCCL, and the path that operations on their memory take."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def cuda() -> Iterator[Finding]:
     if not loaded or len(report) == 1:
         return
     has_nccl = nccl.startswith("NCCL ")
-    forced = config.choice("RINGREDUCE_CUDA_ROAD")
+    forced = config.choice("RINGREDUCE_GPU_PATH")
     for name, gpus in (("ranks on one GPU", 1), ("ranks on GPUs of their own", 2)):
         if gpus <= len(report) - 1:
-            road, reason = _core.cuda_road(forced, 2, gpus, has_nccl)
-            impossible = road == "none"
-            yield Finding("CUDA", name, reason if impossible else f"{road}: {reason}", "note" if impossible else "ok")
+            path, reason = _core.gpu_path(forced, 2, gpus, has_nccl)
+            impossible = path == "none"
+            yield Finding("CUDA", name, reason if impossible else f"{path}: {reason}", "note" if impossible else "ok")
 
 
 def _asked() -> tuple[list[tuple[str, str]], str]:

@@ -142,7 +142,7 @@ TEST_CASE("kernels of a process set name ranks of the world") {
 }
 
 TEST_CASE("a kernel's root is a rank of the world, wherever it stands in the process set") {
-  const Fd fd = create_memfd("set", Board::nbytes(2, 64));
+  const Fd fd = create_memfd("set", ControlSegment::nbytes(2, 64));
   run_ranks(3, [&](Rank& rank) {
     if (rank.rank != 1) {
       Kernel kernel(rank);

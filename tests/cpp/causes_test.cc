@@ -5,7 +5,7 @@
 
 #include "child.h"
 #include "doctest/doctest.h"
-#include "wires.h"
+#include "loopback_links.h"
 
 namespace rr::test {
 namespace {
@@ -60,10 +60,10 @@ TEST_CASE("a rank that has left records no failure any more") {
     if (rank.rank == 1) {
       rank.context.shutdown(kWhy);
       rank.context.fail_as_lost("the same again");
-      expect(!has_failed(rank.world.board()), "no failure");
+      expect(!has_failed(rank.world.control()), "no failure");
       return;
     }
-    wait_for([&] { return has_left(rank.world.board().line(1)); });
+    wait_for([&] { return has_left(rank.world.control().line(1)); });
     told([&] { sum_long(rank); });
   }));
 }
@@ -83,7 +83,7 @@ struct Gate {
 
 TEST_CASE("what a rank has finished before it left with a cause succeeds on a rank that is slower") {
   const Environment environment{};
-  const Fd fd = create_memfd("test", Board::nbytes(2, 64));
+  const Fd fd = create_memfd("test", ControlSegment::nbytes(2, 64));
   Gate gate;
   CHECK_NOTHROW(run_threads(2, [&](int r) {
     auto segments = std::make_shared<SegmentRegistry>();
@@ -111,7 +111,7 @@ TEST_CASE("what a rank has finished before it left with a cause succeeds on a ra
     try {
       wait_for([&] { return gate.holds.load(); });
       operation = rank.world.submit(request, nullptr);
-      wait_for([&] { return has_left(rank.world.board().line(1)); });
+      wait_for([&] { return has_left(rank.world.control().line(1)); });
     } catch (...) {
       gate.closed = false;
       held.join();
@@ -129,9 +129,9 @@ TEST_CASE("what a rank has finished before it left with a cause succeeds on a ra
 
 TEST_CASE("a group without the rank that left with a cause goes on; the making of one with it ends") {
   const Environment environment{};
-  const Fd of_two = create_memfd("set", Board::nbytes(2, 64));
-  const Fd with_it = create_memfd("set", Board::nbytes(2, 64));
-  const Fd late = create_memfd("set", Board::nbytes(2, 64));
+  const Fd of_two = create_memfd("set", ControlSegment::nbytes(2, 64));
+  const Fd with_it = create_memfd("set", ControlSegment::nbytes(2, 64));
+  const Fd late = create_memfd("set", ControlSegment::nbytes(2, 64));
   CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
     std::shared_ptr<Group> without;
     std::shared_ptr<Group> with;
@@ -139,7 +139,7 @@ TEST_CASE("a group without the rank that left with a cause goes on; the making o
     if (rank.rank != 0) with = rank.context.add_group(with_it.get(), {1, 2}, 2, nullptr);
     barrier(rank.world);
     if (rank.rank == 1) return rank.context.shutdown(kWhy);
-    wait_for([&] { return has_left(rank.world.board().line(1)); });
+    wait_for([&] { return has_left(rank.world.control().line(1)); });
     if (rank.rank == 0) told([&] { rank.context.add_group(late.get(), {0, 1}, 3, nullptr); });
     sum_now(rank, *without, 5000, 1);
     if (rank.rank == 2) told([&] { sum_now(rank, *with, 5000, 1); });
@@ -157,7 +157,7 @@ TEST_CASE("of two ranks that leave with a cause each is told with its own, and o
       barrier(rank.world);
       if (rank.rank == 3) return rank.context.shutdown();
       if (rank.rank != 0) return rank.context.shutdown("ValueError: of rank " + std::to_string(rank.rank));
-      for (int r = 1; r < 4; ++r) wait_for([&] { return has_left(rank.world.board().line(r)); });
+      for (int r = 1; r < 4; ++r) wait_for([&] { return has_left(rank.world.control().line(r)); });
       Floats data(3);
       const OperationPtr message = rank.world.receive(view(data, DType::kFloat32), missed, 0, nullptr);
       const auto wait = [&] { rank.world.wait(*message, -1, nullptr); };
@@ -210,15 +210,15 @@ TEST_CASE("a rank that leaves with a cause while another one shuts down, and aga
 
 TEST_CASE("a cause that a rank was writing when its process ended is not told") {
   const Environment environment{};
-  const Fd fd = create_memfd("test", Board::nbytes(2, 64));
+  const Fd fd = create_memfd("test", ControlSegment::nbytes(2, 64));
   Child process;  // in place of rank 1's
   CHECK_NOTHROW(run_threads(2, [&](int r) {
     auto segments = std::make_shared<SegmentRegistry>();
     Context context(fd.get(), r, 2, {-1, r == 0 ? process.pidfd() : -1}, "host", segments, nullptr);
     Rank rank = {context, context.world(), r, 2, *segments};
     barrier(rank.world);
-    if (r == 1) return wait_for([&] { return has_failed(rank.world.board()); });
-    std::strcpy(rank.world.board().cause(1).text, "half a te");
+    if (r == 1) return wait_for([&] { return has_failed(rank.world.control()); });
+    std::strcpy(rank.world.control().cause(1).text, "half a te");
     process.end();
     expect_contains(raised<PeerLostError>([&] { sum_long(rank); }), "lost rank 1: its process has ended without");
   }));

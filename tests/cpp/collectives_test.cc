@@ -4,7 +4,7 @@
 #include <random>
 
 #include "doctest/doctest.h"
-#include "wires.h"
+#include "loopback_links.h"
 
 namespace rr::test {
 namespace {

@@ -1,11 +1,11 @@
-// What csrc/cuda/driver.h declares, against cuda.h: this file is compiled where cuda.h is installed.
+// What csrc/gpu/cuda/driver.h declares, against cuda.h: this file is compiled where cuda.h is installed.
 #include <cuda.h>
 
 #include <cstddef>
 #include <type_traits>
 
-#include "cuda/driver.h"
 #include "doctest/doctest.h"
+#include "gpu/cuda/driver.h"
 
 namespace rr {
 namespace {

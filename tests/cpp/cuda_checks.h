@@ -11,8 +11,8 @@
 
 namespace rr::test {
 
-inline void finish(Device& device, Lane lane) {
-  const Mark mark = device.mark(lane);
+inline void finish(Device& device, WorkStream work_stream) {
+  const Mark mark = device.mark(work_stream);
   wait_for([&] { return device.passed(mark); });
 }
 

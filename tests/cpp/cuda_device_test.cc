@@ -1,5 +1,5 @@
-// CudaDevice over the fake driver: opening it, lanes, kernels and their tables, errors.
-#include "cuda/cuda_device.h"
+// CudaDevice over the fake driver: opening it, work streams, kernels and their tables, errors.
+#include "gpu/cuda/cuda_device.h"
 
 #include <cstring>
 #include <functional>
@@ -40,7 +40,7 @@ TEST_CASE("cuda device: the caller's context stays current, and none if there wa
   const auto device = fake.device(0);
   cu::Context current = nullptr;
   std::byte* data = device->allocate(1);
-  finish(*device, Lane::kCompute);
+  finish(*device, WorkStream::kCompute);
   fake.driver->ctx_get_current(&current);
   CHECK(current == nullptr);
   const Program other(fake, 1);
@@ -51,7 +51,7 @@ TEST_CASE("cuda device: the caller's context stays current, and none if there wa
   device->release(data);
 }
 
-TEST_CASE("cuda device: lanes run beside each other and follow marks") {
+TEST_CASE("cuda device: work streams run beside each other and follow marks") {
   auto& fake = FakeCuda::get();
   const auto device = fake.device(0);
   const uint64_t events = fake.calls("cuEventCreate");
@@ -61,26 +61,26 @@ TEST_CASE("cuda device: lanes run beside each other and follow marks") {
   std::byte* const a = device->allocate(kCount * 4);
   std::byte* const b = device->allocate(kCount * 4);
   CHECK_FALSE(device->is_busy());
-  CHECK(device->passed({Lane::kToHost, 0}));
+  CHECK(device->passed({WorkStream::kToHost, 0}));
   for (size_t round = 0; round < 100; ++round) {
     for (size_t i = 0; i < kCount; ++i) in.as<float>()[i] = value(round, i);
-    device->copy(Lane::kToDevice, a, in.data(), kCount * 4);
-    device->follow(Lane::kCompute, device->mark(Lane::kToDevice));
-    device->move(Lane::kCompute, {{a, b, kCount}}, DType::kFloat32, DType::kFloat32, 0.5);
-    device->follow(Lane::kToHost, device->mark(Lane::kCompute));
-    device->copy(Lane::kToHost, out.data(), b, kCount * 4);
+    device->copy(WorkStream::kToDevice, a, in.data(), kCount * 4);
+    device->follow(WorkStream::kCompute, device->mark(WorkStream::kToDevice));
+    device->move(WorkStream::kCompute, {{a, b, kCount}}, DType::kFloat32, DType::kFloat32, 0.5);
+    device->follow(WorkStream::kToHost, device->mark(WorkStream::kCompute));
+    device->copy(WorkStream::kToHost, out.data(), b, kCount * 4);
     CHECK(device->is_busy());
-    const Mark end = device->mark(Lane::kToHost);
+    const Mark end = device->mark(WorkStream::kToHost);
     wait_for([&] { return device->passed(end); });
     for (size_t i = 0; i < kCount; ++i) REQUIRE(out.as<float>()[i] == 0.5F * value(round, i));
   }
-  // What the last mark of a lane has followed has passed as well, but was not asked for.
+  // What the last mark of a work stream has followed has passed as well, but was not asked for.
   CHECK(device->is_busy());
-  CHECK(device->passed({Lane::kToDevice, 100}));
-  CHECK(device->passed({Lane::kToDevice, 3}));
-  CHECK(device->passed({Lane::kCompute, 100}));
+  CHECK(device->passed({WorkStream::kToDevice, 100}));
+  CHECK(device->passed({WorkStream::kToDevice, 3}));
+  CHECK(device->passed({WorkStream::kCompute, 100}));
   CHECK_FALSE(device->is_busy());
-  CHECK_THROWS_AS(device->passed({Lane::kCompute, 101}), Error);
+  CHECK_THROWS_AS(device->passed({WorkStream::kCompute, 101}), Error);
   CHECK(fake.calls("cuEventCreate") < events + 40);  // used again, also where nobody has asked for a mark
   device->release(a);
   device->release(b);
@@ -102,8 +102,8 @@ TEST_CASE("cuda device: folds and codecs give what the CPU's kernels give") {
     Reduction reduction;
     reduction.op = ReduceOp::kAverage;
     reduction.divisor = 3;
-    device->fold(Lane::kCompute, {{{at[0], at[1], at[2]}, {at[2], at[0]}, count}}, reduction);
-    finish(*device, Lane::kCompute);
+    device->fold(WorkStream::kCompute, {{{at[0], at[1], at[2]}, {at[2], at[0]}, count}}, reduction);
+    finish(*device, WorkStream::kCompute);
     std::vector<float> expected(count + 1);
     const void* const srcs[] = {inputs[0].data(), inputs[1].data(), inputs[2].data()};
     void* const dst = expected.data();
@@ -114,11 +114,11 @@ TEST_CASE("cuda device: folds and codecs give what the CPU's kernels give") {
     CHECK(is(at[2], expected));
     CHECK(is(at[0], expected));
     CHECK(is(at[1], inputs[1]));
-    std::byte* const code = device->allocate(wire_nbytes(Wire::kInt8, count) + 1);
-    device->encode(Lane::kCompute, Wire::kInt8, at[1], code, count);
-    device->decode(Lane::kCompute, Wire::kInt8, code, at[0], count);
-    finish(*device, Lane::kCompute);
-    wire_round_trip(cpu, Wire::kInt8, inputs[1].data(), count);
+    std::byte* const code = device->allocate(codec_nbytes(Codec::kInt8, count) + 1);
+    device->encode(WorkStream::kCompute, Codec::kInt8, at[1], code, count);
+    device->decode(WorkStream::kCompute, Codec::kInt8, code, at[0], count);
+    finish(*device, WorkStream::kCompute);
+    codec_round_trip(cpu, Codec::kInt8, inputs[1].data(), count);
     CHECK(is(at[0], inputs[1]));
     for (std::byte* data : at) device->release(data);
     device->release(code);
@@ -152,18 +152,18 @@ TEST_CASE("cuda device: a long list's table goes up once, and stays until its la
   };
   const uint64_t before = fake.calls("cuMemcpyAsync");
   for (size_t round = 0; round < kRounds; ++round) {
-    device->move(Lane::kCompute, parts(round), DType::kFloat32, DType::kFloat32, 1.0);
-    device->mark(Lane::kCompute);
+    device->move(WorkStream::kCompute, parts(round), DType::kFloat32, DType::kFloat32, 1.0);
+    device->mark(WorkStream::kCompute);
   }
-  finish(*device, Lane::kCompute);
+  finish(*device, WorkStream::kCompute);
   for (size_t round = 0; round < kRounds; ++round) REQUIRE(wrong(round, 1) == 0);
   CHECK(fake.calls("cuMemcpyAsync") == before + kRounds);
-  // The last ones are there still: for the same lane at once, for others when they have got there.
+  // The last ones are there still: for the same work stream at once, for others when they have got there.
   std::memset(dst, 0, kRounds * kFloats * 4);
-  device->move(Lane::kCompute, parts(kRounds - 1), DType::kFloat32, DType::kFloat32, 1.0);
-  device->move(Lane::kToHost, parts(kRounds - 2), DType::kFloat32, DType::kFloat32, 1.0);
-  finish(*device, Lane::kCompute);
-  finish(*device, Lane::kToHost);
+  device->move(WorkStream::kCompute, parts(kRounds - 1), DType::kFloat32, DType::kFloat32, 1.0);
+  device->move(WorkStream::kToHost, parts(kRounds - 2), DType::kFloat32, DType::kFloat32, 1.0);
+  finish(*device, WorkStream::kCompute);
+  finish(*device, WorkStream::kToHost);
   CHECK(wrong(kRounds - 1, 1) == 0);
   CHECK(wrong(kRounds - 2, 1) == 0);
   CHECK(fake.calls("cuMemcpyAsync") == before + kRounds);
@@ -177,16 +177,16 @@ TEST_CASE("cuda device: after a sticky error every call repeats the first, and t
     const auto device = fake.device(0);
     std::byte* const data = device->allocate(64);
     fake.fail("kernel:1:700");
-    device->move(Lane::kCompute, {{data, data, 16}}, DType::kFloat32, DType::kFloat32, 1.0);
-    CHECK_THROWS_WITH_AS(finish(*device, Lane::kCompute), doctest::Contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)"),
+    device->move(WorkStream::kCompute, {{data, data, 16}}, DType::kFloat32, DType::kFloat32, 1.0);
+    CHECK_THROWS_WITH_AS(finish(*device, WorkStream::kCompute), doctest::Contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)"),
                          InternalError);
     fake.fail("cuMemAlloc:1+:2");
     const auto repeats = [](const std::function<void()>& call) {
       CHECK_THROWS_WITH_AS(call(), doctest::Contains("an illegal memory access was encountered"), InternalError);
     };
     repeats([&] { device->allocate(64); });
-    repeats([&] { device->mark(Lane::kToHost); });
-    repeats([&] { device->passed({Lane::kToHost, 0}); });
+    repeats([&] { device->mark(WorkStream::kToHost); });
+    repeats([&] { device->passed({WorkStream::kToHost, 0}); });
     repeats([&] { device->notify(nullptr, &Reached::call, nullptr); });
     repeats([&] { device->hold(nullptr, device->words(), 1); });
     uint64_t offset = 0;
@@ -197,9 +197,9 @@ TEST_CASE("cuda device: after a sticky error every call repeats the first, and t
   const auto device = fake.device(0);
   // An error that is not sticky is that call's alone.
   fake.fail("cuEventRecord:1:400");
-  CHECK_THROWS_WITH_AS(device->mark(Lane::kCompute), doctest::Contains("cuEventRecord: CUDA_ERROR_INVALID_HANDLE"),
-                       InternalError);
-  finish(*device, Lane::kCompute);
+  CHECK_THROWS_WITH_AS(device->mark(WorkStream::kCompute),
+                       doctest::Contains("cuEventRecord: CUDA_ERROR_INVALID_HANDLE"), InternalError);
+  finish(*device, WorkStream::kCompute);
 }
 
 }  // namespace

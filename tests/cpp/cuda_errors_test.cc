@@ -31,10 +31,10 @@ TEST_CASE("GPUs: memory that cannot be exported is staged, and so is what a GPU 
                           })));
 }
 
-TEST_CASE("GPUs: a forced road that cannot be taken is an error on all ranks, and the group goes on") {
-  for (const char* road : {"nccl", "mpi", "ipc"}) {
-    CAPTURE(road);
-    const Environment environment{{"RINGREDUCE_CUDA_ROAD", road}};
+TEST_CASE("GPUs: a forced path that cannot be taken is an error on all ranks, and the group goes on") {
+  for (const char* path : {"nccl", "mpi", "ipc"}) {
+    CAPTURE(path);
+    const Environment environment{{"RINGREDUCE_GPU_PATH", path}};
     const auto no_mapping = [](int rank) {
       FakeOptions options = own_gpus(1)(rank);
       options.imports = false;
@@ -48,8 +48,8 @@ TEST_CASE("GPUs: a forced road that cannot be taken is an error on all ranks, an
                                 const std::string name = "tensor";
                                 request.name = named ? &name : nullptr;
                                 const std::string text = raised<InternalError>([&] { run(rank, request); });
-                                expect_contains(text, std::string("RINGREDUCE_CUDA_ROAD=") + road);
-                                expect_contains(text, road == std::string("ipc") ? "peer access" : "not every rank");
+                                expect_contains(text, std::string("RINGREDUCE_GPU_PATH=") + path);
+                                expect_contains(text, path == std::string("ipc") ? "peer access" : "not every rank");
                               }
                               sum_now(rank.rank, rank.world, 5000, 1);
                             })));
@@ -92,9 +92,9 @@ TEST_CASE("GPUs: a rank without one is told so") {
 }
 
 TEST_CASE("GPUs: a rank that leaves in the middle, and one whose GPU breaks") {
-  for (const char* road : {"ipc", "staged"}) {
-    CAPTURE(road);
-    const Environment environment{{"RINGREDUCE_CUDA_ROAD", road}};
+  for (const char* path : {"ipc", "staged"}) {
+    CAPTURE(path);
+    const Environment environment{{"RINGREDUCE_GPU_PATH", path}};
     const auto manual = [](int rank) {
       FakeOptions options = own_gpus(4)(rank);
       options.manual = rank == 2;
@@ -111,9 +111,9 @@ TEST_CASE("GPUs: a rank that leaves in the middle, and one whose GPU breaks") {
                                 request.keep = tensor;
                                 const OperationPtr operation = rank.world.submit(request, nullptr);
                                 if (rank.rank.rank == 2) {
-                                  // Its lanes do nothing, so the operation cannot end.
+                                  // Its work streams do nothing, so the operation cannot end.
                                   wait_for([&] { return rank.gpu.is_busy(); });
-                                  const auto has_told_others = [&] { return has_left(rank.world.board().line(2)); };
+                                  const auto has_told_others = [&] { return has_left(rank.world.control().line(2)); };
                                   if (!breaks) return leave(rank, has_told_others);
                                   rank.gpu.break_down("an illegal memory access was encountered");
                                 }

@@ -3,11 +3,11 @@
 #include <cstring>
 #include <type_traits>
 
-#include "cuda/kernel_fold.h"
-#include "cuda/kernel_list.h"
-#include "cuda/kernel_move.h"
-#include "cuda/kernel_wide.h"
-#include "cuda/kernel_wire.h"
+#include "gpu/kernels/kernel_codec.h"
+#include "gpu/kernels/kernel_fold.h"
+#include "gpu/kernels/kernel_list.h"
+#include "gpu/kernels/kernel_move.h"
+#include "gpu/kernels/kernel_wide.h"
 
 namespace rr {
 namespace {

@@ -6,7 +6,7 @@
 #include "cuda_operands.h"
 
 using namespace rr_test;
-using rr::Wire;
+using rr::Codec;
 
 namespace {
 
@@ -233,25 +233,27 @@ TEST_CASE("wire codecs give the bytes of Kernels") {
   Bytes input = random_input(DType::kFloat32, 5000, 9);
   for (size_t i = 0; i < 5000; ++i) {
     // Every other block is finite; then one of denormals, one whose scale is just too small, one of zeros.
-    const size_t block = i / rr::kWireBlock;
+    const size_t block = i / rr::kCodecBlock;
     if (block % 2 == 0 && !std::isfinite(load<float>(&input[i * 4]))) put(input, i, 1.25f);
     if (block == 4) put(input, i, static_cast<float>(i % 7) * std::numeric_limits<float>::denorm_min());
     if (block == 6) put(input, i, 126.9f * 0x1p-126f);
     if (block == 8) put(input, i, -0.0f);
   }
-  for (const Wire wire : {Wire::kNone, Wire::kFp16, Wire::kBf16, Wire::kInt8}) {
+  for (const Codec codec : {Codec::kNone, Codec::kFp16, Codec::kBf16, Codec::kInt8}) {
     for (const size_t count : {0, 1, 2, 31, 33, 255, 256, 257, 511, 512, 513, 1021, 4096, 5000}) {
       for (const size_t off : {0, 4, 1, 6}) {
-        const size_t nbytes = wire_nbytes(wire, count);
+        const size_t nbytes = codec_nbytes(codec, count);
         const Operand src(input, count * 4, off), encoded(nbytes, 3 * off % 16), decoded(count * 4, 5 * off % 16);
         const Operand want(nbytes, 0), want_decoded(count * 4, 0);
-        host.encode(wire, src.at(), want.data(), count);
-        host.decode(wire, want.data(), want_decoded.at(), count);
-        run(rr::encode_launch(wire, src.data(), encoded.data(), count, 2));
-        run(rr::decode_launch(wire, want.data(), decoded.data(), count, 2));
-        INFO("wire ", name(wire), ", ", count, " elements, shift ", off);
-        const bool half = wire == Wire::kFp16 || wire == Wire::kBf16;
-        const DType as = wire == Wire::kFp16 ? DType::kFloat16 : wire == Wire::kBf16 ? DType::kBFloat16 : DType::kUInt8;
+        host.encode(codec, src.at(), want.data(), count);
+        host.decode(codec, want.data(), want_decoded.at(), count);
+        run(rr::encode_launch(codec, src.data(), encoded.data(), count, 2));
+        run(rr::decode_launch(codec, want.data(), decoded.data(), count, 2));
+        INFO("wire ", name(codec), ", ", count, " elements, shift ", off);
+        const bool half = codec == Codec::kFp16 || codec == Codec::kBf16;
+        const DType as = codec == Codec::kFp16   ? DType::kFloat16
+                         : codec == Codec::kBf16 ? DType::kBFloat16
+                                                 : DType::kUInt8;
         CHECK(same(as, encoded.at(), want.at(), half ? count : nbytes));
         CHECK(same(DType::kFloat32, decoded.at(), want_decoded.at(), count));
         CHECK(encoded.is_guarded());

@@ -1,15 +1,15 @@
-// The MPI road: messages straight between fake GPUs, through a transport that is a few queues of the test's.
+// The MPI path: messages straight between fake GPUs, through a transport that is a few queues of the test's.
 #include <deque>
 #include <map>
 #include <tuple>
 
-#include "collective/device_phases.h"
-#include "collective/scratch.h"
+#include "collective/gpu/device_phases.h"
+#include "collective/gpu/scratch.h"
 #include "doctest/doctest.h"
-#include "gpu_ranks.h"
-#include "mpi_fake.h"
-#include "road_checks.h"
-#include "transport/mpi_communicator.h"
+#include "fake_gpu_ranks.h"
+#include "fake_mpi.h"
+#include "gpu_path_checks.h"
+#include "transport/mpi/mpi_communicator.h"
 
 namespace rr::test {
 namespace {
@@ -111,7 +111,7 @@ void run_post(int size, const std::function<void(PostRank&)>& body) {
   });
 }
 
-TEST_CASE("mpi road: all-reduces fold in rank order, whatever the lengths") {
+TEST_CASE("mpi path: all-reduces fold in rank order, whatever the lengths") {
   for (const int size : {2, 3, 5}) {
     CAPTURE(size);
     CHECK_NOTHROW(run_post(size, [](PostRank& rank) {
@@ -145,14 +145,14 @@ TEST_CASE("mpi road: all-reduces fold in rank order, whatever the lengths") {
   }
 }
 
-TEST_CASE("mpi road: blocks go to those who take them") {
+TEST_CASE("mpi path: blocks go to those who take them") {
   const int size = 3;
   CHECK_NOTHROW(run_post(size, [&](PostRank& rank) {
     const auto nbytes_of = [](int from, int to) { return static_cast<size_t>(from * 40 + to * 13) % 97 * 11; };
     const auto scratch = [&](size_t nbytes) { return rank.scratch.get(nbytes); };
     for (const bool gathers : {false, true}) {  // alltoall, and allgather
       ExchangeJob job;
-      job.lanes = gathers ? 1 : size;
+      job.blocks = gathers ? 1 : size;
       job.sources.assign(3, true);
       Bytes wanted;
       for (int r = 0; r < size; ++r) {
@@ -162,10 +162,10 @@ TEST_CASE("mpi road: blocks go to those who take them") {
       std::byte* const dst = put(rank.device, Bytes(wanted.size(), 77));
       std::byte* next = dst;
       for (int r = 0; r < size; ++r) {
-        const int lane = gathers ? 0 : r;
-        if (r < job.lanes)
-          job.outgoing.push_back(
-              {put(rank.device, block(rank.rank, lane, nbytes_of(rank.rank, lane))), nbytes_of(rank.rank, lane)});
+        const int work_stream = gathers ? 0 : r;
+        if (r < job.blocks)
+          job.outgoing.push_back({put(rank.device, block(rank.rank, work_stream, nbytes_of(rank.rank, work_stream))),
+                                  nbytes_of(rank.rank, work_stream)});
         const size_t nbytes = nbytes_of(r, gathers ? 0 : rank.rank);
         job.incoming.push_back({r, gathers ? 0 : rank.rank, next, nbytes, 0});
         next += nbytes;
@@ -187,7 +187,7 @@ TEST_CASE("mpi road: blocks go to those who take them") {
   }));
 }
 
-TEST_CASE("mpi road: MPI is given the addresses themselves, and keeps what it still reads or writes") {
+TEST_CASE("mpi path: MPI is given the addresses themselves, and keeps what it still reads or writes") {
   const auto mpi = std::make_shared<FakeMpi>();
   const auto communicator = std::make_shared<MpiCommunicator>(mpi, 1, 2, 3, 0, [] {});
   const auto messages = mpi_device_messages(communicator);

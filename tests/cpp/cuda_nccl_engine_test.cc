@@ -1,13 +1,13 @@
-// Operations of groups by the NCCL road, on a fake NCCL and fake GPUs.
+// Operations of groups by the NCCL path, on a fake NCCL and fake GPUs.
 #include "doctest/doctest.h"
-#include "gpu_ranks.h"
+#include "fake_gpu_ranks.h"
 #include "nccl_checks.h"
 
 namespace rr::test {
 namespace {
 
-Environment by_nccl(const char* road = "auto") {
-  return {{"RINGREDUCE_CUDA_ROAD", road}, {"RINGREDUCE_NCCL_LIBRARY", fake_nccl_library()}};
+Environment by_nccl(const char* path = "auto") {
+  return {{"RINGREDUCE_GPU_PATH", path}, {"RINGREDUCE_NCCL_LIBRARY", fake_nccl_library()}};
 }
 
 Bytes sum(DType dtype, size_t count, const std::vector<int>& ranks, int size, ReduceOp op = ReduceOp::kSum) {
@@ -80,7 +80,7 @@ TEST_CASE("nccl: ranks with GPUs of their own take it by themselves, for what it
         average.srcs = average.dsts = {whole.view()};
         run(rank, average);
         expect(whole.get() == sum(DType::kInt64, 21, {0, 1, 2}, size, ReduceOp::kAverage), "average of integers");
-        expect(stats.cuda_nccl.load() == by_nccl_before && stats.cuda_ipc.load() == 1, "another road");
+        expect(stats.cuda_nccl.load() == by_nccl_before && stats.cuda_ipc.load() == 1, "another path");
       })));
   CHECK(fake.counts().made == size);
   check_clean(fake);
@@ -103,7 +103,7 @@ TEST_CASE("nccl: forced where ranks share a GPU, or cannot: refused, and the gro
                             request.op = ReduceOp::kAverage;
                             request.srcs = request.dsts = {tensor.view()};
                             expect_contains(raised<InternalError>([&] { run(rank, request); }),
-                                            "RINGREDUCE_CUDA_ROAD=nccl: it does not compute this operation");
+                                            "RINGREDUCE_GPU_PATH=nccl: it does not compute this operation");
                             sum_now(rank.rank, rank.world, 5000, 1);
                           })));
   check_clean(fake);
@@ -112,7 +112,7 @@ TEST_CASE("nccl: forced where ranks share a GPU, or cannot: refused, and the gro
 TEST_CASE("nccl: sums go on without the ranks that have joined, and sets have communicators of their own") {
   FakeNccl fake;
   const Environment environment = by_nccl();
-  const Fd fd = create_memfd("set", Board::nbytes(2, 64));
+  const Fd fd = create_memfd("set", ControlSegment::nbytes(2, 64));
   CHECK_NOTHROW(
       run_ranks(3, on_gpu(own_gpus(2), [&](GpuRank& rank) {
                   const int me = rank.rank.rank;
@@ -144,7 +144,7 @@ TEST_CASE("nccl: a rank that leaves while it is needed, a timeout, and an error 
   for (const std::string& one : cases) {
     CAPTURE(one);
     FakeNccl fake;
-    const Environment environment = {{"RINGREDUCE_CUDA_ROAD", "nccl"},
+    const Environment environment = {{"RINGREDUCE_GPU_PATH", "nccl"},
                                      {"RINGREDUCE_NCCL_LIBRARY", fake_nccl_library()},
                                      {"RINGREDUCE_TIMEOUT", one == "timeout" ? "0.5" : "60"}};
     const auto manual = [&](int rank) {
@@ -154,36 +154,36 @@ TEST_CASE("nccl: a rank that leaves while it is needed, a timeout, and an error 
     };
     if (one == "error") fake.fail(1, 1, 3);
     std::atomic<int> told{0};  // of ranks 0 and 1, those that know of the failure
-    CHECK_NOTHROW(run_ranks(3, on_gpu(manual, [&](GpuRank& rank) {
-                              const auto tensor =
-                                  std::make_shared<GpuTensor>(rank.gpu, DType::kFloat32, std::vector<uint64_t>{50000});
-                              Request request = request_of(Kind::kAllreduce);
-                              request.srcs = request.dsts = {tensor->view()};
-                              request.is_async = true;
-                              request.keep = tensor;
-                              const OperationPtr operation = rank.world.submit(request, nullptr);
-                              // Once nobody waits for data any more: a kernel that went on earlier would find it all.
-                              const auto have_let_go = [&] { return told == 2 && fake.counts().aborted == 3; };
-                              if (rank.rank.rank == 2) {
-                                wait_for([&] { return rank.gpu.is_busy() || has_failed(rank.world.board()); });
-                                if (one == "leaves") return leave(rank, have_let_go);
-                              }
-                              std::string text;
-                              try {
-                                rank.world.wait(*operation, -1, nullptr);
-                              } catch (const InternalError& error) {
-                                text = error.what();
-                              }
-                              expect_contains(text, one == "leaves"    ? "rank 2 called shutdown()"
-                                                    : one == "timeout" ? "RINGREDUCE_TIMEOUT=0.5 s"
-                                                                       : "an operation failed: internal error");
-                              if (rank.rank.rank == 2) return leave(rank, have_let_go);
-                              ++told;
-                              for (size_t lane = 0; lane < rank.gpu.lanes(); ++lane) {  // NCCL's kernels let go
-                                const Mark mark = rank.gpu.mark(static_cast<Lane>(lane));
-                                wait_for([&] { return rank.gpu.passed(mark); });
-                              }
-                            })));
+    CHECK_NOTHROW(run_ranks(
+        3, on_gpu(manual, [&](GpuRank& rank) {
+          const auto tensor = std::make_shared<GpuTensor>(rank.gpu, DType::kFloat32, std::vector<uint64_t>{50000});
+          Request request = request_of(Kind::kAllreduce);
+          request.srcs = request.dsts = {tensor->view()};
+          request.is_async = true;
+          request.keep = tensor;
+          const OperationPtr operation = rank.world.submit(request, nullptr);
+          // Once nobody waits for data any more: a kernel that went on earlier would find it all.
+          const auto have_let_go = [&] { return told == 2 && fake.counts().aborted == 3; };
+          if (rank.rank.rank == 2) {
+            wait_for([&] { return rank.gpu.is_busy() || has_failed(rank.world.control()); });
+            if (one == "leaves") return leave(rank, have_let_go);
+          }
+          std::string text;
+          try {
+            rank.world.wait(*operation, -1, nullptr);
+          } catch (const InternalError& error) {
+            text = error.what();
+          }
+          expect_contains(text, one == "leaves"    ? "rank 2 called shutdown()"
+                                : one == "timeout" ? "RINGREDUCE_TIMEOUT=0.5 s"
+                                                   : "an operation failed: internal error");
+          if (rank.rank.rank == 2) return leave(rank, have_let_go);
+          ++told;
+          for (size_t work_stream = 0; work_stream < rank.gpu.work_streams(); ++work_stream) {  // NCCL's kernels let go
+            const Mark mark = rank.gpu.mark(static_cast<WorkStream>(work_stream));
+            wait_for([&] { return rank.gpu.passed(mark); });
+          }
+        })));
     CHECK(fake.counts().communicators == 0);
     CHECK(fake.counts().misuses == 0);
     CHECK(fake.counts().aborted == 3);

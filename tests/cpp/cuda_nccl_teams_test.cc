@@ -47,10 +47,10 @@ TEST_CASE("nccl: libraries that are missing, too old or something else are told 
 TEST_CASE("nccl: ranks with different versions find out before they use them") {
   FakeNccl fake;
   const auto other = nccl_library(fake_library("fake_nccl/libfakenccl_other.so"));
-  NcclWires wires(2);
+  NcclWires loopback(2);
   std::string text;
   CHECK_NOTHROW(run_threads(2, [&](int r) {
-    NcclRank rank(r == 0 ? fake.library : other, wires, r, 2);
+    NcclRank rank(r == 0 ? fake.library : other, loopback, r, 2);
     std::byte* const data = put(rank.device, numbers(DType::kFloat32, 5, r));
     const auto algorithm = sum_of(rank, rank.everyone(), data, 5);
     if (r == 1) text = raised<UnavailableError>([&] { finish(*algorithm); });
@@ -93,7 +93,7 @@ TEST_CASE("nccl: what NCCL reports later comes with its words, and the communica
         });
       }
       algorithm.reset();  // as a group does that has failed
-      const Mark mark = rank.device.mark(rank.teams->lane());
+      const Mark mark = rank.device.mark(rank.teams->work_stream());
       wait_for([&] { return rank.device.passed(mark); });  // no kernel of NCCL's is left in the stream
     }));
     CHECK(text.find("NCCL 2.27.5, rank 1/2: an operation failed: ") != std::string::npos);
@@ -144,7 +144,7 @@ TEST_CASE("nccl: a rank that never comes, while the communicator is made and whi
         return ++steps >= 1000 && made;
       });
       algorithm.reset();
-      const Mark mark = rank.device.mark(rank.teams->lane());
+      const Mark mark = rank.device.mark(rank.teams->work_stream());
       wait_for([&] { return rank.device.passed(mark); });
       over = true;
     }));

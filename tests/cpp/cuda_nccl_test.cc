@@ -1,4 +1,4 @@
-// The NCCL road on a fake NCCL: what is asked of it, and results of all kinds. Ranks are threads here, each with a fake
+// The NCCL path on a fake NCCL: what is asked of it, and results of all kinds. Ranks are threads here, each with a fake
 // GPU of its own.
 #include <numeric>
 
@@ -48,7 +48,7 @@ TEST_CASE("nccl: a bucket of all types, small tensors packed into one call, larg
           packed += call.count == 3 + 1000 + 17 || call.count == 3 + 1000 + 7000 + 17;
         expect(packed == kTypes.size(), "one packed call a type");
         expect(job.before.size() == kTypes.size() && job.after.size() == kTypes.size(), "packed and unpacked");
-        finish(*nccl_road(rank.teams, rank.everyone(), std::move(job)));
+        finish(*nccl_path(rank.teams, rank.everyone(), std::move(job)));
         for (size_t t = 0; t < kTypes.size(); ++t) {
           for (size_t i = 0; i < wanted[t].size(); ++i) {
             expect(get(parts[t].second[i].dst, wanted[t][i].size()) == wanted[t][i],
@@ -92,7 +92,7 @@ TEST_CASE("nccl: operations and factors as reduction.h says") {
       const size_t many = large(reduction.dtype);
       std::byte* const more = put(rank.device, numbers(reduction.dtype, many, rank.rank));
       const auto none = [](size_t) -> std::shared_ptr<std::byte> { throw Error("one small piece is not packed"); };
-      finish(*nccl_road(rank.teams, rank.everyone(),
+      finish(*nccl_path(rank.teams, rank.everyone(),
                         nccl_allreduce({{reduction, {{data, data, count}, {more, more, many}}}}, none)));
       const std::string what = std::string(name(reduction.op)) + " of " + name(reduction.dtype);
       expect(get(more, wanted.size()) == wanted, what);
@@ -104,7 +104,7 @@ TEST_CASE("nccl: operations and factors as reduction.h says") {
   check_clean(fake);
 }
 
-TEST_CASE("nccl: what it cannot do as reduction.h says goes another road") {
+TEST_CASE("nccl: what it cannot do as reduction.h says goes another path") {
   const auto can = [](DType dtype, ReduceOp op, double pre = 1, double post = 1, int divisor = 4) {
     return nccl_can({dtype, op, pre, post, divisor});
   };
@@ -154,7 +154,7 @@ TEST_CASE("nccl: reduce and reduce-scatter, in equal and in unequal parts") {
       job.root = 1;
       std::byte* const whole = put(rank.device, Bytes(count * 4, 77));
       job.pieces = {{src, whole, count}};
-      finish(*nccl_road(rank.teams, rank.everyone(), nccl_reduce(job, rank.rank)));
+      finish(*nccl_path(rank.teams, rank.everyone(), nccl_reduce(job, rank.rank)));
       expect(get(whole, count * 4) == (rank.rank == 1 ? sums : Bytes(count * 4, 77)), "only the root has it");
 
       job.shape = ReduceShape::kReduceScatter;
@@ -162,7 +162,7 @@ TEST_CASE("nccl: reduce and reduce-scatter, in equal and in unequal parts") {
       const Range mine = job.owned[static_cast<size_t>(rank.rank)];
       std::byte* const part = put(rank.device, Bytes(mine.count() * 4, 77));
       job.pieces = {{src, part, count}};
-      finish(*nccl_road(rank.teams, rank.everyone(), nccl_reduce(job, rank.rank)));
+      finish(*nccl_path(rank.teams, rank.everyone(), nccl_reduce(job, rank.rank)));
       expect(get(part, mine.count() * 4) == Bytes(sums.begin() + static_cast<long>(mine.begin * 4),
                                                   sums.begin() + static_cast<long>(mine.end * 4)),
              "every rank has its part");
@@ -193,7 +193,7 @@ TEST_CASE("nccl: allgather and gather, with blocks of one size and of several") 
           job.incoming.push_back({r, 0, next, nbytes[static_cast<size_t>(r)], 0});
           next += nbytes[static_cast<size_t>(r)];
         }
-        finish(*nccl_road(rank.teams, rank.everyone(), nccl_exchange(job, rank.rank, size)));
+        finish(*nccl_path(rank.teams, rank.everyone(), nccl_exchange(job, rank.rank, size)));
         Bytes wanted;
         for (int r = 0; r < size; ++r) {
           const Bytes one = block(r, 0, nbytes[static_cast<size_t>(r)]);
@@ -212,7 +212,7 @@ TEST_CASE("nccl: alltoall, scatter and broadcast") {
   CHECK_NOTHROW(run_nccl(fake, size, [&](NcclRank& rank) {
     const auto nbytes_of = [](int from, int to) { return static_cast<size_t>(from * 40 + to * 13) % 97 * 11; };
     ExchangeJob job;
-    job.lanes = size;
+    job.blocks = size;
     job.sources.assign(3, true);
     Bytes input;
     Bytes wanted;
@@ -231,13 +231,13 @@ TEST_CASE("nccl: alltoall, scatter and broadcast") {
       job.incoming.push_back({r, rank.rank, next, nbytes_of(r, rank.rank), 0});
       next += nbytes_of(r, rank.rank);
     }
-    finish(*nccl_road(rank.teams, rank.everyone(), nccl_exchange(job, rank.rank, size)));
+    finish(*nccl_path(rank.teams, rank.everyone(), nccl_exchange(job, rank.rank, size)));
     expect(get(dst, wanted.size()) == wanted, "alltoall");
 
     for (const int root : {0, 2}) {
       const size_t nbytes = 700;
       ExchangeJob scatter;
-      scatter.lanes = size;
+      scatter.blocks = size;
       scatter.sources.assign(3, false);
       scatter.sources[static_cast<size_t>(root)] = true;
       scatter.largest_nbytes = nbytes;
@@ -245,7 +245,7 @@ TEST_CASE("nccl: alltoall, scatter and broadcast") {
         scatter.outgoing.push_back({put(rank.device, block(root, r, nbytes)), nbytes});
       std::byte* const mine = put(rank.device, Bytes(nbytes, 77));
       scatter.incoming = {{root, rank.rank, mine, nbytes, 0}};
-      finish(*nccl_road(rank.teams, rank.everyone(), nccl_exchange(scatter, rank.rank, size)));
+      finish(*nccl_path(rank.teams, rank.everyone(), nccl_exchange(scatter, rank.rank, size)));
       expect(get(mine, nbytes) == block(root, rank.rank, nbytes), "scatter");
 
       ExchangeJob broadcast;
@@ -261,7 +261,7 @@ TEST_CASE("nccl: alltoall, scatter and broadcast") {
       }
       NcclJob plan = nccl_exchange(broadcast, rank.rank, size);
       expect(plan.calls.size() == 1 && plan.calls[0].kind == NcclCall::Kind::kBroadcast, "one call");
-      finish(*nccl_road(rank.teams, rank.everyone(), std::move(plan)));
+      finish(*nccl_path(rank.teams, rank.everyone(), std::move(plan)));
       expect(get(data, nbytes) == block(root, 9, nbytes), "broadcast");
     }
   }));

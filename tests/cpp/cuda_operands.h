@@ -6,8 +6,8 @@
 #include <memory>
 #include <random>
 
-#include "cuda/tables.h"
 #include "cuda_host.h"
+#include "gpu/cuda/tables.h"
 #include "reduce_oracle.h"
 
 namespace rr_test {

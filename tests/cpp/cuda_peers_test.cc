@@ -205,7 +205,7 @@ TEST_CASE("cuda peers: another process maps what lies in several pieces") {
   lost.fd = 9999;
   const std::string error = peer.ask({lost, 0, 100}).error;
   CHECK(error.find("pidfd_getfd of descriptor 9999 of process") != std::string::npos);
-  CHECK(error.find("RINGREDUCE_CUDA_ROAD=nccl or staged") != std::string::npos);
+  CHECK(error.find("RINGREDUCE_GPU_PATH=nccl or staged") != std::string::npos);
 }
 
 TEST_CASE("cuda peers: what the driver refuses is an error with a way out") {
@@ -221,7 +221,7 @@ TEST_CASE("cuda peers: what the driver refuses is an error with a way out") {
     const std::string error = peer.ask({made, 0, 100}).error;
     CHECK(error.find("CUDA_ERROR_PEER_ACCESS_UNSUPPORTED (217)") != std::string::npos);
     CHECK(error.find("mapping 5000 bytes of device memory of process") != std::string::npos);
-    CHECK(error.find("RINGREDUCE_CUDA_ROAD=nccl or staged") != std::string::npos);
+    CHECK(error.find("RINGREDUCE_GPU_PATH=nccl or staged") != std::string::npos);
     CHECK(std::string(peer.ask({made, 0, 100}).error).find("CUDA_ERROR_INVALID_CONTEXT (201)") != std::string::npos);
     CHECK(peer.ask({made, 0, 100}).wrong == 0);
   }
@@ -291,7 +291,7 @@ TEST_CASE("cuda peers: within a process memory is where it is, and another GPU g
   CHECK(fake.calls("cuCtxEnablePeerAccess") == enabled + 1);
   other->forget(made.uid);
   fake.fail("cuCtxEnablePeerAccess:1:217");
-  CHECK_THROWS_WITH_AS(other->imported(made), doctest::Contains("RINGREDUCE_CUDA_ROAD=nccl or staged"), InternalError);
+  CHECK_THROWS_WITH_AS(other->imported(made), doctest::Contains("RINGREDUCE_GPU_PATH=nccl or staged"), InternalError);
   fake.fail("cuCtxEnablePeerAccess:1:704");  // it had been already
   CHECK(other->imported(made) == data);
   device->release(data);

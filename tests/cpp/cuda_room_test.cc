@@ -78,10 +78,10 @@ void check_rooms(GpuRank& rank) {
   check_allreduce(rank, {DType::kFloat32, ReduceOp::kSum, 1000, 1.0, 1.0}, true, "");
 }
 
-TEST_CASE("GPUs: an output that has not the room for what comes is an error, by each road") {
-  for (const char* const road : {"ipc", "staged"}) {
-    CAPTURE(road);
-    const Environment environment{{"RINGREDUCE_CUDA_ROAD", road}};
+TEST_CASE("GPUs: an output that has not the room for what comes is an error, by each path") {
+  for (const char* const path : {"ipc", "staged"}) {
+    CAPTURE(path);
+    const Environment environment{{"RINGREDUCE_GPU_PATH", path}};
     CHECK_NOTHROW(run_ranks(3, on_gpu(shared_gpu(11), check_rooms)));
   }
   const Environment environment{};

@@ -27,8 +27,8 @@ TEST_CASE("cuda streams: a notify comes after the stream's work, and a hold keep
     device->hold(consumer, device->words() + 7, round);
     fake.driver->memcpy_async(device_ptr(result.data()), y, kCount * 4, consumer);
     wait_for([&] { return reached.times.load(std::memory_order_acquire) == 1; });
-    device->move(Lane::kCompute, {{host_ptr(x), host_ptr(y), kCount}}, DType::kFloat32, DType::kFloat32, 2.0);
-    finish(*device, Lane::kCompute);
+    device->move(WorkStream::kCompute, {{host_ptr(x), host_ptr(y), kCount}}, DType::kFloat32, DType::kFloat32, 2.0);
+    finish(*device, WorkStream::kCompute);
     write_word(device->words() + 7, round);
     program.synchronize(consumer);
     for (size_t i = 0; i < kCount; ++i) REQUIRE(result.as<float>()[i] == 2 * value(round, i));
@@ -82,8 +82,8 @@ TEST_CASE("cuda streams: notify and hold are captured, and every replay is an op
   // Meanwhile our own thread allocates, queries events, launches: with a capture in the strictest mode under way.
   std::thread([&] {
     std::byte* const data = device->allocate(64);
-    device->move(Lane::kCompute, {{data, data, 16}}, DType::kFloat32, DType::kFloat32, 1.0);
-    finish(*device, Lane::kCompute);
+    device->move(WorkStream::kCompute, {{data, data, 16}}, DType::kFloat32, DType::kFloat32, 1.0);
+    finish(*device, WorkStream::kCompute);
     device->release(data);
   }).join();
   void* graph = nullptr;
@@ -94,8 +94,8 @@ TEST_CASE("cuda streams: notify and hold are captured, and every replay is an op
     for (size_t i = 0; i < kCount; ++i) in.as<float>()[i] = value(static_cast<size_t>(replay), i);
     FakeCuda::check(fake.cuGraphLaunch(graph, stream), "cuGraphLaunch");
     wait_for([&] { return reached.times.load(std::memory_order_acquire) == replay; });
-    device->move(Lane::kCompute, {{host_ptr(x), host_ptr(x), kCount}}, DType::kFloat32, DType::kFloat32, 4.0);
-    finish(*device, Lane::kCompute);
+    device->move(WorkStream::kCompute, {{host_ptr(x), host_ptr(x), kCount}}, DType::kFloat32, DType::kFloat32, 4.0);
+    finish(*device, WorkStream::kCompute);
     write_word(device->words() + 3, 1);
     program.synchronize(stream);
     for (size_t i = 0; i < kCount; ++i) REQUIRE(out.as<float>()[i] == 4 * value(static_cast<size_t>(replay), i));
@@ -103,9 +103,9 @@ TEST_CASE("cuda streams: notify and hold are captured, and every replay is an op
   fake.driver->mem_free(x);
 }
 
-TEST_CASE("cuda streams: a lane that is added does not wait for others, and is given out again") {
+TEST_CASE("cuda streams: a work stream that is added does not wait for others, and is given out again") {
   const auto device = FakeCuda::get().device(0);
-  constexpr size_t kParts = 1000;  // a table that has to be uploaded, and is used in both lanes
+  constexpr size_t kParts = 1000;  // a table that has to be uploaded, and is used in both work streams
   const HostMemory source(*device, kParts * 16);
   const HostMemory result(*device, kParts * 16);
   std::vector<DevicePart> parts;
@@ -113,9 +113,9 @@ TEST_CASE("cuda streams: a lane that is added does not wait for others, and is g
     source.as<float>()[4 * i] = value(i, i);
     parts.push_back({source.data() + 16 * i, result.data() + 16 * i, 1});
   }
-  const Lane held = device->add_lane();
-  const Lane other = device->add_lane();
-  CHECK(device->lanes() == kLanes + 2);
+  const WorkStream held = device->add_work_stream();
+  const WorkStream other = device->add_work_stream();
+  CHECK(device->work_streams() == kWorkStreams + 2);
   device->hold(device->stream(held), device->words() + 5, 1);
   device->move(held, parts, DType::kFloat32, DType::kFloat32, 3.0);
   const Mark end = device->mark(held);
@@ -128,9 +128,9 @@ TEST_CASE("cuda streams: a lane that is added does not wait for others, and is g
   write_word(device->words() + 5, 1);
   wait_for([&] { return device->passed(end); });
   for (size_t i = 0; i < kParts; ++i) REQUIRE(result.as<float>()[4 * i] == 3 * value(i, i));
-  device->remove_lane(held);
-  CHECK(device->add_lane() == held);
-  CHECK(device->lanes() == kLanes + 2);
+  device->remove_work_stream(held);
+  CHECK(device->add_work_stream() == held);
+  CHECK(device->work_streams() == kWorkStreams + 2);
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // How a list becomes a table: shares of blocks, lists of any mixture of sizes, more than 2^31 elements.
 #include <doctest/doctest.h>
 
-#include "cuda/kernel_walk.h"
 #include "cuda_operands.h"
+#include "gpu/kernels/kernel_walk.h"
 
 using namespace rr_test;
 
@@ -33,7 +33,7 @@ TEST_CASE("one huge tensor among 500 tiny ones: all arrive, and every block has 
   for (unsigned block = 0; block < launch.grid; ++block) {
     CHECK(table.before(block + 1) - table.before(block) - head.share <= 1);
   }
-  CHECK(table.before(launch.grid) == table.items<rr::kernel::MoveItem>()[head.nitems].span.first);
+  CHECK(table.before(launch.grid) == table.items<rr::kernel::MoveItem>()[head.nitems].extent.first);
 }
 
 TEST_CASE("elements past 2^31: every block walks its own, to the last one") {
@@ -46,8 +46,8 @@ TEST_CASE("elements past 2^31: every block walks its own, to the last one") {
                       DType::kFloat32, DType::kFloat32, 0.5, 132);
   const rr::kernel::Table table{launch.table.data()};
   const auto* const items = table.items<rr::kernel::MoveItem>();
-  CHECK(items[0].span.is_contiguous());
-  CHECK(items[1].span.shift() == 2);
+  CHECK(items[0].extent.is_contiguous());
+  CHECK(items[1].extent.shift() == 2);
   for (const unsigned block : {0u, 1u, launch.grid / 3, launch.grid / 2, launch.grid - 1}) {
     uint64_t elements = 0, sum = 0, lowest = UINT64_MAX, highest = 0;
     for (unsigned thread = 0; thread < launch.block; ++thread) {
@@ -72,7 +72,7 @@ TEST_CASE("elements past 2^31: every block walks its own, to the last one") {
     }
     // Piece p of an item has its elements 128 p - shift to 128 p - shift + 127, as far as there are any.
     const auto begin_of = [&](uint64_t piece) {
-      const uint64_t second = items[1].span.first;
+      const uint64_t second = items[1].extent.first;
       if (piece < second) return piece * 128;
       return kFirst + std::min(kSecond, piece == second ? 0 : (piece - second) * 128 - 2);
     };
@@ -83,13 +83,13 @@ TEST_CASE("elements past 2^31: every block walks its own, to the last one") {
     CHECK(highest == end - 1);
     CHECK(sum == (end - begin) * begin + (end - begin) * (end - begin - 1) / 2);
   }
-  CHECK(table.before(launch.grid) == items[2].span.first);
+  CHECK(table.before(launch.grid) == items[2].extent.first);
 }
 
 TEST_CASE("nothing to do is no launch, and every kernel that a launch names is there") {
   CHECK(rr::move_launch({}, DType::kFloat32, DType::kFloat16, 1.0, 132).grid == 0);
   CHECK(rr::fold_launch({{{nullptr}, {nullptr}, 0}}, Reduction(), 132).grid == 0);
-  CHECK(rr::encode_launch(rr::Wire::kInt8, nullptr, nullptr, 0, 132).grid == 0);
+  CHECK(rr::encode_launch(rr::Codec::kInt8, nullptr, nullptr, 0, 132).grid == 0);
   CHECK(rr::kernel_names().size() > 40);
   rr::LaunchArgument none;
   void* params[] = {&none};

@@ -1,6 +1,6 @@
 // The queue between streams and the group: markers of a fake GPU, operations on host memory, which the queue does not
 // tell apart.
-#include "engine/device_queue.h"
+#include "engine/gpu/device_queue.h"
 
 #include <atomic>
 #include <cstring>
@@ -254,7 +254,7 @@ TEST_CASE("an operation that times out fails its group and lets its stream go on
       const auto data = std::make_shared<Floats>(100);
       std::atomic<bool> went_on{false};
       std::atomic<bool> is_held{false};
-      gpu.device->enqueue(stream(1), [&] { return is_held.load(); });  // its time begins when it is stated
+      gpu.device->enqueue(stream(1), [&] { return is_held.load(); });  // its time begins when it is announced
       const auto lone = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
       gpu.queue().hold(*lone, stream(1));
       is_held.store(true);
@@ -262,7 +262,7 @@ TEST_CASE("an operation that times out fails its group and lets its stream go on
       wait_for([&] { return went_on.load(); });
       expect_contains(raised<TimeoutError>([&] { gpu.queue().wait(*lone, -1, nullptr); }), "device.allreduce.0");
     } else {
-      wait_for([&] { return has_failed(rank.world.board()); });
+      wait_for([&] { return has_failed(rank.world.control()); });
     }
   });
 }
@@ -361,7 +361,7 @@ TEST_CASE("words run out with a clear error, and come back") {
 
 TEST_CASE("a process set that is removed takes its operations along") {
   const Environment environment({});
-  const Fd fd = create_memfd("set", Board::nbytes(2, 64));
+  const Fd fd = create_memfd("set", ControlSegment::nbytes(2, 64));
   run_ranks(2, [&](Rank& rank) {
     Gpu gpu(rank, true);
     auto group = rank.context.add_group(fd.get(), {0, 1}, 1, nullptr);

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "doctest/doctest.h"
-#include "wires.h"
+#include "loopback_links.h"
 
 namespace rr::test {
 namespace {
@@ -25,12 +25,12 @@ TEST_CASE("a failure is recorded once; the first cause is repeated by every late
     Sum pending;
     if (rank.rank == 0) {
       pending = start_sum(rank, rank.world, 5000, 1, "pending");
-      expect(record_failure(rank.world.board(), FatalKind::kPeerLost, "the first cause"), "the first is recorded");
-      expect(!record_failure(rank.world.board(), FatalKind::kTimeout, "the second cause"), "the second is not");
+      expect(record_failure(rank.world.control(), FatalKind::kPeerLost, "the first cause"), "the first is recorded");
+      expect(!record_failure(rank.world.control(), FatalKind::kTimeout, "the second cause"), "the second is not");
       expect_contains(raised<PeerLostError>([&] { rank.world.wait(*pending.operation, -1, nullptr); }),
                       "the first cause");
     }
-    while (!has_failed(rank.world.board())) std::this_thread::yield();
+    while (!has_failed(rank.world.control())) std::this_thread::yield();
     for (int i = 0; i < 3; ++i) {
       expect_contains(raised<PeerLostError>([&] { sum_now(rank, rank.world, 1, 0); }), "the first cause");
       expect_contains(raised<PeerLostError>([&] { sum_now(rank, rank.world, 5000, 0, "name"); }), "the first cause");
@@ -42,21 +42,21 @@ TEST_CASE("a failure is recorded once; the first cause is repeated by every late
 TEST_CASE("what found no room in the log is put there by who waits, where the rank that completed it has left") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
   CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
-    const Board& board = rank.world.board();
+    const ControlSegment& control = rank.world.control();
     for (size_t i = 0; i < kLogEntries; ++i) sum_now(rank, rank.world, 5000, 0);
     Sum late;
     if (rank.rank != 1) late = start_sum(rank, rank.world, 5000, 0, "late");
     barrier(rank.world);
-    const uint64_t entries = board.header().log_tail.load();
+    const uint64_t entries = control.header().log_tail.load();
     if (rank.rank == 1) {
-      board.line(2).cursor.store(entries - kLogEntries);  // as if rank 2 had all of them still to execute
+      control.line(2).cursor.store(entries - kLogEntries);  // as if rank 2 had all of them still to execute
       start_sum(rank, rank.world, 5000, 0, "late");
       return;
     }
     if (rank.rank == 0) {
-      wait_for([&] { return has_left(board.line(1)); });
-      expect(board.header().log_tail.load() == entries, "rank 1 has left before there was room");
-      board.line(2).cursor.store(entries);
+      wait_for([&] { return has_left(control.line(1)); });
+      expect(control.header().log_tail.load() == entries, "rank 1 has left before there was room");
+      control.line(2).cursor.store(entries);
     }
     expect_contains(raised<ShutdownError>([&] { finish_sum(rank.world, late); }), "rank 1 called shutdown()");
   }));
@@ -64,11 +64,11 @@ TEST_CASE("what found no room in the log is put there by who waits, where the ra
 
 TEST_CASE("a rank that is lost while a group is made ends the making") {
   const Environment environment{};
-  const Fd fd = create_memfd("set", Board::nbytes(2, 64));
+  const Fd fd = create_memfd("set", ControlSegment::nbytes(2, 64));
   CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
     barrier(rank.world);
     if (rank.rank == 1) {
-      record_failure(rank.world.board(), FatalKind::kPeerLost, "the first cause");
+      record_failure(rank.world.control(), FatalKind::kPeerLost, "the first cause");
     } else {
       const int64_t begun = now_ns();
       const auto make = [&] { rank.context.add_group(fd.get(), {0, 1}, 1, nullptr); };
@@ -82,13 +82,13 @@ TEST_CASE("a group that has failed can be removed, and a removed one takes nothi
   const Environment environment{};
   for (const bool fails : {false, true}) {
     CAPTURE(fails);
-    const Fd fd = create_memfd("set", Board::nbytes(2, 64));
+    const Fd fd = create_memfd("set", ControlSegment::nbytes(2, 64));
     CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
       const std::shared_ptr<Group> set = rank.context.add_group(fd.get(), {0, 1}, 1, nullptr);
       sum_now(rank, *set, 5000, 1);
       barrier(rank.world);
-      if (fails && rank.rank == 0) record_failure(set->board(), FatalKind::kTimeout, "too late");
-      if (fails) wait_for([&] { return has_failed(set->board()); });
+      if (fails && rank.rank == 0) record_failure(set->control(), FatalKind::kTimeout, "too late");
+      if (fails) wait_for([&] { return has_failed(set->control()); });
       rank.context.remove_group(set.get(), nullptr);
       const std::string why = fails ? "too late" : "the process set was removed";
       expect_contains(raised<Error>([&] { sum_now(rank, *set, 5000, 1); }), why);
@@ -104,13 +104,13 @@ TEST_CASE("a group that has failed can be removed, and a removed one takes nothi
 
 TEST_CASE("a thread that waits in a group that another one removes gets to know") {
   const Environment environment{};
-  const Fd fd = create_memfd("set", Board::nbytes(2, 64));
+  const Fd fd = create_memfd("set", ControlSegment::nbytes(2, 64));
   CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
     const std::shared_ptr<Group> set = rank.context.add_group(fd.get(), {0, 1}, 1, nullptr);
     sum_now(rank, *set, 5000, 1);
     // Rank 0 states the barrier of the removal as its second operation, and behind it a quick one, which is in no table
     // while its thread waits; rank 1 comes then, and only for the removal.
-    const auto has_stated = [&](uint64_t cell) { return set->board().head(cell, 0).tag.load() != 0; };
+    const auto has_stated = [&](uint64_t request_slot) { return set->control().head(request_slot, 0).tag.load() != 0; };
     if (rank.rank == 0) {
       std::thread removes([&] { rank.context.remove_group(set.get(), nullptr); });
       wait_for([&] { return has_stated(1); });
@@ -146,7 +146,7 @@ std::string alone(const std::function<void(Rank&)>& call) {
     } else {
       const Deadline deadline = Deadline::after_s(60);
       while (!over && !deadline.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      if (!over) record_failure(rank.world.board(), FatalKind::kInternal, "rank 0 hangs");
+      if (!over) record_failure(rank.world.control(), FatalKind::kInternal, "rank 0 hangs");
     }
   });
   return text;
@@ -191,18 +191,18 @@ TEST_CASE("timeout: a rank that was stopped with the lock held is named, and nob
   std::atomic<bool> is_held{false};
   const auto body = [&](Rank& rank) {
     barrier(rank.world);
-    const Board& board = rank.world.board();
+    const ControlSegment& control = rank.world.control();
     if (rank.rank == 1) {
-      board.header().lock.acquire([] {});
+      control.header().lock.acquire([] {});
       is_held.store(true);
       // Later than the other ranks' last look around; this rank's engine goes on looking, which is undone at once.
       const int64_t stopped_ns = now_ns() + 500000000;
-      while (!has_failed(board)) board.line(1).seen_ns.store(stopped_ns, std::memory_order_relaxed);
-      board.header().lock.release();
+      while (!has_failed(control)) control.line(1).seen_ns.store(stopped_ns, std::memory_order_relaxed);
+      control.header().lock.release();
     } else {
       wait_for([&] { return is_held.load(); });
       const bool is_leader = rank.rank == 0 && rank.context.host_of(2) != 0;
-      if (is_leader) wait_for([&] { return has_failed(board); });
+      if (is_leader) wait_for([&] { return has_failed(control); });
       const std::string text = raised<TimeoutError>([&] { sum_now(rank, rank.world, 5000, 0, "name"); });
       if (rank.context.host_of(rank.rank) == 0) expect_contains(text, "] rank(s) 1 showed no sign of life");
     }
@@ -214,7 +214,7 @@ TEST_CASE("timeout: a rank that was stopped with the lock held is named, and nob
 
 TEST_CASE("timeout: other traffic that keeps waking the waiting rank does not put it off") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "0.5"}};
-  const Fd fd = create_memfd("other", Board::nbytes(2, 64));
+  const Fd fd = create_memfd("other", ControlSegment::nbytes(2, 64));
   CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
     Group& other = *rank.context.add_group(fd.get(), {0, 1}, 1, nullptr);
     std::thread traffic([&] {
@@ -227,10 +227,10 @@ TEST_CASE("timeout: other traffic that keeps waking the waiting rank does not pu
     try {
       const int64_t begin = now_ns();
       if (rank.rank == 0) raised<TimeoutError>([&] { sum_named(rank, 1); });
-      while (!has_failed(rank.world.board()) && now_ns() - begin < 60000000000) {
+      while (!has_failed(rank.world.control()) && now_ns() - begin < 60000000000) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
-      expect(has_failed(rank.world.board()), "the wait ended in time");
+      expect(has_failed(rank.world.control()), "the wait ended in time");
     } catch (...) {
       error = std::current_exception();
     }
@@ -304,7 +304,7 @@ TEST_CASE("a rank that leaves while its registered memory is wanted: no sum of w
       rank.context.shutdown();
       if (!kThreadSanitizer) std::fill_n(values, kSums * kCount, 1e9f);  // a race, which is what the test is about
     } else {
-      wait_for([&] { return has_left(rank.world.board().line(0)); });
+      wait_for([&] { return has_left(rank.world.control().line(0)); });
       try {
         for (int i = 0; i < kSums; ++i) start(i);
       } catch (const ShutdownError&) {  // heard of it before the last
@@ -375,7 +375,7 @@ TEST_CASE("a thousand starts and ends leave no descriptor and no thread behind")
 // The process of the test below.
 TEST_CASE("child: ends with operations that nobody waited for" * doctest::skip()) {
   const Environment environment{};
-  const Fd fd = create_memfd("test", Board::nbytes(2, 64));
+  const Fd fd = create_memfd("test", ControlSegment::nbytes(2, 64));
   static std::vector<std::unique_ptr<Context>> contexts(2);  // gone with the other static objects
   std::vector<std::thread> threads;
   for (int r = 0; r < 2; ++r) {

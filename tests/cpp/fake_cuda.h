@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/never_destroyed.h"
-#include "cuda/cuda_device.h"
 #include "fake_library.h"
+#include "gpu/cuda/cuda_device.h"
 
 namespace rr::test {
 

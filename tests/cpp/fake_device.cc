@@ -23,7 +23,7 @@ bool& in_callback() {
 FakeDevice::FakeDevice(FakeOptions options)
     : options_(options),
       space_(name_of(options.ordinal), options.id, options.exports, options.imports),
-      lanes_(options.seed, options.manual) {}
+      work_streams_(options.seed, options.manual) {}
 
 FakeDevice::~FakeDevice() = default;
 
@@ -33,21 +33,21 @@ std::byte* FakeDevice::host(const std::byte* device) {
   return block->bytes->data() + (device - block->address);
 }
 
-size_t FakeDevice::advance(size_t most) { return lanes_.advance(most); }
+size_t FakeDevice::advance(size_t most) { return work_streams_.advance(most); }
 
 void FakeDevice::run(Stream stream, std::function<void()> work) {
-  lanes_.push(stream, [work = std::move(work)] {
+  work_streams_.push(stream, [work = std::move(work)] {
     work();
     return true;
   });
 }
 
 void FakeDevice::enqueue(Stream stream, Action action) {
-  const size_t lane = reinterpret_cast<uintptr_t>(stream) - kFirstLane;
-  if (lane < lanes()) {
-    lanes_.push(static_cast<Lane>(lane), std::move(action));
+  const size_t work_stream = reinterpret_cast<uintptr_t>(stream) - kFirstWorkStream;
+  if (work_stream < work_streams()) {
+    work_streams_.push(static_cast<WorkStream>(work_stream), std::move(action));
   } else {
-    lanes_.push(stream, std::move(action));
+    work_streams_.push(stream, std::move(action));
   }
 }
 
@@ -57,7 +57,7 @@ FakeDevice*& FakeDevice::current() {
 }
 
 void FakeDevice::replay(const Graph& graph, Stream stream) {
-  for (const Action& action : graph) lanes_.push(stream, action);
+  for (const Action& action : graph) work_streams_.push(stream, action);
 }
 
 void FakeDevice::break_down(const std::string& why) {
@@ -69,7 +69,7 @@ std::string FakeDevice::name() const { return name_of(options_.ordinal); }
 
 void FakeDevice::notify(Stream stream, void (*reached)(void*), void* argument) {
   check();
-  lanes_.push(stream, [reached, argument] {
+  work_streams_.push(stream, [reached, argument] {
     in_callback() = true;
     reached(argument);
     in_callback() = false;
@@ -80,8 +80,8 @@ void FakeDevice::notify(Stream stream, void (*reached)(void*), void* argument) {
 void FakeDevice::hold(Stream stream, const uint32_t* word, uint32_t value) {
   check();
   if (word < words_.data() || word >= words_.data() + kWords) throw Error("hold: not one of words()");
-  lanes_.push(stream,
-              [word, value] { return static_cast<int32_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) >= 0; });
+  work_streams_.push(
+      stream, [word, value] { return static_cast<int32_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) >= 0; });
 }
 
 void FakeDevice::pin(std::byte* data, size_t nbytes) {
@@ -104,14 +104,15 @@ std::byte* FakeDevice::imported(const DeviceExport& peer) {
   return space_.imported(peer);
 }
 
-void FakeDevice::copy(Lane lane, std::byte* dst, const std::byte* src, size_t nbytes) {
+void FakeDevice::copy(WorkStream work_stream, std::byte* dst, const std::byte* src, size_t nbytes) {
   check();
-  issue(lane, [=, to = space_.resolve(dst, nbytes), from = space_.resolve(src, nbytes)] {
+  issue(work_stream, [=, to = space_.resolve(dst, nbytes), from = space_.resolve(src, nbytes)] {
     if (nbytes != 0) std::memmove(used(to), used(from), nbytes);
   });
 }
 
-void FakeDevice::move(Lane lane, const std::vector<DevicePart>& parts, DType from, DType to, double factor) {
+void FakeDevice::move(WorkStream work_stream, const std::vector<DevicePart>& parts, DType from, DType to,
+                      double factor) {
   check();
   launches_.fetch_add(1);
   std::vector<std::pair<FakeOperand, FakeOperand>> places;
@@ -119,7 +120,7 @@ void FakeDevice::move(Lane lane, const std::vector<DevicePart>& parts, DType fro
     places.emplace_back(space_.resolve(part.src, part.count * itemsize(from)),
                         space_.resolve(part.dst, part.count * itemsize(to)));
   }
-  issue(lane, [=] {
+  issue(work_stream, [=] {
     for (size_t i = 0; i < parts.size(); ++i) {
       if (parts[i].count == 0) continue;
       convert(used(places[i].first), used(places[i].second), parts[i].count, from, to, factor);
@@ -127,7 +128,7 @@ void FakeDevice::move(Lane lane, const std::vector<DevicePart>& parts, DType fro
   });
 }
 
-void FakeDevice::fold(Lane lane, const std::vector<DeviceFold>& folds, const Reduction& reduction) {
+void FakeDevice::fold(WorkStream work_stream, const std::vector<DeviceFold>& folds, const Reduction& reduction) {
   check();
   launches_.fetch_add(1);
   std::vector<std::pair<std::vector<FakeOperand>, std::vector<FakeOperand>>> places;
@@ -137,7 +138,7 @@ void FakeDevice::fold(Lane lane, const std::vector<DeviceFold>& folds, const Red
     for (const std::byte* src : fold.srcs) places.back().first.push_back(space_.resolve(src, nbytes));
     for (const std::byte* dst : fold.dsts) places.back().second.push_back(space_.resolve(dst, nbytes));
   }
-  issue(lane, [=] {
+  issue(work_stream, [=] {
     for (size_t i = 0; i < folds.size(); ++i) {
       if (folds[i].count == 0) continue;
       std::vector<const void*> srcs;
@@ -149,51 +150,51 @@ void FakeDevice::fold(Lane lane, const std::vector<DeviceFold>& folds, const Red
   });
 }
 
-void FakeDevice::encode(Lane lane, Wire wire, const std::byte* src, std::byte* dst, size_t count) {
+void FakeDevice::encode(WorkStream work_stream, Codec codec, const std::byte* src, std::byte* dst, size_t count) {
   check();
   launches_.fetch_add(1);
-  issue(lane,
-        [=, from = space_.resolve(src, count * sizeof(float)), to = space_.resolve(dst, wire_nbytes(wire, count))] {
-          kernels_.encode(wire, used(from), used(to), count);
+  issue(work_stream,
+        [=, from = space_.resolve(src, count * sizeof(float)), to = space_.resolve(dst, codec_nbytes(codec, count))] {
+          kernels_.encode(codec, used(from), used(to), count);
         });
 }
 
-void FakeDevice::decode(Lane lane, Wire wire, const std::byte* src, std::byte* dst, size_t count) {
+void FakeDevice::decode(WorkStream work_stream, Codec codec, const std::byte* src, std::byte* dst, size_t count) {
   check();
   launches_.fetch_add(1);
-  issue(lane,
-        [=, from = space_.resolve(src, wire_nbytes(wire, count)), to = space_.resolve(dst, count * sizeof(float))] {
-          kernels_.decode(wire, used(from), used(to), count);
+  issue(work_stream,
+        [=, from = space_.resolve(src, codec_nbytes(codec, count)), to = space_.resolve(dst, count * sizeof(float))] {
+          kernels_.decode(codec, used(from), used(to), count);
         });
 }
 
-Lane FakeDevice::add_lane() {
+WorkStream FakeDevice::add_work_stream() {
   check();
-  return lanes_.add();
+  return work_streams_.add();
 }
 
-Mark FakeDevice::mark(Lane lane) {
+Mark FakeDevice::mark(WorkStream work_stream) {
   check();
-  return lanes_.mark(lane);
+  return work_streams_.mark(work_stream);
 }
 
-void FakeDevice::follow(Lane lane, const Mark& mark) {
+void FakeDevice::follow(WorkStream work_stream, const Mark& mark) {
   check();
-  lanes_.push(lane, [this, mark] { return lanes_.done(mark); });
+  work_streams_.push(work_stream, [this, mark] { return work_streams_.done(mark); });
 }
 
 bool FakeDevice::passed(const Mark& mark) {
   check();
-  if (!lanes_.done(mark)) {
+  if (!work_streams_.done(mark)) {
     std::this_thread::yield();
     return false;
   }
-  lanes_.see(mark);
+  work_streams_.see(mark);
   return true;
 }
 
-Stream FakeDevice::stream(Lane lane) const {
-  return reinterpret_cast<Stream>(kFirstLane + static_cast<uintptr_t>(lane));
+Stream FakeDevice::stream(WorkStream work_stream) const {
+  return reinterpret_cast<Stream>(kFirstWorkStream + static_cast<uintptr_t>(work_stream));
 }
 
 std::shared_ptr<void> FakeDevice::make_current() {
@@ -215,8 +216,8 @@ std::byte* FakeDevice::used(const FakeOperand& place) {
   return place.at;
 }
 
-void FakeDevice::issue(Lane lane, std::function<void()> work) {
-  lanes_.push(lane, [work = std::move(work)] {
+void FakeDevice::issue(WorkStream work_stream, std::function<void()> work) {
+  work_streams_.push(work_stream, [work = std::move(work)] {
     work();
     return true;
   });

@@ -1,8 +1,8 @@
 // A Device for ranks that are threads: the memory of its "GPU" is host memory behind addresses that nobody can read or
-// write, so that host code which touches device memory crashes; lanes and streams run on a thread of their own, in an
-// order among each other that a seed decides, or only when the test says advance().
+// write, so that host code which touches device memory crashes; work streams and streams run on a thread of their own,
+// in an order among each other that a seed decides, or only when the test says advance().
 //
-// Lanes refuse host memory that is not pinned, memory that has been released, and addresses beyond an allocation.
+// Work streams refuse host memory that is not pinned, memory that has been released, and addresses beyond an allocation.
 #pragma once
 
 #include <array>
@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda/device.h"
-#include "fake_lanes.h"
 #include "fake_memory.h"
+#include "fake_work_streams.h"
+#include "gpu/device.h"
 #include "reduce_oracle.h"
 
 namespace rr::test {
@@ -29,7 +29,7 @@ inline DeviceId fake_gpu(int number) {
 struct FakeOptions {
   int ordinal = 0;
   DeviceId id = fake_gpu(0);
-  uint64_t seed = 0;    // of the order in which lanes and streams come to run
+  uint64_t seed = 0;    // of the order in which work streams and streams come to run
   bool manual = false;  // nothing runs but in advance()
   bool exports = true;  // memory can be mapped by others
   bool imports = true;  // memory of other GPUs can be mapped here
@@ -37,8 +37,8 @@ struct FakeOptions {
 
 class FakeDevice final : public Device {
  public:
-  using Action = FakeLanes::Action;
-  using Graph = FakeLanes::Graph;
+  using Action = FakeWorkStreams::Action;
+  using Graph = FakeWorkStreams::Graph;
 
   explicit FakeDevice(FakeOptions options = {});
   ~FakeDevice() override;
@@ -50,12 +50,12 @@ class FakeDevice final : public Device {
   size_t advance(size_t most = SIZE_MAX);
   // The caller's own work on one of its streams.
   void run(Stream stream, std::function<void()> work);
-  // Work of a library that was given this stream, which may be a lane's.
+  // Work of a library that was given this stream, which may be a work stream's.
   void enqueue(Stream stream, Action action);
   // The device that make_current() has given the calling thread.
   static FakeDevice*& current();
-  void begin_capture(Stream stream) { lanes_.begin_capture(stream); }
-  Graph end_capture(Stream stream) { return lanes_.end_capture(stream); }
+  void begin_capture(Stream stream) { work_streams_.begin_capture(stream); }
+  Graph end_capture(Stream stream) { return work_streams_.end_capture(stream); }
   void replay(const Graph& graph, Stream stream);
   // Everything fails from now on, as after an illegal access.
   void break_down(const std::string& why);
@@ -70,7 +70,7 @@ class FakeDevice final : public Device {
 
   void notify(Stream stream, void (*reached)(void*), void* argument) override;
   void hold(Stream stream, const uint32_t* word, uint32_t value) override;
-  bool is_capturing(Stream stream) override { return lanes_.is_capturing(stream); }
+  bool is_capturing(Stream stream) override { return work_streams_.is_capturing(stream); }
   uint32_t* words() override { return words_.data(); }
 
   void pin(std::byte* data, size_t nbytes) override;
@@ -81,27 +81,27 @@ class FakeDevice final : public Device {
   std::byte* imported(const DeviceExport& peer) override;
   void forget(uint64_t uid) override { space_.forget(uid); }
 
-  void copy(Lane lane, std::byte* dst, const std::byte* src, size_t nbytes) override;
-  void move(Lane lane, const std::vector<DevicePart>& parts, DType from, DType to, double factor) override;
-  void fold(Lane lane, const std::vector<DeviceFold>& folds, const Reduction& reduction) override;
-  void encode(Lane lane, Wire wire, const std::byte* src, std::byte* dst, size_t count) override;
-  void decode(Lane lane, Wire wire, const std::byte* src, std::byte* dst, size_t count) override;
-  Lane add_lane() override;
-  void remove_lane(Lane lane) override { lanes_.remove(lane); }
-  size_t lanes() const override { return lanes_.count(); }
-  Mark mark(Lane lane) override;
-  void follow(Lane lane, const Mark& mark) override;
+  void copy(WorkStream work_stream, std::byte* dst, const std::byte* src, size_t nbytes) override;
+  void move(WorkStream work_stream, const std::vector<DevicePart>& parts, DType from, DType to, double factor) override;
+  void fold(WorkStream work_stream, const std::vector<DeviceFold>& folds, const Reduction& reduction) override;
+  void encode(WorkStream work_stream, Codec codec, const std::byte* src, std::byte* dst, size_t count) override;
+  void decode(WorkStream work_stream, Codec codec, const std::byte* src, std::byte* dst, size_t count) override;
+  WorkStream add_work_stream() override;
+  void remove_work_stream(WorkStream work_stream) override { work_streams_.remove(work_stream); }
+  size_t work_streams() const override { return work_streams_.count(); }
+  Mark mark(WorkStream work_stream) override;
+  void follow(WorkStream work_stream, const Mark& mark) override;
   bool passed(const Mark& mark) override;
-  bool is_busy() const override { return lanes_.is_busy(); }
-  Stream stream(Lane lane) const override;
+  bool is_busy() const override { return work_streams_.is_busy(); }
+  Stream stream(WorkStream work_stream) const override;
   std::shared_ptr<void> make_current() override;
 
  private:
-  static constexpr uintptr_t kFirstLane = 0x1000;  // streams of the lanes
+  static constexpr uintptr_t kFirstWorkStream = 0x1000;  // streams of the work streams
 
   void check() const;
   std::byte* used(const FakeOperand& place);
-  void issue(Lane lane, std::function<void()> work);
+  void issue(WorkStream work_stream, std::function<void()> work);
 
   const FakeOptions options_;
   const Kernels& kernels_ = kernels("auto");
@@ -110,7 +110,7 @@ class FakeDevice final : public Device {
   FakeSpace space_;
   std::atomic<uint64_t> launches_{0};
   alignas(64) std::array<uint32_t, kWords> words_{};
-  FakeLanes lanes_;  // the last, so that it ends first: its actions use the rest
+  FakeWorkStreams work_streams_;  // the last, so that it ends first: its actions use the rest
 };
 
 }  // namespace rr::test

@@ -14,7 +14,7 @@
 
 #include "base/errors.h"
 #include "base/never_destroyed.h"
-#include "cuda/device.h"
+#include "gpu/device.h"
 
 namespace rr::test {
 

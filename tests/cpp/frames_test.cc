@@ -2,8 +2,8 @@
 #include <random>
 
 #include "doctest/doctest.h"
-#include "engine/mirror.h"
 #include "ranks.h"
+#include "relay/host_relay.h"
 
 namespace rr::test {
 namespace {
@@ -35,44 +35,46 @@ class ScriptedLink : public Link {
 // The second host's leader, to whom a test speaks as the first host's.
 class Listener {
  public:
-  Listener() : fd_(create_memfd("test", Board::nbytes(kSize, 16))), board_(Board::map(fd_.get(), kSize)) {
-    board_.header().eager_nbytes = 4096;
-    std::vector<std::unique_ptr<Link>> control(2);
-    control[0] = std::make_unique<ScriptedLink>(said);
-    mirror_ = std::make_unique<Mirror>(
-        board_, hosts_, own_, [this](int rank) { return ledger_of(rank); }, std::move(control));
+  Listener()
+      : fd_(create_memfd("test", ControlSegment::nbytes(kSize, 16))), control_(ControlSegment::map(fd_.get(), kSize)) {
+    control_.header().eager_nbytes = 4096;
+    std::vector<std::unique_ptr<Link>> links(2);
+    links[0] = std::make_unique<ScriptedLink>(said);
+    relay_ = std::make_unique<HostRelay>(
+        control_, hosts_, own_, [this](int rank) { return negotiation_of(rank); }, std::move(links));
   }
 
   // Hears what was said. What it finds wrong, or "".
   std::string hear() {
     try {
-      mirror_->progress();
+      relay_->progress();
       return "";
     } catch (const InternalError& error) {
       return error.what();
     }
   }
-  const Board& board() const { return board_; }
+  const ControlSegment& control() const { return control_; }
 
   FrameWriter said;
 
  private:
-  std::unique_ptr<Ledger> ledger_of(int rank) const {
+  std::unique_ptr<Negotiation> negotiation_of(int rank) const {
     Bells bells;
     for (int r = 0; r < kSize; ++r) {
-      bells.wait.push_back(&board_.wait_bell(r));
-      bells.engine.push_back(&board_.engine_bell(r));
+      bells.wait.push_back(&control_.wait_bell(r));
+      bells.engine.push_back(&control_.engine_bell(r));
     }
-    return std::make_unique<Ledger>(board_, rank, world_ranks_, hosts_, bells, Algo::kAuto, size_t{1} << 20, [] {});
+    return std::make_unique<Negotiation>(control_, rank, world_ranks_, hosts_, bells, Algo::kAuto, size_t{1} << 20,
+                                         [] {});
   }
 
   Fd fd_;
-  Board board_;
+  ControlSegment control_;
   const std::vector<int> world_ranks_ = {5, 6, 7, 8};
   const Hosts hosts_ = Hosts({0, 0, 1, 1}, kMe);
-  const std::unique_ptr<Ledger> owned_ = ledger_of(kMe);
-  Ledger& own_ = *owned_;
-  std::unique_ptr<Mirror> mirror_;
+  const std::unique_ptr<Negotiation> owned_ = negotiation_of(kMe);
+  Negotiation& own_ = *owned_;
+  std::unique_ptr<HostRelay> relay_;
 };
 
 Signature small_sum() {
@@ -85,12 +87,12 @@ Signature small_sum() {
   return signature;
 }
 
-void say_statement(Listener& listener, int rank, const Signature& signature, uint64_t counter) {
+void say_request(Listener& listener, int rank, const Signature& signature, uint64_t counter) {
   FrameWriter& out = listener.said;
   out.begin(FrameType::kUnnamed, rank);
   out.put(uint64_t{0});
   out.put(signature);
-  const std::vector<std::byte> payload(listener.board().inline_nbytes());
+  const std::vector<std::byte> payload(listener.control().inline_nbytes());
   out.put(payload.data(), payload.size());
   out.put(counter);
   out.end();
@@ -111,10 +113,10 @@ void say_entry(FrameWriter& out, int rank, uint32_t algorithm, Ticket ticket, co
 TEST_CASE("frames: what can be is taken") {
   const Environment environment{};
   Listener listener;
-  say_statement(listener, 1, small_sum(), 0);
-  say_statement(listener, 1, small_sum(), 1);
+  say_request(listener, 1, small_sum(), 0);
+  say_request(listener, 1, small_sum(), 1);
   CHECK(listener.hear() == "");
-  CHECK(listener.board().head(1, 1).tag.load() == 2);
+  CHECK(listener.control().head(1, 1).tag.load() == 2);
 }
 
 TEST_CASE("frames: what cannot be is an error that names its sender") {
@@ -127,7 +129,7 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
     return [change](Listener& listener) {
       Signature signature = small_sum();
       change(signature);
-      say_statement(listener, 1, signature, 0);
+      say_request(listener, 1, signature, 0);
     };
   };
   const auto frame = [](FrameType type, int rank, auto... fields) {
@@ -147,9 +149,9 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
       {"is longer than its fields", frame(FrameType::kWatermark, 1, uint64_t{1}, uint64_t{1})},
       {"has too long a text", frame(FrameType::kConsumed, 1, std::string(kNameNbytes + 1, 'x'))},
       {"is too short", frame(FrameType::kConsumed, 1, uint32_t{100})},
-      {"has a value that its field cannot have", frame(FrameType::kLeft, 1, uint64_t{7}, Attendance::kParted)},
+      {"has a value that its field cannot have", frame(FrameType::kLeft, 1, uint64_t{7}, Attendance::kClosed)},
       {"has a value that its field cannot have", frame(FrameType::kLeft, 1, uint64_t{0}, uint32_t{9})},
-      {"has too long a text", frame(FrameType::kLeft, 1, uint64_t{0}, Attendance::kParted, uint64_t{0}, uint64_t{0},
+      {"has too long a text", frame(FrameType::kLeft, 1, uint64_t{0}, Attendance::kClosed, uint64_t{0}, uint64_t{0},
                                     uint64_t{0}, uint64_t{0}, std::string(1025, 'x'))},
       {"has a value that its field cannot have", frame(FrameType::kFailed, kPeer, uint32_t{9}, std::string("x"))},
       {"has a negative rank", frame(FrameType::kDrained, kPeer, int32_t{-2})},
@@ -160,13 +162,13 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
       {"has no tensor", altered([](Signature& s) { s.tensors = 0; })},
       {"has an operation that was called before",
        [](Listener& listener) {
-         say_statement(listener, 1, small_sum(), 3);
-         say_statement(listener, 1, small_sum(), 3);
+         say_request(listener, 1, small_sum(), 3);
+         say_request(listener, 1, small_sum(), 3);
        }},
       {"has a value that its field cannot have",
        [](Listener& listener) { say_entry(listener.said, kPeer, 99, {0, 1}, ""); }},
-      {"has no such cell", [](Listener& listener) { say_entry(listener.said, kPeer, 0, {1u << 20, 1}, ""); }},
-      {"has no such cell", [](Listener& listener) { say_entry(listener.said, kPeer, 0, {0, 0}, ""); }},
+      {"has no such request slot", [](Listener& listener) { say_entry(listener.said, kPeer, 0, {1u << 20, 1}, ""); }},
+      {"has no such request slot", [](Listener& listener) { say_entry(listener.said, kPeer, 0, {0, 0}, ""); }},
       {"has an operation that no rank here has called",
        [](Listener& listener) { say_entry(listener.said, kPeer, 0, {300, 1}, "unheard of"); }},
       {"is about another rank than its sender", [](Listener& listener) { say_entry(listener.said, 1, 0, {0, 1}, ""); }},
@@ -211,7 +213,7 @@ TEST_CASE("frames: no bytes whatever do harm") {
   int refused = 0;
   for (int turn = 0; turn < 3000; ++turn) {
     Listener listener;
-    say_statement(listener, 1, small_sum(), 0);
+    say_request(listener, 1, small_sum(), 0);
     for (int i = 0; i < 4; ++i) {
       listener.said.begin(static_cast<FrameType>(random() % 16), static_cast<int>(random() % 3));
       const size_t words = random() % 60;

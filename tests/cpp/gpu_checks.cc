@@ -222,7 +222,7 @@ void check_all(GpuRank& rank) {
     check_reduces(rank, count, root);
   }
   barrier(rank.world);
-  expect(rank.rank.context.stats().cells < 40, "nothing of a GPU goes through a cell");
+  expect(rank.rank.context.stats().one_shot < 40, "nothing of a GPU goes through a request slot");
 }
 
 }  // namespace rr::test

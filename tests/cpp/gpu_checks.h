@@ -2,7 +2,7 @@
 // bit.
 #pragma once
 
-#include "gpu_ranks.h"
+#include "fake_gpu_ranks.h"
 
 namespace rr::test {
 

@@ -1,12 +1,12 @@
 // Groups on several hosts: what the leaders pass on. Results of the collectives are checked where those of one host
 // are.
-#include "group/hosts.h"
+#include "negotiation/hosts.h"
 
 #include <cmath>
 #include <random>
 
 #include "doctest/doctest.h"
-#include "wires.h"
+#include "loopback_links.h"
 
 namespace rr::test {
 namespace {
@@ -50,7 +50,7 @@ TEST_CASE("any order of named operations, and many unnamed ones in flight") {
   }
 }
 
-TEST_CASE("more unnamed operations than there are cells, one after the other and ahead of the others") {
+TEST_CASE("more unnamed operations than there are request slots, one after the other and ahead of the others") {
   const Environment environment{};
   CHECK_NOTHROW(run_hosts({0, 0, 1}, [](Rank& rank) {
     for (int k = 0; k < 3000; ++k) sum_now(rank, rank.world, k % 7 == 0 ? 1000 : 2, k);
@@ -177,7 +177,7 @@ TEST_CASE("groups come and go, with operations pending in them") {
   const std::vector<int> host_of = {0, 0, 1, 2};
   const int groups = rounds(40);
   std::vector<Fd> segments;
-  for (int i = 0; i < 3 * groups; ++i) segments.push_back(create_memfd("group", Board::nbytes(4, 64)));
+  for (int i = 0; i < 3 * groups; ++i) segments.push_back(create_memfd("group", ControlSegment::nbytes(4, 64)));
   const Environment environment{};
   CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) {
     const int host = host_of[static_cast<size_t>(rank.rank)];

@@ -2,7 +2,7 @@
 #include <random>
 
 #include "doctest/doctest.h"
-#include "wires.h"
+#include "loopback_links.h"
 
 namespace rr::test {
 namespace {
@@ -132,7 +132,7 @@ TEST_CASE("join: the rank that all others wait for joined last") {
   }));
 }
 
-TEST_CASE("join: one rank goes on alone, with more operations than there are cells, names and notes") {
+TEST_CASE("join: one rank goes on alone, with more operations than there are request slots, names and notes") {
   const Environment environment{};
   for (const int alone : {0, 1, 2, 3}) {
     CAPTURE(alone);
@@ -152,8 +152,8 @@ TEST_CASE("join: one rank goes on alone, with more operations than there are cel
   }
 }
 
-// The others state the name again and again before the rank that has joined looks at what it stated.
-TEST_CASE("join: what a rank stated before it joined ends as well") {
+// The others announce the name again and again before the rank that has joined looks at what it announced.
+TEST_CASE("join: what a rank announced before it joined ends as well") {
   const Environment environment{};
   for (const auto& host_of : kLayouts) {
     CAPTURE(host_of.size());
@@ -219,26 +219,26 @@ TEST_CASE("join: what needs everybody fails on the ranks that called it, and onl
   }
 }
 
-// The first host keeps what rank 1 has stated for the log until it is complete; what rank 0 then states ends from the
-// cells, so nobody appends the operation.
+// The first host keeps what rank 1 has announced for the log until it is complete; what rank 0 then announces ends from
+// the request slots, so nobody appends the operation.
 TEST_CASE("join: what was refused and overwritten before enters no log when all have joined") {
   const Environment environment{};
   for (const std::string name : {"name", ""}) {
     CAPTURE(name);
     CHECK_NOTHROW(run_hosts({0, 1}, [&](Rank& rank) {
-      const Board& board = rank.world.board();
-      const uint64_t cell = name.empty() ? 0 : Names::cell(0, 1);
+      const ControlSegment& control = rank.world.control();
+      const uint64_t request_slot = name.empty() ? 0 : Names::request_slot(0, 1);
       if (rank.rank == 0) {
         wait_for([&] {
           rank.context.try_progress();
-          return board.head(cell, 1).tag.load() != 0;
+          return control.head(request_slot, 1).tag.load() != 0;
         });
       }
       const Sum odd = start_sum(rank, rank.world, rank.rank == 0 ? 2 : 3000, 1, name);
       expect_contains(raised<MismatchError>([&] { finish_sum(rank.world, odd); }), "Mismatched");
       for (int k = 0; k < (name.empty() ? 256 : 2); ++k) sum_now(rank, rank.world, 2, k, name);
       join_together(rank);
-      expect(board.header().log_tail.load() == 0, "all ends from the cells");
+      expect(control.header().log_tail.load() == 0, "all ends from the request slots");
     }));
   }
 }

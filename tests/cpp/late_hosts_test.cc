@@ -1,7 +1,7 @@
 // Leaders and messages between hosts that come late, forced one by one: a test holds a link, or stops the thread of a
 // leader, and lets it go when the others have come as far as they can.
 #include "doctest/doctest.h"
-#include "wires.h"
+#include "loopback_links.h"
 
 namespace rr::test {
 namespace {
@@ -26,14 +26,14 @@ void run_beside(const std::function<void()>& call, const std::function<void()>& 
   if (other_error) std::rethrow_exception(other_error);
 }
 
-// A leader reads what its ranks have stated when it comes to it. Without the ranks that have joined nothing else holds
-// a rank back, so it would have stated something else there by then.
-TEST_CASE("late: a leader passes on what was stated, not what has been stated in the same place since") {
+// A leader reads what its ranks have announced when it comes to it. Without the ranks that have joined nothing else
+// holds a rank back, so it would have announced something else there by then.
+TEST_CASE("late: a leader passes on what was announced, not what has been announced in the same place since") {
   const Environment environment{};
   struct Case {
     int alone;  // the rank that goes on; its leader is the one before it
     std::string name;
-    int before;  // operations that end from the cells, until their place is used again
+    int before;  // operations that end from the request slots, until their place is used again
   };
   for (const Case& c : {Case{2, "name", 2}, Case{2, "", 256}, Case{1, "name", 2}, Case{1, "", 256}}) {
     CAPTURE(c.alone);
@@ -45,7 +45,7 @@ TEST_CASE("late: a leader passes on what was stated, not what has been stated in
       sum_now(rank, rank.world, 3, 1);
       if (rank.rank == c.alone) {
         for (int r = 0; r < rank.size; ++r) {
-          wait_for([&] { return r == c.alone || rank.world.board().line(r).joined.load() != 0; });
+          wait_for([&] { return r == c.alone || rank.world.control().line(r).joined.load() != 0; });
         }
         leader.stops = true;
         wait_for([&] { return leader.stopped.load(); });
@@ -55,14 +55,14 @@ TEST_CASE("late: a leader passes on what was stated, not what has been stated in
         };
         for (int k = 0; k < c.before; ++k) sum_alone(2);
         const uint64_t sleeps = rank.context.stats().sleeps;
-        std::atomic<bool> is_stated{false};
+        std::atomic<bool> is_announced{false};
         const auto state_more = [&] {
           const Sum sum = start_sum(rank, rank.world, 3000, 1, c.name);  // in the log
-          is_stated = true;
+          is_announced = true;
           finish_sum(rank.world, sum, c.alone + 1);
         };
         run_beside(state_more, [&] {
-          wait_for([&] { return is_stated.load() || rank.context.stats().sleeps != sleeps; });
+          wait_for([&] { return is_announced.load() || rank.context.stats().sleeps != sleeps; });
           leader.stops = false;
         });
         for (const size_t count : {size_t{2}, size_t{3000}}) sum_alone(count);
@@ -74,8 +74,8 @@ TEST_CASE("late: a leader passes on what was stated, not what has been stated in
   }
 }
 
-// What host 0 has put in order may reach host 1 before what rank 2 has stated, or that it has joined.
-TEST_CASE("late: an entry of the log waits for the statements that it is about, and for joins") {
+// What host 0 has put in order may reach host 1 before what rank 2 has announced, or that it has joined.
+TEST_CASE("late: an entry of the log waits for the requests that it is about, and for joins") {
   const Environment environment{};
   for (const bool joins : {false, true}) {
     CAPTURE(joins);
@@ -97,7 +97,7 @@ TEST_CASE("late: an entry of the log waits for the statements that it is about, 
       };
       const auto release = [&] {
         if (rank.rank == 0) {
-          wait_for([&] { return rank.world.board().header().log_tail.load() != 0; });
+          wait_for([&] { return rank.world.control().header().log_tail.load() != 0; });
           is_in_order = true;
         } else if (rank.rank == 1) {
           wait_for([&] { return is_in_order.load(); });
@@ -143,7 +143,7 @@ TEST_CASE("late: what a rank sent before it left arrives after the news that it 
       const auto wait = [&] { rank.world.wait(*operation, -1, nullptr); };
       const auto release = [&] {
         if (rank.rank == 0) return;
-        wait_for([&] { return has_left(rank.world.board().line(0)); });
+        wait_for([&] { return has_left(rank.world.control().line(0)); });
         look_around(rank);
         link.held = false;
       };

@@ -1,6 +1,6 @@
 // Ranks that leave a group on several hosts, leaders above all: what they have to pass on, and what ends without them.
 #include "doctest/doctest.h"
-#include "wires.h"
+#include "loopback_links.h"
 
 namespace rr::test {
 namespace {
@@ -21,7 +21,7 @@ TEST_CASE("a leader that leaves passes on what the ranks of its host state meanw
   CHECK_NOTHROW(run_hosts({0, 0, 1}, [](Rank& rank) {
     barrier(rank.world);
     if (rank.rank == 1) {
-      wait_for([&] { return has_left(rank.world.board().line(0)); });
+      wait_for([&] { return has_left(rank.world.control().line(0)); });
     }
     const OperationPtr last = start_barrier(rank.world, true);
     if (rank.rank == 0) return;
@@ -34,7 +34,7 @@ TEST_CASE("what only a leader that has left could pass on ends the operations of
   std::atomic<bool> is_gone{false};
   CHECK_NOTHROW(run_hosts({0, 0, 1, 1}, [&](Rank& rank) {
     sum_now(rank, rank.world, 1000, 1);
-    // Rank 0 has stated it, so that only the others are missed.
+    // Rank 0 has announced it, so that only the others are missed.
     const Sum sum = rank.rank == 0 || rank.rank == 2 ? start_sum(rank, rank.world, 5000, 2) : Sum{};
     if (rank.rank == 0) {
       rank.context.shutdown();

@@ -11,9 +11,9 @@
 
 #include "delayed_link.h"
 #include "doctest/doctest.h"
-#include "mpi_fake.h"
+#include "fake_mpi.h"
 #include "mpi_real.h"
-#include "transport/mpi_communicator.h"
+#include "transport/mpi/mpi_communicator.h"
 
 namespace rr {
 namespace {

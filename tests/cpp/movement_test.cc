@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "doctest/doctest.h"
-#include "wires.h"
+#include "loopback_links.h"
 
 namespace rr::test {
 namespace {
@@ -186,7 +186,7 @@ TEST_CASE("movement and reduction to one or to parts on several hosts") {
   }
 }
 
-TEST_CASE("any chunk that the knob takes: beyond a slot, odd, or too small for all ranks' lanes") {
+TEST_CASE("any chunk that the knob takes: beyond a slot, odd, or too small for all ranks' blocks") {
   const auto check = [](Rank& rank, size_t count) {
     check_broadcast(rank, count, 0);
     check_alltoall(rank, 3);

@@ -1,8 +1,8 @@
 // Who may give MPI a pointer to GPU memory: what a fake MPI says to either of the calls that there are.
-#include "transport/mpi_cuda.h"
+#include "transport/mpi/mpi_cuda.h"
 
 #include "doctest/doctest.h"
-#include "mpi_fake.h"
+#include "fake_mpi.h"
 
 namespace rr {
 namespace {

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "transport/mpi_library.h"
+#include "transport/mpi/mpi_library.h"
 
 namespace rr {
 

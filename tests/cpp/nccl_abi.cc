@@ -1,11 +1,11 @@
-// What csrc/cuda/nccl.h declares, against nccl.h: this file is compiled where nccl.h is installed.
+// What csrc/gpu/nccl/nccl.h declares, against nccl.h: this file is compiled where nccl.h is installed.
 #include <nccl.h>
 
 #include <cstddef>
 #include <type_traits>
 
-#include "cuda/nccl.h"
 #include "doctest/doctest.h"
+#include "gpu/nccl/nccl.h"
 
 namespace rr {
 namespace {

@@ -1,9 +1,9 @@
-// What tests of the NCCL road share: numbers whose sums are exact, ranks that are threads, what has to be left.
+// What tests of the NCCL path share: numbers whose sums are exact, ranks that are threads, what has to be left.
 #pragma once
 
 #include "doctest/doctest.h"
-#include "nccl_fake.h"
-#include "road_checks.h"
+#include "fake_nccl.h"
+#include "gpu_path_checks.h"
 
 namespace rr::test {
 
@@ -41,9 +41,9 @@ inline Bytes numbers(DType dtype, size_t count, int rank, size_t first = 0) {
 
 // Runs body(rank) on `size` ranks, each on a thread of its own, and closes what they have made.
 inline void run_nccl(FakeNccl& fake, int size, const std::function<void(NcclRank&)>& body) {
-  NcclWires wires(size);
+  NcclWires loopback(size);
   run_threads(size, [&](int r) {
-    NcclRank rank(fake.library, wires, r, size);
+    NcclRank rank(fake.library, loopback, r, size);
     body(rank);
     rank.teams->close(60);  // a slow machine is no reason to abort
   });
@@ -61,7 +61,7 @@ inline void check_clean(const FakeNccl& fake, int aborted = 0) {
 // An all-reduce in place.
 inline std::unique_ptr<Algorithm> sum_of(NcclRank& rank, const Team& team, std::byte* data, size_t count) {
   const Reduction sum = {DType::kFloat32, ReduceOp::kSum, 1, 1, rank.size};
-  return nccl_road(rank.teams, team, nccl_allreduce({{sum, {{data, data, count}}}}, nullptr));
+  return nccl_path(rank.teams, team, nccl_allreduce({{sum, {{data, data, count}}}}, nullptr));
 }
 
 }  // namespace rr::test

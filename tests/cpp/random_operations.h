@@ -110,7 +110,7 @@ inline Running start(Rank& rank, Group& group, const Draw& d, int base) {
     case What::kSum:
     case What::kMismatch: {
       const bool is_odd = d.what == What::kMismatch && me == d.special % size;
-      const size_t more = d.count % 2 == 0 ? 1 : 2500;  // often beyond what ends from the cells
+      const size_t more = d.count % 2 == 0 ? 1 : 2500;  // often beyond what ends from the request slots
       const size_t count = d.count + (is_odd ? more : 0);
       sum = make_sum(group, count, base);
       if (!d.sync || !finish_quick(rank, group, d, sum)) sum = start_sum(rank, group, count, base, d.name, !d.sync);

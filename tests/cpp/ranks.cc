@@ -36,7 +36,7 @@ void run_threads(int size, const std::function<void(int)>& body) {
 }
 
 void run_ranks(int size, const std::function<void(Rank&)>& body, size_t capacity) {
-  const Fd fd = create_memfd("test", Board::nbytes(size, capacity));
+  const Fd fd = create_memfd("test", ControlSegment::nbytes(size, capacity));
   run_threads(size, [&](int r) {
     auto segments = std::make_shared<SegmentRegistry>();
     Context context(fd.get(), r, size, std::vector<int>(static_cast<size_t>(size), -1), "host", segments, nullptr);

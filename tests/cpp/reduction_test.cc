@@ -85,19 +85,19 @@ TEST_CASE("factors are for arithmetic only, and Average needs a divisor") {
 TEST_CASE("wire codecs are for float32: int8 for what is added, the others also for Min and Max") {
   for (int code = 0; code < rr::kDTypeCount; ++code) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
-      for (const rr::Wire wire : {rr::Wire::kNone, rr::Wire::kFp16, rr::Wire::kBf16, rr::Wire::kInt8}) {
+      for (const rr::Codec codec : {rr::Codec::kNone, rr::Codec::kFp16, rr::Codec::kBf16, rr::Codec::kInt8}) {
         const DType dtype = rr::dtype_from_code(code);
         const bool adds = op == ReduceOp::kSum || op == ReduceOp::kAverage;
         const bool selects = op == ReduceOp::kMin || op == ReduceOp::kMax;
         const bool taken =
-            wire == rr::Wire::kNone || (dtype == DType::kFloat32 && (adds || (selects && wire != rr::Wire::kInt8)));
+            codec == rr::Codec::kNone || (dtype == DType::kFloat32 && (adds || (selects && codec != rr::Codec::kInt8)));
         INFO(std::string(name(dtype)));
         INFO(std::string(name(op)));
-        INFO(std::string(name(wire)));
+        INFO(std::string(name(codec)));
         if (taken) {
-          CHECK_NOTHROW(check(wire, Reduction{dtype, op}));
+          CHECK_NOTHROW(check(codec, Reduction{dtype, op}));
         } else {
-          CHECK_THROWS_AS(check(wire, Reduction{dtype, op}), InvalidArgumentError);
+          CHECK_THROWS_AS(check(codec, Reduction{dtype, op}), InvalidArgumentError);
         }
       }
     }

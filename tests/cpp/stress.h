@@ -6,9 +6,9 @@
 #include <map>
 #include <mutex>
 
+#include "loopback_links.h"
 #include "random_operations.h"
 #include "watchdog.h"
-#include "wires.h"
 
 namespace rr::test {
 
@@ -87,7 +87,7 @@ class StressRun {
       const std::lock_guard lock(mutex_);
       Fd& segment = segments_[{id, stress_.host_of[static_cast<size_t>(rank.rank)]}];
       if (segment.get() < 0) {
-        segment = create_memfd("group", Board::nbytes(static_cast<int>(ranks.size()), stress_.capacity));
+        segment = create_memfd("group", ControlSegment::nbytes(static_cast<int>(ranks.size()), stress_.capacity));
       }
       fd = segment.get();
     }
@@ -97,7 +97,7 @@ class StressRun {
     return group;
   }
 
-  // Sometimes with an operation pending that nobody else has stated.
+  // Sometimes with an operation pending that nobody else has announced.
   void remove_group(Player& player, Group*& group) {
     const bool is_lonely = player.own() % 2 == 0;
     if (group == nullptr) return;

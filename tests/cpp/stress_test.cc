@@ -23,7 +23,7 @@ TEST_CASE("random operations, kinds, sizes, names and orders, on overlapping gro
 
 TEST_CASE("two overlapping groups in opposite orders: no deadlock, asynchronous or by names") {
   const Environment environment{};
-  const Fd fd = create_memfd("pair", Board::nbytes(2, 64));
+  const Fd fd = create_memfd("pair", ControlSegment::nbytes(2, 64));
   const int turns = rounds(2000);
   CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
     Group* pair = rank.rank < 2 ? rank.context.add_group(fd.get(), {0, 1}, 1, nullptr).get() : nullptr;

@@ -40,12 +40,12 @@ class Bench {
   double seconds(size_t moved, const Launch& launch) {
     const size_t launches = std::clamp(kBatchNbytes / std::max<size_t>(moved, 1), size_t{3}, kMostLaunches);
     launch();
-    await(device_, Lane::kCompute);
+    await(device_, WorkStream::kCompute);
     std::vector<double> samples;
     for (int s = 0; s < kSamples; ++s) {
       const int64_t begin = now_ns();
       for (size_t i = 0; i < launches; ++i) launch();
-      await(device_, Lane::kCompute);
+      await(device_, WorkStream::kCompute);
       samples.push_back(static_cast<double>(now_ns() - begin) * 1e-9 / static_cast<double>(launches));
     }
     std::sort(samples.begin(), samples.end());
@@ -74,7 +74,7 @@ class Bench {
     const DeviceMemory src(device_, nbytes);
     const DeviceMemory dst(device_, nbytes);
     to_device(device_, src.data(), pattern_.data(), nbytes);
-    const double s = seconds(2 * nbytes, [&] { device_.copy(Lane::kCompute, dst.data(), src.data(), nbytes); });
+    const double s = seconds(2 * nbytes, [&] { device_.copy(WorkStream::kCompute, dst.data(), src.data(), nbytes); });
     report({"copy", "one", nbytes, 2 * nbytes}, s, wrong<float>(dst.data(), nbytes / 4, 0, value));
   }
 
@@ -100,7 +100,7 @@ class Bench {
       to += nbytes;
     }
     const auto time = [&](const std::vector<DevicePart>& parts, DType type, double factor, size_t moved) {
-      return seconds(moved, [&] { device_.move(Lane::kCompute, parts, DType::kFloat32, type, factor); });
+      return seconds(moved, [&] { device_.move(WorkStream::kCompute, parts, DType::kFloat32, type, factor); });
     };
     const size_t count = dense / sizeof(float);
     double s = time(pack, DType::kFloat32, 1.0, 2 * dense);
@@ -134,7 +134,7 @@ class Bench {
       fold.dsts.push_back(memory.data() + (n + r) * nbytes);
     }
     const Reduction sum = {DType::kFloat32, ReduceOp::kSum, 1.0, 1.0, ranks};
-    const double s = seconds(2 * n * nbytes, [&] { device_.fold(Lane::kCompute, {fold}, sum); });
+    const double s = seconds(2 * n * nbytes, [&] { device_.fold(WorkStream::kCompute, {fold}, sum); });
     size_t bad = 0;
     for (const std::byte* dst : fold.dsts) {
       bad += wrong<float>(dst, fold.count, 0, [&](size_t i) {

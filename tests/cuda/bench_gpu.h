@@ -1,4 +1,4 @@
-// What the two halves of rr_gpu share: a GPU whose lanes are waited for.
+// What the two halves of rr_gpu share: a GPU whose work streams are waited for.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "base/errors.h"
-#include "cuda/device.h"
+#include "gpu/device.h"
 #include "host_memory.h"
 
 namespace rr {
@@ -30,24 +30,24 @@ class DeviceMemory {
   std::byte* data_;
 };
 
-// Until all that was issued to the lane is done. Throws TimeoutError.
-inline void await(Device& device, Lane lane) {
-  const Mark mark = device.mark(lane);
+// Until all that was issued to the work stream is done. Throws TimeoutError.
+inline void await(Device& device, WorkStream work_stream) {
+  const Mark mark = device.mark(work_stream);
   const Deadline deadline = Deadline::after_s(kPatienceS);
   while (!device.passed(mark)) {
-    if (deadline.passed()) throw TimeoutError("a lane of " + device.name() + " did not finish within 60 s");
+    if (deadline.passed()) throw TimeoutError("a work stream of " + device.name() + " did not finish within 60 s");
     std::this_thread::yield();
   }
 }
 
 inline void to_device(Device& device, std::byte* dst, const std::byte* src, size_t nbytes) {
-  device.copy(Lane::kCompute, dst, src, nbytes);
-  await(device, Lane::kCompute);
+  device.copy(WorkStream::kCompute, dst, src, nbytes);
+  await(device, WorkStream::kCompute);
 }
 
 inline void to_host(Device& device, std::byte* dst, const std::byte* src, size_t nbytes) {
-  device.copy(Lane::kCompute, dst, src, nbytes);
-  await(device, Lane::kCompute);
+  device.copy(WorkStream::kCompute, dst, src, nbytes);
+  await(device, WorkStream::kCompute);
 }
 
 // check.cc: every kernel once for each dtype and operation, bit for bit as on the CPU; few: of each kernel few cases,

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "bench_gpu.h"
-#include "data/wire.h"
+#include "data/codec.h"
 
 namespace rr {
 namespace {
@@ -76,7 +76,7 @@ class Checker {
       fold.dsts.push_back(in_place ? const_cast<std::byte*>(fold.srcs[d]) : place(nbytes, offset));
     }
     upload();
-    device_.fold(Lane::kCompute, {fold}, reduction);
+    device_.fold(WorkStream::kCompute, {fold}, reduction);
     const std::string what = std::string("fold ") + name(reduction.dtype) + " " + name(reduction.op) + " pre " +
                              std::to_string(reduction.prescale) + " post " + std::to_string(reduction.postscale) +
                              ", " + std::to_string(nsrc) + " to " + std::to_string(ndst) + ", " +
@@ -97,7 +97,7 @@ class Checker {
       expected.push_back(cast(src, from, to, factor, counts[i]));
     }
     upload();
-    device_.move(Lane::kCompute, parts, from, to, factor);
+    device_.move(WorkStream::kCompute, parts, from, to, factor);
     download();
     const std::string what = std::string("move ") + name(from) + " to " + name(to) + " times " +
                              std::to_string(factor) + ", " + std::to_string(counts.size()) + " tensors from offset " +
@@ -105,22 +105,22 @@ class Checker {
     for (size_t i = 0; i < parts.size(); ++i) compare(parts[i].dst, expected[i], to, what);
   }
 
-  void wire(Wire wire, size_t count) {
+  void codec(Codec codec, size_t count) {
     const Bytes src = input(DType::kFloat32, 3, count);
-    Bytes encoded(wire_nbytes(wire, count));
-    kernels_.encode(wire, src.data(), encoded.data(), count);
+    Bytes encoded(codec_nbytes(codec, count));
+    kernels_.encode(codec, src.data(), encoded.data(), count);
     Bytes decoded(src.size());
-    kernels_.decode(wire, encoded.data(), decoded.data(), count);
+    kernels_.decode(codec, encoded.data(), decoded.data(), count);
 
     start();
     const std::byte* from = place(src, 0);
     std::byte* coded = place(encoded.size(), 0);
     std::byte* back = place(decoded.size(), 0);
     upload();
-    device_.encode(Lane::kCompute, wire, from, coded, count);
-    device_.decode(Lane::kCompute, wire, coded, back, count);
+    device_.encode(WorkStream::kCompute, codec, from, coded, count);
+    device_.decode(WorkStream::kCompute, codec, coded, back, count);
     download();
-    const std::string what = std::string(" of ") + name(wire) + ", " + std::to_string(count) + " elements";
+    const std::string what = std::string(" of ") + name(codec) + ", " + std::to_string(count) + " elements";
     compare(coded, encoded, DType::kUInt8, "encode" + what);
     compare(back, decoded, DType::kFloat32, "decode" + what);
   }
@@ -169,7 +169,7 @@ class Checker {
     if (dtype == DType::kFloat64) return *reinterpret_cast<const double*>(from);
     if (dtype == DType::kFloat32) return *reinterpret_cast<const float*>(from);
     float value = 0;
-    kernels("auto").decode(dtype == DType::kFloat16 ? Wire::kFp16 : Wire::kBf16, from, &value, 1);
+    kernels("auto").decode(dtype == DType::kFloat16 ? Codec::kFp16 : Codec::kBf16, from, &value, 1);
     return value;
   }
   static void store(std::byte* to, DType dtype, float value) {
@@ -179,7 +179,7 @@ class Checker {
       const double wide = value;
       std::memcpy(to, &wide, sizeof wide);
     } else {
-      kernels("auto").encode(dtype == DType::kFloat16 ? Wire::kFp16 : Wire::kBf16, &value, to, 1);
+      kernels("auto").encode(dtype == DType::kFloat16 ? Codec::kFp16 : Codec::kBf16, &value, to, 1);
     }
   }
 
@@ -265,9 +265,9 @@ int check_kernels(Device& device, bool few) {
   Checker checker(device);
   check_folds(checker, few);
   check_moves(checker, few);
-  for (const Wire wire : {Wire::kFp16, Wire::kBf16, Wire::kInt8}) {
+  for (const Codec codec : {Codec::kFp16, Codec::kBf16, Codec::kInt8}) {
     for (const size_t count : {size_t{1}, size_t{255}, size_t{256}, size_t{1009}, size_t{few ? 5003u : 300'007u}}) {
-      checker.wire(wire, count);
+      checker.codec(codec, count);
     }
   }
   std::printf("{\"what\": \"kernels\", \"gpu\": \"%s\", \"cases\": %d, \"wrong\": %d}\n", device.name().c_str(),

@@ -1,4 +1,4 @@
-// Host memory that lanes of a GPU copy from and to, for rr_gpu and for the tests of CudaDevice.
+// Host memory that work streams of a GPU copy from and to, for rr_gpu and for the tests of CudaDevice.
 #pragma once
 
 #include <sys/mman.h>
@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <new>
 
-#include "cuda/device.h"
+#include "gpu/device.h"
 
 namespace rr {
 

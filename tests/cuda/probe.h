@@ -15,7 +15,7 @@
 
 #include "base/config.h"
 #include "bench_gpu.h"
-#include "cuda/driver.h"
+#include "gpu/cuda/driver.h"
 
 namespace rr {
 
@@ -62,7 +62,7 @@ class Beside {
   std::shared_ptr<State> state_;
 };
 
-// The GPU with our lanes, the driver under it, and streams of a caller.
+// The GPU with our work streams, the driver under it, and streams of a caller.
 class Rig {
  public:
   Rig()
@@ -107,18 +107,18 @@ class Rig {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   }
-  // A few copies and a launch in our lanes, in a thread that has the context current; what an operation issues.
-  Beside lanes() {
+  // A few copies and a launch in our work streams, in a thread that has the context current; what an operation issues.
+  Beside work_streams() {
     return Beside([this] {
       const auto current = device->make_current();
       std::byte* const there = memory_;
-      device->copy(Lane::kToDevice, there, host_->data(), kNbytes);
-      device->follow(Lane::kCompute, device->mark(Lane::kToDevice));
+      device->copy(WorkStream::kToDevice, there, host_->data(), kNbytes);
+      device->follow(WorkStream::kCompute, device->mark(WorkStream::kToDevice));
       const std::vector<DevicePart> parts = {{there, there + kNbytes, kNbytes / sizeof(float)}};
-      device->move(Lane::kCompute, parts, DType::kFloat32, DType::kFloat32, 0.5);
-      device->follow(Lane::kToHost, device->mark(Lane::kCompute));
-      device->copy(Lane::kToHost, host_->data(), there + kNbytes, kNbytes);
-      const Mark end = device->mark(Lane::kToHost);
+      device->move(WorkStream::kCompute, parts, DType::kFloat32, DType::kFloat32, 0.5);
+      device->follow(WorkStream::kToHost, device->mark(WorkStream::kCompute));
+      device->copy(WorkStream::kToHost, host_->data(), there + kNbytes, kNbytes);
+      const Mark end = device->mark(WorkStream::kToHost);
       while (!device->passed(end)) std::this_thread::sleep_for(std::chrono::microseconds(50));
     });
   }

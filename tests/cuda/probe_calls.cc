@@ -1,10 +1,10 @@
-// Which calls of the driver wait for a stream that is held, and whether our lanes go on meanwhile. A caller's thread
-// may make any of them while its stream is held for an operation of ours; ours makes those that have to return.
+// Which calls of the driver wait for a stream that is held, and whether our work streams go on meanwhile. A caller's
+// thread may make any of them while its stream is held for an operation of ours; ours makes those that have to return.
 
 #include <sys/mman.h>
 
-#include "cuda/image.h"
-#include "cuda/tables.h"
+#include "gpu/cuda/image.h"
+#include "gpu/cuda/tables.h"
 #include "probe.h"
 
 namespace rr {
@@ -143,8 +143,8 @@ void ask(Rig& rig, const Asked& asked, const std::string& name) {
   for (const bool is_default : {false, true}) {
     const cu::Stream held = is_default ? nullptr : rig.stream();
     const Call call = asked.prepare(rig);
-    const Beside warm = rig.lanes();
-    if (!warm.ends_within(20)) throw TimeoutError("lanes did not even go on while nothing was held");
+    const Beside warm = rig.work_streams();
+    if (!warm.ends_within(20)) throw TimeoutError("work streams did not even go on while nothing was held");
     auto result = std::make_shared<std::atomic<int>>(cu::kSuccess);
     rig.hold(held);
     const cu::Event behind = rig.event(held);
@@ -153,18 +153,18 @@ void ask(Rig& rig, const Asked& asked, const std::string& name) {
       result->store(call());
     });
     const bool returned = called.ends_within(asked.must_return ? rig.patience_s : kReturnS);
-    const Beside work = rig.lanes();
+    const Beside work = rig.work_streams();
     const bool went_on = work.ends_within(rig.patience_s);
     const bool was_held = !rig.passes_within(behind, 0.001);
     rig.let_go();
     const bool ended = called.ends_within(rig.patience_s) && work.ends_within(rig.patience_s) &&
                        rig.passes_within(behind, rig.patience_s);
     text += std::string(text.empty() ? "" : "; ") + (is_default ? "default stream held: " : "a stream held: ") +
-            (returned ? "returns" : "waits") + (went_on ? ", lanes go on" : ", LANES STOP") +
+            (returned ? "returns" : "waits") + (went_on ? ", work streams go on" : ", WORK STREAMS STOP") +
             (was_held ? "" : ", THE HOLD HELD NOTHING") + (ended ? "" : ", STUCK for good");
     if (result->load() != cu::kSuccess) text += ", " + rig.cuda->text(result->load());
     if (!called.error().empty()) text += ", " + called.error();
-    if (!work.error().empty()) text += ", lanes: " + work.error();
+    if (!work.error().empty()) text += ", work streams: " + work.error();
     good = good && went_on && was_held && ended && (returned || !asked.must_return) && work.error().empty() &&
            called.error().empty() && result->load() == cu::kSuccess;
     if (!ended) break;

@@ -7,7 +7,7 @@
 #include <array>
 #include <cstring>
 
-#include "cuda/survey.h"
+#include "gpu/survey.h"
 #include "probe.h"
 
 namespace rr {
@@ -150,10 +150,10 @@ void peer(Rig& rig) {
   const cu::Stream held = rig.stream();
   rig.hold(held);
   const int status = other_process({"peer", hex(handle)});
-  const Beside work = rig.lanes();
+  const Beside work = rig.work_streams();
   const bool went_on = work.ends_within(rig.patience_s);
   rig.let_go();
-  answer("peer-owner", went_on && status == 0, went_on ? "lanes of the owner go on" : "LANES of the owner STOP");
+  answer("peer-owner", went_on && status == 0, went_on ? "work streams of the owner go on" : "WORK STREAMS of the owner STOP");
 }
 
 // Small allocations, as CuPy's pool makes them, lie in one block of the driver's; a peer opens a handle of each.
@@ -215,7 +215,7 @@ int probe_peer(const std::string& text) {
     const Beside opened = timed_call(
         [&rig, at, handle] { return rig.cuda->ipc_open_mem_handle(at.get(), handle, cu::kIpcLazyEnablePeerAccess); });
     const bool opens = opened.ends_within(rig.patience_s);
-    const Beside work = rig.lanes();
+    const Beside work = rig.work_streams();
     const bool went_on = work.ends_within(rig.patience_s);
     rig.let_go();
     bool good =
@@ -227,8 +227,8 @@ int probe_peer(const std::string& text) {
     good = closed.ends_within(rig.patience_s) && closed.error().empty() && good;
     answer("peer", good && opens && went_on,
            std::string("cuIpcOpenMemHandle ") + (opens ? "returns" : "waits") + ", cuIpcCloseMemHandle " +
-               (closes ? "returns" : "waits") + (went_on ? ", lanes go on" : ", LANES STOP") + " " + opened.error() +
-               closed.error());
+               (closes ? "returns" : "waits") + (went_on ? ", work streams go on" : ", WORK STREAMS STOP") + " " +
+               opened.error() + closed.error());
     ::_exit(good ? 0 : 1);
   } catch (const std::exception& error) {
     answer("peer", false, error.what());

@@ -54,12 +54,12 @@ void order(Rig& rig) {
   answer("hold-and-notify", good, text);
 }
 
-// How many streams may be held until our lanes, or a caller's further stream, no longer go on.
+// How many streams may be held until our work streams, or a caller's further stream, no longer go on.
 void channels(Rig& rig, bool is_urgent) {
-  size_t lanes_at_most = 0, others_at_most = 0, count = 0;
-  bool lanes_go_on = true, others_go_on = true, all_ended = true;
+  size_t work_streams_at_most = 0, others_at_most = 0, count = 0;
+  bool work_streams_go_on = true, others_go_on = true, all_ended = true;
   std::vector<cu::Stream> held;
-  for (count = 1; count <= 128 && lanes_go_on; count *= 2) {
+  for (count = 1; count <= 128 && work_streams_go_on; count *= 2) {
     while (held.size() < count) held.push_back(rig.stream(is_urgent));
     const cu::Stream other = rig.stream(is_urgent);
     std::vector<cu::Event> behind;
@@ -67,21 +67,22 @@ void channels(Rig& rig, bool is_urgent) {
       rig.hold(stream);
       behind.push_back(rig.event(stream));
     }
-    const Beside work = rig.lanes();
-    lanes_go_on = work.ends_within(rig.patience_s);
+    const Beside work = rig.work_streams();
+    work_streams_go_on = work.ends_within(rig.patience_s);
     others_go_on = others_go_on && rig.passes_within(rig.event(other), 0.1);
-    if (lanes_go_on) lanes_at_most = count;
+    if (work_streams_go_on) work_streams_at_most = count;
     if (others_go_on) others_at_most = count;
     rig.let_go();
     for (const cu::Event event : behind) all_ended = rig.passes_within(event, rig.patience_s) && all_ended;
     all_ended = work.ends_within(rig.patience_s) && all_ended;
   }
-  answer(is_urgent ? "held-urgent-streams" : "held-streams", all_ended && lanes_at_most >= 128,
-         "lanes go on beside " + std::to_string(lanes_at_most) + " held streams, another stream beside " +
+  answer(is_urgent ? "held-urgent-streams" : "held-streams", all_ended && work_streams_at_most >= 128,
+         "work streams go on beside " + std::to_string(work_streams_at_most) + " held streams, another stream beside " +
              std::to_string(others_at_most) + (all_ended ? "" : "; NOT all streams went on afterwards"));
 }
 
-// A caller that runs ahead of a held stream until the driver takes no more: whether our lanes go on, and its notify()s.
+// A caller that runs ahead of a held stream until the driver takes no more: whether our work streams go on, and its
+// notify()s.
 void full_queue(Rig& rig) {
   constexpr int kLaunches = 20000;
   auto issued = std::make_shared<std::atomic<int>>(0);
@@ -97,7 +98,7 @@ void full_queue(Rig& rig) {
   });
   const bool all_taken = caller.ends_within(2 * kReturnS);
   const int at = issued->load();
-  const Beside work = rig.lanes();
+  const Beside work = rig.work_streams();
   const bool went_on = work.ends_within(rig.patience_s);
   const cu::Stream other = rig.stream();
   Reached reached;
@@ -110,7 +111,7 @@ void full_queue(Rig& rig) {
   const bool ended = caller.ends_within(2 * rig.patience_s) && work.ends_within(rig.patience_s);
   answer("full-queue", went_on && notified && ended && caller.error().empty(),
          (all_taken ? "all 20000 copies taken" : "the caller blocks after " + std::to_string(at) + " copies") +
-             (went_on ? ", lanes go on" : ", LANES STOP") + (notified ? "" : ", NO NOTIFY of another stream") +
+             (went_on ? ", work streams go on" : ", WORK STREAMS STOP") + (notified ? "" : ", NO NOTIFY of another stream") +
              (ended ? "" : ", STUCK for good") + caller.error());
 }
 
@@ -129,13 +130,13 @@ void callbacks(Rig& rig) {
             "cuLaunchHostFunc");
   rig.device->notify(ours, Reached::raise, &reached);
   const bool beside = reached.is(1, kReturnS);
-  const Beside work = rig.lanes();
+  const Beside work = rig.work_streams();
   const bool went_on = work.ends_within(rig.patience_s);
   may_end.store(true);
   const bool after = reached.is(1, rig.patience_s);
   answer("slow-callback", went_on && after,
          std::string(beside ? "ours comes beside a slow one" : "ours waits for a slow one of another stream") +
-             (went_on ? ", lanes go on" : ", LANES STOP") + (after ? "" : ", and never comes"));
+             (went_on ? ", work streams go on" : ", WORK STREAMS STOP") + (after ? "" : ", and never comes"));
 }
 
 void capture(Rig& rig) {
@@ -153,7 +154,7 @@ void capture(Rig& rig) {
   bool good = rig.device->is_capturing(stream);
   rig.device->notify(stream, Reached::raise, &reached);
   rig.device->hold(stream, word, 1);
-  const Beside beside = rig.lanes();  // our thread's calls, in the strictest mode, while the caller's captures
+  const Beside beside = rig.work_streams();  // our thread's calls, in the strictest mode, while the caller's captures
   good = beside.ends_within(rig.patience_s) && beside.error().empty() && good;
   rig.check(rig.cuda->memcpy_async(reinterpret_cast<cu::DevicePtr>(rig.memory()),
                                    reinterpret_cast<cu::DevicePtr>(rig.host().data()), Rig::kNbytes, stream),
@@ -166,14 +167,14 @@ void capture(Rig& rig) {
     const cu::Event behind = rig.event(stream);
     good = reached.is(turn, rig.patience_s) && good;
     good = !rig.passes_within(behind, 0.02) && good;
-    const Beside work = rig.lanes();
+    const Beside work = rig.work_streams();
     good = work.ends_within(rig.patience_s) && good;
     __atomic_store_n(word, 1u, __ATOMIC_RELEASE);
     good = rig.passes_within(behind, rig.patience_s) && good;
   }
   answer("capture", good,
          std::to_string(reached.times.load()) + " of 3 replays notified" +
-             (beside.error().empty() ? "" : "; lanes while capturing: " + beside.error()));
+             (beside.error().empty() ? "" : "; work streams while capturing: " + beside.error()));
 }
 
 }  // namespace

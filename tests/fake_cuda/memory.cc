@@ -144,7 +144,7 @@ Reach reach(uintptr_t address, size_t nbytes) {
     const bool is_host = block->second.kind == Kind::kHost || block->second.kind == Kind::kRegistered;
     if (!block->second.is_accessible) return Reach::kBeyond;
     if (at != address && block->second.kind != Kind::kMapped) return Reach::kBeyond;
-    found = is_host ? Reach::kPinned : Reach::kDevice;
+    found = is_host ? Reach::kStaged : Reach::kDevice;
     at = block->second.base + block->second.nbytes;
   }
   return found;
@@ -223,7 +223,7 @@ FAKE_API Result cuMemHostUnregister(void* address) {
 
 FAKE_API Result cuMemHostGetDevicePointer_v2(cu::DevicePtr* device, void* host, unsigned) {
   FAKE_ENTER(__func__);
-  if (fake::reach(reinterpret_cast<uintptr_t>(host), 1) != fake::Reach::kPinned) return cu::kInvalidValue;
+  if (fake::reach(reinterpret_cast<uintptr_t>(host), 1) != fake::Reach::kStaged) return cu::kInvalidValue;
   *device = reinterpret_cast<uintptr_t>(host);
   return cu::kSuccess;
 }

@@ -56,7 +56,7 @@ bool change_block(uintptr_t base, void (*change)(Block&, int), int argument);
 // Device memory in use, against FAKE_CUDA_MEMORY (bytes of a device; 0: no limit).
 bool fits(int ordinal, size_t nbytes);
 // What two pointers of a copy are: device or pinned memory, within one block; else pageable, or freed.
-enum class Reach { kDevice, kPinned, kPageable, kBeyond };
+enum class Reach { kDevice, kStaged, kPageable, kBeyond };
 Reach reach(uintptr_t address, size_t nbytes);
 
 }  // namespace fake

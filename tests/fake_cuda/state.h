@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/never_destroyed.h"
-#include "cuda/driver.h"
+#include "gpu/cuda/driver.h"
 #include "streams.h"
 
 #define FAKE_API extern "C" __attribute__((visibility("default")))

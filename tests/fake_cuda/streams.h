@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/driver.h"
+#include "gpu/cuda/driver.h"
 
 namespace fake {
 

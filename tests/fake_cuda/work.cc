@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/tables.h"
 #include "cuda_host.h"
+#include "gpu/cuda/tables.h"
 #include "memory.h"
 
 using namespace rr;

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/nccl.h"
 #include "files.h"
+#include "gpu/nccl/nccl.h"
 
 namespace fake_nccl {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/nccl.h"
 #include "fake_nccl.h"
+#include "gpu/nccl/nccl.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

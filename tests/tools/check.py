@@ -21,21 +21,22 @@ BIN = Path(sys.executable).parent
 # Prefix of a file's path: its C++ tests, its Python tests (pytest's arguments below tests/).
 ROOMS: dict[str, tuple[str, str]] = {
     "csrc/": ("collectives_test", "test_package.py"),
-    "csrc/base/": ("config_test ledger_test plan_test", "test_environment.py test_package.py"),
-    "csrc/data/": ("reduce_test reduce_half_test reduction_test wire_test", "test_package.py"),
+    "csrc/base/": ("config_test negotiation_test plan_test", "test_environment.py test_package.py"),
+    "csrc/data/": ("reduce_test reduce_half_test reduction_test codec_test", "test_package.py"),
     "csrc/os/": ("os_test failure_test link_test", "test_memory.py test_package.py"),
-    "csrc/cuda/": ("cuda_device_test cuda_memory_test cuda_streams_test cuda_tables_test", "test_package.py"),
+    "csrc/gpu/": ("cuda_device_test cuda_memory_test cuda_streams_test cuda_tables_test", "test_package.py"),
     "csrc/transport/": ("link_test mpi_test stage_writer_test collectives_test", "test_package.py"),
     "csrc/collective/": ("plan_test collectives_test movement_test pull_test", "test_package.py"),
-    "csrc/group/": (
-        "ledger_test ledger_steps_test join_test failure_test standstill_test stress_test",
+    "csrc/negotiation/": (
+        "negotiation_test negotiation_steps_test join_test failure_test deadlock_timeout_test stress_test",
         "test_package.py",
     ),
     "csrc/engine/": (
-        "collectives_test hosts_test held_wires_test join_hosts_test failure_test stress_test",
+        "collectives_test hosts_test held_links_test join_hosts_test failure_test stress_test",
         "test_package.py",
     ),
-    "csrc/engine/device": ("device_queue_test cuda_messages_test cuda_errors_test", "test_package.py"),
+    "csrc/engine/gpu/": ("device_queue_test cuda_messages_test cuda_errors_test", "test_package.py"),
+    "csrc/relay/": ("frames_test hosts_test held_links_test join_hosts_test deadlock_hosts_test", "test_package.py"),
     "csrc/framework/": ("calls_test", "test_package.py"),
     "csrc/python": ("", "test_buffers.py test_collectives.py test_package.py"),
     "ringreduce/": ("", "test_package.py test_collectives.py test_lifecycle.py"),
@@ -50,7 +51,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "ringreduce/tensorflow/": ("", "test_tensorflow_names.py test_tensorflow_ops.py"),
     "ringreduce/torch/": ("", "test_torch.py test_torch_collectives.py test_optimizer.py"),
     "ringreduce/torch/distributed/": ("", "test_distributed.py"),
-    "tests/cpp/": ("collectives_test ledger_test", ""),
+    "tests/cpp/": ("collectives_test negotiation_test", ""),
     "tests/fake_": ("cuda_device_test cuda_nccl_test", ""),
     "tests/": ("", "test_collectives.py test_errors_api.py"),
     "benchmarks/": ("", "test_record.py test_network_figures.py"),

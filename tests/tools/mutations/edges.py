@@ -28,28 +28,28 @@ ROWS = (
     # --- cuda ---
     Mutation(
         "lane-order",
-        "csrc/cuda/cuda_lanes.cc",
-        "  RR_CUDA(context_, stream_wait_event, stream(lane), event_of(mark), 0);\n",
+        "csrc/gpu/cuda/cuda_work_streams.cc",
+        "  RR_CUDA(context_, stream_wait_event, stream(work_stream), event_of(mark), 0);\n",
         "",
         ("cuda_device_test",),
     ),
     Mutation(
         "hold-out",
-        "csrc/cuda/cuda_holds.cc",
+        "csrc/gpu/cuda/cuda_holds.cc",
         "return out_.empty() && !has_captured_;",
         "return true;",
         ("cuda_memory_test",),
     ),
     Mutation(
         "stale-export",
-        "csrc/cuda/cuda_exports.cc",
+        "csrc/gpu/cuda/cuda_exports.cc",
         "mixed(uid + piece.id *",
         "mixed(uid + piece.base *",
         ("cuda_peers_test",),
     ),
     Mutation(
         "slot-reuse",
-        "csrc/cuda/cuda_kernels.cc",
+        "csrc/gpu/cuda/cuda_kernels.cc",
         "is_older && is_free(slot)",
         "is_older",
         ("cuda_device_test",),

@@ -1,0 +1,84 @@
+// Collectives on memory of GPUs that the ranks of one host map from each other: no copy goes through the host.
+//
+// Each GPU has a leader, the first member on it, and only leaders launch: contexts of several processes on one GPU take
+// turns, so ranks that share it are served best by one kernel. A reduction is cut into a slice for each GPU; its leader
+// folds the slice of all members' inputs in rank order and stores it into all outputs. What a member wants of the
+// others' blocks its leader copies. On one GPU of memory bandwidth B an all-reduce of S bytes on n ranks takes 2nS / B
+// or more.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "collective/staged.h"
+
+namespace rr {
+
+// Where an operand lies, for other processes.
+struct DeviceOperand {
+  DeviceExport memory;
+  uint64_t offset = 0;
+  uint64_t nbytes = 0;
+};
+DeviceOperand device_operand(Device& device, const std::byte* data, size_t nbytes);
+
+// The peers' allocations that this process has mapped for a GPU. A mapping keeps the memory that its owner has freed
+// meanwhile, so those that have not been used for a while, or for longest, are forgotten. Thread-safe.
+class DeviceMappings {
+ public:
+  static constexpr size_t kMost = 2048;  // less than Device::kImports, so that the device forgets none by itself
+  static constexpr double kIdleS = 30;
+  explicit DeviceMappings(std::shared_ptr<Device> device, size_t most = kMost, double idle_s = kIdleS)
+      : device_(std::move(device)), most_(most), idle_ns_(static_cast<int64_t>(idle_s * 1e9)) {}
+  // The one of all contexts of this process that work on the device.
+  static std::shared_ptr<DeviceMappings> of(const std::shared_ptr<Device>& device);
+
+  // Where the allocation begins here; it stays until released as often.
+  std::byte* hold(const DeviceExport& memory);
+  void release(const std::vector<uint64_t>& uids) noexcept;
+  void trim() noexcept;  // now and then
+  size_t count() const;
+
+ private:
+  struct Known {
+    std::byte* address = nullptr;
+    size_t users = 0;
+    int64_t used_ns = 0;
+  };
+  void forget_some();
+
+  std::shared_ptr<Device> device_;
+  size_t most_;
+  int64_t idle_ns_;
+  mutable std::mutex mutex_;
+  std::unordered_map<uint64_t, Known> known_;
+};
+
+// What a member wants: nbytes of another member's first operand, at an offset in its own second one. Travels.
+struct CopyRequest {
+  uint64_t member = 0;
+  uint64_t src_offset = 0;
+  uint64_t dst_offset = 0;
+  uint64_t nbytes = 0;
+};
+
+struct IpcJob {
+  Device* device = nullptr;
+  std::shared_ptr<DeviceMappings> mappings;
+  bool is_forced = false;                           // then a refused mapping is the operation's error
+  std::function<void(const std::string&)> refused;  // else it is told, once all members know, and `otherwise` runs
+
+  std::vector<DeviceOperand> operands;     // of this rank; as many on all: input and output of each tensor in turn
+  std::vector<std::byte*> own;             // the same, as this rank addresses them
+  std::vector<ReduceJob> reductions;       // their pieces are the tensors, in the same order on all
+  std::vector<CopyRequest> copy_requests;  // or what this rank wants to have moved: at most one of each member
+  std::function<std::unique_ptr<Algorithm>(Team)> otherwise;
+  size_t rounds_otherwise = 0;
+};
+size_t rounds_of(const IpcJob& job, const Stage& stage, int members);  // both ways together
+std::unique_ptr<Algorithm> ipc(Team team, IpcJob job);
+
+}  // namespace rr

@@ -1,9 +1,0 @@
-// A build without nvcc: no kernels, hence no device.
-
-#include "cuda/image.h"
-
-namespace rr {
-
-const void* kernel_image() { return nullptr; }
-
-}  // namespace rr

@@ -1,0 +1,58 @@
+// Codecs: how the float32 elements of an all-reduce travel between hosts. The kernels of reduction.h encode and
+// decode; what a codec gives has the same bits on every instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace rr {
+
+// X(enumerator, name, bits an element)
+#define RR_CODECS(X)   \
+  X(kNone, "none", 32) \
+  X(kFp16, "fp16", 16) \
+  X(kBf16, "bf16", 16) \
+  X(kInt8, "int8", 8)
+
+// kNone  the elements themselves
+// kFp16  IEEE half, kBf16 the upper half of float32: rounded to nearest even; what is too large becomes an infinity
+// kInt8  for each block of 256 elements (the last one may be short) one float32 scale s, then a signed byte q for each
+//        element, which stands for q s. s is max|x| / 127 cut to 17 significant bits, so that every q s is exact, hence
+//        encoding what was decoded gives the same bytes. q is x / s rounded to nearest even, so |x - q s| <= 0.501 s.
+//        A block with an infinity or a NaN becomes NaN as a whole: no finite result may hide one. A block whose scale
+//        would be less than 2^-126 (all |x| < 127 * 2^-126) becomes zeros, denormals included.
+enum class Codec : uint8_t {
+#define RR_ENUMERATOR(id, name, nbits) id,
+  RR_CODECS(RR_ENUMERATOR)
+#undef RR_ENUMERATOR
+};
+
+inline constexpr int kCodecCount = 0
+#define RR_COUNT(id, name, nbits) +1
+    RR_CODECS(RR_COUNT)
+#undef RR_COUNT
+    ;
+
+// Elements of kInt8 that share a scale. What starts at a multiple of it, at byte codec_nbytes() of what precedes, is
+// encoded and decoded by itself.
+inline constexpr size_t kCodecBlock = 256;
+
+// Bytes of count encoded elements.
+constexpr size_t codec_nbytes(Codec codec, size_t count) {
+  switch (codec) {
+#define RR_CASE(id, name, nbits) \
+  case Codec::id:                \
+    return count * (nbits / 8) + \
+           (Codec::id == Codec::kInt8 ? (count + kCodecBlock - 1) / kCodecBlock * sizeof(float) : 0);
+    RR_CODECS(RR_CASE)
+#undef RR_CASE
+  }
+  return 0;
+}
+
+const char* name(Codec codec);
+Codec codec_from_name(std::string_view name);  // "" = kNone; throws InvalidArgumentError
+Codec codec_from_code(int code);               // throws InvalidArgumentError
+
+}  // namespace rr

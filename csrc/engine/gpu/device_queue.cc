@@ -1,0 +1,297 @@
+// DeviceQueue: what the callers' threads do. device_thread.cc has the queue's own.
+#include "engine/gpu/device_queue.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/errors.h"
+#include "engine/context.h"
+#include "os/thread.h"
+
+namespace rr {
+namespace {
+
+std::exception_ptr removed(const DeviceOperation& operation) {
+  return std::make_exception_ptr(ShutdownError("the process set of " + list_of(operation.group->ranks()) +
+                                               " was removed while '" + operation.name + "' was pending on the GPU"));
+}
+
+}  // namespace
+
+bool is_automatic_name(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  const size_t start = std::char_traits<char>::length(kAutomaticPrefix);
+  if (name.rfind(kAutomaticPrefix, 0) != 0 || dot < start || dot + 1 == name.size()) return false;
+  return name.find_first_not_of("0123456789", dot + 1) == std::string::npos;
+}
+
+void Unheard::keep(std::exception_ptr error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& failure) {
+    log_.warning(std::string("an operation on GPU memory has failed, and nobody asked for its outcome: ") +
+                 failure.what());
+  }
+  const std::lock_guard lock(mutex_);
+  if (first_ == nullptr) first_ = std::move(error);
+}
+
+void Unheard::raise() {
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    std::swap(error, first_);
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
+// Fatal errors come up anyway.
+DeviceOperation::~DeviceOperation() {
+  if (state.load() == State::kFailed && error != nullptr && !error_is_fatal && !was_asked.load()) unheard->keep(error);
+}
+
+DeviceQueue::DeviceQueue(Context& context, std::shared_ptr<Device> device)
+    : context_(context),
+      device_(std::move(device)),
+      words_(DeviceWords::of(device_)),
+      arrivals_(std::make_shared<Arrivals>()),
+      unheard_(std::make_shared<Unheard>(context.log())),
+      staging_(device_),
+      thread_(start_thread([this] { run(); })) {}
+
+DeviceQueue::~DeviceQueue() { stop(); }
+
+// Requests come when streams get there, in any order, so an unnamed operation gets a name: the number of the call.
+// It cannot be a user's (python_calls.h refuses such names).
+std::string DeviceQueue::automatic_name(const Group& group, Kind kind) {
+  return kAutomaticPrefix + std::string(rr::name(kind)) + "." + std::to_string(unnamed_[{group.id(), kind}]++);
+}
+
+DeviceOperationPtr DeviceQueue::make(Group& group, std::vector<Stream>& streams) {
+  context_.throw_if_shut_down();
+  group.throw_if_failed();
+  unheard_->raise();
+  std::sort(streams.begin(), streams.end());
+  streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
+  if (streams.empty()) throw InvalidArgumentError("an operation on GPU memory comes after the work of a stream");
+  auto operation = std::make_shared<DeviceOperation>(unheard_);
+  operation->group = context_.shared(group);
+  operation->streams = static_cast<uint32_t>(streams.size());
+  for (Stream stream : streams) operation->is_recurring |= device_->is_capturing(stream);
+  return operation;
+}
+
+DeviceOperationPtr DeviceQueue::submit(Group& group, const Request& request, std::vector<Stream> streams) {
+  DeviceOperationPtr operation = make(group, streams);
+  group.check_request(request);
+  const bool has_room = !request.dsts.empty() && !request.expected.empty();
+  if (operation->is_recurring && is_ragged(request.kind) && !has_room) {
+    throw InvalidArgumentError("how many rows this " + std::string(rr::name(request.kind)) +
+                               " brings is not known while a CUDA graph is captured; call it outside of the graph");
+  }
+  operation->request = request;
+  operation->request.is_from_queue = true;
+  group.record_caller();
+  {
+    const std::lock_guard lock(mutex_);
+    if (request.name != nullptr) {
+      const auto latest = latest_.find({&group, *request.name});
+      if (latest != latest_.end() && !operation->is_recurring) {
+        if (!latest->second->is_claimed.load()) {
+          throw InvalidArgumentError(
+              "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
+              "currently being processed.  If you want to request another tensor, use a different tensor name. ('" +
+              *request.name + "' on the GPU: synchronize its handle first)");
+        }
+        operation->before = latest->second->shared_from_this();
+      }
+      operation->name = *request.name;
+    } else {
+      operation->name = automatic_name(group, request.kind);
+    }
+    operation->request.name = &operation->name;
+    enqueue_locked(operation);
+  }
+  place_markers(operation, streams);
+  return operation;
+}
+
+void DeviceQueue::enqueue_locked(const DeviceOperationPtr& operation) {
+  if (is_stopped_) context_.throw_if_shut_down();
+  operation->word = operation->is_recurring ? words_->take_for_replays() : words_->take();
+  operation->arrival =
+      std::make_unique<Arrival>(arrivals_, words_, operation.get(), operation->word, operation->is_recurring);
+  all_[operation.get()] = operation;
+  if (operation->is_recurring) {  // nothing to wait for before the first replay
+    DeviceWords::write(operation->word);
+    operation->state.store(State::kDone);
+    return;
+  }
+  latest_[{operation->group.get(), operation->name}] = operation.get();
+  unreached_.fetch_add(1);
+}
+
+void DeviceQueue::place_markers(const DeviceOperationPtr& operation, const std::vector<Stream>& streams) {
+  try {
+    for (Stream stream : streams) device_->notify(stream, &Arrival::reached, operation->arrival.get());
+  } catch (const Error&) {
+    operation->was_asked.store(true);
+    const std::lock_guard lock(mutex_);  // some of the streams may have got a marker
+    cancel(*operation, std::current_exception());
+    throw;
+  }
+}
+
+void DeviceQueue::rethrow(DeviceOperation& operation) {
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    if (operation.state.load(std::memory_order_acquire) == State::kFailed) error = operation.error;
+  }
+  if (error == nullptr) return;
+  operation.was_asked.store(true);
+  std::rethrow_exception(error);
+}
+
+void DeviceQueue::hold(DeviceOperation& operation, Stream stream) {
+  rethrow(operation);
+  if (!operation.is_claimed.exchange(true)) wake();
+  const bool is_done = operation.state.load(std::memory_order_acquire) != State::kPending;
+  if (is_done && !operation.is_recurring) return rethrow(operation);
+  device_->hold(stream, operation.word.at, operation.word.value);
+}
+
+bool DeviceQueue::done(const DeviceOperation& operation) const {
+  return operation.state.load(std::memory_order_acquire) != State::kPending;
+}
+
+void DeviceQueue::await_stated(Group& group, Interrupt interrupt) {
+  wake();
+  DeviceOperationPtr unstated;
+  const auto are_stated = [&] {
+    group.throw_if_failed();
+    context_.throw_if_shut_down();
+    const std::lock_guard lock(mutex_);
+    for (const auto& [operation, owner] : all_) {
+      const bool counts = operation->group.get() == &group && operation->task == DeviceTask::kCollective;
+      // Replays of a captured operation are the caller's to wait for (docs/cuda.md).
+      if (!counts || operation->is_recurring || operation->inner != nullptr || done(*operation)) continue;
+      unstated = owner;
+      return false;
+    }
+    return true;
+  };
+  const Deadline reached_by = Deadline::after_s(context_.timeout_s());
+  const auto tick = [&] {
+    if (unstated != nullptr && !unstated->is_reached.load()) check_reached(unstated->name, reached_by);
+  };
+  context_.wait_until(are_stated, [&] { return group.has_work(); }, Deadline::never(), interrupt, false, tick);
+}
+
+// Throws TimeoutError for an operation whose stream takes too long to come to it.
+void DeviceQueue::check_reached(const std::string& operation, Deadline by) const {
+  if (!by.passed()) return;
+  throw TimeoutError("the stream has not come to '" + operation + "' within " +
+                     std::to_string(static_cast<int>(context_.timeout_s())) +
+                     " s (RINGREDUCE_TIMEOUT): what was put on it before is still running");
+}
+
+bool DeviceQueue::wait(DeviceOperation& operation, double timeout_s, Interrupt interrupt) {
+  operation.is_claimed.store(true);
+  operation.is_urgent.store(true);
+  wake();
+  Group& group = *operation.group;
+  const Deadline reached_by = Deadline::after_s(context_.timeout_s());
+  const auto tick = [&] {
+    if (!operation.is_reached.load()) check_reached(operation.name, reached_by);
+  };
+  const bool in_time =
+      context_.wait_until([&] { return done(operation); }, [&] { return group.has_work(); },
+                          timeout_s < 0 ? Deadline::never() : Deadline::after_s(std::max(timeout_s, 1e-9)), interrupt,
+                          group.ranks_outnumber_cores(), tick);
+  if (in_time) rethrow(operation);
+  return in_time;
+}
+
+OperationPtr DeviceQueue::inner(const DeviceOperation& operation) const {
+  const std::lock_guard lock(mutex_);
+  return operation.inner;
+}
+
+bool DeviceQueue::has(const Group& group, const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(all_.begin(), all_.end(),
+                     [&](const auto& item) { return item.first->group.get() == &group && item.first->name == name; });
+}
+
+bool DeviceQueue::has_claimed(const Group* group) const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(all_.begin(), all_.end(), [&](const auto& item) {
+    if (group != nullptr && item.first->group.get() != group) return false;
+    return item.first->state.load() == State::kPending && item.first->is_claimed.load();
+  });
+}
+
+void DeviceQueue::drain(double timeout_s, const Group* group) {
+  const Deadline deadline = Deadline::after_s(timeout_s);
+  while (!stop_.load() && has_claimed(group) && !deadline.passed()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// mutex_ held. An operation whose markers are still out stays for their sake, failed.
+void DeviceQueue::cancel(DeviceOperation& operation, std::exception_ptr error) {
+  operation.error = std::move(error);
+  operation.is_cancelled.store(true);
+  wake();
+  if (operation.is_reached.load() || operation.state.load() != State::kPending) return;
+  finish_locked(operation, State::kFailed, operation.error);
+}
+
+void DeviceQueue::forget(const Group& group) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [key, operation] : all_) {
+      if (operation->group.get() == &group) cancel(*operation, removed(*operation));
+    }
+  }
+  ring(context_.wait_bell(context_.rank()));
+}
+
+// Streams first: whoever waits for one of them, holding a lock that is wanted here, goes on.
+void DeviceQueue::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_stopped_) return;
+    is_stopped_ = true;
+    arrivals_->close();
+    for (auto& [key, operation] : all_) {
+      if (operation->is_recurring || operation->state.load() == State::kPending) DeviceWords::write(operation->word);
+    }
+  }
+  stop_.store(true);
+  wake();
+  if (thread_.joinable()) thread_.join();
+  std::exception_ptr error;
+  try {
+    context_.throw_if_shut_down();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  std::unordered_map<DeviceOperation*, DeviceOperationPtr> left;
+  {
+    const std::lock_guard lock(mutex_);
+    left = all_;
+    for (auto& [key, operation] : left) {
+      if (operation->state.load() == State::kPending) finish_locked(*operation, State::kFailed, error);
+      Arrivals::leave_behind(std::move(operation->arrival));
+      staging_.retire(std::move(operation->staging));
+    }
+    all_.clear();
+    ready_.clear();
+    active_.clear();
+  }
+  ring(context_.wait_bell(context_.rank()));
+}
+
+}  // namespace rr

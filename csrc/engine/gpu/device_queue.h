@@ -1,0 +1,174 @@
+// Operations on GPU memory: from a stream to the group, and back to the streams that wait for the result.
+//
+// submit() puts a marker on the caller's stream and returns. Once the stream has come there, the queue's thread submits
+// the operation to the group, where it is a named one like any other, executes the log until it is done, and writes
+// the word that hold()'s markers wait for. It writes it also when the operation has failed, and when the context shuts
+// down: no stream waits for ever. The error is raised by the next hold, poll or wait of the operation. If nobody asks:
+// a fatal one is raised by the group's next call anyway, another is logged, and raised by this rank's next call on
+// GPU memory: what went on with a result that there is not must not go on for long.
+//
+// In a stream that is being captured the markers become nodes of the graph, and the operation lives as long as the
+// context: each replay submits it again, under the same name.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/gpu/arrivals.h"
+#include "engine/gpu/device_words.h"
+#include "engine/gpu/staging_pool.h"
+#include "engine/group.h"
+
+namespace rr {
+
+// "device.allreduce.17" and the like are what the queue calls unnamed operations.
+inline constexpr const char* kAutomaticPrefix = "device.";
+bool is_automatic_name(const std::string& name);
+
+// What there is to do once the streams have come. Messages go through pinned memory of the host.
+enum class DeviceTask : uint8_t { kCollective, kSend, kReceive, kCopy };
+
+// The first error that nobody has heard of. Thread-safe.
+class Unheard {
+ public:
+  explicit Unheard(Log log) : log_(log) {}
+  void keep(std::exception_ptr error);
+  void raise();  // it, if there is one, once
+
+ private:
+  Log log_;
+  std::mutex mutex_;
+  std::exception_ptr first_;
+};
+
+struct DeviceOperation : std::enable_shared_from_this<DeviceOperation> {
+  explicit DeviceOperation(std::shared_ptr<Unheard> its_unheard) : unheard(std::move(its_unheard)) {}
+  ~DeviceOperation();
+  DeviceOperation(const DeviceOperation&) = delete;
+  DeviceOperation& operator=(const DeviceOperation&) = delete;
+
+  DeviceTask task = DeviceTask::kCollective;
+  Request request;
+  int peer = -1;  // of a message
+  int tag = 0;
+  std::string name;
+  std::shared_ptr<Group> group;  // the world's is not owned: the context has it
+  Word word;
+  bool is_recurring = false;
+  std::unique_ptr<Arrival> arrival;
+  uint32_t streams = 1;                     // that must have come to their markers
+  std::shared_ptr<DeviceOperation> before;  // of the same name: this one starts when that one is done
+  std::shared_ptr<Unheard> unheard;
+
+  // The queue's thread, with its mutex.
+  uint32_t arrived = 0;  // markers; of a recurring operation, of replays not yet started
+  Staging staging;       // of a message
+  std::optional<Mark> copied;
+
+  std::atomic<bool> is_claimed{false};    // a stream waits for it, or a thread
+  std::atomic<bool> is_urgent{false};     // a thread does
+  std::atomic<bool> was_asked{false};     // somebody has got to know its error
+  std::atomic<bool> is_cancelled{false};  // its group is going
+  std::atomic<bool> is_reached{false};
+  std::atomic<State> state{State::kPending};
+
+  // The queue's mutex.
+  OperationPtr inner;  // of the group, once submitted; of a recurring operation, the latest
+  std::exception_ptr error;
+  bool error_is_fatal = false;
+};
+
+using DeviceOperationPtr = std::shared_ptr<DeviceOperation>;
+
+class DeviceQueue {
+ public:
+  DeviceQueue(Context& context, std::shared_ptr<Device> device);
+  ~DeviceQueue();
+  DeviceQueue(const DeviceQueue&) = delete;
+  DeviceQueue& operator=(const DeviceQueue&) = delete;
+
+  // streams: those whose work the operation comes after, at least one. Raises what can be known without the other
+  // ranks.
+  DeviceOperationPtr submit(Group& group, const Request& request, std::vector<Stream> streams);
+  // Messages: as Group's. Between two ranks they go in the order of the calls, whatever the streams.
+  DeviceOperationPtr message(Group& group, DeviceTask task, const TensorView& tensor, int peer, int tag,
+                             std::shared_ptr<void> keep, std::vector<Stream> streams);
+  DeviceOperationPtr copy(const TensorView& src, const TensorView& dst, std::shared_ptr<void> keep,
+                          std::vector<Stream> streams);
+  // Further work of the stream begins after the operation. Does not wait.
+  void hold(DeviceOperation& operation, Stream stream);
+  // True once it is done or has failed; of a captured one, while no replay is under way.
+  bool done(const DeviceOperation& operation) const;
+  // Blocks until the group's operations that have been submitted so far are announced to the other ranks.
+  void await_stated(Group& group, Interrupt interrupt);
+  // Blocks this thread. False when timeout_s (< 0: none) ran out first.
+  bool wait(DeviceOperation& operation, double timeout_s, Interrupt interrupt);
+  OperationPtr inner(const DeviceOperation& operation) const;  // for its counts; null before it is submitted
+  // Whether an operation of that name is on its way to the group, or in it.
+  bool has(const Group& group, const std::string& name) const;
+
+  // Gives operations that somebody has waited for so long to finish: those of one group, or all.
+  void drain(double timeout_s, const Group* group = nullptr);
+  // Lets all streams go on and ends the thread; what is pending fails with ShutdownError.
+  void stop();
+  // What is pending in a group that all members are about to remove fails.
+  void forget(const Group& group);
+
+ private:
+  void run();
+  bool take_arrivals();
+  bool start_ready();
+  bool advance();
+  void start(DeviceOperation& operation);
+  std::optional<State> look_at(DeviceOperation& operation, bool more_to_come, std::exception_ptr& error);
+  // device_task.cc
+  bool copy_on(DeviceOperation& operation);
+  OperationPtr begin_message(DeviceOperation& operation);
+  bool has_claimed(const Group* group) const;
+  void cancel(DeviceOperation& operation, std::exception_ptr error);
+  void finish(DeviceOperation& operation, State state, std::exception_ptr error);
+  DeviceOperationPtr finish_locked(DeviceOperation& operation, State state, std::exception_ptr error);
+  void check_reached(const std::string& operation, Deadline by) const;
+  void rethrow(DeviceOperation& operation);
+  std::string automatic_name(const Group& group, Kind kind);
+  DeviceOperationPtr make(Group& group, std::vector<Stream>& streams);
+  void enqueue_locked(const DeviceOperationPtr& operation);
+  void place_markers(const DeviceOperationPtr& operation, const std::vector<Stream>& streams);
+  void wake() { wake_all(arrivals_->bell()); }
+
+  Context& context_;
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<DeviceWords> words_;
+  const std::shared_ptr<Arrivals> arrivals_;
+  const std::shared_ptr<Unheard> unheard_;
+
+  mutable std::mutex mutex_;
+  std::unordered_map<DeviceOperation*, DeviceOperationPtr> all_;             // not finished, or recurring
+  std::map<std::pair<const Group*, std::string>, DeviceOperation*> latest_;  // not finished, by name
+  uint64_t copies_ = 0;
+  std::map<std::pair<int, Kind>, uint64_t> unnamed_;  // submitted, by group
+  bool is_stopped_ = false;
+
+  // The queue's thread.
+  StagingPool staging_;
+  std::vector<DeviceOperationPtr> ready_;                // reached, not started
+  std::vector<DeviceOperationPtr> active_;               // submitted to their groups
+  std::set<std::pair<const Group*, std::string>> busy_;  // names of active_
+  std::atomic<uint32_t> unreached_{0};
+
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace rr

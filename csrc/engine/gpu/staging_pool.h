@@ -1,0 +1,33 @@
+// Pinned host memory for messages of GPU memory, kept for the next ones: pinning takes longer than most copies.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "engine/gpu/pinned_pages.h"
+
+namespace rr {
+
+struct Staging {
+  PinnedPages memory;
+  size_t nbytes = 0;
+};
+
+// One thread at a time.
+class StagingPool {
+ public:
+  explicit StagingPool(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  StagingPool(const StagingPool&) = delete;
+  StagingPool& operator=(const StagingPool&) = delete;
+  Staging take(size_t nbytes);  // at least so many
+  void give_back(Staging staging);
+  void retire(Staging staging);  // that a work stream may still be working on: kept to the end
+
+ private:
+  const std::shared_ptr<Device> device_;  // before what it has pinned
+  std::vector<Staging> free_;
+  std::vector<Staging> retired_;
+};
+
+}  // namespace rr

@@ -1,0 +1,60 @@
+// Group: operations of a group on several hosts. What is no reduction goes straight over the links, each block once to
+// each rank that takes it.
+
+#include "collective/linked.h"
+#include "engine/context.h"
+#include "engine/group.h"
+#include "engine/two_level_allreduce.h"
+
+namespace rr {
+
+// reduce and reducescatter: an all-reduce of which a rank keeps its part.
+std::unique_ptr<Algorithm> Group::reduce_across_hosts(Operation& operation, const Reduction& reduction,
+                                                      const Team& team, const Hosts& hosts, size_t& rounds) {
+  const TensorView& src = operation.srcs[0];
+  Memory memory;
+  std::byte* const whole = allocate(memory, src.nbytes());
+  Parts parts;
+  parts.push_back(
+      TwoLevelAllreduce(team, hosts, rounds).allreduce({{src.data, whole, src.count}}, reduction, Codec::kNone));
+  if (operation.kind == Kind::kReduceScatter) {
+    const Range rows = segment(src.rows(), size(), rank_);
+    parts.push_back(copies(
+        team, {{{whole + rows.begin * src.row_nbytes()}, operation.dsts[0].data, rows.count() * src.row_nbytes()}}));
+  } else if (operation.signature.root == rank_) {
+    parts.push_back(copies(team, {{{whole}, operation.dsts[0].data, src.nbytes()}}));
+  }
+  return sequence(std::move(parts), std::move(memory));
+}
+
+std::unique_ptr<Algorithm> Group::build_across_hosts(const std::vector<OperationPtr>& members, const Team& team,
+                                                     const Hosts& hosts, size_t& rounds) {
+  Operation& first = *members.front();
+  const Signature& s = first.signature;
+  const Reduction reduction = reduction_of(s, size());
+  switch (first.kind) {
+    case Kind::kAllreduce: {
+      Parts parts;
+      for (auto& [dtype, pieces] : pieces_by_dtype(members)) {
+        Reduction one = reduction;
+        one.dtype = dtype;
+        parts.push_back(TwoLevelAllreduce(team, hosts, rounds).allreduce(pieces, one, s.codec));
+      }
+      return sequence(std::move(parts));
+    }
+    case Kind::kReduce:
+    case Kind::kReduceScatter:
+      return reduce_across_hosts(first, reduction, team, hosts, rounds);
+    case Kind::kBroadcast: {
+      const TensorView& tensor = first.dsts[0];
+      Parts parts;
+      if (s.root == rank_) parts.push_back(copies(team, {{{first.srcs[0].data}, tensor.data, tensor.nbytes()}}));
+      parts.push_back(tree_broadcast(team, s.root, tensor.data, tensor.nbytes()));
+      return sequence(std::move(parts));
+    }
+    default:
+      return mesh(team, exchange_job(first));
+  }
+}
+
+}  // namespace rr

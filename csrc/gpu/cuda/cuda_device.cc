@@ -1,0 +1,171 @@
+#include "gpu/cuda/cuda_device.h"
+
+#include <chrono>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "gpu/cuda/image.h"
+
+namespace rr {
+namespace {
+
+cu::Stream stream_of(Stream stream) { return static_cast<cu::Stream>(stream); }
+
+}  // namespace
+
+CudaDevice::CudaDevice(std::shared_ptr<const CudaDriver> driver, int ordinal, const void* image)
+    : context_(std::move(driver), ordinal),
+      starting_(std::in_place, context_),
+      memory_(context_, holds_),
+      work_streams_(context_),
+      kernels_(context_, work_streams_, image),
+      exports_(context_),
+      imports_(context_, holds_) {
+  starting_.reset();
+}
+
+CudaDevice::~CudaDevice() {
+  const auto current = context_.current_for_freeing();
+  imports_.forget_all();
+  if (!becomes_idle()) {
+    Log().warning("CUDA: " + context_.where() +
+                  ": work of ours has not ended; its memory is left to the process's end");
+    context_.leave();
+  } else if (!holds_.collect_all()) {
+    context_.leave();
+  }
+}
+
+bool CudaDevice::becomes_idle() {
+  const Deadline deadline = Deadline::after_s(1);
+  try {
+    while (!work_streams_.passes_all()) {
+      if (deadline.passed()) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  } catch (const Error&) {
+    // Nothing runs in a context that is lost, and what has to be said has been said.
+  }
+  return true;
+}
+
+void CudaDevice::notify(Stream stream, void (*reached)(void*), void* argument) {
+  const Current current(context_);
+  RR_CUDA(context_, launch_host_func, stream_of(stream), reached, argument);
+}
+
+void CudaDevice::hold(Stream stream, const uint32_t* word, uint32_t value) {
+  const Current current(context_);
+  const cu::DevicePtr address = memory_.device_address(word);
+  const bool is_captured = is_capturing(stream);
+  holds_.hold(memory_.words() + (word - memory_.words()), value, is_captured, [&] {
+    RR_CUDA(context_, stream_wait_value32, stream_of(stream), address, value, cu::kStreamWaitValueGeq);
+  });
+}
+
+bool CudaDevice::is_capturing(Stream stream) {
+  const Current current(context_);
+  int status = 0;
+  RR_CUDA(context_, stream_is_capturing, stream_of(stream), &status);
+  return status != static_cast<int>(cu::kCaptureStatusNone);
+}
+
+void CudaDevice::pin(std::byte* data, size_t nbytes) {
+  const Current current(context_);
+  memory_.pin(data, nbytes);
+}
+
+void CudaDevice::unpin(std::byte* data) {
+  const auto current = context_.current_for_freeing();
+  memory_.unpin(data);
+}
+
+std::byte* CudaDevice::allocate(size_t nbytes) {
+  const Current current(context_);
+  return memory_.allocate(nbytes);
+}
+
+void CudaDevice::release(std::byte* data) {
+  const auto current = context_.current_for_freeing();
+  memory_.release(data);
+}
+
+DeviceExport CudaDevice::exported(const std::byte* data, size_t nbytes, uint64_t& offset) {
+  const Current current(context_);
+  return exports_.exported(data, nbytes, offset);
+}
+
+std::byte* CudaDevice::imported(const DeviceExport& peer) {
+  const Current current(context_);
+  return imports_.imported(peer);
+}
+
+void CudaDevice::forget(uint64_t uid) {
+  const auto current = context_.current_for_freeing();
+  imports_.forget(uid);
+}
+
+void CudaDevice::copy(WorkStream work_stream, std::byte* dst, const std::byte* src, size_t nbytes) {
+  if (nbytes == 0) return;
+  const Current current(context_);
+  RR_CUDA(context_, memcpy_async, device_ptr(dst), device_ptr(src), nbytes, work_streams_.stream(work_stream));
+}
+
+void CudaDevice::move(WorkStream work_stream, const std::vector<DevicePart>& parts, DType from, DType to,
+                      double factor) {
+  const Current current(context_);
+  kernels_.launch(work_stream, move_launch(parts, from, to, factor, context_.multiprocessors()));
+}
+
+void CudaDevice::fold(WorkStream work_stream, const std::vector<DeviceFold>& folds, const Reduction& reduction) {
+  const Current current(context_);
+  kernels_.launch(work_stream, fold_launch(folds, reduction, context_.multiprocessors()));
+}
+
+void CudaDevice::encode(WorkStream work_stream, Codec codec, const std::byte* src, std::byte* dst, size_t count) {
+  const Current current(context_);
+  kernels_.launch(work_stream, encode_launch(codec, src, dst, count, context_.multiprocessors()));
+}
+
+void CudaDevice::decode(WorkStream work_stream, Codec codec, const std::byte* src, std::byte* dst, size_t count) {
+  const Current current(context_);
+  kernels_.launch(work_stream, decode_launch(codec, src, dst, count, context_.multiprocessors()));
+}
+
+WorkStream CudaDevice::add_work_stream() {
+  const Current current(context_);
+  return work_streams_.add();
+}
+
+Mark CudaDevice::mark(WorkStream work_stream) {
+  const Current current(context_);
+  return work_streams_.mark(work_stream);
+}
+
+void CudaDevice::follow(WorkStream work_stream, const Mark& mark) {
+  const Current current(context_);
+  work_streams_.follow(work_stream, mark);
+}
+
+bool CudaDevice::passed(const Mark& mark) {
+  const Current current(context_);
+  return work_streams_.passed(mark);
+}
+
+std::shared_ptr<Device> cuda_device(int ordinal) {
+  const std::string library = Settings::from_environment().cuda_library;
+  const void* image = kernel_image();
+  const auto no_kernels = [&] {
+    return UnavailableError("GPU " + std::to_string(ordinal) +
+                            ": this build of ringreduce has no CUDA kernels; build it " + "where nvcc is in PATH");
+  };
+  if (image == nullptr && library == kCudaLibrary) throw no_kernels();
+  auto driver = CudaDriver::open(library);
+  static constexpr char kNone[1] = {};
+  if (image == nullptr && driver->needs_image()) throw no_kernels();
+  return std::make_shared<CudaDevice>(std::move(driver), ordinal, image != nullptr ? image : kNone);
+}
+
+}  // namespace rr

@@ -1,0 +1,51 @@
+// Device memory of other processes on this host, mapped here: as often as there are allocations, not operands.
+#pragma once
+
+#include <map>
+#include <mutex>
+
+#include "gpu/cuda/cuda_context.h"
+#include "gpu/cuda/cuda_holds.h"
+
+namespace rr {
+
+// From any thread, with the context current.
+class CudaImports {
+ public:
+  CudaImports(const CudaContext& context, CudaHolds& holds, size_t capacity = Device::kImports)
+      : context_(context), holds_(holds), capacity_(capacity) {}
+  // Mappings that are left are freed by CudaHolds, when it may.
+  ~CudaImports() { forget_all(); }
+  CudaImports(const CudaImports&) = delete;
+  CudaImports& operator=(const CudaImports&) = delete;
+
+  std::byte* imported(const DeviceExport& peer);
+  void forget(uint64_t uid);
+  void forget_all();
+  size_t size();
+
+ private:
+  struct Mapped {
+    cu::DevicePtr base = 0;
+    size_t nbytes = 0;
+    enum class Kind { kOwn, kHandle, kPieces } kind = Kind::kOwn;
+    uint64_t touched = 0;
+    uint64_t process = 0;  // the owner, and where the allocation begins there
+    uint64_t owner_base = 0;
+  };
+  Mapped map(const DeviceExport& peer);
+  Mapped map_own(const DeviceExport& peer);
+  Mapped map_handle(const DeviceExport& peer);
+  Mapped map_pieces(const DeviceExport& peer);
+  void drop_stale(const DeviceExport& peer);
+  void drop(std::map<uint64_t, Mapped>::iterator which);
+
+  const CudaContext& context_;
+  CudaHolds& holds_;
+  const size_t capacity_;
+  std::mutex mutex_;
+  std::map<uint64_t, Mapped> mapped_;  // by uid
+  uint64_t clock_ = 0;
+};
+
+}  // namespace rr

@@ -1,0 +1,9 @@
+#include "gpu/device.h"
+
+#include "gpu/cuda/image.h"
+
+namespace rr {
+
+bool cuda_built() { return kernel_image() != nullptr; }
+
+}  // namespace rr

@@ -1,0 +1,128 @@
+// The seam to an accelerator: what the queue and the algorithms need of one GPU, and nothing that is CUDA's own.
+//
+// Work is issued to work streams, each of which runs in order, beside the others and beside the caller's streams;
+// whoever issued it asks by a mark whether it is done. Nothing here waits for the device. Every call may throw
+// HorovodInternalError with the driver's words; after a sticky error all do.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/reduction.h"
+
+namespace rr {
+
+enum class Place : uint8_t { kHost, kDevice };
+
+enum class WorkStream : uint32_t { kToHost, kToDevice, kCompute };  // and those of add_work_stream()
+inline constexpr size_t kWorkStreams = 3;                           // that are always there
+
+// What has been issued to a work stream up to some moment.
+struct Mark {
+  WorkStream work_stream = WorkStream::kCompute;
+  uint64_t number = 0;
+};
+
+// A stream of the caller, as frameworks hand it over: a CUstream; null and 1 are the default streams as in CUDA.
+using Stream = void*;
+
+struct DeviceId {
+  std::array<uint8_t, 16> uuid{};
+  bool operator==(const DeviceId& other) const { return uuid == other.uuid; }
+};
+
+// An allocation, for a peer on the same host to map. Plain data: it travels through shared memory.
+struct DeviceExport {
+  uint64_t uid = 0;     // of the allocation, never the same again in this job; 0: it cannot be mapped by others
+  uint64_t nbytes = 0;  // from the allocation's beginning to its end
+  DeviceId device;
+  int32_t pid = 0;  // owner
+  int32_t fd = -1;  // the owner's descriptor of it; -1: `handle` is a CUDA IPC handle
+  std::array<uint8_t, 64> handle{};
+  uint64_t process = 0;  // a number that is the owner's alone, also beside processes of other pid namespaces
+  uint64_t base = 0;     // where it begins in the owner's process
+};
+
+// Part of a list that one launch works through. Either side may be pinned host memory.
+struct DevicePart {
+  const std::byte* src = nullptr;
+  std::byte* dst = nullptr;
+  size_t count = 0;  // elements
+};
+
+// dsts[d][i] = what Kernels::reduce of srcs[.][i] gives, bit for bit. A dst may be one of the srcs.
+struct DeviceFold {
+  std::vector<const std::byte*> srcs;  // in rank order
+  std::vector<std::byte*> dsts;
+  size_t count = 0;  // elements
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual int ordinal() const = 0;
+  virtual DeviceId id() const = 0;
+  virtual std::string name() const = 0;
+
+  // --- the caller's streams; from any thread
+  // reached(argument) is called on a thread of the driver's once the stream has come here; it calls nothing of CUDA and
+  // does not block. In a stream that is being captured, once for every replay.
+  virtual void notify(Stream stream, void (*reached)(void*), void* argument) = 0;
+  // The stream goes no further before *word >= value (as signed difference); word is one of words().
+  virtual void hold(Stream stream, const uint32_t* word, uint32_t value) = 0;
+  virtual bool is_capturing(Stream stream) = 0;
+  static constexpr size_t kWords = 4096;
+  virtual uint32_t* words() = 0;  // kWords of pinned host memory, zero at first, written by the host alone
+
+  // --- memory; from any thread
+  // Host memory that work streams copy from and to without going through the driver's own buffers. Pages; until unpin
+  // or end.
+  virtual void pin(std::byte* data, size_t nbytes) = 0;
+  virtual void unpin(std::byte* data) = 0;
+  virtual std::byte* allocate(size_t nbytes) = 0;  // device memory, 256-byte aligned
+  virtual void release(std::byte* data) = 0;
+  // The allocation that an operand lies in; offset: where in it.
+  virtual DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset) = 0;
+  // Where the allocation of a peer begins in this process; the own ones too. Mapped once and kept until `forget`, or
+  // until it is the one of kImports mappings that nobody has asked for longest: ask anew for every operation.
+  static constexpr size_t kImports = 4096;
+  virtual std::byte* imported(const DeviceExport& peer) = 0;
+  virtual void forget(
+      uint64_t uid) = 0;  // the mapping of a peer's allocation; nothing in a work stream uses it any more
+
+  // --- work streams; one thread at a time
+  // One more, for work that waits for peers. Two groups' in one work stream could wait for each other for ever: what is
+  // first on one rank may be second on another.
+  virtual WorkStream add_work_stream() = 0;
+  virtual void remove_work_stream(
+      WorkStream work_stream) = 0;          // what is in it ends by itself; whoever adds one may be given it again
+  virtual size_t work_streams() const = 0;  // that have ever been there
+  virtual void copy(WorkStream work_stream, std::byte* dst, const std::byte* src, size_t nbytes) = 0;
+  // dst = factor * src, rounded once to `to`: pack, unpack, scale and cast, all parts in one launch.
+  virtual void move(WorkStream work_stream, const std::vector<DevicePart>& parts, DType from, DType to,
+                    double factor) = 0;
+  virtual void fold(WorkStream work_stream, const std::vector<DeviceFold>& folds, const Reduction& reduction) = 0;
+  // float32 to codec_nbytes(codec, count) bytes and back, bit for bit as Kernels::encode and decode.
+  virtual void encode(WorkStream work_stream, Codec codec, const std::byte* src, std::byte* dst, size_t count) = 0;
+  virtual void decode(WorkStream work_stream, Codec codec, const std::byte* src, std::byte* dst, size_t count) = 0;
+  virtual Mark mark(WorkStream work_stream) = 0;
+  virtual void follow(WorkStream work_stream,
+                      const Mark& mark) = 0;  // further work of the work stream begins after the mark
+  virtual bool passed(const Mark& mark) = 0;
+  virtual bool is_busy() const = 0;  // whether a mark has been made that has not been seen passed
+  virtual Stream stream(WorkStream work_stream) const = 0;  // for libraries that issue their own work
+  // As long as what it returns lives, the GPU is the calling thread's current one: what such libraries expect.
+  virtual std::shared_ptr<void> make_current() { return nullptr; }
+};
+
+// Whether this build has kernels (csrc/gpu/no_cuda.cc is the twin that has none), and for what.
+bool cuda_built();
+// The GPU of that ordinal, in the primary context that the CUDA runtime and torch use.
+// Throws UnavailableError: no kernels in this build, no driver, no such device.
+std::shared_ptr<Device> cuda_device(int ordinal);
+
+}  // namespace rr

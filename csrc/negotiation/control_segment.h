@@ -1,0 +1,246 @@
+// The control segment of a group: what is in it and where. All of it starts as zeros; every counter only grows.
+//
+//   header | rank lines | causes | rank waits | facts | wait bells | engine bells | progress lines | name hashes | name
+//   slots | append marks | request slots | log entries | claim lines | outboxes | messages sent | eager buffers |
+//   staging slots | links
+//
+// A request slot holds what one rank has announced of one operation: {tag, digest, consumed, payload, signature}. Unnamed
+// operation c uses request slots [c mod 256]; generation g of named slot s uses request slots [256 + 2s + g mod 2] (two
+// deep: a rank that announces g has consumed g-1, hence everybody announced g-1, hence everybody consumed g-2, whose
+// request slots g overwrites).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "collective/direct.h"
+#include "negotiation/lock.h"
+#include "negotiation/signature.h"
+#include "os/bell.h"
+#include "os/mapping.h"
+#include "transport/stage.h"
+
+namespace rr {
+
+inline constexpr int kMaxRanks = 256;
+inline constexpr size_t kUnnamedSlots = 256;
+inline constexpr size_t kInlineLeast = 104;  // bytes of payload in a request slot, more for large groups (8 per rank)
+inline constexpr size_t kEagerNbytes = 16 << 10;  // largest payload of an eager buffer
+inline constexpr size_t kEagerCount = 16;
+inline constexpr size_t kSlotLargest = 1 << 20;  // bytes reserved for a staging slot; the chunk knob uses part of it
+inline constexpr size_t kSlotCount = 4;
+inline constexpr size_t kLogEntries = 64;
+inline constexpr size_t kEntryMembers = 256;
+inline constexpr size_t kNameNbytes = 244;
+inline constexpr int kChannels = 2;  // links: 0 collectives, 1 send/recv
+
+struct RankMask {
+  uint64_t words[kMaxRanks / 64] = {};
+  bool test(int rank) const { return (words[rank / 64] >> (rank % 64) & 1) != 0; }
+  void set(int rank) { words[rank / 64] |= uint64_t{1} << (rank % 64); }
+  bool operator==(const RankMask& other) const {
+    for (size_t i = 0; i < kMaxRanks / 64; ++i) {
+      if (words[i] != other.words[i]) return false;
+    }
+    return true;
+  }
+};
+
+// The cursor of a rank that has left with nothing pending: others have from it all they will ever need.
+inline constexpr uint64_t kFinished = uint64_t{1} << 63;
+
+enum class Attendance : uint32_t {
+  kAbsent,
+  kPresent,
+  kShutDown,
+  kRemoved,  // the group is, by all members
+  kClosed,   // shut down, and of a leader: passes nothing on any more
+};
+
+struct alignas(64) RankLine {
+  std::atomic<uint64_t> watermark;  // unnamed operations below it are consumed here
+  std::atomic<uint64_t> cursor;     // log entries below it are consumed here
+  std::atomic<uint64_t>
+      blocked_on;  // request slot + 1 of the operation that blocks this rank's only thread; 0 = not blocked
+  std::atomic<uint64_t> blocked_tag;
+  std::atomic<uint64_t> blocked_epoch;  // moves whenever blocked_on does
+  std::atomic<uint64_t> unnamed;        // this rank's counter of unnamed operations when it joined or blocked
+  std::atomic<Attendance> attendance;
+  std::atomic<uint32_t> joined;
+  std::atomic<int64_t> seen_ns;  // when a thread of this rank last looked around; all ranks have one clock
+};
+static_assert(sizeof(RankLine) == 64);
+
+// Whether the rank will announce nothing more.
+inline bool has_left(Attendance how) { return how == Attendance::kShutDown || how == Attendance::kClosed; }
+inline bool has_left(const RankLine& line) { return has_left(line.attendance.load()); }
+inline bool has_closed(const RankLine& line) { return line.attendance.load() == Attendance::kClosed; }
+
+// Why a rank has left: the text of the PeerLostError of those that miss it. Empty: it has not said, and they get a
+// ShutdownError. Written before the attendance that tells that the rank has left, and read after it only: what a rank
+// had begun to write when it was killed is never read.
+struct RankCause {
+  char text[1024];
+};
+
+struct RankFacts {
+  uint64_t cores[kMaxRanks / 64 * 4];  // affinity mask
+};
+
+// For the verdict on ranks of several threads (negotiation/deadlock_timeout.h); the world's is used.
+struct RankWait {
+  alignas(64) std::atomic<uint64_t> calls;     // of operations, in all groups
+  alignas(64) std::atomic<int64_t> looked_ns;  // when a thread last said that it waits in vain; 0: none does
+  int64_t since_ns;                            // when it began to wait. This and the text: under the lock
+  char text[432];                              // what it waits for
+};
+static_assert(sizeof(RankWait) == 512);
+
+struct Header {
+  alignas(64) std::atomic<uint32_t> failed;  // 0 no, 1 being written, 2 yes
+  std::atomic<uint32_t> joined_count;
+  std::atomic<uint64_t> join_epoch;  // finished joins
+  std::atomic<uint32_t> unmappable;  // 1 once a GPU has been refused the memory of another one
+  std::atomic<uint32_t> frozen;      // several hosts: nobody unblocks until they know whether all ranks are stuck
+  std::atomic<uint32_t> deadlock_timed_out;  // of the world: 1 once all ranks are found to wait for ever, which ends it
+  alignas(64) SharedLock lock;               // guards everything below, the name table, append marks, open entries
+  std::atomic<uint64_t> log_tail;            // entries ever opened
+  uint64_t names_used;
+  uint64_t name_hand;
+  std::atomic<uint32_t> drained_count;  // of all ranks; on several hosts, of those of this one
+  int32_t last_joined;
+  struct {
+    uint64_t unnamed;
+    int64_t last_joined;
+  } join_results[2];                        // by epoch mod 2: a rank reads one before it can join twice more
+  alignas(64) std::atomic<uint32_t> tuned;  // 1 once chunk_nbytes and eager_nbytes are final
+  std::atomic<uint64_t> chunk_nbytes;       // atomic because all members of a new group write the same values
+  std::atomic<uint64_t> eager_nbytes;
+  alignas(64) uint32_t failure_kind;  // index into the error table
+  char failure_text[8188];
+  char withdraw_text[2048];
+  uint64_t withdraw_unnamed;  // every rank's counter continues here after the verdict
+};
+
+struct RequestSlot {
+  std::atomic<uint64_t> tag;  // c + 1, or the generation
+  std::atomic<uint64_t> digest;
+  std::atomic<uint64_t> consumed;  // named: generation this rank has finished with (kept in the even request slot)
+};
+
+struct NameSlot {
+  uint64_t base;  // no rank may announce a generation <= base any more
+  uint32_t length;
+  char text[kNameNbytes];
+};
+static_assert(sizeof(NameSlot) == 256);
+
+struct Entry {
+  alignas(64) std::atomic<uint64_t> seq;  // position + 1 once open
+  std::atomic<uint32_t> closed;
+  uint32_t members;
+  uint32_t algorithm;
+  uint32_t registered;
+  uint64_t nbytes;
+  RankMask participants;
+  std::atomic<uint64_t>
+      rounds;  // of the staging area, + 1, once a participant knows; a rank that has joined skips them
+  alignas(64) std::atomic<uint64_t> completed;
+  struct Member {
+    uint64_t request_slot;
+    uint64_t tag;
+  } member[kEntryMembers];
+};
+
+// What a rank of a group on several hosts has done in its request slots, in order, for the leader of its host to pass
+// on.
+struct Note {
+  uint64_t request_slot;
+  uint64_t tag;
+  uint64_t is_consumed;  // 0: announced; 1: has done with the generation (named operations)
+};
+
+struct Outbox {
+  alignas(64) std::atomic<uint64_t> written;  // notes, by the rank
+  alignas(64) std::atomic<uint64_t> read;     // by the leader
+};
+
+// Addresses within one mapped control segment.
+class ControlSegment {
+ public:
+  // Bytes of a control segment for `size` ranks and `capacity` names.
+  static size_t nbytes(int size, size_t capacity);
+  // Maps the segment; the capacity follows from the file's size.
+  static ControlSegment map(int fd, int size);
+
+  int size() const { return size_; }
+  size_t capacity() const { return capacity_; }
+  size_t inline_nbytes() const { return inline_nbytes_; }
+  size_t request_slot_count() const { return kUnnamedSlots + 2 * capacity_; }
+
+  Header& header() const { return *at<Header>(header_); }
+  RankLine& line(int rank) const { return at<RankLine>(lines_)[rank]; }
+  RankCause& cause(int rank) const { return at<RankCause>(causes_)[rank]; }
+  RankWait& wait(int rank) const { return at<RankWait>(waits_)[rank]; }
+  RankFacts& facts(int rank) const { return at<RankFacts>(facts_)[rank]; }
+  Bell& wait_bell(int rank) const { return at<Bell>(wait_bells_)[rank]; }
+  Bell& engine_bell(int rank) const { return at<Bell>(engine_bells_)[rank]; }
+  std::atomic<uint64_t>* name_hashes() const { return at<std::atomic<uint64_t>>(hashes_); }
+  NameSlot& name_slot(size_t slot) const { return at<NameSlot>(names_)[slot]; }
+  std::atomic<uint64_t>& append_mark(size_t request_slot) const {
+    return at<std::atomic<uint64_t>>(marks_)[request_slot];
+  }
+  Entry& entry(uint64_t position) const { return at<Entry>(entries_)[position % kLogEntries]; }
+  ClaimLine* claims(uint64_t position) const {
+    return at<ClaimLine>(claims_) + position % kLogEntries * static_cast<size_t>(size_);
+  }
+  Outbox& outbox(int rank) const { return *reinterpret_cast<Outbox*>(outbox_base(rank)); }
+  Note& note(int rank, uint64_t index) const {
+    return reinterpret_cast<Note*>(outbox_base(rank) + sizeof(Outbox))[index % note_count()];
+  }
+  // A rank announces nothing while kUnnamedSlots + capacity notes have not been passed on (usually it has no more in
+  // flight; without the ranks that have joined it may be faster than its leader). Each of the names in flight, capacity
+  // at most, leaves one more when it ends.
+  size_t note_count() const { return kUnnamedSlots + 2 * capacity_ + 1; }
+  // Messages that `from` has sent to `to`, once it has left: they may arrive after that news.
+  std::atomic<uint64_t>& messages_sent(int from, int to) const {
+    return at<std::atomic<uint64_t>>(messages_)[from * size_ + to];
+  }
+  std::byte* eager(int rank, size_t index) const {
+    return base() + eager_ + (static_cast<size_t>(rank) * kEagerCount + index) * kEagerNbytes;
+  }
+  Stage stage(size_t chunk_nbytes) const;
+  size_t link_capacity() const;
+  std::byte* link_memory(int channel, int from, int to) const;
+
+  std::byte* request_slot(size_t index, int rank) const {
+    return base() + request_slots_ +
+           (index * static_cast<size_t>(size_) + static_cast<size_t>(rank)) * request_slot_nbytes_;
+  }
+  RequestSlot& head(size_t index, int rank) const { return *reinterpret_cast<RequestSlot*>(request_slot(index, rank)); }
+  std::byte* payload(size_t index, int rank) const { return request_slot(index, rank) + sizeof(RequestSlot); }
+  Signature& signature(size_t index, int rank) const {
+    return *reinterpret_cast<Signature*>(request_slot(index, rank) + sizeof(RequestSlot) + inline_nbytes_);
+  }
+
+ private:
+  ControlSegment(int size, size_t capacity);  // offsets only
+  std::byte* base() const { return mapping_.data(); }
+  size_t outbox_nbytes() const { return (sizeof(Outbox) + note_count() * sizeof(Note) + 63) / 64 * 64; }
+  std::byte* outbox_base(int rank) const { return base() + outboxes_ + static_cast<size_t>(rank) * outbox_nbytes(); }
+  template <class T>
+  T* at(size_t offset) const {
+    return reinterpret_cast<T*>(mapping_.data() + offset);
+  }
+
+  Mapping mapping_;
+  int size_;
+  size_t capacity_;
+  size_t inline_nbytes_;
+  size_t request_slot_nbytes_;
+  size_t header_, lines_, causes_, waits_, facts_, wait_bells_, engine_bells_, progress_, hashes_, names_, marks_,
+      request_slots_, entries_, claims_, outboxes_, messages_, eager_, stage_, links_, total_;
+};
+
+}  // namespace rr

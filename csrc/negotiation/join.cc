@@ -1,0 +1,71 @@
+// Negotiation: joining.
+//
+// On several hosts each has its own joined ranks and epoch. Who is seen to have joined has announced all it will,
+// because its leader tells both in order; so the participants of an operation are the same everywhere. An epoch ends on
+// a host when the leaders of all have said that their ranks have drained (relay/relay_join.cc).
+
+#include "negotiation/negotiation.h"
+
+namespace rr {
+
+uint64_t Negotiation::join(uint64_t unnamed_counter) {
+  const uint64_t epoch = locked([&] {
+    Header& header = control_.header();
+    control_.line(rank_).unnamed.store(unnamed_counter);
+    control_.line(rank_).joined.store(1);
+    header.joined_count.fetch_add(1);
+    if (hosts_.mine == 0) header.last_joined = rank_;  // the first host tells the others
+    return header.join_epoch.load();
+  });
+  ring_all();  // operations that only waited for this rank are complete now
+  return epoch;
+}
+
+void Negotiation::drained() {
+  const uint32_t count = control_.header().drained_count.fetch_add(1) + 1;
+  if (!hosts_.several() && count == static_cast<uint32_t>(control_.size())) finish_join(control_.header().last_joined);
+}
+
+void Negotiation::finish_join(int last_joined) {
+  locked([&] {
+    Header& header = control_.header();
+    const uint64_t epoch = header.join_epoch.load();
+    auto& result = header.join_results[epoch % 2];
+    result.unnamed = largest_unnamed();
+    result.last_joined = last_joined;
+    names_.level_generations();
+    for (int r = 0; r < control_.size(); ++r) {
+      RankLine& line = control_.line(r);
+      line.joined.store(0);
+      if (!hosts_.is_here(r)) line.watermark.store(result.unnamed, std::memory_order_release);
+    }
+    header.joined_count.store(0);
+    header.drained_count.store(0);
+    header.join_epoch.store(epoch + 1);
+  });
+  ring_all();
+}
+
+bool Negotiation::join_finished(uint64_t epoch) const {
+  return control_.header().join_epoch.load(std::memory_order_acquire) != epoch;
+}
+
+JoinResult Negotiation::join_result(uint64_t epoch) const {
+  const auto& result = control_.header().join_results[epoch % 2];
+  return {static_cast<int>(result.last_joined), result.unnamed};
+}
+
+// Whoever announced the name's last operation but one has consumed it if it took part in the last one. A rank that
+// joined in between may not have come to that.
+bool Negotiation::has_been_read(Ticket ticket) const {
+  if (control_.header().joined_count.load(std::memory_order_acquire) == 0) return true;
+  const size_t notes = Names::consumed_slot((ticket.request_slot - kUnnamedSlots) / 2);
+  for (int r = 0; r < control_.size(); ++r) {
+    const uint64_t announced = control_.head(ticket.request_slot, r).tag.load(std::memory_order_acquire);
+    if (announced >= ticket.tag) continue;
+    if (control_.head(notes, r).consumed.load(std::memory_order_acquire) < announced) return false;
+  }
+  return true;
+}
+
+}  // namespace rr

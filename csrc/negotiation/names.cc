@@ -1,0 +1,113 @@
+#include "negotiation/names.h"
+
+#include <cstring>
+
+namespace rr {
+namespace {
+
+uint64_t hash_of(const std::string& text, uint64_t seed) {
+  uint64_t state = seed;  // FNV-1a
+  for (const char c : text) state = (state ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
+  return state == 0 ? 1 : state;  // 0 marks a free slot
+}
+
+// Names beyond the slot's size are kept as a prefix and two hashes.
+std::string stored_form(const std::string& name) {
+  if (name.size() <= kNameNbytes) return name;
+  return name.substr(0, kNameNbytes - 44) + "#" + std::to_string(hash_of(name, 1)) + "#" +
+         std::to_string(hash_of(name, 0x9E3779B97F4A7C15ull));
+}
+
+}  // namespace
+
+bool Names::holds(size_t slot, uint64_t hash, const std::string& stored) const {
+  const NameSlot& entry = control_.name_slot(slot);
+  return control_.name_hashes()[slot].load(std::memory_order_relaxed) == hash && entry.length == stored.size() &&
+         std::memcmp(entry.text, stored.data(), stored.size()) == 0;
+}
+
+size_t Names::slot_of(const std::string& name) {
+  const std::string stored = stored_form(name);
+  const uint64_t hash = hash_of(stored, 0xCBF29CE484222325ull);
+  if (const auto known = local_.find(stored); known != local_.end() && holds(known->second, hash, stored)) {
+    return known->second;
+  }
+  const size_t used = control_.header().names_used;
+  size_t slot = 0;
+  while (slot < used && !holds(slot, hash, stored)) ++slot;
+  if (slot == used) {
+    slot = claim_slot();
+    if (slot == kNone) return kNone;
+    NameSlot& entry = control_.name_slot(slot);
+    entry.length = static_cast<uint32_t>(stored.size());
+    std::memcpy(entry.text, stored.data(), stored.size());
+    control_.name_hashes()[slot].store(hash, std::memory_order_relaxed);
+  }
+  local_.erase(local_names_[slot]);
+  local_names_[slot] = stored;
+  local_[stored] = slot;
+  return slot;
+}
+
+size_t Names::claim_slot() {
+  Header& header = control_.header();
+  if (header.names_used < control_.capacity()) return header.names_used++;
+  if (!notes_are_read()) return kNone;
+  for (size_t tried = 0; tried < control_.capacity(); ++tried) {
+    const size_t slot = header.name_hand++ % control_.capacity();
+    if (!is_idle(slot)) continue;
+    NameSlot& entry = control_.name_slot(slot);
+    for (int rank = 0; rank < control_.size(); ++rank) entry.base = std::max(entry.base, latest(slot, rank));
+    return slot;
+  }
+  return kNone;
+}
+
+// A note of what has ended goes by its slot, whose name must not change before the leader has looked.
+bool Names::notes_are_read() const {
+  for (int rank = 0; rank < control_.size(); ++rank) {
+    const Outbox& outbox = control_.outbox(rank);
+    if (outbox.read.load(std::memory_order_acquire) != outbox.written.load(std::memory_order_acquire)) return false;
+  }
+  return true;
+}
+
+bool Names::has_room() const {
+  if (!notes_are_read()) return false;
+  for (size_t slot = 0; slot < control_.capacity(); ++slot) {
+    if (is_idle(slot)) return true;
+  }
+  return false;
+}
+
+uint64_t Names::latest(size_t slot, int rank) const {
+  const uint64_t even = control_.head(kUnnamedSlots + 2 * slot, rank).tag.load(std::memory_order_acquire);
+  const uint64_t odd = control_.head(kUnnamedSlots + 2 * slot + 1, rank).tag.load(std::memory_order_acquire);
+  return std::max(even, odd);
+}
+
+bool Names::is_idle(size_t slot) const {
+  for (int rank = 0; rank < control_.size(); ++rank) {
+    if (control_.head(consumed_slot(slot), rank).consumed.load(std::memory_order_acquire) < latest(slot, rank))
+      return false;
+  }
+  return true;
+}
+
+uint64_t Names::next_generation(size_t slot, int rank) const {
+  return std::max(latest(slot, rank), control_.name_slot(slot).base) + 1;
+}
+
+void Names::level_generations() const {
+  for (size_t slot = 0; slot < control_.header().names_used; ++slot) {
+    NameSlot& entry = control_.name_slot(slot);
+    for (int rank = 0; rank < control_.size(); ++rank) entry.base = std::max(entry.base, latest(slot, rank));
+  }
+}
+
+std::string Names::text(size_t slot) const {
+  const NameSlot& entry = control_.name_slot(slot);
+  return std::string(entry.text, entry.length);
+}
+
+}  // namespace rr

@@ -1,0 +1,48 @@
+// The name table of a group: which slot a tensor name has. Used under the group's lock.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "negotiation/control_segment.h"
+
+namespace rr {
+
+class Names {
+ public:
+  explicit Names(const ControlSegment& control) : control_(control), local_names_(control.capacity()) {}
+
+  // The slot of a name, new or known. When the table is full, a slot makes room whose last generation every rank has
+  // consumed; kNone if there is none.
+  static constexpr size_t kNone = SIZE_MAX;
+  size_t slot_of(const std::string& name);
+  bool has_room() const;  // without the lock: a moment's view
+
+  // The latest generation that a rank has announced in a slot; 0: none.
+  uint64_t latest(size_t slot, int rank) const;
+  // The generation that this rank would state next in a slot.
+  uint64_t next_generation(size_t slot, int rank) const;
+
+  // After a finished join: no rank announces a generation again that some rank has announced.
+  void level_generations() const;
+
+  std::string text(size_t slot) const;
+
+  static size_t request_slot(size_t slot, uint64_t generation) { return kUnnamedSlots + 2 * slot + generation % 2; }
+  // Where a rank notes what it has consumed of a slot.
+  static size_t consumed_slot(size_t slot) { return kUnnamedSlots + 2 * slot; }
+
+ private:
+  bool is_idle(size_t slot) const;
+  bool notes_are_read() const;
+  size_t claim_slot();
+  bool holds(size_t slot, uint64_t hash, const std::string& stored) const;
+
+  const ControlSegment& control_;
+  std::unordered_map<std::string, size_t> local_;  // what this rank has looked up; checked against the table on use
+  std::vector<std::string> local_names_;           // by slot, so that local_ stays as small as the table
+};
+
+}  // namespace rr

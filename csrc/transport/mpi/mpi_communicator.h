@@ -1,0 +1,113 @@
+// A communicator of our own: a duplicate of somebody's, whose errors come back as exceptions, and the messages under
+// way on it. Links (link.h, mpi_link) are made on top of it; it stays until the last of them has gone.
+//
+// MPI moves a message only while somebody calls it. A byte counts as pushed once it is copied, so an operation can be
+// done here while its last messages still wait: whoever pushes sees to it that progress() is called until it is false.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transport/mpi/mpi_library.h"
+
+namespace rr {
+
+// The tags of a job's messages: its links' and its GPUs'. Small ones, for MPI promises no more than 32767.
+constexpr int link_tag(int channel) { return 2 * channel; }
+constexpr int device_tag(int group) { return 2 * group + 1; }
+
+// One message: memory for its bytes, and the request that uses it while MPI has it.
+struct MpiMessage {
+  static constexpr size_t kHeaderNbytes = 8;  // the payload behind it is aligned to 64 bytes, for the kernels
+  explicit MpiMessage(size_t nbytes);         // header included; at most INT_MAX
+  // In somebody else's memory, such as a GPU's: no header, and nothing here touches it.
+  MpiMessage(std::byte* data, size_t nbytes, std::shared_ptr<void> keep);
+  std::byte* begin() const { return elsewhere != nullptr ? elsewhere : memory.get() + 64 - kHeaderNbytes; }
+
+  std::unique_ptr<std::byte, void (*)(std::byte*)> memory;
+  size_t nbytes;
+  std::byte* elsewhere = nullptr;
+  std::shared_ptr<void> keep;
+  // The communicator's, under the library's mutex.
+  enum class State { kIdle, kSending, kReceiving, kWithdrawn } state = State::kIdle;
+  MpiHandle request;
+  MpiEnvelope envelope = {};
+  size_t place = 0;
+};
+using MpiMessagePtr = std::shared_ptr<MpiMessage>;
+
+// Thread-safe; calls of all communicators of a library exclude each other. Calls throw PeerLostError where MPI says
+// that a process has failed, InternalError with MPI's own text for any other code, and ShutdownError after close() and
+// after MPI_Finalize.
+class MpiCommunicator {
+ public:
+  // Collective: duplicates comm, which is not needed afterwards. byte and errors_return are MPI_BYTE and
+  // MPI_ERRORS_RETURN. Waits timeout_s for the other ranks (0 = for ever) and calls interrupt, which may throw, now and
+  // then. Throws TimeoutError, and UnavailableError when MPI is not initialised, or for one thread only.
+  MpiCommunicator(std::shared_ptr<MpiLibrary> library, uintptr_t comm, uintptr_t byte, uintptr_t errors_return,
+                  double timeout_s, void (*interrupt)());
+  ~MpiCommunicator() { close(kDrainS); }
+  MpiCommunicator(const MpiCommunicator&) = delete;
+  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
+
+  MpiLibrary& library() const { return *library_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  MpiThreads threads() const { return threads_; }
+
+  // Starts a message of the first nbytes of its memory. synchronous: it is complete once the peer has begun to receive.
+  void send(const MpiMessagePtr& message, size_t nbytes, int peer, int tag, bool synchronous);
+  void receive(const MpiMessagePtr& message, int peer, int tag);
+  // True when MPI does not have the message (any more): its memory is the caller's.
+  bool test(const MpiMessagePtr& message);
+  // Gives up a receive. If it cannot be withdrawn at once, its memory is kept for as long as MPI may write there.
+  void withdraw(const MpiMessagePtr& message) noexcept;
+
+  // Lets MPI work on all that is sent. True while some of it is on its way.
+  bool progress();
+
+  // Takes back what is to be received, waits up to drain_s seconds for what is on its way and for the other ranks to
+  // come here too, then frees the communicator. Never hangs: what no peer takes in time is left to MPI, with its
+  // memory. Touches nothing after MPI_Finalize or in a forked child. Does nothing twice.
+  void close(double drain_s) noexcept;
+  static constexpr double kDrainS = 1.0;
+
+ private:
+  using State = MpiMessage::State;
+  std::string where() const;
+  void check(int code, const std::string& call) const;
+  void check_finalized() const;
+  void require_open() const;
+  void duplicate(const MpiHandle& comm, double timeout_s, void (*interrupt)());
+  void started(const MpiMessagePtr& message, State state, int code, const char* call);
+  void remove(const MpiMessagePtr& message);
+  void ended(const MpiMessagePtr& message, int code);
+  bool is_stale() const;
+  void sweep();
+  // True when nothing of the communicator is under way any more.
+  bool drain(std::unique_lock<std::mutex>& lock, double drain_s);
+
+  std::shared_ptr<MpiLibrary> library_;
+  MpiHandle comm_;
+  MpiHandle byte_;
+  int rank_ = 0;
+  int size_ = 1;
+  MpiThreads threads_ = MpiThreads::kSingle;
+  pid_t owner_;
+  // Under the library's mutex.
+  bool closed_ = false;
+  std::vector<MpiMessagePtr> pending_;  // whatever MPI has; each knows its place
+  size_t sending_ = 0;                  // of them
+  size_t withdrawn_ = 0;
+  int64_t swept_ns_ = 0;
+  bool has_news_ = false;  // a message was started since
+  std::vector<MpiHandle> requests_;
+  std::vector<MpiDone> done_;
+};
+
+}  // namespace rr

@@ -1,0 +1,7 @@
+#include "fake_mpi.h"
+
+namespace rr {
+
+FakeMpi::~FakeMpi() = default;
+
+}  // namespace rr

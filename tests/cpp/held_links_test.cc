@@ -1,0 +1,211 @@
+// What one host says to another comes late, while a third one's words arrive: nothing is done before all of it is here.
+#include <optional>
+
+#include "doctest/doctest.h"
+#include "loopback_links.h"
+
+namespace rr::test {
+namespace {
+
+// Runs beside the rank's thread, which ends after it.
+class Beside {
+ public:
+  explicit Beside(std::function<void()> work) : thread_(std::move(work)) {}
+  ~Beside() { thread_.join(); }
+  Beside(const Beside&) = delete;
+  Beside& operator=(const Beside&) = delete;
+
+ private:
+  std::thread thread_;
+};
+
+constexpr int kData = 0;  // the collectives' channel
+
+// Nothing that one rank sends to another is handed out until it is let go.
+void hold(Delays& delays, int from, int to, bool is_held = true) {
+  for (const int channel : {kData, control_channel(0)}) delays.by_hand(to, from, channel).held = is_held;
+}
+
+void let_go(Delays& delays, int from, int to) { hold(delays, from, to, false); }
+
+// A rank that fails ends the others' calls, which may wait for what it holds.
+void run_late(const std::vector<int>& host_of, Delays& delays, const std::function<void(Rank&)>& body) {
+  const auto guarded = [&](Rank& rank) {
+    try {
+      body(rank);
+    } catch (...) {
+      record_failure(rank.world.control(), FatalKind::kInternal, "a rank of the test has failed");
+      throw;
+    }
+  };
+  run_hosts(host_of, guarded, 64, 8192, &delays);
+}
+
+// Rank r has 2000 (r + 1) rows of r + 1.
+OperationPtr start_gather(Rank& rank, std::vector<int32_t>& mine, const std::string& name) {
+  mine.assign(static_cast<size_t>(2000 * (rank.rank + 1)), rank.rank + 1);
+  Request request;
+  request.kind = Kind::kAllgather;
+  request.srcs = {view(mine, DType::kInt32)};
+  request.name = &name;
+  return rank.world.submit(request, nullptr);
+}
+
+TEST_CASE("an entry of the log waits for what the ranks of a third host announce about it") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  Delays delays;
+  hold(delays, 1, 2);
+  CHECK_NOTHROW(run_late({0, 1, 2}, delays, [&](Rank& rank) {
+    std::vector<int32_t> mine;
+    const OperationPtr gather = start_gather(rank, mine, "rows");
+    if (rank.rank == 2) {
+      look_around(rank, 3);  // the first host has put the operation in order, and said so
+      let_go(delays, 1, 2);
+    }
+    rank.world.wait(*gather, -1, nullptr);
+    expect(gather->counts == std::vector<uint64_t>{2000, 4000, 6000}, "rows of each rank");
+    const auto* const rows = reinterpret_cast<const int32_t*>(gather->output.get());
+    expect(rows[0] == 1 && rows[1999] == 1 && rows[2000] == 2 && rows[6000] == 3 && rows[11999] == 3, "rows");
+  }));
+}
+
+TEST_CASE("what a rank announces after a join waits for the hosts that have not heard yet that all have joined") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  for (const std::string name : {"", "named"}) {
+    CAPTURE(name);
+    Delays delays;
+    std::atomic<bool> is_announced{false};
+    CHECK_NOTHROW(run_late({0, 1, 2}, delays, [&](Rank& rank) {
+      sum_now(rank, rank.world, 3000, 1, name);
+      barrier(rank.world);
+      std::optional<Beside> beside;
+      if (rank.rank == 0) {
+        wait_for([&] { return rank.world.control().line(2).joined.load() != 0; });
+        hold(delays, 2, 0);  // that it knows that all have
+        beside.emplace([&] {
+          wait_for([&] { return is_announced.load(); });
+          look_around(rank, 3);  // it is here
+          let_go(delays, 2, 0);
+        });
+      }
+      rank.world.join(nullptr);
+      const Sum sum = start_sum(rank, rank.world, 3000, 2, name);
+      if (rank.rank == 1) is_announced = true;
+      finish_sum(rank.world, sum);
+      sum_now(rank, rank.world, 3, 3, name);
+    }));
+  }
+}
+
+TEST_CASE("a rank that leaves after a join is not missed by a host that has not heard yet that all have joined") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  Delays delays;
+  std::atomic<bool> is_over{false};
+  CHECK_NOTHROW(run_late({0, 1, 2}, delays, [&](Rank& rank) {
+    barrier(rank.world);
+    std::optional<Beside> beside;
+    if (rank.rank == 0) {
+      wait_for([&] { return rank.world.control().line(2).joined.load() != 0; });
+      hold(delays, 2, 0);
+      beside.emplace([&] {
+        wait_for([&] { return rank.world.control().line(1).cursor.load() == kFinished; });  // it has left
+        look_around(rank, 3);
+        let_go(delays, 2, 0);
+      });
+    }
+    rank.world.join(nullptr);
+    if (rank.rank == 0) is_over = true;
+    if (rank.rank == 2) wait_for([&] { return is_over || has_failed(rank.world.control()); });
+  }));
+}
+
+TEST_CASE(
+    "pairwise: inputs of one rank wait outside while another's, which are to be folded with older ones, are late") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  Delays delays;
+  delays.by_hand(0, 2, kData).held = true;
+  CHECK_NOTHROW(run_late({0, 1, 2}, delays, [&](Rank& rank) {
+    const Sum sum = start_sum(rank, rank.world, 200000, 1);  // nine pieces
+    if (rank.rank == 2) {
+      look_around(rank, 3);  // rank 1 has sent rank 0 all that it can
+      let_go(delays, 2, 0);
+    }
+    finish_sum(rank.world, sum);
+  }));
+}
+
+TEST_CASE("recursive doubling sends what a rank had before it folded what came") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}, {"RINGREDUCE_ALGORITHM", "recursive_doubling"}};
+  Delays delays;
+  delays.by_hand(1, 0, kData).held = true;
+  CHECK_NOTHROW(run_late({0, 1}, delays, [&](Rank& rank) {
+    const Sum sum = start_sum(rank, rank.world, 20000, 1);  // ten times what a codec takes
+    if (rank.rank == 1) {
+      look_around(rank, 3);  // rank 0 has folded what it was sent
+      let_go(delays, 0, 1);
+    }
+    finish_sum(rank.world, sum);
+  }));
+}
+
+struct GaveUp {};
+std::atomic<bool> gives_up{false};
+void give_up() {
+  if (gives_up) throw GaveUp();
+}
+
+TEST_CASE("a verdict that all are stuck needs the vote of a host whose rank has moved meanwhile") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  Delays delays;
+  gives_up = false;
+  CHECK_NOTHROW(run_late({0, 1}, delays, [&](Rank& rank) {
+    barrier(rank.world);
+    if (rank.rank == 0) {
+      const Beside beside([&] {
+        wait_for([&] { return rank.world.control().header().frozen.load() != 0; });
+        gives_up = true;
+      });
+      sum_now(rank, rank.world, 3, 1, "first");
+      sum_now(rank, rank.world, 3, 2, "second");
+      return;
+    }
+    hold(delays, 0, 1);  // the question
+    const Sum second = start_sum(rank, rank.world, 3, 2, "second");
+    bool gave_up = false;
+    try {
+      rank.world.wait(*second.operation, -1, give_up);
+    } catch (const GaveUp&) {
+      gave_up = true;
+    }
+    expect(gave_up, "the wait ends when the first host asks");
+    const Sum first = start_sum(rank, rank.world, 3, 1, "first");
+    let_go(delays, 0, 1);
+    finish_sum(rank.world, first);
+    finish_sum(rank.world, second);
+  }));
+}
+
+// A leader that has died says nothing, and nobody else speaks for its host.
+TEST_CASE("the death of a leader is heard on other hosts" * doctest::should_fail()) {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "3"}};
+  Delays delays;
+  std::atomic<bool> is_silent{false};
+  CHECK_NOTHROW(run_hosts(
+      {0, 1, 1},
+      [&](Rank& rank) {
+        barrier(rank.world);
+        if (rank.rank == 1) {
+          hold(delays, 1, 0);
+          is_silent.store(true);
+          wait_for([&] { return has_failed(rank.world.control()); });
+          return;
+        }
+        wait_for([&] { return is_silent.load(); });
+        if (rank.rank == 2) record_failure(rank.world.control(), FatalKind::kPeerLost, "lost rank 1");  // it sees that
+        expect_contains(raised<PeerLostError>([&] { sum_now(rank, rank.world, 3, 0); }), "lost rank 1");
+      },
+      64, 8192, &delays));
+}
+
+}  // namespace
+}  // namespace rr::test

@@ -1,7 +1,0 @@
-#include "mpi_fake.h"
-
-namespace rr {
-
-FakeMpi::~FakeMpi() = default;
-
-}  // namespace rr

@@ -1,0 +1,146 @@
+// The negotiation itself, step by step and on one thread: moments that ranks meet only now and then.
+#include "doctest/doctest.h"
+#include "negotiation/negotiation.h"
+#include "os/mapping.h"
+#include "ranks.h"
+
+namespace rr::test {
+namespace {
+
+// A control segment and the negotiations of the ranks that share it; nobody reads what they leave for other hosts.
+class Ranks {
+ public:
+  explicit Ranks(const std::vector<int>& host_of, size_t capacity = 16)
+      : file_(create_memfd("test", ControlSegment::nbytes(static_cast<int>(host_of.size()), capacity))),
+        control(ControlSegment::map(file_.get(), static_cast<int>(host_of.size()))) {
+    Bells bells;
+    for (int r = 0; r < control.size(); ++r) {
+      bells.wait.push_back(&control.wait_bell(r));
+      bells.engine.push_back(&control.engine_bell(r));
+      ranks_.push_back(r);
+    }
+    for (int r = 0; r < control.size(); ++r) hosts_.push_back(std::make_unique<Hosts>(host_of, r));
+    for (int r = 0; r < control.size(); ++r) {
+      negotiations_.push_back(std::make_unique<Negotiation>(control, r, ranks_, *hosts_[static_cast<size_t>(r)], bells,
+                                                            Algo::kAuto, 1 << 20, [] {}));
+    }
+  }
+  Negotiation& operator[](int rank) { return *negotiations_[static_cast<size_t>(rank)]; }
+
+  // A barrier under a name; tag 0: there is no room for it.
+  Ticket announce(int rank, const std::string& name) {
+    bool log_full = false;
+    return (*this)[rank].announce_named(name, barrier_, nullptr, 0, false, log_full);
+  }
+  Ticket announce(int rank, uint64_t counter) { return (*this)[rank].announce_unnamed(counter, barrier_, nullptr, 0); }
+
+ private:
+  Fd file_;
+  Signature barrier_;
+  std::vector<int> ranks_;
+  std::vector<std::unique_ptr<Hosts>> hosts_;
+  std::vector<std::unique_ptr<Negotiation>> negotiations_;
+
+ public:
+  const ControlSegment control;
+};
+
+TEST_CASE("a name's request slot is not written again before a rank that has joined has read it") {
+  Ranks ranks({0, 0});
+  const Ticket first = ranks.announce(0, "name");
+  CHECK(ranks.announce(1, "name").tag == first.tag);
+  ranks[0].join(0);
+  ranks[1].record_consumed_named(first);
+  const Ticket second = ranks.announce(1, "name");  // the name's other request slot
+  REQUIRE(second.tag != 0);
+  CHECK(second.request_slot != first.request_slot);
+  CHECK(ranks[1].complete(second));
+  ranks[1].record_consumed_named(second);
+  CHECK(ranks.announce(1, "name").tag == 0);
+  CHECK(ranks[0].complete(first));
+  ranks[0].record_consumed_named(first);
+  CHECK(ranks.announce(1, "name").request_slot == first.request_slot);
+}
+
+TEST_CASE("a name in flight keeps its place in a table that is full; one that all have consumed gives it up") {
+  Ranks ranks({0, 0});
+  std::vector<Ticket> tickets;
+  for (size_t i = 0; i < ranks.control.capacity(); ++i) {
+    tickets.push_back(ranks.announce(0, "name " + std::to_string(i)));
+    CHECK(tickets.back().tag != 0);
+  }
+  CHECK(ranks.announce(0, "one more").tag == 0);
+  CHECK(ranks.announce(1, "name 3").request_slot == tickets[3].request_slot);
+  ranks[0].record_consumed_named(tickets[3]);
+  CHECK(ranks.announce(0, "one more").tag == 0);
+  ranks[1].record_consumed_named(tickets[3]);
+  const Ticket taken = ranks.announce(0, "one more");
+  CHECK((taken.request_slot - kUnnamedSlots) / 2 == (tickets[3].request_slot - kUnnamedSlots) / 2);
+  CHECK(taken.tag > tickets[3].tag);  // nobody takes it for the old name's
+  CHECK(ranks.announce(1, "one more").tag == taken.tag);
+  CHECK(ranks.announce(1, "name 4").tag == tickets[4].tag);
+}
+
+TEST_CASE("a rank announces no more while the leader of its host reads nothing") {
+  Ranks ranks({0, 0, 1});
+  const size_t capacity = ranks.control.capacity();
+  size_t announced = 0;
+  while (ranks[1].has_note_room(announced % kUnnamedSlots) && announced <= kUnnamedSlots + capacity) {
+    ranks.announce(1, announced++);
+  }
+  CHECK(announced == kUnnamedSlots);  // the next one would overwrite what the leader has not passed on
+  std::vector<Ticket> named;
+  for (size_t i = 0; i < capacity; ++i) named.push_back(ranks.announce(1, "name " + std::to_string(i)));
+  CHECK(named.back().tag != 0);
+  const uint64_t unused_request_slot = named.front().request_slot ^ 1;  // a name has two
+  CHECK_FALSE(ranks[1].has_note_room(unused_request_slot));
+  CHECK(ranks[0].has_note_room(unused_request_slot));
+  CHECK(Ranks({0, 0})[1].has_note_room(0));
+  ranks.control.outbox(1).read.store(1);
+  CHECK(ranks[1].has_note_room(unused_request_slot));
+  CHECK(ranks[1].has_note_room(0));
+  CHECK_FALSE(ranks[1].has_note_room(1));
+  ranks.announce(1, kUnnamedSlots);
+  CHECK_FALSE(ranks[1].has_note_room(unused_request_slot));
+  CHECK_NOTHROW(ranks[1].record_consumed_named(named.back()));  // there is room for the ends of what is announced
+}
+
+TEST_CASE("ranks that wait are not stuck while one of their operations is complete") {
+  Ranks ranks({0, 0});
+  const Ticket both[] = {ranks.announce(0, "both"), ranks.announce(1, "both")};
+  const Ticket alone = ranks.announce(1, "alone");
+  ranks[0].block(both[0], 0);
+  ranks[1].block(alone, 0);
+  ranks[1].detect_deadlock();
+  CHECK_FALSE(ranks[0].withdrawn());
+  CHECK_FALSE(ranks[1].withdrawn());
+  CHECK_FALSE(ranks[0].freeze_if_stuck().has_value());
+  CHECK(ranks[0].unblock(false) == false);
+  ranks[0].block(ranks.announce(0, "other"), 0);
+  ranks[0].detect_deadlock();
+  CHECK(ranks[0].withdrawn());
+  CHECK(ranks[1].withdrawn());
+  CHECK(ranks[0].withdraw_text().find("rank 1 waits in barrier 'alone' for rank 0") != std::string::npos);
+}
+
+TEST_CASE("an entry of the log is not overwritten before every rank has been through it") {
+  Ranks ranks({0, 0});
+  const auto fill = [&](uint64_t& counter) {
+    for (bool has_room = true; has_room && counter < 4 * kLogEntries; counter += has_room ? 1 : 0) {
+      ranks.announce(0, counter);
+      has_room = ranks[1].append(ranks.announce(1, counter));
+    }
+  };
+  uint64_t counter = 0;
+  fill(counter);
+  CHECK(counter == kLogEntries);
+  ranks.control.line(0).cursor.store(3);
+  fill(counter);
+  CHECK(counter == kLogEntries);
+  ranks.control.line(1).cursor.store(2);
+  fill(counter);
+  CHECK(counter == kLogEntries + 2);
+}
+
+}  // namespace
+}  // namespace rr::test
