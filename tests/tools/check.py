@@ -38,7 +38,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "csrc/engine/gpu/": ("device_queue_test cuda_messages_test cuda_errors_test", "test_package.py"),
     "csrc/relay/": ("frames_test hosts_test held_links_test join_hosts_test deadlock_hosts_test", "test_package.py"),
     "csrc/framework/": ("calls_test", "test_package.py"),
-    "csrc/python": ("", "test_buffers.py test_collectives.py test_package.py"),
+    "csrc/python/": ("", "test_buffers.py test_collectives.py test_package.py"),
     "ringreduce/": ("", "test_package.py test_collectives.py test_lifecycle.py"),
     "ringreduce/bench/": ("", "test_bench.py test_package.py"),
     "ringreduce/bench/train/": ("", "test_bench_train.py"),

@@ -62,7 +62,7 @@ DeviceQueue::DeviceQueue(Context& context, std::shared_ptr<Device> device)
 DeviceQueue::~DeviceQueue() { stop(); }
 
 // Requests come when streams get there, in any order, so an unnamed operation gets a name: the number of the call.
-// It cannot be a user's (python_calls.h refuses such names).
+// It cannot be a user's (python/calls.cc refuses such names).
 std::string DeviceQueue::automatic_name(const Group& group, Kind kind) {
   return kAutomaticPrefix + std::string(rr::name(kind)) + "." + std::to_string(unnamed_[{group.id(), kind}]++);
 }

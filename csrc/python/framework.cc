@@ -1,47 +1,43 @@
 // Bindings: what kernels of frameworks may call, and which process sets they find.
-#pragma once
-
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "base/never_destroyed.h"
 #include "framework/calls.h"
 #include "framework/jax.h"
-#include "python_calls.h"
+#include "python/bindings.h"
+#include "python/objects.h"
 
 namespace rr {
+namespace {
 
 // What a signal's handler has raised while a kernel ran on the main thread. It cannot pass through the framework, so it
 // is kept for whoever gets the kernel's error.
-inline std::unique_ptr<py::error_already_set>& raised_by_handler() {
+std::unique_ptr<py::error_already_set>& raised_by_handler() {
   static auto& kept = never_destroyed<std::unique_ptr<py::error_already_set>>();
   return kept;
 }
 
-inline bool run_signal_handlers() {
+bool run_signal_handlers() {
   const py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() == 0) return false;
   raised_by_handler() = std::make_unique<py::error_already_set>();
   return true;
 }
 
-inline void raise_of_handler() {
+void raise_of_handler() {
   if (const auto raised = std::move(raised_by_handler()); raised != nullptr) throw *raised;
 }
 
-inline bool is_ctrl_c_an_exception() {
+bool is_ctrl_c_an_exception() {
   if (Py_IsInitialized() == 0) return false;
   const py::gil_scoped_acquire gil;
   const py::module_ signal = py::module_::import("signal");
   return signal.attr("getsignal")(signal.attr("SIGINT")).is(signal.attr("default_int_handler"));
 }
 
-inline void bind_framework(py::module_& m) {
+}  // namespace
+
+void bind_framework(py::module_& m) {
   m.def("framework_table", [] {
     watch_signals({run_signal_handlers, is_ctrl_c_an_exception});
     return reinterpret_cast<uintptr_t>(&process_table());

@@ -1,49 +1,14 @@
 // Bindings: memory of a GPU, ours as Python sees it and others' that comes by DLPack.
-#pragma once
-
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <memory>
-#include <string>
-#include <utility>
-
-#include "base/errors.h"
 #include "collective/gpu/gpu_path.h"
-#include "engine/context.h"
 #include "gpu/nccl/nccl.h"
 #include "gpu/survey.h"
+#include "python/bindings.h"
+#include "python/objects.h"
 
 namespace rr {
-
-// Memory of a GPU for as long as Python wants it: of its own, or the result of an operation.
-struct PyDeviceMemory {
-  std::shared_ptr<void> owner;
-  std::byte* address = nullptr;
-  size_t nbytes = 0;
-  int ordinal = 0;
-
-  // The driver may wait for the GPU when memory is given back, and the GPU for a thread that wants the GIL.
-  ~PyDeviceMemory() {
-    const pybind11::gil_scoped_release release;
-    owner.reset();
-  }
-  PyDeviceMemory(std::shared_ptr<void> holder, std::byte* at, size_t size, int gpu)
-      : owner(std::move(holder)), address(at), nbytes(size), ordinal(gpu) {}
-  PyDeviceMemory(PyDeviceMemory&&) = default;
-  PyDeviceMemory(const PyDeviceMemory&) = delete;
-
-  pybind11::dict interface() const {
-    pybind11::dict fields;
-    fields["shape"] = pybind11::make_tuple(nbytes);
-    fields["typestr"] = "|u1";
-    fields["data"] = pybind11::make_tuple(reinterpret_cast<uintptr_t>(address), false);
-    fields["strides"] = pybind11::none();
-    fields["version"] = 3;
-    fields["stream"] = pybind11::none();  // nothing to wait for: whoever got this has waited
-    return fields;
-  }
-};
+namespace {
 
 // DLPack's structures, as dlpack.h has them since version 0.2.
 struct DlTensor {
@@ -67,7 +32,7 @@ struct DlManagedTensor {
 // What a capsule of __dlpack__() has, taken over. Its deleter runs with the GIL.
 class PyDlpack {
  public:
-  explicit PyDlpack(pybind11::capsule capsule) {
+  explicit PyDlpack(py::capsule capsule) {
     if (std::string(capsule.name() == nullptr ? "" : capsule.name()) != "dltensor") {
       throw InvalidArgumentError("not a capsule of __dlpack__(), or one that has been used");
     }
@@ -78,10 +43,10 @@ class PyDlpack {
   uintptr_t address() const {
     return reinterpret_cast<uintptr_t>(tensor().data) + static_cast<uintptr_t>(tensor().byte_offset);
   }
-  pybind11::object dims(const int64_t* from) const {
-    if (from == nullptr) return pybind11::none();
-    pybind11::tuple all(static_cast<size_t>(tensor().ndim));
-    for (int32_t i = 0; i < tensor().ndim; ++i) all[static_cast<size_t>(i)] = pybind11::int_(from[i]);
+  py::object dims(const int64_t* from) const {
+    if (from == nullptr) return py::none();
+    py::tuple all(static_cast<size_t>(tensor().ndim));
+    for (int32_t i = 0; i < tensor().ndim; ++i) all[static_cast<size_t>(i)] = py::int_(from[i]);
     return all;
   }
 
@@ -94,8 +59,9 @@ class PyDlpack {
   std::unique_ptr<DlManagedTensor, Delete> managed_;
 };
 
-inline void bind_gpu(pybind11::module_& m) {
-  namespace py = pybind11;
+}  // namespace
+
+void bind_gpu(py::module_& m) {
   m.def("cuda_built", &cuda_built);
   m.def(
       "gpu_of", [](uintptr_t address) { return gpu_of(reinterpret_cast<const std::byte*>(address)); },

@@ -1,18 +1,16 @@
 // Bindings of the MPI transport: what ringreduce/mpi.py makes, and links for its tests.
-#pragma once
-
-#include <memory>
-#include <string>
-#include <utility>
+#include <pybind11/stl.h>
 
 #include "base/never_destroyed.h"
-#include "python_calls.h"
+#include "python/bindings.h"
+#include "python/objects.h"
 #include "transport/link.h"
 #include "transport/mpi/device_messages.h"
 #include "transport/mpi/mpi_communicator.h"
 #include "transport/mpi/mpi_cuda.h"
 
 namespace rr {
+namespace {
 
 // Destroying one takes the library's mutex, whose holder may want the GIL: MPI calls back into Python for a user's own
 // operations. The last owner may be a thread without the GIL.
@@ -26,12 +24,12 @@ std::shared_ptr<T> ending_without_gil(std::unique_ptr<T> object) {
 }
 
 // Never closed: MPI may have been left memory.
-inline std::shared_ptr<MpiLibrary> open_mpi(const std::string& path, size_t handle_size) {
+std::shared_ptr<MpiLibrary> open_mpi(const std::string& path, size_t handle_size) {
   static auto& libraries = never_destroyed<std::vector<std::shared_ptr<MpiLibrary>>>();
   return libraries.emplace_back(MpiLibrary::open(path, handle_size));
 }
 
-inline size_t link_fold(Link& link, py::handle dst, int op) {
+size_t link_fold(Link& link, py::handle dst, int op) {
   Borrowed borrowed;
   const TensorView view = view_of(dst, true, borrowed.buffer);
   const Reduction reduction = {view.dtype, op_from_code(op), 1.0, 1.0, 1};
@@ -40,8 +38,9 @@ inline size_t link_fold(Link& link, py::handle dst, int op) {
   return link.fold(view.data, view.nbytes(), reduction, kernels("auto"));
 }
 
-// Links of a job's world over MPI; none without a communicator.
-inline Network mpi_network(const std::optional<std::vector<int>>& hosts, const std::shared_ptr<MpiCommunicator>& mpi) {
+}  // namespace
+
+Network mpi_network(const std::optional<std::vector<int>>& hosts, const std::shared_ptr<MpiCommunicator>& mpi) {
   if (mpi == nullptr || !hosts) return {};
   const bool takes_pointers = mpi_cuda(mpi->library(), Settings::from_environment().mpi_cuda).takes_pointers;
   return {"mpi", *hosts,
@@ -49,7 +48,7 @@ inline Network mpi_network(const std::optional<std::vector<int>>& hosts, const s
           [mpi] { return mpi->progress(); }, takes_pointers ? mpi_device_messages(mpi) : nullptr};
 }
 
-inline void bind_mpi(py::module_& m) {
+void bind_mpi(py::module_& m) {
   using Release = py::call_guard<py::gil_scoped_release>;
 
   py::class_<MpiLibrary, std::shared_ptr<MpiLibrary>>(m, "MpiLibrary")

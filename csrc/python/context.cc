@@ -1,0 +1,101 @@
+// Bindings: a rank's membership of a job.
+#include <pybind11/stl.h>
+
+#include "python/bindings.h"
+#include "python/calls.h"
+
+namespace rr {
+
+void bind_context(py::module_& m) {
+  py::class_<Context, std::shared_ptr<Context>>(m, "Context")
+      .def(py::init([](int fd, int rank, int size, const std::vector<int>& pidfds, const std::string& hostname,
+                       std::optional<double> timeout, std::optional<std::vector<int>> hosts,
+                       const std::shared_ptr<MpiCommunicator>& mpi) {
+             const py::gil_scoped_release release;
+             auto context = std::make_unique<Context>(fd, rank, size, pidfds, hostname, registry(), interrupt,
+                                                      timeout.value_or(-1.0), mpi_network(hosts, mpi));
+             return guard_fork(std::move(context));
+           }),
+           py::arg("fd"), py::arg("rank"), py::arg("size"), py::arg("pidfds"), py::arg("hostname"),
+           py::arg("timeout") = py::none(), py::arg("hosts") = py::none(), py::arg("mpi") = py::none())
+      .def("set_timeout", &Context::set_timeout_s, py::arg("timeout"))
+      .def_property_readonly(
+          "world", [](const std::shared_ptr<Context>& c) { return PyGroup{c, std::shared_ptr<Group>(c, &c->world())}; })
+      .def(
+          "add_group",
+          [](const std::shared_ptr<Context>& c, int fd, const std::vector<int>& ranks, int id) {
+            const WithoutGil unlocked(*c);
+            return PyGroup{c, c->add_group(fd, ranks, id, interrupt)};
+          },
+          py::arg("fd"), py::arg("ranks"), py::arg("id"))
+      .def(
+          "remove_group",
+          [](const std::shared_ptr<Context>& c, PyGroup& g) {
+            const std::shared_ptr<Group> removed = g.hold();
+            {
+              const WithoutGil unlocked(*c);
+              c->remove_group(removed.get(), interrupt);
+            }
+            g.group.reset();
+          },
+          py::arg("group"))
+      .def(
+          "fail_as_lost",
+          [](Context& c, const std::string& why) {
+            const py::gil_scoped_release release;
+            c.fail_as_lost(why);
+          },
+          py::arg("why"))
+      .def(
+          "shutdown",
+          [](Context& c, const std::string& why) {
+            {
+              const py::gil_scoped_release release;
+              c.shutdown(why);
+              WithoutGil::await_others();
+            }
+            trash().empty();
+          },
+          py::arg("why") = "")
+      .def(
+          "copy_on_gpu",
+          [](const std::shared_ptr<Context>& c, py::handle src, py::handle dst) {
+            return copy_on_gpu({c, std::shared_ptr<Group>(c, &c->world())}, src, dst);
+          },
+          py::arg("src"), py::arg("dst"))
+      .def("forget_after_fork", &Context::forget_after_fork)
+      .def_property_readonly("gpu",
+                             [](const Context& c) -> std::optional<int> {
+                               if (c.device() == nullptr) return std::nullopt;
+                               return c.device()->ordinal();
+                             })
+      .def(
+          "device_memory",
+          [](Context& c, int ordinal, size_t nbytes) {
+            const py::gil_scoped_release release;
+            use_gpu(c, ordinal);
+            const auto memory = std::make_shared<Output>(new_output(c.shared_device(), std::max<size_t>(1, nbytes)));
+            return PyDeviceMemory(memory, memory->get(), nbytes, ordinal);
+          },
+          py::arg("ordinal"), py::arg("nbytes"))
+      .def("failure",
+           [](Context& c) -> std::optional<std::string> {
+             if (!has_failed(c.world().control())) return std::nullopt;
+             return failure_text(c.world().control());
+           })
+      .def("stats",
+           [](Context& c) {
+             py::dict values;
+#define RR_VALUE(name) values[#name] = c.stats().name.load();
+             RR_STATS(RR_VALUE)
+#undef RR_VALUE
+             return values;
+           })
+      .def("settings", [](Context& c) {
+        std::vector<std::tuple<std::string, std::string, std::string>> list;
+        for (const KnobValue& v : c.settings().values) list.emplace_back(v.name, v.value, v.origin);
+        return list;
+      });
+}
+
+}  // namespace rr

@@ -1,0 +1,161 @@
+// The objects that Python holds, and calls that give up the GIL.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "base/clock.h"
+#include "engine/context.h"
+#include "engine/gpu/device_queue.h"
+#include "python/memory.h"
+
+namespace rr {
+
+inline void interrupt() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+// A forked child inherits the objects but neither the engine thread nor the control segments, so it only forgets them.
+inline std::shared_ptr<Context> guard_fork(std::unique_ptr<Context> context) {
+  const pid_t owner = ::getpid();
+  return std::shared_ptr<Context>(context.release(), [owner](Context* item) {
+    if (::getpid() != owner) return;
+    std::optional<py::gil_scoped_release> release;  // the last holder may be a framework's thread, without the GIL
+    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) release.emplace();
+    std::unique_ptr<Context>(item).reset();
+  });
+}
+
+// A call without the GIL. When an interpreter ends, a thread that wants the GIL back is ended by force, inside whatever
+// C++ frame it is in, which ends the process with SIGABRT. So shutdown(), which an exiting process calls while threads
+// may still get the GIL, waits for those that are in here; and once it has begun, calls keep the GIL: they no longer
+// block.
+class WithoutGil {
+ public:
+  explicit WithoutGil(const Context& context) {
+    if (context.is_shut_down()) return;
+    inside_.fetch_add(1);
+    ++own_;
+    released_.emplace();
+  }
+  ~WithoutGil() {
+    if (!released_) return;
+    released_.reset();
+    --own_;
+    inside_.fetch_sub(1);
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+  // The GIL is not held. A signal's handler may call this from inside a call of its own thread.
+  static void await_others() {
+    constexpr double kPatienceS = 5;  // they have been told to leave, and look around every 0.1 s at the latest
+    const Deadline deadline = Deadline::after_s(kPatienceS);
+    while (inside_.load() > own_ && !deadline.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+ private:
+  inline static std::atomic<int> inside_{0};
+  inline static thread_local int own_ = 0;
+  std::optional<py::gil_scoped_release> released_;
+};
+
+struct PyOutput {
+  OperationPtr operation;
+};
+
+struct PyGroup {
+  std::shared_ptr<Context> context;
+  std::shared_ptr<Group> group;
+  // With the GIL. Without it another thread may remove the group: hold() it before.
+  Group& get() const { return *hold(); }
+  std::shared_ptr<Group> hold() const {
+    if (group == nullptr) throw InvalidArgumentError("the group has been removed");
+    return group;
+  }
+};
+
+// Of host memory: an operation of the group. Of GPU memory: one of the queue, which submits it to the group later.
+struct PyWork {
+  PyGroup group;
+  OperationPtr operation;
+  DeviceOperationPtr device;
+
+  DeviceQueue& queue() const { return group.context->device_queue(); }
+  void wait(std::optional<double> timeout) const {
+    bool in_time = true;
+    {
+      const WithoutGil unlocked(*group.context);
+      const double timeout_s = timeout.value_or(-1.0);
+      in_time = device != nullptr ? queue().wait(*device, timeout_s, interrupt)
+                                  : group.get().wait(*operation, timeout_s, interrupt);
+    }
+    trash().empty();
+    if (!in_time) throw TimeoutError("the operation is still pending after " + std::to_string(*timeout) + " s");
+  }
+  bool done() const {
+    const WithoutGil unlocked(*group.context);
+    return device != nullptr ? queue().done(*device) : group.get().poll(*operation);
+  }
+  void hold(uintptr_t stream) const {
+    if (device == nullptr) throw InvalidArgumentError("hold: this operation is not on GPU memory");
+    const bool blocks = group.context->settings().cuda_blocking && !device->is_recurring;
+    if (blocks) return wait(std::nullopt);
+    const WithoutGil unlocked(*group.context);
+    queue().hold(*device, reinterpret_cast<Stream>(stream));
+  }
+  // Null before a stream has come to it.
+  OperationPtr inner() const { return device != nullptr ? queue().inner(*device) : operation; }
+};
+
+struct PySegment {
+  std::shared_ptr<SegmentRegistry> owner = registry();
+  Segment segment;
+  pid_t creator = ::getpid();
+  PySegment(int fd, uint64_t uid, int region, int regions, size_t nbytes) : segment(fd, uid, region, regions, nbytes) {
+    owner->add(&segment);
+  }
+  ~PySegment() {
+    // In a forked child the registry is of no use, and may have been copied while another thread held its lock.
+    if (::getpid() == creator) owner->remove(&segment);
+  }
+};
+
+// Memory of a GPU for as long as Python wants it: of its own, or the result of an operation.
+struct PyDeviceMemory {
+  std::shared_ptr<void> owner;
+  std::byte* address = nullptr;
+  size_t nbytes = 0;
+  int ordinal = 0;
+
+  // The driver may wait for the GPU when memory is given back, and the GPU for a thread that wants the GIL.
+  ~PyDeviceMemory() {
+    const py::gil_scoped_release release;
+    owner.reset();
+  }
+  PyDeviceMemory(std::shared_ptr<void> holder, std::byte* at, size_t size, int gpu)
+      : owner(std::move(holder)), address(at), nbytes(size), ordinal(gpu) {}
+  PyDeviceMemory(PyDeviceMemory&&) = default;
+  PyDeviceMemory(const PyDeviceMemory&) = delete;
+
+  py::dict interface() const {
+    py::dict fields;
+    fields["shape"] = py::make_tuple(nbytes);
+    fields["typestr"] = "|u1";
+    fields["data"] = py::make_tuple(reinterpret_cast<uintptr_t>(address), false);
+    fields["strides"] = py::none();
+    fields["version"] = 3;
+    fields["stream"] = py::none();  // nothing to wait for: whoever got this has waited
+    return fields;
+  }
+};
+
+}  // namespace rr
