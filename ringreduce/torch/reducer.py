@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ringreduce import agreement
+from ringreduce import collective_json
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.objects import allgather_object
 from ringreduce.ops import Max
@@ -275,8 +275,8 @@ class Reducer:
             grad = slot.parameter.grad
             mine.append(grad.sparse_dim() if grad is not None and grad.layout is not torch.strided else 0)
         group, name = self._process_set.group, f"{self._prefix}.sparse"
-        everyone = agreement.are_all_here(group, name)
-        dims = agreement.combined(group, name, mine, Max)
+        everyone = collective_json.has_nobody_joined(group, name)
+        dims = collective_json.allreduce_integers(group, name, mine, Max)
         return everyone, {at: dim for at, dim in enumerate(dims) if dim}
 
     def _agree(self, groups: Sequence[Sequence[Slot]]) -> str:
@@ -290,9 +290,9 @@ class Reducer:
             f"fusion_threshold={self._limit}"
         )
         digest = hashlib.sha256(repr((described, settings)).encode()).hexdigest()
-        offers = agreement.exchange(self._process_set.group, "DistributedOptimizer", [_made, digest])
-        _made = max(made for made, _ in offers) + 1
-        if any(theirs != digest for _, theirs in offers):
+        gathered = collective_json.allgather_json(self._process_set.group, "DistributedOptimizer", [_made, digest])
+        _made = max(made for made, _ in gathered) + 1
+        if any(theirs != digest for _, theirs in gathered):
             raise MismatchError(
                 layout.difference(allgather_object((described, settings), process_set=self._process_set))
             )

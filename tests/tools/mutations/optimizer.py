@@ -6,7 +6,7 @@ ROWS = (
     Mutation(
         "left-since-another-died",
         "ringreduce/rendezvous.py",
-        "            deadline.look()\n            raise\n",
+        "            deadline.check()\n            raise\n",
         "            raise\n",
         ("test_rendezvous.py::test_a_rank_that_leaves_a_meeting_since_another_died_is_not_named",),
     ),
@@ -97,8 +97,8 @@ ROWS = (
     Mutation(
         "layouts-differ",
         "ringreduce/torch/reducer.py",
-        "if any(theirs != digest for _, theirs in offers):",
-        "if any(theirs != theirs for _, theirs in offers):",
+        "if any(theirs != digest for _, theirs in gathered):",
+        "if any(theirs != theirs for _, theirs in gathered):",
         ("test_optimizer.py::test_what_is_refused",),
     ),
     Mutation(
