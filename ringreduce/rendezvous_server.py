@@ -113,7 +113,7 @@ class RendezvousServer:
         return {rank: client.pid for rank, client in self._clients.items()}
 
     def reply_all(self, fds_for: Callable[[int], Sequence[int]]) -> None:
-        """Sends every client fds_for(rank), which stay the caller's. PeerLostError if one has left: no client gets any."""
+        """Sends fds_for(rank) to all clients, or to none (PeerLostError) if one has left. They stay the caller's."""
         for rank, client in sorted(self._clients.items()):
             client.connection.settimeout(self._deadline.wait_s())
             try:
