@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from ringreduce.common import names
 from ringreduce.common.names import *  # noqa: F403  # its __all__ is part of the one below
-from ringreduce.gpu import DeviceArray
-from ringreduce.handles import Handle, poll, synchronize
-from ringreduce.memory import symmetric_empty
-from ringreduce.movement import (
+from ringreduce.data_movement import (
     allgather,
     allgather_async,
     alltoall,
@@ -27,6 +24,9 @@ from ringreduce.movement import (
     send,
     send_async,
 )
+from ringreduce.gpu import DeviceArray
+from ringreduce.handles import Handle, poll, synchronize
+from ringreduce.memory import symmetric_empty
 from ringreduce.objects import allgather_object, broadcast_object
 from ringreduce.ops import (
     BitwiseAnd,
@@ -42,7 +42,7 @@ from ringreduce.ops import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from ringreduce.reduction import (
+from ringreduce.reductions import (
     barrier,
     grouped_reducescatter,
     grouped_reducescatter_async,

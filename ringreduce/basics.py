@@ -18,9 +18,9 @@ from ringreduce import (
     config,
     environment,
     inheritance,
-    leaving,
     mpi,
     rendezvous,
+    shutdown_cause,
     state,
     uncaught,
 )
@@ -121,7 +121,7 @@ def _leave(error: BaseException | None = None) -> None:
         job = state.current
         if job is None:
             return
-        why = leaving.why(error)  # first: what it calls is the user's, and may be interrupted
+        why = shutdown_cause.why(error)  # first: what it calls is the user's, and may be interrupted
         state.finish_work()
         uncaught.disarm()
         state.current = None
@@ -242,7 +242,7 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
         context.shutdown()
         raise InvalidArgumentError(f"{place.source} says {place.size} ranks, but {world.size} joined")
     state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied(), hosts, communicator)
-    leaving.begin()
+    shutdown_cause.begin()
     _core.framework_start(place.rank, place.size, place.local_rank, place.local_size)
     global_process_set.bind(0, world.ranks, world)
     if launched is not None:

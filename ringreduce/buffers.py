@@ -136,9 +136,11 @@ def result(tensor: Any, output: Memory) -> Any:
     return output[()] if isinstance(tensor, SCALARS) else output
 
 
-def handle(work: _core.Work, operand: Memory | None, finish: Callable[[Any], Any]) -> Handle[Any]:
-    """The handle of an operation on memory where the operand is."""
-    return streams.handle(work, operand, finish) if isinstance(operand, gpu.Operand) else Handle(work, finish)
+def handle(work: _core.Work, operand: Memory | None, finish: Callable[[Any], Any], keep: Any = None) -> Handle[Any]:
+    """The handle of an operation on memory where the operand is; see Handle."""
+    if isinstance(operand, gpu.Operand):
+        return streams.handle(work, operand, finish, keep)
+    return Handle(work, finish, keep)
 
 
 def code(dtype: np.dtype[Any]) -> int:

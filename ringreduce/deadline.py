@@ -6,20 +6,21 @@ import math
 import time
 from collections.abc import Callable
 
-LOOK_S = 0.1
+CHECK_S = 0.1
 
 
 class Deadline:
     """Runs out timeout_s seconds after it is made; 0 means never, as for RINGREDUCE_TIMEOUT.
 
-    look: raises when there is nothing to wait for any more, such as a rank that has died; asked every LOOK_S seconds.
+    check: raises when there is nothing to wait for any more, for instance after a rank's death; called every CHECK_S
+        seconds.
     """
 
-    __slots__ = ("_end_s", "_look", "timeout_s")
+    __slots__ = ("_check", "_end_s", "timeout_s")
 
-    def __init__(self, timeout_s: float, look: Callable[[], None] | None = None) -> None:
+    def __init__(self, timeout_s: float, check: Callable[[], None] | None = None) -> None:
         self.timeout_s = timeout_s
-        self._look = look
+        self._check = check
         self._end_s = time.monotonic() + timeout_s if timeout_s > 0 else math.inf
 
     def remaining_s(self) -> float:
@@ -32,16 +33,16 @@ class Deadline:
         return None if left == math.inf else max(left, 1e-3)
 
     def turn_s(self) -> float | None:
-        """wait_s() for one turn of a loop that calls look() and expired() itself when the turn has brought nothing."""
+        """wait_s() for one turn of a loop that calls check() and expired() itself when the turn has brought nothing."""
         left = self.wait_s()
-        if self._look is None:
+        if self._check is None:
             return left
-        return LOOK_S if left is None else min(left, LOOK_S)
+        return CHECK_S if left is None else min(left, CHECK_S)
 
-    def look(self) -> None:
-        """Raises what the `look` that was given raises."""
-        if self._look is not None:
-            self._look()
+    def check(self) -> None:
+        """Raises what the given `check` raises."""
+        if self._check is not None:
+            self._check()
 
     def expired(self) -> bool:
         """True once no time is left."""

@@ -57,14 +57,19 @@ class Handle(Generic[T]):
 
     Dropping a handle does not cancel the operation. Its name (if it has one) is free again once the handle was waited
     on, polled done, or dropped after it was done. Waiting from several threads is safe.
+
+    Args:
+        finish: makes the result.
+        keep: objects that must live until then, such as the operands.
     """
 
-    __slots__ = ("__weakref__", "_finish", "_forks", "_value", "_work")
+    __slots__ = ("__weakref__", "_finish", "_forks", "_keep", "_value", "_work")
 
-    def __init__(self, work: Waitable, finish: Callable[[Any], T]) -> None:
+    def __init__(self, work: Waitable, finish: Callable[[Any], T], keep: Any = None) -> None:
         self._work = work
         self._forks = state.forks
-        self._finish: Callable[[Any], T] | None = finish  # makes the result; keeps the operands alive until then
+        self._finish: Callable[[Any], T] | None = finish
+        self._keep = keep
         self._value: T = _UNFINISHED
 
     def wait(self, timeout: float | None = None) -> T:
@@ -83,7 +88,7 @@ class Handle(Generic[T]):
                 raise NotInitializedError(state.absence())
             self._work.wait(timeout)
             self._value = finish(self._work)
-            self._finish = None
+            self._finish = self._keep = None
         return self._value
 
     def done(self) -> bool:

@@ -1,12 +1,13 @@
-"""One meeting of ranks of one host: one of them, the host, hands file descriptors to all others, the guests.
+"""One meeting of ranks of one host: one of them, the server, sends file descriptors to all others, the clients.
 
-The host listens on an abstract Unix socket (SOCK_SEQPACKET: a message arrives whole or not at all). A guest sends one
-fixed-size hello, authenticated with the meeting's secret; when every expected guest is there, each gets a reply with
-the descriptors (SCM_RIGHTS, close-on-exec). Both ends check that the other has the same user. A stranger, who cannot
-authenticate, is turned away and the meeting goes on; a member who disagrees, leaves or gives up ends it for everyone
-with the same error. Nothing is unpickled, no message exceeds a few kilobytes, every wait has the meeting's deadline.
+The server listens on an abstract Unix socket (SOCK_SEQPACKET: a message arrives whole or not at all). A client sends
+one fixed-size hello, authenticated with the meeting's secret. When every expected client has connected, the server
+sends each of them a reply with the descriptors (SCM_RIGHTS, close-on-exec). Both ends check that the other has the same
+user. The server turns away a stranger, who cannot authenticate, and the meeting goes on. A member that disagrees,
+leaves or times out ends the meeting for everyone with the same error. Nothing is unpickled, no message exceeds a few
+kilobytes, every wait has the meeting's deadline.
 
-This file holds the messages and the guest's side; reception.py is the host's.
+This file holds the messages and the client's side; rendezvous_server.py holds the server's.
 """
 
 from __future__ import annotations
@@ -49,24 +50,24 @@ STATUSES: tuple[type[Error], ...] = (
     InvalidArgumentError,
     ShutdownError,
 )
-GO = b"!"
-"""The host's last word to each guest: all have their descriptors. Until then a failure of one is a failure of all."""
-GIVE_UP = b"?"
-"""A guest whose deadline has run out asks who is missing; that ends the meeting for all."""
+ALL_SENT = b"!"
+"""The server's last message to each client: all have their descriptors. Before it, a failure of one is one of all."""
+TIMED_OUT = b"?"
+"""Sent by a client whose deadline has run out, to learn which ranks are missing; it ends the meeting for all."""
 FDS_PER_MESSAGE = 250  # the kernel's SCM_MAX_FD is 253
 TEXT_NBYTES = 2048
-LAST_WORD_S = 1.0  # how long a guest that gives up waits for the answer
+LAST_REPLY_S = 1.0  # how long a client waits for the reply to TIMED_OUT
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """What those who meet agree on beforehand."""
+    """What server and clients know beforehand."""
 
     address: bytes
     """Name in the abstract namespace, without its leading zero byte."""
     secret: bytes
-    guests: frozenset[int]
-    host: int
+    clients: frozenset[int]
+    server: int
     size: int
     """How many ranks the job has, as each of them must say."""
     epoch: int
@@ -89,7 +90,7 @@ def hello_mac(secret: bytes, body: bytes) -> bytes:
     return _mac(secret, b"hello" + body)
 
 
-def welcome_mac(secret: bytes, hello: bytes) -> bytes:
+def reply_mac(secret: bytes, hello: bytes) -> bytes:
     """What proves to the sender of this hello that the replier knows the secret."""
     return _mac(secret, b"welcome" + hello)
 
@@ -112,23 +113,23 @@ def send_reply(
 ) -> None:
     """Sends success and the descriptors, in as many messages as the kernel's limit asks for.
 
-    Raises OSError when the guest is gone.
+    Raises OSError when the client is gone.
     """
-    head = REPLY.pack(MAGIC, 0, len(fds), welcome_mac(meeting.secret, hello))
+    head = REPLY.pack(MAGIC, 0, len(fds), reply_mac(meeting.secret, hello))
     for start in range(0, len(fds), FDS_PER_MESSAGE):
         part = array.array("i", fds[start : start + FDS_PER_MESSAGE])
         while True:
             try:
                 connection.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, part)])
                 break
-            except OSError as error:  # too many descriptors in flight: the guests are taking theirs out right now
+            except OSError as error:  # too many descriptors in flight: the clients are receiving theirs right now
                 if error.errno != errno.ETOOMANYREFS or deadline.expired():
                     raise
                 time.sleep(1e-3)
 
 
 def send_error(connection: socket.socket, error: Error) -> None:
-    """Tells a guest why there will be no meeting; a guest that is gone already need not know."""
+    """Sends a client the reason why the meeting fails; a client that is gone already gets none."""
     status = next((i for i, kind in enumerate(STATUSES) if i and type(error) is kind), 1)
     text = str(error).encode()[:TEXT_NBYTES]
     try:
@@ -137,32 +138,32 @@ def send_error(connection: socket.socket, error: Error) -> None:
         return
 
 
-def attend(meeting: Meeting, rank: int, deadline: Deadline) -> list[int]:
-    """The guest's side: returns the host's descriptors, which the caller owns, close-on-exec.
+def receive_fds(meeting: Meeting, rank: int, deadline: Deadline) -> list[int]:
+    """The client's side: returns the server's descriptors, which the caller owns, close-on-exec.
 
     Raises:
-        TimeoutError: the host, or another guest, has not come in time.
-        PeerLostError: the host went away. MismatchError and others: as the host says.
+        TimeoutError: the server, or another client, has not connected in time.
+        PeerLostError: the server went away. MismatchError and others: as the server says.
     """
     me = f"[rendezvous] rank {rank}/{meeting.size}"
     body = HELLO.pack(MAGIC, rank, meeting.size, meeting.epoch, os.urandom(16), bytes(32))[:-32]
     hello = body + hello_mac(meeting.secret, body)
     with connect(meeting, me, deadline) as connection:
         try:
-            with contextlib.suppress(BrokenPipeError):  # a host that has failed may have left its reason
+            with contextlib.suppress(BrokenPipeError):  # a server that has failed may have sent its reason
                 connection.send(hello)
             return _receive(connection, meeting, me, hello, deadline)
         except (ConnectionError, EOFError):
             raise PeerLostError(
-                f"{me}: rank {meeting.host}, which gathers the ranks at {meeting.where()}, went away before all had "
+                f"{me}: rank {meeting.server}, which gathers the ranks at {meeting.where()}, went away before all had "
                 "come; its own error says why"
             ) from None
 
 
 def connect(meeting: Meeting, me: str, deadline: Deadline) -> socket.socket:
-    """A connection to the host, as soon as it listens; retried from 50 us up to every 5 ms.
+    """A connection to the server, as soon as it listens; retried from 50 us up to every 5 ms.
 
-    Raises TimeoutError when the host has not come in time, HorovodInternalError when it is another user's.
+    Raises TimeoutError when the server does not listen in time, HorovodInternalError when it is another user's.
     """
     pause_s = 50e-6
     while True:
@@ -172,30 +173,30 @@ def connect(meeting: Meeting, me: str, deadline: Deadline) -> socket.socket:
             if same_user(connection) is None:
                 raise HorovodInternalError(f"{me}: {meeting.where()} belongs to another user; not connecting")
             return connection
-        except (ConnectionRefusedError, BlockingIOError):  # not there yet; its queue is full for a moment
+        except (ConnectionRefusedError, BlockingIOError):  # it does not listen yet; its queue is full for a moment
             connection.close()
         except BaseException:
             connection.close()
             raise
         if deadline.expired():
             raise TimeoutError(
-                f"{me}: rank {meeting.host} did not come to {meeting.where()} within {deadline.timeout_s:g} s. Is it "
+                f"{me}: rank {meeting.server} did not come to {meeting.where()} within {deadline.timeout_s:g} s. Is it "
                 f"running on this host, and is this init() number {meeting.epoch} there too?"
             )
-        deadline.look()
+        deadline.check()
         time.sleep(min(pause_s, deadline.remaining_s()))
         pause_s = min(2 * pause_s, 5e-3)
 
 
 def _receive(connection: socket.socket, meeting: Meeting, me: str, hello: bytes, deadline: Deadline) -> list[int]:
-    """Descriptors until the host says that every guest has got its own."""
+    """Receives descriptors until the server says that every client has its own."""
     fds: list[int] = []
     expected = -1
     try:
         while True:
             message, received, flags = _next_message(connection, meeting, me, deadline)
             fds += received
-            if message == GO and len(fds) == expected:
+            if message == ALL_SENT and len(fds) == expected:
                 return fds
             expected = _expected_fds(message, meeting, me, hello)
             if flags & socket.MSG_CTRUNC:
@@ -210,27 +211,27 @@ def _next_message(
     connection: socket.socket, meeting: Meeting, me: str, deadline: Deadline
 ) -> tuple[bytes, list[int], int]:
     fds = array.array("i")
-    gave_up = was_reset = False
+    timed_out = was_reset = False
     while True:
-        connection.settimeout(LAST_WORD_S if gave_up else deadline.turn_s())
+        connection.settimeout(LAST_REPLY_S if timed_out else deadline.turn_s())
         try:
             # Not socket.recv_fds(), which drops its flags (seen in CPython 3.11): the descriptors would outlive exec.
             message, controls, flags, _ = connection.recvmsg(
                 REPLY.size + TEXT_NBYTES, socket.CMSG_LEN(FDS_PER_MESSAGE * fds.itemsize), socket.MSG_CMSG_CLOEXEC
             )
         except ConnectionResetError:
-            # A host that closes without having read the hello: the kernel says this before it gives what the host sent.
+            # The server closed without having read the hello: the kernel says so before it gives what the server sent.
             if was_reset:
                 raise
             was_reset = True
             continue
         except builtins.TimeoutError:
-            if gave_up:
+            if timed_out:
                 break
-            deadline.look()
-            gave_up = deadline.expired()
-            if gave_up:
-                connection.send(GIVE_UP)
+            deadline.check()
+            timed_out = deadline.expired()
+            if timed_out:
+                connection.send(TIMED_OUT)
             continue
         for level, kind, data in controls:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -239,7 +240,7 @@ def _next_message(
             raise EOFError
         return message, list(fds), flags
     raise TimeoutError(
-        f"{me}: no answer from rank {meeting.host} at {meeting.where()} within {deadline.timeout_s:g} s; "
+        f"{me}: no answer from rank {meeting.server} at {meeting.where()} within {deadline.timeout_s:g} s; "
         "it is stopped or very slow"
     )
 
@@ -250,7 +251,7 @@ def _expected_fds(message: bytes, meeting: Meeting, me: str, hello: bytes) -> in
     _, status, expected, mac = REPLY.unpack_from(message)
     if status:
         kind = STATUSES[status] if status < len(STATUSES) else HorovodInternalError
-        raise kind(f"{me}: told by rank {meeting.host}: " + message[REPLY.size :].decode(errors="replace"))
-    if not same_mac(mac, welcome_mac(meeting.secret, hello)):
+        raise kind(f"{me}: told by rank {meeting.server}: " + message[REPLY.size :].decode(errors="replace"))
+    if not same_mac(mac, reply_mac(meeting.secret, hello)):
         raise MismatchError(f"{me}: what listens at {meeting.where()} does not know this job's secret")
     return int(expected)

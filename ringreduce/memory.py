@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringreduce import _core, agreement, state
+from ringreduce import _core, collective_json, state
 from ringreduce.buffers import code
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.process_sets import ProcessSet, global_process_set
@@ -55,21 +55,21 @@ def symmetric_empty(
     here = job.here(members.ranks)  # other hosts have allocations of their own
     mine = members.ranks[group.rank]
     leads = mine == here[0]
-    handover = agreement.Handover.announce() if leads else None
-    offers = agreement.exchange(
+    fd_exchange = collective_json.FdExchange.new() if leads else None
+    gathered = collective_json.allgather_json(
         group,
         "symmetric_empty",
-        [nbytes, int.from_bytes(os.urandom(7), "big"), handover.to_json() if handover else None],
+        [nbytes, int.from_bytes(os.urandom(7), "big"), fd_exchange.to_json() if fd_exchange else None],
     )
-    sizes = [offer[0] for offer in offers]
+    sizes = [one[0] for one in gathered]
     if len(set(sizes)) > 1:
         wanted = ", ".join(f"rank {rank}: {count}" for rank, count in zip(members.ranks, sizes, strict=True))
         raise MismatchError(f"Mismatched symmetric_empty: ranks asked for different numbers of bytes ({wanted}).")
-    _, uid, pair = offers[members.ranks.index(here[0])]
-    handover = handover or agreement.Handover.from_json(pair)
+    _, uid, pair = gathered[members.ranks.index(here[0])]
+    fd_exchange = fd_exchange or collective_json.FdExchange.from_json(pair)
     stride = max(PAGE, -(-nbytes // PAGE) * PAGE)
-    look = partial(group.check_members, [members.ranks.index(rank) for rank in here])
-    with handover.segment("symmetric", stride * len(here), here, mine, job.timeout_s, look) as fd:
+    check = partial(group.check_members, [members.ranks.index(rank) for rank in here])
+    with fd_exchange.memory_file("symmetric", stride * len(here), here, mine, job.timeout_s, check) as fd:
         segment: Any = _core.Segment(fd, uid, here.index(mine), len(here), stride)
     return np.ndarray(dims, element, buffer=segment)
 

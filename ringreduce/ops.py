@@ -1,4 +1,4 @@
-"""Reduce operations and all-reduce. reduction.py and movement.py have the other collectives.
+"""Reduce operations and all-reduce. reductions.py and data_movement.py have the other collectives.
 
 Every function takes a NumPy array or what buffers.readable() understands, gives back ndarrays (a NumPy scalar for a
 scalar; for an array on a GPU one of the same library, see docs/cuda.md), and runs on `process_set`, by default all
@@ -155,7 +155,7 @@ def allreduce_async(
     work = process_set.group.allreduce_async(
         [native(source)], [native(output)], op, prescale_factor, postscale_factor, name, wire
     )
-    return handle(work, source, lambda _: (source, result(tensor, output))[1])
+    return handle(work, source, lambda _: result(tensor, output), keep=source)
 
 
 def allreduce_async_(

@@ -12,10 +12,10 @@ from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from ringreduce import _core, agreement, communicators, state
+from ringreduce import _core, collective_json, communicators, state
 from ringreduce.absent import AbsentGroup
 from ringreduce.errors import InvalidArgumentError, MismatchError, NotInitializedError
-from ringreduce.offers import Offer, sets_of
+from ringreduce.proposals import Proposal, sets_of
 
 if TYPE_CHECKING:
     from ringreduce._core import Group
@@ -197,21 +197,26 @@ def register(process_set: ProcessSet | Iterable[int] | Any) -> ProcessSet:
     job = state.require()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     place = job.placement
-    offer = _offer(added, place.rank)
-    offers = [Offer(*other) for other in agreement.exchange(global_process_set.group, "add_process_set", offer)]
-    family = sets_of(offers, place.rank)
+    proposal = _proposal(added, place.rank)
+    proposals = [
+        Proposal(*other)
+        for other in collective_json.allgather_json(global_process_set.group, "add_process_set", proposal)
+    ]
+    family = sets_of(proposals, place.rank)
     problem = _problem(family, added, job)
     if problem is not None:  # only now, so that ranks that passed something else raise as well instead of waiting
         raise InvalidArgumentError(problem)
     set_id = job.next_set_id
     job.next_set_id += 1
-    ranks = next((ranks for ranks in family if place.rank in ranks), [] if offer.world_rank is not None else family[0])
+    ranks = next(
+        (ranks for ranks in family if place.rank in ranks), [] if proposal.world_rank is not None else family[0]
+    )
     if place.rank in ranks:
         here = job.here(ranks)
-        handover = agreement.Handover.from_json(offers[here[0]].handover)
+        fd_exchange = collective_json.FdExchange.from_json(proposals[here[0]].fd_exchange)
         nbytes = _core.control_nbytes(len(ranks))
-        look = partial(global_process_set.group.check_members, here)
-        with handover.segment(f"process_set.{set_id}", nbytes, here, place.rank, job.timeout_s, look) as fd:
+        check = partial(global_process_set.group.check_members, here)
+        with fd_exchange.memory_file(f"process_set.{set_id}", nbytes, here, place.rank, job.timeout_s, check) as fd:
             added.bind(set_id, ranks, job.context.add_group(fd, ranks, set_id), family)
     else:
         outside = "{call}: Rank " + str(place.rank) + " is not a member of the provided process set."
@@ -236,12 +241,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if process_set is global_process_set or set_id is None:
         return False
     has_joined = bool(process_set.included()) and process_set.group.is_joining
-    offers = agreement.exchange(global_process_set.group, "remove_process_set", [set_id, has_joined])
-    if joined := [rank for rank, (_, has) in enumerate(offers) if has]:
+    gathered = collective_json.allgather_json(global_process_set.group, "remove_process_set", [set_id, has_joined])
+    if joined := [rank for rank, (_, has) in enumerate(gathered) if has]:
         raise InvalidArgumentError(
             f"remove_process_set: rank {joined[0]} has called join() on process set {set_id}, and not all others have"
         )
-    for other, (theirs, _) in enumerate(offers):
+    for other, (theirs, _) in enumerate(gathered):
         if theirs != set_id:
             raise MismatchError(
                 f"Mismatched remove_process_set: rank {job.placement.rank} removes process set {set_id}, but rank "
@@ -254,11 +259,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def _offer(added: ProcessSet, rank: int) -> Offer:
-    """What this rank says about a set that is to be registered."""
+def _proposal(added: ProcessSet, rank: int) -> Proposal:
+    """What this rank proposes."""
     if added.process_set_id is not None:  # a duplicate, and all ranks are to see the same one
-        return Offer.of_ranks(added._family[0], rank)
-    return Offer.of_ranks(added.ranks, rank) if added.mpi_comm is None else Offer.of_communicator(added.mpi_comm)
+        return Proposal.of_ranks(added._family[0], rank)
+    return Proposal.of_ranks(added.ranks, rank) if added.mpi_comm is None else Proposal.of_communicator(added.mpi_comm)
 
 
 def _problem(family: list[list[int]], added: ProcessSet, job: state.Running) -> str | None:

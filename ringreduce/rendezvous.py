@@ -19,8 +19,8 @@ from typing import Protocol
 from ringreduce.deadline import Deadline
 from ringreduce.environment import Placement, rendezvous_secret
 from ringreduce.errors import Error, HorovodInternalError, PeerLostError, TimeoutError, UnavailableError
-from ringreduce.handshake import STATUSES, Meeting, attend
-from ringreduce.reception import Reception
+from ringreduce.handshake import STATUSES, Meeting, receive_fds
+from ringreduce.rendezvous_server import RendezvousServer
 
 ADDRESS_NBYTES = 100  # sun_path holds 108
 STORE_KEY = "ringreduce/rendezvous"
@@ -64,11 +64,11 @@ def join_job(placement: Placement, init_count: int, timeout_s: float, segment: C
     Args:
         placement: this rank, from environment.detect().
         init_count: how many jobs this process has joined; ranks with different counts do not meet.
-        timeout_s: seconds until all ranks must have come; 0 = no limit.
-        segment: makes the control memory file; called on rank 0 only, once all ranks have come.
+        timeout_s: seconds until all ranks must have connected; 0 = no limit.
+        segment: makes the control memory file; called on rank 0 only, once all ranks have connected.
 
     Raises:
-        TimeoutError: names the missing ranks and where they were waited for.
+        TimeoutError: names the missing ranks and the address.
         MismatchError: ranks disagree about size, rank or init count, or have different secrets.
         PeerLostError: a rank died on the way. UnavailableError: the kernel or the process limits do not allow it.
     """
@@ -76,8 +76,8 @@ def join_job(placement: Placement, init_count: int, timeout_s: float, segment: C
     meeting = Meeting(
         address=_job_address(named[0] if named else placement.job, init_count),
         secret=named[1] if named else b"",
-        guests=frozenset(range(1, placement.size)),
-        host=0,
+        clients=frozenset(range(1, placement.size)),
+        server=0,
         size=placement.size,
         epoch=init_count,
     )
@@ -125,7 +125,7 @@ def join_at(
 
     Collective; once per address. Raises: as join_job().
     """
-    meeting = Meeting(address, secret, frozenset(range(1, size)), host=0, size=size, epoch=1)
+    meeting = Meeting(address, secret, frozenset(range(1, size)), server=0, size=size, epoch=1)
     return _join(meeting, rank, deadline, segment)
 
 
@@ -136,65 +136,65 @@ def share_fd(
     address: bytes,
     secret: bytes,
     timeout_s: float,
-    look: Callable[[], None] | None = None,
+    check: Callable[[], None] | None = None,
 ) -> int:
-    """Hands the first member's descriptor to all members of a group. Collective over the members.
+    """Sends the first member's descriptor to all members of a group. Collective over the members.
 
     Args:
         fd: the first member's descriptor; None elsewhere.
         members: world ranks, in one order on all members.
         rank: this process's world rank.
         address, secret: from the first member's new_address(), the same on all members.
-        timeout_s: seconds until all members must have come; 0 = no limit.
-        look: raises when a member will not come any more; asked now and then, and before another error is raised: a
-            member that leaves the meeting because of a death is not the one that died.
+        timeout_s: seconds until all members must have connected; 0 = no limit.
+        check: raises when a member will not connect any more. It is called now and then, and before another error is
+            raised: a member that leaves the meeting because of a death is not the one that died.
 
     Returns:
         fd itself on the first member, elsewhere a new descriptor of the same file, which the caller owns.
 
-    Raises: as join_job(), and what look raises.
+    Raises: as join_job(), and what check raises.
     """
     leader = members[0]
     meeting = Meeting(address, secret, frozenset(members) - {leader}, leader, len(members), 0)
-    deadline = Deadline(timeout_s, look)
+    deadline = Deadline(timeout_s, check)
     with _errno_text(rank, meeting):
         try:
             if rank != leader:
-                return attend(meeting, rank, deadline)[0]
+                return receive_fds(meeting, rank, deadline)[0]
             assert fd is not None
-            with Reception(meeting, deadline) as reception:
-                reception.gather()
-                reception.answer(lambda member: [fd])
+            with RendezvousServer(meeting, deadline) as server:
+                server.accept_all()
+                server.reply_all(lambda member: [fd])
             return fd
         except Error:
-            deadline.look()
+            deadline.check()
             raise
 
 
 def _join(meeting: Meeting, rank: int, deadline: Deadline, segment: Callable[[], int]) -> Joined:
-    """The meeting of a whole job: everyone leaves with the host's memory file and a pidfd of each rank."""
+    """The meeting of a whole job: every rank gets the server's memory file and a pidfd of each rank."""
     with _errno_text(rank, meeting):
-        if rank != meeting.host:
-            fd, *pidfds = attend(meeting, rank, deadline)
+        if rank != meeting.server:
+            fd, *pidfds = receive_fds(meeting, rank, deadline)
             joined = Joined(fd, pidfds)
         elif meeting.size == 1:
             return Joined(segment(), [-1])
         else:
-            joined = _host_job(meeting, deadline, segment)
+            joined = _serve_job(meeting, deadline, segment)
         os.close(joined.pidfds[rank])
         joined.pidfds[rank] = -1
         return joined
 
 
-def _host_job(meeting: Meeting, deadline: Deadline, segment: Callable[[], int]) -> Joined:
+def _serve_job(meeting: Meeting, deadline: Deadline, segment: Callable[[], int]) -> Joined:
     joined = Joined(-1, [-1] * meeting.size)
     try:
-        with Reception(meeting, deadline) as reception:
-            pids = reception.gather() | {meeting.host: os.getpid()}
+        with RendezvousServer(meeting, deadline) as server:
+            pids = server.accept_all() | {meeting.server: os.getpid()}
             for rank, pid in pids.items():
                 joined.pidfds[rank] = _pidfd(rank, pid)
             joined.fd = segment()
-            reception.answer(lambda rank: [joined.fd, *joined.pidfds])
+            server.reply_all(lambda rank: [joined.fd, *joined.pidfds])
     except BaseException:
         joined.close()
         raise

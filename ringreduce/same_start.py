@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce import agreement, config
+from ringreduce import collective_json, config
 from ringreduce._core import Group
 from ringreduce.basics import rank
 from ringreduce.errors import MismatchError
@@ -52,7 +52,7 @@ def check(
         MismatchError: the knob is "error"; or "broadcast", and the ranks have other tensors; or it differs.
     """
     group = process_set.group
-    if not agreement.are_all_here(group, name):
+    if not collective_json.has_nobody_joined(group, name):
         return False
     mode = config.choice(KNOB)
     names, layout = ((), ()) if mode == "off" else describe()
@@ -87,7 +87,7 @@ def sums_of(arrays: Iterable[np.ndarray]) -> list[tuple[int, int]]:
 
 def _are_same(group: Group, name: str, values: Sequence[int]) -> list[bool]:
     """Of each integer, whether all ranks have the same: whether its maximum is its minimum, all in one operation."""
-    largest = agreement.combined(group, name, [*values, *(~value for value in values)], Max)
+    largest = collective_json.allreduce_integers(group, name, [*values, *(~value for value in values)], Max)
     return [high == ~low for high, low in zip(largest[: len(values)], largest[len(values) :], strict=True)]
 
 

@@ -73,6 +73,6 @@ class StreamHandle(Handle[T]):
         return self._work.done()
 
 
-def handle(work: _core.Work, operand: Operand, finish: Callable[[Any], T]) -> StreamHandle[T]:
+def handle(work: _core.Work, operand: Operand, finish: Callable[[Any], T], keep: Any = None) -> StreamHandle[T]:
     """The handle of an operation that comes after the operand's stream."""
-    return StreamHandle(StreamWork(work, operand), finish)
+    return StreamHandle(StreamWork(work, operand), finish, keep)

@@ -98,7 +98,7 @@ def groups_may_be_lists_of_variables(hvd: Any) -> None:
         assert_close(ours, [a - b for a, b in zip(values(7), mean, strict=True)])
         assert counted == compared([count], False)
     with pytest.warns(DeprecationWarning, match="replaced by `groups`"):
-        assert hvd.DistributedOptimizer(SGD(1.0), num_groups=3)._exchange.settings.groups == 3
+        assert hvd.DistributedOptimizer(SGD(1.0), num_groups=3)._reduction.settings.groups == 3
 
 
 def process_sets_and_compression(hvd: Any) -> None:
@@ -216,7 +216,7 @@ def it_stays_the_same_optimizer(hvd: Any) -> None:
     assert again.get_config() == ours.get_config()
     assert_close(apply_steps(again, mine), apply_steps(Adam(0.5, beta_1=0.5, clipnorm=1.0), mean[:2]))
     plain_again = keras.optimizers.deserialize(keras.optimizers.serialize(ours))
-    assert not hasattr(plain_again, "_exchange")
+    assert not hasattr(plain_again, "_reduction")
     assert plain_again.get_config() == ours.get_config()
 
     wrong: list[tuple[Any, dict[str, Any], str]] = [

@@ -189,11 +189,11 @@ def files_are_those_of_the_plain_optimizer(hvd: Any) -> None:
                 model.save(path)
                 loaded = hvd.load_model(path, **options)
                 assert isinstance(loaded.optimizer, make)
-                assert loaded.optimizer._exchange.is_needed()
+                assert loaded.optimizer._reduction.is_needed()
                 known = {one.__name__: one for one in options.get("custom_optimizers", ())}
                 plain = keras.models.load_model(path, custom_objects=known)
                 assert isinstance(plain.optimizer, make)
-                assert not hasattr(plain.optimizer, "_exchange")
+                assert not hasattr(plain.optimizer, "_reduction")
                 if ending == "h5":  # which Keras 3.15 reads so that no optimizer can go on
                     continue
                 fit(hvd, loaded, 1)

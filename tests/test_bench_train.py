@@ -29,7 +29,7 @@ from ringreduce.bench.train.frameworks.torch import Torch
 from ringreduce.bench.train.job import Outcome
 from ringreduce.bench.train.modes import MODES
 from ringreduce.bench.train.modes.horovod import Horovod
-from ringreduce.bench.train.modes.independent import Acquainted
+from ringreduce.bench.train.modes.independent import Connected
 from ringreduce.bench.train.modes.mode import Mode, Team
 from ringreduce.bench.train.modes.ringreduce import Ringreduce
 from ringreduce.bench.train.options import parse
@@ -355,7 +355,7 @@ class Here(Mode):
         return {"PYTHONPATH": os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))}
 
 
-class Unreduced(Acquainted):
+class Unreduced(Connected):
     def wrap(self, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
         return model, optimizer
 

@@ -21,7 +21,7 @@ from ringreduce.bench.train.cli import main
 from ringreduce.bench.train.frameworks import FRAMEWORKS, weights
 from ringreduce.bench.train.frameworks.samples import Samples
 from ringreduce.bench.train.modes import MODES, mwms
-from ringreduce.bench.train.modes.independent import Acquainted
+from ringreduce.bench.train.modes.independent import Connected
 from ringreduce.bench.train.modes.mode import Mode, Team
 from ringreduce.bench.train.options import parse
 from ringreduce.bench.train.spec import Spec
@@ -178,7 +178,7 @@ class Forgetful(Mode):
         import ringreduce
 
         world = ringreduce.init()
-        return Acquainted(world.rank, world.size)
+        return Connected(world.rank, world.size)
 
 
 # --- the parts ----------------------------------------------------------------------------------------------------
@@ -225,5 +225,5 @@ def test_no_worker_of_tensorflow_leaves_before_all_have_their_results(tmp_path: 
         worker = mwms.Workers(1, 2, None, port, tmp_path, timeout_s=0.05)
         with pytest.raises(TimeoutError, match="no done-0 after"):
             worker.leave()
-        mwms.tell(tmp_path / "done-0", "")
+        mwms.publish(tmp_path / "done-0", "")
         worker.leave()

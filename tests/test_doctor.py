@@ -14,7 +14,7 @@ import fake_cuda
 import pytest
 
 from ringreduce import doctor
-from ringreduce.doctor import gpus, selftest, software, surroundings
+from ringreduce.doctor import environment, gpus, selftest, software
 from ringreduce.doctor.finding import Finding, lines, verdict
 from ringreduce.launch import installations
 
@@ -65,7 +65,7 @@ def test_a_bad_knob_is_a_problem() -> None:
 def test_an_unknown_knob_is_a_note_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGREDUCE_SPINUS", "50")
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
-    found = {finding.name: finding for finding in surroundings.knobs()}
+    found = {finding.name: finding for finding in environment.knobs()}
     assert found["RINGREDUCE_SPINUS"].status == "note"
     assert "RINGREDUCE_SPIN_US" in found["RINGREDUCE_SPINUS"].hint
     assert found["HOROVOD_CYCLE_TIME"].value == "no effect here"

@@ -1,4 +1,4 @@
-"""The handshake itself, host and guests as threads: strangers, lies, limits, leaks; and the meeting over a store."""
+"""The handshake itself, server and clients as threads: strangers, lies, limits, leaks; and the meeting over a store."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ import pytest
 
 from ringreduce.deadline import Deadline
 from ringreduce.errors import MismatchError, PeerLostError, TimeoutError, UnavailableError
-from ringreduce.handshake import FDS_PER_MESSAGE, HELLO, MAGIC, Meeting, attend, hello_mac
-from ringreduce.reception import Reception
+from ringreduce.handshake import FDS_PER_MESSAGE, HELLO, MAGIC, Meeting, hello_mac, receive_fds
 from ringreduce.rendezvous import STORE_KEY, join_with_store, new_address
+from ringreduce.rendezvous_server import RendezvousServer
 
 
 def meeting(size: int = 2) -> Meeting:
-    return Meeting(*new_address(), guests=frozenset(range(1, size)), host=0, size=size, epoch=3)
+    return Meeting(*new_address(), clients=frozenset(range(1, size)), server=0, size=size, epoch=3)
 
 
-def host(where: Meeting, timeout_s: float = 20, fds: Callable[[int], list[int]] = lambda rank: [0]) -> dict[int, int]:
-    with Reception(where, Deadline(timeout_s)) as reception:
-        pids = reception.gather()
-        reception.answer(fds)
+def server(where: Meeting, timeout_s: float = 20, fds: Callable[[int], list[int]] = lambda rank: [0]) -> dict[int, int]:
+    with RendezvousServer(where, Deadline(timeout_s)) as listening:
+        pids = listening.accept_all()
+        listening.reply_all(fds)
         return pids
 
 
-def guest(where: Meeting, rank: int = 1, timeout_s: float = 20) -> int:
+def client(where: Meeting, rank: int = 1, timeout_s: float = 20) -> int:
     """The number of descriptors that came."""
-    fds = attend(where, rank, Deadline(timeout_s))
+    fds = receive_fds(where, rank, Deadline(timeout_s))
     for fd in fds:
         os.close(fd)
     return len(fds)
@@ -59,7 +59,7 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 
 
 def connected(where: Meeting) -> socket.socket:
-    """A raw connection to a host that is about to listen."""
+    """A raw connection to a server that is about to listen."""
     deadline = time.monotonic() + 20
     while True:
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -79,7 +79,7 @@ def hello(where: Meeting, rank: int = 1) -> bytes:
 
 def test_it_works_at_all() -> None:
     where = meeting(3)
-    pids, first, second = together(lambda: host(where), lambda: guest(where, 1), lambda: guest(where, 2))
+    pids, first, second = together(lambda: server(where), lambda: client(where, 1), lambda: client(where, 2))
     assert pids == {1: os.getpid(), 2: os.getpid()}
     assert (first, second) == (1, 1)
 
@@ -90,15 +90,15 @@ def test_a_wrong_secret_is_turned_away_and_the_meeting_goes_on() -> None:
 
     def stranger() -> int:
         try:
-            return guest(replace(where, secret=b"guessed"))
+            return client(replace(where, secret=b"guessed"))
         finally:
             refused.set()
 
     def member() -> int:
         assert refused.wait(20)
-        return guest(where)
+        return client(where)
 
-    pids, error, fds = together(lambda: host(where), stranger, member)
+    pids, error, fds = together(lambda: server(where), stranger, member)
     assert isinstance(error, MismatchError)
     assert "does not know this job's secret" in str(error)
     assert (pids, fds) == ({1: os.getpid()}, 1)
@@ -106,12 +106,12 @@ def test_a_wrong_secret_is_turned_away_and_the_meeting_goes_on() -> None:
 
 def test_a_turned_away_stranger_is_mentioned_when_time_runs_out() -> None:
     where = meeting()
-    late, _ = together(lambda: host(where, 0.5), lambda: guest(replace(where, secret=b"guessed")))
+    late, _ = together(lambda: server(where, 0.5), lambda: client(replace(where, secret=b"guessed")))
     assert isinstance(late, TimeoutError)
     assert f"Turned away: pid {os.getpid()} does not know this job's secret" in str(late)
 
 
-def test_a_host_without_the_secret_is_not_believed() -> None:
+def test_a_server_without_the_secret_is_not_believed() -> None:
     where = meeting()
 
     def impostor() -> None:
@@ -127,7 +127,7 @@ def test_a_host_without_the_secret_is_not_believed() -> None:
                 connection.recv(4096)
 
     before = os.listdir("/proc/self/fd")
-    _, error = together(impostor, lambda: guest(where))
+    _, error = together(impostor, lambda: client(where))
     assert isinstance(error, MismatchError)
     assert "does not know this job's secret" in str(error)
     assert os.listdir("/proc/self/fd") == before
@@ -144,15 +144,15 @@ LIES = [
 @pytest.mark.parametrize(("lie", "rank", "words"), LIES, ids=[row[2] for row in LIES])
 def test_a_member_who_disagrees_ends_it_for_everyone(lie: dict[str, Any], rank: int, words: str) -> None:
     where = meeting(3)
-    with Reception(where, Deadline(20)) as reception:
+    with RendezvousServer(where, Deadline(20)) as listening:
         bystander = connected(where)
         bystander.send(hello(where, 2))
-        liar = threading.Thread(target=lambda: answers.extend(together(lambda: guest(replace(where, **lie), rank))))
+        liar = threading.Thread(target=lambda: answers.extend(together(lambda: client(replace(where, **lie), rank))))
         answers: list[Any] = []
         liar.start()
         with pytest.raises(MismatchError) as caught:
-            reception.gather()
-        reception.__exit__(MismatchError, caught.value, None)
+            listening.accept_all()
+        listening.__exit__(MismatchError, caught.value, None)
         liar.join(20)
     assert words in str(caught.value)
     assert isinstance(answers[0], MismatchError)
@@ -175,17 +175,17 @@ def test_garbage_disturbs_nobody(garbage: bytes) -> None:
 
     def member() -> int:
         assert entered.wait(20)
-        return guest(where)
+        return client(where)
 
     entered = threading.Event()
-    pids, error, fds = together(lambda: host(where), strangers, member)
+    pids, error, fds = together(lambda: server(where), strangers, member)
     assert (pids, error, fds) == ({1: os.getpid()}, None, 1)
     assert len(os.listdir("/proc/self/fd")) == open_before
 
 
-def test_a_guest_that_leaves_ends_it_for_everyone() -> None:
+def test_a_client_that_leaves_ends_it_for_everyone() -> None:
     where = meeting(3)
-    left = threading.Event()  # were the other guest there first, the host might be done before it can see who leaves
+    left = threading.Event()  # were the other client there first, the server might be done before it can see who leaves
 
     def leaver() -> None:
         with connected(where) as connection:
@@ -194,32 +194,32 @@ def test_a_guest_that_leaves_ends_it_for_everyone() -> None:
 
     def stayer() -> int:
         assert left.wait(20)
-        return guest(where, 1, 5)
+        return client(where, 1, 5)
 
-    error, other, _ = together(lambda: host(where), stayer, leaver)
+    error, other, _ = together(lambda: server(where), stayer, leaver)
     assert isinstance(error, PeerLostError)
     assert "lost rank 2" in str(error)
     assert isinstance(other, PeerLostError | TimeoutError)  # TimeoutError: it came when all was over
 
 
-def test_guests_that_the_host_has_not_seen_yet_are_told_too() -> None:
+def test_clients_that_the_server_has_not_seen_yet_are_told_too() -> None:
     where = meeting(3)
 
-    def busy_host() -> None:
-        with Reception(where, Deadline(20)):
+    def busy_server() -> None:
+        with RendezvousServer(where, Deadline(20)):
             deadline = time.monotonic() + 20
             sockets = Path("/proc/net/unix")  # the listener and two connections
             while sum(f"@{where.address.decode()}" in line for line in sockets.read_text().splitlines()) < 3:
                 assert time.monotonic() < deadline
             raise PeerLostError("lost rank 1")
 
-    answers = together(busy_host, lambda: guest(where, 1), lambda: guest(where, 2))
+    answers = together(busy_server, lambda: client(where, 1), lambda: client(where, 2))
     assert [type(answer) for answer in answers] == [PeerLostError] * 3
     assert ["told by rank 0: lost rank 1" in str(answer) for answer in answers] == [False, True, True]
 
 
-def test_all_guests_go_or_none() -> None:
-    """A guest that leaves after everyone has come, but before the descriptors do, takes the others with it."""
+def test_all_clients_get_descriptors_or_none() -> None:
+    """A client that leaves after everyone has come, but before the descriptors do, takes the others with it."""
     where = meeting(3)
     gone = threading.Event()
 
@@ -237,7 +237,7 @@ def test_all_guests_go_or_none() -> None:
         return [0]
 
     open_before = len(os.listdir("/proc/self/fd"))
-    error, other, _ = together(lambda: host(where, fds=fds), lambda: guest(where), leaver)
+    error, other, _ = together(lambda: server(where, fds=fds), lambda: client(where), leaver)
     assert isinstance(error, PeerLostError)
     assert isinstance(other, PeerLostError)
     assert "told by rank 0" in str(other)
@@ -248,7 +248,7 @@ def test_all_guests_go_or_none() -> None:
 @pytest.mark.parametrize("count", [1, FDS_PER_MESSAGE, FDS_PER_MESSAGE + 1])
 def test_any_number_of_descriptors(count: int) -> None:
     where = meeting()
-    _, came = together(lambda: host(where, fds=lambda rank: [0] * count), lambda: guest(where))
+    _, came = together(lambda: server(where, fds=lambda rank: [0] * count), lambda: client(where))
     assert came == count
 
 
@@ -256,9 +256,9 @@ def test_a_hundred_failures_leak_no_descriptor() -> None:
     def fail() -> None:
         where = meeting()
         with pytest.raises(TimeoutError, match="rank 0 did not come"):
-            guest(where, timeout_s=1e-3)
+            client(where, timeout_s=1e-3)
         with pytest.raises(TimeoutError, match="rank 1 did not come"):
-            host(where, timeout_s=1e-3)
+            server(where, timeout_s=1e-3)
 
     fail()
     before = os.listdir("/proc/self/fd")

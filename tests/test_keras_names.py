@@ -126,10 +126,10 @@ def test_the_other_name() -> None:
     settings = {"op": hvd.Sum, "backward_passes_per_step": 2, "average_aggregated_gradients": True}
     given = other.DistributedOptimizer(
         keras.optimizers.SGD(1.0), "n", "", "", hvd.Compression.fp16, True, 1.0, *settings.values(), 0, 3
-    )._exchange.settings
+    )._reduction.settings
     assert (given.name, given.compression, given.sparse_as_dense, given.groups) == ("n", hvd.Compression.fp16, True, 3)
     assert {name: getattr(given, name) for name in settings} == settings
-    assert other.DistributedOptimizer(keras.optimizers.SGD(1.0), groups=5)._exchange.settings.groups == 5
+    assert other.DistributedOptimizer(keras.optimizers.SGD(1.0), groups=5)._reduction.settings.groups == 5
 
 
 def test_every_name_is_in_the_migration_table() -> None:

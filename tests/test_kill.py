@@ -294,12 +294,12 @@ def test_busy_ranks_notice_too() -> None:
 def lost_while_memory_is_shared(victim: int, how: str, call: str) -> Any:
     """The victim goes when all have agreed on new memory, and before they have it. (what was raised, seconds)"""
     import ringreduce as rr
-    from ringreduce import agreement
+    from ringreduce import collective_json
 
     rr.init()
     if rr.rank() == victim:
         go = rr.shutdown if how == "shutdown" else lambda: os.kill(os.getpid(), signal.SIGKILL)
-        agreement.Handover.segment = lambda *_: go()  # type: ignore[method-assign]
+        collective_json.FdExchange.memory_file = lambda *_: go()  # type: ignore[method-assign]
     begun = time.monotonic()
     try:
         if call == "add_process_set":

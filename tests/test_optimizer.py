@@ -211,7 +211,7 @@ def test_missing_gradients_are_zeros(run_ranks: Callable[..., Any]) -> None:
 
 def come_in_any_order() -> None:
     """Small gradients in any order, and one that comes too often on one rank only: no other rank waits for it."""
-    usual, buckets.QUIET_NBYTES = buckets.QUIET_NBYTES, 300
+    usual, buckets.BATCH_NBYTES = buckets.BATCH_NBYTES, 300
     with hvd.init() as world:
         parameters = [torch.nn.Parameter(torch.zeros(3 + i)) for i in range(40)]
         optimizer = hvd.DistributedOptimizer(
@@ -242,7 +242,7 @@ def come_in_any_order() -> None:
                 optimizer.step()
             assert all(p.grad.eq(mean + 10 * i).all() for i, p in enumerate(parameters) if i != 39)
             optimizer.zero_grad()
-    buckets.QUIET_NBYTES = usual
+    buckets.BATCH_NBYTES = usual
 
 
 def test_small_gradients_come_in_any_order(run_ranks: Callable[..., Any]) -> None:

@@ -184,7 +184,7 @@ def test_a_rank_that_dies_while_waiting_is_named(victim: int, words: str) -> Non
     with start_ranks(announce_and_join, 4, args=(3,)) as job:
         for rank in range(4):
             job.hear(rank)
-        _wait_until_seated(job.procs[victim].pid)
+        _wait_until_connected(job.procs[victim].pid)
         killed = job.kill(victim, signal.SIGKILL)
         for rank in {0, 1, 2} - {victim}:
             assert job.procs[rank].wait(20) == 1
@@ -193,19 +193,19 @@ def test_a_rank_that_dies_while_waiting_is_named(victim: int, words: str) -> Non
             assert words in str(job.outcomes()[rank].error)
 
 
-def _wait_until_seated(pid: int) -> None:
-    """Until two guests are connected and the process sleeps, that is waits for the last rank.
+def _wait_until_connected(pid: int) -> None:
+    """Until two clients are connected and the process sleeps, that is waits for the last rank.
 
     The job's own sockets are those whose name holds this process's id (ranks.py puts it there).
     """
     deadline = time.monotonic() + 20
     while True:
         with open("/proc/net/unix") as sockets, open(f"/proc/{pid}/stat") as stat:
-            seats = sum(f".test-{os.getpid()}-" in line for line in sockets)
+            sockets_open = sum(f".test-{os.getpid()}-" in line for line in sockets)
             asleep = stat.read().rpartition(")")[2].split()[0] == "S"
-        if seats == 3 and asleep:  # the listener, and the host's end of two connections
+        if sockets_open == 3 and asleep:  # the listener, and the server's end of two connections
             return
-        assert time.monotonic() < deadline, f"{seats} sockets, asleep: {asleep}"
+        assert time.monotonic() < deadline, f"{sockets_open} sockets, asleep: {asleep}"
 
 
 def fail_to_allocate() -> None:
@@ -253,7 +253,7 @@ def leave_a_meeting(noticed: Path, members: list[int]) -> str:
     if rank == 1:
         return ""
 
-    def look() -> None:
+    def check() -> None:
         if rank == 2:
             noticed.touch()
         if noticed.exists():
@@ -261,7 +261,7 @@ def leave_a_meeting(noticed: Path, members: list[int]) -> str:
 
     address = b"ringreduce.test." + os.environ["RINGREDUCE_RENDEZVOUS"][:40].encode()
     with pytest.raises(PeerLostError) as raised:
-        share_fd(segment() if rank == members[0] else None, members, rank, address, b"shared", 30, look)
+        share_fd(segment() if rank == members[0] else None, members, rank, address, b"shared", 30, check)
     return str(raised.value)
 
 

@@ -255,7 +255,7 @@ def import_only() -> list[str]:
     with hvd.init():
         hvd.allreduce(torch.ones(3, requires_grad=True)).sum().backward()
         hvd.synchronize(hvd.allreduce_async(torch.ones(3)))
-    return [name for name in ("torch._dynamo", "ringreduce.torch.outside") if name in sys.modules]
+    return [name for name in ("torch._dynamo", "ringreduce.torch.uncompiled") if name in sys.modules]
 
 
 def test_a_program_that_compiles_nothing_does_not_load_the_compiler(run_ranks: Callable[..., Any]) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import ringreduce
 from ringreduce import config
-from ringreduce.agreement import exchange
 from ringreduce.bench import machine
 from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.collective_json import allgather_json
 
 if TYPE_CHECKING:
     from ringreduce.bench.measure import Row
@@ -22,7 +22,7 @@ def meta() -> dict[str, Any]:
     """Facts about machine, versions, knobs and binding. Collective."""
     group = ringreduce.global_process_set.group
     knobs = {knob.name: knob.value for knob in config.describe() if knob.origin != "default"}
-    binding = exchange(group, "bench.binding", machine.allowed_cores())
+    binding = allgather_json(group, "bench.binding", machine.allowed_cores())
     return {**machine.facts(), "knobs": knobs, "ranks": group.size, "binding": binding}
 
 

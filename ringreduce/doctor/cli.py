@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 
-from ringreduce import environment
-from ringreduce.doctor import gpus, selftest, software, surroundings
+from ringreduce.doctor import environment, gpus, selftest, software
 from ringreduce.doctor.finding import Finding, lines, verdict
+from ringreduce.environment import detect
 from ringreduce.errors import Error
 
 
@@ -33,9 +33,9 @@ def main(argv: Sequence[str]) -> int:
             software.mpi_cuda(),
             gpus.cuda(),
             software.frameworks(),
-            surroundings.hardware(),
-            surroundings.knobs(),
-            surroundings.launcher(),
+            environment.hardware(),
+            environment.knobs(),
+            environment.launcher(),
         )
     )
     lead = _leads()
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 def _leads() -> bool:
     """True on the rank that reports, and on all where that cannot be told."""
     try:
-        return environment.detect().rank == 0
+        return detect().rank == 0
     except Error:
         return True
 
@@ -61,7 +61,7 @@ def _tested(misplaced: bool) -> Iterator[Finding]:
     if misplaced:
         yield Finding("self-test", "allreduce", "not run, see above")
         return
-    launched = environment.detect().source != "single"
+    launched = detect().source != "single"
     try:
         result = selftest.on_this_job() if launched else selftest.on_own_ranks()
     except Error as error:

@@ -15,8 +15,8 @@ import numpy as np
 
 import ringreduce
 from ringreduce import environment
-from ringreduce.agreement import exchange
 from ringreduce.bench.oracle import DTYPES, Oracle
+from ringreduce.collective_json import allgather_json
 from ringreduce.errors import Error
 from ringreduce.launch.python import run_module
 
@@ -46,7 +46,7 @@ def on_this_job() -> dict[str, Any]:
                 for registered in (False, True):
                     wrong += _wrong(world.rank, world.size, dtype, count, registered)
                     results += count
-        everyone = exchange(group, "doctor", [world.size, wrong])
+        everyone = allgather_json(group, "doctor", [world.size, wrong])
     return {
         "ranks": world.size,
         "sizes": [size for size, _ in everyone],

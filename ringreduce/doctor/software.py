@@ -78,7 +78,7 @@ def mpi_cuda() -> Iterator[Finding]:
     name = "takes CUDA pointers"
     try:
         launched = environment.launcher_size() is not None
-    except InvalidArgumentError:  # half a launcher, of which surroundings.launcher() tells
+    except InvalidArgumentError:  # half a launcher, of which environment.launcher() tells
         launched = True
     if launched:  # that process would pass for this rank
         yield Finding("MPI", name, "not asked under a launcher")

@@ -8,7 +8,7 @@ import jax
 
 from ringreduce import objects
 from ringreduce.jax import failures
-from ringreduce.jax.movement import broadcast_all
+from ringreduce.jax.data_movement import broadcast_all
 from ringreduce.process_sets import ProcessSet, global_process_set
 
 

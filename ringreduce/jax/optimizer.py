@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.jax.compression import Compression
-from ringreduce.jax.reduction import grouped_allreduce
+from ringreduce.jax.reductions import grouped_allreduce
 from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet, global_process_set
 

@@ -15,15 +15,15 @@ import keras
 from keras import ops
 
 from ringreduce.errors import Error
-from ringreduce.keras import seam
-from ringreduce.keras.exchange import Exchange, is_sum
+from ringreduce.keras import backend
+from ringreduce.keras.gradient_reduction import GradientReduction, is_sum
 
 
 class DistributedMixin:
     """Comes before the user's class in the class of the result; super() is that class."""
 
     _plain: type
-    _exchange: Exchange
+    _reduction: GradientReduction
     _accumulated: list[Any] | None = None
     """Within apply() with accumulation: the variables that _clip_gradients() will be given the gradients of."""
 
@@ -32,7 +32,7 @@ class DistributedMixin:
 
         The gradient is divided by the number of ranks, unless scale_local_gradients=False was given.
         """
-        self._exchange.local_variables.append(var)
+        self._reduction.local_variables.append(var)
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
         """The optimizer's apply(), with reduced gradients. Collective over the process set.
@@ -42,21 +42,23 @@ class DistributedMixin:
         me: Any = self
         gradients = list(grads)
         variables = list(me._trainable_variables if trainable_variables is None else trainable_variables)
-        settings = self._exchange.settings
-        if len(variables) != len(gradients) or not (self._exchange.is_needed() or is_sum(settings)):
+        settings = self._reduction.settings
+        if len(variables) != len(gradients) or not (self._reduction.is_needed() or is_sum(settings)):
             return self._plain_apply(gradients, trainable_variables)
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        if not self._exchange.first_step.is_compared and not seam.active().is_traced([gradients[i] for i in present]):
-            self._exchange.first_step.before_apply(self, variables)
+        if not self._reduction.first_step.is_compared and not backend.active().is_traced(
+            [gradients[i] for i in present]
+        ):
+            self._reduction.first_step.before_apply(self, variables)
         special = [i for i in present if me._overwrite_variable_with_gradient(variables[i])]
         usual = [i for i in present if i not in special]
-        if self._exchange.is_needed():
+        if self._reduction.is_needed():
             # These are no gradients but float8's new scales, for which the largest one is right on all ranks.
-            for i, value in zip(special, self._exchange.largest([gradients[i] for i in special]), strict=True):
+            for i, value in zip(special, self._reduction.largest([gradients[i] for i in special]), strict=True):
                 gradients[i] = value
         if self._accumulates():
             return self._apply_accumulating(gradients, trainable_variables, [variables[i] for i in usual])
-        reduced = self._exchange.reduce([gradients[i] for i in usual], [variables[i] for i in usual], me._var_key)
+        reduced = self._reduction.reduce([gradients[i] for i in usual], [variables[i] for i in usual], me._var_key)
         for i, gradient in zip(usual, reduced, strict=True):
             gradients[i] = gradient
         return self._plain_apply(gradients, trainable_variables)
@@ -94,9 +96,9 @@ class DistributedMixin:
             )
 
         def reduced() -> list[Any]:
-            needed = self._exchange.is_needed()
-            result = self._exchange.reduce(grads, variables, me._var_key) if needed else grads
-            return [gradient * steps for gradient in result] if is_sum(self._exchange.settings) else result
+            needed = self._reduction.is_needed()
+            result = self._reduction.reduce(grads, variables, me._var_key) if needed else grads
+            return [gradient * steps for gradient in result] if is_sum(self._reduction.settings) else result
 
         if keras.backend.backend() == "jax":  # which calls this on every step, and drops what comes of most
             result = ops.cond((me._iterations + 1) % steps == 0, reduced, lambda: grads)

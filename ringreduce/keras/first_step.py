@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringreduce import agreement, same_start
+from ringreduce import collective_json, same_start
 from ringreduce.keras.settings import Settings
 from ringreduce.ops import Min
 from ringreduce.process_sets import ProcessSet
@@ -66,7 +66,9 @@ class FirstStep:
         if not self._is_needed():
             return
         # The fewest of any rank's: a rank that had joined may begin when others have made many.
-        (applied,) = agreement.combined(self._settings.process_set.group, f"{NAME}.applied", [self._applied], Min)
+        (applied,) = collective_json.allreduce_integers(
+            self._settings.process_set.group, f"{NAME}.applied", [self._applied], Min
+        )
         self._applied += 1
         if applied > 0:
             self._compare(optimizer, variables)

@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from ringreduce import movement
+from ringreduce import data_movement
 from ringreduce.common.arguments import choose
 from ringreduce.errors import UnavailableError
-from ringreduce.keras import seam
+from ringreduce.keras import backend
 from ringreduce.keras.compression import Compression
 from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet, global_process_set
@@ -45,7 +45,7 @@ def allreduce(
     # A new tensor: what a backend reduces in place must not be the caller's.
     tensor = keras.ops.copy(keras.ops.convert_to_tensor(value))
     settings = (name, op, prescale_factor, postscale_factor, compression, process_set)
-    return seam.active().grouped_allreduce([tensor], *settings)[0]
+    return backend.active().grouped_allreduce([tensor], *settings)[0]
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -53,19 +53,19 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 
     The first dimension may differ between ranks, the others and the dtype may not.
     """
-    return seam.active().allgather(keras.ops.convert_to_tensor(value), name, process_set)
+    return backend.active().allgather(keras.ops.convert_to_tensor(value), name, process_set)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """The value of the root, a global rank, on every rank: a tensor of the active backend."""
-    return seam.active().broadcast(keras.ops.convert_to_tensor(value), root_rank, name, process_set)
+    return backend.active().broadcast(keras.ops.convert_to_tensor(value), root_rank, name, process_set)
 
 
 def reducescatter(
     value: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
 ) -> Any:
     """This rank's part, along the first dimension, of the mean (op=Sum: the sum): a tensor of the active backend."""
-    return seam.active().reducescatter(keras.ops.convert_to_tensor(value), name, op, process_set)
+    return backend.active().reducescatter(keras.ops.convert_to_tensor(value), name, op, process_set)
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
@@ -79,7 +79,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
     """
     variables = list(variables)
     arrays = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]  # writable
-    handles = [movement.broadcast_async_(array, root_rank, process_set=process_set) for array in arrays]
+    handles = [data_movement.broadcast_async_(array, root_rank, process_set=process_set) for array in arrays]
     for variable, array, handle in zip(variables, arrays, handles, strict=True):
         handle.wait()
         variable.assign(array)

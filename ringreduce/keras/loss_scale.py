@@ -11,29 +11,29 @@ from typing import Any
 import keras
 
 from ringreduce.keras.distributed import DistributedMixin
-from ringreduce.keras.exchange import Exchange
+from ringreduce.keras.gradient_reduction import GradientReduction
 
 Plain = keras.optimizers.LossScaleOptimizer
 _check_finite = Plain.check_finite
 
 
-def _agreed(exchange: Exchange, finite: Any) -> Any:
-    return exchange.all_true(finite) if exchange.is_needed() else finite
+def _agreed(reduction: GradientReduction, finite: Any) -> Any:
+    return reduction.all_true(finite) if reduction.is_needed() else finite
 
 
 class LossScaleMixin:
     """Comes before LossScaleOptimizer's class in a DistributedOptimizer made of one. Its inner optimizer reduces."""
 
     _plain: type
-    _exchange: Exchange
+    _reduction: GradientReduction
 
     def register_local_var(self, var: Any) -> None:
         """As of any DistributedOptimizer."""
-        self._exchange.local_variables.append(var)
+        self._reduction.local_variables.append(var)
 
     def check_finite(self, grads: Any) -> Any:
         """Whether the gradients of all ranks are finite. Collective."""
-        return _agreed(self._exchange, _check_finite(self, grads))
+        return _agreed(self._reduction, _check_finite(self, grads))
 
 
 def watch() -> None:
@@ -47,7 +47,7 @@ def watch() -> None:
 def _check_finite_of_all(self: Any, grads: Any) -> Any:
     inner = self.inner_optimizer
     finite = _check_finite(self, grads)
-    return _agreed(inner._exchange, finite) if isinstance(inner, DistributedMixin) else finite
+    return _agreed(inner._reduction, finite) if isinstance(inner, DistributedMixin) else finite
 
 
 _check_finite_of_all.__doc__ = _check_finite.__doc__

@@ -10,7 +10,7 @@ import keras
 from ringreduce.common.groups import checked, renamed
 from ringreduce.common.which_keras import is_of_keras_2
 from ringreduce.keras.compression import Compression
-from ringreduce.keras.exchange import Exchange
+from ringreduce.keras.gradient_reduction import GradientReduction
 from ringreduce.keras.settings import Settings, check, layers_of
 from ringreduce.keras.wrapping import wrap
 from ringreduce.ops import Average
@@ -98,7 +98,7 @@ def DistributedOptimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    return wrap(optimizer, Exchange(settings))
+    return wrap(optimizer, GradientReduction(settings))
 
 
 def PartialDistributedOptimizer(
@@ -141,5 +141,5 @@ def PartialDistributedOptimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    wrapped._exchange.local_layers.extend(layers)
+    wrapped._reduction.local_layers.extend(layers)
     return wrapped

@@ -9,13 +9,13 @@ import keras
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.keras.distributed import DistributedMixin
-from ringreduce.keras.exchange import Exchange
 from ringreduce.keras.first_step import FirstStep, watch
+from ringreduce.keras.gradient_reduction import GradientReduction
 from ringreduce.keras.loss_scale import LossScaleMixin
 
 
-def wrap(optimizer: Any, exchange: Exchange) -> Any:
-    """The optimizer in a class of its own that reduces by this exchange; the instance shares what it is made of.
+def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
+    """The optimizer in a class of its own that reduces by this reduction; the instance shares what it is made of.
 
     Not by from_config(): that would lose what no configuration has, such as exclude_from_weight_decay().
     """
@@ -28,18 +28,18 @@ def wrap(optimizer: Any, exchange: Exchange) -> Any:
     ):
         raise InvalidArgumentError("this optimizer is a DistributedOptimizer already")
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    wrapped: Any = object.__new__(_subclass(plain, LossScaleMixin if scales else DistributedMixin, exchange))
+    wrapped: Any = object.__new__(_subclass(plain, LossScaleMixin if scales else DistributedMixin, reduction))
     vars(wrapped).update(vars(optimizer))
     if scales:
-        wrapped.inner_optimizer = wrap(optimizer.inner_optimizer, exchange)
+        wrapped.inner_optimizer = wrap(optimizer.inner_optimizer, reduction)
     else:
-        _accumulate(wrapped, exchange.settings.backward_passes_per_step)
+        _accumulate(wrapped, reduction.settings.backward_passes_per_step)
     return wrapped
 
 
 def _first_step_of(optimizer: Any) -> FirstStep | None:
-    exchange = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_exchange", None)
-    return exchange.first_step if isinstance(exchange, Exchange) else None
+    reduction = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_reduction", None)
+    return reduction.first_step if isinstance(reduction, GradientReduction) else None
 
 
 def _accumulate(wrapped: Any, passes: int) -> None:
@@ -66,10 +66,12 @@ def _accumulate(wrapped: Any, passes: int) -> None:
 def _from_config(cls: Any, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
     """An optimizer of this configuration, distributed with the settings of this one."""
     more = {} if custom_objects is None else {"custom_objects": custom_objects}
-    return wrap(cls._plain.from_config(config, **more), Exchange(cls._exchange.settings, cls._exchange.local_layers))
+    return wrap(
+        cls._plain.from_config(config, **more), GradientReduction(cls._reduction.settings, cls._reduction.local_layers)
+    )
 
 
-def _subclass(plain: type, mixin: type, exchange: Exchange) -> Any:
+def _subclass(plain: type, mixin: type, reduction: GradientReduction) -> Any:
     """A class that Keras writes to files as the plain class, so that they can be read without ringreduce."""
 
     public = next((c for c in plain.__mro__ if getattr(keras.optimizers, c.__name__, None) is c), None)
@@ -80,7 +82,7 @@ def _subclass(plain: type, mixin: type, exchange: Exchange) -> Any:
         "__qualname__": plain.__qualname__,
         "from_config": classmethod(_from_config),
         "_plain": plain,
-        "_exchange": exchange,
+        "_reduction": reduction,
     }
     made = types.new_class(plain.__name__, (mixin, plain), {}, lambda body: body.update(namespace))
     registered = keras.saving.get_registered_name(plain)

@@ -11,7 +11,7 @@ from ringreduce.common.adasum import is_power_of_two as num_rank_is_power_2  # n
 from ringreduce.common.basics import HorovodBasics
 from ringreduce.common.names import *  # noqa: F403
 from ringreduce.tensorflow.native import gradients as _gradients  # noqa: F401  # registers them
-from ringreduce.tensorflow.native.movement import (
+from ringreduce.tensorflow.native.data_movement import (
     allgather,
     alltoall,
     barrier,
@@ -20,23 +20,23 @@ from ringreduce.tensorflow.native.movement import (
     grouped_allgather,
     join,
 )
-from ringreduce.tensorflow.native.places import (
+from ringreduce.tensorflow.native.ranks import (
     local_rank_op,
     local_size_op,
     process_set_included_op,
     rank_op,
     size_op,
 )
-from ringreduce.tensorflow.native.reduction import (
+from ringreduce.tensorflow.native.reductions import (
     _allreduce as _allreduce,
 )
-from ringreduce.tensorflow.native.reduction import (
+from ringreduce.tensorflow.native.reductions import (
     _grouped_allreduce as _grouped_allreduce,
 )
-from ringreduce.tensorflow.native.reduction import (
+from ringreduce.tensorflow.native.reductions import (
     _grouped_reducescatter as _grouped_reducescatter,
 )
-from ringreduce.tensorflow.native.reduction import (
+from ringreduce.tensorflow.native.reductions import (
     _reducescatter as _reducescatter,
 )
 from ringreduce.tensorflow.util import (  # noqa: F401

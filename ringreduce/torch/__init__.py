@@ -32,7 +32,7 @@ from ringreduce.torch.functions import (
 from ringreduce.torch.mpi_ops import *  # noqa: F403  # its __all__ is part of the one below
 from ringreduce.torch.mpi_ops import _check_has_gpu as _check_has_gpu
 from ringreduce.torch.optimizer import DistributedOptimizer
-from ringreduce.torch.rooted import reduce, reduce_async  # after the module reduce.py, whose name the function takes
+from ringreduce.torch.reduce import reduce, reduce_async  # after the modules, whose names the functions take
 from ringreduce.torch.sync_batch_norm import SyncBatchNorm
 from ringreduce.torch.tensors import symmetric_empty
 

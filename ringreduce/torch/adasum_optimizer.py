@@ -18,9 +18,9 @@ import torch
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Adasum
+from ringreduce.torch.allreduce import grouped_allreduce
 from ringreduce.torch.distributed_optimizer import DistributedMixin
-from ringreduce.torch.exchange import Stateful
-from ringreduce.torch.reduce import grouped_allreduce
+from ringreduce.torch.gradient_reduction import Stateful
 from ringreduce.torch.reducer import Settings
 from ringreduce.torch.tracing import STEP, untraced
 

@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ringreduce.data_movement import rows_for_each
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.handles import numbered
-from ringreduce.movement import rows_for_each
 from ringreduce.ops import Adasum, Average, ReduceOp, Sum
 from ringreduce.torch import adasum
 from ringreduce.torch.members import Members, call, process_set_of, run

@@ -1,4 +1,4 @@
-"""Buckets: gradients that travel together, which of them have come in a round, and the bucket for compressors."""
+"""Buckets: gradients that are reduced together, which of them are final in a round, and the bucket for compressors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.torch import cuda
-from ringreduce.torch.exchange import Casting, Exchange
+from ringreduce.torch.gradient_reduction import Casting, Exchange
 
 LARGE_NBYTES = 256 << 10
 """A gradient of this size goes to its place as soon as it is there; smaller ones together, to save calls."""
 
-QUIET_NBYTES = 1 << 20
-"""So much of a bucket may wait for the next loud gradient, or for step(), before it is launched. A Python function as
+BATCH_NBYTES = 1 << 20
+"""So much of a bucket may wait for the next hooked gradient, or for step(), before it is launched. A Python function as
 autograd's hook costs 1 us, a method of a list 0.1."""
 
 
@@ -56,59 +56,60 @@ class Bucket:
     """Slots that are reduced together.
 
     name: of its operation, the same on all ranks.
-    loud: slots whose gradients the reducer hears of one by one; all of them until hush().
-    quiet: the others, whose parameters are only written down, in come, when their gradients have come.
-    waiting: loud slots whose gradient has not come yet in this round.
-    producers: streams of a GPU on which large gradients have come in this round.
+    hooked: slots whose hook calls the reducer; all of them until batch_small_gradients().
+    batched: the others, whose hook only appends the parameter to arrived.
+    arrived: parameters of batched slots whose gradients are final in this round.
+    waiting: number of hooked slots whose gradient is not final yet in this round.
+    producers: streams of a GPU that have made large gradients in this round.
     """
 
-    __slots__ = ("come", "loud", "name", "producers", "quiet", "slots", "waiting")
+    __slots__ = ("arrived", "batched", "hooked", "name", "producers", "slots", "waiting")
 
     def __init__(self, slots: list[Slot], name: str) -> None:
         self.slots = slots
         self.name = name
-        self.loud = slots
-        self.quiet: list[Slot] = []
-        self.come: list[torch.Tensor] = []
+        self.hooked = slots
+        self.batched: list[Slot] = []
+        self.arrived: list[torch.Tensor] = []
         self.waiting = len(slots)
         self.producers: set[int] = set()
         for slot in slots:
             slot.bucket = self
 
-    def hush(self) -> None:
-        """Makes small gradients quiet; at least every QUIET_NBYTES, and at the end, one stays loud."""
-        unheard = 0
-        self.loud = []
+    def batch_small_gradients(self) -> None:
+        """Makes small gradients batched; at least every BATCH_NBYTES, and at the end, one stays hooked."""
+        unhooked_nbytes = 0
+        self.hooked = []
         for slot in self.slots:
-            unheard += slot.parameter.numel() * slot.parameter.dtype.itemsize
-            if slot.is_large or unheard >= QUIET_NBYTES or slot is self.slots[-1]:
-                self.loud.append(slot)
-                unheard = 0
+            unhooked_nbytes += slot.parameter.numel() * slot.parameter.dtype.itemsize
+            if slot.is_large or unhooked_nbytes >= BATCH_NBYTES or slot is self.slots[-1]:
+                self.hooked.append(slot)
+                unhooked_nbytes = 0
             else:
-                self.quiet.append(slot)
+                self.batched.append(slot)
 
     def expect(self, passes: int) -> None:
-        """Begins a round, in which each gradient comes so many times."""
-        self.waiting = len(self.loud)
-        self.come.clear()
+        """Begins a round, in which each gradient is computed so many times."""
+        self.waiting = len(self.hooked)
+        self.arrived.clear()
         self.producers.clear()
-        for slot in self.loud:
+        for slot in self.hooked:
             slot.passes_left = passes
 
     def is_complete(self, passes: int) -> bool:
-        """Whether all gradients have come, `passes` times each, and one stream can say that all are there.
+        """Whether all gradients are final, computed `passes` times each, and one stream has made all large ones.
 
         Those of a backward() on several streams are reduced after it: then torch has joined them.
         """
-        if self.waiting or len(self.come) != passes * len(self.quiet) or self.has_come_too_often(passes):
+        if self.waiting or len(self.arrived) != passes * len(self.batched) or self.has_arrived_too_often(passes):
             return False
         return not self.producers or self.producers == {self._stream(self.slots[0])}
 
-    def has_come_too_often(self, passes: int) -> bool:
-        """Whether a quiet gradient has come more than `passes` times."""
+    def has_arrived_too_often(self, passes: int) -> bool:
+        """Whether a batched gradient was computed more than `passes` times."""
         if passes == 1:
-            return len(set(map(id, self.come))) < len(self.come)
-        return any(times > passes for times in Counter(map(id, self.come)).values())
+            return len(set(map(id, self.arrived))) < len(self.arrived)
+        return any(times > passes for times in Counter(map(id, self.arrived)).values())
 
     def collect(self, slot: Slot) -> None:
         """May be called as soon as the slot's gradient is final on this rank."""
@@ -129,7 +130,7 @@ class Bucket:
 
 
 class ExchangeBucket(Bucket):
-    """Gradients stay where torch put them, and travel as an Exchange has it."""
+    """Gradients stay where torch put them, and an Exchange reduces them."""
 
     __slots__ = ("exchange", "given", "versions")
 

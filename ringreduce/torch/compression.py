@@ -11,7 +11,7 @@ from ringreduce.common import compression as common
 from ringreduce.common.compression import NoneCompressor
 from ringreduce.ops import Average, Max, Min, Sum
 from ringreduce.process_sets import ProcessSet
-from ringreduce.torch.exchange import Compressor, Stateful
+from ringreduce.torch.gradient_reduction import Compressor, Stateful
 from ringreduce.torch.powersgd import PowerSGD
 from ringreduce.torch.quantization import Int8
 

@@ -71,7 +71,7 @@ class DeviceWork:
             for tensor in self._tensors:
                 tensor.record_stream(now)
 
-    def hear(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raises the error of an operation that has failed since it was waited for. Puts nothing on any stream."""
         if not self._work.captured and self._work.done():
             self._work.hold(self._submitted_on)

@@ -12,7 +12,7 @@ import torch
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import same_start
-from ringreduce.torch.reduce import allreduce
+from ringreduce.torch.allreduce import allreduce
 from ringreduce.torch.reducer import INTERRUPTED, Reducer, Settings
 from ringreduce.torch.tracing import STEP, untraced
 

@@ -12,7 +12,7 @@ import torch
 from ringreduce import objects
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet, global_process_set
-from ringreduce.torch.movement import broadcast_async_
+from ringreduce.torch.data_movement import broadcast_async_
 from ringreduce.torch.tracing import BLOCKS, untraced
 
 Named: TypeAlias = tuple[str | None, torch.Tensor]

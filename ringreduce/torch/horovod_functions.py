@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ringreduce.process_sets import ProcessSet
+from ringreduce.torch.allreduce import allreduce, grouped_allreduce
 from ringreduce.torch.compression import Compression
-from ringreduce.torch.movement import allgather, alltoall, broadcast, grouped_allgather
-from ringreduce.torch.reduce import allreduce, grouped_allreduce
+from ringreduce.torch.data_movement import allgather, alltoall, broadcast, grouped_allgather
 from ringreduce.torch.reducescatter import grouped_reducescatter, reducescatter
 
 Tensors = tuple[torch.Tensor, ...]

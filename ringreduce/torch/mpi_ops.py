@@ -13,18 +13,18 @@ from ringreduce.common.adasum import is_power_of_two as num_rank_is_power_2  # n
 from ringreduce.common.arguments import choose as handle_average_backwards_compatibility  # noqa: F401
 from ringreduce.common.basics import HorovodBasics
 from ringreduce.common.names import *  # noqa: F403
-from ringreduce.torch.compression import Compression  # noqa: F401
-from ringreduce.torch.horovod_functions import (  # noqa: F401
-    HorovodAllgather,
-    HorovodAllreduce,
-    HorovodAlltoall,
-    HorovodBroadcast,
-    HorovodGroupedAllgather,
-    HorovodGroupedAllreduce,
-    HorovodGroupedReducescatter,
-    HorovodReducescatter,
+from ringreduce.torch.allreduce import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
 )
-from ringreduce.torch.movement import (
+from ringreduce.torch.compression import Compression  # noqa: F401
+from ringreduce.torch.data_movement import (
     allgather,
     allgather_async,
     alltoall,
@@ -38,15 +38,15 @@ from ringreduce.torch.movement import (
     grouped_allgather_async,
     join,
 )
-from ringreduce.torch.reduce import (
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
+from ringreduce.torch.horovod_functions import (  # noqa: F401
+    HorovodAllgather,
+    HorovodAllreduce,
+    HorovodAlltoall,
+    HorovodBroadcast,
+    HorovodGroupedAllgather,
+    HorovodGroupedAllreduce,
+    HorovodGroupedReducescatter,
+    HorovodReducescatter,
 )
 from ringreduce.torch.reducescatter import (
     grouped_reducescatter,

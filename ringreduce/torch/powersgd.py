@@ -22,7 +22,7 @@ import torch
 from ringreduce._core import Work
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average, Sum
-from ringreduce.torch.exchange import Channel, Stateful
+from ringreduce.torch.gradient_reduction import Channel, Stateful
 
 
 class PowerSGD(Stateful):

@@ -24,7 +24,7 @@ import torch
 from ringreduce._core import WIRE_BLOCK, Work, wire_round_trip
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average, Sum
-from ringreduce.torch.exchange import Channel, Stateful
+from ringreduce.torch.gradient_reduction import Channel, Stateful
 
 LARGEST = 127
 SCALE_NBYTES = 4

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ringreduce import agreement
+from ringreduce import collective_json
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.objects import allgather_object
 from ringreduce.ops import Max
 from ringreduce.process_sets import ProcessSet
-from ringreduce.torch import exchange, layout
+from ringreduce.torch import gradient_reduction, layout
 from ringreduce.torch.buckets import Bucket, ExchangeBucket, Slot
 from ringreduce.torch.compression import NoneCompressor, wire_for
-from ringreduce.torch.exchange import Channel
+from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.registered_bucket import RegisteredBucket, allocate
 from ringreduce.torch.sparse_bucket import SparseBucket
 from ringreduce.torch.tracing import STEP, untraced
@@ -67,7 +67,7 @@ class Reducer:
         self._makes_dense = settings.sparse_as_dense
         self._sparse_again: dict[int, int] = {}  # slots whose gradients were made dense, and their sparse dimensions
         self._passes = passes
-        self._begun = False  # a loud gradient has come since the last synchronize()
+        self._begun = False  # a hooked gradient is final since the last synchronize()
         self._is_for_once = False  # the buckets are for this step, in which a rank had joined
         self._is_half_done = False  # synchronize() has begun; still so after it was interrupted
         self._slots = [Slot(parameter, name, section) for name, parameter, section in reversed(named)]
@@ -89,7 +89,7 @@ class Reducer:
     @property
     def pending(self) -> bool:
         """Whether a gradient has come since the last synchronize()."""
-        return self._begun or any(bucket.come for bucket in self._buckets)
+        return self._begun or any(bucket.arrived for bucket in self._buckets)
 
     @property
     def can_resume(self) -> bool:
@@ -103,7 +103,7 @@ class Reducer:
         return self._is_half_done
 
     @property
-    def exchanges(self) -> list[exchange.Exchange]:
+    def exchanges(self) -> list[gradient_reduction.Exchange]:
         """What the compressor made, one for each bucket; none before the first synchronize()."""
         return [bucket.exchange for bucket in self._buckets if isinstance(bucket, ExchangeBucket)]
 
@@ -140,7 +140,7 @@ class Reducer:
                 self._is_for_once = not self._begin_layout()
             elif self._makes_dense:
                 self._make_dense()
-            if any(bucket.has_come_too_often(self._passes) for bucket in self._buckets):
+            if any(bucket.has_arrived_too_often(self._passes) for bucket in self._buckets):
                 error = _too_often()  # raised when the other ranks have what they wait for
             for bucket in self._buckets[self._launched :]:
                 bucket.begin()
@@ -223,10 +223,10 @@ class Reducer:
         if self._makes_dense:
             return
         for bucket in buckets:
-            bucket.hush()
-            for slot in bucket.quiet:
+            bucket.batch_small_gradients()
+            for slot in bucket.batched:
                 slot.hook.remove()
-                slot.hook = _hook(slot, bucket.come.append)
+                slot.hook = _hook(slot, bucket.arrived.append)
 
     def _lay_out(self, sparse: Mapping[int, int], may_register: bool = True) -> list[Bucket]:
         """Makes the buckets; all gradients of the first round are there, or will not come. Collective.
@@ -249,7 +249,7 @@ class Reducer:
             if here:
                 buckets.append(RegisteredBucket(slots, name, next(stretches), way[1]))
             else:
-                buckets.append(ExchangeBucket(slots, name, exchange.make(*way)))
+                buckets.append(ExchangeBucket(slots, name, gradient_reduction.make(*way)))
         for (at, dims), name in zip(sorted(sparse.items()), names[len(groups) :], strict=True):
             buckets.append(SparseBucket(self._slots[at], name, channel, dims))
         return buckets
@@ -275,8 +275,8 @@ class Reducer:
             grad = slot.parameter.grad
             mine.append(grad.sparse_dim() if grad is not None and grad.layout is not torch.strided else 0)
         group, name = self._process_set.group, f"{self._prefix}.sparse"
-        everyone = agreement.are_all_here(group, name)
-        dims = agreement.combined(group, name, mine, Max)
+        everyone = collective_json.has_nobody_joined(group, name)
+        dims = collective_json.allreduce_integers(group, name, mine, Max)
         return everyone, {at: dim for at, dim in enumerate(dims) if dim}
 
     def _agree(self, groups: Sequence[Sequence[Slot]]) -> str:
@@ -290,9 +290,9 @@ class Reducer:
             f"fusion_threshold={self._limit}"
         )
         digest = hashlib.sha256(repr((described, settings)).encode()).hexdigest()
-        offers = agreement.exchange(self._process_set.group, "DistributedOptimizer", [_made, digest])
-        _made = max(made for made, _ in offers) + 1
-        if any(theirs != digest for _, theirs in offers):
+        gathered = collective_json.allgather_json(self._process_set.group, "DistributedOptimizer", [_made, digest])
+        _made = max(made for made, _ in gathered) + 1
+        if any(theirs != digest for _, theirs in gathered):
             raise MismatchError(
                 layout.difference(allgather_object((described, settings), process_set=self._process_set))
             )

@@ -63,7 +63,7 @@ def reducescatter_async(
     """reducescatter() without waiting: synchronize(handle) gives the rows. The tensor must not change until then."""
     sources = [source(tensor)]
     outputs, works = reducescatters(sources, name, op, prescale_factor, postscale_factor, process_set)
-    return handle(works, lambda _: (sources, outputs[0])[1])
+    return handle(works, lambda _: outputs[0], keep=sources)
 
 
 @traceable
@@ -102,4 +102,4 @@ def grouped_reducescatter_async(
     """grouped_reducescatter() without waiting: synchronize(handle) gives the list."""
     sources = [source(tensor) for tensor in tensors]
     outputs, works = reducescatters(sources, name, op, prescale_factor, postscale_factor, process_set)
-    return handle(works, lambda _: (sources, outputs)[1])
+    return handle(works, lambda _: outputs, keep=sources)

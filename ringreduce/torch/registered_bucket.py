@@ -20,7 +20,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.process_sets import ProcessSet
 from ringreduce.torch import cuda
 from ringreduce.torch.buckets import Bucket, Slot, changed, densified, frozen, is_other
-from ringreduce.torch.exchange import Channel
+from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.tensors import Operand, from_bytes, on_stream, operand
 
 ALIGNMENT = 64  # of slots; buckets start on pages
@@ -89,12 +89,12 @@ class RegisteredBucket(Bucket):
             view.copy_(grad)
         slot.parameter.grad = view
 
-    def hush(self) -> None:
+    def batch_small_gradients(self) -> None:
         """See Bucket."""
-        super().hush()
-        self.parameters = [slot.parameter for slot in self.quiet]
-        self.views = [slot.view for slot in self.quiet]
-        self.addresses = [slot.address for slot in self.quiet]
+        super().batch_small_gradients()
+        self.parameters = [slot.parameter for slot in self.batched]
+        self.views = [slot.view for slot in self.batched]
+        self.addresses = [slot.address for slot in self.batched]
 
     def view_of(self, slot: Slot) -> torch.Tensor:
         """The slot's place, as the tensor that parameter.grad may be.
@@ -117,14 +117,14 @@ class RegisteredBucket(Bucket):
 
     def gather(self) -> None:
         """Brings all gradients to their places; the small ones by one call."""
-        self._gather_each(self.loud)
-        if self.quiet and not self._gather_at_once():
-            self._gather_each(self.quiet)
+        self._gather_each(self.hooked)
+        if self.batched and not self._gather_at_once():
+            self._gather_each(self.batched)
 
     def _gather_at_once(self) -> bool:
-        """Gathers the quiet gradients, if each has a new and dense one. By lists, at 0.7 us a gradient."""
+        """Gathers the batched gradients, if each has a new and dense one. By lists, at 0.7 us a gradient."""
         if list(map(_address, self.views)) != self.addresses:
-            self.views = [self.view_of(slot) for slot in self.quiet]
+            self.views = [self.view_of(slot) for slot in self.batched]
         parameters, targets = self.parameters, self.views
         grads: list[Any] = [parameter.grad for parameter in parameters]
         if type(None) in map(type, grads) or any(map(operator.is_, grads, targets)) or set(map(_kind, grads)) != _PLAIN:

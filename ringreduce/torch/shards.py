@@ -15,7 +15,7 @@ import torch
 from ringreduce._core import Work
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.buckets import Bucket, Slot, densified
-from ringreduce.torch.exchange import Channel
+from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.reducer import Reducer
 from ringreduce.torch.registered_bucket import ALIGNMENT, RegisteredBucket, aligned, allocate, part, places
 from ringreduce.torch.tensors import on_stream, operand

@@ -10,7 +10,7 @@ from ringreduce._core import Work
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average, ReduceOp, Sum
 from ringreduce.torch.buckets import Bucket, Slot
-from ringreduce.torch.exchange import Channel
+from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.submission import received
 
 

@@ -123,10 +123,10 @@ def on_stream(work: Work, *outputs: torch.Tensor, room: torch.Tensor | None = No
     return on_device  # type: ignore[no-any-return]
 
 
-def handle(work: Work | Works, finish: Callable[[Any], T]) -> Handle[T]:
+def handle(work: Work | Works, finish: Callable[[Any], T], keep: Any = None) -> Handle[T]:
     """A handle of operations that went through on_stream(): of a GPU's, every wait() is the then current stream's."""
     first = work.each[0] if isinstance(work, Works) and work.each else work
-    return StreamHandle(work, finish) if isinstance(first, cuda.DeviceWork) else Handle(work, finish)
+    return (StreamHandle if isinstance(first, cuda.DeviceWork) else Handle)(work, finish, keep)
 
 
 def source(tensor: torch.Tensor) -> torch.Tensor:

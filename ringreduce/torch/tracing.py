@@ -30,7 +30,7 @@ BLOCKS = "it exchanges what is not in tensors"
 KERNEL = "it is what an operator does"
 STEP = "it waits for operations that hooks have started"
 
-OUTSIDE = "ringreduce.torch.outside"
+UNCOMPILED = "ringreduce.torch.uncompiled"
 
 untraced_functions: list[tuple[Callable[..., Any], str]] = []
 """The functions themselves, and why each is not traced."""
@@ -46,14 +46,14 @@ def untraced(reason: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def mark(function: Callable[P, R]) -> Callable[P, R]:
         index = len(untraced_functions)
         untraced_functions.append((function, reason))
-        if OUTSIDE in sys.modules:
-            sys.modules[OUTSIDE].add(function, reason)
+        if UNCOMPILED in sys.modules:
+            sys.modules[UNCOMPILED].add(function, reason)
 
         def entry(*args: P.args, **kwargs: P.kwargs) -> R:
             if is_compiling() or frame_callback():
-                from ringreduce.torch import outside
+                from ringreduce.torch import uncompiled
 
-                result: R = outside.functions[index](*args, **kwargs)
+                result: R = uncompiled.functions[index](*args, **kwargs)
                 return result
             return function(*args, **kwargs)
 

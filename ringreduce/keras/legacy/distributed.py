@@ -20,7 +20,7 @@ from ringreduce.tensorflow.gradients import GradientReducer
 from ringreduce.tensorflow.variables import VariableRef
 
 
-class Reduction:
+class GradientReduction:
     """The state of one DistributedOptimizer: which variables are local, and the passes that are added up."""
 
     def __init__(self, settings: Settings, devices: tuple[str, str], local_layers: Sequence[Any] = ()) -> None:
@@ -67,7 +67,7 @@ class DistributedMixin:
     """Comes before the user's class in the class of the result; super() is that class."""
 
     _plain: type
-    _reduction: Reduction
+    _reduction: GradientReduction
     _agg_helper: LocalAggregation | None
     """Horovod's name: what adds up gradients of several passes, with its `counter`."""
 

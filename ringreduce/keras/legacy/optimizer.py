@@ -8,7 +8,7 @@ from typing import Any
 import tf_keras
 
 from ringreduce.common.groups import renamed
-from ringreduce.keras.legacy.distributed import Reduction
+from ringreduce.keras.legacy.distributed import GradientReduction
 from ringreduce.keras.legacy.wrapping import wrap
 from ringreduce.keras.settings import Settings, check, layers_of
 from ringreduce.ops import Average
@@ -70,7 +70,7 @@ def DistributedOptimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    return wrap(optimizer, Reduction(settings, (device_dense, device_sparse)))
+    return wrap(optimizer, GradientReduction(settings, (device_dense, device_sparse)))
 
 
 def PartialDistributedOptimizer(

@@ -10,10 +10,10 @@ import tf_keras
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.keras.first_step import FirstStep, watch
-from ringreduce.keras.legacy.distributed import DistributedMixin, Reduction
+from ringreduce.keras.legacy.distributed import DistributedMixin, GradientReduction
 
 
-def wrap(optimizer: Any, reduction: Reduction) -> Any:
+def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
     """The optimizer in a class of its own that reduces so; the instance shares what it is made of.
 
     Of a LossScaleOptimizer it is the one inside that reduces: scaled gradients, before they are looked at, so that all
@@ -37,17 +37,17 @@ def wrap(optimizer: Any, reduction: Reduction) -> Any:
 
 def _first_step_of(optimizer: Any) -> FirstStep | None:
     reduction = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_reduction", None)
-    return reduction.first_step if isinstance(reduction, Reduction) else None
+    return reduction.first_step if isinstance(reduction, GradientReduction) else None
 
 
 def _from_config(cls: Any, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
     """An optimizer of this configuration, distributed with the settings of this one."""
     plain = cls._plain.from_config(config, *args, **kwargs)
     like = cls._reduction
-    return wrap(plain, Reduction(like.settings, like.devices, like.local_layers))
+    return wrap(plain, GradientReduction(like.settings, like.devices, like.local_layers))
 
 
-def _subclass(plain: type, reduction: Reduction) -> Any:
+def _subclass(plain: type, reduction: GradientReduction) -> Any:
     """A class that Keras writes to files as the plain class, so that they can be read without ringreduce."""
     namespace = {
         "__module__": plain.__module__,

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average, ReduceOp, Sum
-from ringreduce.tensorflow.native import movement, reduction
+from ringreduce.tensorflow.native import data_movement, reductions
 from ringreduce.tensorflow.native.library import operators
 from ringreduce.tensorflow.native.running import ask
 
@@ -63,7 +63,7 @@ def _of_broadcast(op: Any, *grads: Any) -> list[Any]:
 @_gradient_of("RingreduceAlltoall")
 def _of_alltoall(op: Any, grad: Any, _: Any) -> list[Any]:
     """Every row's gradient goes back to where the row came from. Rows that were sent to nobody get zeros."""
-    back, _ = movement.exchanged(tf.convert_to_tensor(grad), op.outputs[1], process_set=_set(op))
+    back, _ = data_movement.exchanged(tf.convert_to_tensor(grad), op.outputs[1], process_set=_set(op))
     shape = tf.shape(op.inputs[0])
     kept = tf.zeros(tf.concat([[shape[0] - tf.shape(back)[0]], shape[1:]], 0), back.dtype)
     return [tf.ensure_shape(tf.concat([back, kept], 0), op.inputs[0].shape), None, None]
@@ -76,7 +76,7 @@ def _of_reducescatter(op: Any, *grads: Any) -> list[Any]:
     ranks = ask(operators.ringreduce_size, process_set_id=_set(op)) if op.get_attr("reduce_op") == Sum else 1
     dense = [tf.convert_to_tensor(grad) for grad in grads]
     scaled = [grad * tf.cast(tf.cast(ranks, tf.float64) * factor, grad.dtype) for grad in dense]
-    whole, _ = movement.gathered(scaled, process_set=_set(op))
+    whole, _ = data_movement.gathered(scaled, process_set=_set(op))
     return [*(tf.ensure_shape(grad, tensor.shape) for grad, tensor in zip(whole, op.inputs[:-1], strict=True)), None]
 
 
@@ -85,7 +85,7 @@ def _reduced(grads: Sequence[Any], op: int, process_set: int, pre: float = 1.0, 
     given = [at for at, grad in enumerate(grads) if grad is not None]
     reduced: list[Any] = [None] * len(grads)
     dense = [tf.convert_to_tensor(grads[at]) for at in given]
-    results = reduction._grouped_allreduce(dense, None, op, pre, post, process_set=process_set)
+    results = reductions._grouped_allreduce(dense, None, op, pre, post, process_set=process_set)
     for at, result in zip(given, results, strict=True):
         reduced[at] = result
     return reduced

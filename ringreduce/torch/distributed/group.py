@@ -17,10 +17,10 @@ import torch.distributed as dist
 from ringreduce import deadline
 from ringreduce.errors import UnavailableError
 from ringreduce.torch import cuda, tensors
-from ringreduce.torch.distributed import base, dynamo, layout, membership, messages, movement, reductions, sparse, work
+from ringreduce.torch.distributed import base, data_movement, dynamo, layout, membership, p2p, reductions, sparse, work
+from ringreduce.torch.distributed.data_movement import DataMovement
 from ringreduce.torch.distributed.membership import Membership
-from ringreduce.torch.distributed.messages import Messages
-from ringreduce.torch.distributed.movement import Movement
+from ringreduce.torch.distributed.p2p import PointToPoint
 from ringreduce.torch.distributed.reductions import Reductions
 from ringreduce.torch.distributed.work import Completer, seconds
 
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 DEVICES = [CPU, torch.device("cuda")] if cuda.BUILT else [CPU]
 
 
-class ProcessGroup(Reductions, Movement, Messages, dist.ProcessGroup):  # type: ignore[misc]  # torch's overloads
+class ProcessGroup(Reductions, DataMovement, PointToPoint, dist.ProcessGroup):  # type: ignore[misc]  # torch's overloads
     """One group of ranks on one host. Construction is collective over the members.
 
     Args:
@@ -151,5 +151,5 @@ class ProcessGroup(Reductions, Movement, Messages, dist.ProcessGroup):  # type: 
         return f"<ringreduce process group {self._name!r}: rank {self._rank} of {self._size}, ranks {self._ranks}>"
 
 
-PARTS = (deadline, cuda, tensors, base, layout, membership, messages, movement, reductions, sparse, work)
+PARTS = (deadline, cuda, tensors, base, data_movement, layout, membership, p2p, reductions, sparse, work)
 dynamo.skip(*PARTS, sys.modules[__name__])

@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import ringreduce
-from ringreduce import agreement
+from ringreduce import collective_json
 from ringreduce.errors import InvalidArgumentError
 
 LOOPBACK = "127.0.0.1"  # all ranks are on this host
@@ -38,7 +38,9 @@ def rendezvous(
     store: Any = None
     if world.rank == 0:
         store = TCPStore(LOOPBACK, 0, world.size, True, timeout, wait_for_workers=False)
-    ports = agreement.exchange(ringreduce.global_process_set.group, "torch.store", store.port if store else None)
+    ports = collective_json.allgather_json(
+        ringreduce.global_process_set.group, "torch.store", store.port if store else None
+    )
     if store is None:
         store = TCPStore(LOOPBACK, ports[0], world.size, False, timeout, wait_for_workers=False)
     yield store, world.rank, world.size

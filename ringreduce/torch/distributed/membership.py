@@ -16,7 +16,7 @@ from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ringreduce import _core, leaving, rendezvous, uncaught
+from ringreduce import _core, rendezvous, shutdown_cause, uncaught
 from ringreduce.absent import AbsentGroup
 from ringreduce.errors import NotInitializedError
 
@@ -87,14 +87,14 @@ class Membership:
             known.forget()  # all have read it, and none can be in the next group of that name: that needs what follows
             self._context: Context = _core.Context(joined.fd, rank, size, joined.pidfds, os.uname().nodename, timeout_s)
         self.group: Group = self._context.world
-        self._leaving: list[Callable[[], Any]] = []
-        leaving.begin()
+        self._on_leave: list[Callable[[], Any]] = []
+        shutdown_cause.begin()
         _members.add(self)
         uncaught.tell_by(_fail_all, _leave_all)
 
     def on_leave(self, call: Callable[[], Any]) -> None:
         """Registers what leave() does last."""
-        self._leaving.append(call)
+        self._on_leave.append(call)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Replaces the timeout of operations; 0 = no limit."""
@@ -106,10 +106,10 @@ class Membership:
         error: the exception that makes this rank leave; elsewhere they fail with PeerLostError, which tells it.
         Never blocks on other ranks. Does nothing twice.
         """
-        self._context.shutdown(leaving.why(error))
-        for call in self._leaving:
+        self._context.shutdown(shutdown_cause.why(error))
+        for call in self._on_leave:
             call()
-        self._leaving.clear()
+        self._on_leave.clear()
 
     def fail_as_lost(self, why: str) -> None:
         """Has all ranks' operations fail with PeerLostError, whose text says why."""
@@ -118,7 +118,7 @@ class Membership:
     def forget(self) -> None:
         """For a forked child: what it inherited is its parent's."""
         self._context.forget_after_fork()
-        self._leaving.clear()
+        self._on_leave.clear()
         self.group = AbsentGroup(NotInitializedError, FORKED)  # type: ignore[assignment]
 
 

@@ -113,7 +113,7 @@ class Work(dist.Work):
             self._end(seconds(timeout) or self._limit_s)
         elif self._event is not None:  # of a GPU's memory: the stream that is current now waits as well
             torch.cuda.current_stream(self._result[0].device).wait_event(self._event)
-            self._hear()
+            self._take_late_error()
         if self._error is not None:
             raise self._error
         return True
@@ -124,7 +124,7 @@ class Work(dist.Work):
             if self._event is not None:
                 if not self._event.query():  # type: ignore[no-untyped-call]
                     return False
-                self._hear()
+                self._take_late_error()
             return True
         if self._native is None or not self._native.done():
             return False
@@ -187,11 +187,11 @@ class Work(dist.Work):
             raise self._error
         return self._result
 
-    def _hear(self) -> None:
+    def _take_late_error(self) -> None:
         """On a GPU an operation may fail after it was waited for: takes over the error, if there is one by now."""
         try:
             if self._error is None and isinstance(self._native, (Several, DeviceWork)):
-                self._native.hear()
+                self._native.raise_if_failed()
         except Exception as error:
             self._error = error
 
@@ -241,14 +241,14 @@ class Several:
             else:
                 work.wait(left_s)
 
-    def hear(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raises the error of one on a GPU that has failed since it was waited for."""
         for work in self._works:
             if isinstance(work, Work):
                 if work.is_completed() and (error := work.exception()) is not None:
                     raise error
             elif isinstance(work, DeviceWork):
-                work.hear()
+                work.raise_if_failed()
 
     def done(self) -> bool:
         """True once wait() would not block."""

@@ -6,7 +6,7 @@ ROWS = (
     Mutation(
         "left-since-another-died",
         "ringreduce/rendezvous.py",
-        "            deadline.look()\n            raise\n",
+        "            deadline.check()\n            raise\n",
         "            raise\n",
         ("test_rendezvous.py::test_a_rank_that_leaves_a_meeting_since_another_died_is_not_named",),
     ),
@@ -54,7 +54,7 @@ ROWS = (
     ),
     Mutation(
         "average",
-        "ringreduce/torch/exchange.py",
+        "ringreduce/torch/gradient_reduction.py",
         "/ (self.size if self.op == Average else 1)",
         "/ (1 if self.op == Average else 1)",
         ("test_optimizer_training.py::test_sparse_gradients",),
@@ -90,15 +90,15 @@ ROWS = (
     Mutation(
         "too-often",
         "ringreduce/torch/buckets.py",
-        "return len(set(map(id, self.come))) < len(self.come)",
+        "return len(set(map(id, self.arrived))) < len(self.arrived)",
         "return False",
         ("test_optimizer.py::test_small_gradients_come_in_any_order",),
     ),
     Mutation(
         "layouts-differ",
         "ringreduce/torch/reducer.py",
-        "if any(theirs != digest for _, theirs in offers):",
-        "if any(theirs != theirs for _, theirs in offers):",
+        "if any(theirs != digest for _, theirs in gathered):",
+        "if any(theirs != theirs for _, theirs in gathered):",
         ("test_optimizer.py::test_what_is_refused",),
     ),
     Mutation(
@@ -166,7 +166,7 @@ ROWS = (
     ),
     Mutation(
         "handled-before",
-        "ringreduce/leaving.py",
+        "ringreduce/shutdown_cause.py",
         " or _MARK in vars(error):",
         ":",
         ("test_uncaught.py::test_what_is_a_cause",),
@@ -180,7 +180,7 @@ ROWS = (
     ),
     Mutation(
         "wide-counts",
-        "ringreduce/movement.py",
+        "ringreduce/data_movement.py",
         "np.int32 if max(counts, default=0) <= np.iinfo(np.int32).max else np.int64",
         "np.int32",
         ("test_collectives.py::test_more_rows_than_32_bits_count",),

@@ -1,4 +1,4 @@
-"""The seam between the benchmark and one framework: what is there, and one process's model, optimizer and batches.
+"""The interface of one framework: what is there, and one process's model, optimizer and batches.
 
 Framework is used by the command (which imports no framework) and once more by each worker, which gets a Learner.
 """

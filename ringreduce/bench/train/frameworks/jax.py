@@ -117,7 +117,7 @@ class JaxLearner(Learner):
     def step(self, number: int, parts: int, mine: range) -> float:
         """See Learner."""
         batch = self.samples.parts(number, parts, mine)
-        self.team.meet()
+        self.team.before_step()
         self._parameters, self._state, loss = self._step(self._parameters, self._state, *batch)
         return float(loss)
 

@@ -59,7 +59,7 @@ class KerasLearner(Learner):
     def step(self, number: int, parts: int, mine: range) -> float:
         """See Learner."""
         batch = self.samples.parts(number, parts, mine)
-        self.team.meet()
+        self.team.before_step()
         (loss,) = [self.model.train_on_batch(*batch)]
         return float(loss) / (self.team.strategy.num_replicas_in_sync if self.team.strategy else 1)
 

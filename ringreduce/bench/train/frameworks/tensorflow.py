@@ -63,7 +63,7 @@ class TensorFlowLearner(Learner):
     def step(self, number: int, parts: int, mine: range) -> float:
         """See Learner."""
         batch = self._batch(number, parts, mine)
-        self.team.meet()
+        self.team.before_step()
         return float(self._step(*batch))
 
     def loss(self, number: int, parts: int, mine: range) -> float:

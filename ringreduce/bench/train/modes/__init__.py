@@ -5,7 +5,7 @@ from __future__ import annotations
 from ringreduce.bench.train.modes.ddp_gloo import DdpGloo
 from ringreduce.bench.train.modes.ddp_ringreduce import DdpRingreduce
 from ringreduce.bench.train.modes.horovod import Horovod
-from ringreduce.bench.train.modes.independent import Independent, InStep
+from ringreduce.bench.train.modes.independent import Independent, Lockstep
 from ringreduce.bench.train.modes.mode import Mode
 from ringreduce.bench.train.modes.mwms import Mwms, MwmsRing
 from ringreduce.bench.train.modes.ringreduce import Ringreduce, RingreduceShard
@@ -17,7 +17,7 @@ MODES: dict[str, Mode] = {
         Single(),
         SingleAll(),
         Independent(),
-        InStep(),
+        Lockstep(),
         Ringreduce(),
         RingreduceShard(),
         DdpRingreduce(),

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-class Acquainted(Team):
-    """Ranks that meet through ringreduce, but only between timed windows."""
+class Connected(Team):
+    """Ranks that communicate through ringreduce, but only between timed windows."""
 
     def slowest(self, seconds: float) -> float:
         """See Team."""
@@ -36,10 +36,10 @@ class Independent(Mode):
     def join(self, folder: Path, timeout_s: float) -> Team:
         """See Mode."""
         world = ringreduce.init()
-        return Acquainted(world.rank, world.size)
+        return Connected(world.rank, world.size)
 
 
-class Marching(Acquainted):
+class InLockstep(Connected):
     """Ranks that wait for each other in each step: before the update in torch, else before the step."""
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
@@ -47,12 +47,12 @@ class Marching(Acquainted):
         optimizer.register_step_pre_hook(lambda *_: ringreduce.barrier())
         return model, optimizer
 
-    def meet(self) -> None:
+    def before_step(self) -> None:
         """See Team."""
         ringreduce.barrier()
 
 
-class InStep(Independent):
+class Lockstep(Independent):
     """What is left of the bound when all ranks wait for the slowest of each step, as who needs all gradients does."""
 
     name = "in-step"
@@ -60,4 +60,4 @@ class InStep(Independent):
     def join(self, folder: Path, timeout_s: float) -> Team:
         """See Mode."""
         world = ringreduce.init()
-        return Marching(world.rank, world.size)
+        return InLockstep(world.rank, world.size)

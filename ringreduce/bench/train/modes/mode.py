@@ -1,7 +1,7 @@
-"""The seam between the benchmark and one way to train: how its processes start, and what they do to the gradients.
+"""The interface of one way to train: how its processes start, and what they do to the gradients.
 
-Mode is used by the command (no framework there) and once more by each worker, which calls join() and gets a Team. What
-a team does to the gradients is torch's wrap(); the other frameworks (frameworks/) ask for api(), meet() and strategy.
+The command uses Mode (no framework there), and so does each worker, which calls join() and gets a Team. What a team
+does to the gradients is torch's wrap(); the other frameworks (frameworks/) ask for api(), before_step() and strategy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Team:
         """
         return None
 
-    def meet(self) -> None:
+    def before_step(self) -> None:
         """Not for torch: called before each step is computed."""
 
     def slowest(self, seconds: float) -> float:

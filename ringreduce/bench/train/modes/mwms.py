@@ -41,9 +41,9 @@ class Workers(Team):
 
         They meet by files: who has the result of a collective may be gone before another worker has it.
         """
-        files = meeting(self._folder, "done", self.size)
-        tell(files[self.rank], "")
-        hear(files, self._timeout_s)
+        files = files_of_ranks(self._folder, "done", self.size)
+        publish(files[self.rank], "")
+        wait_for_files(files, self._timeout_s)
         if self.rank == 0:
             for file in files[1:]:
                 with file.open() as held:
@@ -75,9 +75,9 @@ class Mwms(Mode):
         port = socket.socket()
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         port.bind(("127.0.0.1", 0))
-        files = meeting(folder, "port", size)
-        tell(files[rank], str(port.getsockname()[1]))
-        ports = hear(files, timeout_s)
+        files = files_of_ranks(folder, "port", size)
+        publish(files[rank], str(port.getsockname()[1]))
+        ports = wait_for_files(files, timeout_s)
         cluster = {"worker": [f"127.0.0.1:{each}" for each in ports]}
         os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
 
@@ -97,12 +97,12 @@ class MwmsRing(Mwms):
     implementation = "RING"
 
 
-def meeting(folder: Path, name: str, size: int) -> list[Path]:
+def files_of_ranks(folder: Path, name: str, size: int) -> list[Path]:
     """The files by which all ranks tell each other one thing."""
     return [folder / f"{name}-{rank}" for rank in range(size)]
 
 
-def tell(file: Path, text: str) -> None:
+def publish(file: Path, text: str) -> None:
     """Writes a file that appears whole, and locks it for as long as this process lives."""
     descriptor = os.open(file.with_suffix(".new"), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -110,7 +110,7 @@ def tell(file: Path, text: str) -> None:
     os.rename(file.with_suffix(".new"), file)
 
 
-def hear(files: list[Path], timeout_s: float) -> list[str]:
+def wait_for_files(files: list[Path], timeout_s: float) -> list[str]:
     """What the files say, once they are all there. Raises TimeoutError when that takes too long."""
     until = time.monotonic() + timeout_s
     while not all(file.exists() for file in files):

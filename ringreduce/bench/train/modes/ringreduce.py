@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ringreduce
-from ringreduce.bench.train.modes.independent import Acquainted
+from ringreduce.bench.train.modes.independent import Connected
 from ringreduce.bench.train.modes.mode import Mode, Team
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-class Reducing(Acquainted):
+class Reducing(Connected):
     """Ranks that sum their gradients; with `shards`, each updates its part of the parameters (ZeRO stage 1)."""
 
     shards = False

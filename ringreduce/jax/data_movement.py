@@ -1,4 +1,4 @@
-"""Collectives that move data without reducing it. reduction.py says what all collectives have in common."""
+"""Collectives that move data without reducing it. reductions.py says what all collectives have in common."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from ringreduce.data_movement import narrow
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.jax.call import Call
 from ringreduce.jax.operands import array, members, rows_of
 from ringreduce.jax.primitives import bind
 from ringreduce.jax.versions import is_traced, is_tracing
-from ringreduce.movement import narrow
 from ringreduce.process_sets import ProcessSet, global_process_set
 
 

@@ -19,7 +19,7 @@ from ringreduce.torch.distributed.work import Work
 from ringreduce.torch.tensors import on_stream
 
 
-class Movement(Collectives):
+class DataMovement(Collectives):
     """Options are torch's; every call returns a Work."""
 
     def broadcast(self, tensors: Any, opts: Any) -> Work:

@@ -14,7 +14,7 @@ from ringreduce.torch.tensors import on_stream
 ANYONE = -2  # the core's word for any rank
 
 
-class Messages(Collectives):
+class PointToPoint(Collectives):
     """Messages of a pair of ranks arrive in the order sent; the tag and the number of bytes must be those expected."""
 
     _lanes: dict[tuple[str, int], Completer]

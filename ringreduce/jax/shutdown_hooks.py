@@ -1,4 +1,4 @@
-"""The way out: a job is left only once the collectives that compiled code has under way are done, or 10 s have passed.
+"""Hooks of shutdown() and of exit: they wait, at most 10 s, for the collectives that compiled code has under way.
 
 JAX returns from a call before the program has run. At exit JAX itself would wait, after shutdown() and without a limit.
 """

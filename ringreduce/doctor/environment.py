@@ -1,4 +1,4 @@
-"""What surrounds the process: the machine's settings, the launcher, the variables that are set."""
+"""The environment of the process: the machine's settings, the launcher, the variables that are set."""
 
 from __future__ import annotations
 

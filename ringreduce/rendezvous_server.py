@@ -1,7 +1,7 @@
-"""The host's side of a handshake: receives the guests, and answers all of them at once.
+"""The server's side of a handshake: it waits for all clients, and replies to all of them at once.
 
-`with Reception(...) as reception: pids = reception.gather(); reception.answer(...)`. Leaving the block by an exception
-tells every guest that has come what happened, so that all ranks fail with the same cause and at the same time.
+`with RendezvousServer(...) as server: pids = server.accept_all(); server.reply_all(...)`. Leaving the block by an
+exception sends the error to every connected client, so that all ranks fail with the same cause and at the same time.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from types import TracebackType
 from ringreduce.deadline import Deadline
 from ringreduce.errors import Error, HorovodInternalError, MismatchError, PeerLostError, TimeoutError
 from ringreduce.handshake import (
-    GIVE_UP,
-    GO,
+    ALL_SENT,
     HELLO,
     MAGIC,
+    TIMED_OUT,
     Meeting,
     hello_mac,
     same_mac,
@@ -29,12 +29,12 @@ from ringreduce.handshake import (
     send_reply,
 )
 
-SPARE_CONNECTIONS = 16  # strangers that may be connected at once without keeping a guest out
-BUSY_ADDRESS_S = 2.0  # how long a predecessor at the same address may take to go away
+SPARE_CONNECTIONS = 16  # strangers that may be connected at once without keeping a client out
+BUSY_ADDRESS_TIMEOUT_S = 2.0  # how long a predecessor at the same address may take to go away
 
 
-class Guest:
-    """A rank that has come and said who it is."""
+class Client:
+    """A rank that has connected and sent a valid hello."""
 
     __slots__ = ("connection", "hello", "pid")
 
@@ -44,14 +44,14 @@ class Guest:
         self.pid = pid
 
 
-class Reception:
+class RendezvousServer:
     """Listens from construction on. Raises MismatchError when another process holds the address."""
 
     def __init__(self, meeting: Meeting, deadline: Deadline) -> None:
         self._meeting = meeting
         self._deadline = deadline
-        self._me = f"[rendezvous] rank {meeting.host}/{meeting.size}"
-        self._guests: dict[int, Guest] = {}
+        self._me = f"[rendezvous] rank {meeting.server}/{meeting.size}"
+        self._clients: dict[int, Client] = {}
         self._pending: dict[socket.socket, int] = {}
         self._turned_away: list[str] = []
         self._selector = selectors.PollSelector()
@@ -66,41 +66,41 @@ class Reception:
             raise
         self._selector.register(self._listener, selectors.EVENT_READ)
 
-    def __enter__(self) -> Reception:
+    def __enter__(self) -> RendezvousServer:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            told = error if isinstance(error, Error) else HorovodInternalError(f"{self._me}: {error!r}")
-            with contextlib.suppress(OSError):  # no descriptor is left: some will not be told
-                for _ in range(self._meeting.size + SPARE_CONNECTIONS):  # who connected while this rank was busy
+            reason = error if isinstance(error, Error) else HorovodInternalError(f"{self._me}: {error!r}")
+            with contextlib.suppress(OSError):  # no descriptor is left: some clients get no error
+                for _ in range(self._meeting.size + SPARE_CONNECTIONS):  # those that connected while this rank was busy
                     if not self._accept():
                         break
-            for connection in (*(guest.connection for guest in self._guests.values()), *self._pending):
-                send_error(connection, told)
-        for guest in self._guests.values():
-            guest.connection.close()
+            for connection in (*(client.connection for client in self._clients.values()), *self._pending):
+                send_error(connection, reason)
+        for client in self._clients.values():
+            client.connection.close()
         for connection in self._pending:
             connection.close()
         self._listener.close()
         self._selector.close()
 
-    def gather(self) -> dict[int, int]:
-        """Waits until every guest has come. Returns each one's pid (0: in another PID namespace).
+    def accept_all(self) -> dict[int, int]:
+        """Waits until every client has connected. Returns each one's pid (0: in another PID namespace).
 
         Raises:
-            TimeoutError: names the ranks that have not come.
+            TimeoutError: names the ranks that have not connected.
             MismatchError: two processes claim one rank, or they disagree about the size or the number of init() calls.
-            PeerLostError: a guest left before the others had come.
+            PeerLostError: a client left before the others had connected.
         """
-        while len(self._guests) < len(self._meeting.guests):
+        while len(self._clients) < len(self._meeting.clients):
             events = self._selector.select(self._deadline.turn_s())
             if not events:
-                self._deadline.look()
+                self._deadline.check()
                 if self._deadline.expired():
-                    raise self._late()
+                    raise self._timeout_error()
             for key, _ in events:
                 connection = key.fileobj
                 assert isinstance(connection, socket.socket)
@@ -109,32 +109,32 @@ class Reception:
                 elif connection in self._pending:
                     self._read_hello(connection)
                 else:
-                    self._read_farewell(connection)
-        return {rank: guest.pid for rank, guest in self._guests.items()}
+                    self._read_close(connection)
+        return {rank: client.pid for rank, client in self._clients.items()}
 
-    def answer(self, fds_for: Callable[[int], Sequence[int]]) -> None:
-        """Sends every guest fds_for(rank), which stay the caller's. All go or none: PeerLostError if one has left."""
-        for rank, guest in sorted(self._guests.items()):
-            guest.connection.settimeout(self._deadline.wait_s())
+    def reply_all(self, fds_for: Callable[[int], Sequence[int]]) -> None:
+        """Sends fds_for(rank) to all clients, or to none (PeerLostError) if one has left. They stay the caller's."""
+        for rank, client in sorted(self._clients.items()):
+            client.connection.settimeout(self._deadline.wait_s())
             try:
-                send_reply(guest.connection, self._meeting, guest.hello, fds_for(rank), self._deadline)
+                send_reply(client.connection, self._meeting, client.hello, fds_for(rank), self._deadline)
             except (ConnectionError, BrokenPipeError):
-                raise self._left(rank) from None
-        for guest in self._guests.values():
-            with contextlib.suppress(OSError):  # who dies from here on is missed by the others' pidfds
-                guest.connection.send(GO)
+                raise self._peer_lost_error(rank) from None
+        for client in self._clients.values():
+            with contextlib.suppress(OSError):  # the others notice by its pidfd a client that dies from here on
+                client.connection.send(ALL_SENT)
 
     def _bind(self) -> None:
-        patience = Deadline(BUSY_ADDRESS_S)
+        busy = Deadline(BUSY_ADDRESS_TIMEOUT_S)
         while True:
             try:
                 return self._listener.bind(b"\0" + self._meeting.address)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
-            if patience.expired() or self._deadline.expired():
+            if busy.expired() or self._deadline.expired():
                 raise MismatchError(
-                    f"{self._me}: another process is rank {self._meeting.host} at {self._meeting.where()} already"
+                    f"{self._me}: another process is rank {self._meeting.server} at {self._meeting.where()} already"
                 )
             time.sleep(1e-2)
 
@@ -155,7 +155,7 @@ class Reception:
         return True
 
     def _read_hello(self, connection: socket.socket) -> None:
-        """Makes a guest of a pending connection, or turns it away if it is a stranger's."""
+        """Makes a client of a pending connection, or turns it away if it is a stranger's."""
         pid = self._pending.pop(connection)
         try:
             hello = connection.recv(HELLO.size + 1)
@@ -175,42 +175,42 @@ class Reception:
         _, rank, size, epoch, _, _ = HELLO.unpack(hello)
         disagreement = self._disagreement(rank, size, epoch, pid)
         if disagreement is not None:
-            self._pending[connection] = pid  # so that it is told too
+            self._pending[connection] = pid  # so that it gets the error too
             raise MismatchError(f"{self._me}: {disagreement}")
-        self._guests[rank] = Guest(connection, hello, pid)
+        self._clients[rank] = Client(connection, hello, pid)
 
     def _disagreement(self, rank: int, size: int, epoch: int, pid: int) -> str | None:
         meeting = self._meeting
         if size != meeting.size:
-            return f"rank {rank} (pid {pid}) says the job has {size} ranks, rank {meeting.host} says {meeting.size}"
+            return f"rank {rank} (pid {pid}) says the job has {size} ranks, rank {meeting.server} says {meeting.size}"
         if epoch != meeting.epoch:
             return (
-                f"rank {rank} (pid {pid}) is at its init() number {epoch}, rank {meeting.host} at number "
+                f"rank {rank} (pid {pid}) is at its init() number {epoch}, rank {meeting.server} at number "
                 f"{meeting.epoch}: all ranks must call init() and shutdown() equally often"
             )
-        if rank == meeting.host or rank in self._guests:
-            others = "this process" if rank == meeting.host else f"pid {self._guests[rank].pid}"
+        if rank == meeting.server or rank in self._clients:
+            others = "this process" if rank == meeting.server else f"pid {self._clients[rank].pid}"
             return f"two processes say they are rank {rank}: {others} and pid {pid}"
-        if rank not in meeting.guests:
-            return f"rank {rank} (pid {pid}) is not one of ranks {_listed(meeting.guests | {meeting.host})}"
+        if rank not in meeting.clients:
+            return f"rank {rank} (pid {pid}) is not one of ranks {_listed(meeting.clients | {meeting.server})}"
         return None
 
-    def _read_farewell(self, connection: socket.socket) -> None:
-        """A guest says nothing after its hello, unless it leaves or gives up."""
-        rank = next(rank for rank, guest in self._guests.items() if guest.connection is connection)
+    def _read_close(self, connection: socket.socket) -> None:
+        """A client sends nothing after its hello, unless it leaves or its deadline has run out."""
+        rank = next(rank for rank, client in self._clients.items() if client.connection is connection)
         try:
             message = connection.recv(16)
         except BlockingIOError:
             return
         except ConnectionError:
             message = b""
-        raise self._late() if message == GIVE_UP else self._left(rank)
+        raise self._timeout_error() if message == TIMED_OUT else self._peer_lost_error(rank)
 
     def _missing(self) -> str:
-        missing = self._meeting.guests - self._guests.keys()
+        missing = self._meeting.clients - self._clients.keys()
         return f"rank{'s' if len(missing) > 1 else ''} {_listed(missing)}"
 
-    def _late(self) -> TimeoutError:
+    def _timeout_error(self) -> TimeoutError:
         strangers = f" Turned away: {'; '.join(self._turned_away[-3:])}." if self._turned_away else ""
         return TimeoutError(
             f"{self._me}: {self._missing()} did not come to {self._meeting.where()} within "
@@ -219,9 +219,9 @@ class Reception:
             f"{strangers}"
         )
 
-    def _left(self, rank: int) -> PeerLostError:
-        waiting = f" while {self._missing()} had not come" if self._meeting.guests - self._guests.keys() else ""
-        return PeerLostError(f"{self._me}: lost rank {rank} (pid {self._guests[rank].pid}) at the rendezvous{waiting}")
+    def _peer_lost_error(self, rank: int) -> PeerLostError:
+        waiting = f" while {self._missing()} had not come" if self._meeting.clients - self._clients.keys() else ""
+        return PeerLostError(f"{self._me}: lost rank {rank} (pid {self._clients[rank].pid}) at the rendezvous{waiting}")
 
 
 def _listed(ranks: frozenset[int] | set[int]) -> str:

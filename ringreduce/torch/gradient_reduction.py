@@ -1,4 +1,4 @@
-"""Gradient exchanges: what happens between a bucket's gradients on this rank and the reduced ones on all.
+"""How a bucket's gradients are reduced over the ranks.
 
 The first protocol, Compressor, is Horovod's: two functions around one all-reduce. The second, Exchange, is for what
 needs memory from step to step, or other collectives than one all-reduce: a bucket calls begin() when its gradients are

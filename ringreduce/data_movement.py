@@ -127,7 +127,7 @@ def scatter_async(
             f"{list(target.shape)}: the root's tensor has {group.size} times the elements of output, in its dtype"
         )
     work = submit(None if source is None else native(source), native(target), root, name)
-    return handle(work, target, lambda _: (source, output)[1])
+    return handle(work, target, lambda _: output, keep=source)
 
 
 def broadcast(
@@ -213,7 +213,7 @@ def send_async(tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet 
     submit = process_set.group.send_async
     source = readable(tensor)
     work = submit(native(source), process_set.position(dest, "send"), tag)
-    return handle(work, source, lambda _: (source, None)[1])
+    return handle(work, source, lambda _: None, keep=source)
 
 
 def recv(tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> Any:

@@ -63,7 +63,7 @@ def reducescatter_async(
     rows, extra = divmod(source.shape[0], group.size)
     output = empty((rows + (group.rank < extra), *source.shape[1:]), source)
     work = submit(native(source), native(output), op, prescale_factor, postscale_factor, name)
-    return handle(work, source, lambda _: (source, result(tensor, output))[1])
+    return handle(work, source, lambda _: result(tensor, output), keep=source)
 
 
 def grouped_reducescatter(
@@ -162,7 +162,7 @@ def reduce_async(
     output = empty_like(source) if group.rank == root else None
     target = native(source if output is None else output)  # not written outside the root
     work = submit(native(source), target, op, prescale_factor, postscale_factor, root, name)
-    return handle(work, source, lambda _: (source, None if output is None else result(tensor, output))[1])
+    return handle(work, source, lambda _: None if output is None else result(tensor, output), keep=source)
 
 
 def barrier(process_set: ProcessSet = global_process_set, *, name: str | None = None) -> None:

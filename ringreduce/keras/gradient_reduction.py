@@ -9,7 +9,7 @@ from keras import ops
 
 from ringreduce.common.groups import buckets
 from ringreduce.errors import MismatchError
-from ringreduce.keras import seam, training
+from ringreduce.keras import backend, training
 from ringreduce.keras.compression import NoneCompressor
 from ringreduce.keras.first_step import FirstStep
 from ringreduce.keras.settings import Settings
@@ -20,7 +20,7 @@ Key = Callable[[Any], Any]
 """The optimizer's own key of a variable: Keras and TensorFlow variables that are the same one have the same."""
 
 
-class Exchange:
+class GradientReduction:
     """Reduces lists of gradients. An optimizer has one."""
 
     def __init__(self, settings: Settings, local_layers: Sequence[Any] = ()) -> None:
@@ -44,7 +44,7 @@ class Exchange:
 
         Neither may have None in it. The same variables in the same order on all ranks.
         """
-        seam.active().check()
+        backend.active().check()
         reduced = list(gradients)
         local = {key(variable) for variable in self.local()}
         shared = []
@@ -64,7 +64,7 @@ class Exchange:
 
     def all_true(self, flag: Any) -> Any:
         """Whether a flag, a tensor without dimensions, is true on all ranks: a tensor. Collective."""
-        seam.active().check()
+        backend.active().check()
         votes = ops.reshape(ops.cast(flag, "int32"), (1,))
         return ops.cast(ops.reshape(self._call([votes], self._named("finite"), Min)[0], ()), "bool")
 
@@ -77,11 +77,11 @@ class Exchange:
 
     def _together(self, gradients: list[Any], number: int) -> list[Any]:
         """Gradients as one operation; sparse ones, which are gathered, each by itself."""
-        backend, settings = seam.active(), self.settings
-        sparse = [index for index, gradient in enumerate(gradients) if backend.is_sparse(gradient)]
+        active, settings = backend.active(), self.settings
+        sparse = [index for index, gradient in enumerate(gradients) if active.is_sparse(gradient)]
         if settings.sparse_as_dense:
             for index in sparse:
-                gradients[index] = backend.dense(gradients[index])
+                gradients[index] = active.dense(gradients[index])
             sparse = []
         dense = [index for index in range(len(gradients)) if index not in sparse]
         factor = settings.gradient_predivide_factor
@@ -92,7 +92,7 @@ class Exchange:
             gradients[index] = result
         for index in sparse:
             name = self._named(f"{number}.{index}")
-            gradients[index] = backend.sparse_allreduce(gradients[index], name, settings.op, settings.process_set)
+            gradients[index] = active.sparse_allreduce(gradients[index], name, settings.op, settings.process_set)
         return gradients
 
     def _call(
@@ -107,7 +107,7 @@ class Exchange:
         if not tensors:
             return []
         try:
-            return seam.active().grouped_allreduce(
+            return backend.active().grouped_allreduce(
                 tensors, name, op, prescale, postscale, compression, self.settings.process_set
             )
         except MismatchError as error:

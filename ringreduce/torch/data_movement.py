@@ -1,4 +1,4 @@
-"""Collectives of tensors that move data without reducing it, and join. reduce.py has the all-reduces."""
+"""Collectives of tensors that move data without reducing it, and join. allreduce.py has the all-reduces."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ringreduce import reduction
+from ringreduce import reductions
+from ringreduce.data_movement import rows_for_each
 from ringreduce.handles import Handle
-from ringreduce.movement import rows_for_each
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import autograd
 from ringreduce.torch.members import id_of
@@ -179,7 +179,7 @@ def join(device: int = -1) -> int:
     Returns:
         The last rank to join, the same on all ranks.
     """
-    return reduction.join()
+    return reductions.join()
 
 
 def _rows_for_each(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:

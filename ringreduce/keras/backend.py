@@ -1,4 +1,4 @@
-"""The seam between Keras and its backend: the few collectives that run within a training step.
+"""What Keras's backends have in common: the few collectives that run within a training step.
 
 One module for each backend (on_torch.py, on_tensorflow.py, on_jax.py) has them; only that of the active one is
 imported. Everything outside of a step (broadcasts, metrics) goes through NumPy and needs none of them.
@@ -19,7 +19,7 @@ from ringreduce.process_sets import ProcessSet
 BACKENDS = ("tensorflow", "torch", "jax")
 
 
-class Seam(Protocol):
+class Backend(Protocol):
     """What a backend's module has. Tensors are its own; op is Average, Sum, Min or Max."""
 
     def check(self) -> None:
@@ -58,7 +58,7 @@ class Seam(Protocol):
 
 
 @functools.cache
-def active() -> Seam:
+def active() -> Backend:
     """The active backend's. Raises UnavailableError for a backend without one."""
     name = keras.backend.backend()
     if name not in BACKENDS:
@@ -66,4 +66,4 @@ def active() -> Seam:
             f"ringreduce.keras is for the backends {', '.join(BACKENDS)} of Keras, and this process has {name!r}: set "
             "KERAS_BACKEND before keras is imported"
         )
-    return cast(Seam, importlib.import_module(f"ringreduce.keras.on_{name}"))
+    return cast(Backend, importlib.import_module(f"ringreduce.keras.on_{name}"))
