@@ -28,7 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from across import figures, lanes, rounds, table
+from across import competitors, figures, rounds, table
 from lab import requirements
 from lab.lab import Lab
 from lab.network import Counters
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None, counters: Callable[[Lab], Counters] 
         "each": plan.layouts,
         "rounds": plan.rounds,
         "goodput": {"median": middle, "p10": low, "p90": high, "rounds": measured.goodput},
-        "lanes": [lanes.facts(lane) for lane in plan.lanes],
+        "competitors": [competitors.facts(competitor) for competitor in plan.competitors],
         "versions": measured.versions,
         "mpi4py": installed_version("mpi4py"),
         "absent": {one.name: one.advice for one in absent},
@@ -85,13 +85,13 @@ def main(argv: Sequence[str] | None = None, counters: Callable[[Lab], Counters] 
         Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if args.markdown:
         Path(args.markdown).write_text(table.markdown(meta, rows), encoding="utf-8")
-    ours = {lane.name for lane in plan.lanes if lane.is_ours}
-    bad = [row for row in rows if row.wrong or row.status == "void" or (row.lane in ours and row.status != "ok")]
+    ours = {competitor.name for competitor in plan.competitors if competitor.is_ours}
+    bad = [row for row in rows if row.wrong or row.status == "void" or (row.competitor in ours and row.status != "ok")]
     return 1 if bad else 0
 
 
 def _plan(args: argparse.Namespace) -> tuple[rounds.Plan, list[Any]]:
-    found, absent = lanes.find(args.mpi, args.wire, args.vs)
+    found, absent = competitors.find(args.mpi, args.wire, args.vs)
     sizes = [nbytes(text) for text in args.sizes]
     if any(size % 4 or size == 0 for size in sizes):
         raise InvalidArgumentError("network.py --sizes: a size is a number of float32, 4 bytes each")

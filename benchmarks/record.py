@@ -129,7 +129,9 @@ def table(record: dict[str, Any]) -> str:
     for nbytes in comparison.sizes(found):
         ours = [comparison.middle(found["results"], f"ringreduce {memory}", "c", nbytes) for memory in targets.MEMORY]
         best = [comparison.best(found["ratios"], f"ringreduce {memory}", "c", nbytes) for memory in targets.MEMORY]
-        gloo = next((lane for lane, _ in comparison.lanes(found) if lane.startswith("gloo")), "")
+        gloo = next(
+            (competitor for competitor, _ in comparison.competitors(found) if competitor.startswith("gloo")), ""
+        )
         theirs = comparison.middle(found["results"], gloo, "python", nbytes)
         if not all(ours) or not all(best):
             continue

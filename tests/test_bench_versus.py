@@ -46,15 +46,18 @@ def says(p50: float, wrong: int = 0) -> Script:
     return Script(f"print('noise'); print({json.dumps(json.dumps(row))})")
 
 
-def outcome(lane: Any, turn: int, p50: float, tmp_path: Path) -> tuple[int, Any, Outcome]:
-    return turn, lane, run(replace(says(p50), name=lane.name), CELL, tmp_path, 30)
+def outcome(competitor: Any, turn: int, p50: float, tmp_path: Path) -> tuple[int, Any, Outcome]:
+    return turn, competitor, run(replace(says(p50), name=competitor.name), CELL, tmp_path, 30)
 
 
 def test_ratios_are_formed_within_a_round_and_medians_over_rounds(tmp_path: Path) -> None:
     ours, first, second = (Script("", name) for name in ("ringreduce private", "first 1", "second 1"))
     turns = []
     for turn, times in enumerate([(10, 40, 35), (20, 60, 120), (10, 20, 50)]):
-        turns += [outcome(lane, turn, p50, tmp_path) for lane, p50 in zip((ours, first, second), times, strict=True)]
+        turns += [
+            outcome(competitor, turn, p50, tmp_path)
+            for competitor, p50 in zip((ours, first, second), times, strict=True)
+        ]
     found = comparison.document({}, turns)
     assert {ratio["peer"]: ratio["median"] for ratio in found["ratios"]} == {"first 1": 3.0, "second 1": 5.0}
     hardest = comparison.best(found["ratios"], "ringreduce private", "python", 64)
@@ -143,7 +146,7 @@ def test_the_document_the_picture_and_the_report(monkeypatch: pytest.MonkeyPatch
     nasty = replace(says(5.0), name="</script> 1.0")
     assert compare(monkeypatch, [nasty, Script("import sys; sys.exit(3)", "broken 1.0")], *argv) == 0
     found = json.loads(document.read_text())
-    assert {(cell["lane"], cell["status"]) for cell in found["cells"]} == {
+    assert {(cell["competitor"], cell["status"]) for cell in found["cells"]} == {
         ("ringreduce private", "ok"),
         ("</script> 1.0", "ok"),
         ("broken 1.0", "failed"),

@@ -43,8 +43,8 @@ def test_two_hosts_are_measured(tmp_path: Path) -> None:
     assert meta["command"].startswith("benchmarks/network.py --hosts 2 --each 1")
     assert {"kernel", "cpu", "date", "numpy"} <= meta.keys()
     assert 0 < meta["goodput"]["median"] < 125e6  # 1 Gbit/s, less headers
-    assert [row["lane"] for row in results][:2] == ["ringreduce", "ringreduce named"]
-    assert results[2]["lane"].startswith("openmpi 5")
+    assert [row["competitor"] for row in results][:2] == ["ringreduce", "ringreduce named"]
+    assert results[2]["competitor"].startswith("openmpi 5")
     for row in results:
         assert (row["status"], row["wrong"], row["rounds"]) == ("ok", 0, 1), row
         assert row["must_send"] == 64 * KIB
@@ -107,7 +107,7 @@ class FakeJob:
 
 def measured(monkeypatch: pytest.MonkeyPatch, bytes_per_look: int, dead: tuple[str, ...] = ()) -> Any:
     """The rows of two hosts, two rounds, four trains of 3 calls; counters show so many bytes more each time."""
-    from across import figures, lanes, rounds
+    from across import competitors, figures, rounds
 
     class Job(FakeJob):
         started: list[Any] = []  # noqa: RUF012
@@ -121,11 +121,14 @@ def measured(monkeypatch: pytest.MonkeyPatch, bytes_per_look: int, dead: tuple[s
         return Counters({host: Bytes(sent, sent) for host in "ab"})
 
     lab: Any = SimpleNamespace(hosts=("a", "b"))
-    who = [lanes.Lane("ringreduce", lanes.Job("ringreduce"), "unnamed"), lanes.Lane("gloo 1", lanes.Job("gloo"))]
-    who.append(lanes.Lane("ringreduce fp16", lanes.Job("ringreduce"), "fp16", "fp16"))
+    who = [
+        competitors.Competitor("ringreduce", competitors.Job("ringreduce"), "unnamed"),
+        competitors.Competitor("gloo 1", competitors.Job("gloo")),
+    ]
+    who.append(competitors.Competitor("ringreduce fp16", competitors.Job("ringreduce"), "fp16", "fp16"))
     plan = rounds.Plan(who, [1], [64 * KIB], 2, 3, 1.0)
     found = rounds.measure(lab, plan, counters)
-    order = [cell.lane.name.split()[-1] for cell in found.cells]
+    order = [cell.competitor.name.split()[-1] for cell in found.cells]
     return figures.rows(found.cells, 2), order, Job.started
 
 
@@ -157,7 +160,7 @@ def test_a_figure_without_its_bytes_is_void(monkeypatch: pytest.MonkeyPatch) -> 
     assert list(promises.judge(rows)) == []
     facts = {"ringreduce": "0", "cpu": "c", "cores_online": 1, "kernel": "k", "isa": "i", "date": "d", "command": "c"}
     goodput = {"median": 1.0, "p10": 1.0, "p90": 1.0}
-    meta = {**facts, "hosts": 2, "rate": "1gbit", "rounds": 2, "goodput": goodput, "lanes": [], "absent": {}}
+    meta = {**facts, "hosts": 2, "rate": "1gbit", "rounds": 2, "goodput": goodput, "competitors": [], "absent": {}}
     text = table.text(meta, rows)
     assert text.count(" VOID\n") == 3
     assert "# Void measurements    : 3 FAILED" in text
@@ -175,6 +178,6 @@ def test_a_job_that_does_not_answer_costs_its_own_cells(monkeypatch: pytest.Monk
     assert rows[1].time_s is None
     facts = {"ringreduce": "0", "cpu": "c", "cores_online": 1, "kernel": "k", "isa": "i", "date": "d", "command": "c"}
     goodput = {"median": 1.0, "p10": 1.0, "p90": 1.0}
-    meta = {**facts, "hosts": 2, "rate": "1gbit", "rounds": 2, "goodput": goodput, "lanes": [], "absent": {}}
+    meta = {**facts, "hosts": 2, "rate": "1gbit", "rounds": 2, "goodput": goodput, "competitors": [], "absent": {}}
     (line,) = [line for line in table.text(meta, rows).splitlines() if "gloo 1" in line]
     assert line.split() == ["65536", "gloo", "1", "timeout"]

@@ -17,9 +17,9 @@ def _path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
-def row(lane: str, turn: int, p50: float, fraction: float | None = None) -> dict[str, Any]:
+def row(competitor: str, turn: int, p50: float, fraction: float | None = None) -> dict[str, Any]:
     return {
-        "lane": lane,
+        "competitor": competitor,
         "level": "c",
         "nbytes": SIZE,
         "round": turn,
@@ -36,7 +36,7 @@ def record(registered: float, private: float) -> dict[str, Any]:
     for turn, noise in enumerate((1.0, 1.1, 0.9)):
         rows += [row("ringreduce registered", turn, registered * noise, 0.9)]
         rows += [row("ringreduce private", turn, private), row("openmpi 5.0", turn, 100), row("mpich 5.0", turn, 300)]
-    cells = [{"lane": one["lane"], "level": "c", "nbytes": SIZE, "status": "ok"} for one in rows]
+    cells = [{"competitor": one["competitor"], "level": "c", "nbytes": SIZE, "status": "ok"} for one in rows]
     found = {"meta": {"rounds": 3}, "results": rows, "cells": cells, "ratios": comparison.ratios(rows)}
     return {"meta": {}, "comparisons": {"allreduce": found}, "training": {}}
 

@@ -19,7 +19,7 @@ class Library(Protocol):
     version: str
 
     def call(self, how: str, x: Floats) -> Call:
-        """The sum over all ranks, in place. how: the part of a lane's name that says which call is meant."""
+        """The sum over all ranks, in place. how: the part of a competitor's name that says which call is meant."""
 
     def barrier(self) -> None:
         """Passes when every rank is here."""

@@ -20,12 +20,12 @@ from .rounds import Cell
 
 @dataclass(frozen=True)
 class Row:
-    """One line: a lane at a size in a layout, over all rounds. Times are seconds; None where nothing was measured."""
+    """A competitor at a size in a layout, over all rounds. Times are seconds; None where nothing was measured."""
 
     hosts: int
     each: int
     nbytes: int
-    lane: str
+    competitor: str
     wire: str
     status: str
     """ok; void: measured, but fewer bytes crossed than must; else what the cells say, such as timeout."""
@@ -37,7 +37,7 @@ class Row:
     limit_s: float | None = None
     fraction_of_limit: float | None = None
     ours_is: float | None = None
-    """How many times as fast the first lane was: the median of the rounds' ratios."""
+    """How many times as fast the first competitor was: the median of the rounds' ratios."""
     sent: dict[str, float] | None = None
     """By host, bytes per call through its link."""
     must_send: float = 0
@@ -52,33 +52,34 @@ def must_send(nbytes: int, hosts: int, wire: str = "none") -> float:
 
 def limit_s(cell: Cell, hosts: int) -> float:
     """The time that these bytes take through a link of this round's goodput."""
-    return must_send(cell.nbytes, hosts, cell.lane.wire) / cell.goodput
+    return must_send(cell.nbytes, hosts, cell.competitor.wire) / cell.goodput
 
 
 def is_void(cell: Cell, hosts: int) -> bool:
     """Whether the counters have seen fewer bytes than the calls must have sent: then something else was measured."""
-    needed = must_send(cell.nbytes, hosts, cell.lane.wire) * cell.calls
+    needed = must_send(cell.nbytes, hosts, cell.competitor.wire) * cell.calls
     return bool(cell.crossed.mean_sent < needed)
 
 
 def rows(cells: Sequence[Cell], hosts: int) -> list[Row]:
-    """By layout, size and lane, in the order in which they came."""
+    """By layout, size and competitor, in the order in which they came."""
     keys = dict.fromkeys((cell.each, cell.nbytes) for cell in cells)
     found = []
     for each, nbytes in keys:
         here = [cell for cell in cells if (cell.each, cell.nbytes) == (each, nbytes)]
-        first = next(cell.lane for cell in cells if cell.each == each)
-        ours = {cell.round: cell.time_s for cell in here if cell.lane == first and cell.status == "ok"}
-        for lane in dict.fromkeys(cell.lane for cell in cells if cell.each == each and cell.round == 0):
-            found.append(_row([cell for cell in here if cell.lane == lane], hosts, ours))
+        first = next(cell.competitor for cell in cells if cell.each == each)
+        ours = {cell.round: cell.time_s for cell in here if cell.competitor == first and cell.status == "ok"}
+        for competitor in dict.fromkeys(cell.competitor for cell in cells if cell.each == each and cell.round == 0):
+            found.append(_row([cell for cell in here if cell.competitor == competitor], hosts, ours))
     return found
 
 
 def _row(cells: Sequence[Cell], hosts: int, ours: dict[int, float]) -> Row:
     one = cells[0]
     what: dict[str, Any] = {
-        "hosts": hosts, "each": one.each, "nbytes": one.nbytes, "lane": one.lane.name, "wire": one.lane.wire,
-        "must_send": must_send(one.nbytes, hosts, one.lane.wire),
+        "hosts": hosts, "each": one.each, "nbytes": one.nbytes,
+        "competitor": one.competitor.name, "wire": one.competitor.wire,
+        "must_send": must_send(one.nbytes, hosts, one.competitor.wire),
     }  # fmt: skip
     good = [cell for cell in cells if cell.status == "ok"]
     if not good:
@@ -123,7 +124,7 @@ def cell_facts(cell: Cell, hosts: int) -> dict[str, Any]:
         "round": cell.round,
         "each": cell.each,
         "nbytes": cell.nbytes,
-        "lane": cell.lane.name,
+        "competitor": cell.competitor.name,
         "status": "void" if ok and is_void(cell, hosts) else cell.status,
         "time_s": cell.time_s if ok else None,
         "goodput": cell.goodput,

@@ -19,7 +19,7 @@ from typing import Any
 
 from lab.lab import Lab, end
 
-from .lanes import Job
+from .competitors import Job
 
 START_S = 60.0
 TAIL = 1500  # characters of a failed job's output that are kept

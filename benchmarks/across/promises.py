@@ -31,11 +31,11 @@ def judge(rows: Sequence[Row]) -> Iterator[Verdict]:
         if row.time_s is None or row.status == "void":
             continue
         where = f"{layout(row)}, {size(row.nbytes)}"
-        if row.lane == OURS and row.nbytes >= LARGE_NBYTES and row.fraction_of_limit is not None:
+        if row.competitor == OURS and row.nbytes >= LARGE_NBYTES and row.fraction_of_limit is not None:
             yield _verdict(f"{where}: fraction of the limit", row.fraction_of_limit, FRACTION, "")
         if row.ours_is is None:
             continue
-        if row.lane.startswith("gloo") and SMALL_NBYTES[0] <= row.nbytes <= SMALL_NBYTES[1]:
+        if row.competitor.startswith("gloo") and SMALL_NBYTES[0] <= row.nbytes <= SMALL_NBYTES[1]:
             yield _verdict(f"{where}: beside Gloo", row.ours_is, GLOO, "x")
         if row.wire in CODECS and row.nbytes >= LARGE_NBYTES:
             yield _verdict(f"{where}: {row.wire} beside float32", 1 / row.ours_is, CODECS[row.wire], "x")

@@ -1,7 +1,7 @@
 """The measurement: layouts one after another; in each, rounds in which everyone has a turn at every size.
 
 The machine's noise changes from second to second, so what is compared is taken next to each other: each round begins
-with the goodput of a link, and at each size the lanes follow one another in an order that turns with the round.
+with the goodput of a link, and at each size the competitors follow one another in an order that turns with the round.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from lab.lab import Lab
 from lab.network import Counters, address
 
+from .competitors import LINK, Competitor, Job
 from .jobs import Running, Unanswered
-from .lanes import LINK, Job, Lane
 
 NUMBERS = count(1)
-GIVEN_UP = 2  # a lane that has failed so often in a layout gets no more turns there
+GIVEN_UP = 2  # a competitor that has failed so often in a layout gets no more turns there
 WARMUP = 1  # trains of calls
 TRAINS = 3
 BUSY_NBYTES = 24 << 20  # a train of a large size reduces about so much
@@ -30,13 +30,13 @@ STREAMS = 3  # in each round; the best counts, as noise only takes from what a l
 
 @dataclass(frozen=True)
 class Cell:
-    """One lane's turn at one size in one round of one layout."""
+    """One competitor's turn at one size in one round of one layout."""
 
     round: int
     each: int
     """Ranks per host."""
     nbytes: int
-    lane: Lane
+    competitor: Competitor
     status: str
     """ok | timeout | failed"""
     goodput: float
@@ -60,7 +60,7 @@ class Cell:
 class Plan:
     """What to measure."""
 
-    lanes: Sequence[Lane]
+    competitors: Sequence[Competitor]
     layouts: Sequence[int]
     """Ranks per host, each a layout of its own."""
     sizes: Sequence[int]
@@ -103,7 +103,7 @@ class _Layout:
     def __init__(self, lab: Lab, plan: Plan, each: int, counters: Callable[[], Counters], found: Measured) -> None:
         self._lab, self._plan, self._each, self._counters, self._found = lab, plan, each, counters, found
         self._running: dict[Job, Running] = {}
-        self._failures = dict.fromkeys(plan.lanes, 0)
+        self._failures = dict.fromkeys(plan.competitors, 0)
 
     def measure(self) -> None:
         try:
@@ -111,9 +111,11 @@ class _Layout:
                 goodput = self._goodput()
                 self._found.goodput.append(goodput)
                 for nbytes in self._plan.sizes:
-                    for offset in range(len(self._plan.lanes)):
-                        lane = self._plan.lanes[(offset + turn) % len(self._plan.lanes)]  # nobody is always first
-                        cell = self._cell(turn, nbytes, lane, goodput)
+                    for offset in range(len(self._plan.competitors)):
+                        competitor = self._plan.competitors[
+                            (offset + turn) % len(self._plan.competitors)
+                        ]  # nobody is always first
+                        cell = self._cell(turn, nbytes, competitor, goodput)
                         self._found.cells.append(cell)
                         _tell(cell)
         finally:
@@ -130,23 +132,29 @@ class _Layout:
         answers = [self._job(LINK).ask(order, self._plan.deadline_s)[1] for _ in range(STREAMS)]
         return float(max(one["nbytes"] / one["seconds"] for one in answers))
 
-    def _cell(self, turn: int, nbytes: int, lane: Lane, goodput: float) -> Cell:
+    def _cell(self, turn: int, nbytes: int, competitor: Competitor, goodput: float) -> Cell:
         train = self._plan.calls or calls(nbytes)
-        what: dict[str, Any] = {"round": turn, "each": self._each, "nbytes": nbytes, "lane": lane, "goodput": goodput}
-        if self._failures[lane] >= GIVEN_UP:
+        what: dict[str, Any] = {
+            "round": turn,
+            "each": self._each,
+            "nbytes": nbytes,
+            "competitor": competitor,
+            "goodput": goodput,
+        }
+        if self._failures[competitor] >= GIVEN_UP:
             return Cell(**what, status="timeout", text="not tried again")
-        order = {"how": lane.how, "nbytes": nbytes, "wire": lane.wire, "hosts": len(self._lab.hosts)}
+        order = {"how": competitor.how, "nbytes": nbytes, "wire": competitor.wire, "hosts": len(self._lab.hosts)}
         order |= {"warmup": WARMUP, "trains": TRAINS, "calls": train}
         try:
-            running = self._job(lane.job)
+            running = self._job(competitor.job)
             before = self._counters()
             answers = running.ask(order, self._plan.deadline_s)
         except Unanswered as failure:
-            self._failures[lane] += 1
-            if lane.job in self._running:
-                self._running.pop(lane.job).end()
+            self._failures[competitor] += 1
+            if competitor.job in self._running:
+                self._running.pop(competitor.job).end()
             return Cell(**what, status=failure.status, text=str(failure))
-        self._found.versions[lane.name] = running.version
+        self._found.versions[competitor.name] = running.version
         return Cell(
             **what,
             status="ok",
@@ -159,6 +167,6 @@ class _Layout:
 
 def _tell(cell: Cell) -> None:
     """A line to stderr, so that whoever waits sees that it goes on."""
-    what = f"# round {cell.round + 1}, {cell.each} a host, {cell.nbytes:>9} B, {cell.lane.name:<24}"
+    what = f"# round {cell.round + 1}, {cell.each} a host, {cell.nbytes:>9} B, {cell.competitor.name:<24}"
     said = f"{cell.time_s * 1e3:9.3f} ms" if cell.status == "ok" else cell.text or cell.status
     print(f"{what} {said}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from .figures import Row, layout, size
 _FORMAT = "#{:>10}  {:<28} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8} {:>9} {:>9} {:>7}  {}"
 _COLUMNS = {  # name: unit
     "size": "(B)",
-    "lane": "",
+    "competitor": "",
     "time": "(ms)",
     "p10": "(ms)",
     "p90": "(ms)",
@@ -34,7 +34,7 @@ def text(meta: dict[str, Any], rows: Sequence[Row]) -> str:
         lines += [_FORMAT.format(*words).rstrip() for words in (_COLUMNS, _COLUMNS.values())]
         lines += [_line(row, meta["rounds"]) for row in block]
         lines += ["#", "# MB sent for one call, by host"]
-        lines += [f"#{row.nbytes:>10}  {row.lane[:28]:<28} {_by_host(row)}" for row in block if row.sent]
+        lines += [f"#{row.nbytes:>10}  {row.competitor[:28]:<28} {_by_host(row)}" for row in block if row.sent]
     wrong = sum(row.wrong for row in rows)
     void = sum(row.status == "void" for row in rows)
     for one in promises.judge(rows):
@@ -53,7 +53,7 @@ def head(meta: dict[str, Any]) -> list[str]:
         f"# ringreduce {meta['ringreduce']} across {what}",
         f"# {meta['cpu']}, {meta['cores_online']} cores for all hosts, Linux {meta['kernel']}, {meta['isa']}",
         f"# goodput of a link, one TCP stream: {goodput['median'] / 1e6:.2f} MB/s (p10 to p90: {spread})",
-        *(f"# {lane['lane']}: {_who(lane, meta)}" for lane in meta["lanes"]),
+        *(f"# {competitor['competitor']}: {_who(competitor, meta)}" for competitor in meta["competitors"]),
         *(f"# absent: {name}: {advice}" for name, advice in meta["absent"].items()),
     ]
 
@@ -66,7 +66,7 @@ def markdown(meta: dict[str, Any], rows: Sequence[Row]) -> str:
         block = [row for row in rows if row.each == each]
         lines += ["", f"## {layout(block[0])}", ""]
         lines.append(
-            "| size | lane | time, ms | p10 to p90 | limit, ms | fraction of limit | ours is | sent, MB a host "
+            "| size | competitor | time, ms | p10 to p90 | limit, ms | fraction of limit | ours is | sent, MB a host "
             "| must be | wrong |"
         )
         lines.append("|---|---|---|---|---|---|---|---|---|---|")
@@ -81,22 +81,22 @@ def markdown(meta: dict[str, Any], rows: Sequence[Row]) -> str:
 
 def _line(row: Row, rounds: int) -> str:
     if row.time_s is None:
-        return f"{row.nbytes:>11}  {row.lane[:28]:<28} {row.status}"
+        return f"{row.nbytes:>11}  {row.competitor[:28]:<28} {row.status}"
     times = [_ms(time) for time in (row.time_s, row.p10_s, row.p90_s, row.limit_s)]
     fraction, ours = f"{row.fraction_of_limit:.3f}", _ratio(row)
     crossed = [f"{nbytes / 1e6:.4f}" for nbytes in (_mean_sent(row), row.must_send)]
     return " " + _FORMAT[1:].format(
-        row.nbytes, row.lane[:28], *times, fraction, ours, *crossed, row.wrong, _note(row, rounds)
+        row.nbytes, row.competitor[:28], *times, fraction, ours, *crossed, row.wrong, _note(row, rounds)
     ).rstrip()  # fmt: skip
 
 
 def _markdown_line(row: Row, rounds: int) -> str:
     if row.time_s is None:
-        cells = [size(row.nbytes), row.lane, row.status, *[""] * 7]
+        cells = [size(row.nbytes), row.competitor, row.status, *[""] * 7]
     else:
         spread = f"{_ms(row.p10_s)} to {_ms(row.p90_s)}"
         crossed = [f"{nbytes / 1e6:.4f}" for nbytes in (_mean_sent(row), row.must_send)]
-        name = " ".join([row.lane, *[f"**{note}**" for note in [_note(row, rounds)] if note]])
+        name = " ".join([row.competitor, *[f"**{note}**" for note in [_note(row, rounds)] if note]])
         cells = [size(row.nbytes), name, _ms(row.time_s), spread, _ms(row.limit_s), f"{row.fraction_of_limit:.3f}"]
         cells += [_ratio(row), *crossed, str(row.wrong)]
     return f"| {' | '.join(cells)} |"
@@ -107,11 +107,11 @@ def _note(row: Row, rounds: int) -> str:
     return ", ".join(word for word in ("VOID" if row.status == "void" else "", few) if word)
 
 
-def _who(lane: dict[str, Any], meta: dict[str, Any]) -> str:
-    settings = " ".join(f"{name}={value}" for name, value in lane["environ"].items())
-    over = f"over {lane['mpi']}, " if lane["lane"].startswith("ringreduce") else ""
-    call = f"{lane['call']}, " if lane["call"] else ""
-    return f"{call}{over}{meta['versions'].get(lane['lane'], 'not measured')} {settings}".rstrip()
+def _who(competitor: dict[str, Any], meta: dict[str, Any]) -> str:
+    settings = " ".join(f"{name}={value}" for name, value in competitor["environ"].items())
+    over = f"over {competitor['mpi']}, " if competitor["competitor"].startswith("ringreduce") else ""
+    call = f"{competitor['call']}, " if competitor["call"] else ""
+    return f"{call}{over}{meta['versions'].get(competitor['competitor'], 'not measured')} {settings}".rstrip()
 
 
 def _by_host(row: Row) -> str:

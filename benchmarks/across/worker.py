@@ -1,4 +1,4 @@
-"""One rank of a lane's job, or one end of the stream that measures a link. Does what it is told over a Unix socket.
+"""One rank of a competitor's job, or one end of the stream that measures a link. A Unix socket brings its orders.
 
     LAUNCHER python -m across.worker KIND SOCKET        # KIND: ringreduce, mpi, gloo, source or sink
 

@@ -15,32 +15,34 @@ Document = dict[str, Any]
 def document(meta: dict[str, Any], turns: Turns) -> Document:
     """{"meta", "results": every row of every round, "cells": every cell's status, "ratios"}."""
     rows = [
-        {"lane": lane.name, "round": turn, **outcome.row} for turn, lane, outcome in turns if outcome.row is not None
+        {"competitor": competitor.name, "round": turn, **outcome.row}
+        for turn, competitor, outcome in turns
+        if outcome.row is not None
     ]
     cells = [
         {
-            "lane": lane.name,
-            "level": lane.facts["level"],
+            "competitor": competitor.name,
+            "level": competitor.facts["level"],
             "nbytes": outcome.cell.nbytes,
             "round": turn,
             "status": outcome.status,
             "text": outcome.text,
         }
-        for turn, lane, outcome in turns
+        for turn, competitor, outcome in turns
     ]
     return {"meta": meta, "results": rows, "cells": cells, "ratios": ratios(rows)}
 
 
 def ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For every size, lane of ours and peer of the same level: the median, least and largest over the rounds of the
+    """For every size, one of ours and a peer of the same level: the median, least and largest over the rounds of the
     peer's p50 over ours. More than 1: ours is faster."""
-    times = {(row["lane"], row["level"], row["nbytes"], row["round"]): row["time_us"]["p50"] for row in rows}
+    times = {(row["competitor"], row["level"], row["nbytes"], row["round"]): row["time_us"]["p50"] for row in rows}
     found = []
     for ours, peer, level, nbytes in _pairs(rows):
         each = [
             time / times[ours, level, nbytes, turn]
-            for (lane, at, size, turn), time in times.items()
-            if (lane, at, size) == (peer, level, nbytes) and (ours, level, nbytes, turn) in times
+            for (competitor, at, size, turn), time in times.items()
+            if (competitor, at, size) == (peer, level, nbytes) and (ours, level, nbytes, turn) in times
         ]
         if each:
             spread = {"median": median(each), "min": min(each), "max": max(each)}
@@ -54,9 +56,9 @@ def best(found: Iterable[dict[str, Any]], ours: str, level: str, nbytes: int) ->
     return min(fitting, key=lambda ratio: float(ratio["median"]), default=None)
 
 
-def middle(rows: Iterable[dict[str, Any]], lane: str, level: str, nbytes: int) -> dict[str, Any] | None:
-    """A lane's row at a size with the median of every figure over the rounds; None when there is no row."""
-    mine = [row for row in rows if (row["lane"], row["level"], row["nbytes"]) == (lane, level, nbytes)]
+def middle(rows: Iterable[dict[str, Any]], competitor: str, level: str, nbytes: int) -> dict[str, Any] | None:
+    """A competitor's row at a size with the median of every figure over the rounds; None when there is no row."""
+    mine = [row for row in rows if (row["competitor"], row["level"], row["nbytes"]) == (competitor, level, nbytes)]
     if not mine:
         return None
     fractions = [row["fraction_of_limit"] for row in mine if row["fraction_of_limit"] is not None]
@@ -70,9 +72,9 @@ def middle(rows: Iterable[dict[str, Any]], lane: str, level: str, nbytes: int) -
     }
 
 
-def lanes(found: Document) -> list[tuple[str, str]]:
-    """(lane, level) in the order of the run."""
-    return list(dict.fromkeys((cell["lane"], cell["level"]) for cell in found["cells"]))
+def competitors(found: Document) -> list[tuple[str, str]]:
+    """(competitor, level) in the order of the run."""
+    return list(dict.fromkeys((cell["competitor"], cell["level"]) for cell in found["cells"]))
 
 
 def sizes(found: Document) -> list[int]:
@@ -80,13 +82,13 @@ def sizes(found: Document) -> list[int]:
     return sorted({cell["nbytes"] for cell in found["cells"]})
 
 
-def is_ours(lane: str) -> bool:
-    """Whether a lane is ringreduce's."""
-    return lane.startswith("ringreduce ")
+def is_ours(competitor: str) -> bool:
+    """Whether a competitor is ringreduce's."""
+    return competitor.startswith("ringreduce ")
 
 
 def _pairs(rows: Sequence[dict[str, Any]]) -> list[tuple[str, str, str, int]]:
-    keys = dict.fromkeys((row["lane"], row["level"], row["nbytes"]) for row in rows)
+    keys = dict.fromkeys((row["competitor"], row["level"], row["nbytes"]) for row in rows)
     return [
         (ours, peer, level, nbytes)
         for ours, level, nbytes in keys

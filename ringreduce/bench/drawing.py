@@ -48,23 +48,23 @@ def _figure(found: comparison.Document) -> Any:
     figure = Figure(figsize=(15, 5), layout="constrained")
     time, bandwidth, ratio = figure.subplots(1, 3)
     sizes = comparison.sizes(found)
-    for lane, level in comparison.lanes(found):
-        rows = [row for size in sizes if (row := comparison.middle(found["results"], lane, level, size))]
+    for competitor, level in comparison.competitors(found):
+        rows = [row for size in sizes if (row := comparison.middle(found["results"], competitor, level, size))]
         if not rows:
             continue
         xs = [row["nbytes"] for row in rows]
-        width = 2.5 if comparison.is_ours(lane) else 1
-        style: dict[str, Any] = {"linewidth": width, "linestyle": OURS_STYLE.get(lane.split()[-1], "-")}
+        width = 2.5 if comparison.is_ours(competitor) else 1
+        style: dict[str, Any] = {"linewidth": width, "linestyle": OURS_STYLE.get(competitor.split()[-1], "-")}
         style |= {"marker": "o" if level == "c" else "s", "markersize": 3}
-        time.plot(xs, [row["time_us"]["p50"] for row in rows], label=f"{lane} ({level})", **style)
+        time.plot(xs, [row["time_us"]["p50"] for row in rows], label=f"{competitor} ({level})", **style)
         bandwidth.plot(xs, [row["busbw_GBps"] for row in rows], **style)
         limits = [
             (row["nbytes"], row["busbw_GBps"] / row["fraction_of_limit"]) for row in rows if row["fraction_of_limit"]
         ]
-        if lane == "ringreduce registered" and level == "c" and limits:
+        if competitor == "ringreduce registered" and level == "c" and limits:
             bandwidth.plot(*zip(*limits, strict=True), color="black", linestyle=":", label="limit of the machine")
             bandwidth.legend(fontsize=8)
-    for ours, level in [one for one in comparison.lanes(found) if comparison.is_ours(one[0])]:
+    for ours, level in [one for one in comparison.competitors(found) if comparison.is_ours(one[0])]:
         best = [(size, r["median"]) for size in sizes if (r := comparison.best(found["ratios"], ours, level, size))]
         if best:
             ratio.plot(*zip(*best, strict=True), marker="o", markersize=3, label=f"{ours} ({level})")

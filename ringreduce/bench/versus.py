@@ -29,7 +29,7 @@ from ringreduce.errors import UnavailableError
 if TYPE_CHECKING:
     from ringreduce.bench.options import Options
 
-GIVEN_UP = 2  # a lane that has timed out so often gets no more turns
+GIVEN_UP = 2  # a competitor that has timed out so often gets no more turns
 
 
 def run(options: Options) -> int:
@@ -42,7 +42,7 @@ def run(options: Options) -> int:
     if options.plot or options.html:
         _require_matplotlib()
     here, absent = peers.find(options.vs)
-    lanes = [*_ours(options, here), *here]
+    competitors = [*_ours(options, here), *here]
     ranks = options.ranks or DEFAULT_RANKS
     cores = tuple(machine.allowed_cores())
     meta = {
@@ -53,11 +53,11 @@ def run(options: Options) -> int:
         "ranks": ranks,
         "cores": cores,
         "rounds": options.rounds,
-        "lanes": [lane.name for lane in lanes],
+        "competitors": [competitor.name for competitor in competitors],
         "absent": {one.name: one.advice for one in absent},
     }
     terminal.show(versus_table.head(meta, absent))
-    outcomes = _measure(options, meta, lanes, ranks, cores)
+    outcomes = _measure(options, meta, competitors, ranks, cores)
     document = comparison.document(meta, outcomes)
     terminal.show(versus_table.tail(document))
     if options.json:
@@ -70,16 +70,16 @@ def run(options: Options) -> int:
         if options.html:
             drawing.html(document, Path(options.html))
     wrong = sum(row["wrong"] or 0 for row in document["results"])
-    ours = any(cell["status"] != "ok" for cell in document["cells"] if cell["lane"].startswith("ringreduce"))
+    ours = any(cell["status"] != "ok" for cell in document["cells"] if cell["competitor"].startswith("ringreduce"))
     return 1 if wrong or ours else 0
 
 
-def cell(options: Options, lane: Peer, nbytes: int, ranks: int, cores: tuple[int, ...], first: bool) -> Cell:
-    """What a lane measures at a size; the first round also checks every element."""
+def cell(options: Options, competitor: Peer, nbytes: int, ranks: int, cores: tuple[int, ...], first: bool) -> Cell:
+    """What a competitor measures at a size; the first round also checks every element."""
     collective = COLLECTIVES[options.collective]
     itemsize = np.dtype(DTYPES[options.dtype][0]).itemsize
     count = collective.count(nbytes, itemsize, ranks)
-    iters, warmup = calls(nbytes, lane.facts["level"], ranks > len(cores))
+    iters, warmup = calls(nbytes, competitor.facts["level"], ranks > len(cores))
     return Cell(
         collective=options.collective,
         nbytes=count * itemsize,
@@ -113,27 +113,27 @@ def _ours(options: Options, here: Sequence[Peer]) -> list[Peer]:
 
 
 def _measure(
-    options: Options, meta: dict[str, Any], lanes: Sequence[Peer], ranks: int, cores: tuple[int, ...]
+    options: Options, meta: dict[str, Any], competitors: Sequence[Peer], ranks: int, cores: tuple[int, ...]
 ) -> list[tuple[int, Peer, Outcome]]:
     outcomes = []
-    timeouts = dict.fromkeys(range(len(lanes)), 0)
-    total = options.rounds * len(options.sizes) * len(lanes)
+    timeouts = dict.fromkeys(range(len(competitors)), 0)
+    total = options.rounds * len(options.sizes) * len(competitors)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(options.rounds):
             for nbytes in options.sizes:
-                for offset in range(len(lanes)):
-                    at = (offset + turn) % len(lanes)  # nobody is always first
-                    lane = lanes[at]
-                    one = cell(options, lane, nbytes, ranks, cores, turn == 0)
+                for offset in range(len(competitors)):
+                    at = (offset + turn) % len(competitors)  # nobody is always first
+                    competitor = competitors[at]
+                    one = cell(options, competitor, nbytes, ranks, cores, turn == 0)
                     if timeouts[at] >= GIVEN_UP:
-                        outcome = Outcome(lane.name, one, "timeout", text="not tried again")
+                        outcome = Outcome(competitor.name, one, "timeout", text="not tried again")
                     else:
-                        outcome = run_cell(lane, one, Path(folder), options.deadline_s)
+                        outcome = run_cell(competitor, one, Path(folder), options.deadline_s)
                     timeouts[at] += outcome.status == "timeout"
-                    outcomes.append((turn, lane, outcome))
+                    outcomes.append((turn, competitor, outcome))
                     if outcome.status == "failed":
-                        print(f"\n# {lane.name}, {nbytes} B: {outcome.text}", file=sys.stderr)
+                        print(f"\n# {competitor.name}, {nbytes} B: {outcome.text}", file=sys.stderr)
                     _progress(len(outcomes), total, time.monotonic() - begin)
                 if turn == 0:
                     terminal.show(versus_table.block(meta, outcomes, nbytes))

@@ -1,4 +1,4 @@
-"""The table of a comparison: a line per lane and size, with the columns of nccl-tests and how much faster ours is."""
+"""The table of a comparison: a line per competitor and size, with the columns of nccl-tests and our speed-up."""
 
 from __future__ import annotations
 
@@ -57,12 +57,14 @@ def tail(found: comparison.Document) -> str:
     text = ["#", f"# medians of {found['meta']['rounds']} rounds", *HEADINGS]
     for nbytes in comparison.sizes(found):
         text += lines(found, nbytes)
-        for level in dict.fromkeys(level for _, level in comparison.lanes(found)):
+        for level in dict.fromkeys(level for _, level in comparison.competitors(found)):
             ours = dict.fromkeys(
-                lane for lane, at in comparison.lanes(found) if at == level and comparison.is_ours(lane)
+                competitor
+                for competitor, at in comparison.competitors(found)
+                if at == level and comparison.is_ours(competitor)
             )
-            against = [(lane, comparison.best(found["ratios"], lane, level, nbytes)) for lane in ours]
-            said = [f"{lane.split()[-1]} {r['median']:.2f}x {r['peer']}" for lane, r in against if r]
+            against = [(competitor, comparison.best(found["ratios"], competitor, level, nbytes)) for competitor in ours]
+            said = [f"{competitor.split()[-1]} {r['median']:.2f}x {r['peer']}" for competitor, r in against if r]
             if said:
                 text.append(f"# best peer at level {level}: {', '.join(said)}")
     wrong = sum(row["wrong"] or 0 for row in found["results"])
@@ -70,35 +72,35 @@ def tail(found: comparison.Document) -> str:
 
 
 def lines(found: comparison.Document, nbytes: int) -> list[str]:
-    """One size: a line for every lane."""
+    """One size: a line for every competitor."""
     text = []
     meta = found["meta"]
     count = nbytes // np.dtype(DTYPES[meta["dtype"]][0]).itemsize
     what = f"{nbytes:>12} {count:>10} {meta['dtype']:>8} {meta['op'] or 'none':>7}"
-    for lane, level in comparison.lanes(found):
-        start = f"{what}  {lane[:31]:<31} {level:<6}"
-        row = comparison.middle(found["results"], lane, level, nbytes)
+    for competitor, level in comparison.competitors(found):
+        start = f"{what}  {competitor[:31]:<31} {level:<6}"
+        row = comparison.middle(found["results"], competitor, level, nbytes)
         if row is None:
-            text.append(f"{start} {_status(found, lane, level, nbytes)}")
+            text.append(f"{start} {_status(found, competitor, level, nbytes)}")
             continue
         times = "".join(f" {_time(row['time_us'][key]):>9}" for key in ("p50", "p99", "min"))
         speed = f" {row['algbw_GBps']:>7.2f} {row['busbw_GBps']:>7.2f} {row['wrong']:>7}"
         limit = f"{row['fraction_of_limit']:>7.2f}" if row["fraction_of_limit"] is not None else " " * 7
-        text.append(f"{start}{times}{speed}{limit}   {_ours(found, lane, level, nbytes)}".rstrip())
+        text.append(f"{start}{times}{speed}{limit}   {_ours(found, competitor, level, nbytes)}".rstrip())
     return text
 
 
-def _status(found: comparison.Document, lane: str, level: str, nbytes: int) -> str:
-    key = (lane, level, nbytes)
-    cells = [cell for cell in found["cells"] if (cell["lane"], cell["level"], cell["nbytes"]) == key]
+def _status(found: comparison.Document, competitor: str, level: str, nbytes: int) -> str:
+    key = (competitor, level, nbytes)
+    cells = [cell for cell in found["cells"] if (cell["competitor"], cell["level"], cell["nbytes"]) == key]
     return ", ".join(dict.fromkeys(cell["status"] for cell in cells))
 
 
-def _ours(found: comparison.Document, lane: str, level: str, nbytes: int) -> str:
+def _ours(found: comparison.Document, competitor: str, level: str, nbytes: int) -> str:
     by_memory = {
         r["ours"].split()[-1]: f"{r['median']:.2f}x"
         for r in found["ratios"]
-        if (r["peer"], r["level"], r["nbytes"]) == (lane, level, nbytes)
+        if (r["peer"], r["level"], r["nbytes"]) == (competitor, level, nbytes)
     }
     return " / ".join(by_memory[memory] for memory in ("registered", "private") if memory in by_memory)
 

@@ -73,11 +73,11 @@ class Job:
 
 
 class Peer(Protocol):
-    """One lane: a library, called at one level on one kind of memory."""
+    """One competitor: a library, called at one level on one kind of memory."""
 
     @property
     def name(self) -> str:
-        """The lane's name in tables, such as "openmpi 5.0.11"."""
+        """The competitor's name in tables, such as "openmpi 5.0.11"."""
 
     @property
     def facts(self) -> dict[str, str]:
@@ -94,7 +94,7 @@ class Peer(Protocol):
 class Outcome:
     """A row as in the JSON of `ringreduce bench`, or why there is none: status is ok, timeout, failed, unsupported."""
 
-    lane: str
+    competitor: str
     cell: Cell
     status: str
     row: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""NCCL, which needs GPUs. The lanes of a comparison are of host memory, where it has none."""
+"""NCCL, which needs GPUs. The competitors of a comparison are of host memory, where it has none."""
 
 from __future__ import annotations
 

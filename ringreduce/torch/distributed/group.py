@@ -53,7 +53,7 @@ class ProcessGroup(Reductions, DataMovement, PointToPoint, dist.ProcessGroup):  
         self._name, self._desc = name, ""
         self._ranks = list(ranks) or list(range(size))
         self._completer = Completer()
-        self._lanes = {}
+        self._completers = {}
         self._member = Membership(store, rank, size, seconds(timeout) or 0.0, f"ringreduce.torch.{name}")
         self._member.on_leave(self._stop)
 
@@ -138,7 +138,7 @@ class ProcessGroup(Reductions, DataMovement, PointToPoint, dist.ProcessGroup):  
         self._member.leave(sys.exc_info()[1])
 
     def _stop(self) -> None:
-        for completer in (self._completer, *self._lanes.values()):
+        for completer in (self._completer, *self._completers.values()):
             completer.stop()
 
     def split_group(self, *_: Any, **__: Any) -> NoReturn:

@@ -17,14 +17,14 @@ ANYONE = -2  # the core's word for any rank
 class PointToPoint(Collectives):
     """Messages of a pair of ranks arrive in the order sent; the tag and the number of bytes must be those expected."""
 
-    _lanes: dict[tuple[str, int], Completer]
+    _completers: dict[tuple[str, int], Completer]
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> Work:
         """Sends one tensor to a rank of the group."""
         tensor = self._one(tensors, "send")
         buffer = contiguous(tensor)
         native = self._member.group.send_async(movable(buffer), self._check_root(peer, "send"), tag)
-        return Work(on_stream(native, buffer), [tensor], None, self._lane("send", peer))
+        return Work(on_stream(native, buffer), [tensor], None, self._completer_of("send", peer))
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> Work:
         """Receives into one tensor what a rank of the group sends."""
@@ -37,8 +37,8 @@ class PointToPoint(Collectives):
     def _receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
         place = InPlace([tensor])
         native = self._member.group.recv_async(movable(place.buffers[0]), peer, tag)
-        return Work(on_stream(native, place.buffers[0]), [tensor], place.finish, self._lane("recv", peer))
+        return Work(on_stream(native, place.buffers[0]), [tensor], place.finish, self._completer_of("recv", peer))
 
-    def _lane(self, direction: str, peer: int) -> Completer:
-        """Futures of one lane complete in order; those of different lanes must not wait for each other."""
-        return self._lanes.setdefault((direction, peer), Completer())
+    def _completer_of(self, direction: str, peer: int) -> Completer:
+        """Futures of one direction and peer complete in order; others must not wait for them."""
+        return self._completers.setdefault((direction, peer), Completer())

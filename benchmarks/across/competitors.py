@@ -1,4 +1,4 @@
-"""Who is timed: a lane is one way to call one library, a job the processes that several lanes may share."""
+"""Who is timed: a competitor is one way to call one library, a job the processes that several competitors may share."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ LINK = Job("source")
 
 
 @dataclass(frozen=True)
-class Lane:
+class Competitor:
     """One line of the table per size."""
 
     name: str
@@ -91,12 +91,12 @@ class Lane:
         return self.job.kind == "ringreduce"
 
 
-def find(mpi: str, wires: Sequence[str], vs: Sequence[str]) -> tuple[list[Lane], list[Absent]]:
-    """The lanes, ours first, and who is not here.
+def find(mpi: str, wires: Sequence[str], vs: Sequence[str]) -> tuple[list[Competitor], list[Absent]]:
+    """The competitors, ours first, and who is not here.
 
     Args:
         mpi: what links ours, such as "openmpi 5". vs "openmpi" is the same one where the library is the same.
-        wires: codecs; "none" gives two lanes, of unnamed and of named calls.
+        wires: codecs; "none" gives two competitors, of unnamed and of named calls.
 
     Raises InvalidArgumentError: a name that nobody has, or no such MPI to link ours by.
     """
@@ -104,15 +104,15 @@ def find(mpi: str, wires: Sequence[str], vs: Sequence[str]) -> tuple[list[Lane],
     if isinstance(own, Absent):
         raise InvalidArgumentError(f"network.py --mpi {mpi}: it is not here: {own.advice}")
     ours = Job("ringreduce", own)
-    lanes: list[Lane] = []
+    competitors: list[Competitor] = []
     absent: list[Absent] = []
     for wire in wires:
         if wire not in SHARE:
             raise InvalidArgumentError(f"network.py --wire: no codec {wire!r}; there are {', '.join(SHARE)}")
         if wire == "none":
-            lanes += [Lane("ringreduce", ours, "unnamed"), Lane("ringreduce named", ours, "named")]
+            competitors += [Competitor("ringreduce", ours, "unnamed"), Competitor("ringreduce named", ours, "named")]
         elif "wire" in signature(ringreduce.allreduce_).parameters:
-            lanes.append(Lane(f"ringreduce {wire}", ours, wire, wire))
+            competitors.append(Competitor(f"ringreduce {wire}", ours, wire, wire))
         else:
             absent.append(Absent(f"ringreduce {wire}", "this build's allreduce_() has no wire="))
     for name in vs:
@@ -120,8 +120,8 @@ def find(mpi: str, wires: Sequence[str], vs: Sequence[str]) -> tuple[list[Lane],
         if isinstance(found, Absent):
             absent.append(found)
         else:
-            lanes.append(found)
-    return lanes, absent
+            competitors.append(found)
+    return competitors, absent
 
 
 def installed(name: str) -> Mpi | Absent:
@@ -135,10 +135,10 @@ def installed(name: str) -> Mpi | Absent:
     return Absent(name, installations.advice(library))
 
 
-def _peer(name: str, own: Mpi) -> Lane | Absent:
+def _peer(name: str, own: Mpi) -> Competitor | Absent:
     if name == "gloo":
         try:
-            return Lane(f"gloo (torch {metadata.version('torch')})", Job("gloo"))
+            return Competitor(f"gloo (torch {metadata.version('torch')})", Job("gloo"))
         except metadata.PackageNotFoundError:
             return Absent("gloo", "pip install torch")
     library, _, variant = name.partition(":")
@@ -149,10 +149,16 @@ def _peer(name: str, own: Mpi) -> Lane | Absent:
     if isinstance(found, Absent):
         return Absent(name, found.advice)
     settings = VARIANTS[found.library][variant] if variant else {}
-    return Lane(f"{found.name} {variant}".strip(), Job("mpi", found, settings))
+    return Competitor(f"{found.name} {variant}".strip(), Job("mpi", found, settings))
 
 
-def facts(lane: Lane) -> dict[str, Any]:
-    """What the JSON says of a lane."""
-    mpi = lane.job.mpi.name if lane.job.mpi else None
-    return {"lane": lane.name, "mpi": mpi, "call": lane.how, "wire": lane.wire, "environ": lane.job.environ}
+def facts(competitor: Competitor) -> dict[str, Any]:
+    """What the JSON says of a competitor."""
+    mpi = competitor.job.mpi.name if competitor.job.mpi else None
+    return {
+        "competitor": competitor.name,
+        "mpi": mpi,
+        "call": competitor.how,
+        "wire": competitor.wire,
+        "environ": competitor.job.environ,
+    }
