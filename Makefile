@@ -83,7 +83,7 @@ check: $(VENV)/dev  ## what has changed since the last commit: build it, lint it
 # What `make test` runs a sample of, in full length.
 test-long: build  ## a million random operations, a thousand killed ranks, a thousand starts, torch's own tests (an hour)
 	@RR_TEST_ROUNDS=17000 build/cmake/tests/cpp/rr_tests --source-file='*/stress*_test.cc' --no-version
-	@RR_TEST_KILLS=1000 RINGREDUCE_TEST_SCALE=10 $(BIN)/python -m pytest tests/test_kill.py tests/test_rounds.py
+	@RR_TEST_KILLS=1000 RINGREDUCE_TEST_SCALE=10 $(BIN)/python -m pytest tests/python/job/test_kill.py tests/python/job/test_rounds.py
 	@$(BIN)/python -m pytest -m long
 	@$(MAKE) test-torch-suite
 
@@ -127,7 +127,7 @@ sanitize-%: $(VENV)/doctest $(VENV)/tools
 	@$(FIXED_MAP) $(CTEST) --test-dir build/$*
 
 # TensorFlow, Keras and JAX are 1 GB: what needs them is a part of its own, and installs them.
-FRAMEWORK_TESTS := $(wildcard tests/test_tensorflow*.py tests/test_keras*.py tests/test_jax*.py tests/test_bench_train_frameworks.py)
+FRAMEWORK_TESTS := $(addprefix tests/python/,tensorflow keras jax bench/test_bench_train_frameworks.py)
 
 # On each core one file's tests; more workers would only take turns. ARGS="-n0": one after the other, with a debugger.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal

@@ -31,7 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cuda_devices
@@ -40,6 +40,7 @@ from gpus.parts import Outcome, Part, run_all
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
+TESTS = ROOT / "tests" / "python" / "gpu"
 LOGS = ROOT / "build" / "gpu-check"
 TOTAL_S = 465.0  # 8 minutes, less what killing and writing take
 WORDS = ("build", "probe", "kernels", "tests", "limits", "allreduce", "step", "peers", "more", "sanitize")
@@ -105,7 +106,7 @@ def parts(only: Sequence[str], gpus: int, rehearse: bool = False) -> list[Part]:
         rehearse: for a machine without a GPU: small, and what the fake driver cannot do is marked to be skipped.
     """
     python = sys.executable
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH")]))
     here = {"PATH": CUDA_PATH, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     build = [python, str(ROOT / "setup.py"), "--quiet", "build_ext", "--inplace"]
     built = "a rehearsal uses the build that is there" if rehearse else ""
@@ -162,7 +163,8 @@ def parts(only: Sequence[str], gpus: int, rehearse: bool = False) -> list[Part]:
 
 def _tests(here: dict[str, str], rehearse: bool) -> tuple[list[Part], list[Part]]:
     """What matters most, and the others."""
-    files = sorted((ROOT / "tests").glob("test_cuda_*.py"))
+    files = [*TESTS.glob("test_cuda_*.py"), *TESTS.glob("test_*_on_fake_driver*.py")]
+    files.sort()
     core = [str(file) for file in files if file.name in CORE_TESTS]
     alone = [str(file) for file in files if file.name == ALONE]
     more = [str(file) for file in files if file.name not in (*CORE_TESTS, ALONE)]

@@ -16,7 +16,7 @@ from ranks import SIZES, Outcome, Ranks, hear_test, run_ranks, start_ranks, tell
 
 __all__ = ["SIZES", "Outcome", "Ranks", "hear_test", "run_ranks", "sizes", "start_ranks", "tell_test"]
 
-pytest.register_assert_rewrite("deaths", "horovod_names")
+pytest.register_assert_rewrite("kills", "horovod_names", "example_runs", "processes")
 sizes = SIZES
 OTHERS = ("vader_segment", "sm_segment", "mpich", "openmpi", "pmix", "ucx", "cuda.shm", "nccl-")
 """How MPI implementations, CUDA and NCCL name what they leave behind when they are killed; none of ours."""

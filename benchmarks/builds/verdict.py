@@ -9,8 +9,8 @@ formed within a round, so that what the machine does from minute to minute cance
 The spread is a factor too. The noise of three rounds in four is within it: the widest quarter is left out, because a
 few seconds in which the machine does something else would otherwise hide every change of the whole run. A case is
 slower (faster) when the median ratio is above (below) 1 by more than the spread and by more than 5 %. Which cases get
-more rounds is decided with a narrower spread, so that fewer changes are missed. tests/test_compare.py simulates both:
-how often noise alone becomes a difference, and how often a difference is found.
+more rounds is decided with a narrower spread, so that fewer changes are missed. test_compare.py simulates both: how
+often noise alone becomes a difference, and how often a difference is found.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = torch.device("cpu")
     fake = None
     if args.device == "fake":
-        import pretend_gpu as fake
+        import fake_torch_gpu as fake
 
         fake.start()
     if args.device == "cuda":
@@ -119,7 +119,7 @@ def timed(call: Callable[[], Any], most: int = 200) -> list[float]:
 
 
 class Operand:
-    """A rank's tensor of float32: filled, and looked at. fake: pretend_gpu, where the tensor is on the fake GPU."""
+    """A rank's tensor of float32: filled, and looked at. fake: fake_torch_gpu, where the tensor is on the fake GPU."""
 
     def __init__(self, count: int, device: torch.device, fake: Any) -> None:
         plain = torch.empty(count, device=device)

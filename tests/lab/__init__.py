@@ -12,3 +12,8 @@ machine's other files. The lab's folder (lab.folder) is the cluster's shared fil
 that end with the process that made them, so nothing is left however that process ends. Needs root and a few tools:
 requirements.missing() says what is not there.
 """
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))  # ranks.py

@@ -15,10 +15,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from python_tests import path_of
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 
-# Prefix of a file's path: its C++ tests, its Python tests (pytest's arguments below tests/).
+# Prefix of a file's path: its C++ tests, its Python tests (files in any room of tests/python).
 ROOMS: dict[str, tuple[str, str]] = {
     "csrc/": ("collectives_test", "test_package.py"),
     "csrc/base/": ("config_test negotiation_test plan_test", "test_environment.py test_package.py"),
@@ -44,7 +46,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "ringreduce/bench/train/": ("", "test_bench_train.py"),
     "ringreduce/compat/": ("", "test_compat.py test_package.py"),
     "ringreduce/doctor/": ("", "test_doctor.py"),
-    "ringreduce/gpu/": ("", "test_gpu_libraries.py test_cuda_fake.py"),
+    "ringreduce/gpu/": ("", "test_gpu_libraries.py test_gpu_on_fake_driver.py"),
     "ringreduce/jax/": ("", "test_jax_collectives.py"),
     "ringreduce/keras/": ("", "test_keras_names.py"),
     "ringreduce/launch/": ("", "test_launch.py test_launch_parts.py test_launch_output.py"),
@@ -81,7 +83,7 @@ def quick_tests(files: Sequence[str]) -> tuple[set[str], set[str]]:
         path = Path(name)
         if path.match("tests/cpp/*_test.cc"):
             cpp.add(path.stem)
-        elif path.match("tests/test_*.py"):
+        elif path.match("tests/python/*/test_*.py"):
             python.add(path.name)
         elif rooms := [room for room in ROOMS if name.startswith(room)]:
             own_cpp, own_python = ROOMS[max(rooms, key=len)]
@@ -120,8 +122,7 @@ def main(files: list[str]) -> int:
         pattern = f"^({'|'.join(sorted(cpp))})$"
         commands.append([BIN / "ctest", "--test-dir", "build/cmake", "--output-on-failure", "-j2", "-Q", "-R", pattern])
     if python:
-        present = sorted(name for name in python if (ROOT / "tests" / name).exists())
-        commands.append([sys.executable, "-m", "pytest", "-q", "-x", *(f"tests/{name}" for name in present)])
+        commands.append([sys.executable, "-m", "pytest", "-q", "-x", *map(str, map(path_of, sorted(python)))])
     for command in commands:
         print("--", *(Path(word).name if isinstance(word, Path) else word for word in command), flush=True)
         if (status := subprocess.run(command, cwd=ROOT, check=False).returncode) != 0:

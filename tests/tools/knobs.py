@@ -1,6 +1,6 @@
 """docs/knobs.md from the table of knobs in the core (csrc/base/config.cc).
 
-Run by `make docs`, which writes the file; tests/test_package.py checks that it is up to date.
+Run by `make docs`, which writes the file; tests/python/project/test_package.py checks that it is up to date.
 """
 
 import sys

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mutant import ROOT, Ended, Unfit, Verdict, broken, ended
 from mutations import Mutation
+from python_tests import path_of
 
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", f"--rootdir={ROOT}", f"-c{ROOT / 'pyproject.toml'}")
 MARK = "\n__import__('pathlib').Path({folder!r}, str(__import__('os').getpid())).touch()\n"
@@ -33,7 +34,7 @@ class Python:
     def test(self, mutant: Path | None, row: Mutation, limit_s: float) -> Verdict:
         """See Kind: pytest runs in the mutant's folder, which therefore comes first where it looks for the package."""
         folder = mutant or self._unchanged
-        tests = [ROOT / "tests" / name for name in row.tests]
+        tests = [path_of(name) for name in row.tests]
         # The second variable: conftest.py is not to take what other mutants' tests have in /dev/shm for something left.
         environment = {"PYTHONPATH": str(folder), "PYTEST_XDIST_WORKER": row.name}
         done = ended([*PYTEST, *tests], limit_s, cwd=folder, env=environment)

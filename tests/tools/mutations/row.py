@@ -13,7 +13,7 @@ class Mutation(NamedTuple):
     text: what occurs once in the file.
     replacement: what stands there instead.
     tests: who must notice. C++: files of tests/cpp without .cc, with :: and how a test case begins where the others of
-        the file take seconds; Python: pytest's names below tests/.
+        the file take seconds; Python: files in any room of tests/python.
     objects: C++, of a header that many files include: the only ones to compile with it, by their source's name.
     limit_s: where the mutation is noticed by a hang, for tests that are through in a fraction of it; 0: the tool's.
     """

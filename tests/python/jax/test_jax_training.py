@@ -1,0 +1,128 @@
+"""distributed() and examples/jax_mlp.py: N ranks train as one does."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import clean_environment, run_ranks
+
+pytest.importorskip("jax", reason="JAX is not installed")
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "jax_mlp.py"
+RINGRUN = Path(sys.executable).with_name("ringrun")
+ENV = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
+
+
+def optimizer() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    class Tx:
+        """Gradient descent that counts its updates; takes what Optax's extended transformations take."""
+
+        def init(self, params: Any) -> Any:
+            return jnp.zeros((), jnp.int32)
+
+        def update(self, grads: Any, state: Any, params: Any = None, *, rate: float = 0.5) -> tuple[Any, Any]:
+            return jax.tree_util.tree_map(lambda g, p: -rate * g + 0 * p, grads, params), state + 1
+
+    with hvd.init() as world:
+        params = {"w": jnp.arange(4.0), "b": jnp.ones((2, 2), jnp.float32)}
+        every = [[jax.tree_util.tree_map(lambda p: p * (r + 1) + at, params) for at in range(6)] for r in range(2)]  # noqa: B023
+        own = every[world.rank]
+        tx = hvd.distributed(Tx())
+        state = tx.init(params)
+        updates, state = jax.jit(tx.update)(own[0], state, params)
+        assert int(state) == 1
+        np.testing.assert_array_equal(updates["w"], -0.5 * 1.5 * np.arange(4.0))
+        assert updates["b"].dtype == jnp.float32
+        updates, _ = tx.update(own[0], state, params, rate=2.0)
+        np.testing.assert_array_equal(updates["w"], -2 * 1.5 * np.arange(4.0))
+
+        tx = hvd.distributed(Tx(), every=3, op=hvd.Sum)
+        state = tx.init(params)
+        update = jax.jit(tx.update)
+        before = hvd.stats()["operations"]
+        for at in range(6):
+            updates, state = update(own[at], state, params)
+            assert updates["b"].dtype == jnp.float32
+            if at % 3 < 2:
+                assert not updates["w"].any()
+                assert not updates["b"].any()
+                assert int(state.step) == at % 3 + 1
+            else:
+                mean = np.mean([sum(np.asarray(every[r][i]["w"]) for r in range(2)) for i in (at - 2, at - 1, at)], 0)
+                np.testing.assert_allclose(updates["w"], -0.5 * mean, rtol=1e-14)
+                assert not state.gradients["w"].any()
+            jax.block_until_ready(updates)
+            assert hvd.stats()["operations"] - before == (at + 1) // 3  # update steps only
+        assert (int(state.inner), int(state.step)) == (2, 0)
+
+
+def test_distributed_reduces_on_update_steps() -> None:
+    run_ranks(optimizer, 2, env=ENV)
+
+
+def with_optax() -> list[float]:
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        rows = np.random.default_rng(0).normal(size=(8, 3))
+        mine = jnp.asarray(rows[world.rank :: world.size])
+        tx = hvd.distributed(optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.1)))
+        chained = optax.chain(tx, optax.scale(0.5))
+        params = jnp.ones(3)
+        state = chained.init(params)
+
+        @jax.jit
+        def step(params: Any, state: Any) -> tuple[Any, Any]:
+            grads = jax.grad(lambda p: ((mine @ p - 1) ** 2).mean())(params)
+            updates, state = chained.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+        for _ in range(5):
+            params, state = step(params, state)
+        return np.asarray(params).tolist()
+
+
+def test_optax() -> None:
+    pytest.importorskip("optax", reason="Optax is not installed")
+    alone = run_ranks(with_optax, 1, env=ENV)[0]
+    two = run_ranks(with_optax, 2, env=ENV)
+    assert two[0] == two[1]
+    np.testing.assert_allclose(two[0], alone, rtol=1e-12)
+    assert alone != [1, 1, 1]
+
+
+def train(ranks: int, folder: Path, *options: str) -> tuple[dict[str, Any], list[np.ndarray]]:
+    files = ["--json", str(folder / f"{ranks}.json"), "--params", str(folder / f"{ranks}.npz")]
+    command = [str(RINGRUN), "-np", str(ranks), sys.executable, str(EXAMPLE), *files, *options]
+    environ = clean_environment() | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stdout
+    with np.load(folder / f"{ranks}.npz") as content:
+        return json.loads((folder / f"{ranks}.json").read_text()), [content[name] for name in content.files]
+
+
+def test_the_example_trains_on_the_real_data_as_one_rank_does(tmp_path: Path) -> None:
+    options = ("--dtype", "float64", "--hidden", "32", "--epochs", "2", "--steps", "20", "--every", "2", "--lr", "0.1")
+    alone, params = train(1, tmp_path, *options)
+    two, others = train(2, tmp_path, *options)
+    assert (alone["ranks"], two["ranks"]) == (1, 2)
+    for one, other in zip(params, others, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-12 * np.abs(one).max())
+    np.testing.assert_allclose(two["losses"], alone["losses"], rtol=1e-12)
+    assert two["losses"][1] < 0.8 * two["losses"][0]
+    assert two["test_accuracy"] > 0.5

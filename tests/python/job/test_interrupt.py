@@ -1,0 +1,226 @@
+"""Ctrl-C in blocked calls, and processes that end while something is pending: nothing hangs, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import asleep
+from ranks import clean_environment, hear_test, run_ranks, start_ranks, tell_test
+
+INTERRUPTED_S = 1.0
+RINGRUN = [sys.executable, "-m", "ringreduce.launch.ringrun"]
+
+
+def blocked(where: str) -> Any:
+    """Rank 0 is interrupted while it waits for rank 1; then both go on."""
+    import ringreduce as rr
+
+    with rr.init() as world:
+        x = np.full(1 << 15 if where.startswith("large") else 3, float(world.rank))
+        y = np.empty(3)
+        calls: dict[str, Callable[[], Any]] = {
+            "small": lambda: rr.allreduce(x, op=rr.Sum),
+            "small named": lambda: rr.allreduce(x, op=rr.Sum, name="small"),
+            "large": lambda: rr.allreduce(x, op=rr.Sum),
+            "large wait": lambda: rr.allreduce_async(x, op=rr.Sum, name="large").wait(),
+            "barrier": rr.barrier,
+            "recv": lambda: rr.recv(y, 1) if world.rank == 0 else rr.send(x, 0),
+        }
+        raised = None
+        if world.rank == 0:
+            tell_test("blocking")
+            try:
+                calls[where]()
+            except KeyboardInterrupt:
+                raised = time.monotonic()
+            tell_test("interrupted")
+        else:
+            hear_test()
+            calls[where]()  # what rank 0 submitted stands, and completes
+        return raised, [float(rr.allreduce(np.ones(2), op=rr.Sum)[0]) for _ in range(300)][-1]
+
+
+@pytest.mark.parametrize("where", ["small", "small named", "large", "large wait", "barrier", "recv"])
+def test_ctrl_c_in_a_blocked_call(where: str) -> None:
+    with start_ranks(blocked, 2, args=(where,)) as job:
+        assert job.hear(0) == "blocking"
+        asleep(job.procs[0].pid)
+        sent = job.kill(0, signal.SIGINT)
+        assert job.hear(0) == "interrupted"
+        job.tell(1)
+        first, second = job.wait(30)
+        assert first.value is not None, job.report()
+        assert second.value is not None, job.report()
+    assert first.value[0] - sent < INTERRUPTED_S
+    assert first.value[1] == second.value[1] == 2.0
+
+
+def ends_with_pending_work(how: str) -> None:
+    import threading
+
+    import ringreduce as rr
+
+    rr.init()
+    if rr.rank() == 1:
+        with suppress(rr.Error):
+            rr.allreduce(np.ones(1 << 15), name="never")
+        return
+    handles = [rr.allreduce_async(np.ones(size), name=f"pending {size}") for size in (3, 1 << 15)]
+    handles.append(rr.recv_async(np.empty(3), 1))
+    if how == "thread":
+        started = threading.Event()
+
+        def waits() -> None:
+            started.set()
+            rr.allreduce(np.ones(3), name="in a daemon thread")
+
+        threading.Thread(target=waits, daemon=True).start()
+        started.wait()
+        with suppress(rr.TimeoutError):
+            handles[0].wait(0.1)  # the thread is in its call by now
+    if how == "raise":
+        raise ValueError("the script failed")
+
+
+@pytest.mark.parametrize("how", ["end", "thread", "raise"])
+def test_a_process_ends_with_work_pending(how: str) -> None:
+    with start_ranks(ends_with_pending_work, 2, args=(how,)) as job:
+        first, second = job.wait(20)
+        assert first.status == (1 if how == "raise" else 0), job.report()
+        assert second.status == 0, job.report()
+
+
+def ends_while_threads_keep_calling() -> None:
+    import threading
+
+    import ringreduce as rr
+
+    rr.init()
+    calling = threading.Barrier(5)
+
+    def calls(number: int) -> None:
+        calling.wait()
+        while True:
+            with suppress(rr.Error):
+                rr.allreduce(np.ones(3 if number % 2 else 1 << 12), name=f"daemon {number}")
+
+    for number in range(4):
+        threading.Thread(target=calls, args=(number,), daemon=True).start()
+    calling.wait()
+    rr.barrier()
+
+
+def test_a_process_ends_while_its_threads_keep_calling() -> None:
+    """A thread that wants the GIL back from an interpreter that is ending would end the process with SIGABRT."""
+    for _ in range(5):
+        with start_ranks(ends_while_threads_keep_calling, 2) as job:
+            assert [rank.status for rank in job.wait(20)] == [0, 0], job.report()
+
+
+SCRIPT = """
+import sys, time
+import numpy as np
+import ringreduce as rr
+
+rr.init()
+if rr.rank() == 1 and sys.argv[1] == "raise":
+    raise ValueError("the loss is not finite")
+print("blocking", flush=True)
+try:
+    while True:
+        rr.allreduce(np.ones(3), name="step")
+        if rr.rank() == 1 and sys.argv[1] == "block":
+            time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    sys.exit(130)
+except rr.Error as error:
+    print(f"rank {rr.rank()}: {type(error).__name__}", flush=True)
+    sys.exit(3)
+"""
+
+
+def start_job(how: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*RINGRUN, "-np", "3", sys.executable, "-c", SCRIPT, how],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_an_exception_on_one_rank_ends_the_job() -> None:
+    with start_job("raise") as job:
+        out, err = job.communicate(timeout=30)
+    assert job.returncode == 1, err
+    assert "ValueError: the loss is not finite" in err
+    assert sorted(line for line in out.splitlines() if line.startswith("rank")) == [
+        "rank 0: PeerLostError",
+        "rank 2: PeerLostError",
+    ]
+
+
+def test_ctrl_c_on_ringrun_ends_every_rank() -> None:
+    with start_job("block") as job:
+        assert job.stdout is not None
+        assert [job.stdout.readline() for _ in range(3)] == ["blocking\n"] * 3
+        with open(f"/proc/{job.pid}/task/{job.pid}/children") as children:
+            pids = [int(pid) for pid in children.read().split()]
+        sent = time.monotonic()
+        job.send_signal(signal.SIGINT)
+        out, err = job.communicate(timeout=30)
+    assert job.returncode == 130, (out, err)
+    assert time.monotonic() - sent < 10
+    assert "interrupted" in out
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+def threads_that_take_signals() -> set[str]:
+    """Those that init() and a call have started, and that the kernel may deliver SIGINT or SIGTERM to."""
+    before = set(os.listdir("/proc/self/task"))
+    import ringreduce as rr
+
+    with rr.init():
+        rr.allreduce(np.ones(3), name="loss")
+        started = set(os.listdir("/proc/self/task")) - before
+        assert started
+        wanted = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            wanted |= 1 << (number - 1)
+        taking = set()
+        deadline = time.monotonic() + 20
+        for task in started:
+            blocked = ~0
+            while blocked & 1 << (signal.SIGSEGV - 1):  # a thread that is starting blocks everything, for a moment
+                assert time.monotonic() < deadline, "a crash would go unreported by faulthandler"
+                with open(f"/proc/self/task/{task}/status") as file:
+                    blocked = next(int(line.split()[1], 16) for line in file if line.startswith("SigBlk"))
+            if blocked & wanted != wanted:
+                taking.add(task)
+        return taking
+
+
+def test_signals_go_to_the_users_threads() -> None:
+    """Python notices a signal of another thread only once its main thread comes out of time.sleep() or the like."""
+    assert run_ranks(threads_that_take_signals, 2) == [set(), set()]
+
+
+def forgets_to_leave() -> float:
+    import ringreduce as rr
+
+    rr.init()
+    return float(rr.allreduce(np.ones(2), op=rr.Sum)[0])
+
+
+def test_no_shutdown_is_needed() -> None:
+    assert run_ranks(forgets_to_leave, 2, timeout_s=20) == [2.0] * 2

@@ -1,0 +1,338 @@
+"""A rank killed at a random moment, whatever the ranks were doing: all others say who, soon, and stay consistent.
+
+That nothing is left in /dev/shm is checked for the whole run, in conftest.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from kills import survivors
+from ranks import hear_test, start_ranks, tell_test
+
+KILLS = int(os.environ.get("RR_TEST_KILLS", "200"))
+NOTICED_S = 1.0  # from the kill to the error on every survivor
+LEFT_S = 2.0  # the most that a survivor's shutdown() takes
+LATEST_S = 0.03  # the kill comes at a random moment within this, once all ranks are at work
+MIB = 1 << 18  # float32 elements
+
+
+def small() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    return lambda: rr.allreduce(np.ones(2))
+
+
+def eager() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    return lambda: rr.allreduce(np.ones(900))
+
+
+def named() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    tensors = [np.ones(5000 * (index + 1)) for index in range(8)]
+
+    def step() -> None:
+        order = random.sample(range(8), 8)  # another one on each rank
+        for handle in [rr.allreduce_async(tensors[index], name=f"gradient {index}") for index in order]:
+            handle.wait()
+
+    return step
+
+
+def many_names() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    count = itertools.count()
+    return lambda: rr.allreduce(np.ones(5000), name=f"loss {next(count)}")
+
+
+def private() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    x = np.ones(4 * MIB, np.float32)
+    return lambda: rr.allreduce_(x)
+
+
+def registered() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    x = rr.symmetric_empty(4 * MIB)
+    x[:] = 1
+    return lambda: rr.allreduce_(x)
+
+
+def barrier() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    return rr.barrier
+
+
+def broadcast() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    x = np.ones(MIB, np.float32)
+    roots = itertools.cycle(range(rr.size()))
+    return lambda: rr.broadcast_(x, root_rank=next(roots))
+
+
+def messages() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    x, y = np.ones(MIB // 4, np.float32), np.empty(MIB // 4, np.float32)
+
+    def step() -> None:
+        sent = rr.send_async(x, (rr.rank() + 1) % rr.size())
+        rr.recv(y, (rr.rank() - 1) % rr.size())
+        sent.wait()
+
+    return step
+
+
+def gathers() -> Callable[[], Any]:
+    import ringreduce as rr
+
+    x = np.ones((rr.size() * (1 << 12), 5))
+
+    def step() -> None:
+        rr.allgather(x[: 100 * (rr.rank() + 1)])
+        rr.alltoall(x)
+        rr.reducescatter(x)
+
+    return step
+
+
+def process_sets() -> Callable[[], Any]:
+    """Each rank is in two sets, with its neighbours; the operation of all ranks is the one that is waited for first."""
+    import ringreduce as rr
+
+    # Of two ranks no pair, since all ranks have a set already.
+    others = {(0,), (1,)} if rr.size() == 2 else {(rank, (rank + 1) % rr.size()) for rank in range(rr.size())}
+    sets = [rr.add_process_set(ranks) for ranks in sorted(others)]
+    mine = [one for one in sets if one.included()]
+    x = np.ones(5000)
+
+    def step() -> None:
+        handles = [rr.allreduce_async(x, name="loss")]
+        handles += [rr.allreduce_async(x[: random.randrange(2, 5000)][:2], process_set=one) for one in mine]
+        for handle in handles:
+            handle.wait()
+
+    return step
+
+
+def join() -> Callable[[], Any]:
+    """Ranks have different numbers of steps, and wait for each other in join()."""
+    import ringreduce as rr
+
+    def step() -> None:
+        for index in range(random.randrange(5)):
+            rr.allreduce(np.ones(2), name=f"small {index}")
+            rr.allreduce(np.ones(5000), name=f"large {index}")
+        rr.join()
+
+    return step
+
+
+def optimizer() -> Callable[[], Any]:
+    import torch
+
+    import ringreduce.torch as hvd
+
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(50, 70), torch.nn.ReLU(), torch.nn.Linear(70, 3))
+    training: Any = torch.optim.SGD(model.parameters(), lr=1e-3)
+    training = hvd.DistributedOptimizer(training, named_parameters=model.named_parameters())
+
+    def step() -> None:
+        training.zero_grad()
+        model(torch.ones(8, 50)).sum().backward()
+        training.step()
+
+    return step
+
+
+def anything() -> Callable[[], Any]:
+    """One kind after the other, in an order that all ranks have."""
+    steps = [kind() for kind in KINDS if kind not in (anything, join)]  # a rank that has joined gathers nothing
+    order = random.Random(1)
+    return lambda: order.choice(steps)()
+
+
+KINDS = [
+    small,
+    eager,
+    named,
+    many_names,
+    private,
+    registered,
+    barrier,
+    broadcast,
+    messages,
+    gathers,
+    process_sets,
+    join,
+    optimizer,
+    anything,
+]
+
+
+def until_it_fails(kind: str) -> Any:
+    """A rank: steps until one fails, then tries twice more. When the first failed, and what was raised each time."""
+    import ringreduce as rr
+
+    rr.init()
+    random.seed(rr.rank())
+    step = globals()[kind]()
+    step()
+    tell_test("at work")
+    raised = []
+    moment = 0.0
+    while len(raised) < 3:
+        try:
+            if raised and kind in ("optimizer", "anything"):
+                rr.barrier()  # the optimizer is in the middle of a step
+            else:
+                step()
+        except rr.Error as error:
+            moment = moment or time.monotonic()
+            raised.append(f"{type(error).__name__}: {error}")
+        else:
+            assert not raised, f"a step succeeded after {raised}"
+    begin = time.monotonic()
+    rr.shutdown()
+    return moment, raised, time.monotonic() - begin
+
+
+def one_kill(kind: str, size: int, victim: int, delay_s: float) -> float:
+    """A job that loses a rank: seconds until all others had noticed."""
+    with start_ranks(until_it_fails, size, args=(kind,)) as job:
+        killed, said = survivors(job, victim, "at work", delay_s=delay_s)
+        assert {outcome.status for outcome in job.outcomes() if outcome.rank != victim} == {0}, job.report()
+    for moment, raised, leaving_s in said:
+        assert moment - killed < NOTICED_S, f"noticed after {moment - killed:.2f} s"
+        assert leaving_s < LEFT_S, f"shutdown() took {leaving_s:.2f} s"
+        assert all(text.startswith("PeerLostError: ") and f"lost rank {victim}: " in text for text in raised), raised
+    # Each group has one text, whoever found the death. A process set's is another than that of all ranks.
+    assert len({text for _, raised, _ in said for text in raised if "process set" not in text}) == 1, said
+    return max(moment for moment, _, _ in said) - killed
+
+
+@pytest.mark.timeout(60 + 3 * KILLS)
+def test_a_killed_rank_is_named_by_all_others() -> None:
+    seed = int.from_bytes(os.urandom(4), "big")
+    chance = random.Random(seed)
+    kinds = [kind.__name__ for kind in KINDS]
+    chance.shuffle(kinds)
+    wrong = []
+    slowest = 0.0
+    for number in range(KILLS):
+        kind, size, delay_s = kinds[number % len(kinds)], chance.randint(2, 4), chance.uniform(0, LATEST_S)
+        victim = chance.randrange(size)
+        try:
+            slowest = max(slowest, one_kill(kind, size, victim, delay_s))
+        except AssertionError as error:
+            case = f"{kind}, rank {victim} of {size} killed after {delay_s * 1e3:.2f} ms (seed {seed}, number {number})"
+            wrong.append(f"{case}: {error}")
+    print(f"{KILLS} kills, noticed within {slowest:.3f} s, {len(wrong)} wrong")
+    assert not wrong, "\n".join(wrong)
+
+
+def bystanders() -> Any:
+    """Ranks 0 and 1 keep a set of their own busy, on another thread, while they wait for rank 2."""
+    import threading
+
+    import ringreduce as rr
+
+    with rr.init() as world:
+        pair = rr.add_process_set([0, 1])
+        if world.rank == 2:
+            return hear_test()  # it will be killed
+        stop = 0.0
+
+        def keep_busy() -> None:
+            while rr.allreduce(np.array([stop]), op=rr.Max, process_set=pair)[0] == 0:
+                pass
+
+        other = threading.Thread(target=keep_busy)
+        other.start()
+        tell_test("waiting")
+        try:
+            rr.allreduce(np.ones(2))
+            raised = "nothing"
+        except rr.Error as error:
+            raised = f"{type(error).__name__}: {error}"
+        moment = time.monotonic()
+        stop = 1.0
+        other.join()
+        return moment, raised, rr.allreduce(np.ones(2), op=rr.Sum, process_set=pair).tolist()
+
+
+def test_busy_ranks_notice_too() -> None:
+    with start_ranks(bystanders, 3) as job:
+        assert [job.hear(rank) for rank in (0, 1)] == ["waiting"] * 2
+        killed = job.kill(2)
+        for outcome in job.wait(30)[:2]:
+            assert outcome.value is not None, job.report()
+            moment, raised, total = outcome.value
+            assert moment - killed < NOTICED_S
+            assert "lost rank 2" in raised
+            assert total == [2.0, 2.0]  # a set without the dead rank goes on
+
+
+def lost_while_memory_is_shared(victim: int, how: str, call: str) -> Any:
+    """The victim goes when all have agreed on new memory, and before they have it. (what was raised, seconds)"""
+    import ringreduce as rr
+    from ringreduce import collective_json
+
+    rr.init()
+    if rr.rank() == victim:
+        go = rr.shutdown if how == "shutdown" else lambda: os.kill(os.getpid(), signal.SIGKILL)
+        collective_json.FdExchange.memory_file = lambda *_: go()  # type: ignore[method-assign]
+    begun = time.monotonic()
+    try:
+        if call == "add_process_set":
+            rr.add_process_set([0, 1, 2])
+        else:
+            rr.symmetric_empty(1000)
+        raised = "nothing"
+    except Exception as error:
+        raised = f"{type(error).__name__}: {error}"
+    seconds = time.monotonic() - begun
+    tell_test("through")
+    if rr.rank() != victim:
+        hear_test()  # whoever ends before the others have raised is another one that they may name
+    return raised, seconds
+
+
+@pytest.mark.parametrize("call", ["add_process_set", "symmetric_empty"])
+@pytest.mark.parametrize(("victim", "how"), [(0, "kill"), (1, "kill"), (0, "shutdown"), (2, "shutdown")])
+def test_a_rank_that_goes_while_memory_is_shared(victim: int, how: str, call: str) -> None:
+    with start_ranks(lost_while_memory_is_shared, 4, args=(victim, how, call)) as job:
+        others = [rank for rank in range(4) if rank != victim]
+        assert [job.hear(rank, 50) for rank in others] == ["through"] * 3
+        for rank in others:
+            job.tell(rank)
+        outcomes = job.wait(50)
+    gone = f"PeerLostError: .* lost rank {victim}: " if how == "kill" else f"ShutdownError: .*rank {victim} "
+    texts = set()
+    for outcome in outcomes:
+        if outcome.rank == victim or (outcome.rank == 3 and call == "add_process_set"):  # 3: no member, needs no memory
+            continue
+        assert outcome.value is not None, job.report()
+        raised, seconds = outcome.value
+        assert re.match(gone, raised), raised
+        assert seconds < 20  # RINGREDUCE_INIT_TIMEOUT is 60 s
+        texts.add(raised)
+    assert how == "shutdown" or len(texts) == 1, texts  # who leaves leaves no record of a failure

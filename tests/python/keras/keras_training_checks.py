@@ -1,0 +1,320 @@
+"""Keras's fit() and the callbacks, functions and files around it. Run within a job of two ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras_checks import assert_close
+
+BATCHES, SHARE = 3, 4  # batches in an epoch; samples of a batch that each of two ranks has
+CLOSE = 1e-5  # of values of about 1: Keras multiplies matrices of float64 in float32 on some backends
+
+
+@keras.saving.register_keras_serializable("keras_training_checks")
+class Registered(keras.optimizers.SGD):  # type: ignore[misc, unused-ignore]
+    """SGD under another name, which Keras knows."""
+
+
+class Unregistered(keras.optimizers.SGD):  # type: ignore[misc, unused-ignore]
+    """SGD under another name, which Keras has to be told."""
+
+
+def make_model(seed: int, built: bool = True) -> Any:
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(2)]
+    return keras.Sequential([keras.layers.Input((6,)), *layers] if built else layers)
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    count = BATCHES * 2 * SHARE
+    return rng.standard_normal((count, 6)), rng.standard_normal((count, 2))
+
+
+def shared(array: np.ndarray, rank: int) -> np.ndarray:
+    """A rank's samples of each batch, in order."""
+    return array.reshape(BATCHES, 2, SHARE, -1)[:, rank].reshape(BATCHES * SHARE, -1)
+
+
+def weights(model: Any) -> list[np.ndarray]:
+    return [np.array(keras.ops.convert_to_numpy(v)) for v in model.weights]
+
+
+def fit(hvd: Any, model: Any, epochs: int = 2, **options: Any) -> Any:
+    """Trains this rank's share; without a job's part in it, everything."""
+    x, y = data()
+    if options.pop("alone", False):
+        return model.fit(x, y, batch_size=2 * SHARE, epochs=epochs, shuffle=False, verbose=0, **options)
+    share = shared(x, hvd.rank()), shared(y, hvd.rank())
+    return model.fit(*share, batch_size=SHARE, epochs=epochs, shuffle=False, verbose=0, **options)
+
+
+def two_ranks_train_as_one_on_the_joined_batch(hvd: Any) -> None:
+    for options in ({}, {"gradient_accumulation_steps": 3}):
+
+        def sgd(options: Any = options) -> Any:
+            return keras.optimizers.SGD(0.2, momentum=0.9, global_clipnorm=0.4, **options)
+
+        alone = make_model(seed=1)
+        alone.compile(sgd(), loss="mse", metrics=["mae"])
+        expected = fit(hvd, alone, alone=True)
+        model = make_model(seed=hvd.rank())
+        model.compile(hvd.DistributedOptimizer(sgd()), loss="mse", metrics=["mae"])
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(1), hvd.callbacks.MetricAverageCallback()]
+        history = fit(hvd, model, callbacks=callbacks)
+        assert_close(weights(model), weights(alone), CLOSE)
+        for name in ("loss", "mae"):
+            assert history.history[name] == pytest.approx(expected.history[name], rel=1e-6)  # Keras's are float32
+        assert model.optimizer.built
+        assert_close(
+            *([keras.ops.convert_to_numpy(v) for v in m.optimizer.variables[2:]] for m in (model, alone)), CLOSE
+        )
+
+
+def broadcasts_begin_with_the_roots_variables(hvd: Any) -> None:
+    # A model that is not built before its first batch, and one of whose variables stays each rank's own.
+    model = make_model(seed=hvd.rank(), built=False)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
+    fit(hvd, model, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert len({str(hvd.broadcast_object(weights(model), root)) for root in (0, 1)}) == 1
+
+    model = make_model(seed=hvd.rank())
+    before = weights(model)
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=[model.weights[0]])
+    callback.register_local_var(model.weights[1])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), loss="mse")
+    fit(hvd, model, 1, callbacks=[callback])
+    assert_close(weights(model), [*before[:2], *weights(make_model(seed=1))[2:]])
+
+    variables = [
+        keras.Variable(np.full(3, hvd.rank() + 5.0)),
+        keras.Variable(np.arange(2) + hvd.rank(), dtype="int32", trainable=False),
+    ]
+    hvd.broadcast_variables(variables, root_rank=1)
+    assert keras.ops.convert_to_numpy(variables[0]).tolist() == [6.0, 6.0, 6.0]
+    assert keras.ops.convert_to_numpy(variables[1]).tolist() == [1, 2]
+    with pytest.raises(hvd.UnavailableError, match="BroadcastGlobalVariablesCallback"):
+        hvd.broadcast_global_variables(0)
+
+
+def metrics_are_averaged(hvd: Any) -> None:
+    logs = {"loss": 1.0 + hvd.rank(), "accuracy": np.float32(hvd.rank()), "list": [hvd.rank()]}
+    hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    assert logs == {"loss": 1.5, "accuracy": 0.5, "list": [hvd.rank()]}
+    with pytest.raises(hvd.MismatchError):
+        hvd.callbacks.MetricAverageCallback().on_epoch_end(0, {f"loss{hvd.rank()}": 1.0})
+
+
+class Slope(keras.layers.Layer):  # type: ignore[misc, unused-ignore]
+    """One weight, whose gradient is 1 under the loss of slope()."""
+
+    def build(self, shape: Any) -> None:
+        self.w = self.add_weight(shape=(), initializer="zeros", name="w")
+
+    def call(self, inputs: Any) -> Any:
+        return keras.ops.ones_like(inputs) * self.w
+
+
+def slope(_: Any, y: Any) -> Any:
+    return keras.ops.mean(y)
+
+
+def learning_rates_follow_their_schedules(hvd: Any) -> None:
+    size, steps = hvd.size(), 3
+
+    def train(callback: Any, epochs: int, **options: Any) -> tuple[float, list[float]]:
+        model = keras.Sequential([keras.layers.Input((1,)), Slope()])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, **options)), loss=slope)
+        x = np.zeros((steps, 1))
+        history = model.fit(x, x, batch_size=1, epochs=epochs, verbose=0, callbacks=[callback])
+        return float(weights(model)[0]), history.history["lr"]
+
+    def expected(rates: list[float], momentum: float, corrected: bool) -> float:
+        w = v = 0.0
+        old = 0.5
+        for rate in rates:
+            v = momentum * v * (rate / old if corrected else 1.0) - rate
+            w, old = w + v, rate
+        return w
+
+    warm = [0.8 / size * ((b + 1) / steps * (size - 1) / 2 + 1) for b in range(2 * steps)] + [0.8] * steps
+    for corrected in (True, False):
+        output = io.StringIO()
+        callback = hvd.callbacks.LearningRateWarmupCallback(0.8, 2, corrected, verbose=1)
+        with contextlib.redirect_stdout(output):
+            w, rates = train(callback, 3, momentum=0.9)
+        assert w == pytest.approx(expected(warm, 0.9, corrected), rel=1e-6)  # TensorFlow's 0.9 is a float32
+        assert rates == pytest.approx(warm[steps - 1 :: steps])
+        assert output.getvalue() == "\nEpoch 2: finished gradual learning rate warmup to 0.8.\n"
+
+    Schedule = hvd.callbacks.LearningRateScheduleCallback
+    w, rates = train(Schedule(0.4, lambda epoch: 0.5**epoch, start_epoch=1, end_epoch=3), 4)
+    assert rates == [0.5, 0.2, 0.1, 0.1]
+    assert w == pytest.approx(-steps * sum(rates))
+    assert train(Schedule(0.4, 0.25), 2)[1] == [0.1, 0.1]
+    fractions = Schedule(1.0, lambda epoch: 1 - epoch / 4, staircase=False, steps_per_epoch=2 * steps)
+    assert train(fractions, 2)[1] == pytest.approx([1 - 2 / 24, 1 - 8 / 24])
+
+    with pytest.raises(ValueError, match="initial_lr"):
+        Schedule(None, 1.0)
+    decay = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    model = make_model(0)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(decay)), loss="mse")
+    with pytest.raises(hvd.InvalidArgumentError, match="does not allow"):
+        fit(hvd, model, callbacks=[Schedule(0.1, 2.0)])
+
+
+def files_are_those_of_the_plain_optimizer(hvd: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (make, options) in enumerate(
+            [
+                (keras.optimizers.Adam, {}),
+                (Registered, {}),
+                (Unregistered, {"custom_optimizers": [Unregistered]}),
+            ]
+        ):
+            model = make_model(seed=1)
+            model.compile(hvd.DistributedOptimizer(make(0.05)), loss=keras.losses.MeanSquaredError())
+            fit(hvd, model)
+            for ending in ("keras", "h5") if make is keras.optimizers.Adam else ("keras",):
+                path = Path(folder) / f"{number}.{ending}"
+                model.save(path)
+                loaded = hvd.load_model(path, **options)
+                assert isinstance(loaded.optimizer, make)
+                assert loaded.optimizer._reduction.is_needed()
+                known = {one.__name__: one for one in options.get("custom_optimizers", ())}
+                plain = keras.models.load_model(path, custom_objects=known)
+                assert isinstance(plain.optimizer, make)
+                assert not hasattr(plain.optimizer, "_reduction")
+                if ending == "h5":  # which Keras 3.15 reads so that no optimizer can go on
+                    continue
+                fit(hvd, loaded, 1)
+                fit(hvd, plain, 1, alone=True)
+                assert_close(weights(loaded), weights(plain), CLOSE)
+                trained = weights(plain)
+            fit(hvd, model, 1)
+            assert_close(weights(model), trained, CLOSE)
+
+        # The best model is rank 0's to write.
+        path = Path(folder) / "best.keras"
+        callback = hvd.callbacks.BestModelCheckpoint(monitor="loss")
+        with pytest.raises(hvd.InvalidArgumentError, match="filepath"):
+            fit(hvd, model, 1, callbacks=[callback])
+        callback.filepath = str(path)
+        fit(hvd, model, 1, callbacks=[hvd.callbacks.MetricAverageCallback(), callback])
+        assert path.exists() == (hvd.rank() == 0)
+    with pytest.raises(hvd.UnavailableError, match="legacy"):
+        hvd.load_model("no.keras", legacy_opts=True)
+
+
+def mixed_precision_trains(hvd: Any) -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = make_model(seed=hvd.rank())
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+        assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        fit(hvd, model, 4, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    finally:
+        keras.config.set_dtype_policy("float64")
+    steps = int(keras.ops.convert_to_numpy(model.optimizer.iterations))  # the first ones overflow
+    scale = float(keras.ops.convert_to_numpy(model.optimizer.dynamic_scale))
+    assert 1 <= steps <= 4 * BATCHES
+    assert scale == 2.0 ** (15 - (4 * BATCHES - steps))
+    assert len({str(hvd.broadcast_object((steps, weights(model)), root)) for root in (0, 1)}) == 1
+
+
+def functions_take_values_of_the_backend(hvd: Any) -> None:
+    rank, size = hvd.rank(), hvd.size()
+
+    def numpy(value: Any) -> Any:
+        assert keras.ops.is_tensor(value)
+        return np.array(keras.ops.convert_to_numpy(value)).tolist()
+
+    mine = np.array([1.0, 10.0]) * (rank + 1)
+    kept = keras.ops.convert_to_tensor(mine)
+    for value in (mine, kept, keras.Variable(mine), mine.tolist()):
+        assert numpy(hvd.allreduce(value)) == [1.5, 15.0]
+    assert numpy(kept) == mine.tolist()
+    assert numpy(hvd.allreduce(mine, op=hvd.Sum, name="sum", prescale_factor=2.0, postscale_factor=0.5)) == [3.0, 30.0]
+    assert numpy(hvd.allreduce(mine, op=hvd.Max)) == [2.0, 20.0]
+    assert numpy(hvd.allreduce(mine + 1 / 3, compression=hvd.Compression.fp16))[0] == pytest.approx(1.5 + 1 / 3, 1e-3)
+    assert numpy(hvd.allreduce(rank + 1.0)) == 1.5
+    with pytest.warns(DeprecationWarning, match="average"):
+        assert numpy(hvd.allreduce(mine, average=False)) == [3.0, 30.0]
+    with pytest.raises(ValueError, match="Please provide only one of them"):
+        hvd.allreduce(mine, average=True, op=hvd.Sum)
+    assert numpy(hvd.allgather(np.full((rank + 1, 2), float(rank)))) == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
+    assert numpy(hvd.broadcast(mine, 1)) == [2.0, 20.0]
+    assert numpy(hvd.reducescatter(np.arange(4.0) * (rank + 1), op=hvd.Sum)) == [[0.0, 3.0], [6.0, 9.0]][rank]
+    assert hvd.allgather_object(rank) == list(range(size))
+
+
+def what_a_backend_cannot_do_is_said(hvd: Any) -> None:
+    for wrong in (
+        lambda: hvd.allreduce(1.0, op="sum"),
+        lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), op="sum"),
+    ):
+        with pytest.raises(hvd.InvalidArgumentError, match=r"op='sum' is a string: write op=hvd\.Sum"):
+            wrong()
+    backend = keras.backend.backend()
+    model = make_model(seed=0)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse", jit_compile=backend != "torch")
+    if backend == "tensorflow":
+        with pytest.raises(hvd.UnavailableError, match="jit_compile=False"):
+            fit(hvd, model, 1)
+        import tensorflow as tf
+
+        table = keras.Variable(np.zeros((4, 2)))
+        indices = [hvd.rank(), 3]
+        slices = tf.IndexedSlices(tf.ones((2, 2), tf.float64) * (hvd.rank() + 1), indices, (4, 2))
+        for dense in (False, True):
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sparse_as_dense=dense)
+            table.assign(np.zeros((4, 2)))
+            optimizer.apply([slices], [table])
+            assert keras.ops.convert_to_numpy(table)[:, 0].tolist() == [-0.5, -1.0, 0.0, -1.5]
+    else:
+        fit(hvd, model, 1)
+    if backend == "torch":
+        import torch
+
+        table = keras.Variable(np.zeros((4, 2)))
+        rows = torch.full((2, 2), hvd.rank() + 1.0, dtype=torch.float64)
+        sparse = torch.sparse_coo_tensor(torch.tensor([[hvd.rank(), 3]]), rows, (4, 2))
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sparse_as_dense=True)
+        optimizer.apply([sparse], [table])
+        assert keras.ops.convert_to_numpy(table)[:, 0].tolist() == [-0.5, -1.0, 0.0, -1.5]
+
+
+def the_program_of_the_migration_page_runs(hvd: Any) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "migrate-from-horovod.md").read_text()
+    section = page.split("\n## Keras\n")[1].split("\n## ")[0]
+    (program,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(program, "<the page's program>", "exec"), {})
+    lines = output.getvalue().strip().splitlines()
+    found = re.fullmatch(rf"rank {hvd.rank()} of {hvd.size()}: mean loss (\d+\.\d+)", lines[-1])
+    assert found
+    assert ["warmup" in line for line in lines[:-1] if line] == [True] * (hvd.rank() == 0)
+    assert hvd.allgather_object(found[1]) == [found[1]] * hvd.size()
+
+
+CHECKS = [
+    two_ranks_train_as_one_on_the_joined_batch,
+    broadcasts_begin_with_the_roots_variables,
+    metrics_are_averaged,
+    learning_rates_follow_their_schedules,
+    files_are_those_of_the_plain_optimizer,
+    mixed_precision_trains,
+    functions_take_values_of_the_backend,
+    what_a_backend_cannot_do_is_said,
+    the_program_of_the_migration_page_runs,
+]

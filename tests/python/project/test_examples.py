@@ -1,0 +1,165 @@
+"""The examples end to end, on a small data set of the real format; and how the real data set is found."""
+
+import gzip
+import json
+import os
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_runs import EXAMPLES, RINGRUN, TEST, TRAIN, fashion_mnist, run, write_data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data") / "small")
+
+
+def train(ranks: int, folder: Path, data: Path, *options: str) -> dict[str, Any]:
+    launcher = [RINGRUN, "-np", str(ranks)] if ranks else []
+    output = folder / "result.json"
+    run(*launcher, sys.executable, EXAMPLES / "torch_fashion_mnist.py", "--json", output, *options, data=data)
+    result: dict[str, Any] = json.loads(output.read_text())
+    return result
+
+
+def test_hello() -> None:
+    lines = run(RINGRUN, "-np", "3", sys.executable, EXAMPLES / "hello.py").splitlines()
+    assert sorted(lines) == [f"rank {rank} of 3: [6. 6. 6. 6.]" for rank in range(3)]
+
+
+def test_training_is_the_same_on_one_rank_and_on_three(data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    options = ("--model", "lenet", "--epochs", "6", "--batch-size", "32", "--dtype", "float64")
+    alone = train(0, tmp_path, data, *options)
+    three = train(3, tmp_path, data, *options, "--bound", "1")
+    assert [alone["ranks"], three["ranks"]] == [1, 3]
+    for row, other in zip(alone["epoch"], three["epoch"], strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
+        assert row["test_accuracy"] == pytest.approx(other["test_accuracy"], abs=1.01 / TEST)
+    assert three["epoch"][-1]["loss"] < three["epoch"][0]["loss"]
+    assert three["bound"]["fraction"] > 0
+    assert three["bound"]["samples_per_s"] > 0
+    assert three["samples_per_s"] > 0
+
+
+@pytest.mark.parametrize(("model", "parameters"), [("mlp", 20_037_642), ("resnet18", 11_175_818)])
+def test_the_other_models_run(model: str, parameters: int, data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    result = train(2, tmp_path, data, "--model", model, "--epochs", "1", "--steps", "2", "--batch-size", "4")
+    assert result["gradient_nbytes"] == 4 * parameters
+    assert 0 <= result["test_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("options", [(), ("--fp16-allreduce", "--gradient-predivide-factor", "2.0")])
+def test_a_script_in_horovods_shape(options: tuple[str, ...], data: Path) -> None:
+    pytest.importorskip("torch")
+    script = EXAMPLES / "pytorch_mnist.py"
+    size = ("--epochs", "2", "--batches", "3", "--batch-size", "8", "--log-interval", "1", *options)
+    lines = run(RINGRUN, "-np", "2", sys.executable, script, *size, data=data).splitlines()
+    assert len(lines) == 2 * (3 + 1)
+    assert [line.split("]")[0] for line in lines[:3]] == [f"epoch 1 [{8 * n}/{TRAIN // 2}" for n in range(3)]
+    match = re.fullmatch(r"epoch 2: test loss (\d+\.\d+), accuracy (\d+\.\d+) %", lines[-1])
+    assert match
+    assert 0 < float(match[1]) < 4
+    assert float(match[2]) <= 100
+
+
+def test_synthetic_benchmark() -> None:
+    pytest.importorskip("torch")
+    size = ("--model", "lenet", "--batch-size", "4", "--num-warmup-batches", "1", "--num-batches-per-iter", "2")
+    script = EXAMPLES / "pytorch_synthetic_benchmark.py"
+    lines = run(RINGRUN, "-np", "2", sys.executable, script, *size, "--num-iters", "3").splitlines()
+    assert sum(line.startswith("Iter #") for line in lines) == 3
+    rate = re.fullmatch(r"Img/sec per rank: (\d+\.\d) \+-(\d+\.\d)", lines[-2])
+    total = re.fullmatch(r"Total img/sec on 2 rank\(s\): (\d+\.\d) \+-(\d+\.\d)", lines[-1])
+    assert rate
+    assert total
+    for one, both in zip(rate.groups(), total.groups(), strict=True):
+        assert float(both) == pytest.approx(2 * float(one), abs=0.2)
+
+
+def test_demo(data: Path) -> None:
+    pytest.importorskip("torch")
+    text = run(sys.executable, EXAMPLES / "demo.py", "--epochs", "1", "--steps", "2", "--bound", "1", data=data)
+    last = text.splitlines()[-1]
+    assert last.startswith("2 ranks: test accuracy 0.")
+    assert last.endswith("x one process with all threads")
+
+
+# --- finding the data set -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="cache")
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("RINGREDUCE_DATA", raising=False)
+    return tmp_path / "ringreduce" / "fashion-mnist"
+
+
+def test_the_named_folder_comes_before_the_cache(cache: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(cache)
+    assert fashion_mnist.locate() == cache
+    monkeypatch.setenv("RINGREDUCE_DATA", str(data))
+    assert fashion_mnist.locate() == data
+    loaded = fashion_mnist.load()
+    assert [len(array) for array in loaded] == [TRAIN, TRAIN, TEST, TEST]
+    assert loaded.train_images.shape == (TRAIN, 28, 28)
+    assert loaded.test_labels[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+
+
+def test_one_error_lists_the_four_ways(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(fashion_mnist, "SITE", "http://127.0.0.1:9/")
+    with pytest.raises(FileNotFoundError, match=r"(?s)1\. set RINGREDUCE_DATA.*2\. put these.*3\. make.*apt.*4\. make"):
+        fashion_mnist.load()
+    assert os.listdir(cache.parent) == ["fashion-mnist.lock"]
+
+
+def test_ranks_fetch_once_and_whole(cache: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = []
+
+    def from_debian(work: Path, files: Path) -> None:
+        fetched.append(work)
+        for name in fashion_mnist.FILES:
+            assert not cache.exists()
+            (files / name).write_bytes((data / name).read_bytes())
+
+    monkeypatch.setattr(fashion_mnist, "_from_debian", from_debian)
+    threads = [threading.Thread(target=fashion_mnist.locate) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fetched) == 1
+    assert len(fashion_mnist.load().train_labels) == TRAIN
+
+
+@pytest.mark.parametrize("damage", ["cut", "not gzip", "too long", "another type"])
+def test_damaged_files_are_named(damage: str, cache: Path) -> None:
+    write_data(cache)
+    path = cache / "train-images-idx3-ubyte.gz"
+    content = path.read_bytes()
+    plain = gzip.decompress(content)
+    path.write_bytes(
+        {
+            "cut": content[:1000],
+            "not gzip": b"<html>" * 100,
+            "too long": gzip.compress(plain + b"x"),
+            "another type": gzip.compress(b"\0\0\x0b\x03" + plain[4:]),
+        }[damage]
+    )
+    with pytest.raises((ValueError, OSError), match="train-images-idx3-ubyte" if damage != "not gzip" else "gzip"):
+        fashion_mnist.load()
+
+
+def test_the_sites_files_must_have_the_published_checksums(
+    cache: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(fashion_mnist, "SITE", f"{data.as_uri()}/")
+    with pytest.raises(FileNotFoundError, match="checksum differs"):
+        fashion_mnist.load()

@@ -1,0 +1,378 @@
+"""The package as a whole: imports go one way, public names are there, the wheel is small, generated pages are fresh."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from email.parser import Parser
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from ranks import clean_environment
+
+import ringreduce
+from ringreduce import _core, errors
+
+ROOT = Path(__file__).resolve().parents[3]
+CSRC = ROOT / "csrc"
+PACKAGE = ROOT / "ringreduce"
+
+# --- C++: base -> {data, os} -> gpu -> transport -> collective -> negotiation -> relay -> engine -> framework
+
+MAY_INCLUDE = {
+    "base": set(),
+    "data": {"base"},
+    "os": {"base"},
+    "gpu": {"base", "data", "os"},
+    "transport": {"base", "data", "os", "gpu"},
+    "collective": {"base", "data", "os", "gpu", "transport"},
+    "negotiation": {"base", "data", "os", "gpu", "transport", "collective"},
+    "relay": {"base", "data", "os", "gpu", "transport", "collective", "negotiation"},
+    "engine": {"base", "data", "os", "gpu", "transport", "collective", "negotiation", "relay"},
+    "framework": {"base", "data", "os", "gpu", "transport", "collective", "negotiation", "relay", "engine"},
+}
+MAY_INCLUDE["python"] = set(MAY_INCLUDE)
+
+
+def test_folders_of_csrc_are_the_layers() -> None:
+    folders = {path.name for path in CSRC.iterdir() if path.is_dir()}
+    assert folders == set(MAY_INCLUDE)
+
+
+@pytest.mark.parametrize("layer", [name for name in MAY_INCLUDE if (CSRC / name).is_dir()])
+def test_a_layer_includes_only_earlier_ones(layer: str) -> None:
+    wrong = []
+    for source in sorted(path for path in (CSRC / layer).rglob("*") if path.suffix in {".h", ".cc", ".cu"}):
+        for header in re.findall(r'^\s*#\s*include\s+"([^"]+)"', source.read_text(), re.MULTILINE):
+            assert (CSRC / header).is_file(), f"{source.name} includes {header}, which is not a path from csrc/"
+            if header.split("/")[0] not in MAY_INCLUDE[layer] | {layer}:
+                wrong.append(f"{layer}/{source.name} includes {header}")
+    assert not wrong
+
+
+# --- Python: the core imports no framework; frameworks are peers; launch, bench, doctor, cli stand at the edge --------
+
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "jaxlib", "cupy", "mpi4py"}
+PEERS = {
+    "torch": {"torch"},
+    "tensorflow": {"tensorflow", "keras"},
+    "keras": {"tensorflow", "keras", "torch", "jax"},
+    "jax": {"jax"},
+}
+LAZY = {"mpi": {"mpi4py"}}  # within functions: where a job is on several hosts, or MPI is asked for by name
+EDGE = {"compat", "launch", "bench", "doctor", "cli", "timeline"}
+
+
+class Import(NamedTuple):
+    room: str  # first name below ringreduce/ of the importing file: "ops", "torch", "launch", ...
+    where: str
+    module: str  # "torch.nn", "ringreduce.torch", ...
+    lazy: bool  # inside a function
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def imported(node: ast.AST, lazy: bool = False) -> Iterator[tuple[str, bool, int]]:
+    """(module, lazy, line) of every import that runs; `from a import b` counts as a and as a.b."""
+    for child in ast.iter_child_nodes(node):
+        if is_type_checking(child):
+            continue
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield alias.name, lazy, child.lineno
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"line {child.lineno}: imports are written out in full"
+            yield str(child.module), lazy, child.lineno
+            for alias in child.names:
+                yield f"{child.module}.{alias.name}", lazy, child.lineno
+        yield from imported(child, lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def all_imports() -> list[Import]:
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for module, lazy, line in imported(ast.parse(path.read_text())):
+            found.append(Import(room, f"{path.relative_to(ROOT)}:{line} {module}", module, lazy))
+    return found
+
+
+def test_only_framework_rooms_import_frameworks() -> None:
+    wrong = []
+    for item in all_imports():
+        top = item.module.split(".")[0]
+        lazily = item.lazy and (item.room in EDGE or top in LAZY.get(item.room, set()))
+        allowed = top in PEERS.get(item.room, set()) or lazily
+        if top in FRAMEWORKS and not allowed:
+            wrong.append(item.where)
+    assert not wrong
+
+
+def test_framework_rooms_are_peers_and_the_core_is_below_them() -> None:
+    wrong = []
+    for item in all_imports():
+        parts = item.module.split(".")
+        if parts[0] != "ringreduce" or len(parts) < 2 or parts[1] not in PEERS:
+            continue
+        if parts[1] not in PEERS.get(item.room, set()) and not (item.room in EDGE and item.lazy):
+            wrong.append(item.where)
+    assert not wrong
+
+
+def test_the_edge_is_imported_by_the_edge_or_lazily() -> None:
+    wrong = []
+    for item in all_imports():
+        parts = item.module.split(".")
+        to_edge = parts[0] == "ringreduce" and len(parts) > 1 and parts[1] in EDGE
+        if to_edge and item.room not in EDGE | {"__main__"} and not item.lazy:
+            wrong.append(item.where)
+    assert not wrong
+
+
+# --- importing --------------------------------------------------------------------------------------------------------
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_import_pulls_in_numpy_and_the_standard_library_only() -> None:
+    code = "import sys, numpy; before = set(sys.modules); import ringreduce.api; print(*(set(sys.modules) - before))"
+    tops = {name.split(".")[0] for name in run_python(code).split()}
+    assert tops <= set(sys.stdlib_module_names) | {"numpy", "ringreduce"}
+
+
+@pytest.mark.parametrize(
+    ("package", "framework", "install"),
+    [
+        ("torch", "torch", "'ringreduce[torch]'"),
+        ("tensorflow", "tensorflow", "'ringreduce[tensorflow]'"),
+        ("tensorflow.keras", "tensorflow", "'ringreduce[tensorflow]'"),
+        ("keras", "keras", "keras tensorflow (or torch, or jax, for Keras's backend)"),
+        ("jax", "jax", "'ringreduce[jax]'"),
+    ],
+)
+def test_a_package_without_its_framework_says_what_to_install(package: str, framework: str, install: str) -> None:
+    code = f"import sys; sys.modules[{framework!r}] = None; import ringreduce.{package}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    needs = f"ringreduce.{package.split('.')[0]} needs {framework}; that is not installed: pip install {install}"
+    assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {needs}"
+
+
+SLOW = {"asyncio", "concurrent", "ctypes", "email", "hashlib", "hmac", "http", "logging", "multiprocessing", "ssl"}
+SLOW |= {"subprocess", "tempfile", "unittest", "xml"}
+
+
+def test_import_adds_little_to_numpy() -> None:
+    """Modules that take milliseconds are loaded by who needs them. 64 modules were there when this was written."""
+    code = "import sys, numpy; before = set(sys.modules); import ringreduce.api; print(*(set(sys.modules) - before))"
+    added = run_python(code).split()
+    assert not SLOW & {name.split(".")[0] for name in added}
+    assert len(added) < 80, sorted(added)
+
+
+def test_the_launcher_starts_without_numpy_and_core() -> None:
+    code = """if True:
+        import sys
+        import ringreduce.launch.ringrun as ringrun
+        assert ringrun.main(["-np", "2", "true"]) == 0
+        try:
+            ringrun.main(["--help"])
+        except SystemExit:
+            print(*sys.modules)
+    """
+    loaded = set(run_python(code).split())
+    assert "ringreduce.launch.supervise" in loaded
+    assert not loaded & {"numpy", "ringreduce._core", "ringreduce.api"}
+
+
+def test_public_names_are_there_when_they_are_used() -> None:
+    code = """if True:
+        import ringreduce, sys
+        assert "numpy" not in sys.modules
+        ringreduce.join = "replaced"
+        assert "allreduce" in dir(ringreduce) and "run" in dir(ringreduce)
+        assert ringreduce.config.describe() and ringreduce.__version__
+        assert ringreduce.allreduce is vars(ringreduce)["allreduce"] is ringreduce.api.allreduce
+        assert not hasattr(ringreduce, "no_such_name")
+        from ringreduce import *
+        assert join == "replaced"
+        print(*sorted(set(ringreduce.__all__) - globals().keys()))
+    """
+    assert run_python(code) == "\n"
+
+
+def test_every_public_name_resolves_and_is_documented() -> None:
+    assert len(set(ringreduce.__all__)) == len(ringreduce.__all__)
+    values = {name: getattr(ringreduce, name) for name in ringreduce.__all__}
+    called = {name: value for name, value in values.items() if callable(value)}
+    assert not [name for name, value in called.items() if not value.__doc__]
+    constants = {name for name in values if name not in called and not name.startswith("__")}
+    source = "\n".join(path.read_text() for path in PACKAGE.glob("*.py"))
+    documented = re.findall(r'^(\w+)(?:: [^=\n]+)? = [^\n]+\n"""', source, re.MULTILINE)
+    assert not constants - set(documented)
+
+
+def test_version_is_written_once() -> None:
+    match = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert match
+    assert ringreduce.__version__ == _core.__version__ == match.group(1)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_error_class_of_the_core_exists_in_python_with_the_same_base() -> None:
+    table = (CSRC / "base" / "errors.h").read_text().split("#define RR_ERRORS(X)")[1].split("class Error")[0]
+    rows = re.findall(r"\bX\((\w+), (\w+)\)", table)
+    assert len(rows) >= 8
+    python_name = {"InternalError": "HorovodInternalError"}
+    for name, base in rows:
+        cls = getattr(errors, python_name.get(name, name))
+        assert issubclass(cls, getattr(errors, python_name.get(base, base)))
+        assert getattr(ringreduce, cls.__name__) is cls
+    native = {python_name.get(name, name) for name, _ in rows} | {"Error"}
+    assert {name for name, value in vars(errors).items() if isinstance(value, type)} == native
+
+
+def test_knobs_page_is_up_to_date() -> None:
+    sys.path.insert(0, str(ROOT / "tests" / "tools"))
+    try:
+        import knobs
+    finally:
+        sys.path.pop(0)
+    assert (ROOT / "docs" / "knobs.md").read_text() == knobs.render(), "run `make docs`"
+
+
+# --- the sources and the wheel ----------------------------------------------------------------------------------------
+
+
+def test_the_source_archive_has_all_that_the_build_reads(tmp_path: Path) -> None:
+    config = tmp_path / "build.cfg"
+    config.write_text(f"[egg_info]\negg_base = {tmp_path}\n")
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "sdist", "-d", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        env={**os.environ, "DIST_EXTRA_CONFIG": str(config)},
+    )
+    (path,) = tmp_path.glob("ringreduce-*.tar.gz")
+    with tarfile.open(path) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    sources = {str(path.relative_to(ROOT)) for path in CSRC.rglob("*") if path.is_file()}
+    assert any(name.endswith(".cu") for name in sources)
+    assert sources | {"CMakeLists.txt", "setup.py", "pyproject.toml"} <= inside
+
+
+@pytest.mark.timeout(600)
+def test_wheel_is_small_requires_numpy_only_and_works_when_installed(tmp_path: Path) -> None:
+    # Compiled objects are shared with the editable build; what goes into the wheel is collected afresh in tmp_path.
+    config = tmp_path / "build.cfg"
+    config.write_text(f"[build]\nbuild_base = {tmp_path}/build\n")
+    (ROOT / "build").mkdir(exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    subprocess.run(
+        ["flock", str(ROOT / "build" / "lock"), *pip, str(ROOT)],
+        check=True,
+        env={**os.environ, "DIST_EXTRA_CONFIG": str(config)},
+    )
+
+    (wheel,) = tmp_path.glob("ringreduce-*.whl")
+    assert wheel.stat().st_size < 5_000_000
+    with zipfile.ZipFile(wheel) as archive:
+        inside = archive.namelist()
+        (metadata,) = (name for name in inside if name.endswith(".dist-info/METADATA"))
+        fields = Parser().parsestr(archive.read(metadata).decode())
+    required = [text for text in fields.get_all("Requires-Dist", []) if "extra ==" not in text]
+    assert [re.split(r"[<>=!~ ]", text)[0] for text in required] == ["numpy"]
+    hook = "ringreduce-as-horovod.pth"  # tests/python/horovod/test_compat.py runs it
+    assert {name.split("/")[0] for name in inside} == {"ringreduce", metadata.split("/")[0], hook}
+    assert "ringreduce/py.typed" in inside
+    assert "ringreduce/_core.pyi" in inside
+    assert any(re.fullmatch(r"ringreduce/_core\..*\.so", name) for name in inside)
+    assert "ringreduce/_tensorflow.so" in inside
+    written = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
+    assert {name for name in inside if name.endswith(".py")} == written
+
+    python = install(wheel, tmp_path / "environment")
+    checkout = unbuilt_checkout(tmp_path / "checkout")
+    (tmp_path / "elsewhere").mkdir()
+    for folder in (checkout, tmp_path / "elsewhere"):
+        check_commands(python.parent, folder, checkout / "examples" / "hello.py")
+    check_that_the_source_tree_names_itself(python, checkout)
+    check_that_a_core_for_another_python_is_named(python)
+
+
+def install(wheel: Path, environment: Path) -> Path:
+    """A new virtual environment with the wheel and this one's NumPy. Returns its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    python = environment / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-qq", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(wheel)], check=True, env=installed_environment())
+    (site,) = environment.glob("lib/python*/site-packages")
+    for name in ("numpy", "numpy.libs"):
+        beside = Path(np.__file__).parents[1] / name
+        if beside.exists():
+            (site / name).symlink_to(beside)
+    return python
+
+
+def unbuilt_checkout(root: Path) -> Path:
+    """The source tree as git clones it: without a compiled core."""
+    shutil.copytree(PACKAGE, root / "ringreduce", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copytree(ROOT / "examples", root / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "csrc").mkdir()
+    return root
+
+
+def installed_environment() -> dict[str, str]:
+    """No launcher's variables, and nothing that leads to the package under test but its installation."""
+    return {name: value for name, value in clean_environment().items() if name != "PYTHONPATH"}
+
+
+def run_installed(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    environ = installed_environment()
+    words = list(map(str, command))
+    return subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+def check_commands(scripts: Path, folder: Path, hello: Path) -> None:
+    """The README's commands, in this working directory."""
+    bench = run_installed(folder, scripts / "ringreduce", "bench", "allreduce", "-np", "2", "--sizes", "8")
+    assert bench.returncode == 0, bench.stderr
+    assert "Out of bounds values : 0 OK" in bench.stdout
+    beside = ("--vs", "gloo", "--rounds", "1", "--sizes", "8")
+    versus = run_installed(folder, scripts / "ringreduce", "bench", "allreduce", "-np", "2", *beside)
+    assert versus.returncode == 0, versus.stderr
+    assert "failed" not in versus.stdout
+    doctor = run_installed(folder, scripts / "ringreduce", "doctor")
+    assert doctor.returncode == 0, doctor.stdout
+    assert re.search("2 ranks, .* 0 wrong", doctor.stdout), doctor.stdout
+    greeting = run_installed(folder, scripts / "ringrun", "-np", "2", scripts / "python", hello)
+    assert greeting.stdout.count(" of 2: [3. 3. 3. 3.]") == 2, greeting.stderr
+
+
+def check_that_the_source_tree_names_itself(python: Path, checkout: Path) -> None:
+    refused = run_installed(checkout, python, "-c", "import ringreduce")
+    assert "the source tree, whose core is not built, and it hides an installed ringreduce" in refused.stderr
+    assert f"-m pip install {checkout}" in refused.stderr
+    if sys.version_info >= (3, 11):
+        assert run_installed(checkout, python, "-P", "-c", "import ringreduce").returncode == 0
+
+
+def check_that_a_core_for_another_python_is_named(python: Path) -> None:
+    """Ends the installation: its core gets another name."""
+    (core,) = python.parents[1].glob("lib/python*/site-packages/ringreduce/_core.*.so")
+    core.rename(core.with_name("_core.cpython-39-x86_64-linux-gnu.so"))
+    refused = run_installed(python.parent, python, "-c", "import ringreduce")
+    assert "built for another Python (_core.cpython-39-x86_64-linux-gnu.so)" in refused.stderr
+    assert f"{python} -m pip install" in refused.stderr

@@ -1,0 +1,77 @@
+"""The tools of tests/tools: what `make check` runs for a change, and what `make test` says about the time it took."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[2]
+ROOT = TESTS.parent
+sys.path.insert(0, str(TESTS / "tools"))
+
+import check  # noqa: E402
+import parts  # noqa: E402
+import python_tests  # noqa: E402
+
+
+def test_every_room_of_a_quick_check_is_there_and_so_are_its_tests() -> None:
+    for room, (cpp, python) in check.ROOMS.items():
+        assert list(ROOT.glob(f"{room}*")), room
+        assert cpp or python, room
+        for name in cpp.split():
+            assert (TESTS / "cpp" / f"{name}.cc").is_file(), f"{room}: {name}"
+        for name in python.split():
+            assert python_tests.path_of(name).is_file(), f"{room}: {name}"
+
+
+def test_every_folder_of_code_has_a_room() -> None:
+    folders = [path for top in ("csrc", "ringreduce") for path in (ROOT / top).iterdir() if path.is_dir()]
+    without = []
+    for folder in folders:
+        name = f"{folder.relative_to(ROOT)}/"
+        if folder.name not in ("__pycache__", "common") and name not in check.ROOMS:
+            without.append(name)
+    assert not without
+
+
+@pytest.mark.parametrize(
+    ("file", "cpp", "python"),
+    [
+        ("csrc/data/codec.cc", "codec_test", "test_package.py"),
+        ("csrc/engine/gpu/device_queue.cc", "device_queue_test", "test_package.py"),
+        ("ringreduce/torch/distributed/work.py", None, "test_distributed.py"),
+        ("tests/cpp/join_test.cc", "join_test", None),
+        ("tests/python/core/test_async.py", None, "test_async.py"),
+    ],
+)
+def test_a_change_runs_the_tests_of_the_closest_room(file: str, cpp: str | None, python: str | None) -> None:
+    found_cpp, found_python = check.quick_tests([file])
+    assert (cpp in found_cpp) if cpp else not found_cpp
+    assert (python in found_python) if python else not found_python
+
+
+def test_only_what_can_be_linted_is_linted() -> None:
+    assert check.lint(["README.md"]) == []
+    assert [str(command[0]).rpartition("/")[2] for command in check.lint(["tests/support/oracle.py"])] == [
+        "ruff",
+        "ruff",
+    ]
+    assert [command[-1] for command in check.lint(["csrc/base/log.h"])] == ["csrc/base/log.h"]
+    assert any("mypy" in str(command[0]) for command in check.lint(["ringreduce/ops.py"]))
+
+
+def test_a_part_past_its_budget_is_named_in_the_last_line_and_others_are_not() -> None:
+    budget = {"build": 10.0, "lint": 5.0}
+    assert parts.last_line({"build": 9.6, "lint": 4.0}, budget) == "== make test: all passed in 14 s"
+    assert parts.last_line({"build": 11.0, "lint": 4.0}, budget) == (
+        "== make test: all passed in 15 s; past their budget: build 11 s of 10"
+    )
+
+
+def test_every_part_has_a_budget_and_every_budget_a_part() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (named,) = [line.split(":=")[1].split() for line in makefile.splitlines() if line.startswith("TEST_PARTS")]
+    assert set(json.loads(parts.BUDGET.read_text())) == set(named)

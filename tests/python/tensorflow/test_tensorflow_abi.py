@@ -1,0 +1,44 @@
+"""Our declarations of TensorFlow's C API, compared by a compiler with the headers of the installed TensorFlow."""
+
+import re
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+HEADER = Path(__file__).resolve().parents[3] / "csrc" / "framework" / "tensorflow_abi.h"
+
+if (SPEC := find_spec("tensorflow")) is None or SPEC.origin is None:
+    pytest.skip("TensorFlow is not installed", allow_module_level=True)
+INCLUDE = Path(SPEC.origin).parent / "include"
+
+
+def test_prototypes_and_numbers_are_tensorflows(tmp_path: Path) -> None:
+    if not (INCLUDE / "tensorflow" / "c" / "kernels.h").is_file():
+        pytest.skip("this TensorFlow came without headers")
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    ours = HEADER.read_text()
+    functions = re.search(r"#define RR_TF_FUNCTIONS\(X\).*?\n(?!.*\\\n)[^\n]*\n", ours, re.DOTALL)
+    numbers = re.findall(r"\b(TF_[A-Z0-9_]+) = (\d+)", ours)
+    assert functions
+    assert len(numbers) >= 20
+    names = re.findall(r"\bX\([^,]+, (TF_\w+),", functions[0])
+    assert len(names) >= 30
+    source = tmp_path / "compare.cc"
+    source.write_text(
+        "#include <type_traits>\n"
+        "#include <tensorflow/c/kernels.h>\n#include <tensorflow/c/ops.h>\n"
+        "#include <tensorflow/c/tf_status.h>\n#include <tensorflow/c/tf_tensor.h>\n"
+        + functions[0]
+        + "#define RR_SAME(result, name, parameters) "
+        "static_assert(std::is_same_v<decltype(&name), result(*) parameters>, #name);\n"
+        "RR_TF_FUNCTIONS(RR_SAME)\n"
+        + "".join(f"static_assert({name} == {value});\n" for name, value in numbers)
+        + "static_assert(sizeof(TF_Code) == sizeof(int) && sizeof(TF_DataType) == sizeof(int));\n"
+    )
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-w", "-isystem", str(INCLUDE), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
