@@ -8,9 +8,9 @@
 namespace rr {
 namespace {
 
-enum Kind { kFloating, kInteger, kBoolean };
+enum NumberKind { kFloating, kInteger, kBoolean };
 
-Kind kind(DType dtype) {
+NumberKind number_kind(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
     case DType::kBFloat16:
@@ -34,7 +34,7 @@ constexpr char kMeaning[3][kOpCount + 1] = {
     ".x.xxxxxxx",  // bool
 };
 
-char meaning(DType dtype, ReduceOp op) { return kMeaning[kind(dtype)][static_cast<int>(op)]; }
+char meaning(DType dtype, ReduceOp op) { return kMeaning[number_kind(dtype)][static_cast<int>(op)]; }
 
 std::string meaningful_ops(DType dtype) {
   std::string text;
@@ -107,7 +107,7 @@ void check(Codec codec, const Reduction& reduction) {
 }
 
 bool foldable_in_place(const Reduction& reduction) {
-  switch (kind(reduction.dtype)) {
+  switch (number_kind(reduction.dtype)) {
     case kFloating:
       return itemsize(reduction.dtype) > 2;  // a 16-bit partial result would be rounded at every step
     case kInteger:                           // a partial result is not yet divided or scaled, so it may not fit
