@@ -1,5 +1,6 @@
-// The error classes of the core, each written once in RR_ERRORS and mapped 1:1 to ringreduce.errors by python/module.cc.
-// A message says where (rank r/n), what (operation and its number), who (peer) and, where there is one, what to do.
+// The error classes of the core, each written once in RR_ERRORS and mapped 1:1 to ringreduce.errors by
+// python/module.cc. A message says where (rank r/n), what (operation and its number), who (peer) and, where there is
+// one, what to do.
 #pragma once
 
 #include <cstdint>

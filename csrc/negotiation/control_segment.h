@@ -4,10 +4,10 @@
 //   slots | append marks | request slots | log entries | claim lines | outboxes | messages sent | eager buffers |
 //   staging slots | links
 //
-// A request slot holds what one rank has announced of one operation: {tag, digest, consumed, payload, signature}. Unnamed
-// operation c uses request slots [c mod 256]; generation g of named slot s uses request slots [256 + 2s + g mod 2] (two
-// deep: a rank that announces g has consumed g-1, hence everybody announced g-1, hence everybody consumed g-2, whose
-// request slots g overwrites).
+// A request slot holds what one rank has announced of one operation: {tag, digest, consumed, payload, signature}.
+// Unnamed operation c uses request slots [c mod 256]; generation g of named slot s uses request slots [256 + 2s + g mod
+// 2] (two deep: a rank that announces g has consumed g-1, hence everybody announced g-1, hence everybody consumed g-2,
+// whose request slots g overwrites).
 #pragma once
 
 #include <atomic>

@@ -2,7 +2,8 @@
 // write, so that host code which touches device memory crashes; work streams and streams run on a thread of their own,
 // in an order among each other that a seed decides, or only when the test says advance().
 //
-// Work streams refuse host memory that is not pinned, memory that has been released, and addresses beyond an allocation.
+// Work streams refuse host memory that is not pinned, memory that has been released, and addresses beyond an
+// allocation.
 #pragma once
 
 #include <array>

@@ -153,7 +153,8 @@ void peer(Rig& rig) {
   const Beside work = rig.work_streams();
   const bool went_on = work.ends_within(rig.patience_s);
   rig.let_go();
-  answer("peer-owner", went_on && status == 0, went_on ? "work streams of the owner go on" : "WORK STREAMS of the owner STOP");
+  answer("peer-owner", went_on && status == 0,
+         went_on ? "work streams of the owner go on" : "WORK STREAMS of the owner STOP");
 }
 
 // Small allocations, as CuPy's pool makes them, lie in one block of the driver's; a peer opens a handle of each.

@@ -111,8 +111,8 @@ void full_queue(Rig& rig) {
   const bool ended = caller.ends_within(2 * rig.patience_s) && work.ends_within(rig.patience_s);
   answer("full-queue", went_on && notified && ended && caller.error().empty(),
          (all_taken ? "all 20000 copies taken" : "the caller blocks after " + std::to_string(at) + " copies") +
-             (went_on ? ", work streams go on" : ", WORK STREAMS STOP") + (notified ? "" : ", NO NOTIFY of another stream") +
-             (ended ? "" : ", STUCK for good") + caller.error());
+             (went_on ? ", work streams go on" : ", WORK STREAMS STOP") +
+             (notified ? "" : ", NO NOTIFY of another stream") + (ended ? "" : ", STUCK for good") + caller.error());
 }
 
 // Whether a callback of somebody else's that takes its time keeps ours waiting.
