@@ -34,7 +34,7 @@ def command(launcher: str) -> tuple[list[str], dict[str, str]]:
     found = installations.get(library, int(major))
     if found is None:
         sys.exit(f"{launcher} is not here: {installations.advice(library)}")
-    return found.launch(RANKS, crowded=False), found.mpi4py_environ()
+    return found.launch(RANKS, oversubscribed=False), found.mpi4py_environ()
 
 
 def train(launcher: str, folder: Path) -> tuple[float, float]:

@@ -193,12 +193,12 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
     dynamic = config.flag("RINGREDUCE_DYNAMIC_PROCESS_SETS")
     transport = config.value("RINGREDUCE_TRANSPORT").value
     alone = transport == "mpi"
-    agreed = launched = None
+    placed = launched = None
     if communicators.is_communicator(comm):
         if rank is not None or size is not None:
             raise InvalidArgumentError("init(): comm says rank and size; leave rank= and size= out")
-        agreed = communicators.meet(comm, timeout_s, alone)
-        place = agreed.placement
+        placed = communicators.place_ranks(comm, timeout_s, alone)
+        place = placed.placement
     else:
         place = _launched(comm, rank, size, job, network=transport in ("auto", "mpi"))
         if place.source != "arguments" and place.size > 1:
@@ -207,20 +207,20 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
                 inheritance.check(place)
         if launched is not None and (alone or environment.spans_hosts(place)):
             comm = mpi.world()
-            agreed = communicators.meet(comm, timeout_s, alone)
-            if agreed.placement.size != place.size:
+            placed = communicators.place_ranks(comm, timeout_s, alone)
+            if placed.placement.size != place.size:
                 raise InvalidArgumentError(
-                    f"{place.source} started {place.size} ranks, but MPI.COMM_WORLD has {agreed.placement.size}: start "
+                    f"{place.source} started {place.size} ranks, but MPI.COMM_WORLD has {placed.placement.size}: start "
                     f"the job with mpirun, or with `ringrun --transport mpi -np {place.size} ...`, which calls it"
                 )
-            place = agreed.placement
+            place = placed.placement
     if place.size > 1 and state.forked_from is not None and place.rank == state.forked_from.rank:
         raise NotInitializedError(state.absence())  # the parent is this rank already
     if place.local_rank == 0:
         config.warn(os.environ)
-    hosts = agreed.hosts if agreed is not None else [0] * place.size
+    hosts = placed.hosts if placed is not None else [0] * place.size
     communicator = None
-    with closing(_joined(place, agreed, timeout_s)) as joined:
+    with closing(_joined(place, placed, timeout_s)) as joined:
         if len(set(hosts)) > 1:
             communicator = mpi.communicator(comm, timeout_s=timeout_s, before_close=_leave)
         try:
@@ -300,20 +300,22 @@ def _register(process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | N
             ) from error
 
 
-def _joined(place: environment.Placement, agreed: communicators.Agreed | None, timeout_s: float) -> rendezvous.Joined:
+def _joined(
+    place: environment.Placement, placed: communicators.PlacedRanks | None, timeout_s: float
+) -> rendezvous.Joined:
     """Meets the other ranks. Jobs of communicators are not counted: each has an address of its own."""
     global _init_count
-    _init_count += agreed is None
+    _init_count += placed is None
     label = f"ringreduce.world.{_init_count}"
 
     def segment() -> int:
         return _core.memfd(label, _core.control_nbytes(place.size))
 
-    if agreed is None:
+    if placed is None:
         return rendezvous.join_job(place, _init_count, timeout_s, segment)
     deadline = Deadline(timeout_s)
-    here = [rank for rank, host in enumerate(agreed.hosts) if host == agreed.hosts[place.rank]]
-    joined = rendezvous.join_at(agreed.address, agreed.secret, here.index(place.rank), len(here), deadline, segment)
+    here = [rank for rank, host in enumerate(placed.hosts) if host == placed.hosts[place.rank]]
+    joined = rendezvous.join_at(placed.address, placed.secret, here.index(place.rank), len(here), deadline, segment)
     local, joined.pidfds = joined.pidfds, [-1] * place.size
     for rank, pidfd in zip(here, local, strict=True):
         joined.pidfds[rank] = pidfd

@@ -24,8 +24,8 @@ MPI_LAUNCHERS = ("openmpi", "pmix", "mpich", "slurm")
 """Those of environment.detect() that tell MPI how many ranks there are; ringrun and torchrun do not."""
 
 
-class Agreed(NamedTuple):
-    """What the ranks of a communicator know after meet()."""
+class PlacedRanks(NamedTuple):
+    """What the ranks of a communicator know after place_ranks()."""
 
     placement: Placement
     hosts: list[int]
@@ -46,7 +46,7 @@ def is_null(comm: Any) -> bool:
     return bool(comm == sys.modules["mpi4py.MPI"].COMM_NULL)
 
 
-def meet(comm: Any, timeout_s: float, alone: bool = False) -> Agreed:
+def place_ranks(comm: Any, timeout_s: float, alone: bool = False) -> PlacedRanks:
     """Each rank's place, and one fresh meeting point for each host. Collective over the communicator.
 
     Args:
@@ -85,7 +85,7 @@ def meet(comm: Any, timeout_s: float, alone: bool = False) -> Agreed:
     across = [host for host in sorted(set(hosts)) if hosts.count(host) > local_rank]
     place = Placement(rank, size, local_rank, len(here), across.index(hosts[rank]), len(across), "communicator", "")
     leader = everyone[here[0]]
-    return Agreed(place, hosts, bytes.fromhex(leader["address"]), bytes.fromhex(leader["secret"]))
+    return PlacedRanks(place, hosts, bytes.fromhex(leader["address"]), bytes.fromhex(leader["secret"]))
 
 
 def world_ranks(comm: Any) -> list[int]:

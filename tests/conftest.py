@@ -12,9 +12,9 @@ from typing import Any
 import cuda_devices
 import pytest
 import ranks
-from ranks import SIZES, Outcome, Ranks, hear_test, run_ranks, start_ranks, tell_test
+from ranks import SIZES, Outcome, Ranks, receive_from_test, run_ranks, send_to_test, start_ranks
 
-__all__ = ["SIZES", "Outcome", "Ranks", "hear_test", "run_ranks", "sizes", "start_ranks", "tell_test"]
+__all__ = ["SIZES", "Outcome", "Ranks", "receive_from_test", "run_ranks", "send_to_test", "sizes", "start_ranks"]
 
 pytest.register_assert_rewrite("kills", "horovod_names", "example_runs", "processes")
 sizes = SIZES

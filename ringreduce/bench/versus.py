@@ -95,14 +95,14 @@ def cell(options: Options, competitor: Peer, nbytes: int, ranks: int, cores: tup
     )
 
 
-def calls(nbytes: int, level: str, crowded: bool) -> tuple[int, int]:
+def calls(nbytes: int, level: str, oversubscribed: bool) -> tuple[int, int]:
     """(timed, warm-up) calls of a level: about a second's. A peer that is slower than that makes fewer (BUDGET_S)."""
     if nbytes <= SMALL_NBYTES:
         timed = 100_000 if level == "c" else 3000
-        return (max(300, timed // 100), 10) if crowded else (timed, max(100, timed // 100))
+        return (max(300, timed // 100), 10) if oversubscribed else (timed, max(100, timed // 100))
     timed = max(10, min(1000 if level == "c" else 300, (512 << 20) // nbytes))
-    timed = max(10, timed // 4) if crowded else timed
-    return timed, 6 if crowded else max(6, timed // 10)  # MPICH takes its fast path after five calls
+    timed = max(10, timed // 4) if oversubscribed else timed
+    return timed, 6 if oversubscribed else max(6, timed // 10)  # MPICH takes its fast path after five calls
 
 
 def _ours(options: Options, here: Sequence[Peer]) -> list[Peer]:

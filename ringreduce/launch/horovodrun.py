@@ -14,7 +14,7 @@ from ringreduce.errors import UnavailableError
 from ringreduce.horovod_variables import ALGORITHM, AUTOTUNE, NO_CYCLE
 
 
-class Taken(NamedTuple):
+class ForwardedOption(NamedTuple):
     """An option that becomes a variable of the ranks."""
 
     flag: str
@@ -25,12 +25,14 @@ class Taken(NamedTuple):
 
 
 TAKEN = (
-    Taken("--fusion-threshold-mb", "RINGREDUCE_FUSION_THRESHOLD", "MB", int, lambda megabytes: str(megabytes << 20)),
-    Taken("--cache-capacity", "RINGREDUCE_CACHE_CAPACITY", "NAMES"),
-    Taken("--start-timeout", "RINGREDUCE_INIT_TIMEOUT", "S", float, "{:g}".format),
-    Taken("--stall-check-warning-time-seconds", "RINGREDUCE_STALL_WARNING", "S", float, "{:g}".format),
-    Taken("--stall-check-shutdown-time-seconds", "RINGREDUCE_TIMEOUT", "S", float, "{:g}".format),
-    Taken("--log-level", "RINGREDUCE_LOG_LEVEL", "LEVEL", str.lower),
+    ForwardedOption(
+        "--fusion-threshold-mb", "RINGREDUCE_FUSION_THRESHOLD", "MB", int, lambda megabytes: str(megabytes << 20)
+    ),
+    ForwardedOption("--cache-capacity", "RINGREDUCE_CACHE_CAPACITY", "NAMES"),
+    ForwardedOption("--start-timeout", "RINGREDUCE_INIT_TIMEOUT", "S", float, "{:g}".format),
+    ForwardedOption("--stall-check-warning-time-seconds", "RINGREDUCE_STALL_WARNING", "S", float, "{:g}".format),
+    ForwardedOption("--stall-check-shutdown-time-seconds", "RINGREDUCE_TIMEOUT", "S", float, "{:g}".format),
+    ForwardedOption("--log-level", "RINGREDUCE_LOG_LEVEL", "LEVEL", str.lower),
 )
 
 _TIMES = "lines of the log have no time"
@@ -150,7 +152,7 @@ class _Call(argparse.Action):
         self._call(namespace, str(option), values)
 
 
-def _set(row: Taken) -> Call:
+def _set(row: ForwardedOption) -> Call:
     def call(namespace: argparse.Namespace, option: str, value: Any) -> None:
         namespace.variables[row.variable] = row.to_text(value)
 

@@ -37,11 +37,11 @@ class Installation:
         """The version's first number."""
         return int(self.version.partition(".")[0])
 
-    def launch(self, ranks: int, *, crowded: bool) -> list[str]:
-        """The start of a command line. crowded: more ranks than cores, which are then not bound and give way."""
+    def launch(self, ranks: int, *, oversubscribed: bool) -> list[str]:
+        """The start of a command line. oversubscribed: more ranks than cores, which are then not bound and give way."""
         if self.library == "mpich":
-            return [self.mpirun, "-bind-to", "none" if crowded else "core", "-np", str(ranks)]
-        if not crowded:
+            return [self.mpirun, "-bind-to", "none" if oversubscribed else "core", "-np", str(ranks)]
+        if not oversubscribed:
             return [self.mpirun, "--bind-to", "core", "-np", str(ranks)]
         patient = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
         return [self.mpirun, *patient, "-np", str(ranks)]

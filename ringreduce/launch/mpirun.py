@@ -105,8 +105,8 @@ def _open_mpi(
     extra: Sequence[str],
 ) -> list[str]:
     words = _hosts(options, "-H")
-    crowded = options.bind == "core" and share == 0
-    words += ["--map-by", "slot:OVERSUBSCRIBE" if crowded else f"slot:PE={share}" if share > 1 else "slot"]
+    oversubscribed = options.bind == "core" and share == 0
+    words += ["--map-by", "slot:OVERSUBSCRIBE" if oversubscribed else f"slot:PE={share}" if share > 1 else "slot"]
     words += ["--bind-to", "core" if share else "none"]
     if tagged:
         words += ["--output", "tag"] if found.major >= 5 else ["--tag-output"]

@@ -167,7 +167,7 @@ def _memory_file(name: str, stack: ExitStack) -> int:
 
 
 def _failure(failed: Rank, size: int, result_fd: int) -> Error:
-    text = f"[run] rank {failed.number} of {size} {failed.fate()}"
+    text = f"[run] rank {failed.number} of {size} {failed.how_it_ended()}"
     raw = os.pread(result_fd, os.fstat(result_fd).st_size, 0)
     if not raw:
         return Error(text)

@@ -43,7 +43,7 @@ class Rank:
     """Exit status; -N if killed by signal N; None while it runs."""
     ended: float = math.inf
 
-    def fate(self) -> str:
+    def how_it_ended(self) -> str:
         """How it ended, in words."""
         assert self.status is not None
         after = f"after {self.ended - self.started:.1f} s"
@@ -195,7 +195,7 @@ class Supervisor:
         assert rank.status is not None
         if self.reports is not None:
             self.reports.read()
-        line = f"rank {rank.number} on host {os.uname().nodename} (pid {rank.process.pid}) {rank.fate()}"
+        line = f"rank {rank.number} on host {os.uname().nodename} (pid {rank.process.pid}) {rank.how_it_ended()}"
         if rank.status == 0 or self.first_failure is not None:
             if self._verbose:
                 self._report(line)

@@ -101,7 +101,7 @@ class GradientReducer:
             grads, vars, use_generic_names: as in a call.
         """
         results = list(grads)
-        own = local_places(vars, local)
+        own = local_positions(vars, local)
         shared = [at for at in range(len(results)) if at not in own]
         reduced = self([results[at] for at in shared], [vars[at] for at in shared], use_generic_names)
         for at, one in zip(shared, reduced, strict=True):
@@ -148,7 +148,7 @@ class GradientReducer:
         return buckets(places, self._groups, VariableRef, variables or ())
 
 
-def local_places(variables: Iterable[Any], local: Collection[VariableRef]) -> set[int]:
+def local_positions(variables: Iterable[Any], local: Collection[VariableRef]) -> set[int]:
     """Where among variables those are that each rank has for itself."""
     return {at for at, variable in enumerate(variables) if VariableRef(variable) in local} if local else set()
 

@@ -13,7 +13,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.ops import Average
 from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.compression import Compression, Compressor
-from ringreduce.tensorflow.gradients import GradientReducer, local_places
+from ringreduce.tensorflow.gradients import GradientReducer, local_positions
 from ringreduce.tensorflow.variables import VariableRef
 
 
@@ -70,7 +70,7 @@ class DistributedTape(tf.GradientTape):  # type: ignore[misc]
         The other sources' gradients are reduced. Collective.
         """
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names), strict=True))
-        local = local_places(sources, self._local_sources)
+        local = local_positions(sources, self._local_sources)
         return [pairs[at] for at in sorted(local)], [pair for at, pair in enumerate(pairs) if at not in local]
 
     # What the other tape has: state, and methods of a class of the user's own.

@@ -17,7 +17,7 @@ def survivors(job: Ranks, victim: int, word: str, timeout_s: float = 30, delay_s
     Fails, with every rank's output, if one of them returned nothing, or the ranks take longer than timeout_s seconds.
     """
     for rank in range(job.size):
-        assert job.hear(rank) == word
+        assert job.receive(rank) == word
     select.select([], [], [], delay_s)  # nobody waits for anything here: any moment will do
     killed = job.kill(victim)
     outcomes = job.wait(timeout_s)

@@ -9,7 +9,7 @@
         assert run_ranks(double, 3, args=(7,)) == [(0, 14), (1, 14), (2, 14)]
 
 run_ranks() wants every rank to succeed. For deaths and errors, start_ranks() gives the processes and each one's
-outcome; a rank says where it is with tell_test("ready") and waits for orders with hear_test(), so that no test sleeps.
+outcome; a rank says where it is with send_to_test("ready") and waits for orders with receive_from_test(): no sleeps.
 Instead of a function, a string of code will do: it sees `rank`, `size` and `args`, and sets `result`.
 """
 
@@ -79,7 +79,7 @@ class Ranks:
         self._outputs: list[int] = []
         self._events: list[int] = []
         self._orders: list[int] = []
-        self._heard: list[bytes] = [b""] * size
+        self._received: list[bytes] = [b""] * size
         with ExitStack() as undo:
             undo.callback(self.close)
             rendezvous = f"test-{os.getpid()}-{secrets.token_hex(8)}:{secrets.token_hex(32)}"
@@ -96,21 +96,21 @@ class Ranks:
     ) -> None:
         self.close()
 
-    def tell(self, rank: int, text: str = "go") -> None:
-        """Sends one line to a rank's hear_test()."""
+    def send(self, rank: int, text: str = "go") -> None:
+        """Sends one line to a rank's receive_from_test()."""
         os.write(self._orders[rank], text.encode() + b"\n")
 
-    def hear(self, rank: int, timeout_s: float = 30) -> str:
-        """The next line that a rank says with tell_test(). Fails if it exits or the time is up first."""
+    def receive(self, rank: int, timeout_s: float = 30) -> str:
+        """The next line that a rank says with send_to_test(). Fails if it exits or the time is up first."""
         deadline = time.monotonic() + timeout_s
-        while b"\n" not in self._heard[rank]:
+        while b"\n" not in self._received[rank]:
             ready = _poll([self._events[rank]], deadline)
             more = os.read(self._events[rank], 4096) if ready else b""
             if not more:
                 why = "exited" if ready else f"said nothing for {timeout_s:g} s"
                 raise AssertionError(f"rank {rank} {why}\n{self.report()}")
-            self._heard[rank] += more
-        line, _, self._heard[rank] = self._heard[rank].partition(b"\n")
+            self._received[rank] += more
+        line, _, self._received[rank] = self._received[rank].partition(b"\n")
         return line.decode()
 
     def kill(self, rank: int, signum: int = signal.SIGKILL) -> float:
@@ -240,13 +240,13 @@ def run_ranks(
     return [o.value for o in outcomes]
 
 
-def tell_test(text: str) -> None:
-    """Within a rank: one line for the test's hear()."""
+def send_to_test(text: str) -> None:
+    """Within a rank: sends the test one line, which its receive() returns."""
     os.write(int(os.environ["RR_TEST_FDS"].split(",")[0]), text.encode() + b"\n")
 
 
-def hear_test() -> str:
-    """Within a rank: waits for the test's tell(). The test's own deadline bounds this."""
+def receive_from_test() -> str:
+    """Within a rank: waits for a line that the test sends. The test's own deadline bounds this."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(int(os.environ["RR_TEST_FDS"].split(",")[1]), 1)

@@ -42,7 +42,7 @@ class Cell:
     check: bool
 
     @property
-    def crowded(self) -> bool:
+    def oversubscribed(self) -> bool:
         """More ranks than cores."""
         return self.ranks > len(self.cores)
 

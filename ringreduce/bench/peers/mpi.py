@@ -72,7 +72,7 @@ class Mpi:
     def launch(self, cell: Cell) -> list[str]:
         """The start of the command line, with the settings that suit this MPI best: bound to cores, and giving way
         where ranks outnumber them."""
-        mpirun, *rest = self.installation.launch(cell.ranks, crowded=cell.crowded)
+        mpirun, *rest = self.installation.launch(cell.ranks, oversubscribed=cell.oversubscribed)
         return [mpirun, *self.options, *rest]
 
     def build(self) -> Path:

@@ -56,7 +56,7 @@ def main(module: str, text: str) -> int:
     endpoint: Endpoint = importlib.import_module(name).connect()
     if endpoint.size != cell.ranks:
         raise RuntimeError(f"{module}: {endpoint.size} ranks have met, not {cell.ranks}")
-    if not cell.crowded:
+    if not cell.oversubscribed:
         share = len(cell.cores) // cell.ranks
         os.sched_setaffinity(0, cell.cores[endpoint.rank * share : (endpoint.rank + 1) * share])
     collective = COLLECTIVES[cell.collective]

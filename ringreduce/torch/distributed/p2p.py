@@ -11,7 +11,7 @@ from ringreduce.torch.distributed.layout import contiguous, movable
 from ringreduce.torch.distributed.work import Completer, Work
 from ringreduce.torch.tensors import on_stream
 
-ANYONE = -2  # the core's word for any rank
+ANY_SOURCE = -2  # the core's word for any rank
 
 
 class PointToPoint(Collectives):
@@ -32,7 +32,7 @@ class PointToPoint(Collectives):
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receives the next message of whichever rank; the work's _source_rank() then says whose it was."""
-        return self._receive(self._one(tensors, "recv"), ANYONE, tag)
+        return self._receive(self._one(tensors, "recv"), ANY_SOURCE, tag)
 
     def _receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
         place = InPlace([tensor])

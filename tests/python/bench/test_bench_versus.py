@@ -175,9 +175,9 @@ def test_an_mpi_that_is_here_is_right_in_every_collective(library: str, tmp_path
 
 
 def test_everyone_makes_the_same_number_of_calls() -> None:
-    assert versus.calls(8, "c", crowded=False)[0] == 100_000
-    assert versus.calls(128 << 20, "python", crowded=False) == versus.calls(128 << 20, "c", crowded=False)
-    assert versus.calls(64 << 10, "c", crowded=True)[0] < versus.calls(64 << 10, "c", crowded=False)[0]
+    assert versus.calls(8, "c", oversubscribed=False)[0] == 100_000
+    assert versus.calls(128 << 20, "python", oversubscribed=False) == versus.calls(128 << 20, "c", oversubscribed=False)
+    assert versus.calls(64 << 10, "c", oversubscribed=True)[0] < versus.calls(64 << 10, "c", oversubscribed=False)[0]
 
 
 def test_a_mark_is_only_in_the_environment_of_the_cell(tmp_path: Path) -> None:

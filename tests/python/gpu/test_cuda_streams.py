@@ -10,7 +10,7 @@ import cuda_devices
 import oracle
 import pytest
 from cuda_ranks import busy, from_torch, start, to_torch
-from ranks import hear_test, run_ranks, start_ranks, tell_test
+from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
 
 pytestmark = pytest.mark.usefixtures("torch_gpu")
 
@@ -109,8 +109,8 @@ def lost() -> str:
     hvd.allreduce_(tensor)
     torch.cuda.synchronize()
     if hvd.rank() == 1:
-        tell_test("here")
-        hear_test()
+        send_to_test("here")
+        receive_from_test()
         return ""
     handle = hvd.allreduce_async_(tensor, name="never")
     hvd.synchronize(handle)
@@ -118,7 +118,7 @@ def lost() -> str:
     event = torch.cuda.Event()
     event.record()
     assert not event.query()
-    tell_test("held")
+    send_to_test("held")
     while not hvd.poll(handle):
         pass
     event.synchronize()  # the stream goes on
@@ -131,8 +131,8 @@ def lost() -> str:
 @pytest.mark.parametrize("path", ["ipc", "staged"])
 def test_a_rank_dies_while_a_stream_is_held(path: str) -> None:
     with start_ranks(lost, 2, env={"RINGREDUCE_GPU_PATH": path}) as job:
-        assert job.hear(1, 60) == "here"
-        assert job.hear(0, 60) == "held"
+        assert job.receive(1, 60) == "here"
+        assert job.receive(0, 60) == "held"
         job.kill(1, signal.SIGKILL)
         outcomes = job.wait(60)
     assert outcomes[0].error is None, outcomes[0]

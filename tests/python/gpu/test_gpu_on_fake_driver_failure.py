@@ -10,7 +10,7 @@ import pytest
 from fake_cuda import Array, Gpu
 from fake_gpu_ranks import coming, environment, memory, on, whole
 from kills import survivors
-from ranks import hear_test, run_ranks, start_ranks, tell_test
+from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
 
 NOTICED_S = 5.0  # a death is noticed within 0.1 s where cores are free
 
@@ -198,13 +198,13 @@ def holds() -> Any:
     stream.synchronize()
     pending = [coming(np.ones(50_000 + i, np.float32), [stream, other][i % 2]) for i in range(6)]
     if world.rank == 1:
-        tell_test("ready")
-        hear_test()
+        send_to_test("ready")
+        receive_from_test()
         return None
     handles = [rr.allreduce_async_(y, name=str(i), op=rr.Sum) for i, y in enumerate(pending)]
     for handle in handles:
         handle.wait()
-    tell_test("ready")
+    send_to_test("ready")
     stream.synchronize()
     other.synchronize()
     moment = time.monotonic()
@@ -240,13 +240,13 @@ def times_out() -> None:
         stream.synchronize()  # comes to an end
         with pytest.raises(rr.TimeoutError, match=r"device\.allreduce\.0.*missing rank\(s\): 1"):
             rr.allreduce_(x)
-        tell_test("failed")
-    hear_test()
+        send_to_test("failed")
+    receive_from_test()
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
     with start_ranks(times_out, 2, env=environment(RINGREDUCE_TIMEOUT="1")) as job:
-        assert job.hear(0) == "failed"
-        job.tell(0)
-        job.tell(1)
+        assert job.receive(0) == "failed"
+        job.send(0)
+        job.send(1)
         assert all(outcome.status == 0 for outcome in job.wait(30)), job.report()

@@ -12,7 +12,7 @@ import pytest
 from fake_cuda import Gpu
 from fake_gpu_ranks import coming, on, total, whole
 from kills import survivors
-from ranks import hear_test, run_ranks, start_ranks, tell_test
+from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
 
 from ringreduce import features, nccl
 
@@ -76,9 +76,9 @@ def goes_on() -> str:
     x = coming(whole(world.rank, 1, 200_000), stream)
     rr.allreduce_(x, op=rr.Sum)
     stream.synchronize()
-    tell_test("ready")
+    send_to_test("ready")
     if world.rank == 1:
-        hear_test()
+        receive_from_test()
     while True:  # rank 1 may be in the middle of one when it dies
         handle = rr.allreduce_async_(x, op=rr.Sum, name="step")
         try:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from ranks import run_ranks, start_ranks, tell_test
+from ranks import run_ranks, send_to_test, start_ranks
 
 pytest.importorskip("jax", reason="JAX is not installed")
 
@@ -159,14 +159,14 @@ def die(compiled: bool) -> None:
             jax.block_until_ready(reduce(x))
         with pytest.raises(hvd.PeerLostError), hvd.named_errors():
             jax.block_until_ready(reduce(x))
-    tell_test("told")
+    send_to_test("told")
     hvd.shutdown()
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_killed_rank_is_an_error_in_seconds(compiled: bool) -> None:
     with start_ranks(die, 2, args=(compiled,), env=ENV) as job:
-        assert job.hear(0, timeout_s=60) == "told"
+        assert job.receive(0, timeout_s=60) == "told"
         outcomes = job.wait(30)
     assert outcomes[1].status == -9
     assert outcomes[0].status == 0, outcomes[0]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kills import survivors
-from ranks import clean_environment, run_ranks, start_ranks, tell_test
+from ranks import clean_environment, run_ranks, send_to_test, start_ranks
 
 NOTICED_S = 2.0
 
@@ -47,7 +47,7 @@ def loads_data() -> Any:
                 assert handle.wait()[0] == world.size
                 steps += 1
                 if steps == 10:  # in the second round, with new workers
-                    tell_test("training")
+                    send_to_test("training")
     except rr.Error as error:
         return time.monotonic(), f"{type(error).__name__}: {error}"
 

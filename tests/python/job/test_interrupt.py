@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from processes import asleep
-from ranks import clean_environment, hear_test, run_ranks, start_ranks, tell_test
+from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 
 INTERRUPTED_S = 1.0
 RINGRUN = [sys.executable, "-m", "ringreduce.launch.ringrun"]
@@ -37,14 +37,14 @@ def blocked(where: str) -> Any:
         }
         raised = None
         if world.rank == 0:
-            tell_test("blocking")
+            send_to_test("blocking")
             try:
                 calls[where]()
             except KeyboardInterrupt:
                 raised = time.monotonic()
-            tell_test("interrupted")
+            send_to_test("interrupted")
         else:
-            hear_test()
+            receive_from_test()
             calls[where]()  # what rank 0 submitted stands, and completes
         return raised, [float(rr.allreduce(np.ones(2), op=rr.Sum)[0]) for _ in range(300)][-1]
 
@@ -52,11 +52,11 @@ def blocked(where: str) -> Any:
 @pytest.mark.parametrize("where", ["small", "small named", "large", "large wait", "barrier", "recv"])
 def test_ctrl_c_in_a_blocked_call(where: str) -> None:
     with start_ranks(blocked, 2, args=(where,)) as job:
-        assert job.hear(0) == "blocking"
+        assert job.receive(0) == "blocking"
         asleep(job.procs[0].pid)
         sent = job.kill(0, signal.SIGINT)
-        assert job.hear(0) == "interrupted"
-        job.tell(1)
+        assert job.receive(0) == "interrupted"
+        job.send(1)
         first, second = job.wait(30)
         assert first.value is not None, job.report()
         assert second.value is not None, job.report()

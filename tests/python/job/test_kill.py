@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kills import survivors
-from ranks import hear_test, start_ranks, tell_test
+from ranks import receive_from_test, send_to_test, start_ranks
 
 KILLS = int(os.environ.get("RR_TEST_KILLS", "200"))
 NOTICED_S = 1.0  # from the kill to the error on every survivor
@@ -196,7 +196,7 @@ def until_it_fails(kind: str) -> Any:
     random.seed(rr.rank())
     step = globals()[kind]()
     step()
-    tell_test("at work")
+    send_to_test("at work")
     raised = []
     moment = 0.0
     while len(raised) < 3:
@@ -258,7 +258,7 @@ def bystanders() -> Any:
     with rr.init() as world:
         pair = rr.add_process_set([0, 1])
         if world.rank == 2:
-            return hear_test()  # it will be killed
+            return receive_from_test()  # it will be killed
         stop = 0.0
 
         def keep_busy() -> None:
@@ -267,7 +267,7 @@ def bystanders() -> Any:
 
         other = threading.Thread(target=keep_busy)
         other.start()
-        tell_test("waiting")
+        send_to_test("waiting")
         try:
             rr.allreduce(np.ones(2))
             raised = "nothing"
@@ -281,7 +281,7 @@ def bystanders() -> Any:
 
 def test_busy_ranks_notice_too() -> None:
     with start_ranks(bystanders, 3) as job:
-        assert [job.hear(rank) for rank in (0, 1)] == ["waiting"] * 2
+        assert [job.receive(rank) for rank in (0, 1)] == ["waiting"] * 2
         killed = job.kill(2)
         for outcome in job.wait(30)[:2]:
             assert outcome.value is not None, job.report()
@@ -310,9 +310,9 @@ def lost_while_memory_is_shared(victim: int, how: str, call: str) -> Any:
     except Exception as error:
         raised = f"{type(error).__name__}: {error}"
     seconds = time.monotonic() - begun
-    tell_test("through")
+    send_to_test("through")
     if rr.rank() != victim:
-        hear_test()  # whoever ends before the others have raised is another one that they may name
+        receive_from_test()  # whoever ends before the others have raised is another one that they may name
     return raised, seconds
 
 
@@ -321,9 +321,9 @@ def lost_while_memory_is_shared(victim: int, how: str, call: str) -> Any:
 def test_a_rank_that_goes_while_memory_is_shared(victim: int, how: str, call: str) -> None:
     with start_ranks(lost_while_memory_is_shared, 4, args=(victim, how, call)) as job:
         others = [rank for rank in range(4) if rank != victim]
-        assert [job.hear(rank, 50) for rank in others] == ["through"] * 3
+        assert [job.receive(rank, 50) for rank in others] == ["through"] * 3
         for rank in others:
-            job.tell(rank)
+            job.send(rank)
         outcomes = job.wait(50)
     gone = f"PeerLostError: .* lost rank {victim}: " if how == "kill" else f"ShutdownError: .*rank {victim} "
     texts = set()

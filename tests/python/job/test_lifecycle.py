@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import clean_environment, hear_test, run_ranks, start_ranks, tell_test
+from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 
 from ringreduce import config, environment, inheritance
 from ringreduce.errors import NotInitializedError
@@ -37,16 +37,16 @@ def wait_with_a_timeout() -> list[str]:
             begin = time.monotonic()
             seen = [caught(lambda: handle.wait(0.2)), str(handle.done())]
             assert 0.15 < time.monotonic() - begin < 5
-            tell_test("ran out")
+            send_to_test("ran out")
             return [*seen, str(handle.result[0])]
-        hear_test()
+        receive_from_test()
         return [str(rr.allreduce(np.ones(3), name="late", op=rr.Sum)[0])]
 
 
 def test_wait_with_a_timeout_leaves_the_operation_pending() -> None:
     with start_ranks(wait_with_a_timeout, 2) as job:
-        assert job.hear(0) == "ran out"
-        job.tell(1)
+        assert job.receive(0) == "ran out"
+        job.send(1)
         first, second = (outcome.value for outcome in job.wait(30))
     assert first[0].startswith("TimeoutError: ")
     assert first[1:] == ["False", "2.0"]
@@ -95,7 +95,7 @@ def shutdown_under_a_blocked_thread(count: int) -> str:
 
     rr.init()
     if rr.rank() == 1:
-        hear_test()
+        receive_from_test()
         return ""
     texts: list[str] = []
     blocked = threading.Thread(target=lambda: texts.append(caught(lambda: rr.allreduce(np.ones(count)))))
@@ -103,15 +103,15 @@ def shutdown_under_a_blocked_thread(count: int) -> str:
     time.sleep(0.3)  # until it has blocked
     rr.shutdown()
     blocked.join()
-    tell_test("raised")
+    send_to_test("raised")
     return texts[0]
 
 
 @pytest.mark.parametrize("count", [1, 100_000])
 def test_shutdown_under_a_blocked_thread(count: int) -> None:
     with start_ranks(shutdown_under_a_blocked_thread, 2, args=(count,)) as job:
-        assert job.hear(0, 10) == "raised"
-        job.tell(1)
+        assert job.receive(0, 10) == "raised"
+        job.send(1)
         assert job.wait(20)[0].value.startswith("ShutdownError")
 
 
@@ -120,9 +120,9 @@ def interrupted() -> str:
 
     rr.init()
     if rr.rank() == 1:
-        hear_test()
+        receive_from_test()
         return "never came"
-    tell_test("blocking")
+    send_to_test("blocking")
     try:
         rr.allreduce(np.ones(3), name="blocked")
     except KeyboardInterrupt:
@@ -132,13 +132,13 @@ def interrupted() -> str:
 
 def test_ctrl_c_in_a_blocked_call() -> None:
     with start_ranks(interrupted, 2) as job:
-        job.hear(0)
+        job.receive(0)
         time.sleep(0.3)  # it is about to block, and cannot say so when it does
         sent = job.kill(0, signal.SIGINT)
         while job.procs[0].poll() is None:
             assert time.monotonic() - sent < 5
             time.sleep(0.01)
-        job.tell(1)
+        job.send(1)
         assert [outcome.value for outcome in job.wait(30)] == ["interrupted", "never came"]
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import SIZES, hear_test, run_ranks, start_ranks, tell_test
+from ranks import SIZES, receive_from_test, run_ranks, send_to_test, start_ranks
 
 from ringreduce.environment import detect
 from ringreduce.errors import PeerLostError
@@ -96,7 +96,7 @@ def test_a_hundred_jobs_in_a_row_leak_nothing_and_are_quick() -> None:
 def come_unless(absent: int, timeouts_s: list[float]) -> None:
     place = detect()
     if place.rank == absent:
-        hear_test()  # stays alive until the others have given up
+        receive_from_test()  # stays alive until the others have given up
     else:
         join(timeout_s=timeouts_s[place.rank])
 
@@ -106,7 +106,7 @@ def test_a_missing_rank_is_named_on_every_rank(absent: int, words: str) -> None:
     with start_ranks(come_unless, 3, args=(absent, [0.5] * 3)) as job:
         for rank in {0, 1, 2} - {absent}:
             assert job.procs[rank].wait(20) == 1
-        job.tell(absent)
+        job.send(absent)
         outcomes = job.wait(20)
         assert outcomes[absent].error is None
         for rank in {0, 1, 2} - {absent}:
@@ -121,7 +121,7 @@ def test_the_first_to_run_out_of_time_ends_it_for_all() -> None:
         for rank in (0, 1):
             assert job.procs[rank].wait(20) == 1
         assert time.monotonic() - begin < 10
-        job.tell(2)
+        job.send(2)
         assert [o.kind for o in job.wait(20)] == ["TimeoutError", "TimeoutError", None]
         assert "rank 2 did not come" in str(job.outcomes()[1].error)
 
@@ -173,9 +173,9 @@ def test_ranks_that_disagree_all_say_so(places: list[tuple[int, int]], words: st
 
 
 def announce_and_join(late: int) -> None:
-    tell_test("joining")
+    send_to_test("joining")
     if detect().rank == late:
-        hear_test()
+        receive_from_test()
     join(timeout_s=60)
 
 
@@ -183,7 +183,7 @@ def announce_and_join(late: int) -> None:
 def test_a_rank_that_dies_while_waiting_is_named(victim: int, words: str) -> None:
     with start_ranks(announce_and_join, 4, args=(3,)) as job:
         for rank in range(4):
-            job.hear(rank)
+            job.receive(rank)
         _wait_until_connected(job.procs[victim].pid)
         killed = job.kill(victim, signal.SIGKILL)
         for rank in {0, 1, 2} - {victim}:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import hear_test, run_ranks, start_ranks, tell_test
+from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
 
 SOON_S = 6.0  # for a rank that shares its core with others
 
@@ -38,7 +38,7 @@ def at_work() -> Any:
         x: Any = rr.symmetric_empty(1 << 20) if kind == "registered" else np.ones(1 << 20, np.float32)
         step = stepper(kind, x)
         step()
-        tell_test("at work")
+        send_to_test("at work")
         text = ""
         while not text:
             try:
@@ -46,7 +46,7 @@ def at_work() -> Any:
             except rr.Error as error:
                 text = f"{type(error).__name__}: {error}"
         moment = time.monotonic()
-        tell_test("failed")
+        send_to_test("failed")
         texts = [text, caught(step), caught(lambda: rr.allreduce(1.0))]
         begin = time.monotonic()
         rr.shutdown()
@@ -81,11 +81,11 @@ def test_a_stopped_rank_times_out() -> None:
     stops = []
     with start_ranks(at_work, 3, env={"RINGREDUCE_TIMEOUT": "1"}) as job:
         for kind in KINDS:
-            assert [job.hear(rank) for rank in range(3)] == ["at work"] * 3, kind
+            assert [job.receive(rank) for rank in range(3)] == ["at work"] * 3, kind
             stops.append(job.kill(1, signal.SIGSTOP))
-            assert [job.hear(rank) for rank in (0, 2)] == ["failed"] * 2, kind
+            assert [job.receive(rank) for rank in (0, 2)] == ["failed"] * 2, kind
             job.kill(1, signal.SIGCONT)
-            assert job.hear(1) == "failed", kind
+            assert job.receive(1) == "failed", kind
         outcomes = job.wait(30)
         assert all(outcome.value is not None for outcome in outcomes), job.report()
     for outcome in outcomes:
@@ -113,7 +113,7 @@ def late() -> list[float]:
         for kind in LATE:
             x = np.ones(1 << 15 if kind == "large" else 2)
             if world.rank == 1:
-                assert hear_test() == kind
+                assert receive_from_test() == kind
             if kind == "polled":
                 handle = rr.allreduce_async(x, name=kind, op=rr.Sum)
                 while not handle.done():
@@ -132,7 +132,7 @@ def test_one_warning_names_the_operation_and_who_is_missing() -> None:
                 assert time.monotonic() < deadline, job.report()
                 time.sleep(0.02)
             time.sleep(0.3)  # time for a second warning, which must not come
-            job.tell(1, kind)
+            job.send(1, kind)
         outcomes = job.wait(30)
         assert [outcome.value for outcome in outcomes] == [[3.0] * 4] * 3, job.report()
     for rank in (0, 2):
@@ -150,7 +150,7 @@ def polls_until_it_fails() -> str:
 
     rr.init()
     if rr.rank() == 1:
-        return hear_test()
+        return receive_from_test()
     handle = rr.allreduce_async(np.ones(2), name="alone")
     while not handle.done():
         time.sleep(0.01)
@@ -160,7 +160,7 @@ def polls_until_it_fails() -> str:
 def test_polling_runs_into_the_timeout_too() -> None:
     with start_ranks(polls_until_it_fails, 2, env={"RINGREDUCE_TIMEOUT": "0.5"}) as job:
         assert job.wait_first(20) == 0, job.report()
-        job.tell(1, "enough")
+        job.send(1, "enough")
         first, second = job.wait(20)
     assert first.value.startswith("TimeoutError: "), first
     assert "allreduce 'alone' #" in first.value
@@ -173,12 +173,12 @@ def ran_out() -> list[Any]:
 
     with rr.init() as world:
         if world.rank == 1:
-            hear_test()
+            receive_from_test()
         x, y = np.ones(3), np.ones(1 << 16)
         handles = [rr.allreduce_async(x, name="small", op=rr.Sum), rr.allreduce_async(y, name="large", op=rr.Sum)]
         if world.rank == 0:
             texts = [caught(lambda handle=handle: handle.wait(0.05)) for handle in handles for _ in range(2)]  # type: ignore[misc]
-            tell_test("ran out")
+            send_to_test("ran out")
             assert all("still pending" in text and text.startswith("TimeoutError") for text in texts), texts
             handles.append(rr.allreduce_async(x, name="another", op=rr.Sum))
         else:
@@ -188,8 +188,8 @@ def ran_out() -> list[Any]:
 
 def test_a_wait_that_runs_out_changes_nothing() -> None:
     with start_ranks(ran_out, 2) as job:
-        assert job.hear(0) == "ran out"
-        job.tell(1)
+        assert job.receive(0) == "ran out"
+        job.send(1)
         assert [outcome.value for outcome in job.wait(30)] == [[2.0] * 3] * 2
 
 
@@ -232,13 +232,13 @@ def leaves(how: str) -> list[str]:
     pair = rr.add_process_set([0, 2])
     rr.barrier()
     if rr.rank() == 1:
-        hear_test()
+        receive_from_test()
         if how == "exit":
             sys.exit(0)
         rr.shutdown()
         return [str(rr.is_initialized())]
     handle = rr.allreduce_async(np.ones(1 << 15), name="needs rank 1")
-    tell_test("waiting")
+    send_to_test("waiting")
     texts = [caught(handle.wait), caught(lambda: rr.allreduce(1.0)), caught(lambda: rr.recv(np.ones(2), 1))]
     return [*texts, str(rr.allreduce(np.ones(2), op=rr.Sum, process_set=pair)[0])]
 
@@ -246,8 +246,8 @@ def leaves(how: str) -> list[str]:
 @pytest.mark.parametrize("how", ["exit", "shutdown"])
 def test_a_rank_that_leaves_is_missed_by_who_needs_it(how: str) -> None:
     with start_ranks(leaves, 3, args=(how,)) as job:
-        assert [job.hear(rank) for rank in (0, 2)] == ["waiting"] * 2
-        job.tell(1)
+        assert [job.receive(rank) for rank in (0, 2)] == ["waiting"] * 2
+        job.send(1)
         outcomes = job.wait(30)
         for rank in (0, 2):
             texts = outcomes[rank].value

@@ -59,7 +59,7 @@ def output(name: str, ranks: int, *scenario: str) -> str:
         pytest.skip("mpi4py is not here: pip install mpi4py")
     mpi = installation(name)
     program = [sys.executable, "-m", "mpi4py", str(PROGRAM), *scenario]  # an error in one rank then ends the job
-    done = run([*mpi.launch(ranks, crowded=True), *program], {**mpi.mpi4py_environ(), "OMP_NUM_THREADS": "1"})
+    done = run([*mpi.launch(ranks, oversubscribed=True), *program], {**mpi.mpi4py_environ(), "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -131,7 +131,7 @@ def test_asked_about_cuda_pointers(name: str) -> None:
     if util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not here: pip install mpi4py")
     mpi = installation(name)
-    done = run([*mpi.launch(1, crowded=True), sys.executable, "-c", CUDA], mpi.mpi4py_environ())
+    done = run([*mpi.launch(1, oversubscribed=True), sys.executable, "-c", CUDA], mpi.mpi4py_environ())
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = found_in(done.stdout, 1)
     who = {"openmpi": f"Open MPI v{mpi.version}", "mpich": f"MPICH Version: {mpi.version}"}[mpi.library]

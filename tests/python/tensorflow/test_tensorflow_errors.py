@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tensorflow_ranks
-from ranks import run_ranks, start_ranks, tell_test
+from ranks import run_ranks, send_to_test, start_ranks
 from tensorflow_ranks import ENV, close
 
 pytestmark = [
@@ -147,7 +147,7 @@ def batches() -> tuple[str, str]:
 def test_a_killed_peer_is_an_error_in_the_graph() -> None:
     with start_ranks(forever, 2, env=ENV | XLA) as job:
         for rank in range(2):
-            assert job.hear(rank, timeout_s=100) == "running"
+            assert job.receive(rank, timeout_s=100) == "running"
         job.kill(1, signal.SIGKILL)
         survivor, _ = job.wait(timeout_s=20)
     assert survivor.value is not None, str(survivor)
@@ -172,7 +172,7 @@ def forever() -> tuple[str, str, str, str]:
     first, second = step(tf.fill([1 << 16], float(hvd.rank())))
     close(first, [1.0] * (1 << 16))
     close(second, [1.5] * (1 << 16))
-    tell_test("running")
+    send_to_test("running")
     try:
         while True:
             step(tf.ones([1 << 16]))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import tensorflow_ranks
-from ranks import hear_test, start_ranks, tell_test
+from ranks import receive_from_test, send_to_test, start_ranks
 from tensorflow_ranks import ENV, close
 
 pytestmark = [
@@ -24,24 +24,24 @@ pytestmark = [
 @pytest.mark.parametrize("where", ["eager", "function", "session"])
 def test_a_signal_ends_a_wait(where: str) -> None:
     with start_ranks(waits, 2, args=(where,), env=ENV) as job:
-        assert job.hear(0, timeout_s=60) == "waiting"
+        assert job.receive(0, timeout_s=60) == "waiting"
         asleep(job.procs[0].pid)
         job.kill(0, signal.SIGINT)
-        assert job.hear(0, timeout_s=5) == "interrupted"
+        assert job.receive(0, timeout_s=5) == "interrupted"
 
-        assert job.hear(0) == "waiting"
+        assert job.receive(0) == "waiting"
         asleep(job.procs[0].pid)
         job.kill(0, signal.SIGTERM)  # its handler only remembers it: the step ends as it should
-        job.tell(1)
-        assert job.hear(0, timeout_s=5) == "completed"
+        job.send(1)
+        assert job.receive(0, timeout_s=5) == "completed"
 
-        assert job.hear(0) == "waiting"
+        assert job.receive(0) == "waiting"
         asleep(job.procs[0].pid)
         job.kill(0, signal.SIGTERM)
         asleep(job.procs[0].pid)
         job.kill(0, signal.SIGTERM)
-        assert job.hear(0, timeout_s=5) == "interrupted"
-        job.tell(1)
+        assert job.receive(0, timeout_s=5) == "interrupted"
+        job.send(1)
         first, second = job.wait(30)
     assert first.value == second.value == "done", job.report()
 
@@ -83,30 +83,30 @@ def waits(where: str) -> str:
     }
     call = calls[where]
     if rank == 1:
-        hear_test()
+        receive_from_test()
         sum_of("second")
-        hear_test()
+        receive_from_test()
     else:
-        tell_test("waiting")
+        send_to_test("waiting")
         # Before 3.12 pybind11, in which TensorFlow makes its own exception, does not expect this one.
         is_lost = where != "eager" and sys.version_info < (3, 12)
         with pytest.raises(RuntimeError if is_lost else KeyboardInterrupt) as ended:
             call("first")
         assert "KeyboardInterrupt" in repr(ended.value)
-        tell_test("interrupted")
+        send_to_test("interrupted")
 
-        tell_test("waiting")
+        send_to_test("waiting")
         close(call("second"), [3.0] * 3000)
         assert came == [signal.SIGTERM]
-        tell_test("completed")
+        send_to_test("completed")
 
         if where == "eager":  # on the main thread the handler runs at once; a second one raises
             signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, interrupted))
-        tell_test("waiting")
+        send_to_test("waiting")
         told = None if where == "eager" else r"Interrupted: rank 0/2 waited .* in allreduce 'third' when SIGTERM came"
         with pytest.raises(InterruptedError if where == "eager" else tf.errors.CancelledError, match=told):
             call("third")
-        tell_test("interrupted")
+        send_to_test("interrupted")
     for name in ("first", "third"):
         if rank == 1:  # what the other rank has submitted stands
             close(sum_of(name), [3.0] * 3000)

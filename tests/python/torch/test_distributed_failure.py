@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from ranks import Ranks, clean_environment, hear_test, tell_test
+from ranks import Ranks, clean_environment, receive_from_test, send_to_test
 
 torch = pytest.importorskip("torch")
 
@@ -129,13 +129,13 @@ def be_late(path: str) -> None:
         with pytest.raises(hvd.TimeoutError, match="still pending"):  # of this wait only
             work.wait(timedelta(milliseconds=50))
         assert not work.is_completed()
-        tell_test("waited")
+        send_to_test("waited")
         assert work.wait()
         slow.set_timeout(timedelta(seconds=0.3))
         with pytest.raises(hvd.TimeoutError, match=r"0\.3 s"):
             dist.broadcast(torch.ones(3), 1, group=slow)
     else:
-        hear_test()
+        receive_from_test()
         mine = torch.ones(3)
         dist.all_reduce(mine, group=slow)
         assert mine.tolist() == [2, 2, 2]
@@ -160,8 +160,8 @@ def be_late(path: str) -> None:
 
 def test_late_ranks(start_ranks: Callable[..., Ranks], tmp_path: Path) -> None:
     with start_ranks(be_late, 2, args=(str(tmp_path / "store"),)) as job:
-        assert job.hear(0) == "waited"
-        job.tell(1)
+        assert job.receive(0) == "waited"
+        job.send(1)
         outcomes = job.wait()
         assert [outcome.error for outcome in outcomes] == [None, None], job.report()
 
@@ -174,7 +174,7 @@ def work_until_somebody_dies(path: str) -> str:
         for step in itertools.count():
             model(torch.ones(4, 50) * rank).sum().backward()
             if step == 3:
-                tell_test("at work")
+                send_to_test("at work")
 
     with pytest.raises(RuntimeError, match="lost rank 1"):
         train()
@@ -187,7 +187,7 @@ def work_until_somebody_dies(path: str) -> str:
 def test_a_killed_rank_is_named_by_the_survivors(start_ranks: Callable[..., Ranks], tmp_path: Path) -> None:
     with start_ranks(work_until_somebody_dies, 3, args=(str(tmp_path / "store"),)) as job:
         for rank in range(3):
-            assert job.hear(rank, 60) == "at work"
+            assert job.receive(rank, 60) == "at work"
         job.kill(1)
         outcomes = job.wait()
         assert [outcomes[rank].value for rank in (0, 2)] == ["told", "told"], job.report()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from processes import asleep
-from ranks import hear_test, run_ranks, start_ranks, tell_test
+from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
 
 torch = pytest.importorskip("torch")
 
@@ -103,18 +103,18 @@ def interrupted(at: int, where: str, shard_step: bool) -> list[str]:
         for step in range(4):
             is_last = where == "last shares" and step == at
             if step == at and world.rank == 1 and not is_last:
-                hear_test()
+                receive_from_test()
             backward(step)
             if is_last:
-                first = hear_test if world.rank == 1 else lambda: tell_test("blocking")
+                first = receive_from_test if world.rank == 1 else lambda: send_to_test("blocking")
                 ShardedMixin._spread = wait_with(first, ShardedMixin._spread)  # type: ignore[method-assign]
             if step == at and world.rank == 0:
                 if not is_last:
-                    tell_test("blocking")
+                    send_to_test("blocking")
                 with pytest.raises(KeyboardInterrupt) as caught:
                     optimizer.synchronize() if where == "synchronize" else optimizer.step()
                 texts += getattr(caught.value, "__notes__", [])
-                tell_test("interrupted")
+                send_to_test("interrupted")
                 if at == 0:
                     with pytest.raises(hvd.MismatchError, match=LOST):
                         optimizer.step()
@@ -155,11 +155,11 @@ def interrupted(at: int, where: str, shard_step: bool) -> list[str]:
 )
 def test_ctrl_c_in_a_step(at: int, where: str, shard_step: bool) -> None:
     with start_ranks(interrupted, 2, args=(at, where, shard_step)) as job:
-        assert job.hear(0) == "blocking"
+        assert job.receive(0) == "blocking"
         asleep(job.procs[0].pid)
         job.kill(0, signal.SIGINT)
-        assert job.hear(0) == "interrupted"
-        job.tell(1)
+        assert job.receive(0) == "interrupted"
+        job.send(1)
         first, second = job.wait(60)
     assert first.error is None, first
     if at == 0 or where == "goes on":
