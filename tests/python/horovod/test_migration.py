@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 from test_horovod_names import CONSTANTS, SIGNATURES
 
 TORCH = PAGE[: PAGE.index("\n## TensorFlow\n")]
-"""The part for PyTorch; tests/test_tensorflow_*.py have the rest."""
+"""The part for PyTorch; tests/python/tensorflow has the rest."""
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", TORCH, re.MULTILINE | re.DOTALL)
 COMMANDS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
