@@ -2,7 +2,8 @@
 //
 // The functions are those of tensorflow/c/{tf_status,tf_tensor,ops,kernels}.h, which libtensorflow_framework exports to
 // C; they are looked up by name when this object is loaded, so it is compiled against no TensorFlow and linked with
-// none. tests/test_tensorflow_abi.py compares the prototypes with the headers of the TensorFlow that is installed.
+// none. tests/python/tensorflow/test_tensorflow_abi.py compares the prototypes with the headers of the TensorFlow that
+// is installed.
 #pragma once
 
 #include <cstddef>

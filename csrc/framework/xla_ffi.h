@@ -2,7 +2,7 @@
 // is compiled against jaxlib, and one build serves all of its versions. Layouts are XLA's; the names are ours.
 //
 // Every struct begins with its size as its maker knows it: whoever reads a field that was added later looks there
-// first. tests/test_jax_abi.py compares this file with jaxlib's own header.
+// first. tests/python/jax/test_jax_abi.py compares this file with jaxlib's own header.
 #pragma once
 
 #include <cstddef>

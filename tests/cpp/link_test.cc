@@ -1,6 +1,6 @@
 // The conformance suite of Link, for every transport: a transport is one line at the end. Order, wrap-around, full and
 // empty, folds of whole elements only, and two threads that move 10 MB in random pieces. MPI is a fake of ours, and
-// with RR_TEST_MPI=/path/to/libmpi.so that one (tests/test_mpi_link.py names every one that is here).
+// with RR_TEST_MPI=/path/to/libmpi.so that one (tests/python/mpi/test_mpi_link.py names every one that is here).
 #include "transport/link.h"
 
 #include <cstring>
