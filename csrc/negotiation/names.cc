@@ -11,6 +11,8 @@ uint64_t hash_of(const std::string& text, uint64_t seed) {
   return state == 0 ? 1 : state;  // 0 marks a free slot
 }
 
+uint64_t table_hash(const std::string& stored) { return hash_of(stored, 0xCBF29CE484222325ull); }
+
 // Names beyond the slot's size are kept as a prefix and two hashes.
 std::string stored_form(const std::string& name) {
   if (name.size() <= kNameNbytes) return name;
@@ -26,27 +28,41 @@ bool Names::holds(size_t slot, uint64_t hash, const std::string& stored) const {
          std::memcmp(entry.text, stored.data(), stored.size()) == 0;
 }
 
-size_t Names::slot_of(const std::string& name) {
+size_t Names::find(const std::string& name) {
   const std::string stored = stored_form(name);
-  const uint64_t hash = hash_of(stored, 0xCBF29CE484222325ull);
+  return find(stored, table_hash(stored));
+}
+
+size_t Names::find(const std::string& stored, uint64_t hash) {
   if (const auto known = local_.find(stored); known != local_.end() && holds(known->second, hash, stored)) {
     return known->second;
   }
-  const size_t used = control_.header().names_used;
-  size_t slot = 0;
-  while (slot < used && !holds(slot, hash, stored)) ++slot;
-  if (slot == used) {
-    slot = claim_slot();
-    if (slot == kNone) return kNone;
-    NameSlot& entry = control_.name_slot(slot);
-    entry.length = static_cast<uint32_t>(stored.size());
-    std::memcpy(entry.text, stored.data(), stored.size());
-    control_.name_hashes()[slot].store(hash, std::memory_order_relaxed);
+  for (size_t slot = 0; slot < control_.header().names_used; ++slot) {
+    if (!holds(slot, hash, stored)) continue;
+    remember(stored, slot);
+    return slot;
   }
+  return kNone;
+}
+
+size_t Names::slot_of(const std::string& name) {
+  const std::string stored = stored_form(name);
+  const uint64_t hash = table_hash(stored);
+  if (const size_t slot = find(stored, hash); slot != kNone) return slot;
+  const size_t slot = claim_slot();
+  if (slot == kNone) return kNone;
+  NameSlot& entry = control_.name_slot(slot);
+  entry.length = static_cast<uint32_t>(stored.size());
+  std::memcpy(entry.text, stored.data(), stored.size());
+  control_.name_hashes()[slot].store(hash, std::memory_order_relaxed);
+  remember(stored, slot);
+  return slot;
+}
+
+void Names::remember(const std::string& stored, size_t slot) {
   local_.erase(local_names_[slot]);
   local_names_[slot] = stored;
   local_[stored] = slot;
-  return slot;
 }
 
 size_t Names::claim_slot() {

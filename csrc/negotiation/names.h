@@ -18,11 +18,13 @@ class Names {
   // consumed; kNone if there is none.
   static constexpr size_t kNone = SIZE_MAX;
   size_t slot_of(const std::string& name);
+  // The slot of a name that some rank has announced; kNone if there is none. Claims nothing.
+  size_t find(const std::string& name);
   bool has_room() const;  // without the lock: a moment's view
 
   // The latest generation that a rank has announced in a slot; 0: none.
   uint64_t latest(size_t slot, int rank) const;
-  // The generation that this rank would state next in a slot.
+  // The generation that this rank would announce next in a slot.
   uint64_t next_generation(size_t slot, int rank) const;
 
   // After a finished join: no rank announces a generation again that some rank has announced.
@@ -38,6 +40,8 @@ class Names {
   bool is_idle(size_t slot) const;
   bool notes_are_read() const;
   size_t claim_slot();
+  size_t find(const std::string& stored, uint64_t hash);
+  void remember(const std::string& stored, size_t slot);
   bool holds(size_t slot, uint64_t hash, const std::string& stored) const;
 
   const ControlSegment& control_;

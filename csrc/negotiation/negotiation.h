@@ -72,7 +72,7 @@ class Negotiation {
   // Repeats an entry of the first host's log; false while there is no room.
   bool repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants);
   int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
-  // What a rank has announced last under a name, as stored in the table; tag 0 if nothing.
+  // What a rank has announced last under a name, as stored in the table; tag 0 if nothing. Claims no slot for the name.
   Ticket latest_named(const std::string& stored_name, int rank);
   // The names that begin so under which a rank has announced an operation that this one has not.
   std::vector<std::string> announced_alone(int rank, const std::string& prefix);

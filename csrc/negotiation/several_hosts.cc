@@ -67,7 +67,7 @@ bool Negotiation::repeat(const std::vector<Ticket>& members, uint32_t algorithm,
 
 Ticket Negotiation::latest_named(const std::string& stored_name, int rank) {
   return locked([&] {
-    const size_t slot = names_.slot_of(stored_name);
+    const size_t slot = names_.find(stored_name);
     if (slot == Names::kNone) return Ticket{};
     const uint64_t generation = names_.latest(slot, rank);
     return Ticket{Names::request_slot(slot, generation), generation};

@@ -193,6 +193,16 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
   }
 }
 
+TEST_CASE("frames: a name that nobody has announced takes no room in the table") {
+  const Environment environment{};
+  Listener listener;
+  listener.said.begin(FrameType::kConsumed, 1);
+  listener.said.put(std::string("unheard of"));
+  listener.said.end();
+  CHECK(listener.hear() == "");
+  CHECK(listener.control().header().names_used == 0);
+}
+
 TEST_CASE("frames: one that is too long is not sent, and those around it are") {
   FrameWriter out;
   const auto say = [&](size_t nbytes) {
