@@ -136,7 +136,7 @@ class Group {
   bool wants_bucket(bool from_engine);
   bool deliver_messages();
   OperationPtr message(const TensorView& tensor, int peer, int tag, std::shared_ptr<void> keep, bool outgoing);
-  // memories.cc
+  // memory_mismatch.cc
   void record_caller_locked();
   void fail_if_other_memory(const Operation& operation);
   // jobs.cc

@@ -70,7 +70,7 @@ inline void run_hosts(const std::vector<int>& host_of, const std::function<void(
       if (wrap) end = wrap(std::move(end), r, channel);
       return delays == nullptr ? std::move(end) : delays->delay(std::move(end), r, peer, channel, is_control(channel));
     };
-    Network network = {"wires", host_of, link, {}};
+    Network network = {"loopback", host_of, link, {}};
     Context context(segments.at(host).get(), r, size, std::vector<int>(static_cast<size_t>(size), -1),
                     "host" + std::to_string(host), registry, nullptr, -1, network);
     Rank rank = {context, context.world(), r, size, *registry};

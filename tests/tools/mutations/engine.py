@@ -5,7 +5,7 @@ from mutations.row import Mutation
 ROWS = (
     Mutation(
         "join-before-streams",
-        "csrc/engine/agreement.cc",
+        "csrc/engine/join.cc",
         "if (context_.device() != nullptr) context_.device_queue().await_stated(*this, interrupt);",
         "",
         ("device_queue_test::join: what has been called",),
@@ -13,7 +13,7 @@ ROWS = (
     ),
     Mutation(
         "joined-twice",
-        "csrc/engine/agreement.cc",
+        "csrc/engine/join.cc",
         "if (!has_joined_.load()) {",
         "{",
         ("join_test",),
