@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -387,7 +388,7 @@ def test_a_rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     whole = json.loads(file.read_text())
     verdicts = {part["name"]: part["verdict"] for part in whole["parts"]}
     assert verdicts.pop("fails") == "failed (3)"
-    assert verdicts.pop("hangs") == "not done after 1 s"
+    assert re.fullmatch(r"not done after \d+ s", verdicts.pop("hangs"))
     skipped = [name for name, verdict in verdicts.items() if verdict.startswith("skipped: ")]
     assert skipped == ["build", "build rr_gpu", "limits", "memcheck", "racecheck"]
     assert {name: verdict for name, verdict in verdicts.items() if name not in skipped} == dict.fromkeys(
