@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from importlib import metadata
 
 import ringreduce
-from ringreduce import _core, environment
+from ringreduce import _core
 from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.job import environment
 from ringreduce.launch.python import run_code
 
 FRAMEWORKS = {
@@ -83,7 +84,7 @@ def mpi_cuda() -> Iterator[Finding]:
     if launched:  # that process would pass for this rank
         yield Finding("MPI", name, "not asked under a launcher")
         return
-    asked = "from ringreduce import mpi; path = mpi.cuda_path(); print('yes' if path[0] else 'no', path[1])"
+    asked = "from ringreduce.job import mpi; path = mpi.cuda_path(); print('yes' if path[0] else 'no', path[1])"
     try:
         done = subprocess.run(run_code(asked), capture_output=True, text=True, timeout=MPI_TIMEOUT_S)
     except subprocess.TimeoutExpired:

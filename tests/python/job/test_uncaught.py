@@ -15,13 +15,13 @@ from unittest.mock import patch
 import pytest
 from ranks import clean_environment, run_ranks
 
-from ringreduce import uncaught
+from ringreduce.job import uncaught
+from ringreduce.job.uncaught import report_address
 from ringreduce.launch.reports import Reports
-from ringreduce.uncaught import report_address
 
 PROLOGUE = """
 import os, sys, types
-from ringreduce import uncaught
+from ringreduce.job import uncaught
 uncaught.GRACE_S = 0.0
 
 running = {"size": 2, "initialized": True, "finalized": False}
@@ -267,7 +267,7 @@ def told(how: str) -> str | None:
         except (ValueError, StopIteration):
             rr.shutdown()
     elif how == "interrupted":
-        with pytest.raises(KeyboardInterrupt), patch("ringreduce.uncaught.cause", side_effect=KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), patch("ringreduce.job.uncaught.cause", side_effect=KeyboardInterrupt):
             fails(ValueError)
         assert rr.is_initialized()  # so that the next one leaves
         rr.shutdown()
