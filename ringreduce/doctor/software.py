@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes.util
 import os
 import platform
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job import environment
+from ringreduce.launch.mpi_versions import ROOT_PERMITS, mpi_version
 from ringreduce.launch.python import run_code
 
 FRAMEWORKS = {
@@ -29,9 +29,7 @@ FRAMEWORKS = {
 }
 """Framework: the distributions that bring it, any one of them."""
 
-VERSION_TIMEOUT_S = 5.0
 MPI_TIMEOUT_S = 20.0  # MPI_Init of one process takes a second where nothing is wrong
-ROOT_PERMITS = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
 def package() -> Iterator[Finding]:
@@ -111,20 +109,3 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def mpi_version(launcher: str) -> str:
-    """The name and version of the MPI that a launcher belongs to, such as "Open MPI 4.1.4" or "MPICH 4.0.2"."""
-    try:
-        done = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"of unknown version ({error})"
-    text = done.stdout
-    number = re.search(r"\d+\.\d+(\.\d+)?\w*", text)
-    if "HYDRA" in text or "MPICH" in text:
-        name = "MPICH"
-    elif "Open MPI" in text or "OpenRTE" in text or "open-mpi" in text:
-        name = "Open MPI"
-    else:
-        return text.partition("\n")[0] or "of unknown version"
-    return f"{name} {number[0]}" if number else name

@@ -1,4 +1,4 @@
-"""Where the bench keeps what it builds: RINGREDUCE_CACHE, else ringreduce in the user's cache."""
+"""Where MPIs and peers of the bench are kept that were built here: RINGREDUCE_CACHE, else the user's cache."""
 
 from __future__ import annotations
 
