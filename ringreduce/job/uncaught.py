@@ -169,14 +169,15 @@ def _report(what: str) -> None:
 def cause(error: BaseException) -> str:
     """Class, text and place in one line: "RuntimeError: out of memory (train.py:14)".
 
-    The place is the innermost one in the user's own files: not in an installed package or the standard library.
+    The place is the innermost one in the user's own files: not in an installed package, this one or the standard
+    library.
     """
     lines = "".join(traceback.format_exception_only(type(error), error)).splitlines()
     text = next((line for line in lines if not line.startswith(" ")), type(error).__name__)
     text = _printable(text)[:CAUSE_NBYTES].decode(errors="ignore")
     paths = sysconfig.get_paths()
     others = tuple(os.path.join(paths[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    others += (os.path.join(os.path.dirname(__file__), ""), "<frozen ")
+    others += (os.path.join(os.path.dirname(os.path.dirname(__file__)), ""), "<frozen ")
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [place for place in places if not place[0].startswith(others)] or places
     if not own:

@@ -15,6 +15,8 @@ from unittest.mock import patch
 import pytest
 from ranks import clean_environment, run_ranks
 
+from ringreduce.collectives.buffers import readable
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.job import uncaught
 from ringreduce.job.uncaught import report_address
 from ringreduce.launch.reports import Reports
@@ -285,6 +287,13 @@ def test_what_is_a_cause(how: str) -> None:
         assert re.fullmatch(r"PeerLostError: ValueError: caught \(test_uncaught.py:\d+\)", text)
     else:
         assert text.startswith("ShutdownErrorHorovod has been shut down")
+
+
+def test_the_place_of_an_error_of_ringreduces_is_the_line_that_called_it() -> None:
+    with pytest.raises(InvalidArgumentError) as raised:
+        readable(object())
+    assert raised.traceback[-1].path.name == "buffers.py"
+    assert re.search(r" \(test_uncaught.py:\d+\)$", uncaught.cause(raised.value))
 
 
 def train_again() -> list[str]:
