@@ -1,7 +1,7 @@
 """The native module: bindings without logic over csrc/.
 
 A *buffer* argument is either any C-contiguous object with the buffer protocol (a NumPy array), or a tuple
-``(address, shape, dtype_code, owner)`` made by ringreduce.buffers for everything else: whoever submits a tuple's bytes
+``(address, shape, dtype_code, owner)`` made by collectives.buffers for everything else: whoever submits a tuple's bytes
 keeps the owner alive until the operation has finished, as it does for a buffer. The device form of the tuple,
 ``(address, shape, dtype_code, owner, ordinal, stream)``, is for memory of GPU `ordinal` whose content comes from work
 on `stream` (a CUstream as an int; 0, 1 and 2 are the default streams as in CUDA): the operation begins once the stream

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from ringreduce.common import names
-from ringreduce.common.names import *  # noqa: F403  # its __all__ is part of the one below
-from ringreduce.data_movement import (
+from ringreduce.collectives.data_movement import (
     allgather,
     allgather_async,
     alltoall,
@@ -24,11 +22,10 @@ from ringreduce.data_movement import (
     send,
     send_async,
 )
-from ringreduce.gpu import DeviceArray
-from ringreduce.handles import Handle, poll, synchronize
-from ringreduce.memory import symmetric_empty
-from ringreduce.objects import allgather_object, broadcast_object
-from ringreduce.ops import (
+from ringreduce.collectives.handles import Handle, poll, synchronize
+from ringreduce.collectives.memory import symmetric_empty
+from ringreduce.collectives.objects import allgather_object, broadcast_object
+from ringreduce.collectives.ops import (
     BitwiseAnd,
     BitwiseOr,
     LogicalAnd,
@@ -42,7 +39,7 @@ from ringreduce.ops import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from ringreduce.reductions import (
+from ringreduce.collectives.reductions import (
     barrier,
     grouped_reducescatter,
     grouped_reducescatter_async,
@@ -52,6 +49,9 @@ from ringreduce.reductions import (
     reducescatter,
     reducescatter_async,
 )
+from ringreduce.common import names
+from ringreduce.common.names import *  # noqa: F403  # its __all__ is part of the one below
+from ringreduce.gpu import DeviceArray
 
 __all__: list[str] = [
     "BitwiseAnd",

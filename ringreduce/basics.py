@@ -11,23 +11,13 @@ from contextlib import closing
 from types import TracebackType
 from typing import Any
 
-from ringreduce import (
-    _core,
-    buffers,
-    communicators,
-    config,
-    environment,
-    inheritance,
-    mpi,
-    rendezvous,
-    shutdown_cause,
-    state,
-    uncaught,
-)
-from ringreduce.absent import AbsentGroup
-from ringreduce.deadline import Deadline
+from ringreduce import _core, config, state
+from ringreduce.collectives import buffers
 from ringreduce.errors import InvalidArgumentError, NotInitializedError
-from ringreduce.process_sets import ProcessSet, global_process_set, register, registered_as
+from ringreduce.job import communicators, environment, inheritance, mpi, rendezvous, shutdown_cause, uncaught
+from ringreduce.job.absent import AbsentGroup
+from ringreduce.job.deadline import Deadline
+from ringreduce.job.process_sets import ProcessSet, global_process_set, register, registered_as
 
 _lock = threading.RLock()
 _DRAIN_S = 5.0  # kernels of frameworks have been told to leave, and look around every 0.1 s at the latest

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 
-from ringreduce import _core, nccl, state
+from ringreduce import _core, state
 from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.gpu import nccl
 
 
 def mpi_built() -> bool:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ringreduce._core import Context, MpiCommunicator
-    from ringreduce.environment import Placement
-    from ringreduce.process_sets import ProcessSet
+    from ringreduce.job.environment import Placement
+    from ringreduce.job.process_sets import ProcessSet
 
 NOT_INITIALIZED = (
     "ringreduce has not been initialized; use ringreduce.init(). (Horovod has not been initialized; use hvd.init().)"

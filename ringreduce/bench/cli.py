@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 
 import ringreduce
-from ringreduce import environment
 from ringreduce.bench import report, table, terminal
 from ringreduce.bench.measure import measure
 from ringreduce.bench.options import DEFAULT_RANKS, Options, parse
 from ringreduce.errors import Error, InvalidArgumentError
+from ringreduce.job import environment
 
 
 def main(argv: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import ringreduce
 from ringreduce.bench.collectives import Collective
-from ringreduce.buffers import CODES, native
+from ringreduce.collectives.buffers import CODES, native
 from ringreduce.errors import UnavailableError
 
 if TYPE_CHECKING:

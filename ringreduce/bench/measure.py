@@ -19,7 +19,7 @@ from ringreduce.bench.limit import fraction_of_limit
 from ringreduce.bench.loops import CoreLoop, Loop, PythonLoop
 from ringreduce.bench.memory import operand
 from ringreduce.bench.oracle import DTYPES, OPS, Oracle
-from ringreduce.buffers import CODES
+from ringreduce.collectives.buffers import CODES
 
 if TYPE_CHECKING:
     from ringreduce.bench.options import Options

@@ -11,7 +11,7 @@ import ringreduce
 from ringreduce import config
 from ringreduce.bench import machine
 from ringreduce.bench.collectives import COLLECTIVES
-from ringreduce.collective_json import allgather_json
+from ringreduce.job.collective_json import allgather_json
 
 if TYPE_CHECKING:
     from ringreduce.bench.measure import Row

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 
+from ringreduce.collectives.ops import Average, ReduceOp, Sum, check_op
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average, ReduceOp, Sum, check_op
 
 
 def choose(op: int | None, average: int | None) -> int:

@@ -23,6 +23,7 @@ from ringreduce.basics import (
     size,
     stats,
 )
+from ringreduce.collectives.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from ringreduce.errors import (
     Error,
     HorovodInternalError,
@@ -48,8 +49,7 @@ from ringreduce.features import (
     start_timeline,
     stop_timeline,
 )
-from ringreduce.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
-from ringreduce.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from ringreduce.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 __all__: list[str] = [
     "Adasum",

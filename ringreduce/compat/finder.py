@@ -24,7 +24,7 @@ ALIASES = {
     "horovod.keras": "ringreduce.keras",
     "horovod.common.basics": "ringreduce.common.basics",
     "horovod.common.exceptions": "ringreduce.common.exceptions",
-    "horovod.common.process_sets": "ringreduce.process_sets",
+    "horovod.common.process_sets": "ringreduce.job.process_sets",
 }
 """Modules that are ringreduce's own, with all their submodules."""
 

@@ -10,8 +10,8 @@ from itertools import chain
 
 from ringreduce.doctor import environment, gpus, selftest, software
 from ringreduce.doctor.finding import Finding, lines, verdict
-from ringreduce.environment import detect
 from ringreduce.errors import Error
+from ringreduce.job.environment import detect
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,11 +7,12 @@ import os
 import resource
 from collections.abc import Iterator
 
-from ringreduce import config, environment
+from ringreduce import config
 from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
 from ringreduce.errors import Error
 from ringreduce.horovod_variables import WITHOUT_EFFECT
+from ringreduce.job import environment
 from ringreduce.launch.quota import cpu_quota
 
 FEW_FILES = 1024

@@ -13,7 +13,10 @@ from ringreduce.doctor.finding import Finding
 from ringreduce.launch.python import run_code
 
 DRIVER_TIMEOUT_S = 60.0  # cuInit of a machine with eight GPUs takes seconds when nothing keeps the driver awake
-ASKED = "import json; from ringreduce import nccl, _core; print(json.dumps([_core.cuda_report(), nccl.version()[1]]))"
+ASKED = (
+    "import json; from ringreduce import _core; from ringreduce.gpu import nccl; "
+    "print(json.dumps([_core.cuda_report(), nccl.version()[1]]))"
+)
 
 
 def cuda() -> Iterator[Finding]:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 import ringreduce
-from ringreduce import environment
 from ringreduce.bench.oracle import DTYPES, Oracle
-from ringreduce.collective_json import allgather_json
 from ringreduce.errors import Error
+from ringreduce.job import environment
+from ringreduce.job.collective_json import allgather_json
 from ringreduce.launch.python import run_module
 
 RANKS = 2

@@ -5,17 +5,18 @@ from __future__ import annotations
 import ctypes.util
 import os
 import platform
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from importlib import metadata
 
 import ringreduce
-from ringreduce import _core, environment
+from ringreduce import _core
 from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.job import environment
+from ringreduce.launch.mpi_versions import ROOT_PERMITS, mpi_version
 from ringreduce.launch.python import run_code
 
 FRAMEWORKS = {
@@ -28,9 +29,7 @@ FRAMEWORKS = {
 }
 """Framework: the distributions that bring it, any one of them."""
 
-VERSION_TIMEOUT_S = 5.0
 MPI_TIMEOUT_S = 20.0  # MPI_Init of one process takes a second where nothing is wrong
-ROOT_PERMITS = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
 def package() -> Iterator[Finding]:
@@ -83,7 +82,7 @@ def mpi_cuda() -> Iterator[Finding]:
     if launched:  # that process would pass for this rank
         yield Finding("MPI", name, "not asked under a launcher")
         return
-    asked = "from ringreduce import mpi; path = mpi.cuda_path(); print('yes' if path[0] else 'no', path[1])"
+    asked = "from ringreduce.job import mpi; path = mpi.cuda_path(); print('yes' if path[0] else 'no', path[1])"
     try:
         done = subprocess.run(run_code(asked), capture_output=True, text=True, timeout=MPI_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -110,20 +109,3 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def mpi_version(launcher: str) -> str:
-    """The name and version of the MPI that a launcher belongs to, such as "Open MPI 4.1.4" or "MPICH 4.0.2"."""
-    try:
-        done = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"of unknown version ({error})"
-    text = done.stdout
-    number = re.search(r"\d+\.\d+(\.\d+)?\w*", text)
-    if "HYDRA" in text or "MPICH" in text:
-        name = "MPICH"
-    elif "Open MPI" in text or "OpenRTE" in text or "open-mpi" in text:
-        name = "Open MPI"
-    else:
-        return text.partition("\n")[0] or "of unknown version"
-    return f"{name} {number[0]}" if number else name

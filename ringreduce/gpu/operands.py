@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ringreduce import _core, nccl, state
+from ringreduce import _core, state
 from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.gpu import nccl
 from ringreduce.gpu.arrays import DEFAULT_STREAM, DeviceArray
 from ringreduce.gpu.libraries import library_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.ops import Sum
+from ringreduce.collectives.ops import Sum
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import numpy as np
 from jax.experimental import io_callback
 
 from ringreduce import state
-from ringreduce.buffers import native
+from ringreduce.collectives.buffers import native
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.jax.call import Call
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 
 
 def run(call: Call, results: Sequence[Any], operands: Sequence[Any]) -> Any:

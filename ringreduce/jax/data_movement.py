@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from ringreduce.data_movement import narrow
+from ringreduce.collectives.data_movement import narrow
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.jax.call import Call
 from ringreduce.jax.operands import array, members, rows_of
 from ringreduce.jax.primitives import bind
 from ringreduce.jax.versions import is_traced, is_tracing
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 
 
 def allgather(tensor: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set) -> jax.Array:

@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 
-from ringreduce import objects
+from ringreduce.collectives import objects
 from ringreduce.jax import failures
 from ringreduce.jax.data_movement import broadcast_all
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 
 
 def broadcast_parameters(

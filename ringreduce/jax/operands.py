@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ringreduce.buffers import CODES
+from ringreduce.collectives.buffers import CODES
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet
 
 
 def array(value: Any, kind: str) -> jax.Array:

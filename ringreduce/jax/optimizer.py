@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ringreduce.collectives.ops import Average
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.jax.compression import Compression
 from ringreduce.jax.reductions import grouped_allreduce
-from ringreduce.ops import Average
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 
 
 class GradientTransformation(NamedTuple):

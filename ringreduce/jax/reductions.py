@@ -14,14 +14,14 @@ from typing import Any
 
 import jax
 
+from ringreduce.collectives.ops import Adasum, Average, ReduceOp, Sum, check_op
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.jax import rules as rules  # registers them
 from ringreduce.jax.call import Call
 from ringreduce.jax.compression import Compression
 from ringreduce.jax.operands import array, members, rows_of
 from ringreduce.jax.primitives import bind
-from ringreduce.ops import Adasum, Average, ReduceOp, Sum, check_op
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 
 
 def allreduce(

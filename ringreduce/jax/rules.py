@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
+from ringreduce.collectives.ops import Average, ReduceOp, Sum
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.jax.call import Call
 from ringreduce.jax.primitives import KINDS, PRIMITIVES, bind
-from ringreduce.ops import Average, ReduceOp, Sum
 
 BATCHED = ("allreduce", "broadcast", "reduce")
 """Element by element, hence the same on an array with one dimension more."""

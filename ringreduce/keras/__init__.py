@@ -23,10 +23,10 @@ else:
     need("keras", __name__, "keras tensorflow (or torch, or jax, for Keras's backend)")
 
 from ringreduce import barrier, join
+from ringreduce.collectives.objects import allgather_object, broadcast_object
 from ringreduce.common import names
 from ringreduce.common.names import *  # noqa: F403  # its __all__ is part of the one below
 from ringreduce.keras import callbacks, elastic
-from ringreduce.objects import allgather_object, broadcast_object
 
 if TYPE_CHECKING or not uses_keras_2():
     from ringreduce.keras.compression import Compression

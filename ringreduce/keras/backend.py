@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import keras
 
 from ringreduce.errors import UnavailableError
-from ringreduce.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet
 
 BACKENDS = ("tensorflow", "torch", "jax")
 

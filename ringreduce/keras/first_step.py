@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringreduce import collective_json, same_start
+from ringreduce.collectives.ops import Min
+from ringreduce.common import same_start
+from ringreduce.job import collective_json
+from ringreduce.job.process_sets import ProcessSet
 from ringreduce.keras.settings import Settings
-from ringreduce.ops import Min
-from ringreduce.process_sets import ProcessSet
 
 CURE = (
     "Give hvd.callbacks.BroadcastGlobalVariablesCallback(0) to model.fit(), or call "

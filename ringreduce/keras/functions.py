@@ -8,13 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from ringreduce import data_movement
+from ringreduce.collectives import data_movement
+from ringreduce.collectives.ops import Average
 from ringreduce.common.arguments import choose
 from ringreduce.errors import UnavailableError
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.keras import backend
 from ringreduce.keras.compression import Compression
-from ringreduce.ops import Average
-from ringreduce.process_sets import ProcessSet, global_process_set
 
 
 def allreduce(

@@ -7,13 +7,13 @@ from typing import Any
 
 from keras import ops
 
+from ringreduce.collectives.ops import Max, Min
 from ringreduce.common.groups import buckets
 from ringreduce.errors import MismatchError
 from ringreduce.keras import backend, training
 from ringreduce.keras.compression import NoneCompressor
 from ringreduce.keras.first_step import FirstStep
 from ringreduce.keras.settings import Settings
-from ringreduce.ops import Max, Min
 
 Gradients = Sequence[Any]
 Key = Callable[[Any], Any]

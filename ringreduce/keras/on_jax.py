@@ -11,7 +11,7 @@ from jax.experimental.sparse import JAXSparse
 
 from ringreduce import jax as hvd
 from ringreduce.errors import UnavailableError
-from ringreduce.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet
 
 
 def check() -> None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ringreduce import tensorflow as hvd
 from ringreduce.errors import UnavailableError
-from ringreduce.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet
 from ringreduce.tensorflow.variables import refuse_strategies
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ringreduce import torch as hvd
+from ringreduce.job.process_sets import ProcessSet
 from ringreduce.keras import compression as ours
-from ringreduce.process_sets import ProcessSet
 from ringreduce.torch.compression import Compression
 
 SAME = {

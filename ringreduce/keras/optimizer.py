@@ -7,14 +7,14 @@ from typing import Any
 
 import keras
 
+from ringreduce.collectives.ops import Average
 from ringreduce.common.groups import checked, renamed
 from ringreduce.common.which_keras import is_of_keras_2
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.keras.compression import Compression
 from ringreduce.keras.gradient_reduction import GradientReduction
 from ringreduce.keras.settings import Settings, check, layers_of
 from ringreduce.keras.wrapping import wrap
-from ringreduce.ops import Average
-from ringreduce.process_sets import ProcessSet, global_process_set
 
 
 def DistributedOptimizer(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ringreduce.collectives.ops import Average, Sum
 from ringreduce.common.arguments import check_predivide
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average, Sum
-from ringreduce.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet
 
 
 @dataclass(frozen=True)

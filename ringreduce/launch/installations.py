@@ -13,8 +13,8 @@ from functools import cache as cache_result
 from importlib import metadata
 from pathlib import Path
 
-from ringreduce.bench.storage import cache
-from ringreduce.doctor.software import ROOT_PERMITS, mpi_version
+from ringreduce.launch.mpi_versions import ROOT_PERMITS, mpi_version
+from ringreduce.launch.storage import cache
 
 LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH"}
 PACKAGES = {"openmpi": "openmpi-bin libopenmpi-dev", "mpich": "mpich libmpich-dev"}  # Debian's

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringreduce.communicators import library_name
-from ringreduce.doctor.software import mpi_version
 from ringreduce.errors import UnavailableError
+from ringreduce.job.communicators import library_name
+from ringreduce.launch.mpi_versions import mpi_version
 
 NAMES = ("mpirun", "mpiexec", "mpirun.openmpi", "mpirun.mpich", "mpiexec.hydra")
 VENDORS = ("Open MPI", "MPICH")

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ringreduce.doctor.software import ROOT_PERMITS
 from ringreduce.errors import UnavailableError
 from ringreduce.launch import mpi
 from ringreduce.launch.binding import cores_of, thread_share
 from ringreduce.launch.hosts import Host, is_this_host
+from ringreduce.launch.mpi_versions import ROOT_PERMITS
 
 FORWARDED_PREFIXES = ("RINGREDUCE_", "HOROVOD_", "OMP_", "MPI4PY_", "PYTHON", "NCCL_", "CUDA_")
 FORWARDED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "XDG_CACHE_HOME")

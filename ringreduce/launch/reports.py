@@ -1,4 +1,4 @@
-"""What ended a rank, in its own words: the launcher's side. The rank's is ringreduce/uncaught.py."""
+"""What ended a rank, in its own words: the launcher's side. The rank's is ringreduce/job/uncaught.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import selectors
 import socket
 
-from ringreduce.uncaught import REPORT_NBYTES, report_address
+from ringreduce.job.uncaught import REPORT_NBYTES, report_address
 
 REPEATED = "ringreduce.errors.PeerLostError:"
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ringreduce.common.adasum import check_size, combine
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet
 from ringreduce.tensorflow import mpi_ops
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringreduce.ops import Adasum, Average
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.collectives.ops import Adasum, Average
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow import adasum, mpi_ops, sparse
 from ringreduce.tensorflow.compression import Compression, Compressor
 from ringreduce.tensorflow.util import handle_average_backwards_compatibility

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringreduce import objects
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.collectives import objects
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.native.data_movement import broadcasts
 from ringreduce.tensorflow.native.running import id_of
 from ringreduce.tensorflow.variables import plain, refuse_strategies

@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringreduce.collectives.ops import Average
 from ringreduce.common.groups import buckets, checked
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.collectives import grouped_allreduce
 from ringreduce.tensorflow.compression import Compressor
 from ringreduce.tensorflow.native.running import id_of

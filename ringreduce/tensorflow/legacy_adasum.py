@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringreduce.collectives.ops import Adasum
 from ringreduce.common.adasum import check_size
-from ringreduce.ops import Adasum
-from ringreduce.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet
 from ringreduce.tensorflow.collectives import grouped_allreduce
 from ringreduce.tensorflow.compression import Compressor
 from ringreduce.tensorflow.functions import assigned

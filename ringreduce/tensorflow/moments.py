@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringreduce.ops import Sum
-from ringreduce.process_sets import ProcessSet
+from ringreduce.collectives.ops import Sum
+from ringreduce.job.process_sets import ProcessSet
 from ringreduce.tensorflow import mpi_ops
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringreduce.collectives.ops import Adasum, Average
 from ringreduce.common.arguments import check_predivide
 from ringreduce.common.groups import renamed
 from ringreduce.common.which_keras import is_of_keras_2
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.ops import Adasum, Average
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.compression import Compression, Compressor
 from ringreduce.tensorflow.gradients import GradientReducer
 from ringreduce.tensorflow.legacy import Wrapper, _DistributedOptimizer

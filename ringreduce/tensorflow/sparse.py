@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ringreduce.ops import Adasum, Average, Sum
-from ringreduce.process_sets import ProcessSet
+from ringreduce.collectives.ops import Adasum, Average, Sum
+from ringreduce.job.process_sets import ProcessSet
 from ringreduce.tensorflow import mpi_ops
 from ringreduce.tensorflow.compression import Compressor
 

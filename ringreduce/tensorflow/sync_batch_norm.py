@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.moments import moments_of_all
 from ringreduce.tensorflow.variables import refuse_strategies
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringreduce.collectives.ops import Average
 from ringreduce.common.arguments import check_predivide
 from ringreduce.common.groups import renamed
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.compression import Compression, Compressor
 from ringreduce.tensorflow.gradients import GradientReducer, local_positions
 from ringreduce.tensorflow.variables import VariableRef

@@ -17,10 +17,14 @@ from ringreduce.common.needs import need
 
 need("torch", __name__, "'ringreduce[torch]'")
 
-import ringreduce.torch.library  # noqa: F401  # registers the operators
+import ringreduce.torch.collectives.library  # noqa: F401  # registers the operators
 from ringreduce import Handle
 from ringreduce.common.names import *  # noqa: F403  # those of mpi_ops are these; mypy sees them only here
 from ringreduce.torch import elastic, mpi_ops
+from ringreduce.torch.collectives.reduce import (  # after the modules, whose names the functions take
+    reduce,
+    reduce_async,
+)
 from ringreduce.torch.compression import Compression
 from ringreduce.torch.distributed import register
 from ringreduce.torch.functions import (
@@ -32,7 +36,6 @@ from ringreduce.torch.functions import (
 from ringreduce.torch.mpi_ops import *  # noqa: F403  # its __all__ is part of the one below
 from ringreduce.torch.mpi_ops import _check_has_gpu as _check_has_gpu
 from ringreduce.torch.optimizer import DistributedOptimizer
-from ringreduce.torch.reduce import reduce, reduce_async  # after the modules, whose names the functions take
 from ringreduce.torch.sync_batch_norm import SyncBatchNorm
 from ringreduce.torch.tensors import symmetric_empty
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from ringreduce.collectives.ops import Average, Max, Min, Sum
 from ringreduce.common import compression as common
 from ringreduce.common.compression import NoneCompressor
-from ringreduce.ops import Average, Max, Min, Sum
-from ringreduce.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch.gradient_reduction import Compressor, Stateful
 from ringreduce.torch.powersgd import PowerSGD
 from ringreduce.torch.quantization import Int8

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ringreduce import objects
+from ringreduce.collectives import objects
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.process_sets import ProcessSet, global_process_set
-from ringreduce.torch.data_movement import broadcast_async_
+from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.torch.collectives.data_movement import broadcast_async_
 from ringreduce.torch.tracing import BLOCKS, untraced
 
 Named: TypeAlias = tuple[str | None, torch.Tensor]

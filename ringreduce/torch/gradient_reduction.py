@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ringreduce._core import Work
+from ringreduce.collectives.ops import Average
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average
-from ringreduce.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch.submission import gather, received
 from ringreduce.torch.tensors import on_stream, operand
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import torch
 
-from ringreduce import basics, handles, process_sets
+from ringreduce import basics
+from ringreduce.collectives import handles
 from ringreduce.common import names
 from ringreduce.common.adasum import is_power_of_two as num_rank_is_power_2  # noqa: F401
 from ringreduce.common.arguments import choose as handle_average_backwards_compatibility  # noqa: F401
 from ringreduce.common.basics import HorovodBasics
 from ringreduce.common.names import *  # noqa: F403
-from ringreduce.torch.allreduce import (
+from ringreduce.job import process_sets
+from ringreduce.torch.collectives.allreduce import (
     allreduce,
     allreduce_,
     allreduce_async,
@@ -23,8 +25,7 @@ from ringreduce.torch.allreduce import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from ringreduce.torch.compression import Compression  # noqa: F401
-from ringreduce.torch.data_movement import (
+from ringreduce.torch.collectives.data_movement import (
     allgather,
     allgather_async,
     alltoall,
@@ -38,7 +39,7 @@ from ringreduce.torch.data_movement import (
     grouped_allgather_async,
     join,
 )
-from ringreduce.torch.horovod_functions import (  # noqa: F401
+from ringreduce.torch.collectives.horovod_functions import (  # noqa: F401
     HorovodAllgather,
     HorovodAllreduce,
     HorovodAlltoall,
@@ -48,13 +49,14 @@ from ringreduce.torch.horovod_functions import (  # noqa: F401
     HorovodGroupedReducescatter,
     HorovodReducescatter,
 )
-from ringreduce.torch.reducescatter import (
+from ringreduce.torch.collectives.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
 )
-from ringreduce.torch.sparse import sparse_allreduce_async
+from ringreduce.torch.collectives.sparse import sparse_allreduce_async
+from ringreduce.torch.compression import Compression  # noqa: F401
 from ringreduce.torch.tracing import ASYNC, BLOCKS, untraced
 
 # What the core package has is given the mark here, where torch is.

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from ringreduce._core import Work
+from ringreduce.collectives.ops import Average, Sum
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average, Sum
 from ringreduce.torch.gradient_reduction import Channel, Stateful
 
 

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from ringreduce._core import WIRE_BLOCK, Work, wire_round_trip
+from ringreduce.collectives.ops import Average, Sum
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average, Sum
 from ringreduce.torch.gradient_reduction import Channel, Stateful
 
 LARGEST = 127

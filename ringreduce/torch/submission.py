@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ringreduce._core import Group, Work
+from ringreduce.collectives.handles import Works, numbered
+from ringreduce.collectives.ops import Average, Sum, check_op
 from ringreduce.errors import HorovodInternalError, InvalidArgumentError
-from ringreduce.handles import Works, numbered
-from ringreduce.ops import Average, Sum, check_op
-from ringreduce.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch import cuda
 from ringreduce.torch.tensors import Operand, on_stream, operand
 

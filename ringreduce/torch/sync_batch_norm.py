@@ -14,9 +14,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ringreduce.collectives.ops import Sum
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Sum
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.submission import gather, received
 from ringreduce.torch.tensors import operand
 

@@ -14,13 +14,13 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from ringreduce import memory
 from ringreduce._core import Work
-from ringreduce.buffers import CODES
+from ringreduce.collectives import memory
+from ringreduce.collectives.buffers import CODES
+from ringreduce.collectives.handles import Handle, Works
+from ringreduce.collectives.streams import StreamHandle
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.handles import Handle, Works
-from ringreduce.process_sets import ProcessSet, global_process_set
-from ringreduce.streams import StreamHandle
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import cuda
 
 T = TypeVar("T")

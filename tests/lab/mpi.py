@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ringreduce.doctor.software import ROOT_PERMITS
 from ringreduce.launch import installations
 from ringreduce.launch.installations import Installation
+from ringreduce.launch.mpi_versions import ROOT_PERMITS
 
 from .network import INTERFACE
 

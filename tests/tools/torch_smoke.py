@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 import ringreduce.torch as hvd
-from ringreduce.torch import library, tracing
+from ringreduce.torch import tracing
+from ringreduce.torch.collectives import library
 
 
 def collectives(rank: int, size: int) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce import ops
 from ringreduce.basics import rank
+from ringreduce.collectives import ops
 from ringreduce.errors import MismatchError
+from ringreduce.job.process_sets import global_process_set
 from ringreduce.keras.active import keras
-from ringreduce.process_sets import global_process_set
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]

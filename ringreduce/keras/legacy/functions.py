@@ -9,8 +9,8 @@ import tensorflow as tf
 from tf_keras.api._v1.keras.backend import get_session
 
 from ringreduce import tensorflow as hvd
-from ringreduce.ops import Average
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.collectives.ops import Average
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.compression import Compression
 
 

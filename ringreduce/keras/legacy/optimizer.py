@@ -7,12 +7,12 @@ from typing import Any
 
 import tf_keras
 
+from ringreduce.collectives.ops import Average
 from ringreduce.common.groups import renamed
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.keras.legacy.distributed import GradientReduction
 from ringreduce.keras.legacy.wrapping import wrap
 from ringreduce.keras.settings import Settings, check, layers_of
-from ringreduce.ops import Average
-from ringreduce.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.compression import Compression
 
 

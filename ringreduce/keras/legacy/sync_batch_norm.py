@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.moments import moments_of_all
 from ringreduce.tensorflow.variables import refuse_strategies
 

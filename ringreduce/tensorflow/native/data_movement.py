@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.native.library import operators
 from ringreduce.tensorflow.native.reductions import rows_like
 from ringreduce.tensorflow.native.running import communicate, id_of, operand, run

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from ringreduce.collectives.ops import Average, ReduceOp, Sum
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import Average, ReduceOp, Sum
 from ringreduce.tensorflow.native import data_movement, reductions
 from ringreduce.tensorflow.native.library import operators
 from ringreduce.tensorflow.native.running import ask

@@ -1,4 +1,4 @@
-"""Collectives that reduce, for dense tensors. What ringreduce.ops says of op, factors and names holds here too.
+"""Collectives that reduce, for dense tensors. What collectives/ops.py says of op, factors and names holds here too.
 
 op defaults to Sum as in Horovod's functions of the same names; hvd.allreduce() and the others default to Average.
 """
@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringreduce.ops import Sum, check_op
-from ringreduce.process_sets import ProcessSet, global_process_set
+from ringreduce.collectives.ops import Sum, check_op
+from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.native.library import operators
 from ringreduce.tensorflow.native.running import id_of, operand, run
 

@@ -26,9 +26,9 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from ringreduce import _core
-from ringreduce.buffers import CODES
+from ringreduce.collectives.buffers import CODES
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.process_sets import UNREGISTERED, ProcessSet
+from ringreduce.job.process_sets import UNREGISTERED, ProcessSet
 from ringreduce.tensorflow.native.errors import with_our_class
 from ringreduce.tensorflow.native.library import deferred
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ringreduce.collectives.ops import ReduceOp
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import ReduceOp
 from ringreduce.torch.distributed.base import Collectives, InPlace, has_limit, is_async
 from ringreduce.torch.distributed.layout import checked, contiguous, deal, gathered, joined, movable, one_stretch, units
 from ringreduce.torch.distributed.work import Work

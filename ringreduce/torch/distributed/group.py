@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from ringreduce import deadline
 from ringreduce.errors import UnavailableError
+from ringreduce.job import deadline
 from ringreduce.torch import cuda, tensors
 from ringreduce.torch.distributed import base, data_movement, dynamo, layout, membership, p2p, reductions, sparse, work
 from ringreduce.torch.distributed.data_movement import DataMovement

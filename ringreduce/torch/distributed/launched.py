@@ -13,8 +13,8 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import ringreduce
-from ringreduce import collective_json
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.job import collective_json
 
 LOOPBACK = "127.0.0.1"  # all ranks are on this host
 

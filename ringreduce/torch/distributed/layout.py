@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from ringreduce.collectives.ops import ReduceOp
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.ops import ReduceOp
 from ringreduce.torch import cuda
 from ringreduce.torch.tensors import DTYPES, Operand, memory_of, refusal
 

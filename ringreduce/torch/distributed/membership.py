@@ -16,9 +16,10 @@ from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ringreduce import _core, rendezvous, shutdown_cause, uncaught
-from ringreduce.absent import AbsentGroup
+from ringreduce import _core
 from ringreduce.errors import NotInitializedError
+from ringreduce.job import rendezvous, shutdown_cause, uncaught
+from ringreduce.job.absent import AbsentGroup
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringreduce.collectives.ops import ReduceOp
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.ops import ReduceOp
 from ringreduce.torch.distributed.base import Collectives, InPlace, has_limit, is_async
 from ringreduce.torch.distributed.layout import (
     Reduction,

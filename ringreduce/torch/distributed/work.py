@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 import torch.distributed as dist
 
-from ringreduce.deadline import Deadline
+from ringreduce.job.deadline import Deadline
 from ringreduce.torch.cuda import DeviceWork
 
 if TYPE_CHECKING:

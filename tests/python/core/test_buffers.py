@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from ranks import run_ranks
 
-from ringreduce import buffers, gpu
+from ringreduce import gpu
+from ringreduce.collectives import buffers
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 
 BASE = np.arange(24, dtype=np.float32).reshape(4, 6)

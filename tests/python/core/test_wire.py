@@ -86,7 +86,7 @@ def answer(check: str, hosts: Sequence[int] | None) -> None:
     """Within a rank: calls a check, in a job on these hosts, and leaves what it returns for ask()."""
     from mpi4py import MPI
 
-    from ringreduce import communicators
+    from ringreduce.job import communicators
 
     if hosts is not None:
         name = f"host{hosts[MPI.COMM_WORLD.rank]}"

@@ -199,7 +199,7 @@ def test_blocks(tmp_path: Path) -> None:
 def refusals() -> None:
     """Rank 1's MPI takes no addresses, so nobody's is given any; then the MPI itself is asked."""
     import ringreduce as rr
-    from ringreduce import mpi
+    from ringreduce.job import mpi
 
     found: dict[str, Any] = {}
     for setting in ("one", "asked"):

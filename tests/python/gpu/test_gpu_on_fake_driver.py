@@ -145,7 +145,7 @@ def test_movements(size: int, path: str) -> None:
 
 def graphs() -> None:
     import ringreduce as rr
-    from ringreduce.buffers import CODES
+    from ringreduce.collectives.buffers import CODES
 
     with rr.init() as world:
         gpu = Gpu()

@@ -14,7 +14,8 @@ from fake_gpu_ranks import coming, on, total, whole
 from kills import survivors
 from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
 
-from ringreduce import features, nccl
+from ringreduce import features
+from ringreduce.gpu import nccl
 
 NCCL = fake_cuda.LIBRARY.parent / "fake_nccl" / "libfakenccl.so"
 

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError  # noqa: E402
 from ringreduce.torch import cuda, tensors  # noqa: E402
-from ringreduce.torch.buckets import LARGE_NBYTES, Bucket, Slot  # noqa: E402
-from ringreduce.torch.registered_bucket import allocate  # noqa: E402
+from ringreduce.torch.optimizer.buckets import LARGE_NBYTES, Bucket, Slot  # noqa: E402
+from ringreduce.torch.optimizer.registered_bucket import allocate  # noqa: E402
 
 
 class Gpu(torch.Tensor):

@@ -13,9 +13,9 @@ import pytest
 from horovod_names import PAGE
 
 from ringreduce import config
-from ringreduce.environment import detect
 from ringreduce.errors import Error, UnavailableError
 from ringreduce.horovod_variables import WITHOUT_EFFECT
+from ringreduce.job.environment import detect
 from ringreduce.launch import options, ringrun
 
 VARIABLES = """

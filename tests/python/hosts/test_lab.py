@@ -24,7 +24,7 @@ from lab.network import LinkError
 from lab.requirements import missing
 from ranks import clean_environment
 
-from ringreduce.doctor.software import mpi_version
+from ringreduce.launch.mpi_versions import mpi_version
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

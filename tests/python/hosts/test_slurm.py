@@ -55,7 +55,7 @@ SUM = """
 import os
 import numpy as np
 import ringreduce
-from ringreduce.environment import detect
+from ringreduce.job.environment import detect
 try:
     source = detect().source
     with ringreduce.init() as world:
@@ -130,7 +130,7 @@ TRAIN = """
 import os
 import torch
 import ringreduce.torch as hvd
-from ringreduce.environment import detect
+from ringreduce.job.environment import detect
 
 torch.set_num_threads(1)
 COUNT, STEPS = 48, 12

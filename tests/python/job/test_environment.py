@@ -10,8 +10,8 @@ import sys
 import pytest
 from ranks import clean_environment
 
-from ringreduce.environment import Placement, detect, rendezvous_secret, spans_hosts
 from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.job.environment import Placement, detect, rendezvous_secret, spans_hosts
 
 RINGRUN = {
     "RINGREDUCE_RANK": "1",
@@ -179,7 +179,7 @@ def test_the_secret_is_never_in_a_message() -> None:
 
 PRINT_PLACE = """
 import os
-from ringreduce.environment import detect
+from ringreduce.job.environment import detect
 p = detect()
 os.write(1, f"{p.rank} {p.size} {p.local_size} {p.source} {p.job}\\n".encode())
 """

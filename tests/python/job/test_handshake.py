@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from ringreduce.deadline import Deadline
 from ringreduce.errors import MismatchError, PeerLostError, TimeoutError, UnavailableError
-from ringreduce.handshake import FDS_PER_MESSAGE, HELLO, MAGIC, Meeting, hello_mac, receive_fds
-from ringreduce.rendezvous import STORE_KEY, join_with_store, new_address
-from ringreduce.rendezvous_server import RendezvousServer
+from ringreduce.job.deadline import Deadline
+from ringreduce.job.handshake import FDS_PER_MESSAGE, HELLO, MAGIC, Meeting, hello_mac, receive_fds
+from ringreduce.job.rendezvous import STORE_KEY, join_with_store, new_address
+from ringreduce.job.rendezvous_server import RendezvousServer
 
 
 def meeting(size: int = 2) -> Meeting:

@@ -294,7 +294,7 @@ def test_busy_ranks_notice_too() -> None:
 def lost_while_memory_is_shared(victim: int, how: str, call: str) -> Any:
     """The victim goes when all have agreed on new memory, and before they have it. (what was raised, seconds)"""
     import ringreduce as rr
-    from ringreduce import collective_json
+    from ringreduce.job import collective_json
 
     rr.init()
     if rr.rank() == victim:

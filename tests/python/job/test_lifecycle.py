@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 
-from ringreduce import config, environment, inheritance
+from ringreduce import config
 from ringreduce.errors import NotInitializedError
+from ringreduce.job import environment, inheritance
 
 
 def caught(call: Any) -> str:

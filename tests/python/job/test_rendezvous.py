@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from ranks import SIZES, receive_from_test, run_ranks, send_to_test, start_ranks
 
-from ringreduce.environment import detect
 from ringreduce.errors import PeerLostError
-from ringreduce.rendezvous import Joined, join_job, share_fd
+from ringreduce.job.environment import detect
+from ringreduce.job.rendezvous import Joined, join_job, share_fd
 
 CONTENT = b"the same memory for all ranks"
 

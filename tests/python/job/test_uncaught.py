@@ -15,13 +15,15 @@ from unittest.mock import patch
 import pytest
 from ranks import clean_environment, run_ranks
 
-from ringreduce import uncaught
+from ringreduce.collectives.buffers import readable
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.job import uncaught
+from ringreduce.job.uncaught import report_address
 from ringreduce.launch.reports import Reports
-from ringreduce.uncaught import report_address
 
 PROLOGUE = """
 import os, sys, types
-from ringreduce import uncaught
+from ringreduce.job import uncaught
 uncaught.GRACE_S = 0.0
 
 running = {"size": 2, "initialized": True, "finalized": False}
@@ -267,7 +269,7 @@ def told(how: str) -> str | None:
         except (ValueError, StopIteration):
             rr.shutdown()
     elif how == "interrupted":
-        with pytest.raises(KeyboardInterrupt), patch("ringreduce.uncaught.cause", side_effect=KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), patch("ringreduce.job.uncaught.cause", side_effect=KeyboardInterrupt):
             fails(ValueError)
         assert rr.is_initialized()  # so that the next one leaves
         rr.shutdown()
@@ -285,6 +287,13 @@ def test_what_is_a_cause(how: str) -> None:
         assert re.fullmatch(r"PeerLostError: ValueError: caught \(test_uncaught.py:\d+\)", text)
     else:
         assert text.startswith("ShutdownErrorHorovod has been shut down")
+
+
+def test_the_place_of_an_error_of_ringreduces_is_the_line_that_called_it() -> None:
+    with pytest.raises(InvalidArgumentError) as raised:
+        readable(object())
+    assert raised.traceback[-1].path.name == "buffers.py"
+    assert re.search(r" \(test_uncaught.py:\d+\)$", uncaught.cause(raised.value))
 
 
 def train_again() -> list[str]:

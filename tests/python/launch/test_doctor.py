@@ -17,6 +17,7 @@ from ringreduce import doctor
 from ringreduce.doctor import environment, gpus, selftest, software
 from ringreduce.doctor.finding import Finding, lines, verdict
 from ringreduce.launch import installations
+from ringreduce.launch.mpi_versions import mpi_version
 
 RunRanks = Callable[..., list[Any]]
 
@@ -129,7 +130,7 @@ def test_mpi_versions_are_recognised(tmp_path: Path, said: str, version: str) ->
     launcher = tmp_path / "mpirun"
     launcher.write_text(f"#!/bin/sh\ncat <<'END'\n{said}END\n")
     launcher.chmod(launcher.stat().st_mode | stat.S_IXUSR)
-    assert software.mpi_version(str(launcher)) == version
+    assert mpi_version(str(launcher)) == version
 
 
 def test_mpi_is_asked_about_cuda_pointers_unless_a_launcher_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

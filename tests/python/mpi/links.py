@@ -127,7 +127,8 @@ def links() -> None:
     """The whole of it, on the world, on parts of it, and on several at once."""
     from mpi4py import MPI
 
-    from ringreduce import errors, mpi
+    from ringreduce import errors
+    from ringreduce.job import mpi
 
     world = mpi.communicator(MPI.COMM_WORLD)
     assert (world.rank, world.size) == (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
@@ -170,7 +171,7 @@ def links() -> None:
 
 def unfinished(MPI: Any) -> tuple[Any, list[Any], list[str]]:
     """A communicator with messages under way in every state that there is, and what its end has called."""
-    from ringreduce import mpi
+    from ringreduce.job import mpi
 
     called: list[str] = []
 
@@ -194,7 +195,8 @@ def finalize() -> None:
     """MPI.Finalize() with links still there, then calls."""
     from mpi4py import MPI
 
-    from ringreduce import errors, mpi
+    from ringreduce import errors
+    from ringreduce.job import mpi
 
     c, opened, called = unfinished(MPI)
     say(MPI, "unfinished")
@@ -224,7 +226,8 @@ def levels(level: str, initialize: str) -> None:
         mpi4py.rc.initialize = False
     from mpi4py import MPI
 
-    from ringreduce import errors, mpi
+    from ringreduce import errors
+    from ringreduce.job import mpi
 
     if initialize == "user":
         MPI.Init_thread(getattr(MPI, f"THREAD_{level.upper()}"))

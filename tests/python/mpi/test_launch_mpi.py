@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ringreduce import communicators
 from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.job import communicators
 from ringreduce.launch import mpi, mpirun, options
 
 LIBRARIES = {

@@ -111,7 +111,8 @@ def test_thread_levels_and_who_initialises(name: str) -> None:
 
 CUDA = """
 import ctypes, json, os
-from ringreduce import errors, mpi
+from ringreduce import errors
+from ringreduce.job import mpi
 found = {"auto": mpi.cuda_path()}
 for setting in ("on", "Off"):
     os.environ["RINGREDUCE_MPI_CUDA"] = setting
@@ -149,7 +150,7 @@ def test_an_mpi_that_takes_cuda_pointers_gets_them(tmp_path: Path) -> None:
     (tmp_path / "aware.c").write_text("int MPIX_Query_cuda_support(void) { return 1; }\n")
     aware = str(tmp_path / "aware.so")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", aware, str(tmp_path / "aware.c")], check=True, timeout=60)
-    show = "from ringreduce import mpi; print(*mpi.cuda_path())"
+    show = "from ringreduce.job import mpi; print(*mpi.cuda_path())"
     done = run([sys.executable, "-c", show], {**mpi.mpi4py_environ(), "LD_PRELOAD": aware})
     assert done.stdout == f"True MPIX_Query_cuda_support of Open MPI v{mpi.version} says yes\n", done.stderr
 
@@ -202,7 +203,8 @@ def test_without_mpi4py_the_error_says_how_to_get_it() -> None:
     code = """
 import sys
 sys.modules["mpi4py"] = None
-from ringreduce import errors, mpi
+from ringreduce import errors
+from ringreduce.job import mpi
 try:
     mpi.communicator()
 except errors.UnavailableError as error:

@@ -144,7 +144,7 @@ def test_mpi_initialized_late_and_finalized_early(mpi: mpis.Mpi, tmp_path: Path)
 COMMUNICATORS = f"""{SAY}
 import types
 from mpi4py import MPI
-from ringreduce import communicators
+from ringreduce.job import communicators
 
 world = MPI.COMM_WORLD
 me = world.rank

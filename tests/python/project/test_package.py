@@ -57,24 +57,103 @@ def test_a_layer_includes_only_earlier_ones(layer: str) -> None:
     assert not wrong
 
 
-# --- Python: the core imports no framework; frameworks are peers; launch, bench, doctor, cli stand at the edge --------
+# --- Python: errors -> state -> config -> job -> collectives -> basics -> common -> frameworks -> the edge ------------
+
+BELOW_FRAMEWORKS = {"_core", "errors", "state", "config", "job", "collectives", "basics", "common", "__init__"}
+
+MAY_IMPORT = {
+    "_core": set(),
+    "errors": set(),
+    "no_core": set(),
+    "horovod_variables": set(),
+    "state": {"errors"},
+    "config": {"_core", "errors", "horovod_variables", "state"},
+    "gpu": {"_core", "errors", "state"},
+    "features": {"_core", "errors", "state", "gpu"},
+    "job": {"_core", "errors", "state", "config"},
+    "collectives": {"_core", "errors", "state", "gpu", "job"},
+    "basics": {"_core", "errors", "state", "config", "job", "collectives"},
+    "common": {"_core", "errors", "state", "config", "features", "job", "collectives", "basics"},
+    "api": {"gpu", "collectives", "common"},
+    "__init__": {"no_core"},
+    "torch/tracing": set(),
+    "torch/uncompiled": {"torch/tracing"},
+    "torch/cuda": {"_core", "errors"},
+    "torch/tensors": {"_core", "errors", "job", "collectives", "torch/cuda"},
+    "torch/submission": {"_core", "errors", "job", "collectives", "torch/cuda", "torch/tensors"},
+    "torch/gradient_reduction": {"_core", "errors", "job", "collectives", "torch/tensors", "torch/submission"},
+    "torch/powersgd": {"_core", "errors", "collectives", "torch/gradient_reduction"},
+    "torch/quantization": {"_core", "errors", "collectives", "torch/gradient_reduction"},
+}
+"""Room, or file beside the rooms of ringreduce/ and ringreduce/torch/: what it may import of ringreduce when it is
+imported itself. "__init__" stands for the public names, which ringreduce/__init__.py gets from api.py on first use."""
+
+_TENSORS = {"torch/tracing", "torch/cuda", "torch/tensors", "torch/submission", "torch/gradient_reduction"}
+MAY_IMPORT["torch/compression"] = {"job", "collectives", "common"} | {
+    f"torch/{name}" for name in ("gradient_reduction", "powersgd", "quantization")
+}
+MAY_IMPORT["torch/collectives"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/compression"}
+MAY_IMPORT["torch/sync_batch_norm"] = BELOW_FRAMEWORKS | _TENSORS
+MAY_IMPORT["torch/functions"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/collectives"}
+MAY_IMPORT["torch/mpi_ops"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/collectives", "torch/compression"}
+MAY_IMPORT["torch/optimizer"] = MAY_IMPORT["torch/mpi_ops"] | {"torch/functions"}
+MAY_IMPORT["torch/elastic"] = BELOW_FRAMEWORKS | {"torch/mpi_ops"}
+MAY_IMPORT["torch/distributed"] = BELOW_FRAMEWORKS | {"torch/cuda", "torch/tensors"}
+MAY_IMPORT["torch/__init__"] = BELOW_FRAMEWORKS | {name for name in MAY_IMPORT if name.startswith("torch/")}
+MAY_IMPORT["tensorflow"] = BELOW_FRAMEWORKS
+MAY_IMPORT["jax"] = BELOW_FRAMEWORKS
+MAY_IMPORT["keras"] = BELOW_FRAMEWORKS | {"torch/__init__", "torch/compression", "tensorflow", "jax"}
+MAY_IMPORT["tensorflow/keras"] = MAY_IMPORT["tensorflow"] | {"tensorflow", "keras"}
+MAY_IMPORT["compat"] = set()
+MAY_IMPORT["launch"] = {"errors", "horovod_variables", "job", "compat"}
+MAY_IMPORT["compat/path"] = {"features", "job", "common", "compat", "launch"}
+MAY_IMPORT["bench"] = BELOW_FRAMEWORKS | {"launch"}
+MAY_IMPORT["doctor"] = BELOW_FRAMEWORKS | {"horovod_variables", "launch", "bench"}
+MAY_IMPORT["cli"] = {"errors"}
+MAY_IMPORT["__main__"] = {"cli"}
+
+MAY_IMPORT_LATER = {
+    "job": {"collectives"},  # the sum in collective_json.py
+    "torch/tracing": {"torch/uncompiled"},  # loads torch._dynamo
+    "tensorflow": {"tensorflow/keras"},  # its DistributedOptimizer() of a Keras optimizer
+    "launch": {"__init__", "doctor"},
+    "bench": {"torch/__init__"},
+    "cli": {"__init__", "launch", "bench", "doctor"},
+}
+"""What functions may import besides, when they are called."""
 
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "jaxlib", "cupy", "mpi4py"}
-PEERS = {
+OWN_FRAMEWORKS = {
     "torch": {"torch"},
     "tensorflow": {"tensorflow", "keras"},
     "keras": {"tensorflow", "keras", "torch", "jax"},
     "jax": {"jax"},
 }
-LAZY = {"mpi": {"mpi4py"}}  # within functions: where a job is on several hosts, or MPI is asked for by name
-EDGE = {"compat", "launch", "bench", "doctor", "cli", "timeline"}
+LAZY = {"job": {"mpi4py"}}  # within functions: where a job is on several hosts, or MPI is asked for by name
+EDGE = {"compat", "launch", "bench", "doctor", "cli"}
 
 
 class Import(NamedTuple):
-    room: str  # first name below ringreduce/ of the importing file: "ops", "torch", "launch", ...
+    file: str  # "torch/optimizer/buckets"
     where: str
     module: str  # "torch.nn", "ringreduce.torch", ...
     lazy: bool  # inside a function
+
+
+def room_of(name: str) -> str | None:
+    """The longest row of MAY_IMPORT that a file's path without its suffix begins with."""
+    parts = name.split("/")
+    heads = ("/".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((head for head in heads if head in MAY_IMPORT), None)
+
+
+def file_of(module: str) -> str | None:
+    """The file of a module of ours, as in Import.file; None where there is no such module."""
+    path = "/".join(module.split(".")[1:])
+    if path == "_core" or (path and (PACKAGE / f"{path}.py").is_file()):
+        return path
+    package = f"{path}/__init__".lstrip("/")
+    return package if (PACKAGE / f"{package}.py").is_file() else None
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -82,7 +161,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def imported(node: ast.AST, lazy: bool = False) -> Iterator[tuple[str, bool, int]]:
-    """(module, lazy, line) of every import that runs; `from a import b` counts as a and as a.b."""
+    """(module, lazy, line) of every import that runs; in `from a import b`, a.b where that is a module of ours."""
     for child in ast.iter_child_nodes(node):
         if is_type_checking(child):
             continue
@@ -91,49 +170,56 @@ def imported(node: ast.AST, lazy: bool = False) -> Iterator[tuple[str, bool, int
                 yield alias.name, lazy, child.lineno
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, f"line {child.lineno}: imports are written out in full"
-            yield str(child.module), lazy, child.lineno
             for alias in child.names:
-                yield f"{child.module}.{alias.name}", lazy, child.lineno
+                inner = f"{child.module}.{alias.name}"
+                is_ours = inner.startswith("ringreduce.") and file_of(inner) is not None
+                yield inner if is_ours else str(child.module), lazy, child.lineno
         yield from imported(child, lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def all_imports() -> list[Import]:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        file = path.relative_to(PACKAGE).with_suffix("").as_posix()
         for module, lazy, line in imported(ast.parse(path.read_text())):
-            found.append(Import(room, f"{path.relative_to(ROOT)}:{line} {module}", module, lazy))
+            found.append(Import(file, f"{path.relative_to(ROOT)}:{line} {module}", module, lazy))
     return found
+
+
+def test_every_python_file_has_a_room_and_every_room_has_files() -> None:
+    rooms = {path: room_of(path.relative_to(PACKAGE).with_suffix("").as_posix()) for path in PACKAGE.rglob("*.py")}
+    assert not [path for path, room in rooms.items() if room is None], "to be placed in MAY_IMPORT"
+    assert set(rooms.values()) | {"_core"} == set(MAY_IMPORT)
+
+
+def test_rooms_of_python_are_in_order() -> None:
+    earlier: set[str] = set()
+    for room, below in MAY_IMPORT.items():
+        assert below <= earlier, f"{room} may import {below - earlier}, which come later"
+        earlier.add(room)
+    assert set(MAY_IMPORT_LATER).union(*MAY_IMPORT_LATER.values()) <= earlier
+
+
+def test_a_room_imports_only_what_its_row_allows() -> None:
+    wrong = []
+    for item in all_imports():
+        if item.module.split(".")[0] != "ringreduce":
+            continue
+        room, target = room_of(item.file), room_of(file_of(item.module) or item.module)
+        assert room is not None
+        allowed = MAY_IMPORT[room] | {room} | (MAY_IMPORT_LATER.get(room, set()) if item.lazy else set())
+        if target not in allowed:
+            wrong.append(f"{item.where} ({room} -> {target})")
+    assert not wrong
 
 
 def test_only_framework_rooms_import_frameworks() -> None:
     wrong = []
     for item in all_imports():
-        top = item.module.split(".")[0]
-        lazily = item.lazy and (item.room in EDGE or top in LAZY.get(item.room, set()))
-        allowed = top in PEERS.get(item.room, set()) or lazily
+        top, room = item.module.split(".")[0], item.file.split("/")[0]
+        lazily = item.lazy and (room in EDGE or top in LAZY.get(room, set()))
+        allowed = top in OWN_FRAMEWORKS.get(room, set()) or lazily
         if top in FRAMEWORKS and not allowed:
-            wrong.append(item.where)
-    assert not wrong
-
-
-def test_framework_rooms_are_peers_and_the_core_is_below_them() -> None:
-    wrong = []
-    for item in all_imports():
-        parts = item.module.split(".")
-        if parts[0] != "ringreduce" or len(parts) < 2 or parts[1] not in PEERS:
-            continue
-        if parts[1] not in PEERS.get(item.room, set()) and not (item.room in EDGE and item.lazy):
-            wrong.append(item.where)
-    assert not wrong
-
-
-def test_the_edge_is_imported_by_the_edge_or_lazily() -> None:
-    wrong = []
-    for item in all_imports():
-        parts = item.module.split(".")
-        to_edge = parts[0] == "ringreduce" and len(parts) > 1 and parts[1] in EDGE
-        if to_edge and item.room not in EDGE | {"__main__"} and not item.lazy:
             wrong.append(item.where)
     assert not wrong
 
@@ -217,7 +303,9 @@ def test_every_public_name_resolves_and_is_documented() -> None:
     called = {name: value for name, value in values.items() if callable(value)}
     assert not [name for name, value in called.items() if not value.__doc__]
     constants = {name for name in values if name not in called and not name.startswith("__")}
-    source = "\n".join(path.read_text() for path in PACKAGE.glob("*.py"))
+    source = "\n".join(
+        path.read_text() for folder in (".", "job", "collectives") for path in (PACKAGE / folder).glob("*.py")
+    )
     documented = re.findall(r'^(\w+)(?:: [^=\n]+)? = [^\n]+\n"""', source, re.MULTILINE)
     assert not constants - set(documented)
 

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import ringreduce.torch as hvd  # noqa: E402
-from ringreduce import rendezvous  # noqa: E402
+from ringreduce.job import rendezvous  # noqa: E402
 from ringreduce.torch.distributed import membership  # noqa: E402
 
 

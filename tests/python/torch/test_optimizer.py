@@ -15,8 +15,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ringreduce.torch as hvd  # noqa: E402  # after the check that torch is there
-from ringreduce.torch import buckets  # noqa: E402
-from ringreduce.torch.layout import plan  # noqa: E402
+from ringreduce.torch.optimizer import buckets  # noqa: E402
+from ringreduce.torch.optimizer.layout import plan  # noqa: E402
 
 
 def small_model() -> Any:

@@ -13,7 +13,7 @@ from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
 torch = pytest.importorskip("torch")
 
 import ringreduce.torch as hvd  # noqa: E402  # after the check that torch is there
-from ringreduce.torch.sharded import ShardedMixin  # noqa: E402
+from ringreduce.torch.optimizer.sharded import ShardedMixin  # noqa: E402
 
 LOST = r"a step\(\) was interrupted where it cannot be taken up"
 

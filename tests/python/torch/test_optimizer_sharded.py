@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ringreduce.torch as hvd  # noqa: E402  # after the check that torch is there
-from ringreduce.torch import layout, shards  # noqa: E402
+from ringreduce.torch.optimizer import layout, shards  # noqa: E402
 
 BITS = "bits"
 CLOSE = "close"

@@ -7,8 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringreduce import environment
 from ringreduce.bench.train.modes.mode import Mode, Team
+from ringreduce.job import environment
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringreduce import environment
+from ringreduce.job import environment
 from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.python import run_module
 

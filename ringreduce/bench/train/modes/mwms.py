@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ringreduce import environment
 from ringreduce.bench.train.frameworks import keras
 from ringreduce.bench.train.modes.mode import Mode, Team
 from ringreduce.errors import TimeoutError
+from ringreduce.job import environment
 
 POLL_S = 0.01
 

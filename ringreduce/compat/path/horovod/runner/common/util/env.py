@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ringreduce import environment
+from ringreduce.job import environment
 
 __all__ = ["get_env_rank_and_size"]
 

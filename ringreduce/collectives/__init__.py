@@ -1,0 +1,1 @@
+"""The collectives on arrays: operands, registered memory, handles, all-reduce and the others."""

@@ -1,0 +1,104 @@
+"""Whether all ranks start from the same parameters and optimizer state; ranks that do not would drift apart in silence.
+
+Each tensor is summed up as two sums of its bits, which cost one pass over it. The sums travel in one small exchange, in
+or after an optimizer's first step. Frameworks say what they compare, how it is summed up and how it is broadcast.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringreduce import config
+from ringreduce._core import Group
+from ringreduce.basics import rank
+from ringreduce.collectives.ops import Max
+from ringreduce.errors import MismatchError
+from ringreduce.job import collective_json
+from ringreduce.job.process_sets import ProcessSet
+
+KNOB = "RINGREDUCE_CHECK_PARAMETERS"
+MODES = ("error", "warn", "broadcast", "off")
+ELEMENTS = (1, 2, 4, 8)
+"""The bytes of elements whose bits can be summed up as integers."""
+
+
+def check(
+    describe: Callable[[], tuple[Sequence[str], Sequence[Any]]],
+    sums: Callable[[], Sequence[Sequence[int]]],
+    broadcast: Callable[[list[int]], None],
+    cure: str,
+    name: str,
+    process_set: ProcessSet,
+) -> bool:
+    """Compares tensors over the ranks of a set, and does what the knob says where they differ. Collective.
+
+    Args:
+        describe: gives the tensors' names, for the report, those first that a user has to see first; and of each what
+            has to be the same on all ranks before values are compared: shape, dtype. Not called where nothing is
+            compared.
+        sums: gives two integers (64 bits) of each tensor; called only where they are needed.
+        broadcast: sends the tensors at these places from the lowest rank of the set to the others. Collective.
+        cure: what the user should have called.
+        name: of the operations; the same on all ranks.
+
+    Returns:
+        False where a rank has joined, so that nothing was compared, and all do it again in the next step.
+
+    Raises:
+        MismatchError: the knob is "error"; or "broadcast", and the ranks have other tensors; or it differs.
+    """
+    group = process_set.group
+    if not collective_json.has_nobody_joined(group, name):
+        return False
+    mode = config.choice(KNOB)
+    names, layout = ((), ()) if mode == "off" else describe()
+    digest = int.from_bytes(hashlib.sha256(repr(list(layout)).encode()).digest()[:7], "big")
+    same_mode, same_layout = _are_same(group, f"{name}.layout", [MODES.index(mode), digest])
+    if not same_mode:
+        raise MismatchError(f"{KNOB} is {mode} on rank {rank()}, and not the same on all ranks; set it for all of them")
+    if mode == "off":
+        return True
+    if not same_layout:
+        _report("the ranks have state of other parameters, or of another dtype", mode, cure, process_set)
+        return True
+    same = _are_same(group, name, [value for pair in sums() for value in pair])
+    differing = [at for at in range(len(names)) if not (same[2 * at] and same[2 * at + 1])]
+    if differing and mode == "broadcast":
+        broadcast(differing)
+    elif differing:
+        first = names[differing[0]]
+        text = f"{first} is not the same on all ranks; {len(differing)} of {len(names)} tensors differ"
+        _report(text, mode, cure, process_set)
+    return True
+
+
+def sums_of(arrays: Iterable[np.ndarray]) -> list[tuple[int, int]]:
+    """Two sums of each array's bits: of all elements, and of every third. Elements have 1, 2, 4 or 8 bytes."""
+    pairs = []
+    for array in arrays:
+        bits = np.ascontiguousarray(array).reshape(-1).view(f"i{array.dtype.itemsize}")
+        pairs.append((int(bits.sum(dtype=np.int64)), int(bits[::3].sum(dtype=np.int64))))
+    return pairs
+
+
+def _are_same(group: Group, name: str, values: Sequence[int]) -> list[bool]:
+    """Of each integer, whether all ranks have the same: whether its maximum is its minimum, all in one operation."""
+    largest = collective_json.allreduce_integers(group, name, [*values, *(~value for value in values)], Max)
+    return [high == ~low for high, low in zip(largest[: len(values)], largest[len(values) :], strict=True)]
+
+
+def _report(text: str, mode: str, cure: str, process_set: ProcessSet) -> None:
+    """One warning in the job, or an error on all ranks."""
+    text = (
+        f"DistributedOptimizer, first step: {text}. {cure}. {KNOB}=broadcast broadcasts what differs, error makes this "
+        "an error, off leaves the comparison out"
+    )
+    if mode != "warn":
+        raise MismatchError(text)
+    if process_set.group.rank == 0:
+        warnings.warn(text, RuntimeWarning, stacklevel=2)

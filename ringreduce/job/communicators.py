@@ -1,0 +1,211 @@
+"""mpi4py communicators as arguments: init(comm=...), ProcessSet(comm), and whether the launcher and MPI agree.
+
+Ranks take their places from the communicator, and those of one host meet by shared memory; MPI carries one small
+gather, on a duplicate of the communicator, so that it matches nothing of the user's. mpi4py is never imported here: who
+has a communicator has imported it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any, NamedTuple
+
+from ringreduce import _core
+from ringreduce.errors import InvalidArgumentError, TimeoutError
+from ringreduce.job import environment, rendezvous
+from ringreduce.job.deadline import Deadline
+from ringreduce.job.environment import Placement
+
+RECORD_NBYTES = 512  # of one rank in a gather: JSON, filled up with spaces
+HOST_NAME_CHARS = 64  # Linux's own limit
+MPI_LAUNCHERS = ("openmpi", "pmix", "mpich", "slurm")
+"""Those of environment.detect() that tell MPI how many ranks there are; ringrun and torchrun do not."""
+
+
+class PlacedRanks(NamedTuple):
+    """What the ranks of a communicator know after place_ranks()."""
+
+    placement: Placement
+    hosts: list[int]
+    """By rank: the lowest rank on the same host."""
+    address: bytes
+    """Where the ranks of this host meet, and their secret."""
+    secret: bytes
+
+
+def is_communicator(value: object) -> bool:
+    """Whether it is an mpi4py communicator. Imports nothing."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and isinstance(value, module.Comm)
+
+
+def is_null(comm: Any) -> bool:
+    """Whether this process is outside the communicator, as Split() with MPI.UNDEFINED leaves it."""
+    return bool(comm == sys.modules["mpi4py.MPI"].COMM_NULL)
+
+
+def place_ranks(comm: Any, timeout_s: float, alone: bool = False) -> PlacedRanks:
+    """Each rank's place, and one fresh meeting point for each host. Collective over the communicator.
+
+    Args:
+        comm: an intra-communicator of mpi4py; it stays the caller's.
+        timeout_s: seconds until all ranks must have come; 0 = no limit.
+        alone: makes each rank a host of its own, also where several share one.
+
+    Raises:
+        InvalidArgumentError: MPI is not initialised, or was finalised; the communicator is null or an
+            inter-communicator; the launcher started more ranks than MPI knows; the ranks run different builds.
+        TimeoutError: not all ranks came.
+    """
+    _check(comm, "init(comm=...)")
+    check_launcher(asked=comm != sys.modules["mpi4py.MPI"].COMM_SELF)
+    address, secret = rendezvous.new_address()
+    mine = {
+        "host": rendezvous.host_identity().decode() + (f":{comm.Get_rank()}" if alone else ""),
+        "name": os.uname().nodename[:HOST_NAME_CHARS],
+        "build": f"{_core.__version__}, control segment {_core.control_nbytes(comm.Get_size())} bytes",
+        "address": address.hex(),
+        "secret": secret.hex(),
+    }
+    everyone = _gather(comm, mine, "init(comm=...)", timeout_s)
+    rank, size = comm.Get_rank(), len(everyone)
+    for other, one in enumerate(everyone):
+        if one["build"] != mine["build"]:
+            raise InvalidArgumentError(
+                f"[communicator] rank {rank}/{size}: init(): this rank on {mine['name']} runs ringreduce "
+                f"{mine['build']}, but rank {other} on {one['name']} runs {one['build']}: install one version on all "
+                "hosts, and give all ranks the same RINGREDUCE_CACHE_CAPACITY"
+            )
+    labels = [one["host"] for one in everyone]
+    hosts = [labels.index(label) for label in labels]
+    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    local_rank = here.index(rank)
+    across = [host for host in sorted(set(hosts)) if hosts.count(host) > local_rank]
+    place = Placement(rank, size, local_rank, len(here), across.index(hosts[rank]), len(across), "communicator", "")
+    leader = everyone[here[0]]
+    return PlacedRanks(place, hosts, bytes.fromhex(leader["address"]), bytes.fromhex(leader["secret"]))
+
+
+def world_ranks(comm: Any) -> list[int]:
+    """The ranks in MPI.COMM_WORLD of a communicator's processes; none when it is null. Local: nothing is sent.
+
+    Raises InvalidArgumentError when MPI does not run, for an inter-communicator, and where a process is not in
+    MPI.COMM_WORLD (it was spawned).
+    """
+    module = sys.modules["mpi4py.MPI"]
+    _check_running("ProcessSet(comm)")
+    if is_null(comm):
+        return []
+    _check(comm, "ProcessSet(comm)")
+    group, world = comm.Get_group(), module.COMM_WORLD.Get_group()
+    ranks = [int(rank) for rank in group.Translate_ranks(list(range(group.Get_size())), world)]
+    group.Free()
+    world.Free()
+    if module.UNDEFINED in ranks:
+        raise InvalidArgumentError("ProcessSet(comm): a process of the communicator is not in MPI.COMM_WORLD")
+    return ranks
+
+
+def world_rank() -> int:
+    """This process's rank in MPI.COMM_WORLD; MPI is running."""
+    return int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_rank())
+
+
+def check_launcher(environ: environment.Environ = os.environ, asked: bool = False) -> None:
+    """Raises InvalidArgumentError when MPI runs here, alone, though a launcher started this process as one of many.
+
+    That is what happens when the launcher is another MPI's than the library: Hydra's mpirun and Open MPI's library
+    start N jobs of one rank. Nothing is asked of an MPI that is not initialised.
+
+    Args:
+        asked: whether the ranks are to come from MPI, which ringrun's and torchrun's know nothing of; otherwise they
+            are left alone, whatever MPI says.
+    """
+    module = sys.modules.get("mpi4py.MPI")
+    started = environment.launcher_size(environ)
+    if module is None or started is None or not module.Is_initialized() or module.Is_finalized():
+        return
+    launcher, size = started
+    world = module.COMM_WORLD.Get_size()
+    if size == 1 or world != 1 or not (asked or launcher in MPI_LAUNCHERS):
+        return
+    library = library_name(module.Get_library_version())
+    remedy = "srun --mpi=pmix (or pmi2; `srun --mpi=list`)" if launcher == "slurm" else f"the mpirun of {library}"
+    raise InvalidArgumentError(
+        f"[communicator] {_LAUNCHER_NAMES.get(launcher, launcher)} started {size} ranks, but mpi4py has loaded "
+        f"{library}, where MPI.COMM_WORLD has size {world}: launcher and library do not belong together, and MPI runs "
+        f"{size} jobs of one rank. Start with {remedy}; `ringrun --transport mpi -np {size} ...` finds it. To have "
+        "mpi4py load another MPI, set MPI4PY_LIBMPI"
+    )
+
+
+def library_name(version: str) -> str:
+    """The MPI and its number in what MPI_Get_library_version() says.
+
+    >>> library_name("MPICH Version:      5.0.2")
+    'MPICH 5.0.2'
+    """
+    head = version.strip().partition("\n")[0].partition(",")[0]
+    words = head.replace("Version:", " ").replace("\t", " ").split()
+    return " ".join(word.removeprefix("v") if word[1:2].isdigit() else word for word in words)[:64]
+
+
+_LAUNCHER_NAMES = {"openmpi": "Open MPI's mpirun", "pmix": "a PMIx launcher", "mpich": "MPICH's mpirun (Hydra)",
+                   "slurm": "srun"}  # fmt: skip
+
+
+def _check_running(call: str) -> None:
+    module = sys.modules["mpi4py.MPI"]
+    if not module.Is_initialized():
+        raise InvalidArgumentError(
+            f"{call}: MPI is not initialized. Call MPI.Init() first, or do not set mpi4py.rc.initialize = False"
+        )
+    if module.Is_finalized():
+        raise InvalidArgumentError(f"{call}: MPI was finalized; make this call before MPI.Finalize()")
+
+
+def _check(comm: Any, call: str) -> None:
+    _check_running(call)
+    if is_null(comm):
+        raise InvalidArgumentError(f"{call}: the communicator is MPI.COMM_NULL: this process is not in it")
+    if comm.Is_inter():
+        raise InvalidArgumentError(f"{call}: an inter-communicator has no ranks of its own; give comm.Merge()")
+
+
+def _gather(comm: Any, mine: Any, call: str, timeout_s: float) -> list[Any]:
+    """Every rank's object. Non-blocking and polled, so that ranks that do not come cost timeout_s and not for ever."""
+    deadline = Deadline(timeout_s)
+    for earlier in [one for one in _abandoned if one[0] == comm]:  # Open MPI deadlocks in a second Idup beside a first
+        _abandoned.remove(earlier)
+        _wait(earlier[1], comm, call, deadline)
+    duplicate, request = comm.Idup()
+    _wait(request, comm, call, deadline)
+    record = bytearray(json.dumps(mine).encode().ljust(RECORD_NBYTES))
+    assert len(record) == RECORD_NBYTES
+    received = bytearray(RECORD_NBYTES * comm.Get_size())
+    _wait(duplicate.Iallgather(record, received), comm, call, deadline)
+    duplicate.Free()
+    starts = range(0, len(received), RECORD_NBYTES)
+    return [json.loads(received[start : start + RECORD_NBYTES]) for start in starts]
+
+
+def _wait(request: Any, comm: Any, call: str, deadline: Deadline) -> None:
+    pause_s = 20e-6
+    while not request.Test():
+        if deadline.expired():
+            _abandoned.append((comm, request))
+            # Which ones is not known: MPI has no way to ask who has entered a collective.
+            raise TimeoutError(
+                f"[communicator] rank {comm.Get_rank()}/{comm.Get_size()}: {call}: not all ranks of the communicator "
+                f"came within {deadline.timeout_s:g} s; each of its processes must make this call"
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1e-3)
+
+
+_abandoned: list[tuple[Any, Any]] = []
+"""(communicator, request) of collectives given up on. MPI cannot cancel them, and writes into what they hold whenever
+the last rank comes."""

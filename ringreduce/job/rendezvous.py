@@ -1,0 +1,253 @@
+"""How the ranks of one host find each other and come to share memory, before any group exists.
+
+join_job() for a launched job, join_at() where the ranks have agreed on an address, join_with_store() where they have a
+key-value store (torch.distributed), share_fd() for one more memory file within a running job. Each ends with
+descriptors; what is in the memory is the core's business.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from ringreduce.errors import Error, HorovodInternalError, PeerLostError, TimeoutError, UnavailableError
+from ringreduce.job.deadline import Deadline
+from ringreduce.job.environment import Placement, rendezvous_secret
+from ringreduce.job.handshake import STATUSES, Meeting, receive_fds
+from ringreduce.job.rendezvous_server import RendezvousServer
+
+ADDRESS_NBYTES = 100  # sun_path holds 108
+STORE_KEY = "ringreduce/rendezvous"
+
+
+@dataclass
+class Joined:
+    """What a rank holds after the rendezvous; its owner closes it."""
+
+    fd: int
+    """The world's control memory file, the same on all ranks."""
+    pidfds: list[int]
+    """pidfds[r] watches rank r's process; -1 for this rank."""
+
+    def close(self) -> None:
+        """Closes every descriptor. Idempotent."""
+        open_fds = [fd for fd in (self.fd, *self.pidfds) if fd >= 0]
+        self.fd, self.pidfds = -1, [-1] * len(self.pidfds)
+        for fd in open_fds:
+            os.close(fd)
+
+
+class Store(Protocol):
+    """A key-value store that all ranks of one group, and nobody else, read and write."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Makes value visible to all ranks."""
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Waits for the key. Raises the builtin TimeoutError after timeout_s seconds; 0 = no limit."""
+
+
+def new_address() -> tuple[bytes, bytes]:
+    """A fresh random (address, secret) for share_fd(); the caller tells the members over the group they have."""
+    return b"ringreduce." + os.urandom(16).hex().encode(), os.urandom(32)
+
+
+def join_job(placement: Placement, init_count: int, timeout_s: float, segment: Callable[[], int]) -> Joined:
+    """Meets the other ranks of a launched job. Collective over the job.
+
+    Args:
+        placement: this rank, from environment.detect().
+        init_count: how many jobs this process has joined; ranks with different counts do not meet.
+        timeout_s: seconds until all ranks must have connected; 0 = no limit.
+        segment: makes the control memory file; called on rank 0 only, once all ranks have connected.
+
+    Raises:
+        TimeoutError: names the missing ranks and the address.
+        MismatchError: ranks disagree about size, rank or init count, or have different secrets.
+        PeerLostError: a rank died on the way. UnavailableError: the kernel or the process limits do not allow it.
+    """
+    named = rendezvous_secret()
+    meeting = Meeting(
+        address=_job_address(named[0] if named else placement.job, init_count),
+        secret=named[1] if named else b"",
+        clients=frozenset(range(1, placement.size)),
+        server=0,
+        size=placement.size,
+        epoch=init_count,
+    )
+    return _join(meeting, placement.rank, Deadline(timeout_s), segment)
+
+
+def join_with_store(store: Store, rank: int, size: int, timeout_s: float, segment: Callable[[], int]) -> Joined:
+    """Meets the other ranks of a group that shares a store, without a launcher. Collective; once per store.
+
+    Arguments and errors are those of join_job(); also UnavailableError, on every rank, if not all are on one host.
+    """
+    import json  # here and below: what a job of ringrun does not need is not part of `import ringreduce`
+
+    deadline = Deadline(timeout_s)
+    me = f"[rendezvous] rank {rank}/{size}"
+    here = host_identity()
+    if rank == 0:
+        address, secret = new_address()
+        answer = {"address": address.hex(), "secret": secret.hex()}
+        try:
+            hosts = [here, *(_get(store, f"{STORE_KEY}/{other}", me, other, deadline) for other in range(1, size))]
+            if elsewhere := [other for other in range(size) if hosts[other] != here]:
+                raise UnavailableError(
+                    f"{me}: ranks {elsewhere} are not on this host, {socket.gethostname()}; today all ranks must be"
+                )
+        except Error as error:
+            answer = {"error": str(error), "kind": type(error).__name__}
+            raise
+        finally:
+            store.set(STORE_KEY, json.dumps(answer).encode())
+    else:
+        store.set(f"{STORE_KEY}/{rank}", here)
+        answer = json.loads(_get(store, STORE_KEY, me, 0, deadline))
+        if "error" in answer:
+            kind = {known.__name__: known for known in STATUSES}.get(answer["kind"], HorovodInternalError)
+            raise kind(f"{me}: told by rank 0: {answer['error']}")
+        address, secret = bytes.fromhex(answer["address"]), bytes.fromhex(answer["secret"])
+    return join_at(address, secret, rank, size, deadline, segment)
+
+
+def join_at(
+    address: bytes, secret: bytes, rank: int, size: int, deadline: Deadline, segment: Callable[[], int]
+) -> Joined:
+    """Meets the ranks of a group at an address that one of them got from new_address() and told the others.
+
+    Collective; once per address. Raises: as join_job().
+    """
+    meeting = Meeting(address, secret, frozenset(range(1, size)), server=0, size=size, epoch=1)
+    return _join(meeting, rank, deadline, segment)
+
+
+def share_fd(
+    fd: int | None,
+    members: Sequence[int],
+    rank: int,
+    address: bytes,
+    secret: bytes,
+    timeout_s: float,
+    check: Callable[[], None] | None = None,
+) -> int:
+    """Sends the first member's descriptor to all members of a group. Collective over the members.
+
+    Args:
+        fd: the first member's descriptor; None elsewhere.
+        members: world ranks, in one order on all members.
+        rank: this process's world rank.
+        address, secret: from the first member's new_address(), the same on all members.
+        timeout_s: seconds until all members must have connected; 0 = no limit.
+        check: raises when a member will not connect any more. It is called now and then, and before another error is
+            raised: a member that leaves the meeting because of a death is not the one that died.
+
+    Returns:
+        fd itself on the first member, elsewhere a new descriptor of the same file, which the caller owns.
+
+    Raises: as join_job(), and what check raises.
+    """
+    leader = members[0]
+    meeting = Meeting(address, secret, frozenset(members) - {leader}, leader, len(members), 0)
+    deadline = Deadline(timeout_s, check)
+    with _errno_text(rank, meeting):
+        try:
+            if rank != leader:
+                return receive_fds(meeting, rank, deadline)[0]
+            assert fd is not None
+            with RendezvousServer(meeting, deadline) as server:
+                server.accept_all()
+                server.reply_all(lambda member: [fd])
+            return fd
+        except Error:
+            deadline.check()
+            raise
+
+
+def _join(meeting: Meeting, rank: int, deadline: Deadline, segment: Callable[[], int]) -> Joined:
+    """The meeting of a whole job: every rank gets the server's memory file and a pidfd of each rank."""
+    with _errno_text(rank, meeting):
+        if rank != meeting.server:
+            fd, *pidfds = receive_fds(meeting, rank, deadline)
+            joined = Joined(fd, pidfds)
+        elif meeting.size == 1:
+            return Joined(segment(), [-1])
+        else:
+            joined = _serve_job(meeting, deadline, segment)
+        os.close(joined.pidfds[rank])
+        joined.pidfds[rank] = -1
+        return joined
+
+
+def _serve_job(meeting: Meeting, deadline: Deadline, segment: Callable[[], int]) -> Joined:
+    joined = Joined(-1, [-1] * meeting.size)
+    try:
+        with RendezvousServer(meeting, deadline) as server:
+            pids = server.accept_all() | {meeting.server: os.getpid()}
+            for rank, pid in pids.items():
+                joined.pidfds[rank] = _pidfd(rank, pid)
+            joined.fd = segment()
+            server.reply_all(lambda rank: [joined.fd, *joined.pidfds])
+    except BaseException:
+        joined.close()
+        raise
+    return joined
+
+
+def _pidfd(rank: int, pid: int) -> int:
+    if pid == 0:
+        raise UnavailableError(
+            f"rank {rank} is in another PID namespace: start all ranks in one container (or --pid=host)"
+        )
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise PeerLostError(f"rank {rank} (pid {pid}) died during the rendezvous") from None
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        raise UnavailableError("this kernel has no pidfd_open, by which dead ranks are noticed: Linux >= 5.3") from None
+
+
+@contextmanager
+def _errno_text(rank: int, meeting: Meeting) -> Iterator[None]:
+    """Gives a bare OSError its layer, rank and address."""
+    try:
+        yield
+    except Error:
+        raise  # ringreduce.TimeoutError is an OSError too
+    except OSError as error:
+        kind = UnavailableError if error.errno in (errno.EMFILE, errno.ENFILE) else HorovodInternalError
+        raise kind(f"[rendezvous] rank {rank}/{meeting.size} at {meeting.where()}: {error}") from error
+
+
+def _get(store: Store, key: str, me: str, other: int, deadline: Deadline) -> bytes:
+    try:
+        return store.get(key, deadline.wait_s() or 0.0)
+    except builtins.TimeoutError:
+        text = f"{me}: rank {other} did not come to the group's store within {deadline.timeout_s:g} s"
+        raise TimeoutError(text) from None
+
+
+def _job_address(job: str, init_count: int) -> bytes:
+    """The abstract name where this user's job meets for the init_count-th time; a long job name is hashed."""
+    ends = f"ringreduce.{os.geteuid()}.", f".{init_count}"
+    name = job.encode()
+    if len(name) + sum(map(len, ends)) > ADDRESS_NBYTES or b"\0" in name:
+        import hashlib
+
+        name = hashlib.sha256(name).hexdigest().encode()
+    return ends[0].encode() + name + ends[1].encode()
+
+
+def host_identity() -> bytes:
+    """Equal for two processes if and only if abstract sockets connect them: one kernel, one network namespace."""
+    with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+        return file.read().strip() + b":%d" % os.stat("/proc/self/ns/net").st_ino

@@ -1,0 +1,82 @@
+"""DistributedOptimizer(op=Adasum): each rank steps with its own gradients, then the changes are combined by Adasum.
+
+That is Horovod's variant for optimizers with momenta. Of two changes of a parameter Adasum takes the sum where they are
+orthogonal and the mean where they are parallel, so that no learning rate has to be scaled with the number of ranks.
+Momenta stay each rank's own.
+
+Source: Maleki, Musuvathi, Mytkowicz et al., Scaling Distributed Training with Adaptive Summation, MLSys 2021,
+arXiv:2006.02924; Horovod's docs/adasum_user_guide.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ringreduce.collectives.ops import Adasum
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.torch.collectives.allreduce import grouped_allreduce
+from ringreduce.torch.gradient_reduction import Stateful
+from ringreduce.torch.optimizer.distributed_optimizer import DistributedMixin
+from ringreduce.torch.optimizer.reducer import Settings
+from ringreduce.torch.tracing import STEP, untraced
+
+
+def check_adasum(settings: Settings, shard_step: bool) -> None:
+    """Raises InvalidArgumentError for what has no meaning where gradients are not reduced."""
+    if shard_step:
+        raise InvalidArgumentError("shard_step=True supports op Average and Sum")
+    if isinstance(settings.compression, Stateful):
+        raise InvalidArgumentError("op=Adasum takes Compression.none, fp16 or bf16")
+    if settings.groups:
+        raise InvalidArgumentError("op=Adasum combines the change of each parameter by itself; pass no groups")
+
+
+class AdasumMixin(DistributedMixin):
+    """Comes before the user's class in the class of the result."""
+
+    def _extend(self) -> None:
+        """Reduces no gradients, and has a number of ranks that Adasum cannot do refused before the first step."""
+        if self._is_shared():
+            self._combine([torch.zeros(1)])
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """See DistributedMixin; here each rank steps with its own gradients."""
+        return bool(vars(self).get("_step_supports_amp_scaling", False))
+
+    def _is_shared(self) -> bool:
+        return bool(self._process_set.included()) and self._process_set.size() != 1
+
+    def _combine(self, changes: list[torch.Tensor]) -> list[torch.Tensor]:
+        return grouped_allreduce(
+            changes, compression=self._settings.compression, op=Adasum, process_set=self._process_set
+        )
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Raises AssertionError: the reduction is part of step()."""
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        yield
+
+    @untraced(STEP)
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The plain step with this rank's gradients; then the parameters change by Adasum of the ranks' changes."""
+        plain_step = super(DistributedMixin, self).step
+        if not self._is_shared():
+            return plain_step(closure)
+        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        with torch.no_grad():
+            before = [parameter.clone() for parameter in parameters]
+        result = plain_step(closure)
+        with torch.no_grad():
+            changes = [parameter - start for parameter, start in zip(parameters, before, strict=True)]
+            combined = self._combine(changes)
+            for parameter, start, change in zip(parameters, before, combined, strict=True):
+                torch.add(start, change, out=parameter.data)
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch runs step hooks around the plain step(), not here again

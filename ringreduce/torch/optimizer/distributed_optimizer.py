@@ -1,0 +1,291 @@
+"""What DistributedOptimizer puts in front of the user's optimizer class: reduction before the step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ringreduce.errors import InvalidArgumentError, MismatchError
+from ringreduce.job.process_sets import ProcessSet
+from ringreduce.torch.collectives.allreduce import allreduce
+from ringreduce.torch.optimizer import same_start
+from ringreduce.torch.optimizer.reducer import INTERRUPTED, Reducer, Settings
+from ringreduce.torch.tracing import STEP, untraced
+
+Named = tuple[str, torch.nn.Parameter, int]
+
+
+class DistributedMixin(torch.optim.Optimizer):
+    """Comes before the user's class in the class of the result; super() is that class."""
+
+    _plain: type[torch.optim.Optimizer]
+    _reducers: list[Any]
+
+    def _start(
+        self,
+        names: dict[torch.nn.Parameter, str],
+        settings: Settings,
+        process_set: ProcessSet,
+        backward_passes_per_step: int,
+    ) -> None:
+        self._parameter_names = names
+        self._settings = settings
+        self._process_set = process_set
+        self._synchronized = False
+        self._should_synchronize = True
+        self._clipped = False  # the gradients are reduced and clipped already, and the next step() may use them
+        self._scaled = False  # likewise for a GradScaler, which leaves out that step() where they are infinite
+        self._is_compared = False  # the ranks have compared what they start from
+        self._is_extending = False  # parameters are being added; still so after that was interrupted
+        self._is_lost = False  # a step() was interrupted where it cannot be taken up
+        self._reducers = []
+        self._reduced: set[torch.nn.Parameter] = set()
+        self._idle: list[torch.nn.Parameter] = []  # those that required no gradient when last looked at
+        self.backward_passes_per_step = backward_passes_per_step
+        self._extend()
+
+    def _extend(self) -> None:
+        """Has the parameters reduced that are not yet. Collective; needs more than one rank to be of use."""
+        if not self._process_set.included() or self._process_set.size() == 1:
+            return
+        found = [
+            (self._parameter_names[p], p, section)
+            for section, group in enumerate(self.param_groups)
+            for p in group["params"]
+            if p not in self._reduced
+        ]
+        new = [item for item in found if item[1].requires_grad]
+        self._idle = [p for _, p, _ in found if not p.requires_grad]
+        if new:
+            self._reducers.append(self._make_reducer(new))
+            self._reduced.update(p for _, p, _ in new)
+
+    def _make_reducer(self, named: list[Named]) -> Reducer:
+        whole = [(name, parameter, 0) for name, parameter, _ in named]
+        return Reducer(whole, self._settings, self._process_set, self.backward_passes_per_step)
+
+    def _pending(self) -> bool:
+        return any(reducer.pending for reducer in self._reducers)
+
+    def _reduce(self, has_closure: bool = False) -> None:
+        """Waits until the gradients are reduced. Collective. After an interrupt it goes on where it was, if it can."""
+        self._check_lost()
+        try:
+            self._reduce_all()
+        except KeyboardInterrupt as error:
+            self._is_lost = has_closure or not self._can_resume()
+            if hasattr(error, "add_note") and not self._is_lost:  # Python >= 3.11
+                error.add_note("ringreduce:" + INTERRUPTED)
+            raise
+        self._clipped = self._scaled = False
+
+    def _can_resume(self) -> bool:
+        """Whether an interrupted reduction can be waited for once more: one reducer's, of buckets that were there."""
+        if self._is_extending or not self._is_compared:
+            return False
+        return len(self._reducers) == 1 and self._reducers[0].can_resume
+
+    def _check_lost(self) -> None:
+        """Raises MismatchError after an interrupt of which nobody knows how far this rank had come."""
+        if self._is_lost:
+            raise MismatchError(
+                "a step() was interrupted where it cannot be taken up, so this rank is apart from the others: end the "
+                "job, or make a new DistributedOptimizer after shutdown() and init() on all ranks"
+            )
+
+    def _plainly(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """The plain optimizer's step: after an interrupt some parameters have been updated, and others have not."""
+        try:
+            return step(*arguments)
+        except KeyboardInterrupt:
+            self._is_lost = True
+            raise
+
+    def _reduce_all(self) -> None:
+        if self._idle and any(parameter.requires_grad for parameter in self._idle):
+            self._is_extending = True
+            self._extend()
+            self._is_extending = False
+        if not self._is_compared and self._reducers:
+            self._is_compared = same_start.check(
+                self._start_values(), f"{self._reducers[0].prefix}.start", self._process_set
+            )
+        for reducer in self._reducers:
+            reducer.synchronize()
+
+    def _start_values(self) -> list[tuple[str, torch.Tensor]]:
+        """The parameters and the optimizer's state, by names, in the same order on all ranks."""
+        parameters = [(self._parameter_names[p], p) for group in self.param_groups for p in group["params"]]
+        return [*parameters, *self._start_state(parameters)]
+
+    def _start_state(self, parameters: list[tuple[str, torch.nn.Parameter]]) -> list[tuple[str, torch.Tensor]]:
+        """What of the optimizer's state is the same on all ranks."""
+        return [
+            (f"the optimizer's {key} of {name}", value)
+            for name, parameter in parameters
+            for key, value in self.state.get(parameter, {}).items()
+            if isinstance(value, torch.Tensor)
+        ]
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward() calls come before a step; between steps."""
+        self.backward_passes_per_step = passes
+        for reducer in self._reducers:
+            reducer.set_passes(passes)
+
+    def synchronize(self) -> None:
+        """Waits until the gradients are reduced, for what comes between backward() and step(), such as clipping.
+
+        Then call step() within skip_synchronize(). Parameters without a gradient get zeros.
+        """
+        self._reduce()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it, step() leaves out the reduction that synchronize() has done.
+
+        >>> optimizer.synchronize()
+        >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        >>> with optimizer.skip_synchronize():
+        ...     optimizer.step()
+        """
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Reduces the gradients, and scales them so that the norm of all together is at most max_norm.
+
+        The step() that follows uses them as they are. Collective. Arguments and result as of
+        torch.nn.utils.clip_grad_norm_; the norm is the same on all ranks.
+
+        >>> loss.backward()
+        >>> optimizer.clip_grad_norm_(1.0)
+        >>> optimizer.step()
+        """
+        if not self._synchronized or self._pending():
+            self._reduce()
+        self._synchronized = False
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
+        self._clipped = True
+        return norm
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch.amp.GradScaler.step() asks for before it divides the gradients, which are to be reduced by then.
+
+        The answer is the plain optimizer's. Collective.
+        """
+        is_reduced = (self._clipped or self._synchronized) and not self._scaled and not self._pending()
+        if self._should_synchronize and not is_reduced:
+            self.synchronize()
+            self._clipped = self._scaled = True
+        return bool(vars(self).get("_step_supports_amp_scaling", False))
+
+    def _is_reduced(self, closure: Callable[[], Any] | None) -> bool:
+        """True when step() need not reduce; takes note that the gradients are used now."""
+        clipped = self._clipped and closure is None and not self._pending()
+        self._clipped = self._scaled = False
+        if clipped or not self._should_synchronize:
+            return True
+        if self._synchronized:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
+                "This can cause training slowdown. You may want to consider using optimizer.skip_synchronize() context "
+                "if you use optimizer.synchronize() in your code.",
+                stacklevel=3,
+            )
+        return False
+
+    @untraced(STEP)
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The optimizer's step, with reduced gradients. A closure's gradients are reduced each time it is called."""
+        self._check_lost()
+        if self._is_reduced(closure):
+            self._synchronized = False
+            return self._plainly(super().step, closure)
+        if closure is None:
+            self._reduce()
+            self._synchronized = False
+            return self._plainly(super().step)
+
+        def synchronized() -> Any:
+            loss = closure()
+            self._reduce(has_closure=True)
+            return self._loss_of_all(loss)
+
+        result = self._plainly(super().step, synchronized)
+        self._synchronized = False
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch runs step hooks around the plain step(), not here again
+
+    def _loss_of_all(self, loss: Any) -> Any:
+        """The loss that LBFGS searches along, reduced as the gradients are: by its own each rank would go elsewhere.
+
+        Other optimizers only hand it on, so that it stays each rank's own.
+        """
+        settings, process_set = self._settings, self._process_set
+        if not isinstance(self, torch.optim.LBFGS) or not process_set.included() or process_set.size() == 1:
+            return loss
+        own = torch.as_tensor(loss, dtype=torch.float64).detach().reshape(1)
+        return allreduce(own, op=settings.op, process_set=process_set)[0]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's own. Raises AssertionError between backward() and the step that uses its gradients."""
+        if self._pending():
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+                + (INTERRUPTED if any(reducer.is_half_done for reducer in self._reducers) else "")
+            )
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """As the optimizer's own; a round of gradients that has begun is reduced first, and left unused."""
+        for reducer in self._reducers:
+            reducer.settle()
+        self._synchronized = self._clipped = self._scaled = False
+        self._should_synchronize = True
+        super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer's own. Collective: the new parameters are reduced from now on too."""
+        super().add_param_group(param_group)
+        index = len(self.param_groups) - 1
+        for i, parameter in enumerate(self.param_groups[-1]["params"]):
+            self._parameter_names.setdefault(parameter, f"allreduce.noname.{index}.{i}")
+        self._extend()
+
+    def compression_state_dict(self) -> list[list[dict[str, Any]]]:
+        """What the compressor remembers on this rank, bucket by bucket: each rank's own part of a checkpoint."""
+        return [[one.state_dict() for one in reducer.exchanges] for reducer in self._reducers]
+
+    def load_compression_state_dict(self, state: list[list[dict[str, Any]]]) -> None:
+        """Goes on from there: on as many ranks, with the same parameters and settings, between steps.
+
+        Raises:
+            InvalidArgumentError: the state is of other buckets; where there are none yet, the first step raises it.
+        """
+        if len(state) != len(self._reducers):
+            raise InvalidArgumentError(f"the state is of {len(state)} reducers, and there are {len(self._reducers)}")
+        for reducer, theirs in zip(self._reducers, state, strict=True):
+            reducer.load_exchanges(theirs)
+
+    def __reduce__(self) -> Any:
+        """Raises InvalidArgumentError: a copy would be no DistributedOptimizer, or reduce nothing, without a word."""
+        raise InvalidArgumentError(
+            "a DistributedOptimizer cannot be copied or pickled: the hooks on its parameters and its registered memory "
+            "belong to this rank. Save and load optimizer.state_dict(); where a copy is needed, copy the plain "
+            "optimizer and make a DistributedOptimizer of the copy, on all ranks"
+        )

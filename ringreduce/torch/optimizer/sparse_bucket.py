@@ -1,0 +1,65 @@
+"""Sparse gradients: indices and values travel by two all-gathers, as in Horovod, and only rows that were touched do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ringreduce._core import Work
+from ringreduce.collectives.ops import Average, ReduceOp, Sum
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.torch.gradient_reduction import Channel
+from ringreduce.torch.optimizer.buckets import Bucket, Slot
+from ringreduce.torch.submission import received
+
+
+class SparseBucket(Bucket):
+    """One parameter whose gradients are sparse COO tensors, of sparse_dim sparse dimensions.
+
+    Each rank sends the coalesced indices and values; the sum of equal indices is taken in rank order by everybody. A
+    rank without a gradient sends none; one with a dense gradient sends that as if all its rows had been touched.
+    """
+
+    __slots__ = ("channel", "gathered", "sparse_dim", "work")
+
+    def __init__(self, slot: Slot, name: str, channel: Channel, sparse_dim: int) -> None:
+        super().__init__([slot], name)
+        if channel.op not in (Average, Sum):
+            raise InvalidArgumentError(
+                f"sparse gradients ({slot.name}) are reduced by op Average and Sum, not {ReduceOp(channel.op).name}; "
+                "pass sparse_as_dense=True to DistributedOptimizer"
+            )
+        self.channel = channel
+        self.sparse_dim = sparse_dim
+        self.gathered: Sequence[torch.Tensor] = ()
+        self.work: Sequence[Work] = ()
+
+    def begin(self) -> None:
+        """See Bucket."""
+        (slot,) = self.slots
+        parameter, grad = slot.parameter, slot.parameter.grad
+        if grad is None:
+            indices = torch.empty((0, self.sparse_dim), dtype=torch.int64, device=parameter.device)
+            values = parameter.new_empty((0, *parameter.shape[self.sparse_dim :]), requires_grad=False)
+        else:
+            if grad.layout is torch.strided:
+                grad = grad.to_sparse(self.sparse_dim)
+            grad = grad.coalesce()
+            indices, values = grad.indices().t().contiguous(), grad.values().contiguous()
+        self.gathered = (indices, values)
+        self.work = (
+            self.channel.allgather(indices, f"{self.name}.indices"),
+            self.channel.allgather(values, f"{self.name}.values"),
+        )
+
+    def finish(self) -> None:
+        """See Bucket."""
+        (slot,) = self.slots
+        for work in self.work:
+            work.wait()
+        indices, values = (received(work, like) for work, like in zip(self.work, self.gathered, strict=True))
+        values = values * self.channel.factor
+        total = torch.sparse_coo_tensor(indices.t(), values, slot.parameter.shape, check_invariants=False)
+        slot.parameter.grad = total.coalesce()
+        self.gathered, self.work = (), ()
