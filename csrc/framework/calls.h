@@ -1,7 +1,7 @@
 // The engine for kernels that a framework calls from its own threads: without Python and without the GIL.
 //
 // A kernel knows a process set by its id. The table of what those ids are now is kept by whoever starts and ends jobs
-// (ringreduce/process_sets.py); kernels that run after shutdown(), or in a forked child, get NotInitializedError.
+// (ringreduce/job/process_sets.py); kernels that run after shutdown(), or in a forked child, get NotInitializedError.
 // Every call blocks until it has its result. There is no asynchronous form: frameworks run other kernels meanwhile on
 // other threads, and what belongs together goes in one call.
 #pragma once

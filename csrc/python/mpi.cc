@@ -1,4 +1,4 @@
-// Bindings of the MPI transport: what ringreduce/mpi.py makes, and links for its tests.
+// Bindings of the MPI transport: what ringreduce/job/mpi.py makes, and links for its tests.
 #include <pybind11/stl.h>
 
 #include "base/never_destroyed.h"

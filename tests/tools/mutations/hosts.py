@@ -23,7 +23,7 @@ ROWS = (
         '      parser.expect(head.nbytes <= kFrameNbytesMost, "is too long");\n',
         "",
         ("frames_test",),
-        objects=("mirror_receive.cc",),
+        objects=("relay_receive.cc",),
     ),
     Mutation(
         "refused-and-overwritten",
