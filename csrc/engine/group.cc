@@ -218,7 +218,8 @@ void Group::leave(Attendance how) {
   } catch (const Error& error) {
     // The links are broken: nothing more can be said to the others. A lost peer is an ordinary event, and nobody who
     // leaves misses it; any other error is a fault that no call will raise.
-    if (code_of(error) != ErrorCode::kPeerLostError) context_.log().warning(here() + "] while leaving: " + error.what());
+    if (code_of(error) != ErrorCode::kPeerLostError)
+      context_.log().warning(here() + "] while leaving: " + error.what());
     relay_.reset();
     if (how == Attendance::kShutDown) {
       control_.line(rank_).attendance.store(Attendance::kClosed, std::memory_order_release);
