@@ -40,7 +40,7 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_CUDA_BLOCKING", "flag", "0|1", "0", "",
        "1: calls on GPU memory wait for the result and raise its error, for debugging; 0: only streams wait"},
       {"RINGREDUCE_GPU_PATH", "name", "auto|ipc|nccl|mpi|staged", "auto", "",
-       "how tensors on GPUs are communicated; one that the ranks cannot all take is an error that says why"},
+       "how tensors on GPUs travel between ranks; one that the ranks cannot all take is an error that says why"},
       {"RINGREDUCE_NCCL_LIBRARY", "path", "", "", "",
        "the NCCL to use; default: the one that is loaded (torch's), a wheel's (nvidia-nccl-cu13), the system's"},
       {"RINGREDUCE_CUDA_LIBRARY", "path", "", "libcuda.so.1", "",

@@ -28,7 +28,7 @@ const char* name(Algo algo);
 // Of kIpc to kStaged, as RINGREDUCE_GPU_PATH calls them; see gpu_path.h.
 const char* path_name(Algo algo);
 
-// forced is kAuto or a wish: it is followed where the algorithm can do the job.
+// forced: kAuto, or an algorithm, which is taken where it can do the job.
 Algo select_allreduce(Algo forced, const Reduction& reduction, bool registered);
 // Of everything else; registered: all inputs are mapped by all ranks.
 Algo select_movement(Algo forced, bool is_broadcast, bool registered);

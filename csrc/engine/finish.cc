@@ -74,7 +74,7 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
     operation.number = number;
     operation.submitted_ns = now_ns();
     try {
-      wait_for_request_slots(operation, -1, interrupt);
+      wait_until_finished(operation, -1, interrupt);
     } catch (...) {
       // The request stands, so somebody must consume it when it is complete; its result has nowhere to go.
       auto orphan = std::make_shared<Operation>();
@@ -188,7 +188,7 @@ void Group::consume_unnamed(uint64_t counter) {
 // mutex_ held. The peers may reuse what this rank announced and read.
 void Group::consume(Operation& operation) {
   if (!operation.name.empty()) {
-    negotiation_.record_consumed_named(operation.ticket);
+    negotiation_.publish_consumed_named(operation.ticket);
   } else {
     consume_unnamed(operation.counter);
   }

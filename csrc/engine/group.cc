@@ -23,8 +23,8 @@ Bells bells_of(Context& context, const std::vector<int>& world_ranks) {
   return bells;
 }
 
-constexpr double kCloseTimeoutS = 1.0;  // a leader that leaves waits so long for those of other hosts
-constexpr int kControl = kChannels;     // the leaders' channel
+constexpr double kCloseTimeoutS = 1.0;     // a leader that leaves waits so long for those of other hosts
+constexpr int kLeaderChannel = kChannels;  // of the links between leaders
 
 std::unique_ptr<Link> remote_link(Context& context, int id, int channel, int world_rank) {
   return context.remote_link(world_rank, id * (kChannels + 1) + channel);
@@ -100,7 +100,7 @@ std::unique_ptr<HostRelay> Group::make_relay() {
   std::vector<std::unique_ptr<Link>> links;
   for (int host = 0; host < hosts_.count(); ++host) {
     const int peer = world_ranks_[static_cast<size_t>(hosts_.leader(host))];
-    links.push_back(host == hosts_.mine ? nullptr : remote_link(context_, id_, kControl, peer));
+    links.push_back(host == hosts_.mine ? nullptr : remote_link(context_, id_, kLeaderChannel, peer));
   }
   const auto make_negotiation = [this](int rank) {
     return std::make_unique<Negotiation>(

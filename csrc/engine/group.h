@@ -42,7 +42,7 @@ class Group {
   const Negotiation& negotiation() const { return negotiation_; }
   std::string here() const;  // how messages about this group begin; the bracket is left open
 
-  // The synchronous path of the smallest messages: true when it has been done. False when the request is not quick
+  // The synchronous all-reduce of the smallest tensors: true when it has been done. False when it cannot be done so
   // (then submit it).
   bool allreduce_quick(const TensorView& src, const TensorView& dst, const Reduction& reduction, Interrupt interrupt,
                        Codec codec = Codec::kNone);
@@ -107,7 +107,7 @@ class Group {
   bool announce_named(const OperationPtr& operation, const void* payload, size_t nbytes);
   void add_logged(const OperationPtr& operation);
   void wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt,
-                     const std::function<bool()>& state);
+                     const std::function<bool()>& announce);
   void wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Operation& waiting, Interrupt interrupt);
   bool window_is_free(bool eager);
   void check_window(Operation& waiting);
@@ -156,34 +156,34 @@ class Group {
   std::vector<ReduceJob> allreduce_jobs(const std::vector<OperationPtr>& members) const;
   ReduceJob reduce_job(const Operation& operation) const;
   std::unique_ptr<Algorithm> two_shots(Team team, std::vector<ReduceJob> jobs);
-  // device_jobs.cc
+  // gpu/device_jobs.cc, gpu/device_hosts.cc
+  void log_path(const Entry& entry);
+  void drop_active();
   void pin_stage(Team& team);
   std::unique_ptr<Algorithm> build_ipc(const std::vector<OperationPtr>& members, const Team& team, size_t& rounds);
   std::unique_ptr<Algorithm> build_in_host_memory(const std::vector<OperationPtr>& members, const Team& team,
                                                   size_t& rounds);
   OperationPtr host_copy(const Operation& operation) const;
-  // nccl_jobs.cc
+  // gpu/nccl_jobs.cc
   bool nccl_knows(const Operation& operation) const;
   bool has_nccl() const;
   std::unique_ptr<Algorithm> build_nccl(const std::vector<OperationPtr>& members, Team team);
   void leave_nccl();
-  // mpi_jobs.cc
+  // gpu/mpi_jobs.cc
   std::unique_ptr<Algorithm> build_mpi(const std::vector<OperationPtr>& members, Team team);
-  void log_path(const Entry& entry);
-  void drop_active();
   // exchange_jobs.cc
   ExchangeJob exchange_job(Operation& operation) const;
   std::byte* allocate_output(Operation& operation) const;
   std::string unexpected_rows(const Operation& operation) const;
-  // group.cc
+  // group.cc, wait.cc, health.cc, join.cc
   std::unique_ptr<HostRelay> make_relay();
   bool relay();
   void pass_on();
   void record_call(Kind kind, const std::string* name, uint64_t number);
   std::string waits_for(const Operation& operation);
   bool is_any_under_way();
-  void look_for_standstill(DeadlockTimeout::Waiter& waiter, const std::string& waits_for);
-  bool wait_for_request_slots(Operation& operation, double timeout_s, Interrupt interrupt);
+  void look_for_deadlock_timeout(DeadlockTimeout::Waiter& waiter, const std::string& waits_for);
+  bool wait_until_finished(Operation& operation, double timeout_s, Interrupt interrupt);
   void fail_if_peers_died();
   int unreachable_because_of(int rank) const;
   bool fail_if_unread(const Operation& waiting);

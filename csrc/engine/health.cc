@@ -64,7 +64,8 @@ bool Group::fail_if_unread(const Operation& waiting) {
   return true;
 }
 
-// A rank that left cleanly is missed only by the operations that still need it. cut_off: of each rank, see above.
+// A rank that left cleanly is missed only by the operations that still need it. cut_off: by rank, what
+// unreachable_because_of() says.
 void Group::fail_if_needed_rank_left(const std::vector<int>& cut_off) {
   for (int r = 0; r < size(); ++r) {
     const int by = cut_off[static_cast<size_t>(r)];
@@ -98,7 +99,7 @@ void Group::fail_if_out_of_order() {
   }
 }
 
-// The same for one operation; a synchronous all-reduce from the request slots stands in no table.
+// As fail_if_needed_rank_left(), for one operation: a synchronous all-reduce from the request slots is in no table.
 void Group::fail_if_left(const Operation& operation) {
   for (int r = 0; r < size(); ++r) {
     // In this order: what a rank has announced, it announced before it left.

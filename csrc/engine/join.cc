@@ -28,7 +28,7 @@ int Group::join(Interrupt interrupt) {
     std::atomic<uint32_t>& joining;
     ~Leave() { joining.store(0); }
   } leave{joining_};
-  if (context_.device() != nullptr) context_.device_queue().await_stated(*this, interrupt);
+  if (context_.device() != nullptr) context_.device_queue().await_announced(*this, interrupt);
   {
     const std::lock_guard lock(mutex_);
     if (!has_joined_.load()) {

@@ -141,7 +141,7 @@ struct Operation {
 
   // On a GPU: inputs and outputs, if other processes could map them.
   std::vector<DeviceOperand> operands;
-  PinnedArena* arena = nullptr;  // of a stand-in in host memory, whose output comes from there
+  PinnedArena* arena = nullptr;  // of a host copy, whose output comes from there
 
   std::shared_ptr<void> keep;
 };

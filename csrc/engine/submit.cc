@@ -56,8 +56,8 @@ void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Oper
     DeadlockTimeout::Waiter waiter(context_.deadlock_timeout());
     const auto tick = [&] {
       check_window(waiting);
-      look_for_standstill(waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) +
-                                      ", too far ahead of a rank that has not called what came before");
+      look_for_deadlock_timeout(waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) +
+                                            ", too far ahead of a rank that has not called what came before");
     };
     context_.wait_until(moved_on, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_, tick);
     lock.lock();
@@ -98,7 +98,7 @@ void Group::record_thread(std::unique_lock<std::mutex>& lock, bool is_from_queue
   many_threads_ = true;
 }
 
-// mutex_ held. States a named operation and puts it into the tables; false when there is no room for it.
+// mutex_ held. Announces a named operation and puts it into the tables; false when there is no room for it.
 bool Group::announce_named(const OperationPtr& operation, const void* payload, size_t nbytes) {
   free_name(operation->name);
   bool log_full = false;
@@ -117,10 +117,10 @@ void Group::add_logged(const OperationPtr& operation) {
   pending_.fetch_add(1);
 }
 
-// All names of the table are in flight, or a rank that has joined has not done with this one: states the operation when
-// there is room.
+// All names of the table are in flight, or a rank that has joined has not consumed this one. Waits for room and then
+// announces the operation.
 void Group::wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt,
-                          const std::function<bool()>& state) {
+                          const std::function<bool()>& announce) {
   lock.unlock();
   const auto announced = [&] {
     throw_if_failed();
@@ -130,14 +130,14 @@ void Group::wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting
       if (operation->quick && operation->state == State::kPending) try_finish_quick(*operation);
       operation->wanted.store(true, std::memory_order_relaxed);
     }
-    return state();
+    return announce();
   };
   // Those in flight are older, so they time out first and say whom they miss.
   DeadlockTimeout::Waiter waiter(context_.deadlock_timeout());
   const auto tick = [&] {
-    look_for_standstill(waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) +
-                                    ", because all " + std::to_string(control_.capacity()) +
-                                    " tensor names of the group are in flight (RINGREDUCE_CACHE_CAPACITY)");
+    look_for_deadlock_timeout(waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) +
+                                          ", because all " + std::to_string(control_.capacity()) +
+                                          " tensor names of the group are in flight (RINGREDUCE_CACHE_CAPACITY)");
     if (fail_if_unread(waiting)) return;
     const double warning_s = context_.settings().stall_warning_s;
     const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
@@ -207,11 +207,11 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   if (request.name != nullptr) {
     operation->name = *request.name;
     add(context_.stats().negotiations, 1);
-    const auto state = [&] {
+    const auto announce = [&] {
       check_open();
       return announce_named(operation, payload, payload_nbytes);
     };
-    if (!state()) wait_for_name(lock, *operation, interrupt, state);
+    if (!announce()) wait_for_name(lock, *operation, interrupt, announce);
   } else {
     wait_for_window(lock, eager, *operation, interrupt);
     check_open();
@@ -231,7 +231,8 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
     add_logged(operation);
   }
   lock.unlock();
-  // The full fence of the ring also orders this request before the look at the others': one of the ranks sees all.
+  // ring_waiters() begins with a full fence. The fence also orders this request before the look at the others'
+  // requests, so at least one rank sees all of them.
   negotiation_.ring_waiters();
   if (!operation->quick && request.name == nullptr && negotiation_.complete(operation->ticket)) {
     add(context_.stats().negotiations, 1);

@@ -114,7 +114,7 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, co
   const size_t item = itemsize(reduction.dtype);
   const size_t align = alignment(codec, item);
   const size_t messages = slices_ * hosts_.members.size();
-  // As many bytes go over the codec in a message, whatever the codec.
+  // A message has as many bytes on the link, whatever the codec.
   const size_t shrink = codec == Codec::kNone ? 1 : kCodecBlock * item / codec_nbytes(codec, kCodecBlock);
   const size_t message_nbytes =
       std::clamp(tensor.count * item / messages / kPieces, kLeastNbytes * shrink, kMostNbytes * shrink);

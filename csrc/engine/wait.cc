@@ -60,12 +60,12 @@ bool Group::is_any_under_way() {
 }
 
 // Who has switched off the limit of operations wants to wait for ever.
-void Group::look_for_standstill(DeadlockTimeout::Waiter& waiter, const std::string& waits_for) {
+void Group::look_for_deadlock_timeout(DeadlockTimeout::Waiter& waiter, const std::string& waits_for) {
   if (context_.timeout_s() <= 0 || !waiter.look(is_any_under_way() ? "" : waits_for)) return;
   context_.fail_groups(FatalKind::kMismatch, failure_text(context_.world().control()));
 }
 
-bool Group::wait_for_request_slots(Operation& operation, double timeout_s, Interrupt interrupt) {
+bool Group::wait_until_finished(Operation& operation, double timeout_s, Interrupt interrupt) {
   bool blocked = false;
   const auto finished = [&] {
     if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
@@ -91,7 +91,8 @@ bool Group::wait_for_request_slots(Operation& operation, double timeout_s, Inter
     fail_if_left(operation);
     fail_if_other_memory(operation);
     if (operation.ticket.tag == 0) return;
-    if (timeout_s < 0) look_for_standstill(waiter, negotiation_.complete(operation.ticket) ? "" : waits_for(operation));
+    if (timeout_s < 0)
+      look_for_deadlock_timeout(waiter, negotiation_.complete(operation.ticket) ? "" : waits_for(operation));
     std::unique_lock lock(mutex_);
     record_thread(lock);  // another thread may have submitted what this one waits for, and may submit more
     if (many_threads_) return;
@@ -135,7 +136,8 @@ void Group::await_verdict(const std::function<bool()>& is_over) {
       is_over, [this] { return has_work(); }, Deadline::after_s(kVerdictS), nullptr, crowded_, [] {});
   if (in_time) return;
   record_failure(control_, FatalKind::kTimeout,
-                 here() + "] the leader of the first host did not say within " +
+                 here() + "] rank " + std::to_string(world_ranks_[static_cast<size_t>(hosts_.leader(0))]) +
+                     ", which decides for all hosts, did not say within " +
                      std::to_string(static_cast<int>(kVerdictS)) + " s whether all ranks are stuck");
   is_over();
 }
@@ -151,7 +153,7 @@ bool Group::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
         if (group.has_work() || group.context_.is_in_transit()) group.context_.wake_engine();
       }
     } hand_over{*this};
-    if (!wait_for_request_slots(operation, timeout_s, interrupt)) return false;
+    if (!wait_until_finished(operation, timeout_s, interrupt)) return false;
     done(operation);
   } else if (operation.quick) {
     pass_on();

@@ -12,9 +12,9 @@ constexpr size_t kPage = 4096;
 
 ControlSegment::ControlSegment(int size, size_t capacity) : size_(size), capacity_(capacity) {
   const size_t n = static_cast<size_t>(size);
-  // RequestSlot (24) + payload is a multiple of 64; alltoall announces its splits (8 bytes a rank) in the payload
-  inline_nbytes_ = round_up(sizeof(RequestSlot) + std::max(kInlineLeast, 8 * n), 64) - sizeof(RequestSlot);
-  request_slot_nbytes_ = sizeof(RequestSlot) + inline_nbytes_ + sizeof(Signature);
+  // RequestSlotHead (24) + payload is a multiple of 64; alltoall announces its splits (8 bytes a rank) in the payload
+  inline_nbytes_ = round_up(sizeof(RequestSlotHead) + std::max(kInlineLeast, 8 * n), 64) - sizeof(RequestSlotHead);
+  request_slot_nbytes_ = sizeof(RequestSlotHead) + inline_nbytes_ + sizeof(Signature);
   size_t end = 0;
   const auto place = [&end](size_t nbytes) {
     const size_t begin = end;

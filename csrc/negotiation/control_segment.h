@@ -61,8 +61,8 @@ enum class Attendance : uint32_t {
 struct alignas(64) RankLine {
   std::atomic<uint64_t> watermark;  // unnamed operations below it are consumed here
   std::atomic<uint64_t> cursor;     // log entries below it are consumed here
-  std::atomic<uint64_t>
-      blocked_on;  // request slot + 1 of the operation that blocks this rank's only thread; 0 = not blocked
+  // Request slot + 1 of the operation that blocks this rank's only thread; 0 = not blocked.
+  std::atomic<uint64_t> blocked_on;
   std::atomic<uint64_t> blocked_tag;
   std::atomic<uint64_t> blocked_epoch;  // moves whenever blocked_on does
   std::atomic<uint64_t> unnamed;        // this rank's counter of unnamed operations when it joined or blocked
@@ -123,7 +123,8 @@ struct Header {
   uint64_t withdraw_unnamed;  // every rank's counter continues here after the verdict
 };
 
-struct RequestSlot {
+// How a request slot begins; the payload and the signature follow.
+struct RequestSlotHead {
   std::atomic<uint64_t> tag;  // c + 1, or the generation
   std::atomic<uint64_t> digest;
   std::atomic<uint64_t> consumed;  // named: generation this rank has finished with (kept in the even request slot)
@@ -214,14 +215,16 @@ class ControlSegment {
   size_t link_capacity() const;
   std::byte* link_memory(int channel, int from, int to) const;
 
-  std::byte* request_slot(size_t index, int rank) const {
+  std::byte* slot_address(size_t index, int rank) const {
     return base() + request_slots_ +
            (index * static_cast<size_t>(size_) + static_cast<size_t>(rank)) * request_slot_nbytes_;
   }
-  RequestSlot& head(size_t index, int rank) const { return *reinterpret_cast<RequestSlot*>(request_slot(index, rank)); }
-  std::byte* payload(size_t index, int rank) const { return request_slot(index, rank) + sizeof(RequestSlot); }
+  RequestSlotHead& head(size_t index, int rank) const {
+    return *reinterpret_cast<RequestSlotHead*>(slot_address(index, rank));
+  }
+  std::byte* payload(size_t index, int rank) const { return slot_address(index, rank) + sizeof(RequestSlotHead); }
   Signature& signature(size_t index, int rank) const {
-    return *reinterpret_cast<Signature*>(request_slot(index, rank) + sizeof(RequestSlot) + inline_nbytes_);
+    return *reinterpret_cast<Signature*>(slot_address(index, rank) + sizeof(RequestSlotHead) + inline_nbytes_);
   }
 
  private:

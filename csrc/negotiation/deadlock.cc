@@ -96,7 +96,7 @@ void Negotiation::withdraw_blocked(const std::string& text, uint64_t unnamed) {
       continue;
     }
     line.blocked_on.store(0);
-    // Its unnamed ones that nobody else will announce; a rank here does that itself (Group::withdraw).
+    // Its requests of unnamed operations that not all will announce. A rank here withdraws its own (Group::withdraw).
     for (size_t request_slot = 0; request_slot < kUnnamedSlots; ++request_slot) {
       auto& tag = control_.head(request_slot, r).tag;
       const uint64_t announced = tag.load();

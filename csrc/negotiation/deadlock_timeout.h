@@ -32,7 +32,7 @@ class DeadlockTimeout {
   // A thread that waits, for as long as it does.
   class Waiter {
    public:
-    explicit Waiter(DeadlockTimeout& standstill) : deadlock_timeout_(standstill) {}
+    explicit Waiter(DeadlockTimeout& deadlock_timeout) : deadlock_timeout_(deadlock_timeout) {}
     ~Waiter() { deadlock_timeout_.remove(*this); }
     Waiter(const Waiter&) = delete;
     Waiter& operator=(const Waiter&) = delete;

@@ -59,11 +59,11 @@ JoinResult Negotiation::join_result(uint64_t epoch) const {
 // joined in between may not have come to that.
 bool Negotiation::has_been_read(Ticket ticket) const {
   if (control_.header().joined_count.load(std::memory_order_acquire) == 0) return true;
-  const size_t notes = Names::consumed_slot((ticket.request_slot - kUnnamedSlots) / 2);
+  const size_t consumed_slot = Names::consumed_slot((ticket.request_slot - kUnnamedSlots) / 2);
   for (int r = 0; r < control_.size(); ++r) {
     const uint64_t announced = control_.head(ticket.request_slot, r).tag.load(std::memory_order_acquire);
     if (announced >= ticket.tag) continue;
-    if (control_.head(notes, r).consumed.load(std::memory_order_acquire) < announced) return false;
+    if (control_.head(consumed_slot, r).consumed.load(std::memory_order_acquire) < announced) return false;
   }
   return true;
 }

@@ -33,7 +33,7 @@ class Names {
   std::string text(size_t slot) const;
 
   static size_t request_slot(size_t slot, uint64_t generation) { return kUnnamedSlots + 2 * slot + generation % 2; }
-  // Where a rank notes what it has consumed of a slot.
+  // The request slot in which a rank says what it has consumed of a name's slot.
   static size_t consumed_slot(size_t slot) { return kUnnamedSlots + 2 * slot; }
 
  private:

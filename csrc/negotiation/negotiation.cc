@@ -27,7 +27,7 @@ Negotiation::Negotiation(const ControlSegment& control, int rank, const std::vec
       note_positions_(hosts.several() && hosts.is_here(rank) ? control.request_slot_count() : 0) {}
 
 void Negotiation::write_request(Ticket ticket, const Signature& signature, const void* payload, size_t nbytes) {
-  RequestSlot& head = control_.head(ticket.request_slot, rank_);
+  RequestSlotHead& head = control_.head(ticket.request_slot, rank_);
   head.digest.store(digest(signature), std::memory_order_relaxed);
   if (nbytes != 0) std::memcpy(control_.payload(ticket.request_slot, rank_), payload, nbytes);
   // Rewriting equal bytes would take the lines away from the readers for nothing.
@@ -39,7 +39,7 @@ void Negotiation::write_request(Ticket ticket, const Signature& signature, const
 Ticket Negotiation::announce_unnamed(uint64_t counter, const Signature& signature, const void* payload, size_t nbytes) {
   const Ticket ticket = {counter % kUnnamedSlots, counter + 1};
   write_request(ticket, signature, payload, nbytes);
-  note_request(ticket);
+  leave_request_note(ticket);
   return ticket;
 }
 
@@ -50,10 +50,10 @@ Ticket Negotiation::announce_named(const std::string& name, const Signature& sig
     if (slot == Names::kNone) return Ticket{};
     const uint64_t generation = names_.next_generation(slot, rank_);
     const Ticket ticket = {Names::request_slot(slot, generation), generation};
-    // In the name of a rank elsewhere: its own host has looked.
+    // Where this is the Negotiation of a rank elsewhere, the rank's own host has looked.
     if (hosts_.is_here(rank_) && !(has_note_room(ticket.request_slot) && has_been_read(ticket))) return Ticket{};
     write_request(ticket, signature, payload, nbytes);
-    note_request(ticket);
+    leave_request_note(ticket);
     RankMask participants;
     log_full = logged && hosts_.mine == 0 && complete(ticket, &participants) && !append_locked(ticket, participants);
     return ticket;
@@ -153,7 +153,7 @@ std::string Negotiation::mismatch(Ticket ticket, const RankMask& participants) c
 
 std::vector<int> Negotiation::missing(Ticket ticket) const {
   std::vector<int> ranks;
-  if (ticket.tag == 0) return ranks;  // a message between two ranks, which is not in the negotiation
+  if (ticket.tag == 0) return ranks;  // a message between two ranks, which is not negotiated
   for (int r = 0; r < control_.size(); ++r) {
     if (control_.head(ticket.request_slot, r).tag.load(std::memory_order_acquire) == ticket.tag) continue;
     if (control_.line(r).joined.load(std::memory_order_acquire) == 0) ranks.push_back(r);
@@ -310,7 +310,7 @@ void Negotiation::ring_engines(const RankMask& mask) const {
   }
 }
 
-void Negotiation::record_consumed_named(Ticket ticket) const {
+void Negotiation::publish_consumed_named(Ticket ticket) const {
   const size_t slot = (ticket.request_slot - kUnnamedSlots) / 2;
   leave_note(ticket, true);  // before the slot may get another name
   control_.head(Names::consumed_slot(slot), rank_).consumed.store(ticket.tag, std::memory_order_release);

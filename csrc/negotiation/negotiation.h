@@ -104,7 +104,8 @@ class Negotiation {
   // On one host: if every rank is blocked (or has joined) and none of their operations is complete, withdraws them all.
   void detect_deadlock();
 
-  // The same on several hosts. What the first host sees, and holds its ranks for; null if they are not all stuck.
+  // The same on several hosts: what the first host has found. It holds its ranks while it asks the others. Null if not
+  // all ranks are stuck.
   struct Stuck {
     std::string text;
     uint64_t unnamed = 0;          // every rank's counter continues there
@@ -120,8 +121,8 @@ class Negotiation {
   uint64_t withdraw_unnamed() const { return control_.header().withdraw_unnamed; }
 
   bool has_idle_name() const { return names_.has_room(); }
-  // Whether a request in the request slot may leave its note to the leader, who has passed on what was announced there
-  // before.
+  // Whether this rank may announce in the request slot: there is room for a note to the leader, and the leader has
+  // passed on what was announced in the slot before.
   bool has_note_room(uint64_t request_slot) const;
   // A note names the request slot, and the leader reads it there: until then what is there has to stay. The ranks that
   // take part show by their own requests that it has been passed on; those that have joined do not.
@@ -129,7 +130,7 @@ class Negotiation {
     return note_positions_.empty() ||
            control_.outbox(rank_).read.load(std::memory_order_acquire) >= note_positions_[request_slot];
   }
-  void record_consumed_named(Ticket ticket) const;
+  void publish_consumed_named(Ticket ticket) const;
   void ring_waiters() const;  // everybody but this rank
   void ring_all() const;      // waiters and engines, this rank's too
   void ring_engines(const RankMask& mask) const;
@@ -156,7 +157,7 @@ class Negotiation {
   DeviceTeam device_team(Ticket ticket, const RankMask& participants) const;
   Entry* open_entry();
   bool is_anyone_here(const RankMask& participants) const;
-  void note_request(Ticket ticket);
+  void leave_request_note(Ticket ticket);
   void leave_note(Ticket ticket, bool is_consumed) const;
   void close_locked(Entry& entry) const;
   int first_of(const RankMask& participants) const;
@@ -171,8 +172,7 @@ class Negotiation {
   std::function<void()> give_up_;
   std::string gpu_path_;
   Names names_;
-  std::vector<uint64_t>
-      note_positions_;  // by request slot: the notes to the leader with that of this rank's last request there
+  std::vector<uint64_t> note_positions_;  // by request slot: notes left up to this rank's last request there
 };
 
 }  // namespace rr

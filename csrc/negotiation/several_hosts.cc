@@ -6,20 +6,21 @@
 
 namespace rr {
 
-// Only of this host's ranks: what the leader writes for others it has been told.
+// Only ranks of this host leave notes. What the leader writes in the name of other ranks has come from their leaders.
 void Negotiation::leave_note(Ticket ticket, bool is_consumed) const {
   if (!hosts_.several() || !hosts_.is_here(rank_)) return;
   Outbox& outbox = control_.outbox(rank_);
   const uint64_t at = outbox.written.load(std::memory_order_relaxed);
   if (at - outbox.read.load(std::memory_order_acquire) >= control_.note_count()) {
-    throw InternalError("the leader of this host has not read " + std::to_string(control_.note_count()) +
-                        " notes of rank " + std::to_string(world_rank(rank_)));
+    throw InternalError("rank " + std::to_string(world_rank(hosts_.here().front())) +
+                        ", which speaks for this host, has not passed on " + std::to_string(control_.note_count()) +
+                        " announcements of rank " + std::to_string(world_rank(rank_)));
   }
   control_.note(rank_, at) = {ticket.request_slot, ticket.tag, is_consumed ? uint64_t{1} : uint64_t{0}};
   outbox.written.store(at + 1, std::memory_order_release);
 }
 
-void Negotiation::note_request(Ticket ticket) {
+void Negotiation::leave_request_note(Ticket ticket) {
   leave_note(ticket, false);
   if (!note_positions_.empty())
     note_positions_[ticket.request_slot] = control_.outbox(rank_).written.load(std::memory_order_relaxed);

@@ -72,12 +72,12 @@ inline Reduction reduction_of(const Signature& s, int size) { return {s.dtype, s
 // Number of elements of the whole input.
 uint64_t count(const Signature& signature);
 
-// True when the first dimension may differ between ranks.
 // Kinds that can read the others' inputs straight from registered memory.
 constexpr bool can_be_direct(Kind kind) {
   return kind == Kind::kAllreduce || kind == Kind::kReduceScatter || kind == Kind::kAllgather ||
          kind == Kind::kGather || kind == Kind::kBroadcast || kind == Kind::kAlltoall;
 }
+// True when the first dimension may differ between ranks.
 constexpr bool is_ragged(Kind kind) {
   return kind == Kind::kAllgather || kind == Kind::kGather || kind == Kind::kAlltoall;
 }
@@ -86,7 +86,7 @@ constexpr bool is_ragged(Kind kind) {
 uint64_t digest(const Signature& signature);
 
 // The first disagreement, in Horovod's words, naming the ranks and both sides; "" when all agree.
-// requests[i] is made by group rank ranks[i].
+// Rank ranks[i] has announced requests[i]; ranks are the world's.
 std::string describe_mismatch(const std::vector<Signature>& requests, const std::vector<int>& ranks);
 
 }  // namespace rr

@@ -10,7 +10,7 @@ namespace {
 // Requests carry the watermark too; it is sent by itself once so many operations have ended without one. Less than
 // half of the eager buffers, so that nobody waits for one that is free.
 constexpr uint64_t kWatermarkStep = kEagerCount / 2 - 1;
-constexpr double kCloseFlushS = 0.1;  // the other leaders have so long to take it
+constexpr double kCloseFlushS = 0.1;  // the other leaders have so long to take the frame kLeft with kClosed
 }  // namespace
 
 HostRelay::HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiation& own,

@@ -1,4 +1,4 @@
-// What the leader of a host does for a group on several hosts: it tells the other leaders what the ranks here state,
+// What the leader of a host does for a group on several hosts: it tells the other leaders what the ranks here announce,
 // and writes what it hears into this host's control segment, as if the other hosts' ranks were here.
 //
 // So every host has all requests, and the negotiation works on each as on one host: an operation is complete when every
@@ -6,8 +6,9 @@
 // slots after one message each way. The order of the log is the first host's, whose leader sends each entry when it
 // closes it.
 //
-// One frame for each event, in order, over one link between each two leaders (csrc/relay/frames.h). What a rank may
-// overwrite it knows from the others' watermarks and notes, which travel the same way, so it may be late, never early.
+// One frame for each event, in order, over one link between each two leaders (csrc/relay/frames.h). A rank
+// knows from the others' watermarks, and from what they have consumed, what it may overwrite. Both travel the same way,
+// so they may be late, and are never early.
 #pragma once
 
 #include <deque>
@@ -25,7 +26,8 @@ namespace rr {
 
 class HostRelay {
  public:
-  // make_negotiation: of a rank on another host, to write in its name. links: by host, null for this one.
+  // make_negotiation: gives a Negotiation that writes in the name of a rank on another host. links: by host; null for
+  // this one.
   HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiation& own,
             const std::function<std::unique_ptr<Negotiation>(int rank)>& make_negotiation,
             std::vector<std::unique_ptr<Link>> links);
@@ -42,7 +44,7 @@ class HostRelay {
   void close(double limit_s, bool everybody);
   // Whether something waits for a link or for room.
   bool has_backlog() const;
-  // Whether the first host has put something in order that is not in this host's log yet.
+  // Whether the first host's log has an entry that is not in this host's log yet.
   bool has_ordered_entries() const { return !ordered_.empty(); }
 
  private:
@@ -54,13 +56,14 @@ class HostRelay {
     RankMask participants;
     std::vector<Ticket> members;
   };
-  // What all hosts pass together. What a host's ranks announce when it has said that it is there is for afterwards.
+  // A point that all hosts pass together. A leader says when its host has come to the point. What the host's ranks
+  // announce from then on waits until all hosts have come there.
   enum class Phase { kNone, kJoinEnds, kVerdict };
   struct LeaderConnection {  // to and from another host's leader
     std::unique_ptr<Link> link;
     FrameWriter out;
     FrameReader in;
-    Phase phase = Phase::kNone;                          // it has said that it is there
+    Phase phase = Phase::kNone;                          // the point that its leader says it has come to
     std::vector<std::pair<int, Attendance>> left_after;  // ranks of its that have left since, and how
   };
   struct Sent {  // what the others know of a rank here
@@ -130,7 +133,7 @@ class HostRelay {
   uint64_t log_sent_ = 0;  // entries of the first host's log that the others have been sent
   std::unordered_map<uint64_t, Incomplete> incomplete_;  // by request slot, for the first host's log
   int last_joined_ = -1;                                 // as the first host says
-  Phase phase_ = Phase::kNone;                           // this host has said that it is there
+  Phase phase_ = Phase::kNone;                           // the point that this host has said it has come to
   std::optional<Negotiation::Stuck> stuck_;              // of the verdict that is asked for or settled
   int votes_ = 0;                                        // of hosts, for and against
   bool refused_ = false;

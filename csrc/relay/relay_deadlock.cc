@@ -7,7 +7,8 @@
 // stays so.
 //
 // Between the others requests may still be under way. So each leader, once it knows the verdict, says that nothing
-// more comes from its ranks, and withdraws when all have said that; what comes after that waits in its line.
+// more comes from its ranks, and withdraws when all have said that. What a leader sends after that waits in the
+// leader's connection.
 
 #include <algorithm>
 

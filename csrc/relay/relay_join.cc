@@ -4,8 +4,8 @@
 // complete for want of the ranks that have joined is therefore the same operation with the same participants on every
 // host, however late each sees it. The end of an epoch needs more than that: a leader says once that its ranks have
 // joined, know that all others have, and have nothing pending; a host goes on when all leaders have said so, for then
-// it has heard everything that was announced in the epoch. What a rank elsewhere announces after that waits in its
-// line.
+// it has heard everything that was announced in the epoch. What a rank elsewhere announces after that waits in the
+// connection of its leader.
 //
 // Who joined last is what the first host saw.
 

@@ -25,7 +25,8 @@ bool HostRelay::receive() {
   return moved;
 }
 
-// A leader speaks for the ranks of its host, about decisions as the leader, and about the log as the first host's.
+// A leader sends frames about the ranks of its host. Frames about the host as a whole name the leader itself. Only the
+// first host's leader sends entries of the log, and asks for and decides a verdict.
 void HostRelay::check_sender(int host, const FrameParser& frame) const {
   const int rank = frame.head.rank;
   frame.expect(rank < control_.size() && hosts_.of[static_cast<size_t>(rank)] == host,
@@ -81,7 +82,7 @@ bool HostRelay::apply(int host, FrameParser& frame) {
     }
     case FrameType::kConsumed: {
       const Ticket ticket = negotiation.latest_named(frame.take_text(kNameNbytes), rank);
-      if (ticket.tag != 0) negotiation.record_consumed_named(ticket);
+      if (ticket.tag != 0) negotiation.publish_consumed_named(ticket);
       return true;
     }
     case FrameType::kWatermark:

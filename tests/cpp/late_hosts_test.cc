@@ -56,12 +56,12 @@ TEST_CASE("late: a leader passes on what was announced, not what has been announ
         for (int k = 0; k < c.before; ++k) sum_alone(2);
         const uint64_t sleeps = rank.context.stats().sleeps;
         std::atomic<bool> is_announced{false};
-        const auto state_more = [&] {
+        const auto announce_more = [&] {
           const Sum sum = start_sum(rank, rank.world, 3000, 1, c.name);  // in the log
           is_announced = true;
           finish_sum(rank.world, sum, c.alone + 1);
         };
-        run_beside(state_more, [&] {
+        run_beside(announce_more, [&] {
           wait_for([&] { return is_announced.load() || rank.context.stats().sleeps != sleeps; });
           leader.stops = false;
         });

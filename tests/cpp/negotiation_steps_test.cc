@@ -50,15 +50,15 @@ TEST_CASE("a name's request slot is not written again before a rank that has joi
   const Ticket first = ranks.announce(0, "name");
   CHECK(ranks.announce(1, "name").tag == first.tag);
   ranks[0].join(0);
-  ranks[1].record_consumed_named(first);
+  ranks[1].publish_consumed_named(first);
   const Ticket second = ranks.announce(1, "name");  // the name's other request slot
   REQUIRE(second.tag != 0);
   CHECK(second.request_slot != first.request_slot);
   CHECK(ranks[1].complete(second));
-  ranks[1].record_consumed_named(second);
+  ranks[1].publish_consumed_named(second);
   CHECK(ranks.announce(1, "name").tag == 0);
   CHECK(ranks[0].complete(first));
-  ranks[0].record_consumed_named(first);
+  ranks[0].publish_consumed_named(first);
   CHECK(ranks.announce(1, "name").request_slot == first.request_slot);
 }
 
@@ -71,9 +71,9 @@ TEST_CASE("a name in flight keeps its place in a table that is full; one that al
   }
   CHECK(ranks.announce(0, "one more").tag == 0);
   CHECK(ranks.announce(1, "name 3").request_slot == tickets[3].request_slot);
-  ranks[0].record_consumed_named(tickets[3]);
+  ranks[0].publish_consumed_named(tickets[3]);
   CHECK(ranks.announce(0, "one more").tag == 0);
-  ranks[1].record_consumed_named(tickets[3]);
+  ranks[1].publish_consumed_named(tickets[3]);
   const Ticket taken = ranks.announce(0, "one more");
   CHECK((taken.request_slot - kUnnamedSlots) / 2 == (tickets[3].request_slot - kUnnamedSlots) / 2);
   CHECK(taken.tag > tickets[3].tag);  // nobody takes it for the old name's
@@ -102,7 +102,7 @@ TEST_CASE("a rank announces no more while the leader of its host reads nothing")
   CHECK_FALSE(ranks[1].has_note_room(1));
   ranks.announce(1, kUnnamedSlots);
   CHECK_FALSE(ranks[1].has_note_room(unused_request_slot));
-  CHECK_NOTHROW(ranks[1].record_consumed_named(named.back()));  // there is room for the ends of what is announced
+  CHECK_NOTHROW(ranks[1].publish_consumed_named(named.back()));  // there is room for the ends of what is announced
 }
 
 TEST_CASE("ranks that wait are not stuck while one of their operations is complete") {

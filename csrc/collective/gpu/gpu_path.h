@@ -1,5 +1,5 @@
-// The path of an operation on GPUs: how its bytes get from one to another. A static rule of what all ranks that take
-// part have announced, so that every rank, and every host, comes to the same path.
+// The path of an operation on GPUs: how its bytes get from one GPU to another. A fixed rule selects it from what all
+// participants have announced, so every rank, and every host, comes to the same path.
 #pragma once
 
 #include <cstddef>

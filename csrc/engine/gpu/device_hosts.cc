@@ -34,7 +34,7 @@ TensorView part_of(TensorView tensor, Range range) {
 
 }  // namespace
 
-// A stand-in of an operation, in pinned host memory, without tensors.
+// An operation on host memory in place of one on GPU memory. Its tensors are still to be set.
 OperationPtr Group::host_copy(const Operation& operation) const {
   auto one = std::make_shared<Operation>();
   one->kind = operation.kind;

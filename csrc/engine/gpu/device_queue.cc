@@ -165,10 +165,10 @@ bool DeviceQueue::done(const DeviceOperation& operation) const {
   return operation.state.load(std::memory_order_acquire) != State::kPending;
 }
 
-void DeviceQueue::await_stated(Group& group, Interrupt interrupt) {
+void DeviceQueue::await_announced(Group& group, Interrupt interrupt) {
   wake();
-  DeviceOperationPtr unstated;
-  const auto are_stated = [&] {
+  DeviceOperationPtr waited_for;
+  const auto are_announced = [&] {
     group.throw_if_failed();
     context_.throw_if_shut_down();
     const std::lock_guard lock(mutex_);
@@ -176,16 +176,16 @@ void DeviceQueue::await_stated(Group& group, Interrupt interrupt) {
       const bool counts = operation->group.get() == &group && operation->task == DeviceTask::kCollective;
       // Replays of a captured operation are the caller's to wait for (docs/cuda.md).
       if (!counts || operation->is_recurring || operation->inner != nullptr || done(*operation)) continue;
-      unstated = owner;
+      waited_for = owner;
       return false;
     }
     return true;
   };
   const Deadline reached_by = Deadline::after_s(context_.timeout_s());
   const auto tick = [&] {
-    if (unstated != nullptr && !unstated->is_reached.load()) check_reached(unstated->name, reached_by);
+    if (waited_for != nullptr && !waited_for->is_reached.load()) check_reached(waited_for->name, reached_by);
   };
-  context_.wait_until(are_stated, [&] { return group.has_work(); }, Deadline::never(), interrupt, false, tick);
+  context_.wait_until(are_announced, [&] { return group.has_work(); }, Deadline::never(), interrupt, false, tick);
 }
 
 // Throws TimeoutError for an operation whose stream takes too long to come to it.

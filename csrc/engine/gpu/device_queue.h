@@ -111,7 +111,7 @@ class DeviceQueue {
   // True once it is done or has failed; of a captured one, while no replay is under way.
   bool done(const DeviceOperation& operation) const;
   // Blocks until the group's operations that have been submitted so far are announced to the other ranks.
-  void await_stated(Group& group, Interrupt interrupt);
+  void await_announced(Group& group, Interrupt interrupt);
   // Blocks this thread. False when timeout_s (< 0: none) ran out first.
   bool wait(DeviceOperation& operation, double timeout_s, Interrupt interrupt);
   OperationPtr inner(const DeviceOperation& operation) const;  // for its counts; null before it is submitted

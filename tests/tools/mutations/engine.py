@@ -6,7 +6,7 @@ ROWS = (
     Mutation(
         "join-before-streams",
         "csrc/engine/join.cc",
-        "if (context_.device() != nullptr) context_.device_queue().await_stated(*this, interrupt);",
+        "if (context_.device() != nullptr) context_.device_queue().await_announced(*this, interrupt);",
         "",
         ("device_queue_test::join: what has been called",),
         limit_s=8,
@@ -93,7 +93,7 @@ ROWS = (
     Mutation(
         "join-unread",
         "csrc/negotiation/join.cc",
-        "if (control_.head(notes, r).consumed.load(std::memory_order_acquire) < announced) return false;",
+        "if (control_.head(consumed_slot, r).consumed.load(std::memory_order_acquire) < announced) return false;",
         "",
         ("negotiation_steps_test",),
     ),
