@@ -231,8 +231,8 @@ void Group::leave(Attendance how) {
 void Group::leave(const std::string& cause) {
   write_text(control_.cause(rank_).text, cause);
   leave(Attendance::kShutDown);
-  negotiation_
-      .ring_all();  // its full fence: whoever reads what is written to registered memory from here on sees the above
+  // Its full fence: whoever reads what is written to registered memory from here on sees the above.
+  negotiation_.ring_all();
   drop_active();
   leave_nccl();
   const std::lock_guard lock(mutex_);

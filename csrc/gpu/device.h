@@ -91,15 +91,15 @@ class Device {
   // until it is the one of kImports mappings that nobody has asked for longest: ask anew for every operation.
   static constexpr size_t kImports = 4096;
   virtual std::byte* imported(const DeviceExport& peer) = 0;
-  virtual void forget(
-      uint64_t uid) = 0;  // the mapping of a peer's allocation; nothing in a work stream uses it any more
+  // The mapping of a peer's allocation; nothing in a work stream uses it any more.
+  virtual void forget(uint64_t uid) = 0;
 
   // --- work streams; one thread at a time
   // One more, for work that waits for peers. Two groups' in one work stream could wait for each other for ever: what is
   // first on one rank may be second on another.
   virtual WorkStream add_work_stream() = 0;
-  virtual void remove_work_stream(
-      WorkStream work_stream) = 0;          // what is in it ends by itself; whoever adds one may be given it again
+  // What is in it ends by itself; whoever adds one may be given it again.
+  virtual void remove_work_stream(WorkStream work_stream) = 0;
   virtual size_t work_streams() const = 0;  // that have ever been there
   virtual void copy(WorkStream work_stream, std::byte* dst, const std::byte* src, size_t nbytes) = 0;
   // dst = factor * src, rounded once to `to`: pack, unpack, scale and cast, all parts in one launch.
@@ -110,8 +110,8 @@ class Device {
   virtual void encode(WorkStream work_stream, Codec codec, const std::byte* src, std::byte* dst, size_t count) = 0;
   virtual void decode(WorkStream work_stream, Codec codec, const std::byte* src, std::byte* dst, size_t count) = 0;
   virtual Mark mark(WorkStream work_stream) = 0;
-  virtual void follow(WorkStream work_stream,
-                      const Mark& mark) = 0;  // further work of the work stream begins after the mark
+  // Further work of the work stream begins after the mark.
+  virtual void follow(WorkStream work_stream, const Mark& mark) = 0;
   virtual bool passed(const Mark& mark) = 0;
   virtual bool is_busy() const = 0;  // whether a mark has been made that has not been seen passed
   virtual Stream stream(WorkStream work_stream) const = 0;  // for libraries that issue their own work

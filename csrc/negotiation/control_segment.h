@@ -145,8 +145,8 @@ struct Entry {
   uint32_t registered;
   uint64_t nbytes;
   RankMask participants;
-  std::atomic<uint64_t>
-      rounds;  // of the staging area, + 1, once a participant knows; a rank that has joined skips them
+  // Of the staging area, + 1, once a participant knows; a rank that has joined skips them.
+  std::atomic<uint64_t> rounds;
   alignas(64) std::atomic<uint64_t> completed;
   struct Member {
     uint64_t request_slot;

@@ -14,7 +14,7 @@ namespace rr {
 
 void bind_data(pybind11::module_& m);
 void bind_gpu(pybind11::module_& m);
-void bind_memory(pybind11::module_& m);
+void bind_segments(pybind11::module_& m);
 void bind_group(pybind11::module_& m);
 void bind_mpi(pybind11::module_& m);
 void bind_framework(pybind11::module_& m);

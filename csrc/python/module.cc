@@ -27,7 +27,7 @@ PYBIND11_MODULE(_core, m) {
   py::register_exception_translator(translate);
   bind_data(m);
   bind_gpu(m);
-  bind_memory(m);
+  bind_segments(m);
   bind_group(m);
   bind_mpi(m);
   bind_framework(m);

@@ -5,7 +5,7 @@
 
 namespace rr {
 
-void bind_memory(py::module_& m) {
+void bind_segments(py::module_& m) {
   m.def(
       "control_nbytes",
       [](int size) { return ControlSegment::nbytes(size, Settings::from_environment().cache_capacity); },

