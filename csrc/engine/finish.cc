@@ -61,7 +61,7 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   for (int turn = 0; turn < (crowded_ ? 1 : 64) && !complete; ++turn) {
     if (turn != 0) relax(false);
     participants = RankMask();
-    complete = negotiation_.complete(ticket, &participants);
+    complete = negotiation_.is_settled(ticket, &participants);
   }
   Operation operation;
   operation.kind = Kind::kAllreduce;
@@ -90,7 +90,7 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
     }
     pass_on();  // the last rank's request may have come to this one first
     participants = RankMask();
-    negotiation_.complete(ticket, &participants);
+    negotiation_.is_settled(ticket, &participants);
   }
   const bool agreed = negotiation_.feasible(ticket, participants);
   if (agreed) {
@@ -129,10 +129,16 @@ void Group::reduce_request_slots(Ticket ticket, const RankMask& participants, co
   context_.kernels().reduce(reduction, srcs, nsrc, &out, 1, count);
 }
 
+// In a group that has failed nobody decides anything more, and ranks that differ are told that rather than the failure.
+bool Group::is_settled(const Operation& operation, RankMask& participants) const {
+  return has_failed(control_) ? negotiation_.complete(operation.ticket, &participants)
+                              : negotiation_.is_settled(operation.ticket, &participants);
+}
+
 // mutex_ held. Finishes a quick operation if every rank has announced it.
 bool Group::try_finish_quick(Operation& operation) {
   RankMask participants;
-  if (!negotiation_.complete(operation.ticket, &participants)) return false;
+  if (!is_settled(operation, participants)) return false;
   if (!negotiation_.feasible(operation.ticket, participants)) {
     refuse(operation, participants);
     return true;
@@ -148,7 +154,7 @@ void Group::settle(Operation& operation) {
   RankMask participants;
   if (operation.settled.load(std::memory_order_relaxed) || operation.ticket.tag == 0) return;
   if (operation.state.load(std::memory_order_relaxed) != State::kPending) return;
-  if (!negotiation_.complete(operation.ticket, &participants)) return;
+  if (!is_settled(operation, participants)) return;
   operation.settled.store(true, std::memory_order_relaxed);
   if (negotiation_.feasible(operation.ticket, participants)) return;
   if (logged_.erase(operation.ticket.request_slot) != 0) pending_.fetch_sub(1);

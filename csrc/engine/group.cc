@@ -25,6 +25,7 @@ Bells bells_of(Context& context, const std::vector<int>& world_ranks) {
 
 constexpr double kCloseTimeoutS = 1.0;     // a leader that leaves waits so long for those of other hosts
 constexpr int kLeaderChannel = kChannels;  // of the links between leaders
+constexpr double kLateS = 1.0;             // all hosts are shown who has announced an operation that takes longer
 
 std::unique_ptr<Link> remote_link(Context& context, int id, int channel, int world_rank) {
   return context.remote_link(world_rank, id * (kChannels + 1) + channel);
@@ -102,12 +103,12 @@ std::unique_ptr<HostRelay> Group::make_relay() {
     const int peer = world_ranks_[static_cast<size_t>(hosts_.leader(host))];
     links.push_back(host == hosts_.mine ? nullptr : remote_link(context_, id_, kLeaderChannel, peer));
   }
-  const auto make_negotiation = [this](int rank) {
-    return std::make_unique<Negotiation>(
-        control_, rank, world_ranks_, hosts_, bells_, algo_from(context_.settings().algorithm),
-        context_.settings().fusion_threshold, [this] { look_at_lock_holders(); }, context_.settings().gpu_path);
-  };
-  return std::make_unique<HostRelay>(control_, hosts_, negotiation_, make_negotiation, std::move(links));
+  // Early enough for what is said when an operation has taken too long.
+  double late_s = kLateS;
+  for (const double limit_s : {context_.timeout_s(), context_.settings().stall_warning_s}) {
+    if (limit_s > 0) late_s = std::min(late_s, limit_s / 4);
+  }
+  return std::make_unique<HostRelay>(control_, hosts_, negotiation_, std::move(links), late_s);
 }
 
 // Executor lock held.

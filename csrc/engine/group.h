@@ -114,6 +114,7 @@ class Group {
   uint64_t least_watermark(uint64_t needed);
   void free_name(const std::string& name);
   // finish.cc
+  bool is_settled(const Operation& operation, RankMask& participants) const;
   bool try_finish_quick(Operation& operation);
   void settle(Operation& operation);
   void refuse(Operation& operation, const RankMask& participants);

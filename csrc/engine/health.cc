@@ -87,15 +87,14 @@ void Group::fail_if_needed_rank_left(const std::vector<int>& cut_off) {
   }
 }
 
-// Executor lock held. What all ranks have announced has no place in the log if the first host's leader gave it none.
+// Executor lock held. What this rank has announced has no place in the log if the first host's leader gave it none.
 void Group::fail_if_out_of_order() {
   if (relay_ == nullptr || hosts_.mine == 0) return;
   const int first = hosts_.leader(0);
   if (!has_closed(control_.line(first)) || relay_->has_ordered_entries()) return;
   for (const auto& [request_slot, operation] : logged_) {
     const Ticket ticket = operation->ticket;
-    const bool is_placed = control_.append_mark(ticket.request_slot).load(std::memory_order_acquire) == ticket.tag;
-    if (!is_placed && negotiation_.complete(ticket)) return fail_because_left(first, operation.get());
+    if (!negotiation_.is_decided(ticket)) return fail_because_left(first, operation.get());
   }
 }
 
@@ -241,8 +240,8 @@ void Group::look_around() {
     if (operation->state != State::kPending) continue;
     check_age(*operation, now);
     // Whoever completed it found the log full, and may have left since.
-    const bool is_placed = control_.append_mark(request_slot).load(std::memory_order_acquire) == operation->ticket.tag;
-    if (!is_placed && negotiation_.complete(operation->ticket)) retry_append_.store(true);
+    const bool is_decided = negotiation_.is_decided(operation->ticket);
+    if (!is_decided && negotiation_.complete(operation->ticket)) retry_append_.store(true);
   }
   for (auto named = by_name_.begin(); named != by_name_.end();) {
     Operation& operation = *named->second;

@@ -70,7 +70,7 @@ bool Group::wait_until_finished(Operation& operation, double timeout_s, Interrup
   const auto finished = [&] {
     if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
     if (!operation.quick) {
-      if (!operation.settled.load(std::memory_order_relaxed) && negotiation_.complete(operation.ticket)) {
+      if (!operation.settled.load(std::memory_order_relaxed) && negotiation_.is_settled(operation.ticket)) {
         const std::lock_guard lock(mutex_);
         settle(operation);
         return operation.state.load(std::memory_order_acquire) != State::kPending;
@@ -79,7 +79,7 @@ bool Group::wait_until_finished(Operation& operation, double timeout_s, Interrup
       context_.throw_if_shut_down();
       return blocked && negotiation_.withdrawn();
     }
-    if (negotiation_.complete(operation.ticket)) return true;
+    if (negotiation_.is_settled(operation.ticket)) return true;
     throw_if_failed();
     throw_if_removed();
     context_.throw_if_shut_down();

@@ -33,12 +33,14 @@ inline constexpr size_t kSlotCount = 4;
 inline constexpr size_t kLogEntries = 64;
 inline constexpr size_t kEntryMembers = 256;
 inline constexpr size_t kNameNbytes = 244;
-inline constexpr int kChannels = 2;  // links: 0 collectives, 1 send/recv
+inline constexpr uint64_t kRefused = uint64_t{1} << 63;  // in an append mark: the requests did not agree
+inline constexpr int kChannels = 2;                      // links: 0 collectives, 1 send/recv
 
 struct RankMask {
   uint64_t words[kMaxRanks / 64] = {};
   bool test(int rank) const { return (words[rank / 64] >> (rank % 64) & 1) != 0; }
   void set(int rank) { words[rank / 64] |= uint64_t{1} << (rank % 64); }
+  void clear(int rank) { words[rank / 64] &= ~(uint64_t{1} << (rank % 64)); }
   bool operator==(const RankMask& other) const {
     for (size_t i = 0; i < kMaxRanks / 64; ++i) {
       if (words[i] != other.words[i]) return false;
@@ -154,12 +156,10 @@ struct Entry {
   } member[kEntryMembers];
 };
 
-// What a rank of a group on several hosts has done in its request slots, in order, for the leader of its host to pass
-// on.
+// What a rank of a group on several hosts has announced, in order, for the leader of its host to pass on.
 struct Note {
   uint64_t request_slot;
   uint64_t tag;
-  uint64_t is_consumed;  // 0: announced; 1: has done with the generation (named operations)
 };
 
 struct Outbox {
@@ -189,6 +189,7 @@ class ControlSegment {
   Bell& engine_bell(int rank) const { return at<Bell>(engine_bells_)[rank]; }
   std::atomic<uint64_t>* name_hashes() const { return at<std::atomic<uint64_t>>(hashes_); }
   NameSlot& name_slot(size_t slot) const { return at<NameSlot>(names_)[slot]; }
+  // The tag of the operation of a request slot that was appended to the log last, or that was refused last (kRefused).
   std::atomic<uint64_t>& append_mark(size_t request_slot) const {
     return at<std::atomic<uint64_t>>(marks_)[request_slot];
   }
@@ -200,10 +201,9 @@ class ControlSegment {
   Note& note(int rank, uint64_t index) const {
     return reinterpret_cast<Note*>(outbox_base(rank) + sizeof(Outbox))[index % note_count()];
   }
-  // A rank announces nothing while kUnnamedSlots + capacity notes have not been passed on (usually it has no more in
-  // flight; without the ranks that have joined it may be faster than its leader). Each of the names in flight, capacity
-  // at most, leaves one more when it ends.
-  size_t note_count() const { return kUnnamedSlots + 2 * capacity_ + 1; }
+  // A rank announces nothing while so many notes have not been passed on. Usually it has no more in flight; without the
+  // ranks that have joined it may be faster than its leader.
+  size_t note_count() const { return kUnnamedSlots + capacity_; }
   // Messages that `from` has sent to `to`, once it has left: they may arrive after that news.
   std::atomic<uint64_t>& messages_sent(int from, int to) const {
     return at<std::atomic<uint64_t>>(messages_)[from * size_ + to];

@@ -8,13 +8,17 @@
 
 namespace rr {
 
-uint64_t Negotiation::join(uint64_t unnamed_counter) {
+uint64_t Negotiation::join(uint64_t unnamed_counter) { return join_as(rank_, unnamed_counter); }
+
+void Negotiation::record_join(int rank, uint64_t unnamed_counter) { join_as(rank, unnamed_counter); }
+
+uint64_t Negotiation::join_as(int rank, uint64_t unnamed_counter) {
   const uint64_t epoch = locked([&] {
     Header& header = control_.header();
-    control_.line(rank_).unnamed.store(unnamed_counter);
-    control_.line(rank_).joined.store(1);
+    control_.line(rank).unnamed.store(unnamed_counter);
+    control_.line(rank).joined.store(1);
     header.joined_count.fetch_add(1);
-    if (hosts_.mine == 0) header.last_joined = rank_;  // the first host tells the others
+    if (hosts_.mine == 0) header.last_joined = rank;  // the first host tells the others
     return header.join_epoch.load();
   });
   ring_all();  // operations that only waited for this rank are complete now
@@ -56,11 +60,11 @@ JoinResult Negotiation::join_result(uint64_t epoch) const {
 }
 
 // Whoever announced the name's last operation but one has consumed it if it took part in the last one. A rank that
-// joined in between may not have come to that.
+// joined in between may not have come to that. Ranks elsewhere read what their own leader writes, who looks likewise.
 bool Negotiation::has_been_read(Ticket ticket) const {
   if (control_.header().joined_count.load(std::memory_order_acquire) == 0) return true;
   const size_t consumed_slot = Names::consumed_slot((ticket.request_slot - kUnnamedSlots) / 2);
-  for (int r = 0; r < control_.size(); ++r) {
+  for (const int r : hosts_.here()) {
     const uint64_t announced = control_.head(ticket.request_slot, r).tag.load(std::memory_order_acquire);
     if (announced >= ticket.tag) continue;
     if (control_.head(consumed_slot, r).consumed.load(std::memory_order_acquire) < announced) return false;

@@ -1,5 +1,6 @@
 #include "negotiation/names.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace rr {
@@ -79,9 +80,9 @@ size_t Names::claim_slot() {
   return kNone;
 }
 
-// A note of what has ended goes by its slot, whose name must not change before the leader has looked.
+// A note goes by its slot, whose name must not change before the leader has looked: an operation may end before that.
 bool Names::notes_are_read() const {
-  for (int rank = 0; rank < control_.size(); ++rank) {
+  for (const int rank : hosts_.here()) {
     const Outbox& outbox = control_.outbox(rank);
     if (outbox.read.load(std::memory_order_acquire) != outbox.written.load(std::memory_order_acquire)) return false;
   }
@@ -102,10 +103,16 @@ uint64_t Names::latest(size_t slot, int rank) const {
   return std::max(even, odd);
 }
 
+// Every rank here has consumed what it has announced, and will announce nothing that some rank has announced already. A
+// rank elsewhere reads its own host's table only, so nobody asks what it has consumed.
 bool Names::is_idle(size_t slot) const {
-  for (int rank = 0; rank < control_.size(); ++rank) {
-    if (control_.head(consumed_slot(slot), rank).consumed.load(std::memory_order_acquire) < latest(slot, rank))
-      return false;
+  uint64_t announced = 0;
+  for (int rank = 0; rank < control_.size(); ++rank) announced = std::max(announced, latest(slot, rank));
+  for (const int rank : hosts_.here()) {
+    const uint64_t mine = latest(slot, rank);
+    if (control_.head(consumed_slot(slot), rank).consumed.load(std::memory_order_acquire) < mine) return false;
+    const bool is_expected = mine < announced && announced > control_.name_slot(slot).base;
+    if (is_expected && control_.line(rank).joined.load(std::memory_order_acquire) == 0) return false;
   }
   return true;
 }

@@ -7,15 +7,17 @@
 #include <vector>
 
 #include "negotiation/control_segment.h"
+#include "negotiation/hosts.h"
 
 namespace rr {
 
 class Names {
  public:
-  explicit Names(const ControlSegment& control) : control_(control), local_names_(control.capacity()) {}
+  Names(const ControlSegment& control, const Hosts& hosts)
+      : control_(control), hosts_(hosts), local_names_(control.capacity()) {}
 
-  // The slot of a name, new or known. When the table is full, a slot makes room whose last generation every rank has
-  // consumed; kNone if there is none.
+  // The slot of a name, new or known. When the table is full, a slot makes room that no rank of this host will read or
+  // announce in any more; kNone if there is none.
   static constexpr size_t kNone = SIZE_MAX;
   size_t slot_of(const std::string& name);
   // The slot of a name that some rank has announced; kNone if there is none. Claims nothing.
@@ -33,6 +35,7 @@ class Names {
   std::string text(size_t slot) const;
 
   static size_t request_slot(size_t slot, uint64_t generation) { return kUnnamedSlots + 2 * slot + generation % 2; }
+  static size_t slot_at(uint64_t request_slot) { return (request_slot - kUnnamedSlots) / 2; }
   // The request slot in which a rank says what it has consumed of a name's slot.
   static size_t consumed_slot(size_t slot) { return kUnnamedSlots + 2 * slot; }
 
@@ -45,6 +48,7 @@ class Names {
   bool holds(size_t slot, uint64_t hash, const std::string& stored) const;
 
   const ControlSegment& control_;
+  const Hosts& hosts_;
   std::unordered_map<std::string, size_t> local_;  // what this rank has looked up; checked against the table on use
   std::vector<std::string> local_names_;           // by slot, so that local_ stays as small as the table
 };

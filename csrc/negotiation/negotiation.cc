@@ -23,23 +23,24 @@ Negotiation::Negotiation(const ControlSegment& control, int rank, const std::vec
       threshold_(fusion_threshold),
       give_up_(std::move(give_up)),
       gpu_path_(std::move(gpu_path)),
-      names_(control),
-      note_positions_(hosts.several() && hosts.is_here(rank) ? control.request_slot_count() : 0) {}
+      names_(control, hosts),
+      note_positions_(hosts.several() ? control.request_slot_count() : 0) {}
 
-void Negotiation::write_request(Ticket ticket, const Signature& signature, const void* payload, size_t nbytes) {
-  RequestSlotHead& head = control_.head(ticket.request_slot, rank_);
+void Negotiation::write_request(int rank, Ticket ticket, const Signature& signature, const void* payload,
+                                size_t nbytes) {
+  RequestSlotHead& head = control_.head(ticket.request_slot, rank);
   head.digest.store(digest(signature), std::memory_order_relaxed);
-  if (nbytes != 0) std::memcpy(control_.payload(ticket.request_slot, rank_), payload, nbytes);
+  if (nbytes != 0) std::memcpy(control_.payload(ticket.request_slot, rank), payload, nbytes);
   // Rewriting equal bytes would take the lines away from the readers for nothing.
-  Signature& announced = control_.signature(ticket.request_slot, rank_);
+  Signature& announced = control_.signature(ticket.request_slot, rank);
   if (std::memcmp(&announced, &signature, sizeof signature) != 0) std::memcpy(&announced, &signature, sizeof signature);
   head.tag.store(ticket.tag, std::memory_order_release);
 }
 
 Ticket Negotiation::announce_unnamed(uint64_t counter, const Signature& signature, const void* payload, size_t nbytes) {
   const Ticket ticket = {counter % kUnnamedSlots, counter + 1};
-  write_request(ticket, signature, payload, nbytes);
-  leave_request_note(ticket);
+  write_request(rank_, ticket, signature, payload, nbytes);
+  leave_note(ticket);
   return ticket;
 }
 
@@ -50,10 +51,9 @@ Ticket Negotiation::announce_named(const std::string& name, const Signature& sig
     if (slot == Names::kNone) return Ticket{};
     const uint64_t generation = names_.next_generation(slot, rank_);
     const Ticket ticket = {Names::request_slot(slot, generation), generation};
-    // Where this is the Negotiation of a rank elsewhere, the rank's own host has looked.
-    if (hosts_.is_here(rank_) && !(has_note_room(ticket.request_slot) && has_been_read(ticket))) return Ticket{};
-    write_request(ticket, signature, payload, nbytes);
-    leave_request_note(ticket);
+    if (!(has_note_room(ticket.request_slot) && has_been_read(ticket))) return Ticket{};
+    write_request(rank_, ticket, signature, payload, nbytes);
+    leave_note(ticket);
     RankMask participants;
     log_full = logged && hosts_.mine == 0 && complete(ticket, &participants) && !append_locked(ticket, participants);
     return ticket;
@@ -74,7 +74,22 @@ bool Negotiation::complete(Ticket ticket, RankMask* participants) const {
   return true;
 }
 
+bool Negotiation::is_settled(Ticket ticket, RankMask* participants) const {
+  if (!hosts_.several()) return complete(ticket, participants);
+  RankMask mask;
+  if (!complete(ticket, &mask)) return false;
+  if (!feasible(ticket, mask) && !is_refused(ticket)) {
+    for (int r = 0; r < control_.size(); ++r) {
+      if (mask.test(r) && !is_quick(control_.signature(ticket.request_slot, r), ticket.is_named())) return false;
+    }
+  }
+  if (participants != nullptr) *participants = mask;
+  return true;
+}
+
 bool Negotiation::feasible(Ticket ticket, const RankMask& participants) const {
+  if (is_refused(ticket)) return false;
+  if (hosts_.several() && is_appended(ticket)) return true;
   const int first = first_of(participants);
   const uint64_t one = control_.head(ticket.request_slot, first).digest.load(std::memory_order_relaxed);
   bool everybody = true;
@@ -225,13 +240,10 @@ bool Negotiation::fusible(const Entry& entry, const Signature& one, const RankMa
 }
 
 bool Negotiation::append_locked(Ticket ticket, const RankMask& participants) {
-  if (control_.append_mark(ticket.request_slot).load(std::memory_order_relaxed) == ticket.tag) return true;
+  if (is_decided(ticket)) return true;
   const Signature& one = control_.signature(ticket.request_slot, first_of(participants));
   if (!feasible(ticket, participants)) {
-    // Nobody executes it; the participants, some of whom may have announced something that never enters the log, find
-    // out from the request slots.
-    control_.append_mark(ticket.request_slot).store(ticket.tag, std::memory_order_release);
-    ring_waiters();
+    if (!hosts_.several()) refuse(ticket);  // on several, the first host's leader does it
     return true;
   }
   const bool is_registered = registered(ticket, participants);
@@ -310,9 +322,15 @@ void Negotiation::ring_engines(const RankMask& mask) const {
   }
 }
 
+// Nobody executes it; the participants, some of whom may have announced something that never enters the log, find out
+// from the request slots.
+void Negotiation::refuse(Ticket ticket) {
+  control_.append_mark(ticket.request_slot).store(ticket.tag | kRefused, std::memory_order_release);
+  ring_waiters();
+}
+
 void Negotiation::publish_consumed_named(Ticket ticket) const {
   const size_t slot = (ticket.request_slot - kUnnamedSlots) / 2;
-  leave_note(ticket, true);  // before the slot may get another name
   control_.head(Names::consumed_slot(slot), rank_).consumed.store(ticket.tag, std::memory_order_release);
 }
 
@@ -324,7 +342,7 @@ bool Negotiation::is_quick(const Signature& signature, bool is_named) const {
 }
 
 std::string Negotiation::name_of(Ticket ticket) const {
-  if (ticket.request_slot < kUnnamedSlots) return "unnamed operation " + std::to_string(ticket.tag - 1);
+  if (!ticket.is_named()) return "unnamed operation " + std::to_string(ticket.tag - 1);
   return "'" + stored_name(ticket) + "'";
 }
 

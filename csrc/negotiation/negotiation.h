@@ -22,6 +22,7 @@ namespace rr {
 struct Ticket {
   uint64_t request_slot = 0;
   uint64_t tag = 0;
+  bool is_named() const { return request_slot >= kUnnamedSlots; }
 };
 
 // The counters of the two bells of each member, by group rank. They live in the world's segment, so that a rank in
@@ -57,6 +58,10 @@ class Negotiation {
 
   // Whether every rank has announced the operation or joined; participants are those who announced it.
   bool complete(Ticket ticket, RankMask* participants = nullptr) const;
+  // Whether it is known for good how a complete operation ends. On one host: at once. On several hosts all must refuse
+  // an operation at the same place in the order of the log, so a rank that sees that the requests differ waits until
+  // the first host says so. Ranks that have all announced a quick operation see by themselves that they differ.
+  bool is_settled(Ticket ticket, RankMask* participants = nullptr) const;
   // Whether a complete operation can be executed: the requests agree, and no rank that it cannot do without has
   // joined. A function of the request slots alone, so every participant comes to the same verdict by itself.
   bool feasible(Ticket ticket, const RankMask& participants) const;
@@ -71,6 +76,38 @@ class Negotiation {
   bool is_quick(const Signature& signature, bool is_named) const;
   // Repeats an entry of the first host's log; false while there is no room.
   bool repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants);
+
+  // --- on several hosts, of ranks elsewhere, by the leader of a host. What they announce is written as if they were
+  // here.
+  // Under a name, the next operation of each of the ranks. All of them are the same operation here, whose ticket is
+  // returned. Its tag is 0, and nothing written, where there is no room: all names are in flight, or a rank here that
+  // has joined still reads the request slot.
+  struct Recorded {
+    int rank = 0;
+    Signature signature;
+    const void* payload = nullptr;
+    size_t nbytes = 0;
+  };
+  Ticket record_named(const std::string& name, const std::vector<Recorded>& requests);
+  // As part of this operation; false where there is no room.
+  bool record(Ticket ticket, const std::vector<Recorded>& requests);
+  void record_join(int rank, uint64_t unnamed_counter);
+  // Whether every rank of this host has announced the operation or joined; participants are those of this host.
+  bool complete_here(Ticket ticket, RankMask* participants) const;
+  bool has_announced(Ticket ticket, int rank) const {
+    return control_.head(ticket.request_slot, rank).tag.load(std::memory_order_acquire) == ticket.tag;
+  }
+  // Whether a rank has announced it, or, in the same request slot, what comes after it.
+  bool has_announced_since(Ticket ticket, int rank) const {
+    return control_.head(ticket.request_slot, rank).tag.load(std::memory_order_acquire) >= ticket.tag;
+  }
+  // Every participant ends the operation with an error. The first host's leader says so to the other leaders before.
+  void refuse(Ticket ticket);
+  // Whether a rank has announced something else in the request slot since: then the operation is over.
+  bool is_overwritten(Ticket ticket) const;
+  bool is_appended(Ticket ticket) const { return mark_of(ticket) == ticket.tag; }
+  bool is_refused(Ticket ticket) const { return mark_of(ticket) == (ticket.tag | kRefused); }
+  bool is_decided(Ticket ticket) const { return (mark_of(ticket) & ~kRefused) == ticket.tag; }
   int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
   // What a rank has announced last under a name, as stored in the table; tag 0 if nothing. Claims no slot for the name.
   Ticket latest_named(const std::string& stored_name, int rank);
@@ -145,20 +182,22 @@ class Negotiation {
   }
 
  private:
-  void write_request(Ticket ticket, const Signature& signature, const void* payload, size_t nbytes);
+  void write_request(int rank, Ticket ticket, const Signature& signature, const void* payload, size_t nbytes);
+  uint64_t mark_of(Ticket ticket) const {
+    return control_.append_mark(ticket.request_slot).load(std::memory_order_acquire);
+  }
+  uint64_t join_as(int rank, uint64_t unnamed_counter);
   uint64_t largest_unnamed() const;
   std::string describe_stuck() const;
   void withdraw_blocked(const std::string& text, uint64_t unnamed);
   bool has_been_read(Ticket ticket) const;
-  bool is_overwritten(Ticket ticket) const;
   bool append_locked(Ticket ticket, const RankMask& participants);
   bool fusible(const Entry& entry, const Signature& one, const RankMask& participants, bool registered) const;
   bool registered(Ticket ticket, const RankMask& participants) const;
   DeviceTeam device_team(Ticket ticket, const RankMask& participants) const;
   Entry* open_entry();
   bool is_anyone_here(const RankMask& participants) const;
-  void leave_request_note(Ticket ticket);
-  void leave_note(Ticket ticket, bool is_consumed) const;
+  void leave_note(Ticket ticket);
   void close_locked(Entry& entry) const;
   int first_of(const RankMask& participants) const;
 

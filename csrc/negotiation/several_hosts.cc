@@ -6,9 +6,8 @@
 
 namespace rr {
 
-// Only ranks of this host leave notes. What the leader writes in the name of other ranks has come from their leaders.
-void Negotiation::leave_note(Ticket ticket, bool is_consumed) const {
-  if (!hosts_.several() || !hosts_.is_here(rank_)) return;
+void Negotiation::leave_note(Ticket ticket) {
+  if (!hosts_.several()) return;
   Outbox& outbox = control_.outbox(rank_);
   const uint64_t at = outbox.written.load(std::memory_order_relaxed);
   if (at - outbox.read.load(std::memory_order_acquire) >= control_.note_count()) {
@@ -16,14 +15,43 @@ void Negotiation::leave_note(Ticket ticket, bool is_consumed) const {
                         ", which speaks for this host, has not passed on " + std::to_string(control_.note_count()) +
                         " announcements of rank " + std::to_string(world_rank(rank_)));
   }
-  control_.note(rank_, at) = {ticket.request_slot, ticket.tag, is_consumed ? uint64_t{1} : uint64_t{0}};
+  control_.note(rank_, at) = {ticket.request_slot, ticket.tag};
   outbox.written.store(at + 1, std::memory_order_release);
+  note_positions_[ticket.request_slot] = at + 1;
 }
 
-void Negotiation::leave_request_note(Ticket ticket) {
-  leave_note(ticket, false);
-  if (!note_positions_.empty())
-    note_positions_[ticket.request_slot] = control_.outbox(rank_).written.load(std::memory_order_relaxed);
+Ticket Negotiation::record_named(const std::string& name, const std::vector<Recorded>& requests) {
+  return locked([&] {
+    const size_t slot = names_.slot_of(name);
+    if (slot == Names::kNone) return Ticket{};
+    // Ranks of one host whose announcements are the same operation there are in the same generation here: each of them
+    // has announced what the others have, or had joined, after which all begin alike.
+    const uint64_t generation = names_.next_generation(slot, requests.front().rank);
+    const Ticket ticket = {Names::request_slot(slot, generation), generation};
+    if (!has_been_read(ticket)) return Ticket{};
+    for (const Recorded& one : requests) write_request(one.rank, ticket, one.signature, one.payload, one.nbytes);
+    return ticket;
+  });
+}
+
+bool Negotiation::record(Ticket ticket, const std::vector<Recorded>& requests) {
+  const auto write = [&] {
+    if (ticket.is_named() && !has_been_read(ticket)) return false;
+    for (const Recorded& one : requests) write_request(one.rank, ticket, one.signature, one.payload, one.nbytes);
+    return true;
+  };
+  return ticket.is_named() ? locked(write) : write();
+}
+
+bool Negotiation::complete_here(Ticket ticket, RankMask* participants) const {
+  for (const int r : hosts_.here()) {
+    if (!has_announced(ticket, r)) {
+      if (control_.line(r).joined.load(std::memory_order_acquire) == 0) return false;
+      if (!has_announced(ticket, r)) continue;  // it announced nothing after joining: the second look is final
+    }
+    participants->set(r);
+  }
+  return true;
 }
 
 bool Negotiation::is_anyone_here(const RankMask& participants) const {

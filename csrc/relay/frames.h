@@ -14,13 +14,15 @@
 namespace rr {
 
 enum class FrameType : uint16_t {
-  kUnnamed,  // requests
+  kUnnamed,  // a quick request, with its payload
   kNamed,
-  kConsumed,
+  kLogged,   // requests of ranks of one host for one operation of the log
+  kDecided,  // from the first host: so many decisions have been made; from another one: it has taken up so many
+  kEntry,    // of the first host's log
+  kRefused,  // an operation whose requests differ
   kWatermark,
   kLeft,
   kFailed,
-  kEntry,    // of the first host's log
   kJoined,   // join()
   kDrained,  // the same of a host
   kBlocked,  // or no longer
@@ -176,6 +178,19 @@ class FrameReader {
       used = true;
     }
     return used;
+  }
+  // Hands the whole frames that parse() has left to look(parser).
+  template <class Look>
+  void look_ahead(Look look) const {
+    size_t at = done_;
+    while (filled_ - at >= sizeof(FrameHead)) {
+      FrameHead head;
+      std::memcpy(&head, bytes_.data() + at, sizeof head);
+      if (head.nbytes < sizeof head || head.nbytes > filled_ - at) return;
+      FrameParser parser(head, bytes_.data() + at + sizeof head, sender_);
+      look(parser);
+      at += head.nbytes;
+    }
   }
   bool empty() const { return done_ == filled_; }
   size_t nbytes_left() const { return filled_ - done_; }

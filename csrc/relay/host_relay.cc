@@ -14,56 +14,55 @@ constexpr double kCloseFlushS = 0.1;  // the other leaders have so long to take 
 }  // namespace
 
 HostRelay::HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiation& own,
-                     const std::function<std::unique_ptr<Negotiation>(int rank)>& make_negotiation,
-                     std::vector<std::unique_ptr<Link>> links)
+                     std::vector<std::unique_ptr<Link>> links, double late_s)
     : control_(control),
       hosts_(hosts),
       own_(own),
-      connections_(links.size()),
+      links_(std::move(links)),
+      own_requests_(control, hosts, own, links_, late_s),
+      sequencer_(control, hosts, own, own_requests_, links_),
+      decisions_(control, hosts, own, own_requests_),
       sent_(static_cast<size_t>(control.size())) {
   for (int r = 0; r < control.size(); ++r) {
-    negotiations_.push_back(hosts.is_here(r) ? nullptr : make_negotiation(r));
-    if (hosts.is_here(r)) continue;
     // That they exist is agreed before there is a group; a rank that cannot go on ends the job.
-    control.line(r).attendance.store(Attendance::kPresent, std::memory_order_release);
+    if (!hosts.is_here(r)) control.line(r).attendance.store(Attendance::kPresent, std::memory_order_release);
   }
-  for (size_t host = 0; host < links.size(); ++host) {
-    connections_[host].link = std::move(links[host]);
-    connections_[host].in.set_sender("rank " + std::to_string(own.world_rank(hosts.leader(static_cast<int>(host)))));
+  for (int host = 0; host < links_.count(); ++host) {
+    links_[host].in.set_sender("rank " + std::to_string(own.world_rank(hosts.leader(host))));
   }
 }
 
 bool HostRelay::progress() {
-  append_incomplete();
+  if (hosts_.mine == 0) sequencer_.look_at_all();
   collect();
-  const bool sent = move();
+  const bool sent = links_.move();
   bool received = receive();
   if (finish_join() || finish_verdict()) {
     received = true;
     receive();  // what came too early
   }
-  append_incomplete();
-  const bool repeated = repeat_ordered();
+  if (hosts_.mine == 0) sequencer_.look_at_all();
+  const bool repeated = decisions_.repeat();
   if (received || repeated) {
     collect();
-    move();
+    links_.move();
     own_.ring_waiters();
   }
   return sent || received || repeated;
 }
 
 bool HostRelay::has_backlog() const {
-  if (!ordered_.empty() || log_full_) return true;
-  return std::any_of(connections_.begin(), connections_.end(), [](const LeaderConnection& connection) {
-    return !connection.out.empty() || !connection.in.empty();
-  });
+  if (has_ordered_entries() || sequencer_.is_log_full()) return true;
+  return links_.any_of(
+      [](const LeaderConnection& connection) { return !connection.out.empty() || !connection.in.empty(); });
 }
 
 void HostRelay::close(double limit_s, bool everybody) {
   const Deadline deadline = Deadline::after_s(limit_s);
   do {
+    if (hosts_.mine == 0) sequencer_.look_at_all();
     collect();
-    const bool sent = move();
+    const bool sent = links_.move();
     if (!receive() && !sent) relax(true);
   } while (!(have_all_left(everybody) && is_all_sent()) && !deadline.passed());
   if (!everybody) send_close();
@@ -79,8 +78,7 @@ bool HostRelay::have_all_left(bool everybody) const {
 }
 
 bool HostRelay::is_all_sent() const {
-  return std::all_of(connections_.begin(), connections_.end(),
-                     [](const LeaderConnection& connection) { return connection.out.empty(); });
+  return !links_.any_of([](const LeaderConnection& connection) { return !connection.out.empty(); });
 }
 
 // Ranks that are still at work must not wait for what nobody passes on.
@@ -89,13 +87,12 @@ void HostRelay::send_close() {
   control_.line(me).attendance.store(Attendance::kClosed, std::memory_order_release);
   if (have_all_left(false)) return;
   send_attendance(me);
-  for (size_t host = 0; host < connections_.size(); ++host) {
-    // Nobody would take it.
-    if (has_left(control_.line(hosts_.leader(static_cast<int>(host))))) connections_[host].out = FrameWriter();
+  for (int host = 0; host < links_.count(); ++host) {
+    if (has_left(control_.line(hosts_.leader(host)))) links_[host].out = FrameWriter();  // nobody would take it
   }
   const Deadline deadline = Deadline::after_s(kCloseFlushS);
   while (!is_all_sent() && !deadline.passed()) {
-    if (!move()) relax(true);
+    if (!links_.move()) relax(true);
   }
 }
 
@@ -104,45 +101,55 @@ void HostRelay::collect() {
   if (has_failed(control_) && !failure_sent_) {
     failure_sent_ = true;
     const std::string text = failure_text(control_);
-    send(FrameType::kFailed, hosts_.here().front(), [&](FrameWriter& out) {
+    links_.send(FrameType::kFailed, hosts_.here().front(), [&](FrameWriter& out) {
       out.put(control_.header().failure_kind);
       out.put(text);
     });
   }
 }
 
-bool HostRelay::is_choked() const {
-  return std::any_of(connections_.begin(), connections_.end(),
-                     [](const LeaderConnection& connection) { return connection.out.nbytes_left() > kAhead; });
-}
-
+// What the ranks have announced is looked up first: what a rank announced before it joined, or drained, is sent before
+// that, and the first host sends an entry of the log before what a rank announced after it had run the entry.
 void HostRelay::collect_ranks() {
-  // First: what a closed entry is about was announced before, so that those requests are sent before the entry; and
-  // what a rank announced before it joined, or drained, is sent before that.
-  const uint64_t tail = hosts_.mine == 0 ? close_log() : 0;
   const bool drained = have_drained();
+  struct Seen {
+    uint64_t notes = 0;
+    uint64_t blocked_epoch = 0;
+    bool has_joined = false;
+  };
+  std::vector<Seen> seen;
   for (const int r : hosts_.here()) {
-    const bool joined = control_.line(r).joined.load(std::memory_order_acquire) != 0;
-    const uint64_t block = control_.line(r).blocked_epoch.load(std::memory_order_acquire);
-    collect_notes(r);
+    const RankLine& line = control_.line(r);
+    const bool joined = line.joined.load(std::memory_order_acquire) != 0;
+    const uint64_t epoch = line.blocked_epoch.load(std::memory_order_acquire);
+    seen.push_back({control_.outbox(r).written.load(std::memory_order_acquire), epoch, joined});
+  }
+  if (hosts_.mine == 0) sequencer_.send_log();
+  bool has_anyone_joined = false;
+  for (size_t i = 0; i < seen.size(); ++i) {
+    const int r = hosts_.here()[i];
+    collect_notes(r, seen[i].notes);
     Sent& sent = sent_[static_cast<size_t>(r)];
-    if (joined && !sent.has_joined) {
-      sent.has_joined = true;
-      send(FrameType::kJoined, r, [&](FrameWriter& out) { out.put(control_.line(r).unnamed.load()); });
+    if (seen[i].has_joined && !sent.has_joined) {
+      sent.has_joined = has_anyone_joined = true;
+      own_requests_.show(r);
+      links_.send(FrameType::kJoined, r, [&](FrameWriter& out) { out.put(control_.line(r).unnamed.load()); });
     }
-    send_block(r, block);
+    send_block(r, seen[i].blocked_epoch);
     // Of a rank that has joined, all: no request carries its last ones.
     const uint64_t watermark = control_.line(r).watermark.load(std::memory_order_acquire);
-    if (watermark >= sent.watermark + (joined ? 1 : kWatermarkStep)) {
+    if (watermark >= sent.watermark + (seen[i].has_joined ? 1 : kWatermarkStep)) {
       sent.watermark = watermark;
-      send(FrameType::kWatermark, r, [&](FrameWriter& out) { out.put(watermark); });
+      links_.send(FrameType::kWatermark, r, [&](FrameWriter& out) { out.put(watermark); });
     }
     if (control_.line(r).attendance.load() != sent.attendance) {
-      collect_notes(r);
+      collect_notes(r, control_.outbox(r).written.load(std::memory_order_acquire));
+      own_requests_.show(r);
       send_attendance(r);
     }
   }
-  if (hosts_.mine == 0) send_log(tail);
+  if (has_anyone_joined) own_requests_.tell_all();  // what only waited for them
+  own_requests_.show_late();
   if (drained) send_drained();
 }
 
@@ -150,7 +157,8 @@ void HostRelay::send_attendance(int rank) {
   const Attendance attendance = control_.line(rank).attendance.load();
   const uint64_t cursor = control_.line(rank).cursor.load(std::memory_order_acquire);
   sent_[static_cast<size_t>(rank)].attendance = attendance;
-  send(FrameType::kLeft, rank, [&](FrameWriter& out) {
+  send_decision_count();
+  links_.send(FrameType::kLeft, rank, [&](FrameWriter& out) {
     out.put(cursor == kFinished ? kFinished : uint64_t{0});
     out.put(attendance);
     for (int r = 0; r < control_.size(); ++r) out.put(control_.messages_sent(rank, r).load());
@@ -158,86 +166,58 @@ void HostRelay::send_attendance(int rank) {
   });
 }
 
-void HostRelay::collect_notes(int rank) {
-  Outbox& outbox = control_.outbox(rank);
-  uint64_t at = outbox.read.load(std::memory_order_relaxed);
-  const uint64_t end = outbox.written.load(std::memory_order_acquire);
-  for (; at != end; ++at) {
-    const Note note = control_.note(rank, at);
-    if (note.is_consumed != 0) {
-      const std::string name = own_.stored_name({note.request_slot, note.tag});
-      send(FrameType::kConsumed, rank, [&](FrameWriter& out) { out.put(name); });
-    } else {
-      send_request(rank, note);
-    }
+// Before what a rank here does next: it may have run what was decided, or been refused it.
+void HostRelay::send_decision_count() {
+  if (hosts_.mine == 0) return;  // its decisions go over the same links
+  for (int host = 1; host < links_.count(); ++host) {
+    if (links_.is_here(host) || links_[host].decisions_told == decisions_.count()) continue;
+    links_[host].decisions_told = decisions_.count();
+    links_.send_to(host, FrameType::kDecided, hosts_.here().front(),
+                   [&](FrameWriter& out) { out.put(decisions_.count()); });
   }
-  const bool was_full = end - outbox.read.load(std::memory_order_relaxed) >= kUnnamedSlots + control_.capacity();
+}
+
+void HostRelay::collect_notes(int rank, uint64_t end) {
+  Outbox& outbox = control_.outbox(rank);
+  const uint64_t begin = outbox.read.load(std::memory_order_relaxed);
+  if (begin == end) return;
+  send_decision_count();
+  for (uint64_t at = begin; at != end; ++at) {
+    const Note note = control_.note(rank, at);
+    const Ticket ticket = {note.request_slot, note.tag};
+    if (own_.is_quick(control_.signature(ticket.request_slot, rank), ticket.is_named())) {
+      send_quick(rank, ticket);
+    } else {
+      own_requests_.add(rank, ticket);
+      if (hosts_.mine == 0) sequencer_.add(ticket);
+    }
+    own_requests_.tell(ticket);
+    if (hosts_.mine == 0) sequencer_.look(ticket);
+  }
   outbox.read.store(end, std::memory_order_release);
-  if (was_full) own_.ring_waiters();
+  if (end - begin >= control_.note_count()) own_.ring_waiters();
 }
 
 bool HostRelay::is_eager(const Signature& signature, int rank, bool is_named) const {
-  if (!own_.is_quick(signature, is_named) || signature.nbytes <= control_.inline_nbytes()) return false;
+  if (is_named || signature.nbytes <= control_.inline_nbytes()) return false;
   return signature.kind == Kind::kAllreduce || signature.root == rank;
 }
 
-void HostRelay::send_request(int rank, const Note& note) {
-  const bool is_named = note.request_slot >= kUnnamedSlots;
-  const Signature& signature = control_.signature(note.request_slot, rank);
-  const std::byte* const payload = control_.payload(note.request_slot, rank);
+void HostRelay::send_quick(int rank, Ticket ticket) {
+  const Signature& signature = control_.signature(ticket.request_slot, rank);
+  const std::byte* const payload = control_.payload(ticket.request_slot, rank);
   Sent& sent = sent_[static_cast<size_t>(rank)];
   sent.watermark = control_.line(rank).watermark.load(std::memory_order_acquire);
-  send(is_named ? FrameType::kNamed : FrameType::kUnnamed, rank, [&](FrameWriter& out) {
+  links_.send(ticket.is_named() ? FrameType::kNamed : FrameType::kUnnamed, rank, [&](FrameWriter& out) {
     out.put(sent.watermark);
+    put(out, own_, ticket);
     out.put(signature);
     out.put(payload, control_.inline_nbytes());
-    if (is_named) {
-      out.put(own_.stored_name({note.request_slot, note.tag}));
-      return;
-    }
-    out.put(note.tag - 1);
-    if (!is_eager(signature, rank, is_named)) return;
+    if (!is_eager(signature, rank, ticket.is_named())) return;
     uint64_t index;
     std::memcpy(&index, payload, sizeof index);
     out.put(control_.eager(rank, static_cast<size_t>(index)), static_cast<size_t>(signature.nbytes));
   });
-}
-
-// Closes the entries of the first host's log as soon as they are seen: whatever is complete by then shares one.
-uint64_t HostRelay::close_log() {
-  const uint64_t tail = control_.header().log_tail.load(std::memory_order_acquire);
-  for (uint64_t position = log_sent_; position < tail; ++position) {
-    Entry& entry = control_.entry(position);
-    if (entry.closed.load(std::memory_order_acquire) == 0) own_.close(entry);
-  }
-  return tail;
-}
-
-void HostRelay::send_log(uint64_t tail) {
-  for (; log_sent_ < tail; ++log_sent_) {
-    const Entry& entry = control_.entry(log_sent_);
-    send(FrameType::kEntry, hosts_.here().front(), [&](FrameWriter& out) {
-      out.put(entry.algorithm);
-      out.put(entry.participants);
-      out.put(entry.members);
-      for (uint32_t i = 0; i < entry.members; ++i) {
-        const Ticket ticket = {entry.member[i].request_slot, entry.member[i].tag};
-        const bool is_named = ticket.request_slot >= kUnnamedSlots;
-        out.put(ticket);
-        out.put(is_named ? own_.stored_name(ticket) : std::string());
-      }
-    });
-  }
-}
-
-bool HostRelay::move() {
-  bool moved = false;
-  for (LeaderConnection& connection : connections_) {
-    if (connection.link == nullptr) continue;
-    moved |= connection.out.drain(
-        [&](const std::byte* bytes, size_t nbytes) { return connection.link->push(bytes, nbytes); });
-  }
-  return moved;
 }
 
 }  // namespace rr

@@ -10,8 +10,6 @@
 // more comes from its ranks, and withdraws when all have said that. What a leader sends after that waits in the
 // leader's connection.
 
-#include <algorithm>
-
 #include "base/text.h"
 #include "relay/host_relay.h"
 
@@ -26,7 +24,7 @@ void HostRelay::look_for_deadlock() {
   if (!stuck_.has_value()) return;
   votes_ = 0;
   refused_ = false;
-  send(FrameType::kFreeze, hosts_.here().front(), [&](FrameWriter& out) {
+  links_.send(FrameType::kFreeze, hosts_.here().front(), [&](FrameWriter& out) {
     for (const uint64_t epoch : stuck_->epochs) out.put(epoch);
   });
 }
@@ -35,13 +33,14 @@ void HostRelay::look_for_deadlock() {
 void HostRelay::send_block(int rank, uint64_t epoch) {
   Sent& sent = sent_[static_cast<size_t>(rank)];
   if (epoch == sent.blocked_epoch) return;
+  own_requests_.show(rank);
   own_.locked([&] {
     const RankLine& line = control_.line(rank);
     if (line.blocked_epoch.load() != epoch) return;  // it may have announced more
     sent.blocked_epoch = epoch;
     const Ticket ticket = own_.blocked_on(rank);
     const bool is_named = ticket.tag != 0 && ticket.request_slot >= kUnnamedSlots;
-    send(FrameType::kBlocked, rank, [&](FrameWriter& out) {
+    links_.send(FrameType::kBlocked, rank, [&](FrameWriter& out) {
       out.put(epoch);
       out.put(line.unnamed.load());
       out.put(ticket);
@@ -71,7 +70,7 @@ void HostRelay::apply_freeze(FrameParser& frame) {
   std::vector<uint64_t> epochs;
   for (int r = 0; r < control_.size(); ++r) epochs.push_back(frame.take<uint64_t>());
   const uint32_t frozen = own_.freeze(epochs) ? 1 : 0;
-  send(FrameType::kVote, hosts_.here().front(), [&](FrameWriter& out) { out.put(frozen); });
+  links_.send(FrameType::kVote, hosts_.here().front(), [&](FrameWriter& out) { out.put(frozen); });
 }
 
 void HostRelay::apply_vote(FrameParser& frame) {
@@ -82,7 +81,7 @@ void HostRelay::apply_vote(FrameParser& frame) {
 }
 
 void HostRelay::decide(bool stuck) {
-  send(FrameType::kVerdict, hosts_.here().front(), [&](FrameWriter& out) {
+  links_.send(FrameType::kVerdict, hosts_.here().front(), [&](FrameWriter& out) {
     out.put(static_cast<uint32_t>(stuck ? 1 : 0));
     out.put(stuck_->unnamed);
     // No more than what is kept of it. The whole text grows with the square of the ranks: 310,000 bytes for 256.
@@ -108,18 +107,15 @@ void HostRelay::apply_verdict(LeaderConnection& connection, FrameParser& frame) 
   connection.phase = Phase::kVerdict;
   phase_ = Phase::kVerdict;
   stuck_ = std::move(found);
-  send(FrameType::kSettled, hosts_.here().front(), [](FrameWriter&) {});
+  links_.send(FrameType::kSettled, hosts_.here().front(), [](FrameWriter&) {});
 }
 
 bool HostRelay::finish_verdict() {
   if (!all_are_at(Phase::kVerdict)) return false;
+  own_requests_.remove_withdrawn();
   own_.withdraw(stuck_->text, stuck_->unnamed);
   stuck_.reset();
   leave_phase();
-  for (auto one = incomplete_.begin(); one != incomplete_.end();) {
-    const auto& tag = control_.head(one->first, one->second.rank).tag;
-    one = tag.load() != one->second.tag ? incomplete_.erase(one) : std::next(one);
-  }
   return true;
 }
 

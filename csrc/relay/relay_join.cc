@@ -9,8 +9,6 @@
 //
 // Who joined last is what the first host saw.
 
-#include <algorithm>
-
 #include "relay/host_relay.h"
 
 namespace rr {
@@ -24,7 +22,7 @@ void HostRelay::send_drained() {
   phase_ = Phase::kJoinEnds;
   const int32_t last_joined = control_.header().last_joined;  // final: everybody has joined
   if (hosts_.mine == 0) last_joined_ = last_joined;
-  send(FrameType::kDrained, hosts_.here().front(), [&](FrameWriter& out) { out.put(last_joined); });
+  links_.send(FrameType::kDrained, hosts_.here().front(), [&](FrameWriter& out) { out.put(last_joined); });
 }
 
 bool HostRelay::finish_join() {
@@ -36,34 +34,19 @@ bool HostRelay::finish_join() {
 }
 
 bool HostRelay::all_are_at(Phase phase) const {
-  if (phase_ != phase) return false;
-  return std::all_of(connections_.begin(), connections_.end(), [&](const LeaderConnection& connection) {
-    return connection.link == nullptr || connection.phase == phase;
-  });
+  return phase_ == phase &&
+         !links_.any_of([&](const LeaderConnection& connection) { return connection.phase != phase; });
 }
 
 void HostRelay::leave_phase() {
   phase_ = Phase::kNone;
-  for (LeaderConnection& connection : connections_) {
+  for (int host = 0; host < links_.count(); ++host) {
+    LeaderConnection& connection = links_[host];
     connection.phase = Phase::kNone;
     for (const auto& [rank, attendance] : connection.left_after) {
       control_.line(rank).attendance.store(attendance, std::memory_order_release);
     }
     connection.left_after.clear();
-  }
-}
-
-// What other hosts' ranks have announced becomes complete without another request when somebody joins, and no rank of
-// the first host, whose log it is, may have a part in it.
-void HostRelay::append_incomplete() {
-  if (!log_full_ && control_.header().joined_count.load(std::memory_order_acquire) == 0) return;
-  log_full_ = false;
-  for (auto one = incomplete_.begin(); one != incomplete_.end();) {
-    const Ticket ticket = {one->first, one->second.tag};
-    const auto& mark = control_.append_mark(ticket.request_slot);
-    const auto is_settled = [&] { return mark.load(std::memory_order_relaxed) >= ticket.tag; };
-    if (!is_settled() && !negotiations_[static_cast<size_t>(one->second.rank)]->append(ticket)) log_full_ = true;
-    one = is_settled() ? incomplete_.erase(one) : std::next(one);
   }
 }
 

@@ -1,18 +1,26 @@
 // HostRelay: what the other leaders say, written into this host's segment.
 
-#include <algorithm>
-
 #include "base/text.h"
 #include "negotiation/failure.h"
 #include "relay/host_relay.h"
 
 namespace rr {
 
+namespace {
+// Bytes that wait to be sent, or to be taken up: ranks that go on without those who have joined need no answers, so
+// nothing else holds them back.
+constexpr size_t kAhead = 1 << 20;
+}  // namespace
+
+bool HostRelay::is_choked() const {
+  return links_.any_of([](const LeaderConnection& connection) { return connection.out.nbytes_left() > kAhead; });
+}
+
 bool HostRelay::receive() {
   bool moved = false;
   for (int host = 0; host < hosts_.count(); ++host) {
-    LeaderConnection& connection = connections_[static_cast<size_t>(host)];
-    if (connection.link == nullptr) continue;
+    if (links_.is_here(host)) continue;
+    LeaderConnection& connection = links_[host];
     while (connection.in.nbytes_left() < kAhead &&
            connection.in.fill([&](std::byte* bytes, size_t nbytes) { return connection.link->pull(bytes, nbytes); }))
       moved = true;
@@ -21,12 +29,16 @@ bool HostRelay::receive() {
       frame.end();
       return true;
     });
+    // A failure is heard, whatever its leader's earlier frames wait for.
+    connection.in.look_ahead([&](FrameParser& frame) {
+      if (frame.head.type == FrameType::kFailed) apply(host, frame);
+    });
   }
   return moved;
 }
 
 // A leader sends frames about the ranks of its host. Frames about the host as a whole name the leader itself. Only the
-// first host's leader sends entries of the log, and asks for and decides a verdict.
+// first host's leader makes decisions, and asks for and decides a verdict.
 void HostRelay::check_sender(int host, const FrameParser& frame) const {
   const int rank = frame.head.rank;
   frame.expect(rank < control_.size() && hosts_.of[static_cast<size_t>(rank)] == host,
@@ -34,17 +46,19 @@ void HostRelay::check_sender(int host, const FrameParser& frame) const {
   switch (frame.head.type) {
     case FrameType::kUnnamed:
     case FrameType::kNamed:
-    case FrameType::kConsumed:
     case FrameType::kWatermark:
     case FrameType::kLeft:
     case FrameType::kJoined:
     case FrameType::kBlocked:
       return;
     case FrameType::kEntry:
+    case FrameType::kRefused:
     case FrameType::kFreeze:
     case FrameType::kVerdict:
       frame.expect(host == 0, "only the leader of the first host sends");
       break;
+    case FrameType::kLogged:
+    case FrameType::kDecided:
     case FrameType::kVote:  // for the first host; all are sent it
     case FrameType::kFailed:
     case FrameType::kDrained:
@@ -59,30 +73,35 @@ void HostRelay::check_sender(int host, const FrameParser& frame) const {
 // False: there is no room for it yet, or it is too early.
 bool HostRelay::apply(int host, FrameParser& frame) {
   check_sender(host, frame);
-  LeaderConnection& connection = connections_[static_cast<size_t>(host)];
+  LeaderConnection& connection = links_[host];
   const int rank = frame.head.rank;
-  Negotiation& negotiation = *negotiations_[static_cast<size_t>(rank)];
-  append_incomplete();  // before a request slot that is read there is written again
+  const bool has_come_as_far = hosts_.mine == 0 || host == 0 || connection.decisions <= decisions_.count();
+  if (!has_come_as_far && frame.head.type != FrameType::kFailed) return false;
+  if (hosts_.mine == 0) sequencer_.look_at_all();  // before a request slot that is read there is written again
   switch (frame.head.type) {
     case FrameType::kUnnamed:
-      return connection.phase == Phase::kNone && apply_request(frame, false);
+      return connection.phase == Phase::kNone && apply_quick(frame, false);
     case FrameType::kNamed:
-      return connection.phase == Phase::kNone && apply_request(frame, true);
+      return connection.phase == Phase::kNone && apply_quick(frame, true);
+    case FrameType::kLogged:
+      return connection.phase == Phase::kNone && apply_logged(host, frame);
+    case FrameType::kDecided:
+      apply_decision_count(host, frame);
+      return true;
+    case FrameType::kEntry:
+      return decisions_.apply_entry(frame);
+    case FrameType::kRefused:
+      return decisions_.apply_refusal(frame);
     case FrameType::kJoined:
       if (connection.phase != Phase::kNone) return false;
       frame.expect(control_.line(rank).joined.load() == 0, "says again that a rank has joined");
-      negotiation.join(frame.take<uint64_t>());
+      own_.record_join(rank, frame.take<uint64_t>());
       return true;
     case FrameType::kDrained: {
       const int32_t last_joined = frame.take_up_to<int32_t>(control_.size() - 1);
       frame.expect(last_joined >= -1, "has a negative rank");
       if (hosts_.of[static_cast<size_t>(rank)] == 0) last_joined_ = last_joined;
       connection.phase = Phase::kJoinEnds;
-      return true;
-    }
-    case FrameType::kConsumed: {
-      const Ticket ticket = negotiation.latest_named(frame.take_text(kNameNbytes), rank);
-      if (ticket.tag != 0) negotiation.publish_consumed_named(ticket);
       return true;
     }
     case FrameType::kWatermark:
@@ -98,9 +117,6 @@ bool HostRelay::apply(int host, FrameParser& frame) {
       record_failure(control_, kind, text);
       return true;
     }
-    case FrameType::kEntry:
-      apply_entry(frame);
-      return true;
     case FrameType::kBlocked:
       if (connection.phase != Phase::kNone) return false;
       apply_block(frame);
@@ -139,90 +155,68 @@ void HostRelay::apply_left(LeaderConnection& connection, FrameParser& frame) {
   control_.line(rank).attendance.store(attendance, std::memory_order_release);
 }
 
-void HostRelay::apply_entry(FrameParser& frame) {
-  OrderedEntry entry;
-  entry.algorithm = frame.take_up_to(static_cast<uint32_t>(Algo::kStaged));
-  entry.participants = frame.take<RankMask>();
-  for (int r = control_.size(); r < kMaxRanks; ++r) frame.expect(!entry.participants.test(r), "has unknown ranks");
-  entry.members.resize(frame.take_up_to(static_cast<uint32_t>(kEntryMembers)));
-  frame.expect(!entry.members.empty(), "has no operation");
-  const auto& here = hosts_.here();
-  const auto witness = std::find_if(here.begin(), here.end(), [&](int r) { return entry.participants.test(r); });
-  for (Ticket& member : entry.members) {
-    member = frame.take<Ticket>();
-    const std::string name = frame.take_text(kNameNbytes);
-    if (name.empty()) {
-      frame.expect(member.tag != 0 && member.request_slot == (member.tag - 1) % kUnnamedSlots,
-                   "has no such request slot");
-    } else if (witness != here.end()) {
-      // Slots and generations are each host's own. The entry means what the ranks of this host have announced last
-      // under the name: they announce no more before they have run it.
-      member = own_.latest_named(name, *witness);
-      frame.expect(member.tag != 0, "has an operation that no rank here has called");
-    }
+void HostRelay::apply_decision_count(int host, FrameParser& frame) {
+  if (host == 0) {
+    decisions_.skip_to(frame);
+  } else {
+    links_[host].decisions = frame.take<uint64_t>();
   }
-  // Nothing to run, and the requests may be overwritten already.
-  if (witness == here.end()) return;
-  ordered_.push_back(std::move(entry));
 }
 
-bool HostRelay::apply_request(FrameParser& frame, bool is_named) {
+bool HostRelay::apply_quick(FrameParser& frame, bool is_named) {
   const int rank = frame.head.rank;
-  Negotiation& negotiation = *negotiations_[static_cast<size_t>(rank)];
   const uint64_t watermark = frame.take<uint64_t>();
+  const OperationName operation = take_operation(frame);
   const Signature signature = frame.take<Signature>();
-  check(signature, frame);
+  check(signature, control_.size(), frame);
+  frame.expect(operation.is_named() == is_named, is_named ? "has no name" : "has a name");
+  frame.expect(own_.is_quick(signature, is_named), "has too much data");
   const std::byte* const payload = frame.take(control_.inline_nbytes());
   Ticket ticket;
-  const bool is_logged = !own_.is_quick(signature, is_named);
   if (is_named) {
-    const std::string name = frame.take_text(kNameNbytes);
-    frame.expect(!name.empty(), "has no name");
-    bool log_full = false;
-    ticket = negotiation.announce_named(name, signature, payload, control_.inline_nbytes(), is_logged, log_full);
-    log_full_ |= log_full;
+    ticket = own_.record_named(operation.name, {{rank, signature, payload, control_.inline_nbytes()}});
     if (ticket.tag == 0) return false;
   } else {
-    const uint64_t counter = frame.take<uint64_t>();
-    const uint64_t before = control_.head(counter % kUnnamedSlots, rank).tag.load(std::memory_order_relaxed);
-    frame.expect(counter != UINT64_MAX && before <= counter, "has an operation that was called before");
+    ticket = {operation.counter % kUnnamedSlots, operation.counter + 1};
+    frame.expect(!own_.has_announced_since(ticket, rank), "has an operation that was called before");
     if (is_eager(signature, rank, is_named)) {
       uint64_t index;
       std::memcpy(&index, payload, sizeof index);
       const size_t nbytes = static_cast<size_t>(signature.nbytes);
       std::memcpy(control_.eager(rank, static_cast<size_t>(index % kEagerCount)), frame.take(nbytes), nbytes);
     }
-    ticket = negotiation.announce_unnamed(counter, signature, payload, control_.inline_nbytes());
-    if (is_logged && !negotiation.append(ticket)) log_full_ = true;
+    own_.record(ticket, {{rank, signature, payload, control_.inline_nbytes()}});
   }
-  if (is_logged && hosts_.mine == 0) incomplete_[ticket.request_slot] = {rank, ticket.tag};
+  if (hosts_.mine == 0) sequencer_.look(ticket);
   control_.line(rank).watermark.store(watermark, std::memory_order_release);
   return true;
 }
 
-// What a signature may have without this host reading or writing what is not there.
-void HostRelay::check(const Signature& signature, const FrameParser& frame) const {
-  const bool is_known = signature.kind <= Kind::kBarrier && static_cast<int>(signature.dtype) < kDTypeCount &&
-                        static_cast<int>(signature.op) < kOpCount && static_cast<int>(signature.codec) < kCodecCount &&
-                        signature.place <= Place::kDevice;
-  frame.expect(is_known, "has a value that its field cannot have");
-  frame.expect(signature.root >= -1 && signature.root < control_.size(), "has an unknown root");
-  frame.expect(signature.tensors >= 1, "has no tensor");
-}
-
-// In order, each once all requests about it are here and the log has room.
-bool HostRelay::repeat_ordered() {
-  bool moved = false;
-  while (!ordered_.empty()) {
-    const OrderedEntry& entry = ordered_.front();
-    for (const Ticket ticket : entry.members) {
-      if (!own_.complete(ticket)) return moved;
-    }
-    if (!own_.repeat(entry.members, entry.algorithm, entry.participants)) return moved;
-    ordered_.pop_front();
-    moved = true;
+// Requests for the log: on the first host part of the order, elsewhere for what is said of the ranks later.
+bool HostRelay::apply_logged(int host, FrameParser& frame) {
+  const OperationName operation = take_operation(frame);
+  const std::vector<Negotiation::Recorded> requests = take_requests(frame, control_.size());
+  for (const Negotiation::Recorded& one : requests) {
+    frame.expect(hosts_.of[static_cast<size_t>(one.rank)] == host, "is about a rank of another host");
+    frame.expect(!own_.is_quick(one.signature, operation.is_named()), "has an operation that is not in the log");
   }
-  return moved;
+  Ticket ticket = {operation.counter % kUnnamedSlots, operation.counter + 1};
+  if (operation.is_named()) {
+    // The first host makes the decisions, so what it says comes after all of them.
+    const uint64_t decisions = host == 0 ? decisions_.count() : links_[host].decisions;
+    if (hosts_.mine != 0 && decisions_.has_decided_since(decisions, operation.name)) return true;
+    ticket = own_.record_named(operation.name, requests);
+    if (ticket.tag == 0) return false;
+  } else {
+    const bool is_late = own_.has_announced_since(ticket, requests.front().rank);
+    frame.expect(!is_late || hosts_.mine != 0, "has an operation that was called before");
+    if (is_late) return true;  // decided meanwhile
+    own_.record(ticket, requests);
+  }
+  if (hosts_.mine != 0) return true;
+  sequencer_.add(ticket);
+  sequencer_.look(ticket);
+  return true;
 }
 
 }  // namespace rr

@@ -40,8 +40,7 @@ class Listener {
     control_.header().eager_nbytes = 4096;
     std::vector<std::unique_ptr<Link>> links(2);
     links[0] = std::make_unique<ScriptedLink>(said);
-    relay_ = std::make_unique<HostRelay>(
-        control_, hosts_, own_, [this](int rank) { return negotiation_of(rank); }, std::move(links));
+    relay_ = std::make_unique<HostRelay>(control_, hosts_, *own_, std::move(links), 1.0);
   }
 
   // Hears what was said. What it finds wrong, or "".
@@ -54,6 +53,8 @@ class Listener {
     }
   }
   const ControlSegment& control() const { return control_; }
+  // What this host's ranks announce.
+  Negotiation& rank(int r) { return r == kMe ? *own_ : *other_; }
 
   FrameWriter said;
 
@@ -72,8 +73,8 @@ class Listener {
   ControlSegment control_;
   const std::vector<int> world_ranks_ = {5, 6, 7, 8};
   const Hosts hosts_ = Hosts({0, 0, 1, 1}, kMe);
-  const std::unique_ptr<Negotiation> owned_ = negotiation_of(kMe);
-  Negotiation& own_ = *owned_;
+  const std::unique_ptr<Negotiation> own_ = negotiation_of(kMe);
+  const std::unique_ptr<Negotiation> other_ = negotiation_of(kMe + 1);
   std::unique_ptr<HostRelay> relay_;
 };
 
@@ -87,26 +88,53 @@ Signature small_sum() {
   return signature;
 }
 
+Signature long_sum() {
+  Signature signature = small_sum();
+  signature.dims[0] = 2000;
+  signature.nbytes = 8000;
+  return signature;
+}
+
 void say_request(Listener& listener, int rank, const Signature& signature, uint64_t counter) {
   FrameWriter& out = listener.said;
   out.begin(FrameType::kUnnamed, rank);
   out.put(uint64_t{0});
+  out.put(std::string());
+  out.put(counter);
   out.put(signature);
   const std::vector<std::byte> payload(listener.control().inline_nbytes());
   out.put(payload.data(), payload.size());
-  out.put(counter);
   out.end();
 }
 
-void say_entry(FrameWriter& out, int rank, uint32_t algorithm, Ticket ticket, const std::string& name) {
-  RankMask everybody;
-  for (int r = 0; r < kSize; ++r) everybody.set(r);
-  out.begin(FrameType::kEntry, rank);
-  out.put(algorithm);
-  out.put(everybody);
+void say_logged(Listener& listener, int rank, const Signature& signature, uint64_t counter, uint16_t is_new = 1) {
+  FrameWriter& out = listener.said;
+  out.begin(FrameType::kLogged, kPeer);
+  out.put(std::string());
+  out.put(counter);
   out.put(uint32_t{1});
-  out.put(ticket);
+  out.put(static_cast<uint16_t>(rank));
+  out.put(is_new);
+  if (is_new == 1) out.put(signature);
+  out.end();
+}
+
+RankMask everybody() {
+  RankMask mask;
+  for (int r = 0; r < kSize; ++r) mask.set(r);
+  return mask;
+}
+
+void say_entry(FrameWriter& out, int rank, uint64_t number, uint32_t algorithm, const RankMask& participants,
+               uint64_t counter, const std::string& name = "") {
+  out.begin(FrameType::kEntry, rank);
+  out.put(number);
+  out.put(algorithm);
+  out.put(participants);
+  out.put(uint32_t{1});
   out.put(name);
+  out.put(counter);
+  out.put(uint8_t{0});
   out.end();
 }
 
@@ -147,8 +175,8 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
       {"has a value that its field cannot have", frame(FrameType::kVote, kPeer, uint32_t{2})},
       {"is too short", frame(FrameType::kWatermark, 1, uint32_t{1})},
       {"is longer than its fields", frame(FrameType::kWatermark, 1, uint64_t{1}, uint64_t{1})},
-      {"has too long a text", frame(FrameType::kConsumed, 1, std::string(kNameNbytes + 1, 'x'))},
-      {"is too short", frame(FrameType::kConsumed, 1, uint32_t{100})},
+      {"has too long a text", frame(FrameType::kNamed, 1, uint64_t{0}, std::string(kNameNbytes + 1, 'x'))},
+      {"is too short", frame(FrameType::kNamed, 1, uint64_t{0}, uint32_t{100})},
       {"has a value that its field cannot have", frame(FrameType::kLeft, 1, uint64_t{7}, Attendance::kClosed)},
       {"has a value that its field cannot have", frame(FrameType::kLeft, 1, uint64_t{0}, uint32_t{9})},
       {"has too long a text", frame(FrameType::kLeft, 1, uint64_t{0}, Attendance::kClosed, uint64_t{0}, uint64_t{0},
@@ -165,13 +193,29 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
          say_request(listener, 1, small_sum(), 3);
          say_request(listener, 1, small_sum(), 3);
        }},
+      {"has too much data", altered([](Signature& s) { s.nbytes = 5000; })},
       {"has a value that its field cannot have",
-       [](Listener& listener) { say_entry(listener.said, kPeer, 99, {0, 1}, ""); }},
-      {"has no such request slot", [](Listener& listener) { say_entry(listener.said, kPeer, 0, {1u << 20, 1}, ""); }},
-      {"has no such request slot", [](Listener& listener) { say_entry(listener.said, kPeer, 0, {0, 0}, ""); }},
+       [](Listener& listener) { say_request(listener, 1, small_sum(), UINT64_MAX); }},
+      {"has a value that its field cannot have",
+       [](Listener& listener) { say_entry(listener.said, kPeer, 1, 99, everybody(), 0); }},
+      {"is out of order", [](Listener& listener) { say_entry(listener.said, kPeer, 2, 0, everybody(), 0); }},
       {"has an operation that no rank here has called",
-       [](Listener& listener) { say_entry(listener.said, kPeer, 0, {300, 1}, "unheard of"); }},
-      {"is about another rank than its sender", [](Listener& listener) { say_entry(listener.said, 1, 0, {0, 1}, ""); }},
+       [](Listener& listener) { say_entry(listener.said, kPeer, 1, 0, everybody(), 0); }},
+      {"has an operation that no rank here has called",
+       [](Listener& listener) { say_entry(listener.said, kPeer, 1, 0, everybody(), 0, "unheard of"); }},
+      {"has an operation that no rank here has called",
+       [](Listener& listener) {
+         RankMask there;
+         there.set(1);
+         say_entry(listener.said, kPeer, 1, 0, there, 0);
+       }},
+      {"is about another rank than its sender",
+       [](Listener& listener) { say_entry(listener.said, 1, 1, 0, everybody(), 0); }},
+      {"is about a rank of another host", [](Listener& listener) { say_logged(listener, 3, long_sum(), 0); }},
+      {"has unknown ranks", [](Listener& listener) { say_logged(listener, 99, long_sum(), 0); }},
+      {"has no signature", [](Listener& listener) { say_logged(listener, 1, long_sum(), 0, 0); }},
+      {"has an operation that is not in the log", [](Listener& listener) { say_logged(listener, 1, small_sum(), 0); }},
+      {"has no request", frame(FrameType::kLogged, kPeer, std::string(), uint64_t{0}, uint32_t{0})},
       {"has no length",
        [](Listener& listener) {
          const FrameHead head = {3, FrameType::kWatermark, 1};
@@ -196,17 +240,53 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
 TEST_CASE("frames: a name that nobody has announced takes no room in the table") {
   const Environment environment{};
   Listener listener;
-  listener.said.begin(FrameType::kConsumed, 1);
-  listener.said.put(std::string("unheard of"));
-  listener.said.end();
-  CHECK(listener.hear() == "");
+  say_entry(listener.said, kPeer, 1, 0, everybody(), 0, "unheard of");
+  CHECK(listener.hear() != "");
   CHECK(listener.control().header().names_used == 0);
+}
+
+// A decision says what ranks elsewhere have announced; what their leader had sent before comes later, and is over.
+TEST_CASE("frames: requests that have been decided about meanwhile are dropped") {
+  const Environment environment{};
+  for (const bool is_named : {false, true}) {
+    CAPTURE(is_named);
+    Listener listener;
+    bool log_full = false;
+    Ticket ticket;
+    for (const int r : {kMe, kMe + 1}) {
+      ticket = is_named ? listener.rank(r).announce_named("name", long_sum(), nullptr, 0, true, log_full)
+                        : listener.rank(r).announce_unnamed(0, long_sum(), nullptr, 0);
+    }
+    say_entry(listener.said, kPeer, 1, 0, everybody(), 0, is_named ? "name" : "");
+    if (!is_named) say_logged(listener, 1, long_sum(), 0);
+    CHECK(listener.hear() == "");
+    CHECK(listener.control().header().log_tail.load() == 1);
+    CHECK(listener.rank(kMe).is_appended(ticket));
+    for (int r = 0; r < kSize; ++r) CHECK(listener.rank(kMe).has_announced(ticket, r));
+  }
+}
+
+TEST_CASE("frames: a failure is heard behind frames that wait") {
+  const Environment environment{};
+  Listener listener;
+  FrameWriter& out = listener.said;
+  out.begin(FrameType::kDrained, kPeer);
+  out.put(int32_t{0});
+  out.end();
+  say_request(listener, 1, small_sum(), 0);  // for the next epoch
+  out.begin(FrameType::kFailed, kPeer);
+  out.put(FatalKind::kPeerLost);
+  out.put(std::string("lost rank 1"));
+  out.end();
+  CHECK(listener.hear() == "");
+  CHECK(listener.control().head(0, 1).tag.load() == 0);
+  CHECK(failure_text(listener.control()) == "lost rank 1");
 }
 
 TEST_CASE("frames: one that is too long is not sent, and those around it are") {
   FrameWriter out;
   const auto say = [&](size_t nbytes) {
-    out.begin(FrameType::kConsumed, 1);
+    out.begin(FrameType::kNamed, 1);
     out.put(std::string(nbytes, 'x'));
     out.end();
   };

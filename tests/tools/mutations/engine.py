@@ -22,7 +22,7 @@ ROWS = (
     Mutation(
         "full-log-left-behind",
         "csrc/engine/health.cc",
-        "if (!is_placed && negotiation_.complete(operation->ticket)) retry_append_.store(true);",
+        "if (!is_decided && negotiation_.complete(operation->ticket)) retry_append_.store(true);",
         "",
         ("failure_test::what found no room in the log",),
         limit_s=30,

@@ -1,4 +1,4 @@
-"""What leaders of hosts tell each other: statements, order, joins, departures, verdicts."""
+"""What leaders of hosts tell each other: requests, decisions, joins, departures, verdicts."""
 
 from mutations.row import Mutation
 
@@ -13,7 +13,7 @@ ROWS = (
     Mutation(
         "unchecked-signature",
         "csrc/relay/relay_receive.cc",
-        "  check(signature, frame);\n",
+        "  check(signature, control_.size(), frame);\n",
         "",
         ("frames_test",),
     ),
@@ -26,11 +26,12 @@ ROWS = (
         objects=("relay_receive.cc",),
     ),
     Mutation(
-        "refused-and-overwritten",
-        "csrc/negotiation/negotiation.cc",
-        "  if (hosts_.several() && is_overwritten(ticket)) return true;\n",
-        "",
-        ("join_hosts_test",),
+        "refused-in-the-log",
+        "csrc/relay/sequencer.cc",
+        "  if (logged.empty()) return true;",
+        "  if (false) return true;",
+        ("deadlock_hosts_test",),
+        limit_s=60,
     ),
     Mutation(
         "overwritten-statement",
@@ -47,11 +48,95 @@ ROWS = (
         ("negotiation_steps_test",),
     ),
     Mutation(
-        "entry-too-early",
+        "decision-overtaken",
         "csrc/relay/relay_receive.cc",
-        "      if (!own_.complete(ticket)) return moved;\n",
+        "  if (!has_come_as_far && frame.head.type != FrameType::kFailed) return false;\n",
+        "  (void)has_come_as_far;\n",
+        ("order_hosts_test::order: what a rank calls next",),
+    ),
+    Mutation(
+        "decisions-untold",
+        "csrc/relay/host_relay.cc",
+        "    links_[host].decisions_told = decisions_.count();\n",
+        "    continue;\n",
+        ("order_hosts_test::order: what a rank calls next",),
+    ),
+    Mutation(
+        "refused-by-sight",
+        "csrc/negotiation/negotiation.cc",
+        "if (mask.test(r) && !is_quick(control_.signature(ticket.request_slot, r), ticket.is_named())) return false;",
+        "if (!mask.test(r)) continue;",
+        ("order_hosts_test::order: an operation that is quick", "stress_hosts_test"),
+        limit_s=60,
+    ),
+    Mutation(
+        "joined-unshown",
+        "csrc/relay/host_relay.cc",
+        "      sent.has_joined = has_anyone_joined = true;\n      own_requests_.show(r);\n",
+        "      sent.has_joined = has_anyone_joined = true;\n",
+        ("order_hosts_test", "join_hosts_test", "stress_hosts_test"),
+        limit_s=60,
+    ),
+    Mutation(
+        "join-untold",
+        "csrc/relay/host_relay.cc",
+        "  if (has_anyone_joined) own_requests_.tell_all();",
+        "  if (false) own_requests_.tell_all();",
+        ("join_hosts_test",),
+        limit_s=30,
+    ),
+    Mutation(
+        "late-unshown",
+        "csrc/relay/host_relay.cc",
+        "  own_requests_.show_late();\n",
         "",
-        ("held_links_test::an entry of the log",),
+        ("order_hosts_test::order: an operation that takes too long",),
+        limit_s=30,
+    ),
+    Mutation(
+        "blocked-unshown",
+        "csrc/relay/relay_deadlock.cc",
+        "  own_requests_.show(rank);\n",
+        "",
+        ("deadlock_hosts_test::stuck: all are told the same, on",),
+        limit_s=30,
+    ),
+    Mutation(
+        "shown-and-decided",
+        "csrc/relay/sequencer.cc",
+        "  own_requests_.remove(ticket);\n",
+        "",
+        ("stress_hosts_test", "deadlock_hosts_test"),
+        limit_s=90,
+    ),
+    Mutation(
+        "splits-of-others",
+        "csrc/relay/operation_frames.cc",
+        "for (const int to : receivers) splits[static_cast<size_t>(to)] = frame.take<uint64_t>();",
+        "for (const int to : receivers) splits[static_cast<size_t>(to)] = 0 * frame.take<uint64_t>();",
+        ("stress_hosts_test", "hosts_test"),
+        limit_s=60,
+    ),
+    Mutation(
+        "rows-of-others",
+        "csrc/relay/operation_frames.cc",
+        "      one.signature.dims[0] = frame.take<uint64_t>();\n",
+        "      frame.take<uint64_t>();\n",
+        ("held_links_test",),
+    ),
+    Mutation(
+        "failure-behind",
+        "csrc/relay/relay_receive.cc",
+        "      if (frame.head.type == FrameType::kFailed) apply(host, frame);\n",
+        "      (void)frame;\n",
+        ("frames_test::frames: a failure is heard",),
+    ),
+    Mutation(
+        "idle-name-expected",
+        "csrc/negotiation/names.cc",
+        "    if (is_expected && control_.line(rank).joined.load(std::memory_order_acquire) == 0) return false;\n",
+        "    (void)is_expected;\n",
+        ("negotiation_steps_test",),
     ),
     Mutation(
         "eager-between-hosts",
@@ -63,8 +148,8 @@ ROWS = (
     Mutation(
         "joined-too-early",
         "csrc/relay/host_relay.cc",
-        "    if (joined && !sent.has_joined) {\n",
-        "    if (!sent.has_joined && (joined || control_.header().joined_count.load() != 0)) {\n",
+        "    if (seen[i].has_joined && !sent.has_joined) {\n",
+        "    if (!sent.has_joined && (seen[i].has_joined || control_.header().joined_count.load() != 0)) {\n",
         ("join_hosts_test",),
     ),
     Mutation(
@@ -77,15 +162,15 @@ ROWS = (
     Mutation(
         "join-phase",
         "csrc/relay/relay_receive.cc",
-        "      return connection.phase == Phase::kNone && apply_request(frame, false);\n",
-        "      return apply_request(frame, false);\n",
+        "      return connection.phase == Phase::kNone && apply_logged(host, frame);\n",
+        "      return apply_logged(host, frame);\n",
         ("held_links_test::what a rank announces after",),
     ),
     Mutation(
         "join-phase-named",
         "csrc/relay/relay_receive.cc",
-        "      return connection.phase == Phase::kNone && apply_request(frame, true);\n",
-        "      return apply_request(frame, true);\n",
+        "      return connection.phase == Phase::kNone && apply_quick(frame, true);\n",
+        "      return apply_quick(frame, true);\n",
         ("held_links_test",),
     ),
     Mutation(

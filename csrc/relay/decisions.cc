@@ -1,0 +1,101 @@
+#include "relay/decisions.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace rr {
+
+// They come in order, and none is left out.
+uint64_t Decisions::take_number(FrameParser& frame) const {
+  const uint64_t number = frame.take<uint64_t>();
+  frame.expect(number == count_ + 1, "is out of order");
+  return number;
+}
+
+void Decisions::skip_to(FrameParser& frame) { count_ = take_number(frame); }
+
+// And one of this host's ranks that are among them.
+std::pair<RankMask, int> Decisions::take_participants(FrameParser& frame) const {
+  const RankMask participants = frame.take<RankMask>();
+  for (int r = control_.size(); r < kMaxRanks; ++r) frame.expect(!participants.test(r), "has unknown ranks");
+  const auto& here = hosts_.here();
+  const auto witness = std::find_if(here.begin(), here.end(), [&](int r) { return participants.test(r); });
+  frame.expect(witness != here.end(), "has an operation that no rank here has called");
+  return {participants, *witness};
+}
+
+// The operation means what a rank of this host that takes part in it has announced last under its name: the rank
+// announces no more before it has run it.
+Ticket Decisions::ticket_of(const OperationName& operation, int witness, const FrameParser& frame) {
+  const Ticket ticket = operation.is_named() ? negotiation_.latest_named(operation.name, witness)
+                                             : Ticket{operation.counter % kUnnamedSlots, operation.counter + 1};
+  frame.expect(ticket.tag != 0 && negotiation_.has_announced(ticket, witness),
+               "has an operation that no rank here has called");
+  return ticket;
+}
+
+// Writes what is not known yet.
+bool Decisions::record(Ticket ticket, std::vector<Negotiation::Recorded> requests) {
+  const auto is_known = [&](const Negotiation::Recorded& one) {
+    return hosts_.is_here(one.rank) || negotiation_.has_announced(ticket, one.rank);
+  };
+  requests.erase(std::remove_if(requests.begin(), requests.end(), is_known), requests.end());
+  return requests.empty() || negotiation_.record(ticket, requests);
+}
+
+void Decisions::finish(const OperationName& operation, Ticket ticket, uint64_t number) {
+  if (operation.is_named()) by_slot_[Names::slot_at(ticket.request_slot)] = {operation.name, number};
+  own_requests_.remove(ticket);
+}
+
+bool Decisions::has_decided_since(uint64_t decisions, const std::string& name) const {
+  return std::any_of(by_slot_.begin(), by_slot_.end(),
+                     [&](const LastDecision& last) { return last.number > decisions && last.name == name; });
+}
+
+bool Decisions::apply_entry(FrameParser& frame) {
+  const uint64_t number = take_number(frame);
+  OrderedEntry entry;
+  entry.algorithm = frame.take_up_to(static_cast<uint32_t>(Algo::kStaged));
+  int witness = 0;
+  std::tie(entry.participants, witness) = take_participants(frame);
+  entry.members.resize(frame.take_up_to(static_cast<uint32_t>(kEntryMembers)));
+  frame.expect(!entry.members.empty(), "has no operation");
+  std::vector<OperationName> names;
+  for (Ticket& member : entry.members) {
+    member = ticket_of(names.emplace_back(take_operation(frame)), witness, frame);
+    Payloads payloads;
+    const Signature& own = control_.signature(member.request_slot, witness);
+    if (!record(member, take_agreed(frame, own, entry.participants, hosts_.here(), control_.size(), payloads)))
+      return false;
+  }
+  for (size_t i = 0; i < names.size(); ++i) finish(names[i], entry.members[i], number);
+  ordered_.push_back(std::move(entry));
+  count_ = number;
+  return true;
+}
+
+bool Decisions::apply_refusal(FrameParser& frame) {
+  const uint64_t number = take_number(frame);
+  const OperationName operation = take_operation(frame);
+  const Ticket ticket = ticket_of(operation, take_participants(frame).second, frame);
+  std::vector<Negotiation::Recorded> requests = take_requests(frame, control_.size());
+  if (!record(ticket, std::move(requests))) return false;
+  finish(operation, ticket, number);
+  count_ = number;
+  negotiation_.refuse(ticket);
+  return true;
+}
+
+bool Decisions::repeat() {
+  bool moved = false;
+  while (!ordered_.empty()) {
+    const OrderedEntry& entry = ordered_.front();
+    if (!negotiation_.repeat(entry.members, entry.algorithm, entry.participants)) return moved;
+    ordered_.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+}  // namespace rr

@@ -1,0 +1,138 @@
+#include "relay/operation_frames.h"
+
+#include <cstring>
+
+namespace rr {
+namespace {
+
+// What take_agreed() is told of each participant's request.
+enum class Differs : uint8_t { kNothing, kRows, kSplits, kOperands };
+
+Differs what_differs(const Signature& one) {
+  if (one.place == Place::kDevice && !is_ragged(one.kind)) return Differs::kOperands;
+  if (one.kind == Kind::kAlltoall) return Differs::kSplits;
+  return is_ragged(one.kind) ? Differs::kRows : Differs::kNothing;
+}
+
+// Without what only ranks of one host have a use for.
+Signature without_addresses(Signature signature) {
+  signature.is_async = 0;
+  if (signature.place == Place::kDevice) {
+    const uint64_t gpu = signature.src.uid;
+    signature.src = signature.dst = {};
+    signature.src.uid = gpu;
+    return signature;
+  }
+  signature.src = signature.dst = {};
+  return signature;
+}
+
+size_t splits_nbytes(const Signature& signature, int size) {
+  return signature.kind == Kind::kAlltoall ? static_cast<size_t>(size) * sizeof(uint64_t) : 0;
+}
+
+int first_in(const RankMask& ranks) {
+  int r = 0;
+  while (!ranks.test(r)) ++r;
+  return r;
+}
+
+}  // namespace
+
+void put(FrameWriter& out, const Negotiation& negotiation, Ticket ticket) {
+  out.put(ticket.is_named() ? negotiation.stored_name(ticket) : std::string());
+  out.put(ticket.is_named() ? uint64_t{0} : ticket.tag - 1);
+}
+
+OperationName take_operation(FrameParser& frame) {
+  OperationName operation;
+  operation.name = frame.take_text(kNameNbytes);
+  operation.counter = frame.take<uint64_t>();
+  frame.expect(operation.counter < kRefused - 1, "has a value that its field cannot have");
+  return operation;
+}
+
+void check(const Signature& signature, int size, const FrameParser& frame) {
+  const bool is_known = signature.kind <= Kind::kBarrier && static_cast<int>(signature.dtype) < kDTypeCount &&
+                        static_cast<int>(signature.op) < kOpCount && static_cast<int>(signature.codec) < kCodecCount &&
+                        signature.place <= Place::kDevice;
+  frame.expect(is_known, "has a value that its field cannot have");
+  frame.expect(signature.root >= -1 && signature.root < size, "has an unknown root");
+  frame.expect(signature.tensors >= 1, "has no tensor");
+}
+
+void put_requests(FrameWriter& out, const ControlSegment& control, Ticket ticket, const std::vector<int>& ranks) {
+  out.put(static_cast<uint32_t>(ranks.size()));
+  Signature last;
+  for (const int r : ranks) {
+    const Signature signature = without_addresses(control.signature(ticket.request_slot, r));
+    const bool is_new = r == ranks.front() || std::memcmp(&signature, &last, sizeof last) != 0;
+    out.put(static_cast<uint16_t>(r));
+    out.put(static_cast<uint16_t>(is_new ? 1 : 0));
+    if (is_new) out.put(signature);
+    out.put(control.payload(ticket.request_slot, r), splits_nbytes(signature, control.size()));
+    last = signature;
+  }
+}
+
+std::vector<Negotiation::Recorded> take_requests(FrameParser& frame, int size) {
+  std::vector<Negotiation::Recorded> requests(frame.take_up_to(static_cast<uint32_t>(size)));
+  frame.expect(!requests.empty(), "has no request");
+  const Signature* last = nullptr;
+  for (Negotiation::Recorded& one : requests) {
+    one.rank = frame.take<uint16_t>();
+    frame.expect(one.rank < size, "has unknown ranks");
+    const bool is_new = frame.take_up_to<uint16_t>(1) != 0;
+    frame.expect(is_new || last != nullptr, "has no signature");
+    one.signature = is_new ? frame.take<Signature>() : *last;
+    check(one.signature, size, frame);
+    one.nbytes = splits_nbytes(one.signature, size);
+    one.payload = frame.take(one.nbytes);
+    last = &one.signature;
+  }
+  return requests;
+}
+
+void put_agreed(FrameWriter& out, const ControlSegment& control, Ticket ticket, const RankMask& participants,
+                const std::vector<int>& receivers) {
+  const Differs differs = what_differs(control.signature(ticket.request_slot, first_in(participants)));
+  out.put(differs);
+  if (differs == Differs::kNothing) return;
+  for (int r = 0; r < control.size(); ++r) {
+    if (!participants.test(r)) continue;
+    const Signature signature = without_addresses(control.signature(ticket.request_slot, r));
+    out.put(signature.nbytes);
+    out.put(signature.dims[0]);
+    out.put(signature.src.uid);
+    out.put(uint64_t{signature.can});
+    if (differs != Differs::kSplits) continue;
+    const std::byte* const splits = control.payload(ticket.request_slot, r);
+    for (const int to : receivers) out.put(splits + static_cast<size_t>(to) * sizeof(uint64_t), sizeof(uint64_t));
+  }
+}
+
+std::vector<Negotiation::Recorded> take_agreed(FrameParser& frame, const Signature& own, const RankMask& participants,
+                                               const std::vector<int>& receivers, int size, Payloads& payloads) {
+  const Differs differs = frame.take_up_to(Differs::kOperands);
+  std::vector<Negotiation::Recorded> requests;
+  for (int r = 0; r < size; ++r) {
+    if (!participants.test(r)) continue;
+    Negotiation::Recorded one = {r, without_addresses(own)};
+    if (differs != Differs::kNothing) {
+      one.signature.nbytes = frame.take<uint64_t>();
+      one.signature.dims[0] = frame.take<uint64_t>();
+      one.signature.src.uid = frame.take<uint64_t>();
+      one.signature.can = static_cast<uint8_t>(frame.take_up_to<uint64_t>(UINT8_MAX));
+    }
+    if (differs == Differs::kSplits) {
+      std::vector<uint64_t>& splits = payloads.emplace_back(static_cast<size_t>(size));
+      for (const int to : receivers) splits[static_cast<size_t>(to)] = frame.take<uint64_t>();
+      one.payload = splits.data();
+      one.nbytes = splits.size() * sizeof(uint64_t);
+    }
+    requests.push_back(one);
+  }
+  return requests;
+}
+
+}  // namespace rr

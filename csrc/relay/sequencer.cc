@@ -1,0 +1,115 @@
+#include "relay/sequencer.h"
+
+#include <algorithm>
+
+namespace rr {
+namespace {
+
+bool is_any_of(const std::vector<int>& ranks, const RankMask& mask) {
+  return std::any_of(ranks.begin(), ranks.end(), [&](int r) { return mask.test(r); });
+}
+
+}  // namespace
+
+void Sequencer::look(Ticket ticket) {
+  const auto found = undecided_.find(ticket.request_slot);
+  if (found == undecided_.end() || found->second.tag != ticket.tag) return;
+  if (is_over(ticket)) undecided_.erase(found);
+}
+
+void Sequencer::look_at_all() {
+  if (!is_log_full_ && control_.header().joined_count.load(std::memory_order_acquire) == 0) return;
+  is_log_full_ = false;
+  for (auto one = undecided_.begin(); one != undecided_.end();) {
+    one = is_over(one->second) ? undecided_.erase(one) : std::next(one);
+  }
+}
+
+bool Sequencer::is_over(Ticket ticket) {
+  if (!decide(ticket)) return false;
+  own_requests_.remove(ticket);
+  return true;
+}
+
+// False: it is to be looked at again.
+bool Sequencer::decide(Ticket ticket) {
+  if (negotiation_.is_decided(ticket) || negotiation_.is_overwritten(ticket)) return true;
+  RankMask participants;
+  if (!negotiation_.complete(ticket, &participants)) return false;
+  const std::vector<int> logged = logged_of(ticket, participants);
+  if (logged.empty()) return true;  // a verdict has withdrawn the requests that were for the log
+  if (negotiation_.feasible(ticket, participants)) {
+    const bool is_appended = negotiation_.append(ticket);
+    is_log_full_ |= !is_appended;
+    return is_appended;
+  }
+  send_log();  // what its ranks announced before under the same name
+  send_refusal(ticket, participants, logged);
+  negotiation_.refuse(ticket);
+  return true;
+}
+
+std::vector<int> Sequencer::logged_of(Ticket ticket, const RankMask& participants) const {
+  std::vector<int> logged;
+  for (int r = 0; r < control_.size(); ++r) {
+    if (!participants.test(r)) continue;
+    if (!negotiation_.is_quick(control_.signature(ticket.request_slot, r), ticket.is_named())) logged.push_back(r);
+  }
+  return logged;
+}
+
+void Sequencer::send_log() {
+  const uint64_t tail = control_.header().log_tail.load(std::memory_order_acquire);
+  for (; log_sent_ < tail; ++log_sent_) {
+    Entry& entry = control_.entry(log_sent_);
+    if (entry.closed.load(std::memory_order_acquire) == 0) negotiation_.close(entry);
+    send_entry(entry);
+  }
+}
+
+void Sequencer::send_entry(const Entry& entry) {
+  ++decisions_;
+  for (int host = 0; host < links_.count(); ++host) {
+    if (links_.is_here(host)) continue;
+    const std::vector<int>& ranks = hosts_.members[static_cast<size_t>(host)];
+    if (!is_any_of(ranks, entry.participants)) {
+      finish_decision(host);
+      continue;
+    }
+    links_.send_to(host, FrameType::kEntry, hosts_.here().front(), [&](FrameWriter& out) {
+      out.put(decisions_);
+      out.put(entry.algorithm);
+      out.put(entry.participants);
+      out.put(entry.members);
+      for (uint32_t i = 0; i < entry.members; ++i) {
+        const Ticket ticket = {entry.member[i].request_slot, entry.member[i].tag};
+        put(out, negotiation_, ticket);
+        put_agreed(out, control_, ticket, entry.participants, ranks);
+      }
+    });
+  }
+}
+
+void Sequencer::send_refusal(Ticket ticket, const RankMask& participants, const std::vector<int>& logged) {
+  ++decisions_;
+  for (int host = 0; host < links_.count(); ++host) {
+    if (links_.is_here(host)) continue;
+    if (!is_any_of(hosts_.members[static_cast<size_t>(host)], participants)) {
+      finish_decision(host);
+      continue;
+    }
+    links_.send_to(host, FrameType::kRefused, hosts_.here().front(), [&](FrameWriter& out) {
+      out.put(decisions_);
+      put(out, negotiation_, ticket);
+      out.put(participants);
+      put_requests(out, control_, ticket, logged);
+    });
+  }
+}
+
+// A host none of whose ranks takes part needs to know no more than that the decision has been made.
+void Sequencer::finish_decision(int host) {
+  links_.send_to(host, FrameType::kDecided, hosts_.here().front(), [&](FrameWriter& out) { out.put(decisions_); });
+}
+
+}  // namespace rr

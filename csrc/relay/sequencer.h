@@ -1,0 +1,56 @@
+// The first host's part in the order of the log: which operations of the log all ranks have announced, and what the
+// other hosts are to do with them.
+//
+// The requests of all ranks come together in the first host's segment, where operations become complete as on one host.
+// Each other host is sent one decision for each: an entry of the log, with what its ranks have to know of the others'
+// requests, or a refusal, with the requests for the log: quick ones come from their own hosts. Decisions are numbered.
+// A rank that goes on after a decision is heard of by other hosts after the decision: its leader says how many
+// decisions it has taken up, and they wait until they have come as far.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "relay/leader_links.h"
+#include "relay/own_requests.h"
+
+namespace rr {
+
+class Sequencer {
+ public:
+  Sequencer(const ControlSegment& control, const Hosts& hosts, Negotiation& negotiation, OwnRequests& own_requests,
+            LeaderLinks& links)
+      : control_(control), hosts_(hosts), negotiation_(negotiation), own_requests_(own_requests), links_(links) {}
+
+  // Some rank has announced the operation for the log.
+  void add(Ticket ticket) { undecided_[ticket.request_slot] = ticket; }
+  // A rank has announced something in the request slot: decides about the operation if all have.
+  void look(Ticket ticket);
+  // The same of all operations: some become complete when a rank joins, and some have found the log full.
+  void look_at_all();
+  bool is_log_full() const { return is_log_full_; }
+  // Closes the entries of the log as soon as they are seen, so whatever is complete by then shares one, and sends them.
+  void send_log();
+  bool has_sent(uint64_t entry) const { return entry < log_sent_; }
+
+ private:
+  bool is_over(Ticket ticket);
+  bool decide(Ticket ticket);
+  std::vector<int> logged_of(Ticket ticket, const RankMask& participants) const;
+  void send_entry(const Entry& entry);
+  void send_refusal(Ticket ticket, const RankMask& participants, const std::vector<int>& logged);
+  void finish_decision(int host);
+
+  const ControlSegment& control_;
+  const Hosts& hosts_;
+  Negotiation& negotiation_;
+  OwnRequests& own_requests_;
+  LeaderLinks& links_;
+  std::unordered_map<uint64_t, Ticket> undecided_;  // by request slot
+  uint64_t log_sent_ = 0;
+  uint64_t decisions_ = 0;
+  bool is_log_full_ = false;
+};
+
+}  // namespace rr
