@@ -14,7 +14,7 @@
 namespace rr {
 namespace {
 
-enum Phase : uint32_t { kUndecided = 0, kFinal = 1, kMeasure = 2 };
+enum Phase : uint32_t { kUndecided = 0, kFinal = kTuned, kMeasure = 2 };
 
 struct Tuning {
   size_t chunk_nbytes = 256 << 10;  // half of an L2 cache of 512 KiB, with both ranks' parts

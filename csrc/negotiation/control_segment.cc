@@ -74,6 +74,13 @@ ControlSegment ControlSegment::map(int fd, int size) {
   return exact;
 }
 
+bool ControlSegment::is_quick(const Signature& signature, bool is_named) const {
+  if (signature.tensors > 1 || signature.place == Place::kDevice) return false;
+  if (signature.kind == Kind::kBarrier) return true;
+  if (signature.kind != Kind::kAllreduce && signature.kind != Kind::kBroadcast) return false;
+  return signature.nbytes <= (is_named ? inline_nbytes() : header().eager_nbytes.load());
+}
+
 Stage ControlSegment::stage(size_t chunk_nbytes) const {
   return {at<Progress>(progress_), base() + stage_, chunk_nbytes, kSlotCount};
 }

@@ -33,6 +33,7 @@ inline constexpr size_t kSlotCount = 4;
 inline constexpr size_t kLogEntries = 64;
 inline constexpr size_t kEntryMembers = 256;
 inline constexpr size_t kNameNbytes = 244;
+inline constexpr uint32_t kTuned = 1;
 inline constexpr uint64_t kRefused = uint64_t{1} << 63;  // in an append mark: the requests did not agree
 inline constexpr int kChannels = 2;                      // links: 0 collectives, 1 send/recv
 
@@ -108,6 +109,7 @@ struct Header {
   std::atomic<uint32_t> deadlock_timed_out;  // of the world: 1 once all ranks are found to wait for ever, which ends it
   alignas(64) SharedLock lock;               // guards everything below, the name table, append marks, open entries
   std::atomic<uint64_t> log_tail;            // entries ever opened
+  std::atomic<uint64_t> log_sent;            // of them, on the first of several hosts: sent to the others
   uint64_t names_used;
   uint64_t name_hand;
   std::atomic<uint32_t> drained_count;  // of all ranks; on several hosts, of those of this one
@@ -116,7 +118,7 @@ struct Header {
     uint64_t unnamed;
     int64_t last_joined;
   } join_results[2];                        // by epoch mod 2: a rank reads one before it can join twice more
-  alignas(64) std::atomic<uint32_t> tuned;  // 1 once chunk_nbytes and eager_nbytes are final
+  alignas(64) std::atomic<uint32_t> tuned;  // kTuned once chunk_nbytes and eager_nbytes are final
   std::atomic<uint64_t> chunk_nbytes;       // atomic because all members of a new group write the same values
   std::atomic<uint64_t> eager_nbytes;
   alignas(64) uint32_t failure_kind;  // index into the error table
@@ -211,6 +213,8 @@ class ControlSegment {
   std::byte* eager(int rank, size_t index) const {
     return base() + eager_ + (static_cast<size_t>(rank) * kEagerCount + index) * kEagerNbytes;
   }
+  // Whether an operation ends from the request slots and never enters the log.
+  bool is_quick(const Signature& signature, bool is_named) const;
   Stage stage(size_t chunk_nbytes) const;
   size_t link_capacity() const;
   std::byte* link_memory(int channel, int from, int to) const;

@@ -90,7 +90,8 @@ void Negotiation::withdraw_blocked(const std::string& text, uint64_t unnamed) {
     RankLine& line = control_.line(r);
     if (line.joined.load() != 0) continue;
     const Ticket ticket = blocked_on(r);
-    if (hosts_.is_here(r) || !complete(ticket)) control_.head(ticket.request_slot, r).tag.store(0);
+    // Of a rank elsewhere this host may know an earlier operation only, which is complete, or none.
+    if (hosts_.is_here(r) || (ticket.tag != 0 && !complete(ticket))) control_.head(ticket.request_slot, r).tag.store(0);
     if (hosts_.is_here(r)) {
       line.blocked_tag.store(UINT64_MAX);
       continue;

@@ -69,7 +69,7 @@ void Names::remember(const std::string& stored, size_t slot) {
 size_t Names::claim_slot() {
   Header& header = control_.header();
   if (header.names_used < control_.capacity()) return header.names_used++;
-  if (!notes_are_read()) return kNone;
+  if (!is_all_passed_on()) return kNone;
   for (size_t tried = 0; tried < control_.capacity(); ++tried) {
     const size_t slot = header.name_hand++ % control_.capacity();
     if (!is_idle(slot)) continue;
@@ -80,8 +80,14 @@ size_t Names::claim_slot() {
   return kNone;
 }
 
-// A note goes by its slot, whose name must not change before the leader has looked: an operation may end before that.
-bool Names::notes_are_read() const {
+// A note goes by its slot, and so does an entry of the first host's log: the slot's name must not change before the
+// leader has passed them on. An operation may end before that.
+bool Names::is_all_passed_on() const {
+  if (hosts_.several() && hosts_.mine == 0) {
+    const Header& header = control_.header();
+    if (header.log_sent.load(std::memory_order_acquire) != header.log_tail.load(std::memory_order_acquire))
+      return false;
+  }
   for (const int rank : hosts_.here()) {
     const Outbox& outbox = control_.outbox(rank);
     if (outbox.read.load(std::memory_order_acquire) != outbox.written.load(std::memory_order_acquire)) return false;
@@ -90,7 +96,7 @@ bool Names::notes_are_read() const {
 }
 
 bool Names::has_room() const {
-  if (!notes_are_read()) return false;
+  if (!is_all_passed_on()) return false;
   for (size_t slot = 0; slot < control_.capacity(); ++slot) {
     if (is_idle(slot)) return true;
   }
@@ -103,16 +109,26 @@ uint64_t Names::latest(size_t slot, int rank) const {
   return std::max(even, odd);
 }
 
-// Every rank here has consumed what it has announced, and will announce nothing that some rank has announced already. A
-// rank elsewhere reads its own host's table only, so nobody asks what it has consumed.
+// Every rank here has consumed what it has announced, and none has still to announce what another rank has. A rank
+// elsewhere reads its own host's table, so nobody asks what it has consumed. But in the first host's table the requests
+// of all ranks come together: there the name stays until the operation is decided.
 bool Names::is_idle(size_t slot) const {
   uint64_t announced = 0;
   for (int rank = 0; rank < control_.size(); ++rank) announced = std::max(announced, latest(slot, rank));
   for (const int rank : hosts_.here()) {
-    const uint64_t mine = latest(slot, rank);
-    if (control_.head(consumed_slot(slot), rank).consumed.load(std::memory_order_acquire) < mine) return false;
-    const bool is_expected = mine < announced && announced > control_.name_slot(slot).base;
-    if (is_expected && control_.line(rank).joined.load(std::memory_order_acquire) == 0) return false;
+    if (control_.head(consumed_slot(slot), rank).consumed.load(std::memory_order_acquire) < latest(slot, rank))
+      return false;
+  }
+  if (announced <= control_.name_slot(slot).base) return true;
+  const bool is_for_all = hosts_.several() && hosts_.mine == 0;
+  const uint64_t mark = control_.append_mark(request_slot(slot, announced)).load(std::memory_order_acquire);
+  const bool is_decided = (mark & ~kRefused) == announced;
+  for (int rank = 0; rank < control_.size(); ++rank) {
+    if (!is_for_all && !hosts_.is_here(rank)) continue;
+    const bool has_announced = latest(slot, rank) == announced;
+    if (!has_announced && control_.line(rank).joined.load(std::memory_order_acquire) == 0) return false;
+    if (!is_for_all || !has_announced || is_decided) continue;
+    if (!control_.is_quick(control_.signature(request_slot(slot, announced), rank), true)) return false;
   }
   return true;
 }

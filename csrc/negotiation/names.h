@@ -16,8 +16,8 @@ class Names {
   Names(const ControlSegment& control, const Hosts& hosts)
       : control_(control), hosts_(hosts), local_names_(control.capacity()) {}
 
-  // The slot of a name, new or known. When the table is full, a slot makes room that no rank of this host will read or
-  // announce in any more; kNone if there is none.
+  // The slot of a name, new or known. When the table is full, a name gives up its slot that no rank uses any more;
+  // kNone if there is none.
   static constexpr size_t kNone = SIZE_MAX;
   size_t slot_of(const std::string& name);
   // The slot of a name that some rank has announced; kNone if there is none. Claims nothing.
@@ -41,7 +41,7 @@ class Names {
 
  private:
   bool is_idle(size_t slot) const;
-  bool notes_are_read() const;
+  bool is_all_passed_on() const;
   size_t claim_slot();
   size_t find(const std::string& stored, uint64_t hash);
   void remember(const std::string& stored, size_t slot);

@@ -334,13 +334,6 @@ void Negotiation::publish_consumed_named(Ticket ticket) const {
   control_.head(Names::consumed_slot(slot), rank_).consumed.store(ticket.tag, std::memory_order_release);
 }
 
-bool Negotiation::is_quick(const Signature& signature, bool is_named) const {
-  if (signature.tensors > 1 || signature.place == Place::kDevice) return false;
-  if (signature.kind == Kind::kBarrier) return true;
-  if (signature.kind != Kind::kAllreduce && signature.kind != Kind::kBroadcast) return false;
-  return signature.nbytes <= (is_named ? control_.inline_nbytes() : control_.header().eager_nbytes.load());
-}
-
 std::string Negotiation::name_of(Ticket ticket) const {
   if (!ticket.is_named()) return "unnamed operation " + std::to_string(ticket.tag - 1);
   return "'" + stored_name(ticket) + "'";

@@ -73,7 +73,7 @@ class Negotiation {
   // again).
   bool append(Ticket ticket);
   // Whether an operation ends from the request slots and never enters the log.
-  bool is_quick(const Signature& signature, bool is_named) const;
+  bool is_quick(const Signature& signature, bool is_named) const { return control_.is_quick(signature, is_named); }
   // Repeats an entry of the first host's log; false while there is no room.
   bool repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants);
 

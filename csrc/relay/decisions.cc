@@ -6,13 +6,19 @@
 namespace rr {
 
 // They come in order, and none is left out.
-uint64_t Decisions::take_number(FrameParser& frame) const {
+uint64_t Decisions::apply(FrameParser& frame) {
   const uint64_t number = frame.take<uint64_t>();
-  frame.expect(number == count_ + 1, "is out of order");
+  frame.expect(number != 0 && number <= count_ + 1, "is out of order");
+  if (number <= count_) {
+    frame.skip();
+    return number;
+  }
+  if (frame.head.type == FrameType::kEntry && !apply_entry(frame, number)) return 0;
+  if (frame.head.type == FrameType::kRefused && !apply_refusal(frame, number)) return 0;
+  count_ = number;
+  links_.set_decisions(count_);
   return number;
 }
-
-void Decisions::skip_to(FrameParser& frame) { count_ = take_number(frame); }
 
 // And one of this host's ranks that are among them.
 std::pair<RankMask, int> Decisions::take_participants(FrameParser& frame) const {
@@ -44,17 +50,28 @@ bool Decisions::record(Ticket ticket, std::vector<Negotiation::Recorded> request
 }
 
 void Decisions::finish(const OperationName& operation, Ticket ticket, uint64_t number) {
-  if (operation.is_named()) by_slot_[Names::slot_at(ticket.request_slot)] = {operation.name, number};
+  if (operation.is_named()) last_by_name_[operation.name] = number;
+  if (last_by_name_.size() > 2 * control_.capacity()) forget_old();
   own_requests_.remove(ticket);
 }
 
 bool Decisions::has_decided_since(uint64_t decisions, const std::string& name) const {
-  return std::any_of(by_slot_.begin(), by_slot_.end(),
-                     [&](const LastDecision& last) { return last.number > decisions && last.name == name; });
+  const auto last = last_by_name_.find(name);
+  return last != last_by_name_.end() && last->second > decisions;
 }
 
-bool Decisions::apply_entry(FrameParser& frame) {
-  const uint64_t number = take_number(frame);
+// What all leaders had taken up when they sent what has been read: nothing about that is on its way.
+void Decisions::forget_old() {
+  uint64_t least = count_;
+  for (int host = 0; host < links_.count(); ++host) {
+    if (!links_.is_here(host)) least = std::min(least, links_[host].decisions);
+  }
+  for (auto one = last_by_name_.begin(); one != last_by_name_.end();) {
+    one = one->second <= least ? last_by_name_.erase(one) : std::next(one);
+  }
+}
+
+bool Decisions::apply_entry(FrameParser& frame, uint64_t number) {
   OrderedEntry entry;
   entry.algorithm = frame.take_up_to(static_cast<uint32_t>(Algo::kStaged));
   int witness = 0;
@@ -71,18 +88,15 @@ bool Decisions::apply_entry(FrameParser& frame) {
   }
   for (size_t i = 0; i < names.size(); ++i) finish(names[i], entry.members[i], number);
   ordered_.push_back(std::move(entry));
-  count_ = number;
   return true;
 }
 
-bool Decisions::apply_refusal(FrameParser& frame) {
-  const uint64_t number = take_number(frame);
+bool Decisions::apply_refusal(FrameParser& frame, uint64_t number) {
   const OperationName operation = take_operation(frame);
   const Ticket ticket = ticket_of(operation, take_participants(frame).second, frame);
   std::vector<Negotiation::Recorded> requests = take_requests(frame, control_.size());
   if (!record(ticket, std::move(requests))) return false;
   finish(operation, ticket, number);
-  count_ = number;
   negotiation_.refuse(ticket);
   return true;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -15,24 +16,20 @@ namespace rr {
 
 class Decisions {
  public:
-  Decisions(const ControlSegment& control, const Hosts& hosts, Negotiation& negotiation, OwnRequests& own_requests)
-      : control_(control),
-        hosts_(hosts),
-        negotiation_(negotiation),
-        own_requests_(own_requests),
-        by_slot_(control.capacity()) {}
+  Decisions(const ControlSegment& control, const Hosts& hosts, Negotiation& negotiation, OwnRequests& own_requests,
+            LeaderLinks& links)
+      : control_(control), hosts_(hosts), negotiation_(negotiation), own_requests_(own_requests), links_(links) {}
 
   // How many have been taken up: what they say of other hosts' ranks is in the request slots.
   uint64_t count() const { return count_; }
-  // False where there is no room for it yet; then it has to be applied again.
-  bool apply_entry(FrameParser& frame);
-  bool apply_refusal(FrameParser& frame);
-  void skip_to(FrameParser& frame);
+  // Takes up an entry, a refusal, or a number of what is neither for this host. Returns the number of the decision,
+  // which may have been taken up before; 0: there is no room for it yet, and it has to be applied again.
+  uint64_t apply(FrameParser& frame);
   // Repeats entries in this host's log as far as there is room; true when something moved.
   bool repeat();
   bool is_empty() const { return ordered_.empty(); }
-  // Whether one of those after the first `decisions` was about an operation of this name. Then the requests for it that
-  // a leader had when it had taken up so many have been decided about meanwhile.
+  // Whether a decision with a number above `decisions` was about an operation of this name. A leader that had taken up
+  // only `decisions` may still send requests for it; they are out of date.
   bool has_decided_since(uint64_t decisions, const std::string& name) const;
 
  private:
@@ -41,7 +38,9 @@ class Decisions {
     RankMask participants;
     std::vector<Ticket> members;
   };
-  uint64_t take_number(FrameParser& frame) const;
+  bool apply_entry(FrameParser& frame, uint64_t number);
+  bool apply_refusal(FrameParser& frame, uint64_t number);
+  void forget_old();
   std::pair<RankMask, int> take_participants(FrameParser& frame) const;
   Ticket ticket_of(const OperationName& operation, int witness, const FrameParser& frame);
   bool record(Ticket ticket, std::vector<Negotiation::Recorded> requests);
@@ -51,12 +50,9 @@ class Decisions {
   const Hosts& hosts_;
   Negotiation& negotiation_;
   OwnRequests& own_requests_;
+  LeaderLinks& links_;
   std::deque<OrderedEntry> ordered_;
-  struct LastDecision {
-    std::string name;
-    uint64_t number = 0;
-  };
-  std::vector<LastDecision> by_slot_;  // of the name table
+  std::unordered_map<std::string, uint64_t> last_by_name_;  // numbers
   uint64_t count_ = 0;
 };
 

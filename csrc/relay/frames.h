@@ -3,6 +3,7 @@
 // as one about a rank of another host, is an InternalError that names the rank which sent it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -39,9 +40,13 @@ struct FrameHead {
 };
 static_assert(sizeof(FrameHead) == 8);
 
-// The longest is an entry of 256 operations with names: 69,000 bytes. A reader that believed a length without a limit
-// would wait for ever.
-inline constexpr size_t kFrameNbytesMost = 128 << 10;
+// The longest is a refusal of an alltoall of 256 ranks, which has 132 + 8 * 256 bytes for each: 558,000 bytes. A reader
+// that believed a length without a limit would wait for ever.
+inline constexpr size_t kFrameNbytesMost = 768 << 10;
+// Bytes that wait to be sent, or to be taken up: ranks that go on without those who have joined need no answers, so
+// nothing else holds them back.
+inline constexpr size_t kAhead = 1 << 20;
+static_assert(kFrameNbytesMost < kAhead, "a reader takes up no more than that before it has a whole frame");
 
 // Frames on their way out, in the order written.
 class FrameWriter {
@@ -133,6 +138,8 @@ class FrameParser {
     expect(value <= last, "has a value that its field cannot have");
     return value;
   }
+  // The fields that are left.
+  void skip() { left_ = 0; }
   // After the last field.
   void end() const { expect(left_ == 0, "is longer than its fields"); }
 
@@ -155,6 +162,7 @@ class FrameReader {
     if (done_ != 0 && (done_ == filled_ || done_ > kAtOnce)) {
       std::memmove(bytes_.data(), bytes_.data() + done_, filled_ - done_);
       filled_ -= done_;
+      looked_ = std::max(looked_, done_) - done_;
       done_ = 0;
     }
     if (bytes_.size() < filled_ + kAtOnce) bytes_.resize(filled_ + kAtOnce);
@@ -179,17 +187,18 @@ class FrameReader {
     }
     return used;
   }
-  // Hands the whole frames that parse() has left to look(parser).
+  // Hands the whole frames that parse() has left to look(parser), each once, until it returns false: that frame will be
+  // handed out again.
   template <class Look>
-  void look_ahead(Look look) const {
-    size_t at = done_;
-    while (filled_ - at >= sizeof(FrameHead)) {
+  void look_ahead(Look look) {
+    looked_ = std::max(looked_, done_);
+    while (filled_ - looked_ >= sizeof(FrameHead)) {
       FrameHead head;
-      std::memcpy(&head, bytes_.data() + at, sizeof head);
-      if (head.nbytes < sizeof head || head.nbytes > filled_ - at) return;
-      FrameParser parser(head, bytes_.data() + at + sizeof head, sender_);
-      look(parser);
-      at += head.nbytes;
+      std::memcpy(&head, bytes_.data() + looked_, sizeof head);
+      if (head.nbytes < sizeof head || head.nbytes > filled_ - looked_) return;
+      FrameParser parser(head, bytes_.data() + looked_ + sizeof head, sender_);
+      if (!look(parser)) return;
+      looked_ += head.nbytes;
     }
   }
   bool empty() const { return done_ == filled_; }
@@ -199,6 +208,7 @@ class FrameReader {
   std::string sender_;
   std::vector<std::byte> bytes_;
   size_t done_ = 0;
+  size_t looked_ = 0;
   size_t filled_ = 0;
 };
 

@@ -7,7 +7,7 @@
 
 namespace rr {
 namespace {
-// Requests carry the watermark too; it is sent by itself once so many operations have ended without one. Less than
+// Quick requests carry the watermark; it is sent by itself once so many operations have ended without one. Less than
 // half of the eager buffers, so that nobody waits for one that is free.
 constexpr uint64_t kWatermarkStep = kEagerCount / 2 - 1;
 constexpr double kCloseFlushS = 0.1;  // the other leaders have so long to take the frame kLeft with kClosed
@@ -21,7 +21,7 @@ HostRelay::HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiat
       links_(std::move(links)),
       own_requests_(control, hosts, own, links_, late_s),
       sequencer_(control, hosts, own, own_requests_, links_),
-      decisions_(control, hosts, own, own_requests_),
+      decisions_(control, hosts, own, own_requests_, links_),
       sent_(static_cast<size_t>(control.size())) {
   for (int r = 0; r < control.size(); ++r) {
     // That they exist is agreed before there is a group; a rank that cannot go on ends the job.
@@ -125,6 +125,7 @@ void HostRelay::collect_ranks() {
     seen.push_back({control_.outbox(r).written.load(std::memory_order_acquire), epoch, joined});
   }
   if (hosts_.mine == 0) sequencer_.send_log();
+  const int me = hosts_.here().front();
   bool has_anyone_joined = false;
   for (size_t i = 0; i < seen.size(); ++i) {
     const int r = hosts_.here()[i];
@@ -132,6 +133,7 @@ void HostRelay::collect_ranks() {
     Sent& sent = sent_[static_cast<size_t>(r)];
     if (seen[i].has_joined && !sent.has_joined) {
       sent.has_joined = has_anyone_joined = true;
+      links_.tell_decisions(me);
       own_requests_.show(r);
       links_.send(FrameType::kJoined, r, [&](FrameWriter& out) { out.put(control_.line(r).unnamed.load()); });
     }
@@ -143,6 +145,7 @@ void HostRelay::collect_ranks() {
       links_.send(FrameType::kWatermark, r, [&](FrameWriter& out) { out.put(watermark); });
     }
     if (control_.line(r).attendance.load() != sent.attendance) {
+      if (hosts_.mine == 0) sequencer_.send_log();
       collect_notes(r, control_.outbox(r).written.load(std::memory_order_acquire));
       own_requests_.show(r);
       send_attendance(r);
@@ -150,6 +153,7 @@ void HostRelay::collect_ranks() {
   }
   if (has_anyone_joined) own_requests_.tell_all();  // what only waited for them
   own_requests_.show_late();
+  if (links_.decisions_untold() >= control_.capacity()) links_.tell_decisions(me);  // so that they can forget
   if (drained) send_drained();
 }
 
@@ -157,7 +161,7 @@ void HostRelay::send_attendance(int rank) {
   const Attendance attendance = control_.line(rank).attendance.load();
   const uint64_t cursor = control_.line(rank).cursor.load(std::memory_order_acquire);
   sent_[static_cast<size_t>(rank)].attendance = attendance;
-  send_decision_count();
+  links_.tell_decisions(hosts_.here().front());
   links_.send(FrameType::kLeft, rank, [&](FrameWriter& out) {
     out.put(cursor == kFinished ? kFinished : uint64_t{0});
     out.put(attendance);
@@ -166,22 +170,11 @@ void HostRelay::send_attendance(int rank) {
   });
 }
 
-// Before what a rank here does next: it may have run what was decided, or been refused it.
-void HostRelay::send_decision_count() {
-  if (hosts_.mine == 0) return;  // its decisions go over the same links
-  for (int host = 1; host < links_.count(); ++host) {
-    if (links_.is_here(host) || links_[host].decisions_told == decisions_.count()) continue;
-    links_[host].decisions_told = decisions_.count();
-    links_.send_to(host, FrameType::kDecided, hosts_.here().front(),
-                   [&](FrameWriter& out) { out.put(decisions_.count()); });
-  }
-}
-
 void HostRelay::collect_notes(int rank, uint64_t end) {
   Outbox& outbox = control_.outbox(rank);
   const uint64_t begin = outbox.read.load(std::memory_order_relaxed);
   if (begin == end) return;
-  send_decision_count();
+  links_.tell_decisions(hosts_.here().front());  // the rank may have run what was decided, or been refused it
   for (uint64_t at = begin; at != end; ++at) {
     const Note note = control_.note(rank, at);
     const Ticket ticket = {note.request_slot, note.tag};

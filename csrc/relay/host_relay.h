@@ -3,8 +3,8 @@
 //
 // Quick operations travel with their data, to every host, and end from the request slots after one message each way.
 // Requests for the log go to the first host alone (own_requests.h). It decides about each operation that all ranks have
-// announced (sequencer.h), and the other hosts follow (decisions.h). Facts about a rank (how much it has consumed, that
-// it waits, has joined or left) go to every host, after all that the rank has announced.
+// announced (sequencer.h), and the other hosts follow (decisions.h). That a rank waits, has joined or left is sent to
+// every host, after all that the rank has announced and nobody has decided.
 //
 // Frames go in order over one link between each two leaders (frames.h). What a host knows of a rank elsewhere may be
 // late, and is never early.
@@ -58,7 +58,6 @@ class HostRelay {
   void collect_notes(int rank, uint64_t end);
   void send_quick(int rank, Ticket ticket);
   void send_attendance(int rank);
-  void send_decision_count();
   bool have_all_left(bool everybody) const;
   bool is_all_sent() const;
   void send_close();
@@ -70,8 +69,10 @@ class HostRelay {
   void check_sender(int host, const FrameParser& frame) const;
   bool apply_quick(FrameParser& frame, bool is_named);
   bool apply_logged(int host, FrameParser& frame);
-  void apply_decision_count(int host, FrameParser& frame);
+  bool apply_decision(int host, FrameParser& frame);
+  bool look_ahead(int host, FrameParser& frame);
   void apply_left(LeaderConnection& connection, FrameParser& frame);
+  void apply_failure(FrameParser& frame);
   // relay_join.cc
   bool have_drained() const;
   void send_drained();

@@ -1,6 +1,7 @@
 // The links between the leaders of a group's hosts, and what waits in them.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -19,10 +20,11 @@ struct LeaderConnection {  // to and from another host's leader
   std::unique_ptr<Link> link;
   FrameWriter out;
   FrameReader in;
-  Phase phase = Phase::kNone;                          // the point that its leader says it has come to
-  uint64_t decisions = 0;                              // that its leader has taken up before what it says now
-  uint64_t decisions_told = 0;                         // that it has been told that this host has taken up
-  std::vector<std::pair<int, Attendance>> left_after;  // ranks of its that have left since, and how
+  Phase phase = Phase::kNone;   // the point that its leader says it has come to
+  uint64_t decisions = 0;       // how many its leader had taken up, or made, when it sent what is read now
+  uint64_t decisions_told = 0;  // the last count of its own that this leader has sent there
+  // Ranks of that host that left while `phase` holds, and how: the ranks here are told afterwards.
+  std::vector<std::pair<int, Attendance>> left_after;
 };
 
 class LeaderLinks {
@@ -52,6 +54,25 @@ class LeaderLinks {
     }
   }
 
+  // Of another host than the first: how many decisions it has taken up. Told to the others before anything that its
+  // ranks did after a decision, or that depends on one; the first host knows.
+  void set_decisions(uint64_t count) { decisions_ = count; }
+  void tell_decisions(int rank) {
+    for (int host = 1; host < count(); ++host) {
+      LeaderConnection& connection = (*this)[host];
+      if (connection.link == nullptr || connection.decisions_told == decisions_) continue;
+      connection.decisions_told = decisions_;
+      send_to(host, FrameType::kDecided, rank, [&](FrameWriter& out) { out.put(decisions_); });
+    }
+  }
+  uint64_t decisions_untold() const {
+    uint64_t least = decisions_;
+    for (int host = 1; host < count(); ++host) {
+      if (!is_here(host)) least = std::min(least, (*this)[host].decisions_told);
+    }
+    return decisions_ - least;
+  }
+
   // Sends what the links take; true when something moved.
   bool move() {
     bool moved = false;
@@ -73,6 +94,7 @@ class LeaderLinks {
 
  private:
   std::vector<LeaderConnection> connections_;  // by host
+  uint64_t decisions_ = 0;
 };
 
 }  // namespace rr

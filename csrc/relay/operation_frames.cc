@@ -6,10 +6,9 @@ namespace rr {
 namespace {
 
 // What take_agreed() is told of each participant's request.
-enum class Differs : uint8_t { kNothing, kRows, kSplits, kOperands };
+enum class Differs : uint8_t { kNothing, kRows, kSplits };
 
 Differs what_differs(const Signature& one) {
-  if (one.place == Place::kDevice && !is_ragged(one.kind)) return Differs::kOperands;
   if (one.kind == Kind::kAlltoall) return Differs::kSplits;
   return is_ragged(one.kind) ? Differs::kRows : Differs::kNothing;
 }
@@ -95,16 +94,19 @@ std::vector<Negotiation::Recorded> take_requests(FrameParser& frame, int size) {
 
 void put_agreed(FrameWriter& out, const ControlSegment& control, Ticket ticket, const RankMask& participants,
                 const std::vector<int>& receivers) {
+  uint8_t all_can = UINT8_MAX;
+  for (int r = 0; r < control.size(); ++r) {
+    if (participants.test(r)) all_can &= control.signature(ticket.request_slot, r).can;
+  }
   const Differs differs = what_differs(control.signature(ticket.request_slot, first_in(participants)));
+  out.put(all_can);
   out.put(differs);
   if (differs == Differs::kNothing) return;
   for (int r = 0; r < control.size(); ++r) {
     if (!participants.test(r)) continue;
-    const Signature signature = without_addresses(control.signature(ticket.request_slot, r));
+    const Signature& signature = control.signature(ticket.request_slot, r);
     out.put(signature.nbytes);
     out.put(signature.dims[0]);
-    out.put(signature.src.uid);
-    out.put(uint64_t{signature.can});
     if (differs != Differs::kSplits) continue;
     const std::byte* const splits = control.payload(ticket.request_slot, r);
     for (const int to : receivers) out.put(splits + static_cast<size_t>(to) * sizeof(uint64_t), sizeof(uint64_t));
@@ -113,16 +115,18 @@ void put_agreed(FrameWriter& out, const ControlSegment& control, Ticket ticket, 
 
 std::vector<Negotiation::Recorded> take_agreed(FrameParser& frame, const Signature& own, const RankMask& participants,
                                                const std::vector<int>& receivers, int size, Payloads& payloads) {
-  const Differs differs = frame.take_up_to(Differs::kOperands);
+  const uint8_t all_can = frame.take<uint8_t>();
+  const Differs differs = frame.take_up_to(Differs::kSplits);
   std::vector<Negotiation::Recorded> requests;
   for (int r = 0; r < size; ++r) {
     if (!participants.test(r)) continue;
-    Negotiation::Recorded one = {r, without_addresses(own)};
+    Negotiation::Recorded one;
+    one.rank = r;
+    one.signature = without_addresses(own);
+    one.signature.can = all_can;
     if (differs != Differs::kNothing) {
       one.signature.nbytes = frame.take<uint64_t>();
       one.signature.dims[0] = frame.take<uint64_t>();
-      one.signature.src.uid = frame.take<uint64_t>();
-      one.signature.can = static_cast<uint8_t>(frame.take_up_to<uint64_t>(UINT8_MAX));
     }
     if (differs == Differs::kSplits) {
       std::vector<uint64_t>& splits = payloads.emplace_back(static_cast<size_t>(size));

@@ -31,8 +31,8 @@ void put_requests(FrameWriter& out, const ControlSegment& control, Ticket ticket
 std::vector<Negotiation::Recorded> take_requests(FrameParser& frame, int size);
 
 // What the ranks of a host need to know of the requests of other hosts' ranks for an operation whose requests agree:
-// the bytes and rows of each rank where those may differ, an alltoall's rows for this host, and what a GPU's operands
-// allow. The rest is as in their own requests.
+// the bytes and rows of each rank where those may differ, an alltoall's rows for this host, and of operands on GPUs
+// what all of them allow. The rest is as in their own requests.
 void put_agreed(FrameWriter& out, const ControlSegment& control, Ticket ticket, const RankMask& participants,
                 const std::vector<int>& receivers);
 // Memory for the payloads that the requests point to.

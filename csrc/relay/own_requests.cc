@@ -1,5 +1,7 @@
 #include "relay/own_requests.h"
 
+#include <algorithm>
+
 #include "base/clock.h"
 
 namespace rr {
@@ -10,6 +12,7 @@ void OwnRequests::add(int rank, Ticket ticket) {
     pending = Pending();
     pending.ticket = ticket;
     pending.since_ns = now_ns();
+    pending.order = added_++;
   }
   pending.announced.set(rank);
 }
@@ -40,15 +43,24 @@ void OwnRequests::tell_all() {
   for (auto& [request_slot, pending] : pending_) tell(pending.ticket);
 }
 
+// As they were announced: a host that sees one may ask why an earlier one has not come.
+std::vector<OwnRequests::Pending*> OwnRequests::in_order() {
+  std::vector<Pending*> all;
+  for (auto& [request_slot, pending] : pending_) all.push_back(&pending);
+  std::sort(all.begin(), all.end(), [](const Pending* a, const Pending* b) { return a->order < b->order; });
+  return all;
+}
+
 void OwnRequests::show(int rank) {
-  for (auto& [request_slot, pending] : pending_) {
-    if (pending.announced.test(rank)) show(pending, rank);
+  for (Pending* const pending : in_order()) {
+    if (pending->announced.test(rank)) show(*pending, rank);
   }
 }
 
 void OwnRequests::show(Pending& pending, int rank) {
   if (pending.shown.test(rank) || !negotiation_.has_announced(pending.ticket, rank)) return;
   pending.shown.set(rank);
+  links_.tell_decisions(hosts_.here().front());
   for (int host = 0; host < links_.count(); ++host) {
     if (links_.is_here(host) || (host == 0 && pending.told.test(rank))) continue;
     send(host, pending, {rank});
@@ -60,10 +72,10 @@ void OwnRequests::show_late() {
   const int64_t now = now_ns();
   if (now - looked_ns_ < late_ns_ / 4) return;
   looked_ns_ = now;
-  for (auto& [request_slot, pending] : pending_) {
-    if (now - pending.since_ns < late_ns_) continue;
+  for (Pending* const pending : in_order()) {
+    if (now - pending->since_ns < late_ns_) return;
     for (const int r : hosts_.here()) {
-      if (pending.announced.test(r)) show(pending, r);
+      if (pending->announced.test(r)) show(*pending, r);
     }
   }
 }

@@ -2,8 +2,9 @@
 //
 // The first host is told of an operation in one frame, once every rank here has announced it or joined. The other hosts
 // hear of it in the first host's decision, and need to know nothing before. But what a leader says of a rank (that it
-// waits, has joined or left) is understood by who knows all that the rank has announced. So before that all hosts are
-// shown the rank's requests, as they are when an operation takes long, for messages that say who is missing.
+// waits, has joined or left) can be understood only by a host that knows all that the rank has announced. So before
+// that all hosts are shown the rank's undecided requests. They are also shown them when an operation takes long, for
+// messages that say who is missing.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +38,8 @@ class OwnRequests {
   void show_late();
   // The first host has decided about the operation.
   void remove(Ticket ticket);
-  // A verdict will withdraw what the ranks wait for, and those without a name that are not complete. To be called
-  // before the ranks hear of the verdict: they may announce the same again.
+  // Forgets what a deadlock verdict is about to withdraw: the operation that each rank waits for, and incomplete
+  // operations without a name. To be called before the ranks hear of the verdict: they may announce the same again.
   void remove_withdrawn();
 
  private:
@@ -48,7 +49,9 @@ class OwnRequests {
     RankMask told;       // those whose requests the first host has
     RankMask shown;      // and those whose requests all hosts have
     int64_t since_ns = 0;
+    uint64_t order = 0;
   };
+  std::vector<Pending*> in_order();
   void show(Pending& pending, int rank);
   void send(int host, const Pending& pending, const std::vector<int>& ranks);
 
@@ -58,6 +61,7 @@ class OwnRequests {
   LeaderLinks& links_;
   int64_t late_ns_;
   int64_t looked_ns_ = 0;
+  uint64_t added_ = 0;
   std::unordered_map<uint64_t, Pending> pending_;  // by request slot
 };
 

@@ -33,6 +33,7 @@ void HostRelay::look_for_deadlock() {
 void HostRelay::send_block(int rank, uint64_t epoch) {
   Sent& sent = sent_[static_cast<size_t>(rank)];
   if (epoch == sent.blocked_epoch) return;
+  links_.tell_decisions(hosts_.here().front());
   own_requests_.show(rank);
   own_.locked([&] {
     const RankLine& line = control_.line(rank);

@@ -6,12 +6,6 @@
 
 namespace rr {
 
-namespace {
-// Bytes that wait to be sent, or to be taken up: ranks that go on without those who have joined need no answers, so
-// nothing else holds them back.
-constexpr size_t kAhead = 1 << 20;
-}  // namespace
-
 bool HostRelay::is_choked() const {
   return links_.any_of([](const LeaderConnection& connection) { return connection.out.nbytes_left() > kAhead; });
 }
@@ -29,12 +23,20 @@ bool HostRelay::receive() {
       frame.end();
       return true;
     });
-    // A failure is heard, whatever its leader's earlier frames wait for.
-    connection.in.look_ahead([&](FrameParser& frame) {
-      if (frame.head.type == FrameType::kFailed) apply(host, frame);
-    });
+    connection.in.look_ahead([&](FrameParser& frame) { return look_ahead(host, frame); });
   }
   return moved;
+}
+
+// Of frames that wait behind one for which there is no room, or that is too early. A failure is heard whatever waits.
+// The first host's decisions are taken up: what waits may need what another host's leader said after it had taken them
+// up.
+bool HostRelay::look_ahead(int host, FrameParser& frame) {
+  const bool is_decision = frame.head.type == FrameType::kDecided || frame.head.type == FrameType::kEntry ||
+                           frame.head.type == FrameType::kRefused;
+  if (frame.head.type == FrameType::kFailed || (host == 0 && is_decision)) check_sender(host, frame);
+  if (frame.head.type == FrameType::kFailed) apply_failure(frame);
+  return host != 0 || !is_decision || decisions_.apply(frame) != 0;
 }
 
 // A leader sends frames about the ranks of its host. Frames about the host as a whole name the leader itself. Only the
@@ -76,7 +78,7 @@ bool HostRelay::apply(int host, FrameParser& frame) {
   LeaderConnection& connection = links_[host];
   const int rank = frame.head.rank;
   const bool has_come_as_far = hosts_.mine == 0 || host == 0 || connection.decisions <= decisions_.count();
-  if (!has_come_as_far && frame.head.type != FrameType::kFailed) return false;
+  if (!has_come_as_far) return false;
   if (hosts_.mine == 0) sequencer_.look_at_all();  // before a request slot that is read there is written again
   switch (frame.head.type) {
     case FrameType::kUnnamed:
@@ -86,12 +88,9 @@ bool HostRelay::apply(int host, FrameParser& frame) {
     case FrameType::kLogged:
       return connection.phase == Phase::kNone && apply_logged(host, frame);
     case FrameType::kDecided:
-      apply_decision_count(host, frame);
-      return true;
     case FrameType::kEntry:
-      return decisions_.apply_entry(frame);
     case FrameType::kRefused:
-      return decisions_.apply_refusal(frame);
+      return apply_decision(host, frame);
     case FrameType::kJoined:
       if (connection.phase != Phase::kNone) return false;
       frame.expect(control_.line(rank).joined.load() == 0, "says again that a rank has joined");
@@ -110,13 +109,9 @@ bool HostRelay::apply(int host, FrameParser& frame) {
     case FrameType::kLeft:
       apply_left(connection, frame);
       return true;
-    case FrameType::kFailed: {
-      const FatalKind kind = frame.take_up_to(FatalKind::kMismatch);
-      const std::string text = frame.take_text(sizeof control_.header().failure_text);
-      failure_sent_ = true;  // whoever sent it has told everybody
-      record_failure(control_, kind, text);
+    case FrameType::kFailed:
+      apply_failure(frame);
       return true;
-    }
     case FrameType::kBlocked:
       if (connection.phase != Phase::kNone) return false;
       apply_block(frame);
@@ -155,15 +150,24 @@ void HostRelay::apply_left(LeaderConnection& connection, FrameParser& frame) {
   control_.line(rank).attendance.store(attendance, std::memory_order_release);
 }
 
-void HostRelay::apply_decision_count(int host, FrameParser& frame) {
-  if (host == 0) {
-    decisions_.skip_to(frame);
-  } else {
-    links_[host].decisions = frame.take<uint64_t>();
-  }
+void HostRelay::apply_failure(FrameParser& frame) {
+  const FatalKind kind = frame.take_up_to(FatalKind::kMismatch);
+  const std::string text = frame.take_text(sizeof control_.header().failure_text);
+  failure_sent_ = true;  // whoever sent it has told everybody
+  record_failure(control_, kind, text);
+}
+
+bool HostRelay::apply_decision(int host, FrameParser& frame) {
+  if (host != 0) frame.expect(frame.head.type == FrameType::kDecided, "only the leader of the first host sends");
+  const uint64_t number = host == 0 ? decisions_.apply(frame) : frame.take<uint64_t>();
+  if (number == 0) return false;
+  links_[host].decisions = number;
+  return true;
 }
 
 bool HostRelay::apply_quick(FrameParser& frame, bool is_named) {
+  // Until then nobody here knows what is quick.
+  if (control_.header().tuned.load(std::memory_order_acquire) != kTuned) return false;
   const int rank = frame.head.rank;
   const uint64_t watermark = frame.take<uint64_t>();
   const OperationName operation = take_operation(frame);
@@ -202,9 +206,7 @@ bool HostRelay::apply_logged(int host, FrameParser& frame) {
   }
   Ticket ticket = {operation.counter % kUnnamedSlots, operation.counter + 1};
   if (operation.is_named()) {
-    // The first host makes the decisions, so what it says comes after all of them.
-    const uint64_t decisions = host == 0 ? decisions_.count() : links_[host].decisions;
-    if (hosts_.mine != 0 && decisions_.has_decided_since(decisions, operation.name)) return true;
+    if (hosts_.mine != 0 && decisions_.has_decided_since(links_[host].decisions, operation.name)) return true;
     ticket = own_.record_named(operation.name, requests);
     if (ticket.tag == 0) return false;
   } else {

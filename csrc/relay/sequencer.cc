@@ -64,7 +64,12 @@ void Sequencer::send_log() {
     Entry& entry = control_.entry(log_sent_);
     if (entry.closed.load(std::memory_order_acquire) == 0) negotiation_.close(entry);
     send_entry(entry);
+    // Now, and not when its last note is read: nobody is shown what has been sent as decided.
+    for (uint32_t i = 0; i < entry.members; ++i) {
+      own_requests_.remove({entry.member[i].request_slot, entry.member[i].tag});
+    }
   }
+  control_.header().log_sent.store(log_sent_, std::memory_order_release);
 }
 
 void Sequencer::send_entry(const Entry& entry) {

@@ -3,9 +3,9 @@
 //
 // The requests of all ranks come together in the first host's segment, where operations become complete as on one host.
 // Each other host is sent one decision for each: an entry of the log, with what its ranks have to know of the others'
-// requests, or a refusal, with the requests for the log: quick ones come from their own hosts. Decisions are numbered.
-// A rank that goes on after a decision is heard of by other hosts after the decision: its leader says how many
-// decisions it has taken up, and they wait until they have come as far.
+// requests, or a refusal, with those requests that went to the first host alone (quick ones have been sent to every
+// host by their own leaders). Decisions are numbered. A leader tells the others how many decisions it has taken up
+// before it sends what its ranks did next. Whoever has taken up fewer lets those frames wait.
 #pragma once
 
 #include <cstdint>

@@ -11,12 +11,21 @@ namespace {
 constexpr int kSize = 4;
 constexpr int kMe = 2;    // leads the second host, of ranks 2 and 3
 constexpr int kPeer = 0;  // leads the first, of ranks 0 and 1
+const std::vector<int> kHostOf = {0, 0, 1, 1};
 
-// Hands out what a test has written, and takes everything.
+// Hands out what a test has written, and keeps the types of the frames that it takes.
 class ScriptedLink : public Link {
  public:
-  explicit ScriptedLink(FrameWriter& script) : script_(script) {}
-  size_t push(const void*, size_t nbytes) override { return nbytes; }
+  ScriptedLink(FrameWriter& script, std::vector<FrameType>& answers) : script_(script), answers_(answers) {}
+  size_t push(const void* bytes, size_t nbytes) override {
+    for (size_t at = 0; at < nbytes;) {
+      FrameHead head;
+      std::memcpy(&head, static_cast<const std::byte*>(bytes) + at, sizeof head);
+      answers_.push_back(head.type);
+      at += head.nbytes;
+    }
+    return nbytes;
+  }
   size_t pull(void* into, size_t nbytes) override {
     size_t come = 0;
     script_.drain([&](const std::byte* bytes, size_t left) {
@@ -30,16 +39,21 @@ class ScriptedLink : public Link {
 
  private:
   FrameWriter& script_;
+  std::vector<FrameType>& answers_;
 };
 
-// The second host's leader, to whom a test speaks as the first host's.
+// A host's leader, to whom a test speaks as the other host's.
 class Listener {
  public:
-  Listener()
-      : fd_(create_memfd("test", ControlSegment::nbytes(kSize, 16))), control_(ControlSegment::map(fd_.get(), kSize)) {
+  explicit Listener(int me = kMe)
+      : me_(me),
+        fd_(create_memfd("test", ControlSegment::nbytes(kSize, 16))),
+        control_(ControlSegment::map(fd_.get(), kSize)) {
     control_.header().eager_nbytes = 4096;
+    control_.header().tuned = kTuned;
     std::vector<std::unique_ptr<Link>> links(2);
-    links[0] = std::make_unique<ScriptedLink>(said);
+    links[static_cast<size_t>(1 - hosts_.mine)] = std::make_unique<ScriptedLink>(said, answers);
+    for (const int r : hosts_.here()) control_.line(r).attendance = Attendance::kPresent;
     relay_ = std::make_unique<HostRelay>(control_, hosts_, *own_, std::move(links), 1.0);
   }
 
@@ -54,9 +68,10 @@ class Listener {
   }
   const ControlSegment& control() const { return control_; }
   // What this host's ranks announce.
-  Negotiation& rank(int r) { return r == kMe ? *own_ : *other_; }
+  Negotiation& rank(int r) { return r == me_ ? *own_ : *other_; }
 
   FrameWriter said;
+  std::vector<FrameType> answers;
 
  private:
   std::unique_ptr<Negotiation> negotiation_of(int rank) const {
@@ -69,12 +84,13 @@ class Listener {
                                          [] {});
   }
 
+  int me_;
   Fd fd_;
   ControlSegment control_;
   const std::vector<int> world_ranks_ = {5, 6, 7, 8};
-  const Hosts hosts_ = Hosts({0, 0, 1, 1}, kMe);
-  const std::unique_ptr<Negotiation> own_ = negotiation_of(kMe);
-  const std::unique_ptr<Negotiation> other_ = negotiation_of(kMe + 1);
+  const Hosts hosts_ = Hosts(kHostOf, me_);
+  const std::unique_ptr<Negotiation> own_ = negotiation_of(me_);
+  const std::unique_ptr<Negotiation> other_ = negotiation_of(me_ + 1);
   std::unique_ptr<HostRelay> relay_;
 };
 
@@ -107,10 +123,11 @@ void say_request(Listener& listener, int rank, const Signature& signature, uint6
   out.end();
 }
 
-void say_logged(Listener& listener, int rank, const Signature& signature, uint64_t counter, uint16_t is_new = 1) {
+void say_logged(Listener& listener, int rank, const Signature& signature, uint64_t counter, uint16_t is_new = 1,
+                const std::string& name = "") {
   FrameWriter& out = listener.said;
-  out.begin(FrameType::kLogged, kPeer);
-  out.put(std::string());
+  out.begin(FrameType::kLogged, rank < kMe || rank >= kSize ? kPeer : kMe);
+  out.put(name);
   out.put(counter);
   out.put(uint32_t{1});
   out.put(static_cast<uint16_t>(rank));
@@ -134,6 +151,7 @@ void say_entry(FrameWriter& out, int rank, uint64_t number, uint32_t algorithm, 
   out.put(uint32_t{1});
   out.put(name);
   out.put(counter);
+  out.put(uint8_t{0});
   out.put(uint8_t{0});
   out.end();
 }
@@ -211,7 +229,6 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
        }},
       {"is about another rank than its sender",
        [](Listener& listener) { say_entry(listener.said, 1, 1, 0, everybody(), 0); }},
-      {"is about a rank of another host", [](Listener& listener) { say_logged(listener, 3, long_sum(), 0); }},
       {"has unknown ranks", [](Listener& listener) { say_logged(listener, 99, long_sum(), 0); }},
       {"has no signature", [](Listener& listener) { say_logged(listener, 1, long_sum(), 0, 0); }},
       {"has an operation that is not in the log", [](Listener& listener) { say_logged(listener, 1, small_sum(), 0); }},
@@ -264,6 +281,45 @@ TEST_CASE("frames: requests that have been decided about meanwhile are dropped")
     CHECK(listener.rank(kMe).is_appended(ticket));
     for (int r = 0; r < kSize; ++r) CHECK(listener.rank(kMe).has_announced(ticket, r));
   }
+}
+
+TEST_CASE("frames: the first host is told of an operation once all ranks of a host have announced it or joined") {
+  const Environment environment{};
+  for (const bool joins : {false, true}) {
+    CAPTURE(joins);
+    Listener listener;
+    listener.rank(kMe).announce_unnamed(0, long_sum(), nullptr, 0);
+    CHECK(listener.hear() == "");
+    CHECK(listener.answers.empty());
+    if (joins) {
+      listener.rank(kMe + 1).join(0);
+    } else {
+      listener.rank(kMe + 1).announce_unnamed(0, long_sum(), nullptr, 0);
+    }
+    CHECK(listener.hear() == "");
+    CHECK(std::count(listener.answers.begin(), listener.answers.end(), FrameType::kLogged) == 1);
+  }
+}
+
+// Rank 1 completes an operation, and appends it, after the leader has read its ranks' notes. Then the leader sends the
+// entry, and says that rank 0 waits in the operation.
+TEST_CASE("frames: what the first host has sent as decided is not shown") {
+  const Environment environment{};
+  Listener listener(0);
+  bool log_full = false;
+  const Ticket ticket = listener.rank(0).announce_named("name", long_sum(), nullptr, 0, true, log_full);
+  for (const int r : {kMe, kMe + 1}) say_logged(listener, r, long_sum(), 0, 1, "name");
+  CHECK(listener.hear() == "");
+  CHECK(listener.answers.empty());
+  listener.rank(0).block(ticket, 0);
+  CHECK(listener.rank(1).announce_named("name", long_sum(), nullptr, 0, true, log_full).tag == ticket.tag);
+  CHECK(listener.hear() == "");
+  REQUIRE_FALSE(listener.answers.empty());
+  CHECK(listener.answers.front() == FrameType::kEntry);
+  listener.rank(1).block(ticket, 0);  // the leader has read now that it has announced the operation
+  CHECK(listener.hear() == "");
+  CHECK(std::count(listener.answers.begin(), listener.answers.end(), FrameType::kLogged) == 0);
+  CHECK(std::count(listener.answers.begin(), listener.answers.end(), FrameType::kBlocked) == 2);
 }
 
 TEST_CASE("frames: a failure is heard behind frames that wait") {

@@ -71,12 +71,17 @@ TEST_CASE("an entry of the log waits for what the ranks of a third host announce
 
 TEST_CASE("what a rank announces after a join waits for the hosts that have not heard yet that all have joined") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
-  for (const std::string name : {"", "named"}) {
-    CAPTURE(name);
+  struct Case {
+    std::string name;
+    size_t count;
+  };
+  for (const Case& c : {Case{"", 3000}, Case{"named", 3000}, Case{"", 3}, Case{"named", 3}}) {
+    CAPTURE(c.name);
+    CAPTURE(c.count);
     Delays delays;
     std::atomic<bool> is_announced{false};
     CHECK_NOTHROW(run_late({0, 1, 2}, delays, [&](Rank& rank) {
-      sum_now(rank, rank.world, 3000, 1, name);
+      sum_now(rank, rank.world, c.count, 1, c.name);
       barrier(rank.world);
       std::optional<Beside> beside;
       if (rank.rank == 0) {
@@ -89,10 +94,10 @@ TEST_CASE("what a rank announces after a join waits for the hosts that have not 
         });
       }
       rank.world.join(nullptr);
-      const Sum sum = start_sum(rank, rank.world, 3000, 2, name);
+      const Sum sum = start_sum(rank, rank.world, c.count, 2, c.name);
       if (rank.rank == 1) is_announced = true;
       finish_sum(rank.world, sum);
-      sum_now(rank, rank.world, 3, 3, name);
+      sum_now(rank, rank.world, 3, 3, c.name);
     }));
   }
 }

@@ -101,6 +101,29 @@ TEST_CASE("a name that another host's rank has announced keeps its place until t
   CHECK(taken.tag > ticket.tag);
 }
 
+// In the first host's table the requests of all ranks come together.
+TEST_CASE(
+    "a name keeps its place on the first host until its operation is decided, though all ranks there have joined") {
+  Ranks ranks({0, 1, 2});
+  Signature sum;
+  sum.kind = Kind::kAllreduce;
+  sum.nbytes = 8000;
+  const auto record = [&](const std::string& name, int rank) {
+    return ranks[0].record_named(name, {{rank, sum, nullptr, 0}});
+  };
+  ranks[0].join(0);
+  std::vector<Ticket> tickets;
+  for (size_t i = 0; i < ranks.control.capacity(); ++i) tickets.push_back(record("name " + std::to_string(i), 1));
+  CHECK(record("one more", 1).tag == 0);
+  CHECK(record("name 3", 2).tag == tickets[3].tag);
+  CHECK(ranks[0].complete(tickets[3]));
+  CHECK(record("one more", 1).tag == 0);
+  REQUIRE(ranks[0].append(tickets[3]));
+  CHECK(record("one more", 1).tag == 0);  // the other hosts have not been told
+  ranks.control.header().log_sent = ranks.control.header().log_tail.load();
+  CHECK(Names::slot_at(record("one more", 1).request_slot) == Names::slot_at(tickets[3].request_slot));
+}
+
 TEST_CASE("a rank announces no more while the leader of its host reads nothing") {
   Ranks ranks({0, 0, 1});
   const size_t capacity = ranks.control.capacity();

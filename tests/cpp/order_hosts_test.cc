@@ -104,11 +104,124 @@ TEST_CASE("order: an operation that takes too long names who is missing, on ever
           wait_for([&] { return has_failed(rank.world.control()); });
           return;
         }
-        const std::string text = raised<TimeoutError>([&] { sum_now(rank, rank.world, 3000, 1, name); });
-        expect_contains(text, "missing rank(s): 2");
+        // A rank that waits in a call tells all hosts so; one that does not is late all the same.
+        const Sum sum = start_sum(rank, rank.world, 3000, 1, name);
+        wait_for([&] { return has_failed(rank.world.control()); });
+        expect_contains(raised<TimeoutError>([&] { finish_sum(rank.world, sum); }), "missing rank(s): 2");
       }));
     }
   }
+}
+
+// Rank 2 sees that rank 0 has announced what it has itself, and that rank 1 has joined; but rank 1 had announced
+// something else, and was refused before it joined.
+TEST_CASE("order: a rank that joins after a refusal is heard of after the refusal") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  Delays delays;
+  ByHand& link = delays.by_hand(2, 0, control_channel(0));
+  std::atomic<bool> is_held{false};
+  std::atomic<bool> is_refused{false};
+  CHECK_NOTHROW(run_hosts(
+      {0, 1, 2},
+      [&](Rank& rank) {
+        barrier(rank.world);
+        const uint64_t request_slot = Names::request_slot(0, 1);  // of the first name
+        if (rank.rank == 2) {
+          wait_for([&] { return rank.world.control().head(request_slot, 0).tag.load() == 1; });
+          link.held = true;
+        } else if (rank.rank == 1) {
+          wait_for([&] { return is_held.load(); });
+        }
+        const Sum sum = start_sum(rank, rank.world, rank.rank == 1 ? 3000 : 2, 1, "name");
+        std::optional<HeldDecisions> held;
+        if (rank.rank == 2) {
+          is_held = true;
+          held.emplace(delays, rank, is_refused);
+        }
+        expect_contains(raised<MismatchError>([&] { finish_sum(rank.world, sum); }), "Mismatched ALLREDUCE");
+        if (rank.rank == 1) is_refused = true;
+        rank.world.join(nullptr);
+        sum_now(rank, rank.world, 2, 1, "name");
+      },
+      64, 8192, &delays));
+}
+
+// Rank 2's table is full, so it has no room for a name of rank 0. Behind the name is a decision that rank 1's host has
+// taken up; and what rank 1 announces after that would make room.
+TEST_CASE("order: a name that finds no room holds back no decision") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "15"}};
+  Delays delays;
+  ByHand& link = delays.by_hand(2, 0, control_channel(0));
+  std::atomic<bool> is_announced{false};
+  CHECK_NOTHROW(run_hosts(
+      {0, 1, 2},
+      [&](Rank& rank) {
+        barrier(rank.world);
+        if (rank.rank == 2) link.held = true;
+        wait_for([&] { return link.held.load() || is_announced.load(); });
+        std::vector<Sum> sums;
+        const auto start = [&](const std::string& name) {
+          sums.push_back(start_sum(rank, rank.world, name.empty() ? 3000 : 2, 1, name));
+        };
+        const auto start_names = [&] {
+          for (int k = 0; k < 15; ++k) start("name " + std::to_string(k));
+        };
+        if (rank.rank == 0) {
+          start_names();
+          start("no room");
+          is_announced = true;
+          start("");
+          start("full");
+        } else {
+          start("");
+          if (rank.rank == 2) {
+            start_names();
+            wait_for([&] { return is_announced.load(); });
+            start("full");
+            link.held = false;
+          } else {
+            const Ticket ticket = sums.front().operation->ticket;
+            wait_for([&] { return rank.world.negotiation().is_decided(ticket); });
+            start_names();
+            start("full");
+          }
+          start("no room");
+        }
+        for (const Sum& sum : sums) finish_sum(rank.world, sum);
+      },
+      16, 8192, &delays));
+}
+
+// Rank 0 shows what it has announced when it waits; what has been decided is over.
+TEST_CASE("order: what has been decided is not shown again") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "10"}};
+  CHECK_NOTHROW(run_hosts({0, 1}, [&](Rank& rank) {
+    for (const char* const name : {"name", ""}) {
+      for (int k = 0; k < 3; ++k) sum_now(rank, rank.world, 3000, k, name);
+      if (rank.rank == 1) {
+        const RankLine& line = rank.world.control().line(0);
+        const uint64_t epoch = line.blocked_epoch.load();
+        wait_for([&] { return line.blocked_epoch.load() != epoch && line.blocked_on.load() != 0; });
+      }
+      sum_now(rank, rank.world, 3000, 1, "late");
+      for (const size_t count : {size_t{2}, size_t{3000}}) sum_now(rank, rank.world, count, 1, name);
+    }
+  }));
+}
+
+// Once rank 1 has joined, the others need no more of it. So they have to know by then that it has announced something
+// else under the name.
+TEST_CASE("order: what a rank announced before it joined is compared with what the others announce later") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  CHECK_NOTHROW(run_hosts({0, 1, 2}, [&](Rank& rank) {
+    barrier(rank.world);
+    if (rank.rank != 1) wait_for([&] { return rank.world.control().line(1).joined.load() != 0; });
+    const Sum sum = start_sum(rank, rank.world, rank.rank == 1 ? 3000 : 2, 1, "name");
+    if (rank.rank == 1) rank.world.join(nullptr);
+    expect_contains(raised<MismatchError>([&] { finish_sum(rank.world, sum); }), "Mismatched ALLREDUCE");
+    if (rank.rank != 1) rank.world.join(nullptr);
+    sum_now(rank, rank.world, 2, 1, "name");
+  }));
 }
 
 // A rank may have announced what it is the root of, and then join, before the others call it.

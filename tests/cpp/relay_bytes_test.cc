@@ -8,9 +8,11 @@
 namespace rr::test {
 namespace {
 
-constexpr int kHosts = 32;
-constexpr int kRanksOfHost = 8;
-constexpr int kNames = 300;
+struct Layout {
+  int hosts;
+  int ranks_of_host;
+  int size() const { return hosts * ranks_of_host; }
+};
 
 // One way of a link: bytes that have been sent and not taken yet.
 struct Pipe {
@@ -44,12 +46,13 @@ class PipeLink : public Link {
 // A host: its control segment, the negotiations of its ranks, and its leader's relay.
 class Host {
  public:
-  Host(int host, const std::vector<int>& host_of, const std::vector<int>& world_ranks,
+  Host(const Layout& layout, int host, size_t capacity, const std::vector<int>& world_ranks,
        std::vector<std::vector<Pipe>>& pipes)
-      : fd_(create_memfd("test", ControlSegment::nbytes(static_cast<int>(host_of.size()), kNames))),
-        control_(ControlSegment::map(fd_.get(), static_cast<int>(host_of.size()))),
-        hosts_(host_of, host * kRanksOfHost) {
+      : fd_(create_memfd("test", ControlSegment::nbytes(layout.size(), capacity))),
+        control_(ControlSegment::map(fd_.get(), layout.size())),
+        hosts_(labels(layout), host * layout.ranks_of_host) {
     control_.header().eager_nbytes = 4096;
+    control_.header().tuned = kTuned;
     Bells bells;
     for (int r = 0; r < control_.size(); ++r) {
       bells.wait.push_back(&control_.wait_bell(r));
@@ -60,25 +63,26 @@ class Host {
       negotiations_.push_back(
           std::make_unique<Negotiation>(control_, r, world_ranks, hosts_, bells, Algo::kAuto, size_t{1} << 30, [] {}));
     }
-    std::vector<std::unique_ptr<Link>> links(kHosts);
     const size_t me = static_cast<size_t>(host);
-    for (size_t other = 0; other < kHosts; ++other) {
+    std::vector<std::unique_ptr<Link>> links(pipes.size());
+    for (size_t other = 0; other < pipes.size(); ++other) {
       if (other != me) links[other] = std::make_unique<PipeLink>(pipes[me][other], pipes[other][me]);
     }
     relay_ = std::make_unique<HostRelay>(control_, hosts_, *negotiations_.front(), std::move(links), 60.0);
   }
 
-  void announce(const std::string& name, const Signature& signature) {
-    bool log_full = false;
-    for (auto& negotiation : negotiations_) {
-      const Ticket ticket = negotiation->announce_named(name, signature, nullptr, 0, true, log_full);
-      REQUIRE(ticket.tag != 0);
-    }
-  }
-  HostRelay& relay() { return *relay_; }
-  const ControlSegment& control() const { return control_; }
+  const std::vector<int>& ranks() const { return hosts_.here(); }
+  Negotiation& negotiation(size_t index) { return *negotiations_[index]; }
+  void progress() { relay_->progress(); }
+  uint64_t log_tail() const { return control_.header().log_tail.load(); }
 
  private:
+  static std::vector<int> labels(const Layout& layout) {
+    std::vector<int> host_of;
+    for (int r = 0; r < layout.size(); ++r) host_of.push_back(r / layout.ranks_of_host);
+    return host_of;
+  }
+
   Fd fd_;
   ControlSegment control_;
   Hosts hosts_;
@@ -86,44 +90,108 @@ class Host {
   std::unique_ptr<HostRelay> relay_;
 };
 
-TEST_CASE("relay: 300 names on 32 hosts of 8 ranks cost the busiest host less than 2 MB a step") {
-  const Environment environment{};
-  std::vector<int> host_of, world_ranks;
-  for (int r = 0; r < kHosts * kRanksOfHost; ++r) {
-    host_of.push_back(r / kRanksOfHost);
-    world_ranks.push_back(r);
+class Job {
+ public:
+  Job(const Layout& layout, size_t capacity)
+      : pipes_(static_cast<size_t>(layout.hosts), std::vector<Pipe>(static_cast<size_t>(layout.hosts))) {
+    for (int r = 0; r < layout.size(); ++r) world_ranks_.push_back(r);
+    for (int host = 0; host < layout.hosts; ++host) {
+      hosts_.push_back(std::make_unique<Host>(layout, host, capacity, world_ranks_, pipes_));
+    }
   }
-  std::vector<std::vector<Pipe>> pipes(kHosts, std::vector<Pipe>(kHosts));
-  std::vector<std::unique_ptr<Host>> hosts;
-  for (int host = 0; host < kHosts; ++host) {
-    hosts.push_back(std::make_unique<Host>(host, host_of, world_ranks, pipes));
+
+  // announce(negotiation, rank)
+  template <class Announce>
+  void announce(Announce announce) {
+    for (auto& host : hosts_) {
+      for (size_t i = 0; i < host->ranks().size(); ++i) announce(host->negotiation(i), host->ranks()[i]);
+    }
   }
+  // All hosts tell the first one, which decides, and the second takes the decisions up: the rest would do the same, and
+  // write what the ranks of all hosts have announced, each into memory of its own.
+  void decide() {
+    for (auto& host : hosts_) host->progress();
+    for (int turn = 0; turn < 3; ++turn) hosts_[0]->progress();
+    for (int turn = 0; turn < 3; ++turn) hosts_[1]->progress();
+  }
+  const Host& host(size_t index) const { return *hosts_[index]; }
+  // By the host that sends most.
+  size_t busiest() const {
+    size_t most = 0;
+    for (const auto& of_host : pipes_) {
+      size_t sent = 0;
+      for (const Pipe& pipe : of_host) sent += pipe.sent;
+      most = std::max(most, sent);
+    }
+    return most;
+  }
+
+ private:
+  std::vector<std::vector<Pipe>> pipes_;
+  std::vector<int> world_ranks_;
+  std::vector<std::unique_ptr<Host>> hosts_;
+};
+
+void announce_named(Negotiation& negotiation, const std::string& name, const Signature& signature) {
+  bool log_full = false;
+  REQUIRE(negotiation.announce_named(name, signature, nullptr, 0, true, log_full).tag != 0);
+}
+
+Signature long_sum() {
   Signature sum;
   sum.kind = Kind::kAllreduce;
   sum.dtype = DType::kFloat32;
   sum.ndim = 1;
   sum.dims[0] = 10000;
   sum.nbytes = 40000;
-  for (int k = 0; k < kNames; ++k) {
-    std::string name = "gradient of layer " + std::to_string(k);
-    name.resize(64, '.');
-    for (auto& host : hosts) host->announce(name, sum);
-  }
-  for (auto& host : hosts) host->relay().progress();
-  for (int turn = 0; turn < 3; ++turn) hosts[0]->relay().progress();
-  // One of the others takes up what it was sent: 170 MB of request slots. The rest would do the same.
-  for (int turn = 0; turn < 3; ++turn) hosts[1]->relay().progress();
-  CHECK(hosts[0]->control().header().log_tail.load() != 0);
-  CHECK(hosts[1]->control().header().log_tail.load() == hosts[0]->control().header().log_tail.load());
-  size_t busiest = 0;
-  for (const auto& of_host : pipes) {
-    size_t sent = 0;
-    for (const Pipe& pipe : of_host) sent += pipe.sent;
-    busiest = std::max(busiest, sent);
-  }
-  MESSAGE("the busiest host sends " << busiest << " bytes");
-  CHECK(busiest < 2000000);
-  CHECK(busiest > kNames * 64);
+  return sum;
+}
+
+TEST_CASE("relay: 300 names on 32 hosts of 8 ranks cost the busiest host less than 2 MB a step") {
+  const Environment environment{};
+  constexpr int kNames = 300;
+  Job job({32, 8}, kNames);
+  job.announce([](Negotiation& negotiation, int) {
+    for (int k = 0; k < kNames; ++k) {
+      std::string name = "gradient of layer " + std::to_string(k);
+      name.resize(64, '.');
+      announce_named(negotiation, name, long_sum());
+    }
+  });
+  job.decide();
+  CHECK(job.host(0).log_tail() != 0);
+  CHECK(job.host(1).log_tail() == job.host(0).log_tail());
+  MESSAGE("the busiest host sends " << job.busiest() << " bytes");
+  CHECK(job.busiest() < 2000000);
+  CHECK(job.busiest() > kNames * 64);
+}
+
+TEST_CASE("relay: the longest entries: a full bucket of tensors on GPUs, and an alltoall of 256 ranks") {
+  const Environment environment{};
+  Job buckets({4, 8}, 300);
+  buckets.announce([](Negotiation& negotiation, int rank) {
+    Signature sum = long_sum();
+    sum.place = Place::kDevice;
+    sum.src.uid = static_cast<uint64_t>(rank) + 1;
+    for (size_t k = 0; k < kEntryMembers; ++k) {
+      announce_named(negotiation, std::string(200, 'x') + std::to_string(k), sum);
+    }
+  });
+  buckets.decide();
+  CHECK(buckets.host(1).log_tail() != 0);
+  CHECK(buckets.host(1).log_tail() == buckets.host(0).log_tail());
+
+  Job alltoall({4, 64}, 16);
+  alltoall.announce([](Negotiation& negotiation, int rank) {
+    Signature one = long_sum();
+    one.kind = Kind::kAlltoall;
+    one.dims[0] = one.nbytes = static_cast<uint64_t>(256 * (rank + 1));  // no two are alike
+    const std::vector<uint64_t> splits(256, one.nbytes / 256);
+    negotiation.announce_unnamed(0, one, splits.data(), splits.size() * sizeof(uint64_t));
+  });
+  alltoall.decide();
+  CHECK(alltoall.host(0).log_tail() == 1);
+  CHECK(alltoall.host(1).log_tail() == 1);
 }
 
 }  // namespace
