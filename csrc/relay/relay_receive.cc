@@ -32,11 +32,19 @@ bool HostRelay::receive() {
 // The first host's decisions are taken up: what waits may need what another host's leader said after it had taken them
 // up.
 bool HostRelay::look_ahead(int host, FrameParser& frame) {
-  const bool is_decision = frame.head.type == FrameType::kDecided || frame.head.type == FrameType::kEntry ||
-                           frame.head.type == FrameType::kRefused;
-  if (frame.head.type == FrameType::kFailed || (host == 0 && is_decision)) check_sender(host, frame);
-  if (frame.head.type == FrameType::kFailed) apply_failure(frame);
-  return host != 0 || !is_decision || decisions_.apply(frame) != 0;
+  const FrameType type = frame.head.type;
+  const bool is_failure = type == FrameType::kFailed;
+  const bool is_decision =
+      host == 0 && (type == FrameType::kDecided || type == FrameType::kEntry || type == FrameType::kRefused);
+  if (!is_failure && !is_decision) return true;
+  check_sender(host, frame);
+  if (is_failure) {
+    apply_failure(frame);
+  } else if (decisions_.apply(frame) == 0) {
+    return false;
+  }
+  frame.end();
+  return true;
 }
 
 // A leader sends frames about the ranks of its host. Frames about the host as a whole name the leader itself. Only the

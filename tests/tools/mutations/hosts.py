@@ -6,8 +6,8 @@ ROWS = (
     Mutation(
         "frame-of-another",
         "csrc/relay/relay_receive.cc",
-        "  check_sender(host, frame);\n",
-        "  (void)host;\n",
+        "  check_sender(host, frame);\n  LeaderConnection& connection",
+        "  LeaderConnection& connection",
         ("frames_test",),
     ),
     Mutation(
@@ -95,8 +95,8 @@ ROWS = (
     Mutation(
         "decision-behind-full-table",
         "csrc/relay/relay_receive.cc",
-        "  return host != 0 || !is_decision || decisions_.apply(frame) != 0;\n",
-        "  return true;\n",
+        "  if (!is_failure && !is_decision) return true;\n",
+        "  if (!is_failure) return true;\n",
         ("order_hosts_test::order: a name that finds no room",),
         limit_s=60,
     ),
@@ -162,8 +162,8 @@ ROWS = (
     Mutation(
         "failure-behind",
         "csrc/relay/relay_receive.cc",
-        "  if (frame.head.type == FrameType::kFailed) apply_failure(frame);\n",
-        "",
+        "  if (is_failure) {\n    apply_failure(frame);\n",
+        "  if (is_failure) {\n",
         ("frames_test::frames: a failure is heard",),
     ),
     Mutation(
