@@ -17,6 +17,7 @@ uint64_t Decisions::apply(FrameParser& frame) {
   if (frame.head.type == FrameType::kRefused && !apply_refusal(frame, number)) return 0;
   count_ = number;
   links_.set_decisions(count_);
+  if (last_by_name_.size() > forget_at_) forget_old();
   return number;
 }
 
@@ -51,7 +52,6 @@ bool Decisions::record(Ticket ticket, std::vector<Negotiation::Recorded> request
 
 void Decisions::finish(const OperationName& operation, Ticket ticket, uint64_t number) {
   if (operation.is_named()) last_by_name_[operation.name] = number;
-  if (last_by_name_.size() > 2 * control_.capacity()) forget_old();
   own_requests_.remove(ticket);
 }
 
@@ -69,6 +69,7 @@ void Decisions::forget_old() {
   for (auto one = last_by_name_.begin(); one != last_by_name_.end();) {
     one = one->second <= least ? last_by_name_.erase(one) : std::next(one);
   }
+  forget_at_ = 2 * std::max(last_by_name_.size(), control_.capacity());
 }
 
 bool Decisions::apply_entry(FrameParser& frame, uint64_t number) {

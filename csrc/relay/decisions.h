@@ -53,6 +53,7 @@ class Decisions {
   LeaderLinks& links_;
   std::deque<OrderedEntry> ordered_;
   std::unordered_map<std::string, uint64_t> last_by_name_;  // numbers
+  size_t forget_at_ = 0;                                    // when there are more names than that
   uint64_t count_ = 0;
 };
 

@@ -162,7 +162,7 @@ class FrameReader {
     if (done_ != 0 && (done_ == filled_ || done_ > kAtOnce)) {
       std::memmove(bytes_.data(), bytes_.data() + done_, filled_ - done_);
       filled_ -= done_;
-      looked_ = std::max(looked_, done_) - done_;
+      for (size_t& looked : looked_) looked = std::max(looked, done_) - done_;
       done_ = 0;
     }
     if (bytes_.size() < filled_ + kAtOnce) bytes_.resize(filled_ + kAtOnce);
@@ -187,18 +187,20 @@ class FrameReader {
     }
     return used;
   }
-  // Hands the whole frames that parse() has left to look(parser), each once, until it returns false: that frame will be
-  // handed out again.
+  // Hands the whole frames that parse() has left to look(parser), each once for each purpose, until it returns false:
+  // that frame will be handed out again.
+  enum Purpose : size_t { kForFailures, kForDecisions, kPurposes };
   template <class Look>
-  void look_ahead(Look look) {
-    looked_ = std::max(looked_, done_);
-    while (filled_ - looked_ >= sizeof(FrameHead)) {
+  void look_ahead(Purpose purpose, Look look) {
+    size_t& looked = looked_[purpose];
+    looked = std::max(looked, done_);
+    while (filled_ - looked >= sizeof(FrameHead)) {
       FrameHead head;
-      std::memcpy(&head, bytes_.data() + looked_, sizeof head);
-      if (head.nbytes < sizeof head || head.nbytes > filled_ - looked_) return;
-      FrameParser parser(head, bytes_.data() + looked_ + sizeof head, sender_);
+      std::memcpy(&head, bytes_.data() + looked, sizeof head);
+      if (head.nbytes < sizeof head || head.nbytes > filled_ - looked) return;
+      FrameParser parser(head, bytes_.data() + looked + sizeof head, sender_);
       if (!look(parser)) return;
-      looked_ += head.nbytes;
+      looked += head.nbytes;
     }
   }
   bool empty() const { return done_ == filled_; }
@@ -208,7 +210,7 @@ class FrameReader {
   std::string sender_;
   std::vector<std::byte> bytes_;
   size_t done_ = 0;
-  size_t looked_ = 0;
+  size_t looked_[kPurposes] = {};
   size_t filled_ = 0;
 };
 

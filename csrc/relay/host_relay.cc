@@ -147,6 +147,7 @@ void HostRelay::collect_ranks() {
     if (control_.line(r).attendance.load() != sent.attendance) {
       if (hosts_.mine == 0) sequencer_.send_log();
       collect_notes(r, control_.outbox(r).written.load(std::memory_order_acquire));
+      if (hosts_.mine == 0) sequencer_.send_log();  // with what those notes have completed
       own_requests_.show(r);
       send_attendance(r);
     }

@@ -70,7 +70,8 @@ class HostRelay {
   bool apply_quick(FrameParser& frame, bool is_named);
   bool apply_logged(int host, FrameParser& frame);
   bool apply_decision(int host, FrameParser& frame);
-  bool look_ahead(int host, FrameParser& frame);
+  void look_ahead(int host);
+  bool may_decide() const;
   void apply_left(LeaderConnection& connection, FrameParser& frame);
   void apply_failure(FrameParser& frame);
   // relay_join.cc

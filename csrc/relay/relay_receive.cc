@@ -23,29 +23,38 @@ bool HostRelay::receive() {
       frame.end();
       return true;
     });
-    connection.in.look_ahead([&](FrameParser& frame) { return look_ahead(host, frame); });
+    look_ahead(host);
   }
   return moved;
 }
 
-// Of frames that wait behind one for which there is no room, or that is too early. A failure is heard whatever waits.
+// At frames that wait behind one for which there is no room, or that is too early. A failure is heard whatever waits.
 // The first host's decisions are taken up: what waits may need what another host's leader said after it had taken them
 // up.
-bool HostRelay::look_ahead(int host, FrameParser& frame) {
-  const FrameType type = frame.head.type;
-  const bool is_failure = type == FrameType::kFailed;
-  const bool is_decision =
-      host == 0 && (type == FrameType::kDecided || type == FrameType::kEntry || type == FrameType::kRefused);
-  if (!is_failure && !is_decision) return true;
-  check_sender(host, frame);
-  if (is_failure) {
+void HostRelay::look_ahead(int host) {
+  FrameReader& in = links_[host].in;
+  if (in.empty()) return;
+  in.look_ahead(FrameReader::kForFailures, [&](FrameParser& frame) {
+    if (frame.head.type != FrameType::kFailed) return true;
+    check_sender(host, frame);
     apply_failure(frame);
-  } else if (decisions_.apply(frame) == 0) {
-    return false;
-  }
-  frame.end();
-  return true;
+    frame.end();
+    return true;
+  });
+  if (host != 0) return;
+  in.look_ahead(FrameReader::kForDecisions, [&](FrameParser& frame) {
+    const FrameType type = frame.head.type;
+    if (type != FrameType::kDecided && type != FrameType::kEntry && type != FrameType::kRefused) return true;
+    check_sender(host, frame);
+    if (!may_decide() || decisions_.apply(frame) == 0) return false;
+    frame.end();
+    return true;
+  });
 }
+
+// What the first host decides after a verdict waits until the requests here are withdrawn: the same may have been
+// announced again.
+bool HostRelay::may_decide() const { return links_[0].phase != Phase::kVerdict; }
 
 // A leader sends frames about the ranks of its host. Frames about the host as a whole name the leader itself. Only the
 // first host's leader makes decisions, and asks for and decides a verdict.
@@ -167,6 +176,7 @@ void HostRelay::apply_failure(FrameParser& frame) {
 
 bool HostRelay::apply_decision(int host, FrameParser& frame) {
   if (host != 0) frame.expect(frame.head.type == FrameType::kDecided, "only the leader of the first host sends");
+  if (host == 0 && !may_decide()) return false;
   const uint64_t number = host == 0 ? decisions_.apply(frame) : frame.take<uint64_t>();
   if (number == 0) return false;
   links_[host].decisions = number;

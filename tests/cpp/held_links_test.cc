@@ -190,6 +190,46 @@ TEST_CASE("a verdict that all are stuck needs the vote of a host whose rank has 
   }));
 }
 
+// Rank 0 waits for rows that the others have not announced. After the verdict it announces others under the same name.
+TEST_CASE("what is decided after a verdict waits for a host that has not withdrawn its requests yet") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  Delays delays;
+  hold(delays, 2, 1);  // that nothing more comes from rank 2
+  std::atomic<int> called{0};
+  CHECK_NOTHROW(run_late({0, 1, 2}, delays, [&](Rank& rank) {
+    std::vector<int32_t> mine;
+    const auto start = [&](size_t rows) {
+      const std::string name = "rows";
+      mine.assign(rows, rank.rank);
+      Request request;
+      request.kind = Kind::kAllgather;
+      request.srcs = {view(mine, DType::kInt32)};
+      request.name = &name;
+      return rank.world.submit(request, nullptr);
+    };
+    OperationPtr gather;
+    if (rank.rank == 0) {
+      gather = start(500);
+      raised<MismatchError>([&] { rank.world.wait(*gather, -1, nullptr); });
+      gather = start(1000);
+    } else if (rank.rank == 1) {
+      gather = start(2000);
+      const Beside beside([&] {
+        wait_for([&] { return called.load() == 2; });
+        look_around(rank, 3);
+        let_go(delays, 2, 1);
+      });
+      raised<MismatchError>([&] { sum_now(rank, rank.world, 3000, 1, "of rank 1"); });
+    } else {
+      raised<MismatchError>([&] { sum_now(rank, rank.world, 3000, 1, "of rank 2"); });
+      gather = start(3000);
+    }
+    ++called;
+    rank.world.wait(*gather, -1, nullptr);
+    expect(gather->counts == std::vector<uint64_t>{1000, 2000, 3000}, "rows of each rank");
+  }));
+}
+
 // A leader that has died says nothing, and nobody else speaks for its host.
 TEST_CASE("the death of a leader is heard on other hosts" * doctest::should_fail()) {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "3"}};

@@ -26,9 +26,10 @@ void Group::log_path(const Entry& entry) {
   const Algo path = static_cast<Algo>(entry.algorithm);
   if (std::find(logged_paths_.begin(), logged_paths_.end(), path) != logged_paths_.end()) return;
   logged_paths_.push_back(path);
-  const std::string text = here() + "] " + context_.device()->name() + ": operations go by the path '" +
-                           path_name(path) + "': " + negotiation_.gpu_path_of(entry).reason;
-  context_.log().info(text);
+  // The first host chooses it, and only its ranks know all that the choice depends on.
+  const std::string reason = hosts_.mine == 0 ? negotiation_.gpu_path_of(entry).reason : "the first host's choice";
+  context_.log().info(here() + "] " + context_.device()->name() + ": operations go by the path '" + path_name(path) +
+                      "': " + reason);
 }
 
 // Work streams copy from and to the stage of all ranks here.

@@ -57,8 +57,8 @@ ROWS = (
     Mutation(
         "decisions-untold",
         "csrc/relay/host_relay.cc",
-        "  links_.tell_decisions(hosts_.here().front());  // the rank may have run what was decided, or been refused it\n",
-        "",
+        "  links_.tell_decisions(hosts_.here().front());  // the rank may have run what was decided",
+        "  //",
         ("order_hosts_test::order: what a rank calls next",),
     ),
     Mutation(
@@ -95,10 +95,18 @@ ROWS = (
     Mutation(
         "decision-behind-full-table",
         "csrc/relay/relay_receive.cc",
-        "  if (!is_failure && !is_decision) return true;\n",
-        "  if (!is_failure) return true;\n",
+        "    if (!may_decide() || decisions_.apply(frame) == 0) return false;\n",
+        "    return false;\n",
         ("order_hosts_test::order: a name that finds no room",),
         limit_s=60,
+    ),
+    Mutation(
+        "decided-after-verdict",
+        "csrc/relay/relay_receive.cc",
+        "bool HostRelay::may_decide() const { return links_[0].phase != Phase::kVerdict; }",
+        "bool HostRelay::may_decide() const { return true; }",
+        ("held_links_test::what is decided after a verdict",),
+        limit_s=40,
     ),
     Mutation(
         "undecided-name",
@@ -162,8 +170,8 @@ ROWS = (
     Mutation(
         "failure-behind",
         "csrc/relay/relay_receive.cc",
-        "  if (is_failure) {\n    apply_failure(frame);\n",
-        "  if (is_failure) {\n",
+        "    if (frame.head.type != FrameType::kFailed) return true;\n",
+        "    if (frame.head.nbytes != 0) return true;\n",
         ("frames_test::frames: a failure is heard",),
     ),
     Mutation(
