@@ -129,7 +129,8 @@ void Group::reduce_request_slots(Ticket ticket, const RankMask& participants, co
   context_.kernels().reduce(reduction, srcs, nsrc, &out, 1, count);
 }
 
-// In a group that has failed nobody decides anything more, and ranks that differ are told that rather than the failure.
+// In a group that has failed nobody decides anything more. There a rank whose request differs from the others' raises
+// MismatchError, and not the group's failure.
 bool Group::is_settled(const Operation& operation, RankMask& participants) const {
   return has_failed(control_) ? negotiation_.complete(operation.ticket, &participants)
                               : negotiation_.is_settled(operation.ticket, &participants);

@@ -60,7 +60,8 @@ JoinResult Negotiation::join_result(uint64_t epoch) const {
 }
 
 // Whoever announced the name's last operation but one has consumed it if it took part in the last one. A rank that
-// joined in between may not have come to that. Ranks elsewhere read what their own leader writes, who looks likewise.
+// joined in between may not have come to that. Ranks elsewhere read their own segment; their leader makes the same
+// check before it writes there.
 bool Negotiation::has_been_read(Ticket ticket) const {
   if (control_.header().joined_count.load(std::memory_order_acquire) == 0) return true;
   const size_t consumed_slot = Names::consumed_slot((ticket.request_slot - kUnnamedSlots) / 2);

@@ -59,8 +59,8 @@ class Negotiation {
   // Whether every rank has announced the operation or joined; participants are those who announced it.
   bool complete(Ticket ticket, RankMask* participants = nullptr) const;
   // Whether it is known for good how a complete operation ends. On one host: at once. On several hosts all must refuse
-  // an operation at the same place in the order of the log, so a rank that sees that the requests differ waits until
-  // the first host says so. Ranks that have all announced a quick operation see by themselves that they differ.
+  // an operation between the same two entries of the log, so a rank that sees that the requests differ waits until the
+  // first host says so. Ranks that have all announced a quick operation see by themselves that they differ.
   bool is_settled(Ticket ticket, RankMask* participants = nullptr) const;
   // Whether a complete operation can be executed: the requests agree, and no rank that it cannot do without has
   // joined. A function of the request slots alone, so every participant comes to the same verdict by itself.
