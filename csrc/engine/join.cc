@@ -88,10 +88,9 @@ void Group::throw_if_closed(Kind kind) const {
                                                    : "Call join() when all threads have got their results"));
 }
 
-// A deadlock verdict: what this rank has announced without a number of its own that all ranks share is void, and the
-// counters go on where the rank that was ahead had come to.
+// mutex_ held. A deadlock verdict: what this rank has announced without a number of its own that all ranks share is
+// void, and the counters go on where the rank that was ahead had come to.
 void Group::withdraw() {
-  const std::lock_guard lock(mutex_);
   const auto error = std::make_exception_ptr(MismatchError(negotiation_.withdraw_text()));
   for (uint64_t c = unconsumed_; c < unnamed_; ++c) {
     const size_t at = c % kUnnamedSlots;

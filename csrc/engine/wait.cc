@@ -109,22 +109,22 @@ bool Group::wait_until_finished(Operation& operation, double timeout_s, Interrup
         finished, [this] { return has_work(); },
         timeout_s < 0 ? Deadline::never() : Deadline::after_s(std::max(timeout_s, 1e-9)), interrupt, crowded_, tick);
   } catch (...) {
-    if (blocked && unblock()) withdraw();
+    if (blocked) unblock();
     throw;
   }
-  if (blocked && unblock()) {
-    const std::string text = negotiation_.withdraw_text();
-    withdraw();
-    throw MismatchError(text + " " + where(operation));
-  }
+  if (blocked && unblock()) throw MismatchError(negotiation_.withdraw_text() + " " + where(operation));
   return in_time;
 }
 
-// Ends a block; true after a verdict. While the hosts settle one nobody may move: a few messages between leaders.
+// Ends a block; true after a verdict, whose operations of this rank have ended then. While the hosts settle one nobody
+// may move: a few messages between leaders. Both in one step: a rank that has raised the verdict may leave at once, and
+// this one's engine must not find that an operation still misses it.
 bool Group::unblock() {
   std::optional<bool> withdrawn;
   const auto unblocked = [&] {
+    const std::lock_guard lock(mutex_);
     withdrawn = negotiation_.unblock(has_failed(control_) || context_.is_shut_down());
+    if (withdrawn.value_or(false)) withdraw();
     return withdrawn.has_value();
   };
   if (!unblocked()) await_verdict(unblocked);
