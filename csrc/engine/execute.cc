@@ -95,7 +95,7 @@ bool Group::wants_bucket(bool from_engine) {
   const std::lock_guard lock(mutex_);
   for (const auto& [request_slot, operation] : logged_) {
     const Ticket ticket = operation->ticket;
-    if (control_.append_mark(ticket.request_slot).load(std::memory_order_acquire) != ticket.tag) continue;
+    if (!negotiation_.is_appended(ticket)) continue;
     wanted |= operation->wanted.load(std::memory_order_relaxed) || operation->signature.is_async == 0;
     oldest_ns = std::min(oldest_ns, operation->submitted_ns);
   }

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "collective/direct.h"
 #include "negotiation/lock.h"
@@ -42,6 +43,18 @@ struct RankMask {
   bool test(int rank) const { return (words[rank / 64] >> (rank % 64) & 1) != 0; }
   void set(int rank) { words[rank / 64] |= uint64_t{1} << (rank % 64); }
   void clear(int rank) { words[rank / 64] &= ~(uint64_t{1} << (rank % 64)); }
+  // The lowest rank; the mask is not empty.
+  int first() const {
+    int rank = 0;
+    while (!test(rank)) ++rank;
+    return rank;
+  }
+  bool has_any_of(const std::vector<int>& ranks) const {
+    for (const int rank : ranks) {
+      if (test(rank)) return true;
+    }
+    return false;
+  }
   bool operator==(const RankMask& other) const {
     for (size_t i = 0; i < kMaxRanks / 64; ++i) {
       if (words[i] != other.words[i]) return false;
@@ -194,6 +207,10 @@ class ControlSegment {
   // The tag of the operation of a request slot that was appended to the log last, or that was refused last (kRefused).
   std::atomic<uint64_t>& append_mark(size_t request_slot) const {
     return at<std::atomic<uint64_t>>(marks_)[request_slot];
+  }
+  // Whether the operation of the request slot has been appended, or refused.
+  bool is_decided(size_t request_slot, uint64_t tag) const {
+    return (append_mark(request_slot).load(std::memory_order_acquire) & ~kRefused) == tag;
   }
   Entry& entry(uint64_t position) const { return at<Entry>(entries_)[position % kLogEntries]; }
   ClaimLine* claims(uint64_t position) const {

@@ -8,11 +8,9 @@
 
 namespace rr {
 
-uint64_t Negotiation::join(uint64_t unnamed_counter) { return join_as(rank_, unnamed_counter); }
+uint64_t Negotiation::join(uint64_t unnamed_counter) { return record_join(rank_, unnamed_counter); }
 
-void Negotiation::record_join(int rank, uint64_t unnamed_counter) { join_as(rank, unnamed_counter); }
-
-uint64_t Negotiation::join_as(int rank, uint64_t unnamed_counter) {
+uint64_t Negotiation::record_join(int rank, uint64_t unnamed_counter) {
   const uint64_t epoch = locked([&] {
     Header& header = control_.header();
     control_.line(rank).unnamed.store(unnamed_counter);
@@ -64,7 +62,7 @@ JoinResult Negotiation::join_result(uint64_t epoch) const {
 // check before it writes there.
 bool Negotiation::has_been_read(Ticket ticket) const {
   if (control_.header().joined_count.load(std::memory_order_acquire) == 0) return true;
-  const size_t consumed_slot = Names::consumed_slot((ticket.request_slot - kUnnamedSlots) / 2);
+  const size_t consumed_slot = Names::consumed_slot(Names::slot_at(ticket.request_slot));
   for (const int r : hosts_.here()) {
     const uint64_t announced = control_.head(ticket.request_slot, r).tag.load(std::memory_order_acquire);
     if (announced >= ticket.tag) continue;

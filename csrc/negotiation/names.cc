@@ -121,8 +121,7 @@ bool Names::is_idle(size_t slot) const {
   }
   if (announced <= control_.name_slot(slot).base) return true;
   const bool is_for_all = hosts_.several() && hosts_.mine == 0;
-  const uint64_t mark = control_.append_mark(request_slot(slot, announced)).load(std::memory_order_acquire);
-  const bool is_decided = (mark & ~kRefused) == announced;
+  const bool is_decided = control_.is_decided(request_slot(slot, announced), announced);
   for (int rank = 0; rank < control_.size(); ++rank) {
     if (!is_for_all && !hosts_.is_here(rank)) continue;
     const bool has_announced = latest(slot, rank) == announced;

@@ -38,7 +38,7 @@ void Negotiation::write_request(int rank, Ticket ticket, const Signature& signat
 }
 
 Ticket Negotiation::announce_unnamed(uint64_t counter, const Signature& signature, const void* payload, size_t nbytes) {
-  const Ticket ticket = {counter % kUnnamedSlots, counter + 1};
+  const Ticket ticket = Ticket::unnamed(counter);
   write_request(rank_, ticket, signature, payload, nbytes);
   leave_note(ticket);
   return ticket;
@@ -78,19 +78,24 @@ bool Negotiation::is_settled(Ticket ticket, RankMask* participants) const {
   if (!hosts_.several()) return complete(ticket, participants);
   RankMask mask;
   if (!complete(ticket, &mask)) return false;
-  if (!feasible(ticket, mask) && !is_refused(ticket)) {
-    for (int r = 0; r < control_.size(); ++r) {
-      if (mask.test(r) && !is_quick(control_.signature(ticket.request_slot, r), ticket.is_named())) return false;
-    }
-  }
+  if (!feasible(ticket, mask) && !is_refused(ticket) && !logged_of(ticket, mask).empty()) return false;
   if (participants != nullptr) *participants = mask;
   return true;
+}
+
+std::vector<int> Negotiation::logged_of(Ticket ticket, const RankMask& participants) const {
+  std::vector<int> logged;
+  for (int r = 0; r < control_.size(); ++r) {
+    if (!participants.test(r)) continue;
+    if (!is_quick(control_.signature(ticket.request_slot, r), ticket.is_named())) logged.push_back(r);
+  }
+  return logged;
 }
 
 bool Negotiation::feasible(Ticket ticket, const RankMask& participants) const {
   if (is_refused(ticket)) return false;
   if (hosts_.several() && is_appended(ticket)) return true;
-  const int first = first_of(participants);
+  const int first = participants.first();
   const uint64_t one = control_.head(ticket.request_slot, first).digest.load(std::memory_order_relaxed);
   bool everybody = true;
   for (int r = 0; r < control_.size(); ++r) {
@@ -176,15 +181,9 @@ std::vector<int> Negotiation::missing(Ticket ticket) const {
   return ranks;
 }
 
-int Negotiation::first_of(const RankMask& participants) const {
-  int r = 0;
-  while (!participants.test(r)) ++r;
-  return r;
-}
-
 bool Negotiation::registered(Ticket ticket, const RankMask& participants) const {
   if (hosts_.several()) return false;
-  const Signature& one = control_.signature(ticket.request_slot, first_of(participants));
+  const Signature& one = control_.signature(ticket.request_slot, participants.first());
   if (one.place == Place::kDevice) return false;
   for (int r = 0; r < control_.size(); ++r) {
     if (!participants.test(r)) continue;
@@ -232,7 +231,7 @@ Entry* Negotiation::open_entry() {
 bool Negotiation::fusible(const Entry& entry, const Signature& one, const RankMask& participants,
                           bool registered) const {
   if (entry.members == kEntryMembers || one.kind != Kind::kAllreduce) return false;
-  const Signature& first = control_.signature(entry.member[0].request_slot, first_of(entry.participants));
+  const Signature& first = control_.signature(entry.member[0].request_slot, entry.participants.first());
   return first.kind == one.kind && first.dtype == one.dtype && first.op == one.op && first.prescale == one.prescale &&
          first.postscale == one.postscale && first.codec == one.codec && first.place == one.place &&
          (entry.registered != 0) == registered && entry.participants == participants && first.tensors == 1 &&
@@ -241,7 +240,7 @@ bool Negotiation::fusible(const Entry& entry, const Signature& one, const RankMa
 
 bool Negotiation::append_locked(Ticket ticket, const RankMask& participants) {
   if (is_decided(ticket)) return true;
-  const Signature& one = control_.signature(ticket.request_slot, first_of(participants));
+  const Signature& one = control_.signature(ticket.request_slot, participants.first());
   if (!feasible(ticket, participants)) {
     if (!hosts_.several()) refuse(ticket);  // on several, the first host's leader does it
     return true;
@@ -259,7 +258,8 @@ bool Negotiation::append_locked(Ticket ticket, const RankMask& participants) {
     if (entry == nullptr) return false;
     entry->registered = is_registered;
     entry->participants = participants;
-    if (!is_anyone_here(participants)) entry->rounds.store(1, std::memory_order_relaxed);  // none of this host's stage
+    if (!participants.has_any_of(hosts_.here()))
+      entry->rounds.store(1, std::memory_order_relaxed);  // none of this host's stage
     opened = true;
   }
   control_.append_mark(ticket.request_slot).store(ticket.tag, std::memory_order_release);
@@ -283,7 +283,7 @@ bool Negotiation::append_locked(Ticket ticket, const RankMask& participants) {
 
 void Negotiation::close_locked(Entry& entry) const {
   if (entry.closed.load(std::memory_order_relaxed) != 0) return;
-  const Signature& one = control_.signature(entry.member[0].request_slot, first_of(entry.participants));
+  const Signature& one = control_.signature(entry.member[0].request_slot, entry.participants.first());
   const Reduction reduction = reduction_of(one, control_.size());
   const bool is_allreduce = one.kind == Kind::kAllreduce;
   const bool is_registered = entry.registered != 0;
@@ -330,7 +330,7 @@ void Negotiation::refuse(Ticket ticket) {
 }
 
 void Negotiation::publish_consumed_named(Ticket ticket) const {
-  const size_t slot = (ticket.request_slot - kUnnamedSlots) / 2;
+  const size_t slot = Names::slot_at(ticket.request_slot);
   control_.head(Names::consumed_slot(slot), rank_).consumed.store(ticket.tag, std::memory_order_release);
 }
 

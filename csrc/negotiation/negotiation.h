@@ -23,6 +23,7 @@ struct Ticket {
   uint64_t request_slot = 0;
   uint64_t tag = 0;
   bool is_named() const { return request_slot >= kUnnamedSlots; }
+  static Ticket unnamed(uint64_t counter) { return {counter % kUnnamedSlots, counter + 1}; }
 };
 
 // The counters of the two bells of each member, by group rank. They live in the world's segment, so that a rank in
@@ -91,7 +92,7 @@ class Negotiation {
   Ticket record_named(const std::string& name, const std::vector<Recorded>& requests);
   // As part of this operation; false where there is no room.
   bool record(Ticket ticket, const std::vector<Recorded>& requests);
-  void record_join(int rank, uint64_t unnamed_counter);
+  uint64_t record_join(int rank, uint64_t unnamed_counter);
   // Whether every rank of this host has announced the operation or joined; participants are those of this host.
   bool complete_here(Ticket ticket, RankMask* participants) const;
   bool has_announced(Ticket ticket, int rank) const {
@@ -107,7 +108,9 @@ class Negotiation {
   bool is_overwritten(Ticket ticket) const;
   bool is_appended(Ticket ticket) const { return mark_of(ticket) == ticket.tag; }
   bool is_refused(Ticket ticket) const { return mark_of(ticket) == (ticket.tag | kRefused); }
-  bool is_decided(Ticket ticket) const { return (mark_of(ticket) & ~kRefused) == ticket.tag; }
+  bool is_decided(Ticket ticket) const { return control_.is_decided(ticket.request_slot, ticket.tag); }
+  // Those of the participants that have announced the operation for the log.
+  std::vector<int> logged_of(Ticket ticket, const RankMask& participants) const;
   int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
   // What a rank has announced last under a name, as stored in the table; tag 0 if nothing. Claims no slot for the name.
   Ticket latest_named(const std::string& stored_name, int rank);
@@ -186,7 +189,7 @@ class Negotiation {
   uint64_t mark_of(Ticket ticket) const {
     return control_.append_mark(ticket.request_slot).load(std::memory_order_acquire);
   }
-  uint64_t join_as(int rank, uint64_t unnamed_counter);
+  bool write_requests(Ticket ticket, const std::vector<Recorded>& requests);
   uint64_t largest_unnamed() const;
   std::string describe_stuck() const;
   void withdraw_blocked(const std::string& text, uint64_t unnamed);
@@ -196,10 +199,8 @@ class Negotiation {
   bool registered(Ticket ticket, const RankMask& participants) const;
   DeviceTeam device_team(Ticket ticket, const RankMask& participants) const;
   Entry* open_entry();
-  bool is_anyone_here(const RankMask& participants) const;
   void leave_note(Ticket ticket);
   void close_locked(Entry& entry) const;
-  int first_of(const RankMask& participants) const;
 
   const ControlSegment& control_;
   int rank_;

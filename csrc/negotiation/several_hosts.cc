@@ -28,19 +28,20 @@ Ticket Negotiation::record_named(const std::string& name, const std::vector<Reco
     // has announced what the others have, or had joined, after which all begin alike.
     const uint64_t generation = names_.next_generation(slot, requests.front().rank);
     const Ticket ticket = {Names::request_slot(slot, generation), generation};
-    if (!has_been_read(ticket)) return Ticket{};
-    for (const Recorded& one : requests) write_request(one.rank, ticket, one.signature, one.payload, one.nbytes);
-    return ticket;
+    return write_requests(ticket, requests) ? ticket : Ticket{};
   });
 }
 
 bool Negotiation::record(Ticket ticket, const std::vector<Recorded>& requests) {
-  const auto write = [&] {
-    if (ticket.is_named() && !has_been_read(ticket)) return false;
-    for (const Recorded& one : requests) write_request(one.rank, ticket, one.signature, one.payload, one.nbytes);
-    return true;
-  };
-  return ticket.is_named() ? locked(write) : write();
+  if (!ticket.is_named()) return write_requests(ticket, requests);
+  return locked([&] { return write_requests(ticket, requests); });
+}
+
+// Of a named operation: the group's lock is held.
+bool Negotiation::write_requests(Ticket ticket, const std::vector<Recorded>& requests) {
+  if (ticket.is_named() && !has_been_read(ticket)) return false;
+  for (const Recorded& one : requests) write_request(one.rank, ticket, one.signature, one.payload, one.nbytes);
+  return true;
 }
 
 bool Negotiation::complete_here(Ticket ticket, RankMask* participants) const {
@@ -52,13 +53,6 @@ bool Negotiation::complete_here(Ticket ticket, RankMask* participants) const {
     participants->set(r);
   }
   return true;
-}
-
-bool Negotiation::is_anyone_here(const RankMask& participants) const {
-  for (const int r : hosts_.here()) {
-    if (participants.test(r)) return true;
-  }
-  return false;
 }
 
 bool Negotiation::has_note_room(uint64_t request_slot) const {
@@ -77,7 +71,7 @@ bool Negotiation::repeat(const std::vector<Ticket>& members, uint32_t algorithm,
     for (const Ticket ticket : members) {
       control_.append_mark(ticket.request_slot).store(ticket.tag, std::memory_order_release);
       entry->member[entry->members++] = {ticket.request_slot, ticket.tag};
-      entry->nbytes += control_.signature(ticket.request_slot, first_of(participants)).nbytes;
+      entry->nbytes += control_.signature(ticket.request_slot, participants.first()).nbytes;
     }
     entry->closed.store(1, std::memory_order_relaxed);
     Header& header = control_.header();
@@ -103,8 +97,6 @@ Ticket Negotiation::latest_named(const std::string& stored_name, int rank) {
   });
 }
 
-std::string Negotiation::stored_name(Ticket ticket) const {
-  return names_.text((ticket.request_slot - kUnnamedSlots) / 2);
-}
+std::string Negotiation::stored_name(Ticket ticket) const { return names_.text(Names::slot_at(ticket.request_slot)); }
 
 }  // namespace rr

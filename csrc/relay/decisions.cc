@@ -8,15 +8,14 @@ namespace rr {
 // They come in order, and none is left out.
 uint64_t Decisions::apply(FrameParser& frame) {
   const uint64_t number = frame.take<uint64_t>();
-  frame.expect(number != 0 && number <= count_ + 1, "is out of order");
-  if (number <= count_) {
+  frame.expect(number != 0 && number <= count() + 1, "is out of order");
+  if (number <= count()) {
     frame.skip();
     return number;
   }
   if (frame.head.type == FrameType::kEntry && !apply_entry(frame, number)) return 0;
   if (frame.head.type == FrameType::kRefused && !apply_refusal(frame, number)) return 0;
-  count_ = number;
-  links_.set_decisions(count_);
+  links_.set_decisions(number);
   if (last_by_name_.size() > forget_at_) forget_old();
   return number;
 }
@@ -34,8 +33,8 @@ std::pair<RankMask, int> Decisions::take_participants(FrameParser& frame) const 
 // The operation means what a rank of this host that takes part in it has announced last under its name: the rank
 // announces no more before it has run it.
 Ticket Decisions::ticket_of(const OperationName& operation, int witness, const FrameParser& frame) {
-  const Ticket ticket = operation.is_named() ? negotiation_.latest_named(operation.name, witness)
-                                             : Ticket{operation.counter % kUnnamedSlots, operation.counter + 1};
+  const Ticket ticket =
+      operation.is_named() ? negotiation_.latest_named(operation.name, witness) : Ticket::unnamed(operation.counter);
   frame.expect(ticket.tag != 0 && negotiation_.has_announced(ticket, witness),
                "has an operation that no rank here has called");
   return ticket;
@@ -62,7 +61,7 @@ bool Decisions::has_decided_since(uint64_t decisions, const std::string& name) c
 
 // What all leaders had taken up when they sent what has been read: nothing about that is on its way.
 void Decisions::forget_old() {
-  uint64_t least = count_;
+  uint64_t least = count();
   for (int host = 0; host < links_.count(); ++host) {
     if (!links_.is_here(host)) least = std::min(least, links_[host].decisions);
   }

@@ -21,7 +21,7 @@ class Decisions {
       : control_(control), hosts_(hosts), negotiation_(negotiation), own_requests_(own_requests), links_(links) {}
 
   // How many have been taken up: what they say of other hosts' ranks is in the request slots.
-  uint64_t count() const { return count_; }
+  uint64_t count() const { return links_.decisions(); }
   // Takes up an entry, a refusal, or a number of what is neither for this host. Returns the number of the decision,
   // which may have been taken up before; 0: there is no room for it yet, and it has to be applied again.
   uint64_t apply(FrameParser& frame);
@@ -54,7 +54,6 @@ class Decisions {
   std::deque<OrderedEntry> ordered_;
   std::unordered_map<std::string, uint64_t> last_by_name_;  // numbers
   size_t forget_at_ = 0;                                    // when there are more names than that
-  uint64_t count_ = 0;
 };
 
 }  // namespace rr

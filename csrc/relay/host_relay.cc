@@ -108,6 +108,10 @@ void HostRelay::collect() {
   }
 }
 
+bool HostRelay::is_choked() const {
+  return links_.any_of([](const LeaderConnection& connection) { return connection.out.nbytes_left() > kAhead; });
+}
+
 // What the ranks have announced is looked up first: what a rank announced before it joined, or drained, is sent before
 // that, and the first host sends an entry of the log before what a rank announced after it had run the entry.
 void HostRelay::collect_ranks() {

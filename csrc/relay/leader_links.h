@@ -56,6 +56,7 @@ class LeaderLinks {
 
   // Of another host than the first: how many decisions it has taken up. Told to the others before anything that its
   // ranks did after a decision, or that depends on one; the first host knows.
+  uint64_t decisions() const { return decisions_; }
   void set_decisions(uint64_t count) { decisions_ = count; }
   void tell_decisions(int rank) {
     for (int host = 1; host < count(); ++host) {

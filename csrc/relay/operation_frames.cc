@@ -30,12 +30,6 @@ size_t splits_nbytes(const Signature& signature, int size) {
   return signature.kind == Kind::kAlltoall ? static_cast<size_t>(size) * sizeof(uint64_t) : 0;
 }
 
-int first_in(const RankMask& ranks) {
-  int r = 0;
-  while (!ranks.test(r)) ++r;
-  return r;
-}
-
 }  // namespace
 
 void put(FrameWriter& out, const Negotiation& negotiation, Ticket ticket) {
@@ -98,7 +92,7 @@ void put_agreed(FrameWriter& out, const ControlSegment& control, Ticket ticket, 
   for (int r = 0; r < control.size(); ++r) {
     if (participants.test(r)) all_can &= control.signature(ticket.request_slot, r).can;
   }
-  const Differs differs = what_differs(control.signature(ticket.request_slot, first_in(participants)));
+  const Differs differs = what_differs(control.signature(ticket.request_slot, participants.first()));
   out.put(all_can);
   out.put(differs);
   if (differs == Differs::kNothing) return;

@@ -40,7 +40,7 @@ void HostRelay::send_block(int rank, uint64_t epoch) {
     if (line.blocked_epoch.load() != epoch) return;  // it may have announced more
     sent.blocked_epoch = epoch;
     const Ticket ticket = own_.blocked_on(rank);
-    const bool is_named = ticket.tag != 0 && ticket.request_slot >= kUnnamedSlots;
+    const bool is_named = ticket.tag != 0 && ticket.is_named();
     links_.send(FrameType::kBlocked, rank, [&](FrameWriter& out) {
       out.put(epoch);
       out.put(line.unnamed.load());

@@ -6,10 +6,6 @@
 
 namespace rr {
 
-bool HostRelay::is_choked() const {
-  return links_.any_of([](const LeaderConnection& connection) { return connection.out.nbytes_left() > kAhead; });
-}
-
 bool HostRelay::receive() {
   bool moved = false;
   for (int host = 0; host < hosts_.count(); ++host) {
@@ -175,7 +171,6 @@ void HostRelay::apply_failure(FrameParser& frame) {
 }
 
 bool HostRelay::apply_decision(int host, FrameParser& frame) {
-  if (host != 0) frame.expect(frame.head.type == FrameType::kDecided, "only the leader of the first host sends");
   if (host == 0 && !may_decide()) return false;
   const uint64_t number = host == 0 ? decisions_.apply(frame) : frame.take<uint64_t>();
   if (number == 0) return false;
@@ -199,7 +194,7 @@ bool HostRelay::apply_quick(FrameParser& frame, bool is_named) {
     ticket = own_.record_named(operation.name, {{rank, signature, payload, control_.inline_nbytes()}});
     if (ticket.tag == 0) return false;
   } else {
-    ticket = {operation.counter % kUnnamedSlots, operation.counter + 1};
+    ticket = Ticket::unnamed(operation.counter);
     frame.expect(!own_.has_announced_since(ticket, rank), "has an operation that was called before");
     if (is_eager(signature, rank, is_named)) {
       uint64_t index;
@@ -222,7 +217,7 @@ bool HostRelay::apply_logged(int host, FrameParser& frame) {
     frame.expect(hosts_.of[static_cast<size_t>(one.rank)] == host, "is about a rank of another host");
     frame.expect(!own_.is_quick(one.signature, operation.is_named()), "has an operation that is not in the log");
   }
-  Ticket ticket = {operation.counter % kUnnamedSlots, operation.counter + 1};
+  Ticket ticket = Ticket::unnamed(operation.counter);
   if (operation.is_named()) {
     if (hosts_.mine != 0 && decisions_.has_decided_since(links_[host].decisions, operation.name)) return true;
     ticket = own_.record_named(operation.name, requests);

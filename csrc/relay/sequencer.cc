@@ -1,15 +1,6 @@
 #include "relay/sequencer.h"
 
-#include <algorithm>
-
 namespace rr {
-namespace {
-
-bool is_any_of(const std::vector<int>& ranks, const RankMask& mask) {
-  return std::any_of(ranks.begin(), ranks.end(), [&](int r) { return mask.test(r); });
-}
-
-}  // namespace
 
 void Sequencer::look(Ticket ticket) {
   const auto found = undecided_.find(ticket.request_slot);
@@ -36,7 +27,7 @@ bool Sequencer::decide(Ticket ticket) {
   if (negotiation_.is_decided(ticket) || negotiation_.is_overwritten(ticket)) return true;
   RankMask participants;
   if (!negotiation_.complete(ticket, &participants)) return false;
-  const std::vector<int> logged = logged_of(ticket, participants);
+  const std::vector<int> logged = negotiation_.logged_of(ticket, participants);
   if (logged.empty()) return true;  // a verdict has withdrawn the requests that were for the log
   if (negotiation_.feasible(ticket, participants)) {
     const bool is_appended = negotiation_.append(ticket);
@@ -47,15 +38,6 @@ bool Sequencer::decide(Ticket ticket) {
   send_refusal(ticket, participants, logged);
   negotiation_.refuse(ticket);
   return true;
-}
-
-std::vector<int> Sequencer::logged_of(Ticket ticket, const RankMask& participants) const {
-  std::vector<int> logged;
-  for (int r = 0; r < control_.size(); ++r) {
-    if (!participants.test(r)) continue;
-    if (!negotiation_.is_quick(control_.signature(ticket.request_slot, r), ticket.is_named())) logged.push_back(r);
-  }
-  return logged;
 }
 
 void Sequencer::send_log() {
@@ -72,49 +54,40 @@ void Sequencer::send_log() {
   control_.header().log_sent.store(log_sent_, std::memory_order_release);
 }
 
-void Sequencer::send_entry(const Entry& entry) {
+// A host none of whose ranks takes part needs to know no more than that the decision has been made. fill(writer, host)
+// puts the other fields.
+template <class Fill>
+void Sequencer::send_decision(FrameType type, const RankMask& participants, Fill fill) {
   ++decisions_;
   for (int host = 0; host < links_.count(); ++host) {
     if (links_.is_here(host)) continue;
-    const std::vector<int>& ranks = hosts_.members[static_cast<size_t>(host)];
-    if (!is_any_of(ranks, entry.participants)) {
-      finish_decision(host);
-      continue;
-    }
-    links_.send_to(host, FrameType::kEntry, hosts_.here().front(), [&](FrameWriter& out) {
+    const bool takes_part = participants.has_any_of(hosts_.members[static_cast<size_t>(host)]);
+    links_.send_to(host, takes_part ? type : FrameType::kDecided, hosts_.here().front(), [&](FrameWriter& out) {
       out.put(decisions_);
-      out.put(entry.algorithm);
-      out.put(entry.participants);
-      out.put(entry.members);
-      for (uint32_t i = 0; i < entry.members; ++i) {
-        const Ticket ticket = {entry.member[i].request_slot, entry.member[i].tag};
-        put(out, negotiation_, ticket);
-        put_agreed(out, control_, ticket, entry.participants, ranks);
-      }
+      if (takes_part) fill(out, host);
     });
   }
+}
+
+void Sequencer::send_entry(const Entry& entry) {
+  send_decision(FrameType::kEntry, entry.participants, [&](FrameWriter& out, int host) {
+    out.put(entry.algorithm);
+    out.put(entry.participants);
+    out.put(entry.members);
+    for (uint32_t i = 0; i < entry.members; ++i) {
+      const Ticket ticket = {entry.member[i].request_slot, entry.member[i].tag};
+      put(out, negotiation_, ticket);
+      put_agreed(out, control_, ticket, entry.participants, hosts_.members[static_cast<size_t>(host)]);
+    }
+  });
 }
 
 void Sequencer::send_refusal(Ticket ticket, const RankMask& participants, const std::vector<int>& logged) {
-  ++decisions_;
-  for (int host = 0; host < links_.count(); ++host) {
-    if (links_.is_here(host)) continue;
-    if (!is_any_of(hosts_.members[static_cast<size_t>(host)], participants)) {
-      finish_decision(host);
-      continue;
-    }
-    links_.send_to(host, FrameType::kRefused, hosts_.here().front(), [&](FrameWriter& out) {
-      out.put(decisions_);
-      put(out, negotiation_, ticket);
-      out.put(participants);
-      put_requests(out, control_, ticket, logged);
-    });
-  }
-}
-
-// A host none of whose ranks takes part needs to know no more than that the decision has been made.
-void Sequencer::finish_decision(int host) {
-  links_.send_to(host, FrameType::kDecided, hosts_.here().front(), [&](FrameWriter& out) { out.put(decisions_); });
+  send_decision(FrameType::kRefused, participants, [&](FrameWriter& out, int) {
+    put(out, negotiation_, ticket);
+    out.put(participants);
+    put_requests(out, control_, ticket, logged);
+  });
 }
 
 }  // namespace rr

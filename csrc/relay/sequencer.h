@@ -37,10 +37,10 @@ class Sequencer {
  private:
   bool is_over(Ticket ticket);
   bool decide(Ticket ticket);
-  std::vector<int> logged_of(Ticket ticket, const RankMask& participants) const;
+  template <class Fill>
+  void send_decision(FrameType type, const RankMask& participants, Fill fill);
   void send_entry(const Entry& entry);
   void send_refusal(Ticket ticket, const RankMask& participants, const std::vector<int>& logged);
-  void finish_decision(int host);
 
   const ControlSegment& control_;
   const Hosts& hosts_;

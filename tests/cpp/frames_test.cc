@@ -75,13 +75,8 @@ class Listener {
 
  private:
   std::unique_ptr<Negotiation> negotiation_of(int rank) const {
-    Bells bells;
-    for (int r = 0; r < kSize; ++r) {
-      bells.wait.push_back(&control_.wait_bell(r));
-      bells.engine.push_back(&control_.engine_bell(r));
-    }
-    return std::make_unique<Negotiation>(control_, rank, world_ranks_, hosts_, bells, Algo::kAuto, size_t{1} << 20,
-                                         [] {});
+    return std::make_unique<Negotiation>(control_, rank, world_ranks_, hosts_, bells_in(control_), Algo::kAuto,
+                                         size_t{1} << 20, [] {});
   }
 
   int me_;
@@ -94,22 +89,8 @@ class Listener {
   std::unique_ptr<HostRelay> relay_;
 };
 
-Signature small_sum() {
-  Signature signature;
-  signature.kind = Kind::kAllreduce;
-  signature.dtype = DType::kFloat32;
-  signature.ndim = 1;
-  signature.dims[0] = 2;
-  signature.nbytes = 8;
-  return signature;
-}
-
-Signature long_sum() {
-  Signature signature = small_sum();
-  signature.dims[0] = 2000;
-  signature.nbytes = 8000;
-  return signature;
-}
+Signature small_sum() { return signature_of_sum(2); }
+Signature long_sum() { return signature_of_sum(2000); }
 
 void say_request(Listener& listener, int rank, const Signature& signature, uint64_t counter) {
   FrameWriter& out = listener.said;

@@ -13,12 +13,8 @@ class Ranks {
   explicit Ranks(const std::vector<int>& host_of, size_t capacity = 16)
       : file_(create_memfd("test", ControlSegment::nbytes(static_cast<int>(host_of.size()), capacity))),
         control(ControlSegment::map(file_.get(), static_cast<int>(host_of.size()))) {
-    Bells bells;
-    for (int r = 0; r < control.size(); ++r) {
-      bells.wait.push_back(&control.wait_bell(r));
-      bells.engine.push_back(&control.engine_bell(r));
-      ranks_.push_back(r);
-    }
+    const Bells bells = bells_in(control);
+    for (int r = 0; r < control.size(); ++r) ranks_.push_back(r);
     for (int r = 0; r < control.size(); ++r) hosts_.push_back(std::make_unique<Hosts>(host_of, r));
     for (int r = 0; r < control.size(); ++r) {
       negotiations_.push_back(std::make_unique<Negotiation>(control, r, ranks_, *hosts_[static_cast<size_t>(r)], bells,

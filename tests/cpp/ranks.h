@@ -77,6 +77,27 @@ TensorView view(std::vector<T>& values, DType dtype, std::vector<uint64_t> dims 
 
 using Floats = std::vector<float>;
 
+// Of a control segment that has its own: a world's.
+inline Bells bells_in(const ControlSegment& control) {
+  Bells bells;
+  for (int r = 0; r < control.size(); ++r) {
+    bells.wait.push_back(&control.wait_bell(r));
+    bells.engine.push_back(&control.engine_bell(r));
+  }
+  return bells;
+}
+
+// What a rank announces that sums so many floats.
+inline Signature signature_of_sum(uint64_t count) {
+  Signature signature;
+  signature.kind = Kind::kAllreduce;
+  signature.dtype = DType::kFloat32;
+  signature.ndim = 1;
+  signature.dims[0] = count;
+  signature.nbytes = count * sizeof(float);
+  return signature;
+}
+
 // An asynchronous in-place sum of `count` floats that keeps its own data. Rank r contributes (r + 1) * (base + i), with
 // small whole numbers, so that the sum is exact in any order.
 struct Sum {

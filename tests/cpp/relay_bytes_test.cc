@@ -53,11 +53,7 @@ class Host {
         hosts_(labels(layout), host * layout.ranks_of_host) {
     control_.header().eager_nbytes = 4096;
     control_.header().tuned = kTuned;
-    Bells bells;
-    for (int r = 0; r < control_.size(); ++r) {
-      bells.wait.push_back(&control_.wait_bell(r));
-      bells.engine.push_back(&control_.engine_bell(r));
-    }
+    const Bells bells = bells_in(control_);
     for (const int r : hosts_.here()) {
       control_.line(r).attendance = Attendance::kPresent;
       negotiations_.push_back(
@@ -137,15 +133,7 @@ void announce_named(Negotiation& negotiation, const std::string& name, const Sig
   REQUIRE(negotiation.announce_named(name, signature, nullptr, 0, true, log_full).tag != 0);
 }
 
-Signature long_sum() {
-  Signature sum;
-  sum.kind = Kind::kAllreduce;
-  sum.dtype = DType::kFloat32;
-  sum.ndim = 1;
-  sum.dims[0] = 10000;
-  sum.nbytes = 40000;
-  return sum;
-}
+Signature long_sum() { return signature_of_sum(10000); }
 
 TEST_CASE("relay: 300 names on 32 hosts of 8 ranks cost the busiest host less than 2 MB a step") {
   const Environment environment{};

@@ -64,8 +64,8 @@ ROWS = (
     Mutation(
         "refused-by-sight",
         "csrc/negotiation/negotiation.cc",
-        "if (mask.test(r) && !is_quick(control_.signature(ticket.request_slot, r), ticket.is_named())) return false;",
-        "if (!mask.test(r)) continue;",
+        "  if (!feasible(ticket, mask) && !is_refused(ticket) && !logged_of(ticket, mask).empty()) return false;\n",
+        "",
         ("order_hosts_test::order: an operation that is quick", "stress_hosts_test"),
         limit_s=60,
     ),
