@@ -214,15 +214,28 @@ TEST_CASE("order: what has been decided is not shown again") {
 // else under the name.
 TEST_CASE("order: what a rank announced before it joined is compared with what the others announce later") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
-  CHECK_NOTHROW(run_hosts({0, 1, 2}, [&](Rank& rank) {
-    barrier(rank.world);
-    if (rank.rank != 1) wait_for([&] { return rank.world.control().line(1).joined.load() != 0; });
-    const Sum sum = start_sum(rank, rank.world, rank.rank == 1 ? 3000 : 2, 1, "name");
-    if (rank.rank == 1) rank.world.join(nullptr);
-    expect_contains(raised<MismatchError>([&] { finish_sum(rank.world, sum); }), "Mismatched ALLREDUCE");
-    if (rank.rank != 1) rank.world.join(nullptr);
-    sum_now(rank, rank.world, 2, 1, "name");
-  }));
+  Delays delays;
+  std::atomic<bool> is_announced{false};
+  CHECK_NOTHROW(run_hosts(
+      {0, 1, 2},
+      [&](Rank& rank) {
+        barrier(rank.world);
+        const ControlSegment& control = rank.world.control();
+        if (rank.rank != 1) wait_for([&] { return control.line(1).joined.load() != 0; });
+        std::optional<HeldDecisions> held;
+        if (rank.rank == 2) {
+          wait_for([&] { return control.head(Names::request_slot(0, 1), 0).tag.load() == 1; });
+          delays.by_hand(2, 0, control_channel(0)).held = true;
+          held.emplace(delays, rank, is_announced);
+        }
+        const Sum sum = start_sum(rank, rank.world, rank.rank == 1 ? 3000 : 2, 1, "name");
+        if (rank.rank == 2) is_announced = true;
+        if (rank.rank == 1) rank.world.join(nullptr);
+        expect_contains(raised<MismatchError>([&] { finish_sum(rank.world, sum); }), "Mismatched ALLREDUCE");
+        if (rank.rank != 1) rank.world.join(nullptr);
+        sum_now(rank, rank.world, 2, 1, "name");
+      },
+      64, 8192, &delays));
 }
 
 // A rank may have announced what it is the root of, and then join, before the others call it.
