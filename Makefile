@@ -114,7 +114,9 @@ mutation: build  ## break the program in every row of tests/tools/mutations: the
 mutation-sample: build  ## likewise, in five rows that are others each time
 	@$(BIN)/python tests/tools/mutation.py --sample 5
 
-sanitize: sanitize-address sanitize-thread  ## C++ tests under address+undefined and under thread sanitizers
+# Side by side: many of these tests wait, and compute nothing meanwhile.
+sanitize:  ## C++ tests under address+undefined and under thread sanitizers
+	@$(MAKE) --jobs=2 --output-sync=target sanitize-address sanitize-thread
 
 # The thread sanitizer cannot map its shadow where the kernel randomises addresses widely: turn that off where allowed.
 FIXED_MAP := $(shell setarch -R true 2>/dev/null && echo setarch -R)

@@ -1,9 +1,12 @@
 """The examples end to end, on a small data set of the real format; and how the real data set is found."""
 
+import contextlib
 import gzip
+import io
 import json
 import os
 import re
+import runpy
 import sys
 import threading
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 from example_runs import EXAMPLES, RINGRUN, TEST, TRAIN, fashion_mnist, run, write_data
+from ranks import run_ranks
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +28,23 @@ def train(ranks: int, folder: Path, data: Path, *options: str) -> dict[str, Any]
     run(*launcher, sys.executable, EXAMPLES / "torch_fashion_mnist.py", "--json", output, *options, data=data)
     result: dict[str, Any] = json.loads(output.read_text())
     return result
+
+
+def example(script: str, *options: str) -> str:
+    """A rank runs an example, and returns what it has printed. torch is imported already, which takes 3 s of others."""
+    import torch  # noqa: F401
+
+    sys.argv = [script, *options]
+    sys.path.insert(0, str(EXAMPLES))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+    return printed.getvalue()
+
+
+def lines_of(script: str, *options: str, data: Path | None = None) -> list[str]:
+    """What two ranks print."""
+    texts = run_ranks(example, 2, args=(script, *options), env={"RINGREDUCE_DATA": data and str(data)})
+    return "".join(texts).splitlines()
 
 
 def test_hello() -> None:
@@ -49,7 +70,10 @@ def test_training_is_the_same_on_one_rank_and_on_three(data: Path, tmp_path: Pat
 @pytest.mark.parametrize(("model", "parameters"), [("mlp", 20_037_642), ("resnet18", 11_175_818)])
 def test_the_other_models_run(model: str, parameters: int, data: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    result = train(2, tmp_path, data, "--model", model, "--epochs", "1", "--steps", "2", "--batch-size", "4")
+    output = tmp_path / "result.json"
+    options = ("--model", model, "--epochs", "1", "--steps", "2", "--batch-size", "4", "--json", str(output))
+    lines_of("torch_fashion_mnist.py", *options, data=data)
+    result = json.loads(output.read_text())
     assert result["gradient_nbytes"] == 4 * parameters
     assert 0 <= result["test_accuracy"] <= 1
 
@@ -57,9 +81,8 @@ def test_the_other_models_run(model: str, parameters: int, data: Path, tmp_path:
 @pytest.mark.parametrize("options", [(), ("--fp16-allreduce", "--gradient-predivide-factor", "2.0")])
 def test_a_script_in_horovods_shape(options: tuple[str, ...], data: Path) -> None:
     pytest.importorskip("torch")
-    script = EXAMPLES / "pytorch_mnist.py"
     size = ("--epochs", "2", "--batches", "3", "--batch-size", "8", "--log-interval", "1", *options)
-    lines = run(RINGRUN, "-np", "2", sys.executable, script, *size, data=data).splitlines()
+    lines = lines_of("pytorch_mnist.py", *size, data=data)
     assert len(lines) == 2 * (3 + 1)
     assert [line.split("]")[0] for line in lines[:3]] == [f"epoch 1 [{8 * n}/{TRAIN // 2}" for n in range(3)]
     match = re.fullmatch(r"epoch 2: test loss (\d+\.\d+), accuracy (\d+\.\d+) %", lines[-1])
@@ -71,8 +94,7 @@ def test_a_script_in_horovods_shape(options: tuple[str, ...], data: Path) -> Non
 def test_synthetic_benchmark() -> None:
     pytest.importorskip("torch")
     size = ("--model", "lenet", "--batch-size", "4", "--num-warmup-batches", "1", "--num-batches-per-iter", "2")
-    script = EXAMPLES / "pytorch_synthetic_benchmark.py"
-    lines = run(RINGRUN, "-np", "2", sys.executable, script, *size, "--num-iters", "3").splitlines()
+    lines = lines_of("pytorch_synthetic_benchmark.py", *size, "--num-iters", "3")
     assert sum(line.startswith("Iter #") for line in lines) == 3
     rate = re.fullmatch(r"Img/sec per rank: (\d+\.\d) \+-(\d+\.\d)", lines[-2])
     total = re.fullmatch(r"Total img/sec on 2 rank\(s\): (\d+\.\d) \+-(\d+\.\d)", lines[-1])
