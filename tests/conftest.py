@@ -23,6 +23,10 @@ OTHERS = ("vader_segment", "sm_segment", "mpich", "openmpi", "pmix", "ucx", "cud
 # In the background (nohup, a job server) the interrupt comes ignored, and all that is started here would ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# What XLA has compiled for a test of JAX is compiled once, not by each rank and each run: 20 of 57 s of such a test.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / "build" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 SHARED = pytest.StashKey[set[str]]()
 """What was in /dev/shm before the tests."""
 SETTLE_S = 5.0  # torch's shared tensors go away a moment after their last user

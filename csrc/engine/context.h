@@ -12,8 +12,8 @@
 
 #include "base/clock.h"
 #include "base/config.h"
+#include "base/stats.h"
 #include "engine/group.h"
-#include "engine/stats.h"
 #include "os/liveness.h"
 #include "os/segments.h"
 #include "transport/mpi/device_messages.h"
@@ -34,7 +34,7 @@ struct Network {
   std::shared_ptr<DeviceMessages> device_messages = nullptr;
 };
 
-class Context {
+class Context final : public DeviceResources {
  public:
   // Collective. fd: the world's control segment on this host. pidfds[r] watches rank r, -1 = not watched. segments may
   // be shared with other contexts of the process. timeout_s: instead of the knob; < 0 = the knob. network: the other
@@ -79,20 +79,19 @@ class Context {
   const std::string& network_name() const { return network_.name; }
   std::unique_ptr<Link> remote_link(int world_rank, int channel);
   // The GPU of this rank, from the first operation on device memory on; null before. Set once.
-  Device* device() const { return device_.load(std::memory_order_acquire); }
+  Device* device() const override { return device_.load(std::memory_order_acquire); }
   void use_device(std::shared_ptr<Device> device);
-  const std::shared_ptr<DeviceMessages>& device_messages() const { return network_.device_messages; }
-  // NCCL, if this rank has one that will do; null: the log says why not.
-  std::shared_ptr<const NcclLibrary> nccl();
+  const std::shared_ptr<DeviceMessages>& device_messages() const override { return network_.device_messages; }
+  std::shared_ptr<const NcclLibrary> nccl() override;
   // For operations on its memory. Throws InvalidArgumentError before use_device().
   DeviceQueue& device_queue() const;
   // Calls use(the GPU) unless another thread is at work; then it returns false. Before use_device() not to be called.
   bool with_work_streams(const std::function<void(Device&)>& use);
   // To keep with what may outlast remove_group(). The world stays the context's.
   std::shared_ptr<Group> shared(Group& group);
-  std::shared_ptr<Device> shared_device() const { return device() != nullptr ? device_owner_ : nullptr; }
+  std::shared_ptr<Device> shared_device() const override { return device() != nullptr ? device_owner_ : nullptr; }
   // Executor lock held.
-  const std::shared_ptr<DeviceMappings>& device_mappings() const { return mappings_; }
+  const std::shared_ptr<DeviceMappings>& device_mappings() const override { return mappings_; }
   // Executor lock held. What work streams may still work on, though nobody waits for the result. Kept to this context's
   // end when they may be another rank's, of which nobody tells.
   void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations, bool to_the_end);

@@ -5,6 +5,7 @@
 #include "base/errors.h"
 #include "engine/context.h"
 #include "engine/group.h"
+#include "planner/exchange_plan.h"
 
 namespace rr {
 namespace {
@@ -120,8 +121,33 @@ void Group::start_entry(Entry& entry) {
       active_members_.push_back(found->second);
     }
   }
-  active_ = build(entry, active_members_, active_rounds_);
-  if (active_ == nullptr) finish_entry();
+  if (active_members_.empty()) {
+    skip_entry(entry);
+    return finish_entry();
+  }
+  active_ = planner_.plan(cursor_, active_members_, rounds_base_, active_rounds_);
+  entry.rounds.store(active_rounds_ + 1, std::memory_order_release);
+  if (control_.header().joined_count.load(std::memory_order_relaxed) != 0) negotiation_.ring_waiters();
+}
+
+// This rank has joined and has no part in the entry: only all-reduces go on without it. It keeps count of the rounds.
+void Group::skip_entry(Entry& entry) {
+  active_rounds_ = static_cast<size_t>(entry.rounds.load(std::memory_order_acquire) - 1);
+  const Stage stage = control_.stage(static_cast<size_t>(control_.header().chunk_nbytes));
+  skip_rounds(stage, rank_, rounds_base_, active_rounds_);
+  negotiation_.ring_waiters();
+}
+
+// What the work streams have been told to do goes on in the memory of operations that have failed.
+void Group::drop_active() {
+  if (active_ != nullptr) planner_.gpu().abort_nccl();
+  if (active_ != nullptr && active_members_.front()->signature.place == Place::kDevice) {
+    const Algo path = static_cast<Algo>(control_.entry(cursor_).algorithm);
+    const bool is_ipc = path == Algo::kIpc || (path == Algo::kStaged && hosts_.several());
+    context_.abandon(std::move(active_), active_members_, is_ipc);
+  }
+  active_.reset();
+  active_members_.clear();
 }
 
 // What was read straight from the memory of a rank that has left since, without having seen the operation end, may have
@@ -157,7 +183,7 @@ void Group::finish_entry() {
     for (const OperationPtr& operation : active_members_) {
       if (!failure.empty()) {
         fail(*operation, std::make_exception_ptr(InternalError(failure + " " + where(*operation))));
-      } else if (const std::string surprise = unexpected_rows(*operation); !surprise.empty()) {
+      } else if (const std::string surprise = unexpected_rows(*operation, rank_); !surprise.empty()) {
         fail(*operation, std::make_exception_ptr(MismatchError(surprise + " " + where(*operation))));
       } else {
         succeed(*operation);

@@ -77,7 +77,9 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
       links_(links_of(context, control_, world_ranks_, hosts_, rank_, id, 0, bells_)),
       point_to_point_(links_of(context, control_, world_ranks_, hosts_, rank_, id, 1, bells_)),
       eager_writer_(context.settings().staging),
-      writer_(context.settings().staging) {
+      planner_({control_, negotiation_, hosts_, rank_, world_ranks_, id, bells_.wait, links_, context.kernels(),
+                context.segments(), context.settings(), context.log(), context.stats(), context,
+                [this] { return here(); }}) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   ::sched_getaffinity(0, sizeof cores, &cores);
@@ -86,15 +88,6 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
   control_.line(rank_).attendance.store(Attendance::kPresent, std::memory_order_release);
   if (hosts_.several() && hosts_.here().front() == rank_) relay_ = make_relay();
   for (Bell* bell : bells_.wait) ring(*bell);
-}
-
-Group::~Group() {
-  if (pinned_stage_ == nullptr) return;
-  try {
-    context_.device()->unpin(pinned_stage_);
-  } catch (const Error& error) {
-    context_.log().warning(here() + "] " + error.what());
-  }
 }
 
 std::unique_ptr<HostRelay> Group::make_relay() {
@@ -194,7 +187,7 @@ std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registe
 
 void Group::end() {
   drop_active();
-  leave_nccl();
+  planner_.gpu().close_nccl();
   {
     const std::lock_guard lock(mutex_);
     is_removed_ = true;
@@ -235,7 +228,7 @@ void Group::leave(const std::string& cause) {
   // Its full fence: whoever reads what is written to registered memory from here on sees the above.
   negotiation_.ring_all();
   drop_active();
-  leave_nccl();
+  planner_.gpu().close_nccl();
   const std::lock_guard lock(mutex_);
   std::exception_ptr error;
   try {

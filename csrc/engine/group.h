@@ -13,25 +13,21 @@
 #include <unordered_map>
 #include <vector>
 
-#include "collective/gpu/nccl_teams.h"
-#include "collective/staged.h"
-#include "engine/operation.h"
 #include "engine/point_to_point.h"
 #include "negotiation/deadlock_timeout.h"
+#include "planner/planner.h"
 #include "relay/host_relay.h"
 
 namespace rr {
 
 class Context;
 std::string list_of(const std::vector<int>& ranks);                               // "1, 2, 5"
-std::string called(Kind kind, const std::string& name, uint64_t number);          // "allreduce 'loss' #12"
 std::string called_shortly(Kind kind, const std::string& name, uint64_t number);  // without the end of a long name
 using Interrupt = void (*)();  // called now and then while a call blocks; may throw
 
 class Group {
  public:
   Group(Context& context, int fd, std::vector<int> world_ranks, int id);
-  ~Group();
 
   const Context& context() const { return context_; }
   int rank() const { return rank_; }
@@ -96,7 +92,7 @@ class Group {
   // Links to other hosts ring no bell: while there is work, somebody has to look.
   bool must_poll() const { return hosts_.several() && is_busy(); }
   // Executor lock held. Whether a library prepares something on the GPU; it rings no bell.
-  bool must_poll_device() const { return nccl_ != nullptr && nccl_->must_poll(); }
+  bool must_poll_device() const { return planner_.gpu().must_poll(); }
 
  private:
   // requests.cc
@@ -133,49 +129,15 @@ class Group {
   void append_complete();
   void start_entry(Entry& entry);
   bool fail_if_memory_is_gone();
+  void skip_entry(Entry& entry);
   void finish_entry();
+  void drop_active();
   bool wants_bucket(bool from_engine);
   bool deliver_messages();
   OperationPtr message(const TensorView& tensor, int peer, int tag, std::shared_ptr<void> keep, bool outgoing);
   // memory_mismatch.cc
   void record_caller_locked();
   void fail_if_other_memory(const Operation& operation);
-  // jobs.cc
-  Team team_for(const RankMask& participants);
-  std::unique_ptr<Algorithm> build(Entry& entry, const std::vector<OperationPtr>& members, size_t& rounds);
-  std::unique_ptr<Algorithm> build_part(Entry& entry, const std::vector<OperationPtr>& members, Team team,
-                                        size_t& rounds);
-  std::unique_ptr<Algorithm> build_allreduce(Entry& entry, const std::vector<OperationPtr>& members, Team team,
-                                             size_t& rounds);
-  // two_level_jobs.cc; hosts: where the members of the team are
-  std::unique_ptr<Algorithm> build_across_hosts(const std::vector<OperationPtr>& members, const Team& team,
-                                                const Hosts& hosts, size_t& rounds);
-  std::unique_ptr<Algorithm> reduce_across_hosts(Operation& operation, const Reduction& reduction, const Team& team,
-                                                 const Hosts& hosts, size_t& rounds);
-  std::unique_ptr<Algorithm> build_pull(Entry& entry, Operation& operation, Team team);
-  std::byte* mapped(const Operation& operation, int rank, const MemoryRef& ref) const;
-  std::vector<ReduceJob> allreduce_jobs(const std::vector<OperationPtr>& members) const;
-  ReduceJob reduce_job(const Operation& operation) const;
-  std::unique_ptr<Algorithm> two_shots(Team team, std::vector<ReduceJob> jobs);
-  // gpu/device_jobs.cc, gpu/device_hosts.cc
-  void log_path(const Entry& entry);
-  void drop_active();
-  void pin_stage(Team& team);
-  std::unique_ptr<Algorithm> build_ipc(const std::vector<OperationPtr>& members, const Team& team, size_t& rounds);
-  std::unique_ptr<Algorithm> build_in_host_memory(const std::vector<OperationPtr>& members, const Team& team,
-                                                  size_t& rounds);
-  OperationPtr host_copy(const Operation& operation) const;
-  // gpu/nccl_jobs.cc
-  bool nccl_knows(const Operation& operation) const;
-  bool has_nccl() const;
-  std::unique_ptr<Algorithm> build_nccl(const std::vector<OperationPtr>& members, Team team);
-  void leave_nccl();
-  // gpu/mpi_jobs.cc
-  std::unique_ptr<Algorithm> build_mpi(const std::vector<OperationPtr>& members, Team team);
-  // exchange_jobs.cc
-  ExchangeJob exchange_job(Operation& operation) const;
-  std::byte* allocate_output(Operation& operation) const;
-  std::string unexpected_rows(const Operation& operation) const;
   // group.cc, wait.cc, health.cc, join.cc
   std::unique_ptr<HostRelay> make_relay();
   bool relay();
@@ -253,12 +215,7 @@ class Group {
   bool many_callers_ = false;
 
   // executor lock
-  std::byte* pinned_stage_ = nullptr;
-  std::unique_ptr<PinnedArena> arena_;
-  std::shared_ptr<NcclTeams> nccl_;
-  std::unique_ptr<ScratchMemory> scratch_;
-  std::vector<Algo> logged_paths_;
-  StageWriter writer_;
+  Planner planner_;
   std::unique_ptr<Algorithm> active_;
   std::vector<OperationPtr> active_members_;
   size_t active_rounds_ = 0;

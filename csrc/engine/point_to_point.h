@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/operation.h"
+#include "planner/operation.h"
 #include "transport/link.h"
 
 namespace rr {

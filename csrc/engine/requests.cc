@@ -103,9 +103,10 @@ void Group::show_device_operands(Operation& operation) const {
   signature.src = {gpu_key(device.id()), 0, 0, 0};
   const std::string& path = context_.settings().gpu_path;
   const auto say = [&signature](DeviceCan what) { signature.can = static_cast<uint8_t>(signature.can | what); };
-  if (nccl_knows(operation)) {
+  if (nccl_knows(operation, size())) {
     say(kNcclKnows);
-    if (has_nccl()) say(kCanNccl);  // looked for when it is first of use
+    const bool may_take_nccl = size() > 1 && (path == "auto" || path == "nccl");
+    if (may_take_nccl && context_.nccl() != nullptr) say(kCanNccl);  // looked for when it is first of use
   }
   if (size() > 1 && context_.device_messages() != nullptr) say(kCanMpi);
   if (path != "auto" && path != "ipc") return;

@@ -23,10 +23,6 @@ std::string some_of(std::vector<int> ranks) {
 }
 }  // namespace
 
-std::string called(Kind kind, const std::string& name, uint64_t number) {
-  return rr::name(kind) + (name.empty() ? "" : " '" + name + "'") + " #" + std::to_string(number);
-}
-
 std::string called_shortly(Kind kind, const std::string& name, uint64_t number) {
   return called(kind, name.size() > kShownNbytes ? shortened(name, kShownNbytes) + "..." : name, number);
 }

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "engine/operation.h"
+#include "planner/operation.h"
 
 namespace rr {
 

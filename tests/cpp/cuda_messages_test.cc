@@ -94,7 +94,7 @@ struct PostRank {
       world_ranks.push_back(r);
     }
     team.me = rank;
-    const auto algorithm = message_road(device, messages, world_ranks, 3, team, std::move(phases));
+    const auto algorithm = message_path(device, messages, world_ranks, 3, team, std::move(phases));
     if (size > 1 && rank == 0) expect(algorithm->needs(1) && !algorithm->needs(0), "it says whom it needs");
     finish(*algorithm);
     expect(!algorithm->needs(size - 1), "it needs nobody any more");

@@ -33,6 +33,8 @@ ROOMS: dict[str, tuple[str, str]] = {
         "negotiation_test negotiation_steps_test join_test failure_test deadlock_timeout_test stress_test",
         "test_package.py",
     ),
+    "csrc/planner/": ("collectives_test movement_test pull_test hosts_test", "test_package.py"),
+    "csrc/planner/gpu/": ("gpu_paths_test cuda_hosts_test cuda_nccl_test mpi_cuda_test", "test_package.py"),
     "csrc/engine/": (
         "collectives_test hosts_test held_links_test join_hosts_test failure_test stress_test",
         "test_package.py",

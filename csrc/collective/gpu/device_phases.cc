@@ -194,7 +194,7 @@ DevicePhases message_exchange(const ExchangeJob& job, int me, int size, const De
   return plan;
 }
 
-std::unique_ptr<Algorithm> message_road(Device& device, std::shared_ptr<DeviceMessages> messages,
+std::unique_ptr<Algorithm> message_path(Device& device, std::shared_ptr<DeviceMessages> messages,
                                         std::vector<int> world_ranks, int group, Team team, DevicePhases phases) {
   return std::make_unique<MessageRoad>(device, std::move(messages), std::move(world_ranks), group, std::move(team),
                                        std::move(phases));

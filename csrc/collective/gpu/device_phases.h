@@ -45,7 +45,7 @@ DevicePhases message_allreduce(const std::vector<ReduceJob>& jobs, int me, int s
 DevicePhases message_exchange(const ExchangeJob& job, int me, int size, const DeviceScratch& scratch);
 
 // world_ranks: of the members. group: its id.
-std::unique_ptr<Algorithm> message_road(Device& device, std::shared_ptr<DeviceMessages> messages,
+std::unique_ptr<Algorithm> message_path(Device& device, std::shared_ptr<DeviceMessages> messages,
                                         std::vector<int> world_ranks, int group, Team team, DevicePhases phases);
 
 }  // namespace rr

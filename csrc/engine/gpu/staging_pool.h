@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/gpu/pinned_pages.h"
+#include "gpu/pinned_pages.h"
 
 namespace rr {
 

@@ -238,9 +238,11 @@ def no_room() -> None:
 
     if rank == 0:
         group.recv([torch.zeros(1)], 1, 0).wait()
-    else:
-        Gpu.driver.wait = let_rank_0_come
-    group.allgather([[on_gpu(torch.zeros(2 - rank)) for _ in range(size)]], [on_gpu(torch.ones(2))]).wait()
+    work = group.allgather([[on_gpu(torch.zeros(2 - rank)) for _ in range(size)]], [on_gpu(torch.ones(2))])
+    if rank == 1:
+        Gpu.driver.wait = let_rank_0_come  # not before: to make a tensor waits for the stream too
+    work.wait()
+    del work
     tensor = on_gpu(torch.ones(5))
     if rank == 1:
         told: Exception | None = None

@@ -184,7 +184,7 @@ ROWS = (
     ),
     Mutation(
         "reducescatter-rows",
-        "csrc/engine/jobs.cc",
+        "csrc/planner/planner.cc",
         "part.srcs.push_back(input_of(r) + rows.begin * src.row_nbytes());",
         "part.srcs.push_back(input_of(r));",
         ("pull_test",),

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/operation.h"
 #include "negotiation/hosts.h"
+#include "planner/operation.h"
 
 namespace rr {
 
@@ -24,13 +24,6 @@ struct DeviceLevels {
   std::function<void(const std::string&)> refused;
   std::function<void(Team&)> pin;  // the stage, for a team that uses it for device memory
 };
-
-class Context;
-class ControlSegment;
-// What to do when all members of a meeting know that one of them could not map another's memory: it is said once, and
-// later operations do not try. noted: of the group, which outlives it.
-std::function<void(const std::string&)> on_refusal(const ControlSegment& control, Context& context,
-                                                   std::vector<Algo>& noted, std::string where);
 
 // Whether all hosts have as many members, and more than one.
 bool has_levels(const Hosts& hosts);

@@ -1,4 +1,4 @@
-#include "engine/two_level_allreduce.h"
+#include "planner/two_level_allreduce.h"
 
 #include <algorithm>
 

@@ -15,8 +15,7 @@
 #include "base/errors.h"
 #include "base/hash.h"
 #include "collective/gpu/ipc.h"
-#include "engine/gpu/pinned_pages.h"
-#include "gpu/device.h"
+#include "gpu/pinned_arena.h"
 #include "negotiation/negotiation.h"
 
 namespace rr {
@@ -42,23 +41,6 @@ inline Output new_output(std::shared_ptr<Device> device, size_t nbytes) {
   std::byte* const memory = device->allocate(nbytes);
   return Output(memory, FreeOutput{std::move(device)});
 }
-
-// Host memory that is pinned, for the operations of a group one after the other. Grows to what the largest needed.
-class PinnedArena {
- public:
-  explicit PinnedArena(Device& device) : device_(device) {}
-  std::byte* allocate(size_t nbytes);  // until clear()
-  void clear();
-
- private:
-  struct Block {
-    PinnedPages memory;
-    size_t nbytes = 0;
-    size_t used = 0;
-  };
-  Device& device_;
-  std::vector<Block> blocks_;
-};
 
 // A C-contiguous tensor of this process, in host memory or on its GPU.
 struct TensorView {
@@ -148,8 +130,12 @@ struct Operation {
 
 using OperationPtr = std::shared_ptr<Operation>;
 
-// The tensors of a bucket or group may differ in dtype: one algorithm for each dtype, one after the other. Defined in
-// jobs.cc.
-std::vector<std::pair<DType, std::vector<Piece>>> pieces_by_dtype(const std::vector<OperationPtr>& members);
+// "allreduce 'loss' #12"
+inline std::string called(Kind kind, const std::string& name, uint64_t number) {
+  return rr::name(kind) + (name.empty() ? "" : " '" + name + "'") + " #" + std::to_string(number);
+}
+inline std::string called(const Operation& operation) {
+  return called(operation.kind, operation.name, operation.number);
+}
 
 }  // namespace rr

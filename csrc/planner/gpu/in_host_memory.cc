@@ -1,13 +1,12 @@
-// Group: operations on memory of GPUs over several hosts, by way of pinned host memory.
+// DevicePlanner: operations on memory of GPUs over several hosts, by way of pinned host memory.
 
 #include <algorithm>
 
-#include "base/errors.h"
-#include "engine/context.h"
-#include "engine/gpu/device_levels.h"
-#include "engine/gpu/stream_copies.h"
-#include "engine/group.h"
-#include "engine/two_level_allreduce.h"
+#include "planner/across_hosts.h"
+#include "planner/exchange_plan.h"
+#include "planner/gpu/device_planner.h"
+#include "planner/gpu/stream_copies.h"
+#include "planner/two_level_allreduce.h"
 
 namespace rr {
 namespace {
@@ -35,7 +34,7 @@ TensorView part_of(TensorView tensor, Range range) {
 }  // namespace
 
 // An operation on host memory in place of one on GPU memory. Its tensors are still to be set.
-OperationPtr Group::host_copy(const Operation& operation) const {
+OperationPtr DevicePlanner::host_copy(const Operation& operation) const {
   auto one = std::make_shared<Operation>();
   one->kind = operation.kind;
   one->signature = operation.signature;
@@ -48,12 +47,25 @@ OperationPtr Group::host_copy(const Operation& operation) const {
   return one;
 }
 
+DeviceLevels DevicePlanner::levels(const Team& team, const Hosts& hosts) {
+  DeviceLevels levels;
+  levels.device = from_.gpu.shared_device();
+  levels.mappings = from_.gpu.device_mappings();
+  levels.arena = arena_.get();
+  levels.team = &team;
+  levels.hosts = &hosts;
+  levels.is_mappable = from_.control.header().unmappable.load() == 0;
+  levels.refused = on_refusal();
+  levels.pin = [this](Team& others) { pin_stage(others); };
+  return levels;
+}
+
 // Copied from the GPU, reduced or moved as host memory is, copied back. A long tensor of an all-reduce goes in pieces:
 // all are issued to the work stream at once, and while one is between the hosts the next ones come from the GPU and the
 // ones before go back. Where it is cut depends on its length alone.
-std::unique_ptr<Algorithm> Group::build_in_host_memory(const std::vector<OperationPtr>& members, const Team& team,
-                                                       size_t& rounds) {
-  Device& device = *context_.device();
+std::unique_ptr<Algorithm> DevicePlanner::in_host_memory(const std::vector<OperationPtr>& members, const Team& team,
+                                                         size_t& rounds) {
+  Device& device = *from_.gpu.device();
   if (arena_ == nullptr) arena_ = std::make_unique<PinnedArena>(device);
   arena_->clear();
   struct Unit {
@@ -62,7 +74,7 @@ std::unique_ptr<Algorithm> Group::build_in_host_memory(const std::vector<Operati
     std::vector<DevicePart> up;
   };
   std::vector<Unit> units(1);  // the first is what is not cut
-  const Hosts hosts = hosts_.narrowed(team.members);
+  const Hosts hosts = from_.hosts.narrowed(team.members);
   struct Long {
     Piece tensor;
     Reduction reduction;
@@ -71,15 +83,15 @@ std::unique_ptr<Algorithm> Group::build_in_host_memory(const std::vector<Operati
   std::vector<Long> longs;
   bool maps = has_levels(hosts);
   for (const OperationPtr& member : members) {
-    for (const int r : team.members) maps &= (control_.signature(member->ticket.request_slot, r).can & kCanExport) != 0;
+    for (const int r : team.members) maps &= (from_.announced(*member, r).can & kCanExport) != 0;
   }
   for (const OperationPtr& member : members) {
     const Kind kind = member->kind;
-    const bool is_root = member->signature.root == rank_;
+    const bool is_root = member->signature.root == from_.rank;
     const OperationPtr whole = host_copy(*member);
     for (size_t i = 0; i < std::max(member->srcs.size(), member->dsts.size()); ++i) {
       if (maps && kind == Kind::kAllreduce && member->srcs[i].nbytes() >= kLeastLong) {
-        Reduction reduction = reduction_of(member->signature, size());
+        Reduction reduction = reduction_of(member->signature, from_.size());
         reduction.dtype = member->srcs[i].dtype;
         if (foldable_in_place(reduction)) {
           const Piece tensor = {member->srcs[i].data, member->dsts[i].data, member->srcs[i].count};
@@ -126,31 +138,21 @@ std::unique_ptr<Algorithm> Group::build_in_host_memory(const std::vector<Operati
   for (Unit& unit : units) parts.push_back(downs.issue(std::move(unit.down)));
   for (size_t k = 0; k < units.size(); ++k) {
     parts.push_back(downs.await(k));
-    parts.push_back(build_across_hosts(units[k].operations, team, hosts, rounds));
+    parts.push_back(across_hosts(from_, units[k].operations, team, hosts, rounds));
     Operation& first = *members.front();
     if (is_ragged(first.kind)) {
       const Operation& one = *units[k].operations.front();
       first.counts = one.counts;
       first.output_nbytes = one.output_nbytes;
-      const bool takes = first.kind != Kind::kGather || first.signature.root == rank_;
-      if (takes) units[k].up.push_back({one.dsts[0].data, allocate_output(first), first.output_nbytes});
+      const bool takes = first.kind != Kind::kGather || first.signature.root == from_.rank;
+      if (takes) units[k].up.push_back({one.dsts[0].data, allocate_output(from_, first), first.output_nbytes});
     }
     parts.push_back(ups.issue(std::move(units[k].up)));
   }
   if (!units.empty()) parts.push_back(ups.await_last());
-  DeviceLevels levels;
-  levels.device = context_.shared_device();
-  levels.mappings = context_.device_mappings();
-  levels.arena = arena_.get();
-  levels.team = &team;
-  levels.hosts = &hosts;
-  levels.is_mappable = control_.header().unmappable.load() == 0;
-  levels.refused = on_refusal(control_, context_, logged_paths_, here() + "]");
-  levels.pin = [this](Team& others) { pin_stage(others); };
-  if (!longs.empty()) add(context_.stats().cuda_ipc, 1);
-  for (const Long& one : longs) {
-    parts.push_back(device_levels(levels, one.tensor, one.reduction, one.codec, rounds));
-  }
+  if (!longs.empty()) add(from_.stats.cuda_ipc, 1);
+  const DeviceLevels both = levels(team, hosts);
+  for (const Long& one : longs) parts.push_back(device_levels(both, one.tensor, one.reduction, one.codec, rounds));
   return sequence(std::move(parts));
 }
 

@@ -1,16 +1,11 @@
-// Group: the blocks that an allgather, gather, broadcast, scatter or alltoall moves, read off the members' request
-// slots.
+#include "planner/exchange_plan.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "engine/context.h"
-#include "engine/group.h"
-
 namespace rr {
 
-// Output whose size only the operation knows: where the caller said, if that has just this size.
-std::byte* Group::allocate_output(Operation& operation) const {
+std::byte* allocate_output(const Resources& from, Operation& operation) {
   if (!operation.dsts.empty() && operation.dsts[0].nbytes() == operation.output_nbytes) return operation.dsts[0].data;
   const size_t nbytes = std::max<size_t>(1, operation.output_nbytes);
   if (operation.arena != nullptr) {
@@ -20,13 +15,12 @@ std::byte* Group::allocate_output(Operation& operation) const {
     return operation.dsts[0].data = operation.arena->allocate(nbytes);
   }
   operation.output =
-      operation.signature.place == Place::kDevice ? new_output(context_.shared_device(), nbytes) : new_output(nbytes);
+      operation.signature.place == Place::kDevice ? new_output(from.gpu.shared_device(), nbytes) : new_output(nbytes);
   return operation.output.get();
 }
 
-// Why the output is not what the caller has room for; "" when it is. The other ranks have what they wanted either way.
-std::string Group::unexpected_rows(const Operation& operation) const {
-  const bool takes = operation.kind != Kind::kGather || operation.signature.root == rank_;
+std::string unexpected_rows(const Operation& operation, int rank) {
+  const bool takes = operation.kind != Kind::kGather || operation.signature.root == rank;
   if (!takes || operation.expected.empty() || operation.counts == operation.expected) return "";
   const auto list = [](const std::vector<uint64_t>& counts) {
     std::string text;
@@ -38,14 +32,13 @@ std::string Group::unexpected_rows(const Operation& operation) const {
          list(operation.expected);
 }
 
-ExchangeJob Group::exchange_job(Operation& operation) const {
-  const size_t n = static_cast<size_t>(size());
+ExchangeJob exchange_job(const Resources& from, Operation& operation) {
+  const int rank = from.rank;
+  const size_t n = static_cast<size_t>(from.size());
   const Signature& mine = operation.signature;
   ExchangeJob job;
   job.sources.assign(n, true);
-  const auto announced = [&](size_t r) -> const Signature& {
-    return control_.signature(operation.ticket.request_slot, static_cast<int>(r));
-  };
+  const auto announced = [&](size_t r) -> const Signature& { return from.announced(operation, static_cast<int>(r)); };
   // rows x what one row takes; the row's size agrees on all ranks, but is unknown to a rank whose tensor has no rows
   const auto nbytes_of = [&](size_t r) { return static_cast<size_t>(announced(r).nbytes); };
 
@@ -57,7 +50,7 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
       job.takers.assign(n, true);
       job.takers[static_cast<size_t>(mine.root)] = false;
       job.largest_nbytes = tensor.nbytes();
-      if (mine.root == rank_) {
+      if (mine.root == rank) {
         job.outgoing.push_back({operation.srcs[0].data, tensor.nbytes()});
       } else {
         job.incoming.push_back({mine.root, 0, tensor.data, tensor.nbytes(), 0});
@@ -76,12 +69,12 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
         job.takers.assign(n, false);
         job.takers[static_cast<size_t>(mine.root)] = true;
       }
-      if (operation.kind == Kind::kGather && mine.root != rank_) {
+      if (operation.kind == Kind::kGather && mine.root != rank) {
         operation.output_nbytes = 0;
         operation.counts.clear();
         break;
       }
-      std::byte* dst = allocate_output(operation);
+      std::byte* dst = allocate_output(from, operation);
       for (size_t r = 0; r < n; ++r) {
         job.incoming.push_back({static_cast<int>(r), 0, dst, nbytes_of(r), 0});
         dst += nbytes_of(r);
@@ -90,22 +83,22 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
     }
     case Kind::kScatter: {
       const TensorView& tensor = operation.dsts[0];
-      job.blocks = size();
+      job.blocks = from.size();
       job.sources.assign(n, false);
       job.sources[static_cast<size_t>(mine.root)] = true;
       job.largest_nbytes = tensor.nbytes();
-      for (size_t r = 0; r < n && mine.root == rank_; ++r) {
+      for (size_t r = 0; r < n && mine.root == rank; ++r) {
         job.outgoing.push_back({operation.srcs[0].data + r * tensor.nbytes(), tensor.nbytes()});
       }
-      const size_t before = static_cast<size_t>(rank_) * tensor.nbytes();
-      job.incoming.push_back({mine.root, rank_, tensor.data, tensor.nbytes(), before});
+      const size_t before = static_cast<size_t>(rank) * tensor.nbytes();
+      job.incoming.push_back({mine.root, rank, tensor.data, tensor.nbytes(), before});
       break;
     }
     case Kind::kAlltoall: {
-      job.blocks = size();
+      job.blocks = from.size();
       const auto splits_of = [&](size_t r, size_t to) {
         uint64_t rows;
-        std::memcpy(&rows, control_.payload(operation.ticket.request_slot, static_cast<int>(r)) + to * sizeof rows,
+        std::memcpy(&rows, from.control.payload(operation.ticket.request_slot, static_cast<int>(r)) + to * sizeof rows,
                     sizeof rows);
         return rows;
       };
@@ -116,20 +109,19 @@ ExchangeJob Group::exchange_job(Operation& operation) const {
         job.outgoing.push_back({src, nbytes});
         src += nbytes;
       }
-      for (size_t from = 0; from < n; ++from) {
-        operation.counts.push_back(splits_of(from, static_cast<size_t>(rank_)));
+      for (size_t r = 0; r < n; ++r) {
+        operation.counts.push_back(splits_of(r, static_cast<size_t>(rank)));
         operation.output_nbytes += static_cast<size_t>(operation.counts.back()) * row;
         for (size_t to = 0; to < n; ++to) {
-          job.largest_nbytes = std::max(job.largest_nbytes, static_cast<size_t>(splits_of(from, to)) * row);
+          job.largest_nbytes = std::max(job.largest_nbytes, static_cast<size_t>(splits_of(r, to)) * row);
         }
       }
-      std::byte* dst = allocate_output(operation);
-      for (size_t from = 0; from < n; ++from) {
-        const size_t nbytes = static_cast<size_t>(operation.counts[from]) * row;
+      std::byte* dst = allocate_output(from, operation);
+      for (size_t r = 0; r < n; ++r) {
+        const size_t nbytes = static_cast<size_t>(operation.counts[r]) * row;
         size_t before = 0;
-        for (size_t to = 0; to < static_cast<size_t>(rank_); ++to)
-          before += static_cast<size_t>(splits_of(from, to)) * row;
-        job.incoming.push_back({static_cast<int>(from), rank_, dst, nbytes, before});
+        for (size_t to = 0; to < static_cast<size_t>(rank); ++to) before += static_cast<size_t>(splits_of(r, to)) * row;
+        job.incoming.push_back({static_cast<int>(r), rank, dst, nbytes, before});
         dst += nbytes;
       }
       break;

@@ -1,17 +1,18 @@
-// Pinned host memory that operations of a group use one after the other.
+#include "gpu/pinned_arena.h"
 
 #include <algorithm>
 
-#include "engine/operation.h"
-
 namespace rr {
 namespace {
+constexpr size_t kAlignment = 64;  // a cache line
 constexpr size_t kPage = 4096;
 constexpr size_t kLeastBlock = 1 << 20;
+
+constexpr size_t round_up(size_t nbytes, size_t multiple) { return (nbytes + multiple - 1) / multiple * multiple; }
 }  // namespace
 
 std::byte* PinnedArena::allocate(size_t nbytes) {
-  nbytes = round_up(std::max<size_t>(nbytes, 1), static_cast<size_t>(FreeOutput::kAlignment));
+  nbytes = round_up(std::max<size_t>(nbytes, 1), kAlignment);
   for (Block& block : blocks_) {
     if (block.nbytes - block.used < nbytes) continue;
     block.used += nbytes;

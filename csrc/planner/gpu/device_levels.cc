@@ -1,12 +1,11 @@
-#include "engine/gpu/device_levels.h"
+#include "planner/gpu/device_levels.h"
 
 #include <algorithm>
 
 #include "collective/hierarchical.h"
 #include "collective/linked.h"
-#include "engine/context.h"
-#include "engine/gpu/stream_copies.h"
-#include "engine/two_level_allreduce.h"
+#include "planner/gpu/stream_copies.h"
+#include "planner/two_level_allreduce.h"
 
 namespace rr {
 namespace {
@@ -149,17 +148,6 @@ class Builder {
 };
 
 }  // namespace
-
-std::function<void(const std::string&)> on_refusal(const ControlSegment& control, Context& context,
-                                                   std::vector<Algo>& noted, std::string where) {
-  return [&control, &context, &noted, where = std::move(where)](const std::string& why) {
-    control.header().unmappable.store(1);
-    if (std::find(noted.begin(), noted.end(), Algo::kAuto) != noted.end()) return;
-    noted.push_back(Algo::kAuto);
-    context.log().warning(where +
-                          " a GPU cannot map another rank's memory, so operations leave the path 'ipc': " + why);
-  };
-}
 
 bool has_levels(const Hosts& hosts) {
   const size_t ranks = hosts.here().size();

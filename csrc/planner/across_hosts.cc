@@ -1,16 +1,17 @@
-// Group: operations of a group on several hosts. What is no reduction goes straight over the links, each block once to
-// each rank that takes it.
+#include "planner/across_hosts.h"
 
 #include "collective/linked.h"
-#include "engine/context.h"
-#include "engine/group.h"
-#include "engine/two_level_allreduce.h"
+#include "planner/exchange_plan.h"
+#include "planner/reduction_plan.h"
+#include "planner/two_level_allreduce.h"
 
 namespace rr {
+namespace {
 
 // reduce and reducescatter: an all-reduce of which a rank keeps its part.
-std::unique_ptr<Algorithm> Group::reduce_across_hosts(Operation& operation, const Reduction& reduction,
-                                                      const Team& team, const Hosts& hosts, size_t& rounds) {
+std::unique_ptr<Algorithm> reduce_across_hosts(const Resources& from, const Operation& operation, const Team& team,
+                                               const Hosts& hosts, size_t& rounds) {
+  const Reduction reduction = reduction_of(operation.signature, from.size());
   const TensorView& src = operation.srcs[0];
   Memory memory;
   std::byte* const whole = allocate(memory, src.nbytes());
@@ -18,25 +19,26 @@ std::unique_ptr<Algorithm> Group::reduce_across_hosts(Operation& operation, cons
   parts.push_back(
       TwoLevelAllreduce(team, hosts, rounds).allreduce({{src.data, whole, src.count}}, reduction, Codec::kNone));
   if (operation.kind == Kind::kReduceScatter) {
-    const Range rows = segment(src.rows(), size(), rank_);
+    const Range rows = segment(src.rows(), from.size(), from.rank);
     parts.push_back(copies(
         team, {{{whole + rows.begin * src.row_nbytes()}, operation.dsts[0].data, rows.count() * src.row_nbytes()}}));
-  } else if (operation.signature.root == rank_) {
+  } else if (operation.signature.root == from.rank) {
     parts.push_back(copies(team, {{{whole}, operation.dsts[0].data, src.nbytes()}}));
   }
   return sequence(std::move(parts), std::move(memory));
 }
 
-std::unique_ptr<Algorithm> Group::build_across_hosts(const std::vector<OperationPtr>& members, const Team& team,
-                                                     const Hosts& hosts, size_t& rounds) {
+}  // namespace
+
+std::unique_ptr<Algorithm> across_hosts(const Resources& from, const std::vector<OperationPtr>& members,
+                                        const Team& team, const Hosts& hosts, size_t& rounds) {
   Operation& first = *members.front();
   const Signature& s = first.signature;
-  const Reduction reduction = reduction_of(s, size());
   switch (first.kind) {
     case Kind::kAllreduce: {
       Parts parts;
       for (auto& [dtype, pieces] : pieces_by_dtype(members)) {
-        Reduction one = reduction;
+        Reduction one = reduction_of(s, from.size());
         one.dtype = dtype;
         parts.push_back(TwoLevelAllreduce(team, hosts, rounds).allreduce(pieces, one, s.codec));
       }
@@ -44,16 +46,16 @@ std::unique_ptr<Algorithm> Group::build_across_hosts(const std::vector<Operation
     }
     case Kind::kReduce:
     case Kind::kReduceScatter:
-      return reduce_across_hosts(first, reduction, team, hosts, rounds);
+      return reduce_across_hosts(from, first, team, hosts, rounds);
     case Kind::kBroadcast: {
       const TensorView& tensor = first.dsts[0];
       Parts parts;
-      if (s.root == rank_) parts.push_back(copies(team, {{{first.srcs[0].data}, tensor.data, tensor.nbytes()}}));
+      if (s.root == from.rank) parts.push_back(copies(team, {{{first.srcs[0].data}, tensor.data, tensor.nbytes()}}));
       parts.push_back(tree_broadcast(team, s.root, tensor.data, tensor.nbytes()));
       return sequence(std::move(parts));
     }
     default:
-      return mesh(team, exchange_job(first));
+      return mesh(team, exchange_job(from, first));
   }
 }
 
