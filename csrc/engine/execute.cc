@@ -135,12 +135,12 @@ void Group::skip_entry(Entry& entry) {
   active_rounds_ = static_cast<size_t>(entry.rounds.load(std::memory_order_acquire) - 1);
   const Stage stage = control_.stage(static_cast<size_t>(control_.header().chunk_nbytes));
   skip_rounds(stage, rank_, rounds_base_, active_rounds_);
-  negotiation_.ring_waiters();
+  negotiation_.ring_waiters();  // not a team's to ring: this rank is in none
 }
 
 // What the work streams have been told to do goes on in the memory of operations that have failed.
 void Group::drop_active() {
-  if (active_ != nullptr) planner_.gpu().abort_nccl();
+  if (active_ != nullptr) planner_.on_device().abort_nccl();
   if (active_ != nullptr && active_members_.front()->signature.place == Place::kDevice) {
     const Algo path = static_cast<Algo>(control_.entry(cursor_).algorithm);
     const bool is_ipc = path == Algo::kIpc || (path == Algo::kStaged && hosts_.several());

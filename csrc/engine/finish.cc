@@ -248,7 +248,7 @@ std::string Group::here() const {
 }
 
 std::string Group::where(const Operation& operation) const {
-  if (operation.peer == -1) return here() + ", " + called(operation.kind, operation.name, operation.number) + "]";
+  if (operation.peer == -1) return here() + ", " + called(operation) + "]";
   return here() + ", " + operation.name + " #" + std::to_string(operation.number) + "]";
 }
 

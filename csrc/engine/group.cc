@@ -187,7 +187,7 @@ std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registe
 
 void Group::end() {
   drop_active();
-  planner_.gpu().close_nccl();
+  planner_.on_device().close_nccl();
   {
     const std::lock_guard lock(mutex_);
     is_removed_ = true;
@@ -228,7 +228,7 @@ void Group::leave(const std::string& cause) {
   // Its full fence: whoever reads what is written to registered memory from here on sees the above.
   negotiation_.ring_all();
   drop_active();
-  planner_.gpu().close_nccl();
+  planner_.on_device().close_nccl();
   const std::lock_guard lock(mutex_);
   std::exception_ptr error;
   try {

@@ -92,7 +92,7 @@ class Group {
   // Links to other hosts ring no bell: while there is work, somebody has to look.
   bool must_poll() const { return hosts_.several() && is_busy(); }
   // Executor lock held. Whether a library prepares something on the GPU; it rings no bell.
-  bool must_poll_device() const { return planner_.gpu().must_poll(); }
+  bool must_poll_device() const { return planner_.on_device().must_poll(); }
 
  private:
   // requests.cc

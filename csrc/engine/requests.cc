@@ -7,6 +7,7 @@
 #include "base/errors.h"
 #include "engine/context.h"
 #include "engine/group.h"
+#include "planner/gpu/device_planner.h"
 
 namespace rr {
 

@@ -2,13 +2,11 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <exception>
 #include <memory>
 #include <new>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -9,7 +9,8 @@
 
 namespace rr {
 
-Planner::Planner(Resources from) : from_(std::move(from)), writer_(from_.settings.staging), gpu_(from_) {}
+Planner::Planner(Resources resources)
+    : from_(std::move(resources)), writer_(from_.settings.staging), on_device_(from_) {}
 
 Team Planner::team_for(const RankMask& participants, uint64_t first_round) {
   Team team;
@@ -35,8 +36,8 @@ std::unique_ptr<Algorithm> Planner::plan(uint64_t position, const std::vector<Op
   Team team = team_for(entry.participants, first_round);
   Operation& first = *members.front();
   if (first.signature.place == Place::kDevice) {
-    if (algo != Algo::kStaged || from_.hosts.several()) return gpu_.plan(entry, members, std::move(team), rounds);
-    gpu_.stage(entry, team);
+    if (algo != Algo::kStaged || from_.hosts.several()) return on_device_.plan(entry, members, std::move(team), rounds);
+    on_device_.prepare_staged(entry, team);
   }
   if (algo == Algo::kHierarchical) {
     add(from_.stats.hierarchical, 1);

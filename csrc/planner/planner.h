@@ -5,22 +5,24 @@
 #include <memory>
 #include <vector>
 
+#include "collective/direct.h"
 #include "planner/gpu/device_planner.h"
 #include "planner/resources.h"
+#include "transport/stage_writer.h"
 
 namespace rr {
 
-// Executor lock held.
+// Executor lock held, but at its end.
 class Planner {
  public:
-  explicit Planner(Resources from);
+  explicit Planner(Resources resources);
 
-  // position: of the entry in the log. members: its operations here. first_round: rounds of the stage that were used
-  // before. rounds: of the stage, that the algorithm will use.
+  // position: of the entry in the log. members: its operations here, at least one. first_round: rounds of the stage
+  // that were used before. rounds: 0 before; then those of the stage that the algorithm will use. Never null.
   std::unique_ptr<Algorithm> plan(uint64_t position, const std::vector<OperationPtr>& members, uint64_t first_round,
                                   size_t& rounds);
-  DevicePlanner& gpu() { return gpu_; }
-  const DevicePlanner& gpu() const { return gpu_; }
+  DevicePlanner& on_device() { return on_device_; }
+  const DevicePlanner& on_device() const { return on_device_; }
 
  private:
   Team team_for(const RankMask& participants, uint64_t first_round);
@@ -36,7 +38,7 @@ class Planner {
 
   const Resources from_;
   StageWriter writer_;
-  DevicePlanner gpu_;
+  DevicePlanner on_device_;
 };
 
 }  // namespace rr

@@ -34,7 +34,10 @@ ROOMS: dict[str, tuple[str, str]] = {
         "test_package.py",
     ),
     "csrc/planner/": ("collectives_test movement_test pull_test hosts_test", "test_package.py"),
-    "csrc/planner/gpu/": ("gpu_paths_test cuda_hosts_test cuda_nccl_test mpi_cuda_test", "test_package.py"),
+    "csrc/planner/gpu/": (
+        "gpu_paths_test cuda_hosts_test cuda_nccl_engine_test cuda_errors_test cuda_room_test",
+        "test_gpu_mpi_on_fake_driver.py test_package.py",
+    ),
     "csrc/engine/": (
         "collectives_test hosts_test held_links_test join_hosts_test failure_test stress_test",
         "test_package.py",

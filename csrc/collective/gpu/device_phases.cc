@@ -72,9 +72,9 @@ void add_block(DevicePhases& plan, const ReduceJob& job, Range range, int me, in
   plan.phases.push_back(std::move(unpack));
 }
 
-class MessageRoad final : public Algorithm {
+class MessagePath final : public Algorithm {
  public:
-  MessageRoad(Device& device, std::shared_ptr<DeviceMessages> messages, std::vector<int> world_ranks, int group,
+  MessagePath(Device& device, std::shared_ptr<DeviceMessages> messages, std::vector<int> world_ranks, int group,
               Team team, DevicePhases phases)
       : device_(device),
         messages_(std::move(messages)),
@@ -196,7 +196,7 @@ DevicePhases message_exchange(const ExchangeJob& job, int me, int size, const De
 
 std::unique_ptr<Algorithm> message_path(Device& device, std::shared_ptr<DeviceMessages> messages,
                                         std::vector<int> world_ranks, int group, Team team, DevicePhases phases) {
-  return std::make_unique<MessageRoad>(device, std::move(messages), std::move(world_ranks), group, std::move(team),
+  return std::make_unique<MessagePath>(device, std::move(messages), std::move(world_ranks), group, std::move(team),
                                        std::move(phases));
 }
 

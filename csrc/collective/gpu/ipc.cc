@@ -256,9 +256,9 @@ class Ipc final : public Staged {
 };
 
 // The rounds above, and the way otherwise where a mapping was refused.
-class IpcRoad final : public Algorithm {
+class IpcPath final : public Algorithm {
  public:
-  IpcRoad(Team team, IpcJob job) : team_(std::move(team)), job_(std::move(job)) {
+  IpcPath(Team team, IpcJob job) : team_(std::move(team)), job_(std::move(job)) {
     const size_t tables = table_rounds(job_, team_.stage, team_.size());
     rounds_ = tables + kRoundsAfterTable;
     ipc_ = std::make_unique<Ipc>(team_, job_, table_unit(job_, team_.stage, team_.size()), tables);
@@ -301,7 +301,7 @@ size_t rounds_of(const IpcJob& job, const Stage& stage, int members) {
 }
 
 std::unique_ptr<Algorithm> ipc(Team team, IpcJob job) {
-  return std::make_unique<IpcRoad>(std::move(team), std::move(job));
+  return std::make_unique<IpcPath>(std::move(team), std::move(job));
 }
 
 }  // namespace rr

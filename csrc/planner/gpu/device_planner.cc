@@ -36,7 +36,7 @@ std::unique_ptr<Algorithm> DevicePlanner::plan(const Entry& entry, const std::ve
   }
 }
 
-void DevicePlanner::stage(const Entry& entry, Team& team) {
+void DevicePlanner::prepare_staged(const Entry& entry, Team& team) {
   log_path(entry);
   add(from_.stats.cuda_staged, 1);
   pin_stage(team);

@@ -17,7 +17,7 @@ namespace rr {
 // Whether NCCL can do what the operation asks for. size: ranks of the group.
 bool nccl_knows(const Operation& operation, int size);
 
-// Executor lock held.
+// Executor lock held, but at its end.
 class DevicePlanner {
  public:
   explicit DevicePlanner(const Resources& from) : from_(from) {}
@@ -28,8 +28,8 @@ class DevicePlanner {
   // rounds: of the stage, that the algorithm will use.
   std::unique_ptr<Algorithm> plan(const Entry& entry, const std::vector<OperationPtr>& members, Team team,
                                   size_t& rounds);
-  // The path 'staged' on one host is that of host memory, with a team whose stage is pinned.
-  void stage(const Entry& entry, Team& team);
+  // The path 'staged' on one host has the plans of host memory, with a team whose stage is pinned here.
+  void prepare_staged(const Entry& entry, Team& team);
 
   // Kernels of NCCL's wait for ranks that will not come: ends them.
   void abort_nccl();

@@ -48,16 +48,16 @@ OperationPtr DevicePlanner::host_copy(const Operation& operation) const {
 }
 
 DeviceLevels DevicePlanner::levels(const Team& team, const Hosts& hosts) {
-  DeviceLevels levels;
-  levels.device = from_.gpu.shared_device();
-  levels.mappings = from_.gpu.device_mappings();
-  levels.arena = arena_.get();
-  levels.team = &team;
-  levels.hosts = &hosts;
-  levels.is_mappable = from_.control.header().unmappable.load() == 0;
-  levels.refused = on_refusal();
-  levels.pin = [this](Team& others) { pin_stage(others); };
-  return levels;
+  DeviceLevels both;
+  both.device = from_.gpu.shared_device();
+  both.mappings = from_.gpu.device_mappings();
+  both.arena = arena_.get();
+  both.team = &team;
+  both.hosts = &hosts;
+  both.is_mappable = from_.control.header().unmappable.load() == 0;
+  both.refused = on_refusal();
+  both.pin = [this](Team& others) { pin_stage(others); };
+  return both;
 }
 
 // Copied from the GPU, reduced or moved as host memory is, copied back. A long tensor of an all-reduce goes in pieces:
@@ -151,8 +151,9 @@ std::unique_ptr<Algorithm> DevicePlanner::in_host_memory(const std::vector<Opera
   }
   if (!units.empty()) parts.push_back(ups.await_last());
   if (!longs.empty()) add(from_.stats.cuda_ipc, 1);
-  const DeviceLevels both = levels(team, hosts);
-  for (const Long& one : longs) parts.push_back(device_levels(both, one.tensor, one.reduction, one.codec, rounds));
+  const DeviceLevels on_two_levels = levels(team, hosts);
+  for (const Long& one : longs)
+    parts.push_back(device_levels(on_two_levels, one.tensor, one.reduction, one.codec, rounds));
   return sequence(std::move(parts));
 }
 
