@@ -131,7 +131,7 @@ sanitize-%: $(VENV)/doctest $(VENV)/tools
 # TensorFlow, Keras and JAX are 1 GB: what needs them is a part of its own, and installs them.
 FRAMEWORK_TESTS := $(addprefix tests/python/,tensorflow keras jax bench/test_bench_train_frameworks.py)
 
-# One worker more than cores: 442 s, and 494 s with as many as cores (2). ARGS="-n0": one after the other, with a debugger.
+# One worker more than cores: with two cores 442 s, where two workers take 494. ARGS="-n0": one test after the other.
 PYTEST = $(BIN)/python -m pytest -n $$(($(JOBS) + 1)) --dist worksteal
 pytest: build  ## Python tests but for test-frameworks (make pytest ARGS="-k allreduce")
 	@$(PYTEST) $(FRAMEWORK_TESTS:%=--ignore=%) $(ARGS)

@@ -1,6 +1,7 @@
 // What every algorithm looks like to the engine: a resumable object that never blocks, and the job it works on.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -65,6 +66,13 @@ struct Team {
 
   int size() const { return static_cast<int>(members.size()); }
   int rank() const { return members[static_cast<size_t>(me)]; }
+  // The same of some of the members, this rank among them.
+  Team narrowed(const std::vector<int>& ranks) const {
+    Team some = *this;
+    some.members = ranks;
+    some.me = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
+    return some;
+  }
   void ring_others() const {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     for (size_t i = 0; i < bells.size(); ++i) {

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/rounding.h"
+
 namespace rr {
 
 struct Range {
@@ -14,9 +16,6 @@ struct Range {
   constexpr size_t count() const { return end - begin; }
   constexpr bool empty() const { return begin == end; }
 };
-
-constexpr size_t divide_up(size_t a, size_t b) { return a / b + (a % b != 0); }
-constexpr size_t round_up(size_t a, size_t b) { return divide_up(a, b) * b; }
 
 // Segment `index` of `parts` of count elements: consecutive, tiling, boundaries at multiples of `align` elements (so
 // that no two ranks write one cache line). Sizes differ by at most align; trailing segments may be short or empty.

@@ -12,6 +12,12 @@ namespace {
 // One step is one chunk (tens of microseconds); between steps the locks and looks around cost about 0.2 us. A caller's
 // other duties (signals, timeouts, other groups) can wait for this many.
 constexpr int kStepsAtOnce = 16;
+
+// Whether GPUs work in each other's memory: on the path ipc, and on the first level of 'staged' over several hosts.
+bool maps_gpu_memory(const Entry& entry, const Hosts& hosts) {
+  const Algo path = static_cast<Algo>(entry.algorithm);
+  return path == Algo::kIpc || (path == Algo::kStaged && hosts.several());
+}
 }  // namespace
 
 bool Group::progress(bool from_engine) {
@@ -142,9 +148,7 @@ void Group::skip_entry(Entry& entry) {
 void Group::drop_active() {
   if (active_ != nullptr) planner_.on_device().abort_nccl();
   if (active_ != nullptr && active_members_.front()->signature.place == Place::kDevice) {
-    const Algo path = static_cast<Algo>(control_.entry(cursor_).algorithm);
-    const bool is_ipc = path == Algo::kIpc || (path == Algo::kStaged && hosts_.several());
-    context_.abandon(std::move(active_), active_members_, is_ipc);
+    context_.abandon(std::move(active_), active_members_, maps_gpu_memory(control_.entry(cursor_), hosts_));
   }
   active_.reset();
   active_members_.clear();
@@ -154,9 +158,7 @@ void Group::drop_active() {
 // been anything: its owner was free to write there again.
 bool Group::fail_if_memory_is_gone() {
   const Entry& entry = control_.entry(cursor_);
-  const Algo algo = static_cast<Algo>(entry.algorithm);
-  const bool has_levels = algo == Algo::kStaged && hosts_.several();
-  if (algo != Algo::kDirect && algo != Algo::kIpc && !has_levels) return false;
+  if (static_cast<Algo>(entry.algorithm) != Algo::kDirect && !maps_gpu_memory(entry, hosts_)) return false;
   std::atomic_thread_fence(std::memory_order_acquire);  // look after reading
   for (int r = 0; r < size(); ++r) {
     if (r == rank_ || !entry.participants.test(r) || !hosts_.is_here(r)) continue;

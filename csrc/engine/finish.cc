@@ -247,9 +247,6 @@ std::string Group::here() const {
   return text + "]";
 }
 
-std::string Group::where(const Operation& operation) const {
-  if (operation.peer == -1) return here() + ", " + called(operation) + "]";
-  return here() + ", " + operation.name + " #" + std::to_string(operation.number) + "]";
-}
+std::string Group::where(const Operation& operation) const { return here() + ", " + called(operation) + "]"; }
 
 }  // namespace rr

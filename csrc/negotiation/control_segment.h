@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/rounding.h"
 #include "collective/direct.h"
 #include "negotiation/lock.h"
 #include "negotiation/signature.h"
@@ -251,7 +252,7 @@ class ControlSegment {
  private:
   ControlSegment(int size, size_t capacity);  // offsets only
   std::byte* base() const { return mapping_.data(); }
-  size_t outbox_nbytes() const { return (sizeof(Outbox) + note_count() * sizeof(Note) + 63) / 64 * 64; }
+  size_t outbox_nbytes() const { return round_up(sizeof(Outbox) + note_count() * sizeof(Note), 64); }
   std::byte* outbox_base(int rank) const { return base() + outboxes_ + static_cast<size_t>(rank) * outbox_nbytes(); }
   template <class T>
   T* at(size_t offset) const {

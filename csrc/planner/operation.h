@@ -133,7 +133,8 @@ inline std::string called(Kind kind, const std::string& name, uint64_t number) {
   return rr::name(kind) + (name.empty() ? "" : " '" + name + "'") + " #" + std::to_string(number);
 }
 inline std::string called(const Operation& operation) {
-  return called(operation.kind, operation.name, operation.number);
+  if (operation.peer == -1) return called(operation.kind, operation.name, operation.number);
+  return operation.name + " #" + std::to_string(operation.number);  // a message, whose name says it all
 }
 
 }  // namespace rr

@@ -54,7 +54,7 @@ struct Resources {
   std::function<std::string()> here;  // how messages about the group begin; the bracket is left open
 
   int size() const { return control.size(); }
-  // How messages about an operation of the log end.
+  // How messages about an operation end.
   std::string where(const Operation& operation) const { return here() + ", " + called(operation) + "]"; }
   const Signature& announced(const Operation& operation, int of_rank) const {
     return control.signature(operation.ticket.request_slot, of_rank);

@@ -15,15 +15,6 @@ constexpr size_t kPieces = 32;
 // From here on a ring: no receiver is sent more at once than its link takes.
 constexpr size_t kRingNbytes = 1 << 20;
 
-// The members of a team with these group ranks.
-Team part_of(const Team& team, const std::vector<int>& ranks) {
-  Team part = team;
-  part.members = ranks;
-  const auto at = std::find(ranks.begin(), ranks.end(), team.rank());
-  part.me = static_cast<int>(at - ranks.begin());
-  return part;
-}
-
 }  // namespace
 
 std::byte* allocate(Memory& memory, size_t nbytes) {
@@ -85,7 +76,7 @@ HostPart TwoLevelAllreduce::reduce_here(size_t piece, const Piece& elements, std
   job.element_count = elements.count;
   job.pieces = {elements};
   job.owned = std::move(owned);
-  Team here = part_of(team_, hosts_.here());
+  Team here = team_.narrowed(hosts_.here());
   job.pieces[0].dst += job.owned[static_cast<size_t>(here.me)].begin * itemsize(reduction.dtype);
   here.first_round = team_.first_round + rounds_;
   rounds_ += rounds_of(job, here.stage, here.size());
@@ -95,7 +86,7 @@ HostPart TwoLevelAllreduce::reduce_here(size_t piece, const Piece& elements, std
 HostPart TwoLevelAllreduce::gather_here(size_t piece, std::byte* elements, const std::vector<Range>& owned,
                                         size_t item) {
   ExchangeJob job;
-  Team here = part_of(team_, hosts_.here());
+  Team here = team_.narrowed(hosts_.here());
   const Range& mine = owned[static_cast<size_t>(here.me)];
   if (!mine.empty()) job.outgoing.push_back({elements + mine.begin * item, mine.count() * item});
   for (size_t s = 0; s < owned.size(); ++s) {
@@ -152,7 +143,7 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, co
   }
   std::vector<int> ranks;
   for (const auto& members : hosts_.members) ranks.push_back(members[me]);
-  Team leads = part_of(team_, ranks);
+  Team leads = team_.narrowed(ranks);
   return hierarchical(std::move(parts), way == Way::kRing
                                             ? ring(std::move(leads), std::move(mine), between, codec)
                                             : pairwise(std::move(leads), std::move(mine), between, codec));

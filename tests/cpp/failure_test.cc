@@ -185,7 +185,7 @@ TEST_CASE("timeout: names the missing rank, whatever the path") {
 }
 
 // Rank 1 holds the group's lock and does not move: a process that was stopped there. On several hosts the lock is the
-// one of rank 1's host, and only its leader wants it, for what rank 2 states elsewhere.
+// one of rank 1's host, and only its leader wants it, for what rank 2 announces elsewhere.
 TEST_CASE("timeout: a rank that was stopped with the lock held is named, and nobody else") {
   // 2 s: on a busy machine another rank may show no sign of life for half a second.
   const Environment environment{{"RINGREDUCE_TIMEOUT", "2"}};
