@@ -35,24 +35,11 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   std::unique_lock lock(mutex_);
   record_thread(lock);
   throw_if_closed(Kind::kAllreduce);
-  if (!window_is_free(eager)) return false;
+  if (!unnamed_.has_room(eager)) return false;
   const uint64_t number = operations_++;
   record_call(Kind::kAllreduce, nullptr, number);
   add(context_.stats().operations, 1);
-  const void* payload = src.data;
-  size_t payload_nbytes = nbytes;
-  const uint64_t eager_index = eager_used_ % kEagerCount;
-  if (eager) {
-    ++eager_used_;
-    eager_counter_[eager_index] = unnamed_ + 1;
-    eager_writer_.write(control_.eager(rank_, eager_index), src.data, nbytes);
-    add(context_.stats().bytes_copied, nbytes);
-    payload = &eager_index;
-    payload_nbytes = sizeof eager_index;
-  }
-  const uint64_t counter = unnamed_++;
-  consumed_[counter % kUnnamedSlots] = false;
-  const Ticket ticket = negotiation_.announce_unnamed(counter, signature, payload, payload_nbytes);
+  const Ticket ticket = unnamed_.announce(signature, src.data, nbytes, eager);
   lock.unlock();
   negotiation_.ring_waiters();
 
@@ -66,7 +53,6 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   Operation operation;
   operation.kind = Kind::kAllreduce;
   operation.ticket = ticket;
-  operation.counter = counter;
   operation.quick = true;
   if (complete) {
     pass_on();
@@ -80,12 +66,11 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
       auto orphan = std::make_shared<Operation>();
       orphan->kind = Kind::kAllreduce;
       orphan->ticket = ticket;
-      orphan->counter = counter;
       orphan->number = operation.number;
       orphan->submitted_ns = operation.submitted_ns;
       orphan->quick = orphan->discard = true;
       const std::lock_guard again(mutex_);
-      if (!consumed_[counter % kUnnamedSlots]) outstanding_[counter % kUnnamedSlots] = std::move(orphan);
+      unnamed_.add(orphan);
       throw;
     }
     pass_on();  // the last rank's request may have come to this one first
@@ -99,7 +84,7 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   }
   const std::string text = agreed ? "" : negotiation_.mismatch(ticket, participants);
   lock.lock();
-  consume_unnamed(counter);
+  unnamed_.consume(ticket);
   lock.unlock();
   if (!agreed) throw MismatchError(text + " " + where(operation));
   add(context_.stats().one_shot, 1);
@@ -184,12 +169,16 @@ void Group::compute_quick(Operation& operation, const RankMask& participants) {
   }
 }
 
-// mutex_ held.
-void Group::consume_unnamed(uint64_t counter) {
-  consumed_[counter % kUnnamedSlots] = true;
-  outstanding_[counter % kUnnamedSlots].reset();
-  while (unconsumed_ < unnamed_ && consumed_[unconsumed_ % kUnnamedSlots]) ++unconsumed_;
-  control_.line(rank_).watermark.store(unconsumed_, std::memory_order_release);
+// mutex_ held. For who waits for all of them: ends a quick operation that is complete, and lets others run.
+void Group::push(Operation& operation) {
+  if (operation.quick && operation.state == State::kPending) try_finish_quick(operation);
+  operation.wanted.store(true, std::memory_order_relaxed);
+}
+
+void Group::push_unnamed() {
+  unnamed_.for_each([&](Ticket, const OperationPtr& operation) {
+    if (operation != nullptr) push(*operation);
+  });
 }
 
 // mutex_ held. The peers may reuse what this rank announced and read.
@@ -197,7 +186,7 @@ void Group::consume(Operation& operation) {
   if (!operation.name.empty()) {
     negotiation_.publish_consumed_named(operation.ticket);
   } else {
-    consume_unnamed(operation.counter);
+    unnamed_.consume(operation.ticket);
   }
 }
 
@@ -226,11 +215,8 @@ void Group::fail_everything(const std::exception_ptr& error) {
   };
   for (auto& [request_slot, operation] : logged_) end(*operation);
   for (auto& [name, operation] : by_name_) end(*operation);
-  for (auto& operation : outstanding_) {
-    if (operation != nullptr) end(*operation);
-    operation.reset();
-  }
-  for (auto& operation : point_to_point_.drain()) end(*operation);
+  for (const OperationPtr& operation : unnamed_.drain()) end(*operation);
+  for (const OperationPtr& operation : point_to_point_.drain()) end(*operation);
   logged_.clear();
   by_name_.clear();
   pending_.store(0);

@@ -76,7 +76,7 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
           context.settings().fusion_threshold, [this] { look_at_lock_holders(); }, context.settings().gpu_path),
       links_(links_of(context, control_, world_ranks_, hosts_, rank_, id, 0, bells_)),
       point_to_point_(links_of(context, control_, world_ranks_, hosts_, rank_, id, 1, bells_)),
-      eager_writer_(context.settings().staging),
+      unnamed_(control_, negotiation_, rank_, context.settings().staging, context.stats()),
       planner_({control_, negotiation_, hosts_, rank_, world_ranks_, id, bells_.wait, links_, context.kernels(),
                 context.segments(), context.settings(), context.log(), context.stats(), context,
                 [this] { return here(); }}) {

@@ -4,7 +4,6 @@
 // context's executor lock, on whichever thread is here.
 #pragma once
 
-#include <array>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "engine/point_to_point.h"
+#include "engine/unnamed_window.h"
 #include "negotiation/deadlock_timeout.h"
 #include "planner/planner.h"
 #include "relay/host_relay.h"
@@ -105,20 +105,19 @@ class Group {
   void wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt,
                      const std::function<bool()>& announce);
   void wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Operation& waiting, Interrupt interrupt);
-  bool window_is_free(bool eager);
   void check_window(Operation& waiting);
-  uint64_t least_watermark(uint64_t needed);
   void free_name(const std::string& name);
   // finish.cc
   bool is_settled(const Operation& operation, RankMask& participants) const;
   bool try_finish_quick(Operation& operation);
+  void push(Operation& operation);
+  void push_unnamed();
   void settle(Operation& operation);
   void refuse(Operation& operation, const RankMask& participants);
   void compute_quick(Operation& operation, const RankMask& participants);
   void reduce_request_slots(Ticket ticket, const RankMask& participants, const Reduction& reduction,
                             const std::byte* src, std::byte* dst, size_t count) const;
   void consume(Operation& operation);
-  void consume_unnamed(uint64_t counter);
   void succeed(Operation& operation);
   void fail(Operation& operation, std::exception_ptr error);
   void fail_everything(const std::exception_ptr& error);
@@ -191,15 +190,8 @@ class Group {
     Kind kind = Kind::kBarrier;
     std::string name;
     uint64_t number = 0;
-  } last_call_;                                          // of this rank in this group, for messages
-  uint64_t unnamed_ = 0;                                 // unnamed operations announced
-  uint64_t unconsumed_ = 0;                              // the oldest unnamed operation not consumed here
-  std::array<OperationPtr, kUnnamedSlots> outstanding_;  // unnamed, by counter; null = synchronous or consumed
-  std::array<bool, kUnnamedSlots> consumed_{};
-  uint64_t least_watermark_ = 0;  // a lower bound of the peers' watermarks, as last seen
-  uint64_t eager_used_ = 0;       // eager buffers ever filled
-  StageWriter eager_writer_;
-  std::array<uint64_t, kEagerCount> eager_counter_{};      // the unnamed operation that filled each, + 1
+  } last_call_;  // of this rank in this group, for messages
+  UnnamedWindow unnamed_;
   std::unordered_map<std::string, OperationPtr> by_name_;  // busy names
   std::unordered_map<uint64_t, OperationPtr> logged_;      // pending, by request slot
   std::atomic<uint32_t> messages_{0};                      // of point_to_point_

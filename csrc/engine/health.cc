@@ -76,7 +76,7 @@ void Group::fail_if_needed_rank_left(const std::vector<int>& cut_off) {
       const auto missing = negotiation_.missing(operation->ticket);
       if (std::find(missing.begin(), missing.end(), r) != missing.end()) needing = operation.get();
     };
-    for (const auto& operation : outstanding_) needs(operation);
+    unnamed_.for_each([&](Ticket, const OperationPtr& operation) { needs(operation); });
     for (const auto& [name, operation] : by_name_) needs(operation);
     // A rank that has consumed the entry has pushed all that others will ever get from it; they may still have to pull.
     const bool unfinished = control_.line(r).cursor.load(std::memory_order_acquire) <= cursor_;
@@ -229,11 +229,10 @@ void Group::look_around() {
   fail_if_needed_rank_left(cut_off);
   fail_if_out_of_order();
   const int64_t now = now_ns();
-  for (const auto& place : outstanding_) {
-    const OperationPtr operation = place;  // finishing it clears its place
-    if (operation == nullptr || !operation->quick || operation->state != State::kPending) continue;
+  unnamed_.for_each([&](Ticket, const OperationPtr& operation) {
+    if (operation == nullptr || !operation->quick || operation->state != State::kPending) return;
     if (!try_finish_quick(*operation)) check_age(*operation, now);
-  }
+  });
   const std::vector<std::pair<uint64_t, OperationPtr>> logged(logged_.begin(), logged_.end());
   for (const auto& [request_slot, operation] : logged) {
     settle(*operation);

@@ -32,7 +32,7 @@ int Group::join(Interrupt interrupt) {
   {
     const std::lock_guard lock(mutex_);
     if (!has_joined_.load()) {
-      joined_epoch_ = negotiation_.join(unnamed_);
+      joined_epoch_ = negotiation_.join(unnamed_.next());
       has_drained_ = false;
       has_joined_.store(true);
     }
@@ -43,18 +43,12 @@ int Group::join(Interrupt interrupt) {
     context_.throw_if_shut_down();
     if (!has_drained_) {
       const std::lock_guard lock(mutex_);
-      for (const auto& place : outstanding_) {
-        const OperationPtr operation = place;  // finishing it clears its place
-        if (operation != nullptr && operation->quick && operation->state == State::kPending)
-          try_finish_quick(*operation);
-        if (operation != nullptr) operation->wanted.store(true);
-      }
+      push_unnamed();
       for (auto& [name, operation] : by_name_) {
-        if (operation->quick && operation->state == State::kPending) try_finish_quick(*operation);
-        operation->wanted.store(true);
+        push(*operation);
         if (operation->state == State::kPending) return false;
       }
-      if (unconsumed_ != unnamed_ || !logged_.empty()) return false;
+      if (!unnamed_.is_empty() || !logged_.empty()) return false;
     }
     // Drained means that all ranks have joined as well: until then this rank may have to skip entries of the log.
     if (!has_drained_ && control_.header().joined_count.load() == static_cast<uint32_t>(size())) {
@@ -68,9 +62,7 @@ int Group::join(Interrupt interrupt) {
   const JoinResult result = negotiation_.join_result(joined_epoch_);
   const std::lock_guard lock(mutex_);
   has_joined_.store(false);
-  unnamed_ = unconsumed_ = result.unnamed;
-  least_watermark_ = 0;
-  control_.line(rank_).watermark.store(unnamed_, std::memory_order_release);
+  unnamed_.restart(result.unnamed);
   return result.last_joined;
 }
 
@@ -92,19 +84,14 @@ void Group::throw_if_closed(Kind kind) const {
 // void, and the counters go on where the rank that was ahead had come to.
 void Group::withdraw() {
   const auto error = std::make_exception_ptr(MismatchError(negotiation_.withdraw_text()));
-  for (uint64_t c = unconsumed_; c < unnamed_; ++c) {
-    const size_t at = c % kUnnamedSlots;
-    const OperationPtr operation = outstanding_[at];
-    if (consumed_[at] || (operation != nullptr && negotiation_.complete(operation->ticket))) continue;
-    control_.head(at, rank_).tag.store(0);
-    if (operation != nullptr && !operation->quick && logged_.erase(operation->ticket.request_slot) != 0)
-      pending_.fetch_sub(1);
-    if (operation != nullptr) fail(*operation, error);
-    consume_unnamed(c);
-  }
-  // The numbers that this rank skips; a rank that has gone on since may be further ahead by now.
-  const uint64_t end = negotiation_.withdraw_unnamed();
-  while (unnamed_ < end) consume_unnamed(unnamed_++);
+  unnamed_.for_each([&](Ticket ticket, const OperationPtr& operation) {
+    if (operation != nullptr && negotiation_.complete(ticket)) return;
+    control_.head(ticket.request_slot, rank_).tag.store(0);
+    if (operation == nullptr) return unnamed_.consume(ticket);
+    if (!operation->quick && logged_.erase(ticket.request_slot) != 0) pending_.fetch_sub(1);
+    fail(*operation, error);
+  });
+  unnamed_.skip_to(negotiation_.withdraw_unnamed());  // a rank that has gone on since may be further ahead by now
   for (auto named = by_name_.begin(); named != by_name_.end();) {
     Operation& operation = *named->second;
     const bool void_now =

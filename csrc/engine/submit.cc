@@ -9,49 +9,17 @@
 
 namespace rr {
 
-// The least watermark of the ranks, looked up only when the last known one is below `needed`. A rank that has joined
-// and consumed all it announced reads no request slot any more.
-uint64_t Group::least_watermark(uint64_t needed) {
-  if (least_watermark_ >= needed) return least_watermark_;
-  uint64_t least = UINT64_MAX;
-  for (int r = 0; r < size(); ++r) {
-    const RankLine& line = control_.line(r);
-    const uint64_t mark = line.watermark.load(std::memory_order_acquire);
-    if (line.joined.load(std::memory_order_acquire) != 0 && mark >= line.unnamed.load()) continue;
-    least = std::min(least, mark);
-  }
-  if (least != UINT64_MAX) least_watermark_ = least;
-  return least;
-}
-
-// A request slot is overwritten 256 unnamed operations later, an eager buffer kEagerCount eager ones later: only when
-// every rank has consumed what is there, and the leader of this host has passed it on to the others.
-bool Group::window_is_free(bool eager) {
-  const uint64_t oldest = unnamed_ + 1 > kUnnamedSlots ? unnamed_ + 1 - kUnnamedSlots : 0;
-  if (!negotiation_.has_note_room(unnamed_ % kUnnamedSlots)) return false;
-  if (unconsumed_ < oldest || least_watermark(oldest) < oldest) return false;
-  if (!eager) return true;
-  const uint64_t used_by = eager_counter_[eager_used_ % kEagerCount];
-  if (used_by != 0 && !negotiation_.is_passed_on((used_by - 1) % kUnnamedSlots)) return false;
-  return least_watermark(used_by) >= used_by;
-}
-
 // A rank too far ahead of the others waits here, finishing its own older operations meanwhile.
 void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Operation& waiting, Interrupt interrupt) {
-  while (!window_is_free(eager)) {
+  while (!unnamed_.has_room(eager)) {
     lock.unlock();
     const auto moved_on = [&] {
       throw_if_failed();
       throw_if_removed();
       context_.throw_if_shut_down();
       const std::unique_lock inner(mutex_);
-      for (uint64_t c = unconsumed_; c < unnamed_; ++c) {
-        const OperationPtr operation = outstanding_[c % kUnnamedSlots];
-        if (operation != nullptr && operation->quick && operation->state == State::kPending)
-          try_finish_quick(*operation);
-        if (operation != nullptr) operation->wanted.store(true, std::memory_order_relaxed);
-      }
-      return window_is_free(eager);
+      push_unnamed();
+      return unnamed_.has_room(eager);
     };
     DeadlockTimeout::Waiter waiter(context_.deadlock_timeout());
     const auto tick = [&] {
@@ -71,9 +39,9 @@ void Group::check_window(Operation& waiting) {
   if (fail_if_unread(waiting)) return;
   for (int r = 0; r < size(); ++r) {
     const int by = unreachable_because_of(r);
-    if (by >= 0 && control_.line(r).watermark.load() < unnamed_) return fail_because_left(by, &waiting);
+    if (by >= 0 && control_.line(r).watermark.load() < unnamed_.next()) return fail_because_left(by, &waiting);
   }
-  const OperationPtr oldest = outstanding_[unconsumed_ % kUnnamedSlots];
+  const OperationPtr oldest = unnamed_.oldest();
   check_age(oldest != nullptr ? *oldest : waiting, now_ns());
 }
 
@@ -126,10 +94,7 @@ void Group::wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting
     throw_if_failed();
     context_.throw_if_shut_down();
     const std::lock_guard inner(mutex_);
-    for (auto& [name, operation] : by_name_) {
-      if (operation->quick && operation->state == State::kPending) try_finish_quick(*operation);
-      operation->wanted.store(true, std::memory_order_relaxed);
-    }
+    for (auto& [name, operation] : by_name_) push(*operation);
     return announce();
   };
   // Those in flight are older, so they time out first and say whom they miss.
@@ -176,8 +141,7 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
       signature.dst = request.dsts[0].data == request.srcs[0].data ? signature.src : find(request.dsts[0]);
     }
   }
-  // What the request slot carries: the data of a quick operation (or where its eager copy is), the splits of an
-  // alltoall.
+  // What goes with the request: the data of a quick operation, the splits of an alltoall.
   std::vector<uint64_t> splits = request.splits;
   if (request.kind == Kind::kAlltoall && splits.empty()) {
     splits.assign(static_cast<size_t>(size()), request.srcs[0].rows() / static_cast<uint64_t>(size()));
@@ -203,7 +167,6 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   operation->number = operations_++;
   record_call(request.kind, request.name, operation->number);
   add(context_.stats().operations, 1);
-  uint64_t eager_index = 0;
   if (request.name != nullptr) {
     operation->name = *request.name;
     add(context_.stats().negotiations, 1);
@@ -215,19 +178,8 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   } else {
     wait_for_window(lock, eager, *operation, interrupt);
     check_open();
-    if (eager && gives_data) {
-      eager_index = eager_used_++ % kEagerCount;
-      eager_counter_[eager_index] = unnamed_ + 1;
-      eager_writer_.write(control_.eager(rank_, eager_index), request.srcs[0].data, nbytes);
-      add(context_.stats().bytes_copied, nbytes);
-      payload = &eager_index;
-      payload_nbytes = sizeof eager_index;
-    }
-    operation->counter = unnamed_++;
-    const size_t at = operation->counter % kUnnamedSlots;
-    consumed_[at] = false;
-    outstanding_[at] = operation;
-    operation->ticket = negotiation_.announce_unnamed(operation->counter, signature, payload, payload_nbytes);
+    operation->ticket = unnamed_.announce(signature, payload, payload_nbytes, eager && gives_data);
+    unnamed_.add(operation);
     add_logged(operation);
   }
   lock.unlock();

@@ -94,7 +94,7 @@ bool Group::wait_until_finished(Operation& operation, double timeout_s, Interrup
     if (many_threads_) return;
     if (!blocked) {
       blocked = true;
-      negotiation_.block(operation.ticket, unnamed_);
+      negotiation_.block(operation.ticket, unnamed_.next());
     } else {
       negotiation_.detect_deadlock();
     }

@@ -102,7 +102,6 @@ struct Operation {
   std::vector<uint64_t> expected;  // as in Request
   std::string name;                // "" = unnamed
   uint64_t number = 0;             // of this rank's operations in the group, from 0
-  uint64_t counter = 0;            // of unnamed operations
   std::atomic<int> peer{-1};       // of a message
   Ticket ticket;
   bool quick = false;    // finished from the request slots, never in the log
