@@ -170,7 +170,7 @@ def _tests(here: dict[str, str], rehearse: bool) -> tuple[list[Part], list[Part]
     more = [str(file) for file in files if file.name not in (*CORE_TESTS, ALONE)]
     pytest = [sys.executable, "-m", "pytest", "-v", "--tb=short", "--rootdir", str(ROOT)]
     several = ["-n", str(WORKERS)] if find_spec("xdist") and not rehearse else []
-    env = {**here, "RR_TEST_LONGEST_S": "60"}  # what hangs is not to take all of the part's time
+    env = {**here, "RR_TEST_HANG_S": "60"}  # what hangs is not to take all of the part's time
     if rehearse:  # these look for a real driver, find none, and skip by name
         env["RINGREDUCE_CUDA_LIBRARY"] = "libcuda.so.rehearsal"
     rest = "CPU tests, which the suite runs" if rehearse else ""

@@ -29,7 +29,7 @@ FRAMEWORKS = {
 }
 """Framework: the distributions that bring it, any one of them."""
 
-MPI_TIMEOUT_S = 20.0  # MPI_Init of one process takes a second where nothing is wrong
+MPI_TIMEOUT_S = 60.0  # MPI_Init of one process takes a second where nothing is wrong
 
 
 def package() -> Iterator[Finding]:

@@ -155,8 +155,8 @@ def receive_fds(meeting: Meeting, rank: int, deadline: Deadline) -> list[int]:
             return _receive(connection, meeting, me, hello, deadline)
         except (ConnectionError, EOFError):
             raise PeerLostError(
-                f"{me}: rank {meeting.server}, which gathers the ranks at {meeting.where()}, went away before all had "
-                "come; its own error says why"
+                f"{me}: lost rank {meeting.server}: it gathers the ranks at {meeting.where()}, and went away before "
+                "all had come; its own error says why"
             ) from None
 
 

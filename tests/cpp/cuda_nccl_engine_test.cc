@@ -146,7 +146,7 @@ TEST_CASE("nccl: a rank that leaves while it is needed, a timeout, and an error 
     FakeNccl fake;
     const Environment environment = {{"RINGREDUCE_GPU_PATH", "nccl"},
                                      {"RINGREDUCE_NCCL_LIBRARY", fake_nccl_library()},
-                                     {"RINGREDUCE_TIMEOUT", one == "timeout" ? "0.5" : "60"}};
+                                     {"RINGREDUCE_TIMEOUT", one == "timeout" ? "2" : "60"}};
     const auto manual = [&](int rank) {
       FakeOptions options = own_gpus(4)(rank);
       options.manual = rank == 2;  // its GPU does nothing
@@ -175,7 +175,7 @@ TEST_CASE("nccl: a rank that leaves while it is needed, a timeout, and an error 
             text = error.what();
           }
           expect_contains(text, one == "leaves"    ? "rank 2 called shutdown()"
-                                : one == "timeout" ? "RINGREDUCE_TIMEOUT=0.5 s"
+                                : one == "timeout" ? "RINGREDUCE_TIMEOUT=2.0 s"
                                                    : "an operation failed: internal error");
           if (rank.rank.rank == 2) return leave(rank, have_let_go);
           ++told;

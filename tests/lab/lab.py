@@ -134,7 +134,7 @@ class Lab:
         command: Sequence[str | Path],
         *,
         env: Mapping[str, str] | None = None,
-        timeout_s: float = 60,
+        timeout_s: float = 240,
     ) -> Done:
         """Runs a command on a host. Raises AssertionError with its output after timeout_s seconds."""
         with self.start(host, command, env=env) as process:
@@ -173,7 +173,7 @@ class Lab:
         *,
         hosts: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
-        timeout_s: float = 60,
+        timeout_s: float = 240,
     ) -> Done:
         """Runs a program under `mpirun` on several ranks of each host (default: all hosts), from the first host."""
         launch, added = self.mpirun_command(mpi, ranks_per_host, command, hosts=hosts, env=env)

@@ -96,7 +96,7 @@ class Slurm:
         return {"SLURM_CONF": str(self._folder / "slurm.conf"), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 
     def run(
-        self, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, timeout_s: float = 60
+        self, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, timeout_s: float = 240
     ) -> Done:
         """Runs srun, sbatch, ... on the first host. Raises AssertionError with its output after timeout_s seconds."""
         return self.lab.run(self.lab.hosts[0], command, env=self.environ | dict(env or {}), timeout_s=timeout_s)

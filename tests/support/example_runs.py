@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from deadlines import HANG_S
 from ranks import clean_environment
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -40,7 +41,12 @@ def write_data(folder: Path) -> Path:
 def run(*command: str | Path, data: Path | None = None) -> str:
     environ = clean_environment() | ({"RINGREDUCE_DATA": str(data)} if data else {})
     done = subprocess.run(
-        list(map(str, command)), env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=110
+        list(map(str, command)),
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

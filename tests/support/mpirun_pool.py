@@ -27,10 +27,10 @@ from typing import Any
 import mpis
 import pytest
 import ranks
+from deadlines import HANG_S
 from ranks import Outcome
 
 SIZES = (2, 3, 4)
-START_S = 60.0
 PROGRAM = Path(__file__).with_name("mpirun_pool_main.py")
 
 LEFT_OUT = {
@@ -116,7 +116,7 @@ class MpirunPool:
         """Tells the ranks to end; mpirun's status."""
         for rank in self._ranks:
             rank.send(None)
-        return self._mpirun.wait(START_S)
+        return self._mpirun.wait(HANG_S)
 
     def close(self) -> None:
         """Ends the ranks, whatever they do. Idempotent."""
@@ -132,7 +132,7 @@ class MpirunPool:
 
     def _assemble(self, door: socket.socket, size: int) -> None:
         """Waits for the ranks; each says which one it is."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + HANG_S
         present: dict[int, tuple[Connection, int]] = {}
         try:
             while len(present) < size:
@@ -181,7 +181,7 @@ class MpirunPools:
 
     def _check(self, pool: MpirunPool, size: int) -> None:
         """They are one job, of this MPI, and on as many hosts as they should be."""
-        for outcome in pool.run(("", "", PROBE, pickle.dumps(()), {}), START_S):
+        for outcome in pool.run(("", "", PROBE, pickle.dumps(()), {}), HANG_S):
             assert outcome.error is None, outcome
             *seen, library = outcome.value
             assert seen == [int("1" * size), outcome.rank, size if self._across else 1, self._across], seen

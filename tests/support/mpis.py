@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from deadlines import HANG_S, SOON_S
 from ranks import clean_environment
 
 from ringreduce.launch import installations
@@ -32,8 +33,6 @@ NAMES = ("openmpi-4", "openmpi-5", "mpich-4", "mpich-5")
 SAMPLE = ("openmpi-4", "mpich-5")
 """One of each library, one of each source."""
 MARK = "RR_TEST_MARK"  # in the environment of every process of a job
-TIMEOUT_S = 60
-END_S = 5.0  # between the death of a rank and the end of its job
 LEFT_BEHIND = ("vader_segment", "sm_segment", "mpich_shm")  # how MPIs name their files in /dev/shm
 
 
@@ -117,11 +116,11 @@ def run(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedP
     environ = {MARK: uuid.uuid4().hex, **environ}
     with started(command, environ, subprocess.PIPE) as process:
         try:
-            output, _ = process.communicate(timeout=TIMEOUT_S)
+            output, _ = process.communicate(timeout=HANG_S)
         except subprocess.TimeoutExpired:
             _end(process, environ[MARK])
             output, _ = process.communicate()
-            pytest.fail(f"{command[:4]} took longer than {TIMEOUT_S} s\n{output.decode(errors='replace')}")
+            pytest.fail(f"{command[:4]} took longer than {HANG_S} s\n{output.decode(errors='replace')}")
     return subprocess.CompletedProcess(command, process.returncode, output.decode(errors="replace"))
 
 
@@ -206,9 +205,9 @@ def end_of_a_killed_job(command: list[str], environ: dict[str, str]) -> str:
     end = time.monotonic()
     assert done.returncode != 0
     killed = float(done.stdout.partition("KILLED AT ")[2].split()[0])
-    assert end - killed < END_S, done.stdout
+    assert end - killed < SOON_S, done.stdout
     while marked(mark):
-        assert time.monotonic() < end + END_S, f"still there: {marked(mark)}\n{done.stdout}"
+        assert time.monotonic() < end + SOON_S, f"still there: {marked(mark)}\n{done.stdout}"
         time.sleep(0.02)
     left = {name for name in set(os.listdir("/dev/shm")) - before if "ringreduce" in name or name.startswith("rr")}
     assert not left

@@ -1,11 +1,58 @@
-"""What a test asks of the kernel about a process."""
+"""Programs that tests run to their end, and what a test asks of the kernel about a process."""
 
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from deadlines import HANG_S
+
+
+def completed(
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    input: str | None = None,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, in a session of its own, and returns its status and what it has said.
+
+    The test fails, with what the program has said, if the program hangs; check: also if its status is not 0.
+    """
+    words = list(map(str, command))
+    stdin = None if input is None else subprocess.PIPE
+    with subprocess.Popen(
+        words, env=env, cwd=cwd, stdin=stdin, stdout=-1, stderr=-1, text=True, start_new_session=True
+    ) as process:
+        try:
+            out, err = process.communicate(input, timeout=HANG_S)
+        except subprocess.TimeoutExpired:
+            _kill_session(process)
+            out, err = process.communicate()
+            pytest.fail(f"{words} took longer than {HANG_S:g} s\n{out}{err}")
+        except BaseException:
+            _kill_session(process)
+            raise
+    done = subprocess.CompletedProcess(words, process.returncode, out, err)
+    if check:
+        assert done.returncode == 0, f"{words} ended with status {done.returncode}\n{out}{err}"
+    return done
+
+
+def _kill_session(leader: subprocess.Popen[str]) -> None:
+    """Kills the leader's process group; a rank that has a group of its own dies with the launcher that started it."""
+    os.killpg(leader.pid, signal.SIGKILL)
 
 
 def asleep(pid: int) -> None:
     """Waits until the process's main thread sleeps in the kernel, as a blocked call does between two looks."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_S
     futex = 0
     while futex < 3:
         assert time.monotonic() < deadline

@@ -21,11 +21,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from deadlines import HANG_S
 from rank_server import write
 
 SERVER = Path(__file__).with_name("rank_server.py")
-START_S = 60.0
-ANSWER_S = 30.0
 
 # Read when a rank starts or calls, so a server's own value does not matter.
 READ_LATE = ("RINGREDUCE_", "HOROVOD_", "RR_", "FAKE_", "PYTEST_")
@@ -58,10 +57,9 @@ class Process:
             self._status = os.waitstatus_to_exitcode(int(answer))
         return self._status
 
-    def wait(self, timeout_s: float | None = None) -> int:
+    def wait(self, timeout_s: float = HANG_S) -> int:
         """Exit status; subprocess.TimeoutExpired after timeout_s seconds."""
         if not select.select([self.pidfd], [], [], timeout_s)[0]:
-            assert timeout_s is not None
             raise subprocess.TimeoutExpired(f"rank with pid {self.pid}", timeout_s)
         status = self.poll()
         assert status is not None
@@ -101,19 +99,19 @@ class Server:
         """Forks a rank with these descriptors; see rank_server.py."""
         self._wait_until_ready()
         socket.send_fds(self._orders, [b"start"], list(fds))
-        return Process(self, int(self._answer(ANSWER_S)))
+        return Process(self, int(self._answer()))
 
     def ask(self, order: str) -> str:
         self._orders.send(order.encode())
-        return self._answer(ANSWER_S)
+        return self._answer()
 
     def _wait_until_ready(self) -> None:
         if self._threads == 0:
-            self._threads = int(self._answer(START_S))
+            self._threads = int(self._answer())
             assert self._threads == 1, f"imports started {self._threads - 1} threads: {self._process.args}"
 
-    def _answer(self, timeout_s: float) -> str:
-        self._orders.settimeout(timeout_s)
+    def _answer(self) -> str:
+        self._orders.settimeout(HANG_S)
         answer = self._orders.recv(64)
         assert answer, f"the server of ranks ended: {self._process.args}, status {self._process.poll()}"
         return answer.decode()

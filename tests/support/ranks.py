@@ -32,6 +32,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import rank_pool
+from deadlines import HANG_S
 
 SUPPORT = Path(__file__).resolve().parent
 SIZES = (1, 2, 3, 4, 5, 8)
@@ -100,7 +101,7 @@ class Ranks:
         """Sends one line to a rank's receive_from_test()."""
         os.write(self._orders[rank], text.encode() + b"\n")
 
-    def receive(self, rank: int, timeout_s: float = 30) -> str:
+    def receive(self, rank: int, timeout_s: float = HANG_S) -> str:
         """The next line that a rank says with send_to_test(). Fails if it exits or the time is up first."""
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._received[rank]:
@@ -119,12 +120,8 @@ class Ranks:
         self.procs[rank].send_signal(signum)
         return moment
 
-    def wait(self, timeout_s: float = 60) -> list[Outcome]:
-        """Waits for all ranks. Fails, with every rank's output and where it hangs, after timeout_s seconds.
-
-        RR_TEST_LONGEST_S bounds it: where a machine is there for minutes only (gpu-check), one hang is not to cost two.
-        """
-        timeout_s = min(timeout_s, float(os.environ.get("RR_TEST_LONGEST_S", "inf")))
+    def wait(self, timeout_s: float = HANG_S) -> list[Outcome]:
+        """Waits for all ranks. Fails, with every rank's output and where it hangs, after timeout_s seconds."""
         deadline = time.monotonic() + timeout_s
         while running := self._running():
             if not _poll([self.procs[rank].pidfd for rank in running], deadline):
@@ -132,7 +129,7 @@ class Ranks:
                 raise AssertionError(f"ranks {running} did not finish within {timeout_s:g} s\n{self.report()}")
         return self.outcomes()
 
-    def wait_first(self, timeout_s: float = 60) -> int:
+    def wait_first(self, timeout_s: float = HANG_S) -> int:
         """The rank that ends first."""
         deadline = time.monotonic() + timeout_s
         while len(running := self._running()) == self.size:
@@ -225,7 +222,7 @@ def run_ranks(
     work: Callable[..., Any] | str,
     size: int,
     *,
-    timeout_s: float = 60,
+    timeout_s: float = HANG_S,
     args: Sequence[Any] = (),
     env: Mapping[str, str | None] | None = None,
 ) -> list[Any]:

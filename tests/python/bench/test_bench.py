@@ -1,7 +1,6 @@
 """`ringreduce bench`: the JSON has the promised schema, wrong results are counted and end with status 1."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import completed
 
 import ringreduce
 from ringreduce.bench import loops, table
@@ -109,9 +109,7 @@ def test_every_dtype_and_op(run_ranks: RunRanks, tmp_path: Path, level: str) -> 
 def test_the_command_starts_its_own_ranks(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     argv = ["allreduce", "-np", "2", "-b", "1K", "-e", "64K", "-f", "8", *QUICK, "--json", str(file)]
-    done = subprocess.run(
-        [sys.executable, "-m", "ringreduce.bench", *argv], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = completed([sys.executable, "-m", "ringreduce.bench", *argv])
     assert done.returncode == 0, done.stderr
     assert [row["nbytes"] for row in json.loads(file.read_text())["results"]] == [1024, 8192, 65536]
     heading = next(line for line in done.stdout.splitlines() if "algbw" in line)

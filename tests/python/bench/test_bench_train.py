@@ -12,7 +12,6 @@ import math
 import os
 import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import threading
@@ -76,7 +75,6 @@ def bench(folder: Path, *argv: str) -> tuple[int, dict[str, Any], dict[str, dict
 
 
 @needs_torch
-@pytest.mark.timeout(300)  # twelve processes that import torch
 def test_modes_reach_the_same_loss_and_an_absent_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,11 +224,11 @@ def test_models_are_those_of_the_examples(name: str, monkeypatch: pytest.MonkeyP
 
 
 def test_help_needs_no_torch_and_the_command_says_what_is_missing() -> None:
+    from processes import completed  # here: workers import this file, and do not know of tests/support
+
     code = "import sys; sys.modules['torch'] = None; from ringreduce.bench.train.cli import main; sys.exit(main({}))"
     for argv, status, words in (([], 2, "pip install 'ringreduce[torch]'"), (["--help"], 0, "--model")):
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(argv)], capture_output=True, text=True, timeout=60, check=False
-        )
+        done = completed([sys.executable, "-c", code.format(argv)])
         assert done.returncode == status
         assert words in done.stdout + done.stderr
 

@@ -99,7 +99,6 @@ def spec_of(optimizer: str) -> Spec:
     )
 
 
-@pytest.mark.timeout(400)  # each process of TensorFlow's needs some 10 s of a processor
 @pytest.mark.parametrize(
     ("framework", "optimizer", "vs", "absent"),
     [
@@ -149,7 +148,6 @@ def test_all_modes_reach_the_losses_of_pytorch(
         assert f"# {entry['mode']}: absent, {entry['why']}" in said.out.splitlines()
 
 
-@pytest.mark.timeout(400)
 def test_a_mode_that_does_not_reduce_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

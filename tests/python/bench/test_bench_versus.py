@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import completed
 
 from ringreduce.bench import comparison, peers, versus
 from ringreduce.bench.cli import main
@@ -192,9 +192,7 @@ def test_the_command_of_the_readme(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "cells.json"
     argv = ["allreduce", "-np", "2", "--sizes", "64", "--vs", "gloo,nccl", *QUICK, "--json", str(file)]
-    done = subprocess.run(
-        [sys.executable, "-m", "ringreduce.bench", *argv], capture_output=True, text=True, timeout=110, check=False
-    )
+    done = completed([sys.executable, "-m", "ringreduce.bench", *argv])
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
     assert {row["library"] for row in found["results"]} == {"ringreduce", "gloo"}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lab.requirements import missing
+from processes import completed
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -247,7 +247,7 @@ def test_cases_are_the_promised_ones() -> None:
 def git(folder: Path, *words: str) -> str:
     identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
     command = ["git", "-C", str(folder), *identity, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return completed(command, check=True).stdout.strip()
 
 
 def test_trees_are_copies_and_the_checkout_is_only_read(tmp_path: Path) -> None:

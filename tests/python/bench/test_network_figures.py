@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,10 @@ import pytest
 from lab.mpi import find
 from lab.network import Bytes, Counters
 from lab.requirements import missing
+from processes import completed
 from ranks import clean_environment
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-RUN_S = 100
 KIB = 1 << 10
 
 
@@ -35,7 +34,7 @@ def test_two_hosts_are_measured(tmp_path: Path) -> None:
     files = [str(tmp_path / "figures.json"), str(tmp_path / "figures.md")]
     what = ["--hosts", "2", "--each", "1", "--sizes", "64K", "--rounds", "1", "--calls", "3", "--vs", "openmpi"]
     command = [sys.executable, str(BENCHMARKS / "network.py"), *what, "--json", files[0], "--markdown", files[1]]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=RUN_S, check=False)
+    done = completed(command, env=clean_environment())
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(Path(files[0]).read_text())
     meta, results = document["meta"], document["results"]

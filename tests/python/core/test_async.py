@@ -189,7 +189,7 @@ def from_threads(threads: int, rounds: int) -> list[str]:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_threads(size: int) -> None:
-    assert run_ranks(from_threads, size, args=(4, 150), timeout_s=100) == [[]] * size
+    assert run_ranks(from_threads, size, args=(4, 150)) == [[]] * size
 
 
 def many_names(names: int) -> tuple[float, int]:
@@ -213,7 +213,7 @@ def many_names(names: int) -> tuple[float, int]:
 
 
 def test_many_names_in_flat_memory() -> None:
-    for seconds, grown in run_ranks(many_names, 2, args=(100_000,), timeout_s=100):
+    for seconds, grown in run_ranks(many_names, 2, args=(100_000,)):
         assert grown < 4 * 2**20, f"memory grew by {grown} bytes"
         assert seconds < 60
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import completed
 from ranks import clean_environment, run_ranks
 
 import ringreduce
@@ -362,7 +362,5 @@ except rr.Error as error:
 
 
 def test_a_limit_of_file_sizes_is_named_with_its_cure() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SMALL_FILES], env=clean_environment(), capture_output=True, text=True, timeout=60
-    )
+    done = completed([sys.executable, "-c", SMALL_FILES], env=clean_environment())
     assert "(errno 27); raise the limit of a file's size (ulimit -f unlimited)" in done.stdout, done.stderr

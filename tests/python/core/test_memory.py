@@ -177,7 +177,7 @@ def test_memory_outlives_a_peer() -> None:
     from ranks import start_ranks
 
     with start_ranks(survivor, 2) as job:
-        assert job.wait(30)[0].value == 4000.0
+        assert job.wait()[0].value == 4000.0
 
 
 def gather_in_place() -> None:

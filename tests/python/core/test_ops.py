@@ -152,7 +152,7 @@ def test_memory_kinds(size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_large(size: int) -> None:
-    check(run_ranks(memory_kinds, size, args=([LARGE],), timeout_s=100), "direct")
+    check(run_ranks(memory_kinds, size, args=([LARGE],)), "direct")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -143,7 +143,7 @@ def opposite_orders(rounds: int) -> list[str]:
 
 
 def test_overlapping_sets_in_opposite_orders() -> None:
-    assert run_ranks(opposite_orders, 3, args=(300,), timeout_s=100) == [[]] * 3
+    assert run_ranks(opposite_orders, 3, args=(300,)) == [[]] * 3
 
 
 def many_sets(rounds: int) -> int:
@@ -195,7 +195,7 @@ def lost_in_a_set() -> None:
 
 def test_a_death_fails_the_set() -> None:
     with start_ranks(lost_in_a_set, 3) as job:
-        outcomes = job.wait(30)
+        outcomes = job.wait()
     assert outcomes[0].kind == "PeerLostError", outcomes[0]
     assert outcomes[1].status == -9
 
@@ -218,7 +218,7 @@ def removed_with_pending_work() -> list[str]:
         texts = []
         for handle in handles:
             try:
-                texts.append(str(handle.wait(5)[0]))
+                texts.append(str(handle.wait()[0]))
             except rr.Error as error:
                 texts.append(f"{type(error).__name__}: {error}")
         return texts

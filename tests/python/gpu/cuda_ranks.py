@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import oracle
 
-PATHS = ("auto", "ipc", "staged")
-
 
 def start() -> tuple[Any, Any, Any]:
     """(torch, ringreduce.torch, this rank's device), initialised; ranks share GPUs where there are fewer."""

@@ -90,5 +90,5 @@ def of_cupy() -> list[str]:
 @pytest.mark.parametrize(("size", "path"), [(1, "auto"), (2, "ipc"), (2, "staged"), (4, "auto")])
 def test_cupy_and_bare_arrays(size: int, path: str) -> None:
     pytest.importorskip("cupy")
-    found = run_ranks(of_cupy, size, env={"RINGREDUCE_GPU_PATH": path}, timeout_s=110)
+    found = run_ranks(of_cupy, size, env={"RINGREDUCE_GPU_PATH": path})
     assert all(digests == found[0] for digests in found)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import completed
 
 import ringreduce
 from ringreduce import _core
@@ -54,7 +55,7 @@ def test_the_module_has_code_for_every_gpu_and_ptx_for_later_ones() -> None:
 @pytest.mark.skipif(shutil.which("cuobjdump") is None, reason="cuobjdump is not installed")
 def test_cuobjdump_lists_that_code() -> None:
     def listed(what: str) -> set[int]:
-        text = subprocess.run(["cuobjdump", what, _core.__file__], check=True, capture_output=True, text=True).stdout
+        text = completed(["cuobjdump", what, _core.__file__], check=True).stdout
         return {int(gpu) for gpu in re.findall(r"sm_(\d+)", text)}
 
     assert listed("--list-elf") == TARGETS
@@ -83,11 +84,7 @@ def test_warnings_of_nvcc_and_of_its_assembler_are_errors(tmp_path: Path) -> Non
     def errors(body: str) -> str:
         source = tmp_path / "trial.cu"
         source.write_text(f'extern "C" __global__ void trial(int* x) {{ {body} }}\n')
-        done = subprocess.run(
-            [*command, "-cubin", "-arch=sm_90", "-o", str(tmp_path / "trial.cubin"), str(source)],
-            capture_output=True,
-            text=True,
-        )
+        done = completed([*command, "-cubin", "-arch=sm_90", "-o", str(tmp_path / "trial.cubin"), str(source)])
         assert (done.returncode != 0) == ("error" in done.stdout + done.stderr)
         return done.stdout + done.stderr
 
@@ -96,7 +93,6 @@ def test_warnings_of_nvcc_and_of_its_assembler_are_errors(tmp_path: Path) -> Non
     assert "Local memory used" in errors("int y[64]; for (int i = 0; i < 64; ++i) y[x[i] & 63] = i; *x = y[*x & 63];")
 
 
-@pytest.mark.timeout(300)
 def test_products_and_sums_are_rounded_each_and_denormals_kept(tmp_path: Path) -> None:
     source, ptx = ROOT / "csrc" / "gpu" / "kernels" / "kernels.cu", tmp_path / "kernels.ptx"
     subprocess.run([*nvcc(), "-ptx", "-arch=compute_80", "-o", str(ptx), str(source)], check=True)
@@ -134,7 +130,7 @@ def test_the_twin_without_kernels_says_so(tmp_path: Path) -> None:
     program, twin = tmp_path / "program", ROOT / "csrc" / "gpu" / "no_cuda.cc"
     flags = ["-std=c++17", f"-I{ROOT / 'csrc'}", "-pthread"]
     subprocess.run(["c++", *flags, str(main), str(twin), str(library), "-ldl", "-o", str(program)], check=True)
-    said = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
+    said = completed([str(program)], check=True).stdout
     assert said.startswith("built 0\nunavailable: ")
     assert "no CUDA kernels" in said
 
@@ -145,7 +141,7 @@ def test_a_build_without_nvcc_is_configured_and_says_why(tmp_path: Path) -> None
 
     def status(folder: str, *options: str, **environment: str) -> str:
         command = [*base, "-B", str(tmp_path / folder), *options]
-        said = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+        said = completed(command, env=environment, check=True).stdout
         return next(line for line in said.splitlines() if "CUDA:" in line)
 
     assert status("off", "-DRR_CUDA=OFF", PATH="/usr/bin:/bin").endswith("CUDA: off (RR_CUDA=OFF)")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import cuda_devices
 import pytest
+from processes import completed
 
 PROGRAM = Path(__file__).resolve().parents[3] / "build" / "cmake" / "tests" / "cuda" / "rr_gpu"
-DEADLINE_S = 100.0
 
 
 def check(*arguments: str, env: dict[str, str] | None = None) -> dict[str, int]:
@@ -19,9 +18,7 @@ def check(*arguments: str, env: dict[str, str] | None = None) -> dict[str, int]:
     if not PROGRAM.exists():
         pytest.skip("tests/cuda has not been built: -DRR_GPU_CHECK=ON or -DRR_TESTS=ON")
     command = [str(PROGRAM), "check", *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=DEADLINE_S, env={**os.environ, **(env or {})}
-    )
+    done = completed(command, env={**os.environ, **(env or {})})
     assert done.returncode == 0, done.stderr
     counted: dict[str, int] = json.loads(done.stdout)
     assert counted["wrong"] == 0

@@ -30,7 +30,7 @@ def exhausted() -> str:
 
 def test_out_of_memory_is_an_error() -> None:
     with start_ranks(exhausted, 2) as job:
-        outcomes = job.wait(110)
+        outcomes = job.wait()
     assert all(one.status is not None and one.status >= 0 for one in outcomes), job.report()
     told = [str(one.value or one.error) for one in outcomes]
     assert "memory" in told[0].lower(), told

@@ -111,7 +111,7 @@ def trained(kind: str, options: dict[str, Any]) -> None:
     ],
 )
 def test_equal_to_one_process(size: int, kind: str, options: dict[str, Any]) -> None:
-    run_ranks(trained, size, args=(kind, options), timeout_s=110)
+    run_ranks(trained, size, args=(kind, options))
 
 
 def steady() -> list[str]:
@@ -144,7 +144,7 @@ def steady() -> list[str]:
 
 
 def test_a_steady_step_waits_for_nothing() -> None:
-    for names in run_ranks(steady, 2, timeout_s=110):
+    for names in run_ranks(steady, 2):
         waits = [name for name in names if "Synchronize" in name and name != "cudaDeviceSynchronize"]
         assert not waits, names
 
@@ -196,7 +196,7 @@ def captured() -> None:
 
 @pytest.mark.parametrize(("size", "path"), [(2, "auto"), (2, "staged"), (4, "ipc")])
 def test_cuda_graph_of_a_step(size: int, path: str) -> None:
-    run_ranks(captured, size, env={"RINGREDUCE_GPU_PATH": path}, timeout_s=110)
+    run_ranks(captured, size, env={"RINGREDUCE_GPU_PATH": path})
 
 
 def replayed() -> None:
@@ -216,7 +216,7 @@ def replayed() -> None:
 
 
 def test_cuda_graph_of_a_collective() -> None:
-    run_ranks(replayed, 2, timeout_s=110)
+    run_ranks(replayed, 2)
 
 
 def compiled() -> None:
@@ -248,7 +248,7 @@ def compiled() -> None:
 
 
 def test_torch_compile() -> None:
-    run_ranks(compiled, 2, timeout_s=110)
+    run_ranks(compiled, 2)
 
 
 def compressed() -> None:
@@ -281,4 +281,4 @@ def compressed() -> None:
 
 
 def test_compression() -> None:
-    run_ranks(compressed, 2, timeout_s=110)
+    run_ranks(compressed, 2)

@@ -47,7 +47,7 @@ def reductions() -> list[str]:
 
 @pytest.mark.parametrize(("size", "path"), CASES)
 def test_every_dtype_and_operation(size: int, path: str) -> None:
-    found = run_ranks(reductions, size, env={"RINGREDUCE_GPU_PATH": path}, timeout_s=110)
+    found = run_ranks(reductions, size, env={"RINGREDUCE_GPU_PATH": path})
     assert all(digests == found[0] for digests in found), "the same bits on all ranks"
     assert len(found[0]) > 500
 
@@ -134,7 +134,7 @@ def kinds() -> None:
 
 @pytest.mark.parametrize(("size", "path"), CASES)
 def test_every_kind(size: int, path: str) -> None:
-    run_ranks(kinds, size, env={"RINGREDUCE_GPU_PATH": path}, timeout_s=110)
+    run_ranks(kinds, size, env={"RINGREDUCE_GPU_PATH": path})
 
 
 def handles() -> None:
@@ -166,7 +166,7 @@ def handles() -> None:
 
 
 def test_handles_and_mismatches() -> None:
-    run_ranks(handles, 2, timeout_s=110)
+    run_ranks(handles, 2)
 
 
 def distributed() -> None:
@@ -205,4 +205,4 @@ def distributed() -> None:
 
 
 def test_torch_distributed() -> None:
-    run_ranks(distributed, 2, timeout_s=110)
+    run_ranks(distributed, 2)

@@ -1,12 +1,12 @@
 """The fake CUDA driver, as far as Python tests rely on it; tests/cpp/cuda_device_test.cc does the rest."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import fake_cuda
 import pytest
+from processes import completed
 
 pytestmark = pytest.mark.skipif(
     not fake_cuda.LIBRARY.exists(), reason="no build/cmake/libfakecuda.so: build with RR_TESTS=ON (make build)"
@@ -15,11 +15,8 @@ pytestmark = pytest.mark.skipif(
 
 def run(code: str, **environment: str) -> str:
     """A process of its own: the library keeps state."""
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "-c", "import numpy as np, fake_cuda\n" + code],
-        capture_output=True,
-        text=True,
-        timeout=60,
         env={**os.environ, **environment, "PYTHONPATH": str(Path(fake_cuda.__file__).parent)},
     )
     assert done.returncode == 0, done.stderr

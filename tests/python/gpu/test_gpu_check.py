@@ -4,13 +4,13 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import completed
 
 ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
@@ -254,7 +254,7 @@ def test_status() -> None:
 def test_arguments_and_no_gpu(arguments: list[str], said: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), *arguments]
     environ = {**os.environ, "RINGREDUCE_CUDA_LIBRARY": "libnothing.so.1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
+    done = completed(command, env=environ)
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stdout == ""

@@ -133,14 +133,14 @@ def movements() -> None:
 @pytest.mark.parametrize("path", ["ipc", "staged"])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_reductions(size: int, path: str) -> None:
-    digests = run_ranks(reductions, size, env=environment(RINGREDUCE_GPU_PATH=path), timeout_s=120)
+    digests = run_ranks(reductions, size, env=environment(RINGREDUCE_GPU_PATH=path))
     assert all(digest == digests[0] for digest in digests)
 
 
 @pytest.mark.parametrize("path", ["ipc", "staged"])
 @pytest.mark.parametrize("size", [1, 3])
 def test_movements(size: int, path: str) -> None:
-    run_ranks(movements, size, env=environment(RINGREDUCE_GPU_PATH=path), timeout_s=120)
+    run_ranks(movements, size, env=environment(RINGREDUCE_GPU_PATH=path))
 
 
 def graphs() -> None:

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deadlines import SOON_S
 from fake_cuda import Array, Gpu
 from fake_gpu_ranks import coming, environment, memory, on, whole
 from kills import survivors
 from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
-
-NOTICED_S = 5.0  # a death is noticed within 0.1 s where cores are free
 
 
 def mistakes() -> None:
@@ -105,7 +104,7 @@ class Packed:
 
 def test_mistakes_are_told_and_do_no_harm() -> None:
     with start_ranks(mistakes, 2, env=environment()) as job:
-        outcomes = job.wait(60)
+        outcomes = job.wait()
         assert all(outcome.status == 0 for outcome in outcomes), job.report()
         for outcome in outcomes:
             unasked = [line for line in outcome.output.splitlines() if "nobody asked" in line]
@@ -142,7 +141,7 @@ def memories() -> None:
 
 
 def test_other_memory_without_a_name_is_told_to_all() -> None:
-    run_ranks(memories, 3, env=environment(), timeout_s=60)
+    run_ranks(memories, 3, env=environment())
 
 
 def blocks() -> None:
@@ -223,7 +222,7 @@ def test_a_rank_is_killed_while_streams_wait_for_it(path: str) -> None:
     with start_ranks(holds, 3, env=environment(RINGREDUCE_GPU_PATH=path)) as job:
         killed, others = survivors(job, 1, "ready")
     for moment, errors in others:
-        assert moment - killed < NOTICED_S
+        assert moment - killed < SOON_S
         assert len(errors) == 6
         assert all("lost rank 1" in text for text in errors), errors
 
@@ -245,8 +244,8 @@ def times_out() -> None:
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
-    with start_ranks(times_out, 2, env=environment(RINGREDUCE_TIMEOUT="1")) as job:
+    with start_ranks(times_out, 2, env=environment(RINGREDUCE_TIMEOUT="3")) as job:
         assert job.receive(0) == "failed"
         job.send(0)
         job.send(1)
-        assert all(outcome.status == 0 for outcome in job.wait(30)), job.report()
+        assert all(outcome.status == 0 for outcome in job.wait()), job.report()

@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 import ranks
+from processes import completed
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -25,7 +25,7 @@ def test_the_ranks_program(arguments: list[str], tmp_path: Path) -> None:
     part = gpu._ranks("tried", 2, arguments[0], [*arguments[1:], "--device", "cpu"], 60, {})
     rows = tmp_path / "rows.jsonl"
     command = [str(rows) if word == part.rows else word for word in part.command]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=ranks.clean_environment())
+    done = completed(command, env=ranks.clean_environment())
     assert done.returncode == 0, done.stderr
     found = record.with_limits(record.read_rows(rows))
     assert [row["ranks"] for row in found] == [2] * len(found)
@@ -47,11 +47,11 @@ def test_the_kernels_program_on_the_fake_driver() -> None:
     env = {**os.environ, **cuda_devices.fake_environment()}
     if not gpu.PROGRAM.exists():
         pytest.skip("tests/cuda has not been built: -DRR_GPU_CHECK=ON or -DRR_TESTS=ON")
-    done = subprocess.run([gpu.PROGRAM, "check", "few"], capture_output=True, text=True, timeout=100, env=env)
+    done = completed([gpu.PROGRAM, "check", "few"], env=env)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["cases"] > 300
     bench = [gpu.PROGRAM, "bench", "1", "three=1000,1,70000"]
-    done = subprocess.run(bench, capture_output=True, text=True, timeout=100, env=env)
+    done = completed(bench, env=env)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {row["what"] for row in rows} == {"copy", "pack", "unpack", "scale", "cast"}

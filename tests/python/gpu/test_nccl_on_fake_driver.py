@@ -64,7 +64,7 @@ def collectives() -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_kind(size: int, tmp_path: Path) -> None:
-    run_ranks(collectives, size, env=environment(tmp_path), timeout_s=120)
+    run_ranks(collectives, size, env=environment(tmp_path))
     left = [path.name for path in tmp_path.iterdir() if "-end-" not in path.name]
     assert not left
 
@@ -92,7 +92,7 @@ def goes_on() -> str:
 
 def test_a_rank_is_killed(tmp_path: Path) -> None:
     with start_ranks(goes_on, 3, env=environment(tmp_path)) as job:
-        _, others = survivors(job, 1, "ready", timeout_s=60)
+        _, others = survivors(job, 1, "ready")
     assert all("lost rank 1" in text for text in others), others
 
 
@@ -109,7 +109,7 @@ def reports() -> str:
 
 
 def test_what_nccl_reports_reaches_all_ranks(tmp_path: Path) -> None:
-    for text in run_ranks(reports, 2, env=environment(tmp_path, FAKE_NCCL_FAIL="1:0:2"), timeout_s=60):
+    for text in run_ranks(reports, 2, env=environment(tmp_path, FAKE_NCCL_FAIL="1:0:2")):
         assert "NCCL 2.27.5" in text
         assert "unhandled system error; last error: what the fake says last (code 2)" in text
         assert "RINGREDUCE_GPU_PATH" in text

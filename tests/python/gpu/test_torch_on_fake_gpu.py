@@ -85,7 +85,7 @@ def collectives() -> dict[str, int]:
 @pytest.mark.parametrize(("size", "path"), [(2, "ipc"), (3, "staged")])
 def test_collectives(size: int, path: str) -> None:
     env = cuda_devices.fake_environment(RINGREDUCE_GPU_PATH=path)
-    run_ranks(collectives, size, env=env, timeout_s=100)
+    run_ranks(collectives, size, env=env)
 
 
 def model() -> Any:
@@ -258,11 +258,11 @@ def no_room() -> None:
 
 @pytest.mark.parametrize("path", ["ipc", "staged"])
 def test_no_room(path: str) -> None:
-    run_ranks(no_room, 2, env=cuda_devices.fake_environment(RINGREDUCE_GPU_PATH=path), timeout_s=100)
+    run_ranks(no_room, 2, env=cuda_devices.fake_environment(RINGREDUCE_GPU_PATH=path))
 
 
 def test_process_group() -> None:
-    run_ranks(process_group, 2, env=cuda_devices.fake_environment(), timeout_s=100)
+    run_ranks(process_group, 2, env=cuda_devices.fake_environment())
 
 
 def trained() -> list[str]:
@@ -307,6 +307,6 @@ def parameters_after(hvd: Any, options: dict[str, Any]) -> list[str]:
 
 
 def test_optimizer() -> None:
-    found = run_ranks(trained, 2, env=cuda_devices.fake_environment(), timeout_s=100)
+    found = run_ranks(trained, 2, env=cuda_devices.fake_environment())
     assert len(found[0]) == 3 * 6
     assert found[0] == found[1], "the same bits on all ranks"

@@ -1,13 +1,13 @@
 """ringreduce.compat: the name horovod finds ringreduce, in one process, under ringrun, and in what a program starts."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from example_runs import RINGRUN
+from processes import completed
 
 from ringreduce import compat
 
@@ -42,7 +42,7 @@ def python(*lines: str, status: int = 0, cwd: Path | None = None, **environ: str
     """What a program prints, with another environment; on a status other than the expected one, the test fails."""
     variables = {name: value for name, value in os.environ.items() if name != compat.VARIABLE} | environ
     command = [sys.executable, "-c", "\n".join(lines)]
-    done = subprocess.run(command, env=variables, cwd=cwd, capture_output=True, text=True, timeout=60)
+    done = completed(command, env=variables, cwd=cwd)
     assert done.returncode == status, done.stderr
     return done.stdout + done.stderr
 
@@ -175,7 +175,7 @@ def test_ringrun_as_horovod(tmp_path: Path) -> None:
         "print('rank', hvd.rank(), 'of', hvd.size(), get_env_rank_and_size()[0])\n"
     )
     command = [str(RINGRUN), "--as-horovod", "-np", "2", sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    done = completed(command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 0", "rank 1 of 2 1"]
 

@@ -1,8 +1,9 @@
 """tests/horovod_suite/run.py counts right: a checkout in small, with a test of each kind, stands in for Horovod's."""
 
-import subprocess
 import sys
 from pathlib import Path
+
+from processes import completed
 
 RUN = Path(__file__).resolve().parents[2] / "horovod_suite" / "run.py"
 STAND_IN = """
@@ -28,7 +29,7 @@ def suite(checkout: Path, more: str, *arguments: str) -> tuple[int, str]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "test_torch.py").write_text(STAND_IN.format(more=more))
     command = [sys.executable, str(RUN), str(checkout), "test_torch.py", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = completed(command)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -47,6 +48,6 @@ def test_a_failure_on_one_rank_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_what_is_no_checkout_is_refused(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, str(RUN), str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = completed([sys.executable, str(RUN), str(tmp_path)])
     assert done.returncode == 2
     assert "no checkout of Horovod" in done.stderr

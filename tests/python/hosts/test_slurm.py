@@ -47,7 +47,7 @@ def srun(
     path.write_text(program)
     place = options or ("-N", "1")
     command = ["srun", "-n", str(tasks), *place, "--export=ALL", sys.executable, path]
-    done = cluster.run(command, env=env, timeout_s=100)
+    done = cluster.run(command, env=env)
     return done.status, done.output.splitlines()
 
 

@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from deadlines import HANG_S
+from processes import completed
 
 HEADER = Path(__file__).parents[3] / "csrc" / "framework" / "xla_ffi.h"
 STRUCTS = {  # ours: theirs
@@ -110,9 +112,9 @@ def differences(header: str, folder: Path) -> list[str]:
     (folder / "compare.cc").write_text(program(header))
     flags = ["-std=c++17", "-w", f"-I{include}", f"-I{folder}"]
     subprocess.run(
-        [compiler, *flags, "-o", str(folder / "compare"), str(folder / "compare.cc")], check=True, timeout=100
+        [compiler, *flags, "-o", str(folder / "compare"), str(folder / "compare.cc")], check=True, timeout=HANG_S
     )
-    done = subprocess.run([str(folder / "compare")], capture_output=True, text=True, timeout=20)
+    done = completed([str(folder / "compare")])
     return done.stdout.splitlines() + ["kMinor is newer than jaxlib's"] * done.returncode
 
 

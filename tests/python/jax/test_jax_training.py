@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deadlines import HANG_S
 from ranks import clean_environment, run_ranks
 
 pytest.importorskip("jax", reason="JAX is not installed")
@@ -109,7 +110,7 @@ def train(ranks: int, folder: Path, *options: str) -> tuple[dict[str, Any], list
     command = [str(RINGRUN), "-np", str(ranks), sys.executable, str(EXAMPLE), *files, *options]
     environ = clean_environment() | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=110
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=HANG_S
     )
     assert done.returncode == 0, done.stdout
     with np.load(folder / f"{ranks}.npz") as content:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
+from processes import completed
 from ranks import clean_environment
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
@@ -198,9 +198,7 @@ def test_real_launchers(command: list[str], source: str, job: str) -> None:
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
     environ = clean_environment() | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    done = subprocess.run(
-        [*command, sys.executable, "-c", PRINT_PLACE], env=environ, capture_output=True, text=True, timeout=60
-    )
+    done = completed([*command, sys.executable, "-c", PRINT_PLACE], env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = sorted(line.split() for line in done.stdout.splitlines())
     assert [row[:4] for row in rows] == [[str(rank), "3", "3", source] for rank in range(3)]

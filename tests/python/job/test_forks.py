@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deadlines import SOON_S
 from kills import survivors
+from processes import completed
 from ranks import clean_environment, run_ranks, send_to_test, start_ranks
-
-NOTICED_S = 2.0
 
 
 def loads_data() -> Any:
@@ -57,7 +57,7 @@ def test_a_rank_with_data_loader_workers_is_killed() -> None:
     with start_ranks(loads_data, 3) as job:
         killed, others = survivors(job, 1, "training")
     for moment, text in others:
-        assert moment - killed < NOTICED_S
+        assert moment - killed < SOON_S
         assert text.startswith("PeerLostError: ")
         assert "lost rank 1:" in text
 
@@ -250,7 +250,5 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), x[-1])
 
 
 def test_an_operation_between_the_copy_and_the_fork() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BETWEEN], env=clean_environment(), capture_output=True, text=True, timeout=60
-    )
+    done = completed([sys.executable, "-c", BETWEEN], env=clean_environment())
     assert done.stdout == "5 1.0\n", done.stderr

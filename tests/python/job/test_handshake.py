@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import HANG_S
 
 from ringreduce.errors import MismatchError, PeerLostError, TimeoutError, UnavailableError
 from ringreduce.job.deadline import Deadline
@@ -24,14 +25,16 @@ def meeting(size: int = 2) -> Meeting:
     return Meeting(*new_address(), clients=frozenset(range(1, size)), server=0, size=size, epoch=3)
 
 
-def server(where: Meeting, timeout_s: float = 20, fds: Callable[[int], list[int]] = lambda rank: [0]) -> dict[int, int]:
+def server(
+    where: Meeting, timeout_s: float = HANG_S, fds: Callable[[int], list[int]] = lambda rank: [0]
+) -> dict[int, int]:
     with RendezvousServer(where, Deadline(timeout_s)) as listening:
         pids = listening.accept_all()
         listening.reply_all(fds)
         return pids
 
 
-def client(where: Meeting, rank: int = 1, timeout_s: float = 20) -> int:
+def client(where: Meeting, rank: int = 1, timeout_s: float = HANG_S) -> int:
     """The number of descriptors that came."""
     fds = receive_fds(where, rank, Deadline(timeout_s))
     for fd in fds:
@@ -60,12 +63,12 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 
 def connected(where: Meeting) -> socket.socket:
     """A raw connection to a server that is about to listen."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_S
     while True:
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             stranger.connect(b"\0" + where.address)
-            stranger.settimeout(20)
+            stranger.settimeout(HANG_S)
             return stranger
         except ConnectionRefusedError:
             stranger.close()
@@ -95,7 +98,7 @@ def test_a_wrong_secret_is_turned_away_and_the_meeting_goes_on() -> None:
             refused.set()
 
     def member() -> int:
-        assert refused.wait(20)
+        assert refused.wait(HANG_S)
         return client(where)
 
     pids, error, fds = together(lambda: server(where), stranger, member)
@@ -174,7 +177,7 @@ def test_garbage_disturbs_nobody(garbage: bytes) -> None:
         entered.set()
 
     def member() -> int:
-        assert entered.wait(20)
+        assert entered.wait(HANG_S)
         return client(where)
 
     entered = threading.Event()
@@ -193,7 +196,7 @@ def test_a_client_that_leaves_ends_it_for_everyone() -> None:
         left.set()
 
     def stayer() -> int:
-        assert left.wait(20)
+        assert left.wait(HANG_S)
         return client(where, 1, 5)
 
     error, other, _ = together(lambda: server(where), stayer, leaver)
@@ -207,7 +210,7 @@ def test_clients_that_the_server_has_not_seen_yet_are_told_too() -> None:
 
     def busy_server() -> None:
         with RendezvousServer(where, Deadline(20)):
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + HANG_S
             sockets = Path("/proc/net/unix")  # the listener and two connections
             while sum(f"@{where.address.decode()}" in line for line in sockets.read_text().splitlines()) < 3:
                 assert time.monotonic() < deadline
@@ -226,14 +229,14 @@ def test_all_clients_get_descriptors_or_none() -> None:
     def leaver() -> None:
         with connected(where) as connection:
             connection.send(hello(where, 2))
-            assert came.wait(20)
+            assert came.wait(HANG_S)
         gone.set()
 
     came = threading.Event()
 
     def fds(rank: int) -> list[int]:
         came.set()
-        assert gone.wait(20)
+        assert gone.wait(HANG_S)
         return [0]
 
     open_before = len(os.listdir("/proc/self/fd"))
@@ -289,7 +292,7 @@ class DictStore:
             return self.values[key]
 
 
-def over(store: DictStore, rank: int, size: int, timeout_s: float = 20) -> int:
+def over(store: DictStore, rank: int, size: int, timeout_s: float = HANG_S) -> int:
     joined = join_with_store(store, rank, size, timeout_s, lambda: os.memfd_create("test segment"))
     inode = os.fstat(joined.fd).st_ino
     joined.close()

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from deadlines import HANG_S
 from ranks import clean_environment
 
 ROUNDS = 200
 """How often two jobs meet side by side; each time both start at once and call init() for the same time."""
-END_S = 100
 
 SPAWN = """
 import json, multiprocessing, os
@@ -67,7 +67,7 @@ def ended(processes: Sequence[subprocess.Popen[str]], say: str = "", status: int
             assert process.stdin is not None
             process.stdin.write(say)
             process.stdin.flush()
-        texts = [process.communicate(timeout=END_S)[0] for process in processes]
+        texts = [process.communicate(timeout=HANG_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

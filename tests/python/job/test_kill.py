@@ -12,16 +12,17 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import numpy as np
 import pytest
+from deadlines import SOON_S
 from kills import survivors
 from ranks import receive_from_test, send_to_test, start_ranks
 
 KILLS = int(os.environ.get("RR_TEST_KILLS", "200"))
-NOTICED_S = 1.0  # from the kill to the error on every survivor
-LEFT_S = 2.0  # the most that a survivor's shutdown() takes
+NOTICED_S = 1.0  # from the kill to the error on every survivor: the median of many kills
 LATEST_S = 0.03  # the kill comes at a random moment within this, once all ranks are at work
 MIB = 1 << 18  # float32 elements
 
@@ -221,32 +222,33 @@ def one_kill(kind: str, size: int, victim: int, delay_s: float) -> float:
         killed, said = survivors(job, victim, "at work", delay_s=delay_s)
         assert {outcome.status for outcome in job.outcomes() if outcome.rank != victim} == {0}, job.report()
     for moment, raised, leaving_s in said:
-        assert moment - killed < NOTICED_S, f"noticed after {moment - killed:.2f} s"
-        assert leaving_s < LEFT_S, f"shutdown() took {leaving_s:.2f} s"
+        assert moment - killed < SOON_S, f"noticed after {moment - killed:.2f} s"
+        assert leaving_s < SOON_S, f"shutdown() took {leaving_s:.2f} s"
         assert all(text.startswith("PeerLostError: ") and f"lost rank {victim}: " in text for text in raised), raised
     # Each group has one text, whoever found the death. A process set's is another than that of all ranks.
     assert len({text for _, raised, _ in said for text in raised if "process set" not in text}) == 1, said
     return max(moment for moment, _, _ in said) - killed
 
 
-@pytest.mark.timeout(60 + 3 * KILLS)
+@pytest.mark.timeout(600 + 3 * KILLS)
 def test_a_killed_rank_is_named_by_all_others() -> None:
     seed = int.from_bytes(os.urandom(4), "big")
     chance = random.Random(seed)
     kinds = [kind.__name__ for kind in KINDS]
     chance.shuffle(kinds)
     wrong = []
-    slowest = 0.0
+    noticed_s = []
     for number in range(KILLS):
         kind, size, delay_s = kinds[number % len(kinds)], chance.randint(2, 4), chance.uniform(0, LATEST_S)
         victim = chance.randrange(size)
         try:
-            slowest = max(slowest, one_kill(kind, size, victim, delay_s))
+            noticed_s.append(one_kill(kind, size, victim, delay_s))
         except AssertionError as error:
             case = f"{kind}, rank {victim} of {size} killed after {delay_s * 1e3:.2f} ms (seed {seed}, number {number})"
             wrong.append(f"{case}: {error}")
-    print(f"{KILLS} kills, noticed within {slowest:.3f} s, {len(wrong)} wrong")
+    print(f"{KILLS} kills, noticed within {max(noticed_s, default=0):.3f} s, {len(wrong)} wrong")
     assert not wrong, "\n".join(wrong)
+    assert median(noticed_s) < NOTICED_S
 
 
 def bystanders() -> Any:
@@ -283,10 +285,10 @@ def test_busy_ranks_notice_too() -> None:
     with start_ranks(bystanders, 3) as job:
         assert [job.receive(rank) for rank in (0, 1)] == ["waiting"] * 2
         killed = job.kill(2)
-        for outcome in job.wait(30)[:2]:
+        for outcome in job.wait()[:2]:
             assert outcome.value is not None, job.report()
             moment, raised, total = outcome.value
-            assert moment - killed < NOTICED_S
+            assert moment - killed < SOON_S
             assert "lost rank 2" in raised
             assert total == [2.0, 2.0]  # a set without the dead rank goes on
 
@@ -321,10 +323,10 @@ def lost_while_memory_is_shared(victim: int, how: str, call: str) -> Any:
 def test_a_rank_that_goes_while_memory_is_shared(victim: int, how: str, call: str) -> None:
     with start_ranks(lost_while_memory_is_shared, 4, args=(victim, how, call)) as job:
         others = [rank for rank in range(4) if rank != victim]
-        assert [job.receive(rank, 50) for rank in others] == ["through"] * 3
+        assert [job.receive(rank) for rank in others] == ["through"] * 3
         for rank in others:
             job.send(rank)
-        outcomes = job.wait(50)
+        outcomes = job.wait()
     gone = f"PeerLostError: .* lost rank {victim}: " if how == "kill" else f"ShutdownError: .*rank {victim} "
     texts = set()
     for outcome in outcomes:
@@ -333,6 +335,6 @@ def test_a_rank_that_goes_while_memory_is_shared(victim: int, how: str, call: st
         assert outcome.value is not None, job.report()
         raised, seconds = outcome.value
         assert re.match(gone, raised), raised
-        assert seconds < 20  # RINGREDUCE_INIT_TIMEOUT is 60 s
+        assert seconds < SOON_S  # RINGREDUCE_INIT_TIMEOUT is 60 s
         texts.add(raised)
     assert how == "shutdown" or len(texts) == 1, texts  # who leaves leaves no record of a failure

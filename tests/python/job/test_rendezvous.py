@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from deadlines import HANG_S, SOON_S
 from ranks import SIZES, receive_from_test, run_ranks, send_to_test, start_ranks
 
 from ringreduce.errors import PeerLostError
@@ -103,26 +104,26 @@ def come_unless(absent: int, timeouts_s: list[float]) -> None:
 
 @pytest.mark.parametrize(("absent", "words"), [(2, "rank 2 did not come"), (0, "rank 0 did not come")])
 def test_a_missing_rank_is_named_on_every_rank(absent: int, words: str) -> None:
-    with start_ranks(come_unless, 3, args=(absent, [0.5] * 3)) as job:
+    with start_ranks(come_unless, 3, args=(absent, [3] * 3)) as job:
         for rank in {0, 1, 2} - {absent}:
-            assert job.procs[rank].wait(20) == 1
+            assert job.procs[rank].wait() == 1
         job.send(absent)
-        outcomes = job.wait(20)
+        outcomes = job.wait()
         assert outcomes[absent].error is None
         for rank in {0, 1, 2} - {absent}:
             assert outcomes[rank].kind == "TimeoutError", job.report()
             assert words in str(outcomes[rank].error)
-            assert re.search(r"@ringreduce\.\d+\.test-.*\.1 within 0\.5 s", str(outcomes[rank].error))
+            assert re.search(r"@ringreduce\.\d+\.test-.*\.1 within 3 s", str(outcomes[rank].error))
 
 
 def test_the_first_to_run_out_of_time_ends_it_for_all() -> None:
-    with start_ranks(come_unless, 3, args=(2, [600, 0.3, 0])) as job:
+    with start_ranks(come_unless, 3, args=(2, [600, 3, 0])) as job:
         begin = time.monotonic()
         for rank in (0, 1):
-            assert job.procs[rank].wait(20) == 1
-        assert time.monotonic() - begin < 10
+            assert job.procs[rank].wait() == 1
+        assert time.monotonic() - begin < SOON_S
         job.send(2)
-        assert [o.kind for o in job.wait(20)] == ["TimeoutError", "TimeoutError", None]
+        assert [o.kind for o in job.wait()] == ["TimeoutError", "TimeoutError", None]
         assert "rank 2 did not come" in str(job.outcomes()[1].error)
 
 
@@ -161,7 +162,7 @@ def test_ranks_that_disagree_all_say_so(places: list[tuple[int, int]], words: st
             assert job.outcomes()[loser].kind == "MismatchError"
             assert words in str(job.outcomes()[loser].error)
             return
-        outcomes = job.wait(30)
+        outcomes = job.wait()
         named = [o for o in outcomes if words in str(o.error)]
         assert {o.kind for o in named} == {"MismatchError"}, job.report()
         assert len(named) >= 2
@@ -179,7 +180,7 @@ def announce_and_join(late: int) -> None:
     join(timeout_s=60)
 
 
-@pytest.mark.parametrize(("victim", "words"), [(1, "lost rank 1"), (0, "rank 0, which gathers the ranks")])
+@pytest.mark.parametrize(("victim", "words"), [(1, "lost rank 1"), (0, "lost rank 0: it gathers the ranks")])
 def test_a_rank_that_dies_while_waiting_is_named(victim: int, words: str) -> None:
     with start_ranks(announce_and_join, 4, args=(3,)) as job:
         for rank in range(4):
@@ -187,8 +188,8 @@ def test_a_rank_that_dies_while_waiting_is_named(victim: int, words: str) -> Non
         _wait_until_connected(job.procs[victim].pid)
         killed = job.kill(victim, signal.SIGKILL)
         for rank in {0, 1, 2} - {victim}:
-            assert job.procs[rank].wait(20) == 1
-            assert time.monotonic() - killed < 2
+            assert job.procs[rank].wait() == 1
+            assert time.monotonic() - killed < SOON_S
             assert job.outcomes()[rank].kind == "PeerLostError", job.report()
             assert words in str(job.outcomes()[rank].error)
 
@@ -198,7 +199,7 @@ def _wait_until_connected(pid: int) -> None:
 
     The job's own sockets are those whose name holds this process's id (ranks.py puts it there).
     """
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_S
     while True:
         with open("/proc/net/unix") as sockets, open(f"/proc/{pid}/stat") as stat:
             sockets_open = sum(f".test-{os.getpid()}-" in line for line in sockets)
@@ -217,7 +218,7 @@ def fail_to_allocate() -> None:
 
 def test_a_failure_of_rank_0_reaches_all() -> None:
     with start_ranks(fail_to_allocate, 3) as job:
-        outcomes = job.wait(30)
+        outcomes = job.wait()
         assert [o.kind for o in outcomes] == ["MemoryError", "HorovodInternalError", "HorovodInternalError"]
         assert all("no memory for the control segment" in str(o.error) for o in outcomes)
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deadlines import HANG_S, SOON_S
 from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
-
-SOON_S = 6.0  # for a rank that shares its core with others
 
 
 def caught(call: Callable[[], Any]) -> str:
@@ -79,24 +78,24 @@ def stepper(kind: str, x: Any) -> Callable[[], Any]:
 
 def test_a_stopped_rank_times_out() -> None:
     stops = []
-    with start_ranks(at_work, 3, env={"RINGREDUCE_TIMEOUT": "1"}) as job:
+    with start_ranks(at_work, 3, env={"RINGREDUCE_TIMEOUT": "2"}) as job:
         for kind in KINDS:
             assert [job.receive(rank) for rank in range(3)] == ["at work"] * 3, kind
             stops.append(job.kill(1, signal.SIGSTOP))
             assert [job.receive(rank) for rank in (0, 2)] == ["failed"] * 2, kind
             job.kill(1, signal.SIGCONT)
             assert job.receive(1) == "failed", kind
-        outcomes = job.wait(30)
+        outcomes = job.wait()
         assert all(outcome.value is not None for outcome in outcomes), job.report()
     for outcome in outcomes:
         for kind, stopped, (moment, texts, leaving_s) in zip(KINDS, stops, outcome.value, strict=True):
             assert texts == [texts[0]] * 3
             assert texts[0].startswith("TimeoutError: "), texts
-            assert "RINGREDUCE_TIMEOUT=1.0 s" in texts[0]
+            assert "RINGREDUCE_TIMEOUT=2.0 s" in texts[0]
             # Messages go round: rank 0 waits for rank 2, which waits for rank 1.
             assert re.search(r"rank\(s\):? 1\b", texts[0]) or kind == "messages", texts
             assert leaving_s < SOON_S
-            assert 0.5 < moment - stopped < SOON_S
+            assert moment - stopped < SOON_S
 
 
 # --- a rank that is late ----------------------------------------------------------------------------------------------
@@ -127,13 +126,13 @@ def late() -> list[float]:
 def test_one_warning_names_the_operation_and_who_is_missing() -> None:
     with start_ranks(late, 3, env={"RINGREDUCE_STALL_WARNING": "0.2"}) as job:
         for number, kind in enumerate(LATE, 1):
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + HANG_S
             while any(job.outcomes()[rank].output.count("waiting") < number for rank in (0, 2)):
                 assert time.monotonic() < deadline, job.report()
                 time.sleep(0.02)
             time.sleep(0.3)  # time for a second warning, which must not come
             job.send(1, kind)
-        outcomes = job.wait(30)
+        outcomes = job.wait()
         assert [outcome.value for outcome in outcomes] == [[3.0] * 4] * 3, job.report()
     for rank in (0, 2):
         warnings = [line for line in outcomes[rank].output.splitlines() if "waiting" in line]
@@ -159,9 +158,9 @@ def polls_until_it_fails() -> str:
 
 def test_polling_runs_into_the_timeout_too() -> None:
     with start_ranks(polls_until_it_fails, 2, env={"RINGREDUCE_TIMEOUT": "0.5"}) as job:
-        assert job.wait_first(20) == 0, job.report()
+        assert job.wait_first() == 0, job.report()
         job.send(1, "enough")
-        first, second = job.wait(20)
+        first, second = job.wait()
     assert first.value.startswith("TimeoutError: "), first
     assert "allreduce 'alone' #" in first.value
     assert "missing rank(s): 1" in first.value
@@ -190,7 +189,7 @@ def test_a_wait_that_runs_out_changes_nothing() -> None:
     with start_ranks(ran_out, 2) as job:
         assert job.receive(0) == "ran out"
         job.send(1)
-        assert [outcome.value for outcome in job.wait(30)] == [[2.0] * 3] * 2
+        assert [outcome.value for outcome in job.wait()] == [[2.0] * 3] * 2
 
 
 # --- all ranks wait for each other ------------------------------------------------------------------------------------
@@ -212,7 +211,7 @@ def two_threads() -> list[str]:
 
 def test_ranks_of_several_threads_that_wait_for_each_other() -> None:
     with start_ranks(two_threads, 2, env={"RINGREDUCE_VERDICT": "1"}) as job:
-        for outcome in job.wait(30):
+        for outcome in job.wait():
             first, second = outcome.value
             assert first.startswith("MismatchError: every rank waits and none has called anything for 1 s"), first
             assert "Rank 0 waits in allreduce 'rank 0' #2 for rank 1 and called allreduce 'rank 0' #2 last" in first
@@ -248,7 +247,7 @@ def test_a_rank_that_leaves_is_missed_by_who_needs_it(how: str) -> None:
     with start_ranks(leaves, 3, args=(how,)) as job:
         assert [job.receive(rank) for rank in (0, 2)] == ["waiting"] * 2
         job.send(1)
-        outcomes = job.wait(30)
+        outcomes = job.wait()
         for rank in (0, 2):
             texts = outcomes[rank].value
             assert texts is not None, job.report()

@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from processes import completed
 from ranks import clean_environment, run_ranks
 
 from ringreduce.collectives.buffers import readable
@@ -64,9 +65,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_when_it_aborts(case: str) -> None:
     code, expected = CASES[case]
-    done = subprocess.run(
-        [sys.executable, "-c", PROLOGUE + code], env=clean_environment(), capture_output=True, text=True, timeout=60
-    )
+    done = completed([sys.executable, "-c", PROLOGUE + code], env=clean_environment())
     assert re.sub(r":\d+\)", ")", done.stdout).splitlines() == expected, done.stderr
     others = {"no rank, a fork": 0, "sys.exit": 3, "without MPI, under Hydra": -signal.SIGTERM}
     assert done.returncode == (9 if expected == ABORTS else others.get(case, 1))
@@ -139,7 +138,7 @@ def under_ringrun(program: str, folder: Path, size: int) -> list[str]:
     """Lines of stderr of a program that fails."""
     (folder / "train.py").write_text(program)
     command = [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", str(size), str(folder / "train.py")]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False)
+    done = completed(command, env=clean_environment())
     assert done.returncode == 1, done.stderr
     return done.stderr.splitlines()
 
@@ -378,7 +377,7 @@ def test_children_of_multiprocessing(how: str, method: str, tmp_path: Path) -> N
     program = tmp_path / "children.py"
     program.write_text(CHILDREN)
     command = [sys.executable, str(program), method, how]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False)
+    done = completed(command, env=clean_environment())
     assert [line.strip() for line in done.stdout.splitlines()] == ENDS[how], done.stderr
 
 
@@ -419,6 +418,6 @@ def test_hooks_in_each_python(version: str, tmp_path: Path) -> None:
     program = tmp_path / "children.py"
     program.write_text(OF_ANY_PYTHON)
     command = [python, str(program), uncaught.__file__]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False)
+    done = completed(command, env=clean_environment())
     ends = ["fails: ValueError: of a child (children.py:15)", "leaves", "leaves"]
     assert done.stdout.splitlines() == ends * 3, done.stderr

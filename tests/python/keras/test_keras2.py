@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -13,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow_ranks
+from processes import completed
 from ranks import clean_environment
 from tensorflow_ranks import ENV, close
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("tf_keras") is None or not tensorflow_ranks.INSTALLED, reason="tf_keras is missing"),
-    pytest.mark.timeout(240),
-]
+pytestmark = pytest.mark.skipif(
+    find_spec("tf_keras") is None or not tensorflow_ranks.INSTALLED, reason="tf_keras is missing"
+)
 KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}
 STEPS, BATCH = 6, 8
 
@@ -34,9 +33,7 @@ def test_only_the_keras_in_use_is_imported(keras: str) -> None:
         f"assert not [name for name in sys.modules if name.partition('.')[0] == {other!r}]\n"
     )
     chosen = KERAS_2 if keras == "tf_keras" else {"KERAS_BACKEND": "tensorflow"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=clean_environment() | ENV | chosen, capture_output=True, text=True
-    )
+    done = completed([sys.executable, "-c", program], env=clean_environment() | ENV | chosen)
     assert done.returncode == 0, done.stderr
 
 
@@ -45,9 +42,7 @@ def test_keras_2_trains_as_horovod_did() -> None:
     program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_keras2; "
     program += "print(test_keras2.everything())"
     command = [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "2", sys.executable, "-c", program]
-    done = subprocess.run(
-        command, env=clean_environment() | ENV | KERAS_2, capture_output=True, text=True, timeout=200, check=False
-    )
+    done = completed(command, env=clean_environment() | ENV | KERAS_2)
     assert done.stdout.splitlines().count("done") == 2, done.stdout + done.stderr
 
 

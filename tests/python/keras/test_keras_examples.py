@@ -22,7 +22,6 @@ def train(ranks: int, folder: Path, data: Path, *options: str) -> Any:
     return json.loads(output.read_text()) | {"text": text}
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_ranks_train_as_one(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (ENVIRONMENT | {"KERAS_BACKEND": backend}).items():

@@ -12,6 +12,7 @@ from typing import Any
 
 import fake_cuda
 import pytest
+from processes import completed
 
 from ringreduce import doctor
 from ringreduce.doctor import environment, gpus, selftest, software
@@ -25,14 +26,7 @@ TOPICS = ["ringreduce", "transports", "MPI", "CUDA", "frameworks", "machine", "k
 
 
 def run_doctor(*argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ringreduce.doctor", *argv],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return completed([sys.executable, "-m", "ringreduce.doctor", *argv], env={**os.environ, **variables})
 
 
 def test_the_report_is_complete_and_two_ranks_add_up() -> None:
@@ -153,7 +147,7 @@ def test_mpi_and_frameworks_are_found_without_importing_them() -> None:
         "list(software.frameworks());"
         "print(*({'torch', 'tensorflow', 'jax', 'cupy', 'mpi4py'} & set(sys.modules)))"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    said = completed([sys.executable, "-c", code], check=True).stdout
     assert said.split() == []
 
 

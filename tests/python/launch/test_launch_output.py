@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from deadlines import HANG_S
 from ranks import clean_environment
 from test_launch import RINGRUN, python, ringrun, running
 
@@ -51,14 +52,16 @@ def test_two_streams_have_two_tags() -> None:
 def test_a_pipe_gets_the_bytes_as_they_are() -> None:
     code = "import os, sys; sys.stdout.buffer.write(bytes(range(256)) * 40000 + b'\\n')"
     command = [*RINGRUN, "-np", "1", *python(code)]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, timeout=60, check=True)
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, timeout=HANG_S, check=True)
     assert done.stdout == bytes(range(256)) * 40000 + b"\n"
 
 
 def test_the_streams_keep_their_order_in_one_file() -> None:
     code = "import os\nfor i in range(200): os.write(1 + i % 2, b'%d\\n' % i)"
     command = [*RINGRUN, "-np", "1", *python(code)]
-    done = subprocess.run(command, env=clean_environment(), stdout=-1, stderr=subprocess.STDOUT, timeout=60, check=True)
+    done = subprocess.run(
+        command, env=clean_environment(), stdout=-1, stderr=subprocess.STDOUT, timeout=HANG_S, check=True
+    )
     evens = [int(line) for line in done.stdout.split() if int(line) % 2 == 0]
     assert evens == list(range(0, 200, 2))
     assert len(done.stdout.split()) == 200
@@ -98,7 +101,7 @@ def test_a_file_that_cannot_be_written_on_is_told_once_and_stops_nobody(tmp_path
     with subprocess.Popen(command, env=clean_environment(), text=True, **pipes) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "one\n"
-        out, err = process.communicate("two\n", timeout=20)
+        out, err = process.communicate("two\n", timeout=HANG_S)
     assert (process.returncode, out) == (0, "two\n")
     assert err == f"ringrun: {tmp_path}/rank.0/stdout: No space left on device; the file ends here, the rank goes on\n"
 
@@ -114,7 +117,7 @@ def test_a_reader_that_goes_away_ends_the_ranks() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "y\n"
         process.stdout.close()
-        assert process.wait(20) == 128 + signal.SIGPIPE
+        assert process.wait(HANG_S) == 128 + signal.SIGPIPE
 
 
 def test_a_reader_that_goes_away_does_not_end_ranks_whose_output_goes_to_files(tmp_path: Path) -> None:
@@ -128,7 +131,7 @@ def test_a_reader_that_goes_away_does_not_end_ranks_whose_output_goes_to_files(t
         assert process.stdin is not None
         process.stdin.write("end\n")
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(HANG_S) == 0
     assert (tmp_path / "rank.0" / "stdout").read_text() == "y\n" * 1500000 + "end\n"
 
 
@@ -141,7 +144,7 @@ def test_a_reader_that_does_not_read_holds_up_no_killing() -> None:
         assert "sending SIGTERM" in process.stderr.readline()
         while process.stdout.read(1 << 16):
             pass
-        assert process.wait(20) == 9
+        assert process.wait(HANG_S) == 9
 
 
 def test_standard_input_is_rank_0s() -> None:
@@ -187,7 +190,7 @@ def test_ranks_save_their_work_when_the_terminal_goes_away(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
-def _read_until(terminal: int, pattern: bytes, timeout_s: float = 30) -> bytes:
+def _read_until(terminal: int, pattern: bytes, timeout_s: float = HANG_S) -> bytes:
     deadline = time.monotonic() + timeout_s
     seen = b""
     while not re.search(pattern, seen):

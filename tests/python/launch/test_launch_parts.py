@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import completed
 from ranks import clean_environment
 
 from ringreduce import cli
@@ -196,7 +197,7 @@ def test_a_wrong_command_line_is_status_2_and_says_why(
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False)
+    return completed(command, env=clean_environment())
 
 
 def test_what_cannot_be_run() -> None:

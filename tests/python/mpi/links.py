@@ -14,9 +14,9 @@ from typing import Any
 
 import mpi4py
 import numpy as np
+from deadlines import HANG_S
 from numpy.typing import NDArray
 
-DEADLINE_S = 30
 tags = itertools.count(100)  # ranks make their links in the same order
 SUM = 1
 MAX = 4
@@ -24,7 +24,7 @@ MAX = 4
 
 def until(step: Callable[[], bool]) -> None:
     """Calls step() until it is True; gives way in between, as ranks outnumber cores."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + HANG_S
     while not step():
         assert time.monotonic() < deadline, "no progress"
         time.sleep(0)

@@ -14,6 +14,7 @@ from typing import Any
 
 import mpis
 import pytest
+from deadlines import HANG_S
 from ranks import clean_environment
 
 from ringreduce.bench.peers.cell import MARK, kill_marked
@@ -22,7 +23,6 @@ from ringreduce.launch.installations import Installation
 
 PROGRAM = Path(__file__).with_name("links.py")
 CPP_TESTS = Path(__file__).parents[3] / "build" / "cmake" / "tests" / "cpp" / "rr_tests"
-JOB_S = 90
 
 
 def installation(name: str) -> Installation:
@@ -33,7 +33,7 @@ def installation(name: str) -> Installation:
     return found
 
 
-def run(command: list[str], environ: dict[str, str], timeout_s: float = JOB_S) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], environ: dict[str, str], timeout_s: float = HANG_S) -> subprocess.CompletedProcess[str]:
     """The command to its end, or to that of its time; nothing of it is left."""
     mark = uuid.uuid4().hex
     try:
@@ -149,7 +149,7 @@ def test_an_mpi_that_takes_cuda_pointers_gets_them(tmp_path: Path) -> None:
     mpi = installation("openmpi-5")
     (tmp_path / "aware.c").write_text("int MPIX_Query_cuda_support(void) { return 1; }\n")
     aware = str(tmp_path / "aware.so")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", aware, str(tmp_path / "aware.c")], check=True, timeout=60)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", aware, str(tmp_path / "aware.c")], check=True, timeout=HANG_S)
     show = "from ringreduce.job import mpi; print(*mpi.cuda_path())"
     done = run([sys.executable, "-c", show], {**mpi.mpi4py_environ(), "LD_PRELOAD": aware})
     assert done.stdout == f"True MPIX_Query_cuda_support of Open MPI v{mpi.version} says yes\n", done.stderr
@@ -191,7 +191,9 @@ def test_a_preloaded_tool_sees_our_calls(tmp_path: Path) -> None:
     mpi = installation("openmpi-4")
     (tmp_path / "tool.c").write_text(TOOL)
     tool = str(tmp_path / "tool.so")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", tool, str(tmp_path / "tool.c"), "-ldl"], check=True, timeout=60)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", tool, str(tmp_path / "tool.c"), "-ldl"], check=True, timeout=HANG_S
+    )
     environ = {**mpi.environ(), "RR_TEST_MPI": str(mpi.libmpi()), "LD_PRELOAD": tool}
     done = run([str(CPP_TESTS), "--test-case=link: mpi", "--subcase=both directions*"], environ)
     assert done.returncode == 0, done.stdout + done.stderr

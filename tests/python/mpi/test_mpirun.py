@@ -14,6 +14,7 @@ from typing import Any
 
 import mpis
 import pytest
+from deadlines import HANG_S, SOON_S
 from example_runs import EXAMPLES, RINGRUN, write_data
 from ranks import clean_environment
 
@@ -324,7 +325,7 @@ def by_ringrun(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dic
     environ = {"RINGREDUCE_DATA": str(write_data(folder / "small")), "OMP_NUM_THREADS": "1"}
     file = folder / "ringrun.json"
     command = [str(RINGRUN), "-np", "2", *program, str(file)]
-    subprocess.run(command, env=clean_environment() | environ, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    subprocess.run(command, env=clean_environment() | environ, check=True, timeout=HANG_S, stdout=subprocess.DEVNULL)
     return program, environ, untimed(file)
 
 
@@ -481,10 +482,10 @@ def test_interrupting_ringrun_interrupts_the_ranks() -> None:
             assert process.stdout is not None
             assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) != 0
+            assert process.wait(HANG_S) != 0
         finally:
             process.kill()
-    deadline = time.monotonic() + mpis.END_S
+    deadline = time.monotonic() + SOON_S
     while mpis.marked(mark):
         assert time.monotonic() < deadline
         time.sleep(0.02)

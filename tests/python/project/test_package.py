@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from processes import completed
 from ranks import clean_environment
 
 import ringreduce
@@ -223,7 +224,7 @@ def test_only_framework_rooms_import_frameworks() -> None:
 
 
 def run_python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+    return completed([sys.executable, "-c", code], check=True).stdout
 
 
 def test_import_pulls_in_numpy_and_the_standard_library_only() -> None:
@@ -244,7 +245,7 @@ def test_import_pulls_in_numpy_and_the_standard_library_only() -> None:
 )
 def test_a_package_without_its_framework_says_what_to_install(package: str, framework: str, install: str) -> None:
     code = f"import sys; sys.modules[{framework!r}] = None; import ringreduce.{package}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = completed([sys.executable, "-c", code])
     needs = f"ringreduce.{package.split('.')[0]} needs {framework}; that is not installed: pip install {install}"
     assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {needs}"
 
@@ -356,7 +357,6 @@ def test_the_source_archive_has_all_that_the_build_reads(tmp_path: Path) -> None
     assert sources | {"CMakeLists.txt", "setup.py", "pyproject.toml"} <= inside
 
 
-@pytest.mark.timeout(600)
 def test_wheel_is_small_requires_numpy_only_and_works_when_installed(tmp_path: Path) -> None:
     # Compiled objects are shared with the editable build; what goes into the wheel is collected afresh in tmp_path.
     config = tmp_path / "build.cfg"
@@ -425,7 +425,7 @@ def installed_environment() -> dict[str, str]:
 def run_installed(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
     environ = installed_environment()
     words = list(map(str, command))
-    return subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return completed(words, env=environ, cwd=folder)
 
 
 def check_commands(scripts: Path, folder: Path, hello: Path) -> None:

@@ -2,11 +2,11 @@
 
 import re
 import shutil
-import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from processes import completed
 
 HEADER = Path(__file__).resolve().parents[3] / "csrc" / "framework" / "tensorflow_abi.h"
 
@@ -40,5 +40,5 @@ def test_prototypes_and_numbers_are_tensorflows(tmp_path: Path) -> None:
         + "static_assert(sizeof(TF_Code) == sizeof(int) && sizeof(TF_DataType) == sizeof(int));\n"
     )
     command = ["g++", "-std=c++17", "-fsyntax-only", "-w", "-isystem", str(INCLUDE), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = completed(command)
     assert done.returncode == 0, done.stderr

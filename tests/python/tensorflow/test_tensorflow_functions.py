@@ -264,6 +264,5 @@ def run_checks() -> list[str]:
     return run(CHECKS)
 
 
-@pytest.mark.timeout(300)
 def test_functions_on_two_ranks(run_ranks: Callable[..., Any]) -> None:
-    assert run_ranks(run_checks, 2, env=ENV, timeout_s=240) == [names(CHECKS)] * 2
+    assert run_ranks(run_checks, 2, env=ENV) == [names(CHECKS)] * 2

@@ -12,43 +12,41 @@ from typing import Any
 
 import pytest
 import tensorflow_ranks
+from deadlines import HANG_S
 from ranks import receive_from_test, send_to_test, start_ranks
 from tensorflow_ranks import ENV, close
 
-pytestmark = [
-    pytest.mark.skipif(not tensorflow_ranks.INSTALLED, reason="TensorFlow is not installed"),
-    pytest.mark.timeout(120),
-]
+pytestmark = pytest.mark.skipif(not tensorflow_ranks.INSTALLED, reason="TensorFlow is not installed")
 
 
 @pytest.mark.parametrize("where", ["eager", "function", "session"])
 def test_a_signal_ends_a_wait(where: str) -> None:
     with start_ranks(waits, 2, args=(where,), env=ENV) as job:
-        assert job.receive(0, timeout_s=60) == "waiting"
+        assert job.receive(0) == "waiting"
         asleep(job.procs[0].pid)
         job.kill(0, signal.SIGINT)
-        assert job.receive(0, timeout_s=5) == "interrupted"
+        assert job.receive(0) == "interrupted"
 
         assert job.receive(0) == "waiting"
         asleep(job.procs[0].pid)
         job.kill(0, signal.SIGTERM)  # its handler only remembers it: the step ends as it should
         job.send(1)
-        assert job.receive(0, timeout_s=5) == "completed"
+        assert job.receive(0) == "completed"
 
         assert job.receive(0) == "waiting"
         asleep(job.procs[0].pid)
         job.kill(0, signal.SIGTERM)
         asleep(job.procs[0].pid)
         job.kill(0, signal.SIGTERM)
-        assert job.receive(0, timeout_s=5) == "interrupted"
+        assert job.receive(0) == "interrupted"
         job.send(1)
-        first, second = job.wait(30)
+        first, second = job.wait()
     assert first.value == second.value == "done", job.report()
 
 
 def asleep(pid: int) -> None:
     """Waits until all threads of a process sleep: then a kernel waits too."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_S
     looks = 0
     while looks < 5:
         assert time.monotonic() < deadline

@@ -1,7 +1,6 @@
 """The torch.distributed backend: every collective, messages, futures, sub-groups, refusals, stores, launchers."""
 
 import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import completed
 from ranks import clean_environment
 
 torch = pytest.importorskip("torch")
@@ -240,13 +240,9 @@ SCRIPT = """
 def test_launchers(launcher: list[str], arguments: list[str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "-m", *launcher, str(script), "ringreduce", *arguments],
         env=clean_environment() | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")[:-1]) == [f"{r}/2 ringreduce [3.0, 3.0, 3.0]" for r in range(2)]

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from processes import completed
 from ranks import Ranks, clean_environment, receive_from_test, send_to_test
 
 torch = pytest.importorskip("torch")
@@ -101,7 +101,7 @@ if __name__ == "__main__":
 def test_torchs_children_say_what_they_died_of(api: str, method: str, tmp_path: Path) -> None:
     (tmp_path / "spawned.py").write_text(SPAWNED)
     command = [sys.executable, str(tmp_path / "spawned.py"), str(tmp_path / "store"), api, method]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100, check=False)
+    done = completed(command, env=clean_environment())
     assert done.stdout.splitlines() == ["ValueError: of a child (spawned.py:15)", "0", "1"], done.stderr
 
 
@@ -189,7 +189,7 @@ def work_until_somebody_dies(path: str) -> str:
 def test_a_killed_rank_is_named_by_the_survivors(start_ranks: Callable[..., Ranks], tmp_path: Path) -> None:
     with start_ranks(work_until_somebody_dies, 3, args=(str(tmp_path / "store"),)) as job:
         for rank in range(3):
-            assert job.receive(rank, 60) == "at work"
+            assert job.receive(rank) == "at work"
         job.kill(1)
         outcomes = job.wait()
         assert [outcomes[rank].value for rank in (0, 2)] == ["told", "told"], job.report()

@@ -160,7 +160,7 @@ def test_ctrl_c_in_a_step(at: int, where: str, shard_step: bool) -> None:
         job.kill(0, signal.SIGINT)
         assert job.receive(0) == "interrupted"
         job.send(1)
-        first, second = job.wait(60)
+        first, second = job.wait()
     assert first.error is None, first
     if at == 0 or where == "goes on":
         assert second.kind == "ShutdownError", second

@@ -142,7 +142,7 @@ def step_everything() -> list[str]:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_optimizer_steps_as_without_shares(size: int, run_ranks: Callable[..., Any]) -> None:
-    assert run_ranks(step_everything, size, timeout_s=100) == [[]] * size
+    assert run_ranks(step_everything, size) == [[]] * size
 
 
 def state_count(optimizer: Any) -> int:
@@ -407,7 +407,7 @@ def follow_the_rules() -> None:
 
 
 def test_horovods_rules(run_ranks: Callable[..., Any]) -> None:
-    run_ranks(follow_the_rules, 2, timeout_s=100)
+    run_ranks(follow_the_rules, 2)
 
 
 def test_staged_collectives_do_as_well(run_ranks: Callable[..., Any]) -> None:

@@ -284,7 +284,7 @@ def scale_and_compile(settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"shard_step": True}], ids=["whole", "shared out"])
 def test_mixed_precision_and_compile(settings: dict[str, Any], run_ranks: Callable[..., Any]) -> None:
-    run_ranks(scale_and_compile, 2, args=(settings,), timeout_s=100)
+    run_ranks(scale_and_compile, 2, args=(settings,))
 
 
 # --- Adasum -----------------------------------------------------------------------------------------------------------

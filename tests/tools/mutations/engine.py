@@ -134,14 +134,14 @@ ROWS = (
     ),
     Mutation(
         "window",
-        "csrc/engine/submit.cc",
-        "  if (unconsumed_ < oldest || least_watermark(oldest) < oldest) return false;\n",
+        "csrc/engine/unnamed_window.cc",
+        "  if (oldest_ < overwritten || least_watermark(overwritten) < overwritten) return false;\n",
         "",
         ("negotiation_test",),
     ),
     Mutation(
         "eager-window",
-        "csrc/engine/submit.cc",
+        "csrc/engine/unnamed_window.cc",
         "return least_watermark(used_by) >= used_by;",
         "return true;",
         ("negotiation_test",),
