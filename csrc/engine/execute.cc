@@ -23,16 +23,18 @@ bool maps_gpu_memory(const Entry& entry, const Hosts& hosts) {
 bool Group::progress(bool from_engine) {
   bool moved = relay();
   if (has_failed(control_)) {
-    if (pending_.load(std::memory_order_relaxed) == 0 && joining_.load(std::memory_order_relaxed) == 0) return moved;
+    if (pending_.operations.load(std::memory_order_relaxed) == 0 && joining_.load(std::memory_order_relaxed) == 0)
+      return moved;
     drop_active();
     try {
       throw_failure(control_);
     } catch (...) {
-      const std::lock_guard lock(mutex_);
+      const Locked submitted = submitted_.lock();
+      PendingOperations& pending = submitted->pending;
       // Ranks that differ in an operation are told that, also by one whose end has failed the group meanwhile.
-      const std::unordered_map<uint64_t, OperationPtr> logged = logged_;
-      for (const auto& [request_slot, operation] : logged) settle(*operation);
-      fail_everything(std::current_exception());
+      const std::unordered_map<uint64_t, OperationPtr> logged = pending.logged();
+      for (const auto& [request_slot, operation] : logged) pending.settle(*operation);
+      pending.fail_all(std::current_exception());
     }
     negotiation_.ring_all();
     return true;
@@ -83,8 +85,8 @@ void Group::append_complete() {
   retry_append_.store(false, std::memory_order_relaxed);
   std::vector<Ticket> tickets;
   {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [request_slot, operation] : logged_) tickets.push_back(operation->ticket);
+    const Locked submitted = submitted_.lock();
+    for (const auto& [request_slot, operation] : submitted->pending.logged()) tickets.push_back(operation->ticket);
   }
   for (const Ticket ticket : tickets) {
     if (!negotiation_.append(ticket)) {
@@ -99,8 +101,8 @@ void Group::append_complete() {
 bool Group::wants_bucket(bool from_engine) {
   bool wanted = control_.line(rank_).joined.load(std::memory_order_relaxed) != 0;
   int64_t oldest_ns = INT64_MAX;
-  const std::lock_guard lock(mutex_);
-  for (const auto& [request_slot, operation] : logged_) {
+  const Locked submitted = submitted_.lock();
+  for (const auto& [request_slot, operation] : submitted->pending.logged()) {
     const Ticket ticket = operation->ticket;
     if (!negotiation_.is_appended(ticket)) continue;
     wanted |= operation->wanted.load(std::memory_order_relaxed) || operation->signature.is_async == 0;
@@ -117,10 +119,11 @@ void Group::start_entry(Entry& entry) {
   active_members_.clear();
   active_rounds_ = 0;
   if (entry.participants.test(rank_)) {
-    const std::lock_guard lock(mutex_);
+    const Locked submitted = submitted_.lock();
+    const auto& logged = submitted->pending.logged();
     for (uint32_t i = 0; i < entry.members; ++i) {
-      const auto found = logged_.find(entry.member[i].request_slot);
-      if (found == logged_.end() || found->second->ticket.tag != entry.member[i].tag) {
+      const auto found = logged.find(entry.member[i].request_slot);
+      if (found == logged.end() || found->second->ticket.tag != entry.member[i].tag) {
         throw Error("the log names an operation that this rank does not have (request slot " +
                     std::to_string(entry.member[i].request_slot) + ", rank " + std::to_string(rank_) + ")");
       }
@@ -165,7 +168,7 @@ bool Group::fail_if_memory_is_gone() {
     const RankLine& line = control_.line(r);
     if (!has_left(line)) continue;
     if (line.cursor.load(std::memory_order_acquire) > cursor_) continue;
-    const std::lock_guard lock(mutex_);
+    const Locked submitted = submitted_.lock();
     fail_because_left(r, active_members_.front().get());
     return true;
   }
@@ -181,19 +184,19 @@ void Group::finish_entry() {
     if (active_members_.size() > 1) add(stats.fused_operations, active_members_.size());
   }
   {
-    const std::lock_guard lock(mutex_);
+    const Locked submitted = submitted_.lock();
+    PendingOperations& pending = submitted->pending;
     for (const OperationPtr& operation : active_members_) {
       if (!failure.empty()) {
-        fail(*operation, std::make_exception_ptr(InternalError(failure + " " + where(*operation))));
+        pending.fail(*operation, std::make_exception_ptr(InternalError(failure + " " + where(*operation))));
       } else if (const std::string surprise = unexpected_rows(*operation, rank_); !surprise.empty()) {
-        fail(*operation, std::make_exception_ptr(MismatchError(surprise + " " + where(*operation))));
+        pending.fail(*operation, std::make_exception_ptr(MismatchError(surprise + " " + where(*operation))));
       } else {
-        succeed(*operation);
+        pending.succeed(*operation);
       }
-      logged_.erase(operation->ticket.request_slot);
+      pending.remove_logged(*operation);
     }
   }
-  pending_.fetch_sub(static_cast<uint32_t>(active_members_.size()));
   active_members_.clear();
   rounds_base_ += active_rounds_;
   control_.line(rank_).cursor.store(++cursor_, std::memory_order_release);
@@ -205,20 +208,10 @@ void Group::finish_entry() {
 }
 
 bool Group::deliver_messages() {
-  if (messages_.load(std::memory_order_relaxed) == 0) return false;
-  std::vector<PointToPoint::Finished> finished;
-  bool moved = false;
-  const std::lock_guard lock(mutex_);
-  moved = point_to_point_.progress(finished);
-  for (auto& [operation, error] : finished) {
-    operation->keep.reset();
-    if (!error.empty()) operation->error = std::make_exception_ptr(MismatchError(error + " " + where(*operation)));
-    add(context_.stats().bytes_moved, operation->signature.nbytes);
-    operation->state.store(error.empty() ? State::kDone : State::kFailed, std::memory_order_release);
-    pending_.fetch_sub(1);
-    messages_.fetch_sub(1);
-  }
-  if (!finished.empty()) ring(*bells_.wait[static_cast<size_t>(rank_)]);
+  if (pending_.messages.load(std::memory_order_relaxed) == 0) return false;
+  bool finished = false;
+  const bool moved = submitted_.lock()->pending.progress_messages(finished);
+  if (finished) ring(*bells_.wait[static_cast<size_t>(rank_)]);
   return moved;
 }
 
@@ -256,19 +249,15 @@ OperationPtr Group::message(const TensorView& tensor, int peer, int tag, std::sh
   operation->keep = std::move(keep);
   (outgoing ? operation->srcs : operation->dsts).push_back(tensor);
   {
-    const std::lock_guard lock(mutex_);
+    const Locked submitted = submitted_.lock();
     throw_if_removed();
-    operation->number = operations_++;
+    operation->number = submitted->calls.record_message();
     context_.deadlock_timeout().record_call();
     if (outgoing) {
-      point_to_point_.add_send(operation, peer, tag);
-    } else if (anyone) {
-      point_to_point_.add_receive_from_anyone(operation, tag);
+      submitted->pending.send(operation, peer, tag);
     } else {
-      point_to_point_.add_receive(operation, peer, tag);
+      submitted->pending.receive(operation, peer, tag);
     }
-    messages_.fetch_add(1);
-    pending_.fetch_add(1);
   }
   add(context_.stats().operations, 1);
   context_.wake_engine();

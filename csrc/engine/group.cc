@@ -75,11 +75,12 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
           control_, rank_, world_ranks_, hosts_, bells_, algo_from(context.settings().algorithm),
           context.settings().fusion_threshold, [this] { look_at_lock_holders(); }, context.settings().gpu_path),
       links_(links_of(context, control_, world_ranks_, hosts_, rank_, id, 0, bells_)),
-      point_to_point_(links_of(context, control_, world_ranks_, hosts_, rank_, id, 1, bells_)),
-      unnamed_(control_, negotiation_, rank_, context.settings().staging, context.stats()),
-      planner_({control_, negotiation_, hosts_, rank_, world_ranks_, id, bells_.wait, links_, context.kernels(),
-                context.segments(), context.settings(), context.log(), context.stats(), context,
-                [this] { return here(); }}) {
+      resources_({control_, negotiation_, hosts_, rank_, world_ranks_, id, bells_.wait, links_, context.kernels(),
+                  context.segments(), context.settings(), context.log(), context.stats(), context,
+                  [this] { return here(); }}),
+      submitted_(resources_, negotiation_, links_of(context, control_, world_ranks_, hosts_, rank_, id, 1, bells_),
+                 pending_),
+      planner_(resources_) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   ::sched_getaffinity(0, sizeof cores, &cores);
@@ -102,6 +103,16 @@ std::unique_ptr<HostRelay> Group::make_relay() {
     if (limit_s > 0) late_s = std::min(late_s, limit_s / 4);
   }
   return std::make_unique<HostRelay>(control_, hosts_, negotiation_, std::move(links), late_s);
+}
+
+// Ranks are the world's, which is what callers speak of.
+std::string Group::here() const {
+  std::string text = "[ringreduce rank " + std::to_string(context_.rank()) + "/" +
+                     std::to_string(context_.world().size()) + " on " + context_.hostname() + ", shm" +
+                     (hosts_.several() ? "+" + context_.network_name() : "");
+  if (id_ == 0) return text;
+  for (const int r : world_ranks_) text += (r == world_ranks_.front() ? ", process set [" : ", ") + std::to_string(r);
+  return text + "]";
 }
 
 // Executor lock held.
@@ -167,8 +178,7 @@ void Group::throw_if_failed() const {
 }
 
 void Group::forget_counts() {
-  const std::lock_guard lock(mutex_);
-  operations_ = 0;
+  submitted_.lock()->calls.restart();
   context_.stats().reset();
 }
 
@@ -189,9 +199,9 @@ void Group::end() {
   drop_active();
   planner_.on_device().close_nccl();
   {
-    const std::lock_guard lock(mutex_);
+    const Locked submitted = submitted_.lock();
     is_removed_ = true;
-    fail_everything(std::make_exception_ptr(
+    submitted->pending.fail_all(std::make_exception_ptr(
         ShutdownError(here() + "] the process set was removed while this operation was pending")));
     ring(*bells_.wait[static_cast<size_t>(rank_)]);
   }
@@ -202,9 +212,10 @@ void Group::end() {
 // Executor lock held.
 void Group::leave(Attendance how) {
   {
-    const std::lock_guard lock(mutex_);
-    if (logged_.empty()) control_.line(rank_).cursor.store(kFinished, std::memory_order_release);
-    for (int r = 0; r < size(); ++r) control_.messages_sent(rank_, r).store(point_to_point_.sent(r));
+    const Locked submitted = submitted_.lock();
+    const PendingOperations& pending = submitted->pending;
+    if (pending.logged().empty()) control_.line(rank_).cursor.store(kFinished, std::memory_order_release);
+    for (int r = 0; r < size(); ++r) control_.messages_sent(rank_, r).store(pending.messages().sent(r));
   }
   control_.line(rank_).attendance.store(how, std::memory_order_release);
   try {
@@ -229,14 +240,14 @@ void Group::leave(const std::string& cause) {
   negotiation_.ring_all();
   drop_active();
   planner_.on_device().close_nccl();
-  const std::lock_guard lock(mutex_);
+  const Locked submitted = submitted_.lock();
   std::exception_ptr error;
   try {
     context_.throw_if_shut_down();
   } catch (...) {
     error = std::current_exception();
   }
-  fail_everything(error);
+  submitted->pending.fail_all(error);
 }
 
 }  // namespace rr

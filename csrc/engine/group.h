@@ -1,19 +1,16 @@
 // A group of ranks as its members use it: submit, wait, and the execution of the group's log on this rank.
 //
-// Threads: submit and wait from any thread; `mutex_` guards the tables of pending operations; progress() runs under the
-// context's executor lock, on whichever thread is here.
+// Threads: submit and wait from any thread; progress() runs under the context's executor lock, on whichever thread is
+// here.
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <thread>
-#include <unordered_map>
 #include <vector>
 
-#include "engine/point_to_point.h"
-#include "engine/unnamed_window.h"
+#include "base/guarded.h"
+#include "engine/call_record.h"
+#include "engine/pending_operations.h"
 #include "negotiation/deadlock_timeout.h"
 #include "planner/planner.h"
 #include "relay/host_relay.h"
@@ -21,9 +18,17 @@
 namespace rr {
 
 class Context;
-std::string list_of(const std::vector<int>& ranks);                               // "1, 2, 5"
-std::string called_shortly(Kind kind, const std::string& name, uint64_t number);  // without the end of a long name
-using Interrupt = void (*)();  // called now and then while a call blocks; may throw
+std::string list_of(const std::vector<int>& ranks);  // "1, 2, 5"
+using Interrupt = void (*)();                        // called now and then while a call blocks; may throw
+
+// What this rank's threads have submitted to a group.
+struct Submitted {
+  Submitted(const Resources& from, Negotiation& negotiation, std::vector<std::unique_ptr<Link>> message_links,
+            PendingCounts& counts)
+      : pending(from, negotiation, std::move(message_links), counts) {}
+  CallRecord calls;
+  PendingOperations pending;
+};
 
 class Group {
  public:
@@ -63,7 +68,8 @@ class Group {
   bool has_work() const { return is_busy() || relay_ != nullptr; }
   // Whether the engine should go on while nobody waits.
   bool is_busy() const {
-    return pending_.load(std::memory_order_relaxed) != 0 || is_joining() || backlog_.load(std::memory_order_relaxed);
+    return pending_.operations.load(std::memory_order_relaxed) != 0 || is_joining() ||
+           backlog_.load(std::memory_order_relaxed);
   }
   // This rank is in join(), or was when an interrupt ended the call: it still has to skip what the others log.
   bool is_joining() const {
@@ -99,30 +105,14 @@ class Group {
   Signature sign(const Request& request) const;
   void show_device_operands(Operation& operation) const;
   // submit.cc
-  void record_thread(std::unique_lock<std::mutex>& lock, bool is_from_queue = false);
-  bool announce_named(const OperationPtr& operation, const void* payload, size_t nbytes);
-  void add_logged(const OperationPtr& operation);
-  void wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt,
-                     const std::function<bool()>& announce);
-  void wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Operation& waiting, Interrupt interrupt);
+  using Locked = Guarded<Submitted>::Access;
+  void record_thread(Locked& submitted, bool is_from_queue = false);
+  void wait_for_name(Locked& submitted, Operation& waiting, Interrupt interrupt,
+                     const std::function<bool(PendingOperations&)>& announce);
+  void wait_for_window(Locked& submitted, bool eager, Operation& waiting, Interrupt interrupt);
   void check_window(Operation& waiting);
-  void free_name(const std::string& name);
-  // finish.cc
-  bool is_settled(const Operation& operation, RankMask& participants) const;
-  bool try_finish_quick(Operation& operation);
-  void push(Operation& operation);
-  void push_unnamed();
-  void settle(Operation& operation);
-  void refuse(Operation& operation, const RankMask& participants);
-  void compute_quick(Operation& operation, const RankMask& participants);
-  void reduce_request_slots(Ticket ticket, const RankMask& participants, const Reduction& reduction,
-                            const std::byte* src, std::byte* dst, size_t count) const;
-  void consume(Operation& operation);
-  void succeed(Operation& operation);
-  void fail(Operation& operation, std::exception_ptr error);
-  void fail_everything(const std::exception_ptr& error);
   void leave(Attendance how);
-  std::string where(const Operation& operation) const;
+  std::string where(const Operation& operation) const { return resources_.where(operation); }
   // execute.cc
   bool step_log(bool from_engine);
   void append_complete();
@@ -135,22 +125,19 @@ class Group {
   bool deliver_messages();
   OperationPtr message(const TensorView& tensor, int peer, int tag, std::shared_ptr<void> keep, bool outgoing);
   // memory_mismatch.cc
-  void record_caller_locked();
   void fail_if_other_memory(const Operation& operation);
   // group.cc, wait.cc, health.cc, join.cc
   std::unique_ptr<HostRelay> make_relay();
   bool relay();
   void pass_on();
-  void record_call(Kind kind, const std::string* name, uint64_t number);
   std::string waits_for(const Operation& operation);
-  bool is_any_under_way();
   void look_for_deadlock_timeout(DeadlockTimeout::Waiter& waiter, const std::string& waits_for);
   bool wait_until_finished(Operation& operation, double timeout_s, Interrupt interrupt);
   void fail_if_peers_died();
   int unreachable_because_of(int rank) const;
   bool fail_if_unread(const Operation& waiting);
-  void fail_if_needed_rank_left(const std::vector<int>& cut_off);
-  void fail_if_out_of_order();
+  void fail_if_needed_rank_left(const PendingOperations& pending, const std::vector<int>& cut_off);
+  void fail_if_out_of_order(const PendingOperations& pending);
   void fail_if_left(const Operation& operation);
   void fail_because_left(int rank, const Operation* needing);
   const char* cause_of(int rank) const;
@@ -165,10 +152,8 @@ class Group {
   std::vector<int> unresponsive(double seconds) const;
   void throw_if_removed() const;
   void throw_if_closed(Kind kind) const;
-  void withdraw();
   bool unblock();
   void await_verdict(const std::function<bool()>& is_over);
-  void give_back_name(const Operation& operation);
 
   Context& context_;
   ControlSegment control_;
@@ -179,32 +164,18 @@ class Group {
   Bells bells_;
   Negotiation negotiation_;
   std::vector<std::unique_ptr<Link>> links_;  // by group rank, for the algorithms over links
-  PointToPoint point_to_point_;
-  std::unique_ptr<HostRelay> relay_;  // of a host's leader, on several hosts
+  std::unique_ptr<HostRelay> relay_;          // of a host's leader, on several hosts
   std::atomic<bool> backlog_{false};
   bool crowded_ = false;
 
-  mutable std::mutex mutex_;
-  uint64_t operations_ = 0;  // submitted
-  struct {
-    Kind kind = Kind::kBarrier;
-    std::string name;
-    uint64_t number = 0;
-  } last_call_;  // of this rank in this group, for messages
-  UnnamedWindow unnamed_;
-  std::unordered_map<std::string, OperationPtr> by_name_;  // busy names
-  std::unordered_map<uint64_t, OperationPtr> logged_;      // pending, by request slot
-  std::atomic<uint32_t> messages_{0};                      // of point_to_point_
-  std::atomic<uint32_t> pending_{0};                       // logged_ and point-to-point operations
-  std::atomic<uint32_t> joining_{0};                       // 1: a thread is in join()
+  const Resources resources_;
+  PendingCounts pending_;
+  Guarded<Submitted> submitted_;
+  std::atomic<uint32_t> joining_{0};  // 1: a thread is in join()
   std::atomic<bool> is_removed_{false};
   std::atomic<bool> has_joined_{false};  // this rank has told the others, and they have not all joined
   uint64_t joined_epoch_ = 0;            // then: the epoch
   bool has_drained_ = false;             // and whether it has told them that nothing of it is left
-  std::thread::id only_thread_;          // the thread that submits; several: many_threads_
-  bool many_threads_ = false;
-  std::thread::id only_caller_;  // the same without the queue's thread, which submits what others have called
-  bool many_callers_ = false;
 
   // executor lock
   Planner planner_;

@@ -66,33 +66,26 @@ bool Group::fail_if_unread(const Operation& waiting) {
 
 // A rank that left cleanly is missed only by the operations that still need it. cut_off: by rank, what
 // unreachable_because_of() says.
-void Group::fail_if_needed_rank_left(const std::vector<int>& cut_off) {
+void Group::fail_if_needed_rank_left(const PendingOperations& pending, const std::vector<int>& cut_off) {
   for (int r = 0; r < size(); ++r) {
     const int by = cut_off[static_cast<size_t>(r)];
     if (by < 0 || r == rank_) continue;
-    const Operation* needing = nullptr;
-    const auto needs = [&](const OperationPtr& operation) {
-      if (operation == nullptr || operation->state != State::kPending) return;
-      const auto missing = negotiation_.missing(operation->ticket);
-      if (std::find(missing.begin(), missing.end(), r) != missing.end()) needing = operation.get();
-    };
-    unnamed_.for_each([&](Ticket, const OperationPtr& operation) { needs(operation); });
-    for (const auto& [name, operation] : by_name_) needs(operation);
+    const OperationPtr needing = pending.waiting_for(r);
     // A rank that has consumed the entry has pushed all that others will ever get from it; they may still have to pull.
     const bool unfinished = control_.line(r).cursor.load(std::memory_order_acquire) <= cursor_;
     const bool is_missed = (active_ != nullptr && unfinished && active_->needs(r)) ||
-                           point_to_point_.waits_for(r, control_.messages_sent(r, rank_).load());
+                           pending.messages().waits_for(r, control_.messages_sent(r, rank_).load());
     const bool stuck = (by == r && is_missed) || control_.line(rank_).joined.load() != 0;
-    if (needing != nullptr || stuck) return fail_because_left(by, needing);
+    if (needing != nullptr || stuck) return fail_because_left(by, needing.get());
   }
 }
 
 // Executor lock held. What this rank has announced has no place in the log if the first host's leader gave it none.
-void Group::fail_if_out_of_order() {
+void Group::fail_if_out_of_order(const PendingOperations& pending) {
   if (relay_ == nullptr || hosts_.mine == 0) return;
   const int first = hosts_.leader(0);
   if (!has_closed(control_.line(first)) || relay_->has_ordered_entries()) return;
-  for (const auto& [request_slot, operation] : logged_) {
+  for (const auto& [request_slot, operation] : pending.logged()) {
     const Ticket ticket = operation->ticket;
     if (!negotiation_.is_decided(ticket)) return fail_because_left(first, operation.get());
   }
@@ -225,31 +218,24 @@ void Group::look_around() {
   // Messages that a rank sent before it left are still in its link.
   const bool has_anyone_left = std::any_of(cut_off.begin(), cut_off.end(), [](int by) { return by >= 0; });
   while (has_anyone_left && deliver_messages()) continue;
-  const std::lock_guard lock(mutex_);
-  fail_if_needed_rank_left(cut_off);
-  fail_if_out_of_order();
+  const Locked submitted = submitted_.lock();
+  PendingOperations& pending = submitted->pending;
+  fail_if_needed_rank_left(pending, cut_off);
+  fail_if_out_of_order(pending);
   const int64_t now = now_ns();
-  unnamed_.for_each([&](Ticket, const OperationPtr& operation) {
-    if (operation == nullptr || !operation->quick || operation->state != State::kPending) return;
-    if (!try_finish_quick(*operation)) check_age(*operation, now);
-  });
-  const std::vector<std::pair<uint64_t, OperationPtr>> logged(logged_.begin(), logged_.end());
+  for (const OperationPtr& operation : pending.quick()) {
+    if (!pending.try_finish_quick(*operation)) check_age(*operation, now);
+  }
+  const std::vector<std::pair<uint64_t, OperationPtr>> logged(pending.logged().begin(), pending.logged().end());
   for (const auto& [request_slot, operation] : logged) {
-    settle(*operation);
+    pending.settle(*operation);
     if (operation->state != State::kPending) continue;
     check_age(*operation, now);
     // Whoever completed it found the log full, and may have left since.
     const bool is_decided = negotiation_.is_decided(operation->ticket);
     if (!is_decided && negotiation_.complete(operation->ticket)) retry_append_.store(true);
   }
-  for (auto named = by_name_.begin(); named != by_name_.end();) {
-    Operation& operation = *named->second;
-    if (operation.quick && operation.state == State::kPending && !try_finish_quick(operation)) {
-      check_age(operation, now);
-    }
-    const bool dropped = operation.state != State::kPending && named->second.use_count() == 1;
-    named = dropped ? by_name_.erase(named) : std::next(named);
-  }
+  pending.give_back_dropped_names();
 }
 
 }  // namespace rr

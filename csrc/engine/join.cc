@@ -1,4 +1,4 @@
-// Group: joining, and taking back what a deadlock verdict made void.
+// Group: joining.
 
 #include <algorithm>
 
@@ -15,8 +15,8 @@ int Group::join(Interrupt interrupt) {
   context_.throw_if_shut_down();
   throw_if_failed();
   {
-    std::unique_lock lock(mutex_);
-    record_thread(lock);
+    Locked submitted = submitted_.lock();
+    record_thread(submitted);
     throw_if_removed();
     if (joining_.load() != 0) {
       throw InvalidArgumentError("rank " + std::to_string(rank_) + "/" + std::to_string(size()) +
@@ -30,9 +30,9 @@ int Group::join(Interrupt interrupt) {
   } leave{joining_};
   if (context_.device() != nullptr) context_.device_queue().await_announced(*this, interrupt);
   {
-    const std::lock_guard lock(mutex_);
+    const Locked submitted = submitted_.lock();
     if (!has_joined_.load()) {
-      joined_epoch_ = negotiation_.join(unnamed_.next());
+      joined_epoch_ = negotiation_.join(submitted->pending.unnamed().next());
       has_drained_ = false;
       has_joined_.store(true);
     }
@@ -42,13 +42,11 @@ int Group::join(Interrupt interrupt) {
     throw_if_removed();
     context_.throw_if_shut_down();
     if (!has_drained_) {
-      const std::lock_guard lock(mutex_);
-      push_unnamed();
-      for (auto& [name, operation] : by_name_) {
-        push(*operation);
-        if (operation->state == State::kPending) return false;
-      }
-      if (!unnamed_.is_empty() || !logged_.empty()) return false;
+      const Locked submitted = submitted_.lock();
+      PendingOperations& pending = submitted->pending;
+      pending.push_unnamed();
+      pending.push_named();
+      if (pending.has_named() || !pending.unnamed().is_empty() || !pending.logged().empty()) return false;
     }
     // Drained means that all ranks have joined as well: until then this rank may have to skip entries of the log.
     if (!has_drained_ && control_.header().joined_count.load() == static_cast<uint32_t>(size())) {
@@ -60,9 +58,9 @@ int Group::join(Interrupt interrupt) {
   context_.wait_until(
       finished, [] { return true; }, Deadline::never(), interrupt, crowded_, [this] { throw_if_failed(); });
   const JoinResult result = negotiation_.join_result(joined_epoch_);
-  const std::lock_guard lock(mutex_);
+  const Locked submitted = submitted_.lock();
   has_joined_.store(false);
-  unnamed_.restart(result.unnamed);
+  submitted->pending.unnamed().restart(result.unnamed);
   return result.last_joined;
 }
 
@@ -70,7 +68,7 @@ void Group::throw_if_removed() const {
   if (is_removed_.load()) throw ShutdownError(here() + "] the process set was removed");
 }
 
-// mutex_ held. Throws where this rank has said that nothing more comes.
+// The submitted operations are locked. Throws where this rank has said that nothing more comes.
 void Group::throw_if_closed(Kind kind) const {
   throw_if_removed();
   if (joining_.load(std::memory_order_relaxed) == 0 && !has_joined_.load()) return;
@@ -78,32 +76,6 @@ void Group::throw_if_closed(Kind kind) const {
                              " after join(), which says that this rank has no more data. " +
                              (joining_.load() == 0 ? "That join() was interrupted: call join() again first"
                                                    : "Call join() when all threads have got their results"));
-}
-
-// mutex_ held. A deadlock verdict: what this rank has announced without a number of its own that all ranks share is
-// void, and the counters go on where the rank that was ahead had come to.
-void Group::withdraw() {
-  const auto error = std::make_exception_ptr(MismatchError(negotiation_.withdraw_text()));
-  unnamed_.for_each([&](Ticket ticket, const OperationPtr& operation) {
-    if (operation != nullptr && negotiation_.complete(ticket)) return;
-    control_.head(ticket.request_slot, rank_).tag.store(0);
-    if (operation == nullptr) return unnamed_.consume(ticket);
-    if (!operation->quick && logged_.erase(ticket.request_slot) != 0) pending_.fetch_sub(1);
-    fail(*operation, error);
-  });
-  unnamed_.skip_to(negotiation_.withdraw_unnamed());  // a rank that has gone on since may be further ahead by now
-  for (auto named = by_name_.begin(); named != by_name_.end();) {
-    Operation& operation = *named->second;
-    const bool void_now =
-        operation.state == State::kPending && control_.head(operation.ticket.request_slot, rank_).tag.load() == 0;
-    if (void_now) {
-      operation.error = error;
-      operation.keep.reset();
-      operation.state.store(State::kFailed, std::memory_order_release);
-      if (!operation.quick && logged_.erase(operation.ticket.request_slot) != 0) pending_.fetch_sub(1);
-    }
-    named = void_now ? by_name_.erase(named) : std::next(named);
-  }
 }
 
 }  // namespace rr

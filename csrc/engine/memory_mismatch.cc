@@ -17,25 +17,13 @@ namespace {
 constexpr double kPatienceS = 5.0;
 }  // namespace
 
-void Group::record_caller() {
-  const std::lock_guard lock(mutex_);
-  record_caller_locked();
-}
+void Group::record_caller() { submitted_.lock()->calls.record_caller(); }
 
-void Group::record_caller_locked() {
-  const std::thread::id self = std::this_thread::get_id();
-  if (only_caller_ == std::thread::id()) only_caller_ = self;
-  many_callers_ |= only_caller_ != self;
-}
-
-// mutex_ not held. Final, like the timeout that it would come to.
+// Final, like the timeout that it would come to.
 void Group::fail_if_other_memory(const Operation& operation) {
   const double age_s = static_cast<double>(now_ns() - operation.submitted_ns) * 1e-9;
   if (!operation.name.empty() || operation.ticket.tag == 0 || age_s < kPatienceS) return;
-  {
-    const std::lock_guard lock(mutex_);
-    if (many_callers_) return;  // another thread may call next what is missing
-  }
+  if (submitted_.lock()->calls.has_many_callers()) return;  // another thread may call next what is missing
   const auto has_called = [&](const std::string& name) {
     return context_.device() != nullptr && context_.device_queue().has(*this, name);
   };

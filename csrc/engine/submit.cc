@@ -10,16 +10,16 @@
 namespace rr {
 
 // A rank too far ahead of the others waits here, finishing its own older operations meanwhile.
-void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Operation& waiting, Interrupt interrupt) {
-  while (!unnamed_.has_room(eager)) {
-    lock.unlock();
+void Group::wait_for_window(Locked& submitted, bool eager, Operation& waiting, Interrupt interrupt) {
+  while (!submitted->pending.unnamed().has_room(eager)) {
+    submitted.unlock();
     const auto moved_on = [&] {
       throw_if_failed();
       throw_if_removed();
       context_.throw_if_shut_down();
-      const std::unique_lock inner(mutex_);
-      push_unnamed();
-      return unnamed_.has_room(eager);
+      const Locked inner = submitted_.lock();
+      inner->pending.push_unnamed();
+      return inner->pending.unnamed().has_room(eager);
     };
     DeadlockTimeout::Waiter waiter(context_.deadlock_timeout());
     const auto tick = [&] {
@@ -28,74 +28,50 @@ void Group::wait_for_window(std::unique_lock<std::mutex>& lock, bool eager, Oper
                                             ", too far ahead of a rank that has not called what came before");
     };
     context_.wait_until(moved_on, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_, tick);
-    lock.lock();
+    submitted.lock();
   }
 }
 
 // The window moves when every rank has consumed its oldest operation: if that takes too long, or a rank has left, the
 // operation that waits to be announced has failed.
 void Group::check_window(Operation& waiting) {
-  const std::lock_guard lock(mutex_);
+  const Locked submitted = submitted_.lock();
+  const UnnamedWindow& unnamed = submitted->pending.unnamed();
   if (fail_if_unread(waiting)) return;
   for (int r = 0; r < size(); ++r) {
     const int by = unreachable_because_of(r);
-    if (by >= 0 && control_.line(r).watermark.load() < unnamed_.next()) return fail_because_left(by, &waiting);
+    if (by >= 0 && control_.line(r).watermark.load() < unnamed.next()) return fail_because_left(by, &waiting);
   }
-  const OperationPtr oldest = unnamed_.oldest();
+  const OperationPtr oldest = unnamed.oldest();
   check_age(oldest != nullptr ? *oldest : waiting, now_ns());
 }
 
-// mutex_ held. A rank whose only thread is blocked has said so; now another one is here.
-void Group::record_thread(std::unique_lock<std::mutex>& lock, bool is_from_queue) {
-  const std::thread::id self = std::this_thread::get_id();
-  if (only_thread_ == self) return;
-  if (!is_from_queue) record_caller_locked();
-  if (only_thread_ == std::thread::id()) {
-    only_thread_ = self;
-    return;
-  }
-  while (!many_threads_ && !negotiation_.lift_block()) {
-    lock.unlock();
+// A rank whose only thread is blocked has said so; now another one is here.
+void Group::record_thread(Locked& submitted, bool is_from_queue) {
+  if (submitted->calls.record_thread(is_from_queue)) return;
+  while (!submitted->calls.has_many_threads() && !negotiation_.lift_block()) {
+    submitted.unlock();
     const auto gone_on = [this] {
       return !negotiation_.is_frozen() || has_failed(control_) || context_.is_shut_down();
     };
     await_verdict(gone_on);
-    lock.lock();
+    submitted.lock();
     if (has_failed(control_) || context_.is_shut_down()) break;
   }
-  many_threads_ = true;
-}
-
-// mutex_ held. Announces a named operation and puts it into the tables; false when there is no room for it.
-bool Group::announce_named(const OperationPtr& operation, const void* payload, size_t nbytes) {
-  free_name(operation->name);
-  bool log_full = false;
-  operation->ticket =
-      negotiation_.announce_named(operation->name, operation->signature, payload, nbytes, !operation->quick, log_full);
-  if (operation->ticket.tag == 0) return false;
-  if (log_full) retry_append_.store(true);
-  by_name_[operation->name] = operation;
-  add_logged(operation);
-  return true;
-}
-
-void Group::add_logged(const OperationPtr& operation) {
-  if (operation->quick) return;
-  logged_[operation->ticket.request_slot] = operation;
-  pending_.fetch_add(1);
+  submitted->calls.set_many_threads();
 }
 
 // All names of the table are in flight, or a rank that has joined has not consumed this one. Waits for room and then
 // announces the operation.
-void Group::wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting, Interrupt interrupt,
-                          const std::function<bool()>& announce) {
-  lock.unlock();
+void Group::wait_for_name(Locked& submitted, Operation& waiting, Interrupt interrupt,
+                          const std::function<bool(PendingOperations&)>& announce) {
+  submitted.unlock();
   const auto announced = [&] {
     throw_if_failed();
     context_.throw_if_shut_down();
-    const std::lock_guard inner(mutex_);
-    for (auto& [name, operation] : by_name_) push(*operation);
-    return announce();
+    const Locked inner = submitted_.lock();
+    inner->pending.push_named();
+    return announce(inner->pending);
   };
   // Those in flight are older, so they time out first and say whom they miss.
   DeadlockTimeout::Waiter waiter(context_.deadlock_timeout());
@@ -112,7 +88,7 @@ void Group::wait_for_name(std::unique_lock<std::mutex>& lock, Operation& waiting
                            "RINGREDUCE_CACHE_CAPACITY");
   };
   context_.wait_until(announced, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_, tick);
-  lock.lock();
+  submitted.lock();
 }
 
 OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
@@ -156,33 +132,34 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
     payload_nbytes = nbytes;
   }
 
-  std::unique_lock lock(mutex_);
-  record_thread(lock, request.is_from_queue);
+  Locked submitted = submitted_.lock();
+  record_thread(submitted, request.is_from_queue);
   // The queue announces what was called before join(). A thread that waits for room here may find that another has
   // joined.
   const auto check_open = [&] {
     if (!request.is_from_queue || has_joined_.load() || is_removed_) throw_if_closed(request.kind);
   };
   check_open();
-  operation->number = operations_++;
-  record_call(request.kind, request.name, operation->number);
+  operation->number = submitted->calls.record(request.kind, request.name);
+  context_.deadlock_timeout().record_call();
   add(context_.stats().operations, 1);
   if (request.name != nullptr) {
     operation->name = *request.name;
     add(context_.stats().negotiations, 1);
-    const auto announce = [&] {
+    const auto announce = [&](PendingOperations& pending) {
       check_open();
-      return announce_named(operation, payload, payload_nbytes);
+      bool log_full = false;
+      const bool announced = pending.announce_named(operation, payload, payload_nbytes, log_full);
+      if (log_full) retry_append_.store(true);
+      return announced;
     };
-    if (!announce()) wait_for_name(lock, *operation, interrupt, announce);
+    if (!announce(submitted->pending)) wait_for_name(submitted, *operation, interrupt, announce);
   } else {
-    wait_for_window(lock, eager, *operation, interrupt);
+    wait_for_window(submitted, eager, *operation, interrupt);
     check_open();
-    operation->ticket = unnamed_.announce(signature, payload, payload_nbytes, eager && gives_data);
-    unnamed_.add(operation);
-    add_logged(operation);
+    submitted->pending.announce_unnamed(operation, payload, payload_nbytes, eager && gives_data);
   }
-  lock.unlock();
+  submitted.unlock();
   // ring_waiters() begins with a full fence. The fence also orders this request before the look at the others'
   // requests, so at least one rank sees all of them.
   negotiation_.ring_waiters();
@@ -191,22 +168,6 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
     if (!negotiation_.append(operation->ticket)) retry_append_.store(true);
   }
   return operation;
-}
-
-// A name is free once its operation has been waited for, polled done, or finished with nobody holding its handle.
-void Group::free_name(const std::string& name) {
-  const auto busy = by_name_.find(name);
-  if (busy == by_name_.end()) return;
-  Operation& operation = *busy->second;
-  if (operation.quick && operation.state == State::kPending) try_finish_quick(operation);
-  if (operation.state == State::kPending || busy->second.use_count() > 1) {
-    throw InvalidArgumentError(
-        "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
-        "currently "
-        "being processed.  If you want to request another tensor, use a different tensor name. (" +
-        where(operation) + ")");
-  }
-  by_name_.erase(busy);
 }
 
 }  // namespace rr

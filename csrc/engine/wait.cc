@@ -11,9 +11,8 @@ namespace rr {
 namespace {
 constexpr double kVerdictS = 10.0;  // the hosts take so long to settle a verdict, at most
 
-// A text about all ranks has room for so many of the ranks that each of them misses, and for so much of a name.
+// A text about all ranks has room for so many of the ranks that each of them misses.
 constexpr size_t kShownRanks = 4;
-constexpr size_t kShownNbytes = 80;
 
 std::string some_of(std::vector<int> ranks) {
   if (ranks.size() <= kShownRanks) return list_of(ranks);
@@ -23,41 +22,17 @@ std::string some_of(std::vector<int> ranks) {
 }
 }  // namespace
 
-std::string called_shortly(Kind kind, const std::string& name, uint64_t number) {
-  return called(kind, name.size() > kShownNbytes ? shortened(name, kShownNbytes) + "..." : name, number);
-}
-
-// mutex_ held.
-void Group::record_call(Kind kind, const std::string* name, uint64_t number) {
-  last_call_.kind = kind;
-  last_call_.number = number;
-  if (name != nullptr) {
-    last_call_.name = *name;
-  } else {
-    last_call_.name.clear();
-  }
-  context_.deadlock_timeout().record_call();
-}
-
 // Behind "waits ".
 std::string Group::waits_for(const Operation& operation) {
-  const std::lock_guard lock(mutex_);
+  const Locked submitted = submitted_.lock();
   return "in " + called_shortly(operation.kind, operation.name, operation.number) +
          (id_ == 0 ? "" : " of process set [" + some_of(world_ranks_) + "]") + " for rank " +
-         some_of(missing(operation)) + " and called " +
-         called_shortly(last_call_.kind, last_call_.name, last_call_.number) + " last";
-}
-
-// Whether something that this rank has called needs nobody's call any more.
-bool Group::is_any_under_way() {
-  const std::lock_guard lock(mutex_);
-  return std::any_of(logged_.begin(), logged_.end(),
-                     [&](const auto& logged) { return negotiation_.complete(logged.second->ticket); });
+         some_of(missing(operation)) + " and called " + submitted->calls.last() + " last";
 }
 
 // Who has switched off the limit of operations wants to wait for ever.
 void Group::look_for_deadlock_timeout(DeadlockTimeout::Waiter& waiter, const std::string& waits_for) {
-  if (context_.timeout_s() <= 0 || !waiter.look(is_any_under_way() ? "" : waits_for)) return;
+  if (context_.timeout_s() <= 0 || !waiter.look(submitted_.lock()->pending.is_any_under_way() ? "" : waits_for)) return;
   context_.fail_groups(FatalKind::kMismatch, failure_text(context_.world().control()));
 }
 
@@ -67,8 +42,7 @@ bool Group::wait_until_finished(Operation& operation, double timeout_s, Interrup
     if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
     if (!operation.quick) {
       if (!operation.settled.load(std::memory_order_relaxed) && negotiation_.is_settled(operation.ticket)) {
-        const std::lock_guard lock(mutex_);
-        settle(operation);
+        submitted_.lock()->pending.settle(operation);
         return operation.state.load(std::memory_order_acquire) != State::kPending;
       }
       throw_if_failed();
@@ -89,12 +63,12 @@ bool Group::wait_until_finished(Operation& operation, double timeout_s, Interrup
     if (operation.ticket.tag == 0) return;
     if (timeout_s < 0)
       look_for_deadlock_timeout(waiter, negotiation_.complete(operation.ticket) ? "" : waits_for(operation));
-    std::unique_lock lock(mutex_);
-    record_thread(lock);  // another thread may have submitted what this one waits for, and may submit more
-    if (many_threads_) return;
+    Locked submitted = submitted_.lock();
+    record_thread(submitted);  // another thread may have submitted what this one waits for, and may submit more
+    if (submitted->calls.has_many_threads()) return;
     if (!blocked) {
       blocked = true;
-      negotiation_.block(operation.ticket, unnamed_.next());
+      negotiation_.block(operation.ticket, submitted->pending.unnamed().next());
     } else {
       negotiation_.detect_deadlock();
     }
@@ -118,9 +92,9 @@ bool Group::wait_until_finished(Operation& operation, double timeout_s, Interrup
 bool Group::unblock() {
   std::optional<bool> withdrawn;
   const auto unblocked = [&] {
-    const std::lock_guard lock(mutex_);
+    const Locked submitted = submitted_.lock();
     withdrawn = negotiation_.unblock(has_failed(control_) || context_.is_shut_down());
-    if (withdrawn.value_or(false)) withdraw();
+    if (withdrawn.value_or(false)) submitted->pending.withdraw();
     return withdrawn.has_value();
   };
   if (!unblocked()) await_verdict(unblocked);
@@ -154,7 +128,7 @@ bool Group::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
   } else if (operation.quick) {
     pass_on();
   }
-  give_back_name(operation);
+  if (!operation.name.empty()) submitted_.lock()->pending.give_back_name(operation);
   if (operation.state.load(std::memory_order_acquire) == State::kFailed) std::rethrow_exception(operation.error);
   return true;
 }
@@ -162,9 +136,10 @@ bool Group::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
 bool Group::done(Operation& operation) {
   if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
   {
-    const std::lock_guard lock(mutex_);
-    if (operation.state == State::kPending && operation.quick) try_finish_quick(operation);
-    if (!operation.quick) settle(operation);
+    const Locked submitted = submitted_.lock();
+    PendingOperations& pending = submitted->pending;
+    if (operation.state == State::kPending && operation.quick) pending.try_finish_quick(operation);
+    if (!operation.quick) pending.settle(operation);
   }
   if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
   throw_if_failed();
@@ -182,15 +157,8 @@ bool Group::poll(Operation& operation) {
   } catch (const Error&) {
     return true;  // wait() will not block: it raises this
   }
-  give_back_name(operation);
+  if (!operation.name.empty()) submitted_.lock()->pending.give_back_name(operation);
   return true;
-}
-
-void Group::give_back_name(const Operation& operation) {
-  if (operation.name.empty()) return;
-  const std::lock_guard lock(mutex_);
-  const auto busy = by_name_.find(operation.name);
-  if (busy != by_name_.end() && busy->second.get() == &operation) by_name_.erase(busy);
 }
 
 }  // namespace rr

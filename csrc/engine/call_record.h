@@ -1,0 +1,43 @@
+// What this rank has called in a group, and by how many threads.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <thread>
+
+#include "planner/operation.h"
+
+namespace rr {
+
+// "allreduce 'loss' #12", without the end of a long name.
+std::string called_shortly(Kind kind, const std::string& name, uint64_t number);
+
+class CallRecord {
+ public:
+  // Returns the call's number, from 0 on. Of a message: it is not what last() says.
+  uint64_t record(Kind kind, const std::string* name);
+  uint64_t record_message() { return count_++; }
+  std::string last() const { return called_shortly(kind_, name_, number_); }
+  void restart() { count_ = 0; }
+
+  // This thread submits: whether it is the only one so far. is_from_queue: it is the device queue's own, which submits
+  // what others have called.
+  bool record_thread(bool is_from_queue);
+  bool has_many_threads() const { return many_threads_; }
+  void set_many_threads() { many_threads_ = true; }
+  // This thread calls something that the queue's thread will submit.
+  void record_caller();
+  bool has_many_callers() const { return many_callers_; }
+
+ private:
+  uint64_t count_ = 0;
+  Kind kind_ = Kind::kBarrier;
+  std::string name_;
+  uint64_t number_ = 0;
+  std::thread::id only_thread_;
+  bool many_threads_ = false;
+  std::thread::id only_caller_;
+  bool many_callers_ = false;
+};
+
+}  // namespace rr

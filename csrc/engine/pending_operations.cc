@@ -1,0 +1,292 @@
+#include "engine/pending_operations.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/errors.h"
+
+namespace rr {
+namespace {
+
+bool is_pending(const Operation& operation) {
+  return operation.state.load(std::memory_order_acquire) == State::kPending;
+}
+
+// Where the data of a rank's request are: in the request slot, or in the eager buffer that the request slot names.
+const std::byte* data_of(const Resources& from, Ticket ticket, int rank, size_t nbytes) {
+  const std::byte* payload = from.control.payload(ticket.request_slot, rank);
+  if (nbytes <= from.control.inline_nbytes()) return payload;
+  uint64_t buffer;
+  std::memcpy(&buffer, payload, sizeof buffer);
+  return from.control.eager(rank, static_cast<size_t>(buffer));
+}
+
+}  // namespace
+
+void reduce_requests(const Resources& from, Ticket ticket, const RankMask& participants, const Reduction& reduction,
+                     const std::byte* src, std::byte* dst, size_t count) {
+  const size_t nbytes = count * itemsize(reduction.dtype);
+  const void* srcs[kMaxRanks];
+  size_t nsrc = 0;
+  for (int r = 0; r < from.size(); ++r) {
+    if (participants.test(r)) srcs[nsrc++] = r == from.rank ? src : data_of(from, ticket, r, nbytes);
+  }
+  void* out = dst;
+  from.kernels.reduce(reduction, srcs, nsrc, &out, 1, count);
+}
+
+PendingOperations::PendingOperations(const Resources& from, Negotiation& negotiation,
+                                     std::vector<std::unique_ptr<Link>> message_links, PendingCounts& counts)
+    : from_(from),
+      negotiation_(negotiation),
+      counts_(counts),
+      unnamed_(from.control, negotiation, from.rank, from.settings.staging, from.stats),
+      messages_(std::move(message_links)) {}
+
+bool PendingOperations::announce_named(const OperationPtr& operation, const void* payload, size_t nbytes,
+                                       bool& log_full) {
+  free_name(operation->name);
+  operation->ticket =
+      negotiation_.announce_named(operation->name, operation->signature, payload, nbytes, !operation->quick, log_full);
+  if (operation->ticket.tag == 0) return false;
+  by_name_[operation->name] = operation;
+  add_logged(operation);
+  return true;
+}
+
+void PendingOperations::announce_unnamed(const OperationPtr& operation, const void* payload, size_t nbytes,
+                                         bool eager) {
+  operation->ticket = unnamed_.announce(operation->signature, payload, nbytes, eager);
+  unnamed_.add(operation);
+  add_logged(operation);
+}
+
+void PendingOperations::add_logged(const OperationPtr& operation) {
+  if (operation->quick) return;
+  logged_[operation->ticket.request_slot] = operation;
+  counts_.operations.fetch_add(1);
+}
+
+void PendingOperations::remove_logged(const Operation& operation) {
+  if (!operation.quick && logged_.erase(operation.ticket.request_slot) != 0) counts_.operations.fetch_sub(1);
+}
+
+void PendingOperations::send(const OperationPtr& operation, int peer, int tag) {
+  messages_.add_send(operation, peer, tag);
+  counts_.messages.fetch_add(1);
+  counts_.operations.fetch_add(1);
+}
+
+void PendingOperations::receive(const OperationPtr& operation, int peer, int tag) {
+  if (peer == kAnyPeer) {
+    messages_.add_receive_from_anyone(operation, tag);
+  } else {
+    messages_.add_receive(operation, peer, tag);
+  }
+  counts_.messages.fetch_add(1);
+  counts_.operations.fetch_add(1);
+}
+
+// A name is free once its operation has been waited for, polled done, or has ended with nobody holding its handle.
+void PendingOperations::free_name(const std::string& name) {
+  const auto busy = by_name_.find(name);
+  if (busy == by_name_.end()) return;
+  Operation& operation = *busy->second;
+  if (operation.quick && is_pending(operation)) try_finish_quick(operation);
+  if (is_pending(operation) || busy->second.use_count() > 1) {
+    throw InvalidArgumentError(
+        "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
+        "currently "
+        "being processed.  If you want to request another tensor, use a different tensor name. (" +
+        from_.where(operation) + ")");
+  }
+  by_name_.erase(busy);
+}
+
+void PendingOperations::give_back_name(const Operation& operation) {
+  if (operation.name.empty()) return;
+  const auto busy = by_name_.find(operation.name);
+  if (busy != by_name_.end() && busy->second.get() == &operation) by_name_.erase(busy);
+}
+
+void PendingOperations::give_back_dropped_names() {
+  for (auto named = by_name_.begin(); named != by_name_.end();) {
+    const bool is_dropped = !is_pending(*named->second) && named->second.use_count() == 1;
+    named = is_dropped ? by_name_.erase(named) : std::next(named);
+  }
+}
+
+std::vector<OperationPtr> PendingOperations::quick() const {
+  std::vector<OperationPtr> operations;
+  const auto add = [&](const OperationPtr& operation) {
+    if (operation != nullptr && operation->quick && is_pending(*operation)) operations.push_back(operation);
+  };
+  unnamed_.for_each([&](Ticket, const OperationPtr& operation) { add(operation); });
+  for (const auto& [name, operation] : by_name_) add(operation);
+  return operations;
+}
+
+bool PendingOperations::has_named() const {
+  return std::any_of(by_name_.begin(), by_name_.end(), [](const auto& named) { return is_pending(*named.second); });
+}
+
+OperationPtr PendingOperations::waiting_for(int rank) const {
+  OperationPtr found;
+  const auto look = [&](const OperationPtr& operation) {
+    if (operation == nullptr || !is_pending(*operation)) return;
+    const auto missing = negotiation_.missing(operation->ticket);
+    if (std::find(missing.begin(), missing.end(), rank) != missing.end()) found = operation;
+  };
+  unnamed_.for_each([&](Ticket, const OperationPtr& operation) { look(operation); });
+  for (const auto& [name, operation] : by_name_) look(operation);
+  return found;
+}
+
+bool PendingOperations::is_any_under_way() const {
+  return std::any_of(logged_.begin(), logged_.end(),
+                     [&](const auto& logged) { return negotiation_.complete(logged.second->ticket); });
+}
+
+void PendingOperations::push(Operation& operation) {
+  if (operation.quick && is_pending(operation)) try_finish_quick(operation);
+  operation.wanted.store(true, std::memory_order_relaxed);
+}
+
+void PendingOperations::push_unnamed() {
+  unnamed_.for_each([&](Ticket, const OperationPtr& operation) {
+    if (operation != nullptr) push(*operation);
+  });
+}
+
+void PendingOperations::push_named() {
+  for (auto& [name, operation] : by_name_) push(*operation);
+}
+
+// In a group that has failed nobody decides anything more. There a rank whose request differs from the others' raises
+// MismatchError, and not the group's failure.
+bool PendingOperations::is_settled(const Operation& operation, RankMask& participants) const {
+  return has_failed(from_.control) ? negotiation_.complete(operation.ticket, &participants)
+                                   : negotiation_.is_settled(operation.ticket, &participants);
+}
+
+bool PendingOperations::try_finish_quick(Operation& operation) {
+  RankMask participants;
+  if (!is_settled(operation, participants)) return false;
+  if (!negotiation_.feasible(operation.ticket, participants)) {
+    refuse(operation, participants);
+    return true;
+  }
+  if (!operation.discard) compute_quick(operation, participants);
+  add(from_.stats.one_shot, 1);
+  succeed(operation);
+  return true;
+}
+
+void PendingOperations::settle(Operation& operation) {
+  RankMask participants;
+  if (operation.settled.load(std::memory_order_relaxed) || operation.ticket.tag == 0) return;
+  if (operation.state.load(std::memory_order_relaxed) != State::kPending) return;
+  if (!is_settled(operation, participants)) return;
+  operation.settled.store(true, std::memory_order_relaxed);
+  if (negotiation_.feasible(operation.ticket, participants)) return;
+  remove_logged(operation);
+  refuse(operation, participants);
+}
+
+void PendingOperations::refuse(Operation& operation, const RankMask& participants) {
+  const std::string text = negotiation_.mismatch(operation.ticket, participants) + " " + from_.where(operation);
+  fail(operation, std::make_exception_ptr(MismatchError(text)));
+}
+
+void PendingOperations::compute_quick(Operation& operation, const RankMask& participants) const {
+  const Signature& s = operation.signature;
+  if (operation.kind == Kind::kAllreduce) {
+    reduce_requests(from_, operation.ticket, participants, reduction_of(s, from_.size()), operation.srcs[0].data,
+                    operation.dsts[0].data, operation.srcs[0].count);
+  } else if (operation.kind == Kind::kBroadcast && s.root != from_.rank && s.nbytes != 0) {
+    std::memcpy(operation.dsts[0].data, data_of(from_, operation.ticket, s.root, s.nbytes), s.nbytes);
+  }
+}
+
+// The peers may reuse what this rank has announced and read.
+void PendingOperations::consume(Operation& operation) {
+  if (!operation.name.empty()) {
+    negotiation_.publish_consumed_named(operation.ticket);
+  } else {
+    unnamed_.consume(operation.ticket);
+  }
+}
+
+void PendingOperations::succeed(Operation& operation) {
+  consume(operation);
+  operation.keep.reset();
+  add(from_.stats.bytes_moved, operation.signature.nbytes);
+  operation.state.store(State::kDone, std::memory_order_release);
+}
+
+void PendingOperations::fail(Operation& operation, std::exception_ptr error) {
+  consume(operation);
+  operation.keep.reset();
+  operation.error = std::move(error);
+  operation.state.store(State::kFailed, std::memory_order_release);
+}
+
+bool PendingOperations::progress_messages(bool& finished) {
+  std::vector<PointToPoint::Finished> ended;
+  const bool moved = messages_.progress(ended);
+  for (auto& [operation, error] : ended) {
+    operation->keep.reset();
+    if (!error.empty()) {
+      operation->error = std::make_exception_ptr(MismatchError(error + " " + from_.where(*operation)));
+    }
+    add(from_.stats.bytes_moved, operation->signature.nbytes);
+    operation->state.store(error.empty() ? State::kDone : State::kFailed, std::memory_order_release);
+    counts_.operations.fetch_sub(1);
+    counts_.messages.fetch_sub(1);
+  }
+  finished = !ended.empty();
+  return moved;
+}
+
+void PendingOperations::fail_all(const std::exception_ptr& error) {
+  const auto end = [&error](Operation& operation) {
+    if (!is_pending(operation)) return;
+    operation.keep.reset();
+    operation.error = error;
+    operation.state.store(State::kFailed, std::memory_order_release);
+  };
+  for (auto& [request_slot, operation] : logged_) end(*operation);
+  for (auto& [name, operation] : by_name_) end(*operation);
+  for (const OperationPtr& operation : unnamed_.drain()) end(*operation);
+  for (const OperationPtr& operation : messages_.drain()) end(*operation);
+  logged_.clear();
+  by_name_.clear();
+  counts_.operations.store(0);
+  counts_.messages.store(0);
+}
+
+void PendingOperations::withdraw() {
+  const auto error = std::make_exception_ptr(MismatchError(negotiation_.withdraw_text()));
+  unnamed_.for_each([&](Ticket ticket, const OperationPtr& operation) {
+    if (operation != nullptr && negotiation_.complete(ticket)) return;
+    from_.control.head(ticket.request_slot, from_.rank).tag.store(0);
+    if (operation == nullptr) return unnamed_.consume(ticket);
+    remove_logged(*operation);
+    fail(*operation, error);
+  });
+  unnamed_.skip_to(negotiation_.withdraw_unnamed());  // a rank that has gone on since may be further ahead by now
+  for (auto named = by_name_.begin(); named != by_name_.end();) {
+    Operation& operation = *named->second;
+    const bool is_void =
+        is_pending(operation) && from_.control.head(operation.ticket.request_slot, from_.rank).tag.load() == 0;
+    if (is_void) {
+      operation.error = error;
+      operation.keep.reset();
+      operation.state.store(State::kFailed, std::memory_order_release);
+      remove_logged(operation);
+    }
+    named = is_void ? by_name_.erase(named) : std::next(named);
+  }
+}
+
+}  // namespace rr

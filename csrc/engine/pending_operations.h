@@ -1,0 +1,97 @@
+// The operations of a group that this rank has announced and that have not ended, and how they end.
+//
+// A quick operation ends from the request slots, here; an operation of the log when its entry has been executed; a
+// message when its bytes have moved. A name is busy until its operation has been waited for or polled.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/point_to_point.h"
+#include "engine/unnamed_window.h"
+#include "planner/resources.h"
+
+namespace rr {
+
+// Read without a lock.
+struct PendingCounts {
+  std::atomic<uint32_t> operations{0};  // of the log, and messages
+  std::atomic<uint32_t> messages{0};
+};
+
+// Folds a quick all-reduce in rank order, straight from the request slots or eager buffers; this rank's own input comes
+// from its tensor.
+void reduce_requests(const Resources& from, Ticket ticket, const RankMask& participants, const Reduction& reduction,
+                     const std::byte* src, std::byte* dst, size_t count);
+
+class PendingOperations {
+ public:
+  PendingOperations(const Resources& from, Negotiation& negotiation, std::vector<std::unique_ptr<Link>> message_links,
+                    PendingCounts& counts);
+
+  // --- announcing
+  // False, and nothing announced, when there is no room. log_full: the log has to be tried again.
+  bool announce_named(const OperationPtr& operation, const void* payload, size_t nbytes, bool& log_full);
+  // There is room in the window.
+  void announce_unnamed(const OperationPtr& operation, const void* payload, size_t nbytes, bool eager);
+  UnnamedWindow& unnamed() { return unnamed_; }
+  void send(const OperationPtr& operation, int peer, int tag);
+  void receive(const OperationPtr& operation, int peer, int tag);  // peer: also kAnyPeer
+  const PointToPoint& messages() const { return messages_; }
+  // Its operation has ended, and its result or error has been handed over.
+  void give_back_name(const Operation& operation);
+  // Gives back the names of operations that have ended and whose handles are gone.
+  void give_back_dropped_names();
+
+  // --- looking
+  const std::unordered_map<uint64_t, OperationPtr>& logged() const { return logged_; }  // by request slot
+  std::vector<OperationPtr> quick() const;                                              // pending ones
+  bool has_named() const;                                                               // pending ones
+  // One that this rank of the group has not announced; null: none.
+  OperationPtr waiting_for(int rank) const;
+  // Whether something of the log needs no rank's call any more.
+  bool is_any_under_way() const;
+
+  // --- ending
+  // For who waits for all of them: ends quick operations that are complete, and lets the others run.
+  void push_unnamed();
+  void push_named();
+  // Ends a quick operation if every rank has announced it.
+  bool try_finish_quick(Operation& operation);
+  // Ends an operation of the log whose requests do not agree: it never enters the log, as all its ranks see.
+  void settle(Operation& operation);
+  void succeed(Operation& operation);
+  void fail(Operation& operation, std::exception_ptr error);
+  // The executor has ended it.
+  void remove_logged(const Operation& operation);
+  // Moves messages; true when bytes moved. finished: whether one has ended.
+  bool progress_messages(bool& finished);
+  void fail_all(const std::exception_ptr& error);
+  // A deadlock verdict: what this rank has announced without a number of its own that all ranks share is void, and the
+  // unnamed operations go on where the rank that was ahead had come to.
+  void withdraw();
+
+ private:
+  void add_logged(const OperationPtr& operation);
+  void free_name(const std::string& name);
+  void push(Operation& operation);
+  bool is_settled(const Operation& operation, RankMask& participants) const;
+  void refuse(Operation& operation, const RankMask& participants);
+  void compute_quick(Operation& operation, const RankMask& participants) const;
+  void consume(Operation& operation);
+
+  const Resources& from_;
+  Negotiation& negotiation_;
+  PendingCounts& counts_;
+  UnnamedWindow unnamed_;
+  PointToPoint messages_;
+  std::unordered_map<std::string, OperationPtr> by_name_;
+  std::unordered_map<uint64_t, OperationPtr> logged_;
+};
+
+}  // namespace rr
