@@ -81,7 +81,8 @@ __all__ += mpi_ops.__all__
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SyncBatchNormalization":  # Keras is loaded when it is used
+    if name in ("SyncBatchNormalization", "sync_batch_norm"):  # Keras is loaded when it is used
         module = "ringreduce.keras.legacy.sync_batch_norm" if uses_keras_2() else f"{__name__}.sync_batch_norm"
-        return importlib.import_module(module).SyncBatchNormalization
+        found = importlib.import_module(module)
+        return found if name == "sync_batch_norm" else found.SyncBatchNormalization
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -391,7 +391,7 @@ TEST_CASE("join: what has been called and not come to its stream yet counts") {
     const auto data = std::make_shared<Floats>(500, static_cast<float>(rank.rank + 1));
     const auto operation = gpu.queue().submit(rank.world, sum_in_place(data), {stream(0)});
     std::thread streams([&] {
-      while (!rank.world.is_busy()) std::this_thread::yield();  // until join() has begun
+      while (!rank.world.is_joining()) std::this_thread::yield();  // until join() has begun
       gpu.device->advance();
     });
     rank.world.join(nullptr);

@@ -91,7 +91,7 @@ TEST_CASE("join: no thread of a rank that has joined states anything, and one th
   CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
     if (rank.rank == 0) {
       std::thread joins([&] { rank.world.join(nullptr); });
-      wait_for([&] { return rank.world.is_busy(); });
+      wait_for([&] { return rank.world.is_joining(); });
       CHECK_NOTHROW(expect_refused(rank, "allreduce after join()"));
       CHECK_NOTHROW(expect_contains(raised<InvalidArgumentError>([&] { rank.world.join(nullptr); }), "another thread"));
       looked.store(true);
