@@ -169,7 +169,7 @@ bool Group::fail_if_memory_is_gone() {
     if (!has_left(line)) continue;
     if (line.cursor.load(std::memory_order_acquire) > cursor_) continue;
     const Locked submitted = submitted_.lock();
-    fail_because_left(r, active_members_.front().get());
+    members_.fail_because_left(r, active_members_.front().get());
     return true;
   }
   return false;

@@ -78,6 +78,7 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
       resources_({control_, negotiation_, hosts_, rank_, world_ranks_, id, bells_.wait, links_, context.kernels(),
                   context.segments(), context.settings(), context.log(), context.stats(), context,
                   [this] { return here(); }}),
+      members_(resources_, [this](int world_rank) { return context_.is_dead(world_rank); }),
       submitted_(resources_, negotiation_, links_of(context, control_, world_ranks_, hosts_, rank_, id, 1, bells_),
                  pending_),
       planner_(resources_) {
@@ -165,12 +166,7 @@ void Group::await_attendance(double timeout_s, Interrupt interrupt) {
 void Group::check_members(const std::vector<int>& ranks) const {
   context_.throw_if_shut_down();
   throw_if_failed();
-  for (const int r : ranks) {
-    const int by = r == rank_ ? -1 : unreachable_because_of(r);
-    if (by < 0) continue;
-    if (const char* const cause = cause_of(by); cause != nullptr) throw PeerLostError(cause);
-    throw ShutdownError(left_text(by, nullptr));
-  }
+  members_.check(ranks);
 }
 
 void Group::throw_if_failed() const {

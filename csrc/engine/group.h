@@ -10,6 +10,7 @@
 
 #include "base/guarded.h"
 #include "engine/call_record.h"
+#include "engine/members.h"
 #include "engine/pending_operations.h"
 #include "negotiation/deadlock_timeout.h"
 #include "planner/planner.h"
@@ -18,8 +19,7 @@
 namespace rr {
 
 class Context;
-std::string list_of(const std::vector<int>& ranks);  // "1, 2, 5"
-using Interrupt = void (*)();                        // called now and then while a call blocks; may throw
+using Interrupt = void (*)();  // called now and then while a call blocks; may throw
 
 // What this rank's threads have submitted to a group.
 struct Submitted {
@@ -49,7 +49,7 @@ class Group {
                        Codec codec = Codec::kNone);
 
   OperationPtr submit(const Request& request, Interrupt interrupt);
-  void check_request(const Request& request) const;  // raises what submit() would, as far as this rank alone can tell
+  void check_request(const Request& request) const;  // throws what submit() would, as far as it can
   OperationPtr send(const TensorView& src, int peer, int tag, std::shared_ptr<void> keep);
   // peer kAnyPeer: the next message of whichever rank; then the operation's peer says whose it was.
   OperationPtr receive(const TensorView& dst, int peer, int tag, std::shared_ptr<void> keep);
@@ -101,9 +101,6 @@ class Group {
   bool must_poll_device() const { return planner_.on_device().must_poll(); }
 
  private:
-  // requests.cc
-  Signature sign(const Request& request) const;
-  void show_device_operands(Operation& operation) const;
   // submit.cc
   using Locked = Guarded<Submitted>::Access;
   void record_thread(Locked& submitted, bool is_from_queue = false);
@@ -133,23 +130,14 @@ class Group {
   std::string waits_for(const Operation& operation);
   void look_for_deadlock_timeout(DeadlockTimeout::Waiter& waiter, const std::string& waits_for);
   bool wait_until_finished(Operation& operation, double timeout_s, Interrupt interrupt);
-  void fail_if_peers_died();
-  int unreachable_because_of(int rank) const;
-  bool fail_if_unread(const Operation& waiting);
   void fail_if_needed_rank_left(const PendingOperations& pending, const std::vector<int>& cut_off);
   void fail_if_out_of_order(const PendingOperations& pending);
-  void fail_if_left(const Operation& operation);
-  void fail_because_left(int rank, const Operation* needing);
-  const char* cause_of(int rank) const;
-  std::string left_text(int rank, const Operation* needing) const;
   void fail_group(const std::exception& error);
   void look_around();
   void look_at_lock_holders();
   void fail_if_unresponsive();
   void check_age(Operation& operation, int64_t now);
   std::string limit_text(double timeout_s) const;
-  std::vector<int> missing(const Operation& operation) const;
-  std::vector<int> unresponsive(double seconds) const;
   void throw_if_removed() const;
   void throw_if_closed(Kind kind) const;
   bool unblock();
@@ -169,6 +157,7 @@ class Group {
   bool crowded_ = false;
 
   const Resources resources_;
+  Members members_;
   PendingCounts pending_;
   Guarded<Submitted> submitted_;
   std::atomic<uint32_t> joining_{0};  // 1: a thread is in join()

@@ -28,44 +28,8 @@ std::string Group::limit_text(double timeout_s) const {
          " s";
 }
 
-std::string list_of(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int r : ranks) text += (text.empty() ? "" : ", ") + std::to_string(r);
-  return text;
-}
-
-void Group::fail_if_peers_died() {
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank_ || !context_.is_dead(world_ranks_[static_cast<size_t>(r)])) continue;
-    if (has_left(control_.line(r))) continue;
-    record_failure(control_, FatalKind::kPeerLost,
-                   here() + "] lost rank " + std::to_string(world_ranks_[static_cast<size_t>(r)]) +
-                       ": its process has ended without shutdown(); see that rank's output for the reason");
-    return;
-  }
-}
-
-// The rank whose leaving means that nothing more is heard of `rank`: its own, or that of a leader who would have passed
-// it on. -1: none.
-int Group::unreachable_because_of(int rank) const {
-  if (has_left(control_.line(rank))) return rank;
-  if (!hosts_.several() || hosts_.is_here(rank)) return -1;
-  for (const int leader : {hosts_.leader(hosts_.of[static_cast<size_t>(rank)]), hosts_.here().front()}) {
-    if (has_closed(control_.line(leader))) return leader;
-  }
-  return -1;
-}
-
-// What is to be announced waits until the leader has read what was announced before: for ever, once it has closed.
-bool Group::fail_if_unread(const Operation& waiting) {
-  const int leader = hosts_.here().front();
-  if (!has_closed(control_.line(leader))) return false;
-  fail_because_left(leader, &waiting);
-  return true;
-}
-
 // A rank that left cleanly is missed only by the operations that still need it. cut_off: by rank, what
-// unreachable_because_of() says.
+// members_.unreachable_because_of() says.
 void Group::fail_if_needed_rank_left(const PendingOperations& pending, const std::vector<int>& cut_off) {
   for (int r = 0; r < size(); ++r) {
     const int by = cut_off[static_cast<size_t>(r)];
@@ -76,7 +40,7 @@ void Group::fail_if_needed_rank_left(const PendingOperations& pending, const std
     const bool is_missed = (active_ != nullptr && unfinished && active_->needs(r)) ||
                            pending.messages().waits_for(r, control_.messages_sent(r, rank_).load());
     const bool stuck = (by == r && is_missed) || control_.line(rank_).joined.load() != 0;
-    if (needing != nullptr || stuck) return fail_because_left(by, needing.get());
+    if (needing != nullptr || stuck) return members_.fail_because_left(by, needing.get());
   }
 }
 
@@ -87,42 +51,8 @@ void Group::fail_if_out_of_order(const PendingOperations& pending) {
   if (!has_closed(control_.line(first)) || relay_->has_ordered_entries()) return;
   for (const auto& [request_slot, operation] : pending.logged()) {
     const Ticket ticket = operation->ticket;
-    if (!negotiation_.is_decided(ticket)) return fail_because_left(first, operation.get());
+    if (!negotiation_.is_decided(ticket)) return members_.fail_because_left(first, operation.get());
   }
-}
-
-// As fail_if_needed_rank_left(), for one operation: a synchronous all-reduce from the request slots is in no table.
-void Group::fail_if_left(const Operation& operation) {
-  for (int r = 0; r < size(); ++r) {
-    // In this order: what a rank has announced, it announced before it left.
-    const int by = unreachable_because_of(r);
-    if (by < 0 || r == rank_) continue;
-    const auto missing = negotiation_.missing(operation.ticket);
-    if (std::find(missing.begin(), missing.end(), r) != missing.end()) return fail_because_left(by, &operation);
-  }
-}
-
-void Group::fail_because_left(int rank, const Operation* needing) {
-  if (negotiation_.withdrawn())
-    return;  // by a verdict, which this rank's thread will raise; the other one has, and left
-  if (const char* const cause = cause_of(rank); cause != nullptr) {
-    record_failure(control_, FatalKind::kPeerLost, cause);
-  } else {
-    record_failure(control_, FatalKind::kShutdown, left_text(rank, needing));
-  }
-}
-
-// Of a rank that is seen to have left. null: it has not said why.
-const char* Group::cause_of(int rank) const {
-  const char* const cause = control_.cause(rank).text;
-  return cause[0] != '\0' ? cause : nullptr;
-}
-
-std::string Group::left_text(int rank, const Operation* needing) const {
-  return "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
-         "allgather or broadcast a tensor after one of the ranks finished execution. (rank " +
-         std::to_string(world_ranks_[static_cast<size_t>(rank)]) + " called shutdown() or ended; " +
-         (needing != nullptr ? where(*needing) : here() + "]") + ")";
 }
 
 void Group::check_age(Operation& operation, int64_t now) {
@@ -130,8 +60,8 @@ void Group::check_age(Operation& operation, int64_t now) {
   const double age_s = static_cast<double>(now - operation.submitted_ns) * 1e-9;
   const double timeout_s = context_.timeout_s();
   if (timeout_s > 0 && age_s > timeout_s) {
-    const std::string absent = list_of(missing(operation));
-    const std::string unresponsive_ranks = list_of(unresponsive(kUnresponsiveS));
+    const std::string absent = list_of(members_.missing(operation));
+    const std::string unresponsive_ranks = list_of(members_.unresponsive(kUnresponsiveS));
     record_failure(control_, FatalKind::kTimeout,
                    where(operation) + " did not finish within " + limit_text(timeout_s) + "; " +
                        (operation.peer == kAnyPeer ? "no rank has sent a message for it"
@@ -141,34 +71,13 @@ void Group::check_age(Operation& operation, int64_t now) {
                             : "every rank has submitted it, so one of them is stuck in it"));
   }
   if (settings.stall_warning_s > 0 && age_s > settings.stall_warning_s && !operation.warned.exchange(true)) {
-    std::vector<int> absent = missing(operation);
+    std::vector<int> absent = members_.missing(operation);
     const bool submitted = absent.empty();
-    if (submitted) absent = unresponsive(kUnresponsiveS);
+    if (submitted) absent = members_.unresponsive(kUnresponsiveS);
     context_.log().warning(where(operation) + " has been waiting for " + seconds_text(age_s) + " s" +
                            (absent.empty() ? "" : " for rank(s) " + list_of(absent)) +
                            (submitted ? "; every rank has submitted it" : "; the other ranks have submitted it"));
   }
-}
-
-// World ranks.
-std::vector<int> Group::missing(const Operation& operation) const {
-  if (operation.peer == kAnyPeer) return {};
-  std::vector<int> ranks =
-      operation.peer >= 0 ? std::vector<int>{operation.peer} : negotiation_.missing(operation.ticket);
-  for (int& r : ranks) r = world_ranks_[static_cast<size_t>(r)];
-  return ranks;
-}
-
-// World ranks none of whose threads has looked around for so long: stopped, or in a machine that gives them no time.
-std::vector<int> Group::unresponsive(double seconds) const {
-  std::vector<int> ranks;
-  const int64_t since = now_ns() - static_cast<int64_t>(seconds * 1e9);
-  for (int r = 0; r < size(); ++r) {
-    if (r != rank_ && hosts_.is_here(r) && control_.line(r).seen_ns.load(std::memory_order_relaxed) < since) {
-      ranks.push_back(world_ranks_[static_cast<size_t>(r)]);
-    }
-  }
-  return ranks;
 }
 
 // For a thread that waits for the shared lock, whose holder may have died or be stopped: no operation has an age then.
@@ -177,7 +86,7 @@ void Group::look_at_lock_holders() {
   // Others wait for the lock too, and this rank's other threads wait for this one: it must not be taken for the holder.
   control_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
   context_.watch_peers();
-  fail_if_peers_died();
+  members_.fail_if_dead();
   fail_if_unresponsive();
   throw_if_failed();
 }
@@ -185,7 +94,7 @@ void Group::look_at_lock_holders() {
 void Group::fail_if_unresponsive() {
   const double timeout_s = context_.timeout_s();
   if (timeout_s <= 0) return;
-  const std::string unresponsive_ranks = list_of(unresponsive(timeout_s));
+  const std::string unresponsive_ranks = list_of(members_.unresponsive(timeout_s));
   if (unresponsive_ranks.empty()) return;
   record_failure(control_, FatalKind::kTimeout,
                  here() + "] rank(s) " + unresponsive_ranks + " showed no sign of life for " + limit_text(timeout_s));
@@ -212,9 +121,9 @@ void Group::look_around() {
   if (relay_ != nullptr) relay_->look_for_deadlock();
   relay();
   if (has_failed(control_)) return;
-  fail_if_peers_died();
+  members_.fail_if_dead();
   std::vector<int> cut_off;
-  for (int r = 0; r < size(); ++r) cut_off.push_back(unreachable_because_of(r));
+  for (int r = 0; r < size(); ++r) cut_off.push_back(members_.unreachable_because_of(r));
   // Messages that a rank sent before it left are still in its link.
   const bool has_anyone_left = std::any_of(cut_off.begin(), cut_off.end(), [](int by) { return by >= 0; });
   while (has_anyone_left && deliver_messages()) continue;

@@ -1,13 +1,11 @@
-// Group: what a request may ask for, and how it is put to the other ranks.
+#include "engine/request_check.h"
 
 #include <algorithm>
 #include <functional>
 #include <vector>
 
 #include "base/errors.h"
-#include "engine/context.h"
-#include "engine/group.h"
-#include "planner/gpu/device_planner.h"
+#include "collective/plan.h"
 
 namespace rr {
 
@@ -61,7 +59,7 @@ void check_apart(const Request& request) {
 
 }  // namespace
 
-Signature Group::sign(const Request& request) const {
+Signature sign(const Request& request) {
   const TensorView* shown =
       !request.srcs.empty() ? &request.srcs[0] : (!request.dsts.empty() ? &request.dsts[0] : nullptr);
   // What must agree for a broadcast or scatter is what every rank receives.
@@ -97,40 +95,14 @@ Signature Group::sign(const Request& request) const {
   return s;
 }
 
-// What the other ranks decide by and, if the operands can be mapped, where they are.
-void Group::show_device_operands(Operation& operation) const {
-  Device& device = *context_.device();
-  Signature& signature = operation.signature;
-  signature.src = {gpu_key(device.id()), 0, 0, 0};
-  const std::string& path = context_.settings().gpu_path;
-  const auto say = [&signature](DeviceCan what) { signature.can = static_cast<uint8_t>(signature.can | what); };
-  if (nccl_knows(operation, size())) {
-    say(kNcclKnows);
-    const bool may_take_nccl = size() > 1 && (path == "auto" || path == "nccl");
-    if (may_take_nccl && context_.nccl() != nullptr) say(kCanNccl);  // looked for when it is first of use
-  }
-  if (size() > 1 && context_.device_messages() != nullptr) say(kCanMpi);
-  if (path != "auto" && path != "ipc") return;
-  // Over several hosts only the GPUs of each may map each other's memory, for an all-reduce.
-  if (hosts_.several() && (operation.kind != Kind::kAllreduce || hosts_.here().size() == 1)) return;
-  bool exported = true;
-  const auto show = [&](const TensorView& tensor) {
-    operation.operands.push_back(device_operand(device, tensor.data, tensor.nbytes()));
-    exported &= tensor.count == 0 || operation.operands.back().memory.uid != 0;
-  };
-  for (const TensorView& tensor : operation.srcs) show(tensor);
-  for (const TensorView& tensor : operation.dsts) show(tensor);
-  if (exported) say(kCanExport);
-}
-
-void Group::check_request(const Request& request) const {
+void check_request(const Request& request, int rank, int size, bool has_device) {
   const Place place = place_of(request);
   for (const auto* tensors : {&request.srcs, &request.dsts}) {
     for (const TensorView& tensor : *tensors) {
       if (tensor.place != place) throw InternalError("Tensors in list must be on same device.");
     }
   }
-  if (place == Place::kDevice && context_.device() == nullptr) {
+  if (place == Place::kDevice && !has_device) {
     throw UnavailableError(std::string(name(request.kind)) + " of GPU memory, but this rank works on no GPU yet");
   }
   if (request.kind == Kind::kAllreduce || request.kind == Kind::kReduceScatter || request.kind == Kind::kReduce) {
@@ -143,7 +115,7 @@ void Group::check_request(const Request& request) const {
                                  std::to_string(request.srcs.size()));
     }
     for (size_t i = 0; i < request.srcs.size(); ++i) {
-      const Reduction reduction{request.srcs[i].dtype, request.op, request.prescale, request.postscale, size()};
+      const Reduction reduction{request.srcs[i].dtype, request.op, request.prescale, request.postscale, size};
       check(reduction);
       check(request.codec, reduction);
       if (request.srcs[i].dtype != request.dsts[i].dtype)
@@ -160,38 +132,37 @@ void Group::check_request(const Request& request) const {
     if (request.op != ReduceOp::kSum && request.op != ReduceOp::kAverage) {
       throw InvalidArgumentError("Reducescatter currently only supports AVERAGE and SUM.");
     }
-    const size_t mine = segment(src.rows(), size(), rank_).count() * src.row_nbytes();
+    const size_t mine = segment(src.rows(), size, rank).count() * src.row_nbytes();
     if (request.dsts[0].nbytes() != mine)
       throw InvalidArgumentError("reducescatter: the output must hold this rank's rows");
   }
   if (is_ragged(request.kind) && request.srcs[0].ndim == 0) {
-    throw InvalidArgumentError("Process-set rank " + std::to_string(rank_) + " tried to " + upper_name(request.kind) +
+    throw InvalidArgumentError("Process-set rank " + std::to_string(rank) + " tried to " + upper_name(request.kind) +
                                " a rank-zero tensor.");
   }
-  if (!request.expected.empty() &&
-      (!is_ragged(request.kind) || request.expected.size() != static_cast<size_t>(size()))) {
+  if (!request.expected.empty() && (!is_ragged(request.kind) || request.expected.size() != static_cast<size_t>(size))) {
     throw InvalidArgumentError(std::string(name(request.kind)) + ": " + std::to_string(request.expected.size()) +
-                               " expected numbers of rows for " + std::to_string(size()) +
+                               " expected numbers of rows for " + std::to_string(size) +
                                " ranks; an allgather, alltoall or gather takes one for each");
   }
   const bool rooted = request.kind == Kind::kBroadcast || request.kind == Kind::kReduce ||
                       request.kind == Kind::kGather || request.kind == Kind::kScatter;
-  if (rooted && (request.root < 0 || request.root >= size())) {
+  if (rooted && (request.root < 0 || request.root >= size)) {
     throw InvalidArgumentError(std::string(name(request.kind)) + " received invalid root rank " +
                                std::to_string(request.root) + " for provided process set");
   }
-  if (request.kind == Kind::kScatter && request.root == rank_ &&
-      (request.srcs.empty() || request.srcs[0].nbytes() != request.dsts[0].nbytes() * static_cast<size_t>(size()))) {
+  if (request.kind == Kind::kScatter && request.root == rank &&
+      (request.srcs.empty() || request.srcs[0].nbytes() != request.dsts[0].nbytes() * static_cast<size_t>(size))) {
     throw InvalidArgumentError("scatter: the root's input must hold one output for each rank");
   }
   if (request.kind != Kind::kAlltoall) return;
   const uint64_t rows = request.srcs[0].rows();
   if (request.splits.empty()) {
-    if (rows % static_cast<uint64_t>(size()) == 0) return;
+    if (rows % static_cast<uint64_t>(size) == 0) return;
     throw InvalidArgumentError(
         "splits not provided, but first dimension of tensor is not an even multiple of the number of workers.");
   }
-  if (request.splits.size() != static_cast<size_t>(size())) {
+  if (request.splits.size() != static_cast<size_t>(size)) {
     throw InvalidArgumentError("Number of entries in splits does not equal number of workers.");
   }
   uint64_t sum = 0;

@@ -6,6 +6,8 @@
 #include "base/errors.h"
 #include "engine/context.h"
 #include "engine/group.h"
+#include "engine/request_check.h"
+#include "planner/gpu/operands.h"
 
 namespace rr {
 
@@ -37,10 +39,10 @@ void Group::wait_for_window(Locked& submitted, bool eager, Operation& waiting, I
 void Group::check_window(Operation& waiting) {
   const Locked submitted = submitted_.lock();
   const UnnamedWindow& unnamed = submitted->pending.unnamed();
-  if (fail_if_unread(waiting)) return;
+  if (members_.fail_if_unread(waiting)) return;
   for (int r = 0; r < size(); ++r) {
-    const int by = unreachable_because_of(r);
-    if (by >= 0 && control_.line(r).watermark.load() < unnamed.next()) return fail_because_left(by, &waiting);
+    const int by = members_.unreachable_because_of(r);
+    if (by >= 0 && control_.line(r).watermark.load() < unnamed.next()) return members_.fail_because_left(by, &waiting);
   }
   const OperationPtr oldest = unnamed.oldest();
   check_age(oldest != nullptr ? *oldest : waiting, now_ns());
@@ -79,7 +81,7 @@ void Group::wait_for_name(Locked& submitted, Operation& waiting, Interrupt inter
     look_for_deadlock_timeout(waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) +
                                           ", because all " + std::to_string(control_.capacity()) +
                                           " tensor names of the group are in flight (RINGREDUCE_CACHE_CAPACITY)");
-    if (fail_if_unread(waiting)) return;
+    if (members_.fail_if_unread(waiting)) return;
     const double warning_s = context_.settings().stall_warning_s;
     const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
     if (warning_s <= 0 || age_s < warning_s || negotiation_.has_idle_name() || waiting.warned.exchange(true)) return;
@@ -89,6 +91,10 @@ void Group::wait_for_name(Locked& submitted, Operation& waiting, Interrupt inter
   };
   context_.wait_until(announced, [this] { return has_work(); }, Deadline::never(), interrupt, crowded_, tick);
   submitted.lock();
+}
+
+void Group::check_request(const Request& request) const {
+  rr::check_request(request, rank_, size(), context_.device() != nullptr);
 }
 
 OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
@@ -109,7 +115,7 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   operation->quick = negotiation_.is_quick(signature, request.name != nullptr);
   const bool eager = operation->quick && nbytes > control_.inline_nbytes();
   if (signature.place == Place::kDevice) {
-    show_device_operands(*operation);
+    show_device_operands(resources_, *operation);
   } else if (!operation->quick && can_be_direct(request.kind) && signature.tensors == 1 && !request.srcs.empty()) {
     const auto find = [&](const TensorView& tensor) { return context_.segments().find(tensor.data, tensor.nbytes()); };
     signature.src = find(request.srcs[0]);

@@ -27,7 +27,7 @@ std::string Group::waits_for(const Operation& operation) {
   const Locked submitted = submitted_.lock();
   return "in " + called_shortly(operation.kind, operation.name, operation.number) +
          (id_ == 0 ? "" : " of process set [" + some_of(world_ranks_) + "]") + " for rank " +
-         some_of(missing(operation)) + " and called " + submitted->calls.last() + " last";
+         some_of(members_.missing(operation)) + " and called " + submitted->calls.last() + " last";
 }
 
 // Who has switched off the limit of operations wants to wait for ever.
@@ -58,7 +58,7 @@ bool Group::wait_until_finished(Operation& operation, double timeout_s, Interrup
   DeadlockTimeout::Waiter waiter(context_.deadlock_timeout());
   const auto tick = [&] {
     check_age(operation, now_ns());
-    fail_if_left(operation);
+    members_.fail_if_left(operation);
     fail_if_other_memory(operation);
     if (operation.ticket.tag == 0) return;
     if (timeout_s < 0)

@@ -57,7 +57,7 @@ ROWS = (
     ),
     Mutation(
         "shared-in-a-group",
-        "csrc/engine/requests.cc",
+        "csrc/engine/request_check.cc",
         "if (request.srcs.size() > 1) check_apart(request);",
         "",
         ("collectives_test::tensors of a group that share memory",),
@@ -162,15 +162,15 @@ ROWS = (
     ),
     Mutation(
         "cause-of-another",
-        "csrc/engine/health.cc",
-        "control_.cause(rank).text;",
-        "control_.cause(1).text;",
+        "csrc/engine/members.cc",
+        "from_.control.cause(rank).text;",
+        "from_.control.cause(1).text;",
         ("causes_test::of two ranks",),
     ),
     Mutation(
         "left-rank",
         "csrc/engine/wait.cc",
-        "    fail_if_left(operation);\n",
+        "    members_.fail_if_left(operation);\n",
         "",
         ("failure_test::a rank that leaves cleanly",),
         limit_s=10,

@@ -1,0 +1,48 @@
+// What a rank knows of the other members of its group: who has died, who has left, who shows no sign of life. How a
+// member's end fails what needs it.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "planner/resources.h"
+
+namespace rr {
+
+std::string list_of(const std::vector<int>& ranks);  // "1, 2, 5"
+
+class Members {
+ public:
+  // is_dead: by world rank.
+  Members(const Resources& from, std::function<bool(int)> is_dead) : from_(from), is_dead_(std::move(is_dead)) {}
+
+  // The rank whose leaving means that nothing more is heard of `rank`: its own, or that of a leader who would have
+  // passed it on. -1: none.
+  int unreachable_because_of(int rank) const;
+  // World ranks that an operation waits for.
+  std::vector<int> missing(const Operation& operation) const;
+  // World ranks none of whose threads has looked around for so long: stopped, or in a machine that gives them no time.
+  std::vector<int> unresponsive(double seconds) const;
+  // Throws when one of the ranks has left.
+  void check(const std::vector<int>& ranks) const;
+
+  // These fail the group.
+  void fail_if_dead() const;
+  // An operation that is not announced yet waits until the leader has read what was announced before: for ever, once
+  // the leader has closed. True: the group has failed.
+  bool fail_if_unread(const Operation& waiting) const;
+  // An operation that no table holds: a synchronous all-reduce from the request slots.
+  void fail_if_left(const Operation& operation) const;
+  // needing: the operation that misses the rank; null: not one alone.
+  void fail_because_left(int rank, const Operation* needing) const;
+
+ private:
+  const char* cause_of(int rank) const;
+  std::string left_text(int rank, const Operation* needing) const;
+
+  const Resources& from_;
+  std::function<bool(int)> is_dead_;
+};
+
+}  // namespace rr
