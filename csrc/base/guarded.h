@@ -1,7 +1,6 @@
 // Data together with the lock that guards them: whoever reaches the data holds the lock.
 #pragma once
 
-#include <cassert>
 #include <mutex>
 #include <utility>
 
@@ -15,17 +14,21 @@ class Guarded {
 
   class Access {
    public:
-    explicit Access(Guarded& guarded) : lock_(guarded.mutex_), data_(&guarded.data_) {}
-    T& operator*() const {
-      assert(lock_.owns_lock());
-      return *data_;
+    explicit Access(Guarded& guarded) : guarded_(guarded), lock_(guarded.mutex_), data_(&guarded.data_) {}
+    T& operator*() const { return *data_; }
+    T* operator->() const { return data_; }
+    // For who waits meanwhile: no data until lock(). No reference into them may be kept.
+    void unlock() {
+      lock_.unlock();
+      data_ = nullptr;
     }
-    T* operator->() const { return &**this; }
-    // For who waits meanwhile. No reference into the data may be kept.
-    void unlock() { lock_.unlock(); }
-    void lock() { lock_.lock(); }
+    void lock() {
+      lock_.lock();
+      data_ = &guarded_.data_;
+    }
 
    private:
+    Guarded& guarded_;
     std::unique_lock<std::mutex> lock_;
     T* data_;
   };

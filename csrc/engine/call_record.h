@@ -14,18 +14,19 @@ std::string called_shortly(Kind kind, const std::string& name, uint64_t number);
 
 class CallRecord {
  public:
-  // Returns the call's number, from 0 on. Of a message: it is not what last() says.
+  // Return the call's number, from 0 on.
   uint64_t record(Kind kind, const std::string* name);
   uint64_t record_message() { return count_++; }
+  // The last call that was no message, as called_shortly().
   std::string last() const { return called_shortly(kind_, name_, number_); }
-  void restart() { count_ = 0; }
+  void restart() { count_ = 0; }  // numbers begin at 0 again
 
-  // This thread submits: whether it is the only one so far. is_from_queue: it is the device queue's own, which submits
-  // what others have called.
+  // A thread calls or waits. Whether it is the first one that ever did. is_from_queue: it is the device queue's own,
+  // which submits what others have called.
   bool record_thread(bool is_from_queue);
   bool has_many_threads() const { return many_threads_; }
   void set_many_threads() { many_threads_ = true; }
-  // This thread calls something that the queue's thread will submit.
+  // A thread other than the queue's calls, perhaps what the queue's thread will submit.
   void record_caller();
   bool has_many_callers() const { return many_callers_; }
 

@@ -92,9 +92,8 @@ class Context final : public DeviceResources {
   std::shared_ptr<Device> shared_device() const override { return device() != nullptr ? device_owner_ : nullptr; }
   // Executor lock held.
   const std::shared_ptr<DeviceMappings>& device_mappings() const override { return mappings_; }
-  // Executor lock held. What work streams may still work on, though nobody waits for the result. Kept to this context's
-  // end when they may be another rank's, of which nobody tells.
-  void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations, bool to_the_end);
+  void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations,
+               bool to_the_end) override;
   Bell& wait_bell(int world_rank) const { return world_control_->wait_bell(world_rank); }
   Bell& engine_bell(int world_rank) const { return world_control_->engine_bell(world_rank); }
   void publish_world(const ControlSegment& control) { world_control_ = &control; }

@@ -80,8 +80,8 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
                   [this] { return here(); }}),
       members_(resources_, [this](int world_rank) { return context_.is_dead(world_rank); }),
       submitted_(resources_, negotiation_, links_of(context, control_, world_ranks_, hosts_, rank_, id, 1, bells_),
-                 pending_),
-      planner_(resources_) {
+                 pending_counts_),
+      executor_(resources_, negotiation_, members_, submitted_) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   ::sched_getaffinity(0, sizeof cores, &cores);
@@ -127,6 +127,35 @@ bool Group::relay() {
     fail_group(error);
     backlog_.store(false, std::memory_order_relaxed);
     return false;
+  }
+}
+
+bool Group::progress(bool from_engine) {
+  bool moved = relay();
+  if (has_failed(control_)) {
+    if (pending_counts_.operations.load(std::memory_order_relaxed) == 0 &&
+        joining_.load(std::memory_order_relaxed) == 0)
+      return moved;
+    executor_.drop();
+    try {
+      throw_failure(control_);
+    } catch (...) {
+      const Locked submitted = submitted_.lock();
+      PendingOperations& pending = submitted->pending;
+      // Ranks that differ in an operation are told that, also by one whose end has failed the group meanwhile.
+      const std::unordered_map<uint64_t, OperationPtr> logged = pending.logged();
+      for (const auto& [request_slot, operation] : logged) pending.settle(*operation);
+      pending.fail_all(std::current_exception());
+    }
+    negotiation_.ring_all();
+    return true;
+  }
+  try {
+    moved |= deliver_messages();
+    return executor_.step(from_engine, relay_.get()) || moved;
+  } catch (const std::exception& error) {
+    fail_group(error);
+    return true;
   }
 }
 
@@ -192,8 +221,7 @@ std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registe
 }
 
 void Group::end() {
-  drop_active();
-  planner_.on_device().close_nccl();
+  executor_.close();
   {
     const Locked submitted = submitted_.lock();
     is_removed_ = true;
@@ -234,8 +262,7 @@ void Group::leave(const std::string& cause) {
   leave(Attendance::kShutDown);
   // Its full fence: whoever reads what is written to registered memory from here on sees the above.
   negotiation_.ring_all();
-  drop_active();
-  planner_.on_device().close_nccl();
+  executor_.close();
   const Locked submitted = submitted_.lock();
   std::exception_ptr error;
   try {

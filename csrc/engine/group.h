@@ -8,27 +8,14 @@
 #include <memory>
 #include <vector>
 
-#include "base/guarded.h"
-#include "engine/call_record.h"
-#include "engine/members.h"
-#include "engine/pending_operations.h"
+#include "engine/executor.h"
 #include "negotiation/deadlock_timeout.h"
-#include "planner/planner.h"
 #include "relay/host_relay.h"
 
 namespace rr {
 
 class Context;
 using Interrupt = void (*)();  // called now and then while a call blocks; may throw
-
-// What this rank's threads have submitted to a group.
-struct Submitted {
-  Submitted(const Resources& from, Negotiation& negotiation, std::vector<std::unique_ptr<Link>> message_links,
-            PendingCounts& counts)
-      : pending(from, negotiation, std::move(message_links), counts) {}
-  CallRecord calls;
-  PendingOperations pending;
-};
 
 class Group {
  public:
@@ -49,7 +36,7 @@ class Group {
                        Codec codec = Codec::kNone);
 
   OperationPtr submit(const Request& request, Interrupt interrupt);
-  void check_request(const Request& request) const;  // throws what submit() would, as far as it can
+  void check_request(const Request& request) const;  // throws what submit() would, as far as this rank can tell
   OperationPtr send(const TensorView& src, int peer, int tag, std::shared_ptr<void> keep);
   // peer kAnyPeer: the next message of whichever rank; then the operation's peer says whose it was.
   OperationPtr receive(const TensorView& dst, int peer, int tag, std::shared_ptr<void> keep);
@@ -68,7 +55,7 @@ class Group {
   bool has_work() const { return is_busy() || relay_ != nullptr; }
   // Whether the engine should go on while nobody waits.
   bool is_busy() const {
-    return pending_.operations.load(std::memory_order_relaxed) != 0 || is_joining() ||
+    return pending_counts_.operations.load(std::memory_order_relaxed) != 0 || is_joining() ||
            backlog_.load(std::memory_order_relaxed);
   }
   // This rank is in join(), or was when an interrupt ended the call: it still has to skip what the others log.
@@ -77,7 +64,7 @@ class Group {
            (has_joined_.load(std::memory_order_relaxed) && !has_failed(control_));
   }
   // Executor lock held. When the engine should look again at an open bucket; INT64_MAX = never.
-  int64_t linger_until_ns() const { return linger_until_ns_; }
+  int64_t linger_until_ns() const { return executor_.linger_until_ns(); }
   // Timeouts, stalls and ranks that died or left; called a few times a second by sleepers and by the engine.
   void housekeep();
   // This rank leaves: marks it, fails what is pending here. cause: see RankCause.
@@ -98,7 +85,7 @@ class Group {
   // Links to other hosts ring no bell: while there is work, somebody has to look.
   bool must_poll() const { return hosts_.several() && is_busy(); }
   // Executor lock held. Whether a library prepares something on the GPU; it rings no bell.
-  bool must_poll_device() const { return planner_.on_device().must_poll(); }
+  bool must_poll_device() const { return executor_.must_poll_device(); }
 
  private:
   // submit.cc
@@ -108,17 +95,7 @@ class Group {
                      const std::function<bool(PendingOperations&)>& announce);
   void wait_for_window(Locked& submitted, bool eager, Operation& waiting, Interrupt interrupt);
   void check_window(Operation& waiting);
-  void leave(Attendance how);
-  std::string where(const Operation& operation) const { return resources_.where(operation); }
-  // execute.cc
-  bool step_log(bool from_engine);
-  void append_complete();
-  void start_entry(Entry& entry);
-  bool fail_if_memory_is_gone();
-  void skip_entry(Entry& entry);
-  void finish_entry();
-  void drop_active();
-  bool wants_bucket(bool from_engine);
+  // messages.cc
   bool deliver_messages();
   OperationPtr message(const TensorView& tensor, int peer, int tag, std::shared_ptr<void> keep, bool outgoing);
   // memory_mismatch.cc
@@ -140,6 +117,8 @@ class Group {
   std::string limit_text(double timeout_s) const;
   void throw_if_removed() const;
   void throw_if_closed(Kind kind) const;
+  void leave(Attendance how);
+  std::string where(const Operation& operation) const { return resources_.where(operation); }
   bool unblock();
   void await_verdict(const std::function<bool()>& is_over);
 
@@ -158,23 +137,16 @@ class Group {
 
   const Resources resources_;
   Members members_;
-  PendingCounts pending_;
+  PendingCounts pending_counts_;
   Guarded<Submitted> submitted_;
+  // Written under the lock of submitted_, and read without it where an old value does no harm.
   std::atomic<uint32_t> joining_{0};  // 1: a thread is in join()
   std::atomic<bool> is_removed_{false};
   std::atomic<bool> has_joined_{false};  // this rank has told the others, and they have not all joined
   uint64_t joined_epoch_ = 0;            // then: the epoch
   bool has_drained_ = false;             // and whether it has told them that nothing of it is left
 
-  // executor lock
-  Planner planner_;
-  std::unique_ptr<Algorithm> active_;
-  std::vector<OperationPtr> active_members_;
-  size_t active_rounds_ = 0;
-  uint64_t cursor_ = 0;
-  uint64_t rounds_base_ = 0;
-  int64_t linger_until_ns_ = INT64_MAX;
-  std::atomic<bool> retry_append_{false};  // a complete operation found the log full
+  Executor executor_;
 };
 
 }  // namespace rr

@@ -29,16 +29,14 @@ std::string Group::limit_text(double timeout_s) const {
 }
 
 // A rank that left cleanly is missed only by the operations that still need it. cut_off: by rank, what
-// members_.unreachable_because_of() says.
+// Members::unreachable_because_of() says.
 void Group::fail_if_needed_rank_left(const PendingOperations& pending, const std::vector<int>& cut_off) {
   for (int r = 0; r < size(); ++r) {
     const int by = cut_off[static_cast<size_t>(r)];
     if (by < 0 || r == rank_) continue;
     const OperationPtr needing = pending.waiting_for(r);
-    // A rank that has consumed the entry has pushed all that others will ever get from it; they may still have to pull.
-    const bool unfinished = control_.line(r).cursor.load(std::memory_order_acquire) <= cursor_;
-    const bool is_missed = (active_ != nullptr && unfinished && active_->needs(r)) ||
-                           pending.messages().waits_for(r, control_.messages_sent(r, rank_).load());
+    const bool is_missed =
+        executor_.needs(r) || pending.messages().waits_for(r, control_.messages_sent(r, rank_).load());
     const bool stuck = (by == r && is_missed) || control_.line(rank_).joined.load() != 0;
     if (needing != nullptr || stuck) return members_.fail_because_left(by, needing.get());
   }
@@ -132,17 +130,17 @@ void Group::look_around() {
   fail_if_needed_rank_left(pending, cut_off);
   fail_if_out_of_order(pending);
   const int64_t now = now_ns();
-  for (const OperationPtr& operation : pending.quick()) {
-    if (!pending.try_finish_quick(*operation)) check_age(*operation, now);
-  }
-  const std::vector<std::pair<uint64_t, OperationPtr>> logged(pending.logged().begin(), pending.logged().end());
-  for (const auto& [request_slot, operation] : logged) {
+  for (const OperationPtr& operation : pending.oldest_first()) {
+    if (operation->quick) {
+      if (!pending.try_finish_quick(*operation)) check_age(*operation, now);
+      continue;
+    }
     pending.settle(*operation);
     if (operation->state != State::kPending) continue;
     check_age(*operation, now);
     // Whoever completed it found the log full, and may have left since.
     const bool is_decided = negotiation_.is_decided(operation->ticket);
-    if (!is_decided && negotiation_.complete(operation->ticket)) retry_append_.store(true);
+    if (!is_decided && negotiation_.complete(operation->ticket)) executor_.retry_append();
   }
   pending.give_back_dropped_names();
 }

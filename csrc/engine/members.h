@@ -27,12 +27,13 @@ class Members {
   // Throws when one of the ranks has left.
   void check(const std::vector<int>& ranks) const;
 
-  // These fail the group.
+  // These fail the group; after a verdict that this rank's thread still has to raise, those that speak of leaving do
+  // not.
   void fail_if_dead() const;
   // An operation that is not announced yet waits until the leader has read what was announced before: for ever, once
-  // the leader has closed. True: the group has failed.
+  // the leader has closed. True: it has.
   bool fail_if_unread(const Operation& waiting) const;
-  // An operation that no table holds: a synchronous all-reduce from the request slots.
+  // For one operation, which need not be in a table: a synchronous all-reduce from the request slots is not.
   void fail_if_left(const Operation& operation) const;
   // needing: the operation that misses the rank; null: not one alone.
   void fail_because_left(int rank, const Operation* needing) const;

@@ -116,13 +116,15 @@ void PendingOperations::give_back_dropped_names() {
   }
 }
 
-std::vector<OperationPtr> PendingOperations::quick() const {
+std::vector<OperationPtr> PendingOperations::oldest_first() const {
   std::vector<OperationPtr> operations;
   const auto add = [&](const OperationPtr& operation) {
-    if (operation != nullptr && operation->quick && is_pending(*operation)) operations.push_back(operation);
+    if (operation != nullptr && is_pending(*operation)) operations.push_back(operation);
   };
   unnamed_.for_each([&](Ticket, const OperationPtr& operation) { add(operation); });
   for (const auto& [name, operation] : by_name_) add(operation);
+  std::sort(operations.begin(), operations.end(),
+            [](const OperationPtr& a, const OperationPtr& b) { return a->number < b->number; });
   return operations;
 }
 
@@ -131,15 +133,11 @@ bool PendingOperations::has_named() const {
 }
 
 OperationPtr PendingOperations::waiting_for(int rank) const {
-  OperationPtr found;
-  const auto look = [&](const OperationPtr& operation) {
-    if (operation == nullptr || !is_pending(*operation)) return;
+  for (const OperationPtr& operation : oldest_first()) {
     const auto missing = negotiation_.missing(operation->ticket);
-    if (std::find(missing.begin(), missing.end(), rank) != missing.end()) found = operation;
-  };
-  unnamed_.for_each([&](Ticket, const OperationPtr& operation) { look(operation); });
-  for (const auto& [name, operation] : by_name_) look(operation);
-  return found;
+    if (std::find(missing.begin(), missing.end(), rank) != missing.end()) return operation;
+  }
+  return nullptr;
 }
 
 bool PendingOperations::is_any_under_way() const {

@@ -1,7 +1,8 @@
-// The operations of a group that this rank has announced and that have not ended, and how they end.
+// The operations of a group that this rank has announced, until they have ended, and how they end.
 //
 // A quick operation ends from the request slots, here; an operation of the log when its entry has been executed; a
-// message when its bytes have moved. A name is busy until its operation has been waited for or polled.
+// message when its bytes have moved. A name is busy until its operation has been waited for or polled, or has ended
+// with nobody holding its handle.
 #pragma once
 
 #include <atomic>
@@ -35,7 +36,8 @@ class PendingOperations {
                     PendingCounts& counts);
 
   // --- announcing
-  // False, and nothing announced, when there is no room. log_full: the log has to be tried again.
+  // False, and nothing announced, when there is no room. log_full: the log has to be tried again. Throws
+  // InvalidArgumentError when the name is busy.
   bool announce_named(const OperationPtr& operation, const void* payload, size_t nbytes, bool& log_full);
   // There is room in the window.
   void announce_unnamed(const OperationPtr& operation, const void* payload, size_t nbytes, bool eager);
@@ -50,9 +52,9 @@ class PendingOperations {
 
   // --- looking
   const std::unordered_map<uint64_t, OperationPtr>& logged() const { return logged_; }  // by request slot
-  std::vector<OperationPtr> quick() const;                                              // pending ones
-  bool has_named() const;                                                               // pending ones
-  // One that this rank of the group has not announced; null: none.
+  std::vector<OperationPtr> oldest_first() const;                                       // but for messages
+  bool has_named() const;
+  // The oldest operation that `rank`, of the group, has not announced; null: none.
   OperationPtr waiting_for(int rank) const;
   // Whether something of the log needs no rank's call any more.
   bool is_any_under_way() const;
@@ -67,7 +69,7 @@ class PendingOperations {
   void settle(Operation& operation);
   void succeed(Operation& operation);
   void fail(Operation& operation, std::exception_ptr error);
-  // The executor has ended it.
+  // Of the log, and over. No effect on others.
   void remove_logged(const Operation& operation);
   // Moves messages; true when bytes moved. finished: whether one has ended.
   bool progress_messages(bool& finished);

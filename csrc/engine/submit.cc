@@ -1,8 +1,5 @@
 // Group: from a call to a request that the other ranks see.
 
-#include <algorithm>
-#include <cstring>
-
 #include "base/errors.h"
 #include "engine/context.h"
 #include "engine/group.h"
@@ -156,7 +153,7 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
       check_open();
       bool log_full = false;
       const bool announced = pending.announce_named(operation, payload, payload_nbytes, log_full);
-      if (log_full) retry_append_.store(true);
+      if (log_full) executor_.retry_append();
       return announced;
     };
     if (!announce(submitted->pending)) wait_for_name(submitted, *operation, interrupt, announce);
@@ -171,7 +168,7 @@ OperationPtr Group::submit(const Request& request, Interrupt interrupt) {
   negotiation_.ring_waiters();
   if (!operation->quick && request.name == nullptr && negotiation_.complete(operation->ticket)) {
     add(context_.stats().negotiations, 1);
-    if (!negotiation_.append(operation->ticket)) retry_append_.store(true);
+    if (!negotiation_.append(operation->ticket)) executor_.retry_append();
   }
   return operation;
 }

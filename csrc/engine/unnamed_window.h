@@ -44,7 +44,7 @@ class UnnamedWindow {
       if (!consumed_[slot]) fn(Ticket::unnamed(number), OperationPtr(operations_[slot]));
     }
   }
-  // No operation is here any more; nothing is consumed. Returns those that were added.
+  // Returns the operations that were added, and forgets them; their numbers stay unconsumed.
   std::vector<OperationPtr> drain();
 
   // The numbers up to `next` are consumed without having been announced: all ranks go on there.

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/errors.h"
-#include "base/text.h"
 #include "engine/context.h"
 #include "engine/group.h"
 
@@ -32,7 +31,9 @@ std::string Group::waits_for(const Operation& operation) {
 
 // Who has switched off the limit of operations wants to wait for ever.
 void Group::look_for_deadlock_timeout(DeadlockTimeout::Waiter& waiter, const std::string& waits_for) {
-  if (context_.timeout_s() <= 0 || !waiter.look(submitted_.lock()->pending.is_any_under_way() ? "" : waits_for)) return;
+  if (context_.timeout_s() <= 0) return;
+  const bool is_any_under_way = submitted_.lock()->pending.is_any_under_way();
+  if (!waiter.look(is_any_under_way ? "" : waits_for)) return;
   context_.fail_groups(FatalKind::kMismatch, failure_text(context_.world().control()));
 }
 

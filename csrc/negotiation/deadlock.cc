@@ -97,7 +97,8 @@ void Negotiation::withdraw_blocked(const std::string& text, uint64_t unnamed) {
       continue;
     }
     line.blocked_on.store(0);
-    // Its requests of unnamed operations that not all will announce. A rank here withdraws its own (Group::withdraw).
+    // Its requests of unnamed operations that not all will announce. A rank here withdraws its own
+    // (PendingOperations::withdraw).
     for (size_t request_slot = 0; request_slot < kUnnamedSlots; ++request_slot) {
       auto& tag = control_.head(request_slot, r).tag;
       const uint64_t announced = tag.load();

@@ -1,4 +1,4 @@
-// What the plans of a group are made from.
+// What the parts of a group work with.
 #pragma once
 
 #include <functional>
@@ -30,12 +30,16 @@ class DeviceResources {
   virtual const std::shared_ptr<DeviceMessages>& device_messages() const = 0;
   // NCCL, if this rank has one that will do; null: the log says why not.
   virtual std::shared_ptr<const NcclLibrary> nccl() = 0;
+  // Executor lock held. Takes what work streams may still work on, though nobody waits for the result, and keeps all of
+  // it until they have come to its end. to_the_end: until the context ends, because another rank's GPU may work there.
+  virtual void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations,
+                       bool to_the_end) = 0;
 
  protected:
   ~DeviceResources() = default;
 };
 
-// All that it refers to outlives the planner.
+// All that it refers to outlives who has it.
 struct Resources {
   const ControlSegment& control;
   const Negotiation& negotiation;

@@ -187,11 +187,11 @@ TEST_CASE("timeout: names the missing rank, whatever the path") {
 // Rank 1 holds the group's lock and does not move: a process that was stopped there. On several hosts the lock is the
 // one of rank 1's host, and only its leader wants it, for what rank 2 announces elsewhere.
 TEST_CASE("timeout: a rank that was stopped with the lock held is named, and nobody else") {
-  // 2 s: on a busy machine another rank may show no sign of life for half a second.
-  const Environment environment{{"RINGREDUCE_TIMEOUT", "2"}};
+  const Environment environment{};
   std::atomic<bool> is_held{false};
   const auto body = [&](Rank& rank) {
     barrier(rank.world);
+    rank.context.set_timeout_s(2);  // on a busy machine another rank may show no sign of life for half a second
     const ControlSegment& control = rank.world.control();
     if (rank.rank == 1) {
       control.header().lock.acquire([] {});

@@ -213,7 +213,8 @@ TEST_CASE("requests that differ name the ranks of the world, in a group of some 
 
 TEST_CASE("a rank that is blocked in one thread is not blocked once another thread calls") {
   const Environment environment{};
-  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
+  std::atomic<bool> has_called{false};  // rank 0's other thread; before that both ranks may be found to be stuck
+  CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
     const ControlSegment& control = rank.world.control();
     if (rank.rank == 0) {
       std::exception_ptr error;
@@ -227,6 +228,7 @@ TEST_CASE("a rank that is blocked in one thread is not blocked once another thre
       try {
         wait_for([&] { return control.line(0).blocked_on.load() != 0; });
         const Sum other = start_sum(rank, rank.world, 1, 1, "other");
+        has_called.store(true);
         // Rank 1 has said that it is blocked, and has looked at the others since.
         wait_for([&] { return control.line(1).blocked_on.load() != 0; });
         for (int looks = 0; looks < 4; ++looks) {
@@ -243,6 +245,7 @@ TEST_CASE("a rank that is blocked in one thread is not blocked once another thre
       first.join();
       if (error) std::rethrow_exception(error);
     } else {
+      wait_for([&] { return has_called.load(); });
       const Sum other = start_sum(rank, rank.world, 1, 1, "other");
       sum_now(rank, rank.world, 1, 2, "second");
       sum_now(rank, rank.world, 1, 0, "first");

@@ -98,7 +98,7 @@ TEST_CASE("order: an operation that takes too long names who is missing, on ever
     std::string name;
   };
   for (const Case& c : {Case{{0, 1, 2}, "name"}, Case{{0, 1, 1}, ""}, Case{{0, 0, 1}, "name"}}) {
-    const Environment environment{{"RINGREDUCE_TIMEOUT", "2"}};
+    const Environment environment{{"RINGREDUCE_TIMEOUT", "4"}};
     CAPTURE(c.name);
     CHECK_NOTHROW(run_hosts(c.host_of, [&](Rank& rank) {
       barrier(rank.world);

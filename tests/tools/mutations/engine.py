@@ -22,7 +22,7 @@ ROWS = (
     Mutation(
         "full-log-left-behind",
         "csrc/engine/health.cc",
-        "if (!is_decided && negotiation_.complete(operation->ticket)) retry_append_.store(true);",
+        "if (!is_decided && negotiation_.complete(operation->ticket)) executor_.retry_append();",
         "",
         ("failure_test::what found no room in the log",),
         limit_s=30,
@@ -51,8 +51,8 @@ ROWS = (
     Mutation(
         "verdict-without-a-limit",
         "csrc/engine/wait.cc",
-        "if (context_.timeout_s() <= 0 || !waiter.look",
-        "if (!waiter.look",
+        "  if (context_.timeout_s() <= 0) return;\n",
+        "",
         ("deadlock_timeout_test::deadlock without proof: not where",),
     ),
     Mutation(
@@ -148,7 +148,7 @@ ROWS = (
     ),
     Mutation(
         "memory-gone",
-        "csrc/engine/execute.cc",
+        "csrc/engine/executor.cc",
         "if (!fail_if_memory_is_gone()) finish_entry();",
         "finish_entry();",
         ("failure_test::a rank that leaves while its registered memory",),
