@@ -152,21 +152,26 @@ def test_exit_status(script: str, status: int, words: str) -> None:
 
 
 def test_the_first_failure_in_time_counts(tmp_path: Path) -> None:
-    # Rank 0 fails because rank 2 did: it waits for its exit, as a survivor does.
+    # Rank 0 fails because rank 1 did: it waits for its exit, as a survivor does. Rank 1 fails once rank 2 is there:
+    # ringrun starts the ranks one after the other, so it watches ranks 0 and 1 by then.
     code = """
         import os, select, sys
-        rank, pipe = int(os.environ["RINGREDUCE_RANK"]), sys.argv[1]
+        rank, pipe, started = int(os.environ["RINGREDUCE_RANK"]), *sys.argv[1:]
         if rank == 2:
+            os.write(os.open(started, os.O_WRONLY), b"!")
+        if rank == 1:
+            os.read(os.open(started, os.O_RDONLY), 1)
             os.write(os.open(pipe, os.O_WRONLY), str(os.getpid()).encode())
             os._exit(5)
         if rank == 0:
             select.select([os.pidfd_open(int(os.read(os.open(pipe, os.O_RDONLY), 20)))], [], [])
             os._exit(4)
     """
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
+    pipes = [str(tmp_path / "pipe"), str(tmp_path / "started")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
     for _ in range(5):
-        done = ringrun("-np", "3", "-v", *python(code), str(pipe))
+        done = ringrun("-np", "3", "-v", *python(code), *pipes)
         assert done.returncode == 5, done.stderr
         assert "rank 0 on host" in done.stderr  # --verbose reports the others as well
 
