@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from fake_cuda import LIBRARY as FAKE
-from processes import completed
 
 PROBE = """
 import ctypes, json, os
@@ -44,7 +43,7 @@ def probe() -> dict[str, Any]:
     """
     nothing = {"names": [], "cuda": 0}
     try:
-        found = completed([sys.executable, "-c", PROBE])
+        found = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S)
     except subprocess.TimeoutExpired:
         return {**nothing, "reason": f"the driver did not answer within {PROBE_S:.0f} s"}
     if found.returncode != 0:

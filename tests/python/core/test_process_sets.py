@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
+from deadlines import SOON_S
 from ranks import run_ranks, start_ranks
 
 from ringreduce import ProcessSet, global_process_set
@@ -218,7 +219,7 @@ def removed_with_pending_work() -> list[str]:
         texts = []
         for handle in handles:
             try:
-                texts.append(str(handle.wait()[0]))
+                texts.append(str(handle.wait(SOON_S)[0]))
             except rr.Error as error:
                 texts.append(f"{type(error).__name__}: {error}")
         return texts

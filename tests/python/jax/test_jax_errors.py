@@ -166,8 +166,8 @@ def die(compiled: bool) -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_killed_rank_is_an_error_in_seconds(compiled: bool) -> None:
     with start_ranks(die, 2, args=(compiled,), env=ENV) as job:
-        assert job.receive(0) == "told"
-        outcomes = job.wait()
+        assert job.receive(0, timeout_s=60) == "told"
+        outcomes = job.wait(30)
     assert outcomes[1].status == -9
     assert outcomes[0].status == 0, outcomes[0]
     assert outcomes[0].ended - outcomes[1].ended < 10

@@ -223,4 +223,4 @@ def forgets_to_leave() -> float:
 
 
 def test_no_shutdown_is_needed() -> None:
-    assert run_ranks(forgets_to_leave, 2) == [2.0] * 2
+    assert run_ranks(forgets_to_leave, 2, timeout_s=SOON_S) == [2.0] * 2

@@ -85,7 +85,7 @@ def exit_without_shutdown(count: int) -> str:
 
 @pytest.mark.parametrize("count", [1, 100_000])
 def test_exit_is_a_shutdown(count: int) -> None:
-    first, *others = run_ranks(exit_without_shutdown, 3, args=(count,))
+    first, *others = run_ranks(exit_without_shutdown, 3, args=(count,), timeout_s=SOON_S)
     assert first == "left"
     assert all(text.startswith("ShutdownError: Horovod has been shut down.") for text in others), others
 
@@ -114,7 +114,7 @@ def shutdown_under_a_blocked_thread(count: int) -> str:
 @pytest.mark.parametrize("count", [1, 100_000])
 def test_shutdown_under_a_blocked_thread(count: int) -> None:
     with start_ranks(shutdown_under_a_blocked_thread, 2, args=(count,)) as job:
-        assert job.receive(0) == "raised"
+        assert job.receive(0, SOON_S) == "raised"
         job.send(1)
         assert job.wait()[0].value.startswith("ShutdownError")
 

@@ -106,9 +106,9 @@ def come_unless(absent: int, timeouts_s: list[float]) -> None:
 def test_a_missing_rank_is_named_on_every_rank(absent: int, words: str) -> None:
     with start_ranks(come_unless, 3, args=(absent, [3] * 3)) as job:
         for rank in {0, 1, 2} - {absent}:
-            assert job.procs[rank].wait() == 1
+            assert job.procs[rank].wait(SOON_S) == 1
         job.send(absent)
-        outcomes = job.wait()
+        outcomes = job.wait(SOON_S)
         assert outcomes[absent].error is None
         for rank in {0, 1, 2} - {absent}:
             assert outcomes[rank].kind == "TimeoutError", job.report()
@@ -120,10 +120,10 @@ def test_the_first_to_run_out_of_time_ends_it_for_all() -> None:
     with start_ranks(come_unless, 3, args=(2, [600, 3, 0])) as job:
         begin = time.monotonic()
         for rank in (0, 1):
-            assert job.procs[rank].wait() == 1
+            assert job.procs[rank].wait(SOON_S) == 1
         assert time.monotonic() - begin < SOON_S
         job.send(2)
-        assert [o.kind for o in job.wait()] == ["TimeoutError", "TimeoutError", None]
+        assert [o.kind for o in job.wait(SOON_S)] == ["TimeoutError", "TimeoutError", None]
         assert "rank 2 did not come" in str(job.outcomes()[1].error)
 
 
@@ -162,7 +162,7 @@ def test_ranks_that_disagree_all_say_so(places: list[tuple[int, int]], words: st
             assert job.outcomes()[loser].kind == "MismatchError"
             assert words in str(job.outcomes()[loser].error)
             return
-        outcomes = job.wait()
+        outcomes = job.wait(SOON_S)
         named = [o for o in outcomes if words in str(o.error)]
         assert {o.kind for o in named} == {"MismatchError"}, job.report()
         assert len(named) >= 2
@@ -188,7 +188,7 @@ def test_a_rank_that_dies_while_waiting_is_named(victim: int, words: str) -> Non
         _wait_until_connected(job.procs[victim].pid)
         killed = job.kill(victim, signal.SIGKILL)
         for rank in {0, 1, 2} - {victim}:
-            assert job.procs[rank].wait() == 1
+            assert job.procs[rank].wait(SOON_S) == 1
             assert time.monotonic() - killed < SOON_S
             assert job.outcomes()[rank].kind == "PeerLostError", job.report()
             assert words in str(job.outcomes()[rank].error)
@@ -218,7 +218,7 @@ def fail_to_allocate() -> None:
 
 def test_a_failure_of_rank_0_reaches_all() -> None:
     with start_ranks(fail_to_allocate, 3) as job:
-        outcomes = job.wait()
+        outcomes = job.wait(SOON_S)
         assert [o.kind for o in outcomes] == ["MemoryError", "HorovodInternalError", "HorovodInternalError"]
         assert all("no memory for the control segment" in str(o.error) for o in outcomes)
 

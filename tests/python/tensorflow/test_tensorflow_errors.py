@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tensorflow_ranks
+from deadlines import SOON_S
 from ranks import run_ranks, send_to_test, start_ranks
 from tensorflow_ranks import ENV, close
 
@@ -146,7 +147,7 @@ def test_a_killed_peer_is_an_error_in_the_graph() -> None:
         for rank in range(2):
             assert job.receive(rank) == "running"
         job.kill(1, signal.SIGKILL)
-        survivor, _ = job.wait()
+        survivor, _ = job.wait(SOON_S)
     assert survivor.value is not None, str(survivor)
     kind, ours, message, again = survivor.value
     assert (kind, ours) == ("AbortedError", "PeerLostError")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import tensorflow_ranks
-from deadlines import HANG_S
+from deadlines import HANG_S, SOON_S
 from ranks import receive_from_test, send_to_test, start_ranks
 from tensorflow_ranks import ENV, close
 
@@ -25,20 +25,20 @@ def test_a_signal_ends_a_wait(where: str) -> None:
         assert job.receive(0) == "waiting"
         asleep(job.procs[0].pid)
         job.kill(0, signal.SIGINT)
-        assert job.receive(0) == "interrupted"
+        assert job.receive(0, SOON_S) == "interrupted"
 
         assert job.receive(0) == "waiting"
         asleep(job.procs[0].pid)
         job.kill(0, signal.SIGTERM)  # its handler only remembers it: the step ends as it should
         job.send(1)
-        assert job.receive(0) == "completed"
+        assert job.receive(0, SOON_S) == "completed"
 
         assert job.receive(0) == "waiting"
         asleep(job.procs[0].pid)
         job.kill(0, signal.SIGTERM)
         asleep(job.procs[0].pid)
         job.kill(0, signal.SIGTERM)
-        assert job.receive(0) == "interrupted"
+        assert job.receive(0, SOON_S) == "interrupted"
         job.send(1)
         first, second = job.wait()
     assert first.value == second.value == "done", job.report()
