@@ -108,10 +108,10 @@ CTEST = $(BIN)/ctest --output-on-failure --progress --parallel $$(($(JOBS) + 1))
 cpptest: build  ## C++ tests
 	@$(CTEST) --test-dir build/cmake
 
-mutation: build  ## break the program in every row of tests/tools/mutations: the tests must notice (ARGS="int8-scale")
+mutation: build $(VENV)/frameworks $(VENV)/keras2  ## break the program in every row of tests/tools/mutations: the tests must notice (ARGS="int8-scale")
 	@$(BIN)/python tests/tools/mutation.py $(ARGS)
 
-mutation-sample: build  ## likewise, in five rows that are others each time
+mutation-sample: build $(VENV)/frameworks $(VENV)/keras2  ## likewise, in five rows that are others each time
 	@$(BIN)/python tests/tools/mutation.py --sample 5
 
 # Side by side: many of these tests wait, and compute nothing meanwhile.

@@ -272,11 +272,12 @@ class Context:
         timeout: float | None = None,
         hosts: Sequence[int] | None = None,
         mpi: MpiCommunicator | None = None,
+        tcp: TcpNetwork | None = None,
     ) -> None:
         """Collective. fd: the world's control segment on this host (control_nbytes(size), zero-filled); pidfds[r]
         watches rank r (-1 for this rank and those of other hosts). Duplicates what it keeps. Knobs are read from the
         environment here; timeout, in seconds and 0 for never, stands in for RINGREDUCE_TIMEOUT. hosts: by rank, equal
-        numbers on the same host, whose ranks are reached over mpi; None: all are on one."""
+        numbers on the same host, whose ranks are reached over mpi or tcp; None: all are on one."""
 
     def set_timeout(self, timeout: float) -> None:
         """Replaces the timeout of operations, also of those that are pending here."""
@@ -383,6 +384,16 @@ class MpiCommunicator:
     def link(
         self, peer: int, send_tag: int, receive_tag: int, message_nbytes: int = 262144, depth: int = 4
     ) -> Link: ...
+
+class TcpNetwork:
+    """The TCP connections of one rank to ranks on other hosts, for one Context."""
+
+    def __init__(
+        self, rank: int, listener: int, addresses: Sequence[tuple[str, int]], key: bytes, lost_after_ms: int = 3500
+    ) -> None:
+        """listener: a descriptor that this object owns from now on; it listens at addresses[rank]. addresses: by rank,
+        IP address and port. key: 32 bytes, of this job alone. lost_after_ms: without a sign of life from a leader's
+        host for so long, the leader is lost."""
 
 class Link:
     """One edge to one peer, as algorithms use it. No call blocks; each returns the bytes moved, 0 for none now."""

@@ -7,21 +7,35 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringreduce import _core, config, state
 from ringreduce.collectives import buffers
-from ringreduce.errors import InvalidArgumentError, NotInitializedError
-from ringreduce.job import communicators, environment, inheritance, mpi, rendezvous, shutdown_cause, uncaught
+from ringreduce.errors import InvalidArgumentError, NotInitializedError, UnavailableError
+from ringreduce.job import (
+    communicators,
+    environment,
+    inheritance,
+    mpi,
+    places,
+    rendezvous,
+    shutdown_cause,
+    uncaught,
+)
 from ringreduce.job.absent import AbsentGroup
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.process_sets import ProcessSet, global_process_set, register, registered_as
 
+if TYPE_CHECKING:
+    from ringreduce.job import tcp_rendezvous
+
 _lock = threading.RLock()
 _DRAIN_S = 5.0  # kernels of frameworks have been told to leave, and look around every 0.1 s at the latest
 _init_count = 0  # how many launched jobs this process has joined; ranks with different counts do not meet
+_meeting_count = 0  # likewise of jobs whose ranks meet over TCP
 
 
 class World:
@@ -56,6 +70,8 @@ def init(
     rank: int | None = None,
     size: int | None = None,
     job: str | None = None,
+    address: str | None = None,
+    secret_file: str | os.PathLike[str] | None = None,
 ) -> World:
     """Joins the job. Collective: returns once all ranks have called it. Does nothing while a job is running.
 
@@ -70,6 +86,10 @@ def init(
         rank, size: this process's place, where there is no launcher to tell.
         job: a name that this job's processes share with no other job of this user on this host. Needed where no one
             process has started them all, such as ranks in terminals of their own. Without effect under ringrun.
+        address: "host:port", the same on all ranks: an address of rank 0's host that the other hosts reach, and a port
+            that is free there. For jobs on several hosts without MPI; RINGREDUCE_ADDRESS is the same as a variable.
+        secret_file: a file with at least 16 random bytes, the same on all hosts, that nobody else may read. Needed with
+            an address; RINGREDUCE_SECRET_FILE is the same as a variable.
 
     Returns:
         The rank's place; `with ringreduce.init() as world:` ends with shutdown().
@@ -77,13 +97,15 @@ def init(
     Raises:
         InvalidArgumentError: a RINGREDUCE_* variable or an argument has a bad value; two process_sets have the same
             ranks; comm is a list of a part of the ranks, or no communicator of this process; the launcher started more
-            ranks than the MPI that runs here knows of.
+            ranks than the MPI that runs here knows of; rank 0 is not at the address; the secret file is not there, or
+            others may read it.
+        MismatchError: the ranks differ in their number, in the calls of init() before, or in their secret.
         TimeoutError: not all ranks came within RINGREDUCE_INIT_TIMEOUT.
         UnavailableError: the job needs a transport that does not exist, or is on several hosts without mpi4py.
     """
     with _lock:
         if state.current is None:
-            _start(comm, rank, size, job)
+            _start(comm, rank, size, job, address, secret_file)
             try:
                 _register(process_sets)
             except BaseException:
@@ -178,30 +200,45 @@ def stats() -> dict[str, int]:
     return counters
 
 
-def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> None:
+def _start(
+    comm: Any,
+    rank: int | None,
+    size: int | None,
+    job: str | None,
+    address: str | None,
+    secret_file: str | os.PathLike[str] | None,
+) -> None:
     timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
     dynamic = config.flag("RINGREDUCE_DYNAMIC_PROCESS_SETS")
     transport = config.value("RINGREDUCE_TRANSPORT").value
-    alone = transport == "mpi"
-    placed = launched = None
+    alone = transport in ("mpi", "tcp")
+    address = address or config.value("RINGREDUCE_ADDRESS").value
+    placed = launched = met = None
     if communicators.is_communicator(comm):
         if rank is not None or size is not None:
             raise InvalidArgumentError("init(): comm says rank and size; leave rank= and size= out")
+        if address or transport == "tcp":
+            raise InvalidArgumentError("init(comm=...): ranks of a communicator are connected by MPI, not by TCP")
         placed = communicators.place_ranks(comm, timeout_s, alone)
         place = placed.placement
     else:
-        place = _launched(comm, rank, size, job, network=transport in ("auto", "mpi"))
+        place = _launched(comm, rank, size, job, network=transport != "shm")
         if place.source != "arguments" and place.size > 1:
             launched = place
             if state.forked_from is None:
                 inheritance.check(place)
-        if launched is not None and (alone or environment.spans_hosts(place)):
+        if place.size > 1 and (address or transport == "tcp"):
+            met = _met(place, address, secret_file, timeout_s, transport, job)
+            placed = met.placed
+            place = replace(placed.placement, source=place.source, job=place.job)
+        elif launched is not None and (alone or environment.spans_hosts(place)):
             comm = mpi.world()
             placed = communicators.place_ranks(comm, timeout_s, alone)
             if placed.placement.size != place.size:
                 raise InvalidArgumentError(
                     f"{place.source} started {place.size} ranks, but MPI.COMM_WORLD has {placed.placement.size}: start "
-                    f"the job with mpirun, or with `ringrun --transport mpi -np {place.size} ...`, which calls it"
+                    f"the job with mpirun, or with `ringrun --transport mpi -np {place.size} ...`, which calls it; or "
+                    "give init() an address, and the ranks are connected by TCP"
                 )
             place = placed.placement
     if place.size > 1 and state.forked_from is not None and place.rank == state.forked_from.rank:
@@ -209,9 +246,12 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
     if place.local_rank == 0:
         config.warn(os.environ)
     hosts = placed.hosts if placed is not None else [0] * place.size
-    communicator = None
-    with closing(_joined(place, placed, timeout_s)) as joined:
-        if len(set(hosts)) > 1:
+    needs_network = len(set(hosts)) > 1
+    communicator = tcp = None
+    with closing(met.listener) if met else nullcontext(), closing(_joined(place, placed, timeout_s)) as joined:
+        if needs_network and met is not None:
+            tcp = _core.TcpNetwork(place.rank, met.listener.detach(), met.addresses, met.key)
+        elif needs_network:
             communicator = mpi.communicator(comm, timeout_s=timeout_s, before_close=_leave)
         try:
             context = _core.Context(
@@ -220,12 +260,14 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
                 place.size,
                 joined.pidfds,
                 os.uname().nodename,
-                hosts=hosts if communicator is not None else None,
+                hosts=hosts if needs_network else None,
                 mpi=communicator,
+                tcp=tcp,
             )
         except BaseException:
             if communicator is not None:
                 communicator.close()
+            tcp = None  # the exception's traceback would keep it
             raise
     world = context.world
     if world.size != place.size:
@@ -240,6 +282,42 @@ def _start(comm: Any, rank: int | None, size: int | None, job: str | None) -> No
     if place.size > 1:
         uncaught.tell_by(_fail, _leave)
         uncaught.arm(_leave, place.source)
+
+
+def _met(
+    place: environment.Placement,
+    address: str,
+    secret_file: str | os.PathLike[str] | None,
+    timeout_s: float,
+    transport: str,
+    job: str | None,
+) -> tcp_rendezvous.Met:
+    """Meets the ranks of all hosts over TCP."""
+    from ringreduce.job import tcp_rendezvous  # jobs on one host do without it
+
+    global _meeting_count
+    if transport in ("mpi", "shm"):
+        raise InvalidArgumentError(f"RINGREDUCE_TRANSPORT={transport}: an address is for TCP; leave one of them out")
+    if not address:
+        raise UnavailableError(
+            "RINGREDUCE_TRANSPORT=tcp: set RINGREDUCE_ADDRESS=host:port, an address of rank 0's host, and "
+            "RINGREDUCE_SECRET_FILE, a file with the job's secret; the same on all ranks"
+        )
+    host, port = tcp_rendezvous.parse_address(address)
+    secret_file = secret_file or config.value("RINGREDUCE_SECRET_FILE").value
+    if not secret_file:
+        raise InvalidArgumentError(
+            f"init(): address {address} is given, and no secret_file: without a secret anybody who reaches the port "
+            "could join the job. Set RINGREDUCE_SECRET_FILE to a file that is the same on all hosts; make one with: "
+            "(umask 077; head -c 32 /dev/urandom | base64 > ~/.ringreduce-secret)"
+        )
+    secret = tcp_rendezvous.read_secret(os.path.expanduser(secret_file))
+    secret = tcp_rendezvous.mac(secret, b"job", environment.name_across_hosts(place.source, job).encode())
+    _meeting_count += 1
+    meeting = tcp_rendezvous.TcpMeeting(
+        host, port, secret, place.rank, place.size, _meeting_count, alone=transport == "tcp"
+    )
+    return tcp_rendezvous.meet(meeting, timeout_s)
 
 
 def _fail(why: str) -> None:
@@ -290,9 +368,7 @@ def _register(process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | N
             ) from error
 
 
-def _joined(
-    place: environment.Placement, placed: communicators.PlacedRanks | None, timeout_s: float
-) -> rendezvous.Joined:
+def _joined(place: environment.Placement, placed: places.PlacedRanks | None, timeout_s: float) -> rendezvous.Joined:
     """Meets the other ranks. Jobs of communicators are not counted: each has an address of its own."""
     global _init_count
     _init_count += placed is None

@@ -34,7 +34,12 @@ const std::vector<Knob>& knobs() {
        "how staged data is written: through the caches or past them; auto measures which is faster now"},
       {"RINGREDUCE_ISA", "name", "auto|portable|x86-64-v2|avx2|avx512", "auto", "", "CPU kernel set"},
       {"RINGREDUCE_TRANSPORT", "name", "auto|shm|tcp|mpi", "auto", "",
-       "how ranks are linked; auto: shared memory within a host, MPI between hosts; mpi: MPI everywhere; no tcp yet"},
+       "how ranks are linked; auto: shared memory within a host, between hosts TCP where there is an address, else "
+       "MPI; tcp, mpi: that everywhere, as if each rank were a host"},
+      {"RINGREDUCE_ADDRESS", "host:port", "", "", "",
+       "where rank 0 listens for the ranks of other hosts, which then are connected by TCP; the same on all ranks"},
+      {"RINGREDUCE_SECRET_FILE", "path", "", "", "",
+       "a file with at least 16 random bytes that only the job's user can read, the same on all hosts; for TCP"},
       {"RINGREDUCE_MPI_CUDA", "name", "auto|on|off", "auto", "",
        "whether MPI is given pointers to GPU memory; auto: if it says that it takes them; off: staged in host memory"},
       {"RINGREDUCE_CUDA_BLOCKING", "flag", "0|1", "0", "",

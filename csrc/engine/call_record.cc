@@ -22,12 +22,10 @@ uint64_t CallRecord::record(Kind kind, const std::string* name) {
   return count_++;
 }
 
-bool CallRecord::record_thread(bool is_from_queue) {
-  const std::thread::id self = std::this_thread::get_id();
-  if (only_thread_ == self) return true;
+bool CallRecord::record_other_thread(bool is_from_queue) {
   if (!is_from_queue) record_caller();
   if (only_thread_ != std::thread::id()) return false;
-  only_thread_ = self;
+  only_thread_ = std::this_thread::get_id();
   return true;
 }
 

@@ -23,7 +23,9 @@ class CallRecord {
 
   // A thread calls or waits. Whether it is the first one that ever did. is_from_queue: it is the device queue's own,
   // which submits what others have called.
-  bool record_thread(bool is_from_queue);
+  bool record_thread(bool is_from_queue) {
+    return only_thread_ == std::this_thread::get_id() || record_other_thread(is_from_queue);
+  }
   bool has_many_threads() const { return many_threads_; }
   void set_many_threads() { many_threads_ = true; }
   // A thread other than the queue's calls, perhaps what the queue's thread will submit.
@@ -31,6 +33,8 @@ class CallRecord {
   bool has_many_callers() const { return many_callers_; }
 
  private:
+  bool record_other_thread(bool is_from_queue);
+
   uint64_t count_ = 0;
   Kind kind_ = Kind::kBarrier;
   std::string name_;

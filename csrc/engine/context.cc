@@ -11,23 +11,38 @@ namespace rr {
 namespace {
 constexpr double kFinishS = 5;  // shutdown() waits so long for operations on the GPU that streams wait for
 
-// Counts what leaves the host.
-class CountedLink final : public Link {
+// Counts what leaves the host. A peer that has left on purpose is no error of the link: what still needs that rank is
+// told so by Group, and all else goes on.
+class RemoteLink final : public Link {
  public:
-  CountedLink(std::unique_ptr<Link> link, std::atomic<uint64_t>& sent) : link_(std::move(link)), sent_(sent) {}
+  RemoteLink(std::unique_ptr<Link> link, std::atomic<uint64_t>& sent, std::function<bool()> has_peer_left)
+      : link_(std::move(link)), sent_(sent), has_peer_left_(std::move(has_peer_left)) {}
   size_t push(const void* src, size_t nbytes) override {
-    const size_t pushed = link_->push(src, nbytes);
+    const size_t pushed = unless_left([&] { return link_->push(src, nbytes); });
     add(sent_, pushed);
     return pushed;
   }
-  size_t pull(void* dst, size_t nbytes) override { return link_->pull(dst, nbytes); }
+  size_t pull(void* dst, size_t nbytes) override {
+    return unless_left([&] { return link_->pull(dst, nbytes); });
+  }
   size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
-    return link_->fold(dst, nbytes, reduction, kernels);
+    return unless_left([&] { return link_->fold(dst, nbytes, reduction, kernels); });
   }
 
  private:
+  template <class Move>
+  size_t unless_left(Move move) {
+    try {
+      return move();
+    } catch (const PeerLostError&) {
+      if (!has_peer_left_()) throw;
+      return 0;
+    }
+  }
+
   std::unique_ptr<Link> link_;
   std::atomic<uint64_t>& sent_;
+  const std::function<bool()> has_peer_left_;
 };
 }  // namespace
 
@@ -44,10 +59,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
       network_(std::move(network)),
       interrupt_(interrupt),
       liveness_(pidfds),
-      dead_(pidfds.size()) {
-  if (settings_.transport == "tcp") {
-    throw UnavailableError("RINGREDUCE_TRANSPORT=tcp: this transport does not exist yet; use auto");
-  }
+      deaths_(pidfds.size()) {
   if (settings_.transport == "mpi" && size > 1 && network_.host_of.empty()) {
     throw UnavailableError(
         "RINGREDUCE_TRANSPORT=mpi: these ranks have met without MPI; start the job with mpirun and call init(), or use "
@@ -63,6 +75,8 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   // Hosts do not tell each other who waits.
   deadlock_timeout_ =
       std::make_unique<DeadlockTimeout>(world_->control(), rank, network_.host_of.empty() ? settings_.verdict_s : 0);
+  start_reader();
+  monitor_leaders(*world_);
   world_->await_attendance(this->timeout_s(), interrupt);
   tune(*this);
   engine_ = start_thread([this] { run_engine(); });
@@ -79,13 +93,15 @@ std::shared_ptr<Group> Context::shared(Group& group) {
 }
 
 std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
-  return std::make_unique<CountedLink>(network_.link(world_rank, channel), stats_.bytes_on_wire);
+  return std::make_unique<RemoteLink>(network_.link(world_rank, channel), stats_.bytes_on_wire,
+                                      [this, world_rank] { return has_left(world_control_->line(world_rank)); });
 }
 
 std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks, int id, Interrupt interrupt) {
   throw_if_shut_down();
   if (id < 1) throw InvalidArgumentError("a group's id is 1 or more, not " + std::to_string(id));
   auto group = std::make_shared<Group>(*this, fd, ranks, id);
+  monitor_leaders(*group);
   group->await_attendance(timeout_s(), interrupt);
   copy_tuning(world_->control(), group->control());
   const std::lock_guard lock(executor_);
@@ -131,6 +147,7 @@ void Context::shutdown(const std::string& why) {
   world_->leave(cause);
   for (auto& group : groups_) group->leave(cause);
   drain_device();
+  if (network_.reader != nullptr) network_.reader->leave();
 }
 
 std::string Context::lost_text(const std::string& why) const {
@@ -182,11 +199,47 @@ bool Context::progress(bool from_engine, bool* busy) {
   return moved;
 }
 
-void Context::forget_after_fork() { liveness_.close(); }
+void Context::start_reader() {
+  if (network_.reader == nullptr) return;
+  reader_end_.reader = network_.reader;
+  network_.reader->start([this] {
+    ring(wait_bell(rank_));
+    ring(engine_bell(rank_));
+  });
+}
+
+// Of what happens to a rank its host's leader tells the others; of what happens to a leader nobody does.
+void Context::monitor_leaders(const Group& group) {
+  const Hosts& hosts = group.hosts();
+  if (network_.reader == nullptr || hosts.here().front() != group.rank()) return;
+  std::vector<int> leaders;
+  for (int host = 0; host < hosts.count(); ++host) {
+    if (host != hosts.mine) leaders.push_back(group.ranks()[static_cast<size_t>(hosts.leader(host))]);
+  }
+  network_.reader->monitor(leaders);
+}
+
+void Context::forget_after_fork() {
+  liveness_.close();
+  if (network_.reader != nullptr) network_.reader->forget_after_fork();
+}
 
 void Context::watch_peers() {
   const std::lock_guard lock(watching_);
-  for (const int rank : liveness_.newly_dead()) dead_[static_cast<size_t>(rank)].store(true, std::memory_order_release);
+  const auto note = [this](int rank, const std::string& why) {
+    Death& death = deaths_[static_cast<size_t>(rank)];
+    if (death.is_known.load(std::memory_order_relaxed)) return;
+    death.why = why;
+    death.is_known.store(true, std::memory_order_release);
+  };
+  for (const int rank : liveness_.newly_dead()) note(rank, kEndedWithoutShutdown);
+  if (network_.reader == nullptr) return;
+  for (const LostRank& lost : network_.reader->newly_lost()) note(lost.world_rank, lost.why);
+}
+
+const char* Context::cause_of_death(int world_rank) const {
+  const Death& death = deaths_[static_cast<size_t>(world_rank)];
+  return death.is_known.load(std::memory_order_acquire) ? death.why.c_str() : nullptr;
 }
 
 void Context::housekeep() {

@@ -16,23 +16,11 @@
 #include "engine/group.h"
 #include "os/liveness.h"
 #include "os/segments.h"
-#include "transport/mpi/device_messages.h"
+#include "transport/network.h"
 
 namespace rr {
 
 class DeviceQueue;
-
-// How ranks of other hosts are reached.
-struct Network {
-  std::string name;          // of the transport, for messages
-  std::vector<int> host_of;  // by world rank, equal on the same host; empty: all ranks are on one
-  // The link to a rank on another host; both ends name the same channel. Called under no lock.
-  std::function<std::unique_ptr<Link>(int world_rank, int channel)> link;
-  // Lets it work on what has been pushed; true while some of that is on its way. May be empty.
-  std::function<bool()> progress;
-  // Between GPUs, if it takes their addresses; else null.
-  std::shared_ptr<DeviceMessages> device_messages = nullptr;
-};
 
 class Context final : public DeviceResources {
  public:
@@ -109,11 +97,14 @@ class Context final : public DeviceResources {
   void wake_engine() { ring(engine_bell(rank_)); }
   bool try_progress() { return progress(false); }  // true when something moved
   void watch_peers();                              // notes who died since the last look
-  bool is_dead(int world_rank) const { return dead_[static_cast<size_t>(world_rank)].load(std::memory_order_acquire); }
+  // Why the rank is lost; null: as far as is known it is not.
+  const char* cause_of_death(int world_rank) const;
 
  private:
   std::string lost_text(const std::string& why) const;
   void housekeep();
+  void start_reader();
+  void monitor_leaders(const Group& group);
   bool must_poll();
   bool progress(bool from_engine, bool* busy = nullptr);
   void run_engine();
@@ -150,6 +141,13 @@ class Context final : public DeviceResources {
   std::atomic<int64_t> driven_ns_{0};  // when a waiting thread looked at the links last; 0 without links
   const ControlSegment* world_control_ = nullptr;
   std::unique_ptr<Group> world_;
+  // Goes before the world, whose memory holds the bells: also where the constructor throws.
+  struct ReaderEnd {
+    std::shared_ptr<NetworkReader> reader;
+    ~ReaderEnd() {
+      if (reader != nullptr) reader->leave();
+    }
+  } reader_end_;
   std::unique_ptr<DeadlockTimeout> deadlock_timeout_;
 
   std::mutex executor_;                         // who may call Group::progress, and guards groups_
@@ -157,7 +155,11 @@ class Context final : public DeviceResources {
   Interrupt interrupt_;
   std::mutex watching_;
   Liveness liveness_;
-  std::vector<std::atomic<bool>> dead_;  // by world rank
+  struct Death {
+    std::atomic<bool> is_known{false};
+    std::string why;  // written before
+  };
+  std::vector<Death> deaths_;  // by world rank
   std::atomic<bool> shut_down_{false};
   std::atomic<bool> stop_{false};
   std::thread engine_;

@@ -120,6 +120,7 @@ class Group {
   void leave(Attendance how);
   std::string where(const Operation& operation) const { return resources_.where(operation); }
   bool unblock();
+  void give_back_name(const Operation& operation);
   void await_verdict(const std::function<bool()>& is_over);
 
   Context& context_;

@@ -15,11 +15,12 @@ std::string list_of(const std::vector<int>& ranks) {
 
 void Members::fail_if_dead() const {
   for (int r = 0; r < from_.size(); ++r) {
-    if (r == from_.rank || !is_dead_(from_.world_ranks[static_cast<size_t>(r)])) continue;
+    const char* const why = r == from_.rank ? nullptr : cause_of_death_(from_.world_ranks[static_cast<size_t>(r)]);
+    if (why == nullptr) continue;
     if (has_left(from_.control.line(r))) continue;
-    record_failure(from_.control, FatalKind::kPeerLost,
-                   from_.here() + "] lost rank " + std::to_string(from_.world_ranks[static_cast<size_t>(r)]) +
-                       ": its process has ended without shutdown(); see that rank's output for the reason");
+    record_failure(
+        from_.control, FatalKind::kPeerLost,
+        from_.here() + "] lost rank " + std::to_string(from_.world_ranks[static_cast<size_t>(r)]) + ": " + why);
     return;
   }
 }

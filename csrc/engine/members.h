@@ -14,8 +14,9 @@ std::string list_of(const std::vector<int>& ranks);  // "1, 2, 5"
 
 class Members {
  public:
-  // is_dead: by world rank.
-  Members(const Resources& from, std::function<bool(int)> is_dead) : from_(from), is_dead_(std::move(is_dead)) {}
+  // cause_of_death: by world rank; null for a rank that lives, as far as is known.
+  Members(const Resources& from, std::function<const char*(int)> cause_of_death)
+      : from_(from), cause_of_death_(std::move(cause_of_death)) {}
 
   // The rank whose leaving means that nothing more is heard of `rank`: its own, or that of a leader who would have
   // passed it on. -1: none.
@@ -43,7 +44,7 @@ class Members {
   std::string left_text(int rank, const Operation* needing) const;
 
   const Resources& from_;
-  std::function<bool(int)> is_dead_;
+  std::function<const char*(int)> cause_of_death_;
 };
 
 }  // namespace rr

@@ -12,6 +12,12 @@ bool is_pending(const Operation& operation) {
   return operation.state.load(std::memory_order_acquire) == State::kPending;
 }
 
+void end(Operation& operation, State state, std::exception_ptr error = nullptr) {
+  operation.keep.reset();
+  operation.error = std::move(error);
+  operation.state.store(state, std::memory_order_release);
+}
+
 // Where the data of a rank's request are: in the request slot, or in the eager buffer that the request slot names.
 const std::byte* data_of(const Resources& from, Ticket ticket, int rank, size_t nbytes) {
   const std::byte* payload = from.control.payload(ticket.request_slot, rank);
@@ -104,7 +110,6 @@ void PendingOperations::free_name(const std::string& name) {
 }
 
 void PendingOperations::give_back_name(const Operation& operation) {
-  if (operation.name.empty()) return;
   const auto busy = by_name_.find(operation.name);
   if (busy != by_name_.end() && busy->second.get() == &operation) by_name_.erase(busy);
 }
@@ -217,28 +222,25 @@ void PendingOperations::consume(Operation& operation) {
 
 void PendingOperations::succeed(Operation& operation) {
   consume(operation);
-  operation.keep.reset();
   add(from_.stats.bytes_moved, operation.signature.nbytes);
-  operation.state.store(State::kDone, std::memory_order_release);
+  end(operation, State::kDone);
 }
 
 void PendingOperations::fail(Operation& operation, std::exception_ptr error) {
   consume(operation);
-  operation.keep.reset();
-  operation.error = std::move(error);
-  operation.state.store(State::kFailed, std::memory_order_release);
+  end(operation, State::kFailed, std::move(error));
 }
 
 bool PendingOperations::progress_messages(bool& finished) {
   std::vector<PointToPoint::Finished> ended;
   const bool moved = messages_.progress(ended);
   for (auto& [operation, error] : ended) {
-    operation->keep.reset();
-    if (!error.empty()) {
-      operation->error = std::make_exception_ptr(MismatchError(error + " " + from_.where(*operation)));
-    }
     add(from_.stats.bytes_moved, operation->signature.nbytes);
-    operation->state.store(error.empty() ? State::kDone : State::kFailed, std::memory_order_release);
+    if (error.empty()) {
+      end(*operation, State::kDone);
+    } else {
+      end(*operation, State::kFailed, std::make_exception_ptr(MismatchError(error + " " + from_.where(*operation))));
+    }
     counts_.operations.fetch_sub(1);
     counts_.messages.fetch_sub(1);
   }
@@ -247,16 +249,13 @@ bool PendingOperations::progress_messages(bool& finished) {
 }
 
 void PendingOperations::fail_all(const std::exception_ptr& error) {
-  const auto end = [&error](Operation& operation) {
-    if (!is_pending(operation)) return;
-    operation.keep.reset();
-    operation.error = error;
-    operation.state.store(State::kFailed, std::memory_order_release);
+  const auto fail_pending = [&error](Operation& operation) {
+    if (is_pending(operation)) end(operation, State::kFailed, error);
   };
-  for (auto& [request_slot, operation] : logged_) end(*operation);
-  for (auto& [name, operation] : by_name_) end(*operation);
-  for (const OperationPtr& operation : unnamed_.drain()) end(*operation);
-  for (const OperationPtr& operation : messages_.drain()) end(*operation);
+  for (auto& [request_slot, operation] : logged_) fail_pending(*operation);
+  for (auto& [name, operation] : by_name_) fail_pending(*operation);
+  for (const OperationPtr& operation : unnamed_.drain()) fail_pending(*operation);
+  for (const OperationPtr& operation : messages_.drain()) fail_pending(*operation);
   logged_.clear();
   by_name_.clear();
   counts_.operations.store(0);
@@ -278,9 +277,7 @@ void PendingOperations::withdraw() {
     const bool is_void =
         is_pending(operation) && from_.control.head(operation.ticket.request_slot, from_.rank).tag.load() == 0;
     if (is_void) {
-      operation.error = error;
-      operation.keep.reset();
-      operation.state.store(State::kFailed, std::memory_order_release);
+      end(operation, State::kFailed, error);
       remove_logged(operation);
     }
     named = is_void ? by_name_.erase(named) : std::next(named);

@@ -129,7 +129,7 @@ bool Group::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
   } else if (operation.quick) {
     pass_on();
   }
-  if (!operation.name.empty()) submitted_.lock()->pending.give_back_name(operation);
+  give_back_name(operation);
   if (operation.state.load(std::memory_order_acquire) == State::kFailed) std::rethrow_exception(operation.error);
   return true;
 }
@@ -158,8 +158,12 @@ bool Group::poll(Operation& operation) {
   } catch (const Error&) {
     return true;  // wait() will not block: it raises this
   }
-  if (!operation.name.empty()) submitted_.lock()->pending.give_back_name(operation);
+  give_back_name(operation);
   return true;
+}
+
+void Group::give_back_name(const Operation& operation) {
+  if (!operation.name.empty()) submitted_.lock()->pending.give_back_name(operation);
 }
 
 }  // namespace rr

@@ -7,6 +7,10 @@
 
 namespace rr {
 
+// Of such a process, in a text about its rank.
+inline constexpr const char* kEndedWithoutShutdown =
+    "its process has ended without shutdown(); see that rank's output for the reason";
+
 class Liveness {
  public:
   // pidfds[r] watches rank r; negative = not watched (this rank, or ranks that are threads of this process).

@@ -17,6 +17,7 @@ void bind_gpu(pybind11::module_& m);
 void bind_segments(pybind11::module_& m);
 void bind_group(pybind11::module_& m);
 void bind_mpi(pybind11::module_& m);
+void bind_tcp(pybind11::module_& m);
 void bind_framework(pybind11::module_& m);
 void bind_context(pybind11::module_& m);
 

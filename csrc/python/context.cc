@@ -3,6 +3,7 @@
 
 #include "python/bindings.h"
 #include "python/calls.h"
+#include "transport/tcp/tcp_network.h"
 
 namespace rr {
 
@@ -10,14 +11,17 @@ void bind_context(py::module_& m) {
   py::class_<Context, std::shared_ptr<Context>>(m, "Context")
       .def(py::init([](int fd, int rank, int size, const std::vector<int>& pidfds, const std::string& hostname,
                        std::optional<double> timeout, std::optional<std::vector<int>> hosts,
-                       const std::shared_ptr<MpiCommunicator>& mpi) {
+                       const std::shared_ptr<MpiCommunicator>& mpi, const std::shared_ptr<TcpNetwork>& tcp) {
              const py::gil_scoped_release release;
+             Network network = mpi_network(hosts, mpi);
+             if (tcp != nullptr && hosts) network = tcp_network(tcp, *hosts);
              auto context = std::make_unique<Context>(fd, rank, size, pidfds, hostname, registry(), interrupt,
-                                                      timeout.value_or(-1.0), mpi_network(hosts, mpi));
+                                                      timeout.value_or(-1.0), std::move(network));
              return guard_fork(std::move(context));
            }),
            py::arg("fd"), py::arg("rank"), py::arg("size"), py::arg("pidfds"), py::arg("hostname"),
-           py::arg("timeout") = py::none(), py::arg("hosts") = py::none(), py::arg("mpi") = py::none())
+           py::arg("timeout") = py::none(), py::arg("hosts") = py::none(), py::arg("mpi") = py::none(),
+           py::arg("tcp") = py::none())
       .def("set_timeout", &Context::set_timeout_s, py::arg("timeout"))
       .def_property_readonly(
           "world", [](const std::shared_ptr<Context>& c) { return PyGroup{c, std::shared_ptr<Group>(c, &c->world())}; })

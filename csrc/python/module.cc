@@ -30,6 +30,7 @@ PYBIND11_MODULE(_core, m) {
   bind_segments(m);
   bind_group(m);
   bind_mpi(m);
+  bind_tcp(m);
   bind_framework(m);
   bind_context(m);
 }

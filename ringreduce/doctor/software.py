@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import ctypes.util
 import os
 import platform
@@ -39,7 +41,16 @@ def package() -> Iterator[Finding]:
     yield Finding("ringreduce", "cpu kernels", f"{machine.isa()} (this machine has {', '.join(_core.isas())})")
     yield Finding("transports", "shm", "yes")
     yield Finding("transports", "mpi", f"between hosts, {'by' if installed_version('mpi4py') else 'needs'} mpi4py")
-    yield Finding("transports", "tcp", "not in this version")
+    yield Finding("transports", "tcp", _tcp())
+
+
+def _tcp() -> str:
+    """Whether ranks of several hosts can be connected by TCP: the core loads the same library."""
+    for name in ("libcrypto.so.3", "libcrypto.so.1.1"):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name)
+            return f"between hosts, by {name}"
+    return "between hosts, needs OpenSSL's libcrypto.so.3 (libssl3)"
 
 
 def mpi() -> Iterator[Finding]:

@@ -11,29 +11,16 @@ import json
 import os
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
-from ringreduce import _core
 from ringreduce.errors import InvalidArgumentError, TimeoutError
-from ringreduce.job import environment, rendezvous
+from ringreduce.job import environment, places, rendezvous
 from ringreduce.job.deadline import Deadline
-from ringreduce.job.environment import Placement
+from ringreduce.job.places import PlacedRanks
 
 RECORD_NBYTES = 512  # of one rank in a gather: JSON, filled up with spaces
-HOST_NAME_CHARS = 64  # Linux's own limit
 MPI_LAUNCHERS = ("openmpi", "pmix", "mpich", "slurm")
 """Those of environment.detect() that tell MPI how many ranks there are; ringrun and torchrun do not."""
-
-
-class PlacedRanks(NamedTuple):
-    """What the ranks of a communicator know after place_ranks()."""
-
-    placement: Placement
-    hosts: list[int]
-    """By rank: the lowest rank on the same host."""
-    address: bytes
-    """Where the ranks of this host meet, and their secret."""
-    secret: bytes
 
 
 def is_communicator(value: object) -> bool:
@@ -63,29 +50,13 @@ def place_ranks(comm: Any, timeout_s: float, alone: bool = False) -> PlacedRanks
     _check(comm, "init(comm=...)")
     check_launcher(asked=comm != sys.modules["mpi4py.MPI"].COMM_SELF)
     address, secret = rendezvous.new_address()
-    mine = {
-        "host": rendezvous.host_identity().decode() + (f":{comm.Get_rank()}" if alone else ""),
-        "name": os.uname().nodename[:HOST_NAME_CHARS],
-        "build": f"{_core.__version__}, control segment {_core.control_nbytes(comm.Get_size())} bytes",
-        "address": address.hex(),
-        "secret": secret.hex(),
-    }
+    rank = comm.Get_rank()
+    mine = places.own_record(rank, comm.Get_size(), alone) | {"address": address.hex(), "secret": secret.hex()}
     everyone = _gather(comm, mine, "init(comm=...)", timeout_s)
-    rank, size = comm.Get_rank(), len(everyone)
-    for other, one in enumerate(everyone):
-        if one["build"] != mine["build"]:
-            raise InvalidArgumentError(
-                f"[communicator] rank {rank}/{size}: init(): this rank on {mine['name']} runs ringreduce "
-                f"{mine['build']}, but rank {other} on {one['name']} runs {one['build']}: install one version on all "
-                "hosts, and give all ranks the same RINGREDUCE_CACHE_CAPACITY"
-            )
-    labels = [one["host"] for one in everyone]
-    hosts = [labels.index(label) for label in labels]
-    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-    local_rank = here.index(rank)
-    across = [host for host in sorted(set(hosts)) if hosts.count(host) > local_rank]
-    place = Placement(rank, size, local_rank, len(here), across.index(hosts[rank]), len(across), "communicator", "")
-    leader = everyone[here[0]]
+    places.check_build(everyone, rank, "[communicator]")
+    hosts = places.host_labels(everyone)
+    leader = everyone[hosts[rank]]
+    place = places.placement(hosts, rank, "communicator")
     return PlacedRanks(place, hosts, bytes.fromhex(leader["address"]), bytes.fromhex(leader["secret"]))
 
 

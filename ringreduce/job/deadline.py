@@ -27,6 +27,10 @@ class Deadline:
         """Seconds left, 0 or more; infinity without a limit."""
         return max(0.0, self._end_s - time.monotonic())
 
+    def overrun_s(self) -> float:
+        """Seconds since it ran out; 0 before, and without a limit."""
+        return 0.0 if self._end_s == math.inf else max(0.0, time.monotonic() - self._end_s)
+
     def wait_s(self) -> float | None:
         """The same for calls that take None as no limit, and 0 as 'do not block': at least 1 ms."""
         left = self.remaining_s()

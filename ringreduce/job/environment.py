@@ -99,6 +99,28 @@ def _named(place: Placement, job: str | None, environ: Environ) -> Placement:
     return replace(place, job="named-" + job)
 
 
+def name_across_hosts(source: str, job: str | None, environ: Environ = os.environ) -> str:
+    """What is the same on all hosts of a job, and another in every other job, as far as anything says so; "" = nothing.
+
+    Args:
+        source: who has started the ranks, as Placement.source. Variables of others may differ between hosts: under
+            mpirun inside of a Slurm job, only ranks on other hosts than mpirun's are in a step.
+        job: the name that the user has given.
+
+    >>> name_across_hosts("torchrun", None, {"TORCHELASTIC_RUN_ID": "7", "SLURM_STEP_ID": "1"})
+    'TORCHELASTIC_RUN_ID=7'
+    """
+    if job is not None:
+        return "named-" + job
+    return " ".join(f"{name}={environ[name]}" for name in _JOB_ACROSS_HOSTS.get(source, ()) if name in environ)
+
+
+_JOB_ACROSS_HOSTS = {
+    "torchrun": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    "slurm": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+}
+
+
 def spans_hosts(place: Placement) -> bool:
     """Whether the launcher has started ranks on other hosts."""
     return place.local_size != place.size or place.cross_size != 1

@@ -138,6 +138,11 @@ def send_error(connection: socket.socket, error: Error) -> None:
         return
 
 
+def told_error(kind: str, text: str) -> Error:
+    """The error that another rank has raised and told: one of STATUSES, by its name."""
+    return {known.__name__: known for known in STATUSES}.get(kind, HorovodInternalError)(text)
+
+
 def receive_fds(meeting: Meeting, rank: int, deadline: Deadline) -> list[int]:
     """The client's side: returns the server's descriptors, which the caller owns, close-on-exec.
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from ringreduce.errors import Error, HorovodInternalError, PeerLostError, TimeoutError, UnavailableError
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.environment import Placement, rendezvous_secret
-from ringreduce.job.handshake import STATUSES, Meeting, receive_fds
+from ringreduce.job.handshake import Meeting, receive_fds, told_error
 from ringreduce.job.rendezvous_server import RendezvousServer
 
 ADDRESS_NBYTES = 100  # sun_path holds 108
@@ -112,8 +112,7 @@ def join_with_store(store: Store, rank: int, size: int, timeout_s: float, segmen
         store.set(f"{STORE_KEY}/{rank}", here)
         answer = json.loads(_get(store, STORE_KEY, me, 0, deadline))
         if "error" in answer:
-            kind = {known.__name__: known for known in STATUSES}.get(answer["kind"], HorovodInternalError)
-            raise kind(f"{me}: told by rank 0: {answer['error']}")
+            raise told_error(answer["kind"], f"{me}: told by rank 0: {answer['error']}")
         address, secret = bytes.fromhex(answer["address"]), bytes.fromhex(answer["secret"])
     return join_at(address, secret, rank, size, deadline, segment)
 

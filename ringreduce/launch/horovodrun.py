@@ -79,7 +79,7 @@ REFUSED: dict[tuple[str, ...], tuple[int, str]] = {
     ),
     ("--config-file",): (1, "such files are not read; set RINGREDUCE_* variables or give options (ringrun --help)"),
     ("--jsrun",): (0, "ringrun does not call jsrun; start the ranks with jsrun itself"),
-    ("--tcp",): (0, 'the TCP transport does not exist yet; for MPI over TCP: --mpi --mpi-args="--mca btl tcp,self"'),
+    ("--tcp",): (0, 'ringrun starts ranks of one host only; for MPI over TCP: --mpi --mpi-args="--mca btl tcp,self"'),
 }
 """Likewise, for those without which a job would not be the one that was asked for."""
 

@@ -79,6 +79,7 @@ def local_slots(hosts: list[Host]) -> int:
     if remote:
         raise UnavailableError(
             f"ringrun itself starts ranks on this host only, {socket.gethostname()}, and not on {', '.join(remote)}: "
-            "the TCP transport does not exist yet. --transport mpi has mpirun start them"
+            "it cannot reach other hosts yet. --transport mpi has mpirun start them; docs/hosts.md says how "
+            "torchrun and srun do it without MPI"
         )
     return sum(host.slots for host in hosts)

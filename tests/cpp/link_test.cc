@@ -13,6 +13,7 @@
 #include "doctest/doctest.h"
 #include "fake_mpi.h"
 #include "mpi_real.h"
+#include "tcp_ranks.h"
 #include "transport/mpi/mpi_communicator.h"
 
 namespace rr {
@@ -79,6 +80,16 @@ Pair mpi_pair(std::shared_ptr<MpiLibrary> library, const RealMpi::Handles& handl
 Pair fake_mpi_pair() { return mpi_pair(std::make_shared<FakeMpi>(), {}, 1); }
 
 Pair real_mpi_pair() { return mpi_pair(real_mpi().library, real_mpi().handles, 10'000); }
+
+// Two ranks over the loopback interface. The first looks make the connection.
+Pair tcp_pair() {
+  auto ranks = std::make_shared<test::TcpRanks>(2);
+  Pair pair = {ranks->networks[0]->link(1, 0), ranks->networks[1]->link(0, 0), 64 << 10, 64 << 20, 50'000, ranks};
+  std::byte nothing;
+  while (pair.a->push(&nothing, 1) == 0) std::this_thread::yield();
+  while (pair.b->pull(&nothing, 1) == 0) std::this_thread::yield();
+  return pair;
+}
 
 std::byte pattern(size_t i) { return static_cast<std::byte>(i * 131 + i / 251); }
 
@@ -179,13 +190,17 @@ void test_fold(Pair pair, DType dtype, size_t offset) {
     expected[i] = static_cast<T>(3 * i + 1);
   }
   advance(pair, offset);  // the elements are not aligned in the memory of the link, and one straddles its end
-  push_all(pair, incoming.data(), count * sizeof(T));
+  // All but the last byte at first: a part of the last element comes behind whole ones.
+  const auto* const all = reinterpret_cast<const std::byte*>(incoming.data());
+  push_all(pair, all, count * sizeof(T) - 1);
   const auto fold = [&](T* dst, size_t n) {
     return insist(pair, n * sizeof(T), [&](size_t done) {
       return pair.b->fold(dst + done / sizeof(T), n * sizeof(T) - done, reduction, portable);
     });
   };
-  CHECK(fold(sums.data(), count) == count * sizeof(T));
+  CHECK(fold(sums.data(), count) == (count - 1) * sizeof(T));
+  push_all(pair, all + count * sizeof(T) - 1, 1);
+  CHECK(fold(sums.data() + count - 1, 1) == sizeof(T));
   CHECK(sums == expected);
   // An element of which a part has arrived stays where it is, however small the parts are.
   const T one = 1;
@@ -251,6 +266,7 @@ void conforms(Pair (*make)()) {
 
 TEST_CASE("link: shm") { conforms(shm_pair); }
 TEST_CASE("link: shm, delayed") { conforms(delayed_pair); }
+TEST_CASE("link: tcp") { conforms(tcp_pair); }
 TEST_CASE("link: mpi, a fake") { conforms(fake_mpi_pair); }
 TEST_CASE("link: mpi" * doctest::skip(!has_real_mpi())) { conforms(real_mpi_pair); }
 

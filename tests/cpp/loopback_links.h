@@ -1,6 +1,6 @@
 // Several hosts in one process: a control segment for each, and links of shared memory in place of a network. They
 // never let one message overtake another, unless a test delays them (delayed_link.h). With RR_TEST_DELAYS=1 all tests
-// do, at random.
+// do, at random; with RR_TEST_NETWORK=tcp the ranks are connected by TCP instead, wherever a test does not hold links.
 #pragma once
 
 #include <map>
@@ -11,6 +11,7 @@
 
 #include "delayed_link.h"
 #include "ranks.h"
+#include "tcp_ranks.h"
 
 namespace rr::test {
 
@@ -62,6 +63,9 @@ inline void run_hosts(const std::vector<int>& host_of, const std::function<void(
     if (segments.count(host) == 0) segments.emplace(host, create_memfd("test", ControlSegment::nbytes(size, capacity)));
   }
   LoopbackLinks loopback(codec_nbytes);
+  const char* const kind = std::getenv("RR_TEST_NETWORK");
+  std::optional<TcpRanks> tcp;
+  if (kind != nullptr && std::string(kind) == "tcp" && delays == nullptr && !wrap) tcp.emplace(size);
   run_threads(size, [&](int r) {
     auto registry = std::make_shared<SegmentRegistry>();
     const int host = host_of[static_cast<size_t>(r)];
@@ -71,6 +75,7 @@ inline void run_hosts(const std::vector<int>& host_of, const std::function<void(
       return delays == nullptr ? std::move(end) : delays->delay(std::move(end), r, peer, channel, is_control(channel));
     };
     Network network = {"loopback", host_of, link, {}};
+    if (tcp) network = tcp_network(tcp->networks[static_cast<size_t>(r)], host_of);
     Context context(segments.at(host).get(), r, size, std::vector<int>(static_cast<size_t>(size), -1),
                     "host" + std::to_string(host), registry, nullptr, -1, network);
     Rank rank = {context, context.world(), r, size, *registry};

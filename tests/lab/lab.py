@@ -179,6 +179,14 @@ class Lab:
         launch, added = self.mpirun_command(mpi, ranks_per_host, command, hosts=hosts, env=env)
         return self.run((hosts or self.hosts)[0], launch, env=added, timeout_s=timeout_s)
 
+    def cut(self, host: str) -> None:
+        """Has the switch drop whatever the host sends or is sent, without a word to anybody. mend() ends that."""
+        network.tool_in(self._switch, ["ip", "link", "set", f"port-{host}", "nomaster"])
+
+    def mend(self, host: str) -> None:
+        """Ends cut()."""
+        network.tool_in(self._switch, ["ip", "link", "set", f"port-{host}", "master", "bridge0"])
+
     def counters(self) -> Counters:
         """Bytes that each host's link has carried since the lab began."""
         return network.counters(self._switch, self.hosts)

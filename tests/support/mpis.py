@@ -159,9 +159,10 @@ def _sweep(names: set[str]) -> None:
         except OSError:
             continue
     for path in (Path("/dev/shm", name) for name in theirs):
-        # Another job may just have made its file and not mapped it yet.
-        if path.exists() and f"/dev/shm/{path.name}" not in mapped and time.time() - path.stat().st_mtime > 0.3:
-            path.unlink(missing_ok=True)
+        # Another job may just have made its file and not mapped it yet, or may remove its own at this moment.
+        with contextlib.suppress(FileNotFoundError):
+            if f"/dev/shm/{path.name}" not in mapped and time.time() - path.stat().st_mtime > 0.3:
+                path.unlink()
 
 
 def marked(mark: str) -> list[int]:

@@ -114,6 +114,16 @@ def test_ranks_of_two_nodes_sum(cluster: Slurm, name: str, plugin: str) -> None:
     assert 4 * COUNT <= crossed.mean_sent <= 1.1 * 4 * COUNT + 200_000  # 2(h-1)/h of the bytes, h = 2
 
 
+def test_ranks_of_two_nodes_sum_without_mpi(cluster: Slurm) -> None:
+    secret = cluster.lab.folder / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("0123456789abcdef")
+    env = {"RINGREDUCE_ADDRESS": "a:29400", "RINGREDUCE_SECRET_FILE": str(secret)}
+    status, lines = srun(cluster, 4, SPAN, *TWO_NODES, "--mpi=none", env=env)
+    wanted = [f"rank {rank} of 4: True {[rank % 2, 2, rank // 2, 2]}" for rank in range(4)]
+    assert (status, sorted(line for line in lines if line.startswith("rank"))) == (0, wanted), cluster.logs()
+
+
 def test_nodes_without_mpi_are_refused_in_words(cluster: Slurm) -> None:
     environ = launched(cluster, "openmpi 5")
     _, lines = srun(cluster, 4, SPAN, *TWO_NODES, "--mpi=none", env=environ)

@@ -156,13 +156,13 @@ def test_which_hosts_are_this_one() -> None:
     assert all(map(is_this_host, ("localhost", "127.0.0.1", "127.3.2.1", "::1", socket.gethostname())))
     assert not any(map(is_this_host, ("remote", "10.0.0.1", "localhost.example.com")))
     assert local_slots([Host("localhost", 2), Host("127.0.0.1", 3)]) == 5
-    with pytest.raises(UnavailableError, match=r"remote.*TCP"):
+    with pytest.raises(UnavailableError, match=r"remote: it cannot reach other hosts yet"):
         local_slots([Host("localhost", 2), Host("remote", 3)])
 
 
 WRONG = [
-    (["-np", "2", "-H", "remote:2", "true"], "TCP transport"),
-    (["-np", "2", "--transport", "tcp", "true"], "--transport tcp does not exist yet"),
+    (["-np", "2", "-H", "remote:2", "true"], "cannot reach other hosts yet"),
+    (["-np", "2", "--transport", "tcp", "true"], "--transport tcp: ringrun starts ranks of one host"),
     (["-np", "2", "--mpi-args=-v", "true"], "give --transport mpi too"),
     (["-np", "3", "--transport", "mpi", "-H", "remote:2", "true"], "the hosts have 2 slots"),
     (["-np", "2", "--transport", "pigeon", "true"], "invalid choice: 'pigeon'"),

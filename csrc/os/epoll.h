@@ -1,0 +1,39 @@
+// An epoll instance.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <cerrno>
+
+#include "os/fd.h"
+
+namespace rr {
+
+class Epoll {
+ public:
+  Epoll() : fd_(static_cast<int>(check_sys(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1"))) {}
+  int fd() const { return fd_.get(); }
+  void add(int fd, uint32_t events) { control(EPOLL_CTL_ADD, fd, events); }
+  void change(int fd, uint32_t events) { control(EPOLL_CTL_MOD, fd, events); }
+  // Closing the last descriptor of a file removes it too, but a forked child may have another.
+  void remove(int fd) { ::epoll_ctl(fd_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+  // timeout_ms: -1 = none. 0 events also after a signal.
+  template <size_t N>
+  size_t wait(epoll_event (&events)[N], int timeout_ms) {
+    const int n = ::epoll_wait(fd_.get(), events, static_cast<int>(N), timeout_ms);
+    if (n < 0 && errno == EINTR) return 0;
+    return static_cast<size_t>(check_sys(n, "epoll_wait"));
+  }
+
+ private:
+  void control(int operation, int fd, uint32_t events) {
+    epoll_event event = {};
+    event.events = events;
+    event.data.fd = fd;
+    check_sys(::epoll_ctl(fd_.get(), operation, fd, &event), "epoll_ctl");
+  }
+
+  Fd fd_;
+};
+
+}  // namespace rr

@@ -1,0 +1,38 @@
+// One connection of two ranks on one channel, as the link that moves its bytes and the network's thread share it.
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "base/guarded.h"
+#include "os/fd.h"
+
+namespace rr {
+
+struct TcpConnection {
+  enum class State {
+    kIdle,    // nobody has asked for it yet
+    kWanted,  // a link has; the network's thread dials
+    kOpen,    // both sides have proven who they are
+    kFailed,  // it was never opened, and will not be
+  };
+
+  TcpConnection(int peer, int channel) : peer(peer), channel(channel) {}
+
+  void open(Fd opened) {
+    socket = std::move(opened);
+    state.store(State::kOpen, std::memory_order_release);
+  }
+  void fail(const std::string& why) {
+    *reason.lock() = why;
+    state.store(State::kFailed, std::memory_order_release);
+  }
+
+  const int peer;
+  const int channel;
+  std::atomic<State> state{State::kIdle};
+  Fd socket;                    // from kOpen on the link's, until the link drops the connection
+  Guarded<std::string> reason;  // of kFailed
+};
+
+}  // namespace rr

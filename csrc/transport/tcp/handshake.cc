@@ -1,0 +1,105 @@
+#include "transport/tcp/handshake.h"
+
+#include <cstddef>
+#include <cstring>
+
+#include "base/errors.h"
+
+namespace rr {
+namespace {
+
+constexpr char kMagic[4] = {'R', 'R', 'T', '1'};
+constexpr uint16_t kVersion = 1;
+
+constexpr ByteView view(const char* text) { return {text, std::char_traits<char>::length(text)}; }
+
+}  // namespace
+
+const char* text_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kWelcome:
+      return "welcome";
+    case Verdict::kOtherVersion:
+      return "it runs another version of ringreduce";
+    case Verdict::kOtherJob:
+      return "it belongs to another job";
+    case Verdict::kOtherRank:
+      return "it is another rank than this one takes it for";
+  }
+  return "it gives no reason that this version knows";
+}
+
+Handshakes::Handshakes(const Bytes32& key, int rank, int size)
+    : key_(key), job_tag_(hmac_sha256(key, {view("job tag")})), rank_(rank), size_(size) {}
+
+Hello Handshakes::hello(int peer, int channel) const {
+  Hello hello = {};
+  std::memcpy(hello.magic, kMagic, sizeof kMagic);
+  hello.version = kVersion;
+  std::memcpy(hello.job_tag, job_tag_.data(), sizeof hello.job_tag);
+  hello.from = static_cast<uint32_t>(rank_);
+  hello.to = static_cast<uint32_t>(peer);
+  hello.channel = static_cast<uint32_t>(channel);
+  hello.size = static_cast<uint32_t>(size_);
+  hello.nonce = random_bytes();
+  return hello;
+}
+
+Verdict Handshakes::judge(const Hello& hello) const {
+  if (std::memcmp(hello.magic, kMagic, sizeof kMagic) != 0 || hello.version != kVersion) return Verdict::kOtherVersion;
+  if (std::memcmp(hello.job_tag, job_tag_.data(), sizeof hello.job_tag) != 0) return Verdict::kOtherJob;
+  const auto size = static_cast<uint32_t>(size_);
+  const bool is_for_me = hello.size == size && hello.to == static_cast<uint32_t>(rank_) && hello.from < size &&
+                         hello.from != hello.to && hello.channel <= INT32_MAX;
+  return is_for_me ? Verdict::kWelcome : Verdict::kOtherRank;
+}
+
+Challenge Handshakes::answer(const Hello& hello, Verdict verdict) const {
+  Challenge challenge = {};
+  std::memcpy(challenge.magic, kMagic, sizeof kMagic);
+  challenge.version = kVersion;
+  challenge.verdict = verdict;
+  // A stranger gets nothing made with the key.
+  if (verdict == Verdict::kOtherVersion || verdict == Verdict::kOtherJob) return challenge;
+  challenge.nonce = random_bytes();
+  challenge.proof = server_proof(hello, challenge);
+  return challenge;
+}
+
+std::optional<Bytes32> Handshakes::prove(const Hello& hello, const Challenge& challenge, Verdict& verdict,
+                                         std::string& why) const {
+  verdict = Verdict::kOtherVersion;
+  if (std::memcmp(challenge.magic, kMagic, sizeof kMagic) != 0) {
+    why = "what listens there is not ringreduce";
+    return {};
+  }
+  if (challenge.version != kVersion || challenge.verdict == Verdict::kOtherVersion) {
+    why = text_of(Verdict::kOtherVersion);
+    return {};
+  }
+  verdict = Verdict::kOtherJob;
+  if (challenge.verdict == Verdict::kOtherJob || !is_same(challenge.proof, server_proof(hello, challenge))) {
+    why = "it does not have this job's secret";
+    return {};
+  }
+  verdict = challenge.verdict;
+  if (verdict != Verdict::kWelcome) {
+    why = text_of(verdict);
+    return {};
+  }
+  return client_proof(hello, challenge);
+}
+
+bool Handshakes::is_proven(const Hello& hello, const Challenge& challenge, const Bytes32& proof) const {
+  return challenge.verdict == Verdict::kWelcome && is_same(proof, client_proof(hello, challenge));
+}
+
+Bytes32 Handshakes::server_proof(const Hello& hello, const Challenge& challenge) const {
+  return hmac_sha256(key_, {view("server"), {&hello, sizeof hello}, {&challenge, offsetof(Challenge, proof)}});
+}
+
+Bytes32 Handshakes::client_proof(const Hello& hello, const Challenge& challenge) const {
+  return hmac_sha256(key_, {view("client"), {&hello, sizeof hello}, {&challenge, sizeof challenge}});
+}
+
+}  // namespace rr

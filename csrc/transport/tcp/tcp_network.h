@@ -1,0 +1,36 @@
+// The TCP connections of one rank to ranks on other hosts, and the thread that makes them.
+//
+// The thread listens, dials and shakes hands; it rings when bytes arrive while nobody looks; it exchanges heartbeats
+// with the leaders of other hosts and so notices their end. It moves no byte of a link: who waits does that.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "os/fd.h"
+#include "transport/network.h"
+#include "transport/tcp/libcrypto.h"
+#include "transport/tcp/tcp_address.h"
+
+namespace rr {
+
+struct TcpOptions {
+  int rank = 0;
+  Fd listener;                        // bound, listening, at addresses[rank]
+  std::vector<TcpAddress> addresses;  // by rank; where each one listens
+  Bytes32 key = {};                   // of this job alone
+  // From a peer whose host has vanished nothing comes. After so many ms without a sign of life the rank is lost.
+  int lost_after_ms = 3500;
+};
+
+class TcpNetwork : public NetworkReader {
+ public:
+  // Throws UnavailableError where libcrypto is missing.
+  static std::shared_ptr<TcpNetwork> create(TcpOptions options);
+  virtual std::unique_ptr<Link> link(int peer, int channel) = 0;
+};
+
+// host_of: by rank, equal on the same host.
+Network tcp_network(std::shared_ptr<TcpNetwork> tcp, std::vector<int> host_of);
+
+}  // namespace rr

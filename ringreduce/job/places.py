@@ -1,0 +1,62 @@
+"""The places of ranks that have met across hosts, from what each of them has said of itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringreduce import _core
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.job import rendezvous
+from ringreduce.job.environment import Placement
+
+HOST_NAME_CHARS = 64  # Linux's own limit
+
+
+@dataclass(frozen=True)
+class PlacedRanks:
+    """What a rank knows once all ranks of all hosts have told each other where they are."""
+
+    placement: Placement
+    hosts: list[int]
+    """By rank: the lowest rank on the same host."""
+    address: bytes
+    """Where the ranks of this host meet, and their secret."""
+    secret: bytes
+
+
+def own_record(rank: int, size: int, alone: bool = False) -> dict[str, Any]:
+    """What this rank says of itself; JSON can carry it. alone: the rank is a host of its own, whoever is beside it."""
+    return {
+        "host": rendezvous.host_identity().decode() + (f":{rank}" if alone else ""),
+        "name": os.uname().nodename[:HOST_NAME_CHARS],
+        "build": f"{_core.__version__}, control segment {_core.control_nbytes(size)} bytes",
+    }
+
+
+def check_build(records: Sequence[dict[str, Any]], rank: int, where: str) -> None:
+    """Raises InvalidArgumentError when the ranks run different builds. where: how the text begins."""
+    mine = records[rank]
+    for other, one in enumerate(records):
+        if one["build"] != mine["build"]:
+            raise InvalidArgumentError(
+                f"{where} rank {rank}/{len(records)}: init(): this rank on {mine['name']} runs ringreduce "
+                f"{mine['build']}, but rank {other} on {one['name']} runs {one['build']}: install one version on all "
+                "hosts, and give all ranks the same RINGREDUCE_CACHE_CAPACITY"
+            )
+
+
+def host_labels(records: Sequence[dict[str, Any]]) -> list[int]:
+    """By rank: the lowest rank on the same host."""
+    labels = [one["host"] for one in records]
+    return [labels.index(label) for label in labels]
+
+
+def placement(hosts: Sequence[int], rank: int, source: str) -> Placement:
+    """The place of a rank among ranks on these hosts."""
+    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    local_rank = here.index(rank)
+    across = [host for host in sorted(set(hosts)) if hosts.count(host) > local_rank]
+    return Placement(rank, len(hosts), local_rank, len(here), across.index(hosts[rank]), len(across), source, "")

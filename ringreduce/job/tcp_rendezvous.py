@@ -1,0 +1,337 @@
+"""How the ranks of several hosts find each other over TCP: rank 0 listens at an address that all of them know.
+
+    caller (every other rank)              server (rank 0)
+    HELLO      nonce                    ->
+                                        <- CHALLENGE  nonce, HMAC(secret, "server", HELLO, nonce)
+    PROOF      HMAC(secret, "caller",
+               HELLO, CHALLENGE)        ->
+    RECORD     what the rank is         ->
+                                        <- ANSWER     all records, or an error
+
+Neither side believes or answers anything before the other has proven that it knows the job's secret, which is never
+sent. RECORD and ANSWER are JSON with a length before and an HMAC-SHA256 behind, under a key made of the secret and both
+nonces. They hold nothing secret: the keys of the job are made from the secret and a nonce in the answer.
+
+This file holds the messages and the caller's side; tcp_rendezvous_server.py holds the server's.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import socket
+import stat
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ringreduce.errors import (
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    TimeoutError,
+)
+from ringreduce.job import places
+from ringreduce.job.deadline import Deadline
+from ringreduce.job.handshake import same_mac, told_error
+
+MAGIC = b"ringrdt1"
+NONCE_NBYTES = 32
+MAC_NBYTES = 32
+HELLO_NBYTES = len(MAGIC) + NONCE_NBYTES
+CHALLENGE_NBYTES = len(MAGIC) + NONCE_NBYTES + MAC_NBYTES
+LENGTH = struct.Struct("<I")
+RECORD_NBYTES_MOST = 4 << 10
+ANSWER_NBYTES_MOST = 16 << 20
+SECRET_NBYTES_LEAST = 16
+CONNECT_S = 3.0
+"""One attempt at one address; a packet filter that drops packets answers none."""
+LAST_ANSWER_S = 2.0
+"""How much longer than its own deadline a caller waits for rank 0, which can say which ranks are missing."""
+
+
+@dataclass(frozen=True)
+class TcpMeeting:
+    """What the ranks know beforehand."""
+
+    host: str
+    port: int
+    secret: bytes
+    rank: int
+    size: int
+    init_count: int
+    """Which init() of this process it is, as each rank must say."""
+    alone: bool = False
+    """Whether each rank is a host of its own, whoever is beside it."""
+
+    def where(self) -> str:
+        """The address as the user has given it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def me(self) -> str:
+        """How messages begin."""
+        return f"[rendezvous] rank {self.rank}/{self.size}"
+
+
+class Met(NamedTuple):
+    """What a rank holds after the meeting; it owns the socket."""
+
+    placed: places.PlacedRanks
+    listener: socket.socket
+    """Listens for the other ranks' connections, at addresses[rank]."""
+    addresses: list[tuple[str, int]]
+    """By rank: IP address and port."""
+    key: bytes
+    """Of this job's connections: 32 bytes, the same on all ranks."""
+
+
+def meet(meeting: TcpMeeting, timeout_s: float) -> Met:
+    """Meets the ranks of all hosts. Collective over the job.
+
+    Args:
+        timeout_s: seconds until all ranks must have come; 0 = no limit.
+
+    Raises:
+        TimeoutError: names the missing ranks, or why rank 0 could not be reached.
+        MismatchError: ranks disagree about size, rank or number of init() calls, or have other secrets.
+        PeerLostError: rank 0, or another rank, went away meanwhile.
+        InvalidArgumentError: rank 0 is not at the address; or the ranks run different builds.
+    """
+    from ringreduce.job.tcp_rendezvous_server import serve
+
+    deadline = Deadline(timeout_s)
+    if meeting.rank == 0:
+        listener, answer = serve(meeting, deadline)
+    else:
+        listener, answer = _call(meeting, deadline)
+    try:
+        records = answer["records"]
+        places.check_build(records, meeting.rank, "[rendezvous]")
+        hosts = places.host_labels(records)
+        nonce = bytes.fromhex(answer["nonce"])
+        here = records[hosts[meeting.rank]]["host"].encode()
+        name = mac(meeting.secret, b"local address", nonce, here)[:16].hex().encode()
+        placed = places.PlacedRanks(
+            places.placement(hosts, meeting.rank, "address"),
+            hosts,
+            b"ringreduce." + name,
+            mac(meeting.secret, b"local secret", nonce, here),
+        )
+        addresses = [(str(one["ip"]), int(one["port"])) for one in records]
+        return Met(placed, listener, addresses, mac(meeting.secret, b"connections", nonce))
+    except BaseException:
+        listener.close()
+        raise
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of "host:port"; an IPv6 address stands in brackets. Raises InvalidArgumentError.
+
+    >>> parse_address("[fe80::1]:29500")
+    ('fe80::1', 29500)
+    """
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in host and not bracketed):
+        raise InvalidArgumentError(
+            f'address {text!r} is not of the form "host:port": the host of rank 0 and a port that is free there'
+        )
+    return host.strip("[]"), int(port)
+
+
+def read_secret(path: str | os.PathLike[str]) -> bytes:
+    """A 32-byte key made of a file's content.
+
+    Raises InvalidArgumentError when it cannot be read, when others than its owner may read it, or when it has fewer
+    than 16 bytes.
+    """
+    import hashlib
+
+    remedy = f"make one with: (umask 077; head -c 32 /dev/urandom | base64 > {os.fspath(path)})"
+    try:
+        with open(path, "rb") as file:
+            facts = os.fstat(file.fileno())
+            content = file.read(1 << 16).strip()
+    except OSError as error:
+        raise InvalidArgumentError(f"the job's secret file cannot be read: {error}; {remedy}") from None
+    if stat.S_IMODE(facts.st_mode) & 0o077 or facts.st_uid not in (os.geteuid(), 0):
+        raise InvalidArgumentError(
+            f"the job's secret file {os.fspath(path)} can be read or written by other users (mode "
+            f"{stat.S_IMODE(facts.st_mode):04o}, owner {facts.st_uid}): chmod 600, or {remedy}"
+        )
+    if len(content) < SECRET_NBYTES_LEAST:
+        raise InvalidArgumentError(
+            f"the job's secret file {os.fspath(path)} has {len(content)} bytes, fewer than {SECRET_NBYTES_LEAST}; "
+            f"{remedy}"
+        )
+    return hashlib.sha256(content).digest()
+
+
+def mac(key: bytes, *parts: bytes) -> bytes:
+    """HMAC-SHA256 of the parts, each with its length before it."""
+    import hmac
+
+    return hmac.digest(key, b"".join(LENGTH.pack(len(part)) + part for part in parts), "sha256")
+
+
+def session_key(secret: bytes, hello: bytes, challenge: bytes) -> bytes:
+    """The key of RECORD and ANSWER on one connection."""
+    return mac(secret, b"session", hello, challenge)
+
+
+def sealed(key: bytes, label: bytes, content: Any) -> bytes:
+    """A message with its length and its HMAC. label: "record" or "answer"."""
+    body = json.dumps(content).encode()
+    return LENGTH.pack(len(body)) + body + mac(key, label, body)
+
+
+def unsealed(key: bytes, label: bytes, body: bytes, seal: bytes) -> Any:
+    """The content of a message. Raises MismatchError when the HMAC is another's."""
+    if not same_mac(seal, mac(key, label, body)):
+        raise MismatchError("a message of the rendezvous was changed on its way")
+    return json.loads(body)
+
+
+def own_record(meeting: TcpMeeting, listener: socket.socket) -> dict[str, Any]:
+    """What this rank says of itself."""
+    ip, port = listener.getsockname()[:2]
+    return places.own_record(meeting.rank, meeting.size, meeting.alone) | {
+        "rank": meeting.rank,
+        "size": meeting.size,
+        "init_count": meeting.init_count,
+        "ip": ip,
+        "port": port,
+    }
+
+
+def listening(ip: str) -> socket.socket:
+    """A socket that listens at an address of this host, on a free port, for the other ranks' connections."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        listener.bind((ip, 0))
+        listener.listen(1024)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _call(meeting: TcpMeeting, deadline: Deadline) -> tuple[socket.socket, Any]:
+    """The caller's side: a listener for connections, and rank 0's answer."""
+    while True:
+        with _connect(meeting, deadline) as connection:
+            listener = listening(connection.getsockname()[0])
+            try:
+                answer = _ask(meeting, connection, own_record(meeting, listener), deadline)
+            except _NotHeardError:
+                # Rank 0 had no room for one more that has proven nothing, or has gone; then nobody will listen there.
+                listener.close()
+                continue
+            except (ConnectionError, EOFError):
+                listener.close()
+                raise PeerLostError(
+                    f"{meeting.me()}: lost rank 0: it gathers the ranks at {meeting.where()}, and went away before all "
+                    "had come; its own error says why"
+                ) from None
+            except BaseException:
+                listener.close()
+                raise
+        if "error" in answer:
+            listener.close()
+            raise told_error(answer["kind"], f"{meeting.me()}: told by rank 0: {answer['error']}")
+        return listener, answer
+
+
+class _NotHeardError(Exception):
+    """The connection has ended before rank 0 has said that it has room for this rank."""
+
+
+def _connect(meeting: TcpMeeting, deadline: Deadline) -> socket.socket:
+    """A connection to a server that knows the secret; retried until there is one, after 20 ms at first and 0.5 s at
+    last."""
+    pause_s = 0.02
+    while True:
+        reason = "no address"
+        try:
+            found = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            found, reason = [], str(error)
+        for family, kind, protocol, _, address in found:
+            connection = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+            try:
+                connection.settimeout(min(CONNECT_S, deadline.remaining_s()) or CONNECT_S)
+                connection.connect(address)
+                # So that a host that vanishes while its ranks are waited for is noticed.
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, seconds in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+                    connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
+                return connection
+            except OSError as error:
+                reason = str(error)
+                connection.close()
+            except BaseException:
+                connection.close()
+                raise
+        if deadline.expired():
+            raise TimeoutError(
+                f"{meeting.me()}: no connection to rank 0 at {meeting.where()} within {deadline.timeout_s:g} s: "
+                f"{reason}. Is rank 0 running there, and may this host, {os.uname().nodename}, reach that port?"
+            )
+        time.sleep(min(pause_s, deadline.remaining_s()))
+        pause_s = min(2 * pause_s, 0.5)
+
+
+def _ask(meeting: TcpMeeting, connection: socket.socket, record: dict[str, Any], deadline: Deadline) -> Any:
+    hello = MAGIC + os.urandom(NONCE_NBYTES)
+    _set_timeout(connection, deadline)
+    try:
+        try:
+            connection.sendall(hello)
+            challenge = _receive(connection, CHALLENGE_NBYTES, deadline)
+        except (ConnectionError, EOFError):
+            if deadline.expired():
+                raise
+            time.sleep(0.02)
+            raise _NotHeardError from None
+        if not challenge.startswith(MAGIC):
+            raise MismatchError(f"{meeting.me()}: what listens at {meeting.where()} is not this version of ringreduce")
+        nonce, proof = challenge[len(MAGIC) : -MAC_NBYTES], challenge[-MAC_NBYTES:]
+        if not same_mac(proof, mac(meeting.secret, b"server", hello, nonce)):
+            raise MismatchError(
+                f"{meeting.me()}: what listens at {meeting.where()} does not know this job's secret: the secret file "
+                "has to be the same on all hosts"
+            )
+        key = session_key(meeting.secret, hello, challenge)
+        connection.sendall(mac(meeting.secret, b"caller", hello, challenge) + sealed(key, b"record", record))
+        (nbytes,) = LENGTH.unpack(_receive(connection, LENGTH.size, deadline))
+        if nbytes > ANSWER_NBYTES_MOST:
+            raise MismatchError(f"{meeting.me()}: rank 0 announces an answer of {nbytes} bytes")
+        body = _receive(connection, nbytes, deadline)
+        return unsealed(key, b"answer", body, _receive(connection, MAC_NBYTES, deadline))
+    except builtins.TimeoutError:
+        raise TimeoutError(
+            f"{meeting.me()}: rank 0 at {meeting.where()} has not answered within {deadline.timeout_s:g} s: other "
+            "ranks have not come, or it is stopped"
+        ) from None
+
+
+def _set_timeout(connection: socket.socket, deadline: Deadline) -> None:
+    if deadline.overrun_s() > LAST_ANSWER_S:
+        raise builtins.TimeoutError
+    left = deadline.wait_s()
+    connection.settimeout(None if left is None else left + LAST_ANSWER_S)
+
+
+def _receive(connection: socket.socket, nbytes: int, deadline: Deadline) -> bytes:
+    """Exactly so many bytes. Raises EOFError when the other side closes before, and the builtin TimeoutError."""
+    received = bytearray()
+    while len(received) < nbytes:
+        _set_timeout(connection, deadline)
+        part = connection.recv(nbytes - len(received))
+        if not part:
+            raise EOFError
+        received += part
+    return bytes(received)

@@ -1,0 +1,308 @@
+"""Rank 0's side of the rendezvous over TCP: it waits for all other ranks and answers all of them at once.
+
+A stranger, who cannot prove that it knows the secret, is turned away, and the meeting goes on. A rank that disagrees or
+leaves ends the meeting for everyone with the same error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import time
+from typing import Any
+
+from ringreduce.errors import (
+    Error,
+    HorovodInternalError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    TimeoutError,
+)
+from ringreduce.job.deadline import Deadline
+from ringreduce.job.handshake import same_mac
+from ringreduce.job.tcp_rendezvous import (
+    HELLO_NBYTES,
+    LENGTH,
+    MAC_NBYTES,
+    MAGIC,
+    NONCE_NBYTES,
+    RECORD_NBYTES_MOST,
+    TcpMeeting,
+    listening,
+    mac,
+    own_record,
+    sealed,
+    session_key,
+    unsealed,
+)
+
+UNPROVEN_S = 5.0
+"""Who has not proven within this time that it knows the secret is turned away."""
+UNPROVEN_MOST = 64
+"""Beside one for each rank."""
+BUSY_PORT_S = 2.0
+"""How long an earlier job may take to give the port back."""
+TURN_S = 0.5
+FIELDS = {"rank": int, "size": int, "init_count": int, "name": str, "host": str, "build": str, "ip": str, "port": int}
+"""Of a record."""
+
+
+class Caller:
+    """A connection, and how far its handshake has come."""
+
+    __slots__ = ("began_s", "buffer", "challenge", "connection", "hello", "is_proven", "record")
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.buffer = b""
+        self.hello = b""
+        self.challenge = b""
+        self.is_proven = False
+        self.record: dict[str, Any] | None = None
+        self.began_s = time.monotonic()
+
+
+def serve(meeting: TcpMeeting, deadline: Deadline) -> tuple[socket.socket, dict[str, Any]]:
+    """Gathers the records of all ranks and sends them to all.
+
+    Returns:
+        This rank's listener for the others' connections, and the answer that they were sent.
+
+    Raises: as meet().
+    """
+    with _Server(meeting, deadline) as server:
+        listener = listening(server.ip)
+        try:
+            records = {0: own_record(meeting, listener)} | server.gather()
+            answer = {"records": [records[rank] for rank in range(meeting.size)], "nonce": os.urandom(32).hex()}
+            server.answer(answer)
+        except BaseException:
+            listener.close()
+            raise
+        return listener, answer
+
+
+class _Server:
+    def __init__(self, meeting: TcpMeeting, deadline: Deadline) -> None:
+        self._meeting = meeting
+        self._deadline = deadline
+        self._callers: dict[socket.socket, Caller] = {}
+        self._turned_away = 0
+        self._selector = selectors.DefaultSelector()
+        self._listener = _bound(meeting, deadline)
+        self._listener.listen(meeting.size + UNPROVEN_MOST)
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self.ip: str = self._listener.getsockname()[0]
+
+    def __enter__(self) -> _Server:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            reason = error if isinstance(error, Error) else HorovodInternalError(f"{self._meeting.me()}: {error!r}")
+            self._send({"error": str(reason), "kind": type(reason).__name__})
+        for caller in self._callers.values():
+            caller.connection.close()
+        self._listener.close()
+        self._selector.close()
+
+    def gather(self) -> dict[int, dict[str, Any]]:
+        """Waits until every other rank has come. Returns their records.
+
+        Raises TimeoutError, which names the missing ranks; MismatchError; PeerLostError.
+        """
+        records: dict[int, dict[str, Any]] = {}
+        while len(records) < self._meeting.size - 1:
+            left = self._deadline.wait_s()
+            events = self._selector.select(TURN_S if left is None else min(TURN_S, left))
+            events.sort(key=lambda event: event[0].fileobj is self._listener)  # who has said something goes first
+            for key, _ in events:
+                if key.fileobj is self._listener:
+                    self._accept()
+                    continue
+                caller = self._callers.get(key.fileobj)  # type: ignore[call-overload]
+                if caller is not None:
+                    self._read(caller, records)
+            self._turn_away_late_ones()
+            if self._deadline.expired():
+                raise self._timeout_error(records)
+        return records
+
+    def answer(self, content: dict[str, Any]) -> None:
+        """Sends the answer to every rank. Raises PeerLostError when one is gone."""
+        for caller in self._send(content):
+            assert caller.record is not None
+            raise PeerLostError(f"{self._meeting.me()}: lost rank {caller.record['rank']} at the rendezvous")
+
+    def _send(self, content: dict[str, Any]) -> list[Caller]:
+        """Sends to every rank that has proven who it is. Returns those that could not be reached."""
+        gone = []
+        for caller in self._callers.values():
+            if not caller.is_proven:
+                continue
+            key = session_key(self._meeting.secret, caller.hello, caller.challenge)
+            caller.connection.settimeout(self._deadline.wait_s())
+            try:
+                caller.connection.sendall(sealed(key, b"answer", content))
+            except OSError:
+                gone.append(caller)
+        return gone
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        connection.setblocking(False)
+        unproven = [caller for caller in self._callers.values() if not caller.is_proven]
+        if len(unproven) >= UNPROVEN_MOST + self._meeting.size:
+            self._turn_away(min(unproven, key=lambda caller: (bool(caller.hello), caller.began_s)))
+        self._callers[connection] = Caller(connection)
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _turn_away_late_ones(self) -> None:
+        now_s = time.monotonic()
+        for caller in list(self._callers.values()):
+            if not caller.is_proven and now_s - caller.began_s > UNPROVEN_S:
+                self._turn_away(caller)
+
+    def _turn_away(self, caller: Caller) -> None:
+        self._turned_away += 1
+        self._selector.unregister(caller.connection)
+        del self._callers[caller.connection]
+        caller.connection.close()
+
+    def _read(self, caller: Caller, records: dict[int, dict[str, Any]]) -> None:
+        try:
+            part = caller.connection.recv(RECORD_NBYTES_MOST)
+        except BlockingIOError:
+            return None
+        except OSError:
+            part = b""
+        if not part:
+            if caller.record is not None:
+                raise PeerLostError(f"{self._meeting.me()}: lost rank {caller.record['rank']} at the rendezvous")
+            return self._turn_away(caller)
+        caller.buffer += part
+        if not caller.challenge and len(caller.buffer) >= HELLO_NBYTES and not self._challenge(caller):
+            return self._turn_away(caller)
+        if caller.challenge and not caller.is_proven and len(caller.buffer) >= MAC_NBYTES and not self._prove(caller):
+            return self._turn_away(caller)
+        if caller.is_proven and caller.record is None:
+            self._read_record(caller, records)
+        if caller.record is not None and caller.buffer:
+            raise MismatchError(f"{self._meeting.me()}: rank {caller.record['rank']} says more than its record")
+        if len(caller.buffer) > LENGTH.size + RECORD_NBYTES_MOST + MAC_NBYTES:
+            self._turn_away(caller)
+        return None
+
+    def _challenge(self, caller: Caller) -> bool:
+        """Answers a HELLO. Whether it was one."""
+        caller.hello, caller.buffer = caller.buffer[:HELLO_NBYTES], caller.buffer[HELLO_NBYTES:]
+        if not caller.hello.startswith(MAGIC):
+            return False
+        nonce = os.urandom(NONCE_NBYTES)
+        caller.challenge = MAGIC + nonce + mac(self._meeting.secret, b"server", caller.hello, nonce)
+        try:
+            caller.connection.send(caller.challenge)
+        except OSError:
+            return False
+        return True
+
+    def _prove(self, caller: Caller) -> bool:
+        """Whether the caller knows the secret."""
+        proof, caller.buffer = caller.buffer[:MAC_NBYTES], caller.buffer[MAC_NBYTES:]
+        caller.is_proven = same_mac(proof, mac(self._meeting.secret, b"caller", caller.hello, caller.challenge))
+        return caller.is_proven
+
+    def _read_record(self, caller: Caller, records: dict[int, dict[str, Any]]) -> None:
+        if len(caller.buffer) < LENGTH.size:
+            return
+        (nbytes,) = LENGTH.unpack_from(caller.buffer)
+        if nbytes > RECORD_NBYTES_MOST:
+            raise MismatchError(f"{self._meeting.me()}: a rank announces a record of {nbytes} bytes")
+        end = LENGTH.size + nbytes
+        if len(caller.buffer) < end + MAC_NBYTES:
+            return
+        body, seal = caller.buffer[LENGTH.size : end], caller.buffer[end : end + MAC_NBYTES]
+        caller.buffer = caller.buffer[end + MAC_NBYTES :]
+        key = session_key(self._meeting.secret, caller.hello, caller.challenge)
+        record = unsealed(key, b"record", body, seal)
+        problem = self._disagreement(record, records)
+        if problem is not None:
+            raise MismatchError(f"{self._meeting.me()}: {problem}")
+        caller.record = records[record["rank"]] = record
+
+    def _disagreement(self, record: dict[str, Any], records: dict[int, dict[str, Any]]) -> str | None:
+        meeting = self._meeting
+        for field, kind in FIELDS.items():
+            if not isinstance(record, dict) or type(record.get(field)) is not kind:
+                return f"a rank has sent a record without a valid {field!r}: do all hosts run one version?"
+        who = f"rank {record['rank']} on {record['name']}"
+        if record["size"] != meeting.size:
+            return f"{who} says the job has {record['size']} ranks, rank 0 says {meeting.size}"
+        if record["init_count"] != meeting.init_count:
+            return (
+                f"{who} is at its init() number {record['init_count']}, rank 0 at number {meeting.init_count}: all "
+                "ranks must call init() and shutdown() equally often"
+            )
+        if record["rank"] == 0 or record["rank"] in records:
+            other = os.uname().nodename if record["rank"] == 0 else records[record["rank"]]["name"]
+            return f"two processes say they are rank {record['rank']}, on {other} and on {record['name']}"
+        if not 0 < record["rank"] < meeting.size:
+            return f"{who} is not one of {meeting.size} ranks"
+        return None
+
+    def _timeout_error(self, records: dict[int, dict[str, Any]]) -> TimeoutError:
+        missing = [rank for rank in range(1, self._meeting.size) if rank not in records]
+        shown = ", ".join(map(str, missing[:16])) + (f" and {len(missing) - 16} more" if len(missing) > 16 else "")
+        strangers = ""
+        if self._turned_away:
+            strangers = f" {self._turned_away} connections did not know the job's secret, or are another job's."
+        if self.ip.startswith("127.") or self.ip == "::1":
+            strangers += f" Other hosts cannot reach {self.ip}: give an address of this host in numbers."
+        return TimeoutError(
+            f"{self._meeting.me()}: rank{'s' if len(missing) > 1 else ''} {shown} did not come to "
+            f"{self._meeting.where()} within {self._deadline.timeout_s:g} s.{strangers}"
+        )
+
+
+def _bound(meeting: TcpMeeting, deadline: Deadline) -> socket.socket:
+    busy = Deadline(BUSY_PORT_S)
+    while True:
+        try:
+            found = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise InvalidArgumentError(f"{meeting.me()}: address {meeting.where()}: {error}") from None
+        reason: OSError | None = None
+        for family, kind, protocol, _, address in found:
+            listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+            try:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if address[0] in ("0.0.0.0", "::") or "%" in str(address[0]):
+                    raise InvalidArgumentError(
+                        f"{meeting.me()}: {meeting.where()} is not the address of one interface that all hosts know: "
+                        "give one of rank 0's own addresses, and no link-local one"
+                    )
+                listener.bind(address)
+                return listener
+            except Error:
+                listener.close()
+                raise
+            except OSError as error:
+                reason = error
+                listener.close()
+        if reason is not None and reason.errno != errno.EADDRINUSE:
+            raise InvalidArgumentError(
+                f"{meeting.me()}: cannot listen at {meeting.where()}: {reason}. The address has to be one of rank 0's "
+                "own host, which the other hosts can reach"
+            )
+        if busy.expired() or deadline.expired():
+            raise MismatchError(f"{meeting.me()}: another process listens at {meeting.where()} already")
+        with contextlib.suppress(InterruptedError):
+            time.sleep(1e-2)

@@ -1,0 +1,53 @@
+// TCP networks of several ranks in one process, over the loopback interface.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <memory>
+#include <vector>
+
+#include "transport/tcp/tcp_network.h"
+
+namespace rr::test {
+
+// A socket that listens on a free port of 127.0.0.1, and its address.
+inline std::pair<Fd, TcpAddress> listening() {
+  TcpAddress address;
+  auto* const four = reinterpret_cast<sockaddr_in*>(&address.socket_address);
+  four->sin_family = AF_INET;
+  four->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.nbytes = sizeof(sockaddr_in);
+  Fd socket(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "socket")));
+  auto* const any = reinterpret_cast<sockaddr*>(&address.socket_address);
+  check_sys(::bind(socket.get(), any, address.nbytes), "bind");
+  check_sys(::listen(socket.get(), 128), "listen");
+  check_sys(::getsockname(socket.get(), any, &address.nbytes), "getsockname");
+  return {std::move(socket), address};
+}
+
+inline Bytes32 key_of(unsigned char seed) {
+  Bytes32 key;
+  key.fill(static_cast<std::byte>(seed));
+  return key;
+}
+
+struct TcpRanks {
+  explicit TcpRanks(int size, int lost_after_ms = 3500) {
+    std::vector<Fd> listeners;
+    for (int r = 0; r < size; ++r) {
+      auto [socket, address] = listening();
+      listeners.push_back(std::move(socket));
+      addresses.push_back(address);
+    }
+    for (int r = 0; r < size; ++r) {
+      networks.push_back(
+          TcpNetwork::create({r, std::move(listeners[static_cast<size_t>(r)]), addresses, key_of(7), lost_after_ms}));
+    }
+  }
+
+  std::vector<TcpAddress> addresses;
+  std::vector<std::shared_ptr<TcpNetwork>> networks;  // by rank
+};
+
+}  // namespace rr::test

@@ -1,0 +1,301 @@
+// The TCP transport's own: who is let in, which of two connections counts, whose end is noticed. What every link does
+// is in link_test.cc; with RR_TEST_NETWORK=tcp the tests of groups on several hosts run over it.
+#include "transport/tcp/tcp_network.h"
+
+#include <cstring>
+#include <thread>
+
+#include "base/clock.h"
+#include "doctest/doctest.h"
+#include "ranks.h"
+#include "tcp_ranks.h"
+#include "transport/tcp/handshake.h"
+
+namespace rr::test {
+namespace {
+
+// --- the handshake, without sockets
+
+struct Exchange {
+  Handshakes client{key_of(7), 1, 4};
+  Handshakes server{key_of(7), 2, 4};
+  Hello hello = client.hello(2, 5);
+  Challenge challenge = server.answer(hello, server.judge(hello));
+  Verdict verdict = Verdict::kWelcome;
+  std::string why;
+  std::optional<Bytes32> proof = client.prove(hello, challenge, verdict, why);
+};
+
+TEST_CASE("handshake: ranks with the job's key let each other in") {
+  const Exchange e;
+  CHECK(e.challenge.verdict == Verdict::kWelcome);
+  REQUIRE(e.proof);
+  CHECK(e.server.is_proven(e.hello, e.challenge, *e.proof));
+}
+
+TEST_CASE("handshake: another key is refused by either side") {
+  const Exchange e;
+  const Handshakes stranger(key_of(8), 1, 4);
+  const Hello hello = stranger.hello(2, 5);
+  CHECK(e.server.judge(hello) == Verdict::kOtherJob);
+  const Challenge nothing = e.server.answer(hello, Verdict::kOtherJob);
+  CHECK(nothing.proof == Bytes32{});  // a stranger gets nothing made with the key
+  CHECK(nothing.nonce == Bytes32{});
+  Verdict verdict = Verdict::kWelcome;
+  std::string why;
+  CHECK_FALSE(stranger.prove(hello, e.server.answer(hello, Verdict::kWelcome), verdict, why));
+  CHECK(verdict == Verdict::kOtherJob);
+  CHECK(why == "it does not have this job's secret");
+  // Who has seen the job's tag can begin, and cannot go on.
+  Hello copied = hello;
+  std::memcpy(copied.job_tag, e.hello.job_tag, sizeof copied.job_tag);
+  const Challenge challenge = e.server.answer(copied, e.server.judge(copied));
+  CHECK(challenge.verdict == Verdict::kWelcome);
+  CHECK_FALSE(e.server.is_proven(copied, challenge, Bytes32{}));
+  CHECK_FALSE(e.server.is_proven(copied, challenge, challenge.proof));  // the server's own words sent back
+}
+
+TEST_CASE("handshake: a changed byte in any message is noticed") {
+  const Exchange e;
+  REQUIRE(e.proof);
+  for (size_t at = 0; at < sizeof(Hello); ++at) {
+    for (const unsigned bit : {1U, 128U}) {
+      Hello hello = e.hello;
+      reinterpret_cast<unsigned char*>(&hello)[at] ^= bit;
+      Verdict verdict = Verdict::kWelcome;
+      std::string why;
+      // The client compares with what it has sent.
+      const Challenge challenge = e.server.answer(hello, e.server.judge(hello));
+      CHECK_FALSE(e.client.prove(e.hello, challenge, verdict, why));
+    }
+  }
+  for (size_t at = 0; at < sizeof(Challenge); ++at) {
+    for (const unsigned bit : {1U, 128U}) {
+      Challenge challenge = e.challenge;
+      reinterpret_cast<unsigned char*>(&challenge)[at] ^= bit;
+      Verdict verdict = Verdict::kWelcome;
+      std::string why;
+      CHECK_FALSE(e.client.prove(e.hello, challenge, verdict, why));
+    }
+  }
+  for (size_t at = 0; at < sizeof(Bytes32); ++at) {
+    Bytes32 proof = *e.proof;
+    proof[at] ^= std::byte{1};
+    CHECK_FALSE(e.server.is_proven(e.hello, e.challenge, proof));
+  }
+}
+
+TEST_CASE("handshake: what was heard before opens nothing later") {
+  const Exchange e;
+  REQUIRE(e.proof);
+  const Challenge later = e.server.answer(e.hello, Verdict::kWelcome);
+  CHECK(later.nonce != e.challenge.nonce);
+  CHECK_FALSE(e.server.is_proven(e.hello, later, *e.proof));
+  Verdict verdict = Verdict::kWelcome;
+  std::string why;
+  CHECK_FALSE(e.client.prove(e.client.hello(2, 5), e.challenge, verdict, why));
+}
+
+TEST_CASE("handshake: a rank that is taken for another one says so") {
+  const Exchange e;
+  for (const auto& [from, to, size] : {std::tuple{1, 3, 4}, {1, 2, 5}, {7, 2, 4}}) {
+    Hello hello = Handshakes(key_of(7), from, size).hello(to, 5);
+    CHECK(e.server.judge(hello) == Verdict::kOtherRank);
+  }
+  Hello own = Handshakes(key_of(7), 2, 4).hello(2, 5);
+  CHECK(e.server.judge(own) == Verdict::kOtherRank);
+  Verdict verdict = Verdict::kWelcome;
+  std::string why;
+  CHECK_FALSE(e.client.prove(e.hello, e.server.answer(e.hello, Verdict::kOtherRank), verdict, why));
+  CHECK(verdict == Verdict::kOtherRank);
+}
+
+// --- connections
+
+// Both ends look until a byte has gone each way; false if that takes too long.
+bool exchange(Link& one, Link& other) {
+  const int64_t until_ns = now_ns() + 60'000'000'000;
+  std::byte byte{42};
+  for (Link* const from : {&one, &other}) {
+    Link& to = from == &one ? other : one;
+    while (from->push(&byte, 1) == 0) {
+      to.pull(nullptr, 0);
+      std::byte nothing;
+      if (to.pull(&nothing, 1) != 0 || now_ns() > until_ns) return false;
+      std::this_thread::yield();
+    }
+    std::byte got{0};
+    while (to.pull(&got, 1) == 0) {
+      if (now_ns() > until_ns) return false;
+      std::this_thread::yield();
+    }
+    if (got != byte) return false;
+  }
+  return true;
+}
+
+TEST_CASE("tcp: both ranks dial at once, again and again") {
+  TcpRanks ranks(2);
+  for (int channel = 0; channel < 200; ++channel) {
+    const auto low = ranks.networks[0]->link(1, channel);
+    const auto high = ranks.networks[1]->link(0, channel);
+    std::byte nothing;
+    std::thread beside([&] { low->pull(&nothing, 1); });
+    std::byte nothing_else;
+    high->pull(&nothing_else, 1);
+    beside.join();
+    REQUIRE(exchange(*low, *high));
+  }
+}
+
+TEST_CASE("tcp: only one of the two looks at first, the lower or the higher rank") {
+  TcpRanks ranks(2);
+  for (int channel = 0; channel < 20; ++channel) {
+    const auto low = ranks.networks[0]->link(1, channel);
+    const auto high = ranks.networks[1]->link(0, channel);
+    Link& first = channel % 2 == 0 ? *low : *high;
+    const std::byte byte{1};
+    wait_for([&] { return first.push(&byte, 1) == 1; });
+    std::byte got;
+    Link& second = channel % 2 == 0 ? *high : *low;
+    wait_for([&] { return second.pull(&got, 1) == 1; });
+  }
+}
+
+TEST_CASE("tcp: what was pushed before a link went arrives") {
+  TcpRanks ranks(2);
+  auto from = ranks.networks[0]->link(1, 3);
+  const auto to = ranks.networks[1]->link(0, 3);
+  REQUIRE(exchange(*from, *to));
+  const std::byte unread[100] = {};
+  REQUIRE(to->push(unread, sizeof unread) == sizeof unread);
+  std::vector<std::byte> sent(8 << 20, std::byte{9});
+  const size_t pushed = from->push(sent.data(), sent.size());  // as much as the kernel takes
+  from.reset();
+  std::vector<std::byte> got(pushed);
+  size_t have = 0;
+  wait_for([&] { return (have += to->pull(got.data() + have, got.size() - have)) == pushed; });
+  CHECK(got == std::vector<std::byte>(pushed, std::byte{9}));
+}
+
+TEST_CASE("tcp: who needs bytes of a connection that has ended is told") {
+  TcpRanks ranks(2);
+  auto gone = ranks.networks[0]->link(1, 3);
+  const auto left = ranks.networks[1]->link(0, 3);
+  REQUIRE(exchange(*gone, *left));
+  gone.reset();
+  const std::string text = raised<PeerLostError>([&] {
+    std::byte byte;
+    wait_for([&] { return left->pull(&byte, 1) != 0; });
+  });
+  CHECK(text == "TCP, rank 1, peer 0, channel 3: lost rank 0: the peer has closed the connection");
+}
+
+TEST_CASE("tcp: a rank at whose address nobody listens") {
+  TcpRanks ranks(2);
+  auto [unused, address] = listening();
+  unused.reset();
+  auto [socket, own] = listening();
+  const auto alone = TcpNetwork::create({0, std::move(socket), {own, address}, key_of(7)});
+  const auto link = alone->link(1, 0);
+  const std::string text = raised<PeerLostError>([&] {
+    std::byte byte;
+    wait_for([&] { return link->pull(&byte, 1) != 0; });
+  });
+  CHECK(text.find("lost rank 1: no connection to " + address.text() + ": connect: Connection refused") !=
+        std::string::npos);
+}
+
+TEST_CASE("tcp: ranks of another job are told so, and of no use") {
+  TcpRanks ranks(2);
+  auto [socket, own] = listening();
+  const auto other = TcpNetwork::create({0, std::move(socket), {own, ranks.addresses[1]}, key_of(8)});
+  const auto link = other->link(1, 0);
+  const std::string text = raised<PeerLostError>([&] {
+    std::byte byte;
+    wait_for([&] { return link->pull(&byte, 1) != 0; });
+  });
+  CHECK(text.find("it does not have this job's secret") != std::string::npos);
+  const auto low = ranks.networks[0]->link(1, 0);
+  const auto high = ranks.networks[1]->link(0, 0);
+  CHECK(exchange(*low, *high));
+}
+
+TEST_CASE("tcp: more ranks than unproven connections come to one of them at once") {
+  constexpr int kRanks = 100;
+  TcpRanks ranks(kRanks);
+  std::atomic<int> rings{0};
+  for (int r = 1; r < kRanks; ++r) ranks.networks[static_cast<size_t>(r)]->monitor({0});
+  ranks.networks[0]->start([&] { ++rings; });
+  std::vector<std::unique_ptr<Link>> links;
+  for (int r = 1; r < kRanks; ++r) links.push_back(ranks.networks[static_cast<size_t>(r)]->link(0, 0));
+  const std::byte byte{1};
+  for (const auto& link : links) {
+    wait_for([&] { return link->push(&byte, 1) == 1; });
+  }
+  for (int r = 0; r < kRanks; ++r) CHECK(ranks.networks[static_cast<size_t>(r)]->newly_lost().empty());
+}
+
+// --- the end of a rank
+
+// A connection to rank `peer` as rank `me` makes it; the higher rank, whose PROOF is the last word.
+Fd connected(const TcpAddress& address, int me, int peer, int channel, int size) {
+  Fd socket(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
+  const auto* const to = reinterpret_cast<const sockaddr*>(&address.socket_address);
+  check_sys(::connect(socket.get(), to, address.nbytes), "connect");
+  const Handshakes handshakes(key_of(7), me, size);
+  const Hello hello = handshakes.hello(peer, channel);
+  check_sys(::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL), "send");
+  Challenge challenge;
+  check_sys(::recv(socket.get(), &challenge, sizeof challenge, MSG_WAITALL), "recv");
+  Verdict verdict = Verdict::kWelcome;
+  std::string why;
+  const auto proof = handshakes.prove(hello, challenge, verdict, why);
+  REQUIRE(proof);
+  check_sys(::send(socket.get(), proof->data(), proof->size(), MSG_NOSIGNAL), "send");
+  return socket;
+}
+
+TEST_CASE("tcp: who has seen the job's tag and has not the key gets no further") {
+  TcpRanks ranks(2);
+  Fd socket(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
+  check_sys(::connect(socket.get(), ranks.addresses[0].get(), ranks.addresses[0].nbytes), "connect");
+  const Hello hello = Handshakes(key_of(7), 1, 2).hello(0, 0);  // as it was heard
+  check_sys(::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL), "send");
+  Challenge challenge;
+  REQUIRE(::recv(socket.get(), &challenge, sizeof challenge, MSG_WAITALL) == sizeof challenge);
+  const Bytes32 guess = key_of(9);
+  check_sys(::send(socket.get(), guess.data(), guess.size(), MSG_NOSIGNAL), "send");
+  std::byte nothing;
+  CHECK(::recv(socket.get(), &nothing, 1, 0) <= 0);  // it is closed, and no READY came
+}
+
+TEST_CASE("tcp: a rank that goes without a farewell is lost, and one that takes leave is not") {
+  TcpRanks ranks(4);
+  TcpNetwork& network = *ranks.networks[0];
+  std::atomic<int> rings{0};
+  network.start([&] { ++rings; });
+  network.monitor({1});
+  ranks.networks[1]->monitor({0});
+  wait_for([&] { return rings >= 1; });
+  Fd killed = connected(ranks.addresses[0], 2, 0, 0x7fffffff, 4);
+  Fd leaving = connected(ranks.addresses[0], 3, 0, 0x7fffffff, 4);
+  wait_for([&] { return rings >= 3; });
+  CHECK(network.newly_lost().empty());
+  ranks.networks[1]->leave();
+  const char farewell = '!';
+  check_sys(::send(leaving.get(), &farewell, 1, MSG_NOSIGNAL), "send");
+  leaving.reset();
+  killed.reset();
+  std::vector<LostRank> lost;
+  wait_for([&] {
+    for (LostRank& one : network.newly_lost()) lost.push_back(std::move(one));
+    return !lost.empty();
+  });
+  CHECK(lost.size() == 1);
+  CHECK(lost[0].world_rank == 2);
+  CHECK(lost[0].why.find("its process has ended without shutdown()") == 0);
+}
+
+}  // namespace
+}  // namespace rr::test

@@ -1,0 +1,530 @@
+"""Ranks that are connected by TCP: on one machine, each a host of its own, and on the lab's hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from deadlines import HANG_S, SOON_S
+from lab.lab import Lab
+from lab.requirements import missing
+from ranks import Ranks, clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
+
+import ringreduce
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.job.tcp_rendezvous import TcpMeeting, meet, parse_address, read_secret
+
+needs_lab = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def secret_file(folder: Path, name: str = "secret", content: bytes = b"0123456789abcdef") -> Path:
+    path = folder / name
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture(name="tcp")
+def tcp_environment(tmp_path: Path) -> dict[str, str]:
+    """The variables of a job whose ranks are each a host of their own."""
+    return {
+        "RINGREDUCE_TRANSPORT": "tcp",
+        "RINGREDUCE_ADDRESS": f"127.0.0.1:{free_port()}",
+        "RINGREDUCE_SECRET_FILE": str(secret_file(tmp_path)),
+    }
+
+
+# --- one machine ------------------------------------------------------------------------------------------------------
+
+
+def all_collectives() -> dict[str, int]:
+    with ringreduce.init() as world:
+        for count in (0, 1, 3, 5000, 1 << 18):
+            x = (np.arange(count) % 97 + world.rank).astype(np.float32)
+            wanted = ((np.arange(count) % 97) * world.size + sum(range(world.size))).astype(np.float32)
+            for name in (None, f"sum {count}"):
+                assert (ringreduce.allreduce(x, op=ringreduce.Sum, name=name) == wanted).all()
+        rows = ringreduce.allgather(np.full((world.rank + 1, 2), world.rank))
+        assert rows[:, 0].tolist() == [rank for rank in range(world.size) for _ in range(rank + 1)]
+        assert (ringreduce.broadcast(np.full(9, world.rank), root_rank=1) == 1).all()
+        received = ringreduce.alltoall(np.arange(world.size) * 100 + world.rank)
+        received = received[0] if isinstance(received, tuple) else received
+        assert received.tolist() == [world.rank * 100 + rank for rank in range(world.size)]
+        odd = ringreduce.add_process_set(range(1, world.size))
+        if world.rank > 0:
+            total = ringreduce.allreduce(np.ones(1000), op=ringreduce.Sum, process_set=odd)
+            assert (total == world.size - 1).all()
+        if world.rank == 0:
+            ringreduce.send(np.arange(70_000), 1)
+        elif world.rank == 1:
+            got = np.zeros(70_000, np.int64)
+            ringreduce.recv(got, 0)
+            assert (got == np.arange(70_000)).all()
+        ringreduce.join()
+        return ringreduce.stats()
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_collectives_of_ranks_that_are_hosts_of_their_own(size: int, tcp: dict[str, str]) -> None:
+    assert all(stats["bytes_on_wire"] > 1 << 20 for stats in run_ranks(all_collectives, size, env=tcp))
+
+
+def twice() -> list[float]:
+    sums = []
+    for number in (1, 2):
+        with ringreduce.init():
+            sums.append(float(ringreduce.allreduce(np.full(1, number), op=ringreduce.Sum)[0]))
+    return sums
+
+
+def test_shutdown_and_init_again_at_the_same_address(tcp: dict[str, str]) -> None:
+    assert run_ranks(twice, 3, env=tcp) == [[3.0, 6.0]] * 3
+
+
+def test_ranks_of_one_host_need_no_network_although_they_meet_over_tcp(tcp: dict[str, str]) -> None:
+    everyone = run_ranks(all_collectives, 2, env=tcp | {"RINGREDUCE_TRANSPORT": "auto"})
+    assert [stats["bytes_on_wire"] for stats in everyone] == [0, 0]
+
+
+def dies(victim: int) -> str:
+    ringreduce.init()
+    ringreduce.allreduce(np.ones(4))
+    send_to_test("ready")
+    receive_from_test()
+    with pytest.raises(ringreduce.PeerLostError, match=f"lost rank {victim}"):
+        go_on()
+    return "lost"
+
+
+def go_on() -> None:
+    for _ in range(10_000_000):
+        ringreduce.allreduce(np.ones(100_000))
+
+
+def wait_for_all(job: Ranks, size: int) -> None:
+    for rank in range(size):
+        assert job.receive(rank) == "ready"
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_is_lost_on_all_others(victim: int, tcp: dict[str, str]) -> None:
+    with start_ranks(dies, 3, args=(victim,), env=tcp) as job:
+        wait_for_all(job, 3)
+        job.kill(victim)
+        for rank in {0, 1, 2} - {victim}:
+            job.send(rank, "go")
+        outcomes = job.wait(HANG_S)
+    assert [outcome.value for outcome in outcomes if outcome.rank != victim] == ["lost"] * 2, outcomes
+
+
+def leaves_early() -> str:
+    """The leader of one host has left; the others go on with what does not need it, and are told so when they do."""
+    ringreduce.init()
+    ringreduce.barrier()
+    if ringreduce.rank() == 0:
+        ringreduce.shutdown()
+        return "left"
+    end_s = time.monotonic() + 4  # longer than a connection's end is taken for something else
+    message = np.zeros(1000, np.int64)
+    while message[0] == 0:
+        if ringreduce.rank() == 1:
+            message[:] = time.monotonic() > end_s
+            ringreduce.send(message, 2)
+        else:
+            ringreduce.recv(message, 1)
+    try:
+        ringreduce.allreduce(np.ones(10))
+    except ringreduce.Error as error:
+        return type(error).__name__
+    return "none"
+
+
+def test_ranks_go_on_without_one_that_has_left(tcp: dict[str, str]) -> None:
+    seen = run_ranks(leaves_early, 3, env=tcp)
+    assert seen == ["left", "ShutdownError", "ShutdownError"]
+
+
+def stopped() -> float:
+    with ringreduce.init() as world:
+        ringreduce.allreduce(np.ones(4))
+        send_to_test(str(os.getpid()))
+        if world.rank == 0:
+            receive_from_test()
+        return float(ringreduce.allreduce(np.ones(200_000), op=ringreduce.Sum)[0])
+
+
+def test_a_stopped_rank_is_not_lost(tcp: dict[str, str]) -> None:
+    with start_ranks(stopped, 2, env=tcp) as job:
+        pids = [int(job.receive(rank)) for rank in range(2)]
+        os.kill(pids[1], signal.SIGSTOP)
+        time.sleep(5)  # longer than a host may show no sign of life
+        os.kill(pids[1], signal.SIGCONT)
+        job.send(0, "go")
+        assert [outcome.value for outcome in job.wait(HANG_S)] == [2.0, 2.0]
+
+
+def goes_on() -> int:
+    with ringreduce.init() as world:
+        send_to_test(str(os.getpid()))
+        rounds = 0
+        while True:
+            over = ringreduce.allreduce(np.array([world.rank == 0 and has_word()], np.int64), op=ringreduce.Max)
+            rounds += 1
+            if over[0]:
+                return rounds
+
+
+def has_word() -> bool:
+    import select
+
+    descriptor = int(os.environ["RR_TEST_FDS"].split(",")[1])
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+def listening_ports(pid: int) -> list[int]:
+    """Where a process of this machine listens on IPv4."""
+    sockets = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            sockets.add(os.readlink(fd))
+    ports = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+            ports.append(int(fields[1].split(":")[1], 16))
+    return ports
+
+
+def disturb(port: int, kind: int, kept: list[socket.socket]) -> None:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=SOON_S)
+    kept.append(connection)
+    with contextlib.suppress(OSError):
+        if kind == 0:
+            connection.close()
+        elif kind == 1:
+            connection.sendall(b"R")
+        elif kind == 2:
+            connection.sendall(os.urandom(4096))
+        elif kind == 3:
+            connection.sendall(b"RRT1\x01\0" + os.urandom(66))
+        elif kind == 4:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            connection.close()
+
+
+def test_a_thousand_strangers_do_not_disturb_a_job(tcp: dict[str, str]) -> None:
+    with start_ranks(goes_on, 3, env=tcp) as job:
+        pids = [int(job.receive(rank)) for rank in range(3)]
+        ports = [listening_ports(pid) for pid in pids]
+        assert [len(found) for found in ports] == [1, 1, 1]
+        kept: list[socket.socket] = []
+        for number in range(1000):
+            disturb(ports[number % 3][0], number % 5, kept)
+        job.send(0, "over")
+        rounds = [outcome.value for outcome in job.wait(HANG_S)]
+        for connection in kept:
+            connection.close()
+    assert rounds[0] > 1
+    assert len(set(rounds)) == 1
+
+
+def forks() -> str:
+    """A child that lives on does not keep its dead parent's connections open."""
+    with ringreduce.init() as world:
+        ringreduce.allreduce(np.ones(4))
+        if world.rank == 1:
+            child = os.fork()
+            if child == 0:
+                signal.pause()
+            send_to_test(str(child))
+            signal.pause()
+        send_to_test("0")
+        with pytest.raises(ringreduce.PeerLostError, match="lost rank 1"):
+            ringreduce.allreduce(np.ones(4))
+        return "lost"
+
+
+def test_a_forked_child_does_not_keep_a_dead_rank_alive(tcp: dict[str, str]) -> None:
+    with start_ranks(forks, 2, env=tcp) as job:
+        child = int(job.receive(1))
+        job.receive(0)
+        job.kill(1)
+        try:
+            assert job.wait(HANG_S)[0].value == "lost"
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_many_ranks_come_to_the_rendezvous_at_once(tmp_path: Path) -> None:
+    """More than it keeps connections that have proven nothing, each of them slow."""
+    size = 150
+    secret = read_secret(secret_file(tmp_path))
+    port = free_port()
+
+    def come(rank: int) -> int:
+        met = meet(TcpMeeting("127.0.0.1", port, secret, rank, size, 1), HANG_S)
+        met.listener.close()
+        return met.placed.placement.local_rank
+
+    with ThreadPoolExecutor(size) as pool:
+        assert list(pool.map(come, range(size))) == list(range(size))
+
+
+INIT_ERROR = """
+import os
+import ringreduce
+try:
+    ringreduce.init(job=os.environ.get("JOB"))
+except ringreduce.Error as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+def errors(environments: Mapping[int, Mapping[str, str]], size: int) -> list[str]:
+    """What init() raises on some ranks of a job, each of which has an environment of its own."""
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank, environment in environments.items():
+            place = {"RINGREDUCE_RANK": str(rank), "RINGREDUCE_SIZE": str(size), "RINGREDUCE_INIT_TIMEOUT": "3"}
+            ranks.append(
+                stack.enter_context(
+                    subprocess.Popen(
+                        [sys.executable, "-c", INIT_ERROR],
+                        env={**clean_environment(), **place, **environment},
+                        stdout=subprocess.PIPE,
+                        text=True,
+                    )
+                )
+            )
+            stack.callback(ranks[-1].kill)
+        return [process.communicate(timeout=HANG_S)[0].strip() for process in ranks]
+
+
+def test_ranks_with_other_secrets_do_not_meet(tcp: dict[str, str], tmp_path: Path) -> None:
+    other = tcp | {"RINGREDUCE_SECRET_FILE": str(secret_file(tmp_path, "other", b"f" * 32))}
+    first, second = errors({0: tcp, 1: other}, 2)
+    assert first.startswith("TimeoutError: [rendezvous] rank 0/2: rank 1 did not come to 127.0.0.1:"), first
+    assert "did not know the job's secret" in first
+    assert second.startswith("MismatchError: [rendezvous] rank 1/2: what listens at")
+    assert "does not know this job's secret" in second
+
+
+def test_ranks_of_another_job_with_the_same_secret_do_not_meet(tcp: dict[str, str]) -> None:
+    """As torchrun's of a restarted job would, beside those of its dying predecessor."""
+    first, second = errors({0: tcp | {"JOB": "new"}, 1: tcp | {"JOB": "old"}}, 2)
+    assert first.startswith("TimeoutError: [rendezvous] rank 0/2: rank 1 did not come"), first
+    assert second.startswith("MismatchError: "), second
+
+
+def test_ranks_that_do_not_come_are_named_everywhere(tcp: dict[str, str]) -> None:
+    texts = errors({0: tcp, 1: tcp}, 4)
+    for rank, text in enumerate(texts):
+        assert text.startswith(f"TimeoutError: [rendezvous] rank {rank}/4: "), text
+        assert "ranks 2, 3 did not come" in text, text
+
+
+def test_rank_0_that_does_not_come(tcp: dict[str, str]) -> None:
+    (text,) = errors({1: tcp}, 2)
+    assert text.startswith("TimeoutError: [rendezvous] rank 1/2: no connection to rank 0 at 127.0.0.1:"), text
+    assert "Connection refused" in text
+
+
+def test_two_processes_that_are_one_rank(tcp: dict[str, str]) -> None:
+    same = {"RINGREDUCE_RANK": "1"}
+    texts = errors({0: tcp, 1: tcp, 2: tcp | same}, 4)
+    assert all(text.startswith("MismatchError: ") and "two processes say they are rank 1" in text for text in texts)
+
+
+def test_ranks_that_differ_in_their_number(tcp: dict[str, str]) -> None:
+    texts = errors({0: tcp, 1: tcp | {"RINGREDUCE_SIZE": "5"}}, 3)
+    assert all("rank 1 on" in text and "says the job has 5 ranks, rank 0 says 3" in text for text in texts), texts
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"RINGREDUCE_ADDRESS": ""}, ["UnavailableError", "RINGREDUCE_ADDRESS=host:port"]),
+        ({"RINGREDUCE_ADDRESS": "here"}, ["InvalidArgumentError", "'here'", '"host:port"']),
+        ({"RINGREDUCE_ADDRESS": "192.0.2.1:29500"}, ["InvalidArgumentError", "cannot listen at 192.0.2.1:29500"]),
+        ({"RINGREDUCE_SECRET_FILE": ""}, ["InvalidArgumentError", "no secret_file", "umask 077"]),
+        ({"RINGREDUCE_SECRET_FILE": "/nowhere"}, ["InvalidArgumentError", "/nowhere", "cannot be read"]),
+        ({"RINGREDUCE_TRANSPORT": "mpi"}, ["InvalidArgumentError", "RINGREDUCE_TRANSPORT=mpi"]),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_settings_that_cannot_be(tcp: dict[str, str], change: dict[str, str], words: list[str]) -> None:
+    (text,) = errors({0: tcp | change}, 2)
+    assert all(word in text for word in words), text
+
+
+def test_the_secret_is_for_its_user_alone(tmp_path: Path) -> None:
+    path = secret_file(tmp_path)
+    assert len(read_secret(path)) == 32
+    path.chmod(0o640)
+    with pytest.raises(InvalidArgumentError, match="can be read or written by other users"):
+        read_secret(path)
+    with pytest.raises(InvalidArgumentError, match="has 5 bytes, fewer than 16"):
+        read_secret(secret_file(tmp_path, "short", b"12345"))
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:1x", "fe80::1:29500"])
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="host:port"):
+        parse_address(text)
+
+
+# --- the lab ----------------------------------------------------------------------------------------------------------
+
+TRAIN = """
+import sys, time
+import numpy as np
+import ringreduce as rr
+rr.init()
+x = (np.arange(50_000) % 97 + rr.rank()).astype(np.float32)
+wanted = ((np.arange(50_000) % 97) * rr.size() + sum(range(rr.size()))).astype(np.float32)
+step = 0
+try:
+    while step < int(sys.argv[1]):
+        for name in (None, "sum"):
+            assert (rr.allreduce(x, op=rr.Sum, name=name) == wanted).all()
+        assert rr.allgather(np.array([rr.rank()])).tolist() == list(range(rr.size()))
+        step += 1
+        if step == 5:
+            print("ready", rr.local_rank(), rr.local_size(), rr.cross_rank(), rr.cross_size(), flush=True)
+    rr.shutdown()
+    print("done", flush=True)
+except rr.PeerLostError as error:
+    print(f"{time.time():.3f} {error}", flush=True)
+"""
+
+
+@pytest.fixture(scope="module", name="lab")
+def four_hosts() -> Iterator[Lab]:
+    with Lab(hosts=4, rate="1gbit") as lab:
+        yield lab
+
+
+@contextlib.contextmanager
+def job(lab: Lab, steps: int, hosts: str = "abcd", per_host: int = 2) -> Iterator[list[subprocess.Popen[str]]]:
+    """A program on some ranks of each host, by rank, at work."""
+    program = lab.folder / "train.py"
+    program.write_text(TRAIN)
+    size = len(hosts) * per_host
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in range(size):
+            place = {
+                "RINGREDUCE_RANK": str(rank),
+                "RINGREDUCE_SIZE": str(size),
+                "RINGREDUCE_ADDRESS": f"{hosts[0]}:29400",
+                "RINGREDUCE_SECRET_FILE": str(lab.folder / "secret"),
+                "OMP_NUM_THREADS": "1",
+            }
+            command = [sys.executable, program, str(steps), f"rank-{rank}"]
+            ranks.append(stack.enter_context(lab.start(hosts[rank // per_host], command, env=place)))
+            stack.callback(ranks[-1].kill)
+        yield ranks
+
+
+def first_lines(ranks: list[subprocess.Popen[str]]) -> list[str]:
+    return [process.stdout.readline().strip() for process in ranks if process.stdout is not None]
+
+
+def pid_of(lab: Lab, host: str, rank: int) -> int:
+    """Of a rank that runs on this host."""
+    (pid,) = (pid for pid, line in lab.processes(host).items() if line.endswith(f"rank-{rank}"))
+    return pid
+
+
+@needs_lab
+def test_a_job_on_four_hosts_without_mpi(lab: Lab) -> None:
+    secret_file(lab.folder)
+    with job(lab, 20) as ranks:
+        outputs = [process.communicate(timeout=HANG_S)[0] for process in ranks]
+    for rank, output in enumerate(outputs):
+        assert output.splitlines() == [f"ready {rank % 2} 2 {rank // 2} 4", "done"], output
+
+
+@needs_lab
+@pytest.mark.parametrize("host", ["a", "c"])
+def test_a_killed_leader_is_lost_on_all_hosts(lab: Lab, host: str) -> None:
+    secret_file(lab.folder)
+    with job(lab, 10**9) as ranks:
+        assert all(line.startswith("ready") for line in first_lines(ranks))
+        victim = "abcd".index(host) * 2
+        os.kill(pid_of(lab, host, victim), signal.SIGKILL)
+        killed_s = time.time()
+        for rank in set(range(8)) - {victim}:
+            output = ranks[rank].communicate(timeout=HANG_S)[0]
+            assert f"lost rank {victim}" in output, output
+            assert float(output.split()[0]) - killed_s < SOON_S
+
+
+@needs_lab
+def test_a_host_that_vanishes_is_lost_and_one_that_comes_back_in_two_seconds_is_not(lab: Lab) -> None:
+    secret_file(lab.folder)
+    with job(lab, 10**9) as ranks:
+        assert all(line.startswith("ready") for line in first_lines(ranks))
+        lab.cut("b")
+        time.sleep(2)
+        lab.mend("b")
+        time.sleep(5)
+        assert [process.poll() for process in ranks] == [None] * 8
+        lab.cut("b")
+        try:
+            for rank, process in enumerate(ranks):
+                output = process.communicate(timeout=SOON_S)[0]
+                assert "lost rank" in output, (rank, output)
+                assert "no sign of life" in output, (rank, output)
+        finally:
+            lab.mend("b")
+
+
+TORCH = """
+import torch
+import ringreduce.torch as hvd
+hvd.init()
+total = hvd.allreduce(torch.full((1000,), float(hvd.rank())), op=hvd.Sum)
+place = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_rank())
+# In one write: torchrun runs Python with -u, and its ranks share a pipe.
+print(f"rank {place} {total.unique().tolist()}\\n", end="")
+hvd.shutdown()
+"""
+
+
+@needs_lab
+def test_torchrun_on_two_hosts(lab: Lab) -> None:
+    pytest.importorskip("torch")
+    secret = secret_file(lab.folder)
+    program = lab.folder / "torch_sum.py"
+    program.write_text(TORCH)
+    env = {"RINGREDUCE_ADDRESS": "a:29400", "RINGREDUCE_SECRET_FILE": str(secret), "OMP_NUM_THREADS": "1"}
+    with contextlib.ExitStack() as stack:
+        launchers = []
+        for node, host in enumerate("ab"):
+            words = ["--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2", "--master-addr", "a"]
+            command = [sys.executable, "-m", "torch.distributed.run", *words, str(program)]
+            launchers.append(stack.enter_context(lab.start(host, command, env=env)))
+            stack.callback(launchers[-1].kill)
+        outputs = [launcher.communicate(timeout=HANG_S)[0] for launcher in launchers]
+    for rank in range(4):
+        assert f"rank {(rank, 4, rank % 2, rank // 2)} [6.0]\n" in outputs[rank // 2], outputs
