@@ -389,11 +389,17 @@ class TcpNetwork:
     """The TCP connections of one rank to ranks on other hosts, for one Context."""
 
     def __init__(
-        self, rank: int, listener: int, addresses: Sequence[tuple[str, int]], key: bytes, lost_after_ms: int = 3500
+        self,
+        rank: int,
+        listener: int,
+        addresses: Sequence[tuple[str, int]],
+        key: bytes,
+        lost_after_ms: int = 3500,
+        encrypt: str = "auto",
     ) -> None:
         """listener: a descriptor that this object owns from now on; it listens at addresses[rank]. addresses: by rank,
         IP address and port. key: 32 bytes, of this job alone. lost_after_ms: without a sign of life from a leader's
-        host for so long, the leader is lost."""
+        host for so long, the leader is lost. encrypt: RINGREDUCE_ENCRYPT, auto | on | off."""
 
 class Link:
     """One edge to one peer, as algorithms use it. No call blocks; each returns the bytes moved, 0 for none now."""

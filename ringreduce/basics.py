@@ -250,7 +250,8 @@ def _start(
     communicator = tcp = None
     with closing(met.listener) if met else nullcontext(), closing(_joined(place, placed, timeout_s)) as joined:
         if needs_network and met is not None:
-            tcp = _core.TcpNetwork(place.rank, met.listener.detach(), met.addresses, met.key)
+            encrypt = config.choice("RINGREDUCE_ENCRYPT")
+            tcp = _core.TcpNetwork(place.rank, met.listener.detach(), met.addresses, met.key, encrypt=encrypt)
         elif needs_network:
             communicator = mpi.communicator(comm, timeout_s=timeout_s, before_close=_leave)
         try:

@@ -40,6 +40,9 @@ const std::vector<Knob>& knobs() {
        "where rank 0 listens for the ranks of other hosts, which then are connected by TCP; the same on all ranks"},
       {"RINGREDUCE_SECRET_FILE", "path", "", "", "",
        "a file with at least 16 random bytes that only the job's user can read, the same on all hosts; for TCP"},
+      {"RINGREDUCE_ENCRYPT", "name", "auto|on|off", "auto", "",
+       "whether data between hosts is encrypted over TCP (authenticated it always is); auto: where it leaves for an "
+       "address that is not private"},
       {"RINGREDUCE_MPI_CUDA", "name", "auto|on|off", "auto", "",
        "whether MPI is given pointers to GPU memory; auto: if it says that it takes them; off: staged in host memory"},
       {"RINGREDUCE_CUDA_BLOCKING", "flag", "0|1", "0", "",

@@ -28,7 +28,7 @@ constexpr int kLeaderChannel = kChannels;  // of the links between leaders
 constexpr double kLateS = 1.0;             // all hosts are shown who has announced an operation that takes longer
 
 std::unique_ptr<Link> remote_link(Context& context, int id, int channel, int world_rank) {
-  return context.remote_link(world_rank, id * (kChannels + 1) + channel);
+  return context.remote_link(world_rank, channel_of(id, channel));
 }
 
 std::vector<std::unique_ptr<Link>> links_of(Context& context, const ControlSegment& control,

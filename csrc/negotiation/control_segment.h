@@ -21,6 +21,7 @@
 #include "negotiation/signature.h"
 #include "os/bell.h"
 #include "os/mapping.h"
+#include "transport/link.h"
 #include "transport/stage.h"
 
 namespace rr {
@@ -37,7 +38,6 @@ inline constexpr size_t kEntryMembers = 256;
 inline constexpr size_t kNameNbytes = 244;
 inline constexpr uint32_t kTuned = 1;
 inline constexpr uint64_t kRefused = uint64_t{1} << 63;  // in an append mark: the requests did not agree
-inline constexpr int kChannels = 2;                      // links: 0 collectives, 1 send/recv
 
 struct RankMask {
   uint64_t words[kMaxRanks / 64] = {};

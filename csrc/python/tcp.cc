@@ -10,12 +10,20 @@
 namespace rr {
 namespace {
 
+Encrypt encrypt_of(const std::string& word) {
+  if (word == "auto") return Encrypt::kAuto;
+  if (word == "on") return Encrypt::kOn;
+  if (word == "off") return Encrypt::kOff;
+  throw InvalidArgumentError("TcpNetwork: encrypt is auto, on or off, not \"" + word + "\"");
+}
+
 std::shared_ptr<TcpNetwork> make(int rank, int listener, const std::vector<std::pair<std::string, int>>& addresses,
-                                 const py::bytes& key, int lost_after_ms) {
+                                 const py::bytes& key, int lost_after_ms, const std::string& encrypt) {
   TcpOptions options;
   options.rank = rank;
   options.listener = Fd(listener);
   options.lost_after_ms = lost_after_ms;
+  options.encrypt = encrypt_of(encrypt);
   for (const auto& [host, port] : addresses) options.addresses.push_back(TcpAddress::from(host, port));
   if (rank < 0 || static_cast<size_t>(rank) >= addresses.size()) {
     throw InvalidArgumentError("TcpNetwork: there is no rank " + std::to_string(rank));
@@ -32,7 +40,7 @@ std::shared_ptr<TcpNetwork> make(int rank, int listener, const std::vector<std::
 void bind_tcp(py::module_& m) {
   py::class_<TcpNetwork, std::shared_ptr<TcpNetwork>>(m, "TcpNetwork")
       .def(py::init(&make), py::arg("rank"), py::arg("listener"), py::arg("addresses"), py::arg("key"),
-           py::arg("lost_after_ms") = TcpOptions().lost_after_ms);
+           py::arg("lost_after_ms") = TcpOptions().lost_after_ms, py::arg("encrypt") = "auto");
 }
 
 }  // namespace rr

@@ -1,7 +1,8 @@
 // The seam between algorithms and transports: one edge between this rank and one peer, both directions.
 //
 // Bytes arrive in the order pushed. Calls never block and return the bytes moved (0 = nothing possible now); a byte
-// counts as pushed only when its source may be reused. One thread at a time uses a link.
+// counts as pushed only when its source may be reused. What was offered and has not moved is offered again, unchanged
+// and perhaps with more behind it, before anything else. One thread at a time uses a link.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +14,8 @@
 namespace rr {
 
 class MpiCommunicator;
+
+inline constexpr int kChannels = 2;  // of a group's links between two ranks: 0 collectives, 1 send/recv
 
 class Link {
  public:

@@ -11,6 +11,11 @@
 
 namespace rr {
 
+// The channels of a group: those of its links, and one between the leaders of its hosts, which carries control.
+constexpr int channel_of(int group, int channel) { return group * (kChannels + 1) + channel; }
+constexpr int control_channel_of(int group) { return channel_of(group, kChannels); }
+constexpr bool carries_control(int channel) { return channel % (kChannels + 1) == kChannels; }
+
 struct LostRank {
   int world_rank;
   std::string why;  // to follow "lost rank 3: "

@@ -23,7 +23,7 @@ constexpr int kData = 0;  // the collectives' channel
 
 // Nothing that one rank sends to another is handed out until it is let go.
 void hold(Delays& delays, int from, int to, bool is_held = true) {
-  for (const int channel : {kData, control_channel(0)}) delays.by_hand(to, from, channel).held = is_held;
+  for (const int channel : {kData, control_channel_of(0)}) delays.by_hand(to, from, channel).held = is_held;
 }
 
 void let_go(Delays& delays, int from, int to) { hold(delays, from, to, false); }

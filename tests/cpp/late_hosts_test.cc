@@ -40,7 +40,7 @@ TEST_CASE("late: a leader passes on what was announced, not what has been announ
     CAPTURE(c.name);
     const std::vector<int> host_of = c.alone == 2 ? std::vector<int>{0, 1, 1} : std::vector<int>{0, 0, 1};
     Delays delays;
-    ByHand& leader = delays.by_hand(c.alone - 1, c.alone == 2 ? 0 : 2, control_channel(0));
+    ByHand& leader = delays.by_hand(c.alone - 1, c.alone == 2 ? 0 : 2, control_channel_of(0));
     const auto body = [&](Rank& rank) {
       sum_now(rank, rank.world, 3, 1);
       if (rank.rank == c.alone) {
@@ -80,7 +80,7 @@ TEST_CASE("late: an entry of the log waits for nothing that a third host says") 
   for (const bool joins : {false, true}) {
     CAPTURE(joins);
     Delays delays;
-    ByHand& link = delays.by_hand(1, 2, control_channel(0));
+    ByHand& link = delays.by_hand(1, 2, control_channel_of(0));
     std::atomic<int> ready{0};
     std::atomic<int> done{0};
     const auto body = [&](Rank& rank) {

@@ -45,10 +45,6 @@ class LoopbackLinks {
 const std::vector<std::vector<int>> kLayouts = {{0, 1},    {0, 1, 2},       {0, 0, 1, 1},
                                                 {0, 0, 1}, {1, 0, 1, 0, 0}, {0, 1, 1, 1, 2}};
 
-// A group's channel between the leaders of its hosts, by its id.
-constexpr int control_channel(int id) { return id * (kChannels + 1) + kChannels; }
-constexpr bool is_control(int channel) { return channel % (kChannels + 1) == kChannels; }
-
 // Puts something between a rank and its end of a link.
 using Wrap = std::function<std::unique_ptr<Link>(std::unique_ptr<Link> end, int rank, int channel)>;
 
@@ -72,7 +68,8 @@ inline void run_hosts(const std::vector<int>& host_of, const std::function<void(
     const auto link = [&, delays, r](int peer, int channel) {
       auto end = loopback.end(r, peer, channel);
       if (wrap) end = wrap(std::move(end), r, channel);
-      return delays == nullptr ? std::move(end) : delays->delay(std::move(end), r, peer, channel, is_control(channel));
+      return delays == nullptr ? std::move(end)
+                               : delays->delay(std::move(end), r, peer, channel, carries_control(channel));
     };
     Network network = {"loopback", host_of, link, {}};
     if (tcp) network = tcp_network(tcp->networks[static_cast<size_t>(r)], host_of);

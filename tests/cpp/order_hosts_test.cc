@@ -11,7 +11,7 @@ namespace {
 class HeldDecisions {
  public:
   HeldDecisions(Delays& delays, const Rank& rank, const std::atomic<bool>& until)
-      : link_(delays.by_hand(2, 0, control_channel(0))), thread_([this, &rank, &until] {
+      : link_(delays.by_hand(2, 0, control_channel_of(0))), thread_([this, &rank, &until] {
           wait_for([&] { return until.load(); });
           look_around(rank, 3);
           link_.held = false;
@@ -43,7 +43,7 @@ TEST_CASE("order: what a rank calls next under a name waits for the decision abo
       {0, 1, 2},
       [&](Rank& rank) {
         barrier(rank.world);
-        if (rank.rank == 2) delays.by_hand(2, 0, control_channel(0)).held = true;
+        if (rank.rank == 2) delays.by_hand(2, 0, control_channel_of(0)).held = true;
         Floats data(1000, rank.rank == 1 ? 7.0f : 0.0f);
         const OperationPtr broadcast = start_broadcast(rank, data, 1, "name");
         std::optional<HeldDecisions> held;
@@ -72,7 +72,7 @@ TEST_CASE("order: an operation that is quick on some ranks and in the log of oth
           {0, 1, 2},
           [&](Rank& rank) {
             barrier(rank.world);
-            if (rank.rank == 2) delays.by_hand(2, 0, control_channel(0)).held = longer == 1;
+            if (rank.rank == 2) delays.by_hand(2, 0, control_channel_of(0)).held = longer == 1;
             const Sum odd = start_sum(rank, rank.world, rank.rank == longer ? 3000 : 2, 1, name);
             std::optional<HeldDecisions> held;
             if (rank.rank == 2) held.emplace(delays, rank, has_gone_on);
@@ -119,7 +119,7 @@ TEST_CASE("order: an operation that takes too long names who is missing, on ever
 TEST_CASE("order: a rank that joins after a refusal is heard of after the refusal") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
   Delays delays;
-  ByHand& link = delays.by_hand(2, 0, control_channel(0));
+  ByHand& link = delays.by_hand(2, 0, control_channel_of(0));
   std::atomic<bool> is_held{false};
   std::atomic<bool> is_refused{false};
   CHECK_NOTHROW(run_hosts(
@@ -152,7 +152,7 @@ TEST_CASE("order: a rank that joins after a refusal is heard of after the refusa
 TEST_CASE("order: a name that finds no room holds back no decision") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "15"}};
   Delays delays;
-  ByHand& link = delays.by_hand(2, 0, control_channel(0));
+  ByHand& link = delays.by_hand(2, 0, control_channel_of(0));
   std::atomic<bool> is_announced{false};
   CHECK_NOTHROW(run_hosts(
       {0, 1, 2},
@@ -225,7 +225,7 @@ TEST_CASE("order: what a rank announced before it joined is compared with what t
         std::optional<HeldDecisions> held;
         if (rank.rank == 2) {
           wait_for([&] { return control.head(Names::request_slot(0, 1), 0).tag.load() == 1; });
-          delays.by_hand(2, 0, control_channel(0)).held = true;
+          delays.by_hand(2, 0, control_channel_of(0)).held = true;
           held.emplace(delays, rank, is_announced);
         }
         const Sum sum = start_sum(rank, rank.world, rank.rank == 1 ? 3000 : 2, 1, "name");

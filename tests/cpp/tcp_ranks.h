@@ -33,7 +33,7 @@ inline Bytes32 key_of(unsigned char seed) {
 }
 
 struct TcpRanks {
-  explicit TcpRanks(int size, int lost_after_ms = 3500) {
+  explicit TcpRanks(int size, Encrypt encrypt = Encrypt::kAuto) {
     std::vector<Fd> listeners;
     for (int r = 0; r < size; ++r) {
       auto [socket, address] = listening();
@@ -41,8 +41,9 @@ struct TcpRanks {
       addresses.push_back(address);
     }
     for (int r = 0; r < size; ++r) {
-      networks.push_back(
-          TcpNetwork::create({r, std::move(listeners[static_cast<size_t>(r)]), addresses, key_of(7), lost_after_ms}));
+      TcpOptions options = {r, std::move(listeners[static_cast<size_t>(r)]), addresses, key_of(7)};
+      options.encrypt = encrypt;
+      networks.push_back(TcpNetwork::create(std::move(options)));
     }
   }
 

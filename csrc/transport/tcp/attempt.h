@@ -35,6 +35,7 @@ class Attempt {
   bool wants_to_write() const { return state_ == State::kConnecting; }
   int fd() const { return socket_.get(); }
   Fd take_socket() { return std::move(socket_); }
+  Session session() const { return handshakes_.session(hello_, challenge_, is_dialled_); }  // of one that is open
   // Of an attempt that was dialled, or is open.
   int peer() const { return peer_; }
   int channel() const { return channel_; }

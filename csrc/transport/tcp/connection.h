@@ -6,6 +6,7 @@
 
 #include "base/guarded.h"
 #include "os/fd.h"
+#include "transport/tcp/records.h"
 
 namespace rr {
 
@@ -19,8 +20,9 @@ struct TcpConnection {
 
   TcpConnection(int peer, int channel) : peer(peer), channel(channel) {}
 
-  void open(Fd opened) {
+  void open(Fd opened, const Session& agreed) {
     socket = std::move(opened);
+    session = agreed;
     state.store(State::kOpen, std::memory_order_release);
   }
   void fail(const std::string& why) {
@@ -32,6 +34,7 @@ struct TcpConnection {
   const int channel;
   std::atomic<State> state{State::kIdle};
   Fd socket;                    // from kOpen on the link's, until the link drops the connection
+  Session session;              // from kOpen on
   Guarded<std::string> reason;  // of kFailed
 };
 

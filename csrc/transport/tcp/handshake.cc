@@ -2,14 +2,16 @@
 
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "base/errors.h"
+#include "transport/network.h"
 
 namespace rr {
 namespace {
 
 constexpr char kMagic[4] = {'R', 'R', 'T', '1'};
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kVersion = 2;
 
 constexpr ByteView view(const char* text) { return {text, std::char_traits<char>::length(text)}; }
 
@@ -29,13 +31,18 @@ const char* text_of(Verdict verdict) {
   return "it gives no reason that this version knows";
 }
 
-Handshakes::Handshakes(const Bytes32& key, int rank, int size)
-    : key_(key), job_tag_(hmac_sha256(key, {view("job tag")})), rank_(rank), size_(size) {}
+Handshakes::Handshakes(const Bytes32& key, int rank, int size, std::vector<bool> encrypts)
+    : key_(key),
+      job_tag_(hmac_sha256(key, {view("job tag")})),
+      rank_(rank),
+      size_(size),
+      encrypts_(std::move(encrypts)) {}
 
 Hello Handshakes::hello(int peer, int channel) const {
   Hello hello = {};
   std::memcpy(hello.magic, kMagic, sizeof kMagic);
   hello.version = kVersion;
+  hello.wants_encryption = encrypts(static_cast<uint32_t>(peer)) ? 1 : 0;
   std::memcpy(hello.job_tag, job_tag_.data(), sizeof hello.job_tag);
   hello.from = static_cast<uint32_t>(rank_);
   hello.to = static_cast<uint32_t>(peer);
@@ -61,6 +68,7 @@ Challenge Handshakes::answer(const Hello& hello, Verdict verdict) const {
   challenge.verdict = verdict;
   // A stranger gets nothing made with the key.
   if (verdict == Verdict::kOtherVersion || verdict == Verdict::kOtherJob) return challenge;
+  challenge.wants_encryption = encrypts(hello.from) ? 1 : 0;
   challenge.nonce = random_bytes();
   challenge.proof = server_proof(hello, challenge);
   return challenge;
@@ -92,6 +100,19 @@ std::optional<Bytes32> Handshakes::prove(const Hello& hello, const Challenge& ch
 
 bool Handshakes::is_proven(const Hello& hello, const Challenge& challenge, const Bytes32& proof) const {
   return challenge.verdict == Verdict::kWelcome && is_same(proof, client_proof(hello, challenge));
+}
+
+Session Handshakes::session(const Hello& hello, const Challenge& challenge, bool is_client) const {
+  const auto key = [&](const char* direction) {
+    const std::byte first_block{1};
+    return hmac_sha256(key_,
+                       {view(direction), {&hello, sizeof hello}, {&challenge, sizeof challenge}, {&first_block, 1}});
+  };
+  Session session = {key("client to server"), key("server to client"), false};
+  if (!is_client) std::swap(session.send_key, session.receive_key);
+  session.is_encrypted = hello.wants_encryption != 0 || challenge.wants_encryption != 0 ||
+                         carries_control(static_cast<int>(hello.channel));
+  return session;
 }
 
 Bytes32 Handshakes::server_proof(const Hello& hello, const Challenge& challenge) const {

@@ -17,7 +17,22 @@ struct Calls {
   unsigned char* (*HMAC)(const void* type, const void* key, int key_nbytes, const unsigned char* data, size_t nbytes,
                          unsigned char* mac, unsigned* mac_nbytes) = nullptr;
   int (*CRYPTO_memcmp)(const void* one, const void* other, size_t nbytes) = nullptr;
+  void* (*EVP_CIPHER_CTX_new)() = nullptr;
+  void (*EVP_CIPHER_CTX_free)(void* context) = nullptr;
+  int (*EVP_CIPHER_CTX_ctrl)(void* context, int type, int argument, void* pointer) = nullptr;
+  const void* (*EVP_aes_256_gcm)() = nullptr;
+  int (*EVP_CipherInit_ex)(void* context, const void* cipher, void* engine, const unsigned char* key,
+                           const unsigned char* number, int encrypts) = nullptr;
+  int (*EVP_CipherUpdate)(void* context, unsigned char* out, int* out_nbytes, const unsigned char* in,
+                          int nbytes) = nullptr;
+  int (*EVP_CipherFinal_ex)(void* context, unsigned char* out, int* out_nbytes) = nullptr;
 };
+
+// Of openssl/evp.h.
+constexpr int kGetTag = 0x10;
+constexpr int kSetTag = 0x11;
+
+unsigned char* chars(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
 
 template <class Function>
 bool find(void* library, const char* name, Function& function) {
@@ -32,7 +47,14 @@ Calls open_library() {
     if (library == nullptr) continue;
     Calls calls;
     if (find(library, "EVP_sha256", calls.EVP_sha256) && find(library, "HMAC", calls.HMAC) &&
-        find(library, "CRYPTO_memcmp", calls.CRYPTO_memcmp))
+        find(library, "CRYPTO_memcmp", calls.CRYPTO_memcmp) &&
+        find(library, "EVP_CIPHER_CTX_new", calls.EVP_CIPHER_CTX_new) &&
+        find(library, "EVP_CIPHER_CTX_free", calls.EVP_CIPHER_CTX_free) &&
+        find(library, "EVP_CIPHER_CTX_ctrl", calls.EVP_CIPHER_CTX_ctrl) &&
+        find(library, "EVP_aes_256_gcm", calls.EVP_aes_256_gcm) &&
+        find(library, "EVP_CipherInit_ex", calls.EVP_CipherInit_ex) &&
+        find(library, "EVP_CipherUpdate", calls.EVP_CipherUpdate) &&
+        find(library, "EVP_CipherFinal_ex", calls.EVP_CipherFinal_ex))
       return calls;  // the library stays open until the process ends
     ::dlclose(library);
   }
@@ -77,6 +99,61 @@ Bytes32 random_bytes() {
     have += static_cast<size_t>(check_sys(got, "getrandom"));
   }
   return bytes;
+}
+
+void Gcm::Free::operator()(void* context) const { calls().EVP_CIPHER_CTX_free(context); }
+
+Gcm::Gcm(const Bytes32& key, Direction direction) : direction_(direction), context_(calls().EVP_CIPHER_CTX_new()) {
+  const Calls& libcrypto = calls();
+  if (context_ == nullptr || libcrypto.EVP_CipherInit_ex(context_.get(), libcrypto.EVP_aes_256_gcm(), nullptr,
+                                                         reinterpret_cast<const unsigned char*>(key.data()), nullptr,
+                                                         direction == Direction::kSeal ? 1 : 0) != 1)
+    throw InternalError("libcrypto: AES-256-GCM could not be set up");
+}
+
+Gcm::~Gcm() = default;
+
+Gcm::Tag Gcm::seal(uint64_t number, std::initializer_list<ByteView> authenticated, ByteView text, std::byte* out) {
+  begin(number);
+  for (const ByteView& part : authenticated) update(nullptr, part);
+  if (text.nbytes != 0) update(out, text);
+  Tag tag;
+  int nbytes = 0;
+  const bool is_done =
+      calls().EVP_CipherFinal_ex(context_.get(), chars(tag.data()), &nbytes) == 1 && nbytes == 0 &&
+      calls().EVP_CIPHER_CTX_ctrl(context_.get(), kGetTag, static_cast<int>(tag.size()), tag.data()) == 1;
+  if (!is_done) throw InternalError("libcrypto: AES-256-GCM has failed");
+  return tag;
+}
+
+bool Gcm::open(uint64_t number, std::initializer_list<ByteView> authenticated, const Tag& tag, ByteView text,
+               std::byte* out) {
+  begin(number);
+  for (const ByteView& part : authenticated) update(nullptr, part);
+  if (text.nbytes != 0) update(out, text);
+  Tag expected = tag;
+  if (calls().EVP_CIPHER_CTX_ctrl(context_.get(), kSetTag, static_cast<int>(expected.size()), expected.data()) != 1) {
+    throw InternalError("libcrypto: AES-256-GCM has failed");
+  }
+  unsigned char none[16];
+  int nbytes = 0;
+  return calls().EVP_CipherFinal_ex(context_.get(), none, &nbytes) == 1;
+}
+
+void Gcm::begin(uint64_t number) {
+  std::array<unsigned char, 12> nonce = {};
+  for (size_t i = 0; i < sizeof number; ++i) nonce[i] = static_cast<unsigned char>(number >> (8 * i));
+  if (calls().EVP_CipherInit_ex(context_.get(), nullptr, nullptr, nullptr, nonce.data(), -1) != 1) {
+    throw InternalError("libcrypto: AES-256-GCM has failed");
+  }
+}
+
+void Gcm::update(std::byte* out, ByteView in) {
+  int nbytes = 0;
+  if (calls().EVP_CipherUpdate(context_.get(), chars(out), &nbytes, static_cast<const unsigned char*>(in.data),
+                               static_cast<int>(in.nbytes)) != 1) {
+    throw InternalError("libcrypto: AES-256-GCM has failed");
+  }
 }
 
 }  // namespace rr

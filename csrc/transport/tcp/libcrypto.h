@@ -3,8 +3,9 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
-#include <string_view>
+#include <memory>
 
 namespace rr {
 
@@ -24,5 +25,36 @@ bool is_same(const Bytes32& one, const Bytes32& other);
 
 // From the kernel's random number generator (getrandom(2)).
 Bytes32 random_bytes();
+
+// AES-256-GCM (NIST SP 800-38D) under one key, in one direction: each message is sealed, or opened, with a number that
+// serves once. One thread at a time.
+class Gcm {
+ public:
+  using Tag = std::array<std::byte, 16>;
+  enum class Direction { kSeal, kOpen };
+
+  Gcm(const Bytes32& key, Direction direction);
+  ~Gcm();
+  Gcm(const Gcm&) = delete;
+  Gcm& operator=(const Gcm&) = delete;
+
+  // The tag vouches for `authenticated`, one part after the other, and for the text. text: encrypted into `out`, which
+  // may be the text itself. Each part and the text have less than 2^31 bytes.
+  Tag seal(uint64_t number, std::initializer_list<ByteView> authenticated, ByteView text = {},
+           std::byte* out = nullptr);
+  // The reverse. False: the tag is of other bytes, and `out` has nothing of use.
+  bool open(uint64_t number, std::initializer_list<ByteView> authenticated, const Tag& tag, ByteView text = {},
+            std::byte* out = nullptr);
+
+ private:
+  void begin(uint64_t number);
+  void update(std::byte* out, ByteView in);
+
+  const Direction direction_;
+  struct Free {
+    void operator()(void* context) const;
+  };
+  std::unique_ptr<void, Free> context_;  // EVP_CIPHER_CTX
+};
 
 }  // namespace rr

@@ -3,6 +3,8 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
+#include <cstring>
+
 #include "base/errors.h"
 
 namespace rr {
@@ -36,6 +38,23 @@ std::string TcpAddress::text() const {
   ::inet_ntop(socket_address.ss_family, bytes, text, sizeof text);
   const std::string port = std::to_string(ntohs(is_four ? four->sin_port : six->sin6_port));
   return is_four ? std::string(text) + ":" + port : "[" + std::string(text) + "]:" + port;
+}
+
+bool TcpAddress::is_private() const {
+  const auto* const four = reinterpret_cast<const sockaddr_in*>(&socket_address);
+  const auto* const six = reinterpret_cast<const sockaddr_in6*>(&socket_address);
+  uint32_t ip = ntohl(four->sin_addr.s_addr);
+  if (socket_address.ss_family != AF_INET) {
+    const in6_addr& address = six->sin6_addr;
+    if (!IN6_IS_ADDR_V4MAPPED(&address)) {
+      return IN6_IS_ADDR_LOOPBACK(&address) || IN6_IS_ADDR_LINKLOCAL(&address) || (address.s6_addr[0] & 0xfe) == 0xfc;
+    }
+    std::memcpy(&ip, address.s6_addr + 12, sizeof ip);
+    ip = ntohl(ip);
+  }
+  const auto is_in = [ip](uint32_t network, int bits) { return ip >> (32 - bits) == network >> (32 - bits); };
+  return is_in(0x7f000000, 8) || is_in(0x0a000000, 8) || is_in(0xac100000, 12) || is_in(0xc0a80000, 16) ||
+         is_in(0xa9fe0000, 16) || is_in(0x64400000, 10);
 }
 
 TcpAddress TcpAddress::with_any_port() const {

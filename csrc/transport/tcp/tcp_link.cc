@@ -1,14 +1,12 @@
-// Link over TCP: what is pushed goes to the kernel, which keeps it until the peer has it. The kernel's buffers, whose
-// sizes it chooses itself, hold back who sends more than the peer reads.
+// Link over TCP: what is pushed goes to the kernel in records (records.h), and the kernel keeps it until the peer has
+// it. The kernel's buffers, whose sizes it chooses itself, hold back who sends more than the peer reads.
 
 #include "transport/tcp/tcp_link.h"
-
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <vector>
+#include <optional>
 
 #include "base/clock.h"
 #include "base/errors.h"
@@ -16,10 +14,6 @@
 namespace rr {
 namespace {
 
-// Read ahead at once, and folded from: it stays in a core's second cache.
-constexpr size_t kScratchNbytes = 128 << 10;
-// A longer rest of a message is read where it belongs; a shorter one comes with what follows it, in one system call.
-constexpr size_t kDirectNbytes = 16 << 10;
 // So long after the peer has closed the connection, who still needs bytes of it is told. Within that time what the peer
 // has said of its end arrives by other connections: that it has left, or why it failed.
 constexpr int64_t kGraceNs = 2'000'000'000;
@@ -34,35 +28,21 @@ class TcpLink final : public Link {
 
   size_t push(const void* src, size_t nbytes) override {
     if (nbytes == 0 || !is_open()) return 0;
-    size_t moved = 0;
-    while (moved < nbytes) {
-      const ssize_t n = ::send(connection_->socket.get(), static_cast<const std::byte*>(src) + moved, nbytes - moved,
-                               MSG_DONTWAIT | MSG_NOSIGNAL);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0 && would_block()) break;
-      if (n < 0) {
-        fail("send");
-        break;
-      }
-      moved += static_cast<size_t>(n);
-    }
-    if (moved == 0) look_at_end();
-    return moved;
+    const std::optional<size_t> moved =
+        writer_->send(connection_->socket.get(), static_cast<const std::byte*>(src), nbytes);
+    if (!moved) fail("send");
+    if (moved.value_or(0) == 0) look_at_end();
+    return moved.value_or(0);
   }
 
   size_t pull(void* dst, size_t nbytes) override {
     if (nbytes == 0 || !is_open()) return 0;
-    auto* const bytes = static_cast<std::byte*>(dst);
-    size_t moved = take(bytes, nbytes);
-    while (moved < nbytes) {
-      if (nbytes - moved >= kDirectNbytes) {
-        const size_t n = receive(bytes + moved, nbytes - moved);
-        if (n == 0) break;
-        moved += n;
-      } else {
-        if (!read_ahead()) break;
-        moved += take(bytes + moved, nbytes - moved);
-      }
+    size_t moved = 0;
+    while (moved < nbytes && has(1)) {
+      const size_t n = std::min(nbytes - moved, reader_->size());
+      std::memcpy(static_cast<std::byte*>(dst) + moved, reader_->data(), n);
+      reader_->consume(n);
+      moved += n;
     }
     if (moved == 0) look_at_end();
     return moved;
@@ -72,14 +52,12 @@ class TcpLink final : public Link {
     if (nbytes == 0 || !is_open()) return 0;
     const size_t item = itemsize(reduction.dtype);
     size_t moved = 0;
-    while (moved < nbytes) {
-      if (end_ - begin_ < item && !read_ahead()) break;
-      const size_t n = std::min(nbytes - moved, end_ - begin_) / item * item;
-      if (n == 0) continue;  // a part of an element has come
+    while (moved < nbytes && has(item)) {
+      const size_t n = std::min(nbytes - moved, reader_->size()) / item * item;
       void* at = static_cast<std::byte*>(dst) + moved;
-      const void* inputs[2] = {at, scratch_.data() + begin_};
+      const void* inputs[2] = {at, reader_->data()};
       kernels.reduce(reduction, inputs, 2, &at, 1, n / item);
-      begin_ += n;
+      reader_->consume(n);
       moved += n;
     }
     if (moved == 0) look_at_end();
@@ -87,8 +65,6 @@ class TcpLink final : public Link {
   }
 
  private:
-  static bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
-
   std::string where() const {
     return "TCP, rank " + std::to_string(me_) + ", peer " + std::to_string(connection_->peer) + ", channel " +
            std::to_string(connection_->channel);
@@ -98,6 +74,10 @@ class TcpLink final : public Link {
     using State = TcpConnection::State;
     switch (connection_->state.load(std::memory_order_acquire)) {
       case State::kOpen:
+        if (!reader_) {
+          writer_.emplace(connection_->session);
+          reader_.emplace(connection_->session, where());
+        }
         return true;
       case State::kIdle:
         dial_();
@@ -113,40 +93,24 @@ class TcpLink final : public Link {
     return false;
   }
 
-  // Moves what the scratch has.
-  size_t take(std::byte* dst, size_t nbytes) {
-    const size_t n = std::min(nbytes, end_ - begin_);
-    if (n == 0) return 0;
-    std::memcpy(dst, scratch_.data() + begin_, n);
-    begin_ += n;
-    return n;
-  }
-
-  // Adds to the scratch what has arrived, behind the part of an element that is there.
-  bool read_ahead() {
-    if (scratch_.empty()) scratch_.resize(kScratchNbytes);
-    if (begin_ != 0) std::memmove(scratch_.data(), scratch_.data() + begin_, end_ - begin_);
-    end_ -= begin_;
-    begin_ = 0;
-    const size_t n = receive(scratch_.data() + end_, scratch_.size() - end_);
-    end_ += n;
-    return n != 0;
-  }
-
-  size_t receive(std::byte* dst, size_t nbytes) {
-    for (;;) {
-      const ssize_t n = ::recv(connection_->socket.get(), dst, nbytes, MSG_DONTWAIT);
-      if (n > 0) return static_cast<size_t>(n);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0 && would_block()) return 0;
-      if (n < 0) {
-        fail("recv");
-      } else if (ended_ns_ == 0) {
-        ended_ns_ = now_ns();
-        cause_ = "the peer has closed the connection";
-      }
-      return 0;
+  // Whether so many proven bytes are there; reads what has arrived.
+  bool has(size_t nbytes) {
+    while (reader_->size() < nbytes) {
+      if (!reader_->next() && !receive()) return false;
     }
+    return true;
+  }
+
+  bool receive() {
+    const ssize_t n = reader_->receive(connection_->socket.get());
+    if (n > 0) return true;
+    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
+      fail("recv");
+    } else if (n == 0 && ended_ns_ == 0) {
+      ended_ns_ = now_ns();
+      cause_ = "the peer has closed the connection";
+    }
+    return false;
   }
 
   void fail(const char* call) {
@@ -165,9 +129,8 @@ class TcpLink final : public Link {
   const int me_;
   const std::function<void()> dial_;
   const std::function<void()> drop_;
-  std::vector<std::byte> scratch_;
-  size_t begin_ = 0;  // of what the scratch has
-  size_t end_ = 0;
+  std::optional<RecordWriter> writer_;  // from the first use of an open connection on
+  std::optional<RecordReader> reader_;
   int64_t ended_ns_ = 0;  // when the connection was found to be at its end
   std::string cause_;
 };

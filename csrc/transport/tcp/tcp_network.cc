@@ -147,10 +147,20 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   std::thread thread_;
 };
 
+// By rank.
+std::vector<bool> who_is_encrypted(Encrypt encrypt, const std::vector<TcpAddress>& addresses) {
+  std::vector<bool> who;
+  for (const TcpAddress& address : addresses) {
+    who.push_back(encrypt == Encrypt::kOn || (encrypt == Encrypt::kAuto && !address.is_private()));
+  }
+  return who;
+}
+
 TcpReader::TcpReader(TcpOptions options)
     : rank_(options.rank),
       addresses_(std::move(options.addresses)),
-      handshakes_(options.key, rank_, static_cast<int>(addresses_.size())),
+      handshakes_(options.key, rank_, static_cast<int>(addresses_.size()),
+                  who_is_encrypted(options.encrypt, addresses_)),
       wake_(static_cast<int>(check_sys(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd"))),
       listener_(std::move(options.listener)),
       heartbeats_(options.lost_after_ms, [this](int fd) { forget(fd); }),
@@ -463,9 +473,9 @@ void TcpReader::opened(Attempt& attempt) {
   if (attempt.channel() == Heartbeats::kChannel) {
     events_.add(fd, EPOLLIN | EPOLLRDHUP);
     heartbeats_.add(attempt.peer(), std::move(socket));
-    found->open(Fd());
+    found->open(Fd(), attempt.session());
   } else {
-    found->open(std::move(socket));
+    found->open(std::move(socket), attempt.session());
     arrivals_.add(fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
   }
   ring();

@@ -14,6 +14,10 @@
 
 namespace rr {
 
+// Whether data is encrypted; it is authenticated in any case, and control is encrypted in any case. kAuto: on its way
+// to ranks whose address is not private.
+enum class Encrypt { kAuto, kOn, kOff };
+
 struct TcpOptions {
   int rank = 0;
   Fd listener;                        // bound, listening, at addresses[rank]
@@ -21,6 +25,7 @@ struct TcpOptions {
   Bytes32 key = {};                   // of this job alone
   // From a peer whose host has vanished nothing comes. After so many ms without a sign of life the rank is lost.
   int lost_after_ms = 3500;
+  Encrypt encrypt = Encrypt::kAuto;
 };
 
 class TcpNetwork : public NetworkReader {

@@ -424,10 +424,17 @@ def four_hosts() -> Iterator[Lab]:
 
 
 @contextlib.contextmanager
-def job(lab: Lab, steps: int, hosts: str = "abcd", per_host: int = 2) -> Iterator[list[subprocess.Popen[str]]]:
+def job(
+    lab: Lab,
+    steps: int,
+    hosts: str = "abcd",
+    per_host: int = 2,
+    text: str = TRAIN,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[list[subprocess.Popen[str]]]:
     """A program on some ranks of each host, by rank, at work."""
     program = lab.folder / "train.py"
-    program.write_text(TRAIN)
+    program.write_text(text)
     size = len(hosts) * per_host
     with contextlib.ExitStack() as stack:
         ranks = []
@@ -438,6 +445,7 @@ def job(lab: Lab, steps: int, hosts: str = "abcd", per_host: int = 2) -> Iterato
                 "RINGREDUCE_ADDRESS": f"{hosts[0]}:29400",
                 "RINGREDUCE_SECRET_FILE": str(lab.folder / "secret"),
                 "OMP_NUM_THREADS": "1",
+                **(env or {}),
             }
             command = [sys.executable, program, str(steps), f"rank-{rank}"]
             ranks.append(stack.enter_context(lab.start(hosts[rank // per_host], command, env=place)))
@@ -528,3 +536,48 @@ def test_torchrun_on_two_hosts(lab: Lab) -> None:
         outputs = [launcher.communicate(timeout=HANG_S)[0] for launcher in launchers]
     for rank in range(4):
         assert f"rank {(rank, 4, rank % 2, rank // 2)} [6.0]\n" in outputs[rank // 2], outputs
+
+
+LISTEN = """
+import socket, threading
+import numpy as np
+import ringreduce as rr
+
+heard = []
+ears = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+ears.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+ears.settimeout(0.1)
+is_over = threading.Event()
+
+def listen():
+    while True:
+        try:
+            heard.append(ears.recv(1 << 17))
+        except TimeoutError:
+            if is_over.is_set():
+                return
+
+listener = threading.Thread(target=listen)
+listener.start()
+rr.init()
+data = np.frombuffer(b"seen on the wire" * 2000, np.uint8).copy()
+same = rr.broadcast(data, 0, name="name-of-a-tensor")
+assert same.tobytes() == data.tobytes()
+rr.barrier()
+rr.shutdown()
+is_over.set()
+listener.join()
+heard = b"".join(heard)
+print(len(heard) > 30_000, b"seen on the wire" in heard, b"name-of-a-tensor" in heard)
+"""
+
+
+@needs_lab
+@pytest.mark.parametrize(("encrypt", "data_is_seen"), [("auto", True), ("off", True), ("on", False)])
+def test_who_listens_on_the_network_sees_no_name_and_with_encryption_no_data(
+    lab: Lab, encrypt: str, data_is_seen: bool
+) -> None:
+    secret_file(lab.folder)
+    with job(lab, 1, "ab", 1, text=LISTEN, env={"RINGREDUCE_ENCRYPT": encrypt}) as ranks:
+        outputs = [process.communicate(timeout=HANG_S)[0] for process in ranks]
+    assert outputs == [f"True {data_is_seen} False\n"] * 2  # the lab's addresses are private ones

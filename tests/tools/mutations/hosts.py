@@ -255,8 +255,8 @@ ROWS = (
     Mutation(
         "set-channels",
         "csrc/engine/group.cc",
-        "return context.remote_link(world_rank, id * (kChannels + 1) + channel);",
-        "return context.remote_link(world_rank, 0 * id + channel);",
+        "return context.remote_link(world_rank, channel_of(id, channel));",
+        "return context.remote_link(world_rank, channel_of(0 * id, channel));",
         ("hosts_test::groups come and go",),
         limit_s=15,
     ),

@@ -1,0 +1,199 @@
+// The records of a TCP connection: nothing that was changed, left out, repeated or sent back is taken for the peer's.
+#include "transport/tcp/records.h"
+
+#include <sys/socket.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <random>
+
+#include "doctest/doctest.h"
+#include "ranks.h"
+#include "tcp_ranks.h"
+#include "transport/tcp/handshake.h"
+
+namespace rr::test {
+namespace {
+
+Session session_of(bool is_encrypted) { return {key_of(1), key_of(2), is_encrypted}; }
+
+Session other_end(const Session& session) { return {session.receive_key, session.send_key, session.is_encrypted}; }
+
+std::pair<Fd, Fd> sockets() {
+  int fds[2];
+  check_sys(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), "socketpair");
+  return {Fd(fds[0]), Fd(fds[1])};
+}
+
+std::vector<std::byte> pattern(size_t nbytes) {
+  std::vector<std::byte> bytes(nbytes);
+  for (size_t i = 0; i < nbytes; ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / 256);
+  return bytes;
+}
+
+// What the writer puts on the wire for each of these payloads.
+std::vector<std::vector<std::byte>> records_of(const Session& session, const std::vector<std::vector<std::byte>>& all) {
+  auto [from, to] = sockets();
+  RecordWriter writer(session);
+  std::vector<std::vector<std::byte>> records;
+  for (const auto& payload : all) {
+    REQUIRE(writer.send(from.get(), payload.data(), payload.size()) == payload.size());
+    std::vector<std::byte> record(payload.size() + 24);
+    REQUIRE(::recv(to.get(), record.data(), record.size(), MSG_WAITALL) == static_cast<ssize_t>(record.size()));
+    records.push_back(std::move(record));
+  }
+  return records;
+}
+
+// All bytes that a reader takes for the peer's. Throws what it throws.
+std::vector<std::byte> read_all(const Session& session, const std::vector<std::vector<std::byte>>& records) {
+  auto [from, to] = sockets();
+  RecordReader reader(session, "test");
+  std::vector<std::byte> taken;
+  for (const auto& record : records) {
+    check_sys(::send(from.get(), record.data(), record.size(), MSG_NOSIGNAL), "send");
+    reader.receive(to.get());
+    while (reader.next()) {
+      taken.insert(taken.end(), reader.data(), reader.data() + reader.size());
+      reader.consume(reader.size());
+    }
+  }
+  return taken;
+}
+
+TEST_CASE("gcm: what NIST's specification gives for a known key") {
+  // Test case 14 of McGrew and Viega, "The Galois/Counter Mode of Operation": key, nonce and text are zero.
+  const Bytes32 key = {};
+  const std::array<std::byte, 16> text = {};
+  std::array<std::byte, 16> out;
+  const Gcm::Tag tag = Gcm(key, Gcm::Direction::kSeal).seal(0, {}, {text.data(), text.size()}, out.data());
+  const auto hex = [](const std::array<std::byte, 16>& bytes) {
+    std::string digits;
+    for (const std::byte one : bytes) {
+      digits += "0123456789abcdef"[static_cast<unsigned>(one) >> 4];
+      digits += "0123456789abcdef"[static_cast<unsigned>(one) & 15];
+    }
+    return digits;
+  };
+  CHECK(hex(out) == "cea7403d4d606b6e074ec5d3baf39d18");
+  CHECK(hex(tag) == "d0d1c8a799996bf0265b98b5d48ab919");
+}
+
+TEST_CASE("records: arrive, and are encrypted where that was agreed") {
+  const std::vector<std::vector<std::byte>> sent = {pattern(1), pattern(8), pattern(1000), pattern(kRecordNbytes)};
+  for (const bool is_encrypted : {false, true}) {
+    const Session session = session_of(is_encrypted);
+    const auto records = records_of(session, sent);
+    std::vector<std::byte> all;
+    for (size_t i = 0; i < sent.size(); ++i) {
+      const bool is_readable = std::equal(sent[i].begin(), sent[i].end(), records[i].begin() + 8);
+      CHECK(is_readable == !is_encrypted);
+      all.insert(all.end(), sent[i].begin(), sent[i].end());
+    }
+    CHECK(read_all(other_end(session), records) == all);
+  }
+}
+
+TEST_CASE("records: a changed bit anywhere in one is noticed") {
+  for (const bool is_encrypted : {false, true}) {
+    const Session session = session_of(is_encrypted);
+    auto records = records_of(session, {pattern(40), pattern(40)});
+    for (size_t bit = 0; bit < 8 * records[1].size(); ++bit) {
+      records[1][bit / 8] ^= std::byte{1} << bit % 8;
+      const std::string text = raised<InternalError>([&] { read_all(other_end(session), records); });
+      CHECK(text.find("test: record 1 of this connection is not as the peer has made it") == 0);
+      records[1][bit / 8] ^= std::byte{1} << bit % 8;
+    }
+  }
+}
+
+TEST_CASE("records: one that is left out, repeated, moved or sent back is noticed") {
+  for (const bool is_encrypted : {false, true}) {
+    const Session session = session_of(is_encrypted);
+    const auto r = records_of(session, {pattern(8), pattern(8), pattern(8)});
+    using Order = std::vector<std::vector<std::byte>>;
+    for (const Order& order : {Order{r[1]}, Order{r[0], r[0]}, Order{r[0], r[2]}, Order{r[1], r[0]}}) {
+      raised<InternalError>([&] { read_all(other_end(session), order); });
+    }
+    raised<InternalError>([&] { read_all(session, {r[0]}); });  // the sender's own
+    // Longer than any record, whatever a tag would say.
+    std::vector<std::byte> header(8);
+    const uint32_t length = kRecordNbytes + 1;
+    const uint32_t turned_over = ~length;
+    std::memcpy(header.data(), &length, 4);
+    std::memcpy(header.data() + 4, &turned_over, 4);
+    raised<InternalError>([&] { read_all(other_end(session), {header}); });
+  }
+}
+
+TEST_CASE("records: of random bytes nothing is taken") {
+  std::mt19937 random(7);
+  const char* const rounds = std::getenv("RR_TEST_ROUNDS");
+  const int count = rounds == nullptr ? 20'000 : 60 * std::atoi(rounds);
+  size_t taken = 0;
+  int refused = 0;
+  for (int i = 0; i < count; ++i) {
+    std::vector<std::byte> bytes(random() % 100 + 1);
+    for (std::byte& one : bytes) one = static_cast<std::byte>(random());
+    if (bytes.size() >= 8 && i % 2 == 0) {  // a header that can be
+      const uint32_t length = random() % 80;
+      const uint32_t turned_over = ~length;
+      std::memcpy(bytes.data(), &length, 4);
+      std::memcpy(bytes.data() + 4, &turned_over, 4);
+    }
+    try {
+      taken += read_all(session_of(i % 4 < 2), {bytes}).size();
+    } catch (const InternalError&) {
+      ++refused;
+    }
+  }
+  CHECK(taken == 0);
+  CHECK(refused > count / 3);  // of the others not all of a record has come
+}
+
+TEST_CASE("handshake: both ends get the same keys, and each direction and each connection its own") {
+  const Handshakes client(key_of(7), 1, 4);
+  const Handshakes server(key_of(7), 2, 4);
+  const auto keys = [&] {
+    const Hello hello = client.hello(2, 5);
+    const Challenge challenge = server.answer(hello, Verdict::kWelcome);
+    const Session one = client.session(hello, challenge, true);
+    const Session other = server.session(hello, challenge, false);
+    CHECK(one.send_key == other.receive_key);
+    CHECK(one.receive_key == other.send_key);
+    CHECK(one.send_key != one.receive_key);
+    return one.send_key;
+  };
+  CHECK(keys() != keys());
+}
+
+TEST_CASE("handshake: data is encrypted when either end wants that, and control in any case") {
+  for (const bool client_wants : {false, true}) {
+    for (const bool server_wants : {false, true}) {
+      for (const int channel : {0, 1, 2}) {
+        const Handshakes client(key_of(7), 1, 4, {false, false, client_wants, false});
+        const Handshakes server(key_of(7), 2, 4, {false, server_wants, false, false});
+        const Hello hello = client.hello(2, channel);
+        const Challenge challenge = server.answer(hello, server.judge(hello));
+        const bool is_encrypted = client.session(hello, challenge, true).is_encrypted;
+        CHECK(is_encrypted == (client_wants || server_wants || channel == control_channel_of(0)));
+        CHECK(is_encrypted == server.session(hello, challenge, false).is_encrypted);
+      }
+    }
+  }
+}
+
+TEST_CASE("tcp: which addresses are in a network of one's own") {
+  for (const char* const host :
+       {"127.0.0.1", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.7.1", "169.254.1.1", "100.64.0.1",
+        "100.127.1.1", "::1", "fe80::1", "fd00::1", "fc00::1", "::ffff:10.0.0.1"}) {
+    CHECK_MESSAGE(TcpAddress::from(host, 1).is_private(), host);
+  }
+  for (const char* const host : {"8.8.8.8", "172.32.0.1", "172.15.0.1", "192.169.0.1", "100.63.0.1", "100.128.0.1",
+                                 "11.0.0.1", "2001:db8::1", "fe00::1", "::ffff:8.8.8.8"}) {
+    CHECK_MESSAGE(!TcpAddress::from(host, 1).is_private(), host);
+  }
+}
+
+}  // namespace
+}  // namespace rr::test
