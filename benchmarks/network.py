@@ -1,7 +1,7 @@
 """`make bench-network`: all-reduce across hosts, beside MPI and Gloo on the same links, and beside what a link allows.
 
     sudo .venv/bin/python benchmarks/network.py [--hosts 4] [--rate 1gbit] [--each 1,2] [--sizes 4K,64K,256K,4M,16M]
-        [--vs gloo,openmpi,mpich] [--mpi "openmpi 5"] [--wire none,fp16,int8] [--rounds 5]
+        [--vs gloo,openmpi,mpich] [--over "tcp,openmpi 5"] [--wire none,fp16,int8] [--rounds 5]
         [--json FILE] [--markdown FILE]
 
 The hosts are those of tests/lab: namespaces on one machine, joined by links that tc shapes. Everybody gets float32 in
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None, counters: Callable[[Lab], Counters] 
 
 
 def _plan(args: argparse.Namespace) -> tuple[rounds.Plan, list[Any]]:
-    found, absent = competitors.find(args.mpi, args.wire, args.vs)
+    found, absent = competitors.find(args.over, args.wire, args.vs)
     sizes = [nbytes(text) for text in args.sizes]
     if any(size % 4 or size == 0 for size in sizes):
         raise InvalidArgumentError("network.py --sizes: a size is a number of float32, 4 bytes each")
@@ -111,8 +111,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--vs", type=_words, default=["gloo", "openmpi", "mpich"], metavar="LIST",
         help="beside these: gloo, openmpi, mpich, one with its version (openmpi 4) or other settings (openmpi:tuned, "
         "openmpi:ring, mpich:ring, mpich:yield, mpich:heavy); default gloo,openmpi,mpich")  # fmt: skip
-    add("--mpi", default="openmpi 5", help='what links ours (default "openmpi 5")')
-    add("--wire", type=_words, default=["none"], metavar="LIST", help="codecs of ours: none,fp16,bf16,int8")
+    add("--over", type=_words, default=["tcp"], metavar="LIST",
+        help='what connects ours: tcp, "tcp encrypted", an MPI such as "openmpi 5" (default tcp)')  # fmt: skip
+    add("--wire", type=_words, default=["none"], metavar="LIST",
+        help="codecs of ours over the first of these: none,fp16,bf16,int8")  # fmt: skip
     add("--rounds", type=positive, default=5, metavar="N", help="everyone's turns at each size (default 5)")
     add("--calls", type=positive, metavar="N", help="calls of a train (default: by size, 20 to 3)")
     add("--deadline", type=float, default=DEADLINE_S, metavar="S", help="a turn that takes longer says timeout (60)")

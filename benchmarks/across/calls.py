@@ -29,15 +29,13 @@ class Library(Protocol):
 
 
 class Ringreduce:
-    """ringreduce.allreduce_ on whatever links this job. how: unnamed, named, or a codec."""
+    """ringreduce.allreduce_ on whatever connects this job. how: unnamed, named, or a codec."""
 
     def __init__(self) -> None:
         import ringreduce
 
         world = ringreduce.init()
-        from mpi4py import MPI
-
-        self._ringreduce, self._world = ringreduce, MPI.COMM_WORLD
+        self._ringreduce = ringreduce
         self.rank, self.size = world.rank, world.size
         self.version = ringreduce.__version__
 
@@ -52,7 +50,7 @@ class Ringreduce:
         return lambda: coded(x, op=op, wire=how)
 
     def barrier(self) -> None:
-        self._world.Barrier()
+        self._ringreduce.barrier()
 
     def close(self) -> None:
         self._ringreduce.shutdown()

@@ -25,6 +25,8 @@ from .pattern import SHARE
 
 HERE = Path(__file__).resolve().parent
 MAJORS = (5, 4)  # of both MPIs, the one to take first
+TCP: dict[str, dict[str, str]] = {"tcp": {}, "tcp encrypted": {"RINGREDUCE_ENCRYPT": "on"}}
+"""Our own transport, by what --over calls it: the environment."""
 VARIANTS: dict[str, dict[str, dict[str, str]]] = {
     "openmpi": {
         "tuned": {"OMPI_MCA_coll_han_priority": "0"},
@@ -51,6 +53,7 @@ class Job:
     kind: str
     """worker.py's."""
     mpi: Mpi | None = None
+    """None: the ranks are started one by one, and connected by TCP."""
     environ: dict[str, str] = field(default_factory=dict, hash=False)
 
     def commands(self, lab: Lab, each: int, port: int, control: Path) -> list[tuple[str, list[str], dict[str, str]]]:
@@ -64,9 +67,18 @@ class Job:
         if self.kind == "source":
             return [(lab.hosts[0], program, path), (lab.hosts[1], [*program[:-2], "sink", str(control)], path)]
         size = each * len(lab.hosts)
-        meet = {"MASTER_ADDR": address(0), "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-        chosen = {**path, **meet, "GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", **self.environ}
-        return [(lab.hosts[rank // each], program, {**chosen, "RANK": str(rank)}) for rank in range(size)]
+        chosen = {**path, "OMP_NUM_THREADS": "1", **self.environ}
+        if self.kind == "ringreduce":
+            secret = lab.folder / "secret"
+            secret.touch(mode=0o600)
+            secret.write_text("known to all ranks of the lab")
+            chosen |= {"RINGREDUCE_ADDRESS": f"{address(0)}:{port}", "RINGREDUCE_SECRET_FILE": str(secret)}
+            names = ("RINGREDUCE_RANK", "RINGREDUCE_SIZE")
+        else:
+            chosen |= {"MASTER_ADDR": address(0), "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": INTERFACE}
+            names = ("RANK", "WORLD_SIZE")
+        places = [dict(zip(names, (str(rank), str(size)), strict=True)) for rank in range(size)]
+        return [(lab.hosts[rank // each], program, chosen | place) for rank, place in enumerate(places)]
 
     def ranks(self, lab: Lab, each: int) -> int:
         """How many report."""
@@ -91,30 +103,41 @@ class Competitor:
         return self.job.kind == "ringreduce"
 
 
-def find(mpi: str, wires: Sequence[str], vs: Sequence[str]) -> tuple[list[Competitor], list[Absent]]:
+def find(over: Sequence[str], wires: Sequence[str], vs: Sequence[str]) -> tuple[list[Competitor], list[Absent]]:
     """The competitors, ours first, and who is not here.
 
     Args:
-        mpi: what links ours, such as "openmpi 5". vs "openmpi" is the same one where the library is the same.
-        wires: codecs; "none" gives two competitors, of unnamed and of named calls.
+        over: what connects ours: "tcp", "tcp encrypted", or an MPI such as "openmpi 5". The first one gives
+            "ringreduce", the others "ringreduce over openmpi 5.0.11" and the like.
+        wires: codecs, of ours over the first; "none" gives two competitors, of unnamed and of named calls.
+        vs: peers; "openmpi" is the one in `over` where there is one.
 
-    Raises InvalidArgumentError: a name that nobody has, or no such MPI to link ours by.
+    Raises InvalidArgumentError: a name that nobody has, or no such MPI to connect ours by.
     """
-    own = installed(mpi)
-    if isinstance(own, Absent):
-        raise InvalidArgumentError(f"network.py --mpi {mpi}: it is not here: {own.advice}")
-    ours = Job("ringreduce", own)
+    mpis = [name for name in over if name not in TCP]
+    found_mpis = {name: installed(name) for name in mpis}
+    for name, found in found_mpis.items():
+        if isinstance(found, Absent):
+            raise InvalidArgumentError(f"network.py --over {name}: it is not here: {found.advice}")
+    own = {mpi.library: mpi for mpi in found_mpis.values() if isinstance(mpi, Mpi)}
     competitors: list[Competitor] = []
     absent: list[Absent] = []
-    for wire in wires:
-        if wire not in SHARE:
-            raise InvalidArgumentError(f"network.py --wire: no codec {wire!r}; there are {', '.join(SHARE)}")
-        if wire == "none":
-            competitors += [Competitor("ringreduce", ours, "unnamed"), Competitor("ringreduce named", ours, "named")]
-        elif "wire" in signature(ringreduce.allreduce_).parameters:
-            competitors.append(Competitor(f"ringreduce {wire}", ours, wire, wire))
-        else:
-            absent.append(Absent(f"ringreduce {wire}", "this build's allreduce_() has no wire="))
+    for name in over:
+        mpi = found_mpis.get(name)
+        ours = Job("ringreduce", mpi, TCP.get(name, {})) if isinstance(mpi, Mpi | None) else None
+        if ours is None:
+            continue
+        label = f" over {mpi.name if isinstance(mpi, Mpi) else name}" if name != over[0] else ""
+        for wire in wires if not label else ["none"]:
+            if wire not in SHARE:
+                raise InvalidArgumentError(f"network.py --wire: no codec {wire!r}; there are {', '.join(SHARE)}")
+            if wire == "none":
+                competitors.append(Competitor(f"ringreduce{label}", ours, "unnamed"))
+                competitors.append(Competitor(f"ringreduce named{label}", ours, "named"))
+            elif "wire" in signature(ringreduce.allreduce_).parameters:
+                competitors.append(Competitor(f"ringreduce {wire}", ours, wire, wire))
+            else:
+                absent.append(Absent(f"ringreduce {wire}", "this build's allreduce_() has no wire="))
     for name in vs:
         found = _peer(name, own)
         if isinstance(found, Absent):
@@ -135,7 +158,7 @@ def installed(name: str) -> Mpi | Absent:
     return Absent(name, installations.advice(library))
 
 
-def _peer(name: str, own: Mpi) -> Competitor | Absent:
+def _peer(name: str, own: dict[str, Mpi]) -> Competitor | Absent:
     if name == "gloo":
         try:
             return Competitor(f"gloo (torch {metadata.version('torch')})", Job("gloo"))
@@ -145,7 +168,7 @@ def _peer(name: str, own: Mpi) -> Competitor | Absent:
     if variant and variant not in VARIANTS.get(library.partition(" ")[0], {}):
         known = ", ".join(f"{one}:{two}" for one, some in VARIANTS.items() for two in some)
         raise InvalidArgumentError(f"network.py --vs: no peer {name!r}; variants are {known}")
-    found = own if library == own.library else installed(library)
+    found = own.get(library) or installed(library)
     if isinstance(found, Absent):
         return Absent(name, found.advice)
     settings = VARIANTS[found.library][variant] if variant else {}
@@ -158,6 +181,7 @@ def facts(competitor: Competitor) -> dict[str, Any]:
     return {
         "competitor": competitor.name,
         "mpi": mpi,
+        "over": mpi or ("TCP" if competitor.is_ours else None),
         "call": competitor.how,
         "wire": competitor.wire,
         "environ": competitor.job.environ,

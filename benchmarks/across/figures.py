@@ -38,6 +38,8 @@ class Row:
     fraction_of_limit: float | None = None
     ours_is: float | None = None
     """How many times as fast the first competitor was: the median of the rounds' ratios."""
+    cpu_s_per_gb: float | None = None
+    """Seconds of the processor, of all ranks together, for 10^9 bytes all-reduced (a call's size counts once)."""
     sent: dict[str, float] | None = None
     """By host, bytes per call through its link."""
     must_send: float = 0
@@ -99,6 +101,7 @@ def _row(cells: Sequence[Cell], hosts: int, ours: dict[int, float]) -> Row:
         limit_s=float(median(limit_s(cell, hosts) for cell in good)),
         fraction_of_limit=float(median(limit_s(cell, hosts) / cell.time_s for cell in good)),
         ours_is=float(median(ratios)) if ratios else None,
+        cpu_s_per_gb=float(median(cell.cpu_s for cell in good)) / one.nbytes * 1e9,
         sent=sent,
         wrong=sum(cell.wrong for cell in good),
     )
@@ -127,6 +130,7 @@ def cell_facts(cell: Cell, hosts: int) -> dict[str, Any]:
         "competitor": cell.competitor.name,
         "status": "void" if ok and is_void(cell, hosts) else cell.status,
         "time_s": cell.time_s if ok else None,
+        "cpu_s": cell.cpu_s if ok else None,
         "goodput": cell.goodput,
         "calls": cell.calls,
         "wrong": cell.wrong,

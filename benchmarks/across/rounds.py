@@ -43,6 +43,8 @@ class Cell:
     """Of a link, in this round: bytes per second."""
     seconds: Sequence[Sequence[float]] = ()
     """By rank: of a call, on the average of each train."""
+    cpu_seconds: Sequence[Sequence[float]] = ()
+    """Likewise, of the processor."""
     wrong: int = 0
     """Elements, over all ranks and calls."""
     calls: int = 0
@@ -54,6 +56,11 @@ class Cell:
     def time_s(self) -> float:
         """The slowest rank's median."""
         return max(median(trains) for trains in self.seconds)
+
+    @property
+    def cpu_s(self) -> float:
+        """Of a call: all ranks' together, each one's median."""
+        return sum(median(trains) for trains in self.cpu_seconds)
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,7 @@ class _Layout:
             **what,
             status="ok",
             seconds=[answer["seconds"] for answer in answers],
+            cpu_seconds=[answer["cpu_seconds"] for answer in answers],
             wrong=sum(answer["wrong"] for answer in answers),
             calls=(WARMUP + TRAINS) * train,
             crossed=self._counters() - before,

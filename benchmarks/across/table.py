@@ -8,7 +8,7 @@ from typing import Any
 from . import promises
 from .figures import Row, layout, size
 
-_FORMAT = "#{:>10}  {:<28} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8} {:>9} {:>9} {:>7}  {}"
+_FORMAT = "#{:>10}  {:<38} {:>9} {:>9} {:>9} {:>9} {:>6} {:>8} {:>8} {:>9} {:>9} {:>7}  {}"
 _COLUMNS = {  # name: unit
     "size": "(B)",
     "competitor": "",
@@ -18,6 +18,7 @@ _COLUMNS = {  # name: unit
     "limit": "(ms)",
     "of it": "",
     "ours is": "",
+    "CPU": "(s/GB)",
     "sent": "(MB/host)",
     "must be": "(MB/host)",
     "#wrong": "",
@@ -34,7 +35,7 @@ def text(meta: dict[str, Any], rows: Sequence[Row]) -> str:
         lines += [_FORMAT.format(*words).rstrip() for words in (_COLUMNS, _COLUMNS.values())]
         lines += [_line(row, meta["rounds"]) for row in block]
         lines += ["#", "# MB sent for one call, by host"]
-        lines += [f"#{row.nbytes:>10}  {row.competitor[:28]:<28} {_by_host(row)}" for row in block if row.sent]
+        lines += [f"#{row.nbytes:>10}  {row.competitor[:38]:<38} {_by_host(row)}" for row in block if row.sent]
     wrong = sum(row.wrong for row in rows)
     void = sum(row.status == "void" for row in rows)
     for one in promises.judge(rows):
@@ -66,10 +67,10 @@ def markdown(meta: dict[str, Any], rows: Sequence[Row]) -> str:
         block = [row for row in rows if row.each == each]
         lines += ["", f"## {layout(block[0])}", ""]
         lines.append(
-            "| size | competitor | time, ms | p10 to p90 | limit, ms | fraction of limit | ours is | sent, MB a host "
-            "| must be | wrong |"
+            "| size | competitor | time, ms | p10 to p90 | limit, ms | fraction of limit | ours is | CPU, s/GB "
+            "| sent, MB a host | must be | wrong |"
         )
-        lines.append("|---|---|---|---|---|---|---|---|---|---|")
+        lines.append("|---|---|---|---|---|---|---|---|---|---|---|")
         lines += [_markdown_line(row, meta["rounds"]) for row in block]
     lines += ["", "## Promised figures", "", "| | figure | reached | promised |", "|---|---|---|---|"]
     lines += [
@@ -81,24 +82,24 @@ def markdown(meta: dict[str, Any], rows: Sequence[Row]) -> str:
 
 def _line(row: Row, rounds: int) -> str:
     if row.time_s is None:
-        return f"{row.nbytes:>11}  {row.competitor[:28]:<28} {row.status}"
+        return f"{row.nbytes:>11}  {row.competitor[:38]:<38} {row.status}"
     times = [_ms(time) for time in (row.time_s, row.p10_s, row.p90_s, row.limit_s)]
     fraction, ours = f"{row.fraction_of_limit:.3f}", _ratio(row)
     crossed = [f"{nbytes / 1e6:.4f}" for nbytes in (_mean_sent(row), row.must_send)]
     return " " + _FORMAT[1:].format(
-        row.nbytes, row.competitor[:28], *times, fraction, ours, *crossed, row.wrong, _note(row, rounds)
+        row.nbytes, row.competitor[:38], *times, fraction, ours, _cpu(row), *crossed, row.wrong, _note(row, rounds)
     ).rstrip()  # fmt: skip
 
 
 def _markdown_line(row: Row, rounds: int) -> str:
     if row.time_s is None:
-        cells = [size(row.nbytes), row.competitor, row.status, *[""] * 7]
+        cells = [size(row.nbytes), row.competitor, row.status, *[""] * 8]
     else:
         spread = f"{_ms(row.p10_s)} to {_ms(row.p90_s)}"
         crossed = [f"{nbytes / 1e6:.4f}" for nbytes in (_mean_sent(row), row.must_send)]
         name = " ".join([row.competitor, *[f"**{note}**" for note in [_note(row, rounds)] if note]])
         cells = [size(row.nbytes), name, _ms(row.time_s), spread, _ms(row.limit_s), f"{row.fraction_of_limit:.3f}"]
-        cells += [_ratio(row), *crossed, str(row.wrong)]
+        cells += [_ratio(row), _cpu(row), *crossed, str(row.wrong)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -109,7 +110,7 @@ def _note(row: Row, rounds: int) -> str:
 
 def _who(competitor: dict[str, Any], meta: dict[str, Any]) -> str:
     settings = " ".join(f"{name}={value}" for name, value in competitor["environ"].items())
-    over = f"over {competitor['mpi']}, " if competitor["competitor"].startswith("ringreduce") else ""
+    over = f"over {competitor['over']}, " if competitor["over"] and competitor["call"] else ""
     call = f"{competitor['call']}, " if competitor["call"] else ""
     return f"{call}{over}{meta['versions'].get(competitor['competitor'], 'not measured')} {settings}".rstrip()
 
@@ -126,6 +127,10 @@ def _mean_sent(row: Row) -> float:
 
 def _ratio(row: Row) -> str:
     return "-" if row.ours_is is None else f"{row.ours_is:.2f}x"
+
+
+def _cpu(row: Row) -> str:
+    return "-" if row.cpu_s_per_gb is None else f"{row.cpu_s_per_gb:.2f}"
 
 
 def _ms(seconds: float | None) -> str:

@@ -43,7 +43,7 @@ def main(kind: str, path: str) -> int:
 
 
 def reductions(library: Library) -> Any:
-    """A generator that takes orders (rounds.py) and gives {"seconds", "wrong"}."""
+    """A generator that takes orders (rounds.py) and gives {"seconds", "cpu_seconds", "wrong"}."""
     order = yield {"rank": library.rank, "size": library.size, "version": library.version}
     try:
         patterns: dict[int, Pattern] = {}
@@ -60,26 +60,28 @@ def timed(library: Library, pattern: Pattern, count: int, order: dict[str, Any])
     """Trains of calls, each call on a buffer of its own: rewrite, barrier, clock, calls, clock; then all is compared.
 
     The seconds are a train's divided by its calls, as nccl-tests counts: of a call alone, ranks that share two cores
-    would time the end of the barrier.
+    would time the end of the barrier. The processor's seconds are those of all threads of the process.
     """
     buffers = [private(count, np.float32) for _ in range(order["calls"])]
     calls = [library.call(order["how"], x) for x in buffers]
-    seconds, wrong = [], 0
+    seconds, cpu_seconds, wrong = [], [], 0
     gc.disable()
     try:
         for train in range(order["warmup"] + order["trains"]):
             for turn, x in enumerate(buffers):
                 pattern.write(x, train + turn)
             library.barrier()
-            start = time.perf_counter_ns()
+            cpu, start = time.process_time_ns(), time.perf_counter_ns()
             for call in calls:
                 call()
             seconds.append((time.perf_counter_ns() - start) * 1e-9 / len(calls))
+            cpu_seconds.append((time.process_time_ns() - cpu) * 1e-9 / len(calls))
             for turn, x in enumerate(buffers):
                 wrong += pattern.wrong(x, train + turn, order["wire"], order["hosts"])
     finally:
         gc.enable()
-    return {"seconds": seconds[order["warmup"] :], "wrong": wrong}
+    first = order["warmup"]
+    return {"seconds": seconds[first:], "cpu_seconds": cpu_seconds[first:], "wrong": wrong}
 
 
 def stream(kind: str) -> Any:

