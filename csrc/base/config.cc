@@ -41,8 +41,8 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_SECRET_FILE", "path", "", "", "",
        "a file with at least 16 random bytes that only the job's user can read, the same on all hosts; for TCP"},
       {"RINGREDUCE_ENCRYPT", "name", "auto|on|off", "auto", "",
-       "whether data between hosts is encrypted over TCP (authenticated it always is); auto: where it leaves for an "
-       "address that is not private"},
+       "whether tensors are encrypted between hosts over TCP, as control always is; auto: where they leave for an "
+       "address that is not private; off: they bear a checksum"},
       {"RINGREDUCE_MPI_CUDA", "name", "auto|on|off", "auto", "",
        "whether MPI is given pointers to GPU memory; auto: if it says that it takes them; off: staged in host memory"},
       {"RINGREDUCE_CUDA_BLOCKING", "flag", "0|1", "0", "",

@@ -32,6 +32,10 @@ struct Calls {
 constexpr int kGetTag = 0x10;
 constexpr int kSetTag = 0x11;
 
+void check(int returned) {
+  if (returned != 1) throw InternalError("libcrypto: AES-256-GCM has failed");
+}
+
 unsigned char* chars(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
 
 template <class Function>
@@ -103,7 +107,7 @@ Bytes32 random_bytes() {
 
 void Gcm::Free::operator()(void* context) const { calls().EVP_CIPHER_CTX_free(context); }
 
-Gcm::Gcm(const Bytes32& key, Direction direction) : direction_(direction), context_(calls().EVP_CIPHER_CTX_new()) {
+Gcm::Gcm(const Bytes32& key, Direction direction) : context_(calls().EVP_CIPHER_CTX_new()) {
   const Calls& libcrypto = calls();
   if (context_ == nullptr || libcrypto.EVP_CipherInit_ex(context_.get(), libcrypto.EVP_aes_256_gcm(), nullptr,
                                                          reinterpret_cast<const unsigned char*>(key.data()), nullptr,
@@ -113,47 +117,38 @@ Gcm::Gcm(const Bytes32& key, Direction direction) : direction_(direction), conte
 
 Gcm::~Gcm() = default;
 
-Gcm::Tag Gcm::seal(uint64_t number, std::initializer_list<ByteView> authenticated, ByteView text, std::byte* out) {
-  begin(number);
-  for (const ByteView& part : authenticated) update(nullptr, part);
-  if (text.nbytes != 0) update(out, text);
+Gcm::Tag Gcm::seal(uint64_t number, ByteView header, ByteView text, std::byte* out) {
+  transform(number, header, text, out);
   Tag tag;
   int nbytes = 0;
-  const bool is_done =
-      calls().EVP_CipherFinal_ex(context_.get(), chars(tag.data()), &nbytes) == 1 && nbytes == 0 &&
-      calls().EVP_CIPHER_CTX_ctrl(context_.get(), kGetTag, static_cast<int>(tag.size()), tag.data()) == 1;
-  if (!is_done) throw InternalError("libcrypto: AES-256-GCM has failed");
+  const Calls& libcrypto = calls();
+  check(libcrypto.EVP_CipherFinal_ex(context_.get(), chars(tag.data()), &nbytes));
+  check(libcrypto.EVP_CIPHER_CTX_ctrl(context_.get(), kGetTag, static_cast<int>(tag.size()), tag.data()));
   return tag;
 }
 
-bool Gcm::open(uint64_t number, std::initializer_list<ByteView> authenticated, const Tag& tag, ByteView text,
-               std::byte* out) {
-  begin(number);
-  for (const ByteView& part : authenticated) update(nullptr, part);
-  if (text.nbytes != 0) update(out, text);
+bool Gcm::open(uint64_t number, ByteView header, const Tag& tag, ByteView text, std::byte* out) {
+  transform(number, header, text, out);
   Tag expected = tag;
-  if (calls().EVP_CIPHER_CTX_ctrl(context_.get(), kSetTag, static_cast<int>(expected.size()), expected.data()) != 1) {
-    throw InternalError("libcrypto: AES-256-GCM has failed");
-  }
+  const Calls& libcrypto = calls();
+  check(libcrypto.EVP_CIPHER_CTX_ctrl(context_.get(), kSetTag, static_cast<int>(expected.size()), expected.data()));
   unsigned char none[16];
   int nbytes = 0;
-  return calls().EVP_CipherFinal_ex(context_.get(), none, &nbytes) == 1;
+  return libcrypto.EVP_CipherFinal_ex(context_.get(), none, &nbytes) == 1;
 }
 
-void Gcm::begin(uint64_t number) {
+void Gcm::transform(uint64_t number, ByteView header, ByteView text, std::byte* out) {
   std::array<unsigned char, 12> nonce = {};
   for (size_t i = 0; i < sizeof number; ++i) nonce[i] = static_cast<unsigned char>(number >> (8 * i));
-  if (calls().EVP_CipherInit_ex(context_.get(), nullptr, nullptr, nullptr, nonce.data(), -1) != 1) {
-    throw InternalError("libcrypto: AES-256-GCM has failed");
-  }
-}
-
-void Gcm::update(std::byte* out, ByteView in) {
+  const Calls& libcrypto = calls();
+  check(libcrypto.EVP_CipherInit_ex(context_.get(), nullptr, nullptr, nullptr, nonce.data(), -1));
   int nbytes = 0;
-  if (calls().EVP_CipherUpdate(context_.get(), chars(out), &nbytes, static_cast<const unsigned char*>(in.data),
-                               static_cast<int>(in.nbytes)) != 1) {
-    throw InternalError("libcrypto: AES-256-GCM has failed");
-  }
+  const auto update = [&](unsigned char* to, ByteView from) {
+    check(libcrypto.EVP_CipherUpdate(context_.get(), to, &nbytes, static_cast<const unsigned char*>(from.data),
+                                     static_cast<int>(from.nbytes)));
+  };
+  update(nullptr, header);
+  update(chars(out), text);
 }
 
 }  // namespace rr

@@ -38,19 +38,15 @@ class Gcm {
   Gcm(const Gcm&) = delete;
   Gcm& operator=(const Gcm&) = delete;
 
-  // The tag vouches for `authenticated`, one part after the other, and for the text. text: encrypted into `out`, which
-  // may be the text itself. Each part and the text have less than 2^31 bytes.
-  Tag seal(uint64_t number, std::initializer_list<ByteView> authenticated, ByteView text = {},
-           std::byte* out = nullptr);
+  // The tag vouches for the header and the text, which is encrypted into `out`. out may be the text itself. Both have
+  // less than 2^31 bytes.
+  Tag seal(uint64_t number, ByteView header, ByteView text, std::byte* out);
   // The reverse. False: the tag is of other bytes, and `out` has nothing of use.
-  bool open(uint64_t number, std::initializer_list<ByteView> authenticated, const Tag& tag, ByteView text = {},
-            std::byte* out = nullptr);
+  bool open(uint64_t number, ByteView header, const Tag& tag, ByteView text, std::byte* out);
 
  private:
-  void begin(uint64_t number);
-  void update(std::byte* out, ByteView in);
+  void transform(uint64_t number, ByteView header, ByteView text, std::byte* out);
 
-  const Direction direction_;
   struct Free {
     void operator()(void* context) const;
   };

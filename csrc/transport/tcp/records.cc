@@ -9,16 +9,37 @@
 #include <utility>
 
 #include "base/errors.h"
+#include "transport/tcp/checksum.h"
 
 namespace rr {
 namespace {
 
 constexpr size_t kHeaderNbytes = 8;
-constexpr size_t kTagNbytes = sizeof(Gcm::Tag);
-constexpr size_t kFullNbytes = kHeaderNbytes + kRecordNbytes + kTagNbytes;
+constexpr size_t kSealNbytes = sizeof(Seal);
+constexpr size_t kFullNbytes = kHeaderNbytes + kRecordNbytes + kSealNbytes;
 constexpr size_t kScratchNbytes = 4 * kFullNbytes;
 
+// Of this connection and direction, so that no other one's records are taken for its own.
+uint64_t seed_of(const Bytes32& key) {
+  uint64_t seed = 0;
+  std::memcpy(&seed, key.data(), sizeof seed);
+  return seed;
+}
+
+// The header needs no checksum: it bears its length twice.
+Seal checksum_seal(uint64_t seed, const std::byte* payload, size_t nbytes) {
+  const Checksum sum = checksum(seed, payload, nbytes);
+  Seal seal;
+  static_assert(sizeof sum == sizeof seal);
+  std::memcpy(seal.data(), sum.data(), sizeof seal);
+  return seal;
+}
+
 }  // namespace
+
+RecordWriter::RecordWriter(const Session& session) : seed_(seed_of(session.send_key)) {
+  if (session.is_encrypted) gcm_.emplace(session.send_key, Gcm::Direction::kSeal);
+}
 
 void RecordWriter::begin(const std::byte* src, size_t nbytes) {
   payload_nbytes_ = std::min(nbytes, kRecordNbytes);
@@ -27,22 +48,22 @@ void RecordWriter::begin(const std::byte* src, size_t nbytes) {
   const uint32_t turned_over = ~length;
   std::memcpy(header_.data(), &length, sizeof length);
   std::memcpy(header_.data() + sizeof length, &turned_over, sizeof turned_over);
-  const ByteView header = {header_.data(), header_.size()};
-  const ByteView payload = {src, payload_nbytes_};
-  if (is_encrypted_) {
+  if (gcm_) {
     if (ciphertext_.size() < payload_nbytes_) ciphertext_.resize(payload_nbytes_);
-    tag_ = gcm_.seal(number_++, {header}, payload, ciphertext_.data());
+    seal_ = gcm_->seal(number_, {header_.data(), header_.size()}, {src, payload_nbytes_}, ciphertext_.data());
   } else {
-    tag_ = gcm_.seal(number_++, {header, payload});
+    seal_ = checksum_seal(seed_ + number_, src, payload_nbytes_);
   }
+  ++number_;
 }
 
 std::optional<size_t> RecordWriter::send(int fd, const std::byte* src, size_t nbytes) {
   size_t moved = 0;
   while (moved < nbytes) {
     if (payload_nbytes_ == 0) begin(src + moved, nbytes - moved);
-    const std::byte* const payload = is_encrypted_ ? ciphertext_.data() : src + moved;
-    const ByteView record[] = {{header_.data(), kHeaderNbytes}, {payload, payload_nbytes_}, {tag_.data(), kTagNbytes}};
+    const std::byte* const payload = gcm_ ? ciphertext_.data() : src + moved;
+    const ByteView record[] = {
+        {header_.data(), kHeaderNbytes}, {payload, payload_nbytes_}, {seal_.data(), kSealNbytes}};
     iovec rest[3];
     size_t count = 0;
     size_t skipped = sent_;
@@ -60,7 +81,7 @@ std::optional<size_t> RecordWriter::send(int fd, const std::byte* src, size_t nb
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (n < 0) return {};
     sent_ += static_cast<size_t>(n);
-    if (sent_ < kHeaderNbytes + payload_nbytes_ + kTagNbytes) continue;
+    if (sent_ < kHeaderNbytes + payload_nbytes_ + kSealNbytes) continue;
     moved += payload_nbytes_;
     payload_nbytes_ = 0;
   }
@@ -68,7 +89,9 @@ std::optional<size_t> RecordWriter::send(int fd, const std::byte* src, size_t nb
 }
 
 RecordReader::RecordReader(const Session& session, std::string who)
-    : gcm_(session.receive_key, Gcm::Direction::kOpen), is_encrypted_(session.is_encrypted), who_(std::move(who)) {}
+    : seed_(seed_of(session.receive_key)), who_(std::move(who)) {
+  if (session.is_encrypted) gcm_.emplace(session.receive_key, Gcm::Direction::kOpen);
+}
 
 bool RecordReader::next() {
   if (arrived_nbytes() < kHeaderNbytes) return false;
@@ -82,18 +105,16 @@ bool RecordReader::next() {
                          "made it: it was changed on its way, or in the sender's memory while it was sent");
   };
   if (length == 0 || length > kRecordNbytes || turned_over != ~length) throw wrong();
-  const size_t whole = kHeaderNbytes + length + kTagNbytes;
+  const size_t whole = kHeaderNbytes + length + kSealNbytes;
   if (arrived_nbytes() < whole) return false;
   std::byte* const payload = header + kHeaderNbytes;
-  Gcm::Tag tag;
-  std::memcpy(tag.data(), payload + length, kTagNbytes);
-  const ByteView authenticated = {header, kHeaderNbytes};
-  const ByteView text = {payload, length};
-  const bool is_proven = is_encrypted_ ? gcm_.open(number_, {authenticated}, tag, text, payload)
-                                       : gcm_.open(number_, {authenticated, text}, tag);
-  if (!is_proven) throw wrong();
+  Seal seal;
+  std::memcpy(seal.data(), payload + length, kSealNbytes);
+  const bool is_unchanged = gcm_ ? gcm_->open(number_, {header, kHeaderNbytes}, seal, {payload, length}, payload)
+                                 : seal == checksum_seal(seed_ + number_, payload, length);
+  if (!is_unchanged) throw wrong();
   ++number_;
-  // They fit where the last tag and this header were.
+  // They fit where the last seal and this header were.
   const size_t left = size();
   std::memmove(payload - left, data(), left);
   begin_ = next_ + kHeaderNbytes - left;

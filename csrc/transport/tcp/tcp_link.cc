@@ -93,7 +93,7 @@ class TcpLink final : public Link {
     return false;
   }
 
-  // Whether so many proven bytes are there; reads what has arrived.
+  // Whether so many checked bytes are there; reads what has arrived.
   bool has(size_t nbytes) {
     while (reader_->size() < nbytes) {
       if (!reader_->next() && !receive()) return false;

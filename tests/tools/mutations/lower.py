@@ -160,9 +160,16 @@ ROWS = (
     Mutation(
         "tcp-record",
         "csrc/transport/tcp/records.cc",
-        "if (!is_proven) throw wrong();",
-        "if (!is_proven && is_encrypted_) throw wrong();",
+        "if (!is_unchanged) throw wrong();",
+        "if (!is_unchanged && gcm_) throw wrong();",
         ("records_test::records:",),
+    ),
+    Mutation(
+        "tcp-checksum",
+        "csrc/transport/tcp/checksum.cc",
+        "for (size_t i = 32 * words; i < nbytes; ++i) last",
+        "for (size_t i = 32 * words; i + 1 < nbytes; ++i) last",
+        ("records_test::",),
     ),
     Mutation(
         "tcp-record-number",
