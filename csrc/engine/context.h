@@ -101,6 +101,7 @@ class Context final : public DeviceResources {
   const char* cause_of_death(int world_rank) const;
 
  private:
+  class BulkWait;
   std::string lost_text(const std::string& why) const;
   void housekeep();
   void start_reader();
@@ -138,7 +139,9 @@ class Context final : public DeviceResources {
   std::vector<Abandoned> abandoned_;
   std::atomic<bool> device_is_busy_{false};  // work streams ring no bell
   std::atomic<bool> in_transit_{false};
-  std::atomic<int64_t> driven_ns_{0};  // when a waiting thread looked at the links last; 0 without links
+  std::atomic<int64_t> driven_ns_{0};             // when a waiting thread looked at the links last; 0 without links
+  std::atomic<int> bulk_waits_{0};                // threads that do so, and wait for many bytes
+  std::atomic<bool> engine_leaves_links_{false};  // the engine sleeps because of such threads
   const ControlSegment* world_control_ = nullptr;
   std::unique_ptr<Group> world_;
   // Goes before the world, whose memory holds the bells: also where the constructor throws.

@@ -2,6 +2,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "engine/context.h"
 
@@ -20,6 +21,9 @@ constexpr int64_t kUnrungNs = 500000;
 constexpr int64_t kQuietNs = 10000000;
 // The engine leaves the links to a thread that waits and has looked at them so lately: two pollers cost twice.
 constexpr int64_t kDrivenNs = 4 * kPollNs;
+// It then looks again after as long; or, where that thread's wait is for many bytes, after so long, and is rung when
+// the thread goes (4 MiB, 4 hosts, 1 Gbit/s: 310 sleeps a call, by 0.2 ms 460).
+constexpr int64_t kLeftToBulkNs = 2'000'000;
 // A wait on links that has lasted so long is for many bytes, not for one message: it looks once every two naps' time,
 // also just after something has come, and leaves the core to whoever works (Open MPI, 16 MiB, 4 hosts on 2 cores: 219
 // to 212 ms).
@@ -67,6 +71,21 @@ class Watch {
 };
 }  // namespace
 
+// A thread that waits for many bytes looks at the links, and for as long as this lives the engine need not.
+class Context::BulkWait {
+ public:
+  explicit BulkWait(Context& context) : context_(context) { context_.bulk_waits_.fetch_add(1); }
+  ~BulkWait() {
+    context_.bulk_waits_.fetch_sub(1);
+    if (context_.engine_leaves_links_.load()) ring(context_.engine_bell(context_.rank_));
+  }
+  BulkWait(const BulkWait&) = delete;
+  BulkWait& operator=(const BulkWait&) = delete;
+
+ private:
+  Context& context_;
+};
+
 bool Context::wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
                          Interrupt interrupt, bool crowded, const std::function<void()>& tick) {
   Bell& bell = wait_bell(rank_);
@@ -85,6 +104,7 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
   const int64_t began_ns = has_links ? now_ns() : 0;
   int64_t came_ns = began_ns;  // when something was last done
   const auto is_bulk = [&] { return has_links && now_ns() - began_ns > kBulkNs; };
+  std::optional<BulkWait> bulk_wait;
   bool has_napped = false;  // and nothing has come since: one look at the links is as good as 50 us of them
   const auto polled_enough = [&] {
     ++polls;
@@ -115,6 +135,7 @@ bool Context::wait_until(const std::function<bool()>& done, const std::function<
     if (done()) return true;
     if (has_work() && progress(false)) continue;
     add(stats_.sleeps, 1);
+    if (!bulk_wait && is_bulk()) bulk_wait.emplace(*this);
     const bool polls_device = device_is_busy_.load(std::memory_order_relaxed);
     const bool polls_links = has_links && (network_.reader == nullptr || now_ns() - came_ns < kQuietNs);
     const Watch watch(polls_links ? nullptr : network_.reader.get());
@@ -162,7 +183,10 @@ void Context::run_engine() {
       const uint32_t seen_busy = busy_bell.seq.load(std::memory_order_seq_cst);
       const int64_t now = now_ns();
       if (now - driven_ns_.load(std::memory_order_relaxed) < kDrivenNs) {
-        sleep_on(busy_bell, seen_busy, kDrivenNs);
+        // One of the two sees the other: the thread that goes, or the engine that falls asleep.
+        engine_leaves_links_.store(true);
+        sleep_on(idle_bell, seen_idle, bulk_waits_.load() != 0 ? kLeftToBulkNs : kDrivenNs);
+        engine_leaves_links_.store(false);
         continue;
       }
       if (progress(true, &busy)) continue;
