@@ -141,6 +141,7 @@ def _initialize(MPI: Any) -> None:
     if not MPI.Is_initialized():  # mpi4py.rc.initialize is False
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _initializer = os.getpid()
+        atexit.register(_at_exit)
 
 
 def _opened(MPI: Any) -> _core.MpiLibrary:
@@ -158,6 +159,7 @@ def _close_before_finalize(MPI: Any) -> None:
     comes when Python has ended and calls none of them: atexit is earlier."""
     keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: close_all())
     MPI.COMM_SELF.Set_attr(keyval, "ringreduce")
+    atexit.unregister(_at_exit)  # so that it is called once, and before what was registered until now
     atexit.register(_at_exit)
 
 
