@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringreduce import _core, config, state
 from ringreduce.collectives import buffers
-from ringreduce.errors import InvalidArgumentError, NotInitializedError, UnavailableError
+from ringreduce.errors import InvalidArgumentError, NotInitializedError
 from ringreduce.job import (
     communicators,
     environment,
@@ -87,9 +87,10 @@ def init(
         job: a name that this job's processes share with no other job of this user on this host. Needed where no one
             process has started them all, such as ranks in terminals of their own. Without effect under ringrun.
         address: "host:port", the same on all ranks: an address of rank 0's host that the other hosts reach, and a port
-            that is free there. For jobs on several hosts without MPI; RINGREDUCE_ADDRESS is the same as a variable.
-        secret_file: a file with at least 16 random bytes, the same on all hosts, that nobody else may read. Needed with
-            an address; RINGREDUCE_SECRET_FILE is the same as a variable.
+            that is free there. For jobs on several hosts without MPI, where the launcher does not tell the ranks where
+            rank 0 is (docs/hosts.md); RINGREDUCE_ADDRESS is the same as a variable.
+        secret_file: a file with at least 16 random bytes, the same on all hosts, that nobody else may read. Needed
+            between hosts unless MPI hands over a secret; RINGREDUCE_SECRET_FILE is the same as a variable.
 
     Returns:
         The rank's place; `with ringreduce.init() as world:` ends with shutdown().
@@ -99,9 +100,11 @@ def init(
             ranks; comm is a list of a part of the ranks, or no communicator of this process; the launcher started more
             ranks than the MPI that runs here knows of; rank 0 is not at the address; the secret file is not there, or
             others may read it.
-        MismatchError: the ranks differ in their number, in the calls of init() before, or in their secret.
+        MismatchError: the ranks differ in their number, in the calls of init() before, in RINGREDUCE_TRANSPORT or in
+            their secret; or another process listens at the address.
         TimeoutError: not all ranks came within RINGREDUCE_INIT_TIMEOUT.
-        UnavailableError: the job needs a transport that does not exist, or is on several hosts without mpi4py.
+        UnavailableError: the job needs a transport that does not exist, or is on several hosts without mpi4py and
+            without a secret file.
     """
     with _lock:
         if state.current is None:
@@ -210,36 +213,40 @@ def _start(
 ) -> None:
     timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
     dynamic = config.flag("RINGREDUCE_DYNAMIC_PROCESS_SETS")
-    transport = config.value("RINGREDUCE_TRANSPORT").value
-    alone = transport in ("mpi", "tcp")
+    transport = config.choice("RINGREDUCE_TRANSPORT")
     address = address or config.value("RINGREDUCE_ADDRESS").value
+    secret_file = os.path.expanduser(os.fspath(secret_file or config.value("RINGREDUCE_SECRET_FILE").value))
+    wanted = places.TcpWanted(address, secret_file, transport, job)
     placed = launched = met = None
     if communicators.is_communicator(comm):
         if rank is not None or size is not None:
             raise InvalidArgumentError("init(): comm says rank and size; leave rank= and size= out")
-        if address or transport == "tcp":
-            raise InvalidArgumentError("init(comm=...): ranks of a communicator are connected by MPI, not by TCP")
-        placed = communicators.place_ranks(comm, timeout_s, alone)
-        place = placed.placement
+        if transport in places.TCP and not communicators.is_null(comm) and comm.Get_size() > 1:
+            from ringreduce.job import tcp_job  # jobs on one host do without it
+
+            met = tcp_job.meet_over_mpi(comm, wanted, 0, timeout_s)
+        elif address:
+            raise InvalidArgumentError(
+                "init(comm=...): ranks of a communicator are connected by MPI: leave the address out. With "
+                "RINGREDUCE_TRANSPORT=shm+tcp they are connected by TCP, and MPI tells them where rank 0 listens"
+            )
+        placed = met.placed if met else communicators.place_ranks(comm, timeout_s, transport)
+        place = replace(placed.placement, source="communicator")
     else:
         place = _launched(comm, rank, size, job, network=transport != "shm")
         if place.source != "arguments" and place.size > 1:
             launched = place
             if state.forked_from is None:
                 inheritance.check(place)
-        if place.size > 1 and (address or transport == "tcp"):
-            met = _met(place, address, secret_file, timeout_s, transport, job)
+        if place.size > 1 and (address or transport in places.TCP or environment.spans_hosts(place)):
+            met = _met(place, wanted, timeout_s)
+        if met is not None:
             placed = met.placed
             place = replace(placed.placement, source=place.source, job=place.job)
-        elif launched is not None and (alone or environment.spans_hosts(place)):
+        elif launched is not None and (transport == "mpi" or environment.spans_hosts(place)):
             comm = mpi.world()
-            placed = communicators.place_ranks(comm, timeout_s, alone)
-            if placed.placement.size != place.size:
-                raise InvalidArgumentError(
-                    f"{place.source} started {place.size} ranks, but MPI.COMM_WORLD has {placed.placement.size}: start "
-                    f"the job with mpirun, or with `ringrun --transport mpi -np {place.size} ...`, which calls it; or "
-                    "give init() an address, and the ranks are connected by TCP"
-                )
+            communicators.check_size(comm, place)
+            placed = communicators.place_ranks(comm, timeout_s, transport)
             place = placed.placement
     if place.size > 1 and state.forked_from is not None and place.rank == state.forked_from.rank:
         raise NotInitializedError(state.absence())  # the parent is this rank already
@@ -285,40 +292,16 @@ def _start(
         uncaught.arm(_leave, place.source)
 
 
-def _met(
-    place: environment.Placement,
-    address: str,
-    secret_file: str | os.PathLike[str] | None,
-    timeout_s: float,
-    transport: str,
-    job: str | None,
-) -> tcp_rendezvous.Met:
-    """Meets the ranks of all hosts over TCP."""
-    from ringreduce.job import tcp_rendezvous  # jobs on one host do without it
+def _met(place: environment.Placement, wanted: places.TcpWanted, timeout_s: float) -> tcp_rendezvous.Met | None:
+    """Meets the ranks of all hosts over TCP, if that is how they are connected."""
+    from ringreduce.job import tcp_job
 
     global _meeting_count
-    if transport in ("mpi", "shm"):
-        raise InvalidArgumentError(f"RINGREDUCE_TRANSPORT={transport}: an address is for TCP; leave one of them out")
-    if not address:
-        raise UnavailableError(
-            "RINGREDUCE_TRANSPORT=tcp: set RINGREDUCE_ADDRESS=host:port, an address of rank 0's host, and "
-            "RINGREDUCE_SECRET_FILE, a file with the job's secret; the same on all ranks"
-        )
-    host, port = tcp_rendezvous.parse_address(address)
-    secret_file = secret_file or config.value("RINGREDUCE_SECRET_FILE").value
-    if not secret_file:
-        raise InvalidArgumentError(
-            f"init(): address {address} is given, and no secret_file: without a secret anybody who reaches the port "
-            "could join the job. Set RINGREDUCE_SECRET_FILE to a file that is the same on all hosts; make one with: "
-            "(umask 077; head -c 32 /dev/urandom | base64 > ~/.ringreduce-secret)"
-        )
-    secret = tcp_rendezvous.read_secret(os.path.expanduser(secret_file))
-    secret = tcp_rendezvous.mac(secret, b"job", environment.name_across_hosts(place.source, job).encode())
+    told_by = tcp_job.source(place, wanted)
+    if told_by is None:
+        return None
     _meeting_count += 1
-    meeting = tcp_rendezvous.TcpMeeting(
-        host, port, secret, place.rank, place.size, _meeting_count, alone=transport == "tcp"
-    )
-    return tcp_rendezvous.meet(meeting, timeout_s)
+    return tcp_job.meet_ranks(told_by, place, wanted, _meeting_count, timeout_s)
 
 
 def _fail(why: str) -> None:

@@ -33,13 +33,16 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_STAGING", "name", "auto|cached|streamed", "auto", "",
        "how staged data is written: through the caches or past them; auto measures which is faster now"},
       {"RINGREDUCE_ISA", "name", "auto|portable|x86-64-v2|avx2|avx512", "auto", "", "CPU kernel set"},
-      {"RINGREDUCE_TRANSPORT", "name", "auto|shm|tcp|mpi", "auto", "",
-       "how ranks are linked; auto: shared memory within a host, between hosts TCP where there is an address, else "
-       "MPI; tcp, mpi: that everywhere, as if each rank were a host"},
+      {"RINGREDUCE_TRANSPORT", "name", "auto|shm|shm+tcp|tcp|mpi", "auto", "",
+       "how ranks are linked; auto: shared memory within a host, between hosts TCP where there is an address or no MPI "
+       "has started them, else MPI; shm+tcp: between hosts TCP in any case; tcp, mpi: that everywhere, as if each rank "
+       "were a host"},
       {"RINGREDUCE_ADDRESS", "host:port", "", "", "",
-       "where rank 0 listens for the ranks of other hosts, which then are connected by TCP; the same on all ranks"},
+       "where rank 0 listens for the ranks of other hosts, which then are connected by TCP; the same on all ranks; "
+       ":port: at an address of its own choice"},
       {"RINGREDUCE_SECRET_FILE", "path", "", "", "",
-       "a file with at least 16 random bytes that only the job's user can read, the same on all hosts; for TCP"},
+       "a file with at least 16 random bytes that only the job's user can read, the same on all hosts; for TCP where "
+       "the launcher has no way to hand over a secret"},
       {"RINGREDUCE_ENCRYPT", "name", "auto|on|off", "auto", "",
        "whether tensors are encrypted between hosts over TCP, as control always is; auto: where they leave for an "
        "address that is not private; off: they bear a checksum"},

@@ -18,7 +18,7 @@ from ringreduce.job import environment, places, rendezvous
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.places import PlacedRanks
 
-RECORD_NBYTES = 512  # of one rank in a gather: JSON, filled up with spaces
+RECORD_NBYTES = 2048  # of one rank in a gather: JSON, filled up with spaces
 MPI_LAUNCHERS = ("openmpi", "pmix", "mpich", "slurm")
 """Those of environment.detect() that tell MPI how many ranks there are; ringrun and torchrun do not."""
 
@@ -34,30 +34,56 @@ def is_null(comm: Any) -> bool:
     return bool(comm == sys.modules["mpi4py.MPI"].COMM_NULL)
 
 
-def place_ranks(comm: Any, timeout_s: float, alone: bool = False) -> PlacedRanks:
+def place_ranks(comm: Any, timeout_s: float, transport: str) -> PlacedRanks:
     """Each rank's place, and one fresh meeting point for each host. Collective over the communicator.
+
+    Arguments and errors are those of exchange_records().
+    """
+    check_communicator(comm)
+    address, secret = rendezvous.new_address()
+    records = exchange_records(comm, timeout_s, transport, {"address": address.hex(), "secret": secret.hex()})
+    rank = comm.Get_rank()
+    hosts = places.host_labels(records)
+    leader = records[hosts[rank]]
+    place = places.placement(hosts, rank, "communicator")
+    return PlacedRanks(place, hosts, bytes.fromhex(leader["address"]), bytes.fromhex(leader["secret"]))
+
+
+def check_communicator(comm: Any) -> None:
+    """Raises InvalidArgumentError: MPI is not initialised, or was finalised; the communicator is null or an
+    inter-communicator; the launcher started more ranks than MPI knows."""
+    _check(comm, "init(comm=...)")
+    check_launcher(asked=comm != sys.modules["mpi4py.MPI"].COMM_SELF)
+
+
+def check_size(world: Any, place: environment.Placement) -> None:
+    """Raises InvalidArgumentError when MPI.COMM_WORLD has another size than the launcher says."""
+    check_launcher(asked=True)
+    if world.Get_size() != place.size:
+        raise InvalidArgumentError(
+            f"{place.source} started {place.size} ranks, but MPI.COMM_WORLD has {world.Get_size()}: start the job with "
+            f"mpirun, or with `ringrun --transport mpi -np {place.size} ...`, which calls it; or give init() an "
+            "address, and the ranks are connected by TCP"
+        )
+
+
+def exchange_records(comm: Any, timeout_s: float, transport: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each rank says of itself, by rank. Collective over the communicator, whatever the transport is.
 
     Args:
         comm: an intra-communicator of mpi4py; it stays the caller's.
         timeout_s: seconds until all ranks must have come; 0 = no limit.
-        alone: makes each rank a host of its own, also where several share one.
+        transport: of RINGREDUCE_TRANSPORT.
+        mine: added to what places.own_record() says; JSON can carry it.
 
     Raises:
-        InvalidArgumentError: MPI is not initialised, or was finalised; the communicator is null or an
-            inter-communicator; the launcher started more ranks than MPI knows; the ranks run different builds.
+        InvalidArgumentError: the ranks run different builds. MismatchError: they have other settings.
         TimeoutError: not all ranks came.
     """
-    _check(comm, "init(comm=...)")
-    check_launcher(asked=comm != sys.modules["mpi4py.MPI"].COMM_SELF)
-    address, secret = rendezvous.new_address()
     rank = comm.Get_rank()
-    mine = places.own_record(rank, comm.Get_size(), alone) | {"address": address.hex(), "secret": secret.hex()}
-    everyone = _gather(comm, mine, "init(comm=...)", timeout_s)
-    places.check_build(everyone, rank, "[communicator]")
-    hosts = places.host_labels(everyone)
-    leader = everyone[hosts[rank]]
-    place = places.placement(hosts, rank, "communicator")
-    return PlacedRanks(place, hosts, bytes.fromhex(leader["address"]), bytes.fromhex(leader["secret"]))
+    records = _gather(comm, places.own_record(rank, comm.Get_size(), transport) | mine, "init(comm=...)", timeout_s)
+    places.check_agreement(records, rank, "[communicator]")
+    return records
 
 
 def world_ranks(comm: Any) -> list[int]:
@@ -105,11 +131,12 @@ def check_launcher(environ: environment.Environ = os.environ, asked: bool = Fals
         return
     library = library_name(module.Get_library_version())
     remedy = "srun --mpi=pmix (or pmi2; `srun --mpi=list`)" if launcher == "slurm" else f"the mpirun of {library}"
+    without = ". Without MPI: RINGREDUCE_SECRET_FILE connects the hosts by TCP (docs/hosts.md)"
     raise InvalidArgumentError(
         f"[communicator] {_LAUNCHER_NAMES.get(launcher, launcher)} started {size} ranks, but mpi4py has loaded "
         f"{library}, where MPI.COMM_WORLD has size {world}: launcher and library do not belong together, and MPI runs "
         f"{size} jobs of one rank. Start with {remedy}; `ringrun --transport mpi -np {size} ...` finds it. To have "
-        "mpi4py load another MPI, set MPI4PY_LIBMPI"
+        "mpi4py load another MPI, set MPI4PY_LIBMPI" + (without if launcher == "slurm" else "")
     )
 
 

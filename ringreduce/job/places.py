@@ -5,14 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringreduce import _core
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job import rendezvous
 from ringreduce.job.environment import Placement
 
 HOST_NAME_CHARS = 64  # Linux's own limit
+NO_SHARED_MEMORY = ("tcp", "mpi")
+"""Values of RINGREDUCE_TRANSPORT with which each rank is a host of its own, whoever is beside it."""
+TCP = ("tcp", "shm+tcp")
+"""Values of RINGREDUCE_TRANSPORT that ask for TCP."""
+
+
+class TcpWanted(NamedTuple):
+    """What the user has said of ranks that are connected by TCP, by arguments or variables; "" is nothing."""
+
+    address: str
+    secret_file: str
+    transport: str
+    job: str | None
 
 
 @dataclass(frozen=True)
@@ -27,17 +40,22 @@ class PlacedRanks:
     secret: bytes
 
 
-def own_record(rank: int, size: int, alone: bool = False) -> dict[str, Any]:
-    """What this rank says of itself; JSON can carry it. alone: the rank is a host of its own, whoever is beside it."""
+def own_record(rank: int, size: int, transport: str = "auto") -> dict[str, Any]:
+    """What this rank says of itself; JSON can carry it. transport: of RINGREDUCE_TRANSPORT."""
+    alone = transport in NO_SHARED_MEMORY
     return {
         "host": rendezvous.host_identity().decode() + (f":{rank}" if alone else ""),
+        "transport": transport,
         "name": os.uname().nodename[:HOST_NAME_CHARS],
         "build": f"{_core.__version__}, control segment {_core.control_nbytes(size)} bytes",
     }
 
 
-def check_build(records: Sequence[dict[str, Any]], rank: int, where: str) -> None:
-    """Raises InvalidArgumentError when the ranks run different builds. where: how the text begins."""
+def check_agreement(records: Sequence[dict[str, Any]], rank: int, where: str) -> None:
+    """Raises InvalidArgumentError when the ranks run different builds, MismatchError when they have other settings.
+
+    where: how the text begins.
+    """
     mine = records[rank]
     for other, one in enumerate(records):
         if one["build"] != mine["build"]:
@@ -45,6 +63,12 @@ def check_build(records: Sequence[dict[str, Any]], rank: int, where: str) -> Non
                 f"{where} rank {rank}/{len(records)}: init(): this rank on {mine['name']} runs ringreduce "
                 f"{mine['build']}, but rank {other} on {one['name']} runs {one['build']}: install one version on all "
                 "hosts, and give all ranks the same RINGREDUCE_CACHE_CAPACITY"
+            )
+        if one["transport"] != mine["transport"]:
+            raise MismatchError(
+                f"{where} rank {rank}/{len(records)}: init(): RINGREDUCE_TRANSPORT is {mine['transport']} on this "
+                f"rank, on {mine['name']}, and {one['transport']} on rank {other}, on {one['name']}: give all ranks "
+                "the same. Open MPI takes a variable to other hosts only when told: mpirun -x RINGREDUCE_TRANSPORT"
             )
 
 

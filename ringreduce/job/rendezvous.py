@@ -72,16 +72,36 @@ def join_job(placement: Placement, init_count: int, timeout_s: float, segment: C
         MismatchError: ranks disagree about size, rank or init count, or have different secrets.
         PeerLostError: a rank died on the way. UnavailableError: the kernel or the process limits do not allow it.
     """
-    named = rendezvous_secret()
-    meeting = Meeting(
-        address=_job_address(named[0] if named else placement.job, init_count),
-        secret=named[1] if named else b"",
-        clients=frozenset(range(1, placement.size)),
-        server=0,
-        size=placement.size,
-        epoch=init_count,
-    )
-    return _join(meeting, placement.rank, Deadline(timeout_s), segment)
+    return _join(_job_meeting(placement, "", init_count), placement.rank, Deadline(timeout_s), segment)
+
+
+def tell_job(placement: Placement, init_count: int, deadline: Deadline, text: str | None) -> str:
+    """Rank 0's text, on all ranks of a launched job on one host. Collective over the job.
+
+    It travels in a memory file that nobody else can open, so it may be a secret.
+
+    Args:
+        init_count: how many texts this job has told.
+        text: rank 0's; None elsewhere.
+
+    Raises: as join_job().
+    """
+    meeting = _job_meeting(placement, ".text", init_count)
+    with _errno_text(placement.rank, meeting):
+        if text is None:
+            (fd,) = receive_fds(meeting, placement.rank, deadline)
+        else:
+            fd = os.memfd_create("ringreduce.text", os.MFD_CLOEXEC)
+        try:
+            if text is None:
+                return os.pread(fd, os.fstat(fd).st_size, 0).decode()
+            os.pwrite(fd, text.encode(), 0)
+            with RendezvousServer(meeting, deadline) as server:
+                server.accept_all()
+                server.reply_all(lambda rank: [fd])
+            return text
+        finally:
+            os.close(fd)
 
 
 def join_with_store(store: Store, rank: int, size: int, timeout_s: float, segment: Callable[[], int]) -> Joined:
@@ -168,6 +188,19 @@ def share_fd(
         except Error:
             deadline.check()
             raise
+
+
+def _job_meeting(placement: Placement, purpose: str, init_count: int) -> Meeting:
+    """Where the ranks of a launched job on one host meet. purpose: tells several meetings of one job apart."""
+    named = rendezvous_secret()
+    return Meeting(
+        address=_job_address((named[0] if named else placement.job) + purpose, init_count),
+        secret=named[1] if named else b"",
+        clients=frozenset(range(1, placement.size)),
+        server=0,
+        size=placement.size,
+        epoch=init_count,
+    )
 
 
 def _join(meeting: Meeting, rank: int, deadline: Deadline, segment: Callable[[], int]) -> Joined:

@@ -63,12 +63,12 @@ class TcpMeeting:
     size: int
     init_count: int
     """Which init() of this process it is, as each rank must say."""
-    alone: bool = False
-    """Whether each rank is a host of its own, whoever is beside it."""
+    transport: str = "auto"
+    """Of RINGREDUCE_TRANSPORT."""
 
     def where(self) -> str:
-        """The address as the user has given it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        """The address in one word."""
+        return address_text(self.host, self.port)
 
     def me(self) -> str:
         """How messages begin."""
@@ -87,11 +87,12 @@ class Met(NamedTuple):
     """Of this job's connections: 32 bytes, the same on all ranks."""
 
 
-def meet(meeting: TcpMeeting, timeout_s: float) -> Met:
+def meet(meeting: TcpMeeting, deadline: Deadline, gate: socket.socket | None = None) -> Met:
     """Meets the ranks of all hosts. Collective over the job.
 
     Args:
-        timeout_s: seconds until all ranks must have come; 0 = no limit.
+        deadline: until when all ranks must have come.
+        gate: rank 0's socket, which listens at the address already; closed here. None: it is made here.
 
     Raises:
         TimeoutError: names the missing ranks, or why rank 0 could not be reached.
@@ -101,14 +102,13 @@ def meet(meeting: TcpMeeting, timeout_s: float) -> Met:
     """
     from ringreduce.job.tcp_rendezvous_server import serve
 
-    deadline = Deadline(timeout_s)
     if meeting.rank == 0:
-        listener, answer = serve(meeting, deadline)
+        listener, answer = serve(meeting, deadline, gate)
     else:
         listener, answer = _call(meeting, deadline)
     try:
         records = answer["records"]
-        places.check_build(records, meeting.rank, "[rendezvous]")
+        places.check_agreement(records, meeting.rank, "[rendezvous]")
         hosts = places.host_labels(records)
         nonce = bytes.fromhex(answer["nonce"])
         here = records[hosts[meeting.rank]]["host"].encode()
@@ -124,6 +124,11 @@ def meet(meeting: TcpMeeting, timeout_s: float) -> Met:
     except BaseException:
         listener.close()
         raise
+
+
+def address_text(host: str, port: int) -> str:
+    """ "host:port", with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -197,7 +202,7 @@ def unsealed(key: bytes, label: bytes, body: bytes, seal: bytes) -> Any:
 def own_record(meeting: TcpMeeting, listener: socket.socket) -> dict[str, Any]:
     """What this rank says of itself."""
     ip, port = listener.getsockname()[:2]
-    return places.own_record(meeting.rank, meeting.size, meeting.alone) | {
+    return places.own_record(meeting.rank, meeting.size, meeting.transport) | {
         "rank": meeting.rank,
         "size": meeting.size,
         "init_count": meeting.init_count,

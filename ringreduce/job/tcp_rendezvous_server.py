@@ -32,6 +32,7 @@ from ringreduce.job.tcp_rendezvous import (
     NONCE_NBYTES,
     RECORD_NBYTES_MOST,
     TcpMeeting,
+    address_text,
     listening,
     mac,
     own_record,
@@ -47,7 +48,9 @@ UNPROVEN_MOST = 64
 BUSY_PORT_S = 2.0
 """How long an earlier job may take to give the port back."""
 TURN_S = 0.5
-FIELDS = {"rank": int, "size": int, "init_count": int, "name": str, "host": str, "build": str, "ip": str, "port": int}
+FIELDS = dict.fromkeys(("rank", "size", "init_count", "port"), int) | dict.fromkeys(
+    ("name", "host", "build", "transport", "ip"), str
+)
 """Of a record."""
 
 
@@ -66,15 +69,20 @@ class Caller:
         self.began_s = time.monotonic()
 
 
-def serve(meeting: TcpMeeting, deadline: Deadline) -> tuple[socket.socket, dict[str, Any]]:
+def serve(
+    meeting: TcpMeeting, deadline: Deadline, gate: socket.socket | None = None
+) -> tuple[socket.socket, dict[str, Any]]:
     """Gathers the records of all ranks and sends them to all.
+
+    Args:
+        gate: listens at the meeting's address already; closed here. None: it is made here.
 
     Returns:
         This rank's listener for the others' connections, and the answer that they were sent.
 
     Raises: as meet().
     """
-    with _Server(meeting, deadline) as server:
+    with _Server(meeting, deadline, gate) as server:
         listener = listening(server.ip)
         try:
             records = {0: own_record(meeting, listener)} | server.gather()
@@ -87,14 +95,13 @@ def serve(meeting: TcpMeeting, deadline: Deadline) -> tuple[socket.socket, dict[
 
 
 class _Server:
-    def __init__(self, meeting: TcpMeeting, deadline: Deadline) -> None:
+    def __init__(self, meeting: TcpMeeting, deadline: Deadline, gate: socket.socket | None) -> None:
         self._meeting = meeting
         self._deadline = deadline
         self._callers: dict[socket.socket, Caller] = {}
         self._turned_away = 0
         self._selector = selectors.DefaultSelector()
-        self._listener = _bound(meeting, deadline)
-        self._listener.listen(meeting.size + UNPROVEN_MOST)
+        self._listener = gate or listening_at(meeting.host, meeting.port, meeting.size, meeting.me(), deadline)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self.ip: str = self._listener.getsockname()[0]
@@ -272,13 +279,23 @@ class _Server:
         )
 
 
-def _bound(meeting: TcpMeeting, deadline: Deadline) -> socket.socket:
+def listening_at(host: str, port: int, size: int, me: str, deadline: Deadline) -> socket.socket:
+    """A socket that listens at this address of this host for so many ranks; port 0 is any that is free.
+
+    me: how messages begin.
+
+    Raises:
+        InvalidArgumentError: it is no address of this host, or one of all interfaces.
+        MismatchError: another process listens there.
+    """
+    where = address_text(host, port)
+    backlog = size + UNPROVEN_MOST
     busy = Deadline(BUSY_PORT_S)
     while True:
         try:
-            found = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
-            raise InvalidArgumentError(f"{meeting.me()}: address {meeting.where()}: {error}") from None
+            raise InvalidArgumentError(f"{me}: address {where}: {error}") from None
         reason: OSError | None = None
         for family, kind, protocol, _, address in found:
             listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
@@ -286,10 +303,11 @@ def _bound(meeting: TcpMeeting, deadline: Deadline) -> socket.socket:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if address[0] in ("0.0.0.0", "::") or "%" in str(address[0]):
                     raise InvalidArgumentError(
-                        f"{meeting.me()}: {meeting.where()} is not the address of one interface that all hosts know: "
-                        "give one of rank 0's own addresses, and no link-local one"
+                        f"{me}: {where} is not the address of one interface that all hosts know: give one of rank 0's "
+                        "own addresses, and no link-local one"
                     )
                 listener.bind(address)
+                listener.listen(backlog)  # two sockets may be bound to one port while none of them listens
                 return listener
             except Error:
                 listener.close()
@@ -299,10 +317,12 @@ def _bound(meeting: TcpMeeting, deadline: Deadline) -> socket.socket:
                 listener.close()
         if reason is not None and reason.errno != errno.EADDRINUSE:
             raise InvalidArgumentError(
-                f"{meeting.me()}: cannot listen at {meeting.where()}: {reason}. The address has to be one of rank 0's "
-                "own host, which the other hosts can reach"
+                f"{me}: cannot listen at {where}: {reason}. The address has to be one of rank 0's own host, which the "
+                "other hosts can reach"
             )
         if busy.expired() or deadline.expired():
-            raise MismatchError(f"{meeting.me()}: another process listens at {meeting.where()} already")
+            raise MismatchError(
+                f"{me}: another process listens at {where} already: give RINGREDUCE_ADDRESS another port, on all ranks"
+            )
         with contextlib.suppress(InterruptedError):
             time.sleep(1e-2)

@@ -68,8 +68,8 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
     add(
         "--transport",
         choices=("auto", "shm", "tcp", "mpi"),
-        help="how ranks are linked; shm (shared memory) is auto's choice today; mpi: mpirun starts the ranks; tcp: "
-        "not by ringrun yet",
+        help="how ranks are linked; shm (shared memory) is auto's choice today; mpi: mpirun starts the ranks; tcp: by "
+        "TCP, as if each rank were a host, to try or to compare",
     )
     add("--mpi-args", metavar="WORDS", help='more options for mpirun: --mpi-args="--mca btl tcp,self"')
     add(
@@ -126,11 +126,6 @@ def read(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
         options.command = [sys.executable, "-m", *options.module]
     if not options.command:
         raise InvalidArgumentError(f"no program to run; for example: {prog} -np 2 python train.py")
-    if options.transport == "tcp":
-        raise UnavailableError(
-            "--transport tcp: ringrun starts ranks of one host, which share memory (--transport shm, the default). "
-            "docs/hosts.md says how to start ranks on several hosts that are connected by TCP"
-        )
     if options.mpi_args is not None and options.transport != "mpi":
         raise InvalidArgumentError("--mpi-args are for mpirun: give --transport mpi too")
     if options.output_filename is not None and options.transport == "mpi":

@@ -114,14 +114,52 @@ def test_ranks_of_two_nodes_sum(cluster: Slurm, name: str, plugin: str) -> None:
     assert 4 * COUNT <= crossed.mean_sent <= 1.1 * 4 * COUNT + 200_000  # 2(h-1)/h of the bytes, h = 2
 
 
-def test_ranks_of_two_nodes_sum_without_mpi(cluster: Slurm) -> None:
-    secret = cluster.lab.folder / "secret"
-    secret.touch(mode=0o600)
-    secret.write_text("0123456789abcdef")
-    env = {"RINGREDUCE_ADDRESS": "a:29400", "RINGREDUCE_SECRET_FILE": str(secret)}
+@pytest.fixture(name="secret")
+def secret_of_all_nodes(cluster: Slurm) -> dict[str, str]:
+    path = cluster.lab.folder / "secret"
+    path.touch(mode=0o600)
+    path.write_text("0123456789abcdef")
+    return {"RINGREDUCE_SECRET_FILE": str(path)}
+
+
+@pytest.mark.parametrize("address", ["", ":29400", "a:29400"])
+def test_ranks_of_two_nodes_sum_without_mpi(cluster: Slurm, secret: dict[str, str], address: str) -> None:
+    """Where rank 0 is, the others know from Slurm's variables."""
+    env = secret | ({"RINGREDUCE_ADDRESS": address} if address else {})
     status, lines = srun(cluster, 4, SPAN, *TWO_NODES, "--mpi=none", env=env)
     wanted = [f"rank {rank} of 4: True {[rank % 2, 2, rank // 2, 2]}" for rank in range(4)]
     assert (status, sorted(line for line in lines if line.startswith("rank"))) == (0, wanted), cluster.logs()
+
+
+def test_pmi_tells_the_ranks_where_rank_0_is(cluster: Slurm) -> None:
+    if "pmix" not in cluster.run(["srun", "--mpi=list"]).output.split():
+        pytest.skip("this Slurm has no pmix plugin")
+    program = SPAN.replace("        os.write", "        from ringreduce import state\n        os.write")
+    program = program.replace("{place}", "{place} {state.current.communicator}")
+    env = launched(cluster, "openmpi 5") | {"RINGREDUCE_TRANSPORT": "shm+tcp"}
+    status, lines = srun(cluster, 4, program, *TWO_NODES, "--mpi=pmix", env=env)
+    wanted = [f"rank {rank} of 4: True {[rank % 2, 2, rank // 2, 2]} None" for rank in range(4)]
+    assert (status, sorted(line for line in lines if line.startswith("rank"))) == (0, wanted), cluster.logs()
+
+
+def test_rank_0_that_is_on_another_node_than_the_first(cluster: Slurm, secret: dict[str, str]) -> None:
+    hosts = cluster.lab.folder / "hostfile"
+    hosts.write_text("b\nb\na\na\n")
+    env = secret | {"SLURM_HOSTFILE": str(hosts), "RINGREDUCE_INIT_TIMEOUT": "5"}
+    _, lines = srun(cluster, 4, SPAN, "-N", "2", "--distribution=arbitrary", "--mpi=none", env=env)
+    said = sorted(line for line in lines if line.startswith("refused"))
+    assert len(said) == 4, lines
+    assert "this rank is not on the first node of the step, a" in said[0], said
+    assert "set RINGREDUCE_ADDRESS=host:port" in said[0], said
+    assert all("no connection to rank 0 at a:" in line for line in said[1:]), said
+
+
+def test_nodes_without_a_secret_are_refused_in_words(cluster: Slurm) -> None:
+    _, lines = srun(cluster, 4, SPAN, *TWO_NODES, "--mpi=none", env={"RINGREDUCE_TRANSPORT": "shm+tcp"})
+    said = [line for line in lines if line.startswith("refused")]
+    assert len(said) == 4, lines
+    words = "refused: slurm started this job on several hosts.*set RINGREDUCE_SECRET_FILE"
+    assert all(re.match(words, line) for line in said), said
 
 
 def test_nodes_without_mpi_are_refused_in_words(cluster: Slurm) -> None:
@@ -130,6 +168,7 @@ def test_nodes_without_mpi_are_refused_in_words(cluster: Slurm) -> None:
     said = [line for line in lines if line.startswith("refused")]
     assert len(said) == 4, lines
     assert all("Start with srun --mpi=pmix (or pmi2; `srun --mpi=list`)" in line for line in said), said
+    assert all("Without MPI: RINGREDUCE_SECRET_FILE connects the hosts by TCP" in line for line in said), said
     _, lines = srun(cluster, 4, SPAN, *TWO_NODES, env={"RINGREDUCE_TRANSPORT": "shm"})
     said = [line for line in lines if line.startswith("refused")]
     assert len(said) == 4, lines

@@ -162,7 +162,7 @@ def test_which_hosts_are_this_one() -> None:
 
 WRONG = [
     (["-np", "2", "-H", "remote:2", "true"], "cannot reach other hosts yet"),
-    (["-np", "2", "--transport", "tcp", "true"], "--transport tcp: ringrun starts ranks of one host"),
+    (["-np", "2", "--transport", "tcp", "-H", "remote:2", "true"], "cannot reach other hosts yet"),
     (["-np", "2", "--mpi-args=-v", "true"], "give --transport mpi too"),
     (["-np", "3", "--transport", "mpi", "-H", "remote:2", "true"], "the hosts have 2 slots"),
     (["-np", "2", "--transport", "pigeon", "true"], "invalid choice: 'pigeon'"),

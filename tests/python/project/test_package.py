@@ -125,7 +125,8 @@ OWN_FRAMEWORKS = {
     "keras": {"tensorflow", "keras", "torch", "jax"},
     "jax": {"jax"},
 }
-LAZY = {"job": {"mpi4py"}}  # within functions: where a job is on several hosts, or MPI is asked for by name
+# Within functions: where a job is on several hosts, or MPI is asked for by name; torch: for the store of its torchrun.
+LAZY = {"job": {"mpi4py", "torch"}}
 EDGE = {"compat", "launch", "bench", "doctor", "cli"}
 
 
