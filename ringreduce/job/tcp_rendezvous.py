@@ -291,6 +291,7 @@ def _connect(meeting: TcpMeeting, deadline: Deadline) -> socket.socket:
 
 def _ask(meeting: TcpMeeting, connection: socket.socket, record: dict[str, Any], deadline: Deadline) -> Any:
     hello = MAGIC + os.urandom(NONCE_NBYTES)
+    challenge = b""
     _set_timeout(connection, deadline)
     try:
         try:
@@ -317,10 +318,9 @@ def _ask(meeting: TcpMeeting, connection: socket.socket, record: dict[str, Any],
         body = _receive(connection, nbytes, deadline)
         return unsealed(key, b"answer", body, _receive(connection, MAC_NBYTES, deadline))
     except builtins.TimeoutError:
-        raise TimeoutError(
-            f"{meeting.me()}: rank 0 at {meeting.where()} has not answered within {deadline.timeout_s:g} s: other "
-            "ranks have not come, or it is stopped"
-        ) from None
+        who = f"rank 0 at {meeting.where()}" if challenge else f"what listens at {meeting.where()}"
+        why = "other ranks have not come, or it is stopped" if challenge else "it is stopped, or another program"
+        raise TimeoutError(f"{meeting.me()}: {who} has not answered within {deadline.timeout_s:g} s: {why}") from None
 
 
 def _set_timeout(connection: socket.socket, deadline: Deadline) -> None:

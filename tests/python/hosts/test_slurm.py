@@ -154,6 +154,20 @@ def test_rank_0_that_is_on_another_node_than_the_first(cluster: Slurm, secret: d
     assert all("no connection to rank 0 at a:" in line for line in said[1:]), said
 
 
+def test_a_port_of_the_step_that_is_taken(cluster: Slurm, secret: dict[str, str]) -> None:
+    env = secret | {"RINGREDUCE_ADDRESS": ":22", "RINGREDUCE_INIT_TIMEOUT": "5"}  # the ssh daemon of the lab
+    _, lines = srun(cluster, 4, SPAN, *TWO_NODES, "--mpi=none", env=env)
+    said = sorted(
+        (line for line in lines if line.startswith("refused")), key=lambda line: "another process" not in line
+    )
+    assert len(said) == 4, lines
+    assert "another process listens at 10.77.0.1:22 already: give RINGREDUCE_ADDRESS another port" in said[0], said
+    # What the daemon says to a greeting of random bytes depends on them.
+    answers = ("has not answered within 5 s: it is stopped, or another program", "is not this version of ringreduce")
+    words = f"rank [123]/4: (what listens at a:22 ({'|'.join(answers)})|lost rank 0: it gathers the ranks at a:22)"
+    assert all(re.search(words, line) for line in said[1:]), said
+
+
 def test_nodes_without_a_secret_are_refused_in_words(cluster: Slurm) -> None:
     _, lines = srun(cluster, 4, SPAN, *TWO_NODES, "--mpi=none", env={"RINGREDUCE_TRANSPORT": "shm+tcp"})
     said = [line for line in lines if line.startswith("refused")]
