@@ -131,13 +131,14 @@ def test_ranks_of_two_nodes_sum_without_mpi(cluster: Slurm, secret: dict[str, st
     assert (status, sorted(line for line in lines if line.startswith("rank"))) == (0, wanted), cluster.logs()
 
 
-def test_pmi_tells_the_ranks_where_rank_0_is(cluster: Slurm) -> None:
-    if "pmix" not in cluster.run(["srun", "--mpi=list"]).output.split():
-        pytest.skip("this Slurm has no pmix plugin")
+@pytest.mark.parametrize(("name", "plugin"), [("openmpi 5", "pmix"), ("mpich 5", "pmi2")])
+def test_mpi_tells_the_ranks_of_srun_where_rank_0_is(cluster: Slurm, name: str, plugin: str) -> None:
+    if plugin not in cluster.run(["srun", "--mpi=list"]).output.split():
+        pytest.skip(f"this Slurm has no {plugin} plugin")
     program = SPAN.replace("        os.write", "        from ringreduce import state\n        os.write")
     program = program.replace("{place}", "{place} {state.current.communicator}")
-    env = launched(cluster, "openmpi 5") | {"RINGREDUCE_TRANSPORT": "shm+tcp"}
-    status, lines = srun(cluster, 4, program, *TWO_NODES, "--mpi=pmix", env=env)
+    env = launched(cluster, name) | {"RINGREDUCE_TRANSPORT": "shm+tcp"}
+    status, lines = srun(cluster, 4, program, *TWO_NODES, f"--mpi={plugin}", env=env)
     wanted = [f"rank {rank} of 4: True {[rank % 2, 2, rank // 2, 2]} None" for rank in range(4)]
     assert (status, sorted(line for line in lines if line.startswith("rank"))) == (0, wanted), cluster.logs()
 
