@@ -37,6 +37,7 @@ class Pairwise final : public Piecewise {
     size_t offset = 0;  // bytes
     size_t inputs = 0;  // messages of each kind that are through
     size_t results = 0;
+    size_t encoded = SIZE_MAX;  // the message that encoded_out has
   };
   struct Edge {
     int member;
@@ -152,7 +153,10 @@ bool Pairwise::send(Edge& edge) {
   const Range range = owned(piece, is_result ? team_.me : edge.member);
   const std::byte* from = (is_result ? pieces_[piece].dst : pieces_[piece].src) + range.begin * item_;
   if (codec_ != Codec::kNone) {
-    if (way.offset == 0 && !is_result) team_.kernels->encode(codec_, from, edge.encoded_out.get(), range.count());
+    if (way.encoded != way.next && !is_result) {
+      team_.kernels->encode(codec_, from, edge.encoded_out.get(), range.count());
+    }
+    way.encoded = way.next;
     from = is_result ? encoded_result(piece) : edge.encoded_out.get();
   }
   const size_t whole = nbytes(range.count());

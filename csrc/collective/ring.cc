@@ -121,7 +121,8 @@ class Ring final : public Piecewise {
     const Range range = elements(message, ring_step(team_.size(), team_.me, message.step).send);
     const std::byte* from = pieces_[message.piece].dst + range.begin * item_;
     if (codec_ != Codec::kNone) {
-      if (out_.offset == 0) team_.kernels->encode(codec_, from, sent_.data(), range.count());
+      if (encoded_ != out_.next) team_.kernels->encode(codec_, from, sent_.data(), range.count());
+      encoded_ = out_.next;
       from = sent_.data();
     }
     const size_t left = nbytes(range) - out_.offset;
@@ -180,6 +181,7 @@ class Ring final : public Piecewise {
   size_t item_;
   Codec codec_;
   std::vector<std::byte> sent_;  // the messages under way, where there is a codec
+  size_t encoded_ = SIZE_MAX;    // the message of order_ that sent_ has
   std::vector<std::byte> taken_;
   std::vector<std::byte> decoded_;
   std::vector<RingMessage> order_;

@@ -103,13 +103,18 @@ bool Handshakes::is_proven(const Hello& hello, const Challenge& challenge, const
 }
 
 Session Handshakes::session(const Hello& hello, const Challenge& challenge, bool is_client) const {
-  const auto key = [&](const char* direction) {
+  const auto made = [&](const char* what) {
     const std::byte first_block{1};
-    return hmac_sha256(key_,
-                       {view(direction), {&hello, sizeof hello}, {&challenge, sizeof challenge}, {&first_block, 1}});
+    return hmac_sha256(key_, {view(what), {&hello, sizeof hello}, {&challenge, sizeof challenge}, {&first_block, 1}});
   };
-  Session session = {key("client to server"), key("server to client"), false};
-  if (!is_client) std::swap(session.send_key, session.receive_key);
+  const Bytes32 seeds = made("checksums");
+  Session session = {made("client to server"), made("server to client")};
+  std::memcpy(&session.send_seed, seeds.data(), sizeof session.send_seed);
+  std::memcpy(&session.receive_seed, seeds.data() + sizeof session.send_seed, sizeof session.receive_seed);
+  if (!is_client) {
+    std::swap(session.send_key, session.receive_key);
+    std::swap(session.send_seed, session.receive_seed);
+  }
   session.is_encrypted = hello.wants_encryption != 0 || challenge.wants_encryption != 0 ||
                          carries_control(static_cast<int>(hello.channel));
   return session;

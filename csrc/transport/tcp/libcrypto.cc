@@ -26,6 +26,7 @@ struct Calls {
   int (*EVP_CipherUpdate)(void* context, unsigned char* out, int* out_nbytes, const unsigned char* in,
                           int nbytes) = nullptr;
   int (*EVP_CipherFinal_ex)(void* context, unsigned char* out, int* out_nbytes) = nullptr;
+  void (*ERR_clear_error)() = nullptr;
 };
 
 // Of openssl/evp.h.
@@ -58,7 +59,8 @@ Calls open_library() {
         find(library, "EVP_aes_256_gcm", calls.EVP_aes_256_gcm) &&
         find(library, "EVP_CipherInit_ex", calls.EVP_CipherInit_ex) &&
         find(library, "EVP_CipherUpdate", calls.EVP_CipherUpdate) &&
-        find(library, "EVP_CipherFinal_ex", calls.EVP_CipherFinal_ex))
+        find(library, "EVP_CipherFinal_ex", calls.EVP_CipherFinal_ex) &&
+        find(library, "ERR_clear_error", calls.ERR_clear_error))
       return calls;  // the library stays open until the process ends
     ::dlclose(library);
   }
@@ -134,7 +136,9 @@ bool Gcm::open(uint64_t number, ByteView header, const Tag& tag, ByteView text, 
   check(libcrypto.EVP_CIPHER_CTX_ctrl(context_.get(), kSetTag, static_cast<int>(expected.size()), expected.data()));
   unsigned char none[16];
   int nbytes = 0;
-  return libcrypto.EVP_CipherFinal_ex(context_.get(), none, &nbytes) == 1;
+  const bool is_right = libcrypto.EVP_CipherFinal_ex(context_.get(), none, &nbytes) == 1;
+  if (!is_right) libcrypto.ERR_clear_error();  // Python's ssl would find it
+  return is_right;
 }
 
 void Gcm::transform(uint64_t number, ByteView header, ByteView text, std::byte* out) {

@@ -19,14 +19,6 @@ constexpr size_t kSealNbytes = sizeof(Seal);
 constexpr size_t kFullNbytes = kHeaderNbytes + kRecordNbytes + kSealNbytes;
 constexpr size_t kScratchNbytes = 4 * kFullNbytes;
 
-// Of this connection and direction, so that no other one's records are taken for its own.
-uint64_t seed_of(const Bytes32& key) {
-  uint64_t seed = 0;
-  std::memcpy(&seed, key.data(), sizeof seed);
-  return seed;
-}
-
-// The header needs no checksum: it bears its length twice.
 Seal checksum_seal(uint64_t seed, const std::byte* payload, size_t nbytes) {
   const Checksum sum = checksum(seed, payload, nbytes);
   Seal seal;
@@ -35,32 +27,41 @@ Seal checksum_seal(uint64_t seed, const std::byte* payload, size_t nbytes) {
   return seal;
 }
 
+// Without it, a length that has grown on its way would be waited for.
+uint32_t check_of(uint64_t seed, uint32_t length) {
+  return checksum(seed, reinterpret_cast<const std::byte*>(&length), sizeof length)[3];
+}
+
 }  // namespace
 
-RecordWriter::RecordWriter(const Session& session) : seed_(seed_of(session.send_key)) {
+RecordWriter::RecordWriter(const Session& session) : seed_(session.send_seed) {
   if (session.is_encrypted) gcm_.emplace(session.send_key, Gcm::Direction::kSeal);
 }
 
 void RecordWriter::begin(const std::byte* src, size_t nbytes) {
-  payload_nbytes_ = std::min(nbytes, kRecordNbytes);
-  sent_ = 0;
-  const auto length = static_cast<uint32_t>(payload_nbytes_);
-  const uint32_t turned_over = ~length;
+  const uint64_t number = number_++;
+  const auto length = static_cast<uint32_t>(nbytes);
+  const uint32_t check = check_of(seed_ + number, length);
   std::memcpy(header_.data(), &length, sizeof length);
-  std::memcpy(header_.data() + sizeof length, &turned_over, sizeof turned_over);
+  std::memcpy(header_.data() + sizeof length, &check, sizeof check);
   if (gcm_) {
-    if (ciphertext_.size() < payload_nbytes_) ciphertext_.resize(payload_nbytes_);
-    seal_ = gcm_->seal(number_, {header_.data(), header_.size()}, {src, payload_nbytes_}, ciphertext_.data());
+    if (ciphertext_.size() < nbytes) ciphertext_.resize(nbytes);
+    seal_ = gcm_->seal(number, {header_.data(), header_.size()}, {src, nbytes}, ciphertext_.data());
   } else {
-    seal_ = checksum_seal(seed_ + number_, src, payload_nbytes_);
+    seal_ = checksum_seal(seed_ + number, src, nbytes);
   }
-  ++number_;
+  sent_ = 0;
+  payload_nbytes_ = nbytes;
 }
 
 std::optional<size_t> RecordWriter::send(int fd, const std::byte* src, size_t nbytes) {
+  if (error_ != 0) {
+    errno = error_;
+    return {};
+  }
   size_t moved = 0;
   while (moved < nbytes) {
-    if (payload_nbytes_ == 0) begin(src + moved, nbytes - moved);
+    if (payload_nbytes_ == 0) begin(src + moved, std::min(nbytes - moved, kRecordNbytes));
     const std::byte* const payload = gcm_ ? ciphertext_.data() : src + moved;
     const ByteView record[] = {
         {header_.data(), kHeaderNbytes}, {payload, payload_nbytes_}, {seal_.data(), kSealNbytes}};
@@ -76,10 +77,15 @@ std::optional<size_t> RecordWriter::send(int fd, const std::byte* src, size_t nb
     msghdr message = {};
     message.msg_iov = rest;
     message.msg_iovlen = count;
-    const ssize_t n = ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const bool is_last = moved + payload_nbytes_ == nbytes;
+    const ssize_t n = ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL | (is_last ? 0 : MSG_MORE));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-    if (n < 0) return {};
+    if (n < 0) {
+      error_ = errno;
+      if (moved != 0) break;  // the next call tells
+      return {};
+    }
     sent_ += static_cast<size_t>(n);
     if (sent_ < kHeaderNbytes + payload_nbytes_ + kSealNbytes) continue;
     moved += payload_nbytes_;
@@ -89,7 +95,7 @@ std::optional<size_t> RecordWriter::send(int fd, const std::byte* src, size_t nb
 }
 
 RecordReader::RecordReader(const Session& session, std::string who)
-    : seed_(seed_of(session.receive_key)), who_(std::move(who)) {
+    : seed_(session.receive_seed), who_(std::move(who)) {
   if (session.is_encrypted) gcm_.emplace(session.receive_key, Gcm::Direction::kOpen);
 }
 
@@ -97,14 +103,14 @@ bool RecordReader::next() {
   if (arrived_nbytes() < kHeaderNbytes) return false;
   std::byte* const header = scratch_.data() + next_;
   uint32_t length = 0;
-  uint32_t turned_over = 0;
+  uint32_t check = 0;
   std::memcpy(&length, header, sizeof length);
-  std::memcpy(&turned_over, header + sizeof length, sizeof turned_over);
+  std::memcpy(&check, header + sizeof length, sizeof check);
   const auto wrong = [&] {
     return InternalError(who_ + ": record " + std::to_string(number_) + " of this connection is not as the peer has " +
                          "made it: it was changed on its way, or in the sender's memory while it was sent");
   };
-  if (length == 0 || length > kRecordNbytes || turned_over != ~length) throw wrong();
+  if (length == 0 || length > kRecordNbytes || check != check_of(seed_ + number_, length)) throw wrong();
   const size_t whole = kHeaderNbytes + length + kSealNbytes;
   if (arrived_nbytes() < whole) return false;
   std::byte* const payload = header + kHeaderNbytes;

@@ -1,9 +1,9 @@
 // What a connection carries after its handshake: records, of which no byte is used before the whole record is found to
 // be unchanged, and the next one.
 //
-//   header   8 bytes: the payload's length, and the same with every bit turned over
+//   header   8 bytes: the payload's length, and a CRC-32C over the record's number, which is not sent, and the length
 //   payload  1 to 32 KiB
-//   seal     16 bytes over the record's number, which is not sent, the header and the payload
+//   seal     16 bytes over the number, the header and the payload
 //
 // On an encrypted connection the payload is encrypted and the seal is the tag of AES-256-GCM, under the key of this
 // connection and direction, with the number as the nonce: then the record is proven to be the peer's. Else the seal is
@@ -31,6 +31,9 @@ namespace rr {
 struct Session {
   Bytes32 send_key = {};
   Bytes32 receive_key = {};
+  // Of checksums, by connection and direction, so that no other one's records are taken for its own.
+  uint64_t send_seed = 0;
+  uint64_t receive_seed = 0;
   bool is_encrypted = false;
 };
 
@@ -52,12 +55,13 @@ class RecordWriter {
   using Header = std::array<std::byte, 8>;
   void begin(const std::byte* src, size_t nbytes);
 
-  const uint64_t seed_;     // of checksums
+  const uint64_t seed_;
   std::optional<Gcm> gcm_;  // of an encrypted connection
   uint64_t number_ = 0;
   Header header_ = {};
   Seal seal_ = {};
   std::vector<std::byte> ciphertext_;
+  int error_ = 0;              // errno of the send that failed: what had gone of the record is not known
   size_t payload_nbytes_ = 0;  // of the record under way; 0: there is none
   size_t sent_ = 0;            // of its header, payload and seal
 };
@@ -81,7 +85,7 @@ class RecordReader {
  private:
   size_t arrived_nbytes() const { return arrived_ - next_; }
 
-  const uint64_t seed_;     // of checksums
+  const uint64_t seed_;
   std::optional<Gcm> gcm_;  // of an encrypted connection
   const std::string who_;
   uint64_t number_ = 0;

@@ -77,6 +77,7 @@ class TcpLink final : public Link {
         if (!reader_) {
           writer_.emplace(connection_->session);
           reader_.emplace(connection_->session, where());
+          connection_->session = Session();  // keys are kept once
         }
         return true;
       case State::kIdle:

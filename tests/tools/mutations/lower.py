@@ -181,15 +181,15 @@ ROWS = (
     Mutation(
         "tcp-record-length",
         "csrc/transport/tcp/records.cc",
-        "if (length == 0 || length > kRecordNbytes || turned_over != ~length) throw wrong();",
+        "if (length == 0 || length > kRecordNbytes || check != check_of(seed_ + number_, length)) throw wrong();",
         "if (length == 0 || length > kRecordNbytes) throw wrong();",
         ("records_test::records: a changed bit",),
     ),
     Mutation(
         "tcp-directions",
         "csrc/transport/tcp/handshake.cc",
-        'key("server to client")',
-        'key("client to server")',
+        'made("server to client")',
+        'made("client to server")',
         ("records_test::handshake:",),
     ),
     Mutation(
