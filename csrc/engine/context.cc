@@ -221,7 +221,6 @@ void Context::monitor_leaders(const Group& group) {
 
 void Context::forget_after_fork() {
   liveness_.close();
-  if (network_.reader != nullptr) network_.reader->forget_after_fork();
 }
 
 void Context::watch_peers() {

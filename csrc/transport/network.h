@@ -33,7 +33,6 @@ class NetworkReader {
   virtual std::vector<LostRank> newly_lost() = 0;
   // Says to the other ranks that this one leaves on purpose, and calls ring no more.
   virtual void leave() = 0;
-  virtual void forget_after_fork() = 0;  // in a forked child: closes descriptors
 };
 
 // How ranks of other hosts are reached.

@@ -15,7 +15,7 @@ constexpr const char* kOther = "another connection of these ranks counts";
 
 }  // namespace
 
-Attempt::Attempt(const Handshakes& handshakes, Fd socket, int rank, int peer, int channel)
+Attempt::Attempt(const Handshakes& handshakes, OwnedFd socket, int rank, int peer, int channel)
     : began_ns(now_ns()),
       handshakes_(handshakes),
       socket_(std::move(socket)),
@@ -25,7 +25,7 @@ Attempt::Attempt(const Handshakes& handshakes, Fd socket, int rank, int peer, in
       peer_(peer),
       channel_(channel) {}
 
-Attempt::Attempt(const Handshakes& handshakes, Fd socket, int rank)
+Attempt::Attempt(const Handshakes& handshakes, OwnedFd socket, int rank)
     : began_ns(now_ns()),
       handshakes_(handshakes),
       socket_(std::move(socket)),

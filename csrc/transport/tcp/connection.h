@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/guarded.h"
-#include "os/fd.h"
+#include "os/owned_fd.h"
 
 namespace rr {
 
@@ -19,7 +19,7 @@ struct TcpConnection {
 
   TcpConnection(int peer, int channel) : peer(peer), channel(channel) {}
 
-  void open(Fd opened) {
+  void open(OwnedFd opened) {
     socket = std::move(opened);
     state.store(State::kOpen, std::memory_order_release);
   }
@@ -31,7 +31,7 @@ struct TcpConnection {
   const int peer;
   const int channel;
   std::atomic<State> state{State::kIdle};
-  Fd socket;                    // from kOpen on the link's, until the link drops the connection
+  OwnedFd socket;               // from kOpen on the link's, until the link drops the connection
   Guarded<std::string> reason;  // of kFailed
 };
 

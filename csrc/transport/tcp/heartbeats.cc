@@ -23,7 +23,7 @@ constexpr int64_t kSilentNs = 60'000'000'000;
 
 }  // namespace
 
-void Heartbeats::add(int peer, Fd socket) {
+void Heartbeats::add(int peer, OwnedFd socket) {
   const int fd = socket.get();
   check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost_after_ms_, sizeof lost_after_ms_),
             "setsockopt(TCP_USER_TIMEOUT)");

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "os/fd.h"
+#include "os/owned_fd.h"
 #include "transport/network.h"
 
 namespace rr {
@@ -25,7 +25,7 @@ class Heartbeats {
   Heartbeats(int lost_after_ms, std::function<void(int fd)> forget)
       : lost_after_ms_(lost_after_ms), forget_(std::move(forget)) {}
 
-  void add(int peer, Fd socket);
+  void add(int peer, OwnedFd socket);
   bool has(int fd) const { return peers_.count(fd) != 0; }
   // Reads what has come. Here and below: a rank that turns out to be lost is added to `lost`.
   void read(int fd, std::vector<LostRank>& lost);
@@ -39,7 +39,7 @@ class Heartbeats {
  private:
   struct Peer {
     int rank;
-    Fd socket;
+    OwnedFd socket;
     int64_t heard_ns;
   };
   static void say_farewell(int fd);

@@ -19,10 +19,10 @@
 #include "base/errors.h"
 #include "base/guarded.h"
 #include "os/epoll.h"
+#include "os/owned_fd.h"
 #include "os/thread.h"
 #include "transport/tcp/attempt.h"
 #include "transport/tcp/heartbeats.h"
-#include "transport/tcp/owned_fds.h"
 #include "transport/tcp/tcp_link.h"
 
 namespace rr {
@@ -68,7 +68,6 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   void end_watch() override { watchers_.fetch_sub(1, std::memory_order_relaxed); }
   std::vector<LostRank> newly_lost() override;
   void leave() override;
-  void forget_after_fork() override { owned_.close_all(); }
 
  private:
   using ConnectionPtr = std::shared_ptr<TcpConnection>;
@@ -120,24 +119,23 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   const int rank_;
   const std::vector<TcpAddress> addresses_;  // by rank
   const Handshakes handshakes_;
-  OwnedFds owned_;
   Guarded<Shared> shared_;
   Guarded<std::function<void()>> ring_;
   Epoll events_;    // of everything but the links' connections
   Epoll arrivals_;  // of the links' connections, each reported once (EPOLLET)
-  Fd wake_;
+  OwnedFd wake_;
   std::atomic<int> watchers_{0};
   // The thread does not look for arrivals, because nobody watched when the last one came.
   std::atomic<bool> is_parked_{false};
   std::atomic<bool> stop_{false};
 
-  Fd listener_;
+  OwnedFd listener_;
   bool listens_ = true;                               // else no descriptor was left for a connection
   std::map<int, std::unique_ptr<Attempt>> attempts_;  // by descriptor
   std::map<std::pair<int, int>, Tries> tries_;        // attempts that were dropped, by peer and channel
   std::map<std::pair<int, int>, int> chosen_;         // descriptors of attempts that count, and are not open yet
   std::vector<Redial> redials_;
-  std::map<int, Fd> closings_;  // likewise; dropped, and not all that was sent has come to the peer
+  std::map<int, OwnedFd> closings_;  // likewise; dropped, and not all that was sent has come to the peer
   Heartbeats heartbeats_;
   int64_t beat_ns_ = 0;
   std::atomic<bool> has_said_farewell_{false};
@@ -151,11 +149,11 @@ TcpReader::TcpReader(TcpOptions options)
     : rank_(options.rank),
       addresses_(std::move(options.addresses)),
       handshakes_(options.key, rank_, static_cast<int>(addresses_.size())),
-      wake_(static_cast<int>(check_sys(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd"))),
+      wake_(OwnedFd::from([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); })),
       listener_(std::move(options.listener)),
       heartbeats_(options.lost_after_ms, [this](int fd) { forget(fd); }),
       lost_after_ms_(options.lost_after_ms) {
-  for (const int fd : {listener_.get(), events_.fd(), arrivals_.fd(), wake_.get()}) owned_.add(fd);
+  check_sys(wake_.get(), "eventfd");
   events_.add(listener_.get(), EPOLLIN);
   events_.add(wake_.get(), EPOLLIN);
   events_.add(arrivals_.fd(), EPOLLIN);
@@ -341,7 +339,8 @@ void TcpReader::look_at_clock() {
 
 void TcpReader::accept_all() {
   for (int accepted = 0; accepted < kAcceptsAtOnce; ++accepted) {
-    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    OwnedFd socket =
+        OwnedFd::from([this] { return ::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
     if (!socket) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) {  // no descriptor is left: look again with the next heartbeat
@@ -350,7 +349,6 @@ void TcpReader::accept_all() {
       }
       return;
     }
-    owned_.add(socket.get());
     make_room();
     const int fd = socket.get();
     events_.add(fd, EPOLLIN | EPOLLRDHUP);
@@ -375,14 +373,14 @@ void TcpReader::make_room() {
 void TcpReader::dial(const ConnectionPtr& connection) {
   if (connection->state.load(std::memory_order_acquire) != TcpConnection::State::kWanted) return;
   const TcpAddress& address = addresses_[static_cast<size_t>(connection->peer)];
-  Fd socket(::socket(address.socket_address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  OwnedFd socket = OwnedFd::from(
+      [&] { return ::socket(address.socket_address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
   const int fd = socket.get();
   if (!socket || !start_connecting(fd, address, connection->channel)) {
     const bool is_refused = errno == ECONNREFUSED;
     failed(*connection, with_errno("connect"), is_refused, false);
     return;
   }
-  owned_.add(fd);
   events_.add(fd, EPOLLOUT);
   attempts_[fd] =
       std::make_unique<Attempt>(handshakes_, std::move(socket), rank_, connection->peer, connection->channel);
@@ -450,12 +448,11 @@ void TcpReader::end_attempt(int fd, bool is_final) {
 }
 
 void TcpReader::opened(Attempt& attempt) {
-  Fd socket = attempt.take_socket();
+  OwnedFd socket = attempt.take_socket();
   const int fd = socket.get();
   const bool is_wanted = shared_.lock()->dropped.count({attempt.peer(), attempt.channel()}) == 0;
   const ConnectionPtr found = is_wanted ? connection(attempt.peer(), attempt.channel()) : nullptr;
   if (found == nullptr || found->state.load() == TcpConnection::State::kOpen) {
-    owned_.remove(fd);
     return;
   }
   const int yes = 1;
@@ -463,7 +460,7 @@ void TcpReader::opened(Attempt& attempt) {
   if (attempt.channel() == Heartbeats::kChannel) {
     events_.add(fd, EPOLLIN | EPOLLRDHUP);
     heartbeats_.add(attempt.peer(), std::move(socket));
-    found->open(Fd());
+    found->open(OwnedFd());
   } else {
     found->open(std::move(socket));
     arrivals_.add(fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
@@ -536,18 +533,14 @@ void TcpReader::drop(const ConnectionPtr& connection) {
   }
   const bool was_open = connection->state.exchange(TcpConnection::State::kFailed) == TcpConnection::State::kOpen;
   if (!was_open) return;  // an attempt under way ends by itself
-  Fd socket = std::move(connection->socket);
+  OwnedFd socket = std::move(connection->socket);
   const int fd = socket.get();
   arrivals_.remove(fd);
-  owned_.remove(fd);
   ::shutdown(fd, SHUT_WR);
   if (!has_arrived(fd)) closings_[fd] = std::move(socket);
 }
 
-void TcpReader::forget(int fd) {
-  events_.remove(fd);
-  owned_.remove(fd);
-}
+void TcpReader::forget(int fd) { events_.remove(fd); }
 
 // Where nobody watches, whoever looks at the links is faster than this thread, which parks until somebody watches. What
 // has arrived stays in the epoll and is reported then.
