@@ -13,9 +13,8 @@
 namespace rr {
 namespace {
 
-constexpr int64_t kMs = 1'000'000;
-constexpr int64_t kRedialNs = 50 * kMs;  // after the first attempt that was dropped; doubled up to
-constexpr int64_t kRedialMostNs = 400 * kMs;
+constexpr int64_t kRedialNs = 50'000'000;  // after the first attempt that was dropped; doubled up to
+constexpr int64_t kRedialMostNs = 400'000'000;
 
 }  // namespace
 
@@ -45,7 +44,7 @@ std::optional<std::string> Dialer::failed(const ConnectionPtr& connection, const
   if (failure.has_answer) tries.unanswered_since_ns = 0;
   if (!failure.has_answer && tries.unanswered_since_ns == 0) tries.unanswered_since_ns = now;
   const bool is_lost = connection->channel == Heartbeats::kChannel && !failure.has_answer &&
-                       now - tries.unanswered_since_ns >= lost_after_ms_ * kMs;
+                       now - tries.unanswered_since_ns >= lost_after_ms_ * int64_t{1'000'000};
   if (!failure.is_final && !is_lost) {
     const int64_t pause_ns = std::min(kRedialMostNs, kRedialNs << std::min(tries.count++, 8));
     redials_.push_back({connection, now + pause_ns});

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <thread>
 #include <utility>
 
@@ -30,8 +31,10 @@ namespace {
 
 constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kBeatNs = Heartbeats::kPauseMs * kMs;
-constexpr int64_t kLeaveNs = 1'000 * kMs;   // when the network ends, dropped connections have so long
-constexpr int64_t kFarewellNs = 100 * kMs;  // leave() waits so long for the thread to say it
+constexpr int64_t kLeaveNs = 1'000 * kMs;  // when the network ends, dropped connections have so long
+// leave() waits so long for the thread to say farewell. To a peer whose connection is not there yet it is said later,
+// until so long after leave() as a peer that is not heard of is lost.
+constexpr std::chrono::milliseconds kFarewellWait(100);
 
 // The thread, and what the other threads ask of it.
 class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<TcpReader> {
@@ -42,7 +45,9 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   TcpReader& operator=(const TcpReader&) = delete;
 
   std::unique_ptr<Link> link(int peer, int channel) override;
-  void start(std::function<void()> ring) override { *ring_.lock() = std::move(ring); }
+  void start(std::function<void()> ring, std::function<void(const std::string&)> warn) override {
+    *calls_.lock() = {std::move(ring), std::move(warn)};
+  }
   void monitor(const std::vector<int>& world_ranks) override;
   void begin_watch() override { arrivals_.begin_watch(); }
   void end_watch() override { arrivals_.end_watch(); }
@@ -50,6 +55,10 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   void leave() override;
 
  private:
+  struct Calls {
+    std::function<void()> ring;
+    std::function<void(const std::string&)> warn;
+  };
   void want(const ConnectionPtr& connection);
   void wake();
   void ring();
@@ -66,17 +75,21 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   void opened(Attempt& attempt);
   void failed(const ConnectionPtr& connection, const Dialer::Failure& failure);
   void drop(const ConnectionPtr& connection);
-  void lose(const std::vector<LostRank>& lost);
+  void tell(const Heartbeats::News& news);
+  void leave_when_all_are_told();
+  void end_leaving();
   void give_up(const std::string& why);
 
   const int rank_;
   const int size_;
+  const int lost_after_ms_;
   const Handshakes handshakes_;
   Connections connections_;
   Guarded<std::vector<LostRank>> lost_;  // not yet told of
-  Guarded<std::function<void()>> ring_;
+  Guarded<Calls> calls_;
   std::atomic<bool> is_leaving_{false};
-  std::atomic<bool> has_said_farewell_{false};
+  std::promise<void> farewell_;
+  const std::shared_future<void> has_said_farewell_ = farewell_.get_future().share();
   std::atomic<bool> stop_{false};
   OwnedFd wake_;
   Epoll events_;  // of everything but the links' connections
@@ -88,6 +101,8 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   Closings closings_;
   Heartbeats heartbeats_;
   int64_t beat_ns_ = 0;
+  int64_t leave_until_ns_ = 0;  // 0: it does not leave yet
+  bool has_left_ = false;
   const pid_t owner_ = ::getpid();
   std::thread thread_;
 };
@@ -95,13 +110,14 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
 TcpReader::TcpReader(TcpOptions options)
     : rank_(options.rank),
       size_(static_cast<int>(options.addresses.size())),
+      lost_after_ms_(options.lost_after_ms),
       handshakes_(options.key, rank_, size_),
       wake_(OwnedFd::from([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); })),
       arrivals_(events_, [this] { wake(); }),
       listener_(OwnedFd(std::move(options.listener)), events_),
       attempts_(handshakes_, rank_, options.addresses.size(), connections_, events_),
-      dialer_(rank_, std::move(options.addresses), options.lost_after_ms),
-      heartbeats_(options.lost_after_ms, [this](int fd) { events_.remove(fd); }) {
+      dialer_(rank_, std::move(options.addresses), lost_after_ms_),
+      heartbeats_(rank_, lost_after_ms_, events_) {
   check_sys(wake_.get(), "eventfd");
   events_.add(wake_.get(), EPOLLIN);
   thread_ = start_thread([this] { run(); });
@@ -150,23 +166,23 @@ void TcpReader::monitor(const std::vector<int>& world_ranks) {
 }
 
 void TcpReader::leave() {
-  *ring_.lock() = nullptr;
+  *calls_.lock() = {};
   is_leaving_.store(true);
   wake();
-  const int64_t until_ns = now_ns() + kFarewellNs;
-  while (!has_said_farewell_.load() && now_ns() < until_ns) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  has_said_farewell_.wait_for(kFarewellWait);
 }
 
 void TcpReader::ring() {
-  const auto ring = ring_.lock();
-  if (*ring != nullptr) (*ring)();
+  const auto calls = calls_.lock();
+  if (calls->ring) calls->ring();
 }
 
 void TcpReader::run() {
   try {
-    while (!stop_.load()) turn();
+    while (!stop_.load() || !has_left_) turn();
     const int64_t until_ns = now_ns() + kLeaveNs;
     look_at_requests();  // what came with the stop
+    for (OwnedFd& socket : heartbeats_.take_sockets()) closings_.add(std::move(socket));
     while (!closings_.empty() && now_ns() < until_ns) turn();
   } catch (const std::exception& error) {
     give_up(error.what());
@@ -197,25 +213,38 @@ void TcpReader::look_at(int fd) {
   } else if (attempts_.has(fd)) {
     look_at(attempts_.step(fd));
   } else if (heartbeats_.has(fd)) {
-    std::vector<LostRank> lost;
-    heartbeats_.read(fd, lost);
-    lose(lost);
+    Heartbeats::News news;
+    heartbeats_.look(fd, news);
+    tell(news);
   }
 }
 
 void TcpReader::look_at_requests() {
   const Connections::Asked asked = connections_.take();
-  for (const ConnectionPtr& one : asked.to_dial) dial(one);
+  for (const ConnectionPtr& one : asked.to_dial) {
+    const bool is_wanted = one->state.load() == TcpConnection::State::kWanted;
+    if (is_wanted && one->channel == Heartbeats::kChannel) heartbeats_.expect(one->peer);
+    dial(one);
+  }
   for (const ConnectionPtr& one : asked.to_drop) drop(one);
-  if (!is_leaving_.load() || has_said_farewell_.load()) return;
+  if (is_leaving_.load() && !has_left_) leave_when_all_are_told();
+}
+
+// A leader whose connection is not there yet would take a silent end for a death.
+void TcpReader::leave_when_all_are_told() {
+  if (leave_until_ns_ == 0) leave_until_ns_ = now_ns() + lost_after_ms_ * kMs;
   heartbeats_.say_farewell();
+  if (heartbeats_.has_said_farewell() || now_ns() >= leave_until_ns_) end_leaving();
+}
+
+void TcpReader::end_leaving() {
   listener_.close();
-  has_said_farewell_.store(true);
+  if (!std::exchange(has_left_, true)) farewell_.set_value();
 }
 
 int TcpReader::pause_ms() const {
   int64_t next_ns = std::min(dialer_.next_due_ns(), attempts_.next_late_ns());
-  if (!has_said_farewell_) next_ns = std::min(next_ns, beat_ns_ + kBeatNs);
+  if (!has_left_) next_ns = std::min(next_ns, leave_until_ns_ != 0 ? leave_until_ns_ : beat_ns_ + kBeatNs);
   if (!closings_.empty()) next_ns = std::min(next_ns, now_ns() + Closings::kLookNs);
   if (next_ns == INT64_MAX) return -1;
   return static_cast<int>(std::max<int64_t>(0, (next_ns - now_ns() + kMs - 1) / kMs));
@@ -223,11 +252,11 @@ int TcpReader::pause_ms() const {
 
 void TcpReader::look_at_clock() {
   const int64_t now = now_ns();
-  if (!has_said_farewell_ && now - beat_ns_ >= kBeatNs) {
+  if (!has_left_ && now - beat_ns_ >= kBeatNs) {
     beat_ns_ = now;
-    std::vector<LostRank> lost;
-    heartbeats_.send(lost);
-    lose(lost);
+    Heartbeats::News news;
+    heartbeats_.send(news);
+    tell(news);
     listener_.resume();
   }
   for (const ConnectionPtr& one : dialer_.take_due(now)) dial(one);
@@ -264,7 +293,6 @@ void TcpReader::opened(Attempt& attempt) {
   const int yes = 1;
   check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes), "setsockopt(TCP_NODELAY)");
   if (attempt.channel() == Heartbeats::kChannel) {
-    events_.add(fd, EPOLLIN | EPOLLRDHUP);
     heartbeats_.add(attempt.peer(), std::move(socket));
     found->open(OwnedFd());
   } else {
@@ -280,7 +308,10 @@ void TcpReader::failed(const ConnectionPtr& connection, const Dialer::Failure& f
   const std::optional<std::string> why = dialer_.failed(connection, failure);
   if (!why) return;
   connection->fail(*why);
-  if (connection->channel == Heartbeats::kChannel) lose({{connection->peer, *why}});
+  if (connection->channel == Heartbeats::kChannel) {
+    heartbeats_.forget(connection->peer);
+    tell({{{connection->peer, *why}}, {}});
+  }
   ring();
 }
 
@@ -293,11 +324,15 @@ void TcpReader::drop(const ConnectionPtr& connection) {
   closings_.add(std::move(connection->socket));
 }
 
-void TcpReader::lose(const std::vector<LostRank>& lost) {
-  if (lost.empty()) return;
+void TcpReader::tell(const Heartbeats::News& news) {
+  for (const std::string& warning : news.warnings) {
+    const auto calls = calls_.lock();
+    if (calls->warn) calls->warn(warning);
+  }
+  if (news.lost.empty()) return;
   {
-    const auto known = lost_.lock();
-    known->insert(known->end(), lost.begin(), lost.end());
+    const auto lost = lost_.lock();
+    lost->insert(lost->end(), news.lost.begin(), news.lost.end());
   }
   ring();
 }
@@ -307,14 +342,14 @@ void TcpReader::lose(const std::vector<LostRank>& lost) {
 void TcpReader::give_up(const std::string& why) {
   const std::string broken = "the network's thread of rank " + std::to_string(rank_) + " has ended: " + why;
   connections_.fail_all(broken);
-  std::vector<LostRank> lost;
+  Heartbeats::News news;
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_) lost.push_back({peer, broken});
+    if (peer != rank_) news.lost.push_back({peer, broken});
   }
   attempts_.clear();
-  listener_.close();
-  heartbeats_.end();
-  lose(lost);
+  heartbeats_.take_sockets();
+  end_leaving();
+  tell(news);
 }
 
 }  // namespace
