@@ -385,6 +385,9 @@ class MpiCommunicator:
         self, peer: int, send_tag: int, receive_tag: int, message_nbytes: int = 262144, depth: int = 4
     ) -> Link: ...
 
+def libcrypto_name() -> str:
+    """The file of OpenSSL's libcrypto that TcpNetwork uses. Raises UnavailableError where there is none."""
+
 class TcpNetwork:
     """The TCP connections of one rank to ranks on other hosts, for one Context."""
 

@@ -202,10 +202,12 @@ bool Context::progress(bool from_engine, bool* busy) {
 void Context::start_reader() {
   if (network_.reader == nullptr) return;
   reader_end_.reader = network_.reader;
-  network_.reader->start([this] {
-    ring(wait_bell(rank_));
-    ring(engine_bell(rank_));
-  });
+  network_.reader->start(
+      [this] {
+        ring(wait_bell(rank_));
+        ring(engine_bell(rank_));
+      },
+      [this](const std::string& text) { log_.warning(text); });
 }
 
 // Of what happens to a rank its host's leader tells the others; of what happens to a leader nobody does.
@@ -219,10 +221,7 @@ void Context::monitor_leaders(const Group& group) {
   network_.reader->monitor(leaders);
 }
 
-void Context::forget_after_fork() {
-  liveness_.close();
-  if (network_.reader != nullptr) network_.reader->forget_after_fork();
-}
+void Context::forget_after_fork() { liveness_.close(); }
 
 void Context::watch_peers() {
   const std::lock_guard lock(watching_);

@@ -5,13 +5,14 @@
 
 #include <cerrno>
 
-#include "os/fd.h"
+#include "base/errors.h"
+#include "os/owned_fd.h"
 
 namespace rr {
 
 class Epoll {
  public:
-  Epoll() : fd_(static_cast<int>(check_sys(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1"))) {}
+  Epoll() : fd_(OwnedFd::from([] { return ::epoll_create1(EPOLL_CLOEXEC); })) { check_sys(fd_.get(), "epoll_create1"); }
   int fd() const { return fd_.get(); }
   void add(int fd, uint32_t events) { control(EPOLL_CTL_ADD, fd, events); }
   void change(int fd, uint32_t events) { control(EPOLL_CTL_MOD, fd, events); }
@@ -33,7 +34,7 @@ class Epoll {
     check_sys(::epoll_ctl(fd_.get(), operation, fd, &event), "epoll_ctl");
   }
 
-  Fd fd_;
+  OwnedFd fd_;
 };
 
 }  // namespace rr

@@ -38,6 +38,7 @@ std::shared_ptr<TcpNetwork> make(int rank, int listener, const std::vector<std::
 }  // namespace
 
 void bind_tcp(py::module_& m) {
+  m.def("libcrypto_name", &libcrypto_name);
   py::class_<TcpNetwork, std::shared_ptr<TcpNetwork>>(m, "TcpNetwork")
       .def(py::init(&make), py::arg("rank"), py::arg("listener"), py::arg("addresses"), py::arg("key"),
            py::arg("lost_after_ms") = TcpOptions().lost_after_ms, py::arg("encrypt") = "auto");

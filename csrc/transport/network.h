@@ -26,8 +26,8 @@ class NetworkReader {
  public:
   virtual ~NetworkReader() = default;
   // ring: called on the reader's thread when something may have arrived while somebody watches, or a rank is lost; it
-  // wakes this rank's threads.
-  virtual void start(std::function<void()> ring) = 0;
+  // wakes this rank's threads. warn: likewise, with what the user should know.
+  virtual void start(std::function<void()> ring, std::function<void(const std::string& text)> warn = {}) = 0;
   // Ranks of other hosts whose end is to be noticed, and which notice this one's. May be called again.
   virtual void monitor(const std::vector<int>& world_ranks) = 0;
   // Around the sleep of a thread that has been counted as a sleeper and has looked at the links since: what arrives
@@ -36,9 +36,8 @@ class NetworkReader {
   virtual void end_watch() = 0;
   // The ranks that are lost since the last call, each reported once.
   virtual std::vector<LostRank> newly_lost() = 0;
-  // Says to the other ranks that this one leaves on purpose, and calls ring no more.
+  // Says to the other ranks that this one leaves on purpose, and calls ring and warn no more.
   virtual void leave() = 0;
-  virtual void forget_after_fork() = 0;  // in a forked child: closes descriptors
 };
 
 // How ranks of other hosts are reached.

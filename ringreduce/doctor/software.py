@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import ctypes.util
 import os
 import platform
@@ -16,7 +15,7 @@ import ringreduce
 from ringreduce import _core
 from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.job import environment
 from ringreduce.launch.mpi_versions import ROOT_PERMITS, mpi_version
 from ringreduce.launch.python import run_code
@@ -45,11 +44,9 @@ def package() -> Iterator[Finding]:
 
 
 def _tcp() -> str:
-    """Whether ranks of several hosts can be connected by TCP: the core loads the same library."""
-    for name in ("libcrypto.so.3", "libcrypto.so.1.1"):
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(name)
-            return f"between hosts, by {name}"
+    """Whether ranks of several hosts can be connected by TCP."""
+    with contextlib.suppress(UnavailableError):
+        return f"between hosts, by {_core.libcrypto_name()}"
     return "between hosts, needs OpenSSL's libcrypto.so.3 (libssl3)"
 
 

@@ -1,14 +1,19 @@
 // What the core asks of the kernel: which processes have died, where registered memory lies, what a fork inherits.
+#include <pthread.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
+#include <thread>
 
 #include "child.h"
 #include "doctest/doctest.h"
 #include "expect.h"
 #include "os/liveness.h"
+#include "os/owned_fd.h"
 #include "os/segments.h"
 
 namespace rr::test {
@@ -70,6 +75,57 @@ TEST_CASE("a forked child has registered memory, and no control segment to write
   const Fd registered = create_memfd("registered", 4096);
   CHECK_FALSE(child_has(Mapping(control.get(), OnFork::kDrop)));
   CHECK(child_has(Mapping(registered.get(), OnFork::kInherit)));
+}
+
+// Whether a child that is forked now has the descriptor.
+bool child_has_descriptor(const int& fd) {
+  const pid_t pid = forked();
+  if (pid == 0) ::_exit(::fcntl(fd, F_GETFD) < 0 ? 0 : 1);
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return WEXITSTATUS(status) == 1;
+}
+
+TEST_CASE("a forked child does not have an owned descriptor, and closes no other one for it") {
+  const auto make = [] { return ::eventfd(0, EFD_CLOEXEC); };
+  OwnedFd owned = OwnedFd::from(make);
+  OwnedFd taken{Fd(make())};
+  REQUIRE(owned);
+  CHECK_FALSE(child_has_descriptor(owned.get()));
+  CHECK_FALSE(child_has_descriptor(taken.get()));
+  const OwnedFd moved = std::move(owned);
+  CHECK_FALSE(child_has_descriptor(moved.get()));
+  const int number = taken.get();
+  taken.reset();
+  const Fd other(::fcntl(moved.get(), F_DUPFD_CLOEXEC, number));
+  REQUIRE(other.get() == number);
+  CHECK(child_has_descriptor(number));
+}
+
+std::atomic<bool> is_forking{false};
+
+TEST_CASE("a fork waits for a descriptor that is being made") {
+  const OwnedFd first = OwnedFd::from([] { return ::eventfd(0, EFD_CLOEXEC); });
+  // After OwnedFd's own, and so called before it.
+  static const int registered = ::pthread_atfork([] { is_forking = true; }, nullptr, nullptr);
+  REQUIRE(registered == 0);
+  is_forking = false;
+  std::atomic<int> made{-1};
+  std::atomic<bool> has_returned{false};
+  std::thread maker([&] {
+    const OwnedFd owned = OwnedFd::from([&] {
+      made = ::eventfd(0, EFD_CLOEXEC);
+      while (!is_forking) std::this_thread::yield();
+      for (int i = 0; i < 1000; ++i) std::this_thread::yield();  // a fork that does not wait comes now
+      return made.load();
+    });
+    while (!has_returned) std::this_thread::yield();
+  });
+  while (made < 0) std::this_thread::yield();
+  const int fd = made;
+  CHECK_FALSE(child_has_descriptor(fd));
+  has_returned = true;
+  maker.join();
 }
 
 }  // namespace

@@ -21,9 +21,8 @@ struct Exchange {
   Handshakes server{key_of(7), 2, 4};
   Hello hello = client.hello(2, 5);
   Challenge challenge = server.answer(hello, server.judge(hello));
-  Verdict verdict = Verdict::kWelcome;
   std::string why;
-  std::optional<Bytes32> proof = client.prove(hello, challenge, verdict, why);
+  std::optional<Bytes32> proof = client.prove(hello, challenge, why);
 };
 
 TEST_CASE("handshake: ranks with the job's key let each other in") {
@@ -41,10 +40,8 @@ TEST_CASE("handshake: another key is refused by either side") {
   const Challenge nothing = e.server.answer(hello, Verdict::kOtherJob);
   CHECK(nothing.proof == Bytes32{});  // a stranger gets nothing made with the key
   CHECK(nothing.nonce == Bytes32{});
-  Verdict verdict = Verdict::kWelcome;
   std::string why;
-  CHECK_FALSE(stranger.prove(hello, e.server.answer(hello, Verdict::kWelcome), verdict, why));
-  CHECK(verdict == Verdict::kOtherJob);
+  CHECK_FALSE(stranger.prove(hello, e.server.answer(hello, Verdict::kWelcome), why));
   CHECK(why == "it does not have this job's secret");
   // Who has seen the job's tag can begin, and cannot go on.
   Hello copied = hello;
@@ -62,20 +59,18 @@ TEST_CASE("handshake: a changed byte in any message is noticed") {
     for (const unsigned bit : {1U, 128U}) {
       Hello hello = e.hello;
       reinterpret_cast<unsigned char*>(&hello)[at] ^= bit;
-      Verdict verdict = Verdict::kWelcome;
       std::string why;
       // The client compares with what it has sent.
       const Challenge challenge = e.server.answer(hello, e.server.judge(hello));
-      CHECK_FALSE(e.client.prove(e.hello, challenge, verdict, why));
+      CHECK_FALSE(e.client.prove(e.hello, challenge, why));
     }
   }
   for (size_t at = 0; at < sizeof(Challenge); ++at) {
     for (const unsigned bit : {1U, 128U}) {
       Challenge challenge = e.challenge;
       reinterpret_cast<unsigned char*>(&challenge)[at] ^= bit;
-      Verdict verdict = Verdict::kWelcome;
       std::string why;
-      CHECK_FALSE(e.client.prove(e.hello, challenge, verdict, why));
+      CHECK_FALSE(e.client.prove(e.hello, challenge, why));
     }
   }
   for (size_t at = 0; at < sizeof(Bytes32); ++at) {
@@ -91,9 +86,8 @@ TEST_CASE("handshake: what was heard before opens nothing later") {
   const Challenge later = e.server.answer(e.hello, Verdict::kWelcome);
   CHECK(later.nonce != e.challenge.nonce);
   CHECK_FALSE(e.server.is_proven(e.hello, later, *e.proof));
-  Verdict verdict = Verdict::kWelcome;
   std::string why;
-  CHECK_FALSE(e.client.prove(e.client.hello(2, 5), e.challenge, verdict, why));
+  CHECK_FALSE(e.client.prove(e.client.hello(2, 5), e.challenge, why));
 }
 
 TEST_CASE("handshake: a rank that is taken for another one says so") {
@@ -104,10 +98,9 @@ TEST_CASE("handshake: a rank that is taken for another one says so") {
   }
   Hello own = Handshakes(key_of(7), 2, 4).hello(2, 5);
   CHECK(e.server.judge(own) == Verdict::kOtherRank);
-  Verdict verdict = Verdict::kWelcome;
   std::string why;
-  CHECK_FALSE(e.client.prove(e.hello, e.server.answer(e.hello, Verdict::kOtherRank), verdict, why));
-  CHECK(verdict == Verdict::kOtherRank);
+  CHECK_FALSE(e.client.prove(e.hello, e.server.answer(e.hello, Verdict::kOtherRank), why));
+  CHECK(why == text_of(Verdict::kOtherRank));
 }
 
 // --- connections
@@ -248,9 +241,8 @@ Fd connected(const TcpAddress& address, int me, int peer, int channel, int size)
   check_sys(::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL), "send");
   Challenge challenge;
   check_sys(::recv(socket.get(), &challenge, sizeof challenge, MSG_WAITALL), "recv");
-  Verdict verdict = Verdict::kWelcome;
   std::string why;
-  const auto proof = handshakes.prove(hello, challenge, verdict, why);
+  const auto proof = handshakes.prove(hello, challenge, why);
   REQUIRE(proof);
   check_sys(::send(socket.get(), proof->data(), proof->size(), MSG_NOSIGNAL), "send");
   return socket;

@@ -187,6 +187,18 @@ class Lab:
         """Ends cut()."""
         network.tool_in(self._switch, ["ip", "link", "set", f"port-{host}", "master", "bridge0"])
 
+    def cut_direction(self, sender: str, receiver: str) -> None:
+        """Has nothing that `sender` sends to `receiver` arrive any more, without a word; the other way all does."""
+        # To an Ethernet address that nobody has: the switch hands it to all ports, and the hosts drop it.
+        nobody = f"lladdr 02:00:00:00:00:ff dev {network.INTERFACE} nud permanent"
+        to = network.address(self.hosts.index(receiver))
+        network.batch(self._pids[sender], "ip", [f"neigh replace {to} {nobody}"])
+
+    def mend_direction(self, sender: str, receiver: str) -> None:
+        """Ends cut_direction()."""
+        to = network.address(self.hosts.index(receiver))
+        network.batch(self._pids[sender], "ip", [f"neigh del {to} dev {network.INTERFACE}"])
+
     def counters(self) -> Counters:
         """Bytes that each host's link has carried since the lab began."""
         return network.counters(self._switch, self.hosts)

@@ -15,7 +15,7 @@ constexpr const char* kOther = "another connection of these ranks counts";
 
 }  // namespace
 
-Attempt::Attempt(const Handshakes& handshakes, Fd socket, int rank, int peer, int channel)
+Attempt::Attempt(const Handshakes& handshakes, OwnedFd socket, int rank, int peer, int channel)
     : began_ns(now_ns()),
       handshakes_(handshakes),
       socket_(std::move(socket)),
@@ -25,7 +25,7 @@ Attempt::Attempt(const Handshakes& handshakes, Fd socket, int rank, int peer, in
       peer_(peer),
       channel_(channel) {}
 
-Attempt::Attempt(const Handshakes& handshakes, Fd socket, int rank)
+Attempt::Attempt(const Handshakes& handshakes, OwnedFd socket, int rank)
     : began_ns(now_ns()),
       handshakes_(handshakes),
       socket_(std::move(socket)),
@@ -112,9 +112,8 @@ Attempt::Outcome Attempt::take_hello() {
 
 Attempt::Outcome Attempt::take_challenge(const Choose& choose) {
   std::memcpy(&challenge_, arrived_, sizeof challenge_);
-  Verdict verdict = Verdict::kWelcome;
   std::string why;
-  const std::optional<Bytes32> proof = handshakes_.prove(hello_, challenge_, verdict, why);
+  const std::optional<Bytes32> proof = handshakes_.prove(hello_, challenge_, why);
   if (!proof) return end(Outcome::kRejected, why);
   if (rank_ > peer_ && !choose(*this)) return end(Outcome::kDropped, kOther);
   if (!say(proof->data(), proof->size())) return end(Outcome::kDropped, with_errno("send"));

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "os/fd.h"
+#include "os/owned_fd.h"
 #include "transport/tcp/handshake.h"
 
 namespace rr {
@@ -24,9 +24,9 @@ class Attempt {
   using Choose = std::function<bool(const Attempt& attempt)>;
 
   // Towards a peer; the socket is being connected.
-  Attempt(const Handshakes& handshakes, Fd socket, int rank, int peer, int channel);
+  Attempt(const Handshakes& handshakes, OwnedFd socket, int rank, int peer, int channel);
   // Of an unknown peer, which has dialled.
-  Attempt(const Handshakes& handshakes, Fd socket, int rank);
+  Attempt(const Handshakes& handshakes, OwnedFd socket, int rank);
 
   // Goes as far as it can without waiting.
   Outcome step(const Choose& choose);
@@ -34,7 +34,7 @@ class Attempt {
   // For epoll.
   bool wants_to_write() const { return state_ == State::kConnecting; }
   int fd() const { return socket_.get(); }
-  Fd take_socket() { return std::move(socket_); }
+  OwnedFd take_socket() { return std::move(socket_); }
   Session session() const { return handshakes_.session(hello_, challenge_, is_dialled_); }  // of one that is open
   // Of an attempt that was dialled, or is open.
   int peer() const { return peer_; }
@@ -61,7 +61,7 @@ class Attempt {
   bool say(const void* message, size_t nbytes);
 
   const Handshakes& handshakes_;
-  Fd socket_;
+  OwnedFd socket_;
   const int rank_;
   const bool is_dialled_;
   State state_;

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/guarded.h"
-#include "os/fd.h"
+#include "os/owned_fd.h"
 #include "transport/tcp/records.h"
 
 namespace rr {
@@ -20,7 +20,7 @@ struct TcpConnection {
 
   TcpConnection(int peer, int channel) : peer(peer), channel(channel) {}
 
-  void open(Fd opened, const Session& agreed) {
+  void open(OwnedFd opened, const Session& agreed) {
     socket = std::move(opened);
     session = agreed;
     state.store(State::kOpen, std::memory_order_release);
@@ -33,7 +33,7 @@ struct TcpConnection {
   const int peer;
   const int channel;
   std::atomic<State> state{State::kIdle};
-  Fd socket;                    // from kOpen on the link's, until the link drops the connection
+  OwnedFd socket;               // from kOpen on the link's, until the link drops the connection
   Session session;              // from kOpen on
   Guarded<std::string> reason;  // of kFailed
 };

@@ -74,9 +74,7 @@ Challenge Handshakes::answer(const Hello& hello, Verdict verdict) const {
   return challenge;
 }
 
-std::optional<Bytes32> Handshakes::prove(const Hello& hello, const Challenge& challenge, Verdict& verdict,
-                                         std::string& why) const {
-  verdict = Verdict::kOtherVersion;
+std::optional<Bytes32> Handshakes::prove(const Hello& hello, const Challenge& challenge, std::string& why) const {
   if (std::memcmp(challenge.magic, kMagic, sizeof kMagic) != 0) {
     why = "what listens there is not ringreduce";
     return {};
@@ -85,14 +83,12 @@ std::optional<Bytes32> Handshakes::prove(const Hello& hello, const Challenge& ch
     why = text_of(Verdict::kOtherVersion);
     return {};
   }
-  verdict = Verdict::kOtherJob;
   if (challenge.verdict == Verdict::kOtherJob || !is_same(challenge.proof, server_proof(hello, challenge))) {
     why = "it does not have this job's secret";
     return {};
   }
-  verdict = challenge.verdict;
-  if (verdict != Verdict::kWelcome) {
-    why = text_of(verdict);
+  if (challenge.verdict != Verdict::kWelcome) {
+    why = text_of(challenge.verdict);
     return {};
   }
   return client_proof(hello, challenge);

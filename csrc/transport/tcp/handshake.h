@@ -72,9 +72,8 @@ class Handshakes {
   Verdict judge(const Hello& hello) const;
   Challenge answer(const Hello& hello, Verdict verdict) const;
   // The client's last message. Empty if the challenge is not from a server that has the key and welcomes us: then
-  // `why` says which, and `verdict` is what a server with the key has said.
-  std::optional<Bytes32> prove(const Hello& hello, const Challenge& challenge, Verdict& verdict,
-                               std::string& why) const;
+  // `why` says which.
+  std::optional<Bytes32> prove(const Hello& hello, const Challenge& challenge, std::string& why) const;
   bool is_proven(const Hello& hello, const Challenge& challenge, const Bytes32& proof) const;
   // Of a connection on which both sides have proven that they have the key.
   Session session(const Hello& hello, const Challenge& challenge, bool is_client) const;

@@ -1,11 +1,14 @@
 #include "transport/tcp/heartbeats.h"
 
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <utility>
 
 #include "base/clock.h"
@@ -17,13 +20,24 @@ namespace {
 
 constexpr char kSign = '.';
 constexpr char kFarewell = '!';
-// A peer from whom nothing has come for so long is stopped: it is sent no more signs, because its kernel would run out
-// of room for them and the timeout would end the connection. Probes (SO_KEEPALIVE) take no room, and go on.
-constexpr int64_t kSilentNs = 60'000'000'000;
+// Of signs, which are a byte each: so many, of one second, may be on their way to a host that acknowledges.
+constexpr int kSignsAhead = 4;
+
+std::string text_of_ns(int64_t ns) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(ns) * 1e-9);
+  return text;
+}
+
+// Whether the peer's kernel has acknowledged all but the latest signs.
+bool acknowledges(int fd) {
+  int nbytes = 0;
+  return ::ioctl(fd, SIOCOUTQ, &nbytes) == 0 && nbytes <= kSignsAhead;
+}
 
 }  // namespace
 
-void Heartbeats::add(int peer, Fd socket) {
+void Heartbeats::add(int peer, OwnedFd socket) {
   const int fd = socket.get();
   check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost_after_ms_, sizeof lost_after_ms_),
             "setsockopt(TCP_USER_TIMEOUT)");
@@ -32,56 +46,134 @@ void Heartbeats::add(int peer, Fd socket) {
   for (const int option : {TCP_KEEPIDLE, TCP_KEEPINTVL}) {
     check_sys(::setsockopt(fd, IPPROTO_TCP, option, &yes, sizeof yes), "setsockopt(TCP_KEEPIDLE)");
   }
-  peers_.insert_or_assign(fd, Peer{peer, std::move(socket), now_ns()});
-  if (is_leaving_) say_farewell(fd);
+  events_.add(fd, EPOLLIN | EPOLLRDHUP);
+  Peer& added = peers_.insert_or_assign(fd, Peer{peer, std::move(socket), now_ns()}).first->second;
+  expected_.erase(peer);
+  if (is_leaving_) say_farewell(added);
 }
 
-void Heartbeats::read(int fd, std::vector<LostRank>& lost) {
+// error: what a call has told of the connection; 0: nothing.
+void Heartbeats::look(int fd, int error, News& news) {
+  Peer& peer = peers_.at(fd);
   char signs[64];
   for (;;) {
     const ssize_t n = ::recv(fd, signs, sizeof signs, MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    // A process that ends before it has read all signs resets the connection.
-    if (n == 0 || (n < 0 && errno == ECONNRESET)) return lose(fd, kEndedWithoutShutdown, lost);
-    if (n < 0) return lose(fd, with_errno("no sign of life from its host"), lost);
-    peers_.at(fd).heard_ns = now_ns();
+    const bool is_open = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    if (is_open && error == 0) break;
+    if (n <= 0) return lose(fd, error == 0 && n < 0 ? errno : error, news);
+    if (peer.is_named) {
+      news.warnings.push_back("rank " + std::to_string(peer.rank) + " is back, after " +
+                              text_of_ns(now_ns() - peer.heard_ns) + " without a sign of life");
+    }
+    peer.heard_ns = now_ns();
+    peer.is_stalled = peer.is_named = false;
     if (std::find(signs, signs + n, kFarewell) == signs + n) continue;
-    forget_(fd);
+    events_.remove(fd);
     peers_.erase(fd);
     return;
   }
+  if (is_leaving_ && !peer.is_told) say_farewell(peer);
 }
 
-void Heartbeats::send(std::vector<LostRank>& lost) {
-  std::vector<int> broken;
+void Heartbeats::send(News& news) {
   if (is_leaving_) return;
-  for (auto& [fd, peer] : peers_) {
-    if (now_ns() - peer.heard_ns > kSilentNs) continue;
-    if (::send(fd, &kSign, 1, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 || errno == EAGAIN || errno == EWOULDBLOCK) continue;
-    broken.push_back(fd);
+  const int64_t now = now_ns();
+  // This process was stopped itself: what its peers have sent meanwhile is not read yet.
+  if (now - sent_ns_ > 4 * kPauseMs * kNsPerMs) {
+    for (auto& [fd, peer] : peers_) peer.heard_ns = std::max(peer.heard_ns, now);
   }
-  for (const int fd : broken) {
-    read(fd, lost);  // what the peer sent last may say that it leaves
-    if (has(fd)) lose(fd, "no sign of life from its host", lost);
+  sent_ns_ = now;
+  look_for_stalled(news);
+  std::map<int, int> errors;  // by descriptor
+  for (const auto& [fd, peer] : peers_) {
+    if (peer.is_stalled || ::send(fd, &kSign, 1, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) errors[fd] = errno;
+  }
+  for (const auto& [fd, error] : errors) look(fd, error, news);  // what the peer sent last may say that it leaves
+}
+
+// A stalled rank is named by the lowest leader that is not stalled itself: once in a job.
+void Heartbeats::look_for_stalled(News& news) {
+  const int64_t now = now_ns();
+  std::vector<Peer*> stalled;
+  int lowest = rank_;
+  for (auto& [fd, peer] : peers_) {
+    if (now - peer.heard_ns >= stalled_after_ms_ * kNsPerMs && acknowledges(fd)) peer.is_stalled = true;
+    if (peer.is_stalled) stalled.push_back(&peer);
+    if (!peer.is_stalled) lowest = std::min(lowest, peer.rank);
+  }
+  if (lowest != rank_) return;
+  for (Peer* const peer : stalled) {
+    if (std::exchange(peer->is_named, true)) continue;
+    news.warnings.push_back("rank " + std::to_string(peer->rank) +
+                            " is stalled: its process has given no sign of life for " +
+                            text_of_ns(now - peer->heard_ns) +
+                            ", although its host acknowledges what it is sent. Is it stopped (SIGSTOP, a debugger), or "
+                            "its host out of memory? The job waits for it");
   }
 }
 
 void Heartbeats::say_farewell() {
   if (std::exchange(is_leaving_, true)) return;
-  for (const auto& [fd, peer] : peers_) say_farewell(fd);
+  for (auto& [fd, peer] : peers_) say_farewell(peer);
 }
 
-void Heartbeats::say_farewell(int fd) {
-  if (::send(fd, &kFarewell, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1) ::shutdown(fd, SHUT_WR);
+// A connection without room for it is told of by the epoll when there is some.
+void Heartbeats::say_farewell(Peer& peer) {
+  const int fd = peer.socket.get();
+  const bool is_full = ::send(fd, &kFarewell, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
+                       (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+  peer.is_told = !is_full;
+  if (!is_full) ::shutdown(fd, SHUT_WR);
+  events_.change(fd, EPOLLIN | (is_full ? EPOLLOUT : 0U));
 }
 
-void Heartbeats::lose(int fd, const std::string& why, std::vector<LostRank>& lost) {
+bool Heartbeats::has_said_farewell() const {
+  return is_leaving_ && expected_.empty() &&
+         std::all_of(peers_.begin(), peers_.end(), [](const auto& one) { return one.second.is_told; });
+}
+
+std::vector<OwnedFd> Heartbeats::take_sockets() {
+  std::vector<OwnedFd> sockets;
+  for (auto& [fd, peer] : peers_) {
+    events_.remove(fd);
+    sockets.push_back(std::move(peer.socket));
+  }
+  peers_.clear();
+  return sockets;
+}
+
+void Heartbeats::lose(int fd, int error, News& news) {
   const auto peer = peers_.find(fd);
   // A leader that leaves hears no more of the others, and has nobody to tell.
-  if (!is_leaving_) lost.push_back({peer->second.rank, why});
-  forget_(fd);
+  if (!is_leaving_) news.lost.push_back({peer->second.rank, why_lost(fd, error)});
+  events_.remove(fd);
   peers_.erase(peer);
+}
+
+// What this side can know. Nothing is acknowledged: either nothing arrives from the peer any more, be it that its host
+// is gone or that only this direction is dead; or something does, so its host lives and does not get what it is sent.
+std::string Heartbeats::why_lost(int fd, int error) const {
+  // A process that ends before it has read all signs resets the connection.
+  if (error == 0 || error == ECONNRESET || error == EPIPE) return kEndedWithoutShutdown;
+  tcp_info info = {};
+  socklen_t size = sizeof info;
+  std::string why = "no sign of life from its host";
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
+    const int64_t silent_ms = info.tcpi_last_ack_recv;  // of packets of any kind, also of repeated ones
+    const std::string silence = text_of_ns(silent_ms * kNsPerMs);
+    if (silent_ms < lost_after_ms_ * 3 / 4) {
+      why = "its host no longer gets what rank " + std::to_string(rank_) + " sends: for " +
+            text_of_ns(lost_after_ms_ * kNsPerMs) +
+            " it has acknowledged nothing, although packets from it arrive, the last " + silence +
+            " ago. The network is dead in one direction, from rank " + std::to_string(rank_) + " to it";
+    } else {
+      why += ": nothing has arrived from it for " + silence;
+    }
+  }
+  errno = error;
+  return with_errno(why);
 }
 
 }  // namespace rr

@@ -1,17 +1,19 @@
 // Signs of life between the leaders of hosts, over a connection of their own. Of the network's thread.
 //
 // A sign is one byte every kPauseMs. What the peer's kernel does not acknowledge within lost_after_ms ends the
-// connection, whatever the peer's process does: one that is stopped still has a kernel that acknowledges, and is not
-// lost. A connection that ends without a farewell means that the peer is lost.
+// connection. A process that is stopped still has a kernel that acknowledges: it is not lost but stalled, and is sent
+// no more signs, for which its kernel would run out of room; probes (SO_KEEPALIVE) take no room, and go on. A
+// connection that ends without a farewell means that the peer is lost.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
-#include "os/fd.h"
+#include "os/epoll.h"
+#include "os/owned_fd.h"
 #include "transport/network.h"
 
 namespace rr {
@@ -20,35 +22,55 @@ class Heartbeats {
  public:
   static constexpr int kChannel = 0x7fffffff;
   static constexpr int kPauseMs = 250;
+  static constexpr int64_t kNsPerMs = 1'000'000;
+  static constexpr int kStalledAfterMs = 3000;
 
-  // forget: called with each descriptor before it is closed.
-  Heartbeats(int lost_after_ms, std::function<void(int fd)> forget)
-      : lost_after_ms_(lost_after_ms), forget_(std::move(forget)) {}
+  struct News {
+    std::vector<LostRank> lost;
+    std::vector<std::string> warnings;  // a peer is stalled, or is back
+  };
 
-  void add(int peer, Fd socket);
+  // events: has the descriptors of the connections.
+  Heartbeats(int rank, int lost_after_ms, Epoll& events, int stalled_after_ms = kStalledAfterMs)
+      : rank_(rank), lost_after_ms_(lost_after_ms), stalled_after_ms_(stalled_after_ms), events_(events) {}
+
+  // There will be a connection to this peer: add() or forget() follows.
+  void expect(int peer) { expected_.insert(peer); }
+  void forget(int peer) { expected_.erase(peer); }
+  void add(int peer, OwnedFd socket);
   bool has(int fd) const { return peers_.count(fd) != 0; }
-  // Reads what has come. Here and below: a rank that turns out to be lost is added to `lost`.
-  void read(int fd, std::vector<LostRank>& lost);
-  // A sign to every peer.
-  void send(std::vector<LostRank>& lost);
-  // Without a farewell.
-  void end() { peers_.clear(); }
+  // Reads what has come.
+  void look(int fd, News& news) { look(fd, 0, news); }
+  // A sign to every peer; and who has given none.
+  void send(News& news);
   // To those that are there, and to those that are added later.
   void say_farewell();
+  bool has_said_farewell() const;  // to all that are there or expected
+  std::vector<OwnedFd> take_sockets();
 
  private:
   struct Peer {
     int rank;
-    Fd socket;
+    OwnedFd socket;
     int64_t heard_ns;
+    bool is_stalled = false;
+    bool is_named = false;  // as stalled, by this rank
+    bool is_told = false;   // that this rank leaves
   };
-  static void say_farewell(int fd);
-  void lose(int fd, const std::string& why, std::vector<LostRank>& lost);
+  void look(int fd, int error, News& news);
+  void look_for_stalled(News& news);
+  void say_farewell(Peer& peer);
+  void lose(int fd, int error, News& news);
+  std::string why_lost(int fd, int error) const;
 
+  const int rank_;
   const int lost_after_ms_;
-  const std::function<void(int fd)> forget_;
+  const int stalled_after_ms_;
+  Epoll& events_;
   bool is_leaving_ = false;
+  int64_t sent_ns_ = 0;        // when send() was called last
   std::map<int, Peer> peers_;  // by descriptor
+  std::set<int> expected_;
 };
 
 }  // namespace rr

@@ -13,6 +13,7 @@ namespace rr {
 namespace {
 
 struct Calls {
+  const char* name = nullptr;
   const void* (*EVP_sha256)() = nullptr;
   unsigned char* (*HMAC)(const void* type, const void* key, int key_nbytes, const unsigned char* data, size_t nbytes,
                          unsigned char* mac, unsigned* mac_nbytes) = nullptr;
@@ -51,6 +52,7 @@ Calls open_library() {
     void* const library = ::dlopen(name, RTLD_LAZY | RTLD_LOCAL);
     if (library == nullptr) continue;
     Calls calls;
+    calls.name = name;
     if (find(library, "EVP_sha256", calls.EVP_sha256) && find(library, "HMAC", calls.HMAC) &&
         find(library, "CRYPTO_memcmp", calls.CRYPTO_memcmp) &&
         find(library, "EVP_CIPHER_CTX_new", calls.EVP_CIPHER_CTX_new) &&
@@ -75,6 +77,8 @@ const Calls& calls() {
 }
 
 }  // namespace
+
+const char* libcrypto_name() { return calls().name; }
 
 Bytes32 hmac_sha256(const Bytes32& key, std::initializer_list<ByteView> parts) {
   std::vector<unsigned char> message;

@@ -9,6 +9,9 @@
 
 namespace rr {
 
+// The library's file, such as "libcrypto.so.3". Throws UnavailableError, with what to install, where there is none.
+const char* libcrypto_name();
+
 using Bytes32 = std::array<std::byte, 32>;
 
 struct ByteView {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -170,14 +171,22 @@ def stopped() -> float:
         return float(ringreduce.allreduce(np.ones(200_000), op=ringreduce.Sum)[0])
 
 
-def test_a_stopped_rank_is_not_lost(tcp: dict[str, str]) -> None:
-    with start_ranks(stopped, 2, env=tcp) as job:
-        pids = [int(job.receive(rank)) for rank in range(2)]
-        os.kill(pids[1], signal.SIGSTOP)
-        time.sleep(5)  # longer than a host may show no sign of life
-        os.kill(pids[1], signal.SIGCONT)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_rank_is_not_lost_but_named(victim: int, tcp: dict[str, str]) -> None:
+    with start_ranks(stopped, 3, env=tcp) as job:
+        pids = [int(job.receive(rank)) for rank in range(3)]
+        os.kill(pids[victim], signal.SIGSTOP)
+        time.sleep(6)  # longer than a host may show no sign of life
+        os.kill(pids[victim], signal.SIGCONT)
+        time.sleep(1)  # four times the pause between two signs: that it is back is seen before the job ends
         job.send(0, "go")
-        assert [outcome.value for outcome in job.wait(HANG_S)] == [2.0, 2.0]
+        outcomes = job.wait(HANG_S)
+    assert [outcome.value for outcome in outcomes] == [3.0] * 3, outcomes
+    lines = [line for outcome in outcomes for line in outcome.output.splitlines() if "sign of life" in line]
+    assert len(lines) == 2, outcomes
+    first = f"ringreduce warning [rank {1 if victim == 0 else 0}] rank {victim} is "
+    assert lines[0].startswith(f"{first}stalled: its process has given no sign of life for 3."), lines
+    assert lines[1].startswith(f"{first}back, after "), lines
 
 
 def goes_on() -> int:
@@ -506,6 +515,23 @@ def test_a_host_that_vanishes_is_lost_and_one_that_comes_back_in_two_seconds_is_
                 assert "no sign of life" in output, (rank, output)
         finally:
             lab.mend("b")
+
+
+@needs_lab
+def test_a_network_that_is_dead_in_one_direction(lab: Lab) -> None:
+    secret_file(lab.folder)
+    with job(lab, 10**9) as ranks:
+        assert all(line.startswith("ready") for line in first_lines(ranks))
+        lab.cut_direction("a", "c")
+        try:
+            outputs = [process.communicate(timeout=SOON_S)[0] for process in ranks]
+        finally:
+            lab.mend_direction("a", "c")
+    # Either side may notice first, and tells the others what it knows.
+    sender = r"lost rank 4: its host no longer gets what rank 0 sends: for 3\.5 s it has acknowledged nothing, although"
+    receiver = r"lost rank 0: no sign of life from its host: nothing has arrived from it for \d\.\d s"
+    for rank, output in enumerate(outputs):
+        assert re.search(f"{sender}|{receiver}", output), (rank, output)
 
 
 LISTEN = """

@@ -1,0 +1,94 @@
+#include "transport/tcp/attempts.h"
+
+#include <algorithm>
+
+namespace rr {
+namespace {
+
+// Of strangers and of ranks alike: a handshake takes two round trips.
+constexpr int64_t kHandshakeNs = 10'000'000'000;
+// Connections whose peer has not proven who it is; at least four for each rank of the job. One more ends the oldest of
+// those that have said nothing, or the oldest: its rank dials again.
+constexpr size_t kUnprovenMost = 64;
+constexpr size_t kUnprovenPerRank = 4;
+
+}  // namespace
+
+Attempts::Attempts(const Handshakes& handshakes, int rank, size_t size, Connections& connections, Epoll& events)
+    : handshakes_(handshakes),
+      rank_(rank),
+      unproven_most_(std::max(kUnprovenMost, kUnprovenPerRank * size)),
+      connections_(connections),
+      events_(events) {}
+
+void Attempts::dialled(OwnedFd socket, int peer, int channel) {
+  const int fd = socket.get();
+  events_.add(fd, EPOLLOUT);
+  under_way_[fd] = std::make_unique<Attempt>(handshakes_, std::move(socket), rank_, peer, channel);
+}
+
+std::optional<Attempts::Ended> Attempts::accepted(OwnedFd socket) {
+  make_room();
+  const int fd = socket.get();
+  events_.add(fd, EPOLLIN | EPOLLRDHUP);
+  under_way_[fd] = std::make_unique<Attempt>(handshakes_, std::move(socket), rank_);
+  return step(fd);  // what it has said already counts for it when room is needed
+}
+
+// Among the connections that have proven nothing.
+void Attempts::make_room() {
+  size_t unproven = 0;
+  int first = -1;
+  for (const auto& [fd, attempt] : under_way_) {
+    if (attempt->is_dialled()) continue;
+    ++unproven;
+    const auto order = [](const Attempt& one) { return std::pair(!one.is_silent(), one.began_ns); };
+    if (first < 0 || order(*attempt) < order(*under_way_.at(first))) first = fd;
+  }
+  if (unproven >= unproven_most_) end(first, Attempt::Outcome::kDropped);
+}
+
+// Whether the attempt's connection counts, and no other.
+bool Attempts::choose(const Attempt& attempt) {
+  if (!connections_.is_free(attempt.peer(), attempt.channel())) return false;
+  const std::pair name(attempt.peer(), attempt.channel());
+  return chosen_.emplace(name, attempt.fd()).first->second == attempt.fd();
+}
+
+std::optional<Attempts::Ended> Attempts::step(int fd) {
+  Attempt& attempt = *under_way_.at(fd);
+  const bool was_connecting = attempt.wants_to_write();
+  const Attempt::Outcome outcome = attempt.step([this](const Attempt& one) { return choose(one); });
+  if (outcome != Attempt::Outcome::kPending) return end(fd, outcome);
+  if (was_connecting) events_.change(fd, EPOLLIN | EPOLLRDHUP);
+  return {};
+}
+
+std::vector<Attempts::Ended> Attempts::take_late(int64_t now_ns) {
+  std::vector<int> late;
+  for (const auto& [fd, attempt] : under_way_) {
+    if (now_ns - attempt->began_ns >= kHandshakeNs && !attempt->awaits_ready()) late.push_back(fd);
+  }
+  std::vector<Ended> ended;
+  for (const int fd : late) ended.push_back(end(fd, Attempt::Outcome::kDropped));
+  return ended;
+}
+
+int64_t Attempts::next_late_ns() const {
+  int64_t next_ns = INT64_MAX;
+  for (const auto& [fd, attempt] : under_way_) {
+    if (!attempt->awaits_ready()) next_ns = std::min(next_ns, attempt->began_ns + kHandshakeNs);
+  }
+  return next_ns;
+}
+
+Attempts::Ended Attempts::end(int fd, Attempt::Outcome outcome) {
+  Ended ended{std::move(under_way_.at(fd)), outcome};
+  under_way_.erase(fd);
+  events_.remove(fd);
+  const auto chosen = chosen_.find({ended.attempt->peer(), ended.attempt->channel()});
+  if (chosen != chosen_.end() && chosen->second == fd) chosen_.erase(chosen);
+  return ended;
+}
+
+}  // namespace rr

@@ -1,0 +1,54 @@
+// The attempts at connections that are under way: those that this rank has dialled, and those of unknown peers that
+// have dialled it. Of the network's thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "os/epoll.h"
+#include "transport/tcp/attempt.h"
+#include "transport/tcp/connections.h"
+
+namespace rr {
+
+class Attempts {
+ public:
+  // An attempt at its end, out of the epoll.
+  struct Ended {
+    std::unique_ptr<Attempt> attempt;
+    Attempt::Outcome outcome;
+  };
+
+  // size: ranks of the job.
+  Attempts(const Handshakes& handshakes, int rank, size_t size, Connections& connections, Epoll& events);
+
+  void dialled(OwnedFd socket, int peer, int channel);
+  std::optional<Ended> accepted(OwnedFd socket);
+  bool has(int fd) const { return under_way_.count(fd) != 0; }
+  // Goes on with one of which epoll has told.
+  std::optional<Ended> step(int fd);
+  // Those that have taken too long; they are dropped.
+  std::vector<Ended> take_late(int64_t now_ns);
+  int64_t next_late_ns() const;  // INT64_MAX: none
+  void clear() { under_way_.clear(); }
+
+ private:
+  bool choose(const Attempt& attempt);
+  void make_room();
+  Ended end(int fd, Attempt::Outcome outcome);
+
+  const Handshakes& handshakes_;
+  const int rank_;
+  const size_t unproven_most_;
+  Connections& connections_;
+  Epoll& events_;
+  std::map<int, std::unique_ptr<Attempt>> under_way_;  // by descriptor
+  std::map<std::pair<int, int>, int> chosen_;          // descriptors of those that count, by peer and channel
+};
+
+}  // namespace rr

@@ -1,0 +1,38 @@
+#include "transport/tcp/closings.h"
+
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <iterator>
+
+namespace rr {
+namespace {
+
+// Whether the peer's machine has all that was sent, or will never have it. What a reset connection had still to send
+// stays counted (SIOCOUTQ), so its state is looked at as well.
+bool has_arrived(int fd) {
+  int nbytes = 0;
+  if (::ioctl(fd, SIOCOUTQ, &nbytes) < 0 || nbytes == 0) return true;
+  tcp_info info = {};
+  socklen_t size = sizeof info;
+  return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) < 0 || info.tcpi_state == TCP_CLOSE;
+}
+
+}  // namespace
+
+void Closings::add(OwnedFd socket) {
+  const int fd = socket.get();
+  ::shutdown(fd, SHUT_WR);
+  if (!has_arrived(fd)) sockets_[fd] = std::move(socket);
+}
+
+void Closings::look() {
+  for (auto one = sockets_.begin(); one != sockets_.end();) {
+    one = has_arrived(one->first) ? sockets_.erase(one) : std::next(one);
+  }
+}
+
+}  // namespace rr

@@ -1,0 +1,43 @@
+#include "transport/tcp/connections.h"
+
+namespace rr {
+
+ConnectionPtr Connections::find(int peer, int channel) {
+  const auto state = state_.lock();
+  ConnectionPtr& known = state->known[{peer, channel}];
+  if (known == nullptr) {
+    known = std::make_shared<TcpConnection>(peer, channel);
+    if (!state->broken.empty()) known->fail(state->broken);
+  }
+  return known;
+}
+
+bool Connections::want(const ConnectionPtr& connection) {
+  TcpConnection::State idle = TcpConnection::State::kIdle;
+  if (!connection->state.compare_exchange_strong(idle, TcpConnection::State::kWanted)) return false;
+  state_.lock()->asked.to_dial.push_back(connection);
+  return true;
+}
+
+bool Connections::is_free(int peer, int channel) {
+  const auto state = state_.lock();
+  if (state->dropped.count({peer, channel}) != 0) return false;
+  const auto known = state->known.find({peer, channel});
+  return known == state->known.end() || known->second->state.load() != TcpConnection::State::kOpen;
+}
+
+void Connections::drop(const TcpConnection& connection) {
+  const auto state = state_.lock();
+  state->known.erase({connection.peer, connection.channel});
+  state->dropped.insert({connection.peer, connection.channel});
+}
+
+void Connections::fail_all(const std::string& why) {
+  const auto state = state_.lock();
+  state->broken = why;
+  for (const auto& [name, one] : state->known) {
+    if (one->state.load() != TcpConnection::State::kOpen) one->fail(why);
+  }
+}
+
+}  // namespace rr

@@ -1,0 +1,77 @@
+#include "transport/tcp/dialer.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/clock.h"
+#include "transport/tcp/heartbeats.h"
+
+namespace rr {
+namespace {
+
+constexpr int64_t kRedialNs = 50'000'000;  // after the first attempt that was dropped; doubled up to
+constexpr int64_t kRedialMostNs = 400'000'000;
+
+}  // namespace
+
+OwnedFd Dialer::dial(const TcpConnection& connection) const {
+  const TcpAddress& to = addresses_[static_cast<size_t>(connection.peer)];
+  OwnedFd socket = OwnedFd::from(
+      [&] { return ::socket(to.socket_address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
+  if (!socket) return {};
+  const int fd = socket.get();
+  // From the address at which this rank listens: what leaves by another interface may not come back.
+  const TcpAddress from = addresses_[static_cast<size_t>(rank_)].with_any_port();
+  if (from.socket_address.ss_family == to.socket_address.ss_family) {
+    const int yes = 1;
+    ::setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &yes, sizeof yes);
+    if (::bind(fd, from.get(), from.nbytes) < 0) return {};
+  }
+  if (connection.channel == Heartbeats::kChannel &&
+      ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost_after_ms_, sizeof lost_after_ms_) < 0)
+    return {};
+  if (::connect(fd, to.get(), to.nbytes) < 0 && errno != EINPROGRESS && errno != EINTR) return {};
+  return socket;
+}
+
+std::optional<std::string> Dialer::failed(const ConnectionPtr& connection, const Failure& failure) {
+  const int64_t now = now_ns();
+  Tries& tries = tries_[{connection->peer, connection->channel}];
+  if (failure.has_answer) tries.unanswered_since_ns = 0;
+  if (!failure.has_answer && tries.unanswered_since_ns == 0) tries.unanswered_since_ns = now;
+  const bool is_lost = connection->channel == Heartbeats::kChannel && !failure.has_answer &&
+                       now - tries.unanswered_since_ns >= lost_after_ms_ * int64_t{1'000'000};
+  if (!failure.is_final && !is_lost) {
+    const int64_t pause_ns = std::min(kRedialMostNs, kRedialNs << std::min(tries.count++, 8));
+    redials_.push_back({connection, now + pause_ns});
+    return {};
+  }
+  const TcpAddress& address = addresses_[static_cast<size_t>(connection->peer)];
+  return "no connection to " + address.text() + ": " + failure.why;
+}
+
+std::vector<ConnectionPtr> Dialer::take_due(int64_t now_ns) {
+  std::vector<ConnectionPtr> due;
+  for (size_t i = 0; i < redials_.size();) {
+    if (redials_[i].at_ns > now_ns) {
+      ++i;
+      continue;
+    }
+    due.push_back(std::move(redials_[i].connection));
+    redials_[i] = std::move(redials_.back());
+    redials_.pop_back();
+  }
+  return due;
+}
+
+int64_t Dialer::next_due_ns() const {
+  int64_t next_ns = INT64_MAX;
+  for (const Redial& redial : redials_) next_ns = std::min(next_ns, redial.at_ns);
+  return next_ns;
+}
+
+}  // namespace rr

@@ -1,0 +1,53 @@
+// Where this rank dials, and when again after an attempt that has failed. Of the network's thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "os/owned_fd.h"
+#include "transport/tcp/connections.h"
+#include "transport/tcp/tcp_address.h"
+
+namespace rr {
+
+class Dialer {
+ public:
+  // addresses: by rank.
+  Dialer(int rank, std::vector<TcpAddress> addresses, int lost_after_ms)
+      : rank_(rank), addresses_(std::move(addresses)), lost_after_ms_(lost_after_ms) {}
+
+  // A socket that is being connected. Empty, with errno, if that is impossible now.
+  OwnedFd dial(const TcpConnection& connection) const;
+  struct Failure {
+    std::string why;
+    bool is_final;    // another attempt would end in the same way
+    bool has_answer;  // of the peer, or its kernel: then a leader is not lost, however long it takes
+  };
+  // Of an attempt at a connection that is still wanted. Empty: it is due later; else why it will never be open.
+  std::optional<std::string> failed(const ConnectionPtr& connection, const Failure& failure);
+  // Those to be dialled now.
+  std::vector<ConnectionPtr> take_due(int64_t now_ns);
+  int64_t next_due_ns() const;  // INT64_MAX: none
+
+ private:
+  struct Tries {
+    int count = 0;
+    int64_t unanswered_since_ns = 0;  // 0: the peer has answered the last one
+  };
+  struct Redial {
+    ConnectionPtr connection;
+    int64_t at_ns;
+  };
+
+  const int rank_;
+  const std::vector<TcpAddress> addresses_;
+  const int lost_after_ms_;
+  std::map<std::pair<int, int>, Tries> tries_;  // attempts that have failed, by peer and channel
+  std::vector<Redial> redials_;
+};
+
+}  // namespace rr

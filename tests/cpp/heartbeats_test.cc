@@ -1,0 +1,179 @@
+// What the leaders of hosts learn of each other: who is lost and why, who is stalled, who has left.
+#include "transport/tcp/heartbeats.h"
+
+#include <linux/filter.h>
+#include <sys/socket.h>
+
+#include <thread>
+
+#include "base/clock.h"
+#include "doctest/doctest.h"
+#include "ranks.h"
+#include "tcp_ranks.h"
+
+namespace rr::test {
+namespace {
+
+// The two ends of a TCP connection.
+std::pair<OwnedFd, OwnedFd> connected_pair() {
+  auto [listener, address] = listening();
+  OwnedFd one = OwnedFd::from([] { return ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); });
+  check_sys(::connect(one.get(), address.get(), address.nbytes), "connect");
+  OwnedFd other = OwnedFd::from([&, fd = listener.get()] { return ::accept4(fd, nullptr, nullptr, SOCK_CLOEXEC); });
+  check_sys(other.get(), "accept");
+  return {std::move(one), std::move(other)};
+}
+
+// No packet comes in by this socket any more, as if the network dropped them.
+void drop_what_comes(int fd) {
+  sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};
+  const sock_fprog program = {1, &nothing};
+  check_sys(::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), "setsockopt(SO_ATTACH_FILTER)");
+}
+
+// A leader's heartbeats, driven by the test.
+struct Leader {
+  explicit Leader(int rank, int lost_after_ms = 60'000, int stalled_after_ms = 60'000)
+      : heartbeats(rank, lost_after_ms, events, stalled_after_ms) {}
+
+  // So often at most that all but a few signs are acknowledged, as they are at the pace of a job.
+  void turn() {
+    epoll_event happened[16];
+    const size_t count = events.wait(happened, 10);
+    for (size_t i = 0; i < count; ++i) {
+      if (heartbeats.has(happened[i].data.fd)) heartbeats.look(happened[i].data.fd, news);
+    }
+    if (now_ns() - sent_ns < 25'000'000) return;
+    sent_ns = now_ns();
+    heartbeats.send(news);
+  }
+
+  Epoll events;
+  Heartbeats heartbeats;
+  Heartbeats::News news;
+  int64_t sent_ns = 0;
+};
+
+int connect_leaders(Leader& one, int rank, Leader& other, int other_rank) {
+  auto [first, second] = connected_pair();
+  const int fd = second.get();
+  one.heartbeats.add(other_rank, std::move(first));
+  other.heartbeats.add(rank, std::move(second));
+  return fd;
+}
+
+TEST_CASE("heartbeats: a peer whose packets come, and which gets none, is told apart from one that is silent") {
+  Leader low(0, 1500), high(1, 1500);
+  const int fd = connect_leaders(low, 0, high, 1);
+  drop_what_comes(fd);  // from low to high
+  const int64_t until_ns = now_ns() + 60'000'000'000;
+  while ((low.news.lost.empty() || high.news.lost.empty()) && now_ns() < until_ns) {
+    low.turn();
+    high.turn();
+  }
+  REQUIRE(low.news.lost.size() == 1);
+  REQUIRE(high.news.lost.size() == 1);
+  const std::string& sender = low.news.lost[0].why;
+  const std::string& receiver = high.news.lost[0].why;
+  CAPTURE(sender);
+  CAPTURE(receiver);
+  CHECK(low.news.lost[0].world_rank == 1);
+  CHECK(sender.find("its host no longer gets what rank 0 sends: for 1.5 s it has acknowledged nothing") == 0);
+  CHECK(sender.find("one direction, from rank 0 to it") != std::string::npos);
+  CHECK(high.news.lost[0].world_rank == 0);
+  CHECK(receiver.find("no sign of life from its host: nothing has arrived from it for ") == 0);
+  CHECK(low.news.warnings.empty());
+  CHECK(high.news.warnings.empty());
+}
+
+TEST_CASE("heartbeats: a host that has vanished is silent on both sides") {
+  Leader low(0, 800), high(1, 800);
+  const int fd = connect_leaders(low, 0, high, 1);
+  int other = 0;
+  while (!low.heartbeats.has(other)) ++other;
+  drop_what_comes(fd);
+  drop_what_comes(other);
+  const int64_t until_ns = now_ns() + 60'000'000'000;
+  while ((low.news.lost.empty() || high.news.lost.empty()) && now_ns() < until_ns) {
+    low.turn();
+    high.turn();
+  }
+  for (Leader* const leader : {&low, &high}) {
+    REQUIRE(leader->news.lost.size() == 1);
+    CHECK(leader->news.lost[0].why.find("no sign of life from its host: nothing has arrived from it for ") == 0);
+    CHECK(leader->news.warnings.empty());
+  }
+}
+
+TEST_CASE("heartbeats: a rank that is stalled is named once, by the lowest leader, and when it is back") {
+  Leader low(0, 60'000, 300), high(2, 60'000, 300);
+  connect_leaders(low, 0, high, 2);
+  auto [low_end, at_low] = connected_pair();
+  auto [high_end, at_high] = connected_pair();
+  low.heartbeats.add(1, std::move(low_end));
+  high.heartbeats.add(1, std::move(high_end));
+  const auto both = [&] {
+    low.turn();
+    high.turn();
+  };
+  wait_for([&] {
+    both();
+    return !low.news.warnings.empty();
+  });
+  const int64_t named_ns = now_ns();
+  while (now_ns() - named_ns < 600'000'000) both();  // twice as long again
+  REQUIRE(low.news.warnings.size() == 1);
+  CAPTURE(low.news.warnings[0]);
+  CHECK(low.news.warnings[0].find("rank 1 is stalled: its process has given no sign of life for ") == 0);
+  for (OwnedFd* const end : {&at_low, &at_high}) check_sys(::send(end->get(), ".", 1, MSG_NOSIGNAL), "send");
+  wait_for([&] {
+    both();
+    return low.news.warnings.size() == 2;
+  });
+  CHECK(low.news.warnings[1].find("rank 1 is back, after ") == 0);
+  CHECK(high.news.warnings.empty());
+  CHECK(low.news.lost.empty());
+  CHECK(high.news.lost.empty());
+}
+
+TEST_CASE("heartbeats: a farewell waits for room") {
+  Leader leaving(0), peer(1);
+  auto [first, second] = connected_pair();
+  const int fd = first.get();
+  leaving.heartbeats.add(1, std::move(first));
+  const std::vector<char> signs(1 << 16, '.');
+  while (::send(fd, signs.data(), signs.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) continue;
+  while (::send(fd, signs.data(), 1, MSG_DONTWAIT | MSG_NOSIGNAL) > 0) continue;
+  leaving.heartbeats.say_farewell();
+  CHECK_FALSE(leaving.heartbeats.has_said_farewell());
+  const int end = second.get();
+  peer.heartbeats.add(0, std::move(second));
+  wait_for([&] {
+    leaving.turn();
+    peer.turn();
+    return !peer.heartbeats.has(end);
+  });
+  CHECK(peer.news.lost.empty());
+  CHECK(leaving.heartbeats.has_said_farewell());
+}
+
+TEST_CASE("heartbeats: a leader that leaves is not lost for one that connects later") {
+  auto [low_socket, low_address] = listening();
+  auto [high_socket, high_address] = listening();
+  const std::vector<TcpAddress> addresses = {low_address, high_address};
+  auto leaving = TcpNetwork::create({0, std::move(low_socket), addresses, key_of(7)});
+  leaving->monitor({1});
+  leaving->leave();
+  std::thread ending([&] { leaving.reset(); });
+  const auto late = TcpNetwork::create({1, std::move(high_socket), addresses, key_of(7)});
+  std::atomic<int> rings{0};
+  late->start([&] { ++rings; });
+  late->monitor({0});
+  wait_for([&] { return rings >= 1; });
+  ending.join();
+  const auto lost = late->newly_lost();
+  CHECK(lost.empty());
+}
+
+}  // namespace
+}  // namespace rr::test
