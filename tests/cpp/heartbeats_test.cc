@@ -2,6 +2,8 @@
 #include "transport/tcp/heartbeats.h"
 
 #include <linux/filter.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <thread>
@@ -23,6 +25,9 @@ std::pair<OwnedFd, OwnedFd> connected_pair() {
   check_sys(other.get(), "accept");
   return {std::move(one), std::move(other)};
 }
+
+Session session_of_low() { return {key_of(1), key_of(2), 3, 4, true}; }
+Session session_of_high() { return {key_of(2), key_of(1), 4, 3, true}; }
 
 // No packet comes in by this socket any more, as if the network dropped them.
 void drop_what_comes(int fd) {
@@ -57,8 +62,8 @@ struct Leader {
 int connect_leaders(Leader& one, int rank, Leader& other, int other_rank) {
   auto [first, second] = connected_pair();
   const int fd = second.get();
-  one.heartbeats.add(other_rank, std::move(first));
-  other.heartbeats.add(rank, std::move(second));
+  one.heartbeats.add(other_rank, std::move(first), session_of_low());
+  other.heartbeats.add(rank, std::move(second), session_of_high());
   return fd;
 }
 
@@ -110,8 +115,8 @@ TEST_CASE("heartbeats: a rank that is stalled is named once, by the lowest leade
   connect_leaders(low, 0, high, 2);
   auto [low_end, at_low] = connected_pair();
   auto [high_end, at_high] = connected_pair();
-  low.heartbeats.add(1, std::move(low_end));
-  high.heartbeats.add(1, std::move(high_end));
+  low.heartbeats.add(1, std::move(low_end), session_of_low());
+  high.heartbeats.add(1, std::move(high_end), session_of_low());
   const auto both = [&] {
     low.turn();
     high.turn();
@@ -125,7 +130,8 @@ TEST_CASE("heartbeats: a rank that is stalled is named once, by the lowest leade
   REQUIRE(low.news.warnings.size() == 1);
   CAPTURE(low.news.warnings[0]);
   CHECK(low.news.warnings[0].find("rank 1 is stalled: its process has given no sign of life for ") == 0);
-  for (OwnedFd* const end : {&at_low, &at_high}) check_sys(::send(end->get(), ".", 1, MSG_NOSIGNAL), "send");
+  const std::byte sign{'.'};
+  for (OwnedFd* const end : {&at_low, &at_high}) CHECK(RecordWriter(session_of_high()).send(end->get(), &sign, 1));
   wait_for([&] {
     both();
     return low.news.warnings.size() == 2;
@@ -140,14 +146,21 @@ TEST_CASE("heartbeats: a farewell waits for room") {
   Leader leaving(0), peer(1);
   auto [first, second] = connected_pair();
   const int fd = first.get();
-  leaving.heartbeats.add(1, std::move(first));
-  const std::vector<char> signs(1 << 16, '.');
-  while (::send(fd, signs.data(), signs.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) continue;
-  while (::send(fd, signs.data(), 1, MSG_DONTWAIT | MSG_NOSIGNAL) > 0) continue;
+  const int nbytes = 4096;
+  check_sys(::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &nbytes, sizeof nbytes), "setsockopt");
+  check_sys(::setsockopt(second.get(), SOL_SOCKET, SO_RCVBUF, &nbytes, sizeof nbytes), "setsockopt");
+  leaving.heartbeats.add(1, std::move(first), session_of_low());
+  while (true) {  // nobody reads: the kernel has no more room at last
+    int before = 0, after = 0;
+    check_sys(::ioctl(fd, SIOCOUTQ, &before), "ioctl");
+    for (int i = 0; i < 100; ++i) leaving.heartbeats.send(leaving.news);
+    check_sys(::ioctl(fd, SIOCOUTQ, &after), "ioctl");
+    if (before == after && before > 4096) break;
+  }
   leaving.heartbeats.say_farewell();
   CHECK_FALSE(leaving.heartbeats.has_said_farewell());
   const int end = second.get();
-  peer.heartbeats.add(0, std::move(second));
+  peer.heartbeats.add(0, std::move(second), session_of_high());
   wait_for([&] {
     leaving.turn();
     peer.turn();
@@ -155,6 +168,19 @@ TEST_CASE("heartbeats: a farewell waits for room") {
   });
   CHECK(peer.news.lost.empty());
   CHECK(leaving.heartbeats.has_said_farewell());
+}
+
+TEST_CASE("heartbeats: a farewell that is not the peer's ends the connection with an error") {
+  Leader leader(0);
+  auto [first, second] = connected_pair();
+  leader.heartbeats.add(1, std::move(first), session_of_low());
+  const std::byte farewell{'!'};
+  CHECK(RecordWriter({key_of(5), key_of(6), 4, 3, true}).send(second.get(), &farewell, 1));
+  wait_for([&] {
+    leader.turn();
+    return !leader.news.lost.empty();
+  });
+  CHECK(leader.news.lost[0].why.find("TCP, heartbeats of rank 1: record 0 of this connection is not as") == 0);
 }
 
 TEST_CASE("heartbeats: a leader that leaves is not lost for one that connects later") {

@@ -232,7 +232,7 @@ TEST_CASE("tcp: more ranks than unproven connections come to one of them at once
 // --- the end of a rank
 
 // A connection to rank `peer` as rank `me` makes it; the higher rank, whose PROOF is the last word.
-Fd connected(const TcpAddress& address, int me, int peer, int channel, int size) {
+std::pair<Fd, Session> connected(const TcpAddress& address, int me, int peer, int channel, int size) {
   Fd socket(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
   const auto* const to = reinterpret_cast<const sockaddr*>(&address.socket_address);
   check_sys(::connect(socket.get(), to, address.nbytes), "connect");
@@ -245,7 +245,7 @@ Fd connected(const TcpAddress& address, int me, int peer, int channel, int size)
   const auto proof = handshakes.prove(hello, challenge, why);
   REQUIRE(proof);
   check_sys(::send(socket.get(), proof->data(), proof->size(), MSG_NOSIGNAL), "send");
-  return socket;
+  return {std::move(socket), handshakes.session(hello, challenge, true)};
 }
 
 TEST_CASE("tcp: who has seen the job's tag and has not the key gets no further") {
@@ -270,13 +270,13 @@ TEST_CASE("tcp: a rank that goes without a farewell is lost, and one that takes 
   network.monitor({1});
   ranks.networks[1]->monitor({0});
   wait_for([&] { return rings >= 1; });
-  Fd killed = connected(ranks.addresses[0], 2, 0, 0x7fffffff, 4);
-  Fd leaving = connected(ranks.addresses[0], 3, 0, 0x7fffffff, 4);
+  Fd killed = connected(ranks.addresses[0], 2, 0, 0x7fffffff, 4).first;
+  auto [leaving, session] = connected(ranks.addresses[0], 3, 0, 0x7fffffff, 4);
   wait_for([&] { return rings >= 3; });
   CHECK(network.newly_lost().empty());
   ranks.networks[1]->leave();
-  const char farewell = '!';
-  check_sys(::send(leaving.get(), &farewell, 1, MSG_NOSIGNAL), "send");
+  const std::byte farewell{'!'};
+  REQUIRE(RecordWriter(session).send(leaving.get(), &farewell, 1));
   leaving.reset();
   killed.reset();
   std::vector<LostRank> lost;

@@ -6,6 +6,7 @@
 
 #include "base/errors.h"
 #include "transport/network.h"
+#include "transport/tcp/heartbeats.h"
 
 namespace rr {
 namespace {
@@ -111,8 +112,9 @@ Session Handshakes::session(const Hello& hello, const Challenge& challenge, bool
     std::swap(session.send_key, session.receive_key);
     std::swap(session.send_seed, session.receive_seed);
   }
-  session.is_encrypted = hello.wants_encryption != 0 || challenge.wants_encryption != 0 ||
-                         carries_control(static_cast<int>(hello.channel));
+  const int channel = static_cast<int>(hello.channel);
+  session.is_encrypted = hello.wants_encryption != 0 || challenge.wants_encryption != 0 || carries_control(channel) ||
+                         channel == Heartbeats::kChannel;
   return session;
 }
 

@@ -20,8 +20,8 @@ namespace {
 
 constexpr char kSign = '.';
 constexpr char kFarewell = '!';
-// Of signs, which are a byte each: so many, of one second, may be on their way to a host that acknowledges.
-constexpr int kSignsAhead = 4;
+// So many bytes, the signs of one second, may be on their way to a host that acknowledges.
+constexpr int kAheadNbytes = 4 * (1 + static_cast<int>(kRecordOverheadNbytes));
 
 std::string text_of_ns(int64_t ns) {
   char text[32];
@@ -32,12 +32,19 @@ std::string text_of_ns(int64_t ns) {
 // Whether the peer's kernel has acknowledged all but the latest signs.
 bool acknowledges(int fd) {
   int nbytes = 0;
-  return ::ioctl(fd, SIOCOUTQ, &nbytes) == 0 && nbytes <= kSignsAhead;
+  return ::ioctl(fd, SIOCOUTQ, &nbytes) == 0 && nbytes <= kAheadNbytes;
 }
 
 }  // namespace
 
-void Heartbeats::add(int peer, OwnedFd socket) {
+Heartbeats::Peer::Peer(int peer, OwnedFd connected, const Session& session)
+    : rank(peer),
+      socket(std::move(connected)),
+      writer(session),
+      reader(session, "TCP, heartbeats of rank " + std::to_string(peer)),
+      heard_ns(now_ns()) {}
+
+void Heartbeats::add(int peer, OwnedFd socket, const Session& session) {
   const int fd = socket.get();
   check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost_after_ms_, sizeof lost_after_ms_),
             "setsockopt(TCP_USER_TIMEOUT)");
@@ -47,28 +54,54 @@ void Heartbeats::add(int peer, OwnedFd socket) {
     check_sys(::setsockopt(fd, IPPROTO_TCP, option, &yes, sizeof yes), "setsockopt(TCP_KEEPIDLE)");
   }
   events_.add(fd, EPOLLIN | EPOLLRDHUP);
-  Peer& added = peers_.insert_or_assign(fd, Peer{peer, std::move(socket), now_ns()}).first->second;
+  Peer& added = peers_.try_emplace(fd, peer, std::move(socket), session).first->second;
   expected_.erase(peer);
   if (is_leaving_) say_farewell(added);
+}
+
+int Heartbeats::say(Peer& peer, char sign) {
+  for (const char next : {peer.begun, sign}) {
+    if (next == 0) continue;
+    const auto byte = static_cast<std::byte>(next);
+    const std::optional<size_t> sent = peer.writer.send(peer.socket.get(), &byte, 1);
+    if (!sent) return errno;
+    peer.begun = *sent == 0 ? next : char{0};
+    if (*sent == 0) return EAGAIN;
+  }
+  return 0;
+}
+
+// The peer has given a sign.
+void Heartbeats::hear(Peer& peer, News& news) const {
+  const int64_t now = now_ns();
+  if (peer.is_named) {
+    news.warnings.push_back("rank " + std::to_string(peer.rank) + " is back, after " + text_of_ns(now - peer.heard_ns) +
+                            " without a sign of life");
+  }
+  peer.heard_ns = now;
+  peer.is_stalled = peer.is_named = false;
 }
 
 // error: what a call has told of the connection; 0: nothing.
 void Heartbeats::look(int fd, int error, News& news) {
   Peer& peer = peers_.at(fd);
-  char signs[64];
   for (;;) {
-    const ssize_t n = ::recv(fd, signs, sizeof signs, MSG_DONTWAIT);
-    if (n < 0 && errno == EINTR) continue;
+    const ssize_t n = peer.reader.receive(fd);
     const bool is_open = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
     if (is_open && error == 0) break;
-    if (n <= 0) return lose(fd, error == 0 && n < 0 ? errno : error, news);
-    if (peer.is_named) {
-      news.warnings.push_back("rank " + std::to_string(peer.rank) + " is back, after " +
-                              text_of_ns(now_ns() - peer.heard_ns) + " without a sign of life");
+    if (n <= 0) return lose(fd, why_lost(fd, error == 0 && n < 0 ? errno : error), news);
+    bool is_farewell = false;
+    try {
+      while (peer.reader.next()) {
+        const auto* const signs = reinterpret_cast<const char*>(peer.reader.data());
+        is_farewell |= std::find(signs, signs + peer.reader.size(), kFarewell) != signs + peer.reader.size();
+        peer.reader.consume(peer.reader.size());
+        hear(peer, news);
+      }
+    } catch (const InternalError& forged) {
+      return lose(fd, forged.what(), news);
     }
-    peer.heard_ns = now_ns();
-    peer.is_stalled = peer.is_named = false;
-    if (std::find(signs, signs + n, kFarewell) == signs + n) continue;
+    if (!is_farewell) continue;
     events_.remove(fd);
     peers_.erase(fd);
     return;
@@ -80,15 +113,15 @@ void Heartbeats::send(News& news) {
   if (is_leaving_) return;
   const int64_t now = now_ns();
   // This process was stopped itself: what its peers have sent meanwhile is not read yet.
-  if (now - sent_ns_ > 4 * kPauseMs * kNsPerMs) {
+  if (now - sent_ns_ > stalled_after_ms_ * kNsPerMs / 3) {
     for (auto& [fd, peer] : peers_) peer.heard_ns = std::max(peer.heard_ns, now);
   }
   sent_ns_ = now;
   look_for_stalled(news);
   std::map<int, int> errors;  // by descriptor
-  for (const auto& [fd, peer] : peers_) {
-    if (peer.is_stalled || ::send(fd, &kSign, 1, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) continue;
-    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) errors[fd] = errno;
+  for (auto& [fd, peer] : peers_) {
+    const int error = peer.is_stalled ? 0 : say(peer, kSign);
+    if (error != 0 && error != EAGAIN) errors[fd] = error;
   }
   for (const auto& [fd, error] : errors) look(fd, error, news);  // what the peer sent last may say that it leaves
 }
@@ -122,8 +155,7 @@ void Heartbeats::say_farewell() {
 // A connection without room for it is told of by the epoll when there is some.
 void Heartbeats::say_farewell(Peer& peer) {
   const int fd = peer.socket.get();
-  const bool is_full = ::send(fd, &kFarewell, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
-                       (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+  const bool is_full = say(peer, kFarewell) == EAGAIN;
   peer.is_told = !is_full;
   if (!is_full) ::shutdown(fd, SHUT_WR);
   events_.change(fd, EPOLLIN | (is_full ? EPOLLOUT : 0U));
@@ -144,10 +176,10 @@ std::vector<OwnedFd> Heartbeats::take_sockets() {
   return sockets;
 }
 
-void Heartbeats::lose(int fd, int error, News& news) {
+void Heartbeats::lose(int fd, const std::string& why, News& news) {
   const auto peer = peers_.find(fd);
   // A leader that leaves hears no more of the others, and has nobody to tell.
-  if (!is_leaving_) news.lost.push_back({peer->second.rank, why_lost(fd, error)});
+  if (!is_leaving_) news.lost.push_back({peer->second.rank, why});
   events_.remove(fd);
   peers_.erase(peer);
 }

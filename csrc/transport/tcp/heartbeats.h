@@ -1,9 +1,10 @@
 // Signs of life between the leaders of hosts, over a connection of their own. Of the network's thread.
 //
-// A sign is one byte every kPauseMs. What the peer's kernel does not acknowledge within lost_after_ms ends the
-// connection. A process that is stopped still has a kernel that acknowledges: it is not lost but stalled, and is sent
-// no more signs, for which its kernel would run out of room; probes (SO_KEEPALIVE) take no room, and go on. A
-// connection that ends without a farewell means that the peer is lost.
+// A sign is a record of one byte every kPauseMs, so that nobody else can say that a rank lives or leaves. What the
+// peer's kernel does not acknowledge within lost_after_ms ends the connection. A process that is stopped still has a
+// kernel that acknowledges: it is not lost but stalled, and is sent no more signs, for which its kernel would run out
+// of room; probes (SO_KEEPALIVE) take no room, and go on. A connection that ends without a farewell means that the peer
+// is lost.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include "os/epoll.h"
 #include "os/owned_fd.h"
 #include "transport/network.h"
+#include "transport/tcp/records.h"
 
 namespace rr {
 
@@ -37,7 +39,7 @@ class Heartbeats {
   // There will be a connection to this peer: add() or forget() follows.
   void expect(int peer) { expected_.insert(peer); }
   void forget(int peer) { expected_.erase(peer); }
-  void add(int peer, OwnedFd socket);
+  void add(int peer, OwnedFd socket, const Session& session);
   bool has(int fd) const { return peers_.count(fd) != 0; }
   // Reads what has come.
   void look(int fd, News& news) { look(fd, 0, news); }
@@ -50,17 +52,24 @@ class Heartbeats {
 
  private:
   struct Peer {
+    Peer(int rank, OwnedFd socket, const Session& session);
     int rank;
     OwnedFd socket;
+    RecordWriter writer;
+    RecordReader reader;
     int64_t heard_ns;
+    char begun = 0;  // the sign of whose record the kernel has taken a part
     bool is_stalled = false;
     bool is_named = false;  // as stalled, by this rank
     bool is_told = false;   // that this rank leaves
   };
+  // 0: it is sent. Else errno, EAGAIN where there is no room.
+  static int say(Peer& peer, char sign);
+  void hear(Peer& peer, News& news) const;
   void look(int fd, int error, News& news);
   void look_for_stalled(News& news);
   void say_farewell(Peer& peer);
-  void lose(int fd, int error, News& news);
+  void lose(int fd, const std::string& why, News& news);
   std::string why_lost(int fd, int error) const;
 
   const int rank_;

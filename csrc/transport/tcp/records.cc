@@ -14,10 +14,9 @@
 namespace rr {
 namespace {
 
-constexpr size_t kHeaderNbytes = 8;
 constexpr size_t kSealNbytes = sizeof(Seal);
-constexpr size_t kFullNbytes = kHeaderNbytes + kRecordNbytes + kSealNbytes;
-constexpr size_t kScratchNbytes = 4 * kFullNbytes;
+constexpr size_t kHeaderNbytes = kRecordOverheadNbytes - kSealNbytes;
+constexpr size_t kScratchNbytes = 4 * (kRecordNbytes + kRecordOverheadNbytes);
 
 Seal checksum_seal(uint64_t seed, const std::byte* payload, size_t nbytes) {
   const Checksum sum = checksum(seed, payload, nbytes);

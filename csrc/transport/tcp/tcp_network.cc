@@ -302,8 +302,8 @@ void TcpReader::opened(Attempt& attempt) {
   const int yes = 1;
   check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes), "setsockopt(TCP_NODELAY)");
   if (attempt.channel() == Heartbeats::kChannel) {
-    heartbeats_.add(attempt.peer(), std::move(socket));
-    found->open(OwnedFd(), attempt.session());
+    heartbeats_.add(attempt.peer(), std::move(socket), attempt.session());
+    found->open(OwnedFd(), {});
   } else {
     found->open(std::move(socket), attempt.session());
     arrivals_.add(fd);
