@@ -76,8 +76,7 @@ std::optional<size_t> RecordWriter::send(int fd, const std::byte* src, size_t nb
     msghdr message = {};
     message.msg_iov = rest;
     message.msg_iovlen = count;
-    const bool is_last = moved + payload_nbytes_ == nbytes;
-    const ssize_t n = ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL | (is_last ? 0 : MSG_MORE));
+    const ssize_t n = ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (n < 0) {
