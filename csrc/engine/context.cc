@@ -143,9 +143,9 @@ void Context::shutdown(const std::string& why) {
   wake_all(wait_bell(rank_));
   if (engine_.joinable()) engine_.join();
   const std::lock_guard lock(executor_);
-  const std::string cause = why.empty() ? "" : lost_text(why);
-  world_->leave(cause);
-  for (auto& group : groups_) group->leave(cause);
+  std::vector<Group*> groups = {world_.get()};
+  for (auto& group : groups_) groups.push_back(group.get());
+  Group::leave(groups, why.empty() ? "" : lost_text(why));
   drain_device();
   if (network_.reader != nullptr) network_.reader->leave();
 }

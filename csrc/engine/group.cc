@@ -23,7 +23,6 @@ Bells bells_of(Context& context, const std::vector<int>& world_ranks) {
   return bells;
 }
 
-constexpr double kCloseTimeoutS = 1.0;     // a leader that leaves waits so long for those of other hosts
 constexpr int kLeaderChannel = kChannels;  // of the links between leaders
 constexpr double kLateS = 1.0;             // all hosts are shown who has announced an operation that takes longer
 
@@ -218,59 +217,6 @@ std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registe
   }
   if (kind == Kind::kAllreduce) return rr::name(select_allreduce(forced, reduction, registered));
   return rr::name(select_movement(forced, kind == Kind::kBroadcast, registered && can_be_direct(kind)));
-}
-
-void Group::end() {
-  executor_.close();
-  {
-    const Locked submitted = submitted_.lock();
-    is_removed_ = true;
-    submitted->pending.fail_all(std::make_exception_ptr(
-        ShutdownError(here() + "] the process set was removed while this operation was pending")));
-    ring(*bells_.wait[static_cast<size_t>(rank_)]);
-  }
-  // Other hosts may not have heard yet that this one has agreed.
-  leave(Attendance::kRemoved);
-}
-
-// Executor lock held.
-void Group::leave(Attendance how) {
-  {
-    const Locked submitted = submitted_.lock();
-    const PendingOperations& pending = submitted->pending;
-    if (pending.logged().empty()) control_.line(rank_).cursor.store(kFinished, std::memory_order_release);
-    for (int r = 0; r < size(); ++r) control_.messages_sent(rank_, r).store(pending.messages().sent(r));
-  }
-  control_.line(rank_).attendance.store(how, std::memory_order_release);
-  try {
-    if (relay_ != nullptr) relay_->close(kCloseTimeoutS, how == Attendance::kRemoved);
-  } catch (const Error& error) {
-    // The links are broken: nothing more can be said to the others. A lost peer is an ordinary event, and nobody who
-    // leaves misses it; any other error is a fault that no call will raise.
-    if (code_of(error) != ErrorCode::kPeerLostError)
-      context_.log().warning(here() + "] while leaving: " + error.what());
-    relay_.reset();
-    if (how == Attendance::kShutDown) {
-      control_.line(rank_).attendance.store(Attendance::kClosed, std::memory_order_release);
-    }
-  }
-}
-
-// Executor lock held, the engine is gone.
-void Group::leave(const std::string& cause) {
-  write_text(control_.cause(rank_).text, cause);
-  leave(Attendance::kShutDown);
-  // Its full fence: whoever reads what is written to registered memory from here on sees the above.
-  negotiation_.ring_all();
-  executor_.close();
-  const Locked submitted = submitted_.lock();
-  std::exception_ptr error;
-  try {
-    context_.throw_if_shut_down();
-  } catch (...) {
-    error = std::current_exception();
-  }
-  submitted->pending.fail_all(error);
 }
 
 }  // namespace rr

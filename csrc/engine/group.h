@@ -67,8 +67,8 @@ class Group {
   int64_t linger_until_ns() const { return executor_.linger_until_ns(); }
   // Timeouts, stalls and ranks that died or left; called a few times a second by sleepers and by the engine.
   void housekeep();
-  // This rank leaves: marks it, fails what is pending here. cause: see RankCause.
-  void leave(const std::string& cause);
+  // Executor lock held. This rank leaves all its groups: marks it, fails what is pending here. cause: see RankCause.
+  static void leave(const std::vector<Group*>& groups, const std::string& cause);
   // Executor lock held. All members have agreed to end the group: fails what is pending here.
   void end();
   // Every member attached; throws TimeoutError naming the missing ones.
@@ -95,6 +95,11 @@ class Group {
                      const std::function<bool(PendingOperations&)>& announce);
   void wait_for_window(Locked& submitted, bool eager, Operation& waiting, Interrupt interrupt);
   void check_window(Operation& waiting);
+  // leave.cc
+  void mark_left(Attendance how);
+  static void close_relays(const std::vector<Group*>& groups, Attendance how);
+  bool relay_last(Attendance how, const std::function<bool(HostRelay&)>& step);
+  void fail_as_shut_down();
   // messages.cc
   bool deliver_messages();
   OperationPtr message(const TensorView& tensor, int peer, int tag, std::shared_ptr<void> keep, bool outgoing);
@@ -117,7 +122,6 @@ class Group {
   std::string limit_text(double timeout_s) const;
   void throw_if_removed() const;
   void throw_if_closed(Kind kind) const;
-  void leave(Attendance how);
   std::string where(const Operation& operation) const { return resources_.where(operation); }
   bool unblock();
   void give_back_name(const Operation& operation);

@@ -10,7 +10,6 @@ namespace {
 // Quick requests carry the watermark; it is sent by itself once so many operations have ended without one. Less than
 // half of the eager buffers, so that nobody waits for one that is free.
 constexpr uint64_t kWatermarkStep = kEagerCount / 2 - 1;
-constexpr double kCloseFlushS = 0.1;  // the other leaders have so long to take the frame kLeft with kClosed
 }  // namespace
 
 HostRelay::HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiation& own,
@@ -57,15 +56,12 @@ bool HostRelay::has_backlog() const {
       [](const LeaderConnection& connection) { return !connection.out.empty() || !connection.in.empty(); });
 }
 
-void HostRelay::close(double limit_s, bool everybody) {
-  const Deadline deadline = Deadline::after_s(limit_s);
-  do {
-    if (hosts_.mine == 0) sequencer_.look_at_all();
-    collect();
-    const bool sent = links_.move();
-    if (!receive() && !sent) relax(true);
-  } while (!(have_all_left(everybody) && is_all_sent()) && !deadline.passed());
-  if (!everybody) send_close();
+bool HostRelay::pass_on(bool everybody) {
+  if (hosts_.mine == 0) sequencer_.look_at_all();
+  collect();
+  links_.move();
+  receive();
+  return have_all_left(everybody) && is_all_sent();
 }
 
 bool HostRelay::have_all_left(bool everybody) const {
@@ -90,10 +86,11 @@ void HostRelay::send_close() {
   for (int host = 0; host < links_.count(); ++host) {
     if (has_left(control_.line(hosts_.leader(host)))) links_[host].out = FrameWriter();  // nobody would take it
   }
-  const Deadline deadline = Deadline::after_s(kCloseFlushS);
-  while (!is_all_sent() && !deadline.passed()) {
-    if (!links_.move()) relax(true);
-  }
+}
+
+bool HostRelay::flush() {
+  links_.move();
+  return is_all_sent();
 }
 
 void HostRelay::collect() {

@@ -35,10 +35,12 @@ class HostRelay {
   bool has_sent(uint64_t entry) const { return hosts_.mine != 0 || sequencer_.has_sent(entry); }
   // Executor lock held. The first host's leader looks whether all ranks wait for what can never be complete.
   void look_for_deadlock();
-  // Once this rank has left: passes on what there is until the other leaders, or everybody, have left too, for at most
-  // limit_s seconds; then says that nothing more comes. MPI_Finalize may hang where messages are left that nobody has
-  // taken (MPICH 4.0.2).
-  void close(double limit_s, bool everybody);
+  // Once this rank has left: passes on what there is. Says whether the other leaders, or everybody, have left too and
+  // nothing is left to send.
+  bool pass_on(bool everybody);
+  // Afterwards: says to ranks that are still at work that nothing more comes, which flush() sends. True: sent.
+  void send_close();
+  bool flush();
   // Whether something waits for a link or for room.
   bool has_backlog() const;
   // Whether the first host's log has an entry that is not in this host's log yet.
@@ -60,7 +62,6 @@ class HostRelay {
   void send_attendance(int rank);
   bool have_all_left(bool everybody) const;
   bool is_all_sent() const;
-  void send_close();
   bool is_choked() const;
   bool is_eager(const Signature& signature, int rank, bool is_named) const;
   // relay_receive.cc

@@ -1,4 +1,6 @@
 // Ranks that leave a group on several hosts, leaders above all: what they have to pass on, and what ends without them.
+#include <algorithm>
+
 #include "doctest/doctest.h"
 #include "loopback_links.h"
 
@@ -82,6 +84,46 @@ TEST_CASE("a rank whose leader has left waits for no name that only the leader c
         if (rank.rank != 1) return;
         const std::string text = raised<ShutdownError>([&] { sum_now(rank, rank.world, 2, 1, "one more"); });
         expect_contains(text, "rank 0 called shutdown() or ended");
+      },
+      16));
+}
+
+TEST_CASE("a leader leaves all its groups before it waits for the other leaders, and waits once") {
+  constexpr int kGroups = 30;      // waiting for each in turn would take 1 s and more a group
+  constexpr double kSoonS = 20.0;  // twenty times the limit of one wait
+  const std::vector<int> host_of = {0, 0, 1};
+  std::vector<Fd> segments;
+  for (int i = 0; i < 2 * kGroups; ++i) segments.push_back(create_memfd("group", ControlSegment::nbytes(3, 16)));
+  const Environment environment{};
+  std::atomic<bool> is_gone{false};
+  CHECK_NOTHROW(run_hosts(
+      host_of,
+      [&](Rank& rank) {
+        std::vector<Group*> groups = {&rank.world};
+        for (int id = 1; id <= kGroups; ++id) {
+          const int fd = segments[static_cast<size_t>(2 * (id - 1) + host_of[static_cast<size_t>(rank.rank)])].get();
+          groups.push_back(rank.context.add_group(fd, {0, 1, 2}, id, nullptr).get());
+        }
+        barrier(rank.world);
+        if (rank.rank == 0) {
+          const int64_t begin = now_ns();
+          rank.context.shutdown();
+          is_gone = true;
+          expect(static_cast<double>(now_ns() - begin) < kSoonS * 1e9, "one wait for all groups");
+          return;
+        }
+        if (rank.rank == 1) {  // sees what rank 0 writes in the order in which it writes it
+          wait_for([&] {
+            return std::any_of(groups.begin(), groups.end(),
+                               [](Group* one) { return has_closed(one->control().line(0)); });
+          });
+          for (Group* one : groups) expect(has_left(one->control().line(0)), "left before any group is closed");
+        }
+        wait_for([&] { return is_gone.load(); });
+        for (Group* one : groups) {
+          const std::string text = raised<ShutdownError>([&] { sum_now(rank, *one, 5000, 1); });
+          expect_contains(text, "rank 0 called shutdown() or ended");
+        }
       },
       16));
 }
