@@ -83,7 +83,8 @@ check: $(VENV)/dev  ## what has changed since the last commit: build it, lint it
 # What `make test` runs a sample of, in full length.
 test-long: build  ## a million random operations and handshakes, a thousand killed ranks, a thousand starts, torch's own tests (an hour)
 	@RR_TEST_ROUNDS=17000 build/cmake/tests/cpp/rr_tests --source-file='*/stress*_test.cc' --no-version
-	@RR_TEST_ROUNDS=1000000 build/cmake/tests/cpp/rr_tests --source-file='*/handshake_fuzz_test.cc' --no-version
+	@RR_TEST_ROUNDS=1000000 build/cmake/tests/cpp/rr_tests --source-file='*/handshake_fuzz_test.cc,*/records_test.cc' --no-version
+	@RR_TEST_ROUNDS=10000 build/cmake/tests/cpp/rr_tests --source-file='*/tcp_faults_test.cc' --no-version
 	@RR_TEST_KILLS=1000 RINGREDUCE_TEST_SCALE=10 $(BIN)/python -m pytest tests/python/job/test_kill.py tests/python/job/test_rounds.py
 	@$(BIN)/python -m pytest -m long
 	@$(MAKE) test-torch-suite

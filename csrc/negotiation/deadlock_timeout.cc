@@ -15,12 +15,12 @@ constexpr int64_t kLongestLookNs = 1000000000;  // 1 s
 }  // namespace
 
 DeadlockTimeout::DeadlockTimeout(const ControlSegment& world, int rank, double limit_s)
-    : control_(world), rank_(rank), limit_ns_(static_cast<int64_t>(limit_s * 1e9)), calls_(&world.wait(rank).calls) {}
+    : world_(world), rank_(rank), limit_ns_(static_cast<int64_t>(limit_s * 1e9)), calls_(&world.wait(rank).calls) {}
 
 bool DeadlockTimeout::look(Waiter& waiter, std::string waits_for) {
   if (limit_ns_ == 0) return false;
   // Who has found it may have died before it said why; then its death is what ends the world.
-  if (has_failed(control_)) return control_.header().deadlock_timed_out.load() != 0;
+  if (has_failed(world_)) return world_.header().deadlock_timed_out.load() != 0;
   const int64_t now = now_ns();
   const std::lock_guard lock(mutex_);
   if (waiters_.empty()) {  // nobody has looked for a while
@@ -56,9 +56,9 @@ bool DeadlockTimeout::publish(const Waiter* longest, int64_t now) {
   RankWait& mine = line(rank_);
   bool is_said = longest != nullptr;
   if (is_said && (mine.since_ns != longest->since_ns_ || published_ != longest->waits_for_)) {
-    is_said = control_.header().lock.try_acquire();
+    is_said = world_.header().lock.try_acquire();
     if (is_said) {
-      const SharedLockGuard guard(control_.header().lock, std::adopt_lock);
+      const SharedLockGuard guard(world_.header().lock, std::adopt_lock);
       write_text(mine.text, longest->waits_for_);
       mine.since_ns = longest->since_ns_;
       published_ = longest->waits_for_;
@@ -71,9 +71,9 @@ bool DeadlockTimeout::publish(const Waiter* longest, int64_t now) {
 // A thread that is stopped cannot say that what it waits for has been called meanwhile: its word is good for half of
 // the time that the verdict takes. A rank that has left will call nothing more; one that has joined waits for nothing.
 bool DeadlockTimeout::all_wait(int64_t now) const {
-  if (control_.header().joined_count.load() != 0) return false;
-  for (int r = 0; r < control_.size(); ++r) {
-    if (has_left(control_.line(r))) continue;
+  if (world_.header().joined_count.load() != 0) return false;
+  for (int r = 0; r < world_.size(); ++r) {
+    if (has_left(world_.line(r))) continue;
     if (now - line(r).looked_ns.load(std::memory_order_acquire) > limit_ns_ / 2) return false;
   }
   return true;
@@ -81,19 +81,19 @@ bool DeadlockTimeout::all_wait(int64_t now) const {
 
 uint64_t DeadlockTimeout::calls_of_all() const {
   uint64_t calls = 0;
-  for (int r = 0; r < control_.size(); ++r) calls += line(r).calls.load(std::memory_order_relaxed);
+  for (int r = 0; r < world_.size(); ++r) calls += line(r).calls.load(std::memory_order_relaxed);
   return calls;
 }
 
 bool DeadlockTimeout::conclude(int64_t now) {
-  if (!control_.header().lock.try_acquire()) return false;  // at the next look
+  if (!world_.header().lock.try_acquire()) return false;  // at the next look
   const auto locked_text = [&] {
-    const SharedLockGuard guard(control_.header().lock, std::adopt_lock);
+    const SharedLockGuard guard(world_.header().lock, std::adopt_lock);
     return describe(now);
   };
   const std::string text = locked_text();
-  control_.header().deadlock_timed_out.store(1);  // before the failure, which makes all ranks look at it
-  record_failure(control_, FatalKind::kMismatch, text);
+  world_.header().deadlock_timed_out.store(1);  // before the failure, which makes all ranks look at it
+  record_failure(world_, FatalKind::kMismatch, text);
   return true;
 }
 
@@ -105,8 +105,8 @@ std::string DeadlockTimeout::describe(int64_t now) const {
                      " s (RINGREDUCE_VERDICT). Call the same operations with the same names on all ranks. Where a rank "
                      "is at other work for so long while a thread of it waits, set RINGREDUCE_VERDICT to more seconds, "
                      "or to 0 for never.";
-  for (int r = 0; r < control_.size(); ++r) {
-    if (has_left(control_.line(r))) continue;
+  for (int r = 0; r < world_.size(); ++r) {
+    if (has_left(world_.line(r))) continue;
     const int64_t waited_s = (now - line(r).since_ns) / 1000000000;
     text += " Rank " + std::to_string(r) + " waits " + line(r).text + ", for " + std::to_string(waited_s) + " s.";
   }

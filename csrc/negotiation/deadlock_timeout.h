@@ -57,9 +57,9 @@ class DeadlockTimeout {
   bool all_wait(int64_t now) const;
   uint64_t calls_of_all() const;
   std::string describe(int64_t now) const;
-  RankWait& line(int rank) const { return control_.wait(rank); }
+  RankWait& line(int rank) const { return world_.wait(rank); }
 
-  const ControlSegment& control_;
+  const ControlSegment& world_;
   int rank_;
   int64_t limit_ns_;
   std::atomic<uint64_t>* calls_;

@@ -6,7 +6,8 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-#include <thread>
+#include <future>
+#include <tuple>
 
 #include "base/clock.h"
 #include "doctest/doctest.h"
@@ -184,21 +185,24 @@ TEST_CASE("heartbeats: a farewell that is not the peer's ends the connection wit
 }
 
 TEST_CASE("heartbeats: a leader that leaves is not lost for one that connects later") {
-  auto [low_socket, low_address] = listening();
-  auto [high_socket, high_address] = listening();
-  const std::vector<TcpAddress> addresses = {low_address, high_address};
-  auto leaving = TcpNetwork::create({0, std::move(low_socket), addresses, key_of(7)});
+  std::vector<Fd> sockets(3);
+  std::vector<TcpAddress> addresses(3);
+  for (size_t r = 0; r < 3; ++r) std::tie(sockets[r], addresses[r]) = listening();
+  auto leaving = TcpNetwork::create({0, std::move(sockets[0]), addresses, key_of(7)});
   leaving->monitor({1});
   leaving->leave();
-  std::thread ending([&] { leaving.reset(); });
-  const auto late = TcpNetwork::create({1, std::move(high_socket), addresses, key_of(7)});
-  std::atomic<int> rings{0};
-  late->start([&] { ++rings; });
+  auto ending = std::async(std::launch::async, [&] { leaving.reset(); });
+  const auto late = TcpNetwork::create({1, std::move(sockets[1]), addresses, key_of(7)});
   late->monitor({0});
-  wait_for([&] { return rings >= 1; });
-  ending.join();
-  const auto lost = late->newly_lost();
-  CHECK(lost.empty());
+  ending.get();
+  // What rank 0 has sent last came to rank 1 before anything of rank 2, which begins only now.
+  const auto marker = TcpNetwork::create({2, std::move(sockets[2]), addresses, key_of(7)});
+  const auto from = marker->link(1, 0);
+  const auto to = late->link(2, 0);
+  std::byte byte{1};
+  wait_for([&] { return from->push(&byte, 1) == 1; });
+  wait_for([&] { return to->pull(&byte, 1) == 1; });
+  CHECK(late->newly_lost().empty());
 }
 
 }  // namespace

@@ -156,8 +156,9 @@ ROWS = (
     Mutation(
         "cause-fails-all",
         "csrc/engine/context.cc",
-        "  world_->leave(cause);\n",
-        "  if (!why.empty()) record_failure(world_->control(), FatalKind::kPeerLost, why);\n  world_->leave(cause);\n",
+        "  Group::leave(groups, why.empty()",
+        "  if (!why.empty()) record_failure(world_->control(), FatalKind::kPeerLost, why);\n"
+        "  Group::leave(groups, why.empty()",
         ("causes_test::what a rank has finished",),
     ),
     Mutation(
