@@ -69,7 +69,7 @@ int connect_leaders(Leader& one, int rank, Leader& other, int other_rank) {
 }
 
 TEST_CASE("heartbeats: a peer whose packets come, and which gets none, is told apart from one that is silent") {
-  Leader low(0, 1500), high(1, 1500);
+  Leader low(0, 3000), high(1, 3000);
   const int fd = connect_leaders(low, 0, high, 1);
   drop_what_comes(fd);  // from low to high
   const int64_t until_ns = now_ns() + 60'000'000'000;
@@ -84,7 +84,7 @@ TEST_CASE("heartbeats: a peer whose packets come, and which gets none, is told a
   CAPTURE(sender);
   CAPTURE(receiver);
   CHECK(low.news.lost[0].world_rank == 1);
-  CHECK(sender.find("its host no longer gets what rank 0 sends: for 1.5 s it has acknowledged nothing") == 0);
+  CHECK(sender.find("its host no longer gets what rank 0 sends: for 3.0 s it has acknowledged nothing") == 0);
   CHECK(sender.find("one direction, from rank 0 to it") != std::string::npos);
   CHECK(high.news.lost[0].world_rank == 0);
   CHECK(receiver.find("no sign of life from its host: nothing has arrived from it for ") == 0);
