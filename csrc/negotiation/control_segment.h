@@ -84,7 +84,7 @@ struct alignas(64) RankLine {
   std::atomic<uint64_t> blocked_epoch;  // moves whenever blocked_on does
   std::atomic<uint64_t> unnamed;        // this rank's counter of unnamed operations when it joined or blocked
   std::atomic<Attendance> attendance;
-  std::atomic<uint32_t> joined;
+  std::atomic<uint32_t> joined;  // 0, or how many ranks its host knew to have joined when it did, itself included
   std::atomic<int64_t> seen_ns;  // when a thread of this rank last looked around; all ranks have one clock
 };
 static_assert(sizeof(RankLine) == 64);
@@ -127,7 +127,6 @@ struct Header {
   uint64_t names_used;
   uint64_t name_hand;
   std::atomic<uint32_t> drained_count;  // of all ranks; on several hosts, of those of this one
-  int32_t last_joined;
   struct {
     uint64_t unnamed;
     int64_t last_joined;

@@ -8,15 +8,14 @@
 
 namespace rr {
 
-uint64_t Negotiation::join(uint64_t unnamed_counter) { return record_join(rank_, unnamed_counter); }
+uint64_t Negotiation::join(uint64_t unnamed_counter) { return record_join(rank_, unnamed_counter, std::nullopt); }
 
-uint64_t Negotiation::record_join(int rank, uint64_t unnamed_counter) {
+uint64_t Negotiation::record_join(int rank, uint64_t unnamed_counter, std::optional<uint32_t> joined) {
   const uint64_t epoch = locked([&] {
     Header& header = control_.header();
+    const uint32_t here = header.joined_count.fetch_add(1) + 1;
     control_.line(rank).unnamed.store(unnamed_counter);
-    control_.line(rank).joined.store(1);
-    header.joined_count.fetch_add(1);
-    if (hosts_.mine == 0) header.last_joined = rank;  // the first host tells the others
+    control_.line(rank).joined.store(joined.value_or(here));
     return header.join_epoch.load();
   });
   ring_all();  // operations that only waited for this rank are complete now
@@ -25,16 +24,27 @@ uint64_t Negotiation::record_join(int rank, uint64_t unnamed_counter) {
 
 void Negotiation::drained() {
   const uint32_t count = control_.header().drained_count.fetch_add(1) + 1;
-  if (!hosts_.several() && count == static_cast<uint32_t>(control_.size())) finish_join(control_.header().last_joined);
+  if (!hosts_.several() && count == static_cast<uint32_t>(control_.size())) finish_join();
 }
 
-void Negotiation::finish_join(int last_joined) {
+// Who joined because it had seen another one join knew of more ranks than that one did. Where two knew of equally many,
+// neither had seen the other, and the higher rank counts as the later one: so all hosts name the same rank, in whatever
+// order they have heard.
+int Negotiation::last_joined() const {
+  int last = 0;
+  for (int r = 1; r < control_.size(); ++r) {
+    if (control_.line(r).joined.load() >= control_.line(last).joined.load()) last = r;
+  }
+  return last;
+}
+
+void Negotiation::finish_join() {
   locked([&] {
     Header& header = control_.header();
     const uint64_t epoch = header.join_epoch.load();
     auto& result = header.join_results[epoch % 2];
     result.unnamed = largest_unnamed();
-    result.last_joined = last_joined;
+    result.last_joined = last_joined();
     names_.level_generations();
     for (int r = 0; r < control_.size(); ++r) {
       RankLine& line = control_.line(r);

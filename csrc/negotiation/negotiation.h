@@ -92,7 +92,8 @@ class Negotiation {
   Ticket record_named(const std::string& name, const std::vector<Recorded>& requests);
   // As part of this operation; false where there is no room.
   bool record(Ticket ticket, const std::vector<Recorded>& requests);
-  uint64_t record_join(int rank, uint64_t unnamed_counter);
+  // joined: as the rank's own host has counted (RankLine); nothing: this is the host.
+  uint64_t record_join(int rank, uint64_t unnamed_counter, std::optional<uint32_t> joined);
   // Whether every rank of this host has announced the operation or joined; participants are those of this host.
   bool complete_here(Ticket ticket, RankMask* participants) const;
   bool has_announced(Ticket ticket, int rank) const {
@@ -125,7 +126,7 @@ class Negotiation {
   uint64_t join(uint64_t unnamed_counter);
   // This rank has nothing pending any more; on one host the last one to say so finishes the epoch.
   void drained();
-  void finish_join(int last_joined);
+  void finish_join();
   bool join_finished(uint64_t epoch) const;
   JoinResult join_result(uint64_t epoch) const;
 
@@ -191,6 +192,7 @@ class Negotiation {
   }
   bool write_requests(Ticket ticket, const std::vector<Recorded>& requests);
   uint64_t largest_unnamed() const;
+  int last_joined() const;
   std::string describe_stuck() const;
   void withdraw_blocked(const std::string& text, uint64_t unnamed);
   bool has_been_read(Ticket ticket) const;

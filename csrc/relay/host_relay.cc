@@ -136,7 +136,10 @@ void HostRelay::collect_ranks() {
       sent.has_joined = has_anyone_joined = true;
       links_.tell_decisions(me);
       own_requests_.show(r);
-      links_.send(FrameType::kJoined, r, [&](FrameWriter& out) { out.put(control_.line(r).unnamed.load()); });
+      links_.send(FrameType::kJoined, r, [&](FrameWriter& out) {
+        out.put(control_.line(r).unnamed.load());
+        out.put(control_.line(r).joined.load());
+      });
     }
     send_block(r, seen[i].blocked_epoch);
     // Of a rank that has joined, all: no request carries its last ones.

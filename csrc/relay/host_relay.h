@@ -98,7 +98,6 @@ class HostRelay {
   Sequencer sequencer_;                      // of the first host
   Decisions decisions_;                      // of the others
   std::vector<Sent> sent_;                   // by group rank
-  int last_joined_ = -1;                     // as the first host says
   Phase phase_ = Phase::kNone;               // the point that this host has said it has come to
   std::optional<Negotiation::Stuck> stuck_;  // of the verdict that is asked for or settled
   int votes_ = 0;                            // of hosts, for and against

@@ -7,8 +7,6 @@
 // that its ranks have joined, know that all others have, and have nothing pending; a host goes on when all leaders have
 // said so, for then it has heard everything that was announced in the epoch. What a rank elsewhere announces after that
 // waits in the connection of its leader.
-//
-// Who joined last is what the first host saw.
 
 #include "relay/host_relay.h"
 
@@ -21,14 +19,12 @@ bool HostRelay::have_drained() const {
 
 void HostRelay::send_drained() {
   phase_ = Phase::kJoinEnds;
-  const int32_t last_joined = control_.header().last_joined;  // final: everybody has joined
-  if (hosts_.mine == 0) last_joined_ = last_joined;
-  links_.send(FrameType::kDrained, hosts_.here().front(), [&](FrameWriter& out) { out.put(last_joined); });
+  links_.send(FrameType::kDrained, hosts_.here().front(), [](FrameWriter&) {});
 }
 
 bool HostRelay::finish_join() {
   if (!all_are_at(Phase::kJoinEnds)) return false;
-  own_.finish_join(last_joined_);
+  own_.finish_join();
   for (Sent& sent : sent_) sent.has_joined = false;
   leave_phase();
   return true;

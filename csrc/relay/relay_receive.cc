@@ -104,18 +104,18 @@ bool HostRelay::apply(int host, FrameParser& frame) {
     case FrameType::kEntry:
     case FrameType::kRefused:
       return apply_decision(host, frame);
-    case FrameType::kJoined:
+    case FrameType::kJoined: {
       if (connection.phase != Phase::kNone) return false;
       frame.expect(control_.line(rank).joined.load() == 0, "says again that a rank has joined");
-      own_.record_join(rank, frame.take<uint64_t>());
-      return true;
-    case FrameType::kDrained: {
-      const int32_t last_joined = frame.take_up_to<int32_t>(control_.size() - 1);
-      frame.expect(last_joined >= -1, "has a negative rank");
-      if (hosts_.of[static_cast<size_t>(rank)] == 0) last_joined_ = last_joined;
-      connection.phase = Phase::kJoinEnds;
+      const auto unnamed_counter = frame.take<uint64_t>();
+      const auto joined = frame.take_up_to<uint32_t>(static_cast<uint32_t>(control_.size()));
+      frame.expect(joined != 0, "has a rank that joined and was none of those that had");
+      own_.record_join(rank, unnamed_counter, joined);
       return true;
     }
+    case FrameType::kDrained:
+      connection.phase = Phase::kJoinEnds;
+      return true;
     case FrameType::kWatermark:
       control_.line(rank).watermark.store(frame.take<uint64_t>(), std::memory_order_release);
       return true;

@@ -169,7 +169,7 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
   const std::vector<Case> cases = {
       {"is about a rank of another host", frame(FrameType::kWatermark, 3, uint64_t{1})},
       {"is about a rank of another host", frame(FrameType::kWatermark, kSize, uint64_t{1})},
-      {"is about another rank than its sender", frame(FrameType::kDrained, 1, int32_t{0})},
+      {"is about another rank than its sender", frame(FrameType::kDrained, 1)},
       {"has an unknown type", frame(static_cast<FrameType>(77), kPeer)},
       {"has a value that its field cannot have", frame(FrameType::kVote, kPeer, uint32_t{2})},
       {"is too short", frame(FrameType::kWatermark, 1, uint32_t{1})},
@@ -181,7 +181,8 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
       {"has too long a text", frame(FrameType::kLeft, 1, uint64_t{0}, Attendance::kClosed, uint64_t{0}, uint64_t{0},
                                     uint64_t{0}, uint64_t{0}, std::string(1025, 'x'))},
       {"has a value that its field cannot have", frame(FrameType::kFailed, kPeer, uint32_t{9}, std::string("x"))},
-      {"has a negative rank", frame(FrameType::kDrained, kPeer, int32_t{-2})},
+      {"has a rank that joined and was none of those that had", frame(FrameType::kJoined, 1, uint64_t{0}, uint32_t{0})},
+      {"has a value that its field cannot have", frame(FrameType::kJoined, 1, uint64_t{0}, uint32_t{kSize + 1})},
       {"has a value that its field cannot have", altered([](Signature& s) { s.kind = static_cast<Kind>(99); })},
       {"has a value that its field cannot have", altered([](Signature& s) { s.dtype = static_cast<DType>(99); })},
       {"has a value that its field cannot have", altered([](Signature& s) { s.op = static_cast<ReduceOp>(99); })},
@@ -308,7 +309,6 @@ TEST_CASE("frames: a failure is heard behind frames that wait") {
   Listener listener;
   FrameWriter& out = listener.said;
   out.begin(FrameType::kDrained, kPeer);
-  out.put(int32_t{0});
   out.end();
   say_request(listener, 1, small_sum(), 0);  // for the next epoch
   out.begin(FrameType::kFailed, kPeer);

@@ -102,6 +102,32 @@ TEST_CASE("what a rank announces after a join waits for the hosts that have not 
   }
 }
 
+// The last one to join has seen the other two join; a third host hears of it first.
+TEST_CASE("the rank that has seen all others join is the last one on every host, whatever a host hears first") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  for (int last = 0; last < 3; ++last) {
+    CAPTURE(last);
+    const int first = (last + 1) % 3;
+    const int listener = (last + 2) % 3;
+    Delays delays;
+    hold(delays, first, listener);
+    CHECK_NOTHROW(run_late({0, 1, 2}, delays, [&](Rank& rank) {
+      const ControlSegment& control = rank.world.control();
+      std::optional<Beside> beside;
+      if (rank.rank == listener) {
+        beside.emplace([&] {
+          wait_for([&] { return control.line(last).joined.load() != 0; });
+          let_go(delays, first, listener);
+        });
+      }
+      if (rank.rank == last) {
+        wait_for([&] { return control.line(first).joined.load() != 0 && control.line(listener).joined.load() != 0; });
+      }
+      expect(rank.world.join(nullptr) == last, "who joined last");
+    }));
+  }
+}
+
 TEST_CASE("a rank that leaves after a join is not missed by a host that has not heard yet that all have joined") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
   Delays delays;

@@ -197,10 +197,10 @@ ROWS = (
     ),
     Mutation(
         "join-last",
-        "csrc/relay/relay_receive.cc",
-        "if (hosts_.of[static_cast<size_t>(rank)] == 0) last_joined_ = last_joined;",
-        "last_joined_ = last_joined;",
-        ("join_hosts_test",),
+        "csrc/negotiation/join.cc",
+        "control_.line(rank).joined.store(joined.value_or(here));",
+        "control_.line(rank).joined.store(here);",
+        ("held_links_test",),
     ),
     Mutation(
         "join-phase",
