@@ -19,7 +19,7 @@ from ringreduce.launch import options as command_line
 from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.output import Copies, Sink, output_pipe, rank_copies
 from ringreduce.launch.reports import Reports
-from ringreduce.launch.spawn import new_rendezvous, rank_environment, spawn
+from ringreduce.launch.spawn import new_rendezvous, rank_environment
 from ringreduce.launch.supervise import Supervisor
 from ringreduce.launch.terminal import Keyboard, signals_as_events
 
@@ -116,12 +116,11 @@ class Launch:
                 out, stdout = output_pipe(self._out, f"[{rank}]<stdout>: " if tagged else "", theirs, copies[rank][0])
                 err, stderr = output_pipe(self._err, f"[{rank}]<stderr>: " if tagged else "", theirs, copies[rank][1])
                 stdin = self._stdin(theirs) if rank == 0 else subprocess.DEVNULL
-                process = spawn(options.command, environ, cpus, stdin, stdout, stderr)
-            self._job.add(process, (out, err))
+                started = self._job.start(options.command, environ, cpus, stdin, stdout, stderr, sources=(out, err))
             if options.verbose:
                 cores = "not bound" if cpus is None else f"on CPU {', '.join(map(str, sorted(cpus)))}"
                 threads = environ.get("OMP_NUM_THREADS", "unset")
-                self._report(f"rank {rank}: pid {process.pid}, {cores}, OMP_NUM_THREADS {threads}")
+                self._report(f"rank {rank}: pid {started.process.pid}, {cores}, OMP_NUM_THREADS {threads}")
 
     def _stdin(self, theirs: ExitStack) -> int:
         """What rank 0 reads: our own input, by way of a pipe if it is a terminal."""

@@ -23,7 +23,7 @@ from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.hosts import Host, local_slots, named_hosts
 from ringreduce.launch.options import GRACE_S, MAX_RANKS
 from ringreduce.launch.output import Copies, Sink, output_pipe, rank_copies
-from ringreduce.launch.spawn import new_rendezvous, rank_environment, spawn
+from ringreduce.launch.spawn import new_rendezvous, rank_environment
 from ringreduce.launch.supervise import Rank, Supervisor
 
 STDOUT, STDERR = 1, 2
@@ -133,8 +133,7 @@ def _start(
             from_out, stdout = output_pipe(out, f"[{rank}]<stdout>: " if out.terminal else "", theirs, copies[rank][0])
             from_err, stderr = output_pipe(err, f"[{rank}]<stderr>: " if out.terminal else "", theirs, copies[rank][1])
             words = [*command, str(results[rank])]
-            process = spawn(words, environ, cpus, subprocess.DEVNULL, stdout, stderr, fds)
-        job.add(process, (from_out, from_err))
+            job.start(words, environ, cpus, subprocess.DEVNULL, stdout, stderr, fds, (from_out, from_err))
 
 
 def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ringreduce.launch.binding import cores_of, thread_share
 
@@ -47,6 +47,7 @@ def spawn(
     stdout: int,
     stderr: int,
     pass_fds: Sequence[int] = (),
+    first: Callable[[], None] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Starts a command as the leader of a new process group; it is killed when this thread's process ends.
 
@@ -54,6 +55,7 @@ def spawn(
         cpus: what it is bound to; None leaves it free.
         stdin, stdout, stderr: descriptors, or subprocess.DEVNULL; None is not offered, so that nothing is inherited
             by accident.
+        first: what the new process does before it runs the command.
 
     Raises OSError when the command cannot be run.
     """
@@ -66,6 +68,8 @@ def spawn(
             os._exit(1)
         if cpus:
             os.sched_setaffinity(0, cpus)
+        if first is not None:
+            first()
 
     return subprocess.Popen(
         command, env=environ, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds, preexec_fn=prepare

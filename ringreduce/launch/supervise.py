@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import math
 import os
-import select
 import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from ringreduce.launch.exits import Exits
 from ringreduce.launch.output import Sink, Source
 from ringreduce.launch.reports import Reports
+from ringreduce.launch.spawn import spawn
 
 KILL_AFTER_S = 1.5  # between SIGTERM and SIGKILL
 ASKED_GRACE_S = 30.0  # at least, for ranks that the user has asked to end
@@ -68,7 +69,7 @@ class Supervisor:
 
     def __init__(self, grace_s: float, report: Callable[[str], None], verbose: bool = False) -> None:
         self.selector = selectors.PollSelector()  # takes regular files too, as stdout may be one
-        self._exits = select.epoll()  # lists pidfds in the order in which they became ready: who ended first
+        self._exits = Exits()  # in their order: who ended first
         self.selector.register(self._exits, selectors.EVENT_READ, self._on_exits)
         self.ranks: list[Rank] = []
         self.sinks: list[Sink] = []
@@ -91,11 +92,29 @@ class Supervisor:
     ) -> None:
         self.close()
 
-    def add(self, process: subprocess.Popen[bytes], sources: Sequence[Source] = ()) -> Rank:
-        """Takes charge of the next rank, the leader of its own process group, with its output."""
-        rank = Rank(len(self.ranks), process, os.pidfd_open(process.pid), time.monotonic(), sources)
+    def start(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        cpus: Collection[int] | None,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        pass_fds: Sequence[int] = (),
+        sources: Sequence[Source] = (),
+    ) -> Rank:
+        """Starts the next rank, and takes charge of it and of its output.
+
+        Args:
+            sources: where its output is read; the others are those of spawn().
+
+        Raises OSError when the command cannot be run.
+        """
+        with self._exits.expect() as expected:
+            process = spawn(command, environ, cpus, stdin, stdout, stderr, pass_fds, expected.add_myself)
+            pidfd = expected.taken(process.pid)
+        rank = Rank(len(self.ranks), process, pidfd, time.monotonic(), sources)
         self.ranks.append(rank)
-        self._exits.register(rank.pidfd, select.EPOLLIN)
         return rank
 
     def alive(self) -> list[Rank]:
@@ -178,12 +197,11 @@ class Supervisor:
 
     def _on_exits(self) -> None:
         by_pidfd = {rank.pidfd: rank for rank in self.alive()}
-        for pidfd, _ in self._exits.poll(0):
+        for pidfd in self._exits.ended():
             self._end(by_pidfd[pidfd])
             self._judge(by_pidfd[pidfd])
 
     def _end(self, rank: Rank) -> None:
-        self._exits.unregister(rank.pidfd)
         info = os.waitid(os.P_PIDFD, rank.pidfd, os.WEXITED | os.WNOWAIT)
         assert info is not None
         rank.status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status

@@ -18,7 +18,6 @@ from ringreduce.bench.train.options import Options
 from ringreduce.bench.train.spec import Spec, name_of
 from ringreduce.launch.binding import cores_of, thread_share
 from ringreduce.launch.python import run_module
-from ringreduce.launch.spawn import spawn
 from ringreduce.launch.supervise import Supervisor
 
 STOP_S = 2.0  # between a SIGTERM and the next, sterner signal
@@ -91,7 +90,7 @@ def _supervise(command: list[str], environ: dict[str, str], output: int, until: 
     """
     with Supervisor(STOP_S, lambda line: None) as job:
         try:
-            job.add(spawn(command, environ, None, subprocess.DEVNULL, output, output))
+            job.start(command, environ, None, subprocess.DEVNULL, output, output)
         except OSError as error:
             os.write(output, f"cannot run {command[0]!r}: {error.strerror}\n".encode())
             return "failed"

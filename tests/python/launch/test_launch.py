@@ -12,15 +12,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deadlines import HANG_S, SOON_S
 from processes import completed
 from ranks import clean_environment
 
+from ringreduce.launch import ringrun as ringrun_module
 from ringreduce.launch import supervise
 from ringreduce.launch.binding import cores_of, cpu_shares, thread_share
-from ringreduce.launch.spawn import spawn
+from ringreduce.launch.exits import Exits
 
 RINGRUN = [sys.executable, "-m", "ringreduce.launch.ringrun"]
 
@@ -176,6 +178,44 @@ def test_the_first_failure_in_time_counts(tmp_path: Path) -> None:
         assert "rank 0 on host" in done.stderr  # --verbose reports the others as well
 
 
+def test_a_launcher_that_is_held_up_sees_who_failed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rank 0 fails because rank 1 did, and both have ended before ringrun goes on after it has started rank 1.
+    code = """
+        import os, select, sys
+        if os.environ["RINGREDUCE_RANK"] == "1":
+            os.write(os.open(sys.argv[1], os.O_WRONLY), str(os.getpid()).encode())
+            os._exit(5)
+        select.select([os.pidfd_open(int(os.read(os.open(sys.argv[1], os.O_RDONLY), 20)))], [], [])
+        os._exit(4)
+    """
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    started: list[int] = []
+
+    class HeldUp(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            started.append(self.pid)
+            if len(started) == 2:
+                for pid in reversed(started):
+                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+    monkeypatch.setattr(subprocess, "Popen", HeldUp)
+    assert ringrun_module.main(["-np", "2", *python(code), pipe]) == 5
+    assert len(started) == 2
+
+
+def test_a_process_that_could_not_say_that_it_is_there_is_watched_all_the_same() -> None:
+    exits = Exits()
+    with exits.expect() as expected, subprocess.Popen(["true"]) as process:
+        pidfd = expected.taken(process.pid)
+        assert select.select([exits], [], [], HANG_S)[0] == [exits]
+        assert exits.ended() == [pidfd]
+        assert exits.ended() == []
+    os.close(pidfd)
+    exits.close()
+
+
 # --- after the first failure ------------------------------------------------------------------------------------------
 
 
@@ -319,7 +359,7 @@ def test_a_rank_that_does_not_end_after_the_users_signal_is_killed_in_the_end(mo
     heard, mouth = os.pipe()
     with supervise.Supervisor(0.1, said.append) as job:
         for script in ("trap '' TERM; echo; exec sleep 1000", "echo; exec sleep 1000"):
-            job.add(spawn(["sh", "-c", script], os.environ, None, subprocess.DEVNULL, mouth, mouth))
+            job.start(["sh", "-c", script], os.environ, None, subprocess.DEVNULL, mouth, mouth)
         for _ in job.ranks:
             assert os.read(heard, 1) == b"\n"
         os.close(heard)

@@ -192,4 +192,11 @@ ROWS = (
         "    return name  # type: ignore\n",
         ("test_torch_forward.py::test_ranks_that_differ_are_told",),
     ),
+    Mutation(
+        "first-to-end",
+        "ringreduce/launch/spawn.py",
+        "        if first is not None:\n            first()\n",
+        "",
+        ("test_launch.py::test_exit_status", "test_launch.py::test_a_launcher_that_is_held_up_sees_who_failed_first"),
+    ),
 )
