@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 
 CHECK_S = 0.1
+LONGEST_S = 2e6
+"""23 days: poll() counts milliseconds in an int, and Python raises OverflowError for what is longer."""
 
 
 class Deadline:
@@ -32,9 +34,9 @@ class Deadline:
         return 0.0 if self._end_s == math.inf else max(0.0, time.monotonic() - self._end_s)
 
     def wait_s(self) -> float | None:
-        """The same for calls that take None as no limit, and 0 as 'do not block': at least 1 ms."""
+        """The same for calls that take None as no limit, and 0 as 'do not block': 1 ms to LONGEST_S."""
         left = self.remaining_s()
-        return None if left == math.inf else max(left, 1e-3)
+        return None if left == math.inf else min(max(left, 1e-3), LONGEST_S)
 
     def turn_s(self) -> float | None:
         """wait_s() for one turn of a loop that calls check() and expired() itself when the turn has brought nothing."""

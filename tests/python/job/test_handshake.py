@@ -299,10 +299,11 @@ def over(store: DictStore, rank: int, size: int, timeout_s: float = HANG_S) -> i
     return inode
 
 
+@pytest.mark.parametrize("timeout_s", [HANG_S, 30 * 86400.0])  # poll() counts to 24 days
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_a_store_is_enough_to_meet(size: int) -> None:
+def test_a_store_is_enough_to_meet(size: int, timeout_s: float) -> None:
     store = DictStore()
-    inodes = together(*(lambda rank=rank: over(store, rank, size) for rank in range(size)))  # type: ignore[misc]
+    inodes = together(*(lambda rank=rank: over(store, rank, size, timeout_s) for rank in range(size)))  # type: ignore[misc]
     assert all(isinstance(inode, int) for inode in inodes), inodes
     assert len(set(inodes)) == 1
 

@@ -185,7 +185,7 @@ def use_everything(path: str) -> None:
     forked(rank)
     dist.barrier()
     dist.destroy_process_group()
-    join(path, "another")
+    join(path, "another", timedelta(days=30).total_seconds())
     mine = value(rank)
     dist.all_reduce(mine)
     assert torch.equal(mine, sum(value(r) for r in range(size)))
