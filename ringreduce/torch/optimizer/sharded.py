@@ -28,7 +28,7 @@ import torch
 
 from ringreduce._core import Work
 from ringreduce.collectives.ops import Average, Max, Sum
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.errors import InvalidArgumentError, MismatchError, ShutdownError, TimeoutError
 from ringreduce.torch.compression import NoneCompressor
 from ringreduce.torch.optimizer.distributed_optimizer import DistributedMixin, Named
 from ringreduce.torch.optimizer.reducer import Settings
@@ -246,16 +246,26 @@ class ShardedMixin(DistributedMixin):
         """The whole state, in the plain optimizer's format. Collective, unless it was loaded since the last step()."""
         if any(self.state.values()):
             return super().state_dict()
-        full: dict[Any, dict[str, Any]] = {}
-        for bucket in self._buckets():
-            states = [self._inner.state.get(piece, {}) for piece in bucket.pieces]
-            full.update(to_parameters(bucket, of_pieces(bucket, states)))
+        full = self._gathered_state()
         parameters = (p for group in self.param_groups for p in group["params"])
         try:
             self.state.update((parameter, full[parameter]) for parameter in parameters if parameter in full)
             return super().state_dict()
         finally:
             self.state.clear()
+
+    def _gathered_state(self) -> dict[Any, dict[str, Any]]:
+        full: dict[Any, dict[str, Any]] = {}
+        try:
+            for bucket in self._buckets():
+                states = [self._inner.state.get(piece, {}) for piece in bucket.pieces]
+                full.update(to_parameters(bucket, of_pieces(bucket, states)))
+        except (MismatchError, ShutdownError, TimeoutError) as error:
+            raise type(error)(
+                f"{error}. With shard_step=True state_dict() gathers the state from all ranks: call it on all of them, "
+                "and save the result on one"
+            ) from error
+        return full
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Takes a whole state, of a plain or distributed optimizer; each step() from now on uses this rank's share."""

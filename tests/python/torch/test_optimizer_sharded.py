@@ -476,3 +476,61 @@ def refuse() -> None:
 
 def test_what_is_refused(run_ranks: Callable[..., Any]) -> None:
     run_ranks(refuse, 2)
+
+
+def save_on_one_rank() -> str:
+    """Rank 0 saves while rank 1 goes on with its next step. What state_dict() raises."""
+    with hvd.init() as world:
+        model = Net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), shard_step=True)
+        train(optimizer, model, world.rank, 1)
+        with pytest.raises(hvd.MismatchError) as raised:
+            if world.rank == 0:
+                optimizer.state_dict()
+            else:
+                train(optimizer, model, world.rank, 1)
+        return str(raised.value)
+
+
+def test_state_dict_on_one_rank_only_says_that_it_is_collective(run_ranks: Callable[..., Any]) -> None:
+    texts = run_ranks(save_on_one_rank, 2)
+    assert all("rank 0 waits in allgather" in text and ".state'" in text for text in texts)
+    assert texts[0].endswith("call it on all of them, and save the result on one")
+
+
+def join_with(options: dict[str, Any]) -> str:
+    """Rank 0 has a step less than rank 1, and has joined."""
+    with hvd.init() as world:
+        model = torch.nn.Embedding(8, 4, sparse=True) if options.pop("sparse", False) else torch.nn.Linear(8, 4)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **options)
+        text = ""
+        for _ in range(1 + world.rank):
+            optimizer.zero_grad()
+            model(torch.arange(8) if isinstance(model, torch.nn.Embedding) else torch.ones(2, 8)).sum().backward()
+            try:
+                optimizer.step()
+            except hvd.MismatchError as error:
+                text = str(error)
+        hvd.join()
+        return text
+
+
+GATHERING: list[tuple[dict[str, Any], str]] = [
+    ({"shard_step": True}, "Reducescatter"),
+    ({"compression": hvd.Compression.int8()}, "Allgather"),
+    ({"sparse": True}, "Allgather"),
+    ({"op": hvd.Adasum}, "Allgather"),
+    ({}, ""),
+    ({"compression": hvd.Compression.fp16}, ""),
+    ({"sparse": True, "sparse_as_dense": True}, ""),
+]
+
+
+@pytest.mark.parametrize(("options", "what"), GATHERING, ids=[str(list(row[0].values())) for row in GATHERING])
+def test_what_gathers_says_so_beside_a_joined_rank(
+    options: dict[str, Any], what: str, run_ranks: Callable[..., Any]
+) -> None:
+    first, second = run_ranks(join_with, 2, args=(options,))
+    assert first == ""
+    assert second.startswith(f"{what} is not supported with Join at this time." if what else "")
+    assert bool(second) == bool(what)
