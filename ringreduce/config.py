@@ -16,6 +16,8 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.horovod_variables import WITHOUT_EFFECT
 
 PREFIX = "RINGREDUCE_"
+FRAMEWORKS = frozenset({"ringreduce", "torch", "tensorflow", "keras", "tf_keras", "jax", "optax"})
+"""Packages whose lines are no user's: what calls us in a step."""
 
 
 class Knob(NamedTuple):
@@ -95,7 +97,7 @@ def unknown(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 def warn(environ: Mapping[str, str]) -> None:
     """Warns of unknown RINGREDUCE_* names, and once of all names that have no effect; shows the line that called us."""
-    level = _callers_level()
+    level = users_level()
     for name, nearest in unknown(environ).items():
         hint = f"did you mean {nearest}?" if nearest else "ringreduce.config.describe() lists the known ones"
         text = f"{name} is set, but ringreduce has no such variable; {hint}"
@@ -105,11 +107,11 @@ def warn(environ: Mapping[str, str]) -> None:
         warnings.warn(". ".join(unused), RuntimeWarning, stacklevel=level)
 
 
-def _callers_level() -> int:
-    """The stacklevel, for warnings of the function that asks, of the nearest frame outside of this package."""
+def users_level() -> int:
+    """The stacklevel, for warnings of the function that asks, of the nearest frame outside of this and FRAMEWORKS."""
     level = 1
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ringreduce":
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in FRAMEWORKS:
         level, frame = level + 1, frame.f_back
     return level
 

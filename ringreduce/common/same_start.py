@@ -101,4 +101,4 @@ def _report(text: str, mode: str, cure: str, process_set: ProcessSet) -> None:
     if mode != "warn":
         raise MismatchError(text)
     if process_set.group.rank == 0:
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warnings.warn(text, RuntimeWarning, stacklevel=config.users_level())

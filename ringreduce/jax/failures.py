@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from ringreduce import errors
+from ringreduce import config, errors
 
 CLASSES: dict[str, type[errors.Error]] = {
     item.__name__: item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, errors.Error)
@@ -85,7 +85,7 @@ def settle(limit_s: float = SETTLE_S) -> None:
                 token.block_until_ready()
     except RuntimeError as error:
         text = f"collectives of a compiled program failed before shutdown(): {recovered(error) or error}"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warnings.warn(text, RuntimeWarning, stacklevel=config.users_level())
     forget()
 
 

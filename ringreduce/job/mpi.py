@@ -68,7 +68,7 @@ def communicator(
             "MPI was initialised with MPI_THREAD_FUNNELED, and ringreduce calls it from a thread of its own, one call "
             'at a time; mpi4py.rc.thread_level = "serialized" asks for what that needs',
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=config.users_level(),
         )
     _open[weakref.ref(made, _forget)] = before_close
     return made

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ringreduce import config
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.torch import cuda
 from ringreduce.torch.gradient_reduction import Casting, Exchange
@@ -207,7 +208,7 @@ def densified(slot: Slot, grad: torch.Tensor) -> torch.Tensor:
         "reduced as a dense one. Pass model= to broadcast_optimizer_state(), or sparse_as_dense=True to "
         "DistributedOptimizer",
         RuntimeWarning,
-        stacklevel=2,
+        stacklevel=config.users_level(),
     )
     dense = grad.to_dense()
     slot.parameter.grad = dense
