@@ -113,7 +113,7 @@ class GradientReduction:
         except MismatchError as error:
             raise MismatchError(
                 f"{error}. DistributedOptimizer reduces the gradients of all variables that have one: a variable has "
-                "to have a gradient on all ranks or on none"
+                "to have a gradient on all ranks or on none, and all ranks need equally many batches in an epoch"
             ) from error
 
 

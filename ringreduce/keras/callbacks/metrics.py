@@ -24,7 +24,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc, unu
         device: for Horovod's signature; without effect.
 
     Raises:
-        MismatchError: in fit(), when ranks have different metrics.
+        MismatchError: in fit(), when ranks have different metrics, or one has more batches than another.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -35,7 +35,13 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc, unu
             return
         names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
         mark = float(zlib.crc32("\n".join(names).encode()))  # the mean of equal ones is exact
-        means = ops.allreduce(np.array([mark, *(float(logs[name]) for name in names)]))
+        try:
+            means = ops.allreduce(np.array([mark, *(float(logs[name]) for name in names)]))
+        except MismatchError as error:
+            raise MismatchError(
+                f"{error}. MetricAverageCallback has come to the end of an epoch on rank {rank()}, where another rank "
+                "has not: all ranks need equally many batches in an epoch (fit(steps_per_epoch=...))"
+            ) from error
         if means[0] != mark:
             raise MismatchError(f"MetricAverageCallback: ranks have different metrics; rank {rank()} has {names}")
         logs.update(zip(names, means[1:].tolist(), strict=True))

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from keras_checks import assert_close
+from keras_checks import apply_steps, assert_close, gradients, new_variables
 
 BATCHES, SHARE = 3, 4  # batches in an epoch; samples of a batch that each of two ranks has
 CLOSE = 1e-5  # of values of about 1: Keras multiplies matrices of float64 in float32 on some backends
@@ -111,6 +111,25 @@ def metrics_are_averaged(hvd: Any) -> None:
     assert logs == {"loss": 1.5, "accuracy": 0.5, "list": [hvd.rank()]}
     with pytest.raises(hvd.MismatchError):
         hvd.callbacks.MetricAverageCallback().on_epoch_end(0, {f"loss{hvd.rank()}": 1.0})
+
+
+def a_rank_with_more_batches_is_told(hvd: Any) -> None:
+    """Rank 0 reduces gradients while rank 1 has come to its epoch's end."""
+    if keras.backend.backend() == "tensorflow":  # names its gradients: test_one_batch_more_on_one_rank
+        return
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    variables = new_variables()
+    apply_steps(optimizer, [gradients(step, hvd.rank()) for step in range(2)], variables)
+    metrics = hvd.callbacks.MetricAverageCallback()
+
+    def go_on() -> None:
+        if hvd.rank() == 0:
+            apply_steps(optimizer, [gradients(2, 0)], variables)
+        else:
+            metrics.on_epoch_end(0, {"loss": 1.0})
+
+    with pytest.raises(Exception, match=r"(?s)Mismatch.*all ranks need equally many batches in an epoch"):
+        go_on()
 
 
 class Slope(keras.layers.Layer):  # type: ignore[misc, unused-ignore]
@@ -311,6 +330,7 @@ CHECKS = [
     two_ranks_train_as_one_on_the_joined_batch,
     broadcasts_begin_with_the_roots_variables,
     metrics_are_averaged,
+    a_rank_with_more_batches_is_told,
     learning_rates_follow_their_schedules,
     files_are_those_of_the_plain_optimizer,
     mixed_precision_trains,
