@@ -4,7 +4,6 @@
 
 #include "base/errors.h"
 #include "engine/gpu/device_queue.h"
-#include "engine/tuning.h"
 #include "os/thread.h"
 
 namespace rr {
@@ -44,10 +43,18 @@ class RemoteLink final : public Link {
   std::atomic<uint64_t>& sent_;
   const std::function<bool()> has_peer_left_;
 };
+
+// Every member writes the same values, so it does not matter who is first.
+void copy_tuning(const ControlSegment& from, const ControlSegment& to) {
+  to.header().chunk_nbytes = from.header().chunk_nbytes.load();
+  to.header().eager_nbytes = from.header().eager_nbytes.load();
+  to.header().tuned.store(kTuned, std::memory_order_release);
+}
 }  // namespace
 
 Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
-                 std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt, double timeout_s, Network network)
+                 std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt, Tune tune, double timeout_s,
+                 Network network)
     : rank_(rank),
       hostname_(std::move(hostname)),
       settings_(Settings::from_environment()),

@@ -24,11 +24,15 @@ class DeviceQueue;
 
 class Context final : public DeviceResources {
  public:
+  // Chooses the sizes that depend on the machine, before the first operation: writes Header::tuned on all ranks.
+  using Tune = void (*)(Context&);
+
   // Collective. fd: the world's control segment on this host. pidfds[r] watches rank r, -1 = not watched. segments may
   // be shared with other contexts of the process. timeout_s: instead of the knob; < 0 = the knob. network: the other
   // hosts, if there are any.
   Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
-          std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt, double timeout_s = -1, Network network = {});
+          std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt, Tune tune, double timeout_s = -1,
+          Network network = {});
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;

@@ -51,6 +51,14 @@ bool Executor::step(bool from_engine, const HostRelay* relay) {
   return true;
 }
 
+bool Executor::deliver_messages() {
+  if (counts_.messages.load(std::memory_order_relaxed) == 0) return false;
+  bool finished = false;
+  const bool moved = submitted_.lock()->pending.progress_messages(finished);
+  if (finished) ring(*from_.bells[static_cast<size_t>(from_.rank)]);
+  return moved;
+}
+
 // Operations that became complete without a request of their own rank (somebody joined), or found the log full.
 void Executor::append_complete() {
   retry_append_.store(false, std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// Executes the log of a group on this rank, one entry after the other.
+// Executes the log of a group on this rank, one entry after the other, and moves its messages.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/members.h"
-#include "engine/submitted.h"
+#include "operations/submitted.h"
 #include "planner/planner.h"
 #include "relay/host_relay.h"
 
@@ -16,12 +16,19 @@ namespace rr {
 // The context's executor lock is held, but in retry_append().
 class Executor {
  public:
-  Executor(const Resources& from, Negotiation& negotiation, const Members& members, Guarded<Submitted>& submitted)
-      : from_(from), negotiation_(negotiation), members_(members), submitted_(submitted), planner_(from) {}
+  Executor(const Resources& from, Negotiation& negotiation, const Members& members, Guarded<Submitted>& submitted,
+           const PendingCounts& counts)
+      : from_(from),
+        negotiation_(negotiation),
+        members_(members),
+        submitted_(submitted),
+        counts_(counts),
+        planner_(from) {}
 
   // Does what can be done now, up to a few chunks; true when something moved. from_engine: nobody waits. relay: of a
   // leader, whose entries begin when the other hosts have been told of them; null: no leader of several hosts.
   bool step(bool from_engine, const HostRelay* relay);
+  bool deliver_messages();  // true when bytes moved
   // A complete operation has found the log full, or has become complete without this rank: step() appends it.
   void retry_append() { retry_append_.store(true); }
   // When step() from the engine should look again at an open bucket; INT64_MAX = never.
@@ -47,6 +54,7 @@ class Executor {
   Negotiation& negotiation_;
   const Members& members_;
   Guarded<Submitted>& submitted_;
+  const PendingCounts& counts_;
   Planner planner_;
   std::unique_ptr<Algorithm> active_;
   std::vector<OperationPtr> active_members_;

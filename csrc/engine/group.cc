@@ -1,5 +1,3 @@
-// Group: its life.
-
 #include "engine/group.h"
 
 #include <sched.h>
@@ -10,6 +8,7 @@
 #include "base/errors.h"
 #include "base/text.h"
 #include "engine/context.h"
+#include "engine/gpu/device_queue.h"
 
 namespace rr {
 namespace {
@@ -72,7 +71,8 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
       bells_((id == 0 ? context.publish_world(control_) : void(), bells_of(context, world_ranks_))),
       negotiation_(
           control_, rank_, world_ranks_, hosts_, bells_, algo_from(context.settings().algorithm),
-          context.settings().fusion_threshold, [this] { look_at_lock_holders(); }, context.settings().gpu_path),
+          context.settings().fusion_threshold, [this] { watchdog_.look_at_lock_holders(); },
+          context.settings().gpu_path),
       links_(links_of(context, control_, world_ranks_, hosts_, rank_, id, 0, bells_)),
       resources_({control_, negotiation_, hosts_, rank_, world_ranks_, id, bells_.wait, links_, context.kernels(),
                   context.segments(), context.settings(), context.log(), context.stats(), context,
@@ -80,14 +80,20 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
       members_(resources_, [this](int world_rank) { return context_.cause_of_death(world_rank); }),
       submitted_(resources_, negotiation_, links_of(context, control_, world_ranks_, hosts_, rank_, id, 1, bells_),
                  pending_counts_),
-      executor_(resources_, negotiation_, members_, submitted_) {
+      parts_{context, resources_, negotiation_, members_, submitted_, [this] { return has_work(); }},
+      relay_(parts_, hosts_.several() && hosts_.here().front() == rank_ ? make_relay() : nullptr),
+      executor_(resources_, negotiation_, members_, submitted_, pending_counts_),
+      watchdog_(parts_, executor_, relay_),
+      waiter_(parts_, relay_, watchdog_),
+      joining_(parts_, waiter_),
+      submitter_(parts_, executor_, waiter_, joining_),
+      quick_allreduce_(parts_, relay_, waiter_, joining_) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   ::sched_getaffinity(0, sizeof cores, &cores);
   std::memcpy(control_.facts(rank_).cores, &cores, std::min(sizeof cores, sizeof(RankFacts)));
   control_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
   control_.line(rank_).attendance.store(Attendance::kPresent, std::memory_order_release);
-  if (hosts_.several() && hosts_.here().front() == rank_) relay_ = make_relay();
   for (Bell* bell : bells_.wait) ring(*bell);
 }
 
@@ -115,54 +121,51 @@ std::string Group::here() const {
   return text + "]";
 }
 
-// Executor lock held.
-bool Group::relay() {
-  if (relay_ == nullptr) return false;
-  try {
-    const bool moved = relay_->progress();
-    backlog_.store(relay_->has_backlog() && !has_failed(control_), std::memory_order_relaxed);
-    return moved;
-  } catch (const std::exception& error) {
-    fail_group(error);
-    backlog_.store(false, std::memory_order_relaxed);
-    return false;
-  }
-}
-
 bool Group::progress(bool from_engine) {
-  bool moved = relay();
-  if (has_failed(control_)) {
-    if (pending_counts_.operations.load(std::memory_order_relaxed) == 0 &&
-        joining_.load(std::memory_order_relaxed) == 0)
-      return moved;
-    executor_.drop();
-    try {
-      throw_failure(control_);
-    } catch (...) {
-      const Locked submitted = submitted_.lock();
-      PendingOperations& pending = submitted->pending;
-      // Ranks that differ in an operation are told that, also by one whose end has failed the group meanwhile.
-      const std::unordered_map<uint64_t, OperationPtr> logged = pending.logged();
-      for (const auto& [request_slot, operation] : logged) pending.settle(*operation);
-      pending.fail_all(std::current_exception());
-    }
-    negotiation_.ring_all();
-    return true;
-  }
+  bool moved = relay_.progress();
+  if (has_failed(control_)) return fail_pending() || moved;
   try {
-    moved |= deliver_messages();
-    return executor_.step(from_engine, relay_.get()) || moved;
+    moved |= executor_.deliver_messages();
+    return executor_.step(from_engine, relay_.host()) || moved;
   } catch (const std::exception& error) {
-    fail_group(error);
+    parts_.fail(error);
     return true;
   }
 }
 
-// A leader whose call has ended at once has told the other hosts nothing yet, and they may wait for it.
-void Group::pass_on() {
-  if (relay_ == nullptr) return;
-  context_.try_progress();
-  context_.wake_engine();  // what the links have not taken
+// The group has failed. True when something was pending.
+bool Group::fail_pending() {
+  if (pending_counts_.operations.load(std::memory_order_relaxed) == 0 && !joining_.is_called()) return false;
+  executor_.drop();
+  try {
+    throw_if_failed();
+  } catch (...) {
+    const auto submitted = submitted_.lock();
+    PendingOperations& pending = submitted->pending;
+    // Ranks that differ in an operation are told that, also by one whose end has failed the group meanwhile.
+    const std::unordered_map<uint64_t, OperationPtr> logged = pending.logged();
+    for (const auto& [request_slot, operation] : logged) pending.settle(*operation);
+    pending.fail_all(std::current_exception());
+  }
+  negotiation_.ring_all();
+  return true;
+}
+
+void Group::housekeep() {
+  try {
+    control_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
+    if (relay_.exists()) relay_.host()->look_for_deadlock();
+    relay_.progress();
+    if (!has_failed(control_)) watchdog_.look();
+  } catch (const std::exception& error) {
+    parts_.fail(error);
+  }
+}
+
+int Group::join(Interrupt interrupt) {
+  return joining_.join(interrupt, [&] {
+    if (context_.device() != nullptr) context_.device_queue().await_announced(*this, interrupt);
+  });
 }
 
 void Group::await_attendance(double timeout_s, Interrupt interrupt) {
@@ -188,17 +191,13 @@ void Group::await_attendance(double timeout_s, Interrupt interrupt) {
     for (size_t i = 0; i < std::size(together.cores); ++i) together.cores[i] |= control_.facts(r).cores[i];
   }
   for (const uint64_t word : together.cores) cores += __builtin_popcountll(word);
-  crowded_ = static_cast<int>(hosts_.here().size()) > cores;
+  parts_.ranks_outnumber_cores = static_cast<int>(hosts_.here().size()) > cores;
 }
 
 void Group::check_members(const std::vector<int>& ranks) const {
   context_.throw_if_shut_down();
   throw_if_failed();
   members_.check(ranks);
-}
-
-void Group::throw_if_failed() const {
-  if (has_failed(control_)) throw_failure(control_);
 }
 
 void Group::forget_counts() {
@@ -217,6 +216,56 @@ std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registe
   }
   if (kind == Kind::kAllreduce) return rr::name(select_allreduce(forced, reduction, registered));
   return rr::name(select_movement(forced, kind == Kind::kBroadcast, registered && can_be_direct(kind)));
+}
+
+// Executor lock held, the engine is gone.
+void Group::leave(const std::vector<Group*>& groups, const std::string& cause) {
+  for (Group* group : groups) {
+    write_text(group->control_.cause(group->rank_).text, cause);
+    group->mark_left(Attendance::kShutDown);
+  }
+  std::vector<GroupRelay*> relays;
+  for (Group* group : groups) relays.push_back(&group->relay_);
+  GroupRelay::close(relays, Attendance::kShutDown);
+  for (Group* group : groups) group->fail_as_shut_down();
+}
+
+void Group::end() {
+  executor_.close();
+  {
+    const auto submitted = submitted_.lock();
+    parts_.is_removed = true;
+    submitted->pending.fail_all(std::make_exception_ptr(
+        ShutdownError(here() + "] the process set was removed while this operation was pending")));
+    ring(*bells_.wait[static_cast<size_t>(rank_)]);
+  }
+  mark_left(Attendance::kRemoved);
+  // Other hosts may not have heard yet that this one has agreed.
+  GroupRelay::close({&relay_}, Attendance::kRemoved);
+}
+
+void Group::mark_left(Attendance how) {
+  {
+    const auto submitted = submitted_.lock();
+    const PendingOperations& pending = submitted->pending;
+    if (pending.logged().empty()) control_.line(rank_).cursor.store(kFinished, std::memory_order_release);
+    for (int r = 0; r < size(); ++r) control_.messages_sent(rank_, r).store(pending.messages().sent(r));
+  }
+  control_.line(rank_).attendance.store(how, std::memory_order_release);
+}
+
+void Group::fail_as_shut_down() {
+  // Its full fence: whoever reads what is written to registered memory from here on sees that this rank has left.
+  negotiation_.ring_all();
+  executor_.close();
+  const auto submitted = submitted_.lock();
+  std::exception_ptr error;
+  try {
+    context_.throw_if_shut_down();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  submitted->pending.fail_all(error);
 }
 
 }  // namespace rr

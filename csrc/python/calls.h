@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/bench.h"
+#include "measure/bench.h"
 #include "python/objects.h"
 
 namespace rr {

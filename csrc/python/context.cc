@@ -1,6 +1,7 @@
 // Bindings: a rank's membership of a job.
 #include <pybind11/stl.h>
 
+#include "measure/tuning.h"
 #include "python/bindings.h"
 #include "python/calls.h"
 #include "transport/tcp/tcp_network.h"
@@ -15,7 +16,7 @@ void bind_context(py::module_& m) {
              const py::gil_scoped_release release;
              Network network = mpi_network(hosts, mpi);
              if (tcp != nullptr && hosts) network = tcp_network(tcp, *hosts);
-             auto context = std::make_unique<Context>(fd, rank, size, pidfds, hostname, registry(), interrupt,
+             auto context = std::make_unique<Context>(fd, rank, size, pidfds, hostname, registry(), interrupt, tune,
                                                       timeout.value_or(-1.0), std::move(network));
              return guard_fork(std::move(context));
            }),

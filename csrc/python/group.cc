@@ -1,7 +1,7 @@
 // Bindings: a group, its operations and their results.
 #include <pybind11/stl.h>
 
-#include "engine/limit.h"
+#include "measure/limit.h"
 #include "python/bindings.h"
 #include "python/calls.h"
 

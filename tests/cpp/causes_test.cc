@@ -89,7 +89,7 @@ TEST_CASE("what a rank has finished before it left with a cause succeeds on a ra
     auto segments = std::make_shared<SegmentRegistry>();
     Network network;
     if (r == 0) network.progress = [&gate] { return gate(); };
-    Context context(fd.get(), r, 2, {-1, -1}, "host", segments, nullptr, -1, network);
+    Context context(fd.get(), r, 2, {-1, -1}, "host", segments, nullptr, tune, -1, network);
     Rank rank = {context, context.world(), r, 2, *segments};
     barrier(rank.world);
     std::vector<int32_t> data(3000, r);  // less than the room of the slots, so that the root waits for nobody
@@ -214,7 +214,7 @@ TEST_CASE("a cause that a rank was writing when its process ended is not told") 
   Child process;  // in place of rank 1's
   CHECK_NOTHROW(run_threads(2, [&](int r) {
     auto segments = std::make_shared<SegmentRegistry>();
-    Context context(fd.get(), r, 2, {-1, r == 0 ? process.pidfd() : -1}, "host", segments, nullptr);
+    Context context(fd.get(), r, 2, {-1, r == 0 ? process.pidfd() : -1}, "host", segments, nullptr, tune);
     Rank rank = {context, context.world(), r, 2, *segments};
     barrier(rank.world);
     if (r == 1) return wait_for([&] { return has_failed(rank.world.control()); });

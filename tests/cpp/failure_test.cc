@@ -382,7 +382,7 @@ TEST_CASE("child: ends with operations that nobody waited for" * doctest::skip()
   for (int r = 0; r < 2; ++r) {
     threads.emplace_back([&, r] {
       contexts[static_cast<size_t>(r)] = std::make_unique<Context>(fd.get(), r, 2, std::vector<int>{-1, -1}, "host",
-                                                                   std::make_shared<SegmentRegistry>(), nullptr);
+                                                                   std::make_shared<SegmentRegistry>(), nullptr, tune);
     });
   }
   for (auto& thread : threads) thread.join();

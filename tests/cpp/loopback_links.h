@@ -74,7 +74,7 @@ inline void run_hosts(const std::vector<int>& host_of, const std::function<void(
     Network network = {"loopback", host_of, link, {}};
     if (tcp) network = tcp_network(tcp->networks[static_cast<size_t>(r)], host_of);
     Context context(segments.at(host).get(), r, size, std::vector<int>(static_cast<size_t>(size), -1),
-                    "host" + std::to_string(host), registry, nullptr, -1, network);
+                    "host" + std::to_string(host), registry, nullptr, tune, -1, network);
     Rank rank = {context, context.world(), r, size, *registry};
     body(rank);
   });

@@ -39,7 +39,8 @@ void run_ranks(int size, const std::function<void(Rank&)>& body, size_t capacity
   const Fd fd = create_memfd("test", ControlSegment::nbytes(size, capacity));
   run_threads(size, [&](int r) {
     auto segments = std::make_shared<SegmentRegistry>();
-    Context context(fd.get(), r, size, std::vector<int>(static_cast<size_t>(size), -1), "host", segments, nullptr);
+    Context context(fd.get(), r, size, std::vector<int>(static_cast<size_t>(size), -1), "host", segments, nullptr,
+                    tune);
     Rank rank = {context, context.world(), r, size, *segments};
     body(rank);
   });

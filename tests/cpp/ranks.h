@@ -18,6 +18,7 @@
 
 #include "engine/context.h"
 #include "expect.h"
+#include "measure/tuning.h"
 #include "os/mapping.h"
 
 namespace rr::test {

@@ -218,10 +218,10 @@ OperationPtr DeviceQueue::inner(const DeviceOperation& operation) const {
   return operation.inner;
 }
 
-bool DeviceQueue::has(const Group& group, const std::string& name) const {
+bool DeviceQueue::has(int group_id, const std::string& name) const {
   const std::lock_guard lock(mutex_);
   return std::any_of(all_.begin(), all_.end(),
-                     [&](const auto& item) { return item.first->group.get() == &group && item.first->name == name; });
+                     [&](const auto& item) { return item.first->group->id() == group_id && item.first->name == name; });
 }
 
 bool DeviceQueue::has_claimed(const Group* group) const {

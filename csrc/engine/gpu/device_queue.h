@@ -115,8 +115,8 @@ class DeviceQueue {
   // Blocks this thread. False when timeout_s (< 0: none) ran out first.
   bool wait(DeviceOperation& operation, double timeout_s, Interrupt interrupt);
   OperationPtr inner(const DeviceOperation& operation) const;  // for its counts; null before it is submitted
-  // Whether an operation of that name is on its way to the group, or in it.
-  bool has(const Group& group, const std::string& name) const;
+  // Whether an operation of that name is on its way to the group of this id, or in it.
+  bool has(int group_id, const std::string& name) const;
 
   // Gives operations that somebody has waited for so long to finish: those of one group, or all.
   void drain(double timeout_s, const Group* group = nullptr);

@@ -28,13 +28,16 @@ PACKAGE = ROOT / "ringreduce"
 # --- C++ ------------------------------------------------------------------------------------------------------------
 
 LAYERS = [
-    "base", "data", "os", "gpu", "transport", "collective", "negotiation", "relay", "planner", "engine", "framework",
-    "python",
+    "base", "data", "os", "gpu", "transport", "collective", "negotiation", "relay", "planner", "operations", "engine",
+    "measure", "framework", "python",
 ]  # fmt: skip
-"""Each may include those before it, but os, which is beside data, and planner, which is beside relay."""
+"""Each may include those before it, but os, which is beside data, planner and operations, which are beside relay, and
+framework, which is beside measure."""
 MAY_INCLUDE = {layer: set(LAYERS[:position]) for position, layer in enumerate(LAYERS)}
 MAY_INCLUDE["os"] = {"base"}
 MAY_INCLUDE["planner"] -= {"relay"}
+MAY_INCLUDE["operations"] -= {"relay"}
+MAY_INCLUDE["framework"] -= {"measure"}
 
 
 def test_folders_of_csrc_are_the_layers() -> None:

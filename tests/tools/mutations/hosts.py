@@ -232,8 +232,8 @@ ROWS = (
     ),
     Mutation(
         "last-word",
-        "csrc/engine/leave.cc",
-        "for (Group* group : groups) group->relay_last(how, send_close);",
+        "csrc/engine/group_relay.cc",
+        "for (GroupRelay* relay : relays) relay->last(how, send_close);",
         "(void)send_close;",
         ("leave_hosts_test::what only a leader",),
         limit_s=10,
@@ -247,9 +247,9 @@ ROWS = (
     ),
     Mutation(
         "leave-in-turn",
-        "csrc/engine/leave.cc",
-        "    group->mark_left(Attendance::kShutDown);\n  }\n  close_relays(groups, Attendance::kShutDown);\n",
-        "    group->mark_left(Attendance::kShutDown);\n    close_relays({group}, Attendance::kShutDown);\n  }\n",
+        "csrc/engine/group.cc",
+        "  GroupRelay::close(relays, Attendance::kShutDown);\n",
+        "  for (GroupRelay* relay : relays) GroupRelay::close({relay}, Attendance::kShutDown);\n",
         ("leave_hosts_test::a leader leaves all",),
     ),
     Mutation(

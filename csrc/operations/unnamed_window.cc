@@ -1,4 +1,4 @@
-#include "engine/unnamed_window.h"
+#include "operations/unnamed_window.h"
 
 #include <algorithm>
 #include <utility>

@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/point_to_point.h"
-#include "engine/unnamed_window.h"
+#include "operations/point_to_point.h"
+#include "operations/unnamed_window.h"
 #include "planner/resources.h"
 
 namespace rr {

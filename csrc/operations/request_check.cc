@@ -1,4 +1,4 @@
-#include "engine/request_check.h"
+#include "operations/request_check.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "engine/pending_operations.h"
+#include "operations/pending_operations.h"
 
 #include <algorithm>
 #include <cstring>

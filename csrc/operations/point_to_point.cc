@@ -1,4 +1,4 @@
-#include "engine/point_to_point.h"
+#include "operations/point_to_point.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "engine/call_record.h"
+#include "operations/call_record.h"
 
 #include "base/text.h"
 

@@ -1,4 +1,4 @@
-#include "engine/tuning.h"
+#include "measure/tuning.h"
 
 #include <unistd.h>
 
@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "engine/bench.h"
 #include "engine/context.h"
+#include "measure/bench.h"
 
 namespace rr {
 namespace {
@@ -171,13 +171,6 @@ void tune(Context& context) {
     });
     world.forget_counts();
   }
-}
-
-void copy_tuning(const ControlSegment& from, const ControlSegment& to) {
-  // Every member writes the same values, so it does not matter who is first.
-  to.header().chunk_nbytes = from.header().chunk_nbytes.load();
-  to.header().eager_nbytes = from.header().eager_nbytes.load();
-  to.header().tuned.store(kFinal, std::memory_order_release);
 }
 
 }  // namespace rr

@@ -1,4 +1,4 @@
-#include "engine/limit.h"
+#include "measure/limit.h"
 
 #include <atomic>
 #include <cstring>

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/guarded.h"
-#include "engine/call_record.h"
-#include "engine/pending_operations.h"
+#include "operations/call_record.h"
+#include "operations/pending_operations.h"
 
 namespace rr {
 

@@ -10,8 +10,7 @@ namespace rr {
 
 class Context;
 
-// Collective over the world, before any other operation.
+// For Context's constructor. Collective over the world.
 void tune(Context& context);
-void copy_tuning(const ControlSegment& from, const ControlSegment& to);
 
 }  // namespace rr

@@ -1,24 +1,22 @@
-// Group: the synchronous all-reduce of a few bytes. Announce, look at the others' requests, compute: no allocation and
-// no table.
+#include "engine/quick_allreduce.h"
 
 #include <algorithm>
 
 #include "base/errors.h"
 #include "engine/context.h"
-#include "engine/group.h"
 
 namespace rr {
 
-bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const Reduction& reduction,
-                            Interrupt interrupt, Codec codec) {
+bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Reduction& reduction, Interrupt interrupt,
+                         Codec codec) {
   const size_t nbytes = src.nbytes();
-  if (nbytes > control_.header().eager_nbytes || nbytes != dst.nbytes() || src.dtype != dst.dtype) return false;
+  if (nbytes > parts_.control().header().eager_nbytes || nbytes != dst.nbytes() || src.dtype != dst.dtype) return false;
   if (src.place == Place::kDevice || dst.place == Place::kDevice) return false;
-  context_.throw_if_shut_down();
-  throw_if_failed();
+  parts_.context.throw_if_shut_down();
+  parts_.throw_if_failed();
   check(reduction);
   check(codec, reduction);
-  const bool eager = nbytes > control_.inline_nbytes();
+  const bool eager = nbytes > parts_.control().inline_nbytes();
   Signature signature;
   signature.kind = Kind::kAllreduce;
   signature.dtype = src.dtype;
@@ -30,35 +28,35 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
   signature.nbytes = nbytes;
   std::copy(std::begin(src.dims), std::end(src.dims), signature.dims);
 
-  Locked submitted = submitted_.lock();
-  record_thread(submitted);
-  throw_if_closed(Kind::kAllreduce);
+  auto submitted = parts_.submitted.lock();
+  waiter_.record_thread(submitted);
+  joining_.throw_if_closed(Kind::kAllreduce);
   if (!submitted->pending.unnamed().has_room(eager)) return false;
   const uint64_t number = submitted->calls.record(Kind::kAllreduce, nullptr);
-  context_.deadlock_timeout().record_call();
-  add(context_.stats().operations, 1);
+  parts_.context.deadlock_timeout().record_call();
+  add(parts_.context.stats().operations, 1);
   const Ticket ticket = submitted->pending.unnamed().announce(signature, src.data, nbytes, eager);
   submitted.unlock();
-  negotiation_.ring_waiters();
+  parts_.negotiation.ring_waiters();
 
   RankMask participants;
   bool complete = false;
-  for (int turn = 0; turn < (crowded_ ? 1 : 64) && !complete; ++turn) {
+  for (int turn = 0; turn < (parts_.ranks_outnumber_cores ? 1 : 64) && !complete; ++turn) {
     if (turn != 0) relax(false);
     participants = RankMask();
-    complete = negotiation_.is_settled(ticket, &participants);
+    complete = parts_.negotiation.is_settled(ticket, &participants);
   }
   Operation operation;
   operation.kind = Kind::kAllreduce;
   operation.ticket = ticket;
   operation.quick = true;
   if (complete) {
-    pass_on();
+    relay_.pass_on();
   } else {
     operation.number = number;
     operation.submitted_ns = now_ns();
     try {
-      wait_until_finished(operation, -1, interrupt);
+      waiter_.wait_until_finished(operation, -1, interrupt);
     } catch (...) {
       // The request stands, so somebody must consume it when it is complete; its result has nowhere to go.
       auto orphan = std::make_shared<Operation>();
@@ -67,23 +65,23 @@ bool Group::allreduce_quick(const TensorView& src, const TensorView& dst, const 
       orphan->number = operation.number;
       orphan->submitted_ns = operation.submitted_ns;
       orphan->quick = orphan->discard = true;
-      submitted_.lock()->pending.unnamed().add(orphan);
+      parts_.submitted.lock()->pending.unnamed().add(orphan);
       throw;
     }
-    pass_on();  // the last rank's request may have come to this one first
+    relay_.pass_on();  // the last rank's request may have come to this one first
     participants = RankMask();
-    negotiation_.is_settled(ticket, &participants);
+    parts_.negotiation.is_settled(ticket, &participants);
   }
-  const bool agreed = negotiation_.feasible(ticket, participants);
+  const bool agreed = parts_.negotiation.feasible(ticket, participants);
   if (agreed) {
     operation.signature = signature;
-    reduce_requests(resources_, ticket, participants, reduction, src.data, dst.data, src.count);
+    reduce_requests(parts_.from, ticket, participants, reduction, src.data, dst.data, src.count);
   }
-  const std::string text = agreed ? "" : negotiation_.mismatch(ticket, participants);
-  submitted_.lock()->pending.unnamed().consume(ticket);
-  if (!agreed) throw MismatchError(text + " " + where(operation));
-  add(context_.stats().one_shot, 1);
-  add(context_.stats().bytes_moved, nbytes);
+  const std::string text = agreed ? "" : parts_.negotiation.mismatch(ticket, participants);
+  parts_.submitted.lock()->pending.unnamed().consume(ticket);
+  if (!agreed) throw MismatchError(text + " " + parts_.from.where(operation));
+  add(parts_.context.stats().one_shot, 1);
+  add(parts_.context.stats().bytes_moved, nbytes);
   return true;
 }
 

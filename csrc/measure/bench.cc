@@ -1,4 +1,4 @@
-#include "engine/bench.h"
+#include "measure/bench.h"
 
 #include <cstring>
 

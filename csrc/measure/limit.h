@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "engine/bench.h"
+#include "measure/bench.h"
 
 namespace rr {
 
