@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/clock.h"
 #include "base/text.h"
 #include "negotiation/failure.h"
 
@@ -14,14 +13,18 @@ namespace {
 constexpr int64_t kLongestLookNs = 1000000000;  // 1 s
 }  // namespace
 
-DeadlockTimeout::DeadlockTimeout(const ControlSegment& world, int rank, double limit_s)
-    : world_(world), rank_(rank), limit_ns_(static_cast<int64_t>(limit_s * 1e9)), calls_(&world.wait(rank).calls) {}
+DeadlockTimeout::DeadlockTimeout(const ControlSegment& world, int rank, double limit_s, int64_t (*clock)())
+    : world_(world),
+      rank_(rank),
+      limit_ns_(static_cast<int64_t>(limit_s * 1e9)),
+      clock_(clock),
+      calls_(&world.wait(rank).calls) {}
 
 bool DeadlockTimeout::look(Waiter& waiter, std::string waits_for) {
   if (limit_ns_ == 0) return false;
   // Who has found it may have died before it said why; then its death is what ends the world.
   if (has_failed(world_)) return world_.header().deadlock_timed_out.load() != 0;
-  const int64_t now = now_ns();
+  const int64_t now = clock_();
   const std::lock_guard lock(mutex_);
   if (waiters_.empty()) {  // nobody has looked for a while
     quiet_ns_ = 0;

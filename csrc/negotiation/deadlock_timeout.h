@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "negotiation/control_segment.h"
 
 namespace rr {
@@ -23,8 +24,8 @@ namespace rr {
 // Of one rank, in the world's segment. A context has one.
 class DeadlockTimeout {
  public:
-  // limit_s: RINGREDUCE_VERDICT; 0 = never.
-  DeadlockTimeout(const ControlSegment& world, int rank, double limit_s);
+  // limit_s: RINGREDUCE_VERDICT; 0 = never. clock: of all ranks, in nanoseconds.
+  DeadlockTimeout(const ControlSegment& world, int rank, double limit_s, int64_t (*clock)() = now_ns);
 
   // This rank calls an operation of whichever group. A call that comes with another thread's may not be counted.
   void record_call() const { calls_->store(calls_->load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
@@ -62,6 +63,7 @@ class DeadlockTimeout {
   const ControlSegment& world_;
   int rank_;
   int64_t limit_ns_;
+  int64_t (*clock_)();
   std::atomic<uint64_t>* calls_;
 
   std::mutex mutex_;

@@ -11,6 +11,10 @@ namespace {
 constexpr int64_t kVerdictNs = 1000000000;
 const std::string kVerdict = "1";
 
+// The time of tests that drive a DeadlockTimeout by hand.
+std::atomic<int64_t> test_time_ns{1};
+int64_t test_clock() { return test_time_ns.load(); }
+
 // From here on this rank has called from two threads, so that its waiting alone proves nothing.
 void use_two_threads(Rank& rank) {
   barrier(rank.world);
@@ -139,16 +143,15 @@ TEST_CASE("deadlock without proof: time in which nobody could look does not coun
   const int size = 3;
   const Fd fd = create_memfd("test", ControlSegment::nbytes(size, 16));
   const ControlSegment control = ControlSegment::map(fd.get(), size);
-  DeadlockTimeout first(control, 0, 1.5e-9 * kVerdictNs);
+  DeadlockTimeout first(control, 0, 1.5e-9 * kVerdictNs, test_clock);
   // The other two say all the time that they wait in vain.
   const auto others_look = [&] {
-    for (const int r : {1, 2}) control.wait(r).looked_ns.store(now_ns());
+    for (const int r : {1, 2}) control.wait(r).looked_ns.store(test_time_ns);
   };
   DeadlockTimeout::Waiter waiter(first);
   others_look();
   CHECK_FALSE(waiter.look("in vain"));
-  const int64_t stopped_until_ns = now_ns() + 3 * kVerdictNs;
-  wait_for([&] { return now_ns() > stopped_until_ns; });
+  test_time_ns += 3 * kVerdictNs;
   others_look();
   CHECK_FALSE(waiter.look("in vain"));  // one of three seconds
   CHECK_FALSE(has_failed(control));
@@ -159,22 +162,22 @@ TEST_CASE("deadlock without proof: a wait begins anew, whenever its operation wa
   const int size = 2;
   const Fd fd = create_memfd("test", ControlSegment::nbytes(size, 16));
   const ControlSegment control = ControlSegment::map(fd.get(), size);
-  DeadlockTimeout first(control, 0, 1e-9 * kVerdictNs);
-  const auto looks_until = [&](int64_t until_ns) {
+  DeadlockTimeout first(control, 0, 1e-9 * kVerdictNs, test_clock);
+  // Ten looks a second, for so long.
+  const auto looks_for = [&](int64_t ns) {
     DeadlockTimeout::Waiter waiter(first);
+    const int64_t until_ns = test_time_ns + ns;
     bool is_over = false;
-    wait_for([&] {
-      control.wait(1).looked_ns.store(now_ns());
+    for (; !is_over && test_time_ns <= until_ns; test_time_ns += kVerdictNs / 10) {
+      control.wait(1).looked_ns.store(test_time_ns);
       is_over = waiter.look("in vain");
-      return is_over || now_ns() > until_ns;
-    });
+    }
     return is_over;
   };
-  CHECK_FALSE(looks_until(now_ns() + kVerdictNs / 2));
-  const int64_t busy_until_ns = now_ns() + kVerdictNs;
-  wait_for([&] { return now_ns() > busy_until_ns; });
-  CHECK_FALSE(looks_until(now_ns() + kVerdictNs / 2));
-  CHECK(looks_until(now_ns() + 60 * kVerdictNs));
+  CHECK_FALSE(looks_for(kVerdictNs / 2));
+  test_time_ns += kVerdictNs;  // busy
+  CHECK_FALSE(looks_for(kVerdictNs / 2));
+  CHECK(looks_for(2 * kVerdictNs));
   CHECK(failure_text(control).find("Rank 0 waits in vain") != std::string::npos);
 }
 
@@ -182,14 +185,10 @@ TEST_CASE("deadlock without proof: who holds the lock holds nobody up, and a wor
   const Environment environment{};
   const Fd fd = create_memfd("test", ControlSegment::nbytes(1, 16));
   const ControlSegment control = ControlSegment::map(fd.get(), 1);
-  DeadlockTimeout alone(control, 0, 1e-9 * kVerdictNs);
+  DeadlockTimeout alone(control, 0, 1e-9 * kVerdictNs, test_clock);
   control.header().lock.acquire([] {});
-  const int64_t until_ns = now_ns() + 2 * kVerdictNs;
   DeadlockTimeout::Waiter waiter(alone);
-  wait_for([&] {
-    CHECK_FALSE(waiter.look("in vain"));
-    return now_ns() > until_ns;
-  });
+  for (int i = 0; i < 20; ++i, test_time_ns += kVerdictNs / 10) CHECK_FALSE(waiter.look("in vain"));
   control.header().lock.release();
   record_failure(control, FatalKind::kPeerLost, "another cause");
   CHECK_FALSE(waiter.look("in vain"));

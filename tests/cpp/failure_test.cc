@@ -171,17 +171,18 @@ void receive(Rank& rank, size_t count) {
 }
 
 TEST_CASE("timeout: names the missing rank, whatever the path") {
-  const Environment environment{{"RINGREDUCE_TIMEOUT", "0.3"}};
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "0.8"}};  // less, and a busy machine is named instead
   for (const size_t count : {size_t{1}, size_t{500}, size_t{5000}}) {
     CAPTURE(count);
     for (const auto call : {sum_unnamed, sum_named, fill_window}) {
       std::string text;
       CHECK_NOTHROW(text = alone<TimeoutError>([&](Rank& rank) { call(rank, count); }));
+      CAPTURE(text);
       CHECK(text.find("missing rank(s): 1") != std::string::npos);
     }
     if (count < 5000) CHECK_NOTHROW(alone<TimeoutError>([&](Rank& rank) { sum_quick(rank, count); }));
-    CHECK_NOTHROW(alone<TimeoutError>([&](Rank& rank) { receive(rank, count); }));
   }
+  CHECK_NOTHROW(alone<TimeoutError>([&](Rank& rank) { receive(rank, 500); }));
 }
 
 // Rank 1 holds the group's lock and does not move: a process that was stopped there. On several hosts the lock is the
