@@ -8,11 +8,12 @@ launcher names its job nowhere, /proc for the process that started the ranks. An
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.job import starter
 
 Environ = Mapping[str, str]
 
@@ -226,7 +227,8 @@ def _pmix_job(environ: Environ) -> str:
 def _torchrun_job(environ: Environ) -> str:
     """Scripts have fixed ports, and jobs of one user may have the same: the process that started the ranks tells."""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-    return "torch-" + "-".join(environ.get(name, "") for name in names) + "-" + _starter(environ)
+    named = "-".join(environ.get(name, "") for name in names)
+    return f"torch-{named}-{starter.of_ranks(_OF_A_TORCH_RANK, environ)}"
 
 
 def _slurm_job(environ: Environ) -> str:
@@ -240,70 +242,17 @@ def _horovod_job(environ: Environ) -> str:
 
 def _pmi_job(environ: Environ) -> str:
     """Hydra names its job nowhere: its proxy, one per host and job, stands for it, behind however many shells."""
-    for pid, comm, started in _ancestors():
+    for pid, comm, started in starter.ancestors():
         if comm.startswith("hydra_"):
             return f"hydra-{pid}.{started}"
     return _slurm_job(environ) if "SLURM_STEP_ID" in environ else _parent(environ)
 
 
 def _parent(environ: Environ) -> str:
-    """The process that started the ranks; its start time (ticks since boot) tells it from a later one of that pid."""
-    pid = os.getppid()
-    return f"{BY_PARENT}{pid}.{start_time(pid)}"
+    return BY_PARENT + starter.of_this_process()
 
 
 _OF_A_TORCH_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-
-
-def _starter(environ: Environ) -> str:
-    """The process that started the ranks, through the shells and other wrappers that each rank may have of its own.
-
-    A wrapper was started with all of this rank's variables; who starts ranks has not got them, or others.
-    """
-    mine = {name: environ.get(name) for name in _OF_A_TORCH_RANK}
-    for pid, _, started in _ancestors():
-        starter = f"{pid}.{started}"
-        if _initial_environment(pid, _OF_A_TORCH_RANK) != mine:
-            break
-    return starter
-
-
-def _ancestors() -> Iterator[tuple[int, str, int]]:
-    """(pid, command name, start time) of the parent, its parent and so on; at least of the parent."""
-    pid = os.getppid()
-    for _ in range(16):  # no launch is wrapped deeper; bounds the walk should /proc change under it
-        comm, parent, started = _process(pid)
-        yield pid, comm, started
-        if parent <= 1:
-            return
-        pid = parent
-
-
-def _initial_environment(pid: int, names: tuple[str, ...]) -> dict[str, str | None]:
-    """Variables that a process was started with; none of one that is not this user's."""
-    try:
-        with open(f"/proc/{pid}/environ", encoding="utf-8", errors="replace") as file:
-            found = dict(line.partition("=")[::2] for line in file.read().split("\0"))
-    except OSError:
-        found = {}
-    return {name: found.get(name) for name in names}
-
-
-def start_time(pid: int) -> int:
-    """When a process was started, in ticks since boot: tells it from a later one of that id. 0 where there is none."""
-    return _process(pid)[2]
-
-
-def _process(pid: int) -> tuple[str, int, int]:
-    """(command name, parent's pid, start time) from /proc; ("", 0, 0) for a process outside this PID namespace."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            text = file.read()
-    except OSError:
-        return "", 0, 0
-    comm = text[text.index("(") + 1 : text.rindex(")")]  # a command name may itself hold spaces and brackets
-    fields = text[text.rindex(")") + 2 :].split()
-    return comm, int(fields[1]), int(fields[19])
 
 
 def _of(prefix: str, source: str, marks: tuple[str, ...], job: Callable[[Environ], str]) -> Launcher:

@@ -10,7 +10,7 @@ import os
 import sys
 
 from ringreduce.errors import NotInitializedError
-from ringreduce.job import environment
+from ringreduce.job import environment, starter
 
 VARIABLE = "_RINGREDUCE_RANK_TAKEN"
 """Process id, its start time, and the place: "4711.86400 ringrun 1/2 ringrun-12-ab". Not one of the user's knobs."""
@@ -22,7 +22,7 @@ def check(place: environment.Placement) -> None:
     pid, _, started = process.partition(".")
     if name != _name(place) or process == _this_process() or started == "0":  # 0: /proc cannot be read
         return
-    if str(environment.start_time(int(pid))) != started:
+    if str(starter.start_time(int(pid))) != started:
         return
     if place.job.startswith(environment.BY_PARENT) and not _is_child_of_multiprocessing():
         return  # the ranks of a job that this rank has started by hand, with numbers that are its own too
@@ -51,7 +51,7 @@ def _is_child_of_multiprocessing() -> bool:
 
 
 def _this_process() -> str:
-    return f"{os.getpid()}.{environment.start_time(os.getpid())}"
+    return f"{os.getpid()}.{starter.start_time(os.getpid())}"
 
 
 def _name(place: environment.Placement) -> str:

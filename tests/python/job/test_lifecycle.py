@@ -19,7 +19,7 @@ from ranks import clean_environment, receive_from_test, run_ranks, send_to_test,
 
 from ringreduce import config
 from ringreduce.errors import NotInitializedError
-from ringreduce.job import environment, inheritance
+from ringreduce.job import environment, inheritance, starter
 
 
 def caught(call: Any) -> str:
@@ -330,7 +330,7 @@ def test_the_place_of_a_rank_that_has_ended_is_free(monkeypatch: pytest.MonkeyPa
     mine = os.environ[inheritance.VARIABLE]
     inheritance.check(place)  # this process's own
     with subprocess.Popen(["sleep", "100"]) as other:
-        theirs = f"{other.pid}.{environment.start_time(other.pid)} " + mine.partition(" ")[2]
+        theirs = f"{other.pid}.{starter.start_time(other.pid)} " + mine.partition(" ")[2]
         monkeypatch.setenv(inheritance.VARIABLE, theirs)
         with pytest.raises(NotInitializedError, match=f"rank 1/2, which is process {other.pid}"):
             inheritance.check(place)
