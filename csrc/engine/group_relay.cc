@@ -57,7 +57,7 @@ void GroupRelay::close(std::vector<GroupRelay*> relays, Attendance how) {
 bool GroupRelay::last(Attendance how, const std::function<bool(HostRelay&)>& step) {
   try {
     return relay_ == nullptr || step(*relay_);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     // The links are broken: nothing more can be said to the others. A lost peer is an ordinary event, and nobody who
     // leaves misses it; any other error is a fault that no call will raise.
     if (code_of(error) != ErrorCode::kPeerLostError)
