@@ -26,6 +26,7 @@ void DeviceQueue::run() {
       continue;
     }
     const bool idle = ready_.empty() && active_.empty();
+    if (idle && context_.is_in_transit()) context_.wake_engine();  // this thread has been at work alone
     if (!idle) {
       const int64_t now = now_ns();
       if (quiet_since == 0) quiet_since = now;

@@ -1,0 +1,66 @@
+// What a rank has pushed and its receiver has not taken yet: MPI works on it only while it is called, so some thread of
+// the rank has to go on doing so.
+#include <atomic>
+
+#include "doctest/doctest.h"
+#include "engine/gpu/device_queue.h"
+#include "fake_device.h"
+#include "ranks.h"
+
+namespace rr::test {
+namespace {
+
+TEST_CASE("a call that returns leaves to the engine what is still on its way") {
+  const Environment environment{};
+  const Fd fd = create_memfd("test", ControlSegment::nbytes(2, 64));
+  std::atomic<bool> is_on_its_way{false};
+  std::atomic<int> looks{0};
+  CHECK_NOTHROW(run_threads(2, [&](int r) {
+    auto segments = std::make_shared<SegmentRegistry>();
+    Network network;
+    if (r == 1) {
+      network.progress = [&] {
+        ++looks;
+        return is_on_its_way.load();
+      };
+    }
+    Context context(fd.get(), r, 2, {-1, -1}, "host", segments, nullptr, -1, network);
+    Rank rank = {context, context.world(), r, 2, *segments};
+    const std::atomic<uint32_t>& rung = context.engine_bell(r).seq;
+    barrier(rank.world);
+    const uint32_t before = rung.load();
+    if (r == 1) is_on_its_way.store(true);
+    // The engine may be awake for another reason and have executed an operation: then nobody need wake it.
+    for (int step = 0; step < 100; ++step) sum_now(rank, rank.world, 5000, step);
+    if (r == 0) return;
+    expect(rung.load() != before, "the engine is woken");
+    const int looked = looks.load();
+    wait_for([&] { return looks.load() > looked + 3; });
+    is_on_its_way.store(false);
+  }));
+}
+
+// While it executes something the engine leaves that to it, and sleeps.
+TEST_CASE("the queue of a GPU that has nothing more to do leaves to the engine what is still on its way") {
+  const Environment environment{};
+  const Fd fd = create_memfd("test", ControlSegment::nbytes(1, 64));
+  const auto segments = std::make_shared<SegmentRegistry>();
+  Network network;
+  network.progress = [] { return true; };
+  Context context(fd.get(), 0, 1, {-1}, "host", segments, nullptr, -1, network);
+  context.use_device(std::make_shared<FakeDevice>());
+  DeviceQueue& queue = context.device_queue();
+  const auto data = std::make_shared<Floats>(500);
+  Request request;
+  request.kind = Kind::kAllreduce;
+  request.srcs = request.dsts = {view(*data, DType::kFloat32)};
+  request.is_async = true;
+  request.keep = data;
+  const auto operation = queue.submit(context.world(), request, {reinterpret_cast<Stream>(uintptr_t{0x100})});
+  CHECK_NOTHROW(wait_for([&] { return queue.done(*operation); }));
+  const uint32_t rung = context.engine_bell(0).seq.load();
+  CHECK_NOTHROW(wait_for([&] { return context.engine_bell(0).seq.load() != rung; }));
+}
+
+}  // namespace
+}  // namespace rr::test
