@@ -185,35 +185,6 @@ TEST_CASE("timeout: names the missing rank, whatever the path") {
   CHECK_NOTHROW(alone<TimeoutError>([&](Rank& rank) { receive(rank, 500); }));
 }
 
-// Rank 1 holds the group's lock and does not move: a process that was stopped there. On several hosts the lock is the
-// one of rank 1's host, and only its leader wants it, for what rank 2 announces elsewhere.
-TEST_CASE("timeout: a rank that was stopped with the lock held is named, and nobody else") {
-  const Environment environment{};
-  std::atomic<bool> is_held{false};
-  const auto body = [&](Rank& rank) {
-    barrier(rank.world);
-    rank.context.set_timeout_s(2);  // on a busy machine another rank may show no sign of life for half a second
-    const ControlSegment& control = rank.world.control();
-    if (rank.rank == 1) {
-      control.header().lock.acquire([] {});
-      is_held.store(true);
-      // Later than the other ranks' last look around; this rank's engine goes on looking, which is undone at once.
-      const int64_t stopped_ns = now_ns() + 500000000;
-      while (!has_failed(control)) control.line(1).seen_ns.store(stopped_ns, std::memory_order_relaxed);
-      control.header().lock.release();
-    } else {
-      wait_for([&] { return is_held.load(); });
-      const bool is_leader = rank.rank == 0 && rank.context.host_of(2) != 0;
-      if (is_leader) wait_for([&] { return has_failed(control); });
-      const std::string text = raised<TimeoutError>([&] { sum_now(rank, rank.world, 5000, 0, "name"); });
-      if (rank.context.host_of(rank.rank) == 0) expect_contains(text, "] rank(s) 1 showed no sign of life");
-    }
-  };
-  CHECK_NOTHROW(run_ranks(3, body));
-  is_held.store(false);
-  CHECK_NOTHROW(run_hosts({0, 0, 1}, body));
-}
-
 TEST_CASE("timeout: other traffic that keeps waking the waiting rank does not put it off") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "0.5"}};
   const Fd fd = create_memfd("other", ControlSegment::nbytes(2, 64));
