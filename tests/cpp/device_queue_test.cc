@@ -13,7 +13,7 @@
 
 #include "doctest/doctest.h"
 #include "fake_device.h"
-#include "ranks.h"
+#include "loopback_links.h"
 
 namespace rr::test {
 namespace {
@@ -381,6 +381,40 @@ TEST_CASE("a process set that is removed takes its operations along") {
     const auto world = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
     gpu.device->advance();
     expect(gpu.queue().wait(*world, 30, nullptr), "the world is there");
+  });
+}
+
+// Rank 1 waits for the end of the set already, so nothing but rank 0's stream holds it up.
+TEST_CASE("a stream that waits for an operation of a process set gets its result before the set is removed") {
+  const Environment environment({});
+  const Fd fd = create_memfd("set", ControlSegment::nbytes(2, 64));
+  run_ranks(2, [&](Rank& rank) {
+    Gpu gpu(rank, true);
+    const auto set = rank.context.add_group(fd.get(), {0, 1}, 1, nullptr);
+    const auto data = std::make_shared<Floats>(500, static_cast<float>(rank.rank + 1));
+    const auto operation = gpu.queue().submit(*set, sum_in_place(data), {stream(0)});
+    if (rank.rank == 1) {
+      gpu.device->advance();
+      return rank.context.remove_group(set.get(), nullptr);
+    }
+    gpu.device->hold(stream(1), operation->word.at, operation->word.value);
+    gpu.queue().hold(*operation, stream(1));
+    float seen = 0;
+    gpu.device->run(stream(1), [&] { seen = data->front(); });
+    std::atomic<bool> removes{false};
+    std::thread streams([&] {
+      wait_for([&] { return removes.load() && set->control().head(0, 1).tag.load() != 0; });
+      look_around(rank, 1);
+      wait_for([&] {
+        gpu.device->advance();
+        return operation->state.load() != State::kPending;
+      });
+      gpu.device->advance();
+    });
+    removes.store(true);
+    rank.context.remove_group(set.get(), nullptr);
+    streams.join();
+    expect(seen == 3, "the stream has gone on with the sum, not with " + std::to_string(seen));
   });
 }
 
