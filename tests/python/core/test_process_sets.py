@@ -8,10 +8,11 @@ import numpy as np
 import oracle
 import pytest
 from deadlines import SOON_S
-from ranks import run_ranks, start_ranks
+from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
 
-from ringreduce import ProcessSet, global_process_set
+from ringreduce import ProcessSet, global_process_set, state
 from ringreduce.errors import InvalidArgumentError, NotInitializedError
+from ringreduce.job.collective_json import allgather_json
 
 
 def caught(call: Any) -> str:
@@ -231,6 +232,61 @@ def test_removing_a_set_ends_what_is_pending_in_it() -> None:
         for text in texts[1:]:
             assert text.startswith("ShutdownError: "), texts
             assert "the process set was removed while this operation was pending" in text
+
+
+def remove_under_a_call() -> str:
+    """Rank 0 removes a set while a thread of it waits there, in a call that rank 1 never makes."""
+    import threading
+
+    import ringreduce as rr
+
+    def calls() -> int:
+        return rr.stats()["operations"]
+
+    with rr.init() as world:
+        first = rr.add_process_set([0, 1])
+        before = calls()
+        rr.remove_process_set(first)
+        of_a_removal = calls() - before
+        pair = rr.add_process_set([0, 1])
+        if world.rank == 2:
+            return str(rr.remove_process_set(pair))
+        if world.rank == 1:
+            context = state.require().context
+            group = pair.group
+            allgather_json(rr.global_process_set.group, "remove_process_set", [pair.process_set_id, False])
+            receive_from_test()
+            context.remove_group(group)
+            return "removed"
+        before = calls()
+        remover = threading.Thread(target=lambda: rr.remove_process_set(pair))
+        remover.start()
+        while calls() != before + of_a_removal:
+            pass
+        texts: list[str] = []
+
+        def wait() -> None:
+            texts.append(caught(lambda: rr.allreduce(np.ones(2), process_set=pair)))
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        while calls() != before + of_a_removal + 1:
+            pass
+        send_to_test("waits")
+        for thread in (remover, waiter):
+            thread.join()
+        return texts[0]
+
+
+def test_a_set_is_removed_under_a_call_of_another_thread() -> None:
+    with start_ranks(remove_under_a_call, 3) as job:
+        assert job.receive(0) == "waits"
+        job.send(1)
+        texts = [outcome.value for outcome in job.wait()]
+        assert texts[0] is not None, job.report()
+    assert texts[0].startswith("ShutdownError: "), texts
+    assert "the process set was removed" in texts[0]
+    assert texts[1:] == ["removed", "True"]
 
 
 def remove_while_joining() -> list[str]:
