@@ -86,6 +86,16 @@ TEST_CASE("tensors that differ in their last dimensions, of six, do not agree") 
   }));
 }
 
+TEST_CASE("requests agree whose bytes are as many, or where ranks may have other numbers of rows") {
+  Signature one = signature_of_sum(4);
+  Signature other = one;
+  other.nbytes += sizeof(float);  // the dimensions that are not shown make it so
+  CHECK(digest(one) == digest(signature_of_sum(4)));
+  CHECK(digest(one) != digest(other));
+  one.kind = other.kind = Kind::kAllgather;
+  CHECK(digest(one) == digest(other));
+}
+
 TEST_CASE("the quick all-reduce, which copies bytes, leaves an output of another dtype to submit()") {
   const Environment environment{};
   CHECK_NOTHROW(run_ranks(1, [](Rank& rank) {

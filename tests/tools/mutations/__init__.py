@@ -5,9 +5,16 @@ wrong. Its text occurs exactly once in its file (test_mutations.py). Choose test
 time: a hang costs the whole limit, and what only chance makes fail survives on another day.
 """
 
-from mutations import edges, engine, hosts, lower, optimizer
+from mutations import edges, ends, engine, hosts, lower, optimizer
 from mutations.row import Mutation
 
 __all__ = ["MUTATIONS", "Mutation"]
 
-MUTATIONS: tuple[Mutation, ...] = (*lower.ROWS, *engine.ROWS, *hosts.ROWS, *edges.ROWS, *optimizer.ROWS)
+MUTATIONS: tuple[Mutation, ...] = (
+    *lower.ROWS,
+    *engine.ROWS,
+    *ends.ROWS,
+    *hosts.ROWS,
+    *edges.ROWS,
+    *optimizer.ROWS,
+)
