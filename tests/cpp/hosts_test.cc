@@ -3,10 +3,12 @@
 #include "negotiation/hosts.h"
 
 #include <cmath>
+#include <cstring>
 #include <random>
 
 #include "doctest/doctest.h"
 #include "loopback_links.h"
+#include "reduce_oracle.h"
 
 namespace rr::test {
 namespace {
@@ -110,6 +112,54 @@ TEST_CASE("long tensors go in many pieces; factors are applied once, also where 
             check_scaled_sum<double>(rank, DType::kFloat64, ReduceOp::kAverage, 2.0, 1.0, count);
             check_scaled_sum<int64_t>(rank, DType::kInt64, ReduceOp::kSum, 1.0, 1.0, count);
           }
+        },
+        64, 32768));
+  }
+}
+
+// Each input is scaled and truncated by itself, and the sum once: a partial sum that had been scaled, or had wrapped
+// around, would be another one.
+template <class T>
+void check_integers(Rank& rank, DType dtype, ReduceOp op, double prescale, double postscale, size_t count) {
+  const auto input = [count](int r) {
+    std::vector<T> values(count);
+    for (size_t i = 0; i < count; ++i) values[i] = static_cast<T>(1 + (i * 7 + static_cast<size_t>(r) * 13) % 113);
+    return values;
+  };
+  std::vector<rr_test::Bytes> inputs;
+  for (int r = 0; r < rank.size; ++r) {
+    const std::vector<T> values = input(r);
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(values.data());
+    inputs.emplace_back(bytes, bytes + count * sizeof(T));
+  }
+  std::vector<T> data = input(rank.rank);
+  Request request;
+  request.kind = Kind::kAllreduce;
+  request.op = op;
+  request.prescale = prescale;
+  request.postscale = postscale;
+  request.srcs = request.dsts = {view(data, dtype)};
+  rank.world.wait(*rank.world.submit(request, nullptr), -1, nullptr);
+  const rr_test::Bytes wanted = rr_test::oracle({dtype, op, prescale, postscale, rank.size}, inputs);
+  expect(std::memcmp(data.data(), wanted.data(), wanted.size()) == 0,
+         std::string("the oracle's ") + name(dtype) + ", " + std::to_string(count));
+}
+
+TEST_CASE("integers with factors are scaled one by one, on any hosts") {
+  const Environment environment{};
+  for (const std::vector<int>& host_of : {std::vector<int>{0, 1, 2}, {0, 0, 1, 1}, {0, 1, 1, 1, 2}}) {
+    CAPTURE(host_of.size());
+    CHECK_NOTHROW(run_hosts(
+        host_of,
+        [](Rank& rank) {
+          for (const auto& [prescale, postscale] : {std::pair{0.5, 1.0}, {1.0, 0.5}, {0.7, 1.3}}) {
+            for (const size_t count : {size_t{9}, size_t{20001}}) {  // from the request slots, and between hosts
+              check_integers<int8_t>(rank, DType::kInt8, ReduceOp::kSum, prescale, postscale, count);
+              check_integers<int32_t>(rank, DType::kInt32, ReduceOp::kSum, prescale, postscale, count);
+              check_integers<int64_t>(rank, DType::kInt64, ReduceOp::kAverage, prescale, postscale, count);
+            }
+          }
+          check_integers<int8_t>(rank, DType::kInt8, ReduceOp::kSum, 0.5, 1.0, (1 << 20) + 1);  // as long as for a ring
         },
         64, 32768));
   }

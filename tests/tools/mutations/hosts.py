@@ -267,4 +267,12 @@ ROWS = (
         ("hosts_test::groups come and go",),
         limit_s=15,
     ),
+    Mutation(
+        "integers-between-hosts",
+        "csrc/data/reduction.cc",
+        "return reduction.op != ReduceOp::kAverage && !has_factors(reduction);",
+        "return reduction.op != ReduceOp::kAverage;",
+        ("hosts_test::integers with factors",),
+        limit_s=20,
+    ),
 )
