@@ -1,4 +1,5 @@
 // Ranks of several threads that wait for each other for ever: time decides, and all are told what each waits for.
+#include <cstring>
 #include <thread>
 
 #include "base/clock.h"
@@ -42,6 +43,13 @@ TEST_CASE("deadlock without proof: all ranks wait, and other threads of theirs m
                     "Rank 0 waits in allreduce 'by rank 0' #2 for rank 1, 2 and called allreduce 'by rank 0' #2 last");
     expect_contains(text, " Rank 2 waits in allreduce 'by rank 2' #2 for rank 0, 1 and called");
     expect_contains(text, "RINGREDUCE_VERDICT");
+    // Of whoever concludes it has been a second; another rank may have begun to wait a little later.
+    size_t durations = 0;
+    for (size_t at = 0; (at = text.find("#2 last, for ", at)) != std::string::npos; ++durations) {
+      at += std::strlen("#2 last, for ");
+      expect(text.compare(text.find_first_not_of("0123456789", at), 3, " s.") == 0, "for how many seconds");
+    }
+    expect(durations == 3, "one for each rank");
     expect(raised<MismatchError>([&] { sum_now(rank, rank.world, 3, 0); }) == text, "every later call says the same");
   }));
 }
