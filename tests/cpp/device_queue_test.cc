@@ -397,7 +397,6 @@ TEST_CASE("a stream that waits for an operation of a process set gets its result
       gpu.device->advance();
       return rank.context.remove_group(set.get(), nullptr);
     }
-    gpu.device->hold(stream(1), operation->word.at, operation->word.value);
     gpu.queue().hold(*operation, stream(1));
     float seen = 0;
     gpu.device->run(stream(1), [&] { seen = data->front(); });
