@@ -24,7 +24,7 @@ TEST_CASE("a call that returns leaves to the engine what is still on its way") {
         return is_on_its_way.load();
       };
     }
-    Context context(fd.get(), r, 2, {-1, -1}, "host", segments, nullptr, -1, network);
+    Context context(fd.get(), r, 2, {-1, -1}, "host", segments, nullptr, tune, -1, network);
     Rank rank = {context, context.world(), r, 2, *segments};
     const std::atomic<uint32_t>& rung = context.engine_bell(r).seq;
     barrier(rank.world);
@@ -47,7 +47,7 @@ TEST_CASE("the queue of a GPU that has nothing more to do leaves to the engine w
   const auto segments = std::make_shared<SegmentRegistry>();
   Network network;
   network.progress = [] { return true; };
-  Context context(fd.get(), 0, 1, {-1}, "host", segments, nullptr, -1, network);
+  Context context(fd.get(), 0, 1, {-1}, "host", segments, nullptr, tune, -1, network);
   context.use_device(std::make_shared<FakeDevice>());
   DeviceQueue& queue = context.device_queue();
   const auto data = std::make_shared<Floats>(500);

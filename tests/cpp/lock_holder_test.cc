@@ -57,7 +57,7 @@ TEST_CASE("a rank that has died with the lock held is named, and nobody hangs") 
         network = {"loopback", host_of, [&, r](int peer, int channel) { return loopback.end(r, peer, channel); }, {}};
       }
       const std::vector<int> pidfds = {-1, r != 1 && host == 0 ? process.pidfd() : -1, -1};
-      Context context(segments.at(host).get(), r, 3, pidfds, "host", registry, nullptr, -1, network);
+      Context context(segments.at(host).get(), r, 3, pidfds, "host", registry, nullptr, tune, -1, network);
       Rank rank = {context, context.world(), r, 3, *registry};
       const ControlSegment& control = rank.world.control();
       barrier(rank.world);

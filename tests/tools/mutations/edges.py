@@ -1,8 +1,17 @@
-"""framework, and cuda on a driver that runs on the CPU."""
+"""measure, framework, and cuda on a driver that runs on the CPU."""
 
 from mutations.row import Mutation
 
 ROWS = (
+    # --- measure ---
+    Mutation(
+        "bench-rewrites",
+        "csrc/measure/bench.cc",
+        "    std::memcpy(job.src.data, original.data(), original.size());\n",
+        "",
+        ("test_bench.py::test_every_collective_is_right_on_three_ranks",),
+        limit_s=60,
+    ),
     # --- framework ---
     Mutation(
         "set-root",
