@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "test_package.py",
     ),
     "csrc/operations/": ("collectives_test failure_test negotiation_test", "test_package.py"),
-    "csrc/measure/": ("collectives_test", "test_bench.py test_package.py"),
+    "csrc/measure/": ("bench_test", "test_bench.py test_package.py"),
     "csrc/engine/gpu/": ("device_queue_test cuda_messages_test cuda_errors_test", "test_package.py"),
     "csrc/relay/": ("frames_test hosts_test held_links_test join_hosts_test deadlock_hosts_test", "test_package.py"),
     "csrc/framework/": ("calls_test", "test_package.py"),

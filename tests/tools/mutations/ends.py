@@ -113,6 +113,7 @@ ROWS = (
         "if (parts_.is_removed.load() || is_called() || has_joined_.load()) throw_closed(kind);",
         "if (parts_.is_removed.load()) throw_closed(kind);",
         ("join_test::join: no thread of a rank that has joined",),
+        objects=("submitter.cc", "quick_allreduce.cc"),
         limit_s=20,
     ),
     Mutation(
