@@ -36,6 +36,11 @@ $(VENV)/keras2: $(VENV)/frameworks
 	@$(PIP) --no-deps tf_keras==2.21.0
 	@touch $@
 
+# What Horovod's own tests import, besides the frameworks.
+$(VENV)/horovod-tests: $(VENV)/keras2
+	@$(PIP) parameterized==0.9.0
+	@touch $@
+
 # With the options of `make build`: what pip compiles is not compiled again.
 build-options := -DRR_WERROR=ON -DRR_TESTS=ON
 $(VENV)/dev: export RR_CMAKE_ARGS := $(build-options)
@@ -144,7 +149,7 @@ test-frameworks: build $(VENV)/frameworks $(VENV)/keras2  ## Python tests of rin
 test-torch-suite: build  ## torch's own tests of torch.distributed, with our backend (12 minutes; ARGS="all_gather")
 	@$(BIN)/python tests/torch_suite/run.py $(ARGS)
 
-test-horovod-suite: build $(VENV)/frameworks $(VENV)/keras2  ## Horovod's own tests, on ringreduce under the name horovod (HOROVOD=its checkout; ARGS="test_torch.py")
+test-horovod-suite: build $(VENV)/horovod-tests  ## Horovod's own tests, on ringreduce under the name horovod (HOROVOD=its checkout; ARGS="test_torch.py")
 	@test -n "$(HOROVOD)" || { echo "say where Horovod is: git clone https://github.com/horovod/horovod, make test-horovod-suite HOROVOD=horovod"; exit 2; }
 	@$(BIN)/python tests/horovod_suite/run.py $(HOROVOD) $(ARGS)
 
