@@ -277,7 +277,7 @@ TEST_CASE("a marker that is reached when the context has gone finds nobody") {
     const auto data = std::make_shared<Floats>(100);
     const auto operation = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
     gpu.device->hold(stream(1), operation->word.at, operation->word.value);
-    gpu.device->run(stream(1), [&] { went_on[rank.rank].store(true); });
+    gpu.device->run(stream(1), [&one = went_on[rank.rank]] { one.store(true); });  // when the rank has gone
   });
   for (int r = 0; r < 2; ++r) {
     devices[r]->advance();
