@@ -84,7 +84,7 @@ struct alignas(64) RankLine {
   std::atomic<uint64_t> blocked_epoch;  // moves whenever blocked_on does
   std::atomic<uint64_t> unnamed;        // this rank's counter of unnamed operations when it joined or blocked
   std::atomic<Attendance> attendance;
-  std::atomic<uint32_t> joined;  // 0, or how many ranks its host knew to have joined when it did, itself included
+  std::atomic<uint32_t> joined;  // 0, or the stamp of its join: 1 more than the largest that its host had seen
   std::atomic<int64_t> seen_ns;  // when a thread of this rank last looked around; all ranks have one clock
 };
 static_assert(sizeof(RankLine) == 64);

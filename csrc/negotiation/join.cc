@@ -6,16 +6,20 @@
 
 #include "negotiation/negotiation.h"
 
+#include <algorithm>
+
 namespace rr {
 
 uint64_t Negotiation::join(uint64_t unnamed_counter) { return record_join(rank_, unnamed_counter, std::nullopt); }
 
-uint64_t Negotiation::record_join(int rank, uint64_t unnamed_counter, std::optional<uint32_t> joined) {
+uint64_t Negotiation::record_join(int rank, uint64_t unnamed_counter, std::optional<uint32_t> stamp) {
   const uint64_t epoch = locked([&] {
     Header& header = control_.header();
-    const uint32_t here = header.joined_count.fetch_add(1) + 1;
+    uint32_t latest = 0;
+    for (int r = 0; r < control_.size(); ++r) latest = std::max(latest, control_.line(r).joined.load());
     control_.line(rank).unnamed.store(unnamed_counter);
-    control_.line(rank).joined.store(joined.value_or(here));
+    control_.line(rank).joined.store(stamp.value_or(latest + 1));
+    header.joined_count.fetch_add(1);
     return header.join_epoch.load();
   });
   ring_all();  // operations that only waited for this rank are complete now
@@ -27,9 +31,9 @@ void Negotiation::drained() {
   if (!hosts_.several() && count == static_cast<uint32_t>(control_.size())) finish_join();
 }
 
-// Who joined because it had seen another one join knew of more ranks than that one did. Where two knew of equally many,
-// neither had seen the other, and the higher rank counts as the later one: so all hosts name the same rank, in whatever
-// order they have heard.
+// A rank whose host had seen another one join has a larger stamp than that one (Lamport 1978, "Time, clocks, and the
+// ordering of events in a distributed system"). Of equal stamps neither had seen the other, and the higher rank counts
+// as the later one: so all hosts name the same rank, in whatever order they have heard.
 int Negotiation::last_joined() const {
   int last = 0;
   for (int r = 1; r < control_.size(); ++r) {

@@ -92,8 +92,8 @@ class Negotiation {
   Ticket record_named(const std::string& name, const std::vector<Recorded>& requests);
   // As part of this operation; false where there is no room.
   bool record(Ticket ticket, const std::vector<Recorded>& requests);
-  // joined: as the rank's own host has counted (RankLine); nothing: this is the host.
-  uint64_t record_join(int rank, uint64_t unnamed_counter, std::optional<uint32_t> joined);
+  // stamp: of the rank's own host (RankLine::joined); nothing: this is the host, which makes it.
+  uint64_t record_join(int rank, uint64_t unnamed_counter, std::optional<uint32_t> stamp);
   // Whether every rank of this host has announced the operation or joined; participants are those of this host.
   bool complete_here(Ticket ticket, RankMask* participants) const;
   bool has_announced(Ticket ticket, int rank) const {

@@ -108,9 +108,9 @@ bool HostRelay::apply(int host, FrameParser& frame) {
       if (connection.phase != Phase::kNone) return false;
       frame.expect(control_.line(rank).joined.load() == 0, "says again that a rank has joined");
       const auto unnamed_counter = frame.take<uint64_t>();
-      const auto joined = frame.take_up_to<uint32_t>(static_cast<uint32_t>(control_.size()));
-      frame.expect(joined != 0, "has a rank that joined and was none of those that had");
-      own_.record_join(rank, unnamed_counter, joined);
+      const auto stamp = frame.take_up_to<uint32_t>(static_cast<uint32_t>(control_.size()));
+      frame.expect(stamp != 0, "has a join without a stamp");
+      own_.record_join(rank, unnamed_counter, stamp);
       return true;
     }
     case FrameType::kDrained:

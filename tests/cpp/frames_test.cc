@@ -181,7 +181,7 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
       {"has too long a text", frame(FrameType::kLeft, 1, uint64_t{0}, Attendance::kClosed, uint64_t{0}, uint64_t{0},
                                     uint64_t{0}, uint64_t{0}, std::string(1025, 'x'))},
       {"has a value that its field cannot have", frame(FrameType::kFailed, kPeer, uint32_t{9}, std::string("x"))},
-      {"has a rank that joined and was none of those that had", frame(FrameType::kJoined, 1, uint64_t{0}, uint32_t{0})},
+      {"has a join without a stamp", frame(FrameType::kJoined, 1, uint64_t{0}, uint32_t{0})},
       {"has a value that its field cannot have", frame(FrameType::kJoined, 1, uint64_t{0}, uint32_t{kSize + 1})},
       {"has a value that its field cannot have", altered([](Signature& s) { s.kind = static_cast<Kind>(99); })},
       {"has a value that its field cannot have", altered([](Signature& s) { s.dtype = static_cast<DType>(99); })},

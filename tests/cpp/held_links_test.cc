@@ -128,6 +128,29 @@ TEST_CASE("the rank that has seen all others join is the last one on every host,
   }
 }
 
+// Rank 1 hears that rank 3 has joined before it hears of those whom rank 3 had seen join.
+TEST_CASE("a rank that has seen another one join joined after it, whomever else the other one had seen") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  Delays delays;
+  hold(delays, 0, 1);
+  hold(delays, 2, 1);
+  CHECK_NOTHROW(run_late({0, 1, 2, 3}, delays, [&](Rank& rank) {
+    const ControlSegment& control = rank.world.control();
+    const auto has_joined = [&](int r) { return control.line(r).joined.load() != 0; };
+    std::optional<Beside> beside;
+    if (rank.rank == 3) wait_for([&] { return has_joined(0) && has_joined(2); });
+    if (rank.rank == 1) {
+      wait_for([&] { return has_joined(3); });
+      beside.emplace([&] {
+        wait_for([&] { return has_joined(1); });
+        let_go(delays, 0, 1);
+        let_go(delays, 2, 1);
+      });
+    }
+    expect(rank.world.join(nullptr) == 1, "who joined last");
+  }));
+}
+
 TEST_CASE("a rank that leaves after a join is not missed by a host that has not heard yet that all have joined") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
   Delays delays;

@@ -198,9 +198,16 @@ ROWS = (
     Mutation(
         "join-last",
         "csrc/negotiation/join.cc",
-        "control_.line(rank).joined.store(joined.value_or(here));",
-        "control_.line(rank).joined.store(here);",
+        "control_.line(rank).joined.store(stamp.value_or(latest + 1));",
+        "control_.line(rank).joined.store(latest + 1);",
         ("held_links_test",),
+    ),
+    Mutation(
+        "join-counted",
+        "csrc/negotiation/join.cc",
+        "control_.line(rank).joined.store(stamp.value_or(latest + 1));",
+        "control_.line(rank).joined.store(stamp.value_or(header.joined_count.load() + 1));",
+        ("held_links_test::a rank that has seen another one join",),
     ),
     Mutation(
         "join-phase",
