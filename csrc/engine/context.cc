@@ -11,7 +11,7 @@ namespace {
 constexpr double kFinishS = 5;  // shutdown() waits so long for operations on the GPU that streams wait for
 
 // Counts what leaves the host. A peer that has left on purpose is no error of the link: what still needs that rank is
-// told so by Group, and all else goes on.
+// told so by the watchdog, and all else goes on.
 class RemoteLink final : public Link {
  public:
   RemoteLink(std::unique_ptr<Link> link, std::atomic<uint64_t>& sent, std::function<bool()> has_peer_left)

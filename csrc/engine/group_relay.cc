@@ -58,15 +58,23 @@ bool GroupRelay::last(Attendance how, const std::function<bool(HostRelay&)>& ste
   try {
     return relay_ == nullptr || step(*relay_);
   } catch (const std::exception& error) {
-    // The links are broken: nothing more can be said to the others. A lost peer is an ordinary event, and nobody who
-    // leaves misses it; any other error is a fault that no call will raise.
-    if (code_of(error) != ErrorCode::kPeerLostError)
-      parts_.context.log().warning(parts_.from.here() + "] while leaving: " + error.what());
+    // The links are broken: nothing more can be said to the others.
     relay_.reset();
     if (how == Attendance::kShutDown) {
       parts_.control().line(parts_.from.rank).attendance.store(Attendance::kClosed, std::memory_order_release);
     }
+    warn(error);
     return true;
+  }
+}
+
+// A lost peer is an ordinary event, and nobody who leaves misses it; any other error is a fault that no call will
+// raise. Where memory has run out there may be none for the text either, and a rank leaves all the same.
+void GroupRelay::warn(const std::exception& error) const noexcept {
+  try {
+    if (code_of(error) == ErrorCode::kPeerLostError) return;
+    parts_.context.log().warning(parts_.from.here() + "] while leaving: " + error.what());
+  } catch (const std::exception&) {
   }
 }
 

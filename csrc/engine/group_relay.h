@@ -31,6 +31,7 @@ class GroupRelay {
 
  private:
   bool last(Attendance how, const std::function<bool(HostRelay&)>& step);
+  void warn(const std::exception& error) const noexcept;
 
   const GroupParts& parts_;
   std::unique_ptr<HostRelay> relay_;

@@ -62,12 +62,12 @@ void Joining::drain() {
   parts_.negotiation.drained();
 }
 
-void Joining::throw_closed(Kind kind) const {
+void Joining::throw_closed(Kind kind, bool is_called_now) const {
   parts_.throw_if_removed();
   throw InvalidArgumentError("rank " + std::to_string(parts_.from.rank) + "/" + std::to_string(parts_.from.size()) +
                              ": " + name(kind) + " after join(), which says that this rank has no more data. " +
-                             (is_called() ? "Call join() when all threads have got their results"
-                                          : "That join() was interrupted: call join() again first"));
+                             (is_called_now ? "Call join() when all threads have got their results"
+                                            : "That join() was interrupted: call join() again first"));
 }
 
 }  // namespace rr

@@ -24,17 +24,18 @@ class Joining {
   bool has_joined() const { return has_joined_.load(); }                           // has told the others
   // The submitted operations are locked. Throws where this rank has said that nothing more comes.
   void throw_if_closed(Kind kind) const {
-    if (parts_.is_removed.load() || is_called() || has_joined_.load()) throw_closed(kind);
+    const bool is_called_now = is_called();
+    if (parts_.is_removed.load() || is_called_now || has_joined_.load()) throw_closed(kind, is_called_now);
   }
 
  private:
   void drain();
-  [[noreturn]] void throw_closed(Kind kind) const;
+  [[noreturn]] void throw_closed(Kind kind, bool is_called_now) const;
 
   const GroupParts& parts_;
   Waiter& waiter_;
-  // Written under the lock of what is submitted, and read without it where an old value does no harm.
-  std::atomic<uint32_t> called_{0};      // 1: a thread is in join()
+  // Set under the lock of what is submitted, and read without it where an old value does no harm.
+  std::atomic<uint32_t> called_{0};      // 1: a thread is in join(); it takes that back without the lock
   std::atomic<bool> has_joined_{false};  // this rank has told the others, and they have not all joined
   uint64_t epoch_ = 0;                   // then: of this join
   bool has_drained_ = false;             // and whether it has told them that nothing of it is left

@@ -76,6 +76,7 @@ DeviceOperationPtr DeviceQueue::make(Group& group, std::vector<Stream>& streams)
   if (streams.empty()) throw InvalidArgumentError("an operation on GPU memory comes after the work of a stream");
   auto operation = std::make_shared<DeviceOperation>(unheard_);
   operation->group = context_.shared(group);
+  operation->group_id = group.id();
   operation->streams = static_cast<uint32_t>(streams.size());
   for (Stream stream : streams) operation->is_recurring |= device_->is_capturing(stream);
   return operation;
@@ -221,7 +222,7 @@ OperationPtr DeviceQueue::inner(const DeviceOperation& operation) const {
 bool DeviceQueue::has(int group_id, const std::string& name) const {
   const std::lock_guard lock(mutex_);
   return std::any_of(all_.begin(), all_.end(),
-                     [&](const auto& item) { return item.first->group->id() == group_id && item.first->name == name; });
+                     [&](const auto& item) { return item.first->group_id == group_id && item.first->name == name; });
 }
 
 bool DeviceQueue::has_claimed(const Group* group) const {

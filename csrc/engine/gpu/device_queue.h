@@ -63,6 +63,7 @@ struct DeviceOperation : std::enable_shared_from_this<DeviceOperation> {
   int peer = -1;  // of a message
   int tag = 0;
   std::string name;
+  int group_id = 0;
   std::shared_ptr<Group> group;  // the world's is not owned: the context has it
   Word word;
   bool is_recurring = false;

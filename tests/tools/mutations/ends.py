@@ -110,8 +110,8 @@ ROWS = (
     Mutation(
         "called-after-join",
         "csrc/engine/joining.h",
-        "if (parts_.is_removed.load() || is_called() || has_joined_.load()) throw_closed(kind);",
-        "if (parts_.is_removed.load()) throw_closed(kind);",
+        "if (parts_.is_removed.load() || is_called_now || has_joined_.load()) throw_closed(kind, is_called_now);",
+        "if (parts_.is_removed.load()) throw_closed(kind, is_called_now);",
         ("join_test::join: no thread of a rank that has joined",),
         objects=("submitter.cc", "quick_allreduce.cc"),
         limit_s=20,
