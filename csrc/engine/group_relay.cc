@@ -32,7 +32,7 @@ bool GroupRelay::progress() {
 }
 
 // MPI_Finalize may hang where messages are left that nobody has taken (MPICH 4.0.2).
-void GroupRelay::close(std::vector<GroupRelay*> relays, Attendance how) {
+void GroupRelay::close(const std::vector<GroupRelay*>& relays, Attendance how) {
   const auto repeat = [&](double limit_s, const auto& step) {
     std::vector<GroupRelay*> left = relays;
     const Deadline deadline = Deadline::after_s(limit_s);
@@ -73,7 +73,7 @@ bool GroupRelay::last(Attendance how, const std::function<bool(HostRelay&)>& ste
 void GroupRelay::warn(const std::exception& error) const noexcept {
   try {
     if (code_of(error) == ErrorCode::kPeerLostError) return;
-    parts_.context.log().warning(parts_.from.here() + "] while leaving: " + error.what());
+    parts_.from.log.warning(parts_.from.here() + "] while leaving: " + error.what());
   } catch (const std::exception&) {
   }
 }

@@ -27,7 +27,7 @@ class GroupRelay {
   bool progress();
   // This rank has marked that it leaves each of these groups, in this way: passes on what is left to say, for all of
   // them together, so that a leader waits once however many it leaves.
-  static void close(std::vector<GroupRelay*> relays, Attendance how);
+  static void close(const std::vector<GroupRelay*>& relays, Attendance how);
 
  private:
   bool last(Attendance how, const std::function<bool(HostRelay&)>& step);

@@ -34,7 +34,7 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   if (!submitted->pending.unnamed().has_room(eager)) return false;
   const uint64_t number = submitted->calls.record(Kind::kAllreduce, nullptr);
   parts_.context.deadlock_timeout().record_call();
-  add(parts_.context.stats().operations, 1);
+  add(parts_.from.stats.operations, 1);
   const Ticket ticket = submitted->pending.unnamed().announce(signature, src.data, nbytes, eager);
   submitted.unlock();
   parts_.negotiation.ring_waiters();
@@ -80,8 +80,8 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   const std::string text = agreed ? "" : parts_.negotiation.mismatch(ticket, participants);
   parts_.submitted.lock()->pending.unnamed().consume(ticket);
   if (!agreed) throw MismatchError(text + " " + parts_.from.where(operation));
-  add(parts_.context.stats().one_shot, 1);
-  add(parts_.context.stats().bytes_moved, nbytes);
+  add(parts_.from.stats.one_shot, 1);
+  add(parts_.from.stats.bytes_moved, nbytes);
   return true;
 }
 

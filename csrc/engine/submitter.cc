@@ -132,7 +132,7 @@ OperationPtr Submitter::message(const TensorView& tensor, int peer, int tag, std
       submitted->pending.receive(operation, peer, tag);
     }
   }
-  add(parts_.context.stats().operations, 1);
+  add(parts_.from.stats.operations, 1);
   parts_.context.wake_engine();
   return operation;
 }

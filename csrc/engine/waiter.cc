@@ -1,6 +1,7 @@
 #include "engine/waiter.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/errors.h"
 #include "engine/context.h"
@@ -219,14 +220,14 @@ void Waiter::wait_for_name(GroupParts::Locked& submitted, Operation& waiting, In
                                           ", because all " + std::to_string(parts_.control().capacity()) +
                                           " tensor names of the group are in flight (RINGREDUCE_CACHE_CAPACITY)");
     if (parts_.members.fail_if_unread(waiting)) return;
-    const double warning_s = parts_.context.settings().stall_warning_s;
+    const double warning_s = parts_.from.settings.stall_warning_s;
     const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
     if (warning_s <= 0 || age_s < warning_s || parts_.negotiation.has_idle_name() || waiting.warned.exchange(true))
       return;
-    parts_.context.log().warning(parts_.from.where(waiting) + " waits because all " +
-                                 std::to_string(parts_.control().capacity()) +
-                                 " tensor names of the group are in flight; if that is usual, raise "
-                                 "RINGREDUCE_CACHE_CAPACITY");
+    parts_.from.log.warning(parts_.from.where(waiting) + " waits because all " +
+                            std::to_string(parts_.control().capacity()) +
+                            " tensor names of the group are in flight; if that is usual, raise "
+                            "RINGREDUCE_CACHE_CAPACITY");
   };
   wait_until(announced, interrupt, tick);
   submitted.lock();

@@ -52,7 +52,7 @@ void Watchdog::fail_if_out_of_order(const PendingOperations& pending) const {
 }
 
 void Watchdog::check_age(Operation& operation, int64_t now) const {
-  const Settings& settings = parts_.context.settings();
+  const Settings& settings = parts_.from.settings;
   const double age_s = static_cast<double>(now - operation.submitted_ns) * 1e-9;
   const double timeout_s = parts_.context.timeout_s();
   if (timeout_s > 0 && age_s > timeout_s) {
@@ -70,9 +70,9 @@ void Watchdog::check_age(Operation& operation, int64_t now) const {
     std::vector<int> absent = parts_.members.missing(operation);
     const bool submitted = absent.empty();
     if (submitted) absent = parts_.members.unresponsive(kUnresponsiveS);
-    parts_.context.log().warning(parts_.from.where(operation) + " has been waiting for " + seconds_text(age_s) + " s" +
-                                 (absent.empty() ? "" : " for rank(s) " + list_of(absent)) +
-                                 (submitted ? "; every rank has submitted it" : "; the other ranks have submitted it"));
+    parts_.from.log.warning(parts_.from.where(operation) + " has been waiting for " + seconds_text(age_s) + " s" +
+                            (absent.empty() ? "" : " for rank(s) " + list_of(absent)) +
+                            (submitted ? "; every rank has submitted it" : "; the other ranks have submitted it"));
   }
 }
 
