@@ -248,6 +248,11 @@ const char* Context::cause_of_death(int world_rank) const {
   return death.is_known.load(std::memory_order_acquire) ? death.why.c_str() : nullptr;
 }
 
+std::string Context::deadlock_text() const {
+  if (world_ == nullptr || !has_failed(world_->control())) return "";  // null: the world's ranks still meet
+  return world_->control().header().deadlock_timed_out.load() != 0 ? failure_text(world_->control()) : "";
+}
+
 void Context::housekeep() {
   watch_peers();
   const std::lock_guard lock(executor_);

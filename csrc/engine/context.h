@@ -98,6 +98,8 @@ class Context final : public DeviceResources {
   // Whether something that was pushed to other hosts needs looking after until it has left.
   bool is_in_transit() const { return in_transit_.load(std::memory_order_relaxed); }
   DeadlockTimeout& deadlock_timeout() { return *deadlock_timeout_; }
+  // What every rank waits for, once all are found to wait for ever (DeadlockTimeout); "" as long as they are not.
+  std::string deadlock_text() const;
   void wake_engine() { ring(engine_bell(rank_)); }
   bool try_progress() { return progress(false); }  // true when something moved
   void watch_peers();                              // notes who died since the last look

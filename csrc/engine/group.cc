@@ -77,7 +77,9 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
       resources_({control_, negotiation_, hosts_, rank_, world_ranks_, id, bells_.wait, links_, context.kernels(),
                   context.segments(), context.settings(), context.log(), context.stats(), context,
                   [this] { return here(); }}),
-      members_(resources_, [this](int world_rank) { return context_.cause_of_death(world_rank); }),
+      members_(
+          resources_, [this](int world_rank) { return context_.cause_of_death(world_rank); },
+          [this] { return context_.deadlock_text(); }),
       submitted_(resources_, negotiation_, links_of(context, control_, world_ranks_, hosts_, rank_, id, 1, bells_),
                  pending_counts_),
       parts_{context, resources_, negotiation_, members_, submitted_, [this] { return has_work(); }},

@@ -38,6 +38,7 @@ void Members::check(const std::vector<int>& ranks) const {
   for (const int r : ranks) {
     const int by = r == from_.rank ? -1 : unreachable_because_of(r);
     if (by < 0) continue;
+    if (const std::string text = deadlock_text_(); !text.empty()) throw MismatchError(text);
     if (const char* const cause = cause_of(by); cause != nullptr) throw PeerLostError(cause);
     throw ShutdownError(left_text(by, nullptr));
   }
@@ -63,7 +64,10 @@ void Members::fail_if_left(const Operation& operation) const {
 void Members::fail_because_left(int rank, const Operation* needing) const {
   // By a verdict, which this rank's thread will raise; the other one has, and left.
   if (from_.negotiation.withdrawn()) return;
-  if (const char* const cause = cause_of(rank); cause != nullptr) {
+  // The world fails first: a rank that waits in it may raise that, and leave, before the other groups have failed.
+  if (const std::string text = deadlock_text_(); !text.empty()) {
+    record_failure(from_.control, FatalKind::kMismatch, text);
+  } else if (const char* const cause = cause_of(rank); cause != nullptr) {
     record_failure(from_.control, FatalKind::kPeerLost, cause);
   } else {
     record_failure(from_.control, FatalKind::kShutdown, left_text(rank, needing));

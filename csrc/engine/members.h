@@ -15,8 +15,10 @@ std::string list_of(const std::vector<int>& ranks);  // "1, 2, 5"
 class Members {
  public:
   // cause_of_death: by world rank; null for a rank that lives, as far as is known.
-  Members(const Resources& from, std::function<const char*(int)> cause_of_death)
-      : from_(from), cause_of_death_(std::move(cause_of_death)) {}
+  // deadlock_text: Context::deadlock_text().
+  Members(const Resources& from, std::function<const char*(int)> cause_of_death,
+          std::function<std::string()> deadlock_text)
+      : from_(from), cause_of_death_(std::move(cause_of_death)), deadlock_text_(std::move(deadlock_text)) {}
 
   // The rank whose leaving means that nothing more is heard of `rank`: its own, or that of a leader who would have
   // passed it on. -1: none.
@@ -45,6 +47,7 @@ class Members {
 
   const Resources& from_;
   std::function<const char*(int)> cause_of_death_;
+  std::function<std::string()> deadlock_text_;
 };
 
 }  // namespace rr

@@ -230,6 +230,22 @@ TEST_CASE("deadlock without proof: other groups of the ranks end as well") {
   }));
 }
 
+// Who concludes fails the world before the other groups: a rank that waits in the world raises, and may leave, before.
+TEST_CASE("deadlock without proof: a rank that left because of it is not what ends another group") {
+  const Environment environment{{"RINGREDUCE_VERDICT", "100"}};
+  const Fd fd = create_memfd("set", ControlSegment::nbytes(2, 64));
+  CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+    const std::shared_ptr<Group> set = rank.context.add_group(fd.get(), {0, 1}, 1, nullptr);
+    if (rank.rank == 1) {
+      wait_for([&] { return rank.world.control().wait(0).looked_ns.load() != 0; });
+      rank.world.control().header().deadlock_timed_out.store(1);
+      record_failure(rank.world.control(), FatalKind::kMismatch, "every rank waits");
+      return;
+    }
+    expect(raised<MismatchError>([&] { sum_now(rank, *set, 3, 0, "loss"); }) == "every rank waits", "why rank 1 left");
+  }));
+}
+
 TEST_CASE("deadlock without proof: on several hosts" * doctest::should_fail()) {  // leaders do not pass on who waits
   const Environment environment{{"RINGREDUCE_VERDICT", kVerdict}, {"RINGREDUCE_TIMEOUT", "3"}};
   CHECK_NOTHROW(run_hosts({0, 1}, [](Rank& rank) {
