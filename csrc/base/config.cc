@@ -71,7 +71,7 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_DYNAMIC_PROCESS_SETS", "flag", "0|1", "1", "HOROVOD_DYNAMIC_PROCESS_SETS",
        "whether process sets may be added after init()"},
       {"RINGREDUCE_CHECK_PARAMETERS", "name", "error|warn|broadcast|off", "warn", "",
-       "what DistributedOptimizer (torch, Keras) does where ranks start from other parameters or state; broadcast: the "
+       "what DistributedOptimizer does where ranks start from other parameters or state; broadcast: the "
        "lowest rank's"},
       {"RINGREDUCE_AS_HOROVOD", "name", "0|1|force", "0", "",
        "1: `import horovod` finds ringreduce, in programs and their children; force: also where Horovod is installed"},

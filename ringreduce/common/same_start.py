@@ -86,6 +86,12 @@ def sums_of(arrays: Iterable[np.ndarray]) -> list[tuple[int, int]]:
     return pairs
 
 
+def report_around(text: Any, cure: str, join: Callable[[list[Any]], Any]) -> Any:
+    """The report of what differs. join: of strings, or of a framework's tensors of strings, as `text` is one."""
+    advice = f"{KNOB}=broadcast broadcasts what differs, error makes this an error, off leaves the comparison out"
+    return join(["DistributedOptimizer, first step: ", text, f". {cure}. {advice}"])
+
+
 def _are_same(group: Group, name: str, values: Sequence[int]) -> list[bool]:
     """Of each integer, whether all ranks have the same: whether its maximum is its minimum, all in one operation."""
     largest = collective_json.allreduce_integers(group, name, [*values, *(~value for value in values)], Max)
@@ -94,10 +100,7 @@ def _are_same(group: Group, name: str, values: Sequence[int]) -> list[bool]:
 
 def _report(text: str, mode: str, cure: str, process_set: ProcessSet) -> None:
     """One warning in the job, or an error on all ranks."""
-    text = (
-        f"DistributedOptimizer, first step: {text}. {cure}. {KNOB}=broadcast broadcasts what differs, error makes this "
-        "an error, off leaves the comparison out"
-    )
+    text = report_around(text, cure, "".join)
     if mode != "warn":
         raise MismatchError(text)
     if process_set.group.rank == 0:

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringreduce.tensorflow.aggregation import LocalAggregation
+from ringreduce.tensorflow.first_step import FirstStep
 from ringreduce.tensorflow.gradients import GradientReducer
 from ringreduce.tensorflow.variables import VariableRef
 
@@ -63,6 +64,7 @@ class _DistributedOptimizer(Wrapper):
         self._reducer = reducer
         self._scale_local_gradients = scale_local_gradients
         self._local_vars: set[VariableRef] = set()
+        self._first_step = FirstStep(name, reducer.process_set)
         self._aggregation: LocalAggregation | None = None
         if backward_passes_per_step > 1:
             self._aggregation = LocalAggregation(
@@ -85,7 +87,12 @@ class _DistributedOptimizer(Wrapper):
         pairs = list(grads_and_vars)
 
         def update() -> Any:
-            return self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
+            step = self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
+            shared = [one for grad, one in pairs if grad is not None and VariableRef(one) not in self._local_vars]
+            with tf.init_scope():  # where the optimizer's variables are, and not in a branch
+                # With variables of the rank's own a part of the state is too, and nothing says which.
+                state = [] if self._local_vars else self._optimizer.variables()
+            return self._first_step.after(step, shared, state)
 
         if self._aggregation is None:
             return update()

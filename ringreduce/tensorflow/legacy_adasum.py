@@ -15,6 +15,7 @@ from ringreduce.common.adasum import check_size
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.tensorflow.collectives import grouped_allreduce
 from ringreduce.tensorflow.compression import Compressor
+from ringreduce.tensorflow.first_step import FirstStep
 from ringreduce.tensorflow.functions import assigned
 from ringreduce.tensorflow.legacy import Wrapper
 from ringreduce.tensorflow.variables import plain, refuse_strategies
@@ -35,6 +36,7 @@ class _DistributedAdasumOptimizer(Wrapper):
         super().__init__(optimizer, name, use_locking)
         self._compression = compression
         self._process_set = process_set
+        self._first_step = FirstStep(name, process_set)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped optimizer's gradients, this rank's own."""
@@ -59,7 +61,8 @@ class _DistributedAdasumOptimizer(Wrapper):
             changes = [variable.read_value() - old for variable, old in zip(variables, before, strict=True)]
         combined = grouped_allreduce(changes, op=Adasum, compression=self._compression, process_set=self._process_set)
         done = [assigned(*item) for item in zip(variables, map(tf.add, before, combined), strict=True)]
-        return None if tf.executing_eagerly() else tf.group(*done)
+        step = None if tf.executing_eagerly() else tf.group(*done)
+        return self._first_step.after(step, variables, [])
 
 
 def _copied(variable: Any) -> tf.Tensor:

@@ -11,10 +11,16 @@ pytest.importorskip("tensorflow")
 
 import tensorflow_optimizer_checks
 import tensorflow_reduce_checks
+import tensorflow_start_checks
 import tensorflow_tape_checks
 from tensorflow_checks import ENV, names, run
 
-CHECKS = [*tensorflow_tape_checks.CHECKS, *tensorflow_reduce_checks.CHECKS, *tensorflow_optimizer_checks.CHECKS]
+CHECKS = [
+    *tensorflow_tape_checks.CHECKS,
+    *tensorflow_reduce_checks.CHECKS,
+    *tensorflow_optimizer_checks.CHECKS,
+    *tensorflow_start_checks.CHECKS,
+]
 
 
 def run_checks() -> list[str]:

@@ -151,6 +151,13 @@ ROWS = (
         ("test_keras2.py::test_keras_2_trains_as_horovod_did",),
     ),
     Mutation(
+        "tensorflow-1-start",
+        "ringreduce/tensorflow/first_step.py",
+        "tf.reduce_all(tf.equal(counts, self._process_set.size()))",
+        "tf.reduce_all(tf.equal(counts[:1], self._process_set.size()))",
+        ("test_tensorflow_gradients.py",),
+    ),
+    Mutation(
         "what-was-applied",
         "ringreduce/torch/collectives/horovod_functions.py",
         "return reducescatter(tensor, name, Compression.none, op,",
