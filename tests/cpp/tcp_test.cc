@@ -2,6 +2,10 @@
 // is in link_test.cc; with RR_TEST_NETWORK=tcp the tests of groups on several hosts run over it.
 #include "transport/tcp/tcp_network.h"
 
+#include <linux/filter.h>
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
@@ -189,7 +193,9 @@ TEST_CASE("tcp: a rank at whose address nobody listens") {
   auto [unused, address] = listening();
   unused.reset();
   auto [socket, own] = listening();
-  const auto alone = TcpNetwork::create({0, std::move(socket), {own, address}, key_of(7)});
+  TcpOptions options = {0, std::move(socket), {own, address}, key_of(7)};
+  options.data_lost_after_ms = 1000;
+  const auto alone = TcpNetwork::create(std::move(options));
   const auto link = alone->link(1, 0);
   const std::string text = raised<PeerLostError>([&] {
     std::byte byte;
@@ -229,7 +235,7 @@ TEST_CASE("tcp: more ranks than unproven connections come to one of them at once
   for (int r = 0; r < kRanks; ++r) CHECK(ranks.networks[static_cast<size_t>(r)]->newly_lost().empty());
 }
 
-// --- the end of a rank
+// --- packet filters
 
 // A connection to rank `peer` as rank `me` makes it; the higher rank, whose PROOF is the last word.
 std::pair<Fd, Session> connected(const TcpAddress& address, int me, int peer, int channel, int size) {
@@ -247,6 +253,152 @@ std::pair<Fd, Session> connected(const TcpAddress& address, int me, int peer, in
   check_sys(::send(socket.get(), proof->data(), proof->size(), MSG_NOSIGNAL), "send");
   return {std::move(socket), handshakes.session(hello, challenge, true)};
 }
+
+// Two ranks of which rank 0 is refused when it dials rank 1, which dials rank 0.
+struct OneWay {
+  OneWay() {
+    auto [socket, own] = listening();
+    auto [other, address] = listening();
+    auto [unused, refused] = listening();
+    unused.reset();
+    TcpOptions options = {0, std::move(socket), {own, refused}, key_of(7)};
+    options.data_lost_after_ms = 1000;
+    zero = TcpNetwork::create(std::move(options));
+    one = TcpNetwork::create({1, std::move(other), {own, address}, key_of(7)});
+  }
+  std::shared_ptr<TcpNetwork> zero, one;
+};
+
+// What comes on the socket is dropped, from now on.
+void drop_what_comes(int fd) {
+  sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};
+  const sock_fprog program = {1, &nothing};
+  check_sys(::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), "setsockopt(SO_ATTACH_FILTER)");
+}
+
+TEST_CASE("tcp: a rank that is refused takes the other's connection") {
+  OneWay ranks;
+  std::atomic<int> rings{0};
+  ranks.zero->start([&] { ++rings; });
+  const auto low = ranks.zero->link(1, 0);
+  const auto high = ranks.one->link(0, 0);
+  std::byte byte{1};
+  CHECK(low->push(&byte, 1) == 0);
+  SUBCASE("while it dials") {}
+  SUBCASE("and after it has given up") {
+    wait_for([&] { return rings > 0; });
+    CHECK(low->push(&byte, 1) == 0);
+  }
+  wait_for([&] { return high->push(&byte, 1) == 1; });
+  REQUIRE(low->pull(&byte, 1) == 1);
+  const int64_t until_ns = now_ns() + 2'500'000'000;  // who has found the end of a connection says so after 2 s
+  CHECK_NOTHROW(wait_for([&] { return low->pull(&byte, 1) == 1 || now_ns() > until_ns; }));
+}
+
+TEST_CASE("tcp: a leader that is refused has not lost the other, which dials") {
+  OneWay ranks;
+  std::atomic<int> rings{0};
+  ranks.zero->start([&] { ++rings; });
+  ranks.zero->monitor({1});
+  ranks.one->monitor({0});
+  wait_for([&] { return rings > 0; });
+  CHECK(ranks.zero->newly_lost().empty());
+}
+
+TEST_CASE("tcp: a leader whose host vanishes within the handshake is lost") {
+  auto [gone, address] = listening();
+  auto [socket, own] = listening();
+  TcpOptions options = {1, std::move(socket), {address, own}, key_of(7)};
+  options.lost_after_ms = 1000;
+  const auto network = TcpNetwork::create(std::move(options));
+  const Handshakes handshakes(key_of(7), 0, 2);
+  network->monitor({0});
+  Fd accepted;
+  wait_for([&] { return bool(accepted = Fd(::accept4(gone.get(), nullptr, nullptr, SOCK_CLOEXEC))); });
+  Hello hello;
+  REQUIRE(::recv(accepted.get(), &hello, sizeof hello, MSG_WAITALL) == sizeof hello);
+  drop_what_comes(gone.get());
+  SUBCASE("after the HELLO") {}
+  SUBCASE("after the PROOF") {
+    const Challenge challenge = handshakes.answer(hello, handshakes.judge(hello));
+    check_sys(::send(accepted.get(), &challenge, sizeof challenge, MSG_NOSIGNAL), "send");
+    Bytes32 proof;
+    REQUIRE(::recv(accepted.get(), proof.data(), proof.size(), MSG_WAITALL) == static_cast<ssize_t>(proof.size()));
+  }
+  drop_what_comes(accepted.get());
+  std::vector<LostRank> lost;
+  wait_for([&] { return !(lost = network->newly_lost()).empty(); });
+  CHECK(lost[0].world_rank == 0);
+  CHECK(lost[0].why.find("Connection timed out") != std::string::npos);
+}
+
+TEST_CASE("tcp: a connection of data whose packets are dropped is lost") {
+  auto [socket, own] = listening();
+  auto [silent, address] = listening();
+  TcpOptions options = {0, std::move(socket), {own, address}, key_of(7)};
+  options.data_lost_after_ms = 2000;
+  const auto network = TcpNetwork::create(std::move(options));
+  const auto link = network->link(1, 0);
+  std::string expected;
+  Fd connection;
+  const std::vector<std::byte> bytes(1 << 20);
+  SUBCASE("before it is there") {
+    drop_what_comes(silent.get());
+    expected = "no answer. Is it stopped, or does a packet filter drop";
+  }
+  SUBCASE("after bytes were sent") {
+    connection = connected(own, 1, 0, 0, 2).first;
+    wait_for([&] { return link->push(bytes.data(), 1) == 1; });
+    drop_what_comes(connection.get());
+    expected = "its host has acknowledged nothing on this connection for 2 s";
+  }
+  const std::string text = raised<PeerLostError>([&] {
+    wait_for([&] {
+      link->push(bytes.data(), bytes.size());
+      return false;
+    });
+  });
+  CHECK(text.find(expected) != std::string::npos);
+}
+
+TEST_CASE("tcp: a connection of data whose peer does not read is not lost") {
+  auto [socket, own] = listening();
+  auto [unused, address] = listening();
+  TcpOptions options = {0, std::move(socket), {own, address}, key_of(7)};
+  options.data_lost_after_ms = 1000;
+  const auto network = TcpNetwork::create(std::move(options));
+  const auto link = network->link(1, 0);
+  auto [connection, session] = connected(own, 1, 0, 0, 2);
+  const std::vector<std::byte> bytes(1 << 20);
+  wait_for([&] { return link->push(bytes.data(), bytes.size()) != 0; });
+  // Looks are a second apart, and who has found the end of a connection says so after 2 s.
+  const int64_t until_ns = now_ns() + 6'000'000'000;
+  CHECK_NOTHROW(wait_for([&] { return link->push(bytes.data(), bytes.size()) == 0 && now_ns() > until_ns; }));
+}
+
+TEST_CASE("tcp: strangers take an eighth of the descriptors at most") {
+  rlimit usual = {};
+  check_sys(::getrlimit(RLIMIT_NOFILE, &usual), "getrlimit");
+  auto [socket, own] = listening();
+  const rlimit tight{512, usual.rlim_max};
+  check_sys(::setrlimit(RLIMIT_NOFILE, &tight), "setrlimit");
+  const auto network = TcpNetwork::create({0, std::move(socket), std::vector<TcpAddress>(100, own), key_of(7)});
+  check_sys(::setrlimit(RLIMIT_NOFILE, &usual), "setrlimit");
+  std::vector<Fd> strangers;
+  const auto ended = [&] {
+    return std::count_if(strangers.begin(), strangers.end(), [](const Fd& one) {
+      std::byte nothing;
+      return ::recv(one.get(), &nothing, 1, MSG_DONTWAIT) >= 0 || errno != EAGAIN;
+    });
+  };
+  for (int i = 0; i < 100; ++i) {
+    strangers.emplace_back(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
+    check_sys(::connect(strangers.back().get(), own.get(), own.nbytes), "connect");
+  }
+  CHECK_NOTHROW(wait_for([&] { return ended() == 100 - 512 / 8; }));
+}
+
+// --- the end of a rank
 
 TEST_CASE("tcp: who has seen the job's tag and has not the key gets no further") {
   TcpRanks ranks(2);

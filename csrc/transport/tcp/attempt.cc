@@ -88,8 +88,8 @@ Attempt::Outcome Attempt::connected() {
   check_sys(::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &nbytes), "getsockopt");
   if (error != 0) {
     errno = error;
-    // Refused: that host lives, and nobody listens. Anything else may be over in a moment.
-    return end(error == ECONNREFUSED ? Outcome::kRejected : Outcome::kDropped, with_errno("connect"));
+    has_timed_out_ = error == ETIMEDOUT;
+    return end(Outcome::kDropped, with_errno("connect"));
   }
   hello_ = handshakes_.hello(peer_, channel_);
   state_ = State::kChallenge;

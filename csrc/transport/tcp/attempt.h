@@ -17,7 +17,7 @@ class Attempt {
     kPending,
     kOpen,      // the peer has the key, and the connection counts
     kDropped,   // the peer went away or is a stranger, the network fails, or another connection counts
-    kRejected,  // nobody listens there, or the peer says no, as it will the next time
+    kRejected,  // the peer says no, as it will the next time
   };
   // Asked by who decides. Whether this connection counts: no other one of these ranks on this channel does. It counts
   // from then on, until the attempt ends.
@@ -41,6 +41,8 @@ class Attempt {
   int channel() const { return channel_; }
   // Whether the peer, or its kernel, has answered. Of one that was dialled.
   bool has_answer() const { return state_ != State::kConnecting && !has_timed_out_; }
+  // The kernel has waited for an answer for as long as Heartbeats::watch() says.
+  bool has_timed_out() const { return has_timed_out_; }
   // A stranger that has said nothing yet.
   bool is_silent() const { return state_ == State::kHello; }
   // The server may have taken the connection: only the server ends it now.

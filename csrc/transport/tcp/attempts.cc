@@ -1,23 +1,34 @@
 #include "transport/tcp/attempts.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 
 namespace rr {
 namespace {
 
-// Of strangers and of ranks alike: a handshake takes two round trips.
-constexpr int64_t kHandshakeNs = 10'000'000'000;
-// Connections whose peer has not proven who it is; at least four for each rank of the job. One more ends the oldest of
-// those that have said nothing, or the oldest: its rank dials again.
+// Connections whose peer has not proven who it is; four for each rank of the job, and not less than this, but no more
+// than an eighth of the descriptors that the process may have. One more ends the oldest of those that have said
+// nothing, or the oldest: its rank dials again.
 constexpr size_t kUnprovenMost = 64;
 constexpr size_t kUnprovenPerRank = 4;
+constexpr size_t kDescriptorsPerUnproven = 8;
+
+size_t unproven_most(size_t size) {
+  const size_t wanted = std::max(kUnprovenMost, kUnprovenPerRank * size);
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return wanted;
+  return std::clamp<size_t>(static_cast<size_t>(limit.rlim_cur) / kDescriptorsPerUnproven, 1, wanted);
+}
 
 }  // namespace
 
-Attempts::Attempts(const Handshakes& handshakes, int rank, size_t size, Connections& connections, Epoll& events)
+Attempts::Attempts(const Handshakes& handshakes, int rank, size_t size, int late_after_ms, Connections& connections,
+                   Epoll& events)
     : handshakes_(handshakes),
       rank_(rank),
-      unproven_most_(std::max(kUnprovenMost, kUnprovenPerRank * size)),
+      unproven_most_(unproven_most(size)),
+      late_after_ns_(late_after_ms * int64_t{1'000'000}),
       connections_(connections),
       events_(events) {}
 
@@ -67,7 +78,7 @@ std::optional<Attempts::Ended> Attempts::step(int fd) {
 std::vector<Attempts::Ended> Attempts::take_late(int64_t now_ns) {
   std::vector<int> late;
   for (const auto& [fd, attempt] : under_way_) {
-    if (now_ns - attempt->began_ns >= kHandshakeNs && !attempt->awaits_ready()) late.push_back(fd);
+    if (now_ns - attempt->began_ns >= late_after_ns_ && !attempt->awaits_ready()) late.push_back(fd);
   }
   std::vector<Ended> ended;
   for (const int fd : late) ended.push_back(end(fd, Attempt::Outcome::kDropped));
@@ -77,7 +88,7 @@ std::vector<Attempts::Ended> Attempts::take_late(int64_t now_ns) {
 int64_t Attempts::next_late_ns() const {
   int64_t next_ns = INT64_MAX;
   for (const auto& [fd, attempt] : under_way_) {
-    if (!attempt->awaits_ready()) next_ns = std::min(next_ns, attempt->began_ns + kHandshakeNs);
+    if (!attempt->awaits_ready()) next_ns = std::min(next_ns, attempt->began_ns + late_after_ns_);
   }
   return next_ns;
 }

@@ -24,8 +24,9 @@ class Attempts {
     Attempt::Outcome outcome;
   };
 
-  // size: ranks of the job.
-  Attempts(const Handshakes& handshakes, int rank, size_t size, Connections& connections, Epoll& events);
+  // size: ranks of the job. late_after_ms: a handshake may take so long.
+  Attempts(const Handshakes& handshakes, int rank, size_t size, int late_after_ms, Connections& connections,
+           Epoll& events);
 
   void dialled(OwnedFd socket, int peer, int channel);
   std::optional<Ended> accepted(OwnedFd socket);
@@ -45,6 +46,7 @@ class Attempts {
   const Handshakes& handshakes_;
   const int rank_;
   const size_t unproven_most_;
+  const int64_t late_after_ns_;
   Connections& connections_;
   Epoll& events_;
   std::map<int, std::unique_ptr<Attempt>> under_way_;  // by descriptor

@@ -6,6 +6,7 @@
 
 #include "base/guarded.h"
 #include "os/owned_fd.h"
+#include "transport/tcp/acknowledged.h"
 #include "transport/tcp/records.h"
 
 namespace rr {
@@ -35,7 +36,8 @@ struct TcpConnection {
   std::atomic<State> state{State::kIdle};
   OwnedFd socket;               // from kOpen on the link's, until the link drops the connection
   Session session;              // from kOpen on
-  Guarded<std::string> reason;  // of kFailed
+  Guarded<std::string> reason;  // of kFailed, and why the network's thread has ended one that was open
+  Acknowledged acknowledged;    // the network's thread's
 };
 
 }  // namespace rr

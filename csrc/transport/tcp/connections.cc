@@ -1,5 +1,9 @@
 #include "transport/tcp/connections.h"
 
+#include <sys/socket.h>
+
+#include "base/clock.h"
+
 namespace rr {
 
 ConnectionPtr Connections::find(int peer, int channel) {
@@ -30,6 +34,21 @@ void Connections::drop(const TcpConnection& connection) {
   const auto state = state_.lock();
   state->known.erase({connection.peer, connection.channel});
   state->dropped.insert({connection.peer, connection.channel});
+}
+
+void Connections::end_silent(int lost_after_ms) {
+  const auto state = state_.lock();
+  const int64_t now = now_ns();
+  for (const auto& [name, one] : state->known) {
+    if (one->state.load(std::memory_order_acquire) != TcpConnection::State::kOpen || !one->socket) continue;
+    const int fd = one->socket.get();
+    if (one->acknowledged.silent_ns(fd, now) < lost_after_ms * int64_t{1'000'000}) continue;
+    auto reason = one->reason.lock();
+    if (!reason->empty()) continue;
+    *reason = "its host has acknowledged nothing on this connection for " + std::to_string(lost_after_ms / 1000) +
+              " s. Does a packet filter drop it?";
+    ::shutdown(fd, SHUT_RDWR);
+  }
 }
 
 void Connections::fail_all(const std::string& why) {

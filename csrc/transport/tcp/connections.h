@@ -32,6 +32,8 @@ class Connections {
   // Whether a new connection would be of use: it is not open, and its link has not gone.
   bool is_free(int peer, int channel);
   void drop(const TcpConnection& connection);
+  // Ends those that are open and have been sent something of which nothing is acknowledged for so long.
+  void end_silent(int lost_after_ms);
   // None that is not open will be, ever.
   void fail_all(const std::string& why);
 

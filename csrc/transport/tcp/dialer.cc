@@ -31,9 +31,7 @@ OwnedFd Dialer::dial(const TcpConnection& connection) const {
     ::setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &yes, sizeof yes);
     if (::bind(fd, from.get(), from.nbytes) < 0) return {};
   }
-  if (connection.channel == Heartbeats::kChannel &&
-      ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost_after_ms_, sizeof lost_after_ms_) < 0)
-    return {};
+  if (connection.channel == Heartbeats::kChannel && !Heartbeats::watch(fd, lost_after_ms_)) return {};
   if (::connect(fd, to.get(), to.nbytes) < 0 && errno != EINPROGRESS && errno != EINTR) return {};
   return socket;
 }
@@ -42,9 +40,11 @@ std::optional<std::string> Dialer::failed(const ConnectionPtr& connection, const
   const int64_t now = now_ns();
   Tries& tries = tries_[{connection->peer, connection->channel}];
   if (failure.has_answer) tries.unanswered_since_ns = 0;
-  if (!failure.has_answer && tries.unanswered_since_ns == 0) tries.unanswered_since_ns = now;
-  const bool is_lost = connection->channel == Heartbeats::kChannel && !failure.has_answer &&
-                       now - tries.unanswered_since_ns >= lost_after_ms_ * int64_t{1'000'000};
+  if (!failure.has_answer && tries.unanswered_since_ns == 0) tries.unanswered_since_ns = failure.began_ns;
+  // Refused is no answer: the peer may have ended, or a packet filter refuses what only the peer may begin.
+  const int limit_ms = connection->channel == Heartbeats::kChannel ? lost_after_ms_ : data_lost_after_ms_;
+  const bool is_lost = !failure.has_answer &&
+                       (failure.has_timed_out || now - tries.unanswered_since_ns >= limit_ms * int64_t{1'000'000});
   if (!failure.is_final && !is_lost) {
     const int64_t pause_ns = std::min(kRedialMostNs, kRedialNs << std::min(tries.count++, 8));
     redials_.push_back({connection, now + pause_ns});

@@ -16,16 +16,21 @@ namespace rr {
 
 class Dialer {
  public:
-  // addresses: by rank.
-  Dialer(int rank, std::vector<TcpAddress> addresses, int lost_after_ms)
-      : rank_(rank), addresses_(std::move(addresses)), lost_after_ms_(lost_after_ms) {}
+  // addresses: by rank. After so long without an answer no connection is to be had: one of heartbeats, or of data.
+  Dialer(int rank, std::vector<TcpAddress> addresses, int lost_after_ms, int data_lost_after_ms)
+      : rank_(rank),
+        addresses_(std::move(addresses)),
+        lost_after_ms_(lost_after_ms),
+        data_lost_after_ms_(data_lost_after_ms) {}
 
   // A socket that is being connected. Empty, with errno, if that is impossible now.
   OwnedFd dial(const TcpConnection& connection) const;
   struct Failure {
     std::string why;
-    bool is_final;    // another attempt would end in the same way
-    bool has_answer;  // of the peer, or its kernel: then a leader is not lost, however long it takes
+    int64_t began_ns;
+    bool is_final = false;       // another attempt would end in the same way
+    bool has_answer = false;     // of the peer, or its kernel: then the peer is not lost, however long it takes
+    bool has_timed_out = false;  // the kernel has waited for lost_after_ms
   };
   // Of an attempt at a connection that is still wanted. Empty: it is due later; else why it will never be open.
   std::optional<std::string> failed(const ConnectionPtr& connection, const Failure& failure);
@@ -46,6 +51,7 @@ class Dialer {
   const int rank_;
   const std::vector<TcpAddress> addresses_;
   const int lost_after_ms_;
+  const int data_lost_after_ms_;
   std::map<std::pair<int, int>, Tries> tries_;  // attempts that have failed, by peer and channel
   std::vector<Redial> redials_;
 };

@@ -44,15 +44,18 @@ Heartbeats::Peer::Peer(int peer, OwnedFd connected, const Session& session)
       reader(session, "TCP, heartbeats of rank " + std::to_string(peer)),
       heard_ns(now_ns()) {}
 
+// Where nothing is on its way, probes are sent every second.
+bool Heartbeats::watch(int fd, int lost_after_ms) {
+  const int yes = 1;
+  return ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost_after_ms, sizeof lost_after_ms) == 0 &&
+         ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes) == 0 &&
+         ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &yes, sizeof yes) == 0 &&
+         ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &yes, sizeof yes) == 0;
+}
+
 void Heartbeats::add(int peer, OwnedFd socket, const Session& session) {
   const int fd = socket.get();
-  check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost_after_ms_, sizeof lost_after_ms_),
-            "setsockopt(TCP_USER_TIMEOUT)");
-  const int yes = 1;
-  check_sys(::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes), "setsockopt(SO_KEEPALIVE)");
-  for (const int option : {TCP_KEEPIDLE, TCP_KEEPINTVL}) {
-    check_sys(::setsockopt(fd, IPPROTO_TCP, option, &yes, sizeof yes), "setsockopt(TCP_KEEPIDLE)");
-  }
+  if (!watch(fd, lost_after_ms_)) check_sys(-1, "setsockopt, heartbeats");
   events_.add(fd, EPOLLIN | EPOLLRDHUP);
   Peer& added = peers_.try_emplace(fd, peer, std::move(socket), session).first->second;
   expected_.erase(peer);

@@ -32,6 +32,10 @@ class Heartbeats {
     std::vector<std::string> warnings;  // a peer is stalled, or is back
   };
 
+  // Has the kernel end a connection whose peer's kernel acknowledges nothing for so long, whether or not there is
+  // something to acknowledge. False, with errno: it cannot.
+  static bool watch(int fd, int lost_after_ms);
+
   // events: has the descriptors of the connections.
   Heartbeats(int rank, int lost_after_ms, Epoll& events, int stalled_after_ms = kStalledAfterMs)
       : rank_(rank), lost_after_ms_(lost_after_ms), stalled_after_ms_(stalled_after_ms), events_(events) {}

@@ -78,6 +78,7 @@ class TcpLink final : public Link {
           writer_.emplace(connection_->session);
           reader_.emplace(connection_->session, where());
           connection_->session = Session();  // keys are kept once
+          ended_ns_ = 0;                     // if this rank's dialling failed, the peer's has not
         }
         return true;
       case State::kIdle:
@@ -109,15 +110,21 @@ class TcpLink final : public Link {
       fail("recv");
     } else if (n == 0 && ended_ns_ == 0) {
       ended_ns_ = now_ns();
-      cause_ = "the peer has closed the connection";
+      cause_ = why_silent("the peer has closed the connection");
     }
     return false;
   }
 
   void fail(const char* call) {
     if (ended_ns_ != 0) return;
-    cause_ = with_errno(call);
+    cause_ = why_silent(with_errno(call));
     ended_ns_ = now_ns();
+  }
+
+  // Why the network's thread has ended the connection, if it has.
+  std::string why_silent(std::string otherwise) const {
+    const auto reason = connection_->reason.lock();
+    return reason->empty() ? otherwise : *reason;
   }
 
   // Nothing can be moved. Throws when that is for ever.

@@ -31,7 +31,9 @@ namespace {
 
 constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kBeatNs = Heartbeats::kPauseMs * kMs;
+constexpr int64_t kLookNs = 1'000 * kMs;   // between two looks at what is acknowledged of data
 constexpr int64_t kLeaveNs = 1'000 * kMs;  // when the network ends, dropped connections have so long
+constexpr const char* kLate = "no answer. Is it stopped, or does a packet filter drop what is sent there?";
 // leave() waits so long for the thread to say farewell. To a peer whose connection is not there yet it is said later,
 // until so long after leave() as a peer that is not heard of is lost.
 constexpr std::chrono::milliseconds kFarewellWait(100);
@@ -83,6 +85,7 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   const int rank_;
   const int size_;
   const int lost_after_ms_;
+  const int data_lost_after_ms_;
   const Handshakes handshakes_;
   Connections connections_;
   Guarded<std::vector<LostRank>> lost_;  // not yet told of
@@ -101,11 +104,23 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   Closings closings_;
   Heartbeats heartbeats_;
   int64_t beat_ns_ = 0;
+  int64_t looked_ns_ = 0;       // at what is acknowledged of data
   int64_t leave_until_ns_ = 0;  // 0: it does not leave yet
   bool has_left_ = false;
   const pid_t owner_ = ::getpid();
   std::thread thread_;
 };
+
+// A connection of data on which nothing moves is ended when its peer's host has gone; and packet filters that forget
+// connections on which nothing moves keep this one in mind.
+void keep_alive(int fd, int lost_after_ms) {
+  const int yes = 1;
+  const int half = std::max(1, lost_after_ms / 2000);  // seconds until the first probe; and so many, one a second
+  check_sys(::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes), "setsockopt(SO_KEEPALIVE)");
+  check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &half, sizeof half), "setsockopt(TCP_KEEPIDLE)");
+  check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &yes, sizeof yes), "setsockopt(TCP_KEEPINTVL)");
+  check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &half, sizeof half), "setsockopt(TCP_KEEPCNT)");
+}
 
 // By rank.
 std::vector<bool> who_is_encrypted(Encrypt encrypt, const std::vector<TcpAddress>& addresses) {
@@ -120,12 +135,13 @@ TcpReader::TcpReader(TcpOptions options)
     : rank_(options.rank),
       size_(static_cast<int>(options.addresses.size())),
       lost_after_ms_(options.lost_after_ms),
+      data_lost_after_ms_(options.data_lost_after_ms),
       handshakes_(options.key, rank_, size_, who_is_encrypted(options.encrypt, options.addresses)),
       wake_(OwnedFd::from([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); })),
       arrivals_(events_, [this] { wake(); }),
       listener_(OwnedFd(std::move(options.listener)), events_),
-      attempts_(handshakes_, rank_, options.addresses.size(), connections_, events_),
-      dialer_(rank_, std::move(options.addresses), lost_after_ms_),
+      attempts_(handshakes_, rank_, options.addresses.size(), data_lost_after_ms_, connections_, events_),
+      dialer_(rank_, std::move(options.addresses), lost_after_ms_, data_lost_after_ms_),
       heartbeats_(rank_, lost_after_ms_, events_) {
   check_sys(wake_.get(), "eventfd");
   events_.add(wake_.get(), EPOLLIN);
@@ -268,6 +284,10 @@ void TcpReader::look_at_clock() {
     tell(news);
     listener_.resume();
   }
+  if (!has_left_ && now - looked_ns_ >= kLookNs) {
+    looked_ns_ = now;
+    connections_.end_silent(data_lost_after_ms_);
+  }
   for (const ConnectionPtr& one : dialer_.take_due(now)) dial(one);
   for (Attempts::Ended& late : attempts_.take_late(now)) look_at(std::move(late));
   closings_.look();
@@ -279,8 +299,7 @@ void TcpReader::dial(const ConnectionPtr& connection) {
   if (socket) {
     attempts_.dialled(std::move(socket), connection->peer, connection->channel);
   } else {
-    const bool is_refused = errno == ECONNREFUSED;
-    failed(connection, {with_errno("connect"), is_refused, false});
+    failed(connection, {with_errno("connect"), now_ns()});
   }
 }
 
@@ -290,8 +309,8 @@ void TcpReader::look_at(std::optional<Attempts::Ended> ended) {
   if (ended->outcome == Attempt::Outcome::kOpen) return opened(attempt);
   if (!attempt.is_dialled()) return;
   failed(connections_.find(attempt.peer(), attempt.channel()),
-         {attempt.why().empty() ? "no answer within 10 s" : attempt.why(),
-          ended->outcome == Attempt::Outcome::kRejected, attempt.has_answer()});
+         {attempt.why().empty() ? kLate : attempt.why(), attempt.began_ns,
+          ended->outcome == Attempt::Outcome::kRejected, attempt.has_answer(), attempt.has_timed_out()});
 }
 
 void TcpReader::opened(Attempt& attempt) {
@@ -305,6 +324,7 @@ void TcpReader::opened(Attempt& attempt) {
     heartbeats_.add(attempt.peer(), std::move(socket), attempt.session());
     found->open(OwnedFd(), {});
   } else {
+    keep_alive(fd, data_lost_after_ms_);
     found->open(std::move(socket), attempt.session());
     arrivals_.add(fd);
   }
