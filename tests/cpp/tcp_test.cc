@@ -284,13 +284,16 @@ TEST_CASE("tcp: a rank that is refused takes the other's connection") {
   const auto high = ranks.one->link(0, 0);
   std::byte byte{1};
   CHECK(low->push(&byte, 1) == 0);
+  int rings_before = 0;
   SUBCASE("while it dials") {}
   SUBCASE("and after it has given up") {
     wait_for([&] { return rings > 0; });
     CHECK(low->push(&byte, 1) == 0);
+    rings_before = 1;
   }
   wait_for([&] { return high->push(&byte, 1) == 1; });
-  REQUIRE(low->pull(&byte, 1) == 1);
+  wait_for([&] { return rings > rings_before; });  // it is open here as well
+  wait_for([&] { return low->pull(&byte, 1) == 1; });
   const int64_t until_ns = now_ns() + 2'500'000'000;  // who has found the end of a connection says so after 2 s
   CHECK_NOTHROW(wait_for([&] { return low->pull(&byte, 1) == 1 || now_ns() > until_ns; }));
 }
