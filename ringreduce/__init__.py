@@ -35,7 +35,9 @@ _FOLDER = Path(__file__).parent
 if not any((_FOLDER / f"_core{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
     from ringreduce import no_core
 
-    raise no_core.error(_FOLDER)
+    _FOLDER = no_core.installed_elsewhere(_FOLDER)  # or it raises
+    globals()["__path__"] = [str(_FOLDER)]
+    __file__ = str(_FOLDER / "__init__.py")
 
 
 def __getattr__(name: str) -> Any:

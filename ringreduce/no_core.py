@@ -1,22 +1,34 @@
-"""Why there is no file of ringreduce._core, the compiled half of this package, for this Python, and what to do."""
+"""What to do where this package has no ringreduce._core, its compiled half, for this Python."""
 
 from __future__ import annotations
 
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 
-def error(folder: Path) -> ImportError:
-    """The error to raise. folder: that of this package."""
+def installed_elsewhere(folder: Path) -> Path:
+    """The folder of an installed ringreduce that this source tree hides, for a program that runs in the tree's root.
+
+    Args:
+        folder: of this package.
+
+    Raises:
+        ImportError: there is none; it says why this package has no core, and what to do.
+    """
+    for entry in sys.path:
+        other = Path(entry or ".").resolve() / "ringreduce"
+        if other != folder.resolve() and any((other / f"_core{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+            return other
+    raise _error(folder)
+
+
+def _error(folder: Path) -> ImportError:
     built = ", ".join(sorted(path.name for path in folder.glob("_core.*.so")))
     install = f"{sys.executable} -m pip install"
     if (folder.parent / "csrc").is_dir():
         has = f"whose core is built for another Python ({built})" if built else "whose core is not built"
-        why = (
-            f"this is the source tree, {has}, and it hides an installed ringreduce. Run the program from another "
-            "folder, or with `python -P` (PYTHONSAFEPATH=1; Python 3.11 and newer), which does not search the "
-            f"program's own folder. If ringreduce is not installed yet: {install} {folder.parent}"
-        )
+        why = f"this is the source tree, {has}, and no other ringreduce is installed: {install} {folder.parent}"
     elif built:
         why = f"it is built for another Python ({built}). Install it for this one: {install} THE_SOURCE_TREE"
     else:
