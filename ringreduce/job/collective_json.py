@@ -11,7 +11,8 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,11 +52,12 @@ def has_nobody_joined(group: Group, name: str) -> bool:
     return allreduce_integers(group, f"{name}.ranks", [1], Sum) == [group.size]
 
 
-class FdExchange(NamedTuple):
+@dataclass(frozen=True)
+class FdExchange:
     """Where the members of a group receive the descriptor of a memory file."""
 
     address: bytes
-    secret: bytes
+    secret: bytes = field(repr=False)
 
     @classmethod
     def new(cls) -> FdExchange:

@@ -21,7 +21,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ringreduce.errors import (
     Error,
@@ -65,7 +65,7 @@ class Meeting:
 
     address: bytes
     """Name in the abstract namespace, without its leading zero byte."""
-    secret: bytes
+    secret: bytes = field(repr=False)
     clients: frozenset[int]
     server: int
     size: int

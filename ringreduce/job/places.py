@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ringreduce import _core
@@ -37,7 +37,7 @@ class PlacedRanks:
     """By rank: the lowest rank on the same host."""
     address: bytes
     """Where the ranks of this host meet, and their secret."""
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 def own_record(rank: int, size: int, transport: str = "auto") -> dict[str, Any]:

@@ -34,7 +34,8 @@ class Proposal(NamedTuple):
         """Members given as an mpi4py communicator. Raises as communicators.world_ranks()."""
         return cls(sorted(communicators.world_ranks(comm)), communicators.world_rank(), _new_fd_exchange())
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        """Without the secret in fd_exchange."""
         return f"ranks {self.ranks}" if self.world_rank is None else f"a communicator of MPI's ranks {self.ranks}"
 
 

@@ -203,12 +203,14 @@ def _heard(text: str, place: Placement, wanted: TcpWanted, me: str) -> tuple[str
             raise told_error(str(told["kind"]), f"{me}: told by rank 0: {told['error']}")
         host, port = parse_address(told["address"])
         secret = None if told["secret"] is None else bytes.fromhex(told["secret"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, Error):
             raise
+        # The text is not shown: it may hold a secret, under a name that this version does not know.
         raise MismatchError(
-            f"{me}: what is told of rank 0 is not this version of ringreduce: {text[:200]!r}"
-        ) from error
+            f"{me}: what is told of rank 0 is not this version of ringreduce ({len(text)} characters, "
+            f"{type(error).__name__}): do all hosts run one version?"
+        ) from None
     if (secret is None) != bool(wanted.secret_file):
         has, lacks = ("this rank", "rank 0") if wanted.secret_file else ("rank 0", "this rank")
         raise MismatchError(

@@ -24,8 +24,8 @@ import socket
 import stat
 import struct
 import time
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from ringreduce.errors import (
     InvalidArgumentError,
@@ -58,7 +58,7 @@ class TcpMeeting:
 
     host: str
     port: int
-    secret: bytes
+    secret: bytes = field(repr=False)
     rank: int
     size: int
     init_count: int
@@ -75,7 +75,8 @@ class TcpMeeting:
         return f"[rendezvous] rank {self.rank}/{self.size}"
 
 
-class Met(NamedTuple):
+@dataclass(frozen=True)
+class Met:
     """What a rank holds after the meeting; it owns the socket."""
 
     placed: places.PlacedRanks
@@ -83,7 +84,7 @@ class Met(NamedTuple):
     """Listens for the other ranks' connections, at addresses[rank]."""
     addresses: list[tuple[str, int]]
     """By rank: IP address and port."""
-    key: bytes
+    key: bytes = field(repr=False)
     """Of this job's connections: 32 bytes, the same on all ranks."""
 
 

@@ -1,0 +1,74 @@
+"""No text that a user may see, or paste somewhere, holds a job's secret or a key."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import ringreduce.job
+from ringreduce.errors import MismatchError
+from ringreduce.job import tcp_job
+from ringreduce.job.environment import Placement
+from ringreduce.job.places import TcpWanted
+
+SECRET = b"32 bytes that nobody else may see"
+NAMES = ("secret", "key", "fd_exchange")
+"""Fields that hold one."""
+
+
+def holders() -> Iterator[type]:
+    """The classes of ringreduce.job with such a field."""
+    for module in pkgutil.iter_modules(ringreduce.job.__path__, "ringreduce.job."):
+        for one in vars(importlib.import_module(module.name)).values():
+            is_here = isinstance(one, type) and one.__module__ == module.name
+            if is_here and set(NAMES) & inspect.get_annotations(one).keys():
+                yield one
+
+
+def is_seen(text: str) -> bool:
+    return SECRET.decode() in text or SECRET.hex() in text
+
+
+@pytest.mark.parametrize("holder", list(holders()), ids=lambda holder: holder.__name__)
+def test_what_holds_a_secret_does_not_show_it(holder: type[Any]) -> None:
+    shown = holder(**{field: SECRET if field in NAMES else None for field in holder.__annotations__})
+    assert not is_seen(repr(shown))
+    assert not is_seen(f"{shown}")
+
+
+def test_what_holds_a_secret_is_found() -> None:
+    found = {holder.__name__ for holder in holders()}
+    assert found >= {"TcpMeeting", "Met", "PlacedRanks", "Meeting", "FdExchange", "Proposal"}
+
+
+TOLD = {"address": "10.0.0.1:29400", "secret": SECRET.hex()}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"where": "10.0.0.1:29400", "secret": SECRET.hex()}),
+        json.dumps({"address": 29400, "secret": SECRET.hex()}),
+        json.dumps(TOLD | {"secret": "0x" + SECRET.hex()}),
+        json.dumps(TOLD | {"secret": [SECRET.hex()]}),
+        json.dumps([TOLD["address"], SECRET.hex()]),
+        json.dumps(SECRET.hex()),
+        json.dumps(TOLD)[:-1],
+        SECRET.decode(),
+    ],
+    ids=["other keys", "no address", "no hexadecimal", "no text", "list", "string", "cut off", "no JSON"],
+)
+def test_what_another_version_tells_is_refused_without_its_secret(text: str) -> None:
+    place = Placement(1, 2, 0, 1, 1, 2, "openmpi", "")
+    with pytest.raises(MismatchError, match="not this version of ringreduce") as caught:
+        tcp_job._heard(text, place, TcpWanted("", "", "shm+tcp", None), "[rendezvous] rank 1/2")
+    error: BaseException | None = caught.value
+    while error is not None:  # a traceback shows the causes too
+        assert not is_seen(str(error))
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,16 @@
+"""How the ranks of several hosts find each other over TCP."""
+
+from mutations.row import Mutation
+
+ROWS = (
+    Mutation(
+        "secret-in-the-text",
+        "ringreduce/job/tcp_job.py",
+        "({len(text)} characters, ",
+        "({text}, ",
+        (
+            "test_tcp.py::test_shutdown_and_init_again_at_the_same_address",  # its ranks import the file
+            "test_secrets.py::test_what_another_version_tells_is_refused_without_its_secret",
+        ),
+    ),
+)
