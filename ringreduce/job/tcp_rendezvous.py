@@ -18,20 +18,26 @@ This file holds the messages and the caller's side; tcp_rendezvous_server.py hol
 from __future__ import annotations
 
 import builtins
+import errno
 import json
 import os
 import socket
 import stat
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ringreduce.errors import (
+    Error,
+    HorovodInternalError,
     InvalidArgumentError,
     MismatchError,
     PeerLostError,
     TimeoutError,
+    UnavailableError,
 )
 from ringreduce.job import places
 from ringreduce.job.deadline import Deadline
@@ -48,6 +54,8 @@ ANSWER_NBYTES_MOST = 16 << 20
 SECRET_NBYTES_LEAST = 16
 CONNECT_S = 3.0
 """One attempt at one address; a packet filter that drops packets answers none."""
+TURNED_AWAY_S = 0.02
+"""How long a caller waits before it comes again to rank 0, which had no room for it."""
 LAST_ANSWER_S = 2.0
 """How much longer than its own deadline a caller waits for rank 0, which can say which ranks are missing."""
 
@@ -100,13 +108,15 @@ def meet(meeting: TcpMeeting, deadline: Deadline, gate: socket.socket | None = N
         MismatchError: ranks disagree about size, rank or number of init() calls, or have other secrets.
         PeerLostError: rank 0, or another rank, went away meanwhile.
         InvalidArgumentError: rank 0 is not at the address; or the ranks run different builds.
+        UnavailableError: no file descriptor is left. HorovodInternalError: another error of the operating system.
     """
     from ringreduce.job.tcp_rendezvous_server import serve
 
-    if meeting.rank == 0:
-        listener, answer = serve(meeting, deadline, gate)
-    else:
-        listener, answer = _call(meeting, deadline)
+    with errno_text(meeting.me(), meeting.where()):
+        if meeting.rank == 0:
+            listener, answer = serve(meeting, deadline, gate)
+        else:
+            listener, answer = _call(meeting, deadline)
     try:
         records = answer["records"]
         places.check_agreement(records, meeting.rank, "[rendezvous]")
@@ -125,6 +135,23 @@ def meet(meeting: TcpMeeting, deadline: Deadline, gate: socket.socket | None = N
     except BaseException:
         listener.close()
         raise
+
+
+@contextmanager
+def errno_text(me: str, where: str) -> Iterator[None]:
+    """Gives a bare OSError its rank and address, and says what to do where no file descriptor is left."""
+    try:
+        yield
+    except Error:
+        raise  # ringreduce.TimeoutError is an OSError too
+    except OSError as error:
+        text = f"{me} at {where}: {error}"
+        if error.errno == errno.EMFILE:
+            text += ": a rank needs a file descriptor for each other one: raise the limit (ulimit -n)"
+        elif error.errno == errno.ENFILE:
+            text += ": the host's programs have too many files open: raise the limit (sysctl fs.file-max)"
+        lacks = error.errno in (errno.EMFILE, errno.ENFILE)
+        raise (UnavailableError if lacks else HorovodInternalError)(text) from error
 
 
 def address_text(host: str, port: int) -> str:
@@ -227,8 +254,13 @@ def listening(ip: str) -> socket.socket:
 
 def _call(meeting: TcpMeeting, deadline: Deadline) -> tuple[socket.socket, Any]:
     """The caller's side: a listener for connections, and rank 0's answer."""
+    lost = PeerLostError(
+        f"{meeting.me()}: lost rank 0: it gathers the ranks at {meeting.where()}, and went away before all had come; "
+        "its own error says why"
+    )
+    was_there = False
     while True:
-        with _connect(meeting, deadline) as connection:
+        with _connect(meeting, deadline, lost if was_there else None) as connection:
             listener = listening(connection.getsockname()[0])
             try:
                 answer = _ask(meeting, connection, own_record(meeting, listener), deadline)
@@ -237,11 +269,13 @@ def _call(meeting: TcpMeeting, deadline: Deadline) -> tuple[socket.socket, Any]:
                 listener.close()
                 continue
             except (ConnectionError, EOFError):
+                # Likewise, before it had this rank's proof. Whether it still listens tells which.
                 listener.close()
-                raise PeerLostError(
-                    f"{meeting.me()}: lost rank 0: it gathers the ranks at {meeting.where()}, and went away before all "
-                    "had come; its own error says why"
-                ) from None
+                if deadline.expired():
+                    raise lost from None
+                was_there = True
+                time.sleep(TURNED_AWAY_S)
+                continue
             except BaseException:
                 listener.close()
                 raise
@@ -255,9 +289,11 @@ class _NotHeardError(Exception):
     """The connection has ended before rank 0 has said that it has room for this rank."""
 
 
-def _connect(meeting: TcpMeeting, deadline: Deadline) -> socket.socket:
-    """A connection to a server that knows the secret; retried until there is one, after 20 ms at first and 0.5 s at
-    last."""
+def _connect(meeting: TcpMeeting, deadline: Deadline, lost: PeerLostError | None) -> socket.socket:
+    """A connection to rank 0; retried until there is one, after 20 ms at first and 0.5 s at last.
+
+    lost: raised if there is none at once; None: rank 0 may still be on its way.
+    """
     pause_s = 0.02
     while True:
         reason = "no address"
@@ -281,6 +317,8 @@ def _connect(meeting: TcpMeeting, deadline: Deadline) -> socket.socket:
             except BaseException:
                 connection.close()
                 raise
+        if lost is not None:
+            raise lost
         if deadline.expired():
             raise TimeoutError(
                 f"{meeting.me()}: no connection to rank 0 at {meeting.where()} within {deadline.timeout_s:g} s: "
@@ -301,7 +339,7 @@ def _ask(meeting: TcpMeeting, connection: socket.socket, record: dict[str, Any],
         except (ConnectionError, EOFError):
             if deadline.expired():
                 raise
-            time.sleep(0.02)
+            time.sleep(TURNED_AWAY_S)
             raise _NotHeardError from None
         if not challenge.startswith(MAGIC):
             raise MismatchError(f"{meeting.me()}: what listens at {meeting.where()} is not this version of ringreduce")

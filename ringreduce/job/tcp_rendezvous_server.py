@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import selectors
 import socket
 import time
@@ -33,6 +34,7 @@ from ringreduce.job.tcp_rendezvous import (
     RECORD_NBYTES_MOST,
     TcpMeeting,
     address_text,
+    errno_text,
     listening,
     mac,
     own_record,
@@ -45,6 +47,21 @@ UNPROVEN_S = 5.0
 """Who has not proven within this time that it knows the secret is turned away."""
 UNPROVEN_MOST = 64
 """Beside one for each rank."""
+UNPROVEN_LEAST = 16
+"""Also where the limit of descriptors is low."""
+SPARE_DESCRIPTORS = 16
+"""What strangers leave to the other threads of this process, beside one for each rank."""
+NO_ROOM_S = 2.0
+"""How long rank 0 waits for a descriptor where ranks, and no strangers, have all of them."""
+NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+BROKEN = frozenset(
+    (
+        *(errno.EAGAIN, errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.EPERM, errno.ETIMEDOUT),
+        *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET),
+        *(errno.ENOPROTOOPT, errno.EOPNOTSUPP),
+    )
+)
+"""What accept() reports of a connection that is gone already: accept(2), "Error handling"."""
 BUSY_PORT_S = 2.0
 """How long an earlier job may take to give the port back."""
 TURN_S = 0.5
@@ -82,7 +99,7 @@ def serve(
 
     Raises: as meet().
     """
-    with _Server(meeting, deadline, gate) as server:
+    with _Server(meeting, deadline, gate) as server, errno_text(meeting.me(), meeting.where()):
         listener = listening(server.ip)
         try:
             records = {0: own_record(meeting, listener)} | server.gather()
@@ -100,11 +117,17 @@ class _Server:
         self._deadline = deadline
         self._callers: dict[socket.socket, Caller] = {}
         self._turned_away = 0
-        self._selector = selectors.DefaultSelector()
+        self._has_no_room: Deadline | None = None
         self._listener = gate or listening_at(meeting.host, meeting.port, meeting.size, meeting.me(), deadline)
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self.ip: str = self._listener.getsockname()[0]
+        try:
+            self._places = _places(meeting.size)
+            self._selector = selectors.DefaultSelector()
+            self._listener.setblocking(False)
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            self.ip: str = self._listener.getsockname()[0]
+        except BaseException:
+            self._listener.close()
+            raise
 
     def __enter__(self) -> _Server:
         return self
@@ -163,14 +186,35 @@ class _Server:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                self._make_room(error)
+            elif error.errno not in BROKEN:
+                raise
             return
+        self._has_no_room = None
         connection.setblocking(False)
-        unproven = [caller for caller in self._callers.values() if not caller.is_proven]
-        if len(unproven) >= UNPROVEN_MOST + self._meeting.size:
-            self._turn_away(min(unproven, key=lambda caller: (bool(caller.hello), caller.began_s)))
+        unproven = self._unproven()
+        if len(unproven) >= self._places:
+            self._turn_away(unproven[0])
         self._callers[connection] = Caller(connection)
         self._selector.register(connection, selectors.EVENT_READ)
+
+    def _unproven(self) -> list[Caller]:
+        """Who has proven nothing: first who has said nothing, and of those first who came first."""
+        unproven = [caller for caller in self._callers.values() if not caller.is_proven]
+        return sorted(unproven, key=lambda caller: (bool(caller.hello), caller.began_s))
+
+    def _make_room(self, error: OSError) -> None:
+        """The connection stays in the queue. Raises the error where ranks alone have had all room for some time."""
+        unproven = self._unproven()
+        if unproven:
+            return self._turn_away(unproven[0])
+        self._has_no_room = self._has_no_room or Deadline(NO_ROOM_S)
+        if self._has_no_room.expired():
+            raise error
+        time.sleep(1e-2)
+        return None
 
     def _turn_away_late_ones(self) -> None:
         now_s = time.monotonic()
@@ -279,6 +323,15 @@ class _Server:
         )
 
 
+def _places(size: int) -> int:
+    """For how many connections that have proven nothing there is room, beside those of the ranks."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return UNPROVEN_MOST + size
+    left = limit - len(os.listdir("/proc/self/fd")) - size - SPARE_DESCRIPTORS
+    return min(UNPROVEN_MOST + size, max(UNPROVEN_LEAST, left))
+
+
 def listening_at(host: str, port: int, size: int, me: str, deadline: Deadline) -> socket.socket:
     """A socket that listens at this address of this host for so many ranks; port 0 is any that is free.
 
@@ -287,9 +340,14 @@ def listening_at(host: str, port: int, size: int, me: str, deadline: Deadline) -
     Raises:
         InvalidArgumentError: it is no address of this host, or one of all interfaces.
         MismatchError: another process listens there.
+        UnavailableError: no file descriptor is left.
     """
     where = address_text(host, port)
-    backlog = size + UNPROVEN_MOST
+    with errno_text(me, where):
+        return _listening_at(host, port, where, size + UNPROVEN_MOST, me, deadline)
+
+
+def _listening_at(host: str, port: int, where: str, backlog: int, me: str, deadline: Deadline) -> socket.socket:
     busy = Deadline(BUSY_PORT_S)
     while True:
         try:

@@ -13,4 +13,11 @@ ROWS = (
             "test_secrets.py::test_what_another_version_tells_is_refused_without_its_secret",
         ),
     ),
+    Mutation(
+        "strangers-take-all",
+        "ringreduce/job/tcp_rendezvous_server.py",
+        "                self._make_room(error)\n",
+        "                raise\n",
+        ("test_tcp_rendezvous.py::test_strangers_do_not_take_the_last_descriptors",),
+    ),
 )
