@@ -19,6 +19,7 @@ import pytest
 from deadlines import HANG_S, SOON_S
 from lab.lab import Lab
 from lab.requirements import missing
+from ports import free_port
 from ranks import Ranks, clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 
 import ringreduce
@@ -27,12 +28,6 @@ from ringreduce.job.deadline import Deadline
 from ringreduce.job.tcp_rendezvous import TcpMeeting, meet, parse_address, read_secret
 
 needs_lab = pytest.mark.skipif(missing() is not None, reason=str(missing()))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def secret_file(folder: Path, name: str = "secret", content: bytes = b"0123456789abcdef") -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from deadlines import HANG_S
 from lab.lab import Lab
 from lab.mpi import Mpi, find
 from lab.requirements import missing
+from ports import free_port
 from ranks import clean_environment, run_ranks
 
 import ringreduce
@@ -400,12 +400,6 @@ def test_shared_memory_is_used_within_a_host(tmp_path: Path) -> None:
     for env in ({"RINGREDUCE_TRANSPORT": "shm+tcp"}, {"RINGREDUCE_ADDRESS": f":{free_port()}"}):
         done = ringrun(tmp_path, env=env)
         assert said(done.stdout) == [f"rank {rank}/2 sums {[rank, 2, 0, 1]} by memory" for rank in range(2)], done
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_other_hosts_are_refused_by_name(tmp_path: Path) -> None:

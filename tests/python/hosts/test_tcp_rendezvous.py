@@ -9,22 +9,22 @@ import re
 import resource
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import pytest
 from deadlines import HANG_S
+from ports import free_port
 from ranks import receive_from_test, send_to_test, start_ranks
 
+import ringreduce
+from ringreduce.errors import PeerLostError
+from ringreduce.job import tcp_rendezvous
 from ringreduce.job.deadline import Deadline
-from ringreduce.job.tcp_rendezvous import HELLO_NBYTES, MAGIC, NONCE_NBYTES, TcpMeeting, mac, meet
+from ringreduce.job.tcp_rendezvous import HELLO_NBYTES, LENGTH, MAGIC, NONCE_NBYTES, TcpMeeting, mac, meet
 from ringreduce.job.tcp_rendezvous_server import listening_at
 
 SECRET = bytes(range(32))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class FaultyGate(socket.socket):
@@ -142,3 +142,98 @@ def test_a_rank_that_rank_0_has_turned_away_to_make_room_comes_again() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(come, range(2))) == [0, 1]
+
+
+# --- what ends the rendezvous -----------------------------------------------------------------------------------------
+
+
+def waits_at_the_rendezvous() -> None:
+    """From now on the test is told when this rank waits for rank 0's answer, after all that it has to say."""
+    receive = tcp_rendezvous._receive
+
+    def told(connection: socket.socket, nbytes: int, deadline: Deadline) -> bytes:
+        if nbytes == LENGTH.size:
+            send_to_test("waits")
+        return receive(connection, nbytes, deadline)
+
+    tcp_rendezvous._receive = told
+
+
+@pytest.fixture(name="tcp")
+def tcp_environment(tmp_path: Path) -> dict[str, str]:
+    """The variables of a job that waits for its ranks as long as a test may take."""
+    path = tmp_path / "secret"
+    path.touch(mode=0o600)
+    path.write_bytes(SECRET)
+    return {
+        "RINGREDUCE_TRANSPORT": "tcp",
+        "RINGREDUCE_ADDRESS": f"127.0.0.1:{free_port()}",
+        "RINGREDUCE_SECRET_FILE": str(path),
+        "RINGREDUCE_INIT_TIMEOUT": str(HANG_S),
+    }
+
+
+def comes_in_turn(late: int) -> str:
+    """What init() raises. One rank comes when the test says so."""
+    rank = int(os.environ["RINGREDUCE_RANK"])
+    waits_at_the_rendezvous()
+    if rank == late:
+        receive_from_test()
+    try:
+        ringreduce.init()
+    except ringreduce.Error as error:
+        send_to_test("raised")
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def test_a_rank_dies_at_the_rendezvous(tcp: dict[str, str]) -> None:
+    with start_ranks(comes_in_turn, 3, args=(1,), env=tcp) as job:
+        assert job.receive(2) == "waits"
+        job.kill(2)
+        assert job.receive(0) == "raised"  # it does not wait for rank 1
+        job.kill(1)
+        first = job.wait(HANG_S)[0].value
+    assert first == "PeerLostError: [rendezvous] rank 0/3: lost rank 2 at the rendezvous"
+
+
+def test_rank_0_dies_at_the_rendezvous(tcp: dict[str, str]) -> None:
+    with start_ranks(comes_in_turn, 3, args=(2,), env=tcp) as job:
+        assert job.receive(1) == "waits"
+        job.kill(0)
+        assert job.receive(1) == "raised"
+        job.kill(2)
+        text = job.wait(HANG_S)[1].value
+    assert text.startswith("PeerLostError: [rendezvous] rank 1/3: lost rank 0: it gathers the ranks at 127.0.0.1:"), (
+        text
+    )
+    assert "went away before all had come" in text
+
+
+class Deaf(socket.socket):
+    """A rank that is gone when it is answered."""
+
+    def sendall(self, *_: Any) -> None:
+        raise BrokenPipeError
+
+
+class GateOfDeafOnes(socket.socket):
+    def accept(self) -> tuple[socket.socket, Any]:
+        connection, address = super().accept()
+        return Deaf(fileno=connection.detach()), address
+
+
+def test_a_rank_that_dies_once_all_have_come() -> None:
+    gate = gate_at(0, GateOfDeafOnes)
+    port = gate.getsockname()[1]
+
+    def come(rank: int) -> str:
+        meeting = TcpMeeting("127.0.0.1", port, SECRET, rank, 2, 1)
+        with pytest.raises(PeerLostError) as caught:
+            meet(meeting, Deadline(HANG_S), gate if rank == 0 else None)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(come, range(2))
+    assert first == "[rendezvous] rank 0/2: lost rank 1 at the rendezvous"
+    assert "went away before all had come" in second
