@@ -292,11 +292,11 @@ class _NotHeardError(Exception):
 def _connect(meeting: TcpMeeting, deadline: Deadline, lost: PeerLostError | None) -> socket.socket:
     """A connection to rank 0; retried until there is one, after 20 ms at first and 0.5 s at last.
 
-    lost: raised if there is none at once; None: rank 0 may still be on its way.
+    lost: raised where nobody listens there any more; None: rank 0 may still be on its way.
     """
     pause_s = 0.02
     while True:
-        reason = "no address"
+        reason, is_refused = "no address", False
         try:
             found = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -312,12 +312,12 @@ def _connect(meeting: TcpMeeting, deadline: Deadline, lost: PeerLostError | None
                     connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
                 return connection
             except OSError as error:
-                reason = str(error)
+                reason, is_refused = str(error), error.errno == errno.ECONNREFUSED
                 connection.close()
             except BaseException:
                 connection.close()
                 raise
-        if lost is not None:
+        if lost is not None and (is_refused or deadline.expired()):
             raise lost
         if deadline.expired():
             raise TimeoutError(

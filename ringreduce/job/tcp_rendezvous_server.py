@@ -328,7 +328,11 @@ def _places(size: int) -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return UNPROVEN_MOST + size
-    left = limit - len(os.listdir("/proc/self/fd")) - size - SPARE_DESCRIPTORS
+    try:
+        used = len(os.listdir("/proc/self/fd"))
+    except OSError:  # no /proc
+        return UNPROVEN_LEAST
+    left = limit - used - size - SPARE_DESCRIPTORS
     return min(UNPROVEN_MOST + size, max(UNPROVEN_LEAST, left))
 
 

@@ -10,7 +10,7 @@ namespace rr {
 class Acknowledged {
  public:
   // To be called about once a second: for how long something has been on its way, and nothing was acknowledged, in
-  // nanoseconds. Time in which nobody could look does not count.
+  // nanoseconds. Time in which nobody could look does not count, nor time in which the peer has no room.
   int64_t silent_ns(int fd, int64_t now_ns);
 
  private:

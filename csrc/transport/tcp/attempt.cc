@@ -42,6 +42,7 @@ Attempt::Outcome Attempt::step(const Choose& choose) {
   for (;;) {
     if (state_ == State::kConnecting) {
       if (const Outcome outcome = connected(); outcome != Outcome::kPending) return outcome;
+      if (state_ == State::kConnecting) return Outcome::kPending;
     }
     const State before = state_;
     const size_t expected = state_ == State::kHello       ? sizeof(Hello)
@@ -91,6 +92,9 @@ Attempt::Outcome Attempt::connected() {
     has_timed_out_ = error == ETIMEDOUT;
     return end(Outcome::kDropped, with_errno("connect"));
   }
+  sockaddr_storage peer = {};
+  socklen_t peer_nbytes = sizeof peer;
+  if (::getpeername(socket_.get(), reinterpret_cast<sockaddr*>(&peer), &peer_nbytes) < 0) return Outcome::kPending;
   hello_ = handshakes_.hello(peer_, channel_);
   state_ = State::kChallenge;
   if (!say(&hello_, sizeof hello_)) return end(Outcome::kDropped, with_errno("send"));

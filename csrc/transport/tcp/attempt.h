@@ -45,8 +45,9 @@ class Attempt {
   bool has_timed_out() const { return has_timed_out_; }
   // A stranger that has said nothing yet.
   bool is_silent() const { return state_ == State::kHello; }
-  // The server may have taken the connection: only the server ends it now.
-  bool awaits_ready() const { return state_ == State::kReady; }
+  // It has been dialled, and the peer's kernel answers: it is not late, however long its process is stopped. Where the
+  // kernel answers no more, this one's ends the connection.
+  bool is_watched() const { return is_dialled_ && state_ != State::kConnecting; }
   // Why it was dropped or rejected.
   const std::string& why() const { return why_; }
   const int64_t began_ns;

@@ -78,17 +78,22 @@ std::optional<Attempts::Ended> Attempts::step(int fd) {
 std::vector<Attempts::Ended> Attempts::take_late(int64_t now_ns) {
   std::vector<int> late;
   for (const auto& [fd, attempt] : under_way_) {
-    if (now_ns - attempt->began_ns >= late_after_ns_ && !attempt->awaits_ready()) late.push_back(fd);
+    if (now_ns - attempt->began_ns >= late_after_ns_ && !attempt->is_watched()) late.push_back(fd);
   }
   std::vector<Ended> ended;
-  for (const int fd : late) ended.push_back(end(fd, Attempt::Outcome::kDropped));
+  for (const int fd : late) {
+    // If this process was stopped, what has come meanwhile is not read yet.
+    std::optional<Ended> one = step(fd);
+    if (!one && !under_way_.at(fd)->is_watched()) one = end(fd, Attempt::Outcome::kDropped);
+    if (one) ended.push_back(std::move(*one));
+  }
   return ended;
 }
 
 int64_t Attempts::next_late_ns() const {
   int64_t next_ns = INT64_MAX;
   for (const auto& [fd, attempt] : under_way_) {
-    if (!attempt->awaits_ready()) next_ns = std::min(next_ns, attempt->began_ns + late_after_ns_);
+    if (!attempt->is_watched()) next_ns = std::min(next_ns, attempt->began_ns + late_after_ns_);
   }
   return next_ns;
 }

@@ -36,7 +36,8 @@ struct TcpConnection {
   std::atomic<State> state{State::kIdle};
   OwnedFd socket;               // from kOpen on the link's, until the link drops the connection
   Session session;              // from kOpen on
-  Guarded<std::string> reason;  // of kFailed, and why the network's thread has ended one that was open
+  Guarded<std::string> reason;  // of kFailed
+  Guarded<std::string> ended;   // why the network's thread has ended one that was open; "": it has not
   Acknowledged acknowledged;    // the network's thread's
 };
 

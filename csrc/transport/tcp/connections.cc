@@ -1,5 +1,7 @@
 #include "transport/tcp/connections.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include "base/clock.h"
@@ -43,11 +45,13 @@ void Connections::end_silent(int lost_after_ms) {
     if (one->state.load(std::memory_order_acquire) != TcpConnection::State::kOpen || !one->socket) continue;
     const int fd = one->socket.get();
     if (one->acknowledged.silent_ns(fd, now) < lost_after_ms * int64_t{1'000'000}) continue;
-    auto reason = one->reason.lock();
-    if (!reason->empty()) continue;
-    *reason = "its host has acknowledged nothing on this connection for " + std::to_string(lost_after_ms / 1000) +
-              " s. Does a packet filter drop it?";
+    const auto ended = one->ended.lock();
+    if (!ended->empty()) continue;
+    *ended = "its host has acknowledged nothing on this connection for " + std::to_string(lost_after_ms / 1000) +
+             " s. Does a packet filter drop its packets, or those above some size?";
     ::shutdown(fd, SHUT_RDWR);
+    const int soon_ms = 1;  // the kernel does not try for minutes to send what is left
+    ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &soon_ms, sizeof soon_ms);
   }
 }
 

@@ -8,7 +8,6 @@
 #include <cerrno>
 
 #include "base/clock.h"
-#include "transport/tcp/heartbeats.h"
 
 namespace rr {
 namespace {
@@ -31,7 +30,7 @@ OwnedFd Dialer::dial(const TcpConnection& connection) const {
     ::setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &yes, sizeof yes);
     if (::bind(fd, from.get(), from.nbytes) < 0) return {};
   }
-  if (connection.channel == Heartbeats::kChannel && !Heartbeats::watch(fd, lost_after_ms_)) return {};
+  if (!Heartbeats::watch(fd, limit_ms(connection))) return {};
   if (::connect(fd, to.get(), to.nbytes) < 0 && errno != EINPROGRESS && errno != EINTR) return {};
   return socket;
 }
@@ -42,9 +41,8 @@ std::optional<std::string> Dialer::failed(const ConnectionPtr& connection, const
   if (failure.has_answer) tries.unanswered_since_ns = 0;
   if (!failure.has_answer && tries.unanswered_since_ns == 0) tries.unanswered_since_ns = failure.began_ns;
   // Refused is no answer: the peer may have ended, or a packet filter refuses what only the peer may begin.
-  const int limit_ms = connection->channel == Heartbeats::kChannel ? lost_after_ms_ : data_lost_after_ms_;
-  const bool is_lost = !failure.has_answer &&
-                       (failure.has_timed_out || now - tries.unanswered_since_ns >= limit_ms * int64_t{1'000'000});
+  const bool is_lost = !failure.has_answer && (failure.has_timed_out || now - tries.unanswered_since_ns >=
+                                                                            limit_ms(*connection) * int64_t{1'000'000});
   if (!failure.is_final && !is_lost) {
     const int64_t pause_ns = std::min(kRedialMostNs, kRedialNs << std::min(tries.count++, 8));
     redials_.push_back({connection, now + pause_ns});

@@ -10,6 +10,7 @@
 
 #include "os/owned_fd.h"
 #include "transport/tcp/connections.h"
+#include "transport/tcp/heartbeats.h"
 #include "transport/tcp/tcp_address.h"
 
 namespace rr {
@@ -30,7 +31,7 @@ class Dialer {
     int64_t began_ns;
     bool is_final = false;       // another attempt would end in the same way
     bool has_answer = false;     // of the peer, or its kernel: then the peer is not lost, however long it takes
-    bool has_timed_out = false;  // the kernel has waited for lost_after_ms
+    bool has_timed_out = false;  // the kernel has waited for as long as the limit
   };
   // Of an attempt at a connection that is still wanted. Empty: it is due later; else why it will never be open.
   std::optional<std::string> failed(const ConnectionPtr& connection, const Failure& failure);
@@ -47,6 +48,10 @@ class Dialer {
     ConnectionPtr connection;
     int64_t at_ns;
   };
+
+  int limit_ms(const TcpConnection& connection) const {
+    return connection.channel == Heartbeats::kChannel ? lost_after_ms_ : data_lost_after_ms_;
+  }
 
   const int rank_;
   const std::vector<TcpAddress> addresses_;

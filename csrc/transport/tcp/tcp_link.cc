@@ -123,8 +123,8 @@ class TcpLink final : public Link {
 
   // Why the network's thread has ended the connection, if it has.
   std::string why_silent(std::string otherwise) const {
-    const auto reason = connection_->reason.lock();
-    return reason->empty() ? otherwise : *reason;
+    const auto ended = connection_->ended.lock();
+    return ended->empty() ? otherwise : *ended;
   }
 
   // Nothing can be moved. Throws when that is for ever.

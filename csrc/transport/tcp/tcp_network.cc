@@ -33,7 +33,7 @@ constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kBeatNs = Heartbeats::kPauseMs * kMs;
 constexpr int64_t kLookNs = 1'000 * kMs;   // between two looks at what is acknowledged of data
 constexpr int64_t kLeaveNs = 1'000 * kMs;  // when the network ends, dropped connections have so long
-constexpr const char* kLate = "no answer. Is it stopped, or does a packet filter drop what is sent there?";
+constexpr const char* kLate = "no answer. Does a packet filter drop what is sent there?";
 // leave() waits so long for the thread to say farewell. To a peer whose connection is not there yet it is said later,
 // until so long after leave() as a peer that is not heard of is lost.
 constexpr std::chrono::milliseconds kFarewellWait(100);
@@ -115,6 +115,8 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
 // connections on which nothing moves keep this one in mind.
 void keep_alive(int fd, int lost_after_ms) {
   const int yes = 1;
+  const int none = 0;  // of the handshake's; acknowledged.h says why
+  check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &none, sizeof none), "setsockopt(TCP_USER_TIMEOUT)");
   const int half = std::max(1, lost_after_ms / 2000);  // seconds until the first probe; and so many, one a second
   check_sys(::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes), "setsockopt(SO_KEEPALIVE)");
   check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &half, sizeof half), "setsockopt(TCP_KEEPIDLE)");

@@ -125,7 +125,7 @@ ROWS = (
     Mutation(
         "tcp-handshake-unwatched",
         "csrc/transport/tcp/dialer.cc",
-        "if (connection.channel == Heartbeats::kChannel && !Heartbeats::watch(fd, lost_after_ms_)) return {};",
+        "if (!Heartbeats::watch(fd, limit_ms(connection))) return {};",
         "",
         ("tcp_test::tcp: a leader whose host vanishes within the handshake",),
         limit_s=60,
@@ -147,8 +147,8 @@ ROWS = (
     Mutation(
         "tcp-who-does-not-read",
         "csrc/transport/tcp/acknowledged.cc",
-        "info.tcpi_unacked != 0 && ",
-        "",
+        "info.unacked() != 0 && info.snd_wnd() != 0;",
+        "true;",
         ("tcp_test::tcp: a connection of data whose peer does not read",),
     ),
     Mutation(
