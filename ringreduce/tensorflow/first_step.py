@@ -8,6 +8,7 @@ and in graphs, and that a graph can be exported and run elsewhere.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import sys
 import warnings
 from collections import Counter
@@ -26,7 +27,7 @@ from ringreduce.job.process_sets import ProcessSet
 from ringreduce.tensorflow.collectives import allreduce
 from ringreduce.tensorflow.functions import broadcast_variables
 from ringreduce.tensorflow.native.running import ask, id_of
-from ringreduce.tensorflow.variables import plain
+from ringreduce.tensorflow.variables import VariableRef, plain
 
 CURE = (
     "Call hvd.broadcast_variables() for the model's and the optimizer's variables before or after the first step, or "
@@ -35,7 +36,7 @@ CURE = (
 
 
 class FirstStep:
-    """One optimizer's comparison, in each graph that it is used in.
+    """One optimizer's comparisons: one for each graph and each list of variables that it steps.
 
     Args:
         name: of the optimizer; the same on all ranks.
@@ -45,14 +46,15 @@ class FirstStep:
     def __init__(self, name: str, process_set: ProcessSet) -> None:
         self._name = name
         self._process_set = process_set
-        self._of_graph: dict[Any, _Flags] = {}
+        self._flags: dict[Any, _Flags] = {}
 
-    def after(self, step: Any, variables: Sequence[Any], state: Sequence[Any]) -> Any:
+    def after(self, step: Any, variables: Sequence[Any], optimizer: Any) -> Any:
         """Compares after the second step. Collective until it has compared.
 
         Args:
             step: the operation that is a step; None where it has been made.
-            variables: of the model. state: of the optimizer.
+            variables: that it changes, of the same number on all ranks and in the same order.
+            optimizer: whose slots of these variables are compared too; None: they are the rank's own.
 
         Returns:
             The step and the comparison as one operation; None where both have been made.
@@ -64,27 +66,33 @@ class FirstStep:
         """
         if not self._process_set.included() or self._process_set.size() == 1:
             return step
-        flags = self._flags()
         named = [(plain(one), one.name) for one in variables]
-        named += [(plain(one), f"the optimizer's {one.name}") for one in state]
+        # In this order: optimizer.variables() has one of names, which count what else a rank has made.
+        for slot in () if optimizer is None else sorted(optimizer.get_slot_names()):
+            of_slot = [optimizer.get_slot(variable, slot) for variable in variables]
+            named += [(plain(one), f"the optimizer's {one.name}") for one in of_slot if one is not None]
+        flags = self._flags_of([one for one, _ in named[: len(variables)]])
         comparison = _Comparison(flags.operation, self._process_set, named)
         with _after(step):
             done = tf.raw_ops.VarIsInitializedOp(resource=flags.is_compared)
             compared = tf.cond(done, _true, lambda: comparison.of_step(flags.has_stepped, flags.is_compared))
-        return None if tf.executing_eagerly() else tf.group(step, compared)
+        return None if tf.executing_eagerly() else tf.group(*[one for one in (step, compared) if one is not None])
 
-    def _flags(self) -> _Flags:
-        """Of this graph; eagerly, and in functions, of the process."""
+    def _flags_of(self, variables: Sequence[Any]) -> _Flags:
+        """Of these variables, in this graph; eagerly, and in functions, in the process."""
         with tf.init_scope(), tf.device("CPU:0"):
             graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-            if graph not in self._of_graph:
-                # By set: ranks outside of it, which compare nothing, shall count the others' alike.
+            stepped = (graph, tuple(VariableRef(one) for one in variables))
+            if stepped not in self._flags:
+                # By set and ranks: others, which compare nothing, shall count the next ones alike.
                 name = f"{self._name}.{id_of(self._process_set)}"
                 made = _made_eagerly if graph is None else _made.setdefault(graph, Counter())
-                made[name] += 1
-                operation = f"{name}.first_step_{made[name]}"
-                self._of_graph[graph] = _Flags(operation, _flag(f"{operation}.step"), _flag(f"{operation}.comparison"))
-            return self._of_graph[graph]
+                made[name, tuple(self._process_set.ranks)] += 1
+                number = made[name, tuple(self._process_set.ranks)]
+                operation = f"{name}.first_step_{number}"
+                unique = f"{operation}.{next(_flags_made)}"
+                self._flags[stepped] = _Flags(operation, _flag(f"{unique}.step"), _flag(f"{unique}.comparison"))
+            return self._flags[stepped]
 
 
 class _Flags(NamedTuple):
@@ -114,7 +122,7 @@ class _Comparison:
         return tf.cond(is_due, lambda: self._compared(is_compared), _false)
 
     def _compared(self, is_compared: Any) -> Any:
-        layout = repr([(one.shape.as_list(), one.dtype.base_dtype.name) for one, _ in self._named])
+        layout = repr([(str(one.shape), one.dtype.base_dtype.name) for one, _ in self._named])
         digest = 0 if self._mode == "off" else int.from_bytes(hashlib.sha256(layout.encode()).digest()[:7], "big")
         settings = [same_start.MODES.index(self._mode), digest]
         same = self._are_same(tf.constant(settings, tf.int64), "layout")
@@ -131,7 +139,15 @@ class _Comparison:
         return self._report(tf.constant("the ranks have state of other parameters, or of another dtype"))
 
     def _by_values(self) -> Any:
-        same = self._are_same(tf.stack([part for one, _ in self._named for part in _sums(one)]), "values")
+        if not self._named:
+            return _true()
+        sums: list[tf.Tensor] = []
+        for variable, _ in self._named:
+            with _after(
+                sums[-1] if sums else None
+            ):  # one after the other: each takes 11 bytes for an element meanwhile
+                sums += _sums(variable)
+        same = self._are_same(tf.stack(sums), "values")
         differs = tf.logical_not(tf.reduce_all(tf.reshape(same, [-1, 2]), axis=1))
         return tf.cond(tf.reduce_any(differs), lambda: self._differing(differs), _true)
 
@@ -205,6 +221,7 @@ def _after(operation: Any) -> Any:
     return tf.control_dependencies([] if operation is None else [operation])
 
 
-_made: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
+_made: WeakKeyDictionary[Any, Counter[Any]] = WeakKeyDictionary()
 """By graph: how many comparisons of optimizers of each name there are."""
-_made_eagerly: Counter[str] = Counter()
+_made_eagerly: Counter[Any] = Counter()
+_flags_made = itertools.count()

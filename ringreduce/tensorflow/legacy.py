@@ -89,10 +89,7 @@ class _DistributedOptimizer(Wrapper):
         def update() -> Any:
             step = self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
             shared = [one for grad, one in pairs if grad is not None and VariableRef(one) not in self._local_vars]
-            with tf.init_scope():  # where the optimizer's variables are, and not in a branch
-                # With variables of the rank's own a part of the state is too, and nothing says which.
-                state = [] if self._local_vars else self._optimizer.variables()
-            return self._first_step.after(step, shared, state)
+            return self._first_step.after(step, shared, self._optimizer)
 
         if self._aggregation is None:
             return update()

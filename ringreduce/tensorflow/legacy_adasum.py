@@ -62,7 +62,7 @@ class _DistributedAdasumOptimizer(Wrapper):
         combined = grouped_allreduce(changes, op=Adasum, compression=self._compression, process_set=self._process_set)
         done = [assigned(*item) for item in zip(variables, map(tf.add, before, combined), strict=True)]
         step = None if tf.executing_eagerly() else tf.group(*done)
-        return self._first_step.after(step, variables, [])
+        return self._first_step.after(step, variables, None)
 
 
 def _copied(variable: Any) -> tf.Tensor:

@@ -139,32 +139,68 @@ def in_sessions(rank: int) -> None:
 
 
 def variables_of_the_rank(rank: int) -> None:
-    """May differ; and so may the state, a part of which is the rank's own too."""
+    """They may differ, and their slots."""
     x, y = tf.Variable(BASE + rank), tf.Variable(BASE)
     optimizer = distributed()
     optimizer.register_local_var(x)
 
     def train() -> None:
         for _ in range(3):
-            optimizer.minimize(lambda: tf.reduce_sum(x * y), var_list=[x, y])
+            optimizer.minimize(lambda: tf.reduce_sum(x * 2.0) + tf.reduce_sum(y), var_list=[x, y])
 
     assert said(train) == [""] * 3
 
 
-def state_of_other_variables(rank: int) -> None:
-    x, more = tf.Variable(BASE), tf.Variable(BASE)
+def state_that_differs(rank: int) -> None:
+    """A rank that has made other variables before has other names; and its momentum of one is another."""
+    x, y = tf.Variable(BASE), tf.Variable(BASE)
     plain = v1.train.MomentumOptimizer(0.5, momentum=0.5)
     if rank == 1:
+        more = tf.Variable(BASE)
         plain.minimize(lambda: tf.reduce_sum(more), var_list=[more])
+        plain.minimize(lambda: tf.reduce_sum(y) * 0.0, var_list=[y])
     optimizer = hvd.DistributedOptimizer(plain)
+
+    def train() -> None:
+        for _ in range(3):
+            optimizer.minimize(lambda: tf.reduce_sum(x) + tf.reduce_sum(y), var_list=[x, y])
+
+    assert said(train) == [""] * 3
+    plain.get_slot(y, "momentum").assign(BASE + rank)
+    again = hvd.DistributedOptimizer(plain)
+
+    def train_again() -> None:
+        for _ in range(3):
+            again.minimize(lambda: tf.reduce_sum(x) + tf.reduce_sum(y), var_list=[x, y])
+
+    texts = said(train_again)
+    # The values follow the momentum by the second step.
+    assert "is not the same on all ranks; 2 of 4 tensors differ" in texts[0]
+    assert texts[1:] == ["", ""]
+
+
+def two_lists_of_variables(rank: int) -> None:
+    """One optimizer steps each by itself, in one run of the session: each is compared by itself."""
+    with tf.Graph().as_default(), v1.Session(config=ONE_THREAD) as session:
+        x, y = v1.Variable(BASE, name="x"), v1.Variable(BASE + rank, name="y")
+        optimizer = distributed()
+        steps = [optimizer.minimize(tf.reduce_sum(one), var_list=[one]) for one in (x, y)]
+        session.run(v1.global_variables_initializer())
+        texts = said(lambda: [session.run(steps) for _ in range(4)])
+        assert texts[0].count("first step:") == 1
+        assert "first step: y:0 is not the same on all ranks; 1 of 2 tensors differ" in texts[0]
+
+
+def nothing_to_compare(rank: int) -> None:
+    x = tf.Variable(BASE + rank)
+    optimizer = distributed()
+    optimizer.register_local_var(x)
 
     def train() -> None:
         for _ in range(3):
             optimizer.minimize(lambda: tf.reduce_sum(x), var_list=[x])
 
-    texts = said(train)
-    assert "first step: the ranks have state of other parameters, or of another dtype" in texts[0]
-    assert texts[1:] == ["", ""]
+    assert said(train) == [""] * 3
 
 
 def waits_for_ranks_that_have_joined(rank: int) -> None:
@@ -202,7 +238,9 @@ CHECKS = [
     eagerly,
     in_sessions,
     variables_of_the_rank,
-    state_of_other_variables,
+    state_that_differs,
+    two_lists_of_variables,
+    nothing_to_compare,
     waits_for_ranks_that_have_joined,
     by_what_adasum_changes,
 ]
