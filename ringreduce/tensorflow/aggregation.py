@@ -45,9 +45,9 @@ class LocalAggregation:
         places = [at for at, grad in enumerate(grads) if grad is not None]
         dense = [tf.convert_to_tensor(grads[at]) for at in places]
         self._prepare(dense, [variables[at] for at in places])
-        with _after(self.counter.assign_add(1, read_value=False)):
+        with after(self.counter.assign_add(1, read_value=False)):
             added = [total.assign_add(grad) for total, grad in zip(self._sums, dense, strict=True)]
-        with _after(*map(tf.convert_to_tensor, added)):
+        with after(*map(tf.convert_to_tensor, added)):
             result = tf.cond(
                 self.counter >= self._passes,
                 lambda: self._reduced([variables[at] for at in places]),
@@ -65,16 +65,16 @@ class LocalAggregation:
         """Runs an update after the n-th pass and sets the counter back; otherwise calls the other function."""
 
         def now() -> Any:
-            with _after(update()):
+            with after(update()):
                 back = self.counter.assign(0, read_value=False)
-            with _after(back):
+            with after(back):
                 return tf.constant(True)
 
         def later() -> Any:
-            with _after(otherwise()):
+            with after(otherwise()):
                 return tf.constant(False)
 
-        with _after(*grads):
+        with after(*grads):
             applied = tf.cond(self.counter >= self._passes, now, later)
         return None if tf.executing_eagerly() else tf.group(applied)
 
@@ -82,9 +82,9 @@ class LocalAggregation:
         reduced = self._reduce([tf.identity(total) for total in self._sums], variables)
         if self._average:
             reduced = [one / tf.constant(self._passes, one.dtype) for one in reduced]
-        with _after(*reduced):
+        with after(*reduced):
             zeroed = [total.assign(tf.zeros_like(total), read_value=False) for total in self._sums]
-        with _after(*zeroed):
+        with after(*zeroed):
             return [tf.identity(one) for one in reduced]
 
     def _prepare(self, grads: list[Any], variables: list[Any]) -> None:
@@ -114,7 +114,7 @@ def _local(value: Any, dtype: tf.DType, name: str) -> Any:
     )
 
 
-def _after(*operations: Any) -> contextlib.AbstractContextManager[Any]:
+def after(*operations: Any) -> contextlib.AbstractContextManager[Any]:
     """What is made within runs after these, in every kind of graph. Eagerly they have run."""
     after: contextlib.AbstractContextManager[Any] = tf.control_dependencies(
         [one for one in operations if one is not None]

@@ -24,6 +24,7 @@ from ringreduce.collectives.ops import Max, Sum
 from ringreduce.common import same_start
 from ringreduce.errors import UnavailableError
 from ringreduce.job.process_sets import ProcessSet
+from ringreduce.tensorflow.aggregation import after
 from ringreduce.tensorflow.collectives import allreduce
 from ringreduce.tensorflow.functions import broadcast_variables
 from ringreduce.tensorflow.native.running import ask, id_of
@@ -73,7 +74,7 @@ class FirstStep:
             named += [(plain(one), f"the optimizer's {one.name}") for one in of_slot if one is not None]
         flags = self._flags_of([one for one, _ in named[: len(variables)]])
         comparison = _Comparison(flags.operation, self._process_set, named)
-        with _after(step):
+        with after(step):
             done = tf.raw_ops.VarIsInitializedOp(resource=flags.is_compared)
             compared = tf.cond(done, _true, lambda: comparison.of_step(flags.has_stepped, flags.is_compared))
         return None if tf.executing_eagerly() else tf.group(*[one for one in (step, compared) if one is not None])
@@ -87,9 +88,9 @@ class FirstStep:
                 # By set and ranks: others, which compare nothing, shall count the next ones alike.
                 name = f"{self._name}.{id_of(self._process_set)}"
                 made = _made_eagerly if graph is None else _made.setdefault(graph, Counter())
-                made[name, tuple(self._process_set.ranks)] += 1
-                number = made[name, tuple(self._process_set.ranks)]
-                operation = f"{name}.first_step_{number}"
+                counted = (name, tuple(self._process_set.ranks))
+                made[counted] += 1
+                operation = f"{name}.first_step_{made[counted]}"
                 unique = f"{operation}.{next(_flags_made)}"
                 self._flags[stepped] = _Flags(operation, _flag(f"{unique}.step"), _flag(f"{unique}.comparison"))
             return self._flags[stepped]
@@ -117,7 +118,7 @@ class _Comparison:
         """Compares if all ranks have stepped before, and none has joined: those take part with zeros."""
         stepped = tf.cast(tf.raw_ops.VarIsInitializedOp(resource=has_stepped), tf.int64)
         counts = self._allreduce(tf.stack([tf.constant(1, tf.int64), stepped]), Sum, "ranks")
-        with _after(counts), _after(_set(has_stepped)):
+        with after(counts), after(_set(has_stepped)):
             is_due = tf.reduce_all(tf.equal(counts, self._process_set.size()))
         return tf.cond(is_due, lambda: self._compared(is_compared), _false)
 
@@ -130,9 +131,9 @@ class _Comparison:
             f"MismatchError: {same_start.KNOB} is {self._mode} on rank {rank()}, and not the same on all ranks; set it "
             "for all of them"
         )
-        with _after(ask(tf.debugging.Assert, same[0], [text])):
+        with after(ask(tf.debugging.Assert, same[0], [text])):
             done = _true() if self._mode == "off" else tf.cond(same[1], self._by_values, self._by_layout)
-        with _after(done), _after(_set(is_compared)):
+        with after(done), after(_set(is_compared)):
             return tf.constant(True)
 
     def _by_layout(self) -> Any:
@@ -143,9 +144,7 @@ class _Comparison:
             return _true()
         sums: list[tf.Tensor] = []
         for variable, _ in self._named:
-            with _after(
-                sums[-1] if sums else None
-            ):  # one after the other: each takes 11 bytes for an element meanwhile
+            with after(*sums[-1:]):  # one after the other: each takes 11 bytes for an element meanwhile
                 sums += _sums(variable)
         same = self._are_same(tf.stack(sums), "values")
         differs = tf.logical_not(tf.reduce_all(tf.reshape(same, [-1, 2]), axis=1))
@@ -156,7 +155,7 @@ class _Comparison:
             if any(one.dtype._is_ref_dtype for one, _ in self._named):
                 raise UnavailableError(f"{same_start.KNOB}=broadcast needs variables made with use_resource=True")
             root = self._process_set.ranks[0]
-            with _after(broadcast_variables([one for one, _ in self._named], root, self._process_set)):
+            with after(broadcast_variables([one for one, _ in self._named], root, self._process_set)):
                 return tf.constant(True)
         first = tf.gather([name for _, name in self._named], tf.argmax(tf.cast(differs, tf.int32)))
         count = tf.strings.as_string(tf.math.count_nonzero(differs))
@@ -165,17 +164,16 @@ class _Comparison:
 
     def _report(self, text: tf.Tensor) -> Any:
         """One warning in the job, or an error on all ranks."""
-        if self._mode != "warn":
-            text = tf.strings.join(["MismatchError: ", same_start.report_around(text, CURE, tf.strings.join)])
-            with _after(ask(tf.debugging.Assert, False, [text])):
-                return tf.constant(True)
         text = same_start.report_around(text, CURE, tf.strings.join)
+        if self._mode != "warn":
+            with after(ask(tf.debugging.Assert, False, [tf.strings.join(["MismatchError: ", text])])):
+                return tf.constant(True)
         if self._process_set.group.rank != 0:
             return tf.constant(True)
         if tf.executing_eagerly():
             warnings.warn(text.numpy().decode(), RuntimeWarning, stacklevel=config.users_level())
             return tf.constant(True)
-        with _after(tf.print("RuntimeWarning:", text, output_stream=sys.stderr)):
+        with after(tf.print("RuntimeWarning:", text, output_stream=sys.stderr)):
             return tf.constant(True)
 
     def _are_same(self, values: tf.Tensor, what: str) -> tf.Tensor:
@@ -215,10 +213,6 @@ def _true() -> tf.Tensor:
 
 def _false() -> tf.Tensor:
     return tf.constant(False)
-
-
-def _after(operation: Any) -> Any:
-    return tf.control_dependencies([] if operation is None else [operation])
 
 
 _made: WeakKeyDictionary[Any, Counter[Any]] = WeakKeyDictionary()
