@@ -11,15 +11,15 @@ import builtins
 import errno
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ringreduce.errors import Error, HorovodInternalError, PeerLostError, TimeoutError, UnavailableError
+from ringreduce.errors import Error, PeerLostError, TimeoutError, UnavailableError
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.environment import Placement, rendezvous_secret
 from ringreduce.job.handshake import Meeting, receive_fds, told_error
+from ringreduce.job.os_errors import errno_text
 from ringreduce.job.rendezvous_server import RendezvousServer
 
 ADDRESS_NBYTES = 100  # sun_path holds 108
@@ -87,7 +87,7 @@ def tell_job(placement: Placement, init_count: int, deadline: Deadline, text: st
     Raises: as join_job().
     """
     meeting = _job_meeting(placement, ".text", init_count)
-    with _errno_text(placement.rank, meeting):
+    with errno_text(f"[rendezvous] rank {placement.rank}/{meeting.size}", meeting.where()):
         if text is None:
             (fd,) = receive_fds(meeting, placement.rank, deadline)
         else:
@@ -176,7 +176,7 @@ def share_fd(
     leader = members[0]
     meeting = Meeting(address, secret, frozenset(members) - {leader}, leader, len(members), 0)
     deadline = Deadline(timeout_s, check)
-    with _errno_text(rank, meeting):
+    with errno_text(f"[rendezvous] rank {rank}/{meeting.size}", meeting.where()):
         try:
             if rank != leader:
                 return receive_fds(meeting, rank, deadline)[0]
@@ -205,7 +205,7 @@ def _job_meeting(placement: Placement, purpose: str, init_count: int) -> Meeting
 
 def _join(meeting: Meeting, rank: int, deadline: Deadline, segment: Callable[[], int]) -> Joined:
     """The meeting of a whole job: every rank gets the server's memory file and a pidfd of each rank."""
-    with _errno_text(rank, meeting):
+    with errno_text(f"[rendezvous] rank {rank}/{meeting.size}", meeting.where()):
         if rank != meeting.server:
             fd, *pidfds = receive_fds(meeting, rank, deadline)
             joined = Joined(fd, pidfds)
@@ -246,18 +246,6 @@ def _pidfd(rank: int, pid: int) -> int:
         if error.errno != errno.ENOSYS:
             raise
         raise UnavailableError("this kernel has no pidfd_open, by which dead ranks are noticed: Linux >= 5.3") from None
-
-
-@contextmanager
-def _errno_text(rank: int, meeting: Meeting) -> Iterator[None]:
-    """Gives a bare OSError its layer, rank and address."""
-    try:
-        yield
-    except Error:
-        raise  # ringreduce.TimeoutError is an OSError too
-    except OSError as error:
-        kind = UnavailableError if error.errno in (errno.EMFILE, errno.ENFILE) else HorovodInternalError
-        raise kind(f"[rendezvous] rank {rank}/{meeting.size} at {meeting.where()}: {error}") from error
 
 
 def _get(store: Store, key: str, me: str, other: int, deadline: Deadline) -> bytes:

@@ -25,23 +25,19 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ringreduce.errors import (
-    Error,
-    HorovodInternalError,
     InvalidArgumentError,
     MismatchError,
     PeerLostError,
     TimeoutError,
-    UnavailableError,
 )
 from ringreduce.job import places
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import same_mac, told_error
+from ringreduce.job.os_errors import errno_text
 
 MAGIC = b"ringrdt1"
 NONCE_NBYTES = 32
@@ -135,23 +131,6 @@ def meet(meeting: TcpMeeting, deadline: Deadline, gate: socket.socket | None = N
     except BaseException:
         listener.close()
         raise
-
-
-@contextmanager
-def errno_text(me: str, where: str) -> Iterator[None]:
-    """Gives a bare OSError its rank and address, and says what to do where no file descriptor is left."""
-    try:
-        yield
-    except Error:
-        raise  # ringreduce.TimeoutError is an OSError too
-    except OSError as error:
-        text = f"{me} at {where}: {error}"
-        if error.errno == errno.EMFILE:
-            text += ": a rank needs a file descriptor for each other one: raise the limit (ulimit -n)"
-        elif error.errno == errno.ENFILE:
-            text += ": the host's programs have too many files open: raise the limit (sysctl fs.file-max)"
-        lacks = error.errno in (errno.EMFILE, errno.ENFILE)
-        raise (UnavailableError if lacks else HorovodInternalError)(text) from error
 
 
 def address_text(host: str, port: int) -> str:

@@ -25,6 +25,7 @@ from ringreduce.errors import (
 )
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import same_mac
+from ringreduce.job.os_errors import errno_text
 from ringreduce.job.tcp_rendezvous import (
     HELLO_NBYTES,
     LENGTH,
@@ -34,7 +35,6 @@ from ringreduce.job.tcp_rendezvous import (
     RECORD_NBYTES_MOST,
     TcpMeeting,
     address_text,
-    errno_text,
     listening,
     mac,
     own_record,
