@@ -230,7 +230,7 @@ void test_fold(Pair pair, DType dtype, size_t offset) {
 }
 
 void test_stream(Pair pair) {
-  constexpr size_t kTotal = 10 << 20;
+  constexpr size_t kTotal = 3 << 20;
   constexpr size_t kLargest = 9000;
   std::thread sender([&] {
     std::mt19937 random(1);
@@ -269,7 +269,7 @@ void conforms(Pair (*make)()) {
       test_fold<double>(make(), DType::kFloat64, offset);
     }
   }
-  SUBCASE("two threads, 10 MB in pieces of random size") { test_stream(make()); }
+  SUBCASE("two threads, 3 MB in pieces of random size") { test_stream(make()); }
 }
 
 TEST_CASE("link: shm") { conforms(shm_pair); }

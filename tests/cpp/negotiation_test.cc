@@ -187,7 +187,7 @@ TEST_CASE("a busy name is refused, an idle one is not") {
 
 TEST_CASE("any number of distinct names in a table of sixteen; one more waits while all are in flight") {
   const Environment environment{};
-  const int names = rounds(100000);
+  const int names = rounds(20000);
   CHECK_NOTHROW(run_ranks(
       2,
       [names](Rank& rank) {

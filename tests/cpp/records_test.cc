@@ -3,7 +3,6 @@
 
 #include <sys/socket.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <random>
 
@@ -221,8 +220,7 @@ TEST_CASE("records: after a failed send nothing more is sent, and what had moved
 
 TEST_CASE("records: of random bytes nothing is taken") {
   std::mt19937 random(7);
-  const char* const rounds = std::getenv("RR_TEST_ROUNDS");
-  const int count = rounds == nullptr ? 20'000 : std::atoi(rounds);
+  const int count = rounds(20'000);
   size_t taken = 0;
   int refused = 0;
   for (int i = 0; i < count; ++i) {

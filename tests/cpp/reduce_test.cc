@@ -120,13 +120,22 @@ std::vector<Reduction> meaningful_reductions() {
   return reductions;
 }
 
+// The two sets between the narrowest and the widest are the same code in every build (CMakeLists.txt: the address
+// sanitizer is not in them), so the build without sanitizers has checked them.
+bool is_compiled_for_this_build(rr::Isa isa) {
+#if defined(__SANITIZE_ADDRESS__)
+  return isa != rr::Isa::kX86_64_v2 && isa != rr::Isa::kAvx2;
+#else
+  return static_cast<void>(isa), true;
+#endif
+}
+
 std::string describe(const Reduction& r) {
   return std::string(name(r.op)) + " of " + name(r.dtype) + ", prescale " + std::to_string(r.prescale) +
          ", postscale " + std::to_string(r.postscale);
 }
 
-void check_all_cases(const rr::Kernels& set, const Reduction& r, const std::vector<Bytes>& inputs) {
-  const Bytes want = oracle(r, inputs);
+void check_all_cases(const rr::Kernels& set, const Reduction& r, const std::vector<Bytes>& inputs, const Bytes& want) {
   const auto check_case = [&](const Case& c) {
     if (matches(set.reduce, r, inputs, want, c)) return;
     FAIL_CHECK(std::string(set.name), ": ", describe(r), ", ", c.count, " elements, ", inputs.size(), " sources, ",
@@ -154,7 +163,10 @@ TEST_CASE("every kernel set agrees with the oracle") {
   for (const Reduction& r : meaningful_reductions()) {
     for (size_t nsrc : kSourceCounts) {
       const std::vector<Bytes> inputs = random_inputs(r.dtype, nsrc);
-      for (rr::Isa isa : rr::available_isas()) check_all_cases(rr::kernels(isa), r, inputs);
+      const Bytes want = oracle(r, inputs);
+      for (rr::Isa isa : rr::available_isas()) {
+        if (is_compiled_for_this_build(isa)) check_all_cases(rr::kernels(isa), r, inputs, want);
+      }
     }
   }
 }

@@ -21,7 +21,7 @@ from deadlines import SOON_S
 from kills import survivors
 from ranks import receive_from_test, send_to_test, start_ranks
 
-KILLS = int(os.environ.get("RR_TEST_KILLS", "200"))
+KILLS = int(os.environ.get("RR_TEST_KILLS", "60"))
 NOTICED_S = 1.0  # from the kill to the error on every survivor: the median of many kills
 LATEST_S = 0.03  # the kill comes at a random moment within this, once all ranks are at work
 MIB = 1 << 18  # float32 elements

@@ -21,12 +21,12 @@ SUITE = ("test_collectives", "test_ops", "test_async", "test_process_sets")
 SUITE_S = 300
 
 
-# By shared memory the MPI only starts the ranks: one will do, test_mpirun.py starts some by all of them.
+# By shared memory the MPI only starts the ranks, as in test_mpirun.py, which is not long.
 @pytest.mark.timeout(SUITE_S + 30)
 @pytest.mark.parametrize(
     ("name", "transport"),
     [
-        ("openmpi-5", "auto"),
+        pytest.param("openmpi-5", "auto", marks=pytest.mark.long),
         pytest.param("mpich-4", "auto", marks=pytest.mark.long),
         *mpis.sampled("mpi"),
     ],

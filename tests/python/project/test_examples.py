@@ -54,7 +54,7 @@ def test_hello() -> None:
 
 def test_training_is_the_same_on_one_rank_and_on_three(data: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    options = ("--model", "lenet", "--epochs", "6", "--batch-size", "32", "--dtype", "float64")
+    options = ("--model", "lenet", "--epochs", "3", "--batch-size", "32", "--dtype", "float64")
     alone = train(0, tmp_path, data, *options)
     three = train(3, tmp_path, data, *options, "--bound", "1")
     assert [alone["ranks"], three["ranks"]] == [1, 3]
