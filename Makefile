@@ -110,8 +110,9 @@ format: $(VENV)/dev  ## rewrite sources as lint wants them
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/clang-format -i $(CXX_FILES)
 
-# One test more than cores: ranks often wait for a time that a test wants to pass.
-CTEST = $(BIN)/ctest --output-on-failure --progress --parallel $$(($(JOBS) + 1))
+# More tests than cores: ranks often wait for a time that a test wants to pass, under sanitizers a smaller part of it.
+CTEST = $(BIN)/ctest --output-on-failure --progress --parallel $$(($(JOBS) + 2))
+sanitize-%: CTEST = $(BIN)/ctest --output-on-failure --progress --parallel $$(($(JOBS) + 1))
 cpptest: build  ## C++ tests
 	@$(CTEST) --test-dir build/cmake
 

@@ -64,9 +64,15 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
       kernels_(rr::kernels(std::string_view(settings_.isa))),
       segments_(std::move(segments)),
       network_(std::move(network)),
-      interrupt_(interrupt),
-      liveness_(pidfds),
-      deaths_(pidfds.size()) {
+      peers_(pidfds, network_.reader),
+      gpu_(*this, executor_, network_.device_messages),
+      groups_(executor_, network_, gpu_),
+      wait_loop_({groups_, gpu_, network_, stats_, settings_.spin_us,
+                  [this] {
+                    peers_.look();
+                    groups_.housekeep();
+                  }}),
+      interrupt_(interrupt) {
   if (settings_.transport == "mpi" && size > 1 && network_.host_of.empty()) {
     throw UnavailableError(
         "RINGREDUCE_TRANSPORT=mpi: these ranks have met without MPI; start the job with mpirun and call init(), or use "
@@ -78,26 +84,18 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   }
   std::vector<int> everyone;
   for (int r = 0; r < size; ++r) everyone.push_back(r);
-  world_ = std::make_unique<Group>(*this, fd, everyone, 0);
+  groups_.set_world(std::make_unique<Group>(*this, fd, everyone, 0));
   // Hosts do not tell each other who waits.
   deadlock_timeout_ =
-      std::make_unique<DeadlockTimeout>(world_->control(), rank, network_.host_of.empty() ? settings_.verdict_s : 0);
+      std::make_unique<DeadlockTimeout>(world().control(), rank, network_.host_of.empty() ? settings_.verdict_s : 0);
   start_reader();
-  monitor_leaders(*world_);
-  world_->await_attendance(this->timeout_s(), interrupt);
+  monitor_leaders(world());
+  world().await_attendance(this->timeout_s(), interrupt);
   tune(*this);
-  engine_ = start_thread([this] { run_engine(); });
+  engine_ = start_thread([this] { wait_loop_.run_engine(); });
 }
 
 Context::~Context() { shutdown(); }
-
-std::shared_ptr<Group> Context::shared(Group& group) {
-  const std::lock_guard lock(executor_);
-  for (auto& known : groups_) {
-    if (known.get() == &group) return known;
-  }
-  return std::shared_ptr<Group>(std::shared_ptr<void>(), &group);
-}
 
 std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
   return std::make_unique<RemoteLink>(network_.link(world_rank, channel), stats_.bytes_on_wire,
@@ -110,9 +108,8 @@ std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks,
   auto group = std::make_shared<Group>(*this, fd, ranks, id);
   monitor_leaders(*group);
   group->await_attendance(timeout_s(), interrupt);
-  copy_tuning(world_->control(), group->control());
-  const std::lock_guard lock(executor_);
-  groups_.push_back(group);
+  copy_tuning(world().control(), group->control());
+  groups_.add(group);
   return group;
 }
 
@@ -120,45 +117,30 @@ std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks,
 void Context::remove_group(Group* group, Interrupt interrupt) {
   throw_if_shut_down();
   // A stream that has been let wait for an operation goes on with its result.
-  if (device() != nullptr) device_queue_->drain(kFinishS, group);
+  if (gpu_.device() != nullptr) gpu_.queue().drain(kFinishS, group);
   try {
     Request barrier;
     group->wait(*group->submit(barrier, interrupt), -1, interrupt);
   } catch (const Error&) {
     if (!has_failed(group->control())) throw;
   }
-  if (device() != nullptr) device_queue_->forget(*group);
-  // Let go of without the lock: unpinning its memory may wait for streams that only the engine's thread lets go on.
-  std::shared_ptr<Group> removed;
-  const std::lock_guard lock(executor_);
-  group->end();
-  for (auto one = groups_.begin(); one != groups_.end(); ++one) {
-    if (one->get() != group) continue;
-    removed = std::move(*one);
-    groups_.erase(one);
-    break;
-  }
+  if (gpu_.device() != nullptr) gpu_.queue().forget(*group);
+  groups_.end(*group);
 }
 
 void Context::shutdown(const std::string& why) {
   // A caller that has let a stream wait for an operation takes it for done.
-  if (device() != nullptr && !is_shut_down()) device_queue_->drain(kFinishS);
+  if (gpu_.device() != nullptr && !is_shut_down()) gpu_.queue().drain(kFinishS);
   if (shut_down_.exchange(true)) return;
-  if (device() != nullptr) device_queue_->stop();
-  stop_.store(true);
-  wake_all(engine_bell(rank_));
-  wake_all(wait_bell(rank_));
+  if (gpu_.device() != nullptr) gpu_.queue().stop();
+  wait_loop_.stop();
   if (engine_.joinable()) engine_.join();
-  const std::lock_guard lock(executor_);
-  std::vector<Group*> groups = {world_.get()};
-  for (auto& group : groups_) groups.push_back(group.get());
-  Group::leave(groups, why.empty() ? "" : lost_text(why));
-  drain_device();
+  groups_.leave(why.empty() ? "" : lost_text(why));
   if (network_.reader != nullptr) network_.reader->leave();
 }
 
 std::string Context::lost_text(const std::string& why) const {
-  return world_->here() + "] lost rank " + std::to_string(rank_) + ": " + why;
+  return groups_.world().here() + "] lost rank " + std::to_string(rank_) + ": " + why;
 }
 
 void Context::fail_as_lost(const std::string& why) {
@@ -166,11 +148,7 @@ void Context::fail_as_lost(const std::string& why) {
   fail_groups(FatalKind::kPeerLost, lost_text(why));
 }
 
-void Context::fail_groups(FatalKind kind, const std::string& text) {
-  const std::lock_guard lock(executor_);
-  record_failure(world_->control(), kind, text);
-  for (auto& group : groups_) record_failure(group->control(), kind, text);
-}
+void Context::fail_groups(FatalKind kind, const std::string& text) { groups_.fail(kind, text); }
 
 void Context::throw_if_shut_down() const {
   if (!is_shut_down()) return;
@@ -180,39 +158,13 @@ void Context::throw_if_shut_down() const {
       std::to_string(rank_) + ": shutdown() was called here)");
 }
 
-// Executes one step of what there is, if no other thread of this rank does.
-bool Context::progress(bool from_engine, bool* busy) {
-  const std::unique_lock lock(executor_, std::try_to_lock);
-  if (!lock.owns_lock()) return false;
-  const bool has_links = !network_.host_of.empty();
-  if (has_links && !from_engine) driven_ns_.store(now_ns(), std::memory_order_relaxed);
-  bool moved = world_->has_work() && world_->progress(from_engine);
-  bool work = world_->is_busy();
-  for (auto& group : groups_) {
-    if (!group->has_work()) continue;
-    moved |= group->progress(from_engine);
-    work |= group->is_busy();
-  }
-  if (network_.progress) {
-    try {
-      in_transit_.store(network_.progress(), std::memory_order_relaxed);
-    } catch (const std::exception& error) {
-      in_transit_.store(false, std::memory_order_relaxed);
-      record_failure(world_->control(), kind_of(error), error.what());
-    }
-  }
-  if (device() != nullptr) watch_device(work);
-  if (busy != nullptr) *busy = work || is_in_transit();
-  return moved;
-}
-
 void Context::start_reader() {
   if (network_.reader == nullptr) return;
   reader_end_.reader = network_.reader;
   network_.reader->start(
       [this] {
-        ring(wait_bell(rank_));
-        ring(engine_bell(rank_));
+        wait_loop_.wake_callers();
+        wait_loop_.wake_engine();
       },
       [this](const std::string& text) { log_.warning(text); });
 }
@@ -228,37 +180,13 @@ void Context::monitor_leaders(const Group& group) {
   network_.reader->monitor(leaders);
 }
 
-void Context::forget_after_fork() { liveness_.close(); }
-
-void Context::watch_peers() {
-  const std::lock_guard lock(watching_);
-  const auto note = [this](int rank, const std::string& why) {
-    Death& death = deaths_[static_cast<size_t>(rank)];
-    if (death.is_known.load(std::memory_order_relaxed)) return;
-    death.why = why;
-    death.is_known.store(true, std::memory_order_release);
-  };
-  for (const int rank : liveness_.newly_dead()) note(rank, kEndedWithoutShutdown);
-  if (network_.reader == nullptr) return;
-  for (const LostRank& lost : network_.reader->newly_lost()) note(lost.world_rank, lost.why);
-}
-
-const char* Context::cause_of_death(int world_rank) const {
-  const Death& death = deaths_[static_cast<size_t>(world_rank)];
-  return death.is_known.load(std::memory_order_acquire) ? death.why.c_str() : nullptr;
-}
+void Context::forget_after_fork() { peers_.close(); }
 
 std::string Context::deadlock_text() const {
-  if (world_ == nullptr || !has_failed(world_->control())) return "";  // null: the world's ranks still meet
-  return world_->control().header().deadlock_timed_out.load() != 0 ? failure_text(world_->control()) : "";
-}
-
-void Context::housekeep() {
-  watch_peers();
-  const std::lock_guard lock(executor_);
-  if (mappings_ != nullptr) mappings_->trim();
-  world_->housekeep();
-  for (auto& group : groups_) group->housekeep();
+  if (!groups_.has_world()) return "";  // its ranks still meet
+  const ControlSegment& control = groups_.world().control();
+  if (!has_failed(control)) return "";
+  return control.header().deadlock_timed_out.load() != 0 ? failure_text(control) : "";
 }
 
 }  // namespace rr

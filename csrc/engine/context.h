@@ -13,16 +13,15 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/stats.h"
-#include "engine/group.h"
-#include "os/liveness.h"
+#include "engine/groups.h"
+#include "engine/peer_watch.h"
+#include "engine/wait_loop.h"
 #include "os/segments.h"
 #include "transport/network.h"
 
 namespace rr {
 
-class DeviceQueue;
-
-class Context final : public DeviceResources {
+class Context {
  public:
   // Chooses the sizes that depend on the machine, before the first operation: writes Header::tuned on all ranks.
   using Tune = void (*)(Context&);
@@ -37,7 +36,7 @@ class Context final : public DeviceResources {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  Group& world() { return *world_; }
+  Group& world() { return groups_.world(); }
   // Collective over ranks. Whoever has handles of its operations shares the group, and keeps this context too.
   // id: never used before in this context, the same on all ranks; the links to other hosts go by it.
   std::shared_ptr<Group> add_group(int fd, const std::vector<int>& ranks, int id, Interrupt interrupt);
@@ -70,53 +69,31 @@ class Context final : public DeviceResources {
   }
   const std::string& network_name() const { return network_.name; }
   std::unique_ptr<Link> remote_link(int world_rank, int channel);
-  // The GPU of this rank, from the first operation on device memory on; null before. Set once.
-  Device* device() const override { return device_.load(std::memory_order_acquire); }
-  void use_device(std::shared_ptr<Device> device);
-  const std::shared_ptr<DeviceMessages>& device_messages() const override { return network_.device_messages; }
-  std::shared_ptr<const NcclLibrary> nccl() override;
-  // For operations on its memory. Throws InvalidArgumentError before use_device().
-  DeviceQueue& device_queue() const;
-  // Calls use(the GPU) unless another thread is at work; then it returns false. Before use_device() not to be called.
-  bool with_work_streams(const std::function<void(Device&)>& use);
+  RankDevice& gpu() { return gpu_; }
+  const RankDevice& gpu() const { return gpu_; }
   // To keep with what may outlast remove_group(). The world stays the context's.
-  std::shared_ptr<Group> shared(Group& group);
-  std::shared_ptr<Device> shared_device() const override { return device() != nullptr ? device_owner_ : nullptr; }
-  // Executor lock held.
-  const std::shared_ptr<DeviceMappings>& device_mappings() const override { return mappings_; }
-  void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations,
-               bool to_the_end) override;
+  std::shared_ptr<Group> shared(Group& group) { return groups_.shared(group); }
   Bell& wait_bell(int world_rank) const { return world_control_->wait_bell(world_rank); }
   Bell& engine_bell(int world_rank) const { return world_control_->engine_bell(world_rank); }
-  void publish_world(const ControlSegment& control) { world_control_ = &control; }
+  // By the world's constructor, before another thread or group knows of this context.
+  void publish_world(const ControlSegment& control) {
+    world_control_ = &control;
+    wait_loop_.set_bells(wait_bell(rank_), engine_bell(rank_));
+  }
 
-  // Blocks until done() is true: polls for a while, then sleeps; executes whatever there is to execute meanwhile.
-  // False when the deadline passed first. tick() runs at least every 100 ms of sleep; done() and tick() may throw.
-  bool wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
-                  Interrupt interrupt, bool crowded, const std::function<void()>& tick);
+  WaitLoop& wait_loop() { return wait_loop_; }
   void throw_if_shut_down() const;
-  // Whether something that was pushed to other hosts needs looking after until it has left.
-  bool is_in_transit() const { return in_transit_.load(std::memory_order_relaxed); }
+  bool is_in_transit() const { return groups_.is_in_transit(); }
   DeadlockTimeout& deadlock_timeout() { return *deadlock_timeout_; }
   // What every rank waits for, once all are found to wait for ever (DeadlockTimeout); "" as long as they are not.
   std::string deadlock_text() const;
-  void wake_engine() { ring(engine_bell(rank_)); }
-  bool try_progress() { return progress(false); }  // true when something moved
-  void watch_peers();                              // notes who died since the last look
-  // Why the rank is lost; null: as far as is known it is not.
-  const char* cause_of_death(int world_rank) const;
+  bool try_progress() { return groups_.progress(false); }  // true when something moved
+  PeerWatch& peers() { return peers_; }
 
  private:
-  class BulkWait;
   std::string lost_text(const std::string& why) const;
-  void housekeep();
   void start_reader();
   void monitor_leaders(const Group& group);
-  bool must_poll();
-  bool progress(bool from_engine, bool* busy = nullptr);
-  void run_engine();
-  void watch_device(bool has_work);
-  void drain_device();
 
   int rank_;
   std::string hostname_;
@@ -128,28 +105,12 @@ class Context final : public DeviceResources {
   std::shared_ptr<SegmentRegistry> segments_;
   Stats stats_;
   Network network_;
-  std::shared_ptr<Device> device_owner_;
-  std::atomic<Device*> device_{nullptr};
-  std::shared_ptr<DeviceMappings> mappings_;
-  std::mutex nccl_mutex_;
-  std::shared_ptr<const NcclLibrary> nccl_;
-  bool has_looked_for_nccl_ = false;
-  std::unique_ptr<DeviceQueue> device_queue_;  // set once, before device_
-  struct Abandoned {
-    bool to_the_end = false;
-    std::vector<Mark> marks;
-    std::unique_ptr<Algorithm> algorithm;
-    std::vector<OperationPtr> operations;
-    std::vector<std::shared_ptr<void>> keeps;
-  };
-  std::vector<Abandoned> abandoned_;
-  std::atomic<bool> device_is_busy_{false};  // work streams ring no bell
-  std::atomic<bool> in_transit_{false};
-  std::atomic<int64_t> driven_ns_{0};             // when a waiting thread looked at the links last; 0 without links
-  std::atomic<int> bulk_waits_{0};                // threads that do so, and wait for many bytes
-  std::atomic<bool> engine_leaves_links_{false};  // the engine sleeps because of such threads
+  PeerWatch peers_;
+  std::mutex executor_;
+  RankDevice gpu_;
   const ControlSegment* world_control_ = nullptr;
-  std::unique_ptr<Group> world_;
+  Groups groups_;
+  WaitLoop wait_loop_;
   // Goes before the world, whose memory holds the bells: also where the constructor throws.
   struct ReaderEnd {
     std::shared_ptr<NetworkReader> reader;
@@ -159,18 +120,8 @@ class Context final : public DeviceResources {
   } reader_end_;
   std::unique_ptr<DeadlockTimeout> deadlock_timeout_;
 
-  std::mutex executor_;                         // who may call Group::progress, and guards groups_
-  std::vector<std::shared_ptr<Group>> groups_;  // beside the world
   Interrupt interrupt_;
-  std::mutex watching_;
-  Liveness liveness_;
-  struct Death {
-    std::atomic<bool> is_known{false};
-    std::string why;  // written before
-  };
-  std::vector<Death> deaths_;  // by world rank
   std::atomic<bool> shut_down_{false};
-  std::atomic<bool> stop_{false};
   std::thread engine_;
 };
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "engine/group.h"
+#include "engine/group/group.h"
 
 namespace rr {
 

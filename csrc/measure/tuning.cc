@@ -159,8 +159,9 @@ void tune(Context& context) {
     header.tuned.store(known ? kFinal : kMeasure, std::memory_order_release);
     world.negotiation().ring_all();
   }
-  context.wait_until([&] { return header.tuned.load(std::memory_order_acquire) != kUndecided; }, [] { return false; },
-                     Deadline::after_s(context.timeout_s()), interrupt, true, [&] { world.throw_if_failed(); });
+  context.wait_loop().wait_until([&] { return header.tuned.load(std::memory_order_acquire) != kUndecided; },
+                                 [] { return false; }, Deadline::after_s(context.timeout_s()), interrupt, true,
+                                 [&] { world.throw_if_failed(); });
   if (header.tuned.load(std::memory_order_acquire) == kMeasure) {
     Tuning measured = measure(world, header, interrupt);
     Bench(world, interrupt).change([&] {

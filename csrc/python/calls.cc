@@ -32,8 +32,8 @@ Codec codec_from(const py::object& wire) {
 }  // namespace
 
 void use_gpu(Context& context, int ordinal) {
-  const Device* device = context.device();
-  if (device == nullptr || device->ordinal() != ordinal) context.use_device(cuda_device(ordinal));
+  const Device* device = context.gpu().device();
+  if (device == nullptr || device->ordinal() != ordinal) context.gpu().use(cuda_device(ordinal));
 }
 
 PyWork submit(const PyGroup& group, Request& request, const py::object& name, std::unique_ptr<Held> held) {
@@ -54,7 +54,7 @@ PyWork submit(const PyGroup& group, Request& request, const py::object& name, st
   const WithoutGil unlocked(*members.context);
   if (ordinal == -1) return {members, members.group->submit(request, interrupt), nullptr};
   use_gpu(*members.context, ordinal);
-  return {members, nullptr, members.context->device_queue().submit(*members.group, request, streams)};
+  return {members, nullptr, members.context->gpu().queue().submit(*members.group, request, streams)};
 }
 
 void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, double prescale, double postscale,
@@ -131,7 +131,7 @@ PyWork message(const PyGroup& group, py::handle buffer, int peer, int tag, bool 
   if (view.place == Place::kDevice) {
     use_gpu(*members.context, ordinal);
     const DeviceTask task = outgoing ? DeviceTask::kSend : DeviceTask::kReceive;
-    DeviceQueue& queue = members.context->device_queue();
+    DeviceQueue& queue = members.context->gpu().queue();
     return {members, nullptr, queue.message(g, task, view, peer, tag, std::move(kept), streams)};
   }
   return {members, outgoing ? g.send(view, peer, tag, std::move(kept)) : g.receive(view, peer, tag, std::move(kept)),
@@ -151,7 +151,7 @@ PyWork copy_on_gpu(const PyGroup& world, py::handle src, py::handle dst) {
   auto kept = keep(std::move(held));
   const WithoutGil unlocked(*world.context);
   use_gpu(*world.context, ordinal);
-  return {world, nullptr, world.context->device_queue().copy(from, to, std::move(kept), streams)};
+  return {world, nullptr, world.context->gpu().queue().copy(from, to, std::move(kept), streams)};
 }
 
 Kind kind_from(const std::string& text) {

@@ -71,15 +71,16 @@ void bind_context(py::module_& m) {
       .def("forget_after_fork", &Context::forget_after_fork)
       .def_property_readonly("gpu",
                              [](const Context& c) -> std::optional<int> {
-                               if (c.device() == nullptr) return std::nullopt;
-                               return c.device()->ordinal();
+                               if (c.gpu().device() == nullptr) return std::nullopt;
+                               return c.gpu().device()->ordinal();
                              })
       .def(
           "device_memory",
           [](Context& c, int ordinal, size_t nbytes) {
             const py::gil_scoped_release release;
             use_gpu(c, ordinal);
-            const auto memory = std::make_shared<Output>(new_output(c.shared_device(), std::max<size_t>(1, nbytes)));
+            const auto memory =
+                std::make_shared<Output>(new_output(c.gpu().shared_device(), std::max<size_t>(1, nbytes)));
             return PyDeviceMemory(memory, memory->get(), nbytes, ordinal);
           },
           py::arg("ordinal"), py::arg("nbytes"))

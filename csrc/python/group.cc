@@ -25,7 +25,7 @@ void bind_group(py::module_& m) {
             const OperationPtr operation = w.inner();
             if (operation == nullptr || operation->output == nullptr) return py::none();
             if (w.device != nullptr) {
-              const int ordinal = w.group.context->device()->ordinal();
+              const int ordinal = w.group.context->gpu().device()->ordinal();
               return py::cast(PyDeviceMemory(operation, operation->output.get(), operation->output_nbytes, ordinal));
             }
             return py::memoryview(py::cast(PyOutput{operation}));

@@ -89,7 +89,7 @@ struct PyWork {
   OperationPtr operation;
   DeviceOperationPtr device;
 
-  DeviceQueue& queue() const { return group.context->device_queue(); }
+  DeviceQueue& queue() const { return group.context->gpu().queue(); }
   void wait(std::optional<double> timeout) const {
     bool in_time = true;
     {

@@ -27,9 +27,9 @@ struct Gpu {
     options.seed = static_cast<uint64_t>(of.rank) + 1;
     options.manual = manual;
     device = std::make_shared<FakeDevice>(options);
-    rank.context.use_device(device);
+    rank.context.gpu().use(device);
   }
-  DeviceQueue& queue() const { return rank.context.device_queue(); }
+  DeviceQueue& queue() const { return rank.context.gpu().queue(); }
 
   Rank& rank;
   std::shared_ptr<FakeDevice> device;

@@ -54,7 +54,7 @@ GpuOf own_gpus(uint64_t seed, int each) {
 std::function<void(Rank&)> on_gpu(const GpuOf& gpu_of, const std::function<void(GpuRank&)>& body) {
   return [gpu_of, body](Rank& rank) {
     const auto device = std::make_shared<FakeDevice>(gpu_of(rank.rank));
-    rank.context.use_device(device);
+    rank.context.gpu().use(device);
     GpuRank one = {rank, *device, rank.world};
     body(one);
   };

@@ -11,7 +11,7 @@
 #include "doctest/doctest.h"
 #include "ranks.h"
 #include "tcp_ranks.h"
-#include "transport/tcp/attempt.h"
+#include "transport/tcp/session/attempt.h"
 
 namespace rr::test {
 namespace {

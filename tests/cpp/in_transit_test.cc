@@ -48,8 +48,8 @@ TEST_CASE("the queue of a GPU that has nothing more to do leaves to the engine w
   Network network;
   network.progress = [] { return true; };
   Context context(fd.get(), 0, 1, {-1}, "host", segments, nullptr, tune, -1, network);
-  context.use_device(std::make_shared<FakeDevice>());
-  DeviceQueue& queue = context.device_queue();
+  context.gpu().use(std::make_shared<FakeDevice>());
+  DeviceQueue& queue = context.gpu().queue();
   const auto data = std::make_shared<Floats>(500);
   Request request;
   request.kind = Kind::kAllreduce;

@@ -1,5 +1,5 @@
 // The records of a TCP connection: nothing that was changed, left out, repeated or sent back is taken for the peer's.
-#include "transport/tcp/records.h"
+#include "transport/tcp/session/records.h"
 
 #include <sys/socket.h>
 
@@ -9,8 +9,8 @@
 #include "doctest/doctest.h"
 #include "ranks.h"
 #include "tcp_ranks.h"
-#include "transport/tcp/checksum.h"
-#include "transport/tcp/handshake.h"
+#include "transport/tcp/session/checksum.h"
+#include "transport/tcp/session/handshake.h"
 
 namespace rr::test {
 namespace {

@@ -13,7 +13,7 @@
 #include "doctest/doctest.h"
 #include "ranks.h"
 #include "tcp_ranks.h"
-#include "transport/tcp/handshake.h"
+#include "transport/tcp/session/handshake.h"
 
 namespace rr::test {
 namespace {

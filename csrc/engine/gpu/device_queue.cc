@@ -186,7 +186,8 @@ void DeviceQueue::await_announced(Group& group, Interrupt interrupt) {
   const auto tick = [&] {
     if (waited_for != nullptr && !waited_for->is_reached.load()) check_reached(waited_for->name, reached_by);
   };
-  context_.wait_until(are_announced, [&] { return group.has_work(); }, Deadline::never(), interrupt, false, tick);
+  context_.wait_loop().wait_until(
+      are_announced, [&] { return group.has_work(); }, Deadline::never(), interrupt, false, tick);
 }
 
 // Throws TimeoutError for an operation whose stream takes too long to come to it.
@@ -207,9 +208,9 @@ bool DeviceQueue::wait(DeviceOperation& operation, double timeout_s, Interrupt i
     if (!operation.is_reached.load()) check_reached(operation.name, reached_by);
   };
   const bool in_time =
-      context_.wait_until([&] { return done(operation); }, [&] { return group.has_work(); },
-                          timeout_s < 0 ? Deadline::never() : Deadline::after_s(std::max(timeout_s, 1e-9)), interrupt,
-                          group.ranks_outnumber_cores(), tick);
+      context_.wait_loop().wait_until([&] { return done(operation); }, [&] { return group.has_work(); },
+                                      timeout_s < 0 ? Deadline::never() : Deadline::after_s(std::max(timeout_s, 1e-9)),
+                                      interrupt, group.ranks_outnumber_cores(), tick);
   if (in_time) rethrow(operation);
   return in_time;
 }
@@ -256,7 +257,7 @@ void DeviceQueue::forget(const Group& group) {
       if (operation->group.get() == &group) cancel(*operation, removed(*operation));
     }
   }
-  ring(context_.wait_bell(context_.rank()));
+  context_.wait_loop().wake_callers();
 }
 
 // Streams first: whoever waits for one of them, holding a lock that is wanted here, goes on.
@@ -292,7 +293,7 @@ void DeviceQueue::stop() {
     ready_.clear();
     active_.clear();
   }
-  ring(context_.wait_bell(context_.rank()));
+  context_.wait_loop().wake_callers();
 }
 
 }  // namespace rr

@@ -28,7 +28,7 @@
 #include "engine/gpu/arrivals.h"
 #include "engine/gpu/device_words.h"
 #include "engine/gpu/staging_pool.h"
-#include "engine/group.h"
+#include "engine/group/group.h"
 
 namespace rr {
 

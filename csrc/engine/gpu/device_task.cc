@@ -51,7 +51,7 @@ DeviceOperationPtr DeviceQueue::copy(const TensorView& src, const TensorView& ds
 // Issues the copy that is wanted next, or looks after it; true when it is done. Work streams are the executor's.
 bool DeviceQueue::copy_on(DeviceOperation& operation) {
   bool is_done = false;
-  context_.with_work_streams([&](Device& device) {
+  context_.gpu().with_work_streams([&](Device& device) {
     if (operation.copied.has_value()) {
       is_done = device.passed(*operation.copied);
       return;

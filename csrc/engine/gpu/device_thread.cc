@@ -26,7 +26,7 @@ void DeviceQueue::run() {
       continue;
     }
     const bool idle = ready_.empty() && active_.empty();
-    if (idle && context_.is_in_transit()) context_.wake_engine();  // this thread has been at work alone
+    if (idle && context_.is_in_transit()) context_.wait_loop().wake_engine();  // this thread has been at work alone
     if (!idle) {
       const int64_t now = now_ns();
       if (quiet_since == 0) quiet_since = now;
@@ -205,7 +205,7 @@ void DeviceQueue::finish(DeviceOperation& operation, State state, std::exception
     const std::lock_guard lock(mutex_);
     ended = finish_locked(operation, state, std::move(error));
   }
-  ring(context_.wait_bell(context_.rank()));
+  context_.wait_loop().wake_callers();
 }
 
 // mutex_ held. What the queue had of the operation.

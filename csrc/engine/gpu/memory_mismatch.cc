@@ -9,7 +9,7 @@
 #include "base/errors.h"
 #include "engine/context.h"
 #include "engine/gpu/device_queue.h"
-#include "engine/watchdog.h"
+#include "engine/group/watchdog.h"
 
 namespace rr {
 namespace {
@@ -23,7 +23,7 @@ void Watchdog::fail_if_other_memory(const Operation& operation) const {
   if (!operation.name.empty() || operation.ticket.tag == 0 || age_s < kPatienceS) return;
   if (parts_.submitted.lock()->calls.has_many_callers()) return;  // another thread may call next what is missing
   const auto has_called = [&](const std::string& name) {
-    return parts_.context.device() != nullptr && parts_.context.device_queue().has(parts_.from.id, name);
+    return parts_.context.gpu().device() != nullptr && parts_.context.gpu().queue().has(parts_.from.id, name);
   };
   for (const int r : parts_.negotiation.missing(operation.ticket)) {
     for (const std::string& name : parts_.negotiation.announced_alone(r, kAutomaticPrefix)) {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "os/epoll.h"
-#include "transport/tcp/attempt.h"
 #include "transport/tcp/connections.h"
+#include "transport/tcp/session/attempt.h"
 
 namespace rr {
 

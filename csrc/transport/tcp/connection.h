@@ -7,7 +7,7 @@
 #include "base/guarded.h"
 #include "os/owned_fd.h"
 #include "transport/tcp/acknowledged.h"
-#include "transport/tcp/records.h"
+#include "transport/tcp/session/records.h"
 
 namespace rr {
 

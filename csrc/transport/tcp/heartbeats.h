@@ -16,7 +16,7 @@
 #include "os/epoll.h"
 #include "os/owned_fd.h"
 #include "transport/network.h"
-#include "transport/tcp/records.h"
+#include "transport/tcp/session/records.h"
 
 namespace rr {
 

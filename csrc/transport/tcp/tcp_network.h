@@ -9,7 +9,7 @@
 
 #include "os/fd.h"
 #include "transport/network.h"
-#include "transport/tcp/libcrypto.h"
+#include "transport/tcp/session/libcrypto.h"
 #include "transport/tcp/tcp_address.h"
 
 namespace rr {

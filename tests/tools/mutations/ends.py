@@ -5,31 +5,31 @@ from mutations.row import Mutation
 ROWS = (
     Mutation(
         "handed-over",
-        "csrc/engine/waiter.cc",
-        "if (parts.has_work() || parts.context.is_in_transit()) parts.context.wake_engine();",
-        "if (parts.has_work()) parts.context.wake_engine();",
+        "csrc/engine/group/waiter.cc",
+        "if (parts.has_work() || parts.context.is_in_transit()) parts.context.wait_loop().wake_engine();",
+        "if (parts.has_work()) parts.context.wait_loop().wake_engine();",
         ("in_transit_test::a call that returns",),
         limit_s=20,
     ),
     Mutation(
         "handed-over-by-the-queue",
         "csrc/engine/gpu/device_thread.cc",
-        "if (idle && context_.is_in_transit()) context_.wake_engine();",
+        "if (idle && context_.is_in_transit()) context_.wait_loop().wake_engine();",
         "",
         ("in_transit_test::the queue of a GPU",),
         limit_s=20,
     ),
     Mutation(
         "dead-lock-holder",
-        "csrc/engine/watchdog.cc",
-        "  parts_.context.watch_peers();\n  parts_.members.fail_if_dead();\n  fail_if_unresponsive();",
-        "  parts_.context.watch_peers();\n  fail_if_unresponsive();",
+        "csrc/engine/group/watchdog.cc",
+        "  parts_.context.peers().look();\n  parts_.members.fail_if_dead();\n  fail_if_unresponsive();",
+        "  parts_.context.peers().look();\n  fail_if_unresponsive();",
         ("lock_holder_test::a rank that has died",),
         limit_s=20,
     ),
     Mutation(
         "stopped-lock-holder",
-        "csrc/engine/watchdog.cc",
+        "csrc/engine/group/watchdog.cc",
         "  parts_.members.fail_if_dead();\n  fail_if_unresponsive();\n",
         "  parts_.members.fail_if_dead();\n",
         ("lock_holder_test::timeout: a rank that was stopped",),
@@ -37,7 +37,7 @@ ROWS = (
     ),
     Mutation(
         "leader-without-memory",
-        "csrc/engine/group_relay.cc",
+        "csrc/engine/group/group_relay.cc",
         "    return moved;\n  } catch (const std::exception& error) {\n",
         "    return moved;\n  } catch (const Error& error) {\n",
         ("out_of_memory_test",),
@@ -45,7 +45,7 @@ ROWS = (
     ),
     Mutation(
         "leaving-without-memory",
-        "csrc/engine/group_relay.cc",
+        "csrc/engine/group/group_relay.cc",
         "  } catch (const std::exception& error) {\n    // The links",
         "  } catch (const Error& error) {\n    // The links",
         ("out_of_memory_test",),
@@ -53,7 +53,7 @@ ROWS = (
     ),
     Mutation(
         "rank-without-memory",
-        "csrc/engine/group.cc",
+        "csrc/engine/group/group.cc",
         "    return executor_.step(from_engine, relay_.host()) || moved;\n  } catch (const std::exception& error) {\n",
         "    return executor_.step(from_engine, relay_.host()) || moved;\n  } catch (const Error& error) {\n",
         ("out_of_memory_test",),
@@ -62,7 +62,7 @@ ROWS = (
     Mutation(
         "streams-of-a-removed-set",
         "csrc/engine/context.cc",
-        "if (device() != nullptr) device_queue_->drain(kFinishS, group);",
+        "if (gpu_.device() != nullptr) gpu_.queue().drain(kFinishS, group);",
         "",
         ("device_queue_test::a stream that waits",),
         limit_s=20,
@@ -77,7 +77,7 @@ ROWS = (
     ),
     Mutation(
         "removed-set-goes-on",
-        "csrc/engine/group_parts.cc",
+        "csrc/engine/group/group_parts.cc",
         'if (is_removed.load()) throw ShutdownError(from.here() + "] the process set was removed");',
         "",
         ("failure_test::a group that has failed can be removed",),
@@ -85,7 +85,7 @@ ROWS = (
     ),
     Mutation(
         "lost-while-a-set-is-made",
-        "csrc/engine/group.cc",
+        "csrc/engine/group/group.cc",
         "if (id_ != 0) context_.world().check_members(world_ranks_);",
         "",
         ("failure_test::a rank that is lost while a group is made",),
@@ -93,7 +93,7 @@ ROWS = (
     ),
     Mutation(
         "waiter-of-another-thread",
-        "csrc/engine/waiter.cc",
+        "csrc/engine/group/waiter.cc",
         "record_thread(submitted);  // another thread may have",
         "// another thread may have",
         ("negotiation_test::a rank whose only waiting thread",),
@@ -101,7 +101,7 @@ ROWS = (
     ),
     Mutation(
         "two-threads-join",
-        "csrc/engine/joining.cc",
+        "csrc/engine/group/joining.cc",
         "    if (called_.load() != 0) {\n",
         "    if (false) {\n",
         ("join_test::join: no thread of a rank that has joined",),
@@ -109,7 +109,7 @@ ROWS = (
     ),
     Mutation(
         "called-after-join",
-        "csrc/engine/joining.h",
+        "csrc/engine/group/joining.h",
         "if (parts_.is_removed.load() || is_called_now || has_joined_.load()) throw_closed(kind, is_called_now);",
         "if (parts_.is_removed.load()) throw_closed(kind, is_called_now);",
         ("join_test::join: no thread of a rank that has joined",),
@@ -135,7 +135,7 @@ ROWS = (
     ),
     Mutation(
         "quick-bytes",
-        "csrc/engine/quick_allreduce.cc",
+        "csrc/engine/group/quick_allreduce.cc",
         " || src.dtype != dst.dtype",
         "",
         ("negotiation_test::the quick all-reduce",),

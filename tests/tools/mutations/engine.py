@@ -5,15 +5,15 @@ from mutations.row import Mutation
 ROWS = (
     Mutation(
         "join-before-streams",
-        "csrc/engine/group.cc",
-        "if (context_.device() != nullptr) context_.device_queue().await_announced(*this, interrupt);",
+        "csrc/engine/group/group.cc",
+        "if (context_.gpu().device() != nullptr) context_.gpu().queue().await_announced(*this, interrupt);",
         "",
         ("device_queue_test::join: what has been called",),
         limit_s=8,
     ),
     Mutation(
         "joined-twice",
-        "csrc/engine/joining.cc",
+        "csrc/engine/group/joining.cc",
         "if (!has_joined_.load()) {",
         "{",
         ("join_test",),
@@ -21,7 +21,7 @@ ROWS = (
     ),
     Mutation(
         "full-log-left-behind",
-        "csrc/engine/watchdog.cc",
+        "csrc/engine/group/watchdog.cc",
         "if (!is_decided && parts_.negotiation.complete(operation->ticket)) executor_.retry_append();",
         "",
         ("failure_test::what found no room in the log",),
@@ -50,14 +50,14 @@ ROWS = (
     ),
     Mutation(
         "verdict-without-a-limit",
-        "csrc/engine/waiter.cc",
+        "csrc/engine/group/waiter.cc",
         "  if (parts_.context.timeout_s() <= 0) return;\n",
         "",
         ("deadlock_timeout_test::deadlock without proof: not where",),
     ),
     Mutation(
         "left-because-of-a-verdict",
-        "csrc/engine/members.cc",
+        "csrc/engine/group/members.cc",
         "text = deadlock_text_(); !text.empty()) {",
         "text = std::string(); !text.empty()) {",
         ("deadlock_timeout_test::deadlock without proof: a rank that left because of it",),
@@ -134,7 +134,7 @@ ROWS = (
     ),
     Mutation(
         "wait",
-        "csrc/engine/waiter.cc",
+        "csrc/engine/group/waiter.cc",
         "  operation.wanted.store(true, std::memory_order_relaxed);\n  if (!done(operation)) {\n    // A rank",
         "  if (!operation.quick) return true;\n  if (!done(operation)) {\n    // A rank",
         ("negotiation_test",),
@@ -155,29 +155,29 @@ ROWS = (
     ),
     Mutation(
         "memory-gone",
-        "csrc/engine/executor.cc",
+        "csrc/engine/group/executor.cc",
         "if (!fail_if_memory_is_gone()) finish_entry();",
         "finish_entry();",
         ("failure_test::a rank that leaves while its registered memory",),
     ),
     Mutation(
         "cause-fails-all",
-        "csrc/engine/context.cc",
-        "  Group::leave(groups, why.empty()",
-        "  if (!why.empty()) record_failure(world_->control(), FatalKind::kPeerLost, why);\n"
-        "  Group::leave(groups, why.empty()",
+        "csrc/engine/groups.cc",
+        "  Group::leave(groups, cause);",
+        "  if (!cause.empty()) record_failure(world_->control(), FatalKind::kPeerLost, cause);\n"
+        "  Group::leave(groups, cause);",
         ("causes_test::what a rank has finished",),
     ),
     Mutation(
         "cause-of-another",
-        "csrc/engine/members.cc",
+        "csrc/engine/group/members.cc",
         "from_.control.cause(rank).text;",
         "from_.control.cause(1).text;",
         ("causes_test::of two ranks",),
     ),
     Mutation(
         "left-rank",
-        "csrc/engine/watchdog.cc",
+        "csrc/engine/group/watchdog.cc",
         "  parts_.members.fail_if_left(operation);\n",
         "",
         ("failure_test::a rank that leaves cleanly",),

@@ -239,7 +239,7 @@ ROWS = (
     ),
     Mutation(
         "last-word",
-        "csrc/engine/group_relay.cc",
+        "csrc/engine/group/group_relay.cc",
         "for (GroupRelay* relay : relays) relay->last(how, send_close);",
         "(void)send_close;",
         ("leave_hosts_test::what only a leader",),
@@ -254,7 +254,7 @@ ROWS = (
     ),
     Mutation(
         "leave-in-turn",
-        "csrc/engine/group.cc",
+        "csrc/engine/group/group.cc",
         "  GroupRelay::close(relays, Attendance::kShutDown);\n",
         "  for (GroupRelay* relay : relays) GroupRelay::close({relay}, Attendance::kShutDown);\n",
         ("leave_hosts_test::a leader leaves all",),
@@ -268,7 +268,7 @@ ROWS = (
     ),
     Mutation(
         "set-channels",
-        "csrc/engine/group.cc",
+        "csrc/engine/group/group.cc",
         "return context.remote_link(world_rank, channel_of(id, channel));",
         "return context.remote_link(world_rank, channel_of(0 * id, channel));",
         ("hosts_test::groups come and go",),

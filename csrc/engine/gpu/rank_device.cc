@@ -1,0 +1,106 @@
+#include "engine/gpu/rank_device.h"
+
+#include <algorithm>
+
+#include "base/errors.h"
+#include "engine/context.h"
+#include "engine/gpu/device_queue.h"
+
+namespace rr {
+namespace {
+constexpr double kDrainS = 5.0;
+}  // namespace
+
+RankDevice::RankDevice(Context& context, std::mutex& executor, const std::shared_ptr<DeviceMessages>& messages)
+    : context_(context), executor_(executor), messages_(messages) {}
+
+RankDevice::~RankDevice() = default;
+
+void RankDevice::use(std::shared_ptr<Device> device) {
+  const std::lock_guard lock(executor_);
+  if (owner_ != nullptr && owner_->ordinal() != device->ordinal()) {
+    throw InvalidArgumentError("this rank works on GPU " + std::to_string(owner_->ordinal()) +
+                               "; it cannot communicate memory of GPU " + std::to_string(device->ordinal()) +
+                               " as well: one rank, one GPU");
+  }
+  if (owner_ != nullptr) return;
+  context_.throw_if_shut_down();
+  mappings_ = DeviceMappings::of(device);
+  queue_ = std::make_unique<DeviceQueue>(context_, device);
+  owner_ = std::move(device);
+  device_.store(owner_.get(), std::memory_order_release);
+}
+
+std::shared_ptr<const NcclLibrary> RankDevice::nccl() {
+  const std::lock_guard lock(nccl_mutex_);
+  if (has_looked_for_nccl_) return nccl_;
+  has_looked_for_nccl_ = true;
+  try {
+    nccl_ = nccl_library(context_.settings().nccl_library);
+  } catch (const UnavailableError& error) {
+    const bool is_wanted = context_.settings().gpu_path == "nccl" || !context_.settings().nccl_library.empty();
+    context_.log().write(is_wanted ? LogLevel::kWarning : LogLevel::kInfo, error.what());
+  }
+  return nccl_;
+}
+
+DeviceQueue& RankDevice::queue() const {
+  if (device() == nullptr) throw InvalidArgumentError("this rank has no GPU yet");
+  return *queue_;
+}
+
+bool RankDevice::with_work_streams(const std::function<void(Device&)>& use) {
+  const std::unique_lock lock(executor_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  use(*owner_);
+  if (owner_->is_busy()) is_busy_.store(true, std::memory_order_relaxed);
+  return true;
+}
+
+void RankDevice::look(bool has_work, bool must_poll) {
+  try {
+    for (Abandoned& item : abandoned_) {
+      const auto has_passed = [this](const Mark& mark) { return device()->passed(mark); };
+      item.marks.erase(std::remove_if(item.marks.begin(), item.marks.end(), has_passed), item.marks.end());
+    }
+  } catch (const Error&) {
+    for (Abandoned& item : abandoned_) item.marks.clear();  // a broken context, as below
+  }
+  const auto is_over = [](const Abandoned& item) { return item.marks.empty() && !item.to_the_end; };
+  abandoned_.erase(std::remove_if(abandoned_.begin(), abandoned_.end(), is_over), abandoned_.end());
+  is_busy_.store(must_poll || (has_work && device()->is_busy()), std::memory_order_relaxed);
+}
+
+void RankDevice::trim_mappings() {
+  if (mappings_ != nullptr) mappings_->trim();
+}
+
+void RankDevice::abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations,
+                         bool to_the_end) {
+  if (algorithm == nullptr || device() == nullptr) return;
+  Abandoned item;
+  item.to_the_end = to_the_end;
+  item.algorithm = std::move(algorithm);
+  item.operations = operations;
+  for (const OperationPtr& operation : operations) item.keeps.push_back(operation->keep);
+  try {
+    for (size_t work_stream = 0; work_stream < device()->work_streams(); ++work_stream)
+      item.marks.push_back(device()->mark(static_cast<WorkStream>(work_stream)));
+  } catch (const Error&) {
+    item.marks.clear();  // the GPU's context is broken, so nothing runs in it any more
+  }
+  abandoned_.push_back(std::move(item));
+}
+
+void RankDevice::drain() {
+  for (Abandoned& item : abandoned_) item.to_the_end = false;
+  const Deadline deadline = Deadline::after_s(kDrainS);
+  while (device() != nullptr && !abandoned_.empty() && !deadline.passed()) {
+    look(true, false);
+    relax(true);
+  }
+  if (!abandoned_.empty())
+    context_.log().warning("the GPU has not come to an end within " + std::to_string(kDrainS) + " s");
+}
+
+}  // namespace rr

@@ -1,0 +1,72 @@
+// The GPU of a rank: which one, the queue of what is ordered after its streams, NCCL, and what its work streams may
+// still work on though nobody waits for the result.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "planner/resources.h"
+
+namespace rr {
+
+class Context;
+class DeviceQueue;
+
+class RankDevice final : public DeviceResources {
+ public:
+  // executor: Groups' lock. messages: the network's; null without.
+  RankDevice(Context& context, std::mutex& executor, const std::shared_ptr<DeviceMessages>& messages);
+  ~RankDevice();
+  RankDevice(const RankDevice&) = delete;
+  RankDevice& operator=(const RankDevice&) = delete;
+
+  // From the first operation on device memory on. Throws InvalidArgumentError where the rank has another one.
+  void use(std::shared_ptr<Device> device);
+  Device* device() const override { return device_.load(std::memory_order_acquire); }
+  std::shared_ptr<Device> shared_device() const override { return device() != nullptr ? owner_ : nullptr; }
+  const std::shared_ptr<DeviceMessages>& device_messages() const override { return messages_; }
+  std::shared_ptr<const NcclLibrary> nccl() override;
+  // For operations on its memory. Throws InvalidArgumentError before use().
+  DeviceQueue& queue() const;
+  // Calls use(the GPU) unless another thread is at work; then it returns false. Before use() not to be called.
+  bool with_work_streams(const std::function<void(Device&)>& use);
+  // Whether work streams are at work, which ring no bell.
+  bool is_busy() const { return is_busy_.load(std::memory_order_relaxed); }
+
+  // The rest: executor lock held.
+  const std::shared_ptr<DeviceMappings>& device_mappings() const override { return mappings_; }
+  void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations,
+               bool to_the_end) override;
+  // has_work: a group has an operation under way. must_poll: one of them waits for work streams.
+  void look(bool has_work, bool must_poll);
+  void trim_mappings();
+  // Waits up to 5 s for work streams: what they still copy to and from goes away next.
+  void drain();
+
+ private:
+  struct Abandoned {
+    bool to_the_end = false;
+    std::vector<Mark> marks;
+    std::unique_ptr<Algorithm> algorithm;
+    std::vector<OperationPtr> operations;
+    std::vector<std::shared_ptr<void>> keeps;
+  };
+
+  Context& context_;
+  std::mutex& executor_;
+  const std::shared_ptr<DeviceMessages>& messages_;
+  std::shared_ptr<Device> owner_;
+  std::atomic<Device*> device_{nullptr};  // set once
+  std::shared_ptr<DeviceMappings> mappings_;
+  std::mutex nccl_mutex_;
+  std::shared_ptr<const NcclLibrary> nccl_;
+  bool has_looked_for_nccl_ = false;
+  std::unique_ptr<DeviceQueue> queue_;  // set once, before device_
+  std::vector<Abandoned> abandoned_;
+  std::atomic<bool> is_busy_{false};
+};
+
+}  // namespace rr

@@ -1,0 +1,200 @@
+#include "engine/group/executor.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/errors.h"
+#include "planner/exchange_plan.h"
+
+namespace rr {
+namespace {
+// One step is one chunk (tens of microseconds); between steps the locks and looks around cost about 0.2 us. A caller's
+// other duties (signals, timeouts, other groups) can wait for this many.
+constexpr int kStepsAtOnce = 16;
+
+// Whether GPUs work in each other's memory: on the path ipc, and on the first level of 'staged' over several hosts.
+bool maps_gpu_memory(const Entry& entry, const Hosts& hosts) {
+  const Algo path = static_cast<Algo>(entry.algorithm);
+  return path == Algo::kIpc || (path == Algo::kStaged && hosts.several());
+}
+}  // namespace
+
+bool Executor::step(bool from_engine, const HostRelay* relay) {
+  linger_until_ns_ = INT64_MAX;
+  if (retry_append_.load(std::memory_order_relaxed) ||
+      from_.control.header().joined_count.load(std::memory_order_relaxed) != 0) {
+    append_complete();
+  }
+  if (active_ == nullptr) {
+    Entry& entry = from_.control.entry(cursor_);
+    if (entry.seq.load(std::memory_order_acquire) != cursor_ + 1) return false;
+    if (relay != nullptr && !relay->has_sent(cursor_)) return false;
+    if (entry.closed.load(std::memory_order_acquire) == 0) {
+      if (!wants_bucket(from_engine)) return false;
+      negotiation_.close(entry);
+    }
+    if (!entry.participants.test(from_.rank) && entry.rounds.load(std::memory_order_acquire) == 0) return false;
+    start_entry(entry);
+    if (active_ == nullptr) return true;
+  }
+  for (int steps = 0; steps < kStepsAtOnce; ++steps) {
+    switch (active_->step()) {
+      case Step::kIdle:
+        return steps != 0;
+      case Step::kDone:
+        if (!fail_if_memory_is_gone()) finish_entry();
+        return true;
+      case Step::kProgress:
+        break;
+    }
+  }
+  return true;
+}
+
+bool Executor::deliver_messages() {
+  if (counts_.messages.load(std::memory_order_relaxed) == 0) return false;
+  bool finished = false;
+  const bool moved = submitted_.lock()->pending.progress_messages(finished);
+  if (finished) ring(*from_.bells[static_cast<size_t>(from_.rank)]);
+  return moved;
+}
+
+// Operations that became complete without a request of their own rank (somebody joined), or found the log full.
+void Executor::append_complete() {
+  retry_append_.store(false, std::memory_order_relaxed);
+  std::vector<Ticket> tickets;
+  {
+    const auto submitted = submitted_.lock();
+    for (const auto& [request_slot, operation] : submitted->pending.logged()) tickets.push_back(operation->ticket);
+  }
+  for (const Ticket ticket : tickets) {
+    if (!negotiation_.append(ticket)) {
+      retry_append_.store(true, std::memory_order_relaxed);
+      return;
+    }
+  }
+}
+
+// An open bucket is closed by whoever wants a member of it; for the engine that is after a while of lingering, so that
+// work goes on in the background and tensors submitted one after the other still share a bucket.
+bool Executor::wants_bucket(bool from_engine) {
+  bool wanted = from_.control.line(from_.rank).joined.load(std::memory_order_relaxed) != 0;
+  int64_t oldest_ns = INT64_MAX;
+  const auto submitted = submitted_.lock();
+  for (const auto& [request_slot, operation] : submitted->pending.logged()) {
+    const Ticket ticket = operation->ticket;
+    if (!negotiation_.is_appended(ticket)) continue;
+    wanted |= operation->wanted.load(std::memory_order_relaxed) || operation->signature.is_async == 0;
+    oldest_ns = std::min(oldest_ns, operation->submitted_ns);
+  }
+  if (wanted || oldest_ns == INT64_MAX) return wanted;
+  const int64_t until = oldest_ns + static_cast<int64_t>(from_.settings.fusion_linger_us * 1000);
+  if (until <= now_ns()) return true;
+  if (from_engine) linger_until_ns_ = until;
+  return false;
+}
+
+void Executor::start_entry(Entry& entry) {
+  active_members_.clear();
+  active_rounds_ = 0;
+  if (entry.participants.test(from_.rank)) {
+    const auto submitted = submitted_.lock();
+    const auto& logged = submitted->pending.logged();
+    for (uint32_t i = 0; i < entry.members; ++i) {
+      const auto found = logged.find(entry.member[i].request_slot);
+      if (found == logged.end() || found->second->ticket.tag != entry.member[i].tag) {
+        throw Error("the log names an operation that this rank does not have (request slot " +
+                    std::to_string(entry.member[i].request_slot) + ", rank " + std::to_string(from_.rank) + ")");
+      }
+      active_members_.push_back(found->second);
+    }
+  }
+  if (active_members_.empty()) {
+    skip_entry(entry);
+    return finish_entry();
+  }
+  active_ = planner_.plan(cursor_, active_members_, rounds_base_, active_rounds_);
+  entry.rounds.store(active_rounds_ + 1, std::memory_order_release);
+  if (from_.control.header().joined_count.load(std::memory_order_relaxed) != 0) negotiation_.ring_waiters();
+}
+
+// This rank has joined and has no part in the entry: only all-reduces go on without it. It keeps count of the rounds.
+void Executor::skip_entry(Entry& entry) {
+  active_rounds_ = static_cast<size_t>(entry.rounds.load(std::memory_order_acquire) - 1);
+  const Stage stage = from_.control.stage(static_cast<size_t>(from_.control.header().chunk_nbytes));
+  skip_rounds(stage, from_.rank, rounds_base_, active_rounds_);
+  negotiation_.ring_waiters();  // not a team's to ring: this rank is in none
+}
+
+bool Executor::needs(int rank) const {
+  // A rank that has consumed the entry has pushed all that others will ever get from it; they may still have to pull.
+  const bool unfinished = from_.control.line(rank).cursor.load(std::memory_order_acquire) <= cursor_;
+  return active_ != nullptr && unfinished && active_->needs(rank);
+}
+
+// What the work streams have been told to do goes on in the memory of operations that have failed.
+void Executor::drop() {
+  if (active_ != nullptr) planner_.on_device().abort_nccl();
+  if (active_ != nullptr && active_members_.front()->signature.place == Place::kDevice) {
+    from_.gpu.abandon(std::move(active_), active_members_, maps_gpu_memory(from_.control.entry(cursor_), from_.hosts));
+  }
+  active_.reset();
+  active_members_.clear();
+}
+
+// What was read straight from the memory of a rank that has left since, without having seen the operation end, may have
+// been anything: its owner was free to write there again.
+bool Executor::fail_if_memory_is_gone() {
+  const Entry& entry = from_.control.entry(cursor_);
+  if (static_cast<Algo>(entry.algorithm) != Algo::kDirect && !maps_gpu_memory(entry, from_.hosts)) return false;
+  std::atomic_thread_fence(std::memory_order_acquire);  // look after reading
+  for (int r = 0; r < from_.size(); ++r) {
+    if (r == from_.rank || !entry.participants.test(r) || !from_.hosts.is_here(r)) continue;
+    const RankLine& line = from_.control.line(r);
+    if (!has_left(line)) continue;
+    if (line.cursor.load(std::memory_order_acquire) > cursor_) continue;
+    const auto submitted = submitted_.lock();
+    members_.fail_because_left(r, active_members_.front().get());
+    return true;
+  }
+  return false;
+}
+
+void Executor::finish_entry() {
+  Stats& stats = from_.stats;
+  const std::string failure = active_ != nullptr ? active_->failure() : "";
+  active_.reset();
+  if (!active_members_.empty()) {
+    add(stats.buckets, 1);
+    if (active_members_.size() > 1) add(stats.fused_operations, active_members_.size());
+  }
+  {
+    const auto submitted = submitted_.lock();
+    PendingOperations& pending = submitted->pending;
+    for (const OperationPtr& operation : active_members_) {
+      if (!failure.empty()) {
+        pending.fail(*operation, std::make_exception_ptr(InternalError(failure + " " + from_.where(*operation))));
+      } else if (const std::string surprise = unexpected_rows(*operation, from_.rank); !surprise.empty()) {
+        pending.fail(*operation, std::make_exception_ptr(MismatchError(surprise + " " + from_.where(*operation))));
+      } else {
+        pending.succeed(*operation);
+      }
+      pending.remove_logged(*operation);
+    }
+  }
+  active_members_.clear();
+  rounds_base_ += active_rounds_;
+  from_.control.line(from_.rank).cursor.store(++cursor_, std::memory_order_release);
+  // A rank may wait for this one to make room in a log that was full.
+  if (from_.control.header().log_tail.load(std::memory_order_relaxed) >= cursor_ - 1 + kLogEntries)
+    negotiation_.ring_waiters();
+  // Threads of this rank may sleep on what has just finished.
+  ring(*from_.bells[static_cast<size_t>(from_.rank)]);
+}
+
+void Executor::close() {
+  drop();
+  planner_.on_device().close_nccl();
+}
+
+}  // namespace rr

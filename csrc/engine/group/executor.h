@@ -1,0 +1,68 @@
+// Executes the log of a group on this rank, one entry after the other, and moves its messages.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/group/members.h"
+#include "operations/submitted.h"
+#include "planner/planner.h"
+#include "relay/host_relay.h"
+
+namespace rr {
+
+// The context's executor lock is held, but in retry_append().
+class Executor {
+ public:
+  Executor(const Resources& from, Negotiation& negotiation, const Members& members, Guarded<Submitted>& submitted,
+           const PendingCounts& counts)
+      : from_(from),
+        negotiation_(negotiation),
+        members_(members),
+        submitted_(submitted),
+        counts_(counts),
+        planner_(from) {}
+
+  // Does what can be done now, up to a few chunks; true when something moved. from_engine: nobody waits. relay: of a
+  // leader, whose entries begin when the other hosts have been told of them; null: no leader of several hosts.
+  bool step(bool from_engine, const HostRelay* relay);
+  bool deliver_messages();  // true when bytes moved
+  // A complete operation has found the log full, or has become complete without this rank: step() appends it.
+  void retry_append() { retry_append_.store(true); }
+  // When step() from the engine should look again at an open bucket; INT64_MAX = never.
+  int64_t linger_until_ns() const { return linger_until_ns_; }
+  // Whether the entry under way still needs something of a rank.
+  bool needs(int rank) const;
+  // Whether a library prepares something on the GPU; it rings no bell.
+  bool must_poll_device() const { return planner_.on_device().must_poll(); }
+  // The operations of the entry under way have failed: nothing more is done for them.
+  void drop();
+  // The same, for good.
+  void close();
+
+ private:
+  void append_complete();
+  bool wants_bucket(bool from_engine);
+  void start_entry(Entry& entry);
+  void skip_entry(Entry& entry);
+  bool fail_if_memory_is_gone();
+  void finish_entry();
+
+  const Resources& from_;
+  Negotiation& negotiation_;
+  const Members& members_;
+  Guarded<Submitted>& submitted_;
+  const PendingCounts& counts_;
+  Planner planner_;
+  std::unique_ptr<Algorithm> active_;
+  std::vector<OperationPtr> active_members_;
+  size_t active_rounds_ = 0;
+  uint64_t cursor_ = 0;       // the entry under way, or the next one
+  uint64_t rounds_base_ = 0;  // rounds of the stage that the entries before have used
+  int64_t linger_until_ns_ = INT64_MAX;
+  std::atomic<bool> retry_append_{false};
+};
+
+}  // namespace rr

@@ -1,0 +1,43 @@
+// What the parts of a group that submit, wait and look around share.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <string>
+
+#include "base/guarded.h"
+#include "engine/group/members.h"
+#include "negotiation/failure.h"
+#include "operations/submitted.h"
+
+namespace rr {
+
+class Context;
+using Interrupt = void (*)();  // called now and then while a call blocks; may throw
+
+struct GroupParts {
+  using Locked = Guarded<Submitted>::Access;
+
+  Context& context;
+  const Resources& from;
+  Negotiation& negotiation;
+  const Members& members;
+  Guarded<Submitted>& submitted;
+  const std::function<bool()> has_work;  // Group::has_work()
+
+  bool ranks_outnumber_cores = false;   // of the ranks of this host; known once all are there
+  std::atomic<bool> is_removed{false};  // written under the lock of submitted
+
+  const ControlSegment& control() const { return from.control; }
+  void throw_if_failed() const {
+    if (has_failed(control())) throw_failure(control());
+  }
+  void throw_if_removed() const;
+  // throw_if_failed(), throw_if_removed(), and where this rank has shut down.
+  void throw_if_over() const;
+  // What is not one operation's fault ends the group; every rank hears of it.
+  void fail(const std::exception& error) const;
+};
+
+}  // namespace rr

@@ -1,0 +1,81 @@
+#include "engine/group/group_relay.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/errors.h"
+#include "engine/context.h"
+
+namespace rr {
+namespace {
+constexpr double kPassOnS = 1.0;  // a leader that leaves waits so long for those of other hosts
+constexpr double kFlushS = 0.1;   // they have so long to take what it says last
+}  // namespace
+
+void GroupRelay::pass_on() const {
+  if (relay_ == nullptr) return;
+  parts_.context.try_progress();
+  parts_.context.wait_loop().wake_engine();  // what the links have not taken
+}
+
+bool GroupRelay::progress() {
+  if (relay_ == nullptr) return false;
+  try {
+    const bool moved = relay_->progress();
+    backlog_.store(relay_->has_backlog() && !has_failed(parts_.control()), std::memory_order_relaxed);
+    return moved;
+  } catch (const std::exception& error) {
+    parts_.fail(error);
+    backlog_.store(false, std::memory_order_relaxed);
+    return false;
+  }
+}
+
+// MPI_Finalize may hang where messages are left that nobody has taken (MPICH 4.0.2).
+void GroupRelay::close(const std::vector<GroupRelay*>& relays, Attendance how) {
+  const auto repeat = [&](double limit_s, const auto& step) {
+    std::vector<GroupRelay*> left = relays;
+    const Deadline deadline = Deadline::after_s(limit_s);
+    do {
+      left.erase(std::remove_if(left.begin(), left.end(), [&](GroupRelay* relay) { return relay->last(how, step); }),
+                 left.end());
+      if (!left.empty()) relax(true);
+    } while (!left.empty() && !deadline.passed());
+  };
+  const bool everybody = how == Attendance::kRemoved;
+  repeat(kPassOnS, [&](HostRelay& relay) { return relay.pass_on(everybody); });
+  if (everybody) return;
+  const auto send_close = [](HostRelay& relay) {
+    relay.send_close();
+    return true;
+  };
+  for (GroupRelay* relay : relays) relay->last(how, send_close);
+  repeat(kFlushS, [](HostRelay& relay) { return relay.flush(); });
+}
+
+// Says what step says of the relay; true without one.
+bool GroupRelay::last(Attendance how, const std::function<bool(HostRelay&)>& step) {
+  try {
+    return relay_ == nullptr || step(*relay_);
+  } catch (const std::exception& error) {
+    // The links are broken: nothing more can be said to the others.
+    relay_.reset();
+    if (how == Attendance::kShutDown) {
+      parts_.control().line(parts_.from.rank).attendance.store(Attendance::kClosed, std::memory_order_release);
+    }
+    warn(error);
+    return true;
+  }
+}
+
+// A lost peer is an ordinary event, and nobody who leaves misses it; any other error is a fault that no call will
+// raise. Where memory has run out there may be none for the text either, and a rank leaves all the same.
+void GroupRelay::warn(const std::exception& error) const noexcept {
+  try {
+    if (code_of(error) == ErrorCode::kPeerLostError) return;
+    parts_.from.log.warning(parts_.from.here() + "] while leaving: " + error.what());
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace rr

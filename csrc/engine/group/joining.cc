@@ -1,0 +1,73 @@
+#include "engine/group/joining.h"
+
+#include "base/errors.h"
+#include "engine/context.h"
+
+namespace rr {
+
+// What a rank announces after it has joined would be counted by some ranks and not by others, so it is refused; what
+// has come to a GPU's stream is announced first.
+int Joining::join(Interrupt interrupt, const std::function<void()>& announce_rest) {
+  parts_.context.throw_if_shut_down();
+  parts_.throw_if_failed();
+  {
+    auto submitted = parts_.submitted.lock();
+    waiter_.record_thread(submitted);
+    parts_.throw_if_removed();
+    if (called_.load() != 0) {
+      throw InvalidArgumentError("rank " + std::to_string(parts_.from.rank) + "/" + std::to_string(parts_.from.size()) +
+                                 ": join() is under way in another thread; one thread of a rank joins for all");
+    }
+    called_.store(1);
+  }
+  struct Leave {
+    std::atomic<uint32_t>& called;
+    ~Leave() { called.store(0); }
+  } leave{called_};
+  announce_rest();
+  {
+    const auto submitted = parts_.submitted.lock();
+    if (!has_joined_.load()) {
+      epoch_ = parts_.negotiation.join(submitted->pending.unnamed().next());
+      has_drained_ = false;
+      has_joined_.store(true);
+    }
+  }
+  const auto finished = [&] {
+    parts_.throw_if_over();
+    drain();
+    return has_drained_ && parts_.negotiation.join_finished(epoch_);
+  };
+  waiter_.wait_until(finished, interrupt, [this] { parts_.throw_if_failed(); });
+  const JoinResult result = parts_.negotiation.join_result(epoch_);
+  const auto submitted = parts_.submitted.lock();
+  has_joined_.store(false);
+  submitted->pending.unnamed().restart(result.unnamed);
+  return result.last_joined;
+}
+
+// Drained means that nothing of this rank is pending and that all ranks have joined as well: until then this rank may
+// have to skip entries of the log.
+void Joining::drain() {
+  if (has_drained_) return;
+  {
+    const auto submitted = parts_.submitted.lock();
+    PendingOperations& pending = submitted->pending;
+    pending.push_unnamed();
+    pending.push_named();
+    if (pending.has_named() || !pending.unnamed().is_empty() || !pending.logged().empty()) return;
+  }
+  if (parts_.control().header().joined_count.load() != static_cast<uint32_t>(parts_.from.size())) return;
+  has_drained_ = true;
+  parts_.negotiation.drained();
+}
+
+void Joining::throw_closed(Kind kind, bool is_called_now) const {
+  parts_.throw_if_removed();
+  throw InvalidArgumentError("rank " + std::to_string(parts_.from.rank) + "/" + std::to_string(parts_.from.size()) +
+                             ": " + name(kind) + " after join(), which says that this rank has no more data. " +
+                             (is_called_now ? "Call join() when all threads have got their results"
+                                            : "That join() was interrupted: call join() again first"));
+}
+
+}  // namespace rr

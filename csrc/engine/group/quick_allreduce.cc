@@ -1,0 +1,88 @@
+#include "engine/group/quick_allreduce.h"
+
+#include <algorithm>
+
+#include "base/errors.h"
+#include "engine/context.h"
+
+namespace rr {
+
+bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Reduction& reduction, Interrupt interrupt,
+                         Codec codec) {
+  const size_t nbytes = src.nbytes();
+  if (nbytes > parts_.control().header().eager_nbytes || nbytes != dst.nbytes() || src.dtype != dst.dtype) return false;
+  if (src.place == Place::kDevice || dst.place == Place::kDevice) return false;
+  parts_.context.throw_if_shut_down();
+  parts_.throw_if_failed();
+  check(reduction);
+  check(codec, reduction);
+  const bool eager = nbytes > parts_.control().inline_nbytes();
+  Signature signature;
+  signature.kind = Kind::kAllreduce;
+  signature.dtype = src.dtype;
+  signature.op = reduction.op;
+  signature.ndim = src.ndim;
+  signature.prescale = reduction.prescale;
+  signature.postscale = reduction.postscale;
+  signature.codec = codec;  // agreed, and not used: what goes in a request slot goes as it is
+  signature.nbytes = nbytes;
+  std::copy(std::begin(src.dims), std::end(src.dims), signature.dims);
+
+  auto submitted = parts_.submitted.lock();
+  waiter_.record_thread(submitted);
+  joining_.throw_if_closed(Kind::kAllreduce);
+  if (!submitted->pending.unnamed().has_room(eager)) return false;
+  const uint64_t number = submitted->calls.record(Kind::kAllreduce, nullptr);
+  parts_.context.deadlock_timeout().record_call();
+  add(parts_.from.stats.operations, 1);
+  const Ticket ticket = submitted->pending.unnamed().announce(signature, src.data, nbytes, eager);
+  submitted.unlock();
+  parts_.negotiation.ring_waiters();
+
+  RankMask participants;
+  bool complete = false;
+  for (int turn = 0; turn < (parts_.ranks_outnumber_cores ? 1 : 64) && !complete; ++turn) {
+    if (turn != 0) relax(false);
+    participants = RankMask();
+    complete = parts_.negotiation.is_settled(ticket, &participants);
+  }
+  Operation operation;
+  operation.kind = Kind::kAllreduce;
+  operation.ticket = ticket;
+  operation.quick = true;
+  if (complete) {
+    relay_.pass_on();
+  } else {
+    operation.number = number;
+    operation.submitted_ns = now_ns();
+    try {
+      waiter_.wait_until_finished(operation, -1, interrupt);
+    } catch (...) {
+      // The request stands, so somebody must consume it when it is complete; its result has nowhere to go.
+      auto orphan = std::make_shared<Operation>();
+      orphan->kind = Kind::kAllreduce;
+      orphan->ticket = ticket;
+      orphan->number = operation.number;
+      orphan->submitted_ns = operation.submitted_ns;
+      orphan->quick = orphan->discard = true;
+      parts_.submitted.lock()->pending.unnamed().add(orphan);
+      throw;
+    }
+    relay_.pass_on();  // the last rank's request may have come to this one first
+    participants = RankMask();
+    parts_.negotiation.is_settled(ticket, &participants);
+  }
+  const bool agreed = parts_.negotiation.feasible(ticket, participants);
+  if (agreed) {
+    operation.signature = signature;
+    reduce_requests(parts_.from, ticket, participants, reduction, src.data, dst.data, src.count);
+  }
+  const std::string text = agreed ? "" : parts_.negotiation.mismatch(ticket, participants);
+  parts_.submitted.lock()->pending.unnamed().consume(ticket);
+  if (!agreed) throw MismatchError(text + " " + parts_.from.where(operation));
+  add(parts_.from.stats.one_shot, 1);
+  add(parts_.from.stats.bytes_moved, nbytes);
+  return true;
+}
+
+}  // namespace rr

@@ -1,0 +1,31 @@
+// From a call to a request that the other ranks see.
+#pragma once
+
+#include <memory>
+
+#include "engine/group/joining.h"
+
+namespace rr {
+
+class Submitter {
+ public:
+  Submitter(const GroupParts& parts, Executor& executor, Waiter& waiter, const Joining& joining)
+      : parts_(parts), executor_(executor), waiter_(waiter), joining_(joining) {}
+
+  OperationPtr submit(const Request& request, Interrupt interrupt);
+  void check_request(const Request& request) const;  // throws what submit() would, as far as this rank can tell
+  // A message to or from a rank of the group.
+  OperationPtr message(const TensorView& tensor, int peer, int tag, std::shared_ptr<void> keep, bool outgoing);
+  void check_peer(int peer, bool outgoing) const;
+
+ private:
+  OperationPtr make(const Request& request) const;
+  void announce(const OperationPtr& operation, const Request& request, Interrupt interrupt);
+
+  const GroupParts& parts_;
+  Executor& executor_;
+  Waiter& waiter_;
+  const Joining& joining_;
+};
+
+}  // namespace rr

@@ -1,0 +1,237 @@
+#include "engine/group/waiter.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/errors.h"
+#include "engine/context.h"
+
+namespace rr {
+namespace {
+constexpr double kVerdictS = 10.0;  // the hosts take so long to settle a verdict, at most
+
+// A text about all ranks has room for so many of the ranks that each of them misses.
+constexpr size_t kShownRanks = 4;
+
+std::string some_of(std::vector<int> ranks) {
+  if (ranks.size() <= kShownRanks) return list_of(ranks);
+  const std::string others = std::to_string(ranks.size() - kShownRanks);
+  ranks.resize(kShownRanks);
+  return list_of(ranks) + " and " + others + " more";
+}
+}  // namespace
+
+// Behind "waits ".
+std::string Waiter::waits_for(const Operation& operation) {
+  const auto submitted = parts_.submitted.lock();
+  return "in " + called_shortly(operation.kind, operation.name, operation.number) +
+         (parts_.from.id == 0 ? "" : " of process set [" + some_of(parts_.from.world_ranks) + "]") + " for rank " +
+         some_of(parts_.members.missing(operation)) + " and called " + submitted->calls.last() + " last";
+}
+
+// Who has switched off the limit of operations wants to wait for ever.
+void Waiter::look_for_deadlock_timeout(DeadlockTimeout::Waiter& waiter, const std::string& waits_for) {
+  if (parts_.context.timeout_s() <= 0) return;
+  const bool is_any_under_way = parts_.submitted.lock()->pending.is_any_under_way();
+  if (!waiter.look(is_any_under_way ? "" : waits_for)) return;
+  parts_.context.fail_groups(FatalKind::kMismatch, failure_text(parts_.context.world().control()));
+}
+
+bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interrupt interrupt) {
+  bool blocked = false;
+  const auto finished = [&] {
+    if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
+    if (!operation.quick) {
+      if (!operation.settled.load(std::memory_order_relaxed) && parts_.negotiation.is_settled(operation.ticket)) {
+        parts_.submitted.lock()->pending.settle(operation);
+        return operation.state.load(std::memory_order_acquire) != State::kPending;
+      }
+      parts_.throw_if_failed();
+      parts_.context.throw_if_shut_down();
+      return blocked && parts_.negotiation.withdrawn();
+    }
+    if (parts_.negotiation.is_settled(operation.ticket)) return true;
+    parts_.throw_if_over();
+    return blocked && parts_.negotiation.withdrawn();
+  };
+  DeadlockTimeout::Waiter waiter(parts_.context.deadlock_timeout());
+  const auto tick = [&] {
+    watchdog_.check(operation);
+    if (operation.ticket.tag == 0) return;
+    if (timeout_s < 0)
+      look_for_deadlock_timeout(waiter, parts_.negotiation.complete(operation.ticket) ? "" : waits_for(operation));
+    auto submitted = parts_.submitted.lock();
+    record_thread(submitted);  // another thread may have submitted what this one waits for, and may submit more
+    if (submitted->calls.has_many_threads()) return;
+    if (!blocked) {
+      blocked = true;
+      parts_.negotiation.block(operation.ticket, submitted->pending.unnamed().next());
+    } else {
+      parts_.negotiation.detect_deadlock();
+    }
+  };
+  bool in_time = false;
+  try {
+    in_time = parts_.context.wait_loop().wait_until(
+        finished, parts_.has_work, timeout_s < 0 ? Deadline::never() : Deadline::after_s(std::max(timeout_s, 1e-9)),
+        interrupt, parts_.ranks_outnumber_cores, tick);
+  } catch (...) {
+    if (blocked) unblock();
+    throw;
+  }
+  if (blocked && unblock())
+    throw MismatchError(parts_.negotiation.withdraw_text() + " " + parts_.from.where(operation));
+  return in_time;
+}
+
+// Ends a block; true after a verdict, whose operations of this rank have ended then. While the hosts settle one nobody
+// may move: a few messages between leaders. Both in one step: a rank that has raised the verdict may leave at once, and
+// this one's engine must not find that an operation still misses it.
+bool Waiter::unblock() {
+  std::optional<bool> withdrawn;
+  const auto unblocked = [&] {
+    const auto submitted = parts_.submitted.lock();
+    withdrawn = parts_.negotiation.unblock(has_failed(parts_.control()) || parts_.context.is_shut_down());
+    if (withdrawn.value_or(false)) submitted->pending.withdraw();
+    return withdrawn.has_value();
+  };
+  if (!unblocked()) await_verdict(unblocked);
+  return withdrawn.value_or(false);
+}
+
+void Waiter::await_verdict(const std::function<bool()>& is_over) {
+  const bool in_time = parts_.context.wait_loop().wait_until(is_over, parts_.has_work, Deadline::after_s(kVerdictS),
+                                                             nullptr, parts_.ranks_outnumber_cores, [] {});
+  if (in_time) return;
+  record_failure(parts_.control(), FatalKind::kTimeout,
+                 parts_.from.here() + "] rank " +
+                     std::to_string(parts_.from.world_ranks[static_cast<size_t>(parts_.from.hosts.leader(0))]) +
+                     ", which decides for all hosts, did not say within " +
+                     std::to_string(static_cast<int>(kVerdictS)) + " s whether all ranks are stuck");
+  is_over();
+}
+
+bool Waiter::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
+  operation.wanted.store(true, std::memory_order_relaxed);
+  if (!done(operation)) {
+    // A rank that sleeps here executes the log itself; the engine takes over what is left when it leaves, interrupted
+    // or not.
+    struct HandOver {
+      const GroupParts& parts;
+      ~HandOver() {
+        if (parts.has_work() || parts.context.is_in_transit()) parts.context.wait_loop().wake_engine();
+      }
+    } hand_over{parts_};
+    if (!wait_until_finished(operation, timeout_s, interrupt)) return false;
+    done(operation);
+  } else if (operation.quick) {
+    relay_.pass_on();
+  }
+  give_back_name(operation);
+  if (operation.state.load(std::memory_order_acquire) == State::kFailed) std::rethrow_exception(operation.error);
+  return true;
+}
+
+bool Waiter::done(Operation& operation) {
+  if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
+  {
+    const auto submitted = parts_.submitted.lock();
+    PendingOperations& pending = submitted->pending;
+    if (operation.state == State::kPending && operation.quick) pending.try_finish_quick(operation);
+    if (!operation.quick) pending.settle(operation);
+  }
+  if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
+  parts_.throw_if_failed();
+  return false;
+}
+
+bool Waiter::poll(Operation& operation) {
+  operation.wanted.store(true, std::memory_order_relaxed);
+  if (!operation.quick && operation.state.load(std::memory_order_acquire) == State::kPending)
+    parts_.context.try_progress();
+  try {
+    if (!done(operation)) {
+      watchdog_.check_age(operation);
+      return false;
+    }
+  } catch (const Error&) {
+    return true;  // wait() will not block: it raises this
+  }
+  give_back_name(operation);
+  return true;
+}
+
+void Waiter::give_back_name(const Operation& operation) {
+  if (!operation.name.empty()) parts_.submitted.lock()->pending.give_back_name(operation);
+}
+
+void Waiter::wait_until(const std::function<bool()>& done, Interrupt interrupt, const std::function<void()>& tick) {
+  parts_.context.wait_loop().wait_until(done, parts_.has_work, Deadline::never(), interrupt,
+                                        parts_.ranks_outnumber_cores, tick);
+}
+
+void Waiter::wait_for_window(GroupParts::Locked& submitted, bool eager, Operation& waiting, Interrupt interrupt) {
+  while (!submitted->pending.unnamed().has_room(eager)) {
+    submitted.unlock();
+    const auto moved_on = [&] {
+      parts_.throw_if_over();
+      const auto inner = parts_.submitted.lock();
+      inner->pending.push_unnamed();
+      return inner->pending.unnamed().has_room(eager);
+    };
+    DeadlockTimeout::Waiter waiter(parts_.context.deadlock_timeout());
+    const auto tick = [&] {
+      watchdog_.check_window(waiting);
+      look_for_deadlock_timeout(waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) +
+                                            ", too far ahead of a rank that has not called what came before");
+    };
+    wait_until(moved_on, interrupt, tick);
+    submitted.lock();
+  }
+}
+
+void Waiter::lift_block(GroupParts::Locked& submitted) {
+  while (!submitted->calls.has_many_threads() && !parts_.negotiation.lift_block()) {
+    submitted.unlock();
+    const auto gone_on = [this] {
+      return !parts_.negotiation.is_frozen() || has_failed(parts_.control()) || parts_.context.is_shut_down();
+    };
+    await_verdict(gone_on);
+    submitted.lock();
+    if (has_failed(parts_.control()) || parts_.context.is_shut_down()) break;
+  }
+  submitted->calls.set_many_threads();
+}
+
+// All names of the table are in flight, or a rank that has joined has not consumed this one.
+void Waiter::wait_for_name(GroupParts::Locked& submitted, Operation& waiting, Interrupt interrupt,
+                           const std::function<bool(PendingOperations&)>& announce) {
+  submitted.unlock();
+  const auto announced = [&] {
+    parts_.throw_if_failed();
+    parts_.context.throw_if_shut_down();
+    const auto inner = parts_.submitted.lock();
+    inner->pending.push_named();
+    return announce(inner->pending);
+  };
+  // Those in flight are older, so they time out first and say whom they miss.
+  DeadlockTimeout::Waiter waiter(parts_.context.deadlock_timeout());
+  const auto tick = [&] {
+    look_for_deadlock_timeout(waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) +
+                                          ", because all " + std::to_string(parts_.control().capacity()) +
+                                          " tensor names of the group are in flight (RINGREDUCE_CACHE_CAPACITY)");
+    if (parts_.members.fail_if_unread(waiting)) return;
+    const double warning_s = parts_.from.settings.stall_warning_s;
+    const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
+    if (warning_s <= 0 || age_s < warning_s || parts_.negotiation.has_idle_name() || waiting.warned.exchange(true))
+      return;
+    parts_.from.log.warning(parts_.from.where(waiting) + " waits because all " +
+                            std::to_string(parts_.control().capacity()) +
+                            " tensor names of the group are in flight; if that is usual, raise "
+                            "RINGREDUCE_CACHE_CAPACITY");
+  };
+  wait_until(announced, interrupt, tick);
+  submitted.lock();
+}
+
+}  // namespace rr

@@ -1,0 +1,145 @@
+#include "engine/group/watchdog.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/errors.h"
+#include "engine/context.h"
+
+namespace rr {
+namespace {
+
+constexpr double kUnresponsiveS = 0.75;  // three times the engine's pause between two looks around
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, seconds < 10 ? "%.1f" : "%.0f", seconds);
+  return text;
+}
+
+}  // namespace
+
+// The limit and where it comes from.
+std::string Watchdog::limit_text(double timeout_s) const {
+  return (parts_.context.has_own_timeout() ? "the group's timeout of " : "RINGREDUCE_TIMEOUT=") +
+         seconds_text(timeout_s) + " s";
+}
+
+// A rank that left cleanly is missed only by the operations that still need it. cut_off: by rank, what
+// Members::unreachable_because_of() says.
+void Watchdog::fail_if_needed_rank_left(const PendingOperations& pending, const std::vector<int>& cut_off) const {
+  for (int r = 0; r < parts_.from.size(); ++r) {
+    const int by = cut_off[static_cast<size_t>(r)];
+    if (by < 0 || r == parts_.from.rank) continue;
+    const OperationPtr needing = pending.waiting_for(r);
+    const bool is_missed = executor_.needs(r) ||
+                           pending.messages().waits_for(r, parts_.control().messages_sent(r, parts_.from.rank).load());
+    const bool stuck = (by == r && is_missed) || parts_.control().line(parts_.from.rank).joined.load() != 0;
+    if (needing != nullptr || stuck) return parts_.members.fail_because_left(by, needing.get());
+  }
+}
+
+// Executor lock held. What this rank has announced has no place in the log if the first host's leader gave it none.
+void Watchdog::fail_if_out_of_order(const PendingOperations& pending) const {
+  const Hosts& hosts = parts_.from.hosts;
+  if (!relay_.exists() || hosts.mine == 0) return;
+  const int first = hosts.leader(0);
+  if (!has_closed(parts_.control().line(first)) || relay_.host()->has_ordered_entries()) return;
+  for (const auto& [request_slot, operation] : pending.logged()) {
+    const Ticket ticket = operation->ticket;
+    if (!parts_.negotiation.is_decided(ticket)) return parts_.members.fail_because_left(first, operation.get());
+  }
+}
+
+void Watchdog::check_age(Operation& operation, int64_t now) const {
+  const Settings& settings = parts_.from.settings;
+  const double age_s = static_cast<double>(now - operation.submitted_ns) * 1e-9;
+  const double timeout_s = parts_.context.timeout_s();
+  if (timeout_s > 0 && age_s > timeout_s) {
+    const std::string absent = list_of(parts_.members.missing(operation));
+    const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(kUnresponsiveS));
+    record_failure(parts_.control(), FatalKind::kTimeout,
+                   parts_.from.where(operation) + " did not finish within " + limit_text(timeout_s) + "; " +
+                       (operation.peer == kAnyPeer ? "no rank has sent a message for it"
+                        : !absent.empty()          ? "missing rank(s): " + absent
+                        : !unresponsive_ranks.empty()
+                            ? "every rank has submitted it, but rank(s) " + unresponsive_ranks + " show no sign of life"
+                            : "every rank has submitted it, so one of them is stuck in it"));
+  }
+  if (settings.stall_warning_s > 0 && age_s > settings.stall_warning_s && !operation.warned.exchange(true)) {
+    std::vector<int> absent = parts_.members.missing(operation);
+    const bool submitted = absent.empty();
+    if (submitted) absent = parts_.members.unresponsive(kUnresponsiveS);
+    parts_.from.log.warning(parts_.from.where(operation) + " has been waiting for " + seconds_text(age_s) + " s" +
+                            (absent.empty() ? "" : " for rank(s) " + list_of(absent)) +
+                            (submitted ? "; every rank has submitted it" : "; the other ranks have submitted it"));
+  }
+}
+
+void Watchdog::check_window(Operation& waiting) const {
+  const auto submitted = parts_.submitted.lock();
+  const UnnamedWindow& unnamed = submitted->pending.unnamed();
+  if (parts_.members.fail_if_unread(waiting)) return;
+  for (int r = 0; r < parts_.from.size(); ++r) {
+    const int by = parts_.members.unreachable_because_of(r);
+    if (by >= 0 && parts_.control().line(r).watermark.load() < unnamed.next())
+      return parts_.members.fail_because_left(by, &waiting);
+  }
+  const OperationPtr oldest = unnamed.oldest();
+  check_age(oldest != nullptr ? *oldest : waiting);
+}
+
+void Watchdog::look_at_lock_holders() const {
+  parts_.throw_if_failed();
+  // Others wait for the lock too, and this rank's other threads wait for this one: it must not be taken for the holder.
+  parts_.control().line(parts_.from.rank).seen_ns.store(now_ns(), std::memory_order_relaxed);
+  parts_.context.peers().look();
+  parts_.members.fail_if_dead();
+  fail_if_unresponsive();
+  parts_.throw_if_failed();
+}
+
+void Watchdog::fail_if_unresponsive() const {
+  const double timeout_s = parts_.context.timeout_s();
+  if (timeout_s <= 0) return;
+  const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(timeout_s));
+  if (unresponsive_ranks.empty()) return;
+  record_failure(
+      parts_.control(), FatalKind::kTimeout,
+      parts_.from.here() + "] rank(s) " + unresponsive_ranks + " showed no sign of life for " + limit_text(timeout_s));
+}
+
+void Watchdog::check(Operation& operation) const {
+  check_age(operation);
+  parts_.members.fail_if_left(operation);
+  fail_if_other_memory(operation);
+}
+
+void Watchdog::look() {
+  parts_.members.fail_if_dead();
+  std::vector<int> cut_off;
+  for (int r = 0; r < parts_.from.size(); ++r) cut_off.push_back(parts_.members.unreachable_because_of(r));
+  // Messages that a rank sent before it left are still in its link.
+  const bool has_anyone_left = std::any_of(cut_off.begin(), cut_off.end(), [](int by) { return by >= 0; });
+  while (has_anyone_left && executor_.deliver_messages()) continue;
+  const auto submitted = parts_.submitted.lock();
+  PendingOperations& pending = submitted->pending;
+  fail_if_needed_rank_left(pending, cut_off);
+  fail_if_out_of_order(pending);
+  const int64_t now = now_ns();
+  for (const OperationPtr& operation : pending.oldest_first()) {
+    if (operation->quick) {
+      if (!pending.try_finish_quick(*operation)) check_age(*operation, now);
+      continue;
+    }
+    pending.settle(*operation);
+    if (operation->state != State::kPending) continue;
+    check_age(*operation, now);
+    // Whoever completed it found the log full, and may have left since.
+    const bool is_decided = parts_.negotiation.is_decided(operation->ticket);
+    if (!is_decided && parts_.negotiation.complete(operation->ticket)) executor_.retry_append();
+  }
+  pending.give_back_dropped_names();
+}
+
+}  // namespace rr

@@ -1,0 +1,46 @@
+// What is checked a few times a second while somebody waits, and by the engine: members that died or left, operations
+// that take too long. What it finds fails the group, so that every rank hears of it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/group/executor.h"
+#include "engine/group/group_relay.h"
+
+namespace rr {
+
+class Watchdog {
+ public:
+  Watchdog(const GroupParts& parts, Executor& executor, const GroupRelay& relay)
+      : parts_(parts), executor_(executor), relay_(relay) {}
+
+  // Executor lock held. Looks after all that is pending.
+  void look();
+  // For a thread that waits for the shared lock, whose holder may have died or be stopped: no operation has an age
+  // then. Throws what it finds.
+  void look_at_lock_holders() const;
+
+  // For one operation, which need not be in a table.
+  void check(Operation& operation) const;  // a member that has left or calls on other memory; its age
+  void check_age(Operation& operation) const { check_age(operation, now_ns()); }
+  // The operation waits for room in the window, which moves when every rank has consumed its oldest operation: if that
+  // takes too long, or a rank has left, it has failed.
+  void check_window(Operation& waiting) const;
+
+ private:
+  void check_age(Operation& operation, int64_t now) const;
+  void fail_if_needed_rank_left(const PendingOperations& pending, const std::vector<int>& cut_off) const;
+  void fail_if_out_of_order(const PendingOperations& pending) const;
+  void fail_if_unresponsive() const;
+  void fail_if_other_memory(const Operation& operation) const;
+  std::string limit_text(double timeout_s) const;
+
+  const GroupParts& parts_;
+  Executor& executor_;
+  const GroupRelay& relay_;
+};
+
+}  // namespace rr

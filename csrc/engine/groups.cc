@@ -1,0 +1,104 @@
+#include "engine/groups.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/errors.h"
+
+namespace rr {
+
+void Groups::add(std::shared_ptr<Group> group) {
+  const std::lock_guard lock(executor_);
+  groups_.push_back(std::move(group));
+}
+
+std::shared_ptr<Group> Groups::end(Group& group) {
+  const std::lock_guard lock(executor_);
+  group.end();
+  std::shared_ptr<Group> removed;
+  for (auto one = groups_.begin(); one != groups_.end(); ++one) {
+    if (one->get() != &group) continue;
+    removed = std::move(*one);
+    groups_.erase(one);
+    break;
+  }
+  return removed;
+}
+
+std::shared_ptr<Group> Groups::shared(Group& group) {
+  const std::lock_guard lock(executor_);
+  for (auto& known : groups_) {
+    if (known.get() == &group) return known;
+  }
+  return std::shared_ptr<Group>(std::shared_ptr<void>(), &group);
+}
+
+void Groups::leave(const std::string& cause) {
+  const std::lock_guard lock(executor_);
+  std::vector<Group*> groups = {world_.get()};
+  for (auto& group : groups_) groups.push_back(group.get());
+  Group::leave(groups, cause);
+  gpu_.drain();
+}
+
+void Groups::fail(FatalKind kind, const std::string& text) {
+  const std::lock_guard lock(executor_);
+  record_failure(world_->control(), kind, text);
+  for (auto& group : groups_) record_failure(group->control(), kind, text);
+}
+
+bool Groups::progress(bool from_engine, bool* busy) {
+  const std::unique_lock lock(executor_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  const bool has_links = !network_.host_of.empty();
+  if (has_links && !from_engine) driven_ns_.store(now_ns(), std::memory_order_relaxed);
+  bool moved = world_->has_work() && world_->progress(from_engine);
+  bool work = world_->is_busy();
+  for (auto& group : groups_) {
+    if (!group->has_work()) continue;
+    moved |= group->progress(from_engine);
+    work |= group->is_busy();
+  }
+  if (network_.progress) {
+    try {
+      in_transit_.store(network_.progress(), std::memory_order_relaxed);
+    } catch (const std::exception& error) {
+      in_transit_.store(false, std::memory_order_relaxed);
+      record_failure(world_->control(), kind_of(error), error.what());
+    }
+  }
+  if (gpu_.device() != nullptr) gpu_.look(work, must_poll_device());
+  if (busy != nullptr) *busy = work || is_in_transit();
+  return moved;
+}
+
+bool Groups::must_poll_device() const {
+  bool must = world_->must_poll_device();
+  for (const auto& group : groups_) must |= group->must_poll_device();
+  return must;
+}
+
+bool Groups::must_poll() {
+  const std::unique_lock lock(executor_, std::try_to_lock);
+  if (!lock.owns_lock()) return true;  // somebody is at work, so there is some
+  bool must = world_->must_poll() || is_in_transit();
+  for (auto& group : groups_) must |= group->must_poll();
+  return must;
+}
+
+int64_t Groups::linger_until_ns() {
+  const std::unique_lock lock(executor_, std::try_to_lock);
+  if (!lock.owns_lock()) return INT64_MAX;
+  int64_t until = world_->linger_until_ns();
+  for (auto& group : groups_) until = std::min(until, group->linger_until_ns());
+  return until;
+}
+
+void Groups::housekeep() {
+  const std::lock_guard lock(executor_);
+  gpu_.trim_mappings();
+  world_->housekeep();
+  for (auto& group : groups_) group->housekeep();
+}
+
+}  // namespace rr

@@ -1,0 +1,63 @@
+// The groups of a rank. One thread of the rank at a time executes them: whoever waits, else the engine.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/gpu/rank_device.h"
+#include "engine/group/group.h"
+#include "transport/network.h"
+
+namespace rr {
+
+class Groups {
+ public:
+  // executor: who may call Group::progress(); guards the list.
+  Groups(std::mutex& executor, const Network& network, RankDevice& gpu)
+      : executor_(executor), network_(network), gpu_(gpu) {}
+
+  // Before anything else is called, and before there is another thread.
+  void set_world(std::unique_ptr<Group> world) { world_ = std::move(world); }
+  bool has_world() const { return world_ != nullptr; }
+  Group& world() const { return *world_; }
+  void add(std::shared_ptr<Group> group);
+  // Ends the group. Whoever lets go of what is returned holds no lock: unpinning the group's memory may wait for
+  // streams that only the engine's thread lets go on.
+  std::shared_ptr<Group> end(Group& group);
+  // To keep with what may outlast the group's end. The world stays the context's.
+  std::shared_ptr<Group> shared(Group& group);
+  // All of them: this rank leaves. cause: what the ranks that miss this one are told; empty: nothing.
+  void leave(const std::string& cause);
+  void fail(FatalKind kind, const std::string& text);
+
+  // Executes one step of what there is, unless another thread of this rank does. True when something moved.
+  // busy: set to whether an operation is under way, unless another thread is at work.
+  bool progress(bool from_engine, bool* busy = nullptr);
+  // Whether something that rings no bell is waited for, or another thread is at work.
+  bool must_poll();
+  // When an open bucket is to be closed; INT64_MAX: there is none, or another thread is at work.
+  int64_t linger_until_ns();
+  void housekeep();
+
+  // Whether something that was pushed to other hosts needs looking after until it has left.
+  bool is_in_transit() const { return in_transit_.load(std::memory_order_relaxed); }
+  // When a thread that waits has looked at the links last; 0 without links.
+  int64_t driven_ns() const { return driven_ns_.load(std::memory_order_relaxed); }
+
+ private:
+  bool must_poll_device() const;
+
+  std::mutex& executor_;
+  const Network& network_;
+  RankDevice& gpu_;
+  std::unique_ptr<Group> world_;
+  std::vector<std::shared_ptr<Group>> groups_;  // beside the world
+  std::atomic<bool> in_transit_{false};
+  std::atomic<int64_t> driven_ns_{0};
+};
+
+}  // namespace rr

@@ -1,0 +1,37 @@
+// Which ranks are lost: what the pidfds of this host and the network's reader tell.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "os/liveness.h"
+#include "transport/network.h"
+
+namespace rr {
+
+class PeerWatch {
+ public:
+  // pidfds[r] watches rank r, -1 = not watched. reader: null where all ranks are on one host.
+  PeerWatch(const std::vector<int>& pidfds, std::shared_ptr<NetworkReader> reader)
+      : reader_(std::move(reader)), liveness_(pidfds), deaths_(pidfds.size()) {}
+
+  void look();  // notes who was lost since the last look
+  // Why the rank is lost; null: as far as is known it is not.
+  const char* cause_of_death(int world_rank) const;
+  void close() { liveness_.close(); }  // in a forked child: its descriptors
+
+ private:
+  struct Death {
+    std::atomic<bool> is_known{false};
+    std::string why;  // written before
+  };
+
+  const std::shared_ptr<NetworkReader> reader_;
+  std::mutex looking_;
+  Liveness liveness_;
+  std::vector<Death> deaths_;  // by world rank
+};
+
+}  // namespace rr

@@ -1,0 +1,213 @@
+#include "engine/wait_loop.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "os/bell.h"
+
+namespace rr {
+namespace {
+
+constexpr int64_t kSleepNs = 100000000;  // a blocked call looks after its peers this often
+constexpr int64_t kPollNs = 50000;       // links to other hosts ring no bell, so somebody looks this often
+// Links that have a reader ring. Then somebody looks this often, at what ranks of one host tell their leader without a
+// bell, such as how far they have come (one rank alone after the others have joined, 2000 operations: 0.4 s, by 100 ms
+// 15 s).
+constexpr int64_t kUnrungNs = 500000;
+// A thread that waits on such links looks at them as at others as long as something was done within this time: one that
+// is woken by the reader's thread, which the kernel has woken, comes later (8 B, 4 hosts of one rank
+// on 2 cores: 234 us instead of 277).
+constexpr int64_t kQuietNs = 10000000;
+// The engine leaves the links to a thread that waits and has looked at them so lately: two pollers cost twice.
+constexpr int64_t kDrivenNs = 4 * kPollNs;
+// It then looks again after as long; or, where that thread's wait is for many bytes, after so long, and is rung when
+// the thread goes (4 MiB, 4 hosts, 1 Gbit/s: 310 sleeps a call, by 0.2 ms 460).
+constexpr int64_t kLeftToBulkNs = 2'000'000;
+// A wait on links that has lasted so long is for many bytes, not for one message: it looks once every two naps' time,
+// also just after something has come, and leaves the core to whoever works (Open MPI, 16 MiB, 4 hosts on 2 cores: 219
+// to 212 ms).
+constexpr int64_t kBulkNs = 1000000;
+constexpr int64_t kIdleNs = 250000000;  // the engine likewise: 4 wake-ups a second, about 0.01 % of a core
+// The same of work streams of a GPU: a mark is waited for by looking at it. A short nap needs a small slack of the
+// timer, whose default of 50 us comes on top.
+constexpr int64_t kDeviceNapNs = 10000;
+// Ranks that share cores give way this often before they sleep. Each yield lets the others of the core run once, but
+// recent kernels also take a time slice (2.8 ms) from who yields, so that one that yields on and on is put behind all
+// others for milliseconds (8 B, 8 ranks on 2 cores, p50/p99 us: 50 us of yields 27/2800, 8 yields 26/140, none 89/380).
+constexpr int kYields = 8;
+
+// Lets this thread's naps end when they should, for as long as it lives.
+class ShortNaps {
+ public:
+  explicit ShortNaps(bool wanted) {
+    if (!wanted) return;
+    slack_ns_ = ::prctl(PR_GET_TIMERSLACK);
+    if (slack_ns_ > 0) ::prctl(PR_SET_TIMERSLACK, 1000UL);
+  }
+  ~ShortNaps() {
+    if (slack_ns_ > 0) ::prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack_ns_));
+  }
+  ShortNaps(const ShortNaps&) = delete;
+  ShortNaps& operator=(const ShortNaps&) = delete;
+
+ private:
+  int slack_ns_ = 0;
+};
+// Has the network's reader ring for what arrives while this thread sleeps.
+class Watch {
+ public:
+  explicit Watch(NetworkReader* reader) : reader_(reader) {
+    if (reader_ != nullptr) reader_->begin_watch();
+  }
+  ~Watch() {
+    if (reader_ != nullptr) reader_->end_watch();
+  }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+ private:
+  NetworkReader* const reader_;
+};
+}  // namespace
+
+// A thread that waits for many bytes looks at the links, and for as long as this lives the engine need not.
+class WaitLoop::BulkWait {
+ public:
+  explicit BulkWait(WaitLoop& loop) : loop_(loop) { loop_.bulk_waits_.fetch_add(1); }
+  ~BulkWait() {
+    loop_.bulk_waits_.fetch_sub(1);
+    if (loop_.engine_leaves_links_.load()) loop_.wake_engine();
+  }
+  BulkWait(const BulkWait&) = delete;
+  BulkWait& operator=(const BulkWait&) = delete;
+
+ private:
+  WaitLoop& loop_;
+};
+
+bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
+                          Interrupt interrupt, bool crowded, const std::function<void()>& tick) {
+  Bell& bell = *wait_bell_;
+  const int64_t spin_ns = static_cast<int64_t>(from_.spin_us * 1000);
+  int64_t polling_since = 0;
+  int polls = 0;
+  int executed = 0;
+  int64_t looked_ns = 0;
+  const auto look_around = [&] {
+    looked_ns = now_ns();
+    if (interrupt != nullptr) interrupt();
+    from_.housekeep();
+    tick();
+  };
+  const bool has_links = !from_.network.host_of.empty();
+  const int64_t began_ns = has_links ? now_ns() : 0;
+  int64_t came_ns = began_ns;  // when something was last done
+  const auto is_bulk = [&] { return has_links && now_ns() - began_ns > kBulkNs; };
+  std::optional<BulkWait> bulk_wait;
+  bool has_napped = false;  // and nothing has come since: one look at the links is as good as 50 us of them
+  const auto polled_enough = [&] {
+    ++polls;
+    if (has_napped) return true;
+    if (crowded) return polls > kYields || spin_ns == 0;
+    // The clock costs as much as a poll, so it is read every 16th time.
+    if (polls % 16 != 0 && spin_ns != 0) return false;
+    const int64_t now = now_ns();
+    if (polling_since == 0) polling_since = now;
+    return now - polling_since >= spin_ns;
+  };
+  for (;;) {
+    if (done()) return true;
+    if (has_work() && from_.groups.progress(false)) {
+      polling_since = polls = 0;
+      if (has_links) came_ns = now_ns();
+      has_napped = is_bulk();
+      if (++executed % 1024 == 0) look_around();
+      continue;
+    }
+    if (!polled_enough()) {
+      relax(crowded);
+      continue;
+    }
+    if (deadline.passed()) return false;
+    const SleepScope scope(bell);
+    const uint32_t seen = bell.seq.load(std::memory_order_seq_cst);
+    if (done()) return true;
+    if (has_work() && from_.groups.progress(false)) continue;
+    add(from_.stats.sleeps, 1);
+    if (!bulk_wait && is_bulk()) bulk_wait.emplace(*this);
+    const bool polls_device = from_.gpu.is_busy();
+    const bool polls_links = has_links && (from_.network.reader == nullptr || now_ns() - came_ns < kQuietNs);
+    const Watch watch(polls_links ? nullptr : from_.network.reader.get());
+    const int64_t nap_ns = polls_device   ? kDeviceNapNs
+                           : !has_links   ? kSleepNs
+                           : !polls_links ? kUnrungNs
+                           : is_bulk()    ? 2 * kPollNs
+                                          : kPollNs;
+    const ShortNaps exact(polls_device);
+    const Woken woken = sleep_on(bell, seen, deadline.left_ns(nap_ns));
+    has_napped = (polls_links || polls_device) && woken != Woken::kRung;
+    polling_since = 0;  // polls stays: who has slept once and was woken too early gives way no more, it sleeps again
+    // A rank whose bell other operations keep ringing looks around as often as one that sleeps in peace.
+    if (looked_ns == 0) looked_ns = now_ns();
+    const bool in_peace = woken != Woken::kRung && nap_ns == kSleepNs;
+    if (in_peace || now_ns() - looked_ns >= kSleepNs) look_around();
+  }
+}
+
+void WaitLoop::run_engine() {
+  Bell& idle_bell = *engine_bell_;
+  Bell& busy_bell = *wait_bell_;
+  int64_t looked_ns = now_ns();  // by the clock, because the bells of a busy rank let no sleep run out
+  while (!stop_.load(std::memory_order_acquire)) {
+    if (const int64_t now = now_ns(); now - looked_ns >= kSleepNs) {
+      looked_ns = now;
+      from_.housekeep();
+    }
+    const SleepScope idle(idle_bell);
+    const uint32_t seen_idle = idle_bell.seq.load(std::memory_order_seq_cst);
+    bool busy = false;
+    int64_t sleep_ns = kIdleNs;
+    {
+      const SleepScope scope(busy_bell);
+      const uint32_t seen_busy = busy_bell.seq.load(std::memory_order_seq_cst);
+      const int64_t now = now_ns();
+      if (now - from_.groups.driven_ns() < kDrivenNs) {
+        // One of the two sees the other: the thread that goes, or the engine that falls asleep.
+        engine_leaves_links_.store(true);
+        sleep_on(idle_bell, seen_idle, bulk_waits_.load() != 0 ? kLeftToBulkNs : kDrivenNs);
+        engine_leaves_links_.store(false);
+        continue;
+      }
+      if (from_.groups.progress(true, &busy)) continue;
+      const int64_t linger = from_.groups.linger_until_ns();
+      if (linger != INT64_MAX) {
+        sleep_ns = std::max<int64_t>(1000, std::min(kIdleNs, linger - now_ns()));
+        busy = false;
+      }
+      if (busy && !stop_.load(std::memory_order_acquire)) {
+        const bool polls_device = from_.gpu.is_busy();
+        const ShortNaps exact(polls_device);
+        const Watch watch(from_.network.reader.get());
+        sleep_on(busy_bell, seen_busy,
+                 polls_device                      ? kDeviceNapNs
+                 : !from_.groups.must_poll()       ? kSleepNs
+                 : from_.network.reader != nullptr ? kUnrungNs
+                                                   : kPollNs);
+        continue;
+      }
+    }
+    if (stop_.load(std::memory_order_acquire)) return;
+    const Watch watch(from_.network.reader.get());
+    sleep_on(idle_bell, seen_idle, sleep_ns);
+  }
+}
+
+void WaitLoop::stop() {
+  stop_.store(true);
+  wake_all(*engine_bell_);
+  wake_all(*wait_bell_);
+}
+
+}  // namespace rr
