@@ -111,8 +111,9 @@ format: $(VENV)/dev  ## rewrite sources as lint wants them
 	@$(BIN)/clang-format -i $(CXX_FILES)
 
 # More tests than cores: ranks often wait for a time that a test wants to pass, under sanitizers a smaller part of it.
-CTEST = $(BIN)/ctest --output-on-failure --progress --parallel $$(($(JOBS) + 2))
-sanitize-%: CTEST = $(BIN)/ctest --output-on-failure --progress --parallel $$(($(JOBS) + 1))
+spare-tests := 2
+sanitize-%: spare-tests := 1
+CTEST = $(BIN)/ctest --output-on-failure --progress --parallel $$(($(JOBS) + $(spare-tests)))
 cpptest: build  ## C++ tests
 	@$(CTEST) --test-dir build/cmake
 

@@ -1,6 +1,6 @@
 #include "engine/context.h"
 
-#include <algorithm>
+#include <functional>
 
 #include "base/errors.h"
 #include "engine/gpu/device_queue.h"
@@ -132,9 +132,14 @@ void Context::shutdown(const std::string& why) {
   // A caller that has let a stream wait for an operation takes it for done.
   if (gpu_.device() != nullptr && !is_shut_down()) gpu_.queue().drain(kFinishS);
   if (shut_down_.exchange(true)) return;
-  if (gpu_.device() != nullptr) gpu_.queue().stop();
+  const bool has_gpu = [this] {
+    const std::lock_guard lock(executor_);  // RankDevice::use() is over in each other thread, or it throws from now on
+    return gpu_.device() != nullptr;
+  }();
+  if (has_gpu) gpu_.queue().stop();
   wait_loop_.stop();
   if (engine_.joinable()) engine_.join();
+  const std::lock_guard lock(executor_);
   groups_.leave(why.empty() ? "" : lost_text(why));
   if (network_.reader != nullptr) network_.reader->leave();
 }
@@ -183,7 +188,7 @@ void Context::monitor_leaders(const Group& group) {
 void Context::forget_after_fork() { peers_.close(); }
 
 std::string Context::deadlock_text() const {
-  if (!groups_.has_world()) return "";  // its ranks still meet
+  if (!groups_.has_world()) return "";  // it is being made
   const ControlSegment& control = groups_.world().control();
   if (!has_failed(control)) return "";
   return control.header().deadlock_timed_out.load() != 0 ? failure_text(control) : "";

@@ -1,16 +1,14 @@
-// One rank's membership of one job: its groups, the engine thread, the watch over its peers, and how its threads wait.
+// One rank's membership of one job: its groups, its GPU, the engine thread, the watch over its peers, and how its
+// threads wait.
 #pragma once
 
 #include <atomic>
-#include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/config.h"
 #include "base/stats.h"
 #include "engine/groups.h"
@@ -104,14 +102,16 @@ class Context {
   const Kernels& kernels_;
   std::shared_ptr<SegmentRegistry> segments_;
   Stats stats_;
+  // What comes below refers to these three.
   Network network_;
   PeerWatch peers_;
-  std::mutex executor_;
+  std::mutex executor_;  // whose holder may call Group::progress(), and sees the list of groups
   RankDevice gpu_;
   const ControlSegment* world_control_ = nullptr;
   Groups groups_;
   WaitLoop wait_loop_;
-  // Goes before the world, whose memory holds the bells: also where the constructor throws.
+  // Goes before wait_loop_, which the reader's thread rings, and before the world, whose memory holds the bells: also
+  // where the constructor throws.
   struct ReaderEnd {
     std::shared_ptr<NetworkReader> reader;
     ~ReaderEnd() {

@@ -25,7 +25,7 @@ std::shared_ptr<Group> Groups::end(Group& group) {
   return removed;
 }
 
-std::shared_ptr<Group> Groups::shared(Group& group) {
+std::shared_ptr<Group> Groups::shared(Group& group) const {
   const std::lock_guard lock(executor_);
   for (auto& known : groups_) {
     if (known.get() == &group) return known;
@@ -33,15 +33,14 @@ std::shared_ptr<Group> Groups::shared(Group& group) {
   return std::shared_ptr<Group>(std::shared_ptr<void>(), &group);
 }
 
-void Groups::leave(const std::string& cause) {
-  const std::lock_guard lock(executor_);
+void Groups::leave(const std::string& cause) const {
   std::vector<Group*> groups = {world_.get()};
   for (auto& group : groups_) groups.push_back(group.get());
   Group::leave(groups, cause);
   gpu_.drain();
 }
 
-void Groups::fail(FatalKind kind, const std::string& text) {
+void Groups::fail(FatalKind kind, const std::string& text) const {
   const std::lock_guard lock(executor_);
   record_failure(world_->control(), kind, text);
   for (auto& group : groups_) record_failure(group->control(), kind, text);
@@ -67,7 +66,10 @@ bool Groups::progress(bool from_engine, bool* busy) {
       record_failure(world_->control(), kind_of(error), error.what());
     }
   }
-  if (gpu_.device() != nullptr) gpu_.look(work, must_poll_device());
+  if (gpu_.device() != nullptr) {
+    gpu_.forget_passed();
+    gpu_.note_busy(must_poll_device() || (work && gpu_.device()->is_busy()));
+  }
   if (busy != nullptr) *busy = work || is_in_transit();
   return moved;
 }
@@ -78,7 +80,7 @@ bool Groups::must_poll_device() const {
   return must;
 }
 
-bool Groups::must_poll() {
+bool Groups::must_poll() const {
   const std::unique_lock lock(executor_, std::try_to_lock);
   if (!lock.owns_lock()) return true;  // somebody is at work, so there is some
   bool must = world_->must_poll() || is_in_transit();
@@ -86,7 +88,7 @@ bool Groups::must_poll() {
   return must;
 }
 
-int64_t Groups::linger_until_ns() {
+int64_t Groups::linger_until_ns() const {
   const std::unique_lock lock(executor_, std::try_to_lock);
   if (!lock.owns_lock()) return INT64_MAX;
   int64_t until = world_->linger_until_ns();

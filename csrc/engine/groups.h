@@ -16,7 +16,7 @@ namespace rr {
 
 class Groups {
  public:
-  // executor: who may call Group::progress(); guards the list.
+  // executor: the context's lock. Its holder may call Group::progress(); it guards the list of groups too.
   Groups(std::mutex& executor, const Network& network, RankDevice& gpu)
       : executor_(executor), network_(network), gpu_(gpu) {}
 
@@ -29,18 +29,19 @@ class Groups {
   // streams that only the engine's thread lets go on.
   std::shared_ptr<Group> end(Group& group);
   // To keep with what may outlast the group's end. The world stays the context's.
-  std::shared_ptr<Group> shared(Group& group);
-  // All of them: this rank leaves. cause: what the ranks that miss this one are told; empty: nothing.
-  void leave(const std::string& cause);
-  void fail(FatalKind kind, const std::string& text);
+  std::shared_ptr<Group> shared(Group& group) const;
+  // Executor lock held. This rank leaves all of them. cause: what the ranks that miss this one are told; empty:
+  // nothing.
+  void leave(const std::string& cause) const;
+  void fail(FatalKind kind, const std::string& text) const;
 
   // Executes one step of what there is, unless another thread of this rank does. True when something moved.
   // busy: set to whether an operation is under way, unless another thread is at work.
   bool progress(bool from_engine, bool* busy = nullptr);
   // Whether something that rings no bell is waited for, or another thread is at work.
-  bool must_poll();
+  bool must_poll() const;
   // When an open bucket is to be closed; INT64_MAX: there is none, or another thread is at work.
-  int64_t linger_until_ns();
+  int64_t linger_until_ns() const;
   void housekeep();
 
   // Whether something that was pushed to other hosts needs looking after until it has left.

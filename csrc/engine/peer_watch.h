@@ -2,8 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "os/liveness.h"
@@ -13,16 +15,18 @@ namespace rr {
 
 class PeerWatch {
  public:
-  // pidfds[r] watches rank r, -1 = not watched. reader: null where all ranks are on one host.
+  // pidfds[r] watches rank r, -1 = not watched. reader: null where the network has none.
   PeerWatch(const std::vector<int>& pidfds, std::shared_ptr<NetworkReader> reader)
       : reader_(std::move(reader)), liveness_(pidfds), deaths_(pidfds.size()) {}
 
   void look();  // notes who was lost since the last look
   // Why the rank is lost; null: as far as is known it is not.
   const char* cause_of_death(int world_rank) const;
-  void close() { liveness_.close(); }  // in a forked child: its descriptors
 
  private:
+  friend class Context;
+  void close() { liveness_.close(); }  // in a forked child: its descriptors
+
   struct Death {
     std::atomic<bool> is_known{false};
     std::string why;  // written before

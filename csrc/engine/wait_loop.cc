@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "os/bell.h"
-
 namespace rr {
 namespace {
 

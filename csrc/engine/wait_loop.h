@@ -3,11 +3,12 @@
 
 #include <atomic>
 #include <functional>
-#include <memory>
 
 #include "base/clock.h"
 #include "base/stats.h"
 #include "engine/groups.h"
+#include "os/bell.h"
+#include "transport/network.h"
 
 namespace rr {
 
@@ -23,30 +24,32 @@ class WaitLoop {
   };
   explicit WaitLoop(From from) : from_(std::move(from)) {}
 
+  // Blocks until done() is true: polls for a while, then sleeps; executes whatever there is to execute meanwhile.
+  // False when the deadline passed first. tick() runs at least every 100 ms of sleep; done() and tick() may throw.
+  bool wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
+                  Interrupt interrupt, bool crowded, const std::function<void()>& tick);
+  void wake_engine() { ring(*engine_bell_); }
+  void wake_callers() { ring(*wait_bell_); }
+
+ private:
+  friend class Context;
   // This rank's: on which its callers sleep, and its engine. Before anything else is called.
   void set_bells(Bell& wait, Bell& engine) {
     wait_bell_ = &wait;
     engine_bell_ = &engine;
   }
-  // Blocks until done() is true: polls for a while, then sleeps; executes whatever there is to execute meanwhile.
-  // False when the deadline passed first. tick() runs at least every 100 ms of sleep; done() and tick() may throw.
-  bool wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
-                  Interrupt interrupt, bool crowded, const std::function<void()>& tick);
   // Sleeps on the engine bell while there is nothing to do, and like a waiting caller while an operation is under way;
   // never polls. Returns after stop().
   void run_engine();
   void stop();
-  void wake_engine() { ring(*engine_bell_); }
-  void wake_callers() { ring(*wait_bell_); }
 
- private:
   class BulkWait;
 
   const From from_;
   Bell* wait_bell_ = nullptr;
   Bell* engine_bell_ = nullptr;
   std::atomic<int> bulk_waits_{0};                // threads that look at links, and wait for many bytes
-  std::atomic<bool> engine_leaves_links_{false};  // the engine sleeps because of such threads
+  std::atomic<bool> engine_leaves_links_{false};  // the engine sleeps: a waiting thread looks at them
   std::atomic<bool> stop_{false};
 };
 

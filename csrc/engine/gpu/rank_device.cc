@@ -2,13 +2,15 @@
 
 #include <algorithm>
 
+#include "base/clock.h"
 #include "base/errors.h"
 #include "engine/context.h"
 #include "engine/gpu/device_queue.h"
+#include "os/bell.h"
 
 namespace rr {
 namespace {
-constexpr double kDrainS = 5.0;
+constexpr double kDrainS = 5.0;  // drain() waits so long
 }  // namespace
 
 RankDevice::RankDevice(Context& context, std::mutex& executor, const std::shared_ptr<DeviceMessages>& messages)
@@ -49,15 +51,15 @@ DeviceQueue& RankDevice::queue() const {
   return *queue_;
 }
 
-bool RankDevice::with_work_streams(const std::function<void(Device&)>& use) {
+bool RankDevice::with_work_streams(const std::function<void(Device&)>& work) {
   const std::unique_lock lock(executor_, std::try_to_lock);
   if (!lock.owns_lock()) return false;
-  use(*owner_);
+  work(*owner_);
   if (owner_->is_busy()) is_busy_.store(true, std::memory_order_relaxed);
   return true;
 }
 
-void RankDevice::look(bool has_work, bool must_poll) {
+void RankDevice::forget_passed() {
   try {
     for (Abandoned& item : abandoned_) {
       const auto has_passed = [this](const Mark& mark) { return device()->passed(mark); };
@@ -68,7 +70,6 @@ void RankDevice::look(bool has_work, bool must_poll) {
   }
   const auto is_over = [](const Abandoned& item) { return item.marks.empty() && !item.to_the_end; };
   abandoned_.erase(std::remove_if(abandoned_.begin(), abandoned_.end(), is_over), abandoned_.end());
-  is_busy_.store(must_poll || (has_work && device()->is_busy()), std::memory_order_relaxed);
 }
 
 void RankDevice::trim_mappings() {
@@ -96,7 +97,7 @@ void RankDevice::drain() {
   for (Abandoned& item : abandoned_) item.to_the_end = false;
   const Deadline deadline = Deadline::after_s(kDrainS);
   while (device() != nullptr && !abandoned_.empty() && !deadline.passed()) {
-    look(true, false);
+    forget_passed();
     relax(true);
   }
   if (!abandoned_.empty())

@@ -17,36 +17,39 @@ class DeviceQueue;
 
 class RankDevice final : public DeviceResources {
  public:
-  // executor: Groups' lock. messages: the network's; null without.
+  // executor: the context's lock. messages: the network's; null without.
   RankDevice(Context& context, std::mutex& executor, const std::shared_ptr<DeviceMessages>& messages);
   ~RankDevice();
   RankDevice(const RankDevice&) = delete;
   RankDevice& operator=(const RankDevice&) = delete;
 
-  // From the first operation on device memory on. Throws InvalidArgumentError where the rank has another one.
+  // Sets the GPU, at the first operation on its memory; a later call with the same one does nothing. Throws
+  // InvalidArgumentError where the rank has another one.
   void use(std::shared_ptr<Device> device);
-  Device* device() const override { return device_.load(std::memory_order_acquire); }
+  Device* device() const override { return device_.load(std::memory_order_acquire); }  // null before use()
   std::shared_ptr<Device> shared_device() const override { return device() != nullptr ? owner_ : nullptr; }
   const std::shared_ptr<DeviceMessages>& device_messages() const override { return messages_; }
   std::shared_ptr<const NcclLibrary> nccl() override;
   // For operations on its memory. Throws InvalidArgumentError before use().
   DeviceQueue& queue() const;
-  // Calls use(the GPU) unless another thread is at work; then it returns false. Before use() not to be called.
-  bool with_work_streams(const std::function<void(Device&)>& use);
+  // Calls work(the GPU) unless another thread is at work; then it returns false. Not to be called before use().
+  bool with_work_streams(const std::function<void(Device&)>& work);
   // Whether work streams are at work, which ring no bell.
   bool is_busy() const { return is_busy_.load(std::memory_order_relaxed); }
-
-  // The rest: executor lock held.
+  // Executor lock held.
   const std::shared_ptr<DeviceMappings>& device_mappings() const override { return mappings_; }
   void abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations,
                bool to_the_end) override;
-  // has_work: a group has an operation under way. must_poll: one of them waits for work streams.
-  void look(bool has_work, bool must_poll);
-  void trim_mappings();
-  // Waits up to 5 s for work streams: what they still copy to and from goes away next.
-  void drain();
 
  private:
+  friend class Groups;  // which holds the executor lock
+  // Of what was abandoned: lets go of what work streams have come to the end of.
+  void forget_passed();
+  void note_busy(bool is_busy) { is_busy_.store(is_busy, std::memory_order_relaxed); }
+  void trim_mappings();
+  // Waits for work streams: what they still copy to and from goes away next.
+  void drain();
+
   struct Abandoned {
     bool to_the_end = false;
     std::vector<Mark> marks;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -200,6 +202,46 @@ def test_a_death_fails_the_set() -> None:
         outcomes = job.wait()
     assert outcomes[0].kind == "PeerLostError", outcomes[0]
     assert outcomes[1].status == -9
+
+
+def replaced_after_a_failure(flag: Path) -> tuple[str, list[float], list[float], float]:
+    """A set whose ranks wait for different operations times out; it is removed, and another one takes its place."""
+    import ringreduce as rr
+
+    with rr.init() as world:
+        pair = rr.add_process_set([0, 1])
+        failure, kept = "", np.zeros(0)
+        if world.rank < 2:
+            kept = rr.symmetric_empty(1 << 15, np.float32, process_set=pair)
+            kept[:] = world.rank + 1
+            rr.allreduce_(kept, op=rr.Sum, process_set=pair)
+            alone = rr.allreduce_async(np.ones(3), name=f"only rank {world.rank}", process_set=pair)
+            while not rr.poll(alone):
+                time.sleep(0.01)
+            failure = caught(alone.wait)
+            if world.rank == 0:
+                flag.touch()
+        while not flag.exists():  # nobody waits in the group of all ranks, which has the same timeout
+            time.sleep(0.01)
+        assert rr.remove_process_set(pair)
+        replacement = rr.add_process_set([0, 1])
+        sums: list[float] = []
+        if world.rank < 2:
+            registered = rr.symmetric_empty(1 << 15, np.float32, process_set=replacement)
+            registered[:] = world.rank + 1
+            rr.allreduce_(registered, op=rr.Sum, process_set=replacement)
+            sums = [registered.min().item(), registered.max().item()]
+        total = rr.allreduce(1.0, op=rr.Sum)
+    return failure, sums, [kept.min().item(), kept.max().item()] if kept.size else [], float(total)
+
+
+def test_a_set_that_has_failed_is_replaced_and_its_registered_memory_stays_readable(tmp_path: Path) -> None:
+    seen = run_ranks(replaced_after_a_failure, 3, args=(tmp_path / "failed",), env={"RINGREDUCE_TIMEOUT": "1.5"})
+    assert seen[2] == ("", [], [], 3.0)
+    for failure, sums, kept, total in seen[:2]:
+        assert failure.startswith("TimeoutError: "), failure
+        assert "only rank" in failure, failure
+        assert (sums, kept, total) == ([3.0, 3.0], [3.0, 3.0], 3.0)
 
 
 def removed_with_pending_work() -> list[str]:
