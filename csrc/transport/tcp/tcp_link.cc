@@ -1,5 +1,5 @@
-// Link over TCP: what is pushed goes to the kernel in records (session/records.h), and the kernel keeps it until the peer has
-// it. The kernel's buffers, whose sizes it chooses itself, hold back who sends more than the peer reads.
+// Link over TCP: what is pushed goes to the kernel in records (session/records.h), and the kernel keeps it until the
+// peer has it. The kernel's buffers, whose sizes it chooses itself, hold back who sends more than the peer reads.
 
 #include "transport/tcp/tcp_link.h"
 
