@@ -34,16 +34,15 @@ std::shared_ptr<Group> Groups::shared(Group& group) const {
 }
 
 void Groups::leave(const std::string& cause) const {
-  std::vector<Group*> groups = {world_.get()};
-  for (auto& group : groups_) groups.push_back(group.get());
+  std::vector<Group*> groups;
+  for_each([&](Group& group) { groups.push_back(&group); });
   Group::leave(groups, cause);
   gpu_.drain();
 }
 
 void Groups::fail(FatalKind kind, const std::string& text) const {
   const std::lock_guard lock(executor_);
-  record_failure(world_->control(), kind, text);
-  for (auto& group : groups_) record_failure(group->control(), kind, text);
+  for_each([&](Group& group) { record_failure(group.control(), kind, text); });
 }
 
 bool Groups::progress(bool from_engine, bool* busy) {
@@ -75,32 +74,31 @@ bool Groups::progress(bool from_engine, bool* busy) {
 }
 
 bool Groups::must_poll_device() const {
-  bool must = world_->must_poll_device();
-  for (const auto& group : groups_) must |= group->must_poll_device();
+  bool must = false;
+  for_each([&](Group& group) { must |= group.must_poll_device(); });
   return must;
 }
 
 bool Groups::must_poll() const {
   const std::unique_lock lock(executor_, std::try_to_lock);
   if (!lock.owns_lock()) return true;  // somebody is at work, so there is some
-  bool must = world_->must_poll() || is_in_transit();
-  for (auto& group : groups_) must |= group->must_poll();
+  bool must = is_in_transit();
+  for_each([&](Group& group) { must |= group.must_poll(); });
   return must;
 }
 
 int64_t Groups::linger_until_ns() const {
   const std::unique_lock lock(executor_, std::try_to_lock);
   if (!lock.owns_lock()) return INT64_MAX;
-  int64_t until = world_->linger_until_ns();
-  for (auto& group : groups_) until = std::min(until, group->linger_until_ns());
+  int64_t until = INT64_MAX;
+  for_each([&](Group& group) { until = std::min(until, group.linger_until_ns()); });
   return until;
 }
 
 void Groups::housekeep() {
   const std::lock_guard lock(executor_);
   gpu_.trim_mappings();
-  world_->housekeep();
-  for (auto& group : groups_) group->housekeep();
+  for_each([](Group& group) { group.housekeep(); });
 }
 
 }  // namespace rr

@@ -51,6 +51,12 @@ class Groups {
 
  private:
   bool must_poll_device() const;
+  // The world first. Executor lock held.
+  template <class Do>
+  void for_each(Do what) const {
+    what(*world_);
+    for (const std::shared_ptr<Group>& group : groups_) what(*group);
+  }
 
   std::mutex& executor_;
   const Network& network_;

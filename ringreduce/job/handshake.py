@@ -77,6 +77,10 @@ class Meeting:
         """The address as `ss -x` shows it."""
         return "@" + self.address.decode(errors="replace")
 
+    def me(self, rank: int) -> str:
+        """How messages of a rank begin."""
+        return f"[rendezvous] rank {rank}/{self.size}"
+
 
 def same_user(connection: socket.socket) -> int | None:
     """The pid at the other end if it runs as this user (0 if it is in another PID namespace), else None."""
@@ -150,7 +154,7 @@ def receive_fds(meeting: Meeting, rank: int, deadline: Deadline) -> list[int]:
         TimeoutError: the server, or another client, has not connected in time.
         PeerLostError: the server went away. MismatchError and others: as the server says.
     """
-    me = f"[rendezvous] rank {rank}/{meeting.size}"
+    me = meeting.me(rank)
     body = HELLO.pack(MAGIC, rank, meeting.size, meeting.epoch, os.urandom(16), bytes(32))[:-32]
     hello = body + hello_mac(meeting.secret, body)
     with connect(meeting, me, deadline) as connection:

@@ -87,7 +87,7 @@ def tell_job(placement: Placement, init_count: int, deadline: Deadline, text: st
     Raises: as join_job().
     """
     meeting = _job_meeting(placement, ".text", init_count)
-    with errno_text(f"[rendezvous] rank {placement.rank}/{meeting.size}", meeting.where()):
+    with errno_text(meeting.me(placement.rank), meeting.where()):
         if text is None:
             (fd,) = receive_fds(meeting, placement.rank, deadline)
         else:
@@ -176,7 +176,7 @@ def share_fd(
     leader = members[0]
     meeting = Meeting(address, secret, frozenset(members) - {leader}, leader, len(members), 0)
     deadline = Deadline(timeout_s, check)
-    with errno_text(f"[rendezvous] rank {rank}/{meeting.size}", meeting.where()):
+    with errno_text(meeting.me(rank), meeting.where()):
         try:
             if rank != leader:
                 return receive_fds(meeting, rank, deadline)[0]
@@ -205,7 +205,7 @@ def _job_meeting(placement: Placement, purpose: str, init_count: int) -> Meeting
 
 def _join(meeting: Meeting, rank: int, deadline: Deadline, segment: Callable[[], int]) -> Joined:
     """The meeting of a whole job: every rank gets the server's memory file and a pidfd of each rank."""
-    with errno_text(f"[rendezvous] rank {rank}/{meeting.size}", meeting.where()):
+    with errno_text(meeting.me(rank), meeting.where()):
         if rank != meeting.server:
             fd, *pidfds = receive_fds(meeting, rank, deadline)
             joined = Joined(fd, pidfds)

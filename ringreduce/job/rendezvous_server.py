@@ -50,7 +50,7 @@ class RendezvousServer:
     def __init__(self, meeting: Meeting, deadline: Deadline) -> None:
         self._meeting = meeting
         self._deadline = deadline
-        self._me = f"[rendezvous] rank {meeting.server}/{meeting.size}"
+        self._me = meeting.me(meeting.server)
         self._clients: dict[int, Client] = {}
         self._pending: dict[socket.socket, int] = {}
         self._turned_away: list[str] = []
