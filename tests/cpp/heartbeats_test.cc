@@ -184,6 +184,17 @@ TEST_CASE("heartbeats: a farewell that is not the peer's ends the connection wit
   CHECK(leader.news.lost[0].why.find("TCP, heartbeats of rank 1: record 0 of this connection is not as") == 0);
 }
 
+TEST_CASE("heartbeats: a leader has said farewell once all that it expects have connected, or will not") {
+  Leader low(0), high(1);
+  for (const int peer : {1, 2}) low.heartbeats.expect(peer);
+  low.heartbeats.say_farewell();
+  CHECK(!low.heartbeats.has_said_farewell());
+  connect_leaders(low, 0, high, 1);
+  CHECK(!low.heartbeats.has_said_farewell());
+  low.heartbeats.forget(2);
+  CHECK(low.heartbeats.has_said_farewell());
+}
+
 TEST_CASE("heartbeats: a leader that leaves is not lost for one that connects later") {
   std::vector<Fd> sockets(3);
   std::vector<TcpAddress> addresses(3);

@@ -192,7 +192,7 @@ ROWS = (
         "csrc/transport/tcp/heartbeats.cc",
         "return is_leaving_ && expected_.empty() &&",
         "return is_leaving_ &&",
-        ("heartbeats_test::heartbeats: a leader that leaves",),
+        ("heartbeats_test::heartbeats: a leader has said farewell",),
     ),
     Mutation(
         "tcp-direction",
