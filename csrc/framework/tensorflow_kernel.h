@@ -10,7 +10,7 @@
 #include "data/dtype.h"
 #include "framework/table.h"
 #include "framework/tensorflow_abi.h"
-#include "negotiation/signature.h"
+#include "negotiation/segment/signature.h"
 
 namespace rr {
 

@@ -1,6 +1,6 @@
 #include "gpu/device.h"
 
-#include "gpu/cuda/image.h"
+#include "gpu/cuda/launch/image.h"
 
 namespace rr {
 

@@ -1,6 +1,6 @@
 // A build without nvcc: no kernels, hence no device.
 
-#include "gpu/cuda/image.h"
+#include "gpu/cuda/launch/image.h"
 
 namespace rr {
 

@@ -157,7 +157,7 @@ void tune(Context& context) {
     header.chunk_nbytes = tuning.chunk_nbytes;
     header.eager_nbytes = tuning.eager_nbytes;
     header.tuned.store(known ? kFinal : kMeasure, std::memory_order_release);
-    world.negotiation().ring_all();
+    world.negotiation().segment().ring_all();
   }
   context.wait_loop().wait_until([&] { return header.tuned.load(std::memory_order_acquire) != kUndecided; },
                                  [] { return false; }, Deadline::after_s(context.timeout_s()), interrupt, true,

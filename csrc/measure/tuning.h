@@ -4,7 +4,7 @@
 // Neither changes results: staging folds in rank order whatever the chunk, and so do the request slots.
 #pragma once
 
-#include "negotiation/control_segment.h"
+#include "negotiation/segment/control_segment.h"
 
 namespace rr {
 

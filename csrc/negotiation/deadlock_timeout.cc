@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "base/text.h"
-#include "negotiation/failure.h"
+#include "negotiation/segment/failure.h"
 
 namespace rr {
 namespace {

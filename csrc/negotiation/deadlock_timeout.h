@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "negotiation/control_segment.h"
+#include "negotiation/segment/control_segment.h"
 
 namespace rr {
 

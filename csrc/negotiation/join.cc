@@ -1,19 +1,11 @@
-// Negotiation: joining.
-//
-// On several hosts each has its own joined ranks and epoch. Who is seen to have joined has announced all it will,
-// because its leader tells both in order; so the participants of an operation are the same everywhere. An epoch ends on
-// a host when the leaders of all have said that their ranks have drained (relay/relay_join.cc).
-
-#include "negotiation/negotiation.h"
+#include "negotiation/join.h"
 
 #include <algorithm>
 
 namespace rr {
 
-uint64_t Negotiation::join(uint64_t unnamed_counter) { return record_join(rank_, unnamed_counter, std::nullopt); }
-
-uint64_t Negotiation::record_join(int rank, uint64_t unnamed_counter, std::optional<uint32_t> stamp) {
-  const uint64_t epoch = locked([&] {
+uint64_t Joins::record(int rank, uint64_t unnamed_counter, std::optional<uint32_t> stamp) {
+  const uint64_t epoch = segment_.locked([&] {
     Header& header = control_.header();
     uint32_t latest = 0;
     for (int r = 0; r < control_.size(); ++r) latest = std::max(latest, control_.line(r).joined.load());
@@ -22,19 +14,19 @@ uint64_t Negotiation::record_join(int rank, uint64_t unnamed_counter, std::optio
     header.joined_count.fetch_add(1);
     return header.join_epoch.load();
   });
-  ring_all();  // operations that only waited for this rank are complete now
+  segment_.ring_all();  // operations that only waited for this rank are complete now
   return epoch;
 }
 
-void Negotiation::drained() {
+void Joins::drained() {
   const uint32_t count = control_.header().drained_count.fetch_add(1) + 1;
-  if (!hosts_.several() && count == static_cast<uint32_t>(control_.size())) finish_join();
+  if (!hosts_.several() && count == static_cast<uint32_t>(control_.size())) finish();
 }
 
 // A rank whose host had seen another one join has a larger stamp than that one (Lamport 1978, "Time, clocks, and the
 // ordering of events in a distributed system"). Of equal stamps neither had seen the other, and the higher rank counts
 // as the later one: so all hosts name the same rank, in whatever order they have heard.
-int Negotiation::last_joined() const {
+int Joins::last_joined() const {
   int last = 0;
   for (int r = 1; r < control_.size(); ++r) {
     if (control_.line(r).joined.load() >= control_.line(last).joined.load()) last = r;
@@ -42,12 +34,12 @@ int Negotiation::last_joined() const {
   return last;
 }
 
-void Negotiation::finish_join() {
-  locked([&] {
+void Joins::finish() {
+  segment_.locked([&] {
     Header& header = control_.header();
     const uint64_t epoch = header.join_epoch.load();
     auto& result = header.join_results[epoch % 2];
-    result.unnamed = largest_unnamed();
+    result.unnamed = segment_.largest_unnamed();
     result.last_joined = last_joined();
     names_.level_generations();
     for (int r = 0; r < control_.size(); ++r) {
@@ -59,14 +51,14 @@ void Negotiation::finish_join() {
     header.drained_count.store(0);
     header.join_epoch.store(epoch + 1);
   });
-  ring_all();
+  segment_.ring_all();
 }
 
-bool Negotiation::join_finished(uint64_t epoch) const {
+bool Joins::is_finished(uint64_t epoch) const {
   return control_.header().join_epoch.load(std::memory_order_acquire) != epoch;
 }
 
-JoinResult Negotiation::join_result(uint64_t epoch) const {
+JoinResult Joins::result(uint64_t epoch) const {
   const auto& result = control_.header().join_results[epoch % 2];
   return {static_cast<int>(result.last_joined), result.unnamed};
 }
@@ -74,7 +66,7 @@ JoinResult Negotiation::join_result(uint64_t epoch) const {
 // Whoever announced the name's last operation but one has consumed it if it took part in the last one. A rank that
 // joined in between may not have come to that. Ranks elsewhere read their own segment; their leader makes the same
 // check before it writes there.
-bool Negotiation::has_been_read(Ticket ticket) const {
+bool Joins::have_read(Ticket ticket) const {
   if (control_.header().joined_count.load(std::memory_order_acquire) == 0) return true;
   const size_t consumed_slot = Names::consumed_slot(Names::slot_at(ticket.request_slot));
   for (const int r : hosts_.here()) {

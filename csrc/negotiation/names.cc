@@ -148,4 +148,9 @@ std::string Names::text(size_t slot) const {
   return std::string(entry.text, entry.length);
 }
 
+std::string Names::name_of(Ticket ticket) const {
+  if (!ticket.is_named()) return "unnamed operation " + std::to_string(ticket.tag - 1);
+  return "'" + stored_name(ticket) + "'";
+}
+
 }  // namespace rr

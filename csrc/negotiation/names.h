@@ -6,8 +6,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "negotiation/control_segment.h"
-#include "negotiation/hosts.h"
+#include "negotiation/segment/control_segment.h"
+#include "negotiation/segment/hosts.h"
+#include "negotiation/segment/ticket.h"
 
 namespace rr {
 
@@ -33,6 +34,9 @@ class Names {
   void level_generations() const;
 
   std::string text(size_t slot) const;
+  std::string stored_name(Ticket named) const { return text(slot_at(named.request_slot)); }
+  // How messages call an operation.
+  std::string name_of(Ticket ticket) const;
 
   static size_t request_slot(size_t slot, uint64_t generation) { return kUnnamedSlots + 2 * slot + generation % 2; }
   static size_t slot_at(uint64_t request_slot) { return (request_slot - kUnnamedSlots) / 2; }

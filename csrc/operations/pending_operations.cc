@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/errors.h"
+#include "negotiation/segment/failure.h"
 
 namespace rr {
 namespace {
@@ -139,7 +140,7 @@ bool PendingOperations::has_named() const {
 
 OperationPtr PendingOperations::waiting_for(int rank) const {
   for (const OperationPtr& operation : oldest_first()) {
-    const auto missing = negotiation_.missing(operation->ticket);
+    const auto missing = negotiation_.requests().missing(operation->ticket);
     if (std::find(missing.begin(), missing.end(), rank) != missing.end()) return operation;
   }
   return nullptr;
@@ -147,7 +148,7 @@ OperationPtr PendingOperations::waiting_for(int rank) const {
 
 bool PendingOperations::is_any_under_way() const {
   return std::any_of(logged_.begin(), logged_.end(),
-                     [&](const auto& logged) { return negotiation_.complete(logged.second->ticket); });
+                     [&](const auto& logged) { return negotiation_.requests().complete(logged.second->ticket); });
 }
 
 void PendingOperations::push(Operation& operation) {
@@ -168,14 +169,14 @@ void PendingOperations::push_named() {
 // In a group that has failed nobody decides anything more. There a rank whose request differs from the others' raises
 // MismatchError, and not the group's failure.
 bool PendingOperations::is_settled(const Operation& operation, RankMask& participants) const {
-  return has_failed(from_.control) ? negotiation_.complete(operation.ticket, &participants)
-                                   : negotiation_.is_settled(operation.ticket, &participants);
+  return has_failed(from_.control) ? negotiation_.requests().complete(operation.ticket, &participants)
+                                   : negotiation_.requests().is_settled(operation.ticket, &participants);
 }
 
 bool PendingOperations::try_finish_quick(Operation& operation) {
   RankMask participants;
   if (!is_settled(operation, participants)) return false;
-  if (!negotiation_.feasible(operation.ticket, participants)) {
+  if (!negotiation_.requests().feasible(operation.ticket, participants)) {
     refuse(operation, participants);
     return true;
   }
@@ -191,13 +192,14 @@ void PendingOperations::settle(Operation& operation) {
   if (operation.state.load(std::memory_order_relaxed) != State::kPending) return;
   if (!is_settled(operation, participants)) return;
   operation.settled.store(true, std::memory_order_relaxed);
-  if (negotiation_.feasible(operation.ticket, participants)) return;
+  if (negotiation_.requests().feasible(operation.ticket, participants)) return;
   remove_logged(operation);
   refuse(operation, participants);
 }
 
 void PendingOperations::refuse(Operation& operation, const RankMask& participants) {
-  const std::string text = negotiation_.mismatch(operation.ticket, participants) + " " + from_.where(operation);
+  const std::string text =
+      negotiation_.requests().mismatch(operation.ticket, participants) + " " + from_.where(operation);
   fail(operation, std::make_exception_ptr(MismatchError(text)));
 }
 
@@ -214,7 +216,7 @@ void PendingOperations::compute_quick(Operation& operation, const RankMask& part
 // The peers may reuse what this rank has announced and read.
 void PendingOperations::consume(Operation& operation) {
   if (!operation.name.empty()) {
-    negotiation_.publish_consumed_named(operation.ticket);
+    negotiation_.publish_consumed(operation.ticket);
   } else {
     unnamed_.consume(operation.ticket);
   }
@@ -263,15 +265,16 @@ void PendingOperations::fail_all(const std::exception_ptr& error) {
 }
 
 void PendingOperations::withdraw() {
-  const auto error = std::make_exception_ptr(MismatchError(negotiation_.withdraw_text()));
+  const auto error = std::make_exception_ptr(MismatchError(negotiation_.deadlock().withdraw_text()));
   unnamed_.for_each([&](Ticket ticket, const OperationPtr& operation) {
-    if (operation != nullptr && negotiation_.complete(ticket)) return;
+    if (operation != nullptr && negotiation_.requests().complete(ticket)) return;
     from_.control.head(ticket.request_slot, from_.rank).tag.store(0);
     if (operation == nullptr) return unnamed_.consume(ticket);
     remove_logged(*operation);
     fail(*operation, error);
   });
-  unnamed_.skip_to(negotiation_.withdraw_unnamed());  // a rank that has gone on since may be further ahead by now
+  unnamed_.skip_to(
+      negotiation_.deadlock().withdraw_unnamed());  // a rank that has gone on since may be further ahead by now
   for (auto named = by_name_.begin(); named != by_name_.end();) {
     Operation& operation = *named->second;
     const bool is_void =

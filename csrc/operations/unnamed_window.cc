@@ -13,11 +13,11 @@ UnnamedWindow::UnnamedWindow(const ControlSegment& control, Negotiation& negotia
 // every rank has consumed what is there, and the leader of this host has passed it on to the others.
 bool UnnamedWindow::has_room(bool eager) {
   const uint64_t overwritten = next_ + 1 > kUnnamedSlots ? next_ + 1 - kUnnamedSlots : 0;
-  if (!negotiation_.has_note_room(next_ % kUnnamedSlots)) return false;
+  if (!negotiation_.notes().has_room(next_ % kUnnamedSlots)) return false;
   if (oldest_ < overwritten || least_watermark(overwritten) < overwritten) return false;
   if (!eager) return true;
   const uint64_t used_by = eager_users_[eager_used_ % kEagerCount];
-  if (used_by != 0 && !negotiation_.is_passed_on((used_by - 1) % kUnnamedSlots)) return false;
+  if (used_by != 0 && !negotiation_.notes().is_passed_on((used_by - 1) % kUnnamedSlots)) return false;
   return least_watermark(used_by) >= used_by;
 }
 

@@ -12,7 +12,7 @@
 #include "collective/hierarchical.h"
 #include "collective/pull.h"
 #include "collective/staged.h"
-#include "negotiation/hosts.h"
+#include "negotiation/segment/hosts.h"
 
 namespace rr {
 

@@ -35,7 +35,7 @@ std::pair<RankMask, int> Decisions::take_participants(FrameParser& frame) const 
 Ticket Decisions::ticket_of(const OperationName& operation, int witness, const FrameParser& frame) {
   const Ticket ticket =
       operation.is_named() ? negotiation_.latest_named(operation.name, witness) : Ticket::unnamed(operation.counter);
-  frame.expect(ticket.tag != 0 && negotiation_.has_announced(ticket, witness),
+  frame.expect(ticket.tag != 0 && negotiation_.requests().has_announced(ticket, witness),
                "has an operation that no rank here has called");
   return ticket;
 }
@@ -43,7 +43,7 @@ Ticket Decisions::ticket_of(const OperationName& operation, int witness, const F
 // Writes what is not known yet.
 bool Decisions::record(Ticket ticket, std::vector<Negotiation::Recorded> requests) {
   const auto is_known = [&](const Negotiation::Recorded& one) {
-    return hosts_.is_here(one.rank) || negotiation_.has_announced(ticket, one.rank);
+    return hosts_.is_here(one.rank) || negotiation_.requests().has_announced(ticket, one.rank);
   };
   requests.erase(std::remove_if(requests.begin(), requests.end(), is_known), requests.end());
   return requests.empty() || negotiation_.record(ticket, requests);
@@ -97,7 +97,7 @@ bool Decisions::apply_refusal(FrameParser& frame, uint64_t number) {
   std::vector<Negotiation::Recorded> requests = take_requests(frame, control_.size());
   if (!record(ticket, std::move(requests))) return false;
   finish(operation, ticket, number);
-  negotiation_.refuse(ticket);
+  negotiation_.log().refuse(ticket);
   return true;
 }
 
@@ -105,7 +105,7 @@ bool Decisions::repeat() {
   bool moved = false;
   while (!ordered_.empty()) {
     const OrderedEntry& entry = ordered_.front();
-    if (!negotiation_.repeat(entry.members, entry.algorithm, entry.participants)) return moved;
+    if (!negotiation_.log().repeat(entry.members, entry.algorithm, entry.participants)) return moved;
     ordered_.pop_front();
     moved = true;
   }

@@ -11,14 +11,10 @@
 #pragma once
 
 #include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
-#include "relay/decisions.h"
-#include "relay/leader_links.h"
-#include "relay/own_requests.h"
-#include "relay/sequencer.h"
+#include "relay/rank_news.h"
+#include "relay/receiver.h"
 
 namespace rr {
 
@@ -26,15 +22,15 @@ class HostRelay {
  public:
   // links: by host; null for this one. late_s: after so long an operation is shown to all hosts, whose messages say who
   // is missing.
-  HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiation& own,
+  HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiation& negotiation,
             std::vector<std::unique_ptr<Link>> links, double late_s);
 
   // Executor lock held. Sends and receives what there is; true when something moved.
   bool progress();
   // The first host's leader runs an entry only when it has sent it: till then no other takes the entry's place.
-  bool has_sent(uint64_t entry) const { return hosts_.mine != 0 || sequencer_.has_sent(entry); }
+  bool has_sent(uint64_t entry) const { return !parts_.is_first_host() || parts_.sequencer.has_sent(entry); }
   // Executor lock held. The first host's leader looks whether all ranks wait for what can never be complete.
-  void look_for_deadlock();
+  void look_for_deadlock() { deadlock_.look(); }
   // Once this rank has left: passes on what there is. Says whether the other leaders, or everybody, have left too and
   // nothing is left to send.
   bool pass_on(bool everybody);
@@ -44,65 +40,17 @@ class HostRelay {
   // Whether something waits for a link or for room.
   bool has_backlog() const;
   // Whether the first host's log has an entry that is not in this host's log yet.
-  bool has_ordered_entries() const { return !decisions_.is_empty(); }
+  bool has_ordered_entries() const { return !parts_.decisions.is_empty(); }
 
  private:
-  struct Sent {  // what the others know of a rank here
-    uint64_t watermark = 0;
-    uint64_t blocked_epoch = 0;
-    bool has_joined = false;
-    Attendance attendance = Attendance::kPresent;
-  };
-
-  // host_relay.cc
-  void collect();
-  void collect_ranks();
-  void collect_notes(int rank, uint64_t end);
-  void send_quick(int rank, Ticket ticket);
-  void send_attendance(int rank);
   bool have_all_left(bool everybody) const;
   bool is_all_sent() const;
-  bool is_choked() const;
-  bool is_eager(const Signature& signature, int rank, bool is_named) const;
-  // relay_receive.cc
-  bool receive();
-  bool apply(int host, FrameParser& frame);
-  void check_sender(int host, const FrameParser& frame) const;
-  bool apply_quick(FrameParser& frame, bool is_named);
-  bool apply_logged(int host, FrameParser& frame);
-  bool apply_decision(int host, FrameParser& frame);
-  void look_ahead(int host);
-  bool may_decide() const;
-  void apply_left(LeaderConnection& connection, FrameParser& frame);
-  void apply_failure(FrameParser& frame);
-  // relay_join.cc
-  bool have_drained() const;
-  void send_drained();
-  bool finish_join();
-  bool all_are_at(Phase phase) const;
-  void leave_phase();
-  // relay_deadlock.cc
-  void send_block(int rank, uint64_t epoch);
-  void apply_block(FrameParser& frame);
-  void apply_freeze(FrameParser& frame);
-  void apply_vote(FrameParser& frame);
-  void apply_verdict(LeaderConnection& connection, FrameParser& frame);
-  void decide(bool stuck);
-  bool finish_verdict();
 
-  const ControlSegment& control_;
-  const Hosts& hosts_;
-  Negotiation& own_;
-  LeaderLinks links_;
-  OwnRequests own_requests_;
-  Sequencer sequencer_;                      // of the first host
-  Decisions decisions_;                      // of the others
-  std::vector<Sent> sent_;                   // by group rank
-  Phase phase_ = Phase::kNone;               // the point that this host has said it has come to
-  std::optional<Negotiation::Stuck> stuck_;  // of the verdict that is asked for or settled
-  int votes_ = 0;                            // of hosts, for and against
-  bool refused_ = false;
-  bool failure_sent_ = false;
+  RelayParts parts_;
+  RelayDeadlock deadlock_;
+  RelayJoin join_;
+  RankNews news_;
+  Receiver receiver_;
 };
 
 }  // namespace rr

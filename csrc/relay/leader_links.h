@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "negotiation/control_segment.h"
+#include "negotiation/segment/control_segment.h"
 #include "relay/frames.h"
 #include "transport/link.h"
 

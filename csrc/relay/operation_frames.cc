@@ -33,7 +33,7 @@ size_t splits_nbytes(const Signature& signature, int size) {
 }  // namespace
 
 void put(FrameWriter& out, const Negotiation& negotiation, Ticket ticket) {
-  out.put(ticket.is_named() ? negotiation.stored_name(ticket) : std::string());
+  out.put(ticket.is_named() ? negotiation.names().stored_name(ticket) : std::string());
   out.put(ticket.is_named() ? uint64_t{0} : ticket.tag - 1);
 }
 
@@ -52,6 +52,11 @@ void check(const Signature& signature, int size, const FrameParser& frame) {
   frame.expect(is_known, "has a value that its field cannot have");
   frame.expect(signature.root >= -1 && signature.root < size, "has an unknown root");
   frame.expect(signature.tensors >= 1, "has no tensor");
+}
+
+bool has_eager_payload(const ControlSegment& control, const Signature& signature, int rank, bool is_named) {
+  if (is_named || signature.nbytes <= control.inline_nbytes()) return false;
+  return signature.kind == Kind::kAllreduce || signature.root == rank;
 }
 
 void put_requests(FrameWriter& out, const ControlSegment& control, Ticket ticket, const std::vector<int>& ranks) {

@@ -24,6 +24,9 @@ OperationName take_operation(FrameParser& frame);
 // What a signature may have without this host reading or writing what is not there.
 void check(const Signature& signature, int size, const FrameParser& frame);
 
+// Whether the operation's data lie in the rank's eager buffer; then its request slot holds the buffer's index.
+bool has_eager_payload(const ControlSegment& control, const Signature& signature, int rank, bool is_named);
+
 // Requests of `ranks`, which lie in the control segment. Equal signatures travel once; of the payload, an alltoall's
 // splits do.
 void put_requests(FrameWriter& out, const ControlSegment& control, Ticket ticket, const std::vector<int>& ranks);

@@ -23,13 +23,13 @@ void OwnRequests::tell(Ticket ticket) {
   if (found == pending_.end() || found->second.ticket.tag != ticket.tag) return;
   Pending& pending = found->second;
   RankMask participants;
-  if (!negotiation_.complete_here(ticket, &participants)) return;
+  if (!negotiation_.requests().complete_here(ticket, &participants)) return;
   std::vector<int> untold;
   for (const int r : hosts_.here()) {
     if (!participants.test(r)) continue;
     if (pending.told.test(r)) continue;
     // One that has announced the same operation as a quick one has told all hosts.
-    if (negotiation_.is_quick(control_.signature(ticket.request_slot, r), ticket.is_named())) continue;
+    if (negotiation_.requests().is_quick(control_.signature(ticket.request_slot, r), ticket.is_named())) continue;
     // What the rank announced before, perhaps under the same name, has not been passed on yet.
     if (!pending.announced.test(r)) return;
     untold.push_back(r);
@@ -58,7 +58,7 @@ void OwnRequests::show(int rank) {
 }
 
 void OwnRequests::show(Pending& pending, int rank) {
-  if (pending.shown.test(rank) || !negotiation_.has_announced(pending.ticket, rank)) return;
+  if (pending.shown.test(rank) || !negotiation_.requests().has_announced(pending.ticket, rank)) return;
   pending.shown.set(rank);
   links_.tell_decisions(hosts_.here().front());
   for (int host = 0; host < links_.count(); ++host) {
@@ -88,10 +88,10 @@ void OwnRequests::remove(Ticket ticket) {
 void OwnRequests::remove_withdrawn() {
   for (auto one = pending_.begin(); one != pending_.end();) {
     Pending& pending = one->second;
-    bool is_withdrawn = !pending.ticket.is_named() && !negotiation_.complete(pending.ticket);
+    bool is_withdrawn = !pending.ticket.is_named() && !negotiation_.requests().complete(pending.ticket);
     bool is_announced = false;
     for (const int r : hosts_.here()) {
-      const Ticket blocked_on = negotiation_.blocked_on(r);
+      const Ticket blocked_on = negotiation_.deadlock().blocked_on(r);
       if (blocked_on.request_slot == one->first && blocked_on.tag == pending.ticket.tag) {
         for (RankMask* mask : {&pending.announced, &pending.told, &pending.shown}) mask->clear(r);
       }

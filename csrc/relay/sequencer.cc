@@ -24,19 +24,19 @@ bool Sequencer::is_over(Ticket ticket) {
 
 // False: it is to be looked at again.
 bool Sequencer::decide(Ticket ticket) {
-  if (negotiation_.is_decided(ticket) || negotiation_.is_overwritten(ticket)) return true;
+  if (negotiation_.requests().is_decided(ticket) || negotiation_.requests().is_overwritten(ticket)) return true;
   RankMask participants;
-  if (!negotiation_.complete(ticket, &participants)) return false;
-  const std::vector<int> logged = negotiation_.logged_of(ticket, participants);
+  if (!negotiation_.requests().complete(ticket, &participants)) return false;
+  const std::vector<int> logged = negotiation_.requests().logged_of(ticket, participants);
   if (logged.empty()) return true;  // a verdict has withdrawn the requests that were for the log
-  if (negotiation_.feasible(ticket, participants)) {
-    const bool is_appended = negotiation_.append(ticket);
+  if (negotiation_.requests().feasible(ticket, participants)) {
+    const bool is_appended = negotiation_.log().append(ticket);
     is_log_full_ |= !is_appended;
     return is_appended;
   }
   send_log();  // what its ranks announced before under the same name
   send_refusal(ticket, participants, logged);
-  negotiation_.refuse(ticket);
+  negotiation_.log().refuse(ticket);
   return true;
 }
 
@@ -44,7 +44,7 @@ void Sequencer::send_log() {
   const uint64_t tail = control_.header().log_tail.load(std::memory_order_acquire);
   for (; log_sent_ < tail; ++log_sent_) {
     Entry& entry = control_.entry(log_sent_);
-    if (entry.closed.load(std::memory_order_acquire) == 0) negotiation_.close(entry);
+    if (entry.closed.load(std::memory_order_acquire) == 0) negotiation_.log().close(entry);
     send_entry(entry);
     // Now, and not when its last note is read: nobody is shown what has been sent as decided.
     for (uint32_t i = 0; i < entry.members; ++i) {

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "cuda_host.h"
-#include "gpu/cuda/tables.h"
+#include "gpu/cuda/launch/tables.h"
 #include "reduce_oracle.h"
 
 namespace rr_test {

@@ -260,8 +260,8 @@ TEST_CASE("frames: requests that have been decided about meanwhile are dropped")
     if (!is_named) say_logged(listener, 1, long_sum(), 0);
     CHECK(listener.hear() == "");
     CHECK(listener.control().header().log_tail.load() == 1);
-    CHECK(listener.rank(kMe).is_appended(ticket));
-    for (int r = 0; r < kSize; ++r) CHECK(listener.rank(kMe).has_announced(ticket, r));
+    CHECK(listener.rank(kMe).requests().is_appended(ticket));
+    for (int r = 0; r < kSize; ++r) CHECK(listener.rank(kMe).requests().has_announced(ticket, r));
   }
 }
 
@@ -274,7 +274,7 @@ TEST_CASE("frames: the first host is told of an operation once all ranks of a ho
     CHECK(listener.hear() == "");
     CHECK(listener.answers.empty());
     if (joins) {
-      listener.rank(kMe + 1).join(0);
+      listener.rank(kMe + 1).joins().join(0);
     } else {
       listener.rank(kMe + 1).announce_unnamed(0, long_sum(), nullptr, 0);
     }
@@ -293,12 +293,12 @@ TEST_CASE("frames: what the first host has sent as decided is not shown") {
   for (const int r : {kMe, kMe + 1}) say_logged(listener, r, long_sum(), 0, 1, "name");
   CHECK(listener.hear() == "");
   CHECK(listener.answers.empty());
-  listener.rank(0).block(ticket, 0);
+  listener.rank(0).deadlock().block(ticket, 0);
   CHECK(listener.rank(1).announce_named("name", long_sum(), nullptr, 0, true, log_full).tag == ticket.tag);
   CHECK(listener.hear() == "");
   REQUIRE_FALSE(listener.answers.empty());
   CHECK(listener.answers.front() == FrameType::kEntry);
-  listener.rank(1).block(ticket, 0);  // the leader has read now that it has announced the operation
+  listener.rank(1).deadlock().block(ticket, 0);  // the leader has read now that it has announced the operation
   CHECK(listener.hear() == "");
   CHECK(std::count(listener.answers.begin(), listener.answers.end(), FrameType::kLogged) == 0);
   CHECK(std::count(listener.answers.begin(), listener.answers.end(), FrameType::kBlocked) == 2);

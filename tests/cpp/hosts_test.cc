@@ -1,6 +1,6 @@
 // Groups on several hosts: what the leaders pass on. Results of the collectives are checked where those of one host
 // are.
-#include "negotiation/hosts.h"
+#include "negotiation/segment/hosts.h"
 
 #include <cmath>
 #include <cstring>

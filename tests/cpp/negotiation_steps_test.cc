@@ -45,16 +45,16 @@ TEST_CASE("a name's request slot is not written again before a rank that has joi
   Ranks ranks({0, 0});
   const Ticket first = ranks.announce(0, "name");
   CHECK(ranks.announce(1, "name").tag == first.tag);
-  ranks[0].join(0);
-  ranks[1].publish_consumed_named(first);
+  ranks[0].joins().join(0);
+  ranks[1].publish_consumed(first);
   const Ticket second = ranks.announce(1, "name");  // the name's other request slot
   REQUIRE(second.tag != 0);
   CHECK(second.request_slot != first.request_slot);
-  CHECK(ranks[1].complete(second));
-  ranks[1].publish_consumed_named(second);
+  CHECK(ranks[1].requests().complete(second));
+  ranks[1].publish_consumed(second);
   CHECK(ranks.announce(1, "name").tag == 0);
-  CHECK(ranks[0].complete(first));
-  ranks[0].publish_consumed_named(first);
+  CHECK(ranks[0].requests().complete(first));
+  ranks[0].publish_consumed(first);
   CHECK(ranks.announce(1, "name").request_slot == first.request_slot);
 }
 
@@ -67,9 +67,9 @@ TEST_CASE("a name in flight keeps its place in a table that is full; one that al
   }
   CHECK(ranks.announce(0, "one more").tag == 0);
   CHECK(ranks.announce(1, "name 3").request_slot == tickets[3].request_slot);
-  ranks[0].publish_consumed_named(tickets[3]);
+  ranks[0].publish_consumed(tickets[3]);
   CHECK(ranks.announce(0, "one more").tag == 0);
-  ranks[1].publish_consumed_named(tickets[3]);
+  ranks[1].publish_consumed(tickets[3]);
   const Ticket taken = ranks.announce(0, "one more");
   CHECK((taken.request_slot - kUnnamedSlots) / 2 == (tickets[3].request_slot - kUnnamedSlots) / 2);
   CHECK(taken.tag > tickets[3].tag);  // nobody takes it for the old name's
@@ -88,10 +88,10 @@ TEST_CASE("a name that another host's rank has announced keeps its place until t
   }
   CHECK(ranks.announce(0, "one more").tag == 0);
   const Ticket ticket = ranks.announce(0, "name 3");
-  CHECK(ranks[0].complete(ticket));
+  CHECK(ranks[0].requests().complete(ticket));
   leader_has_read();
   CHECK(ranks.announce(0, "one more").tag == 0);
-  ranks[0].publish_consumed_named(ticket);  // what rank 1 has consumed is nothing to this host
+  ranks[0].publish_consumed(ticket);  // what rank 1 has consumed is nothing to this host
   const Ticket taken = ranks.announce(0, "one more");
   CHECK(Names::slot_at(taken.request_slot) == Names::slot_at(ticket.request_slot));
   CHECK(taken.tag > ticket.tag);
@@ -107,14 +107,14 @@ TEST_CASE(
   const auto record = [&](const std::string& name, int rank) {
     return ranks[0].record_named(name, {{rank, sum, nullptr, 0}});
   };
-  ranks[0].join(0);
+  ranks[0].joins().join(0);
   std::vector<Ticket> tickets;
   for (size_t i = 0; i < ranks.control.capacity(); ++i) tickets.push_back(record("name " + std::to_string(i), 1));
   CHECK(record("one more", 1).tag == 0);
   CHECK(record("name 3", 2).tag == tickets[3].tag);
-  CHECK(ranks[0].complete(tickets[3]));
+  CHECK(ranks[0].requests().complete(tickets[3]));
   CHECK(record("one more", 1).tag == 0);
-  REQUIRE(ranks[0].append(tickets[3]));
+  REQUIRE(ranks[0].log().append(tickets[3]));
   CHECK(record("one more", 1).tag == 0);  // the other hosts have not been told
   ranks.control.header().log_sent = ranks.control.header().log_tail.load();
   CHECK(Names::slot_at(record("one more", 1).request_slot) == Names::slot_at(tickets[3].request_slot));
@@ -124,7 +124,7 @@ TEST_CASE("a rank announces no more while the leader of its host reads nothing")
   Ranks ranks({0, 0, 1});
   const size_t capacity = ranks.control.capacity();
   size_t announced = 0;
-  while (ranks[1].has_note_room(announced % kUnnamedSlots) && announced <= kUnnamedSlots + capacity) {
+  while (ranks[1].notes().has_room(announced % kUnnamedSlots) && announced <= kUnnamedSlots + capacity) {
     ranks.announce(1, announced++);
   }
   CHECK(announced == kUnnamedSlots);  // the next one would overwrite what the leader has not passed on
@@ -132,33 +132,33 @@ TEST_CASE("a rank announces no more while the leader of its host reads nothing")
   for (size_t i = 0; i < capacity; ++i) named.push_back(ranks.announce(1, "name " + std::to_string(i)));
   CHECK(named.back().tag != 0);
   const uint64_t unused_request_slot = named.front().request_slot ^ 1;  // a name has two
-  CHECK_FALSE(ranks[1].has_note_room(unused_request_slot));
-  CHECK(ranks[0].has_note_room(unused_request_slot));
-  CHECK(Ranks({0, 0})[1].has_note_room(0));
+  CHECK_FALSE(ranks[1].notes().has_room(unused_request_slot));
+  CHECK(ranks[0].notes().has_room(unused_request_slot));
+  CHECK(Ranks({0, 0})[1].notes().has_room(0));
   ranks.control.outbox(1).read.store(1);
-  CHECK(ranks[1].has_note_room(unused_request_slot));
-  CHECK(ranks[1].has_note_room(0));
-  CHECK_FALSE(ranks[1].has_note_room(1));
+  CHECK(ranks[1].notes().has_room(unused_request_slot));
+  CHECK(ranks[1].notes().has_room(0));
+  CHECK_FALSE(ranks[1].notes().has_room(1));
   ranks.announce(1, kUnnamedSlots);
-  CHECK_FALSE(ranks[1].has_note_room(unused_request_slot));
+  CHECK_FALSE(ranks[1].notes().has_room(unused_request_slot));
 }
 
 TEST_CASE("ranks that wait are not stuck while one of their operations is complete") {
   Ranks ranks({0, 0});
   const Ticket both[] = {ranks.announce(0, "both"), ranks.announce(1, "both")};
   const Ticket alone = ranks.announce(1, "alone");
-  ranks[0].block(both[0], 0);
-  ranks[1].block(alone, 0);
-  ranks[1].detect_deadlock();
-  CHECK_FALSE(ranks[0].withdrawn());
-  CHECK_FALSE(ranks[1].withdrawn());
-  CHECK_FALSE(ranks[0].freeze_if_stuck().has_value());
-  CHECK(ranks[0].unblock(false) == false);
-  ranks[0].block(ranks.announce(0, "other"), 0);
-  ranks[0].detect_deadlock();
-  CHECK(ranks[0].withdrawn());
-  CHECK(ranks[1].withdrawn());
-  CHECK(ranks[0].withdraw_text().find("rank 1 waits in barrier 'alone' for rank 0") != std::string::npos);
+  ranks[0].deadlock().block(both[0], 0);
+  ranks[1].deadlock().block(alone, 0);
+  ranks[1].deadlock().detect();
+  CHECK_FALSE(ranks[0].deadlock().is_withdrawn());
+  CHECK_FALSE(ranks[1].deadlock().is_withdrawn());
+  CHECK_FALSE(ranks[0].deadlock().freeze_if_stuck().has_value());
+  CHECK(ranks[0].deadlock().unblock(false) == false);
+  ranks[0].deadlock().block(ranks.announce(0, "other"), 0);
+  ranks[0].deadlock().detect();
+  CHECK(ranks[0].deadlock().is_withdrawn());
+  CHECK(ranks[1].deadlock().is_withdrawn());
+  CHECK(ranks[0].deadlock().withdraw_text().find("rank 1 waits in barrier 'alone' for rank 0") != std::string::npos);
 }
 
 TEST_CASE("an entry of the log is not overwritten before every rank has been through it") {
@@ -166,7 +166,7 @@ TEST_CASE("an entry of the log is not overwritten before every rank has been thr
   const auto fill = [&](uint64_t& counter) {
     for (bool has_room = true; has_room && counter < 4 * kLogEntries; counter += has_room ? 1 : 0) {
       ranks.announce(0, counter);
-      has_room = ranks[1].append(ranks.announce(1, counter));
+      has_room = ranks[1].log().append(ranks.announce(1, counter));
     }
   };
   uint64_t counter = 0;

@@ -182,7 +182,7 @@ TEST_CASE("order: a name that finds no room holds back no decision") {
             link.held = false;
           } else {
             const Ticket ticket = sums.front().operation->ticket;
-            wait_for([&] { return rank.world.negotiation().is_decided(ticket); });
+            wait_for([&] { return rank.world.negotiation().requests().is_decided(ticket); });
             start_names();
             start("full");
           }

@@ -3,8 +3,8 @@
 
 #include <sys/mman.h>
 
-#include "gpu/cuda/image.h"
-#include "gpu/cuda/tables.h"
+#include "gpu/cuda/launch/image.h"
+#include "gpu/cuda/launch/tables.h"
 #include "probe.h"
 
 namespace rr {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cuda_host.h"
-#include "gpu/cuda/tables.h"
+#include "gpu/cuda/launch/tables.h"
 #include "memory.h"
 
 using namespace rr;

@@ -25,7 +25,7 @@ void Watchdog::fail_if_other_memory(const Operation& operation) const {
   const auto has_called = [&](const std::string& name) {
     return parts_.context.gpu().device() != nullptr && parts_.context.gpu().queue().has(parts_.from.id, name);
   };
-  for (const int r : parts_.negotiation.missing(operation.ticket)) {
+  for (const int r : parts_.negotiation.requests().missing(operation.ticket)) {
     for (const std::string& name : parts_.negotiation.announced_alone(r, kAutomaticPrefix)) {
       if (!is_automatic_name(name) || has_called(name)) continue;
       const std::string me = "rank " + std::to_string(parts_.context.rank());

@@ -31,7 +31,7 @@ bool Executor::step(bool from_engine, const HostRelay* relay) {
     if (relay != nullptr && !relay->has_sent(cursor_)) return false;
     if (entry.closed.load(std::memory_order_acquire) == 0) {
       if (!wants_bucket(from_engine)) return false;
-      negotiation_.close(entry);
+      negotiation_.log().close(entry);
     }
     if (!entry.participants.test(from_.rank) && entry.rounds.load(std::memory_order_acquire) == 0) return false;
     start_entry(entry);
@@ -68,7 +68,7 @@ void Executor::append_complete() {
     for (const auto& [request_slot, operation] : submitted->pending.logged()) tickets.push_back(operation->ticket);
   }
   for (const Ticket ticket : tickets) {
-    if (!negotiation_.append(ticket)) {
+    if (!negotiation_.log().append(ticket)) {
       retry_append_.store(true, std::memory_order_relaxed);
       return;
     }
@@ -83,7 +83,7 @@ bool Executor::wants_bucket(bool from_engine) {
   const auto submitted = submitted_.lock();
   for (const auto& [request_slot, operation] : submitted->pending.logged()) {
     const Ticket ticket = operation->ticket;
-    if (!negotiation_.is_appended(ticket)) continue;
+    if (!negotiation_.requests().is_appended(ticket)) continue;
     wanted |= operation->wanted.load(std::memory_order_relaxed) || operation->signature.is_async == 0;
     oldest_ns = std::min(oldest_ns, operation->submitted_ns);
   }
@@ -115,7 +115,7 @@ void Executor::start_entry(Entry& entry) {
   }
   active_ = planner_.plan(cursor_, active_members_, rounds_base_, active_rounds_);
   entry.rounds.store(active_rounds_ + 1, std::memory_order_release);
-  if (from_.control.header().joined_count.load(std::memory_order_relaxed) != 0) negotiation_.ring_waiters();
+  if (from_.control.header().joined_count.load(std::memory_order_relaxed) != 0) negotiation_.segment().ring_waiters();
 }
 
 // This rank has joined and has no part in the entry: only all-reduces go on without it. It keeps count of the rounds.
@@ -123,7 +123,7 @@ void Executor::skip_entry(Entry& entry) {
   active_rounds_ = static_cast<size_t>(entry.rounds.load(std::memory_order_acquire) - 1);
   const Stage stage = from_.control.stage(static_cast<size_t>(from_.control.header().chunk_nbytes));
   skip_rounds(stage, from_.rank, rounds_base_, active_rounds_);
-  negotiation_.ring_waiters();  // not a team's to ring: this rank is in none
+  negotiation_.segment().ring_waiters();  // not a team's to ring: this rank is in none
 }
 
 bool Executor::needs(int rank) const {
@@ -187,7 +187,7 @@ void Executor::finish_entry() {
   from_.control.line(from_.rank).cursor.store(++cursor_, std::memory_order_release);
   // A rank may wait for this one to make room in a log that was full.
   if (from_.control.header().log_tail.load(std::memory_order_relaxed) >= cursor_ - 1 + kLogEntries)
-    negotiation_.ring_waiters();
+    negotiation_.segment().ring_waiters();
   // Threads of this rank may sleep on what has just finished.
   ring(*from_.bells[static_cast<size_t>(from_.rank)]);
 }

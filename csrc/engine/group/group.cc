@@ -149,7 +149,7 @@ bool Group::fail_pending() {
     for (const auto& [request_slot, operation] : logged) pending.settle(*operation);
     pending.fail_all(std::current_exception());
   }
-  negotiation_.ring_all();
+  negotiation_.segment().ring_all();
   return true;
 }
 
@@ -258,7 +258,7 @@ void Group::mark_left(Attendance how) {
 
 void Group::fail_as_shut_down() {
   // Its full fence: whoever reads what is written to registered memory from here on sees that this rank has left.
-  negotiation_.ring_all();
+  negotiation_.segment().ring_all();
   executor_.close();
   const auto submitted = submitted_.lock();
   std::exception_ptr error;

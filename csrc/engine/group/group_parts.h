@@ -8,7 +8,7 @@
 
 #include "base/guarded.h"
 #include "engine/group/members.h"
-#include "negotiation/failure.h"
+#include "negotiation/segment/failure.h"
 #include "operations/submitted.h"
 
 namespace rr {

@@ -28,7 +28,7 @@ int Joining::join(Interrupt interrupt, const std::function<void()>& announce_res
   {
     const auto submitted = parts_.submitted.lock();
     if (!has_joined_.load()) {
-      epoch_ = parts_.negotiation.join(submitted->pending.unnamed().next());
+      epoch_ = parts_.negotiation.joins().join(submitted->pending.unnamed().next());
       has_drained_ = false;
       has_joined_.store(true);
     }
@@ -36,10 +36,10 @@ int Joining::join(Interrupt interrupt, const std::function<void()>& announce_res
   const auto finished = [&] {
     parts_.throw_if_over();
     drain();
-    return has_drained_ && parts_.negotiation.join_finished(epoch_);
+    return has_drained_ && parts_.negotiation.joins().is_finished(epoch_);
   };
   waiter_.wait_until(finished, interrupt, [this] { parts_.throw_if_failed(); });
-  const JoinResult result = parts_.negotiation.join_result(epoch_);
+  const JoinResult result = parts_.negotiation.joins().result(epoch_);
   const auto submitted = parts_.submitted.lock();
   has_joined_.store(false);
   submitted->pending.unnamed().restart(result.unnamed);
@@ -59,7 +59,7 @@ void Joining::drain() {
   }
   if (parts_.control().header().joined_count.load() != static_cast<uint32_t>(parts_.from.size())) return;
   has_drained_ = true;
-  parts_.negotiation.drained();
+  parts_.negotiation.joins().drained();
 }
 
 void Joining::throw_closed(Kind kind, bool is_called_now) const {

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/errors.h"
+#include "negotiation/segment/failure.h"
 
 namespace rr {
 
@@ -56,14 +57,14 @@ void Members::fail_if_left(const Operation& operation) const {
     // In this order: what a rank has announced, it announced before it left.
     const int by = unreachable_because_of(r);
     if (by < 0 || r == from_.rank) continue;
-    const auto missing = from_.negotiation.missing(operation.ticket);
+    const auto missing = from_.negotiation.requests().missing(operation.ticket);
     if (std::find(missing.begin(), missing.end(), r) != missing.end()) return fail_because_left(by, &operation);
   }
 }
 
 void Members::fail_because_left(int rank, const Operation* needing) const {
   // By a verdict, which this rank's thread will raise; the other one has, and left.
-  if (from_.negotiation.withdrawn()) return;
+  if (from_.negotiation.deadlock().is_withdrawn()) return;
   // The world fails first: a rank that waits in it may raise that, and leave, before the other groups have failed.
   if (const std::string text = deadlock_text_(); !text.empty()) {
     record_failure(from_.control, FatalKind::kMismatch, text);
@@ -90,7 +91,7 @@ std::string Members::left_text(int rank, const Operation* needing) const {
 std::vector<int> Members::missing(const Operation& operation) const {
   if (operation.peer == kAnyPeer) return {};
   std::vector<int> ranks =
-      operation.peer >= 0 ? std::vector<int>{operation.peer} : from_.negotiation.missing(operation.ticket);
+      operation.peer >= 0 ? std::vector<int>{operation.peer} : from_.negotiation.requests().missing(operation.ticket);
   for (int& r : ranks) r = from_.world_ranks[static_cast<size_t>(r)];
   return ranks;
 }

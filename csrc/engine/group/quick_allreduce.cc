@@ -37,14 +37,14 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   add(parts_.from.stats.operations, 1);
   const Ticket ticket = submitted->pending.unnamed().announce(signature, src.data, nbytes, eager);
   submitted.unlock();
-  parts_.negotiation.ring_waiters();
+  parts_.negotiation.segment().ring_waiters();
 
   RankMask participants;
   bool complete = false;
   for (int turn = 0; turn < (parts_.ranks_outnumber_cores ? 1 : 64) && !complete; ++turn) {
     if (turn != 0) relax(false);
     participants = RankMask();
-    complete = parts_.negotiation.is_settled(ticket, &participants);
+    complete = parts_.negotiation.requests().is_settled(ticket, &participants);
   }
   Operation operation;
   operation.kind = Kind::kAllreduce;
@@ -70,14 +70,14 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
     }
     relay_.pass_on();  // the last rank's request may have come to this one first
     participants = RankMask();
-    parts_.negotiation.is_settled(ticket, &participants);
+    parts_.negotiation.requests().is_settled(ticket, &participants);
   }
-  const bool agreed = parts_.negotiation.feasible(ticket, participants);
+  const bool agreed = parts_.negotiation.requests().feasible(ticket, participants);
   if (agreed) {
     operation.signature = signature;
     reduce_requests(parts_.from, ticket, participants, reduction, src.data, dst.data, src.count);
   }
-  const std::string text = agreed ? "" : parts_.negotiation.mismatch(ticket, participants);
+  const std::string text = agreed ? "" : parts_.negotiation.requests().mismatch(ticket, participants);
   parts_.submitted.lock()->pending.unnamed().consume(ticket);
   if (!agreed) throw MismatchError(text + " " + parts_.from.where(operation));
   add(parts_.from.stats.one_shot, 1);

@@ -23,7 +23,7 @@ OperationPtr Submitter::make(const Request& request) const {
   operation->keep = request.keep;
   if (request.name != nullptr) operation->name = *request.name;
   Signature& signature = operation->signature;
-  operation->quick = parts_.negotiation.is_quick(signature, request.name != nullptr);
+  operation->quick = parts_.negotiation.requests().is_quick(signature, request.name != nullptr);
   if (signature.place == Place::kDevice) {
     show_device_operands(parts_.from, *operation);
   } else if (!operation->quick && can_be_direct(request.kind) && signature.tensors == 1 && !request.srcs.empty()) {
@@ -48,10 +48,10 @@ OperationPtr Submitter::submit(const Request& request, Interrupt interrupt) {
   announce(operation, request, interrupt);
   // ring_waiters() begins with a full fence. The fence also orders this request before the look at the others'
   // requests, so at least one rank sees all of them.
-  parts_.negotiation.ring_waiters();
-  if (!operation->quick && request.name == nullptr && parts_.negotiation.complete(operation->ticket)) {
+  parts_.negotiation.segment().ring_waiters();
+  if (!operation->quick && request.name == nullptr && parts_.negotiation.requests().complete(operation->ticket)) {
     add(parts_.from.stats.negotiations, 1);
-    if (!parts_.negotiation.append(operation->ticket)) executor_.retry_append();
+    if (!parts_.negotiation.log().append(operation->ticket)) executor_.retry_append();
   }
   return operation;
 }

@@ -42,32 +42,34 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
   const auto finished = [&] {
     if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
     if (!operation.quick) {
-      if (!operation.settled.load(std::memory_order_relaxed) && parts_.negotiation.is_settled(operation.ticket)) {
+      if (!operation.settled.load(std::memory_order_relaxed) &&
+          parts_.negotiation.requests().is_settled(operation.ticket)) {
         parts_.submitted.lock()->pending.settle(operation);
         return operation.state.load(std::memory_order_acquire) != State::kPending;
       }
       parts_.throw_if_failed();
       parts_.context.throw_if_shut_down();
-      return blocked && parts_.negotiation.withdrawn();
+      return blocked && parts_.negotiation.deadlock().is_withdrawn();
     }
-    if (parts_.negotiation.is_settled(operation.ticket)) return true;
+    if (parts_.negotiation.requests().is_settled(operation.ticket)) return true;
     parts_.throw_if_over();
-    return blocked && parts_.negotiation.withdrawn();
+    return blocked && parts_.negotiation.deadlock().is_withdrawn();
   };
   DeadlockTimeout::Waiter waiter(parts_.context.deadlock_timeout());
   const auto tick = [&] {
     watchdog_.check(operation);
     if (operation.ticket.tag == 0) return;
     if (timeout_s < 0)
-      look_for_deadlock_timeout(waiter, parts_.negotiation.complete(operation.ticket) ? "" : waits_for(operation));
+      look_for_deadlock_timeout(waiter,
+                                parts_.negotiation.requests().complete(operation.ticket) ? "" : waits_for(operation));
     auto submitted = parts_.submitted.lock();
     record_thread(submitted);  // another thread may have submitted what this one waits for, and may submit more
     if (submitted->calls.has_many_threads()) return;
     if (!blocked) {
       blocked = true;
-      parts_.negotiation.block(operation.ticket, submitted->pending.unnamed().next());
+      parts_.negotiation.deadlock().block(operation.ticket, submitted->pending.unnamed().next());
     } else {
-      parts_.negotiation.detect_deadlock();
+      parts_.negotiation.deadlock().detect();
     }
   };
   bool in_time = false;
@@ -80,7 +82,7 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
     throw;
   }
   if (blocked && unblock())
-    throw MismatchError(parts_.negotiation.withdraw_text() + " " + parts_.from.where(operation));
+    throw MismatchError(parts_.negotiation.deadlock().withdraw_text() + " " + parts_.from.where(operation));
   return in_time;
 }
 
@@ -91,7 +93,7 @@ bool Waiter::unblock() {
   std::optional<bool> withdrawn;
   const auto unblocked = [&] {
     const auto submitted = parts_.submitted.lock();
-    withdrawn = parts_.negotiation.unblock(has_failed(parts_.control()) || parts_.context.is_shut_down());
+    withdrawn = parts_.negotiation.deadlock().unblock(has_failed(parts_.control()) || parts_.context.is_shut_down());
     if (withdrawn.value_or(false)) submitted->pending.withdraw();
     return withdrawn.has_value();
   };
@@ -191,10 +193,11 @@ void Waiter::wait_for_window(GroupParts::Locked& submitted, bool eager, Operatio
 }
 
 void Waiter::lift_block(GroupParts::Locked& submitted) {
-  while (!submitted->calls.has_many_threads() && !parts_.negotiation.lift_block()) {
+  while (!submitted->calls.has_many_threads() && !parts_.negotiation.deadlock().lift_block()) {
     submitted.unlock();
     const auto gone_on = [this] {
-      return !parts_.negotiation.is_frozen() || has_failed(parts_.control()) || parts_.context.is_shut_down();
+      return !parts_.negotiation.deadlock().is_frozen() || has_failed(parts_.control()) ||
+             parts_.context.is_shut_down();
     };
     await_verdict(gone_on);
     submitted.lock();
@@ -223,7 +226,7 @@ void Waiter::wait_for_name(GroupParts::Locked& submitted, Operation& waiting, In
     if (parts_.members.fail_if_unread(waiting)) return;
     const double warning_s = parts_.from.settings.stall_warning_s;
     const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
-    if (warning_s <= 0 || age_s < warning_s || parts_.negotiation.has_idle_name() || waiting.warned.exchange(true))
+    if (warning_s <= 0 || age_s < warning_s || parts_.negotiation.names().has_room() || waiting.warned.exchange(true))
       return;
     parts_.from.log.warning(parts_.from.where(waiting) + " waits because all " +
                             std::to_string(parts_.control().capacity()) +

@@ -47,7 +47,8 @@ void Watchdog::fail_if_out_of_order(const PendingOperations& pending) const {
   if (!has_closed(parts_.control().line(first)) || relay_.host()->has_ordered_entries()) return;
   for (const auto& [request_slot, operation] : pending.logged()) {
     const Ticket ticket = operation->ticket;
-    if (!parts_.negotiation.is_decided(ticket)) return parts_.members.fail_because_left(first, operation.get());
+    if (!parts_.negotiation.requests().is_decided(ticket))
+      return parts_.members.fail_because_left(first, operation.get());
   }
 }
 
@@ -136,8 +137,8 @@ void Watchdog::look() {
     if (operation->state != State::kPending) continue;
     check_age(*operation, now);
     // Whoever completed it found the log full, and may have left since.
-    const bool is_decided = parts_.negotiation.is_decided(operation->ticket);
-    if (!is_decided && parts_.negotiation.complete(operation->ticket)) executor_.retry_append();
+    const bool is_decided = parts_.negotiation.requests().is_decided(operation->ticket);
+    if (!is_decided && parts_.negotiation.requests().complete(operation->ticket)) executor_.retry_append();
   }
   pending.give_back_dropped_names();
 }

@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
-#include "gpu/cuda/image.h"
+#include "gpu/cuda/launch/image.h"
 
 namespace rr {
 namespace {

@@ -7,9 +7,9 @@
 #include "gpu/cuda/cuda_exports.h"
 #include "gpu/cuda/cuda_holds.h"
 #include "gpu/cuda/cuda_imports.h"
-#include "gpu/cuda/cuda_kernels.h"
 #include "gpu/cuda/cuda_memory.h"
 #include "gpu/cuda/cuda_work_streams.h"
+#include "gpu/cuda/launch/cuda_kernels.h"
 
 namespace rr {
 

@@ -87,8 +87,8 @@ else()
     DEPENDS csrc/gpu/kernels/kernels.cu csrc/gpu/kernels/table_layout.h ${kernel_headers} csrc/gpu/kernels/kernels.cmake
     COMMENT "Compiling CUDA kernels for${targets} and PTX"
     VERBATIM)
-  set(RR_CUDA_SOURCE csrc/gpu/cuda/image.cc)
-  set_source_files_properties(csrc/gpu/cuda/image.cc PROPERTIES COMPILE_DEFINITIONS "RR_FATBIN=\"${fatbin}\""
+  set(RR_CUDA_SOURCE csrc/gpu/cuda/launch/image.cc)
+  set_source_files_properties(csrc/gpu/cuda/launch/image.cc PROPERTIES COMPILE_DEFINITIONS "RR_FATBIN=\"${fatbin}\""
                                                             OBJECT_DEPENDS ${fatbin})
   message(STATUS "CUDA: on (${nvcc},${targets} and PTX of compute_${last})")
 endif()

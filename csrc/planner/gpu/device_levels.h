@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "negotiation/hosts.h"
+#include "negotiation/segment/hosts.h"
 #include "planner/operation.h"
 
 namespace rr {

@@ -5,7 +5,7 @@
 #include "base/errors.h"
 #include "collective/gpu/device_phases.h"
 #include "collective/gpu/nccl_path.h"
-#include "negotiation/failure.h"
+#include "negotiation/segment/failure.h"
 #include "planner/exchange_plan.h"
 #include "planner/gpu/device_planner.h"
 #include "planner/reduction_plan.h"

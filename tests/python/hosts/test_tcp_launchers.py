@@ -6,6 +6,7 @@ test_slurm.py has srun's rows.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -33,7 +34,7 @@ from ringreduce.job.tcp_job import source
 needs_lab = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 REPORT = """
-import os, socket, struct
+import json, os, socket, struct, time
 from pathlib import Path
 import numpy as np
 import ringreduce
@@ -46,24 +47,46 @@ def listens():
     rows = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
     return sorted(socket.inet_ntoa(struct.pack("=I", int(row[1].partition(":")[0], 16))) for row in rows)
 
-for setting in os.environ.get("RR_HOST_" + os.uname().nodename.upper(), "").split():
-    name, _, value = setting.partition("=")
-    os.environ[name] = value
-lines = set()
-try:
-    for _ in range(2):
-        with ringreduce.init() as world:
-            x = np.arange(5000) % 97 + world.rank
-            right = (np.arange(5000) % 97) * world.size + sum(range(world.size))
-            sums = "sums" if (ringreduce.allreduce(x, op=ringreduce.Sum) == right).all() else "wrong"
-            way = "MPI" if state.current.communicator is not None else "TCP"
-            way = way if ringreduce.stats()["bytes_on_wire"] else "memory"
-            place = [world.local_rank, world.local_size, world.cross_rank, world.cross_size]
-            at = " at " + ",".join(listens()) if "MPI4PY_MPIABI" not in os.environ and way == "TCP" else ""
-            lines.add(f"rank {world.rank}/{world.size} {sums} {place} by {way}{at}")
-except ringreduce.Error as error:
-    lines.add(f"refused: {type(error).__name__}: {error}")
-os.write(1, "".join(f"{line}\\n" for line in lines).encode())  # in one write: ranks share a pipe
+def attempt():
+    '''What this rank says of two jobs in a row.'''
+    for setting in os.environ.get("RR_HOST_" + os.uname().nodename.upper(), "").split():
+        name, _, value = setting.partition("=")
+        os.environ[name] = value
+    lines = set()
+    try:
+        for _ in range(2):
+            with ringreduce.init() as world:
+                x = np.arange(5000) % 97 + world.rank
+                right = (np.arange(5000) % 97) * world.size + sum(range(world.size))
+                sums = "sums" if (ringreduce.allreduce(x, op=ringreduce.Sum) == right).all() else "wrong"
+                way = "MPI" if state.current.communicator is not None else "TCP"
+                way = way if ringreduce.stats()["bytes_on_wire"] else "memory"
+                place = [world.local_rank, world.local_size, world.cross_rank, world.cross_size]
+                at = " at " + ",".join(listens()) if "MPI4PY_MPIABI" not in os.environ and way == "TCP" else ""
+                lines.add(f"rank {world.rank}/{world.size} {sums} {place} by {way}{at}")
+    except ringreduce.Error as error:
+        lines.add(f"refused: {type(error).__name__}: {error}")
+    return lines
+
+def await_others(number):
+    '''Returns once all ranks have come to the end of the attempt.'''
+    folder = Path(os.environ["RR_FOLDER"], f"ended {number}")
+    folder.mkdir(exist_ok=True)
+    (folder / os.environ["RANK"]).touch()
+    deadline = time.monotonic() + float(os.environ["RR_DEADLINE"])
+    while len(list(folder.iterdir())) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+attempts = json.loads(os.environ.get("RR_ATTEMPTS", "[]"))
+for number, env in enumerate(attempts):
+    before = dict(os.environ)
+    os.environ.update(env)
+    os.write(1, "".join(f"{number}: {line}\\n" for line in attempt()).encode())
+    os.environ.clear()
+    os.environ.update(before)
+    await_others(number)
+if not attempts:
+    os.write(1, "".join(f"{line}\\n" for line in attempt()).encode())  # in one write: ranks share a pipe
 """
 
 
@@ -93,7 +116,7 @@ def program(folder: Path) -> str:
 
 def said(output: str) -> list[str]:
     """The ranks' lines, in order."""
-    return sorted(line for line in output.splitlines() if line.startswith(("rank", "refused")))
+    return sorted(line for line in output.splitlines() if re.match(r"(\d+: )?(rank|refused)", line))
 
 
 def wanted(way: str, at: Sequence[str] = ("", "")) -> list[str]:
@@ -254,9 +277,14 @@ def test_communicators_of_mpi_may_be_connected_by_tcp(lab: Lab) -> None:
 
 
 def torchrun(
-    lab: Lab, env: Mapping[str, str], *rendezvous: str, options: Sequence[str] = (), path: str | None = None
+    lab: Lab,
+    env: Mapping[str, str],
+    *rendezvous: str,
+    options: Sequence[str] = (),
+    path: str | None = None,
+    attempts: int = 1,
 ) -> list[str]:
-    """What four ranks on hosts a and b say."""
+    """What four ranks on hosts a and b say, of so many attempts each."""
     pytest.importorskip("torch")
     environ = {"OMP_NUM_THREADS": "1", "RINGREDUCE_INIT_TIMEOUT": "60", **env}
     with contextlib.ExitStack() as stack:
@@ -268,21 +296,62 @@ def torchrun(
             launchers.append(stack.enter_context(lab.start(host, command, env=environ)))
             stack.callback(launchers[-1].kill)
         outputs = [launcher.communicate(timeout=HANG_S)[0] for launcher in launchers]
-    assert len(said("".join(outputs))) == 4, outputs
-    return said("".join(outputs))
+    lines = said("".join(outputs))
+    assert len(lines) == 4 * attempts, outputs
+    return lines
 
 
 @needs_lab
-def test_torchrun_says_where_rank_0_is(lab: Lab, secret: str) -> None:
-    env = {"RINGREDUCE_SECRET_FILE": secret}
-    assert torchrun(lab, env) == wanted("TCP", ("10.77.0.1", "10.77.0.2"))
+def test_torchrun_on_two_hosts(lab: Lab, secret: str) -> None:
+    """One start of torchrun, whose ranks try one after the other what would be jobs of their own: a start is 10 s."""
+    other = secret_file(lab.folder, "other", b"f" * 32)
+    with_secret = {"RINGREDUCE_SECRET_FILE": secret}
+    secret_on_a = {"RR_HOST_A": f"RINGREDUCE_SECRET_FILE={secret}", "RINGREDUCE_INIT_TIMEOUT": "8"}
+    unreachable = {"RINGREDUCE_ADDRESS": "10.99.0.1:29484", "RINGREDUCE_INIT_TIMEOUT": "5"}
+    attempts = {
+        "the store says where rank 0 is": with_secret,
+        "the address has a port": with_secret | {"RINGREDUCE_ADDRESS": ":29481"},
+        "the address has a host": with_secret | {"RINGREDUCE_ADDRESS": "a:29482"},
+        "no secret": {},
+        "an address and no secret": {"RINGREDUCE_ADDRESS": "a:29483"},
+        "two secrets": secret_on_a | {"RR_HOST_B": f"RINGREDUCE_SECRET_FILE={other}"},
+        "no file on b": secret_on_a | {"RR_HOST_B": "RINGREDUCE_SECRET_FILE=/nowhere"},
+        "b cannot reach rank 0": with_secret | unreachable,
+        "the port is taken": with_secret | {"RINGREDUCE_ADDRESS": ":22"},
+        "at last": with_secret,
+    }
+    env = {"RR_ATTEMPTS": json.dumps([*attempts.values()]), "RR_FOLDER": str(lab.folder), "RR_DEADLINE": str(HANG_S)}
+    lab.run("a", ["ip", "addr", "add", "10.99.0.1/32", "dev", "lo"])
+    try:
+        lines = torchrun(lab, env, attempts=len(attempts))
+    finally:
+        lab.run("a", ["ip", "addr", "del", "10.99.0.1/32", "dev", "lo"])
+    says = {
+        name: sorted(line.partition(": ")[2] for line in lines if line.startswith(f"{number}: "))
+        for number, name in enumerate(attempts)
+    }
 
+    def all_say(name: str, words: str) -> None:
+        assert [re.match(f"refused: {words}", line) is not None for line in says[name]] == [True] * 4, says[name]
 
-@needs_lab
-@pytest.mark.parametrize("address", [":29481", "a:29482"])
-def test_torchrun_with_an_address(lab: Lab, secret: str, address: str) -> None:
-    env = {"RINGREDUCE_SECRET_FILE": secret, "RINGREDUCE_ADDRESS": address}
-    assert torchrun(lab, env) == wanted("TCP", ("10.77.0.1", "10.77.0.2"))
+    def count(name: str, words: str) -> int:
+        return sum(re.search(words, line) is not None for line in says[name])
+
+    for name in ("the store says where rank 0 is", "the address has a port", "the address has a host", "at last"):
+        assert says[name] == wanted("TCP", ("10.77.0.1", "10.77.0.2")), name
+    all_say("no secret", "UnavailableError: torchrun started this job on several hosts.*set RINGREDUCE_SECRET_FILE")
+    all_say("an address and no secret", "InvalidArgumentError: .*no secret_file.*Set RINGREDUCE_SECRET_FILE")
+    assert count("two secrets", "does not know this job's secret") == 2, says["two secrets"]
+    assert count("two secrets", "ranks 2, 3 did not come to 10.77.0.1:") == 2, says["two secrets"]
+    unread = "InvalidArgumentError: the job's secret file cannot be read"
+    assert count("no file on b", unread) == 2, says["no file on b"]
+    assert count("no file on b", "ranks 2, 3 did not come to 10.77.0.1:") == 2, says["no file on b"]
+    far = "b cannot reach rank 0"
+    assert count(far, "ranks 2, 3 did not come to 10.99.0.1:29484") == 2, says[far]
+    unreached = "no connection to rank 0 at 10.99.0.1:29484 .*Network is unreachable.* this host, b, reach that port"
+    assert count(far, unreached) == 2, says[far]
+    all_say("the port is taken", "MismatchError: .*another process listens at 10.77.0.1:22 already")
+    assert count("the port is taken", "told by rank 0") == 3, says["the port is taken"]
 
 
 FAILS_ONCE = """
@@ -320,63 +389,11 @@ def test_torchrun_with_a_rendezvous_of_its_own(lab: Lab, secret: str) -> None:
 
 
 @needs_lab
-def test_torchrun_without_a_secret_file(lab: Lab) -> None:
-    words = "refused: UnavailableError: torchrun started this job on several hosts.*set RINGREDUCE_SECRET_FILE"
-    lines = torchrun(lab, {})
-    assert all(re.match(words, line) for line in lines), lines
-    words = "refused: InvalidArgumentError: .*no secret_file.*Set RINGREDUCE_SECRET_FILE"
-    lines = torchrun(lab, {"RINGREDUCE_ADDRESS": "a:29483"})
-    assert all(re.match(words, line) for line in lines), lines
-
-
-@needs_lab
 def test_torchrun_without_a_store_that_ranks_may_ask(lab: Lab, secret: str) -> None:
     words = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "a:29400", "--rdzv-id", "8"]
     env = {"RINGREDUCE_SECRET_FILE": secret, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     lines = torchrun(lab, env, *words)
     assert all(re.match("refused: UnavailableError: .*set RINGREDUCE_ADDRESS=host:port", line) for line in lines), lines
-
-
-@needs_lab
-def test_hosts_of_torchrun_with_other_secrets(lab: Lab, secret: str) -> None:
-    other = secret_file(lab.folder, "other", b"f" * 32)
-    hosts = {"RR_HOST_A": f"RINGREDUCE_SECRET_FILE={secret}", "RR_HOST_B": f"RINGREDUCE_SECRET_FILE={other}"}
-    lines = torchrun(lab, hosts | {"RINGREDUCE_INIT_TIMEOUT": "8"})
-    assert sum("does not know this job's secret" in line for line in lines) == 2, lines
-    assert sum("ranks 2, 3 did not come to 10.77.0.1:" in line for line in lines) == 2, lines
-
-
-@needs_lab
-def test_a_host_of_torchrun_without_the_secret_file(lab: Lab, secret: str) -> None:
-    hosts = {"RR_HOST_A": f"RINGREDUCE_SECRET_FILE={secret}", "RR_HOST_B": "RINGREDUCE_SECRET_FILE=/nowhere"}
-    lines = torchrun(lab, hosts | {"RINGREDUCE_INIT_TIMEOUT": "8"})
-    assert sum("InvalidArgumentError: the job's secret file cannot be read" in line for line in lines) == 2, lines
-    assert sum("ranks 2, 3 did not come to 10.77.0.1:" in line for line in lines) == 2, lines
-
-
-@needs_lab
-def test_a_host_that_cannot_reach_rank_0(lab: Lab, secret: str) -> None:
-    lab.run("a", ["ip", "addr", "add", "10.99.0.1/32", "dev", "lo"])
-    try:
-        env = {
-            "RINGREDUCE_SECRET_FILE": secret,
-            "RINGREDUCE_ADDRESS": "10.99.0.1:29484",
-            "RINGREDUCE_INIT_TIMEOUT": "5",
-        }
-        lines = torchrun(lab, env)
-    finally:
-        lab.run("a", ["ip", "addr", "del", "10.99.0.1/32", "dev", "lo"])
-    assert sum("ranks 2, 3 did not come to 10.99.0.1:29484" in line for line in lines) == 2, lines
-    words = r"no connection to rank 0 at 10.99.0.1:29484 .*Network is unreachable.* this host, b, reach that port"
-    assert sum(re.search(words, line) is not None for line in lines) == 2, lines
-
-
-@needs_lab
-def test_what_keeps_rank_0_of_torchrun_from_listening_is_said_on_every_rank(lab: Lab, secret: str) -> None:
-    lines = torchrun(lab, {"RINGREDUCE_SECRET_FILE": secret, "RINGREDUCE_ADDRESS": ":22"})
-    words = "refused: MismatchError: .*another process listens at 10.77.0.1:22 already"
-    assert all(re.match(words, line) for line in lines), lines
-    assert sum("told by rank 0" in line for line in lines) == 3, lines
 
 
 # --- one host ---------------------------------------------------------------------------------------------------------

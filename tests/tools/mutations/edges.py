@@ -57,7 +57,7 @@ ROWS = (
     ),
     Mutation(
         "slot-reuse",
-        "csrc/gpu/cuda/cuda_kernels.cc",
+        "csrc/gpu/cuda/launch/cuda_kernels.cc",
         "is_older && is_free(slot)",
         "is_older",
         ("cuda_device_test",),

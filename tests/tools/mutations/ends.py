@@ -127,7 +127,7 @@ ROWS = (
     ),
     Mutation(
         "digest-of-six-dimensions",
-        "csrc/negotiation/signature.cc",
+        "csrc/negotiation/segment/signature.cc",
         "return is_ragged(s.kind) ? state : mix(state, s.nbytes);",
         "return state;",
         ("negotiation_test::requests agree whose bytes",),

@@ -1,16 +1,17 @@
-// HostRelay: what the other leaders say, written into this host's segment.
+#include "relay/receiver.h"
+
+#include <cstring>
 
 #include "base/text.h"
-#include "negotiation/failure.h"
-#include "relay/host_relay.h"
+#include "negotiation/segment/failure.h"
 
 namespace rr {
 
-bool HostRelay::receive() {
+bool Receiver::receive() {
   bool moved = false;
-  for (int host = 0; host < hosts_.count(); ++host) {
-    if (links_.is_here(host)) continue;
-    LeaderConnection& connection = links_[host];
+  for (int host = 0; host < parts_.hosts.count(); ++host) {
+    if (parts_.links.is_here(host)) continue;
+    LeaderConnection& connection = parts_.links[host];
     while (connection.in.nbytes_left() < kAhead &&
            connection.in.fill([&](std::byte* bytes, size_t nbytes) { return connection.link->pull(bytes, nbytes); }))
       moved = true;
@@ -27,8 +28,8 @@ bool HostRelay::receive() {
 // At frames that wait behind one for which there is no room, or that is too early. A failure is heard whatever waits.
 // The first host's decisions are taken up: what waits may need what another host's leader said after it had taken them
 // up.
-void HostRelay::look_ahead(int host) {
-  FrameReader& in = links_[host].in;
+void Receiver::look_ahead(int host) {
+  FrameReader& in = parts_.links[host].in;
   if (in.empty()) return;
   in.look_ahead(FrameReader::kForFailures, [&](FrameParser& frame) {
     if (frame.head.type != FrameType::kFailed) return true;
@@ -42,7 +43,7 @@ void HostRelay::look_ahead(int host) {
     const FrameType type = frame.head.type;
     if (type != FrameType::kDecided && type != FrameType::kEntry && type != FrameType::kRefused) return true;
     check_sender(host, frame);
-    if (!may_decide() || decisions_.apply(frame) == 0) return false;
+    if (!may_decide() || parts_.decisions.apply(frame) == 0) return false;
     frame.end();
     return true;
   });
@@ -50,13 +51,13 @@ void HostRelay::look_ahead(int host) {
 
 // What the first host decides after a verdict waits until the requests here are withdrawn: the same may have been
 // announced again.
-bool HostRelay::may_decide() const { return links_[0].phase != Phase::kVerdict; }
+bool Receiver::may_decide() const { return parts_.links[0].phase != Phase::kVerdict; }
 
 // A leader sends frames about the ranks of its host. Frames about the host as a whole name the leader itself. Only the
 // first host's leader makes decisions, and asks for and decides a verdict.
-void HostRelay::check_sender(int host, const FrameParser& frame) const {
+void Receiver::check_sender(int host, const FrameParser& frame) const {
   const int rank = frame.head.rank;
-  frame.expect(rank < control_.size() && hosts_.of[static_cast<size_t>(rank)] == host,
+  frame.expect(rank < parts_.control.size() && parts_.hosts.of[static_cast<size_t>(rank)] == host,
                "is about a rank of another host");
   switch (frame.head.type) {
     case FrameType::kUnnamed:
@@ -82,17 +83,18 @@ void HostRelay::check_sender(int host, const FrameParser& frame) const {
     default:
       frame.expect(false, "has an unknown type");
   }
-  frame.expect(rank == hosts_.leader(host), "is about another rank than its sender");
+  frame.expect(rank == parts_.hosts.leader(host), "is about another rank than its sender");
 }
 
 // False: there is no room for it yet, or it is too early.
-bool HostRelay::apply(int host, FrameParser& frame) {
+bool Receiver::apply(int host, FrameParser& frame) {
   check_sender(host, frame);
-  LeaderConnection& connection = links_[host];
+  LeaderConnection& connection = parts_.links[host];
   const int rank = frame.head.rank;
-  const bool has_come_as_far = hosts_.mine == 0 || host == 0 || connection.decisions <= decisions_.count();
+  const bool has_come_as_far = parts_.is_first_host() || host == 0 || connection.decisions <= parts_.decisions.count();
   if (!has_come_as_far) return false;
-  if (hosts_.mine == 0) sequencer_.look_at_all();  // before a request slot that is read there is written again
+  if (parts_.is_first_host())
+    parts_.sequencer.look_at_all();  // before a request slot that is read there is written again
   switch (frame.head.type) {
     case FrameType::kUnnamed:
       return connection.phase == Phase::kNone && apply_quick(frame, false);
@@ -104,20 +106,15 @@ bool HostRelay::apply(int host, FrameParser& frame) {
     case FrameType::kEntry:
     case FrameType::kRefused:
       return apply_decision(host, frame);
-    case FrameType::kJoined: {
+    case FrameType::kJoined:
       if (connection.phase != Phase::kNone) return false;
-      frame.expect(control_.line(rank).joined.load() == 0, "says again that a rank has joined");
-      const auto unnamed_counter = frame.take<uint64_t>();
-      const auto stamp = frame.take_up_to<uint32_t>(static_cast<uint32_t>(control_.size()));
-      frame.expect(stamp != 0, "has a join without a stamp");
-      own_.record_join(rank, unnamed_counter, stamp);
+      apply_joined(frame);
       return true;
-    }
     case FrameType::kDrained:
       connection.phase = Phase::kJoinEnds;
       return true;
     case FrameType::kWatermark:
-      control_.line(rank).watermark.store(frame.take<uint64_t>(), std::memory_order_release);
+      parts_.control.line(rank).watermark.store(frame.take<uint64_t>(), std::memory_order_release);
       return true;
     case FrameType::kLeft:
       apply_left(connection, frame);
@@ -127,16 +124,16 @@ bool HostRelay::apply(int host, FrameParser& frame) {
       return true;
     case FrameType::kBlocked:
       if (connection.phase != Phase::kNone) return false;
-      apply_block(frame);
+      deadlock_.apply_block(frame);
       return true;
     case FrameType::kFreeze:
-      apply_freeze(frame);
+      deadlock_.apply_freeze(frame);
       return true;
     case FrameType::kVote:
-      apply_vote(frame);
+      deadlock_.apply_vote(frame);
       return true;
     case FrameType::kVerdict:
-      apply_verdict(connection, frame);
+      deadlock_.apply_verdict(connection, frame);
       return true;
     case FrameType::kSettled:
       connection.phase = Phase::kVerdict;
@@ -145,92 +142,105 @@ bool HostRelay::apply(int host, FrameParser& frame) {
   return true;  // check_sender() knows all types
 }
 
-void HostRelay::apply_left(LeaderConnection& connection, FrameParser& frame) {
+void Receiver::apply_joined(FrameParser& frame) {
+  const int rank = frame.head.rank;
+  frame.expect(parts_.control.line(rank).joined.load() == 0, "says again that a rank has joined");
+  const auto unnamed_counter = frame.take<uint64_t>();
+  const auto stamp = frame.take_up_to<uint32_t>(static_cast<uint32_t>(parts_.control.size()));
+  frame.expect(stamp != 0, "has a join without a stamp");
+  parts_.negotiation.joins().record(rank, unnamed_counter, stamp);
+}
+
+void Receiver::apply_left(LeaderConnection& connection, FrameParser& frame) {
   const int rank = frame.head.rank;
   const uint64_t cursor = frame.take<uint64_t>();
   frame.expect(cursor == 0 || cursor == kFinished, "has a value that its field cannot have");
   const Attendance attendance = frame.take_up_to(Attendance::kClosed);
   // What it has pushed may still be on its way, over another link than this.
-  control_.line(rank).cursor.store(cursor, std::memory_order_release);
-  for (int r = 0; r < control_.size(); ++r) control_.messages_sent(rank, r).store(frame.take<uint64_t>());
-  const std::string cause = frame.take_text(sizeof control_.cause(rank).text);
+  parts_.control.line(rank).cursor.store(cursor, std::memory_order_release);
+  for (int r = 0; r < parts_.control.size(); ++r) parts_.control.messages_sent(rank, r).store(frame.take<uint64_t>());
+  const std::string cause = frame.take_text(sizeof parts_.control.cause(rank).text);
   // A leader is told to have left twice; from the first time on others read it.
-  if (!has_left(control_.line(rank))) write_text(control_.cause(rank).text, cause);
+  if (!has_left(parts_.control.line(rank))) write_text(parts_.control.cause(rank).text, cause);
   if (connection.phase != Phase::kNone) {
     connection.left_after.push_back({rank, attendance});  // nobody here misses it before
     return;
   }
-  control_.line(rank).attendance.store(attendance, std::memory_order_release);
+  parts_.control.line(rank).attendance.store(attendance, std::memory_order_release);
 }
 
-void HostRelay::apply_failure(FrameParser& frame) {
+void Receiver::apply_failure(FrameParser& frame) {
   const FatalKind kind = frame.take_up_to(FatalKind::kMismatch);
-  const std::string text = frame.take_text(sizeof control_.header().failure_text);
-  failure_sent_ = true;  // whoever sent it has told everybody
-  record_failure(control_, kind, text);
+  const std::string text = frame.take_text(sizeof parts_.control.header().failure_text);
+  parts_.is_failure_told = true;  // whoever sent it has told everybody
+  record_failure(parts_.control, kind, text);
 }
 
-bool HostRelay::apply_decision(int host, FrameParser& frame) {
+bool Receiver::apply_decision(int host, FrameParser& frame) {
   if (host == 0 && !may_decide()) return false;
-  const uint64_t number = host == 0 ? decisions_.apply(frame) : frame.take<uint64_t>();
+  const uint64_t number = host == 0 ? parts_.decisions.apply(frame) : frame.take<uint64_t>();
   if (number == 0) return false;
-  links_[host].decisions = number;
+  parts_.links[host].decisions = number;
   return true;
 }
 
-bool HostRelay::apply_quick(FrameParser& frame, bool is_named) {
+bool Receiver::apply_quick(FrameParser& frame, bool is_named) {
   // Until then nobody here knows what is quick.
-  if (control_.header().tuned.load(std::memory_order_acquire) != kTuned) return false;
+  if (parts_.control.header().tuned.load(std::memory_order_acquire) != kTuned) return false;
   const int rank = frame.head.rank;
   const uint64_t watermark = frame.take<uint64_t>();
   const OperationName operation = take_operation(frame);
   const Signature signature = frame.take<Signature>();
-  check(signature, control_.size(), frame);
+  check(signature, parts_.control.size(), frame);
   frame.expect(operation.is_named() == is_named, is_named ? "has no name" : "has a name");
-  frame.expect(own_.is_quick(signature, is_named), "has too much data");
-  const std::byte* const payload = frame.take(control_.inline_nbytes());
+  frame.expect(parts_.negotiation.requests().is_quick(signature, is_named), "has too much data");
+  const std::byte* const payload = frame.take(parts_.control.inline_nbytes());
   Ticket ticket;
   if (is_named) {
-    ticket = own_.record_named(operation.name, {{rank, signature, payload, control_.inline_nbytes()}});
+    ticket =
+        parts_.negotiation.record_named(operation.name, {{rank, signature, payload, parts_.control.inline_nbytes()}});
     if (ticket.tag == 0) return false;
   } else {
     ticket = Ticket::unnamed(operation.counter);
-    frame.expect(!own_.has_announced_since(ticket, rank), "has an operation that was called before");
-    if (is_eager(signature, rank, is_named)) {
+    frame.expect(!parts_.negotiation.requests().has_announced_since(ticket, rank),
+                 "has an operation that was called before");
+    if (has_eager_payload(parts_.control, signature, rank, is_named)) {
       uint64_t index;
       std::memcpy(&index, payload, sizeof index);
       const size_t nbytes = static_cast<size_t>(signature.nbytes);
-      std::memcpy(control_.eager(rank, static_cast<size_t>(index % kEagerCount)), frame.take(nbytes), nbytes);
+      std::memcpy(parts_.control.eager(rank, static_cast<size_t>(index % kEagerCount)), frame.take(nbytes), nbytes);
     }
-    own_.record(ticket, {{rank, signature, payload, control_.inline_nbytes()}});
+    parts_.negotiation.record(ticket, {{rank, signature, payload, parts_.control.inline_nbytes()}});
   }
-  if (hosts_.mine == 0) sequencer_.look(ticket);
-  control_.line(rank).watermark.store(watermark, std::memory_order_release);
+  if (parts_.is_first_host()) parts_.sequencer.look(ticket);
+  parts_.control.line(rank).watermark.store(watermark, std::memory_order_release);
   return true;
 }
 
 // Requests for the log: on the first host part of the order, elsewhere for what is said of the ranks later.
-bool HostRelay::apply_logged(int host, FrameParser& frame) {
+bool Receiver::apply_logged(int host, FrameParser& frame) {
   const OperationName operation = take_operation(frame);
-  const std::vector<Negotiation::Recorded> requests = take_requests(frame, control_.size());
+  const std::vector<Negotiation::Recorded> requests = take_requests(frame, parts_.control.size());
   for (const Negotiation::Recorded& one : requests) {
-    frame.expect(hosts_.of[static_cast<size_t>(one.rank)] == host, "is about a rank of another host");
-    frame.expect(!own_.is_quick(one.signature, operation.is_named()), "has an operation that is not in the log");
+    frame.expect(parts_.hosts.of[static_cast<size_t>(one.rank)] == host, "is about a rank of another host");
+    frame.expect(!parts_.negotiation.requests().is_quick(one.signature, operation.is_named()),
+                 "has an operation that is not in the log");
   }
   Ticket ticket = Ticket::unnamed(operation.counter);
   if (operation.is_named()) {
-    if (hosts_.mine != 0 && decisions_.has_decided_since(links_[host].decisions, operation.name)) return true;
-    ticket = own_.record_named(operation.name, requests);
+    if (!parts_.is_first_host() && parts_.decisions.has_decided_since(parts_.links[host].decisions, operation.name))
+      return true;
+    ticket = parts_.negotiation.record_named(operation.name, requests);
     if (ticket.tag == 0) return false;
   } else {
-    const bool is_late = own_.has_announced_since(ticket, requests.front().rank);
-    frame.expect(!is_late || hosts_.mine != 0, "has an operation that was called before");
+    const bool is_late = parts_.negotiation.requests().has_announced_since(ticket, requests.front().rank);
+    frame.expect(!is_late || !parts_.is_first_host(), "has an operation that was called before");
     if (is_late) return true;  // decided meanwhile
-    own_.record(ticket, requests);
+    parts_.negotiation.record(ticket, requests);
   }
-  if (hosts_.mine != 0) return true;
-  sequencer_.add(ticket);
-  sequencer_.look(ticket);
+  if (!parts_.is_first_host()) return true;
+  parts_.sequencer.add(ticket);
+  parts_.sequencer.look(ticket);
   return true;
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/errors.h"
-#include "gpu/cuda/tables.h"
+#include "gpu/cuda/launch/tables.h"
 
 namespace rr {
 

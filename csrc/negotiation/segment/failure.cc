@@ -1,4 +1,4 @@
-#include "negotiation/failure.h"
+#include "negotiation/segment/failure.h"
 
 #include "base/clock.h"
 #include "base/errors.h"

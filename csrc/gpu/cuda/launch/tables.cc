@@ -1,11 +1,11 @@
-#include "gpu/cuda/tables.h"
+#include "gpu/cuda/launch/tables.h"
 
 #include <algorithm>
 #include <cstring>
 #include <string>
 
 #include "base/errors.h"
-#include "gpu/cuda/table_builder.h"
+#include "gpu/cuda/launch/table_builder.h"
 #include "gpu/kernels/kernel_list.h"
 
 namespace rr {

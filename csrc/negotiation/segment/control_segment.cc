@@ -1,4 +1,4 @@
-#include "negotiation/control_segment.h"
+#include "negotiation/segment/control_segment.h"
 
 #include <sys/stat.h>
 

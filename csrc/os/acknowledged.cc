@@ -1,4 +1,4 @@
-#include "transport/tcp/acknowledged.h"
+#include "os/acknowledged.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>

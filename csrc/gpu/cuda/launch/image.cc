@@ -1,5 +1,5 @@
 // The fat binary that kernels.cmake has made, in the section that cuobjdump reads.
-#include "gpu/cuda/image.h"
+#include "gpu/cuda/launch/image.h"
 
 asm(".pushsection .nv_fatbin, \"a\", %progbits\n"
     ".balign 16\n"

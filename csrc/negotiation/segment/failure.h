@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/errors.h"
-#include "negotiation/control_segment.h"
+#include "negotiation/segment/control_segment.h"
 
 namespace rr {
 

@@ -1,4 +1,4 @@
-#include "negotiation/lock.h"
+#include "negotiation/segment/lock.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-#include "negotiation/signature.h"
+#include "negotiation/segment/signature.h"
 
 #include <cstring>
 

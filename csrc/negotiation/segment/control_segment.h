@@ -17,8 +17,8 @@
 
 #include "base/rounding.h"
 #include "collective/direct.h"
-#include "negotiation/lock.h"
-#include "negotiation/signature.h"
+#include "negotiation/segment/lock.h"
+#include "negotiation/segment/signature.h"
 #include "os/bell.h"
 #include "os/mapping.h"
 #include "transport/link.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "gpu/cuda/cuda_work_streams.h"
-#include "gpu/cuda/tables.h"
+#include "gpu/cuda/launch/tables.h"
 
 namespace rr {
 

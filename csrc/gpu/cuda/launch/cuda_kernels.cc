@@ -1,4 +1,4 @@
-#include "gpu/cuda/cuda_kernels.h"
+#include "gpu/cuda/launch/cuda_kernels.h"
 
 #include <algorithm>
 #include <cstring>

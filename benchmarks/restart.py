@@ -1,0 +1,71 @@
+"""Times leaving a job and joining it again, and leaving it with process sets: slowest rank, in milliseconds.
+
+ringrun -np 2 python benchmarks/restart.py [--rounds 50] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import ringreduce
+
+SETS = (0, 1, 20)
+
+
+def slowest_ms(work: Callable[[], None]) -> float:
+    """How long the slowest rank's work took. The ranks begin together; the work ends in a job of its own."""
+    ringreduce.barrier()
+    start = time.perf_counter()
+    work()
+    mine = np.array([time.perf_counter() - start])
+    if not ringreduce.is_initialized():
+        ringreduce.init()
+    return float(ringreduce.allreduce(mine, op=ringreduce.Max)[0]) * 1e3
+
+
+def again() -> None:
+    ringreduce.shutdown()
+    ringreduce.init()
+
+
+def leave_ms(sets: int) -> float:
+    """shutdown() with so many process sets, each used once."""
+    for _ in range(sets):
+        every = ringreduce.add_process_set(list(range(ringreduce.size())))
+        ringreduce.allreduce(np.ones(1), process_set=every)
+    return slowest_ms(ringreduce.shutdown)
+
+
+def figures(times: list[float]) -> dict[str, float]:
+    return {"p50": statistics.median(times), "p99": float(np.percentile(times, 99)), "min": min(times)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    options = parser.parse_args()
+    ringreduce.init()
+    slowest_ms(again)  # the first init() of a machine measures it, and keeps what it found
+    found = {"shutdown() and init()": figures([slowest_ms(again) for _ in range(options.rounds)])}
+    for sets in SETS:
+        times = [leave_ms(sets) for _ in range(max(1, options.rounds // 5))]
+        found[f"shutdown() with {sets} process sets"] = figures(times)
+    if ringreduce.rank() == 0:
+        for what, ms in found.items():
+            figures_of = ", ".join(f"{name} {value:.1f}" for name, value in ms.items())
+            print(f"{what}, {ringreduce.size()} ranks: {figures_of} ms")
+        if options.json:
+            options.json.write_text(json.dumps({"ranks": ringreduce.size(), "ms": found}, indent=1) + "\n")
+    ringreduce.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+#include "negotiation/segment/group_segment.h"
+
+#include <algorithm>
+
+namespace rr {
+
+uint64_t GroupSegment::largest_unnamed() const {
+  uint64_t largest = 0;
+  for (int r = 0; r < control.size(); ++r) largest = std::max(largest, control.line(r).unnamed.load());
+  return largest;
+}
+
+void GroupSegment::ring_waiters() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int r = 0; r < control.size(); ++r) {
+    Bell& bell = *bells_.wait[static_cast<size_t>(r)];
+    if (r != rank && bell.sleepers.load(std::memory_order_relaxed) != 0) wake_all(bell);
+  }
+}
+
+void GroupSegment::ring_all() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (Bell* bell : bells_.wait) wake_all(*bell);
+  for (Bell* bell : bells_.engine) wake_all(*bell);
+}
+
+void GroupSegment::ring_engines(const RankMask& mask) const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int r = 0; r < control.size(); ++r) {
+    Bell& bell = *bells_.engine[static_cast<size_t>(r)];
+    if (mask.test(r) && bell.sleepers.load(std::memory_order_relaxed) != 0) wake_all(bell);
+  }
+}
+
+}  // namespace rr

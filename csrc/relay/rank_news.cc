@@ -1,0 +1,138 @@
+#include "relay/rank_news.h"
+
+#include "negotiation/segment/failure.h"
+
+namespace rr {
+namespace {
+// Quick requests carry the watermark; it is sent by itself once so many operations have ended without one. Less than
+// half of the eager buffers, so that nobody waits for one that is free.
+constexpr uint64_t kWatermarkStep = kEagerCount / 2 - 1;
+}  // namespace
+
+void RankNews::collect() {
+  if (!is_choked()) collect_ranks();
+  if (has_failed(parts_.control) && !parts_.is_failure_told) {
+    parts_.is_failure_told = true;
+    const std::string text = failure_text(parts_.control);
+    parts_.links.send(FrameType::kFailed, parts_.leader(), [&](FrameWriter& out) {
+      out.put(parts_.control.header().failure_kind);
+      out.put(text);
+    });
+  }
+}
+
+bool RankNews::is_choked() const {
+  return parts_.links.any_of([](const LeaderConnection& connection) { return connection.out.nbytes_left() > kAhead; });
+}
+
+// What the ranks have announced is looked up first: what a rank announced before it joined, or drained, is sent before
+// that, and the first host sends an entry of the log before what a rank announced after it had run the entry.
+void RankNews::collect_ranks() {
+  const bool drained = join_.have_drained();
+  struct Seen {
+    uint64_t notes = 0;
+    uint64_t blocked_epoch = 0;
+    bool has_joined = false;
+  };
+  std::vector<Seen> seen;
+  for (const int r : parts_.hosts.here()) {
+    const RankLine& line = parts_.control.line(r);
+    const bool joined = line.joined.load(std::memory_order_acquire) != 0;
+    const uint64_t epoch = line.blocked_epoch.load(std::memory_order_acquire);
+    seen.push_back({parts_.control.outbox(r).written.load(std::memory_order_acquire), epoch, joined});
+  }
+  if (parts_.is_first_host()) parts_.sequencer.send_log();
+  const int me = parts_.leader();
+  bool has_anyone_joined = false;
+  for (size_t i = 0; i < seen.size(); ++i) {
+    const int r = parts_.hosts.here()[i];
+    collect_notes(r, seen[i].notes);
+    Sent& sent = sent_[static_cast<size_t>(r)];
+    if (seen[i].has_joined && !sent.has_joined) {
+      sent.has_joined = has_anyone_joined = true;
+      parts_.links.tell_decisions(me);
+      parts_.own_requests.show(r);
+      parts_.links.send(FrameType::kJoined, r, [&](FrameWriter& out) {
+        out.put(parts_.control.line(r).unnamed.load());
+        out.put(parts_.control.line(r).joined.load());
+      });
+    }
+    deadlock_.send_block(r, seen[i].blocked_epoch);
+    // Of a rank that has joined, all: no request carries its last ones.
+    const uint64_t watermark = parts_.control.line(r).watermark.load(std::memory_order_acquire);
+    if (watermark >= sent.watermark + (seen[i].has_joined ? 1 : kWatermarkStep)) {
+      sent.watermark = watermark;
+      parts_.links.send(FrameType::kWatermark, r, [&](FrameWriter& out) { out.put(watermark); });
+    }
+    if (parts_.control.line(r).attendance.load() != sent.attendance) {
+      if (parts_.is_first_host()) parts_.sequencer.send_log();
+      collect_notes(r, parts_.control.outbox(r).written.load(std::memory_order_acquire));
+      if (parts_.is_first_host()) parts_.sequencer.send_log();  // with what those notes have completed
+      parts_.own_requests.show(r);
+      send_attendance(r);
+    }
+  }
+  if (has_anyone_joined) parts_.own_requests.tell_all();  // what only waited for them
+  parts_.own_requests.show_late();
+  if (parts_.links.decisions_untold() >= parts_.control.capacity())
+    parts_.links.tell_decisions(me);  // so that they can forget
+  if (drained) join_.send_drained();
+}
+
+void RankNews::send_attendance(int rank) {
+  const Attendance attendance = parts_.control.line(rank).attendance.load();
+  const uint64_t cursor = parts_.control.line(rank).cursor.load(std::memory_order_acquire);
+  sent_[static_cast<size_t>(rank)].attendance = attendance;
+  parts_.links.tell_decisions(parts_.leader());
+  parts_.links.send(FrameType::kLeft, rank, [&](FrameWriter& out) {
+    out.put(cursor == kFinished ? kFinished : uint64_t{0});
+    out.put(attendance);
+    for (int r = 0; r < parts_.control.size(); ++r) out.put(parts_.control.messages_sent(rank, r).load());
+    out.put(std::string(has_left(attendance) ? parts_.control.cause(rank).text : ""));
+  });
+}
+
+void RankNews::collect_notes(int rank, uint64_t end) {
+  Outbox& outbox = parts_.control.outbox(rank);
+  const uint64_t begin = outbox.read.load(std::memory_order_relaxed);
+  if (begin == end) return;
+  parts_.links.tell_decisions(parts_.leader());  // the rank may have run what was decided, or been refused it
+  for (uint64_t at = begin; at != end; ++at) {
+    const Note note = parts_.control.note(rank, at);
+    const Ticket ticket = {note.request_slot, note.tag};
+    if (parts_.negotiation.requests().is_quick(parts_.control.signature(ticket.request_slot, rank),
+                                               ticket.is_named())) {
+      send_quick(rank, ticket);
+    } else {
+      parts_.own_requests.add(rank, ticket);
+      if (parts_.is_first_host()) parts_.sequencer.add(ticket);
+    }
+    parts_.own_requests.tell(ticket);
+    if (parts_.is_first_host()) parts_.sequencer.look(ticket);
+  }
+  outbox.read.store(end, std::memory_order_release);
+  if (end - begin >= parts_.control.note_count()) parts_.negotiation.segment().ring_waiters();
+}
+
+void RankNews::send_quick(int rank, Ticket ticket) {
+  const Signature& signature = parts_.control.signature(ticket.request_slot, rank);
+  const std::byte* const payload = parts_.control.payload(ticket.request_slot, rank);
+  Sent& sent = sent_[static_cast<size_t>(rank)];
+  sent.watermark = parts_.control.line(rank).watermark.load(std::memory_order_acquire);
+  parts_.links.send(ticket.is_named() ? FrameType::kNamed : FrameType::kUnnamed, rank, [&](FrameWriter& out) {
+    out.put(sent.watermark);
+    put(out, parts_.negotiation, ticket);
+    out.put(signature);
+    out.put(payload, parts_.control.inline_nbytes());
+    if (!has_eager_payload(parts_.control, signature, rank, ticket.is_named())) return;
+    uint64_t index;
+    std::memcpy(&index, payload, sizeof index);
+    out.put(parts_.control.eager(rank, static_cast<size_t>(index)), static_cast<size_t>(signature.nbytes));
+  });
+}
+
+void RankNews::forget_joins() {
+  for (Sent& sent : sent_) sent.has_joined = false;
+}
+
+}  // namespace rr

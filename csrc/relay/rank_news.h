@@ -1,0 +1,42 @@
+// What the ranks of this host do, told to the leaders of the other hosts: what they announce, that they wait, have
+// joined or left, and that the group has failed.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "relay/relay_deadlock.h"
+#include "relay/relay_join.h"
+#include "relay/relay_parts.h"
+
+namespace rr {
+
+class RankNews {
+ public:
+  RankNews(RelayParts& parts, RelayDeadlock& deadlock, RelayJoin& join)
+      : parts_(parts), deadlock_(deadlock), join_(join), sent_(static_cast<size_t>(parts.control.size())) {}
+
+  // Puts into the links what is new, unless too much waits in them.
+  void collect();
+  void send_attendance(int rank);
+  // All ranks have joined: an epoch begins.
+  void forget_joins();
+
+ private:
+  struct Sent {  // what the others know of a rank here
+    uint64_t watermark = 0;
+    bool has_joined = false;
+    Attendance attendance = Attendance::kPresent;
+  };
+  void collect_ranks();
+  void collect_notes(int rank, uint64_t end);
+  void send_quick(int rank, Ticket ticket);
+  bool is_choked() const;
+
+  RelayParts& parts_;
+  RelayDeadlock& deadlock_;
+  RelayJoin& join_;
+  std::vector<Sent> sent_;  // by group rank
+};
+
+}  // namespace rr

@@ -1,0 +1,32 @@
+// What the other leaders say, written into this host's segment.
+#pragma once
+
+#include "relay/relay_deadlock.h"
+#include "relay/relay_parts.h"
+
+namespace rr {
+
+class Receiver {
+ public:
+  Receiver(RelayParts& parts, RelayDeadlock& deadlock) : parts_(parts), deadlock_(deadlock) {}
+
+  // Takes up what there is room for; true when something moved.
+  bool receive();
+
+ private:
+  bool apply(int host, FrameParser& frame);
+  void check_sender(int host, const FrameParser& frame) const;
+  bool apply_quick(FrameParser& frame, bool is_named);
+  bool apply_logged(int host, FrameParser& frame);
+  bool apply_decision(int host, FrameParser& frame);
+  void apply_joined(FrameParser& frame);
+  void apply_left(LeaderConnection& connection, FrameParser& frame);
+  void apply_failure(FrameParser& frame);
+  void look_ahead(int host);
+  bool may_decide() const;
+
+  RelayParts& parts_;
+  RelayDeadlock& deadlock_;
+};
+
+}  // namespace rr
