@@ -6,6 +6,7 @@ ringrun -np 2 python benchmarks/restart.py [--rounds 50] [--json FILE]
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -16,7 +17,7 @@ import numpy as np
 
 import ringreduce
 
-SETS = (0, 1, 20)
+SETS = 20  # or as many pairs of ranks as there are
 
 
 def slowest_ms(work: Callable[[], None]) -> float:
@@ -35,11 +36,18 @@ def again() -> None:
     ringreduce.init()
 
 
-def leave_ms(sets: int) -> float:
-    """shutdown() with so many process sets, each used once."""
-    for _ in range(sets):
-        every = ringreduce.add_process_set(list(range(ringreduce.size())))
-        ringreduce.allreduce(np.ones(1), process_set=every)
+def pairs() -> list[list[int]]:
+    """Of a process set's ranks. Two ranks alone are the world already, so each has a set of its own."""
+    size = ringreduce.size()
+    return [list(ranks) for ranks in itertools.combinations(range(size), 2 if size > 2 else 1)][:SETS]
+
+
+def leave_ms(sets: list[list[int]]) -> float:
+    """shutdown() with these process sets, each used once."""
+    for ranks in sets:
+        every = ringreduce.add_process_set(ranks)
+        if ringreduce.rank() in ranks:
+            ringreduce.allreduce(np.ones(1), process_set=every)
     return slowest_ms(ringreduce.shutdown)
 
 
@@ -55,9 +63,9 @@ def main() -> None:
     ringreduce.init()
     slowest_ms(again)  # the first init() of a machine measures it, and keeps what it found
     found = {"shutdown() and init()": figures([slowest_ms(again) for _ in range(options.rounds)])}
-    for sets in SETS:
+    for sets in ([], pairs()[:1], pairs()):
         times = [leave_ms(sets) for _ in range(max(1, options.rounds // 5))]
-        found[f"shutdown() with {sets} process sets"] = figures(times)
+        found[f"shutdown() with {len(sets)} process sets"] = figures(times)
     if ringreduce.rank() == 0:
         for what, ms in found.items():
             figures_of = ", ".join(f"{name} {value:.1f}" for name, value in ms.items())
