@@ -12,10 +12,22 @@ constexpr double kPassOnS = 1.0;  // a leader that leaves waits so long for thos
 constexpr double kFlushS = 0.1;   // they have so long to take what it says last
 }  // namespace
 
+// Usually the call itself has sent what this rank announced. To wake the engine for nothing would cost every call of
+// one rank a host two switches of threads (8 B, 4 hosts on 2 cores: 316 to 283 us, 26 us of CPU time of 155 a rank).
 void GroupRelay::pass_on() const {
   if (relay_ == nullptr) return;
+  if (!has_backlog() && are_notes_read()) return;
   parts_.context.try_progress();
   parts_.context.wait_loop().wake_engine();  // what the links have not taken
+}
+
+bool GroupRelay::are_notes_read() const {
+  const auto is_read = [&](int rank) {
+    const Outbox& outbox = parts_.control().outbox(rank);
+    return outbox.read.load(std::memory_order_acquire) == outbox.written.load(std::memory_order_acquire);
+  };
+  const std::vector<int>& here = parts_.from.hosts.here();
+  return std::all_of(here.begin(), here.end(), is_read);
 }
 
 bool GroupRelay::progress() {

@@ -18,7 +18,7 @@ class GroupRelay {
   bool exists() const { return relay_ != nullptr; }
   // Whether something waits for a link or for room.
   bool has_backlog() const { return backlog_.load(std::memory_order_relaxed); }
-  // A call has ended at once: the other hosts are told what they may wait for.
+  // A call has ended at once: the other hosts are told what they may wait for, if there is anything to tell.
   void pass_on() const;
 
   // Executor lock held, for all below. null: none.
@@ -30,6 +30,7 @@ class GroupRelay {
   static void close(const std::vector<GroupRelay*>& relays, Attendance how);
 
  private:
+  bool are_notes_read() const;
   bool last(Attendance how, const std::function<bool(HostRelay&)>& step);
   void warn(const std::exception& error) const noexcept;
 

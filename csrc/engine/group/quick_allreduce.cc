@@ -41,7 +41,9 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
 
   RankMask participants;
   bool complete = false;
-  for (int turn = 0; turn < (parts_.ranks_outnumber_cores ? 1 : 64) && !complete; ++turn) {
+  // A leader has to send its request first, which waiting does.
+  const int turns = relay_.exists() ? 0 : parts_.ranks_outnumber_cores ? 1 : 64;
+  for (int turn = 0; turn < turns && !complete; ++turn) {
     if (turn != 0) relax(false);
     participants = RankMask();
     complete = parts_.negotiation.requests().is_settled(ticket, &participants);
