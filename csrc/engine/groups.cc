@@ -47,8 +47,12 @@ void Groups::fail(FatalKind kind, const std::string& text) const {
 
 bool Groups::progress(bool from_engine, bool* busy) {
   const std::unique_lock lock(executor_, std::try_to_lock);
-  if (!lock.owns_lock()) return false;
   const bool has_links = !network_.host_of.empty();
+  if (!lock.owns_lock()) {
+    // Whoever is at work may have looked at the notes before the last one was written, for which the engine was woken.
+    if (busy != nullptr) *busy = has_links;
+    return false;
+  }
   if (has_links && !from_engine) driven_ns_.store(now_ns(), std::memory_order_relaxed);
   bool moved = world_->has_work() && world_->progress(from_engine);
   bool work = world_->is_busy();

@@ -71,7 +71,8 @@ std::vector<OperationPtr> UnnamedWindow::drain() {
 }
 
 void UnnamedWindow::skip_to(uint64_t next) {
-  while (next_ < next) consume(Ticket::unnamed(next_++));
+  for (size_t skipped = 0; skipped < kUnnamedSlots && next_ < next; ++skipped) consume(Ticket::unnamed(next_++));
+  if (next_ < next) restart(next);  // every request slot has been consumed
 }
 
 void UnnamedWindow::restart(uint64_t next) {

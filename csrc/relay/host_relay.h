@@ -39,6 +39,8 @@ class HostRelay {
   bool flush();
   // Whether something waits for a link or for room.
   bool has_backlog() const;
+  // The other hosts are told of the leader's watermark once it is so high.
+  uint64_t watermark_due() const { return news_.watermark_due(parts_.leader()); }
   // Whether the first host's log has an entry that is not in this host's log yet.
   bool has_ordered_entries() const { return !parts_.decisions.is_empty(); }
 

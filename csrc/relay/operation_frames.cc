@@ -40,10 +40,11 @@ void put(FrameWriter& out, const Negotiation& negotiation, Ticket ticket) {
 OperationName take_operation(FrameParser& frame) {
   OperationName operation;
   operation.name = frame.take_text(kNameNbytes);
-  operation.counter = frame.take<uint64_t>();
-  frame.expect(operation.counter < kRefused - 1, "has a value that its field cannot have");
+  operation.counter = take_counter(frame);
   return operation;
 }
+
+uint64_t take_counter(FrameParser& frame) { return frame.take_up_to(kRefused - 2); }
 
 void check(const Signature& signature, int size, const FrameParser& frame) {
   const bool is_known = signature.kind <= Kind::kBarrier && static_cast<int>(signature.dtype) < kDTypeCount &&
@@ -52,11 +53,12 @@ void check(const Signature& signature, int size, const FrameParser& frame) {
   frame.expect(is_known, "has a value that its field cannot have");
   frame.expect(signature.root >= -1 && signature.root < size, "has an unknown root");
   frame.expect(signature.tensors >= 1, "has no tensor");
+  frame.expect(signature.kind != Kind::kBarrier || signature.nbytes == 0, "has too much data");
 }
 
 bool has_eager_payload(const ControlSegment& control, const Signature& signature, int rank, bool is_named) {
   if (is_named || signature.nbytes <= control.inline_nbytes()) return false;
-  return signature.kind == Kind::kAllreduce || signature.root == rank;
+  return signature.kind == Kind::kAllreduce || (signature.kind == Kind::kBroadcast && signature.root == rank);
 }
 
 void put_requests(FrameWriter& out, const ControlSegment& control, Ticket ticket, const std::vector<int>& ranks) {

@@ -20,6 +20,8 @@ struct OperationName {
 
 void put(FrameWriter& out, const Negotiation& negotiation, Ticket ticket);
 OperationName take_operation(FrameParser& frame);
+// A number of operations.
+uint64_t take_counter(FrameParser& frame);
 
 // What a signature may have without this host reading or writing what is not there.
 void check(const Signature& signature, int size, const FrameParser& frame);

@@ -3,12 +3,6 @@
 #include "negotiation/segment/failure.h"
 
 namespace rr {
-namespace {
-// Quick requests carry the watermark; it is sent by itself once so many operations have ended without one. Less than
-// half of the eager buffers, so that nobody waits for one that is free.
-constexpr uint64_t kWatermarkStep = kEagerCount / 2 - 1;
-}  // namespace
-
 void RankNews::collect() {
   if (!is_choked()) collect_ranks();
   if (has_failed(parts_.control) && !parts_.is_failure_told) {
@@ -60,7 +54,7 @@ void RankNews::collect_ranks() {
     deadlock_.send_block(r, seen[i].blocked_epoch);
     // Of a rank that has joined, all: no request carries its last ones.
     const uint64_t watermark = parts_.control.line(r).watermark.load(std::memory_order_acquire);
-    if (watermark >= sent.watermark + (seen[i].has_joined ? 1 : kWatermarkStep)) {
+    if (watermark >= (seen[i].has_joined ? sent.watermark + 1 : watermark_due(r))) {
       sent.watermark = watermark;
       parts_.links.send(FrameType::kWatermark, r, [&](FrameWriter& out) { out.put(watermark); });
     }
@@ -78,6 +72,8 @@ void RankNews::collect_ranks() {
     parts_.links.tell_decisions(me);  // so that they can forget
   if (drained) join_.send_drained();
 }
+
+uint64_t RankNews::watermark_due(int rank) const { return sent_[static_cast<size_t>(rank)].watermark + kWatermarkStep; }
 
 void RankNews::send_attendance(int rank) {
   const Attendance attendance = parts_.control.line(rank).attendance.load();

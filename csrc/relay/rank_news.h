@@ -11,6 +11,10 @@
 
 namespace rr {
 
+// Quick requests carry the watermark; it is sent by itself once so many operations have ended without one. Less than
+// half of the eager buffers, so that nobody waits for one that is free.
+inline constexpr uint64_t kWatermarkStep = kEagerCount / 2 - 1;
+
 class RankNews {
  public:
   RankNews(RelayParts& parts, RelayDeadlock& deadlock, RelayJoin& join)
@@ -19,6 +23,8 @@ class RankNews {
   // Puts into the links what is new, unless too much waits in them.
   void collect();
   void send_attendance(int rank);
+  // A rank's watermark that is told by itself, if no request carries it before.
+  uint64_t watermark_due(int rank) const;
   // All ranks have joined: an epoch begins.
   void forget_joins();
 

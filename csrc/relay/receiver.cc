@@ -114,7 +114,7 @@ bool Receiver::apply(int host, FrameParser& frame) {
       connection.phase = Phase::kJoinEnds;
       return true;
     case FrameType::kWatermark:
-      parts_.control.line(rank).watermark.store(frame.take<uint64_t>(), std::memory_order_release);
+      parts_.control.line(rank).watermark.store(take_counter(frame), std::memory_order_release);
       return true;
     case FrameType::kLeft:
       apply_left(connection, frame);
@@ -145,7 +145,7 @@ bool Receiver::apply(int host, FrameParser& frame) {
 void Receiver::apply_joined(FrameParser& frame) {
   const int rank = frame.head.rank;
   frame.expect(parts_.control.line(rank).joined.load() == 0, "says again that a rank has joined");
-  const auto unnamed_counter = frame.take<uint64_t>();
+  const uint64_t unnamed_counter = take_counter(frame);
   const auto stamp = frame.take_up_to<uint32_t>(static_cast<uint32_t>(parts_.control.size()));
   frame.expect(stamp != 0, "has a join without a stamp");
   parts_.negotiation.joins().record(rank, unnamed_counter, stamp);
@@ -188,7 +188,7 @@ bool Receiver::apply_quick(FrameParser& frame, bool is_named) {
   // Until then nobody here knows what is quick.
   if (parts_.control.header().tuned.load(std::memory_order_acquire) != kTuned) return false;
   const int rank = frame.head.rank;
-  const uint64_t watermark = frame.take<uint64_t>();
+  const uint64_t watermark = take_counter(frame);
   const OperationName operation = take_operation(frame);
   const Signature signature = frame.take<Signature>();
   check(signature, parts_.control.size(), frame);
@@ -207,8 +207,9 @@ bool Receiver::apply_quick(FrameParser& frame, bool is_named) {
     if (has_eager_payload(parts_.control, signature, rank, is_named)) {
       uint64_t index;
       std::memcpy(&index, payload, sizeof index);
+      frame.expect(index < kEagerCount, "has an unknown eager buffer");
       const size_t nbytes = static_cast<size_t>(signature.nbytes);
-      std::memcpy(parts_.control.eager(rank, static_cast<size_t>(index % kEagerCount)), frame.take(nbytes), nbytes);
+      std::memcpy(parts_.control.eager(rank, static_cast<size_t>(index)), frame.take(nbytes), nbytes);
     }
     parts_.negotiation.record(ticket, {{rank, signature, payload, parts_.control.inline_nbytes()}});
   }

@@ -44,11 +44,12 @@ void RelayDeadlock::send_block(int rank, uint64_t epoch) {
 void RelayDeadlock::apply_block(FrameParser& frame) {
   const int rank = frame.head.rank;
   const uint64_t epoch = frame.take<uint64_t>();
-  const uint64_t unnamed = frame.take<uint64_t>();
+  const uint64_t unnamed = take_counter(frame);
   Ticket ticket = frame.take<Ticket>();
   const std::string name = frame.take_text(kNameNbytes);
   if (!name.empty()) ticket = parts_.negotiation.latest_named(name, rank);
   frame.expect(!name.empty() || ticket.tag == 0 || ticket.request_slot < kUnnamedSlots, "has no such request slot");
+  frame.expect(ticket.tag < kRefused, "has a value that its field cannot have");
   parts_.negotiation.segment().locked([&] {
     RankLine& line = parts_.control.line(rank);
     if (ticket.tag != 0) line.unnamed.store(unnamed);
@@ -90,7 +91,7 @@ void RelayDeadlock::decide(bool stuck) {
 void RelayDeadlock::apply_verdict(LeaderConnection& connection, FrameParser& frame) {
   const bool is_stuck = frame.take_up_to<uint32_t>(1) != 0;
   Deadlock::Stuck found;
-  found.unnamed = frame.take<uint64_t>();
+  found.unnamed = take_counter(frame);
   found.text = frame.take_text(kTextNbytesMost);
   if (!is_stuck) {
     parts_.negotiation.deadlock().thaw();

@@ -104,6 +104,22 @@ void say_request(Listener& listener, int rank, const Signature& signature, uint6
   out.end();
 }
 
+// buffer: where the data were, on their host.
+void say_eager_request(Listener& listener, int rank, const Signature& signature, uint64_t counter, uint64_t buffer) {
+  FrameWriter& out = listener.said;
+  out.begin(FrameType::kUnnamed, rank);
+  out.put(uint64_t{0});
+  out.put(std::string());
+  out.put(counter);
+  out.put(signature);
+  std::vector<std::byte> payload(listener.control().inline_nbytes());
+  std::memcpy(payload.data(), &buffer, sizeof buffer);
+  out.put(payload.data(), payload.size());
+  const std::vector<std::byte> data(signature.nbytes);
+  out.put(data.data(), data.size());
+  out.end();
+}
+
 void say_logged(Listener& listener, int rank, const Signature& signature, uint64_t counter, uint16_t is_new = 1,
                 const std::string& name = "") {
   FrameWriter& out = listener.said;
@@ -194,6 +210,23 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
          say_request(listener, 1, small_sum(), 3);
        }},
       {"has too much data", altered([](Signature& s) { s.nbytes = 5000; })},
+      {"has too much data", altered([](Signature& s) {
+         s.kind = Kind::kBarrier;
+         s.root = 1;
+         s.nbytes = 700000;
+       })},
+      {"has an unknown eager buffer",
+       [](Listener& listener) { say_eager_request(listener, 1, signature_of_sum(500), 0, uint64_t{1} << 40); }},
+      {"has an unknown eager buffer",
+       [](Listener& listener) { say_eager_request(listener, 1, signature_of_sum(500), 0, kEagerCount); }},
+      {"has a value that its field cannot have", frame(FrameType::kWatermark, 1, UINT64_MAX)},
+      {"has a value that its field cannot have", frame(FrameType::kJoined, 1, UINT64_MAX, uint32_t{1})},
+      {"has a value that its field cannot have",
+       frame(FrameType::kVerdict, kPeer, uint32_t{1}, uint64_t{1} << 63, std::string("stuck"))},
+      {"has a value that its field cannot have",
+       frame(FrameType::kBlocked, 1, uint64_t{1}, UINT64_MAX, Ticket::unnamed(0), std::string())},
+      {"has a value that its field cannot have",
+       frame(FrameType::kBlocked, 1, uint64_t{1}, uint64_t{0}, Ticket{0, UINT64_MAX}, std::string())},
       {"has a value that its field cannot have",
        [](Listener& listener) { say_request(listener, 1, small_sum(), UINT64_MAX); }},
       {"has a value that its field cannot have",

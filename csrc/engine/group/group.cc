@@ -82,13 +82,19 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
           [this] { return context_.deadlock_text(); }),
       submitted_(resources_, negotiation_, links_of(context, control_, world_ranks_, hosts_, rank_, id, 1, bells_),
                  pending_counts_),
-      parts_{context, resources_, negotiation_, members_, submitted_, [this] { return has_work(); }},
+      parts_{context,
+             resources_,
+             negotiation_,
+             members_,
+             submitted_,
+             [this] { return has_work(); },
+             [this] { return is_busy(); }},
       relay_(parts_, hosts_.several() && hosts_.here().front() == rank_ ? make_relay() : nullptr),
       executor_(resources_, negotiation_, members_, submitted_, pending_counts_),
       watchdog_(parts_, executor_, relay_),
       waiter_(parts_, relay_, watchdog_),
       joining_(parts_, waiter_),
-      submitter_(parts_, executor_, waiter_, joining_),
+      submitter_(parts_, executor_, relay_, waiter_, joining_),
       quick_allreduce_(parts_, relay_, waiter_, joining_) {
   cpu_set_t cores;
   CPU_ZERO(&cores);

@@ -25,6 +25,7 @@ struct GroupParts {
   const Members& members;
   Guarded<Submitted>& submitted;
   const std::function<bool()> has_work;  // Group::has_work()
+  const std::function<bool()> is_busy;   // Group::is_busy()
 
   bool ranks_outnumber_cores = false;   // of the ranks of this host; known once all are there
   std::atomic<bool> is_removed{false};  // written under the lock of submitted

@@ -1,4 +1,4 @@
-// What a group has of the relay between hosts: a HostRelay where this rank leads its host, else nothing.
+// What a group has of the relay between hosts: a HostRelay where this rank leads its host, else its leader's bell.
 #pragma once
 
 #include <atomic>
@@ -18,8 +18,13 @@ class GroupRelay {
   bool exists() const { return relay_ != nullptr; }
   // Whether something waits for a link or for room.
   bool has_backlog() const { return backlog_.load(std::memory_order_relaxed); }
-  // A call has ended at once: the other hosts are told what they may wait for, if there is anything to tell.
-  void pass_on() const;
+  // A call ends. The other hosts may wait for what they have not been told, or the network for somebody who calls it:
+  // then the engine of this host's leader is woken.
+  void hand_over() const {
+    if (has_rest()) wake_leader();
+  }
+  // The same of a call that has not waited: a leader first tells what it can.
+  void tell_rest() const;
 
   // Executor lock held, for all below. null: none.
   HostRelay* host() const { return relay_.get(); }
@@ -30,13 +35,17 @@ class GroupRelay {
   static void close(const std::vector<GroupRelay*>& relays, Attendance how);
 
  private:
-  bool are_notes_read() const;
+  bool has_rest() const;
+  void wake_leader() const;
   bool last(Attendance how, const std::function<bool(HostRelay&)>& step);
   void warn(const std::exception& error) const noexcept;
 
   const GroupParts& parts_;
-  std::unique_ptr<HostRelay> relay_;
+  const std::unique_ptr<HostRelay> relay_;
+  bool is_broken_ = false;  // its links, while this rank left: nothing more can be said. Executor lock held
   std::atomic<bool> backlog_{false};
+  // The other hosts, or this host's leader, are told of this rank's watermark once it is so high.
+  mutable std::atomic<uint64_t> watermark_due_{kWatermarkStep};
 };
 
 }  // namespace rr

@@ -41,7 +41,7 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
 
   RankMask participants;
   bool complete = false;
-  // A leader has to send its request first, which waiting does.
+  // The wait sends a leader's request: until then nothing that it looks for can come.
   const int turns = relay_.exists() ? 0 : parts_.ranks_outnumber_cores ? 1 : 64;
   for (int turn = 0; turn < turns && !complete; ++turn) {
     if (turn != 0) relax(false);
@@ -53,7 +53,7 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   operation.ticket = ticket;
   operation.quick = true;
   if (complete) {
-    relay_.pass_on();
+    relay_.tell_rest();
   } else {
     operation.number = number;
     operation.submitted_ns = now_ns();
@@ -70,7 +70,7 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
       parts_.submitted.lock()->pending.unnamed().add(orphan);
       throw;
     }
-    relay_.pass_on();  // the last rank's request may have come to this one first
+    relay_.tell_rest();  // the last rank's request may have come to this one first
     participants = RankMask();
     parts_.negotiation.requests().is_settled(ticket, &participants);
   }

@@ -9,8 +9,9 @@ namespace rr {
 
 class Submitter {
  public:
-  Submitter(const GroupParts& parts, Executor& executor, Waiter& waiter, const Joining& joining)
-      : parts_(parts), executor_(executor), waiter_(waiter), joining_(joining) {}
+  Submitter(const GroupParts& parts, Executor& executor, const GroupRelay& relay, Waiter& waiter,
+            const Joining& joining)
+      : parts_(parts), executor_(executor), relay_(relay), waiter_(waiter), joining_(joining) {}
 
   OperationPtr submit(const Request& request, Interrupt interrupt);
   void check_request(const Request& request) const;  // throws what submit() would, as far as this rank can tell
@@ -24,6 +25,7 @@ class Submitter {
 
   const GroupParts& parts_;
   Executor& executor_;
+  const GroupRelay& relay_;
   Waiter& waiter_;
   const Joining& joining_;
 };

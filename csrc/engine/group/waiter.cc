@@ -120,14 +120,16 @@ bool Waiter::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
     // or not.
     struct HandOver {
       const GroupParts& parts;
+      const GroupRelay& relay;
       ~HandOver() {
-        if (parts.has_work() || parts.context.is_in_transit()) parts.context.wait_loop().wake_engine();
+        relay.hand_over();
+        if (parts.is_busy() || parts.context.is_in_transit()) parts.context.wait_loop().wake_engine();
       }
-    } hand_over{parts_};
+    } hand_over{parts_, relay_};
     if (!wait_until_finished(operation, timeout_s, interrupt)) return false;
     done(operation);
   } else if (operation.quick) {
-    relay_.pass_on();
+    relay_.tell_rest();
   }
   give_back_name(operation);
   if (operation.state.load(std::memory_order_acquire) == State::kFailed) std::rethrow_exception(operation.error);
@@ -149,8 +151,8 @@ bool Waiter::done(Operation& operation) {
 
 bool Waiter::poll(Operation& operation) {
   operation.wanted.store(true, std::memory_order_relaxed);
-  if (!operation.quick && operation.state.load(std::memory_order_acquire) == State::kPending)
-    parts_.context.try_progress();
+  const bool is_pending = operation.state.load(std::memory_order_acquire) == State::kPending;
+  if (is_pending && (!operation.quick || relay_.exists())) parts_.context.try_progress();
   try {
     if (!done(operation)) {
       watchdog_.check_age(operation);

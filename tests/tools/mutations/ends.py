@@ -6,8 +6,8 @@ ROWS = (
     Mutation(
         "handed-over",
         "csrc/engine/group/waiter.cc",
-        "if (parts.has_work() || parts.context.is_in_transit()) parts.context.wait_loop().wake_engine();",
-        "if (parts.has_work()) parts.context.wait_loop().wake_engine();",
+        "if (parts.is_busy() || parts.context.is_in_transit()) parts.context.wait_loop().wake_engine();",
+        "if (parts.is_busy()) parts.context.wait_loop().wake_engine();",
         ("in_transit_test::a call that returns",),
         limit_s=20,
     ),
@@ -46,8 +46,8 @@ ROWS = (
     Mutation(
         "leaving-without-memory",
         "csrc/engine/group/group_relay.cc",
-        "  } catch (const std::exception& error) {\n    // The links",
-        "  } catch (const Error& error) {\n    // The links",
+        "  } catch (const std::exception& error) {\n    is_broken_",
+        "  } catch (const Error& error) {\n    is_broken_",
         ("out_of_memory_test",),
         limit_s=20,
     ),
