@@ -382,7 +382,7 @@ class MpiCommunicator:
         """Waits up to drain seconds for what is on its way, then leaves it to MPI. Local; does nothing twice."""
 
     def link(
-        self, peer: int, send_tag: int, receive_tag: int, message_nbytes: int = 262144, depth: int = 4
+        self, peer: int, send_tag: int, receive_tag: int, message_nbytes: int = 64512, depth: int = 16
     ) -> Link: ...
 
 def libcrypto_name() -> str:

@@ -26,6 +26,8 @@ class Negotiation {
   Negotiation(const ControlSegment& control, int rank, const std::vector<int>& world_ranks, const Hosts& hosts,
               Bells bells, Algo forced, size_t fusion_threshold, std::function<void()> give_up,
               std::string gpu_path = "auto");
+  Negotiation(const Negotiation&) = delete;
+  Negotiation& operator=(const Negotiation&) = delete;
 
   const GroupSegment& segment() const { return segment_; }
   const Names& names() const { return names_; }
@@ -46,6 +48,10 @@ class Negotiation {
                         bool logged, bool& log_full);
   // This rank has ended a named operation.
   void publish_consumed(Ticket named) const;
+  // What a rank has announced last under a name, as stored in the table; tag 0 if nothing. Claims no slot for the name.
+  Ticket latest_named(const std::string& stored_name, int rank);
+  // The names that begin so under which a rank has announced an operation that this one has not.
+  std::vector<std::string> announced_alone(int rank, const std::string& prefix);
 
   // --- on several hosts, of ranks elsewhere, by the leader of a host. What they announce is written as if they were
   // here.
@@ -61,11 +67,6 @@ class Negotiation {
   Ticket record_named(const std::string& name, const std::vector<Recorded>& requests);
   // As part of this operation; false where there is no room.
   bool record(Ticket ticket, const std::vector<Recorded>& requests);
-
-  // What a rank has announced last under a name, as stored in the table; tag 0 if nothing. Claims no slot for the name.
-  Ticket latest_named(const std::string& stored_name, int rank);
-  // The names that begin so under which a rank has announced an operation that this one has not.
-  std::vector<std::string> announced_alone(int rank, const std::string& prefix);
 
  private:
   void write_request(int rank, Ticket ticket, const Signature& signature, const void* payload, size_t nbytes);

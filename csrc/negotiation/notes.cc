@@ -22,7 +22,7 @@ bool Notes::has_room(uint64_t request_slot) const {
   if (!hosts_.several()) return true;
   const Outbox& outbox = control_.outbox(segment_.rank);
   const uint64_t unread = outbox.written.load(std::memory_order_relaxed) - outbox.read.load(std::memory_order_acquire);
-  return unread < kUnnamedSlots + control_.capacity() && is_passed_on(request_slot);
+  return unread < control_.note_count() && is_passed_on(request_slot);
 }
 
 }  // namespace rr

@@ -1,5 +1,5 @@
 // What the ranks have announced, as their request slots say it: whether an operation is complete, whether the requests
-// agree, who is missing. Nothing here is changed but by the ranks that announce.
+// agree, who is missing. Only reads.
 #pragma once
 
 #include <string>
@@ -26,7 +26,7 @@ class Requests {
   // first host says so. Ranks that have all announced a quick operation see by themselves that they differ.
   bool is_settled(Ticket ticket, RankMask* participants = nullptr) const;
   // Whether a complete operation can be executed: the requests agree, and no rank that it cannot do without has
-  // joined. A function of the request slots alone, so every participant comes to the same verdict by itself.
+  // joined. A function of the request slots and append marks, so every participant comes to the same verdict by itself.
   bool feasible(Ticket ticket, const RankMask& participants) const;
   // Why it is not, in words.
   std::string mismatch(Ticket ticket, const RankMask& participants) const;
