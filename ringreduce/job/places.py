@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ringreduce import _core
+from ringreduce import _core, config
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job import rendezvous
 from ringreduce.job.environment import Placement
@@ -15,6 +15,9 @@ from ringreduce.job.environment import Placement
 HOST_NAME_CHARS = 64  # Linux's own limit
 NO_SHARED_MEMORY = ("tcp", "mpi")
 """Values of RINGREDUCE_TRANSPORT with which each rank is a host of its own, whoever is beside it."""
+AGREED = ("RINGREDUCE_ALGORITHM", "RINGREDUCE_ENCRYPT", "RINGREDUCE_FUSION_THRESHOLD", "RINGREDUCE_GPU_PATH")
+"""Knobs that all ranks must have alike, besides RINGREDUCE_TRANSPORT, where they are on several hosts. By algorithm,
+threshold and path one rank decides for all. Who asks for encryption expects it of every connection."""
 TCP = ("tcp", "shm+tcp")
 """Values of RINGREDUCE_TRANSPORT that ask for TCP."""
 
@@ -45,7 +48,7 @@ def own_record(rank: int, size: int, transport: str = "auto") -> dict[str, Any]:
     alone = transport in NO_SHARED_MEMORY
     return {
         "host": rendezvous.host_identity().decode() + (f":{rank}" if alone else ""),
-        "transport": transport,
+        "settings": {"RINGREDUCE_TRANSPORT": transport} | {name: config.value(name).value.lower() for name in AGREED},
         "name": os.uname().nodename[:HOST_NAME_CHARS],
         "build": f"{_core.__version__}, control segment {_core.control_nbytes(size)} bytes",
     }
@@ -64,12 +67,13 @@ def check_agreement(records: Sequence[dict[str, Any]], rank: int, where: str) ->
                 f"{mine['build']}, but rank {other} on {one['name']} runs {one['build']}: install one version on all "
                 "hosts, and give all ranks the same RINGREDUCE_CACHE_CAPACITY"
             )
-        if one["transport"] != mine["transport"]:
-            raise MismatchError(
-                f"{where} rank {rank}/{len(records)}: init(): RINGREDUCE_TRANSPORT is {mine['transport']} on this "
-                f"rank, on {mine['name']}, and {one['transport']} on rank {other}, on {one['name']}: give all ranks "
-                "the same. Open MPI takes a variable to other hosts only when told: mpirun -x RINGREDUCE_TRANSPORT"
-            )
+        for name, setting in mine["settings"].items():
+            if (other_setting := one["settings"].get(name, "not known")) != setting:
+                raise MismatchError(
+                    f"{where} rank {rank}/{len(records)}: init(): {name} is {setting} on this rank, on "
+                    f"{mine['name']}, and {other_setting} on rank {other}, on {one['name']}: give all ranks "
+                    f"the same. Open MPI takes a variable to other hosts only when told: mpirun -x {name}"
+                )
 
 
 def host_labels(records: Sequence[dict[str, Any]]) -> list[int]:

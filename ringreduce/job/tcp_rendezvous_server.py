@@ -65,8 +65,10 @@ BROKEN = frozenset(
 BUSY_PORT_S = 2.0
 """How long an earlier job may take to give the port back."""
 TURN_S = 0.5
-FIELDS = dict.fromkeys(("rank", "size", "init_count", "port"), int) | dict.fromkeys(
-    ("name", "host", "build", "transport", "ip"), str
+FIELDS = (
+    dict.fromkeys(("rank", "size", "init_count", "port"), int)
+    | dict.fromkeys(("name", "host", "build", "ip"), str)
+    | {"settings": dict}
 )
 """Of a record."""
 

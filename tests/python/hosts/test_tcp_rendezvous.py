@@ -210,6 +210,37 @@ def test_rank_0_dies_at_the_rendezvous(tcp: dict[str, str]) -> None:
     assert "went away before all had come" in text
 
 
+def comes_with(settings: list[str], name: str) -> str:
+    """What init() raises where the ranks have these values of a knob."""
+    os.environ[name] = settings[int(os.environ["RINGREDUCE_RANK"])]
+    try:
+        ringreduce.init()
+    except ringreduce.Error as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("RINGREDUCE_TRANSPORT", ["tcp", "shm+tcp"]),
+        ("RINGREDUCE_ENCRYPT", ["auto", "on"]),
+        ("RINGREDUCE_ALGORITHM", ["ring", "auto"]),
+        ("RINGREDUCE_FUSION_THRESHOLD", ["0", "134217728"]),
+        ("RINGREDUCE_GPU_PATH", ["staged", "auto"]),
+    ],
+)
+def test_ranks_with_other_settings_all_say_so(tcp: dict[str, str], name: str, settings: list[str]) -> None:
+    with start_ranks(comes_with, 2, args=(settings, name), env=tcp) as job:
+        texts = [one.value for one in job.wait(HANG_S)]
+    for rank, text in enumerate(texts):
+        assert text.startswith(
+            f"MismatchError: [rendezvous] rank {rank}/2: init(): {name} is {settings[rank]} on this rank, on "
+        )
+        assert f", and {settings[1 - rank]} on rank {1 - rank}, on " in text
+        assert text.endswith(f"mpirun -x {name}")
+
+
 class Deaf(socket.socket):
     """A rank that is gone when it is answered."""
 

@@ -36,14 +36,14 @@ ROWS = (
     Mutation(
         "overwritten-statement",
         "csrc/negotiation/notes.cc",
-        "return unread < kUnnamedSlots + control_.capacity() && is_passed_on(request_slot);",
-        "return unread < kUnnamedSlots + control_.capacity();",
+        "return unread < control_.note_count() && is_passed_on(request_slot);",
+        "return unread < control_.note_count();",
         ("negotiation_steps_test",),
     ),
     Mutation(
         "note-room",
         "csrc/negotiation/notes.cc",
-        "return unread < kUnnamedSlots + control_.capacity() && is_passed_on(request_slot);",
+        "return unread < control_.note_count() && is_passed_on(request_slot);",
         "return is_passed_on(request_slot);",
         ("negotiation_steps_test",),
     ),

@@ -20,4 +20,11 @@ ROWS = (
         "                raise\n",
         ("test_tcp_rendezvous.py::test_strangers_do_not_take_the_last_descriptors",),
     ),
+    Mutation(
+        "other-settings",
+        "ringreduce/job/places.py",
+        'one["settings"].get(name, "not known")) != setting',
+        'one["settings"].get(name, "not known")) is None',
+        ("test_tcp_rendezvous.py::test_ranks_with_other_settings_all_say_so",),
+    ),
 )
