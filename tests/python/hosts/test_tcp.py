@@ -512,6 +512,51 @@ def test_a_host_that_vanishes_is_lost_and_one_that_comes_back_in_two_seconds_is_
             lab.mend("b")
 
 
+COUNTS = """
+import sys, time
+import numpy as np
+import ringreduce as rr
+rr.init()
+steps = 0
+while steps < int(sys.argv[1]):
+    assert rr.allreduce(np.full(5000, steps), op=rr.Sum)[4999] == steps * rr.size()
+    steps += 1
+    if rr.rank() == 0:
+        with open(sys.argv[0] + ".steps", "w") as file:
+            file.write(str(steps))
+    if steps == 5:
+        print("ready", flush=True)
+    time.sleep(0.02)
+"""
+FLAPS = 100
+
+
+@needs_lab
+@pytest.mark.long  # the test above has one
+@pytest.mark.timeout(3600)
+def test_a_host_that_vanishes_for_two_seconds_a_hundred_times(lab: Lab) -> None:
+    secret_file(lab.folder)
+    with job(lab, 10**9, per_host=1, text=COUNTS) as ranks:
+        assert first_lines(ranks) == ["ready"] * 4
+
+        def steps() -> int:
+            while not (text := (lab.folder / "train.py.steps").read_text()):
+                pass  # it is just being written
+            return int(text)
+
+        survived = 0
+        for _ in range(FLAPS):
+            lab.cut("b")
+            time.sleep(2)
+            lab.mend("b")
+            before, deadline = steps(), Deadline(HANG_S)
+            while steps() <= before + 1 and [process.poll() for process in ranks] == [None] * 4:
+                assert not deadline.expired()
+                time.sleep(0.1)
+            survived += [process.poll() for process in ranks] == [None] * 4
+    assert survived == FLAPS
+
+
 @needs_lab
 def test_a_network_that_is_dead_in_one_direction(lab: Lab) -> None:
     secret_file(lab.folder)
