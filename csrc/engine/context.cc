@@ -177,7 +177,7 @@ void Context::start_reader() {
 // Of what happens to a rank its host's leader tells the others; of what happens to a leader nobody does.
 void Context::monitor_leaders(const Group& group) {
   const Hosts& hosts = group.hosts();
-  if (network_.reader == nullptr || hosts.here().front() != group.rank()) return;
+  if (network_.reader == nullptr || hosts.leader_here() != group.rank()) return;
   std::vector<int> leaders;
   for (int host = 0; host < hosts.count(); ++host) {
     if (host != hosts.mine) leaders.push_back(group.ranks()[static_cast<size_t>(hosts.leader(host))]);

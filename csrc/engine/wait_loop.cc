@@ -42,6 +42,10 @@ constexpr int kYields = 8;
 // that nobody takes costs 0.3 us, and a look at the links 1.
 constexpr int kLostYields = 2;
 constexpr int64_t kLostNs = 2000;  // a yield that took longer was taken
+// One that took so long was taken by somebody who computes, for a slice of time of the kernel's (2.8 ms): such a yield
+// is worse than a sleep, from which a thread is woken before who computes. So waits do not yield for a while.
+constexpr int64_t kSliceNs = 500000;
+constexpr int64_t kUnyieldingNs = 100000000;
 
 // Lets this thread's naps end when they should, for as long as it lives.
 class ShortNaps {
@@ -98,7 +102,6 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
   const int64_t spin_ns = static_cast<int64_t>(from_.spin_us * 1000);
   int64_t polling_since = 0;
   int polls = 0;
-  int lost_yields = 0;
   int executed = 0;
   int64_t looked_ns = 0;
   const auto look_around = [&] {
@@ -110,6 +113,7 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
   const bool has_links = !from_.network.host_of.empty();
   const int64_t began_ns = has_links ? now_ns() : 0;
   int64_t came_ns = began_ns;  // when something was last done
+  int lost_yields = began_ns < unyielding_until_ns_.load(std::memory_order_relaxed) ? kLostYields : 0;
   const auto is_bulk = [&] { return has_links && now_ns() - began_ns > kBulkNs; };
   std::optional<BulkWait> bulk_wait;
   bool has_napped = false;  // and nothing has come since: one look at the links is as good as 50 us of them
@@ -135,7 +139,9 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
     if (!polled_enough()) {
       const int64_t before = has_links ? now_ns() : 0;
       relax(crowded || has_links);
-      if (has_links && now_ns() - before > kLostNs) ++lost_yields;
+      const int64_t lost_ns = has_links ? now_ns() - before : 0;
+      if (lost_ns > kLostNs) ++lost_yields;
+      if (lost_ns > kSliceNs) unyielding_until_ns_.store(before + lost_ns + kUnyieldingNs, std::memory_order_relaxed);
       continue;
     }
     if (deadline.passed()) return false;

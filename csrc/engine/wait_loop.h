@@ -48,6 +48,7 @@ class WaitLoop {
   const From from_;
   Bell* wait_bell_ = nullptr;
   Bell* engine_bell_ = nullptr;
+  std::atomic<int64_t> unyielding_until_ns_{0};   // waits on links do not yield until then
   std::atomic<int> bulk_waits_{0};                // threads that look at links, and wait for many bytes
   std::atomic<bool> engine_leaves_links_{false};  // the engine sleeps: a waiting thread looks at them
   std::atomic<bool> stop_{false};

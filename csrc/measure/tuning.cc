@@ -143,7 +143,7 @@ void tune(Context& context) {
   const Interrupt interrupt = context.interrupt();
   const std::string path = cache_file(context, control);
   const bool alone = !world.hosts().several();
-  if (world.hosts().here().front() == world.rank()) {
+  if (world.hosts().leader_here() == world.rank()) {
     Tuning tuning;
     // Ranks that share cores time the scheduler, not the machine; a forced algorithm is not what auto would run.
     const bool can_measure =

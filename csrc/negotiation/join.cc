@@ -7,10 +7,8 @@ namespace rr {
 uint64_t Joins::record(int rank, uint64_t unnamed_counter, std::optional<uint32_t> stamp) {
   const uint64_t epoch = segment_.locked([&] {
     Header& header = control_.header();
-    uint32_t latest = 0;
-    for (int r = 0; r < control_.size(); ++r) latest = std::max(latest, control_.line(r).joined.load());
     control_.line(rank).unnamed.store(unnamed_counter);
-    control_.line(rank).joined.store(stamp.value_or(latest + 1));
+    control_.line(rank).joined.store(stamp.value_or(latest_stamp() + 1));
     header.joined_count.fetch_add(1);
     return header.join_epoch.load();
   });
@@ -18,14 +16,25 @@ uint64_t Joins::record(int rank, uint64_t unnamed_counter, std::optional<uint32_
   return epoch;
 }
 
+uint32_t Joins::latest_stamp() const {
+  uint32_t latest = control_.header().join_stamp_seen.load();
+  for (int r = 0; r < control_.size(); ++r) latest = std::max(latest, control_.line(r).joined.load());
+  return latest;
+}
+
+void Joins::see(uint32_t stamp) {
+  if (stamp <= control_.header().join_stamp_seen.load()) return;
+  segment_.locked([&] { control_.header().join_stamp_seen.store(stamp); });
+}
+
 void Joins::drained() {
   const uint32_t count = control_.header().drained_count.fetch_add(1) + 1;
   if (!hosts_.several() && count == static_cast<uint32_t>(control_.size())) finish();
 }
 
-// A rank whose host had seen another one join has a larger stamp than that one (Lamport 1978, "Time, clocks, and the
-// ordering of events in a distributed system"). Of equal stamps neither had seen the other, and the higher rank counts
-// as the later one: so all hosts name the same rank, in whatever order they have heard.
+// A rank whose host knew that another one had joined has a larger stamp than that one (Lamport 1978, "Time, clocks, and
+// the ordering of events in a distributed system"). Of equal stamps neither knew of the other, and the higher rank
+// counts as the later one: so all hosts name the same rank, in whatever order they have heard.
 int Joins::last_joined() const {
   int last = 0;
   for (int r = 1; r < control_.size(); ++r) {
@@ -48,6 +57,7 @@ void Joins::finish() {
       if (!hosts_.is_here(r)) line.watermark.store(result.unnamed, std::memory_order_release);
     }
     header.joined_count.store(0);
+    header.join_stamp_seen.store(0);
     header.drained_count.store(0);
     header.join_epoch.store(epoch + 1);
   });

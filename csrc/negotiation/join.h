@@ -30,6 +30,11 @@ class Joins {
   // The same of a rank elsewhere, by the leader of a host. stamp: of the rank's own host (RankLine::joined); nothing:
   // this is the host, which makes it.
   uint64_t record(int rank, uint64_t unnamed_counter, std::optional<uint32_t> stamp);
+  // The largest stamp of a join that this host has seen, or been told of by the first host: what a rank here does next
+  // comes after that join.
+  uint32_t latest_stamp() const;
+  // The first host has decided about an operation when it had seen a join with this stamp.
+  void see(uint32_t stamp);
   // This rank has nothing pending any more; on one host the last one to say so finishes the epoch.
   void drained();
   void finish();

@@ -83,7 +83,7 @@ size_t Names::claim_slot() {
 // A note goes by its slot, and so does an entry of the first host's log: the slot's name must not change before the
 // leader has passed them on. An operation may end before that.
 bool Names::is_all_passed_on() const {
-  if (hosts_.several() && hosts_.mine == 0) {
+  if (hosts_.several() && hosts_.is_first()) {
     const Header& header = control_.header();
     if (header.log_sent.load(std::memory_order_acquire) != header.log_tail.load(std::memory_order_acquire))
       return false;
@@ -120,7 +120,7 @@ bool Names::is_idle(size_t slot) const {
       return false;
   }
   if (announced <= control_.name_slot(slot).base) return true;
-  const bool is_for_all = hosts_.several() && hosts_.mine == 0;
+  const bool is_for_all = hosts_.several() && hosts_.is_first();
   const bool is_decided = control_.is_decided(request_slot(slot, announced), announced);
   for (int rank = 0; rank < control_.size(); ++rank) {
     if (!is_for_all && !hosts_.is_here(rank)) continue;

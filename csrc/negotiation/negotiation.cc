@@ -45,7 +45,7 @@ Ticket Negotiation::announce_named(const std::string& name, const Signature& sig
     write_request(segment_.rank, ticket, signature, payload, nbytes);
     notes_.leave(ticket);
     RankMask participants;
-    log_full = logged && segment_.hosts.mine == 0 && requests_.complete(ticket, &participants) &&
+    log_full = logged && segment_.hosts.is_first() && requests_.complete(ticket, &participants) &&
                !log_.append_locked(ticket, participants);
     return ticket;
   });

@@ -9,7 +9,7 @@ void Notes::leave(Ticket ticket) {
   Outbox& outbox = control_.outbox(segment_.rank);
   const uint64_t at = outbox.written.load(std::memory_order_relaxed);
   if (at - outbox.read.load(std::memory_order_acquire) >= control_.note_count()) {
-    throw InternalError("rank " + std::to_string(segment_.world_rank(hosts_.here().front())) +
+    throw InternalError("rank " + std::to_string(segment_.world_rank(hosts_.leader_here())) +
                         ", which speaks for this host, has not passed on " + std::to_string(control_.note_count()) +
                         " announcements of rank " + std::to_string(segment_.world_rank(segment_.rank)));
   }

@@ -4,7 +4,7 @@ namespace rr {
 
 bool OperationLog::append(Ticket ticket) {
   RankMask participants;
-  if (hosts_.mine != 0 || !requests_.complete(ticket, &participants)) return true;
+  if (!hosts_.is_first() || !requests_.complete(ticket, &participants)) return true;
   if (hosts_.several() && requests_.is_overwritten(ticket)) return true;
   return segment_.locked([&] { return append_locked(ticket, participants); });
 }
@@ -26,14 +26,17 @@ Entry* OperationLog::open_entry() {
   return &entry;
 }
 
+bool can_share_entry(const Signature& first, const Signature& one) {
+  return first.kind == Kind::kAllreduce && one.kind == Kind::kAllreduce && first.dtype == one.dtype &&
+         first.op == one.op && first.prescale == one.prescale && first.postscale == one.postscale &&
+         first.codec == one.codec && first.place == one.place && first.tensors == 1 && one.tensors == 1;
+}
+
 bool OperationLog::fusible(const Entry& entry, const Signature& one, const RankMask& participants,
                            bool registered) const {
-  if (entry.members == kEntryMembers || one.kind != Kind::kAllreduce) return false;
   const Signature& first = control_.signature(entry.member[0].request_slot, entry.participants.first());
-  return first.kind == one.kind && first.dtype == one.dtype && first.op == one.op && first.prescale == one.prescale &&
-         first.postscale == one.postscale && first.codec == one.codec && first.place == one.place &&
-         (entry.registered != 0) == registered && entry.participants == participants && first.tensors == 1 &&
-         one.tensors == 1 && entry.nbytes + one.nbytes <= threshold_;
+  return entry.members < kEntryMembers && can_share_entry(first, one) && (entry.registered != 0) == registered &&
+         entry.participants == participants && entry.nbytes + one.nbytes <= threshold_;
 }
 
 bool OperationLog::append_locked(Ticket ticket, const RankMask& participants) {

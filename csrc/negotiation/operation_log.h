@@ -13,6 +13,9 @@
 
 namespace rr {
 
+// Whether the two operations can share an entry, by what was announced of each.
+bool can_share_entry(const Signature& first, const Signature& one);
+
 class OperationLog {
  public:
   // forced and fusion_threshold must be the same on all ranks to be of use, but need not be for correct results.

@@ -4,9 +4,7 @@
 
 namespace rr {
 
-namespace {
 bool can_do_without_joined(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kBarrier; }
-}  // namespace
 
 bool Requests::complete(Ticket ticket, RankMask* participants) const {
   for (int r = 0; r < control_.size(); ++r) {

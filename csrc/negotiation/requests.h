@@ -11,6 +11,9 @@
 
 namespace rr {
 
+// Whether operations of a kind go on without the ranks that have joined.
+bool can_do_without_joined(Kind kind);
+
 class Requests {
  public:
   // gpu_path: the knob's; "auto" or the one path that operations on GPUs may take.

@@ -32,7 +32,41 @@ std::string unexpected_rows(const Operation& operation, int rank) {
          list(operation.expected);
 }
 
+namespace {
+
+constexpr uint64_t kMostNbytes = uint64_t{1} << 48;  // what a process can map on x86-64 and ARMv8
+
+// What ranks of other hosts have announced of their rows comes over the network: it must be what a tensor can have.
+void check_rows(const Resources& from, const Operation& operation, int rank, uint64_t row) {
+  const Signature& theirs = from.announced(operation, rank);
+  uint64_t most_rows = theirs.dims[0];
+  if (operation.kind == Kind::kAlltoall) {
+    for (int to = 0; to < from.size(); ++to) most_rows = std::max(most_rows, from.split(operation, rank, to));
+  }
+  const bool is_possible = most_rows <= kMostNbytes / std::max<uint64_t>(1, row) && most_rows == theirs.dims[0] &&
+                           theirs.nbytes == theirs.dims[0] * row;
+  if (is_possible) return;
+  throw InternalError("rank " + std::to_string(from.world_ranks[static_cast<size_t>(rank)]) + " is said to have " +
+                      std::to_string(theirs.nbytes) + " bytes in " + std::to_string(most_rows) + " rows of " +
+                      std::to_string(row) + " bytes; do all hosts run one build?");
+}
+
+// Of all ranks that have any the first one's; a rank without rows need not know.
+uint64_t row_of(const Resources& from, const Operation& operation) {
+  for (int r = 0; r < from.size(); ++r) {
+    const Signature& theirs = from.announced(operation, r);
+    if (theirs.dims[0] != 0) return theirs.nbytes / theirs.dims[0];
+  }
+  return 0;
+}
+
+}  // namespace
+
 ExchangeJob exchange_job(const Resources& from, Operation& operation) {
+  if (is_ragged(operation.kind)) {
+    const uint64_t own = operation.srcs[0].count != 0 ? operation.srcs[0].row_nbytes() : row_of(from, operation);
+    for (int r = 0; r < from.size(); ++r) check_rows(from, operation, r, own);
+  }
   const int rank = from.rank;
   const size_t n = static_cast<size_t>(from.size());
   const Signature& mine = operation.signature;
@@ -97,10 +131,7 @@ ExchangeJob exchange_job(const Resources& from, Operation& operation) {
     case Kind::kAlltoall: {
       job.blocks = from.size();
       const auto splits_of = [&](size_t r, size_t to) {
-        uint64_t rows;
-        std::memcpy(&rows, from.control.payload(operation.ticket.request_slot, static_cast<int>(r)) + to * sizeof rows,
-                    sizeof rows);
-        return rows;
+        return from.split(operation, static_cast<int>(r), static_cast<int>(to));
       };
       const size_t row = operation.srcs[0].row_nbytes();
       const std::byte* src = operation.srcs[0].data;

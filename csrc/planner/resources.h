@@ -1,6 +1,7 @@
 // What the parts of a group work with.
 #pragma once
 
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -62,6 +63,13 @@ struct Resources {
   std::string where(const Operation& operation) const { return here() + ", " + called(operation) + "]"; }
   const Signature& announced(const Operation& operation, int of_rank) const {
     return control.signature(operation.ticket.request_slot, of_rank);
+  }
+  // How many rows one rank has said that it sends to another one in an alltoall.
+  uint64_t split(const Operation& operation, int of_rank, int to) const {
+    uint64_t rows;
+    const std::byte* const splits = control.payload(operation.ticket.request_slot, of_rank);
+    std::memcpy(&rows, splits + static_cast<size_t>(to) * sizeof rows, sizeof rows);
+    return rows;
   }
 };
 

@@ -13,6 +13,8 @@ uint64_t Decisions::apply(FrameParser& frame) {
     frame.skip();
     return number;
   }
+  if (frame.head.type != FrameType::kDecided)
+    negotiation_.joins().see(frame.take_up_to(static_cast<uint32_t>(control_.size())));
   if (frame.head.type == FrameType::kEntry && !apply_entry(frame, number)) return 0;
   if (frame.head.type == FrameType::kRefused && !apply_refusal(frame, number)) return 0;
   links_.set_decisions(number);
@@ -71,6 +73,21 @@ void Decisions::forget_old() {
   forget_at_ = 2 * std::max(last_by_name_.size(), control_.capacity());
 }
 
+// What every rank runs by: that nobody waits for a rank, or by an algorithm, that cannot come.
+void Decisions::check_first(const FrameParser& frame, const OrderedEntry& entry, const Signature& own) const {
+  bool is_everybody = true;
+  for (int r = 0; r < control_.size(); ++r) is_everybody &= entry.participants.test(r);
+  frame.expect(is_everybody || can_do_without_joined(own.kind), "leaves out a rank that the operation needs");
+  const Algo algorithm = static_cast<Algo>(entry.algorithm);
+  const Reduction reduction = reduction_of(own, control_.size());
+  const bool is_reduction = own.kind == Kind::kAllreduce;
+  const bool is_possible =
+      own.place == Place::kDevice
+          ? algorithm == Algo::kIpc || algorithm == Algo::kNccl || algorithm == Algo::kMpi || algorithm == Algo::kStaged
+          : algorithm == select_across_hosts(algorithm, is_reduction ? &reduction : nullptr);
+  frame.expect(is_possible, "has an algorithm that the operation cannot take");
+}
+
 bool Decisions::apply_entry(FrameParser& frame, uint64_t number) {
   OrderedEntry entry;
   entry.algorithm = frame.take_up_to(static_cast<uint32_t>(Algo::kStaged));
@@ -83,6 +100,9 @@ bool Decisions::apply_entry(FrameParser& frame, uint64_t number) {
     member = ticket_of(names.emplace_back(take_operation(frame)), witness, frame);
     Payloads payloads;
     const Signature& own = control_.signature(member.request_slot, witness);
+    if (names.size() == 1) check_first(frame, entry, own);
+    frame.expect(names.size() == 1 || can_share_entry(control_.signature(entry.members[0].request_slot, witness), own),
+                 "has operations that cannot share an entry");
     if (!record(member, take_agreed(frame, own, entry.participants, hosts_.here(), control_.size(), payloads)))
       return false;
   }

@@ -38,6 +38,7 @@ class Decisions {
     RankMask participants;
     std::vector<Ticket> members;
   };
+  void check_first(const FrameParser& frame, const OrderedEntry& entry, const Signature& own) const;
   bool apply_entry(FrameParser& frame, uint64_t number);
   bool apply_refusal(FrameParser& frame, uint64_t number);
   void forget_old();

@@ -22,7 +22,7 @@ HostRelay::HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiat
 }
 
 bool HostRelay::progress() {
-  if (parts_.is_first_host()) parts_.sequencer.look_at_all();
+  if (parts_.hosts.is_first()) parts_.sequencer.look_at_all();
   news_.collect();
   const bool sent = parts_.links.move();
   bool received = receiver_.receive();
@@ -32,7 +32,7 @@ bool HostRelay::progress() {
     received = true;
     receiver_.receive();  // what came too early
   }
-  if (parts_.is_first_host()) parts_.sequencer.look_at_all();
+  if (parts_.hosts.is_first()) parts_.sequencer.look_at_all();
   const bool repeated = parts_.decisions.repeat();
   if (received || repeated) {
     news_.collect();
@@ -49,7 +49,7 @@ bool HostRelay::has_backlog() const {
 }
 
 bool HostRelay::pass_on(bool everybody) {
-  if (parts_.is_first_host()) parts_.sequencer.look_at_all();
+  if (parts_.hosts.is_first()) parts_.sequencer.look_at_all();
   news_.collect();
   parts_.links.move();
   receiver_.receive();
@@ -71,7 +71,7 @@ bool HostRelay::is_all_sent() const {
 
 // Ranks that are still at work must not wait for what nobody passes on.
 void HostRelay::send_close() {
-  const int me = parts_.leader();
+  const int me = parts_.hosts.leader_here();
   parts_.control.line(me).attendance.store(Attendance::kClosed, std::memory_order_release);
   if (have_all_left(false)) return;
   news_.send_attendance(me);

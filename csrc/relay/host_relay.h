@@ -28,7 +28,7 @@ class HostRelay {
   // Executor lock held. Sends and receives what there is; true when something moved.
   bool progress();
   // The first host's leader runs an entry only when it has sent it: till then no other takes the entry's place.
-  bool has_sent(uint64_t entry) const { return !parts_.is_first_host() || parts_.sequencer.has_sent(entry); }
+  bool has_sent(uint64_t entry) const { return !parts_.hosts.is_first() || parts_.sequencer.has_sent(entry); }
   // Executor lock held. The first host's leader looks whether all ranks wait for what can never be complete.
   void look_for_deadlock() { deadlock_.look(); }
   // Once this rank has left: passes on what there is. Says whether the other leaders, or everybody, have left too and
@@ -40,7 +40,7 @@ class HostRelay {
   // Whether something waits for a link or for room.
   bool has_backlog() const;
   // The other hosts are told of the leader's watermark once it is so high.
-  uint64_t watermark_due() const { return news_.watermark_due(parts_.leader()); }
+  uint64_t watermark_due() const { return news_.watermark_due(parts_.hosts.leader_here()); }
   // Whether the first host's log has an entry that is not in this host's log yet.
   bool has_ordered_entries() const { return !parts_.decisions.is_empty(); }
 

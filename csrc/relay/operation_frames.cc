@@ -118,6 +118,7 @@ std::vector<Negotiation::Recorded> take_agreed(FrameParser& frame, const Signatu
                                                const std::vector<int>& receivers, int size, Payloads& payloads) {
   const uint8_t all_can = frame.take<uint8_t>();
   const Differs differs = frame.take_up_to(Differs::kSplits);
+  frame.expect(differs == what_differs(own), "has rows that the operation has not, or lacks them");
   std::vector<Negotiation::Recorded> requests;
   for (int r = 0; r < size; ++r) {
     if (!participants.test(r)) continue;

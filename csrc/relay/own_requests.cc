@@ -18,7 +18,7 @@ void OwnRequests::add(int rank, Ticket ticket) {
 }
 
 void OwnRequests::tell(Ticket ticket) {
-  if (hosts_.mine == 0) return;
+  if (hosts_.is_first()) return;
   const auto found = pending_.find(ticket.request_slot);
   if (found == pending_.end() || found->second.ticket.tag != ticket.tag) return;
   Pending& pending = found->second;
@@ -60,7 +60,7 @@ void OwnRequests::show(int rank) {
 void OwnRequests::show(Pending& pending, int rank) {
   if (pending.shown.test(rank) || !negotiation_.requests().has_announced(pending.ticket, rank)) return;
   pending.shown.set(rank);
-  links_.tell_decisions(hosts_.here().front());
+  links_.tell_decisions(hosts_.leader_here());
   for (int host = 0; host < links_.count(); ++host) {
     if (links_.is_here(host) || (host == 0 && pending.told.test(rank))) continue;
     send(host, pending, {rank});
@@ -102,7 +102,7 @@ void OwnRequests::remove_withdrawn() {
 }
 
 void OwnRequests::send(int host, const Pending& pending, const std::vector<int>& ranks) {
-  links_.send_to(host, FrameType::kLogged, hosts_.here().front(), [&](FrameWriter& out) {
+  links_.send_to(host, FrameType::kLogged, hosts_.leader_here(), [&](FrameWriter& out) {
     put(out, negotiation_, pending.ticket);
     put_requests(out, control_, pending.ticket, ranks);
   });

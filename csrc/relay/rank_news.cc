@@ -8,7 +8,7 @@ void RankNews::collect() {
   if (has_failed(parts_.control) && !parts_.is_failure_told) {
     parts_.is_failure_told = true;
     const std::string text = failure_text(parts_.control);
-    parts_.links.send(FrameType::kFailed, parts_.leader(), [&](FrameWriter& out) {
+    parts_.links.send(FrameType::kFailed, parts_.hosts.leader_here(), [&](FrameWriter& out) {
       out.put(parts_.control.header().failure_kind);
       out.put(text);
     });
@@ -35,8 +35,8 @@ void RankNews::collect_ranks() {
     const uint64_t epoch = line.blocked_epoch.load(std::memory_order_acquire);
     seen.push_back({parts_.control.outbox(r).written.load(std::memory_order_acquire), epoch, joined});
   }
-  if (parts_.is_first_host()) parts_.sequencer.send_log();
-  const int me = parts_.leader();
+  if (parts_.hosts.is_first()) parts_.sequencer.send_log();
+  const int me = parts_.hosts.leader_here();
   bool has_anyone_joined = false;
   for (size_t i = 0; i < seen.size(); ++i) {
     const int r = parts_.hosts.here()[i];
@@ -59,9 +59,9 @@ void RankNews::collect_ranks() {
       parts_.links.send(FrameType::kWatermark, r, [&](FrameWriter& out) { out.put(watermark); });
     }
     if (parts_.control.line(r).attendance.load() != sent.attendance) {
-      if (parts_.is_first_host()) parts_.sequencer.send_log();
+      if (parts_.hosts.is_first()) parts_.sequencer.send_log();
       collect_notes(r, parts_.control.outbox(r).written.load(std::memory_order_acquire));
-      if (parts_.is_first_host()) parts_.sequencer.send_log();  // with what those notes have completed
+      if (parts_.hosts.is_first()) parts_.sequencer.send_log();  // with what those notes have completed
       parts_.own_requests.show(r);
       send_attendance(r);
     }
@@ -79,7 +79,7 @@ void RankNews::send_attendance(int rank) {
   const Attendance attendance = parts_.control.line(rank).attendance.load();
   const uint64_t cursor = parts_.control.line(rank).cursor.load(std::memory_order_acquire);
   sent_[static_cast<size_t>(rank)].attendance = attendance;
-  parts_.links.tell_decisions(parts_.leader());
+  parts_.links.tell_decisions(parts_.hosts.leader_here());
   parts_.links.send(FrameType::kLeft, rank, [&](FrameWriter& out) {
     out.put(cursor == kFinished ? kFinished : uint64_t{0});
     out.put(attendance);
@@ -92,7 +92,8 @@ void RankNews::collect_notes(int rank, uint64_t end) {
   Outbox& outbox = parts_.control.outbox(rank);
   const uint64_t begin = outbox.read.load(std::memory_order_relaxed);
   if (begin == end) return;
-  parts_.links.tell_decisions(parts_.leader());  // the rank may have run what was decided, or been refused it
+  parts_.links.tell_decisions(
+      parts_.hosts.leader_here());  // the rank may have run what was decided, or been refused it
   for (uint64_t at = begin; at != end; ++at) {
     const Note note = parts_.control.note(rank, at);
     const Ticket ticket = {note.request_slot, note.tag};
@@ -101,10 +102,10 @@ void RankNews::collect_notes(int rank, uint64_t end) {
       send_quick(rank, ticket);
     } else {
       parts_.own_requests.add(rank, ticket);
-      if (parts_.is_first_host()) parts_.sequencer.add(ticket);
+      if (parts_.hosts.is_first()) parts_.sequencer.add(ticket);
     }
     parts_.own_requests.tell(ticket);
-    if (parts_.is_first_host()) parts_.sequencer.look(ticket);
+    if (parts_.hosts.is_first()) parts_.sequencer.look(ticket);
   }
   outbox.read.store(end, std::memory_order_release);
   if (end - begin >= parts_.control.note_count()) parts_.negotiation.segment().ring_waiters();

@@ -91,9 +91,9 @@ bool Receiver::apply(int host, FrameParser& frame) {
   check_sender(host, frame);
   LeaderConnection& connection = parts_.links[host];
   const int rank = frame.head.rank;
-  const bool has_come_as_far = parts_.is_first_host() || host == 0 || connection.decisions <= parts_.decisions.count();
+  const bool has_come_as_far = parts_.hosts.is_first() || host == 0 || connection.decisions <= parts_.decisions.count();
   if (!has_come_as_far) return false;
-  if (parts_.is_first_host())
+  if (parts_.hosts.is_first())
     parts_.sequencer.look_at_all();  // before a request slot that is read there is written again
   switch (frame.head.type) {
     case FrameType::kUnnamed:
@@ -179,6 +179,7 @@ void Receiver::apply_failure(FrameParser& frame) {
 bool Receiver::apply_decision(int host, FrameParser& frame) {
   if (host == 0 && !may_decide()) return false;
   const uint64_t number = host == 0 ? parts_.decisions.apply(frame) : frame.take<uint64_t>();
+  frame.expect(host == 0 || (number != 0 && number >= parts_.links[host].decisions), "is out of order");
   if (number == 0) return false;
   parts_.links[host].decisions = number;
   return true;
@@ -213,7 +214,7 @@ bool Receiver::apply_quick(FrameParser& frame, bool is_named) {
     }
     parts_.negotiation.record(ticket, {{rank, signature, payload, parts_.control.inline_nbytes()}});
   }
-  if (parts_.is_first_host()) parts_.sequencer.look(ticket);
+  if (parts_.hosts.is_first()) parts_.sequencer.look(ticket);
   parts_.control.line(rank).watermark.store(watermark, std::memory_order_release);
   return true;
 }
@@ -229,17 +230,17 @@ bool Receiver::apply_logged(int host, FrameParser& frame) {
   }
   Ticket ticket = Ticket::unnamed(operation.counter);
   if (operation.is_named()) {
-    if (!parts_.is_first_host() && parts_.decisions.has_decided_since(parts_.links[host].decisions, operation.name))
+    if (!parts_.hosts.is_first() && parts_.decisions.has_decided_since(parts_.links[host].decisions, operation.name))
       return true;
     ticket = parts_.negotiation.record_named(operation.name, requests);
     if (ticket.tag == 0) return false;
   } else {
     const bool is_late = parts_.negotiation.requests().has_announced_since(ticket, requests.front().rank);
-    frame.expect(!is_late || !parts_.is_first_host(), "has an operation that was called before");
+    frame.expect(!is_late || !parts_.hosts.is_first(), "has an operation that was called before");
     if (is_late) return true;  // decided meanwhile
     parts_.negotiation.record(ticket, requests);
   }
-  if (!parts_.is_first_host()) return true;
+  if (!parts_.hosts.is_first()) return true;
   parts_.sequencer.add(ticket);
   parts_.sequencer.look(ticket);
   return true;

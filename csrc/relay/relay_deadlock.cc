@@ -1,5 +1,7 @@
 #include "relay/relay_deadlock.h"
 
+#include <algorithm>
+
 #include "base/text.h"
 #include "negotiation/segment/failure.h"
 
@@ -9,13 +11,13 @@ constexpr size_t kTextNbytesMost = sizeof Header::withdraw_text - 1;
 }  // namespace
 
 void RelayDeadlock::look() {
-  if (!parts_.is_first_host() || parts_.phase != Phase::kNone || stuck_.has_value() || has_failed(parts_.control))
+  if (!parts_.hosts.is_first() || parts_.phase != Phase::kNone || stuck_.has_value() || has_failed(parts_.control))
     return;
   stuck_ = parts_.negotiation.deadlock().freeze_if_stuck();
   if (!stuck_.has_value()) return;
-  votes_ = 0;
+  voted_.assign(static_cast<size_t>(parts_.hosts.count()), false);
   refused_ = false;
-  parts_.links.send(FrameType::kFreeze, parts_.leader(), [&](FrameWriter& out) {
+  parts_.links.send(FrameType::kFreeze, parts_.hosts.leader_here(), [&](FrameWriter& out) {
     for (const uint64_t epoch : stuck_->epochs) out.put(epoch);
   });
 }
@@ -24,7 +26,7 @@ void RelayDeadlock::look() {
 void RelayDeadlock::send_block(int rank, uint64_t epoch) {
   uint64_t& epoch_sent = epochs_sent_[static_cast<size_t>(rank)];
   if (epoch == epoch_sent) return;
-  parts_.links.tell_decisions(parts_.leader());
+  parts_.links.tell_decisions(parts_.hosts.leader_here());
   parts_.own_requests.show(rank);
   parts_.negotiation.segment().locked([&] {
     const RankLine& line = parts_.control.line(rank);
@@ -63,18 +65,21 @@ void RelayDeadlock::apply_freeze(FrameParser& frame) {
   std::vector<uint64_t> epochs;
   for (int r = 0; r < parts_.control.size(); ++r) epochs.push_back(frame.take<uint64_t>());
   const uint32_t frozen = parts_.negotiation.deadlock().freeze(epochs) ? 1 : 0;
-  parts_.links.send(FrameType::kVote, parts_.leader(), [&](FrameWriter& out) { out.put(frozen); });
+  parts_.links.send(FrameType::kVote, parts_.hosts.leader_here(), [&](FrameWriter& out) { out.put(frozen); });
 }
 
 void RelayDeadlock::apply_vote(FrameParser& frame) {
   const bool is_refused = frame.take_up_to<uint32_t>(1) == 0;
-  if (!parts_.is_first_host() || !stuck_.has_value()) return;
+  if (!parts_.hosts.is_first() || !stuck_.has_value()) return;
+  const size_t host = static_cast<size_t>(parts_.hosts.of[frame.head.rank]);
+  frame.expect(!voted_[host], "votes twice");
+  voted_[host] = true;
   refused_ |= is_refused;
-  if (++votes_ == parts_.hosts.count() - 1) decide(!refused_);
+  if (std::count(voted_.begin(), voted_.end(), true) == parts_.hosts.count() - 1) decide(!refused_);
 }
 
 void RelayDeadlock::decide(bool stuck) {
-  parts_.links.send(FrameType::kVerdict, parts_.leader(), [&](FrameWriter& out) {
+  parts_.links.send(FrameType::kVerdict, parts_.hosts.leader_here(), [&](FrameWriter& out) {
     out.put(static_cast<uint32_t>(stuck ? 1 : 0));
     out.put(stuck_->unnamed);
     // No more than what is kept of it. The whole text grows with the square of the ranks: 310,000 bytes for 256.
@@ -97,10 +102,11 @@ void RelayDeadlock::apply_verdict(LeaderConnection& connection, FrameParser& fra
     parts_.negotiation.deadlock().thaw();
     return;
   }
+  frame.expect(parts_.negotiation.deadlock().is_frozen(), "decides what it has not asked");
   connection.phase = Phase::kVerdict;
   parts_.phase = Phase::kVerdict;
   stuck_ = std::move(found);
-  parts_.links.send(FrameType::kSettled, parts_.leader(), [](FrameWriter&) {});
+  parts_.links.send(FrameType::kSettled, parts_.hosts.leader_here(), [](FrameWriter&) {});
 }
 
 bool RelayDeadlock::finish() {

@@ -43,7 +43,7 @@ class RelayDeadlock {
   RelayParts& parts_;
   std::vector<uint64_t> epochs_sent_;     // by group rank: of the block that the others know of
   std::optional<Deadlock::Stuck> stuck_;  // of the verdict that is asked for or settled
-  int votes_ = 0;                         // of hosts, for and against
+  std::vector<bool> voted_;               // by host, for or against
   bool refused_ = false;
 };
 

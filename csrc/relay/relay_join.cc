@@ -9,7 +9,7 @@ bool RelayJoin::have_drained() const {
 
 void RelayJoin::send_drained() {
   parts_.phase = Phase::kJoinEnds;
-  parts_.links.send(FrameType::kDrained, parts_.leader(), [](FrameWriter&) {});
+  parts_.links.send(FrameType::kDrained, parts_.hosts.leader_here(), [](FrameWriter&) {});
 }
 
 bool RelayJoin::finish() {

@@ -13,11 +13,11 @@
 namespace rr {
 
 struct RelayParts {
-  RelayParts(const ControlSegment& control_segment, const Hosts& all_hosts, Negotiation& of_leader,
+  RelayParts(const ControlSegment& control_segment, const Hosts& all_hosts, Negotiation& leaders_negotiation,
              std::vector<std::unique_ptr<Link>> leader_links, double late_s)
       : control(control_segment),
         hosts(all_hosts),
-        negotiation(of_leader),
+        negotiation(leaders_negotiation),
         links(std::move(leader_links)),
         own_requests(control, hosts, negotiation, links, late_s),
         sequencer(control, hosts, negotiation, own_requests, links),
@@ -34,9 +34,6 @@ struct RelayParts {
   Decisions decisions;           // of the others
   Phase phase = Phase::kNone;    // the point that this host has said it has come to
   bool is_failure_told = false;  // all leaders know that the group has failed
-
-  bool is_first_host() const { return hosts.mine == 0; }
-  int leader() const { return hosts.here().front(); }  // of this host
 
   bool all_are_at(Phase which) const {
     return phase == which &&

@@ -62,9 +62,11 @@ void Sequencer::send_decision(FrameType type, const RankMask& participants, Fill
   for (int host = 0; host < links_.count(); ++host) {
     if (links_.is_here(host)) continue;
     const bool takes_part = participants.has_any_of(hosts_.members[static_cast<size_t>(host)]);
-    links_.send_to(host, takes_part ? type : FrameType::kDecided, hosts_.here().front(), [&](FrameWriter& out) {
+    links_.send_to(host, takes_part ? type : FrameType::kDecided, hosts_.leader_here(), [&](FrameWriter& out) {
       out.put(decisions_);
-      if (takes_part) fill(out, host);
+      if (!takes_part) return;
+      out.put(negotiation_.joins().latest_stamp());  // its ranks go on without those who have joined
+      fill(out, host);
     });
   }
 }

@@ -48,10 +48,27 @@ def own_record(rank: int, size: int, transport: str = "auto") -> dict[str, Any]:
     alone = transport in NO_SHARED_MEMORY
     return {
         "host": rendezvous.host_identity().decode() + (f":{rank}" if alone else ""),
-        "settings": {"RINGREDUCE_TRANSPORT": transport} | {name: config.value(name).value.lower() for name in AGREED},
+        "settings": {"RINGREDUCE_TRANSPORT": transport} | {name: setting(name) for name in AGREED},
         "name": os.uname().nodename[:HOST_NAME_CHARS],
         "build": f"{_core.__version__}, control segment {_core.control_nbytes(size)} bytes",
     }
+
+
+def setting(name: str) -> str:
+    """The value of a knob as text, equal where the values are.
+
+    A number that is not set is not equal to one that is: torch's buckets have a size of their own where the fusion
+    threshold is not set.
+    """
+    knob = config.value(name)
+    if ".." not in knob.range:
+        return knob.value.strip().lower()
+    if knob.origin == "default":
+        return "not set"
+    try:
+        return f"{float(knob.value):.0f}"
+    except ValueError:
+        return knob.value  # init() raises what is wrong with it
 
 
 def check_agreement(records: Sequence[dict[str, Any]], rank: int, where: str) -> None:
@@ -72,8 +89,14 @@ def check_agreement(records: Sequence[dict[str, Any]], rank: int, where: str) ->
                 raise MismatchError(
                     f"{where} rank {rank}/{len(records)}: init(): {name} is {setting} on this rank, on "
                     f"{mine['name']}, and {other_setting} on rank {other}, on {one['name']}: give all ranks "
-                    f"the same. Open MPI takes a variable to other hosts only when told: mpirun -x {name}"
+                    f"the same. Open MPI takes a variable to other hosts only when told: mpirun -x {variable(name)}"
                 )
+
+
+def variable(name: str) -> str:
+    """Where this rank has a knob's value from: the variable itself, or Horovod's for the same."""
+    origin = config.value(name).origin
+    return name if origin == "default" else origin
 
 
 def host_labels(records: Sequence[dict[str, Any]]) -> list[int]:

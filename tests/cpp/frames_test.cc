@@ -2,7 +2,7 @@
 #include <random>
 
 #include "doctest/doctest.h"
-#include "ranks.h"
+#include "loopback_links.h"
 #include "relay/host_relay.h"
 
 namespace rr::test {
@@ -139,18 +139,34 @@ RankMask everybody() {
   return mask;
 }
 
+constexpr uint32_t kUsual = static_cast<uint32_t>(Algo::kHierarchical);
+
+// Of unnamed operations, or of one with a name.
 void say_entry(FrameWriter& out, int rank, uint64_t number, uint32_t algorithm, const RankMask& participants,
-               uint64_t counter, const std::string& name = "") {
+               const std::vector<uint64_t>& counters, const std::string& name = "") {
   out.begin(FrameType::kEntry, rank);
   out.put(number);
+  out.put(uint32_t{0});
   out.put(algorithm);
   out.put(participants);
-  out.put(uint32_t{1});
-  out.put(name);
-  out.put(counter);
-  out.put(uint8_t{0});
-  out.put(uint8_t{0});
+  out.put(static_cast<uint32_t>(counters.size()));
+  for (const uint64_t counter : counters) {
+    out.put(name);
+    out.put(counter);
+    out.put(uint8_t{0});
+    out.put(uint8_t{0});
+  }
   out.end();
+}
+
+void announce_here(Listener& listener, const Signature& signature, uint64_t counter = 0) {
+  for (const int r : {kMe, kMe + 1}) listener.rank(r).announce_unnamed(counter, signature, nullptr, 0);
+}
+
+Signature gathered() {
+  Signature signature = signature_of_sum(2000);
+  signature.kind = Kind::kAllgather;
+  return signature;
 }
 
 TEST_CASE("frames: what can be is taken") {
@@ -230,20 +246,53 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
       {"has a value that its field cannot have",
        [](Listener& listener) { say_request(listener, 1, small_sum(), UINT64_MAX); }},
       {"has a value that its field cannot have",
-       [](Listener& listener) { say_entry(listener.said, kPeer, 1, 99, everybody(), 0); }},
-      {"is out of order", [](Listener& listener) { say_entry(listener.said, kPeer, 2, 0, everybody(), 0); }},
+       [](Listener& listener) { say_entry(listener.said, kPeer, 1, 99, everybody(), {0}); }},
+      {"has a value that its field cannot have", frame(FrameType::kEntry, kPeer, uint64_t{1}, uint32_t{kSize + 1})},
+      {"is out of order", [](Listener& listener) { say_entry(listener.said, kPeer, 2, kUsual, everybody(), {0}); }},
       {"has an operation that no rank here has called",
-       [](Listener& listener) { say_entry(listener.said, kPeer, 1, 0, everybody(), 0); }},
+       [](Listener& listener) { say_entry(listener.said, kPeer, 1, kUsual, everybody(), {0}); }},
       {"has an operation that no rank here has called",
-       [](Listener& listener) { say_entry(listener.said, kPeer, 1, 0, everybody(), 0, "unheard of"); }},
+       [](Listener& listener) { say_entry(listener.said, kPeer, 1, kUsual, everybody(), {0}, "unheard of"); }},
       {"has an operation that no rank here has called",
        [](Listener& listener) {
          RankMask there;
          there.set(1);
-         say_entry(listener.said, kPeer, 1, 0, there, 0);
+         say_entry(listener.said, kPeer, 1, kUsual, there, {0});
        }},
       {"is about another rank than its sender",
-       [](Listener& listener) { say_entry(listener.said, 1, 1, 0, everybody(), 0); }},
+       [](Listener& listener) { say_entry(listener.said, 1, 1, kUsual, everybody(), {0}); }},
+      {"leaves out a rank that the operation needs",
+       [](Listener& listener) {
+         announce_here(listener, gathered());
+         RankMask some = everybody();
+         some.clear(0);
+         say_entry(listener.said, kPeer, 1, kUsual, some, {0});
+       }},
+      {"has an algorithm that the operation cannot take",
+       [](Listener& listener) {
+         announce_here(listener, gathered());
+         say_entry(listener.said, kPeer, 1, static_cast<uint32_t>(Algo::kRing), everybody(), {0});
+       }},
+      {"has an algorithm that the operation cannot take",
+       [](Listener& listener) {
+         announce_here(listener, long_sum());
+         say_entry(listener.said, kPeer, 1, static_cast<uint32_t>(Algo::kTwoShot), everybody(), {0});
+       }},
+      {"has operations that cannot share an entry",
+       [](Listener& listener) {
+         announce_here(listener, long_sum());
+         Signature other = long_sum();
+         other.op = ReduceOp::kMax;
+         announce_here(listener, other, 1);
+         say_entry(listener.said, kPeer, 1, kUsual, everybody(), {0, 1});
+       }},
+      {"has rows that the operation has not, or lacks them",
+       [](Listener& listener) {
+         announce_here(listener, gathered());
+         say_entry(listener.said, kPeer, 1, kUsual, everybody(), {0});
+       }},
+      {"decides what it has not asked",
+       frame(FrameType::kVerdict, kPeer, uint32_t{1}, uint64_t{5}, std::string("stuck"))},
       {"has unknown ranks", [](Listener& listener) { say_logged(listener, 99, long_sum(), 0); }},
       {"has no signature", [](Listener& listener) { say_logged(listener, 1, long_sum(), 0, 0); }},
       {"has an operation that is not in the log", [](Listener& listener) { say_logged(listener, 1, small_sum(), 0); }},
@@ -272,7 +321,7 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
 TEST_CASE("frames: a name that nobody has announced takes no room in the table") {
   const Environment environment{};
   Listener listener;
-  say_entry(listener.said, kPeer, 1, 0, everybody(), 0, "unheard of");
+  say_entry(listener.said, kPeer, 1, kUsual, everybody(), {0}, "unheard of");
   CHECK(listener.hear() != "");
   CHECK(listener.control().header().names_used == 0);
 }
@@ -289,7 +338,7 @@ TEST_CASE("frames: requests that have been decided about meanwhile are dropped")
       ticket = is_named ? listener.rank(r).announce_named("name", long_sum(), nullptr, 0, true, log_full)
                         : listener.rank(r).announce_unnamed(0, long_sum(), nullptr, 0);
     }
-    say_entry(listener.said, kPeer, 1, 0, everybody(), 0, is_named ? "name" : "");
+    say_entry(listener.said, kPeer, 1, kUsual, everybody(), {0}, is_named ? "name" : "");
     if (!is_named) say_logged(listener, 1, long_sum(), 0);
     CHECK(listener.hear() == "");
     CHECK(listener.control().header().log_tail.load() == 1);
@@ -364,6 +413,60 @@ TEST_CASE("frames: one that is too long is not sent, and those around it are") {
   CHECK_THROWS_AS(say(kFrameNbytesMost), InternalError);
   say(7);
   CHECK(out.nbytes_left() == 2 * (sizeof(FrameHead) + sizeof(uint32_t)) + 5 + 7);
+}
+
+// Says another number in place of one that leaves, all others as they are.
+class LyingLink : public Link {
+ public:
+  LyingLink(std::unique_ptr<Link> honest, uint64_t truth, uint64_t lie)
+      : honest_(std::move(honest)), truth_(truth), lie_(lie) {}
+  size_t push(const void* src, size_t nbytes) override {
+    std::vector<std::byte> bytes(nbytes);
+    std::memcpy(bytes.data(), src, nbytes);
+    for (size_t at = 0; at + sizeof truth_ <= nbytes; ++at) {
+      if (std::memcmp(bytes.data() + at, &truth_, sizeof truth_) == 0)
+        std::memcpy(bytes.data() + at, &lie_, sizeof lie_);
+    }
+    return honest_->push(bytes.data(), nbytes);
+  }
+  size_t pull(void* dst, size_t nbytes) override { return honest_->pull(dst, nbytes); }
+  size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
+    return honest_->fold(dst, nbytes, reduction, kernels);
+  }
+
+ private:
+  const std::unique_ptr<Link> honest_;
+  const uint64_t truth_;
+  const uint64_t lie_;
+};
+
+TEST_CASE("frames: rows that cannot be are an error on every host, and nothing is written by them") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  constexpr uint64_t kRows = 3001;
+  for (const uint64_t lie : {UINT64_MAX - 4095, uint64_t{1} << 60, kRows * sizeof(int32_t) + 1}) {
+    CAPTURE(lie);
+    const auto wrap = [&](std::unique_ptr<Link> end, int rank, int channel) -> std::unique_ptr<Link> {
+      if (rank != 0 || !carries_control(channel)) return end;
+      return std::make_unique<LyingLink>(std::move(end), kRows * sizeof(int32_t), lie);
+    };
+    const auto gather = [&](Rank& rank) {
+      std::vector<int32_t> mine(kRows);
+      Request request;
+      request.kind = Kind::kAllgather;
+      request.srcs = {view(mine, DType::kInt32)};
+      const std::string text =
+          raised<InternalError>([&] { rank.world.wait(*rank.world.submit(request, nullptr), -1, nullptr); });
+      expect_contains(text, "rank 0 is said to have " + std::to_string(lie) + " bytes in 3001 rows of 4 bytes");
+    };
+    const auto body = [&](Rank& rank) {
+      if (rank.rank == 1) return gather(rank);
+      try {
+        gather(rank);
+      } catch (const std::exception&) {
+      }
+    };
+    CHECK_NOTHROW(run_hosts({0, 1}, body, 64, 8192, nullptr, wrap));
+  }
 }
 
 // The sanitizers look on.

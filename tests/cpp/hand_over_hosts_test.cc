@@ -14,7 +14,7 @@ constexpr int kTurns = 20;
 // Whether call() rings the leader's engine, which sleeps. It may wake for another reason meanwhile, so that tests
 // count.
 int rings(const Rank& rank, const std::function<void()>& call) {
-  const Bell& bell = rank.context.engine_bell(rank.world.hosts().here().front());
+  const Bell& bell = rank.context.engine_bell(rank.world.hosts().leader_here());
   wait_for([&] { return bell.sleepers.load() != 0; });
   const uint32_t before = bell.seq.load();
   call();
@@ -99,30 +99,28 @@ TEST_CASE("a quick call leaves to the engine what the network has not delivered"
 // Eager buffers are free for others to use again once all hosts know how far a rank has come.
 TEST_CASE("a rank whose calls end without a wait says how far it has come") {
   const Environment environment{};
-  for (const auto& host_of : {std::vector<int>{0, 1}, std::vector<int>{0, 0, 1}}) {
-    CAPTURE(host_of.size());
-    int rung = 0;
-    CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) {
-      const Requests& requests = rank.world.negotiation().requests();
-      for (int turn = 0; turn < kTurns; ++turn) {
-        std::vector<Sum> sums;
-        for (size_t k = 0; k < kEagerCount; ++k) sums.push_back(start_sum(rank, rank.world, 500, turn));
-        const auto finish = [&] {
-          for (const Sum& sum : sums) finish_sum(rank.world, sum);
-        };
-        if (rank.rank == rank.size - 2) {
-          wait_for([&] { return are_notes_read(rank) && requests.complete(sums.back().operation->ticket); });
-          rung += rings(rank, finish);
-        } else {
-          finish();
-        }
-        barrier(rank.world);
+  int rung = 0;
+  CHECK_NOTHROW(run_hosts({0, 0, 1}, [&](Rank& rank) {
+    const Requests& requests = rank.world.negotiation().requests();
+    for (int turn = 0; turn < kTurns; ++turn) {
+      std::vector<Sum> sums;
+      for (size_t k = 0; k < kEagerCount; ++k) sums.push_back(start_sum(rank, rank.world, 500, turn));
+      const auto finish = [&] {
+        for (const Sum& sum : sums) finish_sum(rank.world, sum);
+      };
+      if (rank.rank == 1) {
+        wait_for([&] { return are_notes_read(rank) && requests.complete(sums.back().operation->ticket); });
+        rung += rings(rank, finish);
+      } else {
+        finish();
       }
-    }));
-    CHECK(rung > kTurns / 2);
-  }
+      barrier(rank.world);
+    }
+  }));
+  CHECK(rung > kTurns / 2);
 }
 
+// Where ranks share a host the leader has called before: its own call reads what the others have announced by then.
 TEST_CASE("an asynchronous call wakes the engine, so that other hosts hear of it while its rank computes") {
   const Environment environment{};
   for (const auto& host_of : {std::vector<int>{0, 1}, std::vector<int>{0, 0, 1}}) {
@@ -130,24 +128,68 @@ TEST_CASE("an asynchronous call wakes the engine, so that other hosts hear of it
       CAPTURE(host_of.size());
       CAPTURE(count);
       int rung = 0;
+      std::atomic<int> leader_has_called{0};
       std::atomic<int> called{0};
       CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) {
+        const int me = rank.size - 2;
         for (int turn = 0; turn < kTurns; ++turn) {
           barrier(rank.world);
-          if (rank.rank != rank.size - 2) {
-            wait_for([&] { return called.load() > turn; });
-            sum_now(rank, rank.world, count, turn);
-            continue;
-          }
+          if (rank.rank == rank.size - 1) wait_for([&] { return called.load() > turn; });
+          if (rank.rank == me && me != 0) wait_for([&] { return leader_has_called.load() > turn; });
           Sum sum;
-          rung += rings(rank, [&] { sum = start_sum(rank, rank.world, count, turn); });
-          ++called;
+          const auto start = [&] { sum = start_sum(rank, rank.world, count, turn); };
+          if (rank.rank == me) {
+            rung += rings(rank, start);
+            ++called;
+          } else {
+            start();
+            if (rank.rank == 0) ++leader_has_called;
+          }
           finish_sum(rank.world, sum);
         }
       }));
       CHECK(rung > kTurns / 2);
     }
   }
+}
+
+TEST_CASE("an asynchronous call before the leader's wakes nobody") {
+  const Environment environment{};
+  int rung = 0;
+  std::atomic<int> called{0};
+  CHECK_NOTHROW(run_hosts({0, 0, 1}, [&](Rank& rank) {
+    for (int turn = 0; turn < kTurns; ++turn) {
+      barrier(rank.world);
+      if (rank.rank != 1) wait_for([&] { return called.load() > turn; });
+      Sum sum;
+      const auto start = [&] { sum = start_sum(rank, rank.world, 2, turn); };
+      if (rank.rank == 1) {
+        rung += rings(rank, start);
+        ++called;
+      } else {
+        start();
+      }
+      finish_sum(rank.world, sum);
+    }
+  }));
+  CHECK(rung < kTurns / 2);
+}
+
+TEST_CASE("a call that leaves nothing wakes no engine") {
+  const Environment environment{};
+  int rung = 0;
+  CHECK_NOTHROW(run_hosts({0, 1}, [&](Rank& rank) {
+    for (int turn = 0; turn < kTurns; ++turn) {
+      Floats data = {static_cast<float>(rank.rank + 1)};
+      if (rank.rank == 0) {
+        rung += rings(rank, [&] { quick_sum(rank, data); });
+      } else {
+        quick_sum(rank, data);
+      }
+      expect(data[0] == 3, "the sum");
+    }
+  }));
+  CHECK(rung < kTurns / 2);
 }
 
 TEST_CASE("a look at an operation takes up what other hosts have sent") {

@@ -151,6 +151,28 @@ TEST_CASE("a rank that has seen another one join joined after it, whomever else 
   }));
 }
 
+// The first host decides about the sum, since rank 1 alone has not joined. Rank 1 has it before it hears from rank 2.
+TEST_CASE("a rank that has gone on without another one, by the first host's word, joined after it") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  Delays delays;
+  hold(delays, 2, 1);
+  CHECK_NOTHROW(run_late({0, 1, 2}, delays, [&](Rank& rank) {
+    const ControlSegment& control = rank.world.control();
+    std::optional<Beside> beside;
+    if (rank.rank == 2) wait_for([&] { return control.line(0).joined.load() != 0; });
+    if (rank.rank == 1) {
+      beside.emplace([&] {
+        wait_for([&] { return control.line(1).joined.load() != 0; });
+        let_go(delays, 2, 1);
+      });
+      const Sum sum = start_sum(rank, rank.world, 3000, 1);
+      finish_sum(rank.world, sum, 2);
+      expect(control.line(2).joined.load() == 0, "it has not heard from rank 2");
+    }
+    expect(rank.world.join(nullptr) == 1, "who joined last");
+  }));
+}
+
 TEST_CASE("a rank that leaves after a join is not missed by a host that has not heard yet that all have joined") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
   Delays delays;

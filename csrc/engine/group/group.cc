@@ -89,7 +89,7 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
              submitted_,
              [this] { return has_work(); },
              [this] { return is_busy(); }},
-      relay_(parts_, hosts_.several() && hosts_.here().front() == rank_ ? make_relay() : nullptr),
+      relay_(parts_, hosts_.several() && hosts_.leader_here() == rank_ ? make_relay() : nullptr),
       executor_(resources_, negotiation_, members_, submitted_, pending_counts_),
       watchdog_(parts_, executor_, relay_),
       waiter_(parts_, relay_, watchdog_),

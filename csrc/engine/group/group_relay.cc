@@ -22,26 +22,44 @@ bool GroupRelay::has_rest() const {
     const Outbox& outbox = parts_.control().outbox(rank);
     return outbox.read.load(std::memory_order_acquire) != outbox.written.load(std::memory_order_acquire);
   };
-  const uint64_t watermark = parts_.control().line(parts_.from.rank).watermark.load(std::memory_order_acquire);
-  if (watermark >= watermark_due_.load(std::memory_order_relaxed)) return true;
+  if (is_watermark_due()) return true;
   if (!exists()) return is_untold(parts_.from.rank);
   return has_backlog() || parts_.context.is_in_transit() ||
          std::any_of(hosts.here().begin(), hosts.here().end(), is_untold);
 }
 
+// An engine that sleeps while some operation is under way sleeps on the bell of the callers.
 void GroupRelay::wake_leader() const {
-  const int leader = parts_.from.hosts.here().front();
   if (!exists()) {
     const uint64_t watermark = parts_.control().line(parts_.from.rank).watermark.load(std::memory_order_relaxed);
     watermark_due_.store(watermark + kWatermarkStep, std::memory_order_relaxed);
   }
-  ring(parts_.context.engine_bell(parts_.from.world_ranks[static_cast<size_t>(leader)]));
+  const int leader = parts_.from.world_ranks[static_cast<size_t>(parts_.from.hosts.leader_here())];
+  ring(parts_.context.engine_bell(leader));
+  ring(parts_.context.wait_bell(leader));
+}
+
+void GroupRelay::hand_over(Ticket asynchronous) const {
+  if (!has_rest()) return;
+  // The leader's own request, which the operation needs, makes it read all notes. The caller has had a full fence since
+  // its own one: one of the two sees the other.
+  const uint64_t of_leader =
+      parts_.control().head(asynchronous.request_slot, parts_.from.hosts.leader_here()).tag.load();
+  if (exists() || of_leader >= asynchronous.tag || is_watermark_due()) wake_leader();
 }
 
 void GroupRelay::tell_rest() const {
   if (!has_rest()) return;
-  if (exists()) parts_.context.try_progress();
+  if (exists()) {
+    parts_.context.try_progress();
+    if (!has_rest()) return;
+  }
   wake_leader();
+}
+
+bool GroupRelay::is_watermark_due() const {
+  const uint64_t watermark = parts_.control().line(parts_.from.rank).watermark.load(std::memory_order_acquire);
+  return watermark >= watermark_due_.load(std::memory_order_relaxed);
 }
 
 bool GroupRelay::progress() {

@@ -23,6 +23,8 @@ class GroupRelay {
   void hand_over() const {
     if (has_rest()) wake_leader();
   }
+  // The same of an asynchronous call, which does not wait for what it has announced.
+  void hand_over(Ticket asynchronous) const;
   // The same of a call that has not waited: a leader first tells what it can.
   void tell_rest() const;
 
@@ -36,6 +38,7 @@ class GroupRelay {
 
  private:
   bool has_rest() const;
+  bool is_watermark_due() const;
   void wake_leader() const;
   bool last(Attendance how, const std::function<bool(HostRelay&)>& step);
   void warn(const std::exception& error) const noexcept;

@@ -29,7 +29,7 @@ void Members::fail_if_dead() const {
 int Members::unreachable_because_of(int rank) const {
   if (has_left(from_.control.line(rank))) return rank;
   if (!from_.hosts.several() || from_.hosts.is_here(rank)) return -1;
-  for (const int leader : {from_.hosts.leader(from_.hosts.of[static_cast<size_t>(rank)]), from_.hosts.here().front()}) {
+  for (const int leader : {from_.hosts.leader(from_.hosts.of[static_cast<size_t>(rank)]), from_.hosts.leader_here()}) {
     if (has_closed(from_.control.line(leader))) return leader;
   }
   return -1;
@@ -46,7 +46,7 @@ void Members::check(const std::vector<int>& ranks) const {
 }
 
 bool Members::fail_if_unread(const Operation& waiting) const {
-  const int leader = from_.hosts.here().front();
+  const int leader = from_.hosts.leader_here();
   if (!has_closed(from_.control.line(leader))) return false;
   fail_because_left(leader, &waiting);
   return true;

@@ -68,6 +68,7 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
       orphan->submitted_ns = operation.submitted_ns;
       orphan->quick = orphan->discard = true;
       parts_.submitted.lock()->pending.unnamed().add(orphan);
+      relay_.hand_over();
       throw;
     }
     relay_.tell_rest();  // the last rank's request may have come to this one first

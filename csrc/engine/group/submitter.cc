@@ -49,7 +49,7 @@ OperationPtr Submitter::submit(const Request& request, Interrupt interrupt) {
   // ring_waiters() begins with a full fence. The fence also orders this request before the look at the others'
   // requests, so at least one rank sees all of them.
   parts_.negotiation.segment().ring_waiters();
-  if (request.is_async) relay_.hand_over();
+  if (request.is_async) relay_.hand_over(operation->ticket);
   if (!operation->quick && request.name == nullptr && parts_.negotiation.requests().complete(operation->ticket)) {
     add(parts_.from.stats.negotiations, 1);
     if (!parts_.negotiation.log().append(operation->ticket)) executor_.retry_append();

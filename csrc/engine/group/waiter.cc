@@ -121,13 +121,16 @@ bool Waiter::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
     struct HandOver {
       const GroupParts& parts;
       const GroupRelay& relay;
+      bool is_told = false;
       ~HandOver() {
-        relay.hand_over();
+        if (!is_told) relay.hand_over();
         if (parts.is_busy() || parts.context.is_in_transit()) parts.context.wait_loop().wake_engine();
       }
     } hand_over{parts_, relay_};
     if (!wait_until_finished(operation, timeout_s, interrupt)) return false;
     done(operation);
+    relay_.tell_rest();  // the last rank's request may have come to this one first
+    hand_over.is_told = true;
   } else if (operation.quick) {
     relay_.tell_rest();
   }
@@ -153,6 +156,7 @@ bool Waiter::poll(Operation& operation) {
   operation.wanted.store(true, std::memory_order_relaxed);
   const bool is_pending = operation.state.load(std::memory_order_acquire) == State::kPending;
   if (is_pending && (!operation.quick || relay_.exists())) parts_.context.try_progress();
+  if (is_pending) relay_.hand_over();
   try {
     if (!done(operation)) {
       watchdog_.check_age(operation);

@@ -42,7 +42,7 @@ void Watchdog::fail_if_needed_rank_left(const PendingOperations& pending, const 
 // Executor lock held. What this rank has announced has no place in the log if the first host's leader gave it none.
 void Watchdog::fail_if_out_of_order(const PendingOperations& pending) const {
   const Hosts& hosts = parts_.from.hosts;
-  if (!relay_.exists() || hosts.mine == 0) return;
+  if (!relay_.exists() || hosts.is_first()) return;
   const int first = hosts.leader(0);
   if (!has_closed(parts_.control().line(first)) || relay_.host()->has_ordered_entries()) return;
   for (const auto& [request_slot, operation] : pending.logged()) {

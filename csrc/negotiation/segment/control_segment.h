@@ -84,7 +84,7 @@ struct alignas(64) RankLine {
   std::atomic<uint64_t> blocked_epoch;  // moves whenever blocked_on does
   std::atomic<uint64_t> unnamed;        // this rank's counter of unnamed operations when it joined or blocked
   std::atomic<Attendance> attendance;
-  std::atomic<uint32_t> joined;  // 0, or the stamp of its join: 1 more than the largest that its host had seen
+  std::atomic<uint32_t> joined;  // 0, or the stamp of its join: 1 more than the largest that its host knew of
   std::atomic<int64_t> seen_ns;  // when a thread of this rank last looked around; all ranks have one clock
 };
 static_assert(sizeof(RankLine) == 64);
@@ -126,7 +126,8 @@ struct Header {
   std::atomic<uint64_t> log_sent;            // of them, on the first of several hosts: sent to the others
   uint64_t names_used;
   uint64_t name_hand;
-  std::atomic<uint32_t> drained_count;  // of all ranks; on several hosts, of those of this one
+  std::atomic<uint32_t> drained_count;    // of all ranks; on several hosts, of those of this one
+  std::atomic<uint32_t> join_stamp_seen;  // by the first host's word; see Joins
   struct {
     uint64_t unnamed;
     int64_t last_joined;

@@ -54,6 +54,8 @@ struct Hosts {
   bool is_here(int rank) const { return of[static_cast<size_t>(rank)] == mine; }
   const std::vector<int>& here() const { return members[static_cast<size_t>(mine)]; }
   int leader(int host) const { return members[static_cast<size_t>(host)].front(); }
+  int leader_here() const { return leader(mine); }
+  bool is_first() const { return mine == 0; }  // this host, whose log is the group's
 };
 
 }  // namespace rr

@@ -48,7 +48,7 @@ void DevicePlanner::log_path(const Entry& entry) {
   logged_paths_.push_back(path);
   // The first host chooses it, and only its ranks know all that the choice depends on.
   const std::string reason =
-      from_.hosts.mine == 0 ? from_.negotiation.requests().gpu_path_of(entry).reason : "the first host's choice";
+      from_.hosts.is_first() ? from_.negotiation.requests().gpu_path_of(entry).reason : "the first host's choice";
   from_.log.info(from_.here() + "] " + from_.gpu.device()->name() + ": operations go by the path '" + path_name(path) +
                  "': " + reason);
 }

@@ -227,18 +227,29 @@ def comes_with(settings: list[str], name: str) -> str:
         ("RINGREDUCE_ENCRYPT", ["auto", "on"]),
         ("RINGREDUCE_ALGORITHM", ["ring", "auto"]),
         ("RINGREDUCE_FUSION_THRESHOLD", ["0", "134217728"]),
+        ("HOROVOD_FUSION_THRESHOLD", ["0", "134217728"]),
         ("RINGREDUCE_GPU_PATH", ["staged", "auto"]),
     ],
 )
 def test_ranks_with_other_settings_all_say_so(tcp: dict[str, str], name: str, settings: list[str]) -> None:
     with start_ranks(comes_with, 2, args=(settings, name), env=tcp) as job:
         texts = [one.value for one in job.wait(HANG_S)]
+    knob = name.replace("HOROVOD", "RINGREDUCE")
     for rank, text in enumerate(texts):
         assert text.startswith(
-            f"MismatchError: [rendezvous] rank {rank}/2: init(): {name} is {settings[rank]} on this rank, on "
+            f"MismatchError: [rendezvous] rank {rank}/2: init(): {knob} is {settings[rank]} on this rank, on "
         )
         assert f", and {settings[1 - rank]} on rank {1 - rank}, on " in text
         assert text.endswith(f"mpirun -x {name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("RINGREDUCE_FUSION_THRESHOLD", ["4096", " 4.096e3"]), ("RINGREDUCE_ALGORITHM", ["ring", "RING"])],
+)
+def test_ranks_whose_settings_are_spelled_otherwise_meet(tcp: dict[str, str], name: str, settings: list[str]) -> None:
+    with start_ranks(comes_with, 2, args=(settings, name), env=tcp) as job:
+        assert [one.value for one in job.wait(HANG_S)] == ["no error"] * 2
 
 
 class Deaf(socket.socket):
