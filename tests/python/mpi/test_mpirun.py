@@ -381,8 +381,8 @@ def test_a_killed_rank_ends_the_job(mpi: mpis.Mpi, how: str) -> None:
 def test_a_killed_rank_is_named_under_ringruns_mpirun(mpi: mpis.Mpi, how: str) -> None:
     ringrun = [sys.executable, "-m", "ringreduce.launch.ringrun", "--transport", "mpi", "-np", "3", "--grace", "1.5"]
     output = mpis.end_of_a_killed_job([*ringrun, sys.executable, "-c", KILLED, how], mpi.environment())
-    assert "PeerLostError: [ringreduce rank" in output
-    assert "lost rank 1" in output
+    assert "PeerLostError: [ringreduce rank" in output, output
+    assert "lost rank 1" in output, output
 
 
 # --- a rank that raises -----------------------------------------------------------------------------------------------
