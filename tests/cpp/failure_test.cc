@@ -65,11 +65,14 @@ TEST_CASE("what found no room in the log is put there by who waits, where the ra
 TEST_CASE("a rank that is lost while a group is made ends the making") {
   const Environment environment{};
   const Fd fd = create_memfd("set", ControlSegment::nbytes(2, 64));
+  std::atomic<bool> is_through{false};  // rank 0: what fails before would end its barrier, too
   CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
     barrier(rank.world);
     if (rank.rank == 1) {
+      wait_for([&] { return is_through.load(); });
       record_failure(rank.world.control(), FatalKind::kPeerLost, "the first cause");
     } else {
+      is_through = true;
       const int64_t begun = now_ns();
       const auto make = [&] { rank.context.add_group(fd.get(), {0, 1}, 1, nullptr); };
       expect_contains(raised<PeerLostError>(make), "the first cause");
