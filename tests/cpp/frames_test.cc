@@ -1,4 +1,5 @@
 // What a leader makes of another leader's frames: it takes those that can be, and of others it says who sent them.
+#include <optional>
 #include <random>
 
 #include "doctest/doctest.h"
@@ -92,20 +93,9 @@ class Listener {
 Signature small_sum() { return signature_of_sum(2); }
 Signature long_sum() { return signature_of_sum(2000); }
 
-void say_request(Listener& listener, int rank, const Signature& signature, uint64_t counter) {
-  FrameWriter& out = listener.said;
-  out.begin(FrameType::kUnnamed, rank);
-  out.put(uint64_t{0});
-  out.put(std::string());
-  out.put(counter);
-  out.put(signature);
-  const std::vector<std::byte> payload(listener.control().inline_nbytes());
-  out.put(payload.data(), payload.size());
-  out.end();
-}
-
-// buffer: where the data were, on their host.
-void say_eager_request(Listener& listener, int rank, const Signature& signature, uint64_t counter, uint64_t buffer) {
+// buffer: the eager one in which the data were, on their host; nothing: the data are in the payload.
+void say_request(Listener& listener, int rank, const Signature& signature, uint64_t counter,
+                 std::optional<uint64_t> buffer = std::nullopt) {
   FrameWriter& out = listener.said;
   out.begin(FrameType::kUnnamed, rank);
   out.put(uint64_t{0});
@@ -113,9 +103,9 @@ void say_eager_request(Listener& listener, int rank, const Signature& signature,
   out.put(counter);
   out.put(signature);
   std::vector<std::byte> payload(listener.control().inline_nbytes());
-  std::memcpy(payload.data(), &buffer, sizeof buffer);
+  if (buffer) std::memcpy(payload.data(), &*buffer, sizeof *buffer);
   out.put(payload.data(), payload.size());
-  const std::vector<std::byte> data(signature.nbytes);
+  const std::vector<std::byte> data(buffer ? signature.nbytes : 0);
   out.put(data.data(), data.size());
   out.end();
 }
@@ -232,9 +222,9 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
          s.nbytes = 700000;
        })},
       {"has an unknown eager buffer",
-       [](Listener& listener) { say_eager_request(listener, 1, signature_of_sum(500), 0, uint64_t{1} << 40); }},
+       [](Listener& listener) { say_request(listener, 1, signature_of_sum(500), 0, uint64_t{1} << 40); }},
       {"has an unknown eager buffer",
-       [](Listener& listener) { say_eager_request(listener, 1, signature_of_sum(500), 0, kEagerCount); }},
+       [](Listener& listener) { say_request(listener, 1, signature_of_sum(500), 0, kEagerCount); }},
       {"has a value that its field cannot have", frame(FrameType::kWatermark, 1, UINT64_MAX)},
       {"has a value that its field cannot have", frame(FrameType::kJoined, 1, UINT64_MAX, uint32_t{1})},
       {"has a value that its field cannot have",
