@@ -84,11 +84,11 @@ def check_agreement(records: Sequence[dict[str, Any]], rank: int, where: str) ->
                 f"{mine['build']}, but rank {other} on {one['name']} runs {one['build']}: install one version on all "
                 "hosts, and give all ranks the same RINGREDUCE_CACHE_CAPACITY"
             )
-        for name, setting in mine["settings"].items():
-            if (other_setting := one["settings"].get(name, "not known")) != setting:
+        for name, value in mine["settings"].items():
+            if (other_value := one["settings"].get(name, "not known")) != value:
                 raise MismatchError(
-                    f"{where} rank {rank}/{len(records)}: init(): {name} is {setting} on this rank, on "
-                    f"{mine['name']}, and {other_setting} on rank {other}, on {one['name']}: give all ranks "
+                    f"{where} rank {rank}/{len(records)}: init(): {name} is {value} on this rank, on "
+                    f"{mine['name']}, and {other_value} on rank {other}, on {one['name']}: give all ranks "
                     f"the same. Open MPI takes a variable to other hosts only when told: mpirun -x {variable(name)}"
                 )
 

@@ -66,7 +66,6 @@ TEST_CASE("a rank whose note has not been read when its call ends wakes its lead
 // MPI works on what it has taken only while somebody calls it.
 TEST_CASE("a quick call leaves to the engine what the network has not delivered") {
   const Environment environment{};
-  std::atomic<bool> is_over{false};
   int rung = 0;
   LoopbackLinks loopback(8192);
   std::vector<Fd> segments;

@@ -21,6 +21,7 @@ from lab.lab import Lab
 from lab.requirements import missing
 from ports import free_port
 from ranks import Ranks, clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
+from tcp_jobs import lab_job, pid_of, secret_file, tcp_environment
 
 import ringreduce
 from ringreduce.errors import InvalidArgumentError
@@ -30,21 +31,10 @@ from ringreduce.job.tcp_rendezvous import TcpMeeting, meet, parse_address, read_
 needs_lab = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
-def secret_file(folder: Path, name: str = "secret", content: bytes = b"0123456789abcdef") -> Path:
-    path = folder / name
-    path.touch(mode=0o600)
-    path.write_bytes(content)
-    return path
-
-
 @pytest.fixture(name="tcp")
-def tcp_environment(tmp_path: Path) -> dict[str, str]:
+def tcp_on_one_machine(tmp_path: Path) -> dict[str, str]:
     """The variables of a job whose ranks are each a host of their own."""
-    return {
-        "RINGREDUCE_TRANSPORT": "tcp",
-        "RINGREDUCE_ADDRESS": f"127.0.0.1:{free_port()}",
-        "RINGREDUCE_SECRET_FILE": str(secret_file(tmp_path)),
-    }
+    return tcp_environment(tmp_path)
 
 
 # --- one machine ------------------------------------------------------------------------------------------------------
@@ -440,32 +430,12 @@ def job(
     """A program on some ranks of each host, by rank, at work."""
     program = lab.folder / "train.py"
     program.write_text(text)
-    size = len(hosts) * per_host
-    with contextlib.ExitStack() as stack:
-        ranks = []
-        for rank in range(size):
-            place = {
-                "RINGREDUCE_RANK": str(rank),
-                "RINGREDUCE_SIZE": str(size),
-                "RINGREDUCE_ADDRESS": f"{hosts[0]}:29400",
-                "RINGREDUCE_SECRET_FILE": str(lab.folder / "secret"),
-                "OMP_NUM_THREADS": "1",
-                **(env or {}),
-            }
-            command = [sys.executable, program, str(steps), f"rank-{rank}"]
-            ranks.append(stack.enter_context(lab.start(hosts[rank // per_host], command, env=place)))
-            stack.callback(ranks[-1].kill)
+    with lab_job(lab, [sys.executable, program, str(steps)], hosts, per_host, env) as ranks:
         yield ranks
 
 
 def first_lines(ranks: list[subprocess.Popen[str]]) -> list[str]:
     return [process.stdout.readline().strip() for process in ranks if process.stdout is not None]
-
-
-def pid_of(lab: Lab, host: str, rank: int) -> int:
-    """Of a rank that runs on this host."""
-    (pid,) = (pid for pid, line in lab.processes(host).items() if line.endswith(f"rank-{rank}"))
-    return pid
 
 
 @needs_lab

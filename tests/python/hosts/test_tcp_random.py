@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from deadlines import HANG_S, SOON_S
 from lab.lab import Lab
 from lab.requirements import missing
+from tcp_jobs import lab_job, pid_of, secret_file
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -29,29 +30,13 @@ ROUNDS = 30
 @pytest.fixture(scope="module", name="lab")
 def four_hosts() -> Iterator[Lab]:
     with Lab(hosts=4, rate="1gbit") as lab:
-        secret = lab.folder / "secret"
-        secret.touch(mode=0o600)
-        secret.write_bytes(os.urandom(32))
+        secret_file(lab.folder, content=os.urandom(32))
         yield lab
 
 
-@contextmanager
-def random_job(lab: Lab, seed: int, rounds: int) -> Iterator[list[subprocess.Popen[str]]]:
+def random_job(lab: Lab, seed: int, rounds: int) -> AbstractContextManager[list[subprocess.Popen[str]]]:
     """The program's ranks, by rank."""
-    with ExitStack() as stack:
-        ranks = []
-        for rank in range(SIZE):
-            env = {
-                "RINGREDUCE_RANK": str(rank),
-                "RINGREDUCE_SIZE": str(SIZE),
-                "RINGREDUCE_ADDRESS": "a:29400",
-                "RINGREDUCE_SECRET_FILE": str(lab.folder / "secret"),
-                "OMP_NUM_THREADS": "1",
-            }
-            command = [sys.executable, PROGRAM, str(seed), str(rounds), f"rank-{rank}"]
-            ranks.append(stack.enter_context(lab.start("abcd"[rank // PER_HOST], command, env=env)))
-            stack.callback(ranks[-1].kill)
-        yield ranks
+    return lab_job(lab, [sys.executable, PROGRAM, str(seed), str(rounds)], per_host=PER_HOST)
 
 
 def one_program(lab: Lab, seed: int) -> None:
@@ -69,8 +54,7 @@ def one_kill(lab: Lab, seed: int) -> float:
             assert process.stdout is not None
             assert process.stdout.readline() == "at work\n", f"seed {seed}"
         time.sleep(chance.uniform(0, 0.3))  # nobody waits for anything here: any moment will do
-        host = "abcd"[victim // PER_HOST]
-        (pid,) = (pid for pid, line in lab.processes(host).items() if line.endswith(f"rank-{victim}"))
+        pid = pid_of(lab, "abcd"[victim // PER_HOST], victim)
         killed_s = time.time()
         os.kill(pid, signal.SIGKILL)
         noticed_s = 0.0

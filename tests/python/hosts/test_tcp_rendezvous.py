@@ -16,6 +16,7 @@ import pytest
 from deadlines import HANG_S
 from ports import free_port
 from ranks import receive_from_test, send_to_test, start_ranks
+from tcp_jobs import tcp_environment
 
 import ringreduce
 from ringreduce.errors import PeerLostError
@@ -160,17 +161,9 @@ def waits_at_the_rendezvous() -> None:
 
 
 @pytest.fixture(name="tcp")
-def tcp_environment(tmp_path: Path) -> dict[str, str]:
+def patient_tcp(tmp_path: Path) -> dict[str, str]:
     """The variables of a job that waits for its ranks as long as a test may take."""
-    path = tmp_path / "secret"
-    path.touch(mode=0o600)
-    path.write_bytes(SECRET)
-    return {
-        "RINGREDUCE_TRANSPORT": "tcp",
-        "RINGREDUCE_ADDRESS": f"127.0.0.1:{free_port()}",
-        "RINGREDUCE_SECRET_FILE": str(path),
-        "RINGREDUCE_INIT_TIMEOUT": str(HANG_S),
-    }
+    return tcp_environment(tmp_path) | {"RINGREDUCE_INIT_TIMEOUT": str(HANG_S)}
 
 
 def comes_in_turn(late: int) -> str:

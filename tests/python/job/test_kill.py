@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from deadlines import SOON_S
 from kills import survivors
-from ports import free_port
 from ranks import receive_from_test, send_to_test, start_ranks
+from tcp_jobs import tcp_environment
 
 KILLS = int(os.environ.get("RR_TEST_KILLS", "48"))
 NOTICED_S = 1.0  # from the kill to the error on every survivor: the median of many kills
@@ -264,18 +264,7 @@ def test_a_killed_rank_is_named_by_all_others() -> None:
 
 @pytest.mark.timeout(600 + 3 * KILLS)
 def test_a_killed_rank_is_named_by_all_others_over_tcp(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.touch(mode=0o600)
-    secret.write_bytes(bytes(range(32)))
-
-    def tcp() -> dict[str, str]:
-        return {
-            "RINGREDUCE_TRANSPORT": "tcp",
-            "RINGREDUCE_ADDRESS": f"127.0.0.1:{free_port()}",
-            "RINGREDUCE_SECRET_FILE": str(secret),
-        }
-
-    assert kill(max(1, KILLS // 4), KINDS, tcp) < NOTICED_OVER_TCP_S
+    assert kill(max(1, KILLS // 4), KINDS, lambda: tcp_environment(tmp_path)) < NOTICED_OVER_TCP_S
 
 
 def bystanders() -> Any:

@@ -23,7 +23,7 @@ ROWS = (
     Mutation(
         "other-settings",
         "ringreduce/job/places.py",
-        'one["settings"].get(name, "not known")) != setting',
+        'one["settings"].get(name, "not known")) != value',
         'one["settings"].get(name, "not known")) is None',
         ("test_tcp_rendezvous.py::test_ranks_with_other_settings_all_say_so",),
     ),
