@@ -15,6 +15,7 @@ from example_runs import write_data
 from lab import allreduce, mpi, requirements, slurm
 from lab.lab import Lab, wait_until
 from lab.slurm import Slurm
+from tcp_jobs import secret_file
 
 REASON = requirements.missing() or slurm.missing()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -116,10 +117,7 @@ def test_ranks_of_two_nodes_sum(cluster: Slurm, name: str, plugin: str) -> None:
 
 @pytest.fixture(name="secret")
 def secret_of_all_nodes(cluster: Slurm) -> dict[str, str]:
-    path = cluster.lab.folder / "secret"
-    path.touch(mode=0o600)
-    path.write_text("0123456789abcdef")
-    return {"RINGREDUCE_SECRET_FILE": str(path)}
+    return {"RINGREDUCE_SECRET_FILE": str(secret_file(cluster.lab.folder))}
 
 
 @pytest.mark.parametrize("address", ["", ":29400", "a:29400"])

@@ -415,6 +415,7 @@ except rr.PeerLostError as error:
 @pytest.fixture(scope="module", name="lab")
 def four_hosts() -> Iterator[Lab]:
     with Lab(hosts=4, rate="1gbit") as lab:
+        secret_file(lab.folder)
         yield lab
 
 
@@ -440,7 +441,6 @@ def first_lines(ranks: list[subprocess.Popen[str]]) -> list[str]:
 
 @needs_lab
 def test_a_job_on_four_hosts_without_mpi(lab: Lab) -> None:
-    secret_file(lab.folder)
     with job(lab, 20) as ranks:
         outputs = [process.communicate(timeout=HANG_S)[0] for process in ranks]
     for rank, output in enumerate(outputs):
@@ -450,7 +450,6 @@ def test_a_job_on_four_hosts_without_mpi(lab: Lab) -> None:
 @needs_lab
 @pytest.mark.parametrize("host", ["a", "c"])
 def test_a_killed_leader_is_lost_on_all_hosts(lab: Lab, host: str) -> None:
-    secret_file(lab.folder)
     with job(lab, 10**9) as ranks:
         assert all(line.startswith("ready") for line in first_lines(ranks))
         victim = "abcd".index(host) * 2
@@ -464,7 +463,6 @@ def test_a_killed_leader_is_lost_on_all_hosts(lab: Lab, host: str) -> None:
 
 @needs_lab
 def test_a_host_that_vanishes_is_lost_and_one_that_comes_back_in_two_seconds_is_not(lab: Lab) -> None:
-    secret_file(lab.folder)
     with job(lab, 10**9) as ranks:
         assert all(line.startswith("ready") for line in first_lines(ranks))
         lab.cut("b")
@@ -510,7 +508,6 @@ FLAPS = 100
     strict=False,
 )
 def test_a_host_that_vanishes_for_two_seconds_a_hundred_times(lab: Lab) -> None:
-    secret_file(lab.folder)
     with job(lab, 10**9, per_host=1, text=COUNTS) as ranks:
         assert first_lines(ranks) == ["ready"] * 4
 
@@ -538,7 +535,6 @@ def test_a_host_that_vanishes_for_two_seconds_a_hundred_times(lab: Lab) -> None:
 
 @needs_lab
 def test_a_network_that_is_dead_in_one_direction(lab: Lab) -> None:
-    secret_file(lab.folder)
     with job(lab, 10**9) as ranks:
         assert all(line.startswith("ready") for line in first_lines(ranks))
         lab.cut_direction("a", "c")
@@ -592,7 +588,6 @@ print(len(heard) > 30_000, b"seen on the wire" in heard, b"name-of-a-tensor" in 
 def test_who_listens_on_the_network_sees_no_name_and_with_encryption_no_data(
     lab: Lab, encrypt: str, data_is_seen: bool
 ) -> None:
-    secret_file(lab.folder)
     with job(lab, 1, "ab", 1, text=LISTEN, env={"RINGREDUCE_ENCRYPT": encrypt}) as ranks:
         outputs = [process.communicate(timeout=HANG_S)[0] for process in ranks]
     assert outputs == [f"True {data_is_seen} False\n"] * 2  # the lab's addresses are private ones

@@ -22,6 +22,7 @@ from lab.mpi import Mpi, find
 from lab.requirements import missing
 from ports import free_port
 from ranks import clean_environment, run_ranks
+from tcp_jobs import secret_file
 
 import ringreduce
 from ringreduce.errors import InvalidArgumentError, UnavailableError
@@ -98,14 +99,7 @@ def two_hosts() -> Iterator[Lab]:
 
 @pytest.fixture(name="secret")
 def on_all_hosts(lab: Lab) -> str:
-    return secret_file(lab.folder, "secret", b"0123456789abcdef")
-
-
-def secret_file(folder: Path, name: str, content: bytes) -> str:
-    path = folder / name
-    path.touch(mode=0o600)
-    path.write_bytes(content)
-    return str(path)
+    return str(secret_file(lab.folder))
 
 
 def program(folder: Path) -> str:
