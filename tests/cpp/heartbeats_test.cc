@@ -3,6 +3,8 @@
 
 #include <linux/filter.h>
 #include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
@@ -109,6 +111,19 @@ TEST_CASE("heartbeats: a host that has vanished is silent on both sides") {
     CHECK(leader->news.lost[0].why.find("no sign of life from its host: nothing has arrived from it for ") == 0);
     CHECK(leader->news.warnings.empty());
   }
+}
+
+TEST_CASE("heartbeats: what is not acknowledged is sent again at even pauses, as far as the kernel knows how") {
+  constexpr int kTcpRtoMaxMs = 44;  // TCP_RTO_MAX_MS of Linux 6.15
+  Leader low(0), high(1);
+  connect_leaders(low, 0, high, 1);
+  int fd = 0;
+  while (!low.heartbeats.has(fd)) ++fd;
+  int is_linear = 0, longest_pause_ms = 0;
+  socklen_t nbytes = sizeof is_linear;
+  check_sys(::getsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &is_linear, &nbytes), "getsockopt");
+  CHECK(is_linear == 1);
+  if (::getsockopt(fd, IPPROTO_TCP, kTcpRtoMaxMs, &longest_pause_ms, &nbytes) == 0) CHECK(longest_pause_ms == 1000);
 }
 
 TEST_CASE("heartbeats: a rank that is stalled is named once, by the lowest leader, and when it is back") {

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/errors.h"
 #include "os/liveness.h"
+#include "os/tcp_options.h"
 
 namespace rr {
 namespace {
@@ -44,13 +45,9 @@ Heartbeats::Peer::Peer(int peer, OwnedFd connected, const Session& session)
       reader(session, "TCP, heartbeats of rank " + std::to_string(peer)),
       heard_ns(now_ns()) {}
 
-// Where nothing is on its way, probes are sent every second.
 bool Heartbeats::watch(int fd, int lost_after_ms) {
-  const int yes = 1;
   return ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost_after_ms, sizeof lost_after_ms) == 0 &&
-         ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes) == 0 &&
-         ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &yes, sizeof yes) == 0 &&
-         ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &yes, sizeof yes) == 0;
+         retransmit_steadily(fd) && probe_when_idle(fd, 1);
 }
 
 void Heartbeats::add(int peer, OwnedFd socket, const Session& session) {

@@ -16,6 +16,7 @@
 #include "base/guarded.h"
 #include "os/epoll.h"
 #include "os/owned_fd.h"
+#include "os/tcp_options.h"
 #include "os/thread.h"
 #include "transport/tcp/arrivals.h"
 #include "transport/tcp/attempts.h"
@@ -114,14 +115,10 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
 // A connection of data on which nothing moves is ended when its peer's host has gone; and packet filters that forget
 // connections on which nothing moves keep this one in mind.
 void keep_alive(int fd, int lost_after_ms) {
-  const int yes = 1;
   const int none = 0;  // of the handshake's; acknowledged.h says why
   check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &none, sizeof none), "setsockopt(TCP_USER_TIMEOUT)");
   const int half = std::max(1, lost_after_ms / 2000);  // seconds until the first probe; and so many, one a second
-  check_sys(::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes), "setsockopt(SO_KEEPALIVE)");
-  check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &half, sizeof half), "setsockopt(TCP_KEEPIDLE)");
-  check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &yes, sizeof yes), "setsockopt(TCP_KEEPINTVL)");
-  check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &half, sizeof half), "setsockopt(TCP_KEEPCNT)");
+  if (!retransmit_steadily(fd) || !probe_when_idle(fd, half, half)) check_sys(-1, "setsockopt, data");
 }
 
 // By rank.

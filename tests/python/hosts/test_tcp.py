@@ -462,14 +462,9 @@ def test_a_killed_leader_is_lost_on_all_hosts(lab: Lab, host: str) -> None:
 
 
 @needs_lab
-def test_a_host_that_vanishes_is_lost_and_one_that_comes_back_in_two_seconds_is_not(lab: Lab) -> None:
+def test_a_host_that_vanishes_is_lost_on_all_hosts(lab: Lab) -> None:
     with job(lab, 10**9) as ranks:
         assert all(line.startswith("ready") for line in first_lines(ranks))
-        lab.cut("b")
-        time.sleep(2)
-        lab.mend("b")
-        time.sleep(5)
-        assert [process.poll() for process in ranks] == [None] * 8
         lab.cut("b")
         try:
             for rank, process in enumerate(ranks):
@@ -496,18 +491,12 @@ while steps < int(sys.argv[1]):
         print("ready", flush=True)
     time.sleep(0.02)
 """
-FLAPS = 100
 
 
 @needs_lab
-@pytest.mark.long  # the test above has one
 @pytest.mark.timeout(3600)
-@pytest.mark.xfail(
-    reason="a flap soon after another one: only the control connection's signs of life count, whose retransmissions "
-    "have backed off, although data has arrived in between",
-    strict=False,
-)
-def test_a_host_that_vanishes_for_two_seconds_a_hundred_times(lab: Lab) -> None:
+@pytest.mark.parametrize("flaps", [3, pytest.param(100, marks=pytest.mark.long)])
+def test_a_host_that_vanishes_for_two_seconds_again_and_again_is_not_lost(lab: Lab, flaps: int) -> None:
     with job(lab, 10**9, per_host=1, text=COUNTS) as ranks:
         assert first_lines(ranks) == ["ready"] * 4
 
@@ -517,12 +506,13 @@ def test_a_host_that_vanishes_for_two_seconds_a_hundred_times(lab: Lab) -> None:
             return int(text)
 
         survived = 0
-        for _ in range(FLAPS):
+        for _ in range(flaps):
             lab.cut("b")
             before = steps()
             time.sleep(2)
             assert steps() <= before + 1
             lab.mend("b")
+            time.sleep(1)  # as long as the kernel may wait before it sends again what was lost
             before, deadline = steps(), Deadline(HANG_S)
             while steps() <= before + 1 and [process.poll() for process in ranks] == [None] * 4:
                 assert not deadline.expired()
@@ -530,7 +520,7 @@ def test_a_host_that_vanishes_for_two_seconds_a_hundred_times(lab: Lab) -> None:
             gone = [process.communicate()[0] for process in ranks if process.poll() is not None]
             assert not gone, (survived, gone)
             survived += 1
-    assert survived == FLAPS
+    assert survived == flaps
 
 
 @needs_lab

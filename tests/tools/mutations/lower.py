@@ -188,6 +188,13 @@ ROWS = (
         ("tcp_test::tcp: a rank that goes",),
     ),
     Mutation(
+        "tcp-steady-retransmission",
+        "csrc/transport/tcp/heartbeats.cc",
+        "retransmit_steadily(fd) && probe_when_idle(fd, 1)",
+        "probe_when_idle(fd, 1)",
+        ("heartbeats_test::heartbeats: what is not acknowledged is sent again",),
+    ),
+    Mutation(
         "tcp-late-farewell",
         "csrc/transport/tcp/heartbeats.cc",
         "return is_leaving_ && expected_.empty() &&",
