@@ -3,7 +3,8 @@
 A Source is the reading end of one rank's stdout or stderr, a Sink is ours. While a sink has more than QUEUE_NBYTES
 waiting, its sources are not read, so the ranks wait as they would for the reader itself. When the reader of a sink has
 gone (`| head`), its sources are closed, and the ranks notice as they would without us; but for sources with a copy in a
-file, which are read on.
+file, which are read on. What a source has read goes to a Taker: Lines, which tags whole lines, or whatever carries
+output to another host.
 """
 
 from __future__ import annotations
@@ -16,12 +17,41 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 QUEUE_NBYTES = 1 << 20
 LINE_NBYTES = 1 << 20  # a line longer than this is passed on in parts
 READ_NBYTES = 1 << 16
 WRITE_NBYTES = 4096  # PIPE_BUF: what a pipe that poll() calls writable takes without blocking
+
+
+class Feeder(Protocol):
+    """What feeds a sink, as the sink sees it."""
+
+    def pause(self) -> None:
+        """Reads nothing until resume()."""
+
+    def resume(self) -> None:
+        """Reads again."""
+
+    def drain(self) -> None:
+        """Passes on what is there now, and closes: its rank has ended."""
+
+    def lose_reader(self) -> None:
+        """Nobody reads the sink any more."""
+
+
+class Taker(Protocol):
+    """What takes the output of one rank's stdout or stderr."""
+
+    kept: bool
+    """Whether it is of use although nobody reads the sink."""
+
+    def feed(self, data: bytes) -> None:
+        """Takes what the rank has written."""
+
+    def end(self) -> None:
+        """Nothing more will come."""
 
 
 class Sink:
@@ -30,29 +60,29 @@ class Sink:
     def __init__(self, fd: int, selector: selectors.BaseSelector) -> None:
         self.fd = fd
         self.terminal = os.isatty(fd)
-        self._selector = selector
+        self.selector = selector
+        self.broken = False
+        """Whether nobody reads it any more."""
         self._queue: deque[bytes] = deque()
         self._queued = 0
-        self._broken = False
-        self._sources: list[Source] = []
+        self._feeders: list[Feeder] = []
 
-    def attach(self, source: Source) -> None:
-        """Starts reading a source."""
-        self._sources.append(source)
-        self._selector.register(source.fd, selectors.EVENT_READ, source.read)
+    def attach(self, feeder: Feeder) -> None:
+        """Starts to be fed."""
+        self._feeders.append(feeder)
+        feeder.resume()
 
-    def detach(self, source: Source) -> None:
-        """Stops reading a source, which has ended or may not be read on."""
-        self._sources.remove(source)
-        if source.fd in self._selector.get_map():
-            self._selector.unregister(source.fd)
+    def detach(self, feeder: Feeder) -> None:
+        """Ends to be fed by what has ended, or may not be read on."""
+        self._feeders.remove(feeder)
+        feeder.pause()
 
     def put(self, text: bytes) -> None:
         """Queues whole lines."""
-        if self._broken or not text:
+        if self.broken or not text:
             return
         if not self._queue:
-            self._selector.register(self.fd, selectors.EVENT_WRITE, self.flush)
+            self.selector.register(self.fd, selectors.EVENT_WRITE, self.flush)
         begin = 0
         while begin < len(text):  # pieces end with a line where they can: nothing of another program gets in between
             end = text.rfind(b"\n", begin, begin + WRITE_NBYTES) + 1 or begin + WRITE_NBYTES
@@ -60,8 +90,8 @@ class Sink:
             begin = end
         before, self._queued = self._queued, self._queued + len(text)
         if before <= QUEUE_NBYTES < self._queued:
-            for source in self._sources:
-                self._selector.unregister(source.fd)
+            for feeder in self._feeders:
+                feeder.pause()
 
     def flush(self) -> None:
         """Writes a part, once poll() says that this does not block."""
@@ -77,19 +107,19 @@ class Sink:
             self._queue.appendleft(rest)
         before, self._queued = self._queued, self._queued - written
         if self._queued <= QUEUE_NBYTES < before:
-            for source in self._sources:
-                self._selector.register(source.fd, selectors.EVENT_READ, source.read)
+            for feeder in self._feeders:
+                feeder.resume()
         if not self._queue:
-            self._selector.unregister(self.fd)
+            self.selector.unregister(self.fd)
 
     def empty(self) -> bool:
         """True once everything is written, or cannot be."""
         return not self._queue
 
     def drain(self) -> None:
-        """Queues what the sources hold now, and closes them: their ranks have ended."""
-        for source in list(self._sources):
-            source.drain()
+        """Queues what its sources hold now, and closes them: their ranks have ended."""
+        for feeder in list(self._feeders):
+            feeder.drain()
 
     def flush_ready(self) -> None:
         """Writes what can be written without blocking; the rest is given up."""
@@ -99,16 +129,12 @@ class Sink:
             self.flush()
 
     def _break(self) -> None:
-        paused = self._queued > QUEUE_NBYTES
-        self._broken = True
+        self.broken = True
         self._queue.clear()
         self._queued = 0
-        self._selector.unregister(self.fd)
-        for source in list(self._sources):
-            if source.copy is None:
-                source.close()
-            elif paused:
-                self._selector.register(source.fd, selectors.EVENT_READ, source.read)
+        self.selector.unregister(self.fd)
+        for feeder in list(self._feeders):
+            feeder.lose_reader()
 
 
 class Copy:
@@ -163,35 +189,97 @@ def rank_copies(folder: str | None, ranks: int, report: Callable[[str], None], s
     return copies
 
 
-def output_pipe(sink: Sink, prefix: str, theirs: ExitStack, copy: Copy | None = None) -> tuple[Source, int]:
+class Lines:
+    """Whole lines of one rank's output, tagged, for a sink.
+
+    Args:
+        prefix: put before each line; "" leaves lines as they are.
+        copy: gets all that the rank has written.
+    """
+
+    def __init__(self, sink: Sink, prefix: str, copy: Copy | None = None) -> None:
+        self.kept = copy is not None
+        self._sink = sink
+        self._copy = copy
+        self._prefix = prefix.encode()
+        returns = sink.terminal  # where a carriage return ends a line too (progress bars)
+        self._ends = (b"\n", b"\r") if returns else (b"\n",)
+        self._line = re.compile(rb"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+" if returns else rb"[^\n]*\n|[^\n]+")
+        self._held = b""
+
+    def feed(self, data: bytes) -> None:
+        """Passes on what has come, up to the last end of a line."""
+        if self._copy is not None:
+            self._copy.write(data)
+        self._held += data
+        end = max(self._held.rfind(mark) for mark in self._ends) + 1
+        if end == 0 and len(self._held) > LINE_NBYTES:
+            end = len(self._held)
+        lines, self._held = self._held[:end], self._held[end:]
+        self._sink.put(self._tagged(lines))
+
+    def end(self) -> None:
+        """Passes on an unfinished last line."""
+        if self._held:
+            self._sink.put(self._tagged(self._held + b"\n"))
+            self._held = b""
+
+    def _tagged(self, lines: bytes) -> bytes:
+        if not self._prefix:
+            return lines
+        return b"".join(self._prefix + line for line in self._line.findall(lines))
+
+
+def rank_lines(
+    rank: int, out: Sink, err: Sink, tagged: bool, copies: tuple[Copy | None, Copy | None]
+) -> tuple[Lines, Lines]:
+    """What takes one rank's stdout and stderr; tagged: each line begins with the rank and the stream's name."""
+    named = ((out, "stdout", copies[0]), (err, "stderr", copies[1]))
+    of_out, of_err = (Lines(sink, f"[{rank}]<{name}>: " if tagged else "", copy) for sink, name, copy in named)
+    return of_out, of_err
+
+
+def output_pipe(sink: Sink, taker: Taker, theirs: ExitStack) -> tuple[Source, int]:
     """A new source of a sink, and the writing end for a rank, which `theirs` closes here."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     theirs.callback(os.close, writer)
-    return Source(reader, sink, prefix.encode(), sink.terminal, copy), writer
+    return Source(reader, sink, taker), writer
 
 
 class Source:
     """The reading end of one rank's stdout or stderr; owns the descriptor.
 
     Args:
-        prefix: put before each line; b"" leaves lines as they are.
-        returns: whether a carriage return ends a line too (progress bars on a terminal).
-        copy: gets all that is read.
+        sink: for which it pauses while that is full.
+        taker: gets what is read.
     """
 
-    def __init__(self, fd: int, sink: Sink, prefix: bytes, returns: bool, copy: Copy | None = None) -> None:
+    def __init__(self, fd: int, sink: Sink, taker: Taker) -> None:
         self.fd = fd
         self._sink = sink
-        self.copy = copy
-        self._prefix = prefix
-        self._ends = (b"\n", b"\r") if returns else (b"\n",)
-        self._line = re.compile(rb"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+" if returns else rb"[^\n]*\n|[^\n]+")
-        self._held = b""
+        self._taker = taker
         os.set_blocking(fd, False)
         sink.attach(self)
 
+    def pause(self) -> None:
+        """Reads nothing until resume(). Idempotent."""
+        if self.fd in self._sink.selector.get_map():
+            self._sink.selector.unregister(self.fd)
+
+    def resume(self) -> None:
+        """Reads again. Idempotent."""
+        if self.fd not in self._sink.selector.get_map():
+            self._sink.selector.register(self.fd, selectors.EVENT_READ, self.read)
+
+    def lose_reader(self) -> None:
+        """Closes, unless a copy is kept."""
+        if self._taker.kept:
+            self.resume()
+        else:
+            self.close()
+
     def read(self) -> bool:
-        """Passes on what has come, up to the last end of a line. False when there is nothing to read (yet)."""
+        """Passes on what has come. False when there is nothing to read (yet)."""
         if self.fd < 0:
             return False
         try:
@@ -201,14 +289,7 @@ class Source:
         if not more:
             self.close()
             return False
-        if self.copy is not None:
-            self.copy.write(more)
-        self._held += more
-        end = max(self._held.rfind(mark) for mark in self._ends) + 1
-        if end == 0 and len(self._held) > LINE_NBYTES:
-            end = len(self._held)
-        lines, self._held = self._held[:end], self._held[end:]
-        self._sink.put(self._tagged(lines))
+        self._taker.feed(more)
         return True
 
     def drain(self) -> None:
@@ -218,17 +299,10 @@ class Source:
         self.close()
 
     def close(self) -> None:
-        """Passes on an unfinished last line and closes. Idempotent."""
+        """Closes. Idempotent."""
         if self.fd < 0:
             return
         self._sink.detach(self)
         os.close(self.fd)
         self.fd = -1
-        if self._held:
-            self._sink.put(self._tagged(self._held + b"\n"))
-            self._held = b""
-
-    def _tagged(self, lines: bytes) -> bytes:
-        if not self._prefix:
-            return lines
-        return b"".join(self._prefix + line for line in self._line.findall(lines))
+        self._taker.end()

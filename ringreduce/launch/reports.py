@@ -13,17 +13,33 @@ from ringreduce.job.uncaught import REPORT_NBYTES, report_address
 REPEATED = "ringreduce.errors.PeerLostError:"
 
 
+class Causes:
+    """The exceptions that ended ranks."""
+
+    def __init__(self) -> None:
+        self.texts: dict[int, str] = {}
+        """By rank, in the order in which they came."""
+
+    def first(self) -> tuple[int, str]:
+        """The rank and the exception that came first, not counting those that repeat what another rank died of.
+
+        A rank that calls shutdown() in a `finally` tells the other ranks before it reports. They may report first.
+        """
+        entries = list(self.texts.items())
+        return next((entry for entry in entries if not entry[1].startswith(REPEATED)), entries[0])
+
+
 class Reports:
-    """Takes the ranks' reports of uncaught exceptions, at an address that only this job's ranks can speak to.
+    """Takes reports of uncaught exceptions from ranks on this host, at an address that only they can speak to.
 
     Args:
         rendezvous: the job's RINGREDUCE_RENDEZVOUS, whose secret each report has to show.
+        causes: where they go.
         selector: calls read() when one has come.
     """
 
-    def __init__(self, rendezvous: str, selector: selectors.BaseSelector) -> None:
-        self.causes: dict[int, str] = {}
-        """Each rank's exception, in the order in which they came."""
+    def __init__(self, rendezvous: str, causes: Causes, selector: selectors.BaseSelector) -> None:
+        self._causes = causes
         job, _, self._secret = rendezvous.rpartition(":")
         self._selector = selector
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -39,21 +55,13 @@ class Reports:
                 return
             with contextlib.suppress(ValueError):
                 rank, cause = self._parsed(report)
-                self.causes.setdefault(rank, cause)
+                self._causes.texts.setdefault(rank, cause)
 
     def _parsed(self, report: bytes) -> tuple[int, str]:
         match json.loads(report):
             case [str() as secret, int() as rank, str() as cause] if hmac.compare_digest(secret, self._secret):
                 return rank, "".join(letter if letter.isprintable() else " " for letter in cause)
         raise ValueError("not a report of this job")
-
-    def first(self) -> tuple[int, str]:
-        """The rank and the exception that came first, not counting those that repeat what another rank died of.
-
-        A rank that calls shutdown() in a `finally` tells the other ranks before it reports. They may report first.
-        """
-        causes = list(self.causes.items())
-        return next((entry for entry in causes if not entry[1].startswith(REPEATED)), causes[0])
 
     def close(self) -> None:
         """Stops listening. Idempotent."""

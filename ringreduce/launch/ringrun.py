@@ -17,8 +17,7 @@ from ringreduce import compat
 from ringreduce.errors import Error
 from ringreduce.launch import options as command_line
 from ringreduce.launch.binding import cpu_shares
-from ringreduce.launch.output import Copies, Sink, output_pipe, rank_copies
-from ringreduce.launch.reports import Reports
+from ringreduce.launch.output import Copies, Sink, output_pipe, rank_copies, rank_lines
 from ringreduce.launch.spawn import new_rendezvous, rank_environment
 from ringreduce.launch.supervise import Supervisor
 from ringreduce.launch.terminal import Keyboard, signals_as_events
@@ -106,21 +105,22 @@ class Launch:
         tagged = self._out.terminal if options.tag_output is None else options.tag_output
         shares = cpu_shares(options.ranks) if options.bind == "core" else [None] * options.ranks
         rendezvous = new_rendezvous()
-        self._job.reports = Reports(rendezvous, self._job.selector)
+        self._job.hear(rendezvous)
         base = os.environ | options.variables
         if options.transport:
             base["RINGREDUCE_TRANSPORT"] = options.transport
         for rank, cpus in enumerate(shares):
             environ = rank_environment(base, rank, options.ranks, rendezvous, cpus)
             with ExitStack() as theirs:  # the ends that only the rank keeps
-                out, stdout = output_pipe(self._out, f"[{rank}]<stdout>: " if tagged else "", theirs, copies[rank][0])
-                err, stderr = output_pipe(self._err, f"[{rank}]<stderr>: " if tagged else "", theirs, copies[rank][1])
+                out_lines, err_lines = rank_lines(rank, self._out, self._err, tagged, copies[rank])
+                out, stdout = output_pipe(self._out, out_lines, theirs)
+                err, stderr = output_pipe(self._err, err_lines, theirs)
                 stdin = self._stdin(theirs) if rank == 0 else subprocess.DEVNULL
                 started = self._job.start(options.command, environ, cpus, stdin, stdout, stderr, sources=(out, err))
             if options.verbose:
                 cores = "not bound" if cpus is None else f"on CPU {', '.join(map(str, sorted(cpus)))}"
                 threads = environ.get("OMP_NUM_THREADS", "unset")
-                self._report(f"rank {rank}: pid {started.process.pid}, {cores}, OMP_NUM_THREADS {threads}")
+                self._report(f"rank {rank}: pid {started.pid}, {cores}, OMP_NUM_THREADS {threads}")
 
     def _stdin(self, theirs: ExitStack) -> int:
         """What rank 0 reads: our own input, by way of a pipe if it is a terminal."""

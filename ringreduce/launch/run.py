@@ -21,10 +21,11 @@ from ringreduce.errors import Error, InvalidArgumentError, TimeoutError
 from ringreduce.launch import horovodrun, worker
 from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.hosts import Host, local_slots, named_hosts
+from ringreduce.launch.job import Rank
 from ringreduce.launch.options import GRACE_S, MAX_RANKS
-from ringreduce.launch.output import Copies, Sink, output_pipe, rank_copies
+from ringreduce.launch.output import Copies, Sink, output_pipe, rank_copies, rank_lines
 from ringreduce.launch.spawn import new_rendezvous, rank_environment
-from ringreduce.launch.supervise import Rank, Supervisor
+from ringreduce.launch.supervise import Supervisor
 
 STDOUT, STDERR = 1, 2
 
@@ -130,8 +131,9 @@ def _start(
         environ = rank_environment(base, rank, len(results), rendezvous, cpus)
         fds = (int(command[-1]), results[rank])
         with ExitStack() as theirs:
-            from_out, stdout = output_pipe(out, f"[{rank}]<stdout>: " if out.terminal else "", theirs, copies[rank][0])
-            from_err, stderr = output_pipe(err, f"[{rank}]<stderr>: " if out.terminal else "", theirs, copies[rank][1])
+            out_lines, err_lines = rank_lines(rank, out, err, out.terminal, copies[rank])
+            from_out, stdout = output_pipe(out, out_lines, theirs)
+            from_err, stderr = output_pipe(err, err_lines, theirs)
             words = [*command, str(results[rank])]
             job.start(words, environ, cpus, subprocess.DEVNULL, stdout, stderr, fds, (from_out, from_err))
 

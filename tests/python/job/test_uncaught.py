@@ -20,7 +20,7 @@ from ringreduce.collectives.buffers import readable
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job import uncaught
 from ringreduce.job.uncaught import report_address
-from ringreduce.launch.reports import Reports
+from ringreduce.launch.reports import Causes, Reports
 
 PROLOGUE = """
 import os, sys, types
@@ -190,12 +190,13 @@ def test_reports_that_are_not_the_jobs_are_dropped() -> None:
     repeated = "ringreduce.errors.PeerLostError: lost rank 2: own"
     right = [["00ff", 1, repeated], ["00ff", 2, "own\x1b\n"], ["00ff", 2, "later"], ["00ff", 0, "another"]]
     with selectors.PollSelector() as selector, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        reports = Reports(f"{job}:00ff", selector)
+        causes = Causes()
+        reports = Reports(f"{job}:00ff", causes, selector)
         for report in [b"\xff{", *(json.dumps(words).encode() for words in wrong + right)]:
             sender.sendto(report, report_address(job))
         reports.read()
-        assert list(reports.causes.items()) == [(1, repeated), (2, "own  "), (0, "another")]
-        assert reports.first() == (2, "own  ")
+        assert list(causes.texts.items()) == [(1, repeated), (2, "own  "), (0, "another")]
+        assert causes.first() == (2, "own  ")
         reports.close()
         assert not selector.get_map()
 

@@ -19,6 +19,7 @@ from deadlines import HANG_S, SOON_S
 from processes import completed
 from ranks import clean_environment
 
+from ringreduce.launch import job as job_module
 from ringreduce.launch import ringrun as ringrun_module
 from ringreduce.launch import supervise
 from ringreduce.launch.binding import cores_of, cpu_shares, thread_share
@@ -354,7 +355,7 @@ def test_a_rank_that_saves_its_work_gets_no_second_signal(word: str) -> None:
 
 
 def test_a_rank_that_does_not_end_after_the_users_signal_is_killed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "ASKED_GRACE_S", 0.3)
+    monkeypatch.setattr(job_module, "ASKED_GRACE_S", 0.3)
     said: list[str] = []
     heard, mouth = os.pipe()
     with supervise.Supervisor(0.1, said.append) as job:

@@ -1,0 +1,214 @@
+"""What a launcher does about the ranks of one job, wherever they run, until the last has ended.
+
+One thread, one poll(): nothing is polled by time. After the first failure the other ranks have --grace seconds to raise
+and report, then get SIGTERM, 1.5 s later SIGKILL. Where a rank fails after a signal of the user's, the others have at
+least 30 s to save their work, without a second signal, then SIGKILL.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from ringreduce.launch.output import Sink
+from ringreduce.launch.reports import Causes
+
+KILL_AFTER_S = 1.5  # between SIGTERM and SIGKILL
+ASKED_GRACE_S = 30.0  # at least, for ranks that the user has asked to end
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+"""The signals that ask a job to end; others mean what the ranks make of them."""
+ABANDON_AFTER_S = 10.0  # between SIGKILL and giving up on a rank that the kernel cannot end
+
+
+@dataclass
+class Rank:
+    """One running or ended rank."""
+
+    number: int
+    host: str
+    pid: int
+    """On that host."""
+    started: float
+    status: int | None = None
+    """Exit status; -N if killed by signal N; None while it runs."""
+    ended: float = math.inf
+
+    def how_it_ended(self) -> str:
+        """How it ended, in words."""
+        assert self.status is not None
+        after = f"after {self.ended - self.started:.1f} s"
+        if self.status >= 0:
+            return f"exited with status {self.status} {after}"
+        try:
+            name = signal.Signals(-self.status).name
+        except ValueError:
+            name = "a real-time signal"
+        hint = "; out of memory?" if -self.status == signal.SIGKILL else ""
+        return f"was killed by signal {-self.status} ({name}{hint}) {after}"
+
+
+AnyRank = TypeVar("AnyRank", bound=Rank)
+
+
+class Job(abc.ABC, Generic[AnyRank]):
+    """The ranks of one job. Leaving the `with` block kills what still runs.
+
+    Args:
+        grace_s: how long the others may go on after the first failure.
+        report: takes one line about what happens to a rank.
+        verbose: whether each rank's end is reported, and not only the first failure.
+    """
+
+    def __init__(self, grace_s: float, report: Callable[[str], None], verbose: bool = False) -> None:
+        self.selector = selectors.PollSelector()  # takes regular files too, as stdout may be one
+        self.ranks: list[AnyRank] = []
+        self.sinks: list[Sink] = []
+        self.causes = Causes()
+        self.first_failure: AnyRank | None = None
+        self.timers: dict[str, tuple[float, Callable[[], None]]] = {}
+        """By name: when (monotonic) to call what, once."""
+        self._grace_s = grace_s
+        self._report = report
+        self._verbose = verbose
+        self._abandoned = False
+        self._insisted = False
+        self._concluded = False
+        self._asked: set[int] = set()  # the user's signals
+
+    def __enter__(self) -> Job[AnyRank]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abc.abstractmethod
+    def send(self, signum: int) -> None:
+        """Sends a signal to every living rank and its children."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Kills what still runs, and after a failure also what the ranks left running; frees everything. Idempotent."""
+
+    def is_over(self) -> bool:
+        """Whether there is nothing left to wait for but readers of output."""
+        return not self.alive()
+
+    def alive(self) -> list[AnyRank]:
+        """The ranks that have not ended."""
+        return [rank for rank in self.ranks if rank.status is None]
+
+    def run(self, until: float = math.inf) -> bool:
+        """Returns True when all ranks have ended and their output is written, False at time.monotonic() == until."""
+        while not self._abandoned and not self.is_over():
+            if time.monotonic() >= until:
+                return False
+            self._step(until)
+        for sink in self.sinks:
+            sink.drain()
+        self._conclude()
+        while not self._insisted and not all(sink.empty() for sink in self.sinks):
+            if time.monotonic() >= until:
+                return False
+            self._step(until)
+        return True
+
+    def exit_status(self) -> int:
+        """As a shell counts: the first failure's status, 128 + N if it was killed by signal N, else 0.
+
+        Where a rank has reported the exception that ends it, this rank failed first, though others that have heard of
+        the exception may have ended before.
+        """
+        if self.first_failure is None or self.first_failure.status is None:
+            return 0
+        reported = next(
+            (rank.status for rank in self.ranks if rank.number == next(iter(self.causes.texts), None)), None
+        )
+        status = reported if reported is not None and reported > 0 else self.first_failure.status
+        return status if status >= 0 else 128 - status
+
+    def pass_on(self, signum: int) -> None:
+        """Sends a signal of the user's, after which ranks that end are no reason to hurry the others."""
+        self._asked.add(signum)
+        self.send(signum)
+
+    def stop_now(self) -> None:
+        """The user insists: SIGKILL, and output that nobody reads is given up."""
+        self.send(signal.SIGKILL)
+        self._insisted = True
+        self._after(ABANDON_AFTER_S, self._abandon)
+
+    def judge(self, rank: AnyRank) -> None:
+        """A rank has ended: reports what is to be reported, and hurries the others if it has failed."""
+        assert rank.status is not None
+        line = f"rank {rank.number} on host {rank.host} (pid {rank.pid}) {rank.how_it_ended()}"
+        if rank.status == 0 or self.first_failure is not None:
+            if self._verbose:
+                self._report(line)
+            return
+        self.first_failure = rank
+        if rank.number in self.causes.texts:
+            line += f": {self.causes.texts[rank.number]}"
+        if self.alive():
+            asked = not self._asked.isdisjoint({*ENDING, -rank.status})
+            grace_s, then = self._grace_s, self._terminate
+            if asked:
+                grace_s, then = max(grace_s, ASKED_GRACE_S), self._kill
+            line += f"; the others have {grace_s:g} s to end"
+            if "end" not in self.timers:
+                self._after(grace_s, then)
+        self._report(line)
+
+    def _step(self, until: float) -> None:
+        """Waits for the next event or the next timer, and handles it."""
+        deadline = min(until, *(when for when, _ in self.timers.values()), math.inf)
+        timeout_s = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+        for key, _ in self.selector.select(timeout_s):
+            if key.fileobj in self.selector.get_map():  # an earlier event of this round may have closed it
+                key.data()
+        now = time.monotonic()
+        for name in [name for name, (when, _) in self.timers.items() if when <= now]:
+            self.timers.pop(name)[1]()
+
+    def _conclude(self) -> None:
+        """Where the ranks' tracebacks follow one another, the cause of all is named after the last."""
+        failed = [rank.number for rank in self.ranks if rank.status]
+        if self.causes.texts and len(failed) > 1 and not self._concluded:
+            self._concluded = True
+            number, cause = self.causes.first()
+            self._report(f"the first uncaught exception was that of rank {number}: {cause}")
+
+    def _after(self, seconds: float, then: Callable[[], None]) -> None:
+        """The next step towards the end of all ranks."""
+        self.timers["end"] = (time.monotonic() + seconds, then)
+
+    def _terminate(self) -> None:
+        if self.alive():
+            self._say_and_send(signal.SIGTERM)
+            self._after(KILL_AFTER_S, self._kill)
+
+    def _kill(self) -> None:
+        if self.alive():
+            self._say_and_send(signal.SIGKILL)
+            self._after(ABANDON_AFTER_S, self._abandon)
+
+    def _abandon(self) -> None:
+        if self.alive():
+            self._report(f"{self._who()} cannot be killed (waiting within the kernel); left behind")
+            self._abandoned = self._insisted = True
+
+    def _say_and_send(self, signum: signal.Signals) -> None:
+        self._report(f"{self._who()} still running: sending {signum.name}")
+        self.send(signum)
+
+    def _who(self) -> str:
+        alive = self.alive()
+        return f"rank{'s' if len(alive) > 1 else ''} {', '.join(str(rank.number) for rank in alive)}"

@@ -1,0 +1,114 @@
+"""The ranks that run on this host: their start, their ends in order, signals to them.
+
+Ended ranks stay zombies until close(), so that their process group numbers stay theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ringreduce.launch.exits import Exits
+from ringreduce.launch.job import Rank
+from ringreduce.launch.output import Source
+from ringreduce.launch.spawn import spawn
+
+
+@dataclass
+class _Process:
+    popen: subprocess.Popen[bytes]
+    sources: Sequence[Source]
+
+
+class Processes:
+    """Ranks of this host.
+
+    Args:
+        selector: calls what handles an end.
+        ended: takes each rank that has ended, in the order of their ends, when its output up to then has been read.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, ended: Callable[[Rank], None]) -> None:
+        self._selector = selector
+        self._ended = ended
+        self._exits = Exits()  # in their order: who ended first
+        self._processes: dict[int, _Process] = {}  # by pidfd
+        self._ranks: dict[int, Rank] = {}
+        selector.register(self._exits, selectors.EVENT_READ, self._on_exits)
+
+    def start(
+        self,
+        number: int,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        cpus: Collection[int] | None,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        pass_fds: Sequence[int] = (),
+        sources: Sequence[Source] = (),
+    ) -> Rank:
+        """Starts a rank, and takes charge of it and of its output.
+
+        Args:
+            number: the rank.
+            sources: where its output is read; the others are those of spawn().
+
+        Raises OSError when the command cannot be run.
+        """
+        with self._exits.expect() as expected:
+            popen = spawn(command, environ, cpus, stdin, stdout, stderr, pass_fds, expected.add_myself)
+            pidfd = expected.taken(popen.pid)
+        rank = Rank(number, os.uname().nodename, popen.pid, time.monotonic())
+        self._processes[pidfd] = _Process(popen, sources)
+        self._ranks[pidfd] = rank
+        return rank
+
+    def alive(self) -> list[Rank]:
+        """The ranks that have not ended."""
+        return [rank for rank in self._ranks.values() if rank.status is None]
+
+    def send(self, signum: int) -> None:
+        """Sends a signal to every living rank and its children."""
+        for rank in self.alive():
+            _send_to_group(rank.pid, signum)
+
+    def kill_groups(self) -> None:
+        """Kills what still runs, and what ended ranks have left running."""
+        for process in self._processes.values():
+            _send_to_group(process.popen.pid, signal.SIGKILL)
+
+    def close(self, abandoned: bool = False) -> None:
+        """Waits for the ranks, which have ended or been killed. Idempotent.
+
+        abandoned: do not wait for those that the kernel cannot end.
+        """
+        for pidfd, process in self._processes.items():
+            if not abandoned:
+                process.popen.wait()
+            os.close(pidfd)
+        self._processes.clear()
+        self._exits.close()
+
+    def _on_exits(self) -> None:
+        for pidfd in self._exits.ended():
+            rank = self._ranks[pidfd]
+            info = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+            assert info is not None
+            rank.status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+            rank.ended = time.monotonic()
+            for source in self._processes[pidfd].sources:  # its last words come before our word about it
+                source.read()
+            self._ended(rank)
+
+
+def _send_to_group(pgid: int, signum: int) -> None:
+    try:
+        os.killpg(pgid, signum)
+    except ProcessLookupError:  # nobody is left in it
+        return
