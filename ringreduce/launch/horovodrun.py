@@ -36,8 +36,10 @@ TAKEN = (
 )
 
 _TIMES = "lines of the log have no time"
-_LOCAL = "ranks of one host use no network; for --transport mpi give the MPI's own option by --mpi-args"
-_SSH = "ringrun starts no ssh; for --transport mpi configure ~/.ssh/config"
+
+BETWEEN_HOSTS = ("--network-interface", "--network-interfaces", "--ssh-port", "--ssh-identity-file")
+"""Options of ringrun, which horovod.run() has as arguments."""
+_LOCAL = "run() starts ranks on this host only"
 
 WITHOUT_EFFECT: dict[tuple[str, ...], tuple[int, str]] = {
     ("--autotune", "--no-autotune"): (0, AUTOTUNE),
@@ -54,10 +56,8 @@ WITHOUT_EFFECT: dict[tuple[str, ...], tuple[int, str]] = {
     ("--log-hide-timestamp", "--no-log-hide-timestamp"): (0, _TIMES),
     ("-prefix-timestamp", "--prefix-output-with-timestamp"): (0, "lines are not stamped; pipe them through `ts`"),
     ("--mpi-threads-disable", "--no-mpi-threads-disable"): (0, "MPI's threads are chosen by mpi4py.rc"),
-    ("--network-interfaces", "--network-interface"): (1, _LOCAL),
     ("--no-timeline-mark-cycles",): (0, NO_CYCLE),
     ("--num-nccl-streams",): (1, "there is nothing of the kind here"),
-    ("-p", "--ssh-port", "-i", "--ssh-identity-file"): (1, _SSH),
     ("--stall-check",): (0, "it is on already, with RINGREDUCE_STALL_WARNING seconds"),
     ("--thread-affinity",): (1, "--bind core binds a rank with all its threads"),
 }
@@ -79,7 +79,7 @@ REFUSED: dict[tuple[str, ...], tuple[int, str]] = {
     ),
     ("--config-file",): (1, "such files are not read; set RINGREDUCE_* variables or give options (ringrun --help)"),
     ("--jsrun",): (0, "ringrun does not call jsrun; start the ranks with jsrun itself"),
-    ("--tcp",): (0, 'ringrun starts ranks of one host only; for MPI over TCP: --mpi --mpi-args="--mca btl tcp,self"'),
+    ("--tcp",): (0, 'hosts are connected by TCP anyway; for MPI over TCP: --mpi --mpi-args="--mca btl tcp,self"'),
 }
 """Likewise, for those without which a job would not be the one that was asked for."""
 
@@ -122,6 +122,8 @@ def unused_arguments(given: Mapping[str, Any]) -> list[str]:
 
 def _reason(flag: str) -> tuple[bool, str]:
     """(whether an option is refused, why it has no effect or is)."""
+    if flag in BETWEEN_HOSTS:
+        return False, _LOCAL
     tables = ((False, WITHOUT_EFFECT), (True, REFUSED))
     return next((refused, why) for refused, rows in tables for flags, (_, why) in rows.items() if flag in flags)
 

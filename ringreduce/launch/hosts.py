@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 
@@ -18,6 +20,42 @@ class Host:
     slots: int
 
 
+class Place(NamedTuple):
+    """Where one rank is in its job."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    """Its host's number among the hosts that have a rank with this local_rank."""
+    cross_size: int
+    """How many hosts these are."""
+
+
+def place_on_one_host(rank: int, size: int) -> Place:
+    """Where a rank is in a job of one host."""
+    return Place(rank, size, rank, size, 0, 1)
+
+
+def places_on_hosts(counts: Sequence[int]) -> list[list[Place]]:
+    """The places of all ranks, by host, which take so many ranks each, one host after the other.
+
+    >>> [place.cross_rank for place in places_on_hosts([1, 2])[1]]
+    [1, 0]
+    """
+    size = sum(counts)
+    places: list[list[Place]] = []
+    rank = 0
+    for host, count in enumerate(counts):
+        places.append([])
+        for local in range(count):
+            having = [other for other, ranks in enumerate(counts) if ranks > local]
+            places[-1].append(Place(rank, size, local, count, having.index(host), len(having)))
+            rank += 1
+    return places
+
+
 def parse_hosts(text: str) -> list[Host]:
     """The hosts of "a:2,b:4"; a host without a number has one slot. Raises InvalidArgumentError.
 
@@ -27,7 +65,7 @@ def parse_hosts(text: str) -> list[Host]:
     hosts = []
     for entry in text.split(","):
         match = re.fullmatch(r"\s*(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+)(?::(\d+))?\s*", entry)
-        if match is None or match[2] == "0":
+        if match is None or match[2] == "0" or match[1].startswith("-"):
             raise InvalidArgumentError(f"-H {text}: {entry!r} is not of the form host:slots")
         hosts.append(Host(match[1].strip("[]"), int(match[2] or 1)))
     return hosts
@@ -49,7 +87,7 @@ def read_hostfile(path: str) -> list[Host]:
             continue
         match = re.fullmatch(r"(\S+?)(?:\s+slots\s*=\s*(\d+)|:(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", entry)
         slots = int(match[2] or match[3] or 1) if match else 0
-        if match is None or slots == 0:
+        if match is None or slots == 0 or match[1].startswith("-"):
             raise InvalidArgumentError(f"{path}:{number}: {entry!r} is not of the form: host slots=N")
         hosts.append(Host(match[1], slots))
     if not hosts:
@@ -67,10 +105,31 @@ def named_hosts(hosts: str | None, hostfile: str | None) -> list[Host]:
 
 
 def is_this_host(name: str) -> bool:
-    """True for this host's names and for loopback addresses. Asks no name server."""
+    """True for this host's names and addresses, and for loopback addresses. Asks no name server."""
     own = socket.gethostname()
     known = {"localhost", "::1", own, own.partition(".")[0]}
-    return name in known or name.startswith("127.")
+    return name in known or name.startswith("127.") or _is_own_address(name)
+
+
+def _is_own_address(name: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, name)
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind((name, 0))
+                return True
+        except OSError:  # no address of this family, or not of this host
+            continue
+    return False
+
+
+def merged(hosts: Sequence[Host]) -> list[Host]:
+    """Each host once, where it is named first, with all its slots; this one is "localhost"."""
+    slots: dict[str, int] = {}
+    for host in hosts:
+        name = "localhost" if is_this_host(host.name) else host.name
+        slots[name] = slots.get(name, 0) + host.slots
+    return [Host(name, count) for name, count in slots.items()]
 
 
 def local_slots(hosts: list[Host]) -> int:
@@ -78,8 +137,7 @@ def local_slots(hosts: list[Host]) -> int:
     remote = [host.name for host in hosts if not is_this_host(host.name)]
     if remote:
         raise UnavailableError(
-            f"ringrun itself starts ranks on this host only, {socket.gethostname()}, and not on {', '.join(remote)}: "
-            "it cannot reach other hosts yet. --transport mpi has mpirun start them; docs/hosts.md says how "
-            "torchrun and srun do it without MPI"
+            f"run() starts ranks on this host only, {socket.gethostname()}, and not on {', '.join(remote)}: "
+            "`ringrun -H` starts a script on several hosts"
         )
     return sum(host.slots for host in hosts)

@@ -158,14 +158,19 @@ class Job(abc.ABC, Generic[AnyRank]):
         if rank.number in self.causes.texts:
             line += f": {self.causes.texts[rank.number]}"
         if self.alive():
-            asked = not self._asked.isdisjoint({*ENDING, -rank.status})
-            grace_s, then = self._grace_s, self._terminate
-            if asked:
-                grace_s, then = max(grace_s, ASKED_GRACE_S), self._kill
-            line += f"; the others have {grace_s:g} s to end"
-            if "end" not in self.timers:
-                self._after(grace_s, then)
+            line += f"; the others have {self.hurry():g} s to end"
         self._report(line)
+
+    def hurry(self) -> float:
+        """After the first failure: gives the others the seconds that are returned, from the first time on."""
+        assert self.first_failure is not None
+        assert self.first_failure.status is not None
+        grace_s, then = self._grace_s, self._terminate
+        if not self._asked.isdisjoint({*ENDING, -self.first_failure.status}):
+            grace_s, then = max(grace_s, ASKED_GRACE_S), self._kill
+        if "end" not in self.timers:
+            self._after(grace_s, then)
+        return grace_s
 
     def _step(self, until: float) -> None:
         """Waits for the next event or the next timer, and handles it."""

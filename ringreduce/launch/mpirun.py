@@ -16,13 +16,10 @@ from pathlib import Path
 from ringreduce.errors import UnavailableError
 from ringreduce.launch import mpi
 from ringreduce.launch.binding import cores_of, thread_share
+from ringreduce.launch.forwarded import is_forwarded, without_places
 from ringreduce.launch.hosts import Host, is_this_host
 from ringreduce.launch.mpi_versions import ROOT_PERMITS
 
-FORWARDED_PREFIXES = ("RINGREDUCE_", "HOROVOD_", "OMP_", "MPI4PY_", "PYTHON", "NCCL_", "CUDA_")
-FORWARDED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "XDG_CACHE_HOME")
-PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "RENDEZVOUS")
-"""Variables of a job within which ringrun itself runs; mpirun's ranks have places of their own."""
 # Hydra kills every rank the moment it sees one die of a signal, before any can say whom it has lost. So it is told of
 # the death later, by a shell that has waited for the rank; the others have until then to raise and report.
 PATIENT_SHELL = '"$@"; status=$?; [ $status -lt 128 ] || sleep {grace:g}; exit $status'
@@ -47,8 +44,7 @@ def run(options: argparse.Namespace, prog: str) -> int:
 
 def environment(options: argparse.Namespace, base: Mapping[str, str]) -> dict[str, str]:
     """mpirun's variables, which the ranks inherit."""
-    places = {prefix + place for prefix in ("RINGREDUCE_", "HOROVOD_") for place in PLACES}
-    environ = {name: value for name, value in base.items() if name not in places}
+    environ = without_places(base)
     environ.update(options.variables)
     environ["RINGREDUCE_TRANSPORT"] = "auto"  # "mpi" would have ranks of one host talk by MPI too
     if share := cores_each(options, cores()):
@@ -111,7 +107,7 @@ def _open_mpi(
     if tagged:
         words += ["--output", "tag"] if found.major >= 5 else ["--tag-output"]
     for name in sorted(environ):  # over ssh nothing is inherited
-        if name.startswith(FORWARDED_PREFIXES) or name in FORWARDED:
+        if is_forwarded(name):
             words += ["-x", name]
     return [*words, *extra, *options.command]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.launch import horovodrun
-from ringreduce.launch.hosts import local_slots, named_hosts
+from ringreduce.launch.hosts import is_this_host, merged, named_hosts
 from ringreduce.launch.python import run_script
 
 MAX_RANKS = 4096
@@ -42,8 +42,8 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
     """The options, with their help."""
     parse = argparse.ArgumentParser(
         prog=prog,
-        usage=f"{prog} -np N [options] PROGRAM [ARGUMENT ...]",
-        description="Runs a program on N ranks of this host.",
+        usage=f"{prog} -np N [-H HOST:SLOTS,...] [options] PROGRAM [ARGUMENT ...]",
+        description="Runs a program on N ranks, of this host or of several.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -62,7 +62,7 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
         "-H",
         "--hosts",
         metavar="HOST:SLOTS,...",
-        help="hosts and how many ranks each takes; this host only, but for --transport mpi",
+        help="hosts and how many ranks each takes; other hosts than this one are reached by ssh",
     )
     add("--hostfile", "-hostfile", metavar="FILE", help='the same as lines "host slots=N"')
     add(
@@ -70,6 +70,22 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
         choices=("auto", "shm", "tcp", "mpi"),
         help="how ranks are linked; shm (shared memory) is auto's choice today; mpi: mpirun starts the ranks; tcp: by "
         "TCP, as if each rank were a host, to try or to compare",
+    )
+    add("--ssh-args", metavar="WORDS", help='more options for ssh: --ssh-args="-J gateway -o Compression=yes"')
+    add("-p", "--ssh-port", type=int, metavar="PORT", help="the port of the hosts' ssh servers (22)")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="the key that ssh shows")
+    add(
+        "--network-interface",
+        "--network-interfaces",
+        metavar="NAME,...",
+        help="of the first host: by which the other hosts may reach it (default: any that they do reach)",
+    )
+    add(
+        "-x",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="takes one more variable to the other hosts; docs/hosts.md has those that go there anyway",
     )
     add("--mpi-args", metavar="WORDS", help='more options for mpirun: --mpi-args="--mca btl tcp,self"')
     add(
@@ -142,9 +158,12 @@ def read(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
 
 def _check_ranks(options: argparse.Namespace, prog: str) -> None:
     options.host_list = hosts = named_hosts(options.hosts, options.hostfile)
-    slots = None
-    if hosts:
-        slots = sum(host.slots for host in hosts) if options.transport == "mpi" else local_slots(hosts)
+    options.spans_hosts = options.transport != "mpi" and not all(is_this_host(host.name) for host in hosts)
+    if options.transport != "mpi":
+        options.host_list = hosts = merged(hosts)
+    if not options.spans_hosts:
+        _name_unused(options)
+    slots = sum(host.slots for host in hosts) if hosts else None
     if options.ranks is None:
         options.ranks = slots
     if options.ranks is None:
@@ -155,3 +174,16 @@ def _check_ranks(options: argparse.Namespace, prog: str) -> None:
         raise InvalidArgumentError(f"-np {options.ranks}: expected 1 to {MAX_RANKS}")
     if slots is not None and options.ranks > slots:
         raise InvalidArgumentError(f"-np {options.ranks}: the hosts have {slots} slots")
+
+
+def _name_unused(options: argparse.Namespace) -> None:
+    why = "the ranks are on this host" if options.transport != "mpi" else "give mpirun's own option by --mpi-args"
+    for flag, given in (
+        ("--ssh-args", options.ssh_args),
+        ("--ssh-port", options.ssh_port),
+        ("--ssh-identity-file", options.ssh_identity_file),
+        ("--network-interface", options.network_interface),
+        ("-x", options.x),
+    ):
+        if given:
+            options.unused.append(f"{flag} ({why})")

@@ -20,7 +20,7 @@ from typing import Any
 from ringreduce.errors import Error, InvalidArgumentError, TimeoutError
 from ringreduce.launch import horovodrun, worker
 from ringreduce.launch.binding import cpu_shares
-from ringreduce.launch.hosts import Host, local_slots, named_hosts
+from ringreduce.launch.hosts import Host, local_slots, named_hosts, place_on_one_host
 from ringreduce.launch.job import Rank
 from ringreduce.launch.options import GRACE_S, MAX_RANKS
 from ringreduce.launch.output import Copies, Sink, output_pipe, rank_copies, rank_lines
@@ -128,7 +128,7 @@ def _start(
     job.sinks += [out, err]
     rendezvous = new_rendezvous()
     for rank, cpus in enumerate(cpu_shares(len(results))):
-        environ = rank_environment(base, rank, len(results), rendezvous, cpus)
+        environ = rank_environment(base, place_on_one_host(rank, len(results)), rendezvous, cpus)
         fds = (int(command[-1]), results[rank])
         with ExitStack() as theirs:
             out_lines, err_lines = rank_lines(rank, out, err, out.terminal, copies[rank])

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ringreduce.launch.binding import cores_of, thread_share
+from ringreduce.launch.hosts import Place
 
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: a forked child should do as little as it can
@@ -21,21 +22,20 @@ def new_rendezvous() -> str:
 
 
 def rank_environment(
-    base: Mapping[str, str], rank: int, size: int, rendezvous: str, cpus: Collection[int] | None
+    base: Mapping[str, str], place: Place, rendezvous: str, cpus: Collection[int] | None
 ) -> dict[str, str]:
     """The variables of one rank, in our names and in Horovod's.
 
     OMP_NUM_THREADS becomes the rank's share of cores, less where a quota of CPU time allows less, and Python's output
     is not held back in blocks, unless the user has set these.
     """
-    places = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
     environ = dict(base)
     for prefix in ("RINGREDUCE_", "HOROVOD_"):
-        environ |= {prefix + name: str(value) for name, value in places.items()}
+        environ |= {prefix + name.upper(): str(value) for name, value in place._asdict().items()}
     environ["RINGREDUCE_RENDEZVOUS"] = rendezvous
     environ.setdefault("PYTHONUNBUFFERED", "1")
     if cpus:
-        environ.setdefault("OMP_NUM_THREADS", str(thread_share(cores_of(cpus), size)))
+        environ.setdefault("OMP_NUM_THREADS", str(thread_share(cores_of(cpus), place.local_size)))
     return environ
 
 

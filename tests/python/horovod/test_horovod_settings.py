@@ -16,7 +16,7 @@ from ringreduce import config
 from ringreduce.errors import Error, UnavailableError
 from ringreduce.horovod_variables import WITHOUT_EFFECT
 from ringreduce.job.environment import detect
-from ringreduce.launch import options, ringrun
+from ringreduce.launch import horovodrun, options, ringrun
 
 VARIABLES = """
 ADASUM_MPI_CHUNK_SIZE AUTOTUNE AUTOTUNE_BAYES_OPT_MAX_SAMPLES AUTOTUNE_GAUSSIAN_PROCESS_NOISE AUTOTUNE_LOG
@@ -134,6 +134,9 @@ def test_one_warning_names_all_variables_without_effect() -> None:
     assert warning.filename == __file__
 
 
+BETWEEN_HOSTS = {*horovodrun.BETWEEN_HOSTS, "-p", "-i"}
+
+
 def fate_of_option(option: str, value: str, hostfile: str) -> str:
     """What ringrun does with it."""
     arguments = [] if not value else [value] if option == "--binding-args" or "tcp" in value else value.split()
@@ -141,9 +144,9 @@ def fate_of_option(option: str, value: str, hostfile: str) -> str:
     words = [f"{option}={arguments[0]}"] if joined else [option, *arguments]
     words = [word.replace("HOSTFILE", hostfile) for word in words]
     ranks = [] if option in ("-np", "--num-proc") else ["-np", "1"]
-    mpi = ["--mpi"] if option == "--mpi-args" else []
+    where = ["--mpi"] if option == "--mpi-args" else ["-H", "elsewhere:1"] if option in BETWEEN_HOSTS else []
     try:
-        read = options.read([*ranks, *mpi, *words, "true"], "ringrun")
+        read = options.read([*ranks, *where, *words, "true"], "ringrun")
     except UnavailableError as error:
         return "error" if option in str(error) else str(error)
     if read.unused:
@@ -165,7 +168,7 @@ def test_options_without_effect_are_told_in_one_line(capfd: pytest.CaptureFixtur
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("ringrun: without effect here: --gloo (Gloo is not used;")
     assert "--cycle-time-ms (there are no cycles" in line
-    assert "-p (ringrun starts no ssh" in line
+    assert "--ssh-port (the ranks are on this host)" in line
 
 
 @pytest.mark.parametrize("option", ["--min-np=2", "--timeline=f", "--timeline-filename=f", "--jsrun"])

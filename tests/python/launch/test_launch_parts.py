@@ -16,7 +16,16 @@ from ringreduce import cli
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.launch import binding, mpirun, options, ringrun, spawn
 from ringreduce.launch.binding import CoreId, core_of, cores_of, cpu_shares, thread_share
-from ringreduce.launch.hosts import Host, is_this_host, local_slots, parse_hosts, read_hostfile
+from ringreduce.launch.hosts import (
+    Host,
+    is_this_host,
+    local_slots,
+    merged,
+    parse_hosts,
+    place_on_one_host,
+    places_on_hosts,
+    read_hostfile,
+)
 from ringreduce.launch.quota import cpu_quota
 
 
@@ -108,8 +117,8 @@ def test_every_launcher_gives_a_rank_as_many_threads(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(binding, "cpu_quota", lambda: 3.0)
     monkeypatch.setattr(mpirun, "cores", lambda: 8)
     monkeypatch.setattr(spawn, "cores_of", lambda cpus: len(cpus) // 2)
-    assert spawn.rank_environment({}, 0, 2, "", range(8))["OMP_NUM_THREADS"] == "1"
-    assert spawn.rank_environment({}, 0, 1, "", range(8))["OMP_NUM_THREADS"] == "3"
+    assert spawn.rank_environment({}, place_on_one_host(0, 2), "", range(8))["OMP_NUM_THREADS"] == "1"
+    assert spawn.rank_environment({}, place_on_one_host(0, 1), "", range(8))["OMP_NUM_THREADS"] == "3"
     for ranks, threads in ((1, "3"), (2, "1")):
         read = options.read(["--mpi", "-np", str(ranks), "true"], "ringrun")
         assert mpirun.environment(read, {})["OMP_NUM_THREADS"] == threads
@@ -156,13 +165,28 @@ def test_which_hosts_are_this_one() -> None:
     assert all(map(is_this_host, ("localhost", "127.0.0.1", "127.3.2.1", "::1", socket.gethostname())))
     assert not any(map(is_this_host, ("remote", "10.0.0.1", "localhost.example.com")))
     assert local_slots([Host("localhost", 2), Host("127.0.0.1", 3)]) == 5
-    with pytest.raises(UnavailableError, match=r"remote: it cannot reach other hosts yet"):
+    with pytest.raises(UnavailableError, match=r"not on remote: `ringrun -H` starts a script on several hosts"):
         local_slots([Host("localhost", 2), Host("remote", 3)])
 
 
+def test_a_host_that_is_named_twice_is_one() -> None:
+    named = [Host("a", 1), Host("127.0.0.1", 2), Host("b", 1), Host("a", 3), Host(socket.gethostname(), 1)]
+    assert merged(named) == [Host("a", 4), Host("localhost", 3), Host("b", 1)]
+
+
+def test_places_on_hosts() -> None:
+    first, second, third = places_on_hosts([2, 1, 2])
+    assert first == [(0, 5, 0, 2, 0, 3), (1, 5, 1, 2, 0, 2)]
+    assert second == [(2, 5, 0, 1, 1, 3)]
+    assert third == [(3, 5, 0, 2, 2, 3), (4, 5, 1, 2, 1, 2)]
+
+
 WRONG = [
-    (["-np", "2", "-H", "remote:2", "true"], "cannot reach other hosts yet"),
-    (["-np", "2", "--transport", "tcp", "-H", "remote:2", "true"], "cannot reach other hosts yet"),
+    (["-np", "2", "-H", "remote:2", "--transport", "shm", "true"], "--transport shm: ranks on several hosts"),
+    (["-np", "2", "-H", "remote:2", "-x", "NO_SUCH_VARIABLE", "true"], "-x NO_SUCH_VARIABLE: this variable is not set"),
+    (["-np", "3", "-H", "remote:1,localhost:1", "true"], "the hosts have 2 slots"),
+    (["-np", "2", "-H", "-oProxyCommand=true:2", "true"], "expected one argument"),
+    (["-np", "2", "-H=-oProxyCommand=true:2", "true"], "is not of the form host:slots"),
     (["-np", "2", "--mpi-args=-v", "true"], "give --transport mpi too"),
     (["-np", "3", "--transport", "mpi", "-H", "remote:2", "true"], "the hosts have 2 slots"),
     (["-np", "2", "--transport", "pigeon", "true"], "invalid choice: 'pigeon'"),

@@ -115,7 +115,7 @@ MAY_IMPORT_LATER = {
     "job": {"collectives"},  # the sum in collective_json.py
     "torch/tracing": {"torch/uncompiled"},  # loads torch._dynamo
     "tensorflow": {"tensorflow/keras"},  # its DistributedOptimizer() of a Keras optimizer
-    "launch": {"__init__", "doctor"},
+    "launch": {"_core", "__init__", "doctor"},  # _core: its version, which all hosts must have
     "bench": {"torch/__init__"},
     "cli": {"__init__", "launch", "bench", "doctor"},
 }

@@ -1,0 +1,27 @@
+"""Which variables ringrun takes to other hosts: an allow-list, by what training scripts and their libraries read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PREFIXES = (
+    *("RINGREDUCE_", "HOROVOD_", "PYTHON", "OMP_", "MPI4PY_", "NCCL_", "CUDA_", "TORCH", "PYTORCH_", "TF_"),
+    *("KERAS_", "XLA_", "JAX_", "MKL_", "KMP_", "OPENBLAS_", "NUMEXPR_", "HF_", "CONDA_"),
+)
+NAMES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "XDG_CACHE_HOME", "TZ", "LANG")
+PLACES = frozenset(
+    prefix + place
+    for prefix in ("RINGREDUCE_", "HOROVOD_")
+    for place in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "RENDEZVOUS")
+)
+"""Variables of a job within which ringrun itself runs; its ranks have places of their own."""
+
+
+def without_places(environ: Mapping[str, str]) -> dict[str, str]:
+    """All variables but those of another job."""
+    return {name: value for name, value in environ.items() if name not in PLACES}
+
+
+def is_forwarded(name: str) -> bool:
+    """Whether a variable goes to other hosts without being asked for."""
+    return name.startswith(PREFIXES) or name in NAMES

@@ -1,0 +1,102 @@
+"""What each run of ringrun has, wherever its ranks run: output, the user's signals, the exit status."""
+
+from __future__ import annotations
+
+import abc
+import argparse
+import os
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Generic, TypeVar
+
+from ringreduce.launch.job import Job
+from ringreduce.launch.output import Lines, Sink, rank_copies, rank_lines
+from ringreduce.launch.terminal import Keyboard, signals_as_events
+
+USAGE_STATUS = 2
+CANNOT_RUN_STATUS = 126
+NOT_FOUND_STATUS = 127
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+AnyJob = TypeVar("AnyJob", bound=Job)  # type: ignore[type-arg]
+
+
+class Launch(abc.ABC, Generic[AnyJob]):
+    """One run of ringrun.
+
+    Args:
+        new_job: makes the job, given the function that takes a line for the user.
+    """
+
+    def __init__(
+        self, options: argparse.Namespace, prog: str, new_job: Callable[[Callable[[str], None]], AnyJob]
+    ) -> None:
+        self.options = options
+        self.job = new_job(self.report)
+        self._prog = prog
+        self.out = Sink(STDOUT, self.job.selector)
+        # `2>&1`: one queue for both, so that lines of the two neither mix nor change places.
+        self.err = self.out if os.path.sameopenfile(STDOUT, STDERR) else Sink(STDERR, self.job.selector)
+        self.job.sinks += [self.out, self.err]
+        self.keyboard: Keyboard | None = None
+        self._interrupted = False
+
+    @abc.abstractmethod
+    def start(self, lines: list[tuple[Lines, Lines]]) -> None:
+        """Starts the ranks. lines: take stdout and stderr, by rank. Raises OSError when the program cannot be run."""
+
+    def run(self) -> int:
+        """Starts the ranks and waits for the last to end. Returns the exit status."""
+        options = self.options
+        with ExitStack() as files, self.job, signals_as_events(self.job.selector, self._on_signal):
+            try:
+                copies = rank_copies(options.output_filename, options.ranks, self.report, files)
+            except OSError as error:
+                self.report(f"--output-filename {options.output_filename}: {error}")
+                return USAGE_STATUS
+            tagged = self.out.terminal if options.tag_output is None else options.tag_output
+            lines = [rank_lines(rank, self.out, self.err, tagged, copies[rank]) for rank in range(options.ranks)]
+            try:
+                try:
+                    self.start(lines)
+                except OSError as error:
+                    self.report(f"cannot run {error.filename or options.command[0]!r}: {error.strerror}")
+                    return NOT_FOUND_STATUS if isinstance(error, FileNotFoundError) else CANNOT_RUN_STATUS
+                self.job.run()
+            finally:
+                if self.keyboard is not None:
+                    self.keyboard.close()
+        return self.job.exit_status()
+
+    def report(self, line: str) -> None:
+        """Tells the user a line."""
+        self.err.put(f"{self._prog}: {line}\n".encode())
+
+    def stdin(self, files: ExitStack) -> int | None:
+        """What rank 0 reads: our own input, or a pipe, which `files` closes, if that is a terminal. None: closed."""
+        try:
+            os.fstat(STDIN)
+        except OSError:
+            return None
+        if not os.isatty(STDIN):
+            return STDIN
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        files.callback(os.close, reader)
+        self.keyboard = Keyboard(STDIN, writer, self.job.selector)
+        return reader
+
+    def _on_signal(self, signum: int) -> None:
+        name = signal.Signals(signum).name
+        if signum == signal.SIGCONT:
+            if self.keyboard is not None:
+                self.keyboard.resume()
+            return
+        insistent = signum in (signal.SIGINT, signal.SIGTERM)  # SIGHUP may come twice: from the kernel and the shell
+        if insistent and self._interrupted:
+            self.report(f"{name} again: killing all ranks")
+            self.job.stop_now()
+            return
+        self._interrupted |= insistent
+        self.report(f"{name}: passing it on to all ranks")
+        self.job.pass_on(signum)

@@ -1,0 +1,293 @@
+"""One host's part of a job that ringrun has started: `python -m ringreduce.launch.remote.agent`, by ssh.
+
+All orders come over standard input, all news go over standard output (messages.py), so that nothing secret is in any
+argument or variable. The agent starts the ranks of its host and tells how they fare; what is to be done about it,
+ringrun decides. Where ringrun is gone (the end of the input), or nobody takes the news, the agent kills its ranks and
+ends. Where the agent is killed, the kernel kills its ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from ringreduce.errors import MismatchError
+from ringreduce.launch.binding import cpu_shares
+from ringreduce.launch.forwarded import without_places
+from ringreduce.launch.hosts import Place
+from ringreduce.launch.job import Rank
+from ringreduce.launch.output import Sink, Source, output_pipe
+from ringreduce.launch.processes import Processes
+from ringreduce.launch.remote.addresses import Gate, interfaces, reasons_against
+from ringreduce.launch.remote.messages import GREETING, OUTPUT, Kind, Unpacker, packed
+from ringreduce.launch.reports import Causes, Reports
+from ringreduce.launch.spawn import rank_environment
+
+READ_NBYTES = 1 << 16
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+
+def main() -> int:
+    """Serves one ringrun. Returns 0 if it has ended the job, 1 if it has gone."""
+    orders, news = os.dup(STDIN), os.dup(STDOUT)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, STDIN)
+    os.dup2(STDERR, STDOUT)  # what a library prints is no message
+    os.close(nothing)
+    with Agent(orders, news) as agent:
+        return agent.run()
+
+
+def host_identity() -> str:
+    """Equal for two agents if and only if their ranks share memory: one kernel, one network namespace."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()}:{os.stat('/proc/self/ns/net').st_ino}"
+
+
+class Agent:
+    """The ranks of this host, and the two ends of the pipes to ringrun."""
+
+    def __init__(self, orders: int, news: int) -> None:
+        self._selector = selectors.PollSelector()
+        self._orders = orders
+        self._news = Sink(news, self._selector)
+        self._unpacker = Unpacker()
+        self._processes = Processes(self._selector, self._on_end)
+        self._causes = Causes()
+        self._told: set[int] = set()  # ranks whose cause ringrun knows
+        self._reports: Reports | None = None
+        self._gate: Gate | None = None
+        self._secret = -1
+        self._input: _Input | None = None
+        self._sources: dict[int, list[Source]] = {STDOUT: [], STDERR: []}  # by stream
+        self._is_finished = False
+        self._is_alone = False  # ringrun has gone
+        for fd in (orders, news):
+            os.set_blocking(fd, False)
+        self._selector.register(orders, selectors.EVENT_READ, self._on_orders)
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_finished:
+            self._processes.kill_groups()
+        self._processes.close()
+        for part in (self._gate, self._reports):
+            if part is not None:
+                part.close()
+        self._selector.close()
+
+    def run(self) -> int:
+        """Serves until ringrun says that the job is over, and its last words are written."""
+        from ringreduce import _core
+
+        self._news.put(GREETING)
+        self._tell(
+            Kind.READY,
+            {
+                "version": _core.__version__,
+                "name": os.uname().nodename,
+                "identity": host_identity(),
+                "ssh": os.environ.get("SSH_CONNECTION", ""),
+                "addresses": interfaces(),
+            },
+        )
+        while not (self._is_finished and self._news.empty()):
+            if self._is_alone or self._news.broken:
+                return 1
+            for key, _ in self._selector.select():
+                if key.fileobj in self._selector.get_map():  # an earlier event of this round may have closed it
+                    key.data()
+            self._tell_causes()
+        return 0
+
+    def _tell(self, kind: Kind, content: Any = None) -> None:
+        self._news.put(packed(kind, content))
+
+    def _on_orders(self) -> None:
+        try:
+            data = os.read(self._orders, READ_NBYTES)
+        except BlockingIOError:
+            return
+        except OSError:  # reset
+            data = b""
+        if not data:
+            self._selector.unregister(self._orders)
+            self._is_alone = not self._is_finished
+            return
+        for kind, body in self._unpacker.feed(data):
+            self._obey(kind, body)
+
+    def _obey(self, kind: Kind, body: bytes) -> None:
+        if kind == Kind.INPUT:
+            if self._input is not None:
+                self._input.put(body)
+            return
+        order = json.loads(body)
+        if kind == Kind.LISTEN:
+            self._gate = Gate(bytes.fromhex(order["key"]), order["hosts"], order["port"], self._selector)
+            self._tell(Kind.LISTENING, {"addresses": self._gate.addresses, "refused": self._gate.refused})
+        elif kind == Kind.TRY:
+            addresses = [(str(ip), int(port)) for ip, port in order["addresses"]]
+            self._tell(Kind.TRIED, {"reasons": reasons_against(bytes.fromhex(order["key"]), addresses)})
+        elif kind == Kind.START:
+            self._start(order)
+        elif kind == Kind.SIGNAL:
+            self._processes.send(int(order["signal"]))
+        elif kind == Kind.CLOSE:
+            for source in self._sources[order["stream"]]:
+                source.close()
+        elif kind == Kind.FINISH:
+            self._finish(bool(order["kill"]))
+        else:
+            raise MismatchError(f"{kind.name} is no order")
+
+    def _start(self, order: Mapping[str, Any]) -> None:
+        """Starts the ranks of this host.
+
+        Args:
+            order: command; folder: in which it runs; variables: beside this host's own; places: of the ranks; bind:
+                whether each runs on cores of its own; rendezvous: of the ranks of this host; address: where rank 0
+                listens, or None where all ranks are on this host; secret: of the job, for connections, or None.
+        """
+        if self._gate is not None:
+            self._gate.close_to_callers()
+        folder = order["folder"]
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            self._cannot_run(f"cannot enter the folder {folder}: {error.strerror}; start ringrun in one that all have")
+            return
+        places = [Place(*place) for place in order["places"]]
+        base = without_places(os.environ) | order["variables"]
+        if order["address"] is not None:
+            base |= {"RINGREDUCE_ADDRESS": order["address"], "RINGREDUCE_SECRET_FILE": self._secret_file(order)}
+        self._reports = Reports(order["rendezvous"], self._causes, self._selector)
+        shares = cpu_shares(len(places)) if order["bind"] else [None] * len(places)
+        for place, cpus in zip(places, shares, strict=True):
+            environ = rank_environment(base, place, order["rendezvous"], cpus)
+            try:
+                rank = self._start_rank(order["command"], place, environ, cpus)
+            except OSError as error:
+                text = f"cannot run {order['command'][0]!r}: {error.strerror}"
+                self._cannot_run(text, isinstance(error, FileNotFoundError))
+                return
+            started = {"rank": rank.number, "pid": rank.pid, "cpus": None if cpus is None else sorted(cpus)}
+            self._tell(Kind.STARTED, started | {"threads": environ.get("OMP_NUM_THREADS", "unset")})
+
+    def _start_rank(
+        self, command: list[str], place: Place, environ: Mapping[str, str], cpus: Collection[int] | None
+    ) -> Rank:
+        with ExitStack() as theirs:  # the ends that only the rank keeps
+            out, stdout = self._carried(place.rank, STDOUT, theirs)
+            err, stderr = self._carried(place.rank, STDERR, theirs)
+            stdin = subprocess.DEVNULL
+            if place.rank == 0:
+                stdin, writer = os.pipe2(os.O_CLOEXEC)
+                theirs.callback(os.close, stdin)
+                self._input = _Input(writer, self._news, self._selector)
+            return self._processes.start(place.rank, command, environ, cpus, stdin, stdout, stderr, sources=(out, err))
+
+    def _carried(self, rank: int, stream: int, theirs: ExitStack) -> tuple[Source, int]:
+        source, writer = output_pipe(self._news, _Carrier(self._news, rank, stream), theirs)
+        self._sources[stream].append(source)
+        return source, writer
+
+    def _secret_file(self, order: Mapping[str, Any]) -> str:
+        """A memory file that this user's processes can read while the agent lives, and that is on no disk."""
+        self._secret = os.memfd_create("ringreduce.secret", os.MFD_CLOEXEC)
+        os.fchmod(self._secret, 0o600)
+        os.write(self._secret, order["secret"].encode())
+        return f"/proc/{os.getpid()}/fd/{self._secret}"
+
+    def _cannot_run(self, text: str, missing: bool = False) -> None:
+        self._tell(Kind.CANNOT_RUN, {"text": text, "missing": missing})
+
+    def _on_end(self, rank: Rank) -> None:
+        if self._reports is not None:
+            self._reports.read()
+        self._tell_causes()
+        seconds = rank.ended - rank.started
+        self._tell(Kind.EXIT, {"rank": rank.number, "status": rank.status, "seconds": seconds})
+
+    def _tell_causes(self) -> None:
+        for rank, text in self._causes.texts.items():
+            if rank not in self._told:
+                self._told.add(rank)
+                self._tell(Kind.CAUSE, {"rank": rank, "text": text})
+
+    def _finish(self, kill: bool) -> None:
+        if kill:
+            self._processes.kill_groups()
+        self._news.drain()
+        self._is_finished = True
+
+
+class _Carrier:
+    """Takes one stream of a rank's output to ringrun."""
+
+    def __init__(self, news: Sink, rank: int, stream: int) -> None:
+        self.kept = False
+        self._news = news
+        self._head = OUTPUT.pack(rank, stream)
+
+    def feed(self, data: bytes) -> None:
+        self._news.put(packed(Kind.OUTPUT, self._head + data))
+
+    def end(self) -> None:
+        self._news.put(packed(Kind.OUTPUT_END, self._head))
+
+
+class _Input:
+    """Rank 0's standard input. One piece is under way at a time: ringrun sends the next when this one is taken."""
+
+    def __init__(self, pipe: int, news: Sink, selector: selectors.BaseSelector) -> None:
+        self._pipe = pipe
+        self._news = news
+        self._selector = selector
+        self._held = b""
+        os.set_blocking(pipe, False)
+
+    def put(self, data: bytes) -> None:
+        if self._pipe < 0:
+            return
+        if not data:
+            self._close()
+            return
+        self._held += data
+        if self._pipe not in self._selector.get_map():
+            self._selector.register(self._pipe, selectors.EVENT_WRITE, self._write)
+
+    def _write(self) -> None:
+        try:
+            self._held = self._held[os.write(self._pipe, self._held) :]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise
+            self._close()
+            self._news.put(packed(Kind.INPUT_CLOSED))
+            return
+        if not self._held:
+            self._selector.unregister(self._pipe)
+            self._news.put(packed(Kind.INPUT_TAKEN))
+
+    def _close(self) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(self._pipe)
+        os.close(self._pipe)
+        self._pipe = -1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

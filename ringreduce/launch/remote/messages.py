@@ -1,0 +1,97 @@
+"""What ringrun and its agents say to each other, over an agent's standard input and output.
+
+The agent begins with GREETING, since a login shell may have printed before. Then each side sends messages: kind (1
+byte), length (4 bytes, little-endian), content. Content is JSON but for output and input, which are bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from ringreduce.errors import MismatchError
+
+GREETING = b"\0ringreduce agent 1\n"
+"""The number is that of these messages; they change with it."""
+HEADER = struct.Struct("<BI")
+OUTPUT = struct.Struct("<IB")
+NBYTES_MOST = 16 << 20
+
+
+class Kind(enum.IntEnum):
+    """What a message is."""
+
+    # From the agent.
+    READY = 1
+    """What the host is: {version, name, identity, ssh, addresses}."""
+    LISTENING = 2
+    """Answers LISTEN: {addresses: [[ip, port]], refused: {ip: why}}."""
+    TRIED = 3
+    """Answers TRY: {reasons: [why not, or "" where it is reached]}."""
+    STARTED = 4
+    """A rank runs: {rank, pid, cpus, threads}."""
+    CANNOT_RUN = 5
+    """The program cannot be run: {text, missing}."""
+    OUTPUT = 6
+    """Rank, stream (1 or 2) and what it has written."""
+    OUTPUT_END = 7
+    """Rank and stream: nothing more will come."""
+    CAUSE = 8
+    """An exception ends a rank: {rank, text}."""
+    EXIT = 9
+    """A rank has ended: {rank, status, seconds}."""
+    INPUT_TAKEN = 10
+    """Rank 0 has taken the last INPUT."""
+    INPUT_CLOSED = 11
+    """Rank 0 takes no more."""
+
+    # From ringrun.
+    LISTEN = 32
+    """Be found at some addresses: {key, hosts, port}."""
+    TRY = 33
+    """Look which addresses lead to that host: {key, addresses}."""
+    START = 34
+    """Start ranks: see agent.py."""
+    SIGNAL = 35
+    """For all ranks: {signal}."""
+    INPUT = 36
+    """Rank 0's standard input; none is its end."""
+    CLOSE = 37
+    """Nobody reads this stream of the ranks any more: {stream}."""
+    FINISH = 38
+    """All ranks of the job have ended: {kill}, what they have left running as well."""
+
+
+def packed(kind: Kind, content: Any = None) -> bytes:
+    """A message. content: bytes, or what JSON can carry."""
+    body = bytes(content) if isinstance(content, (bytes, bytearray)) else json.dumps(content).encode()
+    return HEADER.pack(kind, len(body)) + body
+
+
+class Unpacker:
+    """The messages in a stream of bytes.
+
+    >>> unpacker = Unpacker()
+    >>> list(unpacker.feed(packed(Kind.SIGNAL, {"signal": 15})[:7]))
+    []
+    """
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
+        """What is whole now. Raises MismatchError where it is no message."""
+        self._held += data
+        while len(self._held) >= HEADER.size:
+            number, nbytes = HEADER.unpack_from(self._held)
+            if nbytes > NBYTES_MOST or number not in set(Kind):
+                raise MismatchError(f"message {number} of {nbytes} bytes is none of ringreduce's")
+            end = HEADER.size + nbytes
+            if len(self._held) < end:
+                return
+            body = bytes(self._held[HEADER.size : end])
+            del self._held[:end]
+            yield Kind(number), body

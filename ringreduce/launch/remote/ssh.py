@@ -1,0 +1,92 @@
+"""ssh's command line for one host, and what its troubles mean."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ringreduce.launch.python import run_module
+
+AGENT = "ringreduce.launch.remote.agent"
+OPTIONS = (
+    *("-T", "-x"),
+    *("-o", "BatchMode=yes"),  # nobody could answer a question
+    *("-o", "ConnectTimeout=10"),
+    *("-o", "ServerAliveInterval=2"),  # a host that has vanished is noticed after 6 s
+    *("-o", "ServerAliveCountMax=3"),
+)
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """How hosts are reached."""
+
+    arguments: Sequence[str] = ()
+    """Of the user's; ssh takes the first value that it gets for an option, so they come first."""
+
+    def command(self, host: str) -> list[str]:
+        """Starts an agent there. All shells read the last word alike: sh, bash, zsh, csh, fish."""
+        return ["ssh", *self.arguments, *OPTIONS, host, "exec " + shlex.join(run_module(AGENT))]
+
+
+def local_command() -> list[str]:
+    """Starts an agent on this host."""
+    return run_module(AGENT)
+
+
+class Trouble(NamedTuple):
+    """What ssh, or the shell there, says; and what to do about it."""
+
+    pattern: str
+    cure: str
+
+
+TROUBLES = (
+    Trouble(
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+        cure="the host has another key than ssh knows of it. If that is right (it was installed anew), forget the old "
+        "one: ssh-keygen -R {name}",
+    ),
+    Trouble(
+        r"Host key verification failed|No .* host key is known",
+        cure="ssh does not know this host's key yet. Log in once and compare the key: ssh {host} true; or take it on "
+        'trust: --ssh-args="-o StrictHostKeyChecking=accept-new"',
+    ),
+    Trouble(
+        r"Permission denied|Too many authentication failures",
+        cure="it does not let this user in without a password. Put a key there: ssh-copy-id {host}; another user: "
+        "-H user@{name}; another key: -i FILE",
+    ),
+    Trouble(
+        r"Could not resolve hostname|Name or service not known",
+        cure="no such name: check -H, /etc/hosts or ~/.ssh/config",
+    ),
+    Trouble(r"Connection refused", cure="no ssh server listens there; at another port: -p PORT"),
+    Trouble(
+        r"timed out|No route to host|Network is unreachable", cure="it cannot be reached: is it up, does ssh pass?"
+    ),
+    Trouble(
+        r"No module named '?ringreduce",
+        cure="ringreduce is not installed there for {python}: pip install it on that host",
+    ),
+    Trouble(
+        r"(?i){python}.*(not found|no such file)|(not found|no such file|unknown command).*{python}",
+        cure="there is no {python} there: install Python and ringreduce at the same path on all hosts, or share the "
+        "folder",
+    ),
+    Trouble(
+        r"(?i)bad configuration option|unknown option|usage: ssh", cure="ssh does not take these options: --ssh-args"
+    ),
+)
+
+
+def cure(host: str, said: str) -> str:
+    """What to do about what ssh has said of a host; "" where that is not known."""
+    python = run_module(AGENT)[0]
+    for trouble in TROUBLES:
+        if re.search(trouble.pattern.replace("{python}", re.escape(python)), said):
+            return trouble.cure.format(host=host, name=host.rpartition("@")[2], python=python)
+    return ""
