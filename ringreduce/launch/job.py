@@ -71,7 +71,6 @@ class Job(abc.ABC, Generic[AnyRank]):
         self.ranks: list[AnyRank] = []
         self.sinks: list[Sink] = []
         self.causes = Causes()
-        self.first_failure: AnyRank | None = None
         self.timers: dict[str, tuple[float, Callable[[], None]]] = {}
         """By name: when (monotonic) to call what, once."""
         self._grace_s = grace_s
@@ -80,6 +79,9 @@ class Job(abc.ABC, Generic[AnyRank]):
         self._abandoned = False
         self._insisted = False
         self._concluded = False
+        self._failed: list[AnyRank] = []  # in the order in which their ends were seen
+        self._sent: set[int] = set()  # signals that hurry ranks
+        self._ended_by_us: set[int] = set()  # ranks that these have ended
         self._asked: set[int] = set()  # the user's signals
 
     def __enter__(self) -> Job[AnyRank]:
@@ -102,6 +104,11 @@ class Job(abc.ABC, Generic[AnyRank]):
         """Whether there is nothing left to wait for but readers of output."""
         return not self.alive()
 
+    @property
+    def first_failure(self) -> AnyRank | None:
+        """The rank whose failure was seen first."""
+        return self._failed[0] if self._failed else None
+
     def alive(self) -> list[AnyRank]:
         """The ranks that have not ended."""
         return [rank for rank in self.ranks if rank.status is None]
@@ -122,18 +129,25 @@ class Job(abc.ABC, Generic[AnyRank]):
         return True
 
     def exit_status(self) -> int:
-        """As a shell counts: the first failure's status, 128 + N if it was killed by signal N, else 0.
-
-        Where a rank has reported the exception that ends it, this rank failed first, though others that have heard of
-        the exception may have ended before.
-        """
-        if self.first_failure is None or self.first_failure.status is None:
+        """As a shell counts: the status of the rank that failed first, 128 + N if it was killed by signal N, else 0."""
+        cause = self._first_cause()
+        if cause is None or not cause.status:
             return 0
-        reported = next(
-            (rank.status for rank in self.ranks if rank.number == next(iter(self.causes.texts), None)), None
-        )
-        status = reported if reported is not None and reported > 0 else self.first_failure.status
-        return status if status >= 0 else 128 - status
+        return cause.status if cause.status >= 0 else 128 - cause.status
+
+    def _first_cause(self) -> AnyRank | None:
+        """The rank because of which the job has failed.
+
+        Ranks that have lost another one may end before, or be seen to end before, that one. So a rank that says another
+        exception comes first, then one that says nothing (it was killed, or has called sys.exit()).
+        """
+        named = self.causes.first()
+        if named is not None:
+            found = next((rank for rank in self.ranks if rank.number == named[0] and (rank.status or 0) > 0), None)
+            if found is not None:
+                return found
+        silent = (rank for rank in self._failed if rank.number not in self._ended_by_us.union(self.causes.texts))
+        return next(silent, self.first_failure)
 
     def pass_on(self, signum: int) -> None:
         """Sends a signal of the user's, after which ranks that end are no reason to hurry the others."""
@@ -150,11 +164,14 @@ class Job(abc.ABC, Generic[AnyRank]):
         """A rank has ended: reports what is to be reported, and hurries the others if it has failed."""
         assert rank.status is not None
         line = f"rank {rank.number} on host {rank.host} (pid {rank.pid}) {rank.how_it_ended()}"
-        if rank.status == 0 or self.first_failure is not None:
+        if rank.status != 0:
+            self._failed.append(rank)
+        if -rank.status in self._sent:
+            self._ended_by_us.add(rank.number)
+        if rank.status == 0 or self.first_failure is not rank:
             if self._verbose:
                 self._report(line)
             return
-        self.first_failure = rank
         if rank.number in self.causes.texts:
             line += f": {self.causes.texts[rank.number]}"
         if self.alive():
@@ -184,12 +201,18 @@ class Job(abc.ABC, Generic[AnyRank]):
             self.timers.pop(name)[1]()
 
     def _conclude(self) -> None:
-        """Where the ranks' tracebacks follow one another, the cause of all is named after the last."""
-        failed = [rank.number for rank in self.ranks if rank.status]
-        if self.causes.texts and len(failed) > 1 and not self._concluded:
-            self._concluded = True
-            number, cause = self.causes.first()
-            self._report(f"the first uncaught exception was that of rank {number}: {cause}")
+        """Where several ranks have failed, whose tracebacks follow one another, the cause is named after the last."""
+        if len(self._failed) < 2 or not self.causes.texts or self._concluded:
+            return
+        self._concluded = True
+        first = self._first_cause()
+        assert first is not None
+        if first.number in self.causes.texts:
+            self._report(
+                f"the first uncaught exception was that of rank {first.number}: {self.causes.texts[first.number]}"
+            )
+        else:
+            self._report(f"the first to fail was rank {first.number} on host {first.host}: it {first.how_it_ended()}")
 
     def _after(self, seconds: float, then: Callable[[], None]) -> None:
         """The next step towards the end of all ranks."""
@@ -212,6 +235,7 @@ class Job(abc.ABC, Generic[AnyRank]):
 
     def _say_and_send(self, signum: signal.Signals) -> None:
         self._report(f"{self._who()} still running: sending {signum.name}")
+        self._sent.add(signum)
         self.send(signum)
 
     def _who(self) -> str:

@@ -20,13 +20,13 @@ class Causes:
         self.texts: dict[int, str] = {}
         """By rank, in the order in which they came."""
 
-    def first(self) -> tuple[int, str]:
+    def first(self) -> tuple[int, str] | None:
         """The rank and the exception that came first, not counting those that repeat what another rank died of.
 
         A rank that calls shutdown() in a `finally` tells the other ranks before it reports. They may report first.
+        None: there are no others, or none at all.
         """
-        entries = list(self.texts.items())
-        return next((entry for entry in entries if not entry[1].startswith(REPEATED)), entries[0])
+        return next((entry for entry in self.texts.items() if not entry[1].startswith(REPEATED)), None)
 
 
 class Reports:

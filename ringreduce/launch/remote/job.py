@@ -328,6 +328,7 @@ class RemoteJob(Job[RemoteRank]):
         rank = RemoteRank(int(news["rank"]), str(host.link.facts["name"]), int(news["pid"]), time.monotonic())
         host.ranks.append(rank)
         self.ranks.append(rank)
+        self.ranks.sort(key=lambda each: each.number)
         if self.first_failure is not None:
             self.hurry()
         if rank.number == 0:

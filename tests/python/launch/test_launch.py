@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -218,6 +219,22 @@ def test_a_process_that_could_not_say_that_it_is_there_is_watched_all_the_same()
 
 
 # --- after the first failure ------------------------------------------------------------------------------------------
+
+
+def test_a_killed_rank_is_the_first_to_fail_whoever_ends_before(tmp_path: Path) -> None:
+    """Its status is ringrun's, and its end the last line: not the exceptions of those who have lost it."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\nimport numpy as np\nimport ringreduce as rr\nrr.init()\nrr.allreduce(np.ones(10))\n"
+        "if rr.rank() == 1:\n    os.kill(os.getpid(), 9)\nrr.allreduce(np.ones(10))\n"
+    )
+    done = ringrun("-np", "3", script)
+    assert done.returncode == 137
+    said = [line for line in done.stderr.splitlines() if line.startswith("ringrun: ")]
+    expected = (
+        "ringrun: the first to fail was rank 1 on host .*: it was killed by signal 9 .SIGKILL; out of memory.. after "
+    )
+    assert re.match(expected, said[-1]), said
 
 
 def test_grace_then_sigterm_then_sigkill() -> None:

@@ -1,0 +1,286 @@
+"""The parts of ringrun over several hosts: messages, addresses, what ssh says, which variables and ranks go where."""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from deadlines import HANG_S
+from processes import completed
+from ranks import clean_environment
+
+from ringreduce.errors import InvalidArgumentError, MismatchError
+from ringreduce.launch import options
+from ringreduce.launch.hosts import Host
+from ringreduce.launch.python import run_code, run_module
+from ringreduce.launch.remote import ssh
+from ringreduce.launch.remote.addresses import Gate, interfaces, mac, reasons_against
+from ringreduce.launch.remote.launch import filled, orders
+from ringreduce.launch.remote.messages import GREETING, HEADER, NBYTES_MOST, Kind, Unpacker, packed
+
+RINGRUN = run_module("ringreduce.launch.ringrun")
+KEY = b"k" * 32
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_messages_arrive_whole_however_they_are_cut() -> None:
+    sent = [(Kind.SIGNAL, b'{"signal": 2}'), (Kind.OUTPUT, b"\0\xff" * 500), (Kind.INPUT, b"")]
+    stream = b"".join(packed(kind, body) for kind, body in sent)
+    for size in (1, 3, 7, 64, len(stream)):
+        unpacker = Unpacker()
+        pieces = [stream[i : i + size] for i in range(0, len(stream), size)]
+        assert [message for piece in pieces for message in unpacker.feed(piece)] == sent
+
+
+@pytest.mark.parametrize("head", [HEADER.pack(0, 1), HEADER.pack(99, 1), HEADER.pack(Kind.EXIT, NBYTES_MOST + 1)])
+def test_what_is_no_message_is_refused_before_its_content_is_there(head: bytes) -> None:
+    with pytest.raises(MismatchError, match=r"is none of ringreduce's"):
+        list(Unpacker().feed(head))
+
+
+# --- Addresses --------------------------------------------------------------------------------------------------------
+
+
+def test_interfaces_have_no_loopback_addresses() -> None:
+    assert all(ip != "::1" and not ip.startswith("127.") for _, ip in interfaces())
+    names = {name for _, name in socket.if_nameindex()}
+    assert {name for name, _ in interfaces()} <= names
+
+
+def served(selector: selectors.BaseSelector, child: subprocess.Popen[str]) -> str:
+    """Lets a gate answer until the child has ended; returns what the child has said."""
+    while child.poll() is None:
+        for key, _ in selector.select(0.01):
+            key.data()
+    return child.communicate(timeout=HANG_S)[0]
+
+
+TRY = """
+import sys
+from ringreduce.launch.remote.addresses import reasons_against
+addresses = [(ip, int(port)) for ip, port in zip(sys.argv[2::2], sys.argv[3::2])]
+print(reasons_against(bytes.fromhex(sys.argv[1]), addresses))
+"""
+
+
+def test_an_address_counts_where_the_right_host_answers() -> None:
+    with selectors.PollSelector() as selector, socket.socket() as closed, socket.socket() as silent:
+        closed.bind(("127.0.0.1", 0))
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        gate = Gate(KEY, ["127.0.0.1", "127.0.0.2"], 0, selector)
+        assert gate.refused == {}
+        assert [ip for ip, _ in gate.addresses] == ["127.0.0.1", "127.0.0.2"]
+        tried = [*gate.addresses, closed.getsockname(), silent.getsockname()]
+        words = [str(word) for address in tried for word in address]
+        for key, expected in (
+            (KEY, ["", "", "Connection refused", "no answer within 3 s"]),
+            (b"x" * 32, [*["another program, or machine, answers"] * 2, "Connection refused", "no answer within 3 s"]),
+        ):
+            command = run_code(TRY, key.hex(), *words)
+            with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, text=True) as child:
+                assert served(selector, child).strip() == str(expected)
+        gate.close()
+        assert not selector.get_map()
+
+
+def test_a_gate_keeps_its_port_for_rank_0() -> None:
+    with selectors.PollSelector() as selector:
+        gate = Gate(KEY, ["127.0.0.1", "192.0.2.1"], 0, selector)
+        assert list(gate.refused) == ["192.0.2.1"]
+        (address,) = gate.addresses
+        gate.close_to_callers()
+        assert reasons_against(KEY, [address]) == ["Connection refused"]
+        with socket.socket() as another, pytest.raises(OSError, match="in use"):
+            another.bind(address)
+        with socket.socket() as rank_0:  # as tcp_rendezvous_server.py does
+            rank_0.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            rank_0.bind(address)
+            rank_0.listen()
+        gate.close()
+        with socket.socket() as another:
+            another.bind(address)
+
+
+def test_a_gate_bears_callers_who_say_nothing_or_too_much() -> None:
+    with selectors.PollSelector() as selector:
+        gate = Gate(KEY, ["127.0.0.1"], 0, selector)
+        callers = [socket.create_connection(gate.addresses[0]) for _ in range(20)]
+        for caller in callers[1:]:
+            caller.sendall(b"x" * 100)
+        callers[2].close()
+        nonce = os.urandom(32)
+        with socket.create_connection(gate.addresses[0]) as right:
+            right.sendall(nonce)
+            right.settimeout(0)
+            answer = b""
+            while len(answer) < 32:
+                for key, _ in selector.select(0.01):
+                    if key.fileobj in selector.get_map():
+                        key.data()
+                try:
+                    answer += right.recv(32)
+                except BlockingIOError:
+                    continue
+            assert answer == mac(KEY, nonce)
+        gate.close()
+        assert not selector.get_map()
+        for caller in callers:
+            caller.close()
+
+
+# --- What is started where --------------------------------------------------------------------------------------------
+
+
+def test_hosts_are_filled_one_after_the_other() -> None:
+    assert filled([Host("a", 2), Host("b", 2), Host("c", 2)], 2) == [Host("a", 2)]
+    assert filled([Host("a", 2), Host("b", 2), Host("c", 2)], 5) == [Host("a", 2), Host("b", 2), Host("c", 1)]
+
+
+def test_variables_that_go_to_other_hosts() -> None:
+    environ = {
+        "PATH": "/bin", "PYTHONPATH": "/mine", "NCCL_DEBUG": "INFO", "HOME": "/root", "SSH_AUTH_SOCK": "x", "MINE": "1",
+        "OTHER": "2", "RINGREDUCE_RANK": "3", "HOROVOD_LOCAL_SIZE": "4", "RINGREDUCE_LOG_LEVEL": "debug",
+    }  # fmt: skip
+    read = options.read(
+        ["-H", "elsewhere:2", "-x", "MINE", "-x", "NEW=a=b", "--cache-capacity", "7", "true"], "ringrun"
+    )
+    found = orders(read, environ)
+    assert found.variables == {
+        "PATH": "/bin", "PYTHONPATH": "/mine", "NCCL_DEBUG": "INFO", "MINE": "1", "NEW": "a=b",
+        "RINGREDUCE_LOG_LEVEL": "debug", "RINGREDUCE_CACHE_CAPACITY": "7",
+    }  # fmt: skip
+    assert found.interfaces == []
+    read = options.read(["-H", "elsewhere:2", "--network-interface", "eth0,ib0", "true"], "ringrun")
+    assert orders(read, environ | {"NCCL_SOCKET_IFNAME": "x"}).interfaces == ["eth0", "ib0"]
+    read = options.read(["-H", "elsewhere:2", "true"], "ringrun")
+    assert orders(read, environ | {"NCCL_SOCKET_IFNAME": "x"}).interfaces == ["x"]
+    with pytest.raises(InvalidArgumentError, match="RINGREDUCE_INIT_TIMEOUT=soon"):
+        orders(read, {"RINGREDUCE_INIT_TIMEOUT": "soon"})
+
+
+def test_the_users_words_for_ssh_come_first() -> None:
+    line = ["-H", "me@elsewhere:2", "-p", "2222", "-i", "key", "--ssh-args=-J gate -o 'ConnectTimeout 3'", "true"]
+    command = orders(options.read(line, "ringrun"), {}).ssh.command("me@elsewhere")
+    assert command[:8] == ["ssh", "-J", "gate", "-o", "ConnectTimeout 3", "-p", "2222", "-i"]
+    assert command[-2] == "me@elsewhere"
+    assert command.index("BatchMode=yes") > 8
+
+
+SHELLS = ("sh", "bash", "dash", "zsh", "csh", "tcsh", "fish")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_starts_the_agent_from_the_same_words(shell: str) -> None:
+    words = ssh.Ssh().command("elsewhere")[-1]
+    try:
+        done = subprocess.run([shell, "-c", words], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip(f"there is no {shell}")
+    assert done.stdout.startswith(GREETING), done
+    assert done.returncode == 1  # ringrun has gone
+
+
+# --- What ssh says ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="path")
+def fixture_path(tmp_path: Path) -> Path:
+    """A folder for a program named ssh, which is the first to be found."""
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "bin"
+
+
+def ringrun_by(path: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs ringrun on a host "elsewhere". A shell script stands for ssh; its $WORDS are what the host would run."""
+    program = path / "ssh"
+    program.write_text(f"#!/bin/sh\nfor WORDS; do :; done\n{script}\n")
+    program.chmod(0o755)
+    environ = clean_environment() | {"PATH": f"{path}:{os.environ['PATH']}"}
+    return completed([*RINGRUN, "-H", "elsewhere:2", *arguments, "echo", "ran"], env=environ)
+
+
+HERE = 'exec sh -c "$WORDS"'
+
+
+def test_one_other_host(path: Path) -> None:
+    done = ringrun_by(path, HERE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\nran\n", "")
+
+
+def test_what_a_login_shell_prints_is_not_the_agents(path: Path) -> None:
+    done = ringrun_by(path, f"printf 'Welcome!\\n\\0ringreduce'; echo 'a motto' >&2; {HERE}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\nran\n", "")
+
+
+PYTHON = re.escape(sys.executable)
+SSH_SAYS = "ssh: connect to host elsewhere port 22"
+SAID = {
+    "unknown key": ("Host key verification failed.", "ssh does not know this host's key yet.*ssh elsewhere true"),
+    "another key": ("WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!", "ssh-keygen -R elsewhere"),
+    "password": ("me@elsewhere: Permission denied (publickey,password).", "ssh-copy-id elsewhere"),
+    "no name": ("ssh: Could not resolve hostname elsewhere: Name or service not known", "no such name"),
+    "no sshd": (f"{SSH_SAYS}: Connection refused", "no ssh server listens there"),
+    "down": (f"{SSH_SAYS}: No route to host", "it cannot be reached"),
+    "options": ("command-line line 0: Bad configuration option: x", "--ssh-args"),
+    "no python (sh)": (f"sh: 1: exec: {sys.executable}: not found", f"there is no {PYTHON} there"),
+    "no python (bash)": (f"bash: line 1: {sys.executable}: No such file or directory", f"there is no {PYTHON} there"),
+    "no python (csh)": (f"{sys.executable}: Command not found.", f"there is no {PYTHON} there"),
+    "anything": ("no such luck", "its agent has ended. ssh said: no such luck"),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_ssh_says_has_a_cure(path: Path, case: str) -> None:
+    said, words = SAID[case]
+    check_refused(path, f"echo {shlex.quote(said)} >&2; exit 255", words)
+
+
+def check_refused(path: Path, script: str, words: str) -> None:
+    done = ringrun_by(path, script)
+    assert done.returncode == 255, done
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ringrun: host elsewhere: ")
+    assert re.search(words, line), line
+
+
+def test_a_host_without_ringreduce(path: Path) -> None:
+    script = f"exec {sys.executable} -S -c 'import sys; sys.path[:] = []; import ringreduce'"
+    check_refused(path, script, "ringreduce is not installed there")
+
+
+def test_a_login_that_ends_with_words_on_stdout(path: Path) -> None:
+    check_refused(path, "echo 'this account is closed'; exit 1", "ssh said: this account is closed")
+
+
+def test_an_agent_of_another_version(path: Path) -> None:
+    facts = {"version": "9.9", "name": "e", "identity": "i", "ssh": "", "addresses": []}
+    (path / "ready").write_bytes(GREETING + packed(Kind.READY, facts))
+    check_refused(path, f"cat {path}/ready; exec cat", r"it has ringreduce 9\.9, and this host .*: install one version")
+
+
+def test_an_agent_that_speaks_otherwise(path: Path) -> None:
+    (path / "ready").write_bytes(GREETING + b"hello, world, how are you")
+    check_refused(path, f"cat {path}/ready; exec cat", "its agent says what this version does not understand")
+
+
+def test_a_host_that_never_answers_is_named_in_time(path: Path) -> None:
+    done = ringrun_by(path, "echo 'still thinking' >&2; exec sleep 1000", "--start-timeout", "0.5")
+    assert done.returncode == 255
+    (line,) = done.stderr.splitlines()
+    assert line == "ringrun: no agent has answered from elsewhere within 0.5 s. ssh said: still thinking"
+
+
+def test_without_ssh(tmp_path: Path) -> None:
+    done = completed([*RINGRUN, "-H", "elsewhere:2", "true"], env=clean_environment() | {"PATH": str(tmp_path)})
+    assert done.returncode == 127
+    assert done.stderr == "ringrun: cannot run 'ssh': No such file or directory\n"
