@@ -14,6 +14,9 @@ ip iproute2
 nsenter util-linux
 ssh openssh-client
 sshd openssh-server
+tcsh tcsh
+fish fish
+zsh zsh
 munged munge
 slurmctld slurm-wlm
 mpirun.openmpi openmpi-bin

@@ -181,6 +181,8 @@ class RemoteJob(Job[RemoteRank]):
     def _on_ready(self, host: _Host, facts: dict[str, Any]) -> None:
         from ringreduce import _core
 
+        if host.link.facts:
+            raise ValueError("READY for the second time")
         host.link.facts = facts
         if facts["version"] != _core.__version__:
             has = f"it has ringreduce {facts['version']}, and this host {_core.__version__}"
@@ -322,9 +324,15 @@ class RemoteJob(Job[RemoteRank]):
         return self._lines[rank, stream]
 
     def _rank(self, host: _Host, news: Mapping[str, Any]) -> RemoteRank:
-        return next(rank for rank in host.ranks if rank.number == news["rank"])
+        for rank in host.ranks:
+            if rank.number == news["rank"] and rank.status is None:
+                return rank
+        raise ValueError(f"rank {news['rank']} does not run there")
 
     def _on_started(self, host: _Host, news: dict[str, Any]) -> None:
+        running = {rank.number for rank in host.ranks}
+        if news["rank"] not in {place.rank for place in host.places} - running:
+            raise ValueError(f"rank {news['rank']} is not to be started there")
         rank = RemoteRank(int(news["rank"]), str(host.link.facts["name"]), int(news["pid"]), time.monotonic())
         host.ranks.append(rank)
         self.ranks.append(rank)

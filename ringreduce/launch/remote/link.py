@@ -144,8 +144,9 @@ class AgentLink:
 
     def _end(self, why: str) -> None:
         """The agent has gone."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(LAST_WORDS_S)
+        if not why:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(LAST_WORDS_S)
         if self._said_fd in self._selector.get_map():
             self._on_said()
         if not self._is_greeted and not why and self._noise:

@@ -336,14 +336,15 @@ time.sleep(1000)
 
 def test_ranks_that_do_not_end_are_killed_on_all_hosts(lab: Lab) -> None:
     text = """
-import os, signal, time
+import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
-if os.environ["RINGREDUCE_RANK"] == "3":
-    raise SystemExit(7)
-time.sleep(1000)
+while os.environ["RINGREDUCE_RANK"] != "3" or not os.path.exists(sys.argv[0] + ".exit"):
+    time.sleep(0.01)
+raise SystemExit(7)
 """
     with running(lab, text, "--grace", "0.2") as process:
+        Path(f"{script(lab, text)}.exit").touch()
         said = ended(lab, process)
     assert said[0].startswith("ringrun: rank 3 on host b (pid ")
     assert "exited with status 7" in said[0]

@@ -16,6 +16,7 @@ from deadlines import HANG_S
 from processes import completed
 from ranks import clean_environment
 
+from ringreduce import _core
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.launch import options
 from ringreduce.launch.hosts import Host
@@ -23,7 +24,7 @@ from ringreduce.launch.python import run_code, run_module
 from ringreduce.launch.remote import ssh
 from ringreduce.launch.remote.addresses import Gate, interfaces, mac, reasons_against
 from ringreduce.launch.remote.launch import filled, orders
-from ringreduce.launch.remote.messages import GREETING, HEADER, NBYTES_MOST, Kind, Unpacker, packed
+from ringreduce.launch.remote.messages import GREETING, HEADER, NBYTES_MOST, OUTPUT, Kind, Unpacker, packed
 
 RINGRUN = run_module("ringreduce.launch.ringrun")
 KEY = b"k" * 32
@@ -284,3 +285,21 @@ def test_without_ssh(tmp_path: Path) -> None:
     done = completed([*RINGRUN, "-H", "elsewhere:2", "true"], env=clean_environment() | {"PATH": str(tmp_path)})
     assert done.returncode == 127
     assert done.stderr == "ringrun: cannot run 'ssh': No such file or directory\n"
+
+
+def test_an_agent_speaks_for_its_own_ranks_only(path: Path) -> None:
+    """An agent that says that a rank of another host has written, has started or has ended is not believed."""
+    facts = {"version": _core.__version__, "name": "e", "identity": "i", "ssh": "", "addresses": []}
+    started = {"rank": 0, "pid": 1, "cpus": None, "threads": "1"}
+    for lie in (
+        packed(Kind.OUTPUT, OUTPUT.pack(7, 1) + b"lies\n"),
+        packed(Kind.STARTED, started | {"rank": 7}),
+        packed(Kind.STARTED, started),
+        packed(Kind.EXIT, {"rank": 7, "status": 0, "seconds": 1}),
+        packed(Kind.CAUSE, {"rank": 7, "text": "lies"}),
+        packed(Kind.READY, facts | {"addresses": 7}),
+        packed(Kind.LISTENING, {}),
+        packed(Kind.TRIED, []),
+    ):
+        (path / "lies").write_bytes(GREETING + packed(Kind.READY, facts) + packed(Kind.STARTED, started) + lie)
+        check_refused(path, f"cat {path}/lies; exec cat", "its agent says what this version does not understand")

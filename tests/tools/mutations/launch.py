@@ -1,0 +1,62 @@
+"""ringrun over several hosts."""
+
+from mutations.row import Mutation
+
+ROWS = (
+    Mutation(
+        "address-of-another-machine",
+        "ringreduce/launch/remote/addresses.py",
+        'self.end("" if hmac.compare_digest(self._answer, self._right) else',
+        'self.end("" if self._answer else',
+        ("test_remote_parts.py::test_an_address_counts_where_the_right_host_answers",),
+    ),
+    Mutation(
+        "port-of-rank-0-is-free",
+        "ringreduce/launch/remote/addresses.py",
+        "        self._kept.append(kept)\n",
+        "        kept.close()\n",
+        ("test_remote_parts.py::test_a_gate_keeps_its_port_for_rank_0",),
+    ),
+    Mutation(
+        "unreached-address",
+        "ringreduce/launch/remote/job.py",
+        "if not any(other.reasons[number] for other in others):",
+        "if True:",
+        ("test_ringrun_hosts.py::test_an_address_that_only_one_host_has_is_not_taken",),
+    ),
+    Mutation(
+        "agent-without-ringrun",
+        "ringreduce/launch/remote/agent.py",
+        "            self._is_alone = not self._is_finished\n",
+        "",
+        ("test_ringrun_hosts.py::test_a_killed_ringrun_ends_the_ranks_of_all_hosts",),
+    ),
+    Mutation(
+        "secret-in-a-variable",
+        "ringreduce/launch/remote/agent.py",
+        '        base = without_places(os.environ) | order["variables"]\n',
+        '        base = without_places(os.environ) | order["variables"] | {"X": str(order["secret"])}\n',
+        ("test_ringrun_hosts.py::test_the_secret_is_in_no_command_line_and_no_variable",),
+    ),
+    Mutation(
+        "output-of-another-host",
+        "ringreduce/launch/remote/job.py",
+        "        if not any(place.rank == rank for place in host.places):\n",
+        "        if False:\n",
+        ("test_remote_parts.py::test_an_agent_speaks_for_its_own_ranks_only",),
+    ),
+    Mutation(
+        "lost-host",
+        "ringreduce/launch/remote/job.py",
+        "                rank.status, rank.ended = CANNOT_START, time.monotonic()\n",
+        "                rank.status, rank.ended = 0, time.monotonic()\n",
+        ("test_ringrun_hosts.py::test_a_killed_agent_ends_its_ranks_and_the_job",),
+    ),
+    Mutation(
+        "victims-status",
+        "ringreduce/launch/job.py",
+        "        return next(silent, self.first_failure)\n",
+        "        return self.first_failure\n",
+        ("test_ringrun_hosts.py::test_a_killed_rank_ends_the_job_everywhere",),
+    ),
+)
