@@ -1,4 +1,4 @@
-"""One host's part of a job that ringrun has started: `python -m ringreduce.launch.remote.agent`, by ssh.
+"""One host's part of a job that ringrun has started: `python -m ringreduce.launch.remote`, by ssh.
 
 All orders come over standard input, all news go over standard output (messages.py), so that nothing secret is in any
 argument or variable. The agent starts the ranks of its host and tells how they fare; what is to be done about it,
@@ -14,7 +14,6 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -287,7 +286,3 @@ class _Input:
             self._selector.unregister(self._pipe)
         os.close(self._pipe)
         self._pipe = -1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

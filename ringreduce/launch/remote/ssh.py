@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ringreduce.launch.python import run_module
 
-AGENT = "ringreduce.launch.remote.agent"
+AGENT = "ringreduce.launch.remote"
 OPTIONS = (
     *("-T", "-x"),
     *("-o", "BatchMode=yes"),  # nobody could answer a question

@@ -275,7 +275,7 @@ def test_a_killed_agent_ends_its_ranks_and_the_job(lab: Lab, host: str) -> None:
         (agent,) = [
             pid
             for pid, line in lab.processes(host).items()
-            if line.startswith(sys.executable) and "remote.agent" in line
+            if line.startswith(sys.executable) and "launch.remote" in line
         ]
         os.kill(agent, signal.SIGKILL)
         said = ended(lab, process)
@@ -407,8 +407,8 @@ def test_an_address_that_only_one_host_has_is_not_taken(lab: Lab) -> None:
         done = lab.run("a", run)
         assert done.status == 0, done.output
         assert "ringrun: rank 0 listens at 10.77.0.2:" in done.output
-        run = command(lab, "-H", "b:1,c:1,a:1", "--network-interface", "aaa0", sys.executable, script(lab, PLACES))
-        done = lab.run("a", run)
+        options = ["--network-interface", "aaa0", "--start-timeout", "20"]
+        done = lab.run("a", command(lab, "-H", "b:1,c:1,a:1", *options, sys.executable, script(lab, PLACES)))
     finally:
         for call in undo:
             call()

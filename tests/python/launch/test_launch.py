@@ -237,6 +237,27 @@ def test_a_killed_rank_is_the_first_to_fail_whoever_ends_before(tmp_path: Path) 
     assert re.match(expected, said[-1]), said
 
 
+def test_a_rank_that_has_lost_another_is_not_the_first_to_fail() -> None:
+    """Though it is seen to end before the other, as it may be where they are on two hosts."""
+    said: list[str] = []
+    with supervise.Supervisor(10, said.append) as job:
+        job.causes.texts[0] = "ringreduce.errors.PeerLostError: lost rank 1"
+        for script in ("exit 1", "read line; kill -9 $$"):
+            reader, writer = os.pipe()
+            job.start(["sh", "-c", script], os.environ, None, reader, 1, 2)
+            os.close(reader)
+            if script == "exit 1":
+                os.close(writer)
+        while job.ranks[0].status is None:
+            job.run(time.monotonic() + 0.01)
+        os.close(writer)
+        assert job.run(time.monotonic() + HANG_S)
+        assert job.exit_status() == 128 + signal.SIGKILL
+    assert said[0].startswith("rank 0 on host ")
+    assert said[0].endswith("PeerLostError: lost rank 1; the others have 10 s to end")
+    assert said[-1].startswith("the first to fail was rank 1 on host ")
+
+
 def test_grace_then_sigterm_then_sigkill() -> None:
     code = """
         import os, signal, sys, time

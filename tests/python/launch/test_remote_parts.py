@@ -303,3 +303,13 @@ def test_an_agent_speaks_for_its_own_ranks_only(path: Path) -> None:
     ):
         (path / "lies").write_bytes(GREETING + packed(Kind.READY, facts) + packed(Kind.STARTED, started) + lie)
         check_refused(path, f"cat {path}/lies; exec cat", "its agent says what this version does not understand")
+
+
+def test_output_of_another_hosts_rank_is_not_passed_on(path: Path) -> None:
+    facts = {"version": _core.__version__, "name": "e", "identity": "i", "ssh": "", "addresses": []}
+    lie = packed(Kind.OUTPUT, OUTPUT.pack(2, 1) + b"lies\n")
+    (path / "lies").write_bytes(GREETING + packed(Kind.READY, facts) + lie)
+    there = f'case "$*" in *" other "*) exec sleep 1000;; esac; cat {path}/lies; exec cat'
+    done = ringrun_by(path, there, "-H", "elsewhere:2,other:2", "--start-timeout", "20")
+    assert (done.returncode, done.stdout) == (255, "")
+    assert "host elsewhere: its agent says what this version does not understand (output of rank 2" in done.stderr
