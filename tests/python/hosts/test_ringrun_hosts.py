@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from deadlines import HANG_S, SOON_S
+from example_runs import write_data
 from lab import network
 from lab.lab import Lab
 from lab.requirements import missing
@@ -22,6 +24,7 @@ from ringreduce.launch.python import run_module
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
+ROOT = Path(__file__).resolve().parents[3]
 RINGRUN = run_module("ringreduce.launch.ringrun")
 
 
@@ -189,6 +192,22 @@ os.write(1, b"end\\n")
         output, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 0
     assert output.endswith("\nend\n")
+
+
+def test_training_is_the_same_on_eight_ranks_of_four_hosts(lab: Lab) -> None:
+    pytest.importorskip("torch")
+    data = write_data(lab.folder / "data")
+    train = [sys.executable, ROOT / "examples" / "torch_fashion_mnist.py", "--model", "lenet", "--epochs", "1"]
+    train += ["--batch-size", "32", "--dtype", "float64", "--json", lab.folder / "result.json"]
+    found = []
+    for hosts in ("a:1", "a:2,b:2,c:2,d:2"):
+        done = lab.run("a", command(lab, "-H", hosts, *train), env={"RINGREDUCE_DATA": str(data)})
+        assert done.status == 0, done.output
+        found.append(json.loads((lab.folder / "result.json").read_text()))
+    alone, eight = found
+    assert [alone["ranks"], eight["ranks"]] == [1, 8]
+    for row, other in zip(alone["epoch"], eight["epoch"], strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
 
 
 # --- Ends -------------------------------------------------------------------------------------------------------------
