@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 
+NAME = r"((?:[^\s:@\[\]]+@)?(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:\[\]]+))"
+"""A host's name or address, an IPv6 address in brackets, perhaps behind user@; as a group of a regular expression."""
+
 
 @dataclass(frozen=True)
 class Host:
@@ -64,11 +67,15 @@ def parse_hosts(text: str) -> list[Host]:
     """
     hosts = []
     for entry in text.split(","):
-        match = re.fullmatch(r"\s*(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+)(?::(\d+))?\s*", entry)
+        match = re.fullmatch(rf"\s*{NAME}(?::(\d+))?\s*", entry)
         if match is None or match[2] == "0" or match[1].startswith("-"):
             raise InvalidArgumentError(f"-H {text}: {entry!r} is not of the form host:slots")
-        hosts.append(Host(match[1].strip("[]"), int(match[2] or 1)))
+        hosts.append(Host(_without_brackets(match[1]), int(match[2] or 1)))
     return hosts
+
+
+def _without_brackets(name: str) -> str:
+    return re.sub(r"[\[\]]", "", name)
 
 
 def read_hostfile(path: str) -> list[Host]:
@@ -85,11 +92,11 @@ def read_hostfile(path: str) -> list[Host]:
         entry = line.partition("#")[0].strip()
         if not entry:
             continue
-        match = re.fullmatch(r"(\S+?)(?:\s+slots\s*=\s*(\d+)|:(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", entry)
+        match = re.fullmatch(rf"{NAME}(?:\s+slots\s*=\s*(\d+)|:(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?", entry)
         slots = int(match[2] or match[3] or 1) if match else 0
         if match is None or slots == 0 or match[1].startswith("-"):
             raise InvalidArgumentError(f"{path}:{number}: {entry!r} is not of the form: host slots=N")
-        hosts.append(Host(match[1], slots))
+        hosts.append(Host(_without_brackets(match[1]), slots))
     if not hosts:
         raise InvalidArgumentError(f"--hostfile {path}: names no host")
     return hosts

@@ -24,6 +24,7 @@ KILL_AFTER_S = 1.5  # between SIGTERM and SIGKILL
 ASKED_GRACE_S = 30.0  # at least, for ranks that the user has asked to end
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 """The signals that ask a job to end; others mean what the ranks make of them."""
+OVERDUE_S = 1.0
 ABANDON_AFTER_S = 10.0  # between SIGKILL and giving up on a rank that the kernel cannot end
 
 
@@ -76,6 +77,7 @@ class Job(abc.ABC, Generic[AnyRank]):
         self._grace_s = grace_s
         self._report = report
         self._verbose = verbose
+        self._due: dict[str, float] = {}  # timers: since when each is known to be due
         self._abandoned = False
         self._insisted = False
         self._concluded = False
@@ -132,7 +134,7 @@ class Job(abc.ABC, Generic[AnyRank]):
         """As a shell counts: the status of the rank that failed first, 128 + N if it was killed by signal N, else 0."""
         cause = self._first_cause()
         if cause is None or not cause.status:
-            return 0
+            return 128 + signal.SIGKILL if self._abandoned or self.alive() else 0
         return cause.status if cause.status >= 0 else 128 - cause.status
 
     def _first_cause(self) -> AnyRank | None:
@@ -158,7 +160,7 @@ class Job(abc.ABC, Generic[AnyRank]):
         """The user insists: SIGKILL, and output that nobody reads is given up."""
         self.send(signal.SIGKILL)
         self._insisted = True
-        self._after(ABANDON_AFTER_S, self._abandon)
+        self._after(ABANDON_AFTER_S, self.abandon)
 
     def judge(self, rank: AnyRank) -> None:
         """A rank has ended: reports what is to be reported, and hurries the others if it has failed."""
@@ -193,12 +195,23 @@ class Job(abc.ABC, Generic[AnyRank]):
         """Waits for the next event or the next timer, and handles it."""
         deadline = min(until, *(when for when, _ in self.timers.values()), math.inf)
         timeout_s = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-        for key, _ in self.selector.select(timeout_s):
+        events = self.selector.select(timeout_s)
+        for key, _ in events:
             if key.fileobj in self.selector.get_map():  # an earlier event of this round may have closed it
                 key.data()
+        self._call_timers(bool(events))
+
+    def _call_timers(self, is_busy: bool) -> None:
+        """Calls those that are due, later while there is something to read: this process may have been stopped.
+
+        is_busy: there was something. It counts for OVERDUE_S.
+        """
         now = time.monotonic()
-        for name in [name for name, (when, _) in self.timers.items() if when <= now]:
-            self.timers.pop(name)[1]()
+        due = [name for name, (when, _) in self.timers.items() if when <= now]
+        self._due = {name: self._due.get(name, now) for name in due}
+        for name in due:
+            if not is_busy or now - self._due[name] > OVERDUE_S:
+                self.timers.pop(name)[1]()
 
     def _conclude(self) -> None:
         """Where several ranks have failed, whose tracebacks follow one another, the cause is named after the last."""
@@ -219,25 +232,31 @@ class Job(abc.ABC, Generic[AnyRank]):
         self.timers["end"] = (time.monotonic() + seconds, then)
 
     def _terminate(self) -> None:
-        if self.alive():
+        if not self.is_over():
             self._say_and_send(signal.SIGTERM)
             self._after(KILL_AFTER_S, self._kill)
 
     def _kill(self) -> None:
-        if self.alive():
+        if not self.is_over():
             self._say_and_send(signal.SIGKILL)
-            self._after(ABANDON_AFTER_S, self._abandon)
+            self._after(ABANDON_AFTER_S, self.abandon)
 
-    def _abandon(self) -> None:
-        if self.alive():
-            self._report(f"{self._who()} cannot be killed (waiting within the kernel); left behind")
+    def abandon(self) -> None:
+        """Gives up what does not end."""
+        if not self.is_over():
+            self._report(f"{self.late()}; left behind")
             self._abandoned = self._insisted = True
 
+    def late(self) -> str:
+        """What does not end although it should, and why that may be."""
+        return f"{self.who()} cannot be killed (waiting within the kernel)"
+
     def _say_and_send(self, signum: signal.Signals) -> None:
-        self._report(f"{self._who()} still running: sending {signum.name}")
+        self._report(f"{self.who()} still running: sending {signum.name}")
         self._sent.add(signum)
         self.send(signum)
 
-    def _who(self) -> str:
+    def who(self) -> str:
+        """What has not ended, in words."""
         alive = self.alive()
         return f"rank{'s' if len(alive) > 1 else ''} {', '.join(str(rank.number) for rank in alive)}"

@@ -54,28 +54,50 @@ class Taker(Protocol):
         """Nothing more will come."""
 
 
-class Sink:
-    """Where output goes: a descriptor of this process, which stays its owner's."""
+class Flow:
+    """Where sources lead: it pauses them all, and lets them go on."""
 
-    def __init__(self, fd: int, selector: selectors.BaseSelector) -> None:
-        self.fd = fd
-        self.terminal = os.isatty(fd)
+    def __init__(self, selector: selectors.BaseSelector) -> None:
         self.selector = selector
-        self.broken = False
-        """Whether nobody reads it any more."""
-        self._queue: deque[bytes] = deque()
-        self._queued = 0
-        self._feeders: list[Feeder] = []
+        self.feeders: list[Feeder] = []
 
     def attach(self, feeder: Feeder) -> None:
         """Starts to be fed."""
-        self._feeders.append(feeder)
+        self.feeders.append(feeder)
         feeder.resume()
 
     def detach(self, feeder: Feeder) -> None:
         """Ends to be fed by what has ended, or may not be read on."""
-        self._feeders.remove(feeder)
+        self.feeders.remove(feeder)
         feeder.pause()
+
+    def drain(self) -> None:
+        """Takes what its sources hold now, and closes them: their ranks have ended."""
+        for feeder in list(self.feeders):
+            feeder.drain()
+
+    def pause(self) -> None:
+        """Takes nothing until resume()."""
+        for feeder in self.feeders:
+            feeder.pause()
+
+    def resume(self) -> None:
+        """Takes more."""
+        for feeder in self.feeders:
+            feeder.resume()
+
+
+class Sink(Flow):
+    """Where output goes: a descriptor of this process, which stays its owner's."""
+
+    def __init__(self, fd: int, selector: selectors.BaseSelector) -> None:
+        super().__init__(selector)
+        self.fd = fd
+        self.terminal = os.isatty(fd)
+        self.broken = False
+        """Whether nobody reads it any more."""
+        self._queue: deque[bytes] = deque()
+        self._queued = 0
 
     def put(self, text: bytes) -> None:
         """Queues whole lines."""
@@ -90,8 +112,7 @@ class Sink:
             begin = end
         before, self._queued = self._queued, self._queued + len(text)
         if before <= QUEUE_NBYTES < self._queued:
-            for feeder in self._feeders:
-                feeder.pause()
+            self.pause()
 
     def flush(self) -> None:
         """Writes a part, once poll() says that this does not block."""
@@ -107,19 +128,13 @@ class Sink:
             self._queue.appendleft(rest)
         before, self._queued = self._queued, self._queued - written
         if self._queued <= QUEUE_NBYTES < before:
-            for feeder in self._feeders:
-                feeder.resume()
+            self.resume()
         if not self._queue:
             self.selector.unregister(self.fd)
 
     def empty(self) -> bool:
         """True once everything is written, or cannot be."""
         return not self._queue
-
-    def drain(self) -> None:
-        """Queues what its sources hold now, and closes them: their ranks have ended."""
-        for feeder in list(self._feeders):
-            feeder.drain()
 
     def flush_ready(self) -> None:
         """Writes what can be written without blocking; the rest is given up."""
@@ -133,7 +148,7 @@ class Sink:
         self._queue.clear()
         self._queued = 0
         self.selector.unregister(self.fd)
-        for feeder in list(self._feeders):
+        for feeder in list(self.feeders):
             feeder.lose_reader()
 
 
@@ -239,37 +254,37 @@ def rank_lines(
     return of_out, of_err
 
 
-def output_pipe(sink: Sink, taker: Taker, theirs: ExitStack) -> tuple[Source, int]:
-    """A new source of a sink, and the writing end for a rank, which `theirs` closes here."""
+def output_pipe(flow: Flow, taker: Taker, theirs: ExitStack) -> tuple[Source, int]:
+    """A new source, and the writing end for a rank, which `theirs` closes here."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     theirs.callback(os.close, writer)
-    return Source(reader, sink, taker), writer
+    return Source(reader, flow, taker), writer
 
 
 class Source:
     """The reading end of one rank's stdout or stderr; owns the descriptor.
 
     Args:
-        sink: for which it pauses while that is full.
+        flow: for which it pauses.
         taker: gets what is read.
     """
 
-    def __init__(self, fd: int, sink: Sink, taker: Taker) -> None:
+    def __init__(self, fd: int, flow: Flow, taker: Taker) -> None:
         self.fd = fd
-        self._sink = sink
+        self._flow = flow
         self._taker = taker
         os.set_blocking(fd, False)
-        sink.attach(self)
+        flow.attach(self)
 
     def pause(self) -> None:
         """Reads nothing until resume(). Idempotent."""
-        if self.fd in self._sink.selector.get_map():
-            self._sink.selector.unregister(self.fd)
+        if self.fd in self._flow.selector.get_map():
+            self._flow.selector.unregister(self.fd)
 
     def resume(self) -> None:
         """Reads again. Idempotent."""
-        if self.fd not in self._sink.selector.get_map():
-            self._sink.selector.register(self.fd, selectors.EVENT_READ, self.read)
+        if self.fd not in self._flow.selector.get_map():
+            self._flow.selector.register(self.fd, selectors.EVENT_READ, self.read)
 
     def lose_reader(self) -> None:
         """Closes, unless a copy is kept."""
@@ -302,7 +317,7 @@ class Source:
         """Closes. Idempotent."""
         if self.fd < 0:
             return
-        self._sink.detach(self)
+        self._flow.detach(self)
         os.close(self.fd)
         self.fd = -1
         self._taker.end()

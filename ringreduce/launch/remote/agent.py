@@ -14,6 +14,7 @@ import json
 import os
 import selectors
 import subprocess
+import sys
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -23,15 +24,17 @@ from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.forwarded import without_places
 from ringreduce.launch.hosts import Place
 from ringreduce.launch.job import Rank
-from ringreduce.launch.output import Sink, Source, output_pipe
+from ringreduce.launch.output import Feeder, Flow, Sink, Source, output_pipe
 from ringreduce.launch.processes import Processes
 from ringreduce.launch.remote.addresses import Gate, interfaces, reasons_against
-from ringreduce.launch.remote.messages import GREETING, OUTPUT, Kind, Unpacker, packed
+from ringreduce.launch.remote.messages import GREETING, OUTPUT, OUTPUT_NBYTES, Kind, Unpacker, packed
 from ringreduce.launch.reports import Causes, Reports
 from ringreduce.launch.spawn import rank_environment
 
 READ_NBYTES = 1 << 16
 STDIN, STDOUT, STDERR = 0, 1, 2
+LOCAL = "local"
+"""The argument of an agent that ringrun has started without ssh."""
 
 
 def main() -> int:
@@ -41,7 +44,7 @@ def main() -> int:
     os.dup2(nothing, STDIN)
     os.dup2(STDERR, STDOUT)  # what a library prints is no message
     os.close(nothing)
-    with Agent(orders, news) as agent:
+    with Agent(orders, news, is_local=sys.argv[1:] == [LOCAL]) as agent:
         return agent.run()
 
 
@@ -54,19 +57,21 @@ def host_identity() -> str:
 class Agent:
     """The ranks of this host, and the two ends of the pipes to ringrun."""
 
-    def __init__(self, orders: int, news: int) -> None:
+    def __init__(self, orders: int, news: int, is_local: bool) -> None:
         self._selector = selectors.PollSelector()
         self._orders = orders
         self._news = Sink(news, self._selector)
+        self._output = {stream: _Outflow(self._news, stream) for stream in (STDOUT, STDERR)}
+        self._is_local = is_local
         self._unpacker = Unpacker()
         self._processes = Processes(self._selector, self._on_end)
         self._causes = Causes()
+        self._ranks: set[int] = set()
         self._told: set[int] = set()  # ranks whose cause ringrun knows
         self._reports: Reports | None = None
         self._gate: Gate | None = None
         self._secret = -1
         self._input: _Input | None = None
-        self._sources: dict[int, list[Source]] = {STDOUT: [], STDERR: []}  # by stream
         self._is_finished = False
         self._is_alone = False  # ringrun has gone
         for fd in (orders, news):
@@ -90,16 +95,11 @@ class Agent:
         from ringreduce import _core
 
         self._news.put(GREETING)
-        self._tell(
-            Kind.READY,
-            {
-                "version": _core.__version__,
-                "name": os.uname().nodename,
-                "identity": host_identity(),
-                "ssh": os.environ.get("SSH_CONNECTION", ""),
-                "addresses": interfaces(),
-            },
-        )
+        way = [] if self._is_local else os.environ.get("SSH_CONNECTION", "").split()
+        seen_from, _, seen_at, _ = way if len(way) == 4 else [""] * 4
+        facts = {"version": _core.__version__, "name": os.uname().nodename, "identity": host_identity()}
+        facts |= {"seen_from": seen_from, "seen_at": seen_at}
+        self._tell(Kind.READY, facts | {"addresses": interfaces()})
         while not (self._is_finished and self._news.empty()):
             if self._is_alone or self._news.broken:
                 return 1
@@ -134,7 +134,7 @@ class Agent:
         order = json.loads(body)
         if kind == Kind.LISTEN:
             self._gate = Gate(bytes.fromhex(order["key"]), order["hosts"], order["port"], self._selector)
-            self._tell(Kind.LISTENING, {"addresses": self._gate.addresses, "refused": self._gate.refused})
+            self._tell(Kind.LISTENING, {"addresses": self._gate.addresses, "refused": list(self._gate.refused.items())})
         elif kind == Kind.TRY:
             addresses = [(str(ip), int(port)) for ip, port in order["addresses"]]
             self._tell(Kind.TRIED, {"reasons": reasons_against(bytes.fromhex(order["key"]), addresses)})
@@ -142,9 +142,10 @@ class Agent:
             self._start(order)
         elif kind == Kind.SIGNAL:
             self._processes.send(int(order["signal"]))
+        elif kind == Kind.TAKEN:
+            self._output[order["stream"]].take(order["nbytes"])
         elif kind == Kind.CLOSE:
-            for source in self._sources[order["stream"]]:
-                source.close()
+            self._output[order["stream"]].close()
         elif kind == Kind.FINISH:
             self._finish(bool(order["kill"]))
         else:
@@ -167,7 +168,8 @@ class Agent:
             self._cannot_run(f"cannot enter the folder {folder}: {error.strerror}; start ringrun in one that all have")
             return
         places = [Place(*place) for place in order["places"]]
-        base = without_places(os.environ) | order["variables"]
+        base = without_places(os.environ) | order["variables"] | {"PWD": folder}
+        base.pop("OLDPWD", None)
         if order["address"] is not None:
             base |= {"RINGREDUCE_ADDRESS": order["address"], "RINGREDUCE_SECRET_FILE": self._secret_file(order)}
         self._reports = Reports(order["rendezvous"], self._causes, self._selector)
@@ -180,6 +182,7 @@ class Agent:
                 text = f"cannot run {order['command'][0]!r}: {error.strerror}"
                 self._cannot_run(text, isinstance(error, FileNotFoundError))
                 return
+            self._ranks.add(rank.number)
             started = {"rank": rank.number, "pid": rank.pid, "cpus": None if cpus is None else sorted(cpus)}
             self._tell(Kind.STARTED, started | {"threads": environ.get("OMP_NUM_THREADS", "unset")})
 
@@ -197,9 +200,8 @@ class Agent:
             return self._processes.start(place.rank, command, environ, cpus, stdin, stdout, stderr, sources=(out, err))
 
     def _carried(self, rank: int, stream: int, theirs: ExitStack) -> tuple[Source, int]:
-        source, writer = output_pipe(self._news, _Carrier(self._news, rank, stream), theirs)
-        self._sources[stream].append(source)
-        return source, writer
+        flow = self._output[stream]
+        return output_pipe(flow, _Carrier(flow, rank), theirs)
 
     def _secret_file(self, order: Mapping[str, Any]) -> str:
         """A memory file that this user's processes can read while the agent lives, and that is on no disk."""
@@ -209,41 +211,76 @@ class Agent:
         return f"/proc/{os.getpid()}/fd/{self._secret}"
 
     def _cannot_run(self, text: str, missing: bool = False) -> None:
-        self._tell(Kind.CANNOT_RUN, {"text": text, "missing": missing})
+        self._tell(Kind.CANNOT_RUN, {"text": text, "is_missing": missing})
 
     def _on_end(self, rank: Rank) -> None:
         if self._reports is not None:
             self._reports.read()
         self._tell_causes()
-        seconds = rank.ended - rank.started
-        self._tell(Kind.EXIT, {"rank": rank.number, "status": rank.status, "seconds": seconds})
+        milliseconds = round(1e3 * (rank.ended - rank.started))
+        self._tell(Kind.EXIT, {"rank": rank.number, "status": rank.status, "milliseconds": milliseconds})
 
     def _tell_causes(self) -> None:
         for rank, text in self._causes.texts.items():
-            if rank not in self._told:
+            if rank in self._ranks - self._told:  # another number is that of a rank's child, which has set it
                 self._told.add(rank)
                 self._tell(Kind.CAUSE, {"rank": rank, "text": text})
 
     def _finish(self, kill: bool) -> None:
         if kill:
             self._processes.kill_groups()
-        self._news.drain()
+        for flow in self._output.values():
+            flow.drain()
+        self._tell(Kind.DONE)
         self._is_finished = True
+
+
+class _Outflow(Flow):
+    """One stream of all ranks here: they are not read while ringrun has not taken OUTPUT_NBYTES of it."""
+
+    def __init__(self, news: Sink, stream: int) -> None:
+        super().__init__(news.selector)
+        self.stream = stream
+        self._news = news
+        self._untaken_nbytes = 0
+
+    def attach(self, feeder: Feeder) -> None:
+        super().attach(feeder)
+        if self._untaken_nbytes >= OUTPUT_NBYTES:
+            feeder.pause()
+
+    def put(self, kind: Kind, rank: int, data: bytes = b"") -> None:
+        """Sends what a rank has written."""
+        self._news.put(packed(kind, OUTPUT.pack(rank, self.stream) + data))
+        self._untaken_nbytes += len(data)
+        if self._untaken_nbytes >= OUTPUT_NBYTES:
+            self.pause()
+
+    def take(self, nbytes: int) -> None:
+        """ringrun has taken so much."""
+        self._untaken_nbytes -= nbytes
+        if self._untaken_nbytes < OUTPUT_NBYTES:
+            self.resume()
+
+    def close(self) -> None:
+        """Nobody reads it any more."""
+        for feeder in list(self.feeders):
+            feeder.lose_reader()
 
 
 class _Carrier:
     """Takes one stream of a rank's output to ringrun."""
 
-    def __init__(self, news: Sink, rank: int, stream: int) -> None:
+    def __init__(self, flow: _Outflow, rank: int) -> None:
         self.kept = False
-        self._news = news
-        self._head = OUTPUT.pack(rank, stream)
+        self._flow = flow
+        self._rank = rank
 
     def feed(self, data: bytes) -> None:
-        self._news.put(packed(Kind.OUTPUT, self._head + data))
+        self._flow.put(Kind.OUTPUT, self._rank, data)
 
     def end(self) -> None:
-        self._news.put(packed(Kind.OUTPUT_END, self._head))
+        self._flow.put(Kind.OUTPUT_END, self._rank)
 
 
 class _Input:

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import secrets
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
+from ringreduce.errors import MismatchError, UnavailableError
 from ringreduce.launch.hosts import Host, Place, places_on_hosts
-from ringreduce.launch.job import Job, Rank
+from ringreduce.launch.job import ENDING, Job, Rank
 from ringreduce.launch.output import Lines, Sink
 from ringreduce.launch.remote import ssh
 from ringreduce.launch.remote.link import AgentLink
-from ringreduce.launch.remote.messages import OUTPUT, Kind
+from ringreduce.launch.remote.meeting import Interfaces, Meeting
+from ringreduce.launch.remote.messages import OUTPUT_NBYTES, Kind
+from ringreduce.launch.remote.news import (
+    CannotRun,
+    Cause,
+    Done,
+    Exit,
+    InputTaken,
+    Listening,
+    News,
+    Output,
+    Ready,
+    Started,
+    Tried,
+)
 from ringreduce.launch.spawn import new_rendezvous
 
 CANNOT_START = 255
-"""The exit status where a host cannot be used; ssh's own."""
+"""The exit status where a host cannot be used, or is lost; ssh's own."""
 CANNOT_RUN = 126
 NOT_FOUND = 127
-END_S = 10.0
+FINISH_S = 10.0
 """How long the agents may take to end when all ranks have."""
+CLOSE_S = 1.0
+"""How long they may take when ringrun gives up."""
+STREAMS = (1, 2)
+UNASKED_NBYTES = 64 << 20
+"""Output beyond what an agent may have under way: of pipes, when its ranks have ended."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +58,8 @@ class Orders:
     bind: bool
     ssh: ssh.Ssh
     start_s: float
-    """Until when all agents have to be there; 0 = no limit."""
-    interfaces: Sequence[str] = ()
-    """Of rank 0's host: the only ones that others may reach it by; none: any."""
+    """Until when all ranks have to be there; 0 = no limit."""
+    interfaces: Interfaces = field(default_factory=Interfaces)
     address: tuple[str, int] = ("", 0)
     """Where rank 0 listens, if the user has said it."""
 
@@ -61,26 +80,42 @@ class RemoteRank(Rank):
 class _Host:
     """One host's part."""
 
+    number: int
+    name: str
     link: AgentLink
     places: list[Place]
-    ranks: list[RemoteRank] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-    """Why it does not reach rank 0's host, by address."""
+    streams: list[_Stream] = field(default_factory=list)
+    ranks: dict[int, RemoteRank] = field(default_factory=dict)
+    is_starting: bool = False
+    is_done: bool = False
+
+    def has_begun(self) -> bool:
+        return len(self.ranks) == len(self.places)
 
 
 class _Stream:
-    """One agent's share in a sink: while the sink is full, the agent's news are not read."""
+    """One agent's share in a sink: while the sink is full, the agent is not told that its output is taken."""
 
     def __init__(self, link: AgentLink, number: int, kept: bool) -> None:
         self._link = link
         self._number = number
         self._kept = kept
+        self._untold_nbytes = 0
+        self._is_paused = False
+
+    def count(self, nbytes: int) -> None:
+        """So much has come. Raises MismatchError for more than an agent may send."""
+        self._untold_nbytes += nbytes
+        if self._untold_nbytes > OUTPUT_NBYTES + UNASKED_NBYTES:
+            raise MismatchError("more OUTPUT than ringrun has taken")
+        self._tell()
 
     def pause(self) -> None:
-        self._link.pause(self)
+        self._is_paused = True
 
     def resume(self) -> None:
-        self._link.resume(self)
+        self._is_paused = False
+        self._tell()
 
     def drain(self) -> None:
         """Nothing is held here."""
@@ -89,6 +124,11 @@ class _Stream:
         self.resume()
         if not self._kept:
             self._link.tell(Kind.CLOSE, {"stream": self._number})
+
+    def _tell(self) -> None:
+        if self._untold_nbytes and not self._is_paused:
+            self._link.tell(Kind.TAKEN, {"stream": self._number, "nbytes": self._untold_nbytes})
+            self._untold_nbytes = 0
 
 
 class RemoteJob(Job[RemoteRank]):
@@ -108,15 +148,19 @@ class RemoteJob(Job[RemoteRank]):
         verbose: bool,
         wants_input: Callable[[bool], None],
     ) -> None:
+        from ringreduce import _core
+
         super().__init__(grace_s, report, verbose)
         self._orders = orders
         self._wants_input = wants_input
         self._hosts: list[_Host] = []
         self._lines: dict[tuple[int, int], Lines] = {}  # by rank and stream
-        self._key = secrets.token_bytes(32)
-        self._addresses: list[tuple[str, int]] = []  # at which rank 0's host can perhaps be reached
-        self._failure: tuple[int, str] | None = None  # exit status, text: the job has not begun
+        names = [host.name for host in orders.hosts]
+        self._meeting = Meeting(names, self._tell, _core.__version__, orders.interfaces, orders.address)
+        self._failure: int | None = None  # exit status: the job has not begun
+        self._has_input_under_way = False
         self._is_finishing = False
+        self._has_lost_words = False
 
     def __enter__(self) -> RemoteJob:
         return self
@@ -132,137 +176,119 @@ class RemoteJob(Job[RemoteRank]):
         Raises OSError when ssh cannot be run.
         """
         self._lines = dict(lines)
-        for host, places in zip(
-            self._orders.hosts, places_on_hosts([h.slots for h in self._orders.hosts]), strict=True
-        ):
+        everywhere = places_on_hosts([host.slots for host in self._orders.hosts])
+        for number, (host, places) in enumerate(zip(self._orders.hosts, everywhere, strict=True)):
             command = ssh.local_command() if host.name == "localhost" else self._orders.ssh.command(host.name)
-            link = AgentLink(host.name, command, self.selector, self._on_news, self._on_gone)
-            self._hosts.append(_Host(link, places))
-            for number, sink in enumerate(sinks, start=1):
-                sink.attach(_Stream(link, number, kept))
+            link = AgentLink(command, self.selector, partial(self._on_news, number), partial(self._on_gone, number))
+            self._hosts.append(_Host(number, host.name, link, places))
+            self._hosts[-1].streams = [_Stream(link, stream, kept) for stream in STREAMS]
+            for stream, sink in zip(self._hosts[-1].streams, sinks, strict=True):
+                sink.attach(stream)
         if self._orders.start_s > 0:
             self.timers["start"] = (time.monotonic() + self._orders.start_s, self._on_late)
 
     def send(self, signum: int) -> None:
-        """Sends a signal to every living rank and its children."""
+        """Sends a signal to every living rank and its children. Before all have been started, it may end the job."""
         for host in self._hosts:
             host.link.tell(Kind.SIGNAL, {"signal": int(signum)})
-        if not self.ranks:  # there are none yet
-            self._fail(128 + signum, "ended before the ranks were started")
+        if not self._has_begun() and signum in {*ENDING, signal.SIGKILL}:
+            self._fail(128 + signum, "the job ends before all of its ranks were started")
+
+    def stop_now(self) -> None:
+        """The user insists."""
+        super().stop_now()
+        if self._is_finishing:
+            self._give_up_agents()
 
     def put_input(self, data: bytes) -> None:
         """Gives rank 0 its input; none is its end."""
-        self._hosts[0].link.tell(Kind.INPUT, data)
+        self._has_input_under_way = bool(data)
+        self._tell(0, Kind.INPUT, data)
 
     def is_over(self) -> bool:
         """Whether all ranks and agents have ended, or the job could not begin."""
         if self._failure is not None:
             return True
-        has_begun = len(self.ranks) == sum(len(host.places) for host in self._hosts)
-        if has_begun and not self.alive():
-            self._finish()
-            return not any(host.link.is_open for host in self._hosts)
-        return False
+        return self._has_begun() and not self.alive() and not any(host.link.is_open for host in self._hosts)
 
     def exit_status(self) -> int:
         """As Job's; where the job could not begin: 126 or 127 for its program, 255 for a host."""
-        return super().exit_status() if self._failure is None else self._failure[0]
+        if self._failure is not None and self.first_failure is None:
+            return self._failure
+        return super().exit_status() or (CANNOT_START if self._has_lost_words else 0)
+
+    def late(self) -> str:
+        """What does not end although it should, and why that may be."""
+        late = [host.name for host in self._hosts if host.link.is_open and not host.is_done]
+        return f"the agents of {', '.join(late)} do not answer, or cannot kill their ranks"
+
+    def who(self) -> str:
+        """What has not ended, or not begun, in words."""
+        late = [host.name for host in self._hosts if not host.has_begun()]
+        return super().who() if self.alive() else f"the agents of {', '.join(late)}"
 
     def close(self) -> None:
         """Kills what still runs: an agent whose ringrun has gone kills its ranks. Idempotent."""
+        for host in self._hosts:
+            host.link.shut()
+        until = time.monotonic() + CLOSE_S
+        for host in self._hosts:
+            host.link.kill(max(0.0, until - time.monotonic()))
+        for host in self._hosts:
+            self._end_lines(host)
         for sink in self.sinks:
             sink.flush_ready()
-        for host in self._hosts:
-            host.link.close()
         self.selector.close()
 
-    # How it begins: READY of all, LISTEN and TRY to find rank 0's address, START.
+    def _tell(self, host: int, kind: Kind, content: object = None) -> None:
+        self._hosts[host].link.tell(kind, content)
 
-    def _on_ready(self, host: _Host, facts: dict[str, Any]) -> None:
-        from ringreduce import _core
+    def _has_begun(self) -> bool:
+        return all(host.has_begun() for host in self._hosts)
 
-        if host.link.facts:
-            raise ValueError("READY for the second time")
-        host.link.facts = facts
-        if facts["version"] != _core.__version__:
-            has = f"it has ringreduce {facts['version']}, and this host {_core.__version__}"
-            self._refuse(host, f"{has}: install one version on all hosts")
-            return
-        for other in self._hosts:
-            if other is not host and other.link.facts.get("identity") == facts["identity"]:
-                self._refuse(host, f"it is the same host as {other.link.host}: name it once, with all its slots")
-                return
-        if not all(each.link.facts for each in self._hosts):
-            return
-        if len(self._hosts) == 1:
-            self._start(None)
-            return
-        hosts = self._candidates()
-        if hosts:
-            order = {"key": self._key.hex(), "hosts": hosts, "port": self._orders.address[1]}
-            self._hosts[0].link.tell(Kind.LISTEN, order)
+    # News. The checks are those of the order in which an agent may speak, and of whom it may speak for.
 
-    def _candidates(self) -> list[str]:
-        """At which addresses rank 0's host may be found: where ssh has seen it, then those of its interfaces."""
-        first, others = self._hosts[0].link.facts, [host.link.facts for host in self._hosts[1:]]
-        if self._orders.address[0]:
-            return [self._orders.address[0]]
-        own = [(str(name), str(ip)) for name, ip in first["addresses"]]
-        if wanted := self._orders.interfaces:
-            own = [(name, ip) for name, ip in own if name in wanted]
-            if not own:
-                has = ", ".join(sorted({str(name) for name, _ in first["addresses"]})) or "none"
-                self._refuse(
-                    self._hosts[0], f"no address of {', '.join(wanted)} there (--network-interface); it has {has}"
-                )
-                return []
-        ips = [ip for _, ip in own]
-        seen = (
-            [first["ssh"].split()[2]] if first["ssh"] else [facts["ssh"].split()[0] for facts in others if facts["ssh"]]
-        )
-        if not ips:
-            self._refuse(self._hosts[0], "it has no address that other hosts could reach")
-        return list(dict.fromkeys([ip for ip in seen if ip in ips] + ips))
+    def _on_news(self, number: int, news: News) -> None:
+        host = self._hosts[number]
+        if isinstance(news, Output):
+            self._on_output(host, news)
+        elif isinstance(news, Exit):
+            self._on_exit(host, news)
+        elif isinstance(news, Cause):
+            self.causes.texts.setdefault(self._rank(host, news.rank).number, news.text)
+        elif isinstance(news, InputTaken):
+            self._on_input_taken(host, news)
+        elif isinstance(news, Started):
+            self._on_started(host, news)
+        elif isinstance(news, CannotRun):
+            if not host.is_starting or host.has_begun():
+                raise MismatchError("CANNOT_RUN where nothing was to be started")
+            self._fail(NOT_FOUND if news.is_missing else CANNOT_RUN, f"host {host.name}: {news.text}")
+        elif isinstance(news, Done):
+            if not self._is_finishing:
+                raise MismatchError("DONE before FINISH")
+            host.is_done = True
+        else:
+            self._on_meeting(host, news)
 
-    def _on_listening(self, host: _Host, news: dict[str, Any]) -> None:
-        self._addresses = [(str(ip), int(port)) for ip, port in news["addresses"]]
-        if not self._addresses:
-            refused = "; ".join(f"{ip}: {why}" for ip, why in news["refused"].items())
-            self._refuse(host, f"rank 0 cannot listen there: {refused}")
-        for other in self._hosts[1:]:
-            other.link.tell(Kind.TRY, {"key": self._key.hex(), "addresses": self._addresses})
-
-    def _on_tried(self, host: _Host, reasons: list[str]) -> None:
-        host.reasons = [str(reason) for reason in reasons]
-        others = self._hosts[1:]
-        if not all(other.reasons for other in others):
-            return
-        for number, (ip, port) in enumerate(self._addresses):
-            if not any(other.reasons[number] for other in others):
-                self._start((ip, port))
-                return
-        first = self._hosts[0].link.host
-        worst = max(others, key=lambda other: sum(map(bool, other.reasons)))
-        tried = "; ".join(
-            f"{ip} port {port}: {why}" for (ip, port), why in zip(self._addresses, worst.reasons, strict=True) if why
-        )
-        self._fail(
-            CANNOT_START,
-            f"no address of {first}, where rank 0 runs, is reached from all hosts. From {worst.link.host}: {tried}. "
-            "Open the way in the packet filter (RINGREDUCE_ADDRESS=:PORT says at which port), or name an interface "
-            "(--network-interface)",
-        )
+    def _on_meeting(self, host: _Host, news: Ready | Listening | Tried) -> None:
+        try:
+            if isinstance(news, Ready):
+                if self._meeting.on_ready(host.number, news):
+                    self._start(None)
+            elif isinstance(news, Listening):
+                self._meeting.on_listening(host.number, news)
+            elif address := self._meeting.on_tried(host.number, news):
+                self._start(address)
+        except UnavailableError as error:
+            self._fail(CANNOT_START, str(error))
 
     def _start(self, address: tuple[str, int] | None) -> None:
-        del self.timers["start"]
         secret = secrets.token_hex(32)
-        text = (
-            None
-            if address is None
-            else f"[{address[0]}]:{address[1]}"
-            if ":" in address[0]
-            else f"{address[0]}:{address[1]}"
-        )
+        text = None
+        if address is not None:
+            ip, port = address
+            text = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
         for host in self._hosts:
             order = {
                 "command": list(self._orders.command),
@@ -275,115 +301,125 @@ class RemoteJob(Job[RemoteRank]):
                 "secret": secret,
             }
             host.link.tell(Kind.START, order)
+            host.is_starting = True
         if self._verbose and text is not None:
-            self._report(f"rank 0 listens at {text}, on host {self._hosts[0].link.facts['name']}")
+            self._report(f"rank 0 listens at {text}, on host {self._meeting.hosts[0].name}")
 
-    def _on_late(self) -> None:
-        late = [host for host in self._hosts if not host.link.facts]
-        if not late:
-            self._fail(CANNOT_START, f"the hosts did not agree on an address within {self._orders.start_s:g} s")
-            return
-        names = ", ".join(host.link.host for host in late)
-        said = next((host.link.said() for host in late if host.link.said()), "")
-        self._fail(CANNOT_START, f"no agent has answered from {names} within {self._orders.start_s:g} s{_quoted(said)}")
-
-    # News.
-
-    def _on_news(self, link: AgentLink, kind: Kind, body: bytes) -> None:
-        host = next(each for each in self._hosts if each.link is link)
-        if kind == Kind.OUTPUT:
-            self._lines_of(host, body).feed(body[OUTPUT.size :])
-            return
-        if kind == Kind.OUTPUT_END:
-            self._lines_of(host, body).end()
-            return
-        news = json.loads(body)
-        if kind == Kind.READY:
-            self._on_ready(host, news)
-        elif kind == Kind.LISTENING:
-            self._on_listening(host, news)
-        elif kind == Kind.TRIED:
-            self._on_tried(host, news["reasons"])
-        elif kind == Kind.STARTED:
-            self._on_started(host, news)
-        elif kind == Kind.CANNOT_RUN:
-            self._fail(NOT_FOUND if news["missing"] else CANNOT_RUN, f"host {link.host}: {news['text']}")
-        elif kind == Kind.CAUSE:
-            self.causes.texts.setdefault(self._rank(host, news).number, str(news["text"]))
-        elif kind == Kind.EXIT:
-            rank = self._rank(host, news)
-            rank.status, rank.ended = int(news["status"]), rank.started + float(news["seconds"])
-            self.judge(rank)
-        elif kind in (Kind.INPUT_TAKEN, Kind.INPUT_CLOSED):
-            self._wants_input(kind == Kind.INPUT_TAKEN)
-
-    def _lines_of(self, host: _Host, body: bytes) -> Lines:
-        rank, stream = OUTPUT.unpack_from(body)
-        if not any(place.rank == rank for place in host.places):
-            raise ValueError(f"output of rank {rank}, which runs elsewhere")
-        return self._lines[rank, stream]
-
-    def _rank(self, host: _Host, news: Mapping[str, Any]) -> RemoteRank:
-        for rank in host.ranks:
-            if rank.number == news["rank"] and rank.status is None:
-                return rank
-        raise ValueError(f"rank {news['rank']} does not run there")
-
-    def _on_started(self, host: _Host, news: dict[str, Any]) -> None:
-        running = {rank.number for rank in host.ranks}
-        if news["rank"] not in {place.rank for place in host.places} - running:
-            raise ValueError(f"rank {news['rank']} is not to be started there")
-        rank = RemoteRank(int(news["rank"]), str(host.link.facts["name"]), int(news["pid"]), time.monotonic())
-        host.ranks.append(rank)
+    def _on_started(self, host: _Host, news: Started) -> None:
+        if not host.is_starting or news.rank in host.ranks or news.rank not in {place.rank for place in host.places}:
+            raise MismatchError(f"STARTED of rank {news.rank}, which is not to be started there")
+        rank = RemoteRank(news.rank, self._meeting.hosts[host.number].name, news.pid, time.monotonic())
+        host.ranks[rank.number] = rank
         self.ranks.append(rank)
         self.ranks.sort(key=lambda each: each.number)
+        if self._has_begun():
+            self.timers.pop("start", None)
         if self.first_failure is not None:
             self.hurry()
         if rank.number == 0:
             self._wants_input(True)
         if self._verbose:
-            cores = "not bound" if news["cpus"] is None else f"on CPU {', '.join(map(str, news['cpus']))}"
-            threads = f"OMP_NUM_THREADS {news['threads']}"
+            cores = "not bound" if news.cpus is None else f"on CPU {', '.join(map(str, news.cpus))}"
+            threads = f"OMP_NUM_THREADS {news.threads}"
             self._report(f"rank {rank.number}: host {rank.host}, pid {rank.pid}, {cores}, {threads}")
 
-    def _on_gone(self, link: AgentLink, why: str) -> None:
-        """An agent has ended, or the way to it has."""
-        host = next(each for each in self._hosts if each.link is link)
-        if self._is_finishing or self._failure is not None:
+    def _on_output(self, host: _Host, news: Output) -> None:
+        if not host.is_starting or not any(place.rank == news.rank for place in host.places):
+            raise MismatchError(f"OUTPUT of rank {news.rank}, which does not run there")
+        lines = self._lines[news.rank, news.stream]
+        if news.data is None:
+            lines.end()
             return
-        said = link.said()
-        for place in host.places:
-            for stream in (1, 2):
-                self._lines[place.rank, stream].end()
-        if len(host.ranks) < len(host.places):
-            self._refuse(host, why or ssh.cure(link.host, said) or "its agent has ended", said)
-            return
-        for rank in host.ranks:
-            if rank.status is None:
-                rank.status, rank.ended = CANNOT_START, time.monotonic()
-                rank.lost = why or f"the connection to {link.host} has ended{_quoted(said)}"
-                self.judge(rank)
+        lines.feed(news.data)
+        host.streams[news.stream - 1].count(len(news.data))
 
-    def _refuse(self, host: _Host, why: str, said: str = "") -> None:
-        self._fail(CANNOT_START, f"host {host.link.host}: {why}{_quoted(said)}")
+    def _on_exit(self, host: _Host, news: Exit) -> None:
+        rank = self._rank(host, news.rank)
+        if rank.status is not None:
+            raise MismatchError(f"EXIT of rank {news.rank} for the second time")
+        rank.status, rank.ended = news.status, rank.started + news.seconds
+        self.judge(rank)
+        if self.first_failure is not None and not self._has_begun():
+            self.hurry()
+        self._finish_if_all_have_ended()
+
+    def _on_input_taken(self, host: _Host, news: InputTaken) -> None:
+        if host.number != 0 or not self._has_input_under_way:
+            raise MismatchError("INPUT_TAKEN without INPUT")
+        self._has_input_under_way = False
+        self._wants_input(not news.is_last)
+
+    @staticmethod
+    def _rank(host: _Host, number: int) -> RemoteRank:
+        if number not in host.ranks:
+            raise MismatchError(f"rank {number} does not run there")
+        return host.ranks[number]
+
+    # How it ends.
+
+    def _on_gone(self, number: int, why: str) -> None:
+        """An agent has ended, or the way to it has."""
+        host = self._hosts[number]
+        self._end_lines(host)
+        said = host.link.said()
+        if self._failure is not None or host.is_done:
+            return
+        if not host.has_begun():
+            cure = "" if host.link.is_greeted else ssh.cure(host.name, said)
+            self._fail(CANNOT_START, f"host {host.name}: {why or cure or 'its agent has ended'}{_quoted(said)}")
+            return
+        lost = why or f"the connection to {host.name} has ended{_quoted(said)}"
+        alive = [rank for rank in host.ranks.values() if rank.status is None]
+        for rank in alive:
+            rank.status, rank.ended, rank.lost = CANNOT_START, time.monotonic(), lost
+            self.judge(rank)
+        if not alive:
+            self._has_lost_words = True
+            self._report(f"host {host.name}: the end of its output may be missing: {lost}")
+        self._finish_if_all_have_ended()
+
+    def _end_lines(self, host: _Host) -> None:
+        for place in host.places:
+            for stream in STREAMS:
+                self._lines[place.rank, stream].end()
+
+    def _on_late(self) -> None:
+        """Not all ranks have been started in time."""
+        within = f"within {self._orders.start_s:g} s"
+        silent = [host for host in self._hosts if host.number not in self._meeting.hosts]
+        late = silent or [host for host in self._hosts if not host.has_begun()]
+        names = ", ".join(host.name for host in late)
+        said = next((host.link.said() for host in late if host.link.said()), "")
+        if silent:
+            self._fail(CANNOT_START, f"no agent has answered from {names} {within}{_quoted(said)}")
+        elif not all(host.is_starting for host in late):
+            self._fail(CANNOT_START, f"the hosts have not agreed on an address {within}{_quoted(said)}")
+        else:
+            self._fail(CANNOT_START, f"the agents of {names} have not started their ranks {within}{_quoted(said)}")
 
     def _fail(self, status: int, text: str) -> None:
         """The job cannot begin."""
         if self._failure is None:
-            self._failure = (status, text)
+            self._failure = status
             self._report(text)
 
-    def _finish(self) -> None:
-        if self._is_finishing:
+    def _finish_if_all_have_ended(self) -> None:
+        if self._is_finishing or not self._has_begun() or self.alive():
             return
         self._is_finishing = True
         for host in self._hosts:
             host.link.tell(Kind.FINISH, {"kill": self.first_failure is not None})
-        self.timers["end"] = (time.monotonic() + END_S, self._close_links)
+        self.timers["finish"] = (time.monotonic() + FINISH_S, self._give_up_agents)
 
-    def _close_links(self) -> None:
-        for host in self._hosts:
-            host.link.close()
+    def _give_up_agents(self) -> None:
+        """All ranks have ended, and some agents do not."""
+        late = [host for host in self._hosts if host.link.is_open]
+        if late:
+            self._has_lost_words = True
+            names = ", ".join(host.name for host in late)
+            self._report(f"the agents of {names} do not end; the end of their ranks' output may be missing")
+        for host in late:
+            host.link.shut()
 
 
 def _quoted(said: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
 import selectors
 import shlex
 from collections.abc import Mapping
@@ -11,17 +13,17 @@ from contextlib import ExitStack
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.tcp_job import host_and_port
-from ringreduce.launch.forwarded import is_forwarded, without_places
+from ringreduce.launch.forwarded import PLACES, is_forwarded, without_places
 from ringreduce.launch.hosts import Host
 from ringreduce.launch.launch import STDERR, STDOUT, Launch
 from ringreduce.launch.output import Lines
 from ringreduce.launch.remote.job import Orders, RemoteJob
+from ringreduce.launch.remote.meeting import Interfaces
 from ringreduce.launch.remote.ssh import Ssh
 
 START_S = 60.0
 INPUT_NBYTES = 1 << 16
-INTERFACES = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")
-"""Variables that name interfaces, as --network-interface does."""
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def orders(options: argparse.Namespace, environ: Mapping[str, str]) -> Orders:
@@ -32,26 +34,49 @@ def orders(options: argparse.Namespace, environ: Mapping[str, str]) -> Orders:
     variables |= _asked_for(options.x, environ) | options.variables
     if options.transport:
         variables["RINGREDUCE_TRANSPORT"] = options.transport
-    arguments = [*shlex.split(options.ssh_args or "")]
-    arguments += ["-p", str(options.ssh_port)] if options.ssh_port else []
-    arguments += ["-i", options.ssh_identity_file] if options.ssh_identity_file else []
-    named = options.network_interface or next((environ[name] for name in INTERFACES if environ.get(name)), "")
-    start_s = variables.get("RINGREDUCE_INIT_TIMEOUT", "") or START_S
-    try:
-        until_s = float(start_s)
-    except ValueError:
-        raise InvalidArgumentError(f"RINGREDUCE_INIT_TIMEOUT={start_s} is not a number of seconds") from None
     return Orders(
         command=options.command,
-        folder=os.getcwd(),
+        folder=_folder(environ),
         variables=variables,
         hosts=filled(options.host_list, options.ranks),
         bind=options.bind == "core",
-        ssh=Ssh(arguments),
-        start_s=until_s,
-        interfaces=[name for name in named.split(",") if name],
+        ssh=Ssh(_ssh_arguments(options)),
+        start_s=_start_s(variables.get("RINGREDUCE_INIT_TIMEOUT", "")),
+        interfaces=Interfaces.named(options.network_interface or "", environ),
         address=host_and_port(environ.get("RINGREDUCE_ADDRESS", "")),
     )
+
+
+def _folder(environ: Mapping[str, str]) -> str:
+    """Where ringrun runs, by the name that the user's shell has for it: links may lead elsewhere on other hosts."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        raise InvalidArgumentError("the folder in which ringrun runs does not exist any more") from None
+    named = environ.get("PWD", "")
+    return named if os.path.isabs(named) and os.path.realpath(named) == os.path.realpath(folder) else folder
+
+
+def _ssh_arguments(options: argparse.Namespace) -> list[str]:
+    try:
+        arguments = shlex.split(options.ssh_args or "")
+    except ValueError as error:
+        raise InvalidArgumentError(f"--ssh-args {options.ssh_args}: {error}") from None
+    if options.ssh_port is not None:
+        if not 0 < options.ssh_port < 65536:
+            raise InvalidArgumentError(f"--ssh-port {options.ssh_port}: expected 1 to 65535")
+        arguments += ["-p", str(options.ssh_port)]
+    return [*arguments, "-i", options.ssh_identity_file] if options.ssh_identity_file else arguments
+
+
+def _start_s(text: str) -> float:
+    try:
+        seconds = float(text or START_S)
+        if not 0 <= seconds < math.inf:
+            raise ValueError
+    except ValueError:
+        raise InvalidArgumentError(f"RINGREDUCE_INIT_TIMEOUT={text} is not a number of seconds") from None
+    return seconds
 
 
 def filled(hosts: list[Host], ranks: int) -> list[Host]:
@@ -73,6 +98,10 @@ def _asked_for(words: list[str], environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for word in words:
         name, equals, value = word.partition("=")
+        if not NAME.fullmatch(name):
+            raise InvalidArgumentError(f"-x {word}: expected NAME or NAME=VALUE")
+        if name in PLACES:
+            raise InvalidArgumentError(f"-x {name}: ringrun sets this variable, for each rank its own")
         if not equals and name not in environ:
             raise InvalidArgumentError(f"-x {name}: this variable is not set; -x {name}=VALUE sets it")
         found[name] = value if equals else environ[name]
@@ -83,7 +112,7 @@ class RemoteLaunch(Launch[RemoteJob]):
     """One run of ringrun over several hosts. Raises InvalidArgumentError."""
 
     def __init__(self, options: argparse.Namespace, prog: str) -> None:
-        told = orders(options, os.environ)
+        self._orders = told = orders(options, os.environ)
         super().__init__(
             options,
             prog,
@@ -101,7 +130,17 @@ class RemoteLaunch(Launch[RemoteJob]):
         """Starts the agents, which start the ranks."""
         self._input = self.stdin(self._files)
         by_stream = {(rank, stream): pair[stream - 1] for rank, pair in enumerate(lines) for stream in (STDOUT, STDERR)}
+        self._tell_unused()
         self.job.begin(by_stream, (self.out, self.err), kept=self.options.output_filename is not None)
+
+    def _tell_unused(self) -> None:
+        told = self._orders
+        if self.options.network_interface and (len(told.hosts) == 1 or told.address[0]):
+            why = "all ranks are on one host" if len(told.hosts) == 1 else "RINGREDUCE_ADDRESS says the address"
+            self.report(f"without effect here: --network-interface ({why})")
+        left = sorted(name for name in os.environ if name not in told.variables and name not in PLACES)
+        if self.options.verbose:
+            self.report(f"variables that stay on this host (-x takes one along): {', '.join(left)}")
 
     def _on_input_wanted(self, more: bool) -> None:
         if not more:

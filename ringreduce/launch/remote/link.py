@@ -14,46 +14,46 @@ from typing import Any
 from ringreduce.errors import MismatchError
 from ringreduce.launch.output import Sink
 from ringreduce.launch.remote.messages import GREETING, Kind, Unpacker, packed
+from ringreduce.launch.remote.news import News, parsed
 
 READ_NBYTES = 1 << 16
 SAID_LINES = 20
+SAID_NBYTES = 4096
+"""Of a line that ssh, or the shell there, writes."""
+SAID_READS = 64
+"""When the process has ended."""
 NOISE_NBYTES = 1 << 20
 """What a login shell may print before the agent's greeting."""
-LAST_WORDS_S = 1.0
+LAST_WORDS_S = 0.25
 """How long a process may take to end after its output has."""
 
 
 class AgentLink:
-    """One agent. Starts its process; close() kills it.
+    """One agent. Starts its process.
 
     Args:
-        host: its name, as the user has given it.
         command: starts the agent.
-        handle: takes each message: the link, kind, content.
-        ended: takes the link when the agent has gone, and what is known of the reason.
+        handle: takes each message. Raises MismatchError for one that the agent should not have sent.
+        ended: called when the agent has gone, with the reason if it is this end that does not want it any more.
 
     Raises OSError when the command cannot be run.
     """
 
     def __init__(
         self,
-        host: str,
         command: Sequence[str],
         selector: selectors.BaseSelector,
-        handle: Callable[[AgentLink, Kind, bytes], None],
-        ended: Callable[[AgentLink, str], None],
+        handle: Callable[[News], None],
+        ended: Callable[[str], None],
     ) -> None:
-        self.host = host
-        self.facts: dict[str, Any] = {}
-        """What the agent says of its host, once it is ready."""
         self.is_open = True
+        self.is_greeted = False
+        """Whether the agent has spoken: what is written before is ssh's, or the shell's."""
         self._selector = selector
         self._handle = handle
         self._ended = ended
         self._unpacker = Unpacker()
         self._noise = b""  # until the greeting
-        self._is_greeted = False
-        self._paused_by: set[object] = set()
         self._said: deque[str] = deque(maxlen=SAID_LINES)
         self._said_rest = b""
         # A session of its own: the terminal's signals are for ringrun alone, and nobody could answer a question.
@@ -82,27 +82,25 @@ class AgentLink:
         if self.is_open:
             self._orders.put(packed(kind, content))
 
-    def pause(self, who: object) -> None:
-        """Reads nothing until each that has paused has said resume()."""
-        self._paused_by.add(who)
-        if self.is_open:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(self._news_fd)
-
-    def resume(self, who: object) -> None:
-        """Ends a pause."""
-        self._paused_by.discard(who)
-        if self.is_open and not self._paused_by and self._news_fd not in self._selector.get_map():
-            self._selector.register(self._news_fd, selectors.EVENT_READ, self._on_news)
-
     def said(self) -> str:
         """The last lines that ssh, or the shell there, has written."""
         return "\n".join(self._said)
 
-    def close(self) -> None:
-        """Kills the process, whose end the agent takes for ringrun's. Idempotent."""
-        self._shut()
-        if self._process.returncode is None:
+    def shut(self) -> None:
+        """Closes the pipes, which the agent takes for ringrun's end: it kills its ranks and ends. Idempotent."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        for pipe in self._pipes:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(pipe.fileno())
+            pipe.close()
+
+    def kill(self, after_s: float) -> None:
+        """Kills the process if it does not end within so many seconds. Idempotent."""
+        try:
+            self._process.wait(after_s)
+        except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -115,50 +113,53 @@ class AgentLink:
         if not data:
             self._end("")
             return
-        if not self._is_greeted:
+        if not self.is_greeted:
             self._noise += data
             _, greeting, data = self._noise.partition(GREETING)
             if not greeting:
                 if len(self._noise) > NOISE_NBYTES:
-                    self._end(f"it prints without end, and no agent answers: {self._noise[-200:]!r}")
+                    self._end("what is started there prints without end, and is no agent")
                 return
-            self._is_greeted = True
+            self.is_greeted = True
             self._noise = b""
         try:
             for kind, body in self._unpacker.feed(data):
                 if self.is_open:
-                    self._handle(self, kind, body)
-        except (MismatchError, ValueError, KeyError, TypeError) as error:
+                    self._handle(parsed(kind, body))
+        except MismatchError as error:
             self._end(f"its agent says what this version does not understand ({error}): install one version everywhere")
 
-    def _on_said(self) -> None:
+    def _on_said(self) -> bool:
+        """Keeps the last lines. False when there is nothing to read."""
         try:
             data = os.read(self._said_fd, READ_NBYTES)
         except BlockingIOError:
-            return
+            return False
         if not data:
             self._selector.unregister(self._said_fd)
-        lines = (self._said_rest + data).split(b"\n")
-        self._said_rest = lines.pop() if data else b""
-        self._said += [text for line in lines if (text := line.decode(errors="replace").strip())]
+            return False
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = self._said_rest + lines[0]
+            self._said_rest = b""
+        self._said_rest = (self._said_rest + rest)[:SAID_NBYTES]
+        self._said += [text for line in lines if (text := _text(line))]
+        return True
 
     def _end(self, why: str) -> None:
         """The agent has gone."""
         if not why:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(LAST_WORDS_S)
-        if self._said_fd in self._selector.get_map():
-            self._on_said()
-        if not self._is_greeted and not why and self._noise:
-            self._said += self._noise.decode(errors="replace").splitlines()
-        self._shut()
-        self._ended(self, why)
+        for _ in range(SAID_READS):
+            if self._said_fd not in self._selector.get_map() or not self._on_said():
+                break
+        self._said += [text for text in (_text(self._said_rest),) if text]
+        if not self.is_greeted:
+            self._said += [text for line in self._noise.splitlines()[-SAID_LINES:] if (text := _text(line))]
+        self.shut()
+        self._ended(why)
 
-    def _shut(self) -> None:
-        if not self.is_open:
-            return
-        self.is_open = False
-        for pipe in self._pipes:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(pipe.fileno())
-            pipe.close()
+
+def _text(line: bytes) -> str:
+    return line[:SAID_NBYTES].decode(errors="replace").strip()

@@ -19,49 +19,55 @@ GREETING = b"\0ringreduce agent 1\n"
 HEADER = struct.Struct("<BI")
 OUTPUT = struct.Struct("<IB")
 NBYTES_MOST = 16 << 20
+OUTPUT_NBYTES = 1 << 20
+"""So much of one stream of a host may be under way to where ringrun writes it."""
 
 
 class Kind(enum.IntEnum):
     """What a message is."""
 
-    # From the agent.
+    # From the agent; news.py has their fields.
     READY = 1
-    """What the host is: {version, name, identity, ssh, addresses}."""
+    """What the host is."""
     LISTENING = 2
-    """Answers LISTEN: {addresses: [[ip, port]], refused: {ip: why}}."""
+    """Answers LISTEN."""
     TRIED = 3
-    """Answers TRY: {reasons: [why not, or "" where it is reached]}."""
+    """Answers TRY."""
     STARTED = 4
-    """A rank runs: {rank, pid, cpus, threads}."""
+    """A rank runs."""
     CANNOT_RUN = 5
-    """The program cannot be run: {text, missing}."""
+    """The program cannot be run."""
     OUTPUT = 6
     """Rank, stream (1 or 2) and what it has written."""
     OUTPUT_END = 7
     """Rank and stream: nothing more will come."""
     CAUSE = 8
-    """An exception ends a rank: {rank, text}."""
+    """An exception ends a rank."""
     EXIT = 9
-    """A rank has ended: {rank, status, seconds}."""
+    """A rank has ended."""
     INPUT_TAKEN = 10
     """Rank 0 has taken the last INPUT."""
     INPUT_CLOSED = 11
     """Rank 0 takes no more."""
+    DONE = 12
+    """Answers FINISH, as the last message."""
 
-    # From ringrun.
+    # From ringrun; agent.py has their fields.
     LISTEN = 32
     """Be found at some addresses: {key, hosts, port}."""
     TRY = 33
     """Look which addresses lead to that host: {key, addresses}."""
     START = 34
-    """Start ranks: see agent.py."""
+    """Start ranks."""
     SIGNAL = 35
     """For all ranks: {signal}."""
     INPUT = 36
     """Rank 0's standard input; none is its end."""
-    CLOSE = 37
+    TAKEN = 37
+    """So much output has been passed on: {stream, nbytes}. Where OUTPUT_NBYTES are not, the agent stops to read it."""
+    CLOSE = 38
     """Nobody reads this stream of the ranks any more: {stream}."""
-    FINISH = 38
+    FINISH = 39
     """All ranks of the job have ended: {kill}, what they have left running as well."""
 
 

@@ -28,13 +28,16 @@ class Ssh:
     """Of the user's; ssh takes the first value that it gets for an option, so they come first."""
 
     def command(self, host: str) -> list[str]:
-        """Starts an agent there. All shells read the last word alike: sh, bash, zsh, csh, fish."""
+        """Starts an agent there.
+
+        sh, bash, zsh, csh and fish read the last word alike, where Python's path has neither "!" nor a backslash.
+        """
         return ["ssh", *self.arguments, *OPTIONS, host, "exec " + shlex.join(run_module(AGENT))]
 
 
 def local_command() -> list[str]:
     """Starts an agent on this host."""
-    return run_module(AGENT)
+    return run_module(AGENT, "local")
 
 
 class Trouble(NamedTuple):

@@ -439,7 +439,7 @@ def test_an_address_that_only_one_host_has_is_not_taken(lab: Lab) -> None:
 def test_an_interface_that_does_not_exist(lab: Lab) -> None:
     done = lab.run("a", command(lab, "-H", "b:1,c:1", "--network-interface", "ib7", "true"))
     assert done.status == 255
-    assert "no address of ib7 there (--network-interface); it has " in done.output
+    assert "host b: it has no network interface that --network-interface allows, by which " in done.output
 
 
 def test_the_users_address(lab: Lab) -> None:

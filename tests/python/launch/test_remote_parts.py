@@ -24,7 +24,8 @@ from ringreduce.launch.python import run_code, run_module
 from ringreduce.launch.remote import ssh
 from ringreduce.launch.remote.addresses import Gate, interfaces, mac, reasons_against
 from ringreduce.launch.remote.launch import filled, orders
-from ringreduce.launch.remote.messages import GREETING, HEADER, NBYTES_MOST, OUTPUT, Kind, Unpacker, packed
+from ringreduce.launch.remote.meeting import Interfaces
+from ringreduce.launch.remote.messages import GREETING, HEADER, NBYTES_MOST, Kind, Unpacker, packed
 
 RINGRUN = run_module("ringreduce.launch.ringrun")
 KEY = b"k" * 32
@@ -159,11 +160,11 @@ def test_variables_that_go_to_other_hosts() -> None:
         "PATH": "/bin", "PYTHONPATH": "/mine", "NCCL_DEBUG": "INFO", "MINE": "1", "NEW": "a=b",
         "RINGREDUCE_LOG_LEVEL": "debug", "RINGREDUCE_CACHE_CAPACITY": "7",
     }  # fmt: skip
-    assert found.interfaces == []
     read = options.read(["-H", "elsewhere:2", "--network-interface", "eth0,ib0", "true"], "ringrun")
-    assert orders(read, environ | {"NCCL_SOCKET_IFNAME": "x"}).interfaces == ["eth0", "ib0"]
+    assert orders(read, environ | {"NCCL_SOCKET_IFNAME": "x"}).interfaces == Interfaces(
+        "--network-interface", ["eth0", "ib0"]
+    )
     read = options.read(["-H", "elsewhere:2", "true"], "ringrun")
-    assert orders(read, environ | {"NCCL_SOCKET_IFNAME": "x"}).interfaces == ["x"]
     with pytest.raises(InvalidArgumentError, match="RINGREDUCE_INIT_TIMEOUT=soon"):
         orders(read, {"RINGREDUCE_INIT_TIMEOUT": "soon"})
 
@@ -222,6 +223,9 @@ def test_what_a_login_shell_prints_is_not_the_agents(path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran\nran\n", "")
 
 
+READY = {
+    "version": _core.__version__, "name": "e", "identity": "i", "seen_from": "", "seen_at": "", "addresses": [],
+}  # fmt: skip
 PYTHON = re.escape(sys.executable)
 SSH_SAYS = "ssh: connect to host elsewhere port 22"
 SAID = {
@@ -264,8 +268,7 @@ def test_a_login_that_ends_with_words_on_stdout(path: Path) -> None:
 
 
 def test_an_agent_of_another_version(path: Path) -> None:
-    facts = {"version": "9.9", "name": "e", "identity": "i", "ssh": "", "addresses": []}
-    (path / "ready").write_bytes(GREETING + packed(Kind.READY, facts))
+    (path / "ready").write_bytes(GREETING + packed(Kind.READY, READY | {"version": "9.9"}))
     check_refused(path, f"cat {path}/ready; exec cat", r"it has ringreduce 9\.9, and this host .*: install one version")
 
 
@@ -285,31 +288,3 @@ def test_without_ssh(tmp_path: Path) -> None:
     done = completed([*RINGRUN, "-H", "elsewhere:2", "true"], env=clean_environment() | {"PATH": str(tmp_path)})
     assert done.returncode == 127
     assert done.stderr == "ringrun: cannot run 'ssh': No such file or directory\n"
-
-
-def test_an_agent_speaks_for_its_own_ranks_only(path: Path) -> None:
-    """An agent that says that a rank of another host has written, has started or has ended is not believed."""
-    facts = {"version": _core.__version__, "name": "e", "identity": "i", "ssh": "", "addresses": []}
-    started = {"rank": 0, "pid": 1, "cpus": None, "threads": "1"}
-    for lie in (
-        packed(Kind.OUTPUT, OUTPUT.pack(7, 1) + b"lies\n"),
-        packed(Kind.STARTED, started | {"rank": 7}),
-        packed(Kind.STARTED, started),
-        packed(Kind.EXIT, {"rank": 7, "status": 0, "seconds": 1}),
-        packed(Kind.CAUSE, {"rank": 7, "text": "lies"}),
-        packed(Kind.READY, facts | {"addresses": 7}),
-        packed(Kind.LISTENING, {}),
-        packed(Kind.TRIED, []),
-    ):
-        (path / "lies").write_bytes(GREETING + packed(Kind.READY, facts) + packed(Kind.STARTED, started) + lie)
-        check_refused(path, f"cat {path}/lies; exec cat", "its agent says what this version does not understand")
-
-
-def test_output_of_another_hosts_rank_is_not_passed_on(path: Path) -> None:
-    facts = {"version": _core.__version__, "name": "e", "identity": "i", "ssh": "", "addresses": []}
-    lie = packed(Kind.OUTPUT, OUTPUT.pack(2, 1) + b"lies\n")
-    (path / "lies").write_bytes(GREETING + packed(Kind.READY, facts) + lie)
-    there = f'case "$*" in *" other "*) exec sleep 1000;; esac; cat {path}/lies; exec cat'
-    done = ringrun_by(path, there, "-H", "elsewhere:2,other:2", "--start-timeout", "20")
-    assert (done.returncode, done.stdout) == (255, "")
-    assert "host elsewhere: its agent says what this version does not understand (output of rank 2" in done.stderr

@@ -1,0 +1,274 @@
+"""ringrun and agents that die, hang, lie or come late, at every step: ringrun ends, says why, and believes no lie.
+
+tests/support/fake_agent.py stands for the agents, and a shell script for ssh. Hosts are named x and y.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fake_agent
+import pytest
+from deadlines import HANG_S, SOON_S
+from processes import completed
+from ranks import clean_environment
+
+from ringreduce.job.deadline import Deadline
+from ringreduce.launch.python import run_module
+
+RINGRUN = run_module("ringreduce.launch.ringrun")
+Steps = Mapping[str, Sequence[Any]]
+MISUNDERSTOOD = "its agent says what this version does not understand"
+
+
+@contextmanager
+def running(
+    folder: Path, *arguments: str, x: Steps | None = None, y: Steps | None = None, hosts: str = "x:1,y:1"
+) -> Iterator[subprocess.Popen[str]]:
+    """ringrun on hosts x and y, whose agents do what they should but for these steps. Another, z, has a real agent."""
+    for host, steps in (("x", x), ("y", y)):
+        (folder / f"{host}.json").write_text(json.dumps(steps or {}))
+    program = folder / "ssh"
+    fake = f"exec {sys.executable} {fake_agent.__file__} {folder}"
+    cases = f'*" x "*) {fake} x;; *" y "*) {fake} y;; *" z "*) exec sh -c "$WORDS";;'
+    program.write_text(f'#!/bin/sh\nfor WORDS; do :; done\ncase "$*" in {cases} esac\n')
+    program.chmod(0o755)
+    environ = clean_environment() | {"PATH": f"{folder}:{os.environ['PATH']}"}
+    command = [*RINGRUN, "-H", hosts, *arguments]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environ, text=True, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(process: subprocess.Popen[str], seconds: float = HANG_S) -> tuple[int, str, list[str]]:
+    """Status, output, and lines of errors."""
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, out, err.splitlines()
+
+
+def wait_for(path: Path) -> None:
+    deadline = Deadline(HANG_S)
+    while not path.exists():
+        assert not deadline.expired(), path
+        time.sleep(0.01)
+
+
+def run(folder: Path, *arguments: str, **steps: Any) -> tuple[int, str, list[str]]:
+    with running(folder, *arguments, "true", **steps) as process:
+        return ended(process)
+
+
+def test_two_agents_that_do_what_they_should(tmp_path: Path) -> None:
+    assert run(tmp_path) == (0, "", [])
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.0"])
+def test_no_limit_for_the_start(tmp_path: Path, seconds: str) -> None:
+    assert run(tmp_path, "--start-timeout", seconds) == (0, "", [])
+
+
+def test_output_goes_where_it_belongs(tmp_path: Path) -> None:
+    says = [
+        ["OUTPUT", [0, 1, "one\ntw"]],
+        ["OUTPUT", [0, 2, "err"]],
+        ["OUTPUT", [0, 1, "o"]],
+        ["OUTPUT_END", [0, 2, ""]],
+    ]
+    status, out, err = run(tmp_path, x={"START": ["STARTED", *says, "EXIT"]})
+    assert (status, out, err) == (0, "one\ntwo\n", ["err"])
+
+
+# --- Lies -------------------------------------------------------------------------------------------------------------
+
+READY = fake_agent.right("READY", "y", {})[0][1]
+STARTED = {"rank": 1, "pid": 1, "cpus": None, "threads": "1"}
+LIES = {
+    "output of another host's rank": {"START": ["STARTED", ["OUTPUT", [0, 1, "lies\n"]]]},
+    "output before the start": {"READY": ["READY", ["OUTPUT", [1, 1, "lies\n"]]]},
+    "output of no stream": {"START": ["STARTED", ["OUTPUT", [1, 3, "lies\n"]]]},
+    "another host's rank starts": {"START": [["STARTED", STARTED | {"rank": 0}]]},
+    "a rank starts twice": {"START": ["STARTED", "STARTED"]},
+    "another host's rank ends": {"START": ["STARTED", ["EXIT", {"rank": 0, "status": 0, "milliseconds": 1}]]},
+    "an end that is none": {"START": ["STARTED", ["EXIT", {"rank": 1, "status": 1000, "milliseconds": 1}]]},
+    "another host's rank's exception": {"START": ["STARTED", ["CAUSE", {"rank": 0, "text": "lies"}]]},
+    "an address of rank 0": {"READY": ["READY", ["LISTENING", {"addresses": [["203.0.113.9", 1]], "refused": []}]]},
+    "too few reasons": {"TRY": [["TRIED", {"reasons": []}]]},
+    "reasons that nobody wants": {"READY": ["READY", ["TRIED", {"reasons": [""]}]]},
+    "rank 0's input": {"START": ["STARTED", ["INPUT_TAKEN", {}]]},
+    "a program that runs cannot": {"START": ["STARTED", ["CANNOT_RUN", {"text": "lies", "is_missing": True}]]},
+    "the end of the job": {"START": ["STARTED", ["DONE", {}]]},
+    "ready twice": {"READY": ["READY", "READY"]},
+    "an order": {"READY": ["READY", ["SIGNAL", {"signal": 9}]]},
+    "no JSON": {"READY": [["READY", "hello"]]},
+    "JSON without end": {"READY": [["READY", "[" * 200_000]]},
+    "no number": {"START": [["STARTED", STARTED | {"pid": "1"}]]},
+    "infinity": {"START": ["STARTED", ["EXIT", '{"rank": 1, "status": Infinity, "milliseconds": 1}']]},
+    "a list": {"READY": [["READY", []]]},
+    "addresses that are none": {"READY": [["READY", READY | {"addresses": [["eth0", 7]]}]]},
+    "a name without end": {"READY": [["READY", READY | {"name": "x" * 10_000}]]},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_agent_is_not_believed(tmp_path: Path, lie: str) -> None:
+    """And whatever it sends makes one clear line, not a traceback. The honest host's rank goes on until it is ended."""
+    steps = {name: [*does, "nothing"] for name, does in LIES[lie].items()}
+    status, out, err = run(tmp_path, "--grace", "0", x={"START": ["STARTED"], "SIGNAL": ["EXIT"]}, y=steps)
+    assert (status, out) == (255, ""), err
+    assert MISUNDERSTOOD in err[0], err
+    assert err[0].startswith(("ringrun: host y: ", "ringrun: rank 1 on host y "))
+
+
+def test_what_agents_say_does_nothing_to_the_terminal(tmp_path: Path) -> None:
+    text = "\x1b]0;title\x07\nringrun: all is well"
+    status, out, err = run(tmp_path, y={"START": [["CANNOT_RUN", {"text": text, "is_missing": True}]]})
+    assert (status, out) == (127, "")
+    assert err == ["ringrun: host y:  ]0;title  ringrun: all is well"]
+
+
+def test_an_exception_that_is_told_after_its_ranks_end(tmp_path: Path) -> None:
+    cause = ["CAUSE", {"rank": 1, "text": "ValueError: late"}]
+    says = ["STARTED", ["EXIT", {"rank": 1, "status": 0, "milliseconds": 1}], cause, ["OUTPUT", [1, 1, "child\n"]]]
+    assert run(tmp_path, y={"START": says}) == (0, "child\n", [])
+
+
+# --- Deaths and silence -----------------------------------------------------------------------------------------------
+
+DEATHS = {
+    "before it is ready": ({"READY": ["end"]}, "host y: its agent has ended"),
+    "when it is ready": ({"READY": ["READY", "end"]}, "host y: its agent has ended"),
+    "when it should look for rank 0": ({"TRY": ["end"]}, "host y: its agent has ended"),
+    "before it starts ranks": ({"START": ["end"]}, "host y: its agent has ended"),
+    "when ranks run": ({"START": ["STARTED", "end"]}, "rank 1 on host y .*was lost with its host"),
+    "when its ranks have ended": ({"FINISH": ["end"]}, "host y: the end of its output may be missing"),
+    "between the ends of ranks": (
+        {"START": ["STARTED", "EXIT", "end"]},
+        "host y: the end of its output may be missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("when", DEATHS)
+def test_an_agent_dies(tmp_path: Path, when: str) -> None:
+    steps, words = DEATHS[when]
+    status, _, err = run(tmp_path, "--grace", "0", x={"SIGNAL": ["EXIT"]}, y=steps)
+    assert status == 255, err
+    assert any(re.search(words, line) for line in err), err
+
+
+SILENCE = {
+    "before it is ready": ({"READY": ["nothing"]}, "no agent has answered from y within 1 s"),
+    "when it should look for rank 0": ({"TRY": ["nothing"]}, "the hosts have not agreed on an address within 1 s"),
+    "when it should start ranks": ({"START": ["nothing"]}, "the agents of y have not started their ranks within 1 s"),
+}
+
+
+@pytest.mark.parametrize("when", SILENCE)
+def test_an_agent_is_silent_at_the_start(tmp_path: Path, when: str) -> None:
+    steps, words = SILENCE[when]
+    status, _, err = run(tmp_path, "--start-timeout", "1", x={"START": ["STARTED"]}, y=steps)
+    assert status == 255
+    assert err == [f"ringrun: {words}"]
+
+
+def test_a_signal_ends_a_job_whose_agent_is_silent(tmp_path: Path) -> None:
+    with running(tmp_path, "true", y={"START": ["nothing"]}) as process:
+        wait_for(tmp_path / "y.START")
+        process.send_signal(signal.SIGINT)
+        status, _, err = ended(process, SOON_S)
+    assert status == 128 + signal.SIGINT
+    assert err[-1] == "ringrun: the job ends before all of its ranks were started"
+
+
+def test_a_failure_ends_a_job_whose_agent_is_silent(tmp_path: Path) -> None:
+    fails = ["STARTED", ["EXIT", {"rank": 0, "status": 7, "milliseconds": 1}]]
+    with running(tmp_path, "--grace", "0.1", "true", x={"START": fails}, y={"START": ["nothing"]}) as process:
+        status, _, err = ended(process, SOON_S)
+    assert status == 7
+    assert err[0].startswith("ringrun: rank 0 on host x (pid 1) exited with status 7")
+
+
+def test_two_signals_end_a_job_whose_agent_does_not_finish(tmp_path: Path) -> None:
+    with running(tmp_path, "true", y={"FINISH": ["nothing"]}) as process:
+        wait_for(tmp_path / "y.FINISH")
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert process.stderr.readline() == "ringrun: SIGINT: passing it on to all ranks\n"
+        process.send_signal(signal.SIGINT)
+        status, _, err = ended(process, SOON_S)
+    assert status == 255
+    assert re.fullmatch(r"ringrun: the agents of (x, )?y do not end; the end of their ranks' output .*", err[-1])
+
+
+def test_an_agent_that_does_not_finish_is_given_up_in_time(tmp_path: Path) -> None:
+    status, _, err = run(tmp_path, y={"FINISH": ["nothing"]})
+    assert status == 255
+    assert err == ["ringrun: the agents of y do not end; the end of their ranks' output may be missing"]
+
+
+# --- Output that nobody reads, and what is left behind ----------------------------------------------------------------
+
+
+def test_two_signals_end_a_job_whose_output_nobody_reads(tmp_path: Path) -> None:
+    with running(
+        tmp_path, "sh", "-c", "yes & trap '' INT; echo > $0; yes", str(tmp_path / "runs"), hosts="z:1"
+    ) as process:
+        wait_for(tmp_path / "runs")
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert process.stderr.readline() == "ringrun: SIGINT: passing it on to all ranks\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == "ringrun: SIGINT again: killing all ranks\n"
+        assert process.wait(SOON_S) == 128 + signal.SIGKILL
+
+
+def test_an_end_is_seen_though_nobody_reads_the_output(tmp_path: Path) -> None:
+    program = "if [ $RINGREDUCE_RANK = 0 ]; then exec yes; fi; sleep 0.3; exit 5"
+    with running(tmp_path, "--grace", "0.1", "sh", "-c", program, hosts="z:2") as process:
+        assert process.stderr is not None
+        assert "rank 1 " in process.stderr.readline()
+        assert "SIGTERM" in process.stderr.readline()
+        assert process.stdout is not None
+        while process.stdout.read(1 << 16):
+            pass
+        assert process.wait(HANG_S) == 5
+
+
+def test_nothing_of_the_ranks_is_left_when_the_job_cannot_begin(tmp_path: Path) -> None:
+    """The local rank's child too, which the kernel does not kill with the agent."""
+    child = tmp_path / "child"
+    program = f"sleep 1000 & echo $! > {child}.new; mv {child}.new {child}; wait"
+    steps = {"START": ["nothing"], "SIGNAL": [["CANNOT_RUN", {"text": "no", "is_missing": False}]]}
+    with running(tmp_path, "sh", "-c", program, hosts="localhost:1,y:1", y=steps) as process:
+        wait_for(child)
+        process.send_signal(signal.SIGUSR1)
+        status, _, _ = ended(process)
+    assert status == 126
+    deadline = Deadline(SOON_S)
+    while Path(f"/proc/{int(child.read_text())}").exists():
+        assert not deadline.expired()
+        time.sleep(0.01)
+
+
+def test_what_ssh_writes_without_end_takes_no_memory(tmp_path: Path) -> None:
+    program = tmp_path / "ssh"
+    program.write_text("#!/bin/sh\nhead -c 100000000 /dev/zero >&2; exit 3\n")
+    program.chmod(0o755)
+    environ = clean_environment() | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = ["sh", "-c", 'ulimit -v 400000; exec "$@"', "sh", *RINGRUN, "-H", "z:1", "true"]
+    done = completed(words, env=environ)
+    assert done.returncode == 255
+    assert done.stderr.startswith("ringrun: host z: its agent has ended")
