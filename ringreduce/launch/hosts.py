@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 
-NAME = r"((?:[^\s:@\[\]]+@)?(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:\[\]]+))"
+NAME = r"((?:[^\s:@\[\]]+@)?(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:@\[\]]+))"
 """A host's name or address, an IPv6 address in brackets, perhaps behind user@; as a group of a regular expression."""
 
 

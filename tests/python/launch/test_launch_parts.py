@@ -135,13 +135,17 @@ def test_a_cpu_that_the_kernel_does_not_describe_is_a_core_of_its_own() -> None:
         ("a:2,b.c.d:4", [Host("a", 2), Host("b.c.d", 4)]),
         ("127.0.0.1:3, localhost:1", [Host("127.0.0.1", 3), Host("localhost", 1)]),
         ("[::1]:2", [Host("::1", 2)]),
+        ("me@a:2,me@[2001:db8::1]:3", [Host("me@a", 2), Host("me@2001:db8::1", 3)]),
+        ("[fe80::1%eth0]", [Host("fe80::1%eth0", 1)]),
     ],
 )
 def test_host_list(text: str, hosts: list[Host]) -> None:
     assert parse_hosts(text) == hosts
 
 
-@pytest.mark.parametrize("text", ["", "a:", "a:0", "a:-1", "a:two", "a:1:2", ":2", "a,,b"])
+@pytest.mark.parametrize(
+    "text", ["", "a:", "a:0", "a:-1", "a:two", "a:1:2", ":2", "a,,b", "-a:2", "@a", "a@b@c", "2001:db8::1", "-oX=y"]
+)
 def test_bad_host_list(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="host:slots"):
         parse_hosts(text)
@@ -151,6 +155,11 @@ def test_hostfile(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# the lab\nlocalhost slots=2\n\n127.0.0.1   slots = 3  # again\na:4\nb\nc slots=1 max_slots=8\n")
     assert [host.slots for host in read_hostfile(str(path))] == [2, 3, 4, 1, 1]
+    path.write_text("[2001:db8::1] slots=2\nme@[::1]:3\n")
+    assert read_hostfile(str(path)) == [Host("2001:db8::1", 2), Host("me@::1", 3)]
+    path.write_text("2001:db8::1\n")
+    with pytest.raises(InvalidArgumentError, match="slots=N"):
+        read_hostfile(str(path))
     path.write_text("localhost\nlocalhost slots=many\n")
     with pytest.raises(InvalidArgumentError, match=r"hosts:2: .*slots=N"):
         read_hostfile(str(path))

@@ -24,8 +24,9 @@ from ringreduce.launch.python import run_code, run_module
 from ringreduce.launch.remote import ssh
 from ringreduce.launch.remote.addresses import Gate, interfaces, mac, reasons_against
 from ringreduce.launch.remote.launch import filled, orders
-from ringreduce.launch.remote.meeting import Interfaces
+from ringreduce.launch.remote.meeting import Interfaces, Meeting
 from ringreduce.launch.remote.messages import GREETING, HEADER, NBYTES_MOST, Kind, Unpacker, packed
+from ringreduce.launch.remote.news import Listening, Ready, Tried
 
 RINGRUN = run_module("ringreduce.launch.ringrun")
 KEY = b"k" * 32
@@ -139,6 +140,39 @@ def test_a_gate_bears_callers_who_say_nothing_or_too_much() -> None:
             caller.close()
 
 
+# --- The meeting ------------------------------------------------------------------------------------------------------
+
+
+def meeting() -> tuple[Meeting, list[tuple[int, Kind]]]:
+    """Of hosts x and y, which have said what they are; and what they are told."""
+    told: list[tuple[int, Kind]] = []
+    made = Meeting(["x", "y"], lambda host, kind, _: told.append((host, kind)), "1.0", Interfaces(), ("", 0))
+    assert not made.on_ready(1, Ready("1.0", "y", "2", "", "", [("eth0", "192.0.2.2")]))
+    with pytest.raises(MismatchError):
+        made.on_listening(0, Listening([("192.0.2.1", 7)], {}))
+    assert not made.on_ready(0, Ready("1.0", "x", "1", "", "", [("eth0", "192.0.2.1"), ("eth1", "192.0.2.9")]))
+    return made, told
+
+
+def test_only_rank_0s_host_says_where_it_is_found() -> None:
+    made, told = meeting()
+    assert told == [(0, Kind.LISTEN)]
+    for host, ip in ((1, "192.0.2.1"), (0, "203.0.113.9")):
+        with pytest.raises(MismatchError, match="LISTENING where it was not asked to"):
+            made.on_listening(host, Listening([(ip, 7)], {}))
+    for host in (0, 1):
+        with pytest.raises(MismatchError, match="TRIED what it was not asked for"):
+            made.on_tried(host, Tried([""]))
+    made.on_listening(0, Listening([("192.0.2.1", 7), ("192.0.2.9", 8)], {}))
+    assert told[1:] == [(1, Kind.TRY)]
+    with pytest.raises(MismatchError):
+        made.on_listening(0, Listening([("192.0.2.1", 7)], {}))
+    for host, reasons in ((0, ["", ""]), (1, [""])):
+        with pytest.raises(MismatchError, match="TRIED what it was not asked for"):
+            made.on_tried(host, Tried(reasons))
+    assert made.on_tried(1, Tried(["Connection refused", ""])) == ("192.0.2.9", 8)
+
+
 # --- What is started where --------------------------------------------------------------------------------------------
 
 
@@ -167,6 +201,65 @@ def test_variables_that_go_to_other_hosts() -> None:
     read = options.read(["-H", "elsewhere:2", "true"], "ringrun")
     with pytest.raises(InvalidArgumentError, match="RINGREDUCE_INIT_TIMEOUT=soon"):
         orders(read, {"RINGREDUCE_INIT_TIMEOUT": "soon"})
+
+
+ALL = ["eth0", "eth1", "ib0", "docker0"]
+NAMED = {
+    ("", "", ""): ALL,
+    ("eth0,ib0", "eth1", "eth1"): ["eth0", "ib0"],
+    ("", "eth0", "ib"): ["eth0"],
+    ("eth", "", ""): [],
+    ("", "", "eth"): ["eth0", "eth1"],
+    ("", "", "=eth"): [],
+    ("", "", "=eth0,ib0"): ["eth0", "ib0"],
+    ("", "", "^docker,eth1"): ["eth0", "ib0"],
+    ("", "", "^=eth,docker0"): ["eth0", "eth1", "ib0"],
+}
+
+
+@pytest.mark.parametrize("said", NAMED)
+def test_interfaces_by_option_by_horovods_variable_and_by_nccls(said: tuple[str, str, str]) -> None:
+    """NCCL's names are prefixes, unless they begin with =; ^ excludes them (NCCL's documentation, environment)."""
+    option, horovods, nccls = said
+    named = Interfaces.named(option, {"HOROVOD_GLOO_IFACE": horovods, "NCCL_SOCKET_IFNAME": nccls})
+    assert [name for name in ALL if named.have(name)] == NAMED[said]
+
+
+WRONG = [
+    (["--ssh-args", "it's"], "--ssh-args it's: No closing quotation"),
+    (["-p", "0"], "--ssh-port 0: expected 1 to 65535"),
+    (["-p", "65536"], "--ssh-port 65536: expected 1 to 65535"),
+    (["-x", "=3"], "-x =3: expected NAME or NAME=VALUE"),
+    (["-x", "A B=3"], "expected NAME or NAME=VALUE"),
+    (["-x", "RINGREDUCE_SIZE=5"], "-x RINGREDUCE_SIZE: ringrun sets this variable"),
+    (["--start-timeout", "-1"], "is not a number of seconds"),
+    (["--start-timeout", "nan"], "is not a number of seconds"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG)
+def test_wrong_options(words: list[str], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=re.escape(message)):
+        orders(options.read(["-H", "elsewhere:2", *words, "true"], "ringrun"), {})
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'mkdir "$0/gone" && cd "$0/gone" && rmdir "$0/gone" && exec "$@"', str(tmp_path)]
+    done = completed([*command, *RINGRUN, "-H", "elsewhere:2", "true"], env=clean_environment())
+    assert done.returncode == 2
+    assert done.stderr == "ringrun: the folder in which ringrun runs does not exist any more\n"
+
+
+def test_the_folder_has_the_name_that_the_users_shell_has_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "link")
+    read = options.read(["-H", "elsewhere:2", "true"], "ringrun")
+    assert orders(read, {"PWD": str(tmp_path / "link")}).folder == str(tmp_path / "link")
+    for wrong in ({}, {"PWD": str(tmp_path)}, {"PWD": "link"}):
+        assert orders(read, wrong).folder == str(tmp_path / "real")
 
 
 def test_the_users_words_for_ssh_come_first() -> None:

@@ -44,8 +44,8 @@ ROWS = (
     Mutation(
         "secret-in-a-variable",
         "ringreduce/launch/remote/agent.py",
-        '        base = without_places(os.environ) | order["variables"]\n',
-        '        base = without_places(os.environ) | order["variables"] | {"X": str(order["secret"])}\n',
+        'order["variables"] | {"PWD": folder}\n',
+        'order["variables"] | {"PWD": folder, "X": str(order["secret"])}\n',
         (*IMPORTERS, "test_ringrun_hosts.py::test_the_secret_is_in_no_command_line_and_no_variable"),
     ),
     Mutation(
@@ -54,13 +54,14 @@ ROWS = (
         "        if not host.is_starting or not any(place.rank == news.rank for place in host.places):\n",
         "        if not host.is_starting:\n",
         (*IMPORTERS, "test_remote_agents.py::test_an_agent_is_not_believed"),
+        limit_s=30,
     ),
     Mutation(
         "address-by-another-host",
         "ringreduce/launch/remote/meeting.py",
         "        if host != 0 or self._found is not None or",
         "        if self._found is not None or",
-        (*IMPORTERS, "test_remote_agents.py::test_an_agent_is_not_believed"),
+        (*IMPORTERS, "test_remote_parts.py::test_only_rank_0s_host_says_where_it_is_found"),
     ),
     Mutation(
         "lost-host",
@@ -82,7 +83,7 @@ ROWS = (
         "        for host in self._hosts:\n            order = {\n",
         '        self.timers.pop("start", None)\n        for host in self._hosts:\n            order = {\n',
         (*IMPORTERS, "test_remote_agents.py::test_an_agent_is_silent_at_the_start"),
-        limit_s=60,
+        limit_s=20,
     ),
     Mutation(
         "output-without-limit",
