@@ -27,6 +27,7 @@ class RemoteLink final : public Link {
   size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
     return unless_left([&] { return link_->fold(dst, nbytes, reduction, kernels); });
   }
+  bool has_ended() const override { return link_->has_ended(); }
 
  private:
   template <class Move>

@@ -66,7 +66,8 @@ bool HostRelay::have_all_left(bool everybody) const {
 }
 
 bool HostRelay::is_all_sent() const {
-  return !parts_.links.any_of([](const LeaderConnection& connection) { return !connection.out.empty(); });
+  return !parts_.links.any_of(
+      [](const LeaderConnection& connection) { return !connection.out.empty() && !connection.link->has_ended(); });
 }
 
 // Ranks that are still at work must not wait for what nobody passes on.

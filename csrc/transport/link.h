@@ -24,6 +24,9 @@ class Link {
   virtual size_t pull(void* dst, size_t nbytes) = 0;
   // dst = op(dst, incoming) over whole elements; nbytes is a multiple of the item size, so is the result.
   virtual size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) = 0;
+  // Whether the peer has been found to take nothing more. Calls throw PeerLostError only some time later, within which
+  // the reason may come another way; who leaves need not wait for that.
+  virtual bool has_ended() const { return false; }
 };
 
 // Shared memory: two byte rings of `capacity` bytes each, zero-filled at first use; the memory outlives the link.

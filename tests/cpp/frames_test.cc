@@ -17,8 +17,10 @@ const std::vector<int> kHostOf = {0, 0, 1, 1};
 // Hands out what a test has written, and keeps the types of the frames that it takes.
 class ScriptedLink : public Link {
  public:
-  ScriptedLink(FrameWriter& script, std::vector<FrameType>& answers) : script_(script), answers_(answers) {}
+  ScriptedLink(FrameWriter& script, std::vector<FrameType>& answers, const bool& takes, const bool& has_ended)
+      : script_(script), answers_(answers), takes_(takes), has_ended_(has_ended) {}
   size_t push(const void* bytes, size_t nbytes) override {
+    if (!takes_) return 0;
     for (size_t at = 0; at < nbytes;) {
       FrameHead head;
       std::memcpy(&head, static_cast<const std::byte*>(bytes) + at, sizeof head);
@@ -37,10 +39,13 @@ class ScriptedLink : public Link {
     return come;
   }
   size_t fold(void*, size_t, const Reduction&, const Kernels&) override { return 0; }
+  bool has_ended() const override { return has_ended_; }
 
  private:
   FrameWriter& script_;
   std::vector<FrameType>& answers_;
+  const bool& takes_;
+  const bool& has_ended_;
 };
 
 // A host's leader, to whom a test speaks as the other host's.
@@ -53,7 +58,7 @@ class Listener {
     control_.header().eager_nbytes = 4096;
     control_.header().tuned = kTuned;
     std::vector<std::unique_ptr<Link>> links(2);
-    links[static_cast<size_t>(1 - hosts_.mine)] = std::make_unique<ScriptedLink>(said, answers);
+    links[static_cast<size_t>(1 - hosts_.mine)] = std::make_unique<ScriptedLink>(said, answers, takes, has_ended);
     for (const int r : hosts_.here()) control_.line(r).attendance = Attendance::kPresent;
     relay_ = std::make_unique<HostRelay>(control_, hosts_, *own_, std::move(links), 1.0);
   }
@@ -67,12 +72,16 @@ class Listener {
       return error.what();
     }
   }
+  // As a leader that leaves: whether it has said all that anybody takes.
+  bool pass_on() { return relay_->pass_on(false); }
   const ControlSegment& control() const { return control_; }
   // What this host's ranks announce.
   Negotiation& rank(int r) { return r == me_ ? *own_ : *other_; }
 
   FrameWriter said;
   std::vector<FrameType> answers;
+  bool takes = true;       // the link does what it is given
+  bool has_ended = false;  // the link's peer
 
  private:
   std::unique_ptr<Negotiation> negotiation_of(int rank) const {
@@ -390,6 +399,22 @@ TEST_CASE("frames: a failure is heard behind frames that wait") {
   CHECK(listener.hear() == "");
   CHECK(listener.control().head(0, 1).tag.load() == 0);
   CHECK(failure_text(listener.control()) == "lost rank 1");
+}
+
+TEST_CASE("frames: a leader that leaves a job which has failed does not wait for one that takes nothing more") {
+  const Environment environment{};
+  Listener listener;
+  listener.takes = false;
+  FrameWriter& out = listener.said;
+  out.begin(FrameType::kFailed, kPeer);
+  out.put(FatalKind::kPeerLost);
+  out.put(std::string("lost rank 1"));
+  out.end();
+  CHECK(listener.hear() == "");
+  listener.rank(kMe + 1).deadlock().block({}, 0);  // which is told to the other host
+  CHECK_FALSE(listener.pass_on());
+  listener.has_ended = true;
+  CHECK(listener.pass_on());
 }
 
 TEST_CASE("frames: one that is too long is not sent, and those around it are") {

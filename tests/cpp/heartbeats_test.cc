@@ -19,16 +19,6 @@
 namespace rr::test {
 namespace {
 
-// The two ends of a TCP connection.
-std::pair<OwnedFd, OwnedFd> connected_pair() {
-  auto [listener, address] = listening();
-  OwnedFd one = OwnedFd::from([] { return ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); });
-  check_sys(::connect(one.get(), address.get(), address.nbytes), "connect");
-  OwnedFd other = OwnedFd::from([&, fd = listener.get()] { return ::accept4(fd, nullptr, nullptr, SOCK_CLOEXEC); });
-  check_sys(other.get(), "accept");
-  return {std::move(one), std::move(other)};
-}
-
 Session session_of_low() { return {key_of(1), key_of(2), 3, 4, true}; }
 Session session_of_high() { return {key_of(2), key_of(1), 4, 3, true}; }
 

@@ -5,8 +5,10 @@
 #include <sys/socket.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "os/owned_fd.h"
 #include "transport/tcp/tcp_network.h"
 
 namespace rr::test {
@@ -24,6 +26,16 @@ inline std::pair<Fd, TcpAddress> listening() {
   check_sys(::listen(socket.get(), 128), "listen");
   check_sys(::getsockname(socket.get(), any, &address.nbytes), "getsockname");
   return {std::move(socket), address};
+}
+
+// The two ends of a TCP connection.
+inline std::pair<OwnedFd, OwnedFd> connected_pair() {
+  auto [listener, address] = listening();
+  OwnedFd one = OwnedFd::from([] { return ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); });
+  check_sys(::connect(one.get(), address.get(), address.nbytes), "connect");
+  OwnedFd other = OwnedFd::from([&, fd = listener.get()] { return ::accept4(fd, nullptr, nullptr, SOCK_CLOEXEC); });
+  check_sys(other.get(), "accept");
+  return {std::move(one), std::move(other)};
 }
 
 inline Bytes32 key_of(unsigned char seed) {

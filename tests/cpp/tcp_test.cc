@@ -180,12 +180,14 @@ TEST_CASE("tcp: who needs bytes of a connection that has ended is told") {
   auto gone = ranks.networks[0]->link(1, 3);
   const auto left = ranks.networks[1]->link(0, 3);
   REQUIRE(exchange(*gone, *left));
+  CHECK_FALSE(left->has_ended());
   gone.reset();
   const std::string text = raised<PeerLostError>([&] {
     std::byte byte;
     wait_for([&] { return left->pull(&byte, 1) != 0; });
   });
   CHECK(text == "TCP, rank 1, peer 0, channel 3: lost rank 0: the peer has closed the connection");
+  CHECK(left->has_ended());
 }
 
 TEST_CASE("tcp: a rank at whose address nobody listens") {

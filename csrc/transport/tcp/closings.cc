@@ -6,10 +6,14 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <cstddef>
 #include <iterator>
 
 namespace rr {
 namespace {
+
+constexpr size_t kDiscardNbytes = 1 << 20;  // of the kernel's buffer, without a copy (tcp(7), MSG_TRUNC)
+constexpr int kDiscardsAtOnce = 16;
 
 // Whether the peer's machine has all that was sent, or will never have it. What a reset connection had still to send
 // stays counted (SIOCOUTQ), so its state is looked at as well.
@@ -19,6 +23,13 @@ bool has_arrived(int fd) {
   tcp_info info = {};
   socklen_t size = sizeof info;
   return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) < 0 || info.tcpi_state == TCP_CLOSE;
+}
+
+// Takes what has come, so that the peer's machine has room for the rest: the peer may wait for the same.
+void discard_what_has_come(int fd) {
+  for (int i = 0; i < kDiscardsAtOnce; ++i) {
+    if (::recv(fd, nullptr, kDiscardNbytes, MSG_TRUNC | MSG_DONTWAIT) <= 0) return;
+  }
 }
 
 }  // namespace
@@ -31,6 +42,7 @@ void Closings::add(OwnedFd socket) {
 
 void Closings::look() {
   for (auto one = sockets_.begin(); one != sockets_.end();) {
+    discard_what_has_come(one->first);
     one = has_arrived(one->first) ? sockets_.erase(one) : std::next(one);
   }
 }

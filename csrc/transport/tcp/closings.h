@@ -1,7 +1,8 @@
 // Connections that were dropped while something that was sent had not come to the peer's machine yet.
 //
 // Closing a connection on which something unread has arrived takes back what has not reached the peer's machine. So who
-// drops one waits until the peer's machine has everything.
+// drops one waits until the peer's machine has everything, and takes what comes from there meanwhile: where both sides
+// drop a connection that is full both ways, each would wait for the other otherwise.
 #pragma once
 
 #include <cstdint>

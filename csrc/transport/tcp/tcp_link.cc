@@ -64,6 +64,8 @@ class TcpLink final : public Link {
     return moved;
   }
 
+  bool has_ended() const override { return ended_ns_ != 0; }
+
  private:
   std::string where() const {
     return "TCP, rank " + std::to_string(me_) + ", peer " + std::to_string(connection_->peer) + ", channel " +

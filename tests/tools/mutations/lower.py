@@ -195,6 +195,20 @@ ROWS = (
         ("heartbeats_test::heartbeats: what is not acknowledged is sent again",),
     ),
     Mutation(
+        "tcp-both-drop",
+        "csrc/transport/tcp/closings.cc",
+        "    discard_what_has_come(one->first);\n",
+        "",
+        ("closings_test::closings: two sides",),
+    ),
+    Mutation(
+        "tcp-dead-leader",
+        "csrc/transport/tcp/tcp_link.cc",
+        "bool has_ended() const override { return ended_ns_ != 0; }",
+        "bool has_ended() const override { return false; }",
+        ("tcp_test::tcp: who needs bytes of a connection",),
+    ),
+    Mutation(
         "tcp-late-farewell",
         "csrc/transport/tcp/heartbeats.cc",
         "return is_leaving_ && expected_.empty() &&",
