@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ringreduce.launch import installations
+from ringreduce.launch.mpi import installations
 
 ROOT = Path(__file__).resolve().parents[1]
 RANKS = 2

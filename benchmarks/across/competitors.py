@@ -19,7 +19,7 @@ from lab.network import INTERFACE, address
 import ringreduce
 from ringreduce.bench.peers.cell import Absent
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.launch import installations
+from ringreduce.launch.mpi import installations
 
 from .pattern import SHARE
 

@@ -17,7 +17,7 @@ from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.job import environment
-from ringreduce.launch.mpi_versions import ROOT_PERMITS, mpi_version
+from ringreduce.launch.mpi.versions import ROOT_PERMITS, mpi_version
 from ringreduce.launch.python import run_code
 
 FRAMEWORKS = {

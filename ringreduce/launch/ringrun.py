@@ -55,7 +55,7 @@ def _remote(options: argparse.Namespace, prog: str) -> int:
 
 
 def _mpirun(options: argparse.Namespace, prog: str) -> int:
-    from ringreduce.launch import mpirun  # with what it needs to look for one
+    from ringreduce.launch.mpi import mpirun  # with what it needs to look for one
 
     try:
         return mpirun.run(options, prog)

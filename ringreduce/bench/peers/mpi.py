@@ -10,8 +10,8 @@ from functools import cache as cache_result
 from pathlib import Path
 
 from ringreduce.bench.peers.cell import BUDGET_S, Absent, Cell, Job, Peer
-from ringreduce.launch import installations
-from ringreduce.launch.installations import LIBRARIES, Installation
+from ringreduce.launch.mpi import installations
+from ringreduce.launch.mpi.installations import LIBRARIES, Installation
 from ringreduce.launch.storage import cache
 
 SOURCE = Path(__file__).with_name("collectives.c")

@@ -298,7 +298,7 @@ class RemoteJob(Job[RemoteRank]):
                 "bind": self._orders.bind,
                 "rendezvous": new_rendezvous(),
                 "address": text,
-                "secret": secret,
+                "secret": None if text is None else secret,
             }
             host.link.tell(Kind.START, order)
             host.is_starting = True

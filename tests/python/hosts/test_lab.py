@@ -25,7 +25,7 @@ from lab.requirements import missing
 from processes import completed
 from ranks import clean_environment
 
-from ringreduce.launch.mpi_versions import mpi_version
+from ringreduce.launch.mpi.versions import mpi_version
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

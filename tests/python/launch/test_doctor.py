@@ -17,8 +17,8 @@ from processes import completed
 from ringreduce import doctor
 from ringreduce.doctor import environment, gpus, selftest, software
 from ringreduce.doctor.finding import Finding, lines, verdict
-from ringreduce.launch import installations
-from ringreduce.launch.mpi_versions import mpi_version
+from ringreduce.launch.mpi import installations
+from ringreduce.launch.mpi.versions import mpi_version
 
 RunRanks = Callable[..., list[Any]]
 

@@ -14,7 +14,7 @@ from ranks import clean_environment
 
 from ringreduce import cli
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.launch import binding, mpirun, options, ringrun, spawn
+from ringreduce.launch import binding, options, ringrun, spawn
 from ringreduce.launch.binding import CoreId, core_of, cores_of, cpu_shares, thread_share
 from ringreduce.launch.hosts import (
     Host,
@@ -26,6 +26,7 @@ from ringreduce.launch.hosts import (
     places_on_hosts,
     read_hostfile,
 )
+from ringreduce.launch.mpi import mpirun
 from ringreduce.launch.quota import cpu_quota
 
 

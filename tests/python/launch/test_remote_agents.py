@@ -251,10 +251,10 @@ def test_nothing_of_the_ranks_is_left_when_the_job_cannot_begin(tmp_path: Path) 
     """The local rank's child too, which the kernel does not kill with the agent."""
     child = tmp_path / "child"
     program = f"sleep 1000 & echo $! > {child}.new; mv {child}.new {child}; wait"
-    steps = {"START": ["nothing"], "SIGNAL": [["CANNOT_RUN", {"text": "no", "is_missing": False}]]}
+    steps = {"START": ["wait", ["CANNOT_RUN", {"text": "no", "is_missing": False}]]}
     with running(tmp_path, "sh", "-c", program, hosts="localhost:1,y:1", y=steps) as process:
         wait_for(child)
-        process.send_signal(signal.SIGUSR1)
+        (tmp_path / "y.go").touch()
         status, _, _ = ended(process)
     assert status == 126
     deadline = Deadline(SOON_S)

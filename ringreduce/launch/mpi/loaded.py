@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ringreduce.errors import UnavailableError
 from ringreduce.job.communicators import library_name
-from ringreduce.launch.mpi_versions import mpi_version
+from ringreduce.launch.mpi.versions import mpi_version
 
 NAMES = ("mpirun", "mpiexec", "mpirun.openmpi", "mpirun.mpich", "mpiexec.hydra")
 VENDORS = ("Open MPI", "MPICH")

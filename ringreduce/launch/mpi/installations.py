@@ -13,7 +13,7 @@ from functools import cache as cache_result
 from importlib import metadata
 from pathlib import Path
 
-from ringreduce.launch.mpi_versions import ROOT_PERMITS, mpi_version
+from ringreduce.launch.mpi.versions import ROOT_PERMITS, mpi_version
 from ringreduce.launch.storage import cache
 
 LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH"}

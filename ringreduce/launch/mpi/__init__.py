@@ -1,0 +1,1 @@
+"""ringrun --transport mpi: which MPIs there are, which one mpi4py loads, and its mpirun."""
