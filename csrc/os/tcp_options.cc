@@ -9,8 +9,7 @@
 namespace rr {
 namespace {
 
-constexpr int kTcpRtoMaxMs = 44;       // TCP_RTO_MAX_MS of linux/tcp.h, which older headers do not have
-constexpr int kLongestPauseMs = 1000;  // the least that Linux takes
+constexpr int kTcpRtoMaxMs = 44;  // TCP_RTO_MAX_MS of linux/tcp.h, which older headers do not have
 
 bool set(int fd, int level, int option, int value) {
   return ::setsockopt(fd, level, option, &value, sizeof value) == 0;
@@ -18,9 +17,10 @@ bool set(int fd, int level, int option, int value) {
 
 }  // namespace
 
-bool retransmit_steadily(int fd) {
-  if (!set(fd, IPPROTO_TCP, kTcpRtoMaxMs, kLongestPauseMs) && errno != ENOPROTOOPT) return false;
-  return set(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1);
+// An option that this kernel does not know is no error: the connection works without.
+bool retransmit_steadily(int fd, int longest_pause_ms) {
+  return (set(fd, IPPROTO_TCP, kTcpRtoMaxMs, longest_pause_ms) || errno == ENOPROTOOPT) &&
+         (set(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1) || errno == ENOPROTOOPT);
 }
 
 bool probe_when_idle(int fd, int idle_s, int probes) {

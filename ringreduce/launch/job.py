@@ -158,6 +158,7 @@ class Job(abc.ABC, Generic[AnyRank]):
 
     def stop_now(self) -> None:
         """The user insists: SIGKILL, and output that nobody reads is given up."""
+        self._sent.add(signal.SIGKILL)
         self.send(signal.SIGKILL)
         self._insisted = True
         self._after(ABANDON_AFTER_S, self.abandon)
@@ -197,7 +198,7 @@ class Job(abc.ABC, Generic[AnyRank]):
         timeout_s = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         events = self.selector.select(timeout_s)
         for key, _ in events:
-            if key.fileobj in self.selector.get_map():  # an earlier event of this round may have closed it
+            if self.selector.get_map().get(key.fd) is key:  # an earlier event of this round may have closed it
                 key.data()
         self._call_timers(bool(events))
 
@@ -211,6 +212,7 @@ class Job(abc.ABC, Generic[AnyRank]):
         self._due = {name: self._due.get(name, now) for name in due}
         for name in due:
             if not is_busy or now - self._due[name] > OVERDUE_S:
+                del self._due[name]
                 self.timers.pop(name)[1]()
 
     def _conclude(self) -> None:

@@ -68,6 +68,7 @@ class Launch(abc.ABC, Generic[AnyJob]):
             finally:
                 if self.keyboard is not None:
                     self.keyboard.close()
+                self.job.close()  # here, where one more signal does not cut it short
         return self.job.exit_status()
 
     def report(self, line: str) -> None:

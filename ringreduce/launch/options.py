@@ -87,6 +87,7 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
         metavar="NAME[=VALUE]",
         help="takes one more variable to the other hosts; docs/hosts.md has those that go there anyway",
     )
+    add("--encrypt", action="store_true", help="sets RINGREDUCE_ENCRYPT=on: all that leaves a host by TCP is encrypted")
     add("--mpi-args", metavar="WORDS", help='more options for mpirun: --mpi-args="--mca btl tcp,self"')
     add(
         "--bind",
@@ -151,6 +152,8 @@ def read(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
         )
     if not options.grace >= 0:
         raise InvalidArgumentError(f"--grace {options.grace:g}: expected seconds, 0 or more")
+    if options.encrypt:
+        options.variables["RINGREDUCE_ENCRYPT"] = "on"
     _check_ranks(options, prog)
     options.command = run_script(options.command)
     return options

@@ -9,16 +9,20 @@ output to another host.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import select
 import selectors
+import struct
+import termios
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+_INT = struct.Struct("i")
 QUEUE_NBYTES = 1 << 20
 LINE_NBYTES = 1 << 20  # a line longer than this is passed on in parts
 READ_NBYTES = 1 << 16
@@ -293,24 +297,27 @@ class Source:
         else:
             self.close()
 
-    def read(self) -> bool:
-        """Passes on what has come. False when there is nothing to read (yet)."""
+    def read(self) -> int:
+        """Passes on what has come; returns how many bytes. 0: there is nothing to read (yet)."""
         if self.fd < 0:
-            return False
+            return 0
         try:
             more = os.read(self.fd, READ_NBYTES)
         except BlockingIOError:
-            return False
-        if not more:
+            return 0
+        if more:
+            self._taker.feed(more)
+        else:
             self.close()
-            return False
-        self._taker.feed(more)
-        return True
+        return len(more)
 
     def drain(self) -> None:
-        """Reads to the end of what is there now and closes; a child that still holds the pipe is not waited for."""
-        while self.read():
-            pass
+        """Reads what is there now and closes. A child that still holds the pipe, and may fill it, is not waited for."""
+        if self.fd < 0:
+            return
+        (left,) = _INT.unpack(fcntl.ioctl(self.fd, termios.FIONREAD, _INT.pack(0)))
+        while left > 0 and (nbytes := self.read()):
+            left -= nbytes
         self.close()
 
     def close(self) -> None:

@@ -40,7 +40,8 @@ def signals_as_events(selector: selectors.BaseSelector, handle: Callable[[int], 
         for signum, before in taken.items():
             signal.signal(signum, before)
         signal.set_wakeup_fd(wakeup_before)
-        selector.unregister(reader)
+        with contextlib.suppress(KeyError):  # the selector may be closed
+            selector.unregister(reader)
         os.close(reader)
         os.close(writer)
 

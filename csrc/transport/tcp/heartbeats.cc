@@ -23,6 +23,7 @@ constexpr char kSign = '.';
 constexpr char kFarewell = '!';
 // So many bytes, the signs of one second, may be on their way to a host that acknowledges.
 constexpr int kAheadNbytes = 4 * (1 + static_cast<int>(kRecordOverheadNbytes));
+constexpr int kAgainMs = 1000;  // between two times that a sign is sent
 
 std::string text_of_ns(int64_t ns) {
   char text[32];
@@ -47,7 +48,7 @@ Heartbeats::Peer::Peer(int peer, OwnedFd connected, const Session& session)
 
 bool Heartbeats::watch(int fd, int lost_after_ms) {
   return ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost_after_ms, sizeof lost_after_ms) == 0 &&
-         retransmit_steadily(fd) && probe_when_idle(fd, 1);
+         retransmit_steadily(fd, kAgainMs) && probe_when_idle(fd, 1);
 }
 
 void Heartbeats::add(int peer, OwnedFd socket, const Session& session) {

@@ -64,7 +64,10 @@ class TcpLink final : public Link {
     return moved;
   }
 
-  bool has_ended() const override { return ended_ns_ != 0; }
+  // Not where this rank's dialling has failed: the peer's own may be on its way.
+  bool has_ended() const override {
+    return ended_ns_ != 0 && connection_->state.load(std::memory_order_acquire) == TcpConnection::State::kOpen;
+  }
 
  private:
   std::string where() const {

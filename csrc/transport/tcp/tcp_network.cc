@@ -32,6 +32,9 @@ namespace {
 
 constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kBeatNs = Heartbeats::kPauseMs * kMs;
+// Between two times that data is sent. The kernel ends a connection whose peer has no room after twice as long without
+// an answer (tcp_options.h), which is to be more than the 3.5 s after which the peer's host is lost.
+constexpr int kDataAgainMs = 2000;
 constexpr int64_t kLookNs = 1'000 * kMs;   // between two looks at what is acknowledged of data
 constexpr int64_t kLeaveNs = 1'000 * kMs;  // when the network ends, dropped connections have so long
 constexpr const char* kLate = "no answer. Does a packet filter drop what is sent there?";
@@ -118,7 +121,7 @@ void keep_alive(int fd, int lost_after_ms) {
   const int none = 0;  // of the handshake's; acknowledged.h says why
   check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &none, sizeof none), "setsockopt(TCP_USER_TIMEOUT)");
   const int half = std::max(1, lost_after_ms / 2000);  // seconds until the first probe; and so many, one a second
-  if (!retransmit_steadily(fd) || !probe_when_idle(fd, half, half)) check_sys(-1, "setsockopt, data");
+  if (!retransmit_steadily(fd, kDataAgainMs) || !probe_when_idle(fd, half, half)) check_sys(-1, "setsockopt, data");
 }
 
 // By rank.

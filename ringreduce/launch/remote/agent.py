@@ -28,6 +28,7 @@ from ringreduce.launch.output import Feeder, Flow, Sink, Source, output_pipe
 from ringreduce.launch.processes import Processes
 from ringreduce.launch.remote.addresses import Gate, interfaces, reasons_against
 from ringreduce.launch.remote.messages import GREETING, OUTPUT, OUTPUT_NBYTES, Kind, Unpacker, packed
+from ringreduce.launch.remote.news import TEXT_CHARS
 from ringreduce.launch.reports import Causes, Reports
 from ringreduce.launch.spawn import rank_environment
 
@@ -104,7 +105,7 @@ class Agent:
             if self._is_alone or self._news.broken:
                 return 1
             for key, _ in self._selector.select():
-                if key.fileobj in self._selector.get_map():  # an earlier event of this round may have closed it
+                if self._selector.get_map().get(key.fd) is key:  # an earlier event of this round may have closed it
                     key.data()
             self._tell_causes()
         return 0
@@ -211,7 +212,7 @@ class Agent:
         return f"/proc/{os.getpid()}/fd/{self._secret}"
 
     def _cannot_run(self, text: str, missing: bool = False) -> None:
-        self._tell(Kind.CANNOT_RUN, {"text": text, "is_missing": missing})
+        self._tell(Kind.CANNOT_RUN, {"text": text[:TEXT_CHARS], "is_missing": missing})
 
     def _on_end(self, rank: Rank) -> None:
         if self._reports is not None:

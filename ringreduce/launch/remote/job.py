@@ -37,12 +37,12 @@ CANNOT_START = 255
 CANNOT_RUN = 126
 NOT_FOUND = 127
 FINISH_S = 10.0
-"""How long the agents may take to end when all ranks have."""
+"""How long the agents may say nothing, and not end, when all ranks have."""
 CLOSE_S = 1.0
 """How long they may take when ringrun gives up."""
 STREAMS = (1, 2)
-UNASKED_NBYTES = 64 << 20
-"""Output beyond what an agent may have under way: of pipes, when its ranks have ended."""
+UNASKED_NBYTES = 512 << 20
+"""Output beyond what an agent may have under way: of its ranks' pipes, 1 MiB each at most, when they have ended."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,7 @@ class RemoteJob(Job[RemoteRank]):
         self._has_input_under_way = False
         self._is_finishing = False
         self._has_lost_words = False
+        self._is_closed = False
 
     def __enter__(self) -> RemoteJob:
         return self
@@ -229,6 +230,9 @@ class RemoteJob(Job[RemoteRank]):
 
     def close(self) -> None:
         """Kills what still runs: an agent whose ringrun has gone kills its ranks. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for host in self._hosts:
             host.link.shut()
         until = time.monotonic() + CLOSE_S
@@ -250,6 +254,8 @@ class RemoteJob(Job[RemoteRank]):
 
     def _on_news(self, number: int, news: News) -> None:
         host = self._hosts[number]
+        if self._is_finishing and "finish" in self.timers:
+            self._expect_the_end()  # something still comes
         if isinstance(news, Output):
             self._on_output(host, news)
         elif isinstance(news, Exit):
@@ -268,6 +274,8 @@ class RemoteJob(Job[RemoteRank]):
             if not self._is_finishing:
                 raise MismatchError("DONE before FINISH")
             host.is_done = True
+            host.link.shut()
+            self._end_lines(host)
         else:
             self._on_meeting(host, news)
 
@@ -376,6 +384,8 @@ class RemoteJob(Job[RemoteRank]):
         if not alive:
             self._has_lost_words = True
             self._report(f"host {host.name}: the end of its output may be missing: {lost}")
+        elif not self._has_begun():
+            self.hurry()
         self._finish_if_all_have_ended()
 
     def _end_lines(self, host: _Host) -> None:
@@ -399,16 +409,25 @@ class RemoteJob(Job[RemoteRank]):
 
     def _fail(self, status: int, text: str) -> None:
         """The job cannot begin."""
-        if self._failure is None:
-            self._failure = status
-            self._report(text)
+        if self._failure is not None:
+            return
+        self._failure = status
+        self._report(text)
+        for host in self._hosts:
+            host.link.shut()
+            self._end_lines(host)
 
     def _finish_if_all_have_ended(self) -> None:
         if self._is_finishing or not self._has_begun() or self.alive():
             return
         self._is_finishing = True
+        if not self._insisted:
+            self.timers.pop("end", None)
         for host in self._hosts:
             host.link.tell(Kind.FINISH, {"kill": self.first_failure is not None})
+        self._expect_the_end()
+
+    def _expect_the_end(self) -> None:
         self.timers["finish"] = (time.monotonic() + FINISH_S, self._give_up_agents)
 
     def _give_up_agents(self) -> None:

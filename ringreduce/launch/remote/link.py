@@ -156,7 +156,8 @@ class AgentLink:
                 break
         self._said += [text for text in (_text(self._said_rest),) if text]
         if not self.is_greeted:
-            self._said += [text for line in self._noise.splitlines()[-SAID_LINES:] if (text := _text(line))]
+            noise = [text for line in self._noise.splitlines()[-SAID_LINES:] if (text := _text(line))]
+            self._said = deque([*noise, *self._said], maxlen=SAID_LINES)  # ssh's own words count more
         self.shut()
         self._ended(why)
 

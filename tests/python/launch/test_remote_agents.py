@@ -154,6 +154,7 @@ DEATHS = {
     "before it starts ranks": ({"START": ["end"]}, "host y: its agent has ended"),
     "when ranks run": ({"START": ["STARTED", "end"]}, "rank 1 on host y .*was lost with its host"),
     "when its ranks have ended": ({"FINISH": ["end"]}, "host y: the end of its output may be missing"),
+    "when another host's ranks have not begun": ({"START": ["STARTED", "end"]}, "rank 1 on host y .*was lost with"),
     "between the ends of ranks": (
         {"START": ["STARTED", "EXIT", "end"]},
         "host y: the end of its output may be missing",
@@ -164,7 +165,9 @@ DEATHS = {
 @pytest.mark.parametrize("when", DEATHS)
 def test_an_agent_dies(tmp_path: Path, when: str) -> None:
     steps, words = DEATHS[when]
-    status, _, err = run(tmp_path, "--grace", "0", x={"SIGNAL": ["EXIT"]}, y=steps)
+    first = {"START": ["nothing"]} if when == "when another host's ranks have not begun" else {"SIGNAL": ["EXIT"]}
+    with running(tmp_path, "--grace", "0", "true", x=first, y=steps) as process:
+        status, _, err = ended(process, SOON_S)
     assert status == 255, err
     assert any(re.search(words, line) for line in err), err
 
@@ -261,6 +264,41 @@ def test_nothing_of_the_ranks_is_left_when_the_job_cannot_begin(tmp_path: Path) 
     while Path(f"/proc/{int(child.read_text())}").exists():
         assert not deadline.expired()
         time.sleep(0.01)
+
+
+def test_a_job_that_cannot_begin_ends_though_its_ranks_print_without_end(tmp_path: Path) -> None:
+    steps = {"START": ["wait", ["CANNOT_RUN", {"text": "no", "is_missing": False}]]}
+    with running(tmp_path, "yes", hosts="z:1,y:1", y=steps) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "y\n"
+        (tmp_path / "y.go").touch()
+        while process.stdout.read(1 << 16):
+            pass
+        assert process.wait(HANG_S) == 126
+
+
+def test_a_child_that_prints_on_is_not_waited_for(tmp_path: Path) -> None:
+    """Its rank has ended: what is there then is passed on, and no more."""
+    program = f"setsid yes & echo $! > {tmp_path}/child; exit 0"
+    with running(tmp_path, "sh", "-c", program, hosts="z:1") as process:
+        assert process.stdout is not None
+        while process.stdout.read(1 << 16):
+            pass
+        assert process.wait(HANG_S) == 0
+    deadline = Deadline(SOON_S)
+    while Path(f"/proc/{int((tmp_path / 'child').read_text())}").exists():
+        assert not deadline.expired()
+        time.sleep(0.01)
+
+
+def test_ssh_s_words_are_not_lost_in_those_of_the_login_shell(tmp_path: Path) -> None:
+    program = tmp_path / "ssh"
+    program.write_text(f"#!/bin/sh\nseq 30\necho 'exec: {sys.executable}: not found' >&2; exit 127\n")
+    program.chmod(0o755)
+    environ = clean_environment() | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = completed([*RINGRUN, "-H", "z:1", "true"], env=environ)
+    assert f"there is no {sys.executable} there" in done.stderr
+    assert done.stderr.endswith(f"ssh said: exec: {sys.executable}: not found\n")
 
 
 def test_what_ssh_writes_without_end_takes_no_memory(tmp_path: Path) -> None:

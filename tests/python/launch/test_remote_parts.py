@@ -194,6 +194,8 @@ def test_variables_that_go_to_other_hosts() -> None:
         "PATH": "/bin", "PYTHONPATH": "/mine", "NCCL_DEBUG": "INFO", "MINE": "1", "NEW": "a=b",
         "RINGREDUCE_LOG_LEVEL": "debug", "RINGREDUCE_CACHE_CAPACITY": "7",
     }  # fmt: skip
+    read = options.read(["-H", "elsewhere:2", "--encrypt", "true"], "ringrun")
+    assert orders(read, {}).variables == {"RINGREDUCE_ENCRYPT": "on"}
     read = options.read(["-H", "elsewhere:2", "--network-interface", "eth0,ib0", "true"], "ringrun")
     assert orders(read, environ | {"NCCL_SOCKET_IFNAME": "x"}).interfaces == Interfaces(
         "--network-interface", ["eth0", "ib0"]

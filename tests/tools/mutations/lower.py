@@ -190,7 +190,7 @@ ROWS = (
     Mutation(
         "tcp-steady-retransmission",
         "csrc/transport/tcp/heartbeats.cc",
-        "retransmit_steadily(fd) && probe_when_idle(fd, 1)",
+        "retransmit_steadily(fd, kAgainMs) && probe_when_idle(fd, 1)",
         "probe_when_idle(fd, 1)",
         ("heartbeats_test::heartbeats: what is not acknowledged is sent again",),
     ),
@@ -204,8 +204,8 @@ ROWS = (
     Mutation(
         "tcp-dead-leader",
         "csrc/transport/tcp/tcp_link.cc",
-        "bool has_ended() const override { return ended_ns_ != 0; }",
-        "bool has_ended() const override { return false; }",
+        "    return ended_ns_ != 0 && connection_->state",
+        "    return false && connection_->state",
         ("tcp_test::tcp: who needs bytes of a connection",),
     ),
     Mutation(
