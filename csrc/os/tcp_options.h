@@ -7,8 +7,8 @@ namespace rr {
 // twice the one before, and two outages of 2 s with a second between them look like one. Linux 6.15 and later: no pause
 // is longer than longest_pause_ms, 1000 at least. Linux gives up a connection of which nothing is acknowledged after 15
 // such pauses and a little more, and one without TCP_USER_TIMEOUT whose peer has no room after two without an answer.
-// Earlier: the first seven pauses are alike, where fewer than four packets are on their way
-// and congestion control is not BBR, which has no threshold by which Linux tells such a connection from a new one.
+// Earlier: the first seven pauses are alike, where fewer than four packets are on their way and congestion control is
+// not BBR, which has no threshold by which Linux tells such a connection from a new one.
 // False, with errno: the kernel refuses.
 bool retransmit_steadily(int fd, int longest_pause_ms);
 

@@ -59,8 +59,15 @@ def _is_of_this_host(ip: str) -> bool:
         return False
     if ip.lower().startswith("fe80:"):
         return False
+    return is_own(ip)
+
+
+def is_own(ip: str) -> bool:
+    """Whether it is an address, and of an interface here. Asks no name server."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     try:
-        with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        socket.inet_pton(family, ip.partition("%")[0])  # bind() would look a name up
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((ip, 0))
     except OSError:
         return False

@@ -64,3 +64,9 @@ def cpu_shares(
     if share == 0:
         return [frozenset(units[rank % len(units)]) for rank in range(ranks)]
     return [frozenset().union(*units[rank * share : (rank + 1) * share]) for rank in range(ranks)]
+
+
+def in_words(cpus: Collection[int] | None, threads: str) -> str:
+    """What a rank is bound to, for --verbose; threads: its OMP_NUM_THREADS."""
+    bound = "not bound" if cpus is None else f"on CPU {', '.join(map(str, sorted(cpus)))}"
+    return f"{bound}, OMP_NUM_THREADS {threads}"

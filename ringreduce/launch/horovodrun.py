@@ -122,9 +122,7 @@ def unused_arguments(given: Mapping[str, Any]) -> list[str]:
 
 def _reason(flag: str) -> tuple[bool, str]:
     """(whether an option is refused, why it has no effect or is)."""
-    if flag in BETWEEN_HOSTS:
-        return False, _LOCAL
-    tables = ((False, WITHOUT_EFFECT), (True, REFUSED))
+    tables = ((False, WITHOUT_EFFECT), (False, {BETWEEN_HOSTS: (1, _LOCAL)}), (True, REFUSED))
     return next((refused, why) for refused, rows in tables for flags, (_, why) in rows.items() if flag in flags)
 
 

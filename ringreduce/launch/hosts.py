@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.job.own_address import is_own
 
+THIS_HOST = "localhost"
 NAME = r"((?:[^\s:@\[\]]+@)?(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:@\[\]]+))"
 """A host's name or address, an IPv6 address in brackets, perhaps behind user@; as a group of a regular expression."""
 
@@ -115,26 +117,14 @@ def is_this_host(name: str) -> bool:
     """True for this host's names and addresses, and for loopback addresses. Asks no name server."""
     own = socket.gethostname()
     known = {"localhost", "::1", own, own.partition(".")[0]}
-    return name in known or name.startswith("127.") or _is_own_address(name)
-
-
-def _is_own_address(name: str) -> bool:
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, name)
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.bind((name, 0))
-                return True
-        except OSError:  # no address of this family, or not of this host
-            continue
-    return False
+    return name in known or name.startswith("127.") or is_own(name)
 
 
 def merged(hosts: Sequence[Host]) -> list[Host]:
-    """Each host once, where it is named first, with all its slots; this one is "localhost"."""
+    """Each host once, where it is named first, with all its slots; this one is THIS_HOST."""
     slots: dict[str, int] = {}
     for host in hosts:
-        name = "localhost" if is_this_host(host.name) else host.name
+        name = THIS_HOST if is_this_host(host.name) else host.name
         slots[name] = slots.get(name, 0) + host.slots
     return [Host(name, count) for name, count in slots.items()]
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
 
+from ringreduce.launch.events import handle
 from ringreduce.launch.output import Sink
 from ringreduce.launch.reports import Causes
 
@@ -24,7 +25,7 @@ KILL_AFTER_S = 1.5  # between SIGTERM and SIGKILL
 ASKED_GRACE_S = 30.0  # at least, for ranks that the user has asked to end
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 """The signals that ask a job to end; others mean what the ranks make of them."""
-OVERDUE_S = 1.0
+OVERDUE_S = 1.0  # a timer that is due waits so long at most for what there is to read
 ABANDON_AFTER_S = 10.0  # between SIGKILL and giving up on a rank that the kernel cannot end
 
 
@@ -100,7 +101,7 @@ class Job(abc.ABC, Generic[AnyRank]):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Kills what still runs, and after a failure also what the ranks left running; frees everything. Idempotent."""
+        """Kills what still runs, and after a failure also what the ranks left running; frees everything. Once."""
 
     def is_over(self) -> bool:
         """Whether there is nothing left to wait for but readers of output."""
@@ -196,11 +197,7 @@ class Job(abc.ABC, Generic[AnyRank]):
         """Waits for the next event or the next timer, and handles it."""
         deadline = min(until, *(when for when, _ in self.timers.values()), math.inf)
         timeout_s = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-        events = self.selector.select(timeout_s)
-        for key, _ in events:
-            if self.selector.get_map().get(key.fd) is key:  # an earlier event of this round may have closed it
-                key.data()
-        self._call_timers(bool(events))
+        self._call_timers(is_busy=handle(self.selector, timeout_s))
 
     def _call_timers(self, is_busy: bool) -> None:
         """Calls those that are due, later while there is something to read: this process may have been stopped.

@@ -50,7 +50,7 @@ class Launch(abc.ABC, Generic[AnyJob]):
     def run(self) -> int:
         """Starts the ranks and waits for the last to end. Returns the exit status."""
         options = self.options
-        with ExitStack() as files, self.job, signals_as_events(self.job.selector, self._on_signal):
+        with ExitStack() as files, signals_as_events(self.job.selector, self._on_signal), self.job:
             try:
                 copies = rank_copies(options.output_filename, options.ranks, self.report, files)
             except OSError as error:
@@ -68,7 +68,6 @@ class Launch(abc.ABC, Generic[AnyJob]):
             finally:
                 if self.keyboard is not None:
                     self.keyboard.close()
-                self.job.close()  # here, where one more signal does not cut it short
         return self.job.exit_status()
 
     def report(self, line: str) -> None:

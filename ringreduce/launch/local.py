@@ -7,7 +7,7 @@ import os
 import subprocess
 from contextlib import ExitStack
 
-from ringreduce.launch.binding import cpu_shares
+from ringreduce.launch.binding import cpu_shares, in_words
 from ringreduce.launch.hosts import place_on_one_host
 from ringreduce.launch.launch import Launch
 from ringreduce.launch.output import Lines, output_pipe
@@ -40,6 +40,5 @@ class LocalLaunch(Launch[Supervisor]):
                 stdin = subprocess.DEVNULL if given is None else given
                 started = self.job.start(options.command, environ, cpus, stdin, stdout, stderr, sources=(out, err))
             if options.verbose:
-                cores = "not bound" if cpus is None else f"on CPU {', '.join(map(str, sorted(cpus)))}"
-                threads = environ.get("OMP_NUM_THREADS", "unset")
-                self.report(f"rank {rank}: pid {started.pid}, {cores}, OMP_NUM_THREADS {threads}")
+                bound = in_words(cpus, environ.get("OMP_NUM_THREADS", "unset"))
+                self.report(f"rank {rank}: pid {started.pid}, {bound}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.launch import horovodrun
-from ringreduce.launch.hosts import is_this_host, merged, named_hosts
+from ringreduce.launch.hosts import THIS_HOST, merged, named_hosts
 from ringreduce.launch.python import run_script
 
 MAX_RANKS = 4096
@@ -161,9 +161,10 @@ def read(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
 
 def _check_ranks(options: argparse.Namespace, prog: str) -> None:
     options.host_list = hosts = named_hosts(options.hosts, options.hostfile)
-    options.spans_hosts = options.transport != "mpi" and not all(is_this_host(host.name) for host in hosts)
+    options.spans_hosts = False
     if options.transport != "mpi":
         options.host_list = hosts = merged(hosts)
+        options.spans_hosts = any(host.name != THIS_HOST for host in hosts)
     if not options.spans_hosts:
         _name_unused(options)
     slots = sum(host.slots for host in hosts) if hosts else None

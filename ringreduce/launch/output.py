@@ -63,32 +63,41 @@ class Flow:
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self.selector = selector
-        self.feeders: list[Feeder] = []
+        self._feeders: list[Feeder] = []
+        self._is_paused = False
 
     def attach(self, feeder: Feeder) -> None:
         """Starts to be fed."""
-        self.feeders.append(feeder)
-        feeder.resume()
+        self._feeders.append(feeder)
+        if not self._is_paused:
+            feeder.resume()
 
     def detach(self, feeder: Feeder) -> None:
         """Ends to be fed by what has ended, or may not be read on."""
-        self.feeders.remove(feeder)
+        self._feeders.remove(feeder)
         feeder.pause()
 
     def drain(self) -> None:
         """Takes what its sources hold now, and closes them: their ranks have ended."""
-        for feeder in list(self.feeders):
+        for feeder in list(self._feeders):
             feeder.drain()
 
     def pause(self) -> None:
         """Takes nothing until resume()."""
-        for feeder in self.feeders:
+        self._is_paused = True
+        for feeder in self._feeders:
             feeder.pause()
 
     def resume(self) -> None:
         """Takes more."""
-        for feeder in self.feeders:
+        self._is_paused = False
+        for feeder in self._feeders:
             feeder.resume()
+
+    def lose_reader(self) -> None:
+        """Nobody reads what goes there any more."""
+        for feeder in list(self._feeders):
+            feeder.lose_reader()
 
 
 class Sink(Flow):
@@ -152,8 +161,7 @@ class Sink(Flow):
         self._queue.clear()
         self._queued = 0
         self.selector.unregister(self.fd)
-        for feeder in list(self.feeders):
-            feeder.lose_reader()
+        self.lose_reader()
 
 
 class Copy:

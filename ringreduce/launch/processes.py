@@ -22,6 +22,7 @@ from ringreduce.launch.spawn import spawn
 @dataclass
 class _Process:
     popen: subprocess.Popen[bytes]
+    rank: Rank
     sources: Sequence[Source]
 
 
@@ -38,7 +39,6 @@ class Processes:
         self._ended = ended
         self._exits = Exits()  # in their order: who ended first
         self._processes: dict[int, _Process] = {}  # by pidfd
-        self._ranks: dict[int, Rank] = {}
         selector.register(self._exits, selectors.EVENT_READ, self._on_exits)
 
     def start(
@@ -65,13 +65,12 @@ class Processes:
             popen = spawn(command, environ, cpus, stdin, stdout, stderr, pass_fds, expected.add_myself)
             pidfd = expected.taken(popen.pid)
         rank = Rank(number, os.uname().nodename, popen.pid, time.monotonic())
-        self._processes[pidfd] = _Process(popen, sources)
-        self._ranks[pidfd] = rank
+        self._processes[pidfd] = _Process(popen, rank, sources)
         return rank
 
     def alive(self) -> list[Rank]:
         """The ranks that have not ended."""
-        return [rank for rank in self._ranks.values() if rank.status is None]
+        return [process.rank for process in self._processes.values() if process.rank.status is None]
 
     def send(self, signum: int) -> None:
         """Sends a signal to every living rank and its children."""
@@ -97,12 +96,13 @@ class Processes:
 
     def _on_exits(self) -> None:
         for pidfd in self._exits.ended():
-            rank = self._ranks[pidfd]
+            process = self._processes[pidfd]
+            rank = process.rank
             info = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
             assert info is not None
             rank.status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
             rank.ended = time.monotonic()
-            for source in self._processes[pidfd].sources:  # its last words come before our word about it
+            for source in process.sources:  # its last words come before our word about it
                 source.read()
             self._ended(rank)
 

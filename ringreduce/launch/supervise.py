@@ -17,7 +17,6 @@ class Supervisor(Job[Rank]):
         super().__init__(grace_s, report, verbose)
         self._processes = Processes(self.selector, self._on_end)
         self._reports: Reports | None = None
-        self._is_closed = False
 
     def __enter__(self) -> Supervisor:
         return self
@@ -49,10 +48,7 @@ class Supervisor(Job[Rank]):
         self._processes.send(signum)
 
     def close(self) -> None:
-        """Kills what still runs, and after a failure also what the ranks left running; frees everything. Idempotent."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        """Kills what still runs, and after a failure also what the ranks left running; frees everything. Once."""
         if self.first_failure is not None or self.alive():
             self._processes.kill_groups()
         for sink in self.sinks:

@@ -20,11 +20,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from ringreduce.errors import MismatchError
+from ringreduce.job.rendezvous import host_identity
 from ringreduce.launch.binding import cpu_shares
+from ringreduce.launch.events import handle
 from ringreduce.launch.forwarded import without_places
 from ringreduce.launch.hosts import Place
 from ringreduce.launch.job import Rank
-from ringreduce.launch.output import Feeder, Flow, Sink, Source, output_pipe
+from ringreduce.launch.output import Flow, Sink, Source, output_pipe
 from ringreduce.launch.processes import Processes
 from ringreduce.launch.remote.addresses import Gate, interfaces, reasons_against
 from ringreduce.launch.remote.messages import GREETING, OUTPUT, OUTPUT_NBYTES, Kind, Unpacker, packed
@@ -49,10 +51,12 @@ def main() -> int:
         return agent.run()
 
 
-def host_identity() -> str:
-    """Equal for two agents if and only if their ranks share memory: one kernel, one network namespace."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return f"{file.read().strip()}:{os.stat('/proc/self/ns/net').st_ino}"
+def _secret_file(secret: str) -> str:
+    """A memory file that this user's processes can read while the agent lives, and that is on no disk."""
+    fd = os.memfd_create("ringreduce.secret", os.MFD_CLOEXEC)
+    os.fchmod(fd, 0o600)
+    os.write(fd, secret.encode())
+    return f"/proc/{os.getpid()}/fd/{fd}"
 
 
 class Agent:
@@ -71,7 +75,6 @@ class Agent:
         self._told: set[int] = set()  # ranks whose cause ringrun knows
         self._reports: Reports | None = None
         self._gate: Gate | None = None
-        self._secret = -1
         self._input: _Input | None = None
         self._is_finished = False
         self._is_alone = False  # ringrun has gone
@@ -98,15 +101,13 @@ class Agent:
         self._news.put(GREETING)
         way = [] if self._is_local else os.environ.get("SSH_CONNECTION", "").split()
         seen_from, _, seen_at, _ = way if len(way) == 4 else [""] * 4
-        facts = {"version": _core.__version__, "name": os.uname().nodename, "identity": host_identity()}
+        facts = {"version": _core.__version__, "name": os.uname().nodename, "identity": host_identity().decode()}
         facts |= {"seen_from": seen_from, "seen_at": seen_at}
         self._tell(Kind.READY, facts | {"addresses": interfaces()})
         while not (self._is_finished and self._news.empty()):
             if self._is_alone or self._news.broken:
                 return 1
-            for key, _ in self._selector.select():
-                if self._selector.get_map().get(key.fd) is key:  # an earlier event of this round may have closed it
-                    key.data()
+            handle(self._selector)
             self._tell_causes()
         return 0
 
@@ -146,7 +147,7 @@ class Agent:
         elif kind == Kind.TAKEN:
             self._output[order["stream"]].take(order["nbytes"])
         elif kind == Kind.CLOSE:
-            self._output[order["stream"]].close()
+            self._output[order["stream"]].lose_reader()
         elif kind == Kind.FINISH:
             self._finish(bool(order["kill"]))
         else:
@@ -172,7 +173,7 @@ class Agent:
         base = without_places(os.environ) | order["variables"] | {"PWD": folder}
         base.pop("OLDPWD", None)
         if order["address"] is not None:
-            base |= {"RINGREDUCE_ADDRESS": order["address"], "RINGREDUCE_SECRET_FILE": self._secret_file(order)}
+            base |= {"RINGREDUCE_ADDRESS": order["address"], "RINGREDUCE_SECRET_FILE": _secret_file(order["secret"])}
         self._reports = Reports(order["rendezvous"], self._causes, self._selector)
         shares = cpu_shares(len(places)) if order["bind"] else [None] * len(places)
         for place, cpus in zip(places, shares, strict=True):
@@ -203,13 +204,6 @@ class Agent:
     def _carried(self, rank: int, stream: int, theirs: ExitStack) -> tuple[Source, int]:
         flow = self._output[stream]
         return output_pipe(flow, _Carrier(flow, rank), theirs)
-
-    def _secret_file(self, order: Mapping[str, Any]) -> str:
-        """A memory file that this user's processes can read while the agent lives, and that is on no disk."""
-        self._secret = os.memfd_create("ringreduce.secret", os.MFD_CLOEXEC)
-        os.fchmod(self._secret, 0o600)
-        os.write(self._secret, order["secret"].encode())
-        return f"/proc/{os.getpid()}/fd/{self._secret}"
 
     def _cannot_run(self, text: str, missing: bool = False) -> None:
         self._tell(Kind.CANNOT_RUN, {"text": text[:TEXT_CHARS], "is_missing": missing})
@@ -245,11 +239,6 @@ class _Outflow(Flow):
         self._news = news
         self._untaken_nbytes = 0
 
-    def attach(self, feeder: Feeder) -> None:
-        super().attach(feeder)
-        if self._untaken_nbytes >= OUTPUT_NBYTES:
-            feeder.pause()
-
     def put(self, kind: Kind, rank: int, data: bytes = b"") -> None:
         """Sends what a rank has written."""
         self._news.put(packed(kind, OUTPUT.pack(rank, self.stream) + data))
@@ -262,11 +251,6 @@ class _Outflow(Flow):
         self._untaken_nbytes -= nbytes
         if self._untaken_nbytes < OUTPUT_NBYTES:
             self.resume()
-
-    def close(self) -> None:
-        """Nobody reads it any more."""
-        for feeder in list(self.feeders):
-            feeder.lose_reader()
 
 
 class _Carrier:

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ringreduce.errors import MismatchError, UnavailableError
-from ringreduce.launch.hosts import Host, Place, places_on_hosts
+from ringreduce.job.tcp_rendezvous import address_text
+from ringreduce.launch.binding import in_words
+from ringreduce.launch.hosts import THIS_HOST, Host, Place, places_on_hosts
 from ringreduce.launch.job import ENDING, Job, Rank
+from ringreduce.launch.launch import CANNOT_RUN_STATUS, NOT_FOUND_STATUS
 from ringreduce.launch.output import Lines, Sink
 from ringreduce.launch.remote import ssh
 from ringreduce.launch.remote.link import AgentLink
@@ -34,8 +37,6 @@ from ringreduce.launch.spawn import new_rendezvous
 
 CANNOT_START = 255
 """The exit status where a host cannot be used, or is lost; ssh's own."""
-CANNOT_RUN = 126
-NOT_FOUND = 127
 FINISH_S = 10.0
 """How long the agents may say nothing, and not end, when all ranks have."""
 CLOSE_S = 1.0
@@ -161,7 +162,6 @@ class RemoteJob(Job[RemoteRank]):
         self._has_input_under_way = False
         self._is_finishing = False
         self._has_lost_words = False
-        self._is_closed = False
 
     def __enter__(self) -> RemoteJob:
         return self
@@ -179,7 +179,7 @@ class RemoteJob(Job[RemoteRank]):
         self._lines = dict(lines)
         everywhere = places_on_hosts([host.slots for host in self._orders.hosts])
         for number, (host, places) in enumerate(zip(self._orders.hosts, everywhere, strict=True)):
-            command = ssh.local_command() if host.name == "localhost" else self._orders.ssh.command(host.name)
+            command = ssh.local_command() if host.name == THIS_HOST else self._orders.ssh.command(host.name)
             link = AgentLink(command, self.selector, partial(self._on_news, number), partial(self._on_gone, number))
             self._hosts.append(_Host(number, host.name, link, places))
             self._hosts[-1].streams = [_Stream(link, stream, kept) for stream in STREAMS]
@@ -229,10 +229,7 @@ class RemoteJob(Job[RemoteRank]):
         return super().who() if self.alive() else f"the agents of {', '.join(late)}"
 
     def close(self) -> None:
-        """Kills what still runs: an agent whose ringrun has gone kills its ranks. Idempotent."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        """Kills what still runs: an agent whose ringrun has gone kills its ranks. Once."""
         for host in self._hosts:
             host.link.shut()
         until = time.monotonic() + CLOSE_S
@@ -269,7 +266,7 @@ class RemoteJob(Job[RemoteRank]):
         elif isinstance(news, CannotRun):
             if not host.is_starting or host.has_begun():
                 raise MismatchError("CANNOT_RUN where nothing was to be started")
-            self._fail(NOT_FOUND if news.is_missing else CANNOT_RUN, f"host {host.name}: {news.text}")
+            self._fail(NOT_FOUND_STATUS if news.is_missing else CANNOT_RUN_STATUS, f"host {host.name}: {news.text}")
         elif isinstance(news, Done):
             if not self._is_finishing:
                 raise MismatchError("DONE before FINISH")
@@ -293,10 +290,7 @@ class RemoteJob(Job[RemoteRank]):
 
     def _start(self, address: tuple[str, int] | None) -> None:
         secret = secrets.token_hex(32)
-        text = None
-        if address is not None:
-            ip, port = address
-            text = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+        text = None if address is None else address_text(*address)
         for host in self._hosts:
             order = {
                 "command": list(self._orders.command),
@@ -327,9 +321,7 @@ class RemoteJob(Job[RemoteRank]):
         if rank.number == 0:
             self._wants_input(True)
         if self._verbose:
-            cores = "not bound" if news.cpus is None else f"on CPU {', '.join(map(str, news.cpus))}"
-            threads = f"OMP_NUM_THREADS {news.threads}"
-            self._report(f"rank {rank.number}: host {rank.host}, pid {rank.pid}, {cores}, {threads}")
+            self._report(f"rank {rank.number}: host {rank.host}, pid {rank.pid}, {in_words(news.cpus, news.threads)}")
 
     def _on_output(self, host: _Host, news: Output) -> None:
         if not host.is_starting or not any(place.rank == news.rank for place in host.places):

@@ -102,8 +102,9 @@ class Meeting:
 
     def on_listening(self, host: int, news: Listening) -> None:
         """Rank 0's host can be looked for."""
-        asked = {*self._asked, *([] if not self._address[0] else [ip for ip, _ in news.addresses])}
-        if host != 0 or self._found is not None or not self._asked or not {ip for ip, _ in news.addresses} <= asked:
+        # Where the user has named the host, the agent says which address the name leads to.
+        is_asked = bool(self._address[0]) or {ip for ip, _ in news.addresses} <= set(self._asked)
+        if host != 0 or self._found is not None or not self._asked or not is_asked:
             raise MismatchError("LISTENING where it was not asked to")
         self._found = news.addresses
         if not self._found:

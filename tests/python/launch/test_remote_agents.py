@@ -6,7 +6,6 @@ tests/support/fake_agent.py stands for the agents, and a shell script for ssh. H
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any
 import fake_agent
 import pytest
 from deadlines import HANG_S, SOON_S
+from fake_agent import path_with_ssh
 from processes import completed
 from ranks import clean_environment
 
@@ -38,12 +38,9 @@ def running(
     """ringrun on hosts x and y, whose agents do what they should but for these steps. Another, z, has a real agent."""
     for host, steps in (("x", x), ("y", y)):
         (folder / f"{host}.json").write_text(json.dumps(steps or {}))
-    program = folder / "ssh"
     fake = f"exec {sys.executable} {fake_agent.__file__} {folder}"
     cases = f'*" x "*) {fake} x;; *" y "*) {fake} y;; *" z "*) exec sh -c "$WORDS";;'
-    program.write_text(f'#!/bin/sh\nfor WORDS; do :; done\ncase "$*" in {cases} esac\n')
-    program.chmod(0o755)
-    environ = clean_environment() | {"PATH": f"{folder}:{os.environ['PATH']}"}
+    environ = clean_environment() | path_with_ssh(folder, f'case "$*" in {cases} esac')
     command = [*RINGRUN, "-H", hosts, *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=environ, text=True, **pipes) as process:
@@ -292,20 +289,15 @@ def test_a_child_that_prints_on_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_ssh_s_words_are_not_lost_in_those_of_the_login_shell(tmp_path: Path) -> None:
-    program = tmp_path / "ssh"
-    program.write_text(f"#!/bin/sh\nseq 30\necho 'exec: {sys.executable}: not found' >&2; exit 127\n")
-    program.chmod(0o755)
-    environ = clean_environment() | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ssh = path_with_ssh(tmp_path, f"seq 30\necho 'exec: {sys.executable}: not found' >&2; exit 127")
+    environ = clean_environment() | ssh
     done = completed([*RINGRUN, "-H", "z:1", "true"], env=environ)
     assert f"there is no {sys.executable} there" in done.stderr
     assert done.stderr.endswith(f"ssh said: exec: {sys.executable}: not found\n")
 
 
 def test_what_ssh_writes_without_end_takes_no_memory(tmp_path: Path) -> None:
-    program = tmp_path / "ssh"
-    program.write_text("#!/bin/sh\nhead -c 100000000 /dev/zero >&2; exit 3\n")
-    program.chmod(0o755)
-    environ = clean_environment() | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environ = clean_environment() | path_with_ssh(tmp_path, "head -c 100000000 /dev/zero >&2; exit 3")
     words = ["sh", "-c", 'ulimit -v 400000; exec "$@"', "sh", *RINGRUN, "-H", "z:1", "true"]
     done = completed(words, env=environ)
     assert done.returncode == 255

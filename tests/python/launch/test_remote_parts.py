@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from deadlines import HANG_S
+from fake_agent import path_with_ssh
 from processes import completed
 from ranks import clean_environment
 
@@ -298,10 +299,7 @@ def fixture_path(tmp_path: Path) -> Path:
 
 def ringrun_by(path: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs ringrun on a host "elsewhere". A shell script stands for ssh; its $WORDS are what the host would run."""
-    program = path / "ssh"
-    program.write_text(f"#!/bin/sh\nfor WORDS; do :; done\n{script}\n")
-    program.chmod(0o755)
-    environ = clean_environment() | {"PATH": f"{path}:{os.environ['PATH']}"}
+    environ = clean_environment() | path_with_ssh(path, script)
     return completed([*RINGRUN, "-H", "elsewhere:2", *arguments, "echo", "ran"], env=environ)
 
 
