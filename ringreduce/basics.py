@@ -257,8 +257,7 @@ def _start(
     communicator = tcp = None
     with closing(met.listener) if met else nullcontext(), closing(_joined(place, placed, timeout_s)) as joined:
         if needs_network and met is not None:
-            encrypt = config.choice("RINGREDUCE_ENCRYPT")
-            tcp = _core.TcpNetwork(place.rank, met.listener.detach(), met.addresses, met.key, encrypt=encrypt)
+            tcp = met.network()
         elif needs_network:
             communicator = mpi.communicator(comm, timeout_s=timeout_s, before_close=_leave)
         try:
@@ -281,7 +280,8 @@ def _start(
     if world.size != place.size:
         context.shutdown()
         raise InvalidArgumentError(f"{place.source} says {place.size} ranks, but {world.size} joined")
-    state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied(), hosts, communicator)
+    reached = state.Reached(met.addresses[0][0], met.groups_secret) if met is not None else None
+    state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied(), hosts, communicator, reached)
     shutdown_cause.begin()
     _core.framework_start(place.rank, place.size, place.local_rank, place.local_size)
     global_process_set.bind(0, world.ranks, world)
@@ -363,13 +363,7 @@ def _joined(place: environment.Placement, placed: places.PlacedRanks | None, tim
 
     if placed is None:
         return rendezvous.join_job(place, _init_count, timeout_s, segment)
-    deadline = Deadline(timeout_s)
-    here = [rank for rank, host in enumerate(placed.hosts) if host == placed.hosts[place.rank]]
-    joined = rendezvous.join_at(placed.address, placed.secret, here.index(place.rank), len(here), deadline, segment)
-    local, joined.pidfds = joined.pidfds, [-1] * place.size
-    for rank, pidfd in zip(here, local, strict=True):
-        joined.pidfds[rank] = pidfd
-    return joined
+    return rendezvous.join_placed(placed, Deadline(timeout_s), segment)
 
 
 atexit.register(_leave)

@@ -7,6 +7,7 @@ no rank, and the parent's native context is set aside untouched (its threads do 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ringreduce.errors import NotInitializedError
@@ -23,6 +24,16 @@ NOT_INITIALIZED = (
 )
 
 
+@dataclass(frozen=True)
+class Reached:
+    """By what groups of a job's ranks can meet over TCP later, as those of torch.distributed do."""
+
+    ip: str
+    """Of rank 0, as ranks on other hosts reach it."""
+    secret: bytes = field(repr=False)
+    """The same on all ranks, and known to nobody else."""
+
+
 class Running:
     """A running job as this rank sees it."""
 
@@ -35,6 +46,7 @@ class Running:
         "next_set_id",
         "placement",
         "process_sets",
+        "reached",
         "timeout_s",
     )
 
@@ -47,6 +59,7 @@ class Running:
         copied_before: int,
         hosts: list[int],
         communicator: MpiCommunicator | None,
+        reached: Reached | None = None,
     ) -> None:
         self.context = context
         self.placement = placement
@@ -57,6 +70,7 @@ class Running:
         self.copied_before = copied_before  # buffers.copied() at init()
         self.hosts = hosts  # by rank: the lowest rank on the same host
         self.communicator = communicator  # of MPI; None on one host
+        self.reached = reached  # None: the ranks did not meet over TCP
 
     def here(self, ranks: Sequence[int]) -> list[int]:
         """Those of some ranks that share this host's memory, in the same order."""

@@ -41,6 +41,8 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_ADDRESS", "host:port", "", "", "",
        "where rank 0 listens for the ranks of other hosts, which then are connected by TCP; the same on all ranks; "
        ":port: at an address of its own choice"},
+      {"RINGREDUCE_PORTS", "first-last", "", "", "",
+       "at which ports ranks listen for ranks of other hosts, as 29400-29499; default: any that is free"},
       {"RINGREDUCE_SECRET_FILE", "path", "", "", "",
        "a file with at least 16 random bytes that only the job's user can read, the same on all hosts; for TCP where "
        "the launcher has no way to hand over a secret"},

@@ -8,23 +8,24 @@ from collections.abc import Iterator, Sequence
 
 from ringreduce.errors import InvalidArgumentError
 
-UNUSED = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses that belong to nobody (RFC 5737, RFC 3849): the way to them is the default route. Nothing is sent."""
+UNUSED = ("192.0.2.1", "2001:db8::1")
+"""Addresses that belong to nobody (RFC 5737, RFC 3849): the way to them is the default route."""
 
 
 def reachable_ip(names: Sequence[str], me: str) -> str:
-    """The first address of this host among those that the names lead to, that the host's own name leads to, and that
-    packets by the default route bear as their source. Never a loopback or link-local one, nor that of all interfaces.
+    """The first address of this host among those that the names lead to, that packets to the names' hosts bear as
+    their source, that the host's own name leads to, and that packets by the default route bear. Never a loopback or
+    link-local one, nor that of all interfaces.
 
     Args:
-        names: by which other hosts know this one; they are tried first, in their order.
+        names: of this host, as others know it, or of hosts that are to reach it; they are tried in their order.
         me: how messages begin.
 
     Raises InvalidArgumentError when there is none.
     """
     own = os.uname().nodename
     tried = []
-    for name, ip in _candidates([*names, own]):
+    for name, ip in _candidates(names):
         if _is_of_this_host(ip):
             return ip
         tried.append(f"{name} leads to {ip}" if ip else f"{name} to no address")
@@ -35,22 +36,37 @@ def reachable_ip(names: Sequence[str], me: str) -> str:
 
 
 def _candidates(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(name, address that it leads to, or "")."""
-    for name in dict.fromkeys(names):
-        try:
-            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except OSError:
-            yield name, ""
-            continue
-        for *_, address in found:
-            yield name, str(address[0])
-    for family, ip in UNUSED:
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
-                probe.connect((ip, 9))
-                yield "the default route", str(probe.getsockname()[0])
-        except OSError:  # there is no such route, or no IPv6
-            continue
+    """(how it was found, an address that may be this host's, or "")."""
+    leads = [(name, ip) for name in dict.fromkeys(names) for ip in _addresses(name)]
+    yield from leads
+    for name, ip in leads:
+        if ip and (source := _source(ip)):
+            yield f"the way to {name}", source
+    own = os.uname().nodename
+    for ip in _addresses(own) if own not in names else ():
+        yield own, ip
+    for ip in UNUSED:
+        if source := _source(ip):
+            yield "the default route", source
+
+
+def _addresses(name: str) -> list[str]:
+    """What a name leads to; "" is no address."""
+    try:
+        return [str(address[0]) for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    except OSError:
+        return [""]
+
+
+def _source(ip: str) -> str:
+    """The address that packets to another bear as their source; "" where there is no route. Nothing is sent."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+            probe.connect((ip, 9))
+            return str(probe.getsockname()[0])
+    except OSError:  # there is no such route, or no IPv6
+        return ""
 
 
 def _is_of_this_host(ip: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ringreduce import _core, config
 from ringreduce.errors import InvalidArgumentError, MismatchError
@@ -22,13 +22,21 @@ TCP = ("tcp", "shm+tcp")
 """Values of RINGREDUCE_TRANSPORT that ask for TCP."""
 
 
-class TcpWanted(NamedTuple):
+@dataclass(frozen=True)
+class TcpWanted:
     """What the user has said of ranks that are connected by TCP, by arguments or variables; "" is nothing."""
 
     address: str
     secret_file: str
     transport: str
     job: str | None
+    secret: bytes = field(default=b"", repr=False)
+    """What all ranks know already, instead of a file; of this process, and of no user."""
+
+    @property
+    def has_secret(self) -> bool:
+        """Whether this rank knows a secret before it meets the others."""
+        return bool(self.secret_file or self.secret)
 
 
 @dataclass(frozen=True)

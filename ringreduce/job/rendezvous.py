@@ -1,29 +1,29 @@
 """How the ranks of one host find each other and come to share memory, before any group exists.
 
-join_job() for a launched job, join_at() where the ranks have agreed on an address, join_with_store() where they have a
-key-value store (torch.distributed), share_fd() for one more memory file within a running job. Each ends with
-descriptors; what is in the memory is the core's business.
+join_job() for a launched job, join_at() where the ranks have agreed on an address, join_placed() where ranks of several
+hosts have met, share_fd() for one more memory file within a running job. Each ends with descriptors; what is in the
+memory is the core's business.
 """
 
 from __future__ import annotations
 
-import builtins
 import errno
 import os
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from ringreduce.errors import Error, PeerLostError, TimeoutError, UnavailableError
+from ringreduce.errors import Error, PeerLostError, UnavailableError
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.environment import Placement, rendezvous_secret
-from ringreduce.job.handshake import Meeting, receive_fds, told_error
+from ringreduce.job.handshake import Meeting, receive_fds
 from ringreduce.job.os_errors import errno_text
 from ringreduce.job.rendezvous_server import RendezvousServer
 
+if TYPE_CHECKING:
+    from ringreduce.job.places import PlacedRanks
+
 ADDRESS_NBYTES = 100  # sun_path holds 108
-STORE_KEY = "ringreduce/rendezvous"
 
 
 @dataclass
@@ -41,16 +41,6 @@ class Joined:
         self.fd, self.pidfds = -1, [-1] * len(self.pidfds)
         for fd in open_fds:
             os.close(fd)
-
-
-class Store(Protocol):
-    """A key-value store that all ranks of one group, and nobody else, read and write."""
-
-    def set(self, key: str, value: bytes) -> None:
-        """Makes value visible to all ranks."""
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        """Waits for the key. Raises the builtin TimeoutError after timeout_s seconds; 0 = no limit."""
 
 
 def new_address() -> tuple[bytes, bytes]:
@@ -104,39 +94,6 @@ def tell_job(placement: Placement, init_count: int, deadline: Deadline, text: st
             os.close(fd)
 
 
-def join_with_store(store: Store, rank: int, size: int, timeout_s: float, segment: Callable[[], int]) -> Joined:
-    """Meets the other ranks of a group that shares a store, without a launcher. Collective; once per store.
-
-    Arguments and errors are those of join_job(); also UnavailableError, on every rank, if not all are on one host.
-    """
-    import json  # here and below: what a job of ringrun does not need is not part of `import ringreduce`
-
-    deadline = Deadline(timeout_s)
-    me = f"[rendezvous] rank {rank}/{size}"
-    here = host_identity()
-    if rank == 0:
-        address, secret = new_address()
-        answer = {"address": address.hex(), "secret": secret.hex()}
-        try:
-            hosts = [here, *(_get(store, f"{STORE_KEY}/{other}", me, other, deadline) for other in range(1, size))]
-            if elsewhere := [other for other in range(size) if hosts[other] != here]:
-                raise UnavailableError(
-                    f"{me}: ranks {elsewhere} are not on this host, {socket.gethostname()}; today all ranks must be"
-                )
-        except Error as error:
-            answer = {"error": str(error), "kind": type(error).__name__}
-            raise
-        finally:
-            store.set(STORE_KEY, json.dumps(answer).encode())
-    else:
-        store.set(f"{STORE_KEY}/{rank}", here)
-        answer = json.loads(_get(store, STORE_KEY, me, 0, deadline))
-        if "error" in answer:
-            raise told_error(answer["kind"], f"{me}: told by rank 0: {answer['error']}")
-        address, secret = bytes.fromhex(answer["address"]), bytes.fromhex(answer["secret"])
-    return join_at(address, secret, rank, size, deadline, segment)
-
-
 def join_at(
     address: bytes, secret: bytes, rank: int, size: int, deadline: Deadline, segment: Callable[[], int]
 ) -> Joined:
@@ -146,6 +103,20 @@ def join_at(
     """
     meeting = Meeting(address, secret, frozenset(range(1, size)), server=0, size=size, epoch=1)
     return _join(meeting, rank, deadline, segment)
+
+
+def join_placed(placed: PlacedRanks, deadline: Deadline, segment: Callable[[], int]) -> Joined:
+    """Meets the other ranks of this host, once all ranks of all hosts have met. Collective over the host's ranks.
+
+    The descriptors of processes are by rank among all: -1 for those of other hosts. Raises: as join_job().
+    """
+    rank = placed.placement.rank
+    here = [other for other, host in enumerate(placed.hosts) if host == placed.hosts[rank]]
+    joined = join_at(placed.address, placed.secret, here.index(rank), len(here), deadline, segment)
+    local, joined.pidfds = joined.pidfds, [-1] * len(placed.hosts)
+    for other, pidfd in zip(here, local, strict=True):
+        joined.pidfds[other] = pidfd
+    return joined
 
 
 def share_fd(
@@ -246,14 +217,6 @@ def _pidfd(rank: int, pid: int) -> int:
         if error.errno != errno.ENOSYS:
             raise
         raise UnavailableError("this kernel has no pidfd_open, by which dead ranks are noticed: Linux >= 5.3") from None
-
-
-def _get(store: Store, key: str, me: str, other: int, deadline: Deadline) -> bytes:
-    try:
-        return store.get(key, deadline.wait_s() or 0.0)
-    except builtins.TimeoutError:
-        text = f"{me}: rank {other} did not come to the group's store within {deadline.timeout_s:g} s"
-        raise TimeoutError(text) from None
 
 
 def _job_address(job: str, init_count: int) -> bytes:

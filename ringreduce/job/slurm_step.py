@@ -6,9 +6,9 @@ import re
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.environment import Environ
+from ringreduce.job.listening_ports import ANY
 
-FIRST_PORT = 20000
-PORTS = 12000  # up to where Linux begins with ports of its own choice, 32768
+PORTS = range(20000, 32000)  # Linux begins with ports of its own choice at 32768
 STEPS_OF_A_JOB = 16  # jobs with neighbouring numbers have ports apart
 
 
@@ -29,14 +29,17 @@ def first_node(environ: Environ) -> str:
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", words[0])
 
 
-def port(environ: Environ) -> int:
+def port(environ: Environ, ports: range = ANY) -> int:
     """20000 + (16 job id + step id) modulo 12000: another one for each step of the jobs that run at a time.
+
+    ports: of RINGREDUCE_PORTS, of which the number says one then.
 
     >>> port({"SLURM_JOB_ID": "123456", "SLURM_STEP_ID": "2"})
     27298
     """
     job, step = (_integer(environ, name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    return FIRST_PORT + (STEPS_OF_A_JOB * job + step) % PORTS
+    allowed = PORTS if ports == ANY else ports
+    return allowed[(STEPS_OF_A_JOB * job + step) % len(allowed)]
 
 
 def _integer(environ: Environ, name: str) -> int:

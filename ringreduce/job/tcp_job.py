@@ -19,7 +19,16 @@ from ringreduce.job.environment import Placement
 from ringreduce.job.handshake import told_error
 from ringreduce.job.own_address import reachable_ip
 from ringreduce.job.places import TCP, TcpWanted
-from ringreduce.job.tcp_rendezvous import Met, TcpMeeting, address_text, mac, meet, parse_address, read_secret
+from ringreduce.job.tcp_rendezvous import (
+    Met,
+    TcpMeeting,
+    address_text,
+    mac,
+    meet,
+    own_ports,
+    parse_address,
+    read_secret,
+)
 from ringreduce.job.tcp_rendezvous_server import listening_at
 
 LOOPBACK = "127.0.0.1"
@@ -102,7 +111,7 @@ def meet_ranks(told_by: Source, place: Placement, wanted: TcpWanted, count: int,
     deadline = Deadline(timeout_s)
     me = f"[rendezvous] rank {place.rank}/{place.size}"
     if told_by == "host":
-        return _meet_told(
+        return meet_told(
             place, wanted, count, deadline, LOOPBACK, lambda text: rendezvous.tell_job(place, count, deadline, text)
         )
     if told_by == "mpi":
@@ -117,14 +126,14 @@ def meet_ranks(told_by: Source, place: Placement, wanted: TcpWanted, count: int,
         return meet_over_mpi(world, wanted, count, timeout_s)
     if told_by == "torchrun":
         names = [os.environ.get("MASTER_ADDR", "")]
-        return _meet_told(
+        return meet_told(
             place, wanted, count, deadline, names, lambda text: torchrun_store.tell(text, count, me, deadline)
         )
     host, port = host_and_port(wanted.address)
-    secret = _secret_of_file(place, wanted)
+    secret = _own_secret(place, wanted)
     gate = None
     if told_by == "slurm":
-        host, port = slurm_step.first_node(os.environ), port or slurm_step.port(os.environ)
+        host, port = slurm_step.first_node(os.environ), port or slurm_step.port(os.environ, own_ports())
         if place.rank == 0:
             _check_first_node(me, host)
             gate = listening_at(reachable_ip([host], me), port, place.size, me, deadline)
@@ -153,10 +162,10 @@ def meet_over_mpi(comm: Any, wanted: TcpWanted, count: int, timeout_s: float) ->
                 )
         return str(records[0]["text"])
 
-    return _meet_told(place, wanted, count, Deadline(timeout_s), [], tell)
+    return meet_told(place, wanted, count, Deadline(timeout_s), [], tell)
 
 
-def _meet_told(
+def meet_told(
     place: Placement,
     wanted: TcpWanted,
     count: int,
@@ -164,17 +173,21 @@ def _meet_told(
     here: str | list[str],
     tell: Callable[[str | None], str],
 ) -> Met:
-    """Rank 0 listens and tells where, and a new secret where no file has one.
+    """Rank 0 listens and tells where, and a new secret where the ranks know none. Collective over the ranks.
 
     Args:
+        count: as each rank must say.
         here: the address to listen at if none is given, or names by which other hosts know rank 0's.
-        tell: takes rank 0's text, None elsewhere; returns it on all ranks.
+        tell: takes rank 0's text, None elsewhere; returns it on all ranks. Where the ranks know no secret, nobody else
+            may read it.
+
+    Raises: as meet_ranks().
     """
     me = f"[rendezvous] rank {place.rank}/{place.size}"
     gate: socket.socket | None = None
     if place.rank == 0:
         try:
-            secret = _secret_of_file(place, wanted) if wanted.secret_file else os.urandom(32)
+            secret = _own_secret(place, wanted) if wanted.has_secret else os.urandom(32)
             host, port = host_and_port(wanted.address)
             host = host or (here if isinstance(here, str) else reachable_ip(here, me))
             gate = listening_at(host, port, place.size, me, deadline)
@@ -184,7 +197,7 @@ def _meet_told(
     try:
         if gate is not None:
             host, port = gate.getsockname()[:2]
-            told = {"address": address_text(host, port), "secret": None if wanted.secret_file else secret.hex()}
+            told = {"address": address_text(host, port), "secret": None if wanted.has_secret else secret.hex()}
             tell(json.dumps(told))
         else:
             host, port, secret = _heard(tell(None), place, wanted, me)
@@ -211,24 +224,24 @@ def _heard(text: str, place: Placement, wanted: TcpWanted, me: str) -> tuple[str
             f"{me}: what is told of rank 0 is not this version of ringreduce ({len(text)} characters, "
             f"{type(error).__name__}): do all hosts run one version?"
         ) from None
-    if (secret is None) != bool(wanted.secret_file):
-        has, lacks = ("this rank", "rank 0") if wanted.secret_file else ("rank 0", "this rank")
+    if (secret is None) != wanted.has_secret:
+        has, lacks = ("this rank", "rank 0") if wanted.has_secret else ("rank 0", "this rank")
         raise MismatchError(
             f"{me}: {has} has a RINGREDUCE_SECRET_FILE and {lacks} has none: set it on all ranks. Open MPI takes a "
             "variable to other hosts only when told: mpirun -x RINGREDUCE_SECRET_FILE"
         )
-    return host, port, _secret_of_file(place, wanted) if secret is None else secret
+    return host, port, _own_secret(place, wanted) if secret is None else secret
 
 
-def _secret_of_file(place: Placement, wanted: TcpWanted) -> bytes:
+def _own_secret(place: Placement, wanted: TcpWanted) -> bytes:
     """The key of this job. Raises InvalidArgumentError: there is no file, or it will not do."""
-    if not wanted.secret_file:
+    if not wanted.has_secret:
         raise InvalidArgumentError(
             f"init(): address {wanted.address} is given, and no secret_file: without a secret anybody who reaches the "
             "port could join the job. Set RINGREDUCE_SECRET_FILE to a file that is the same on all hosts; make one "
             "with: " + NEW_SECRET
         )
-    secret = read_secret(wanted.secret_file)
+    secret = wanted.secret or read_secret(wanted.secret_file)
     return mac(secret, b"job", environment.name_across_hosts(place.source, wanted.job).encode())
 
 

@@ -28,15 +28,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringreduce.errors import (
-    InvalidArgumentError,
-    MismatchError,
-    PeerLostError,
-    TimeoutError,
-)
+from ringreduce import _core, config
+from ringreduce.errors import InvalidArgumentError, MismatchError, PeerLostError, TimeoutError
 from ringreduce.job import places
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import same_mac, told_error
+from ringreduce.job.listening_ports import VARIABLE, allowed_ports, listening
 from ringreduce.job.os_errors import errno_text
 
 MAGIC = b"ringrdt1"
@@ -48,6 +45,8 @@ LENGTH = struct.Struct("<I")
 RECORD_NBYTES_MOST = 4 << 10
 ANSWER_NBYTES_MOST = 16 << 20
 SECRET_NBYTES_LEAST = 16
+BACKLOG = 1024
+"""Of the socket where a rank listens for the others."""
 CONNECT_S = 3.0
 """One attempt at one address; a packet filter that drops packets answers none."""
 TURNED_AWAY_S = 0.02
@@ -90,6 +89,17 @@ class Met:
     """By rank: IP address and port."""
     key: bytes = field(repr=False)
     """Of this job's connections: 32 bytes, the same on all ranks."""
+    groups_secret: bytes = field(repr=False)
+    """For groups of the job's ranks that meet later, as those of torch.distributed: 32 bytes, the same on all ranks."""
+
+    def network(self) -> _core.TcpNetwork:
+        """The connections to ranks on other hosts, as a context takes them. It has the listener from then on.
+
+        Raises InvalidArgumentError for a bad RINGREDUCE_ENCRYPT, UnavailableError where libcrypto is missing.
+        """
+        encrypt = config.choice("RINGREDUCE_ENCRYPT")
+        rank = self.placed.placement.rank
+        return _core.TcpNetwork(rank, self.listener.detach(), self.addresses, self.key, encrypt=encrypt)
 
 
 def meet(meeting: TcpMeeting, deadline: Deadline, gate: socket.socket | None = None) -> Met:
@@ -127,7 +137,8 @@ def meet(meeting: TcpMeeting, deadline: Deadline, gate: socket.socket | None = N
             mac(meeting.secret, b"local secret", nonce, here),
         )
         addresses = [(str(one["ip"]), int(one["port"])) for one in records]
-        return Met(placed, listener, addresses, mac(meeting.secret, b"connections", nonce))
+        key = mac(meeting.secret, b"connections", nonce)
+        return Met(placed, listener, addresses, key, mac(meeting.secret, b"groups", nonce))
     except BaseException:
         listener.close()
         raise
@@ -218,17 +229,14 @@ def own_record(meeting: TcpMeeting, listener: socket.socket) -> dict[str, Any]:
     }
 
 
-def listening(ip: str) -> socket.socket:
-    """A socket that listens at an address of this host, on a free port, for the other ranks' connections."""
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-    try:
-        listener.bind((ip, 0))
-        listener.listen(1024)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+def rank_listener(ip: str) -> socket.socket:
+    """A socket that listens at an address of this host for the other ranks' connections."""
+    return listening(ip, own_ports(), BACKLOG)
+
+
+def own_ports() -> range:
+    """At which ports this rank may listen. Raises InvalidArgumentError for a bad RINGREDUCE_PORTS."""
+    return allowed_ports(config.value(VARIABLE).value)
 
 
 def _call(meeting: TcpMeeting, deadline: Deadline) -> tuple[socket.socket, Any]:
@@ -240,7 +248,7 @@ def _call(meeting: TcpMeeting, deadline: Deadline) -> tuple[socket.socket, Any]:
     was_there = False
     while True:
         with _connect(meeting, deadline, lost if was_there else None) as connection:
-            listener = listening(connection.getsockname()[0])
+            listener = rank_listener(connection.getsockname()[0])
             try:
                 answer = _ask(meeting, connection, own_record(meeting, listener), deadline)
             except _NotHeardError:

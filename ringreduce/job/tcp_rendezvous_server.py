@@ -25,6 +25,7 @@ from ringreduce.errors import (
 )
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import same_mac
+from ringreduce.job.listening_ports import ANY, listening
 from ringreduce.job.os_errors import errno_text
 from ringreduce.job.tcp_rendezvous import (
     HELLO_NBYTES,
@@ -35,9 +36,10 @@ from ringreduce.job.tcp_rendezvous import (
     RECORD_NBYTES_MOST,
     TcpMeeting,
     address_text,
-    listening,
     mac,
+    own_ports,
     own_record,
+    rank_listener,
     sealed,
     session_key,
     unsealed,
@@ -102,7 +104,7 @@ def serve(
     Raises: as meet().
     """
     with _Server(meeting, deadline, gate) as server, errno_text(meeting.me(), meeting.where()):
-        listener = listening(server.ip)
+        listener = rank_listener(server.ip)
         try:
             records = {0: own_record(meeting, listener)} | server.gather()
             answer = {"records": [records[rank] for rank in range(meeting.size)], "nonce": os.urandom(32).hex()}
@@ -339,17 +341,20 @@ def _places(size: int) -> int:
 
 
 def listening_at(host: str, port: int, size: int, me: str, deadline: Deadline) -> socket.socket:
-    """A socket that listens at this address of this host for so many ranks; port 0 is any that is free.
+    """A socket that listens at this address of this host for so many ranks; port 0 is any that is free, or one of
+    RINGREDUCE_PORTS.
 
     me: how messages begin.
 
     Raises:
         InvalidArgumentError: it is no address of this host, or one of all interfaces.
         MismatchError: another process listens there.
-        UnavailableError: no file descriptor is left.
+        UnavailableError: no file descriptor is left, or no port of RINGREDUCE_PORTS.
     """
     where = address_text(host, port)
     with errno_text(me, where):
+        if port == 0 and (ports := own_ports()) != ANY:
+            return listening(host, ports, size + UNPROVEN_MOST)
         return _listening_at(host, port, where, size + UNPROVEN_MOST, me, deadline)
 
 

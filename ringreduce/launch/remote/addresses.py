@@ -16,7 +16,11 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+
+from ringreduce.errors import UnavailableError
+from ringreduce.job.listening_ports import first_free
 
 NONCE_NBYTES = 32
 MAC_NBYTES = 32
@@ -68,11 +72,11 @@ class Gate:
     """Answers callers at some addresses of this host, and keeps the ports until close() for rank 0.
 
     Args:
-        port: 0 is any that is free.
+        ports: it takes the first that is free at each address.
         selector: calls what answers.
     """
 
-    def __init__(self, key: bytes, hosts: Sequence[str], port: int, selector: selectors.BaseSelector) -> None:
+    def __init__(self, key: bytes, hosts: Sequence[str], ports: range, selector: selectors.BaseSelector) -> None:
         self.addresses: list[tuple[str, int]] = []
         self.refused: dict[str, str] = {}
         """Why nobody can be found at an address."""
@@ -83,9 +87,11 @@ class Gate:
         self._callers: dict[socket.socket, bytes] = {}
         for host in hosts:
             try:
-                self._listen(host, port)
+                first_free(ports, host, partial(self._listen, host))
             except OSError as error:
                 self.refused[host] = error.strerror or str(error)
+            except UnavailableError as error:
+                self.refused[host] = str(error)
 
     def close_to_callers(self) -> None:
         """Answers nobody any more. Rank 0 can listen now; nobody else gets its port."""

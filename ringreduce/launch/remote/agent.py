@@ -135,7 +135,7 @@ class Agent:
             return
         order = json.loads(body)
         if kind == Kind.LISTEN:
-            self._gate = Gate(bytes.fromhex(order["key"]), order["hosts"], order["port"], self._selector)
+            self._gate = Gate(bytes.fromhex(order["key"]), order["hosts"], range(*order["ports"]), self._selector)
             self._tell(Kind.LISTENING, {"addresses": self._gate.addresses, "refused": list(self._gate.refused.items())})
         elif kind == Kind.TRY:
             addresses = [(str(ip), int(port)) for ip, port in order["addresses"]]

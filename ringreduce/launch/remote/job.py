@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ringreduce.errors import MismatchError, UnavailableError
+from ringreduce.job.listening_ports import ANY
 from ringreduce.job.tcp_rendezvous import address_text
 from ringreduce.launch.binding import in_words
 from ringreduce.launch.hosts import THIS_HOST, Host, Place, places_on_hosts
@@ -62,6 +63,7 @@ class Orders:
     """Until when all ranks have to be there; 0 = no limit."""
     interfaces: Interfaces = field(default_factory=Interfaces)
     address: tuple[str, int] = ("", 0)
+    ports: range = ANY
     """Where rank 0 listens, if the user has said it."""
 
 
@@ -157,7 +159,7 @@ class RemoteJob(Job[RemoteRank]):
         self._hosts: list[_Host] = []
         self._lines: dict[tuple[int, int], Lines] = {}  # by rank and stream
         names = [host.name for host in orders.hosts]
-        self._meeting = Meeting(names, self._tell, _core.__version__, orders.interfaces, orders.address)
+        self._meeting = Meeting(names, self._tell, _core.__version__, orders.interfaces, orders.address, orders.ports)
         self._failure: int | None = None  # exit status: the job has not begun
         self._has_input_under_way = False
         self._is_finishing = False

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.job.listening_ports import VARIABLE, allowed_ports
 from ringreduce.job.tcp_job import host_and_port
 from ringreduce.launch.forwarded import PLACES, is_forwarded, without_places
 from ringreduce.launch.hosts import Host
@@ -44,6 +45,7 @@ def orders(options: argparse.Namespace, environ: Mapping[str, str]) -> Orders:
         start_s=_start_s(variables.get("RINGREDUCE_INIT_TIMEOUT", "")),
         interfaces=Interfaces.named(options.network_interface or "", environ),
         address=host_and_port(environ.get("RINGREDUCE_ADDRESS", "")),
+        ports=allowed_ports(variables.get(VARIABLE, "")),
     )
 
 

@@ -52,6 +52,7 @@ class Meeting:
         names: of the hosts.
         tell: sends a message to a host's agent.
         address: where rank 0 listens, if the user has said so: host and port, "" and 0 where not.
+        ports: at which it may listen where no port is said.
 
     Methods raise UnavailableError, whose text is for the user, where the job cannot begin, and MismatchError where an
     agent speaks out of turn.
@@ -64,6 +65,7 @@ class Meeting:
         version: str,
         interfaces: Interfaces,
         address: tuple[str, int],
+        ports: range,
     ) -> None:
         self.hosts: dict[int, Ready] = {}
         self._names = names
@@ -71,6 +73,7 @@ class Meeting:
         self._version = version
         self._interfaces = interfaces
         self._address = address
+        self._ports = ports
         self._key = secrets.token_bytes(32).hex()
         self._asked: list[str] = []
         self._found: list[tuple[str, int]] | None = None
@@ -97,7 +100,9 @@ class Meeting:
         if len(self._names) == 1:
             return True
         self._asked = self._candidates()
-        self._tell(0, Kind.LISTEN, {"key": self._key, "hosts": self._asked, "port": self._address[1]})
+        port = self._address[1]
+        ports = range(port, port + 1) if port else self._ports
+        self._tell(0, Kind.LISTEN, {"key": self._key, "hosts": self._asked, "ports": [ports.start, ports.stop]})
         return False
 
     def on_listening(self, host: int, news: Listening) -> None:
@@ -129,7 +134,7 @@ class Meeting:
         )
         raise UnavailableError(
             f"no address of {self._names[0]}, where rank 0 runs, is reached from all hosts. From {self._names[worst]}: "
-            f"{tried}. Open the way in the packet filter (RINGREDUCE_ADDRESS=:PORT says at which port), or name an "
+            f"{tried}. Open the way in the packet filter (RINGREDUCE_PORTS says at which ports), or name an "
             "interface (--network-interface)"
         )
 

@@ -33,7 +33,7 @@ DEVICES = [CPU, torch.device("cuda")] if cuda.BUILT else [CPU]
 
 
 class ProcessGroup(Reductions, DataMovement, PointToPoint, dist.ProcessGroup):  # type: ignore[misc]  # torch's overloads
-    """One group of ranks on one host. Construction is collective over the members.
+    """One group of ranks. Construction is collective over the members.
 
     Args:
         store: of this group alone.
@@ -43,7 +43,8 @@ class ProcessGroup(Reductions, DataMovement, PointToPoint, dist.ProcessGroup):  
         ranks: global ranks of the members, for texts.
 
     Raises:
-        TimeoutError: not all members came. UnavailableError: they are not all on this host.
+        TimeoutError: not all members came.
+        UnavailableError: they are on several hosts, and there is no secret for connections between them.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, name: str, ranks: Sequence[int]) -> None:

@@ -16,9 +16,11 @@ from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
 from ringreduce import _core
 from ringreduce.errors import NotInitializedError
-from ringreduce.job import rendezvous, shutdown_cause, uncaught
+from ringreduce.job import shutdown_cause, store_rendezvous, uncaught
 from ringreduce.job.absent import AbsentGroup
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ _members: weakref.WeakSet[Membership] = weakref.WeakSet()
 
 
 class TorchStore:
-    """torch's store as rendezvous.Store; remembers what it wrote, so that the next group of that name starts clean."""
+    """torch's store as a Store; remembers what it wrote, so that the next group of that name starts clean."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -58,6 +60,13 @@ class TorchStore:
         value: bytes = self._store.get(key)
         return value
 
+    def hosts(self) -> list[str]:
+        """The host that keeps the store, as this rank knows it; none for one that is a file or a user's own."""
+        store: Any = self._store
+        while isinstance(store, PrefixStore):
+            store = getattr(store, "underlying_store", None)  # old versions of torch do not tell it
+        return [store.host] if isinstance(store, TCPStore) else []
+
     def forget(self) -> None:
         """Deletes what this rank wrote; a store that cannot (a user's own) keeps it."""
         for key in self._keys:
@@ -76,17 +85,29 @@ class Membership:
         label: of its memory file, as /proc shows it.
 
     Raises:
-        TimeoutError: names who did not come. UnavailableError: the ranks are not all on this host.
+        TimeoutError: names who did not come.
+        UnavailableError: the ranks are on several hosts, and there is no secret for connections between them.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout_s: float, label: str) -> None:
         known = TorchStore(store)
-        joined = rendezvous.join_with_store(
-            known, rank, size, timeout_s, lambda: _core.memfd(label[:200], _core.control_nbytes(size))
-        )
+
+        def segment() -> int:
+            return _core.memfd(label[:200], _core.control_nbytes(size))
+
+        joined = store_rendezvous.join_with_store(known, rank, size, timeout_s, segment, known.hosts())
         with closing(joined):
             known.forget()  # all have read it, and none can be in the next group of that name: that needs what follows
-            self._context: Context = _core.Context(joined.fd, rank, size, joined.pidfds, os.uname().nodename, timeout_s)
+            self._context: Context = _core.Context(
+                joined.memory.fd,
+                rank,
+                size,
+                joined.memory.pidfds,
+                os.uname().nodename,
+                timeout_s,
+                hosts=joined.hosts,
+                tcp=joined.tcp,
+            )
         self.group: Group = self._context.world
         self._on_leave: list[Callable[[], Any]] = []
         shutdown_cause.begin()

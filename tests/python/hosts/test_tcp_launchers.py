@@ -474,11 +474,12 @@ def test_a_program_that_says_address_and_secret_itself(lab: Lab, secret: str) ->
 def test_loopback_addresses_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Debian has them in /etc/hosts for a host's own name."""
     found = {"here": "127.0.1.1", "other": "192.0.2.7", "fe": "fe80::1%eth0"}
-    monkeypatch.setattr(own_address, "UNUSED", ())
+    monkeypatch.setattr(own_address, "_source", {"192.0.2.7": "127.0.0.1"}.get)
     monkeypatch.setattr(own_address.os, "uname", lambda: os.uname_result(("Linux", "here", "", "", "")))
     monkeypatch.setattr(own_address.socket, "getaddrinfo", lambda name, port, type: [(0, 0, 0, "", (found[name], 0))])
     with pytest.raises(
-        InvalidArgumentError, match=r"other leads to 192.0.2.7, fe leads to fe80.*here leads to 127.0.1.1"
+        InvalidArgumentError,
+        match="other leads to 192.0.2.7, fe leads to fe80.*the way to other leads to 127.0.0.1, here leads to 127.0.1.1",
     ):
         reachable_ip(["other", "fe"], "rank 0")
 
@@ -501,9 +502,20 @@ def test_the_default_route_says_which_address_is_used(lab: Lab) -> None:
 
 
 @needs_lab
-def test_the_hosts_own_name_says_which_address_is_used(lab: Lab) -> None:
+def test_the_way_to_another_host_says_which_address_is_used(lab: Lab) -> None:
+    """Debian's own name leads to 127.0.1.1, and there is no default route."""
+    hosts = lab.folder / "debians-hosts"
+    hosts.write_text("127.0.0.1 localhost\n127.0.1.1 b\n10.77.0.1 a\n")
     code = 'from ringreduce.job.own_address import reachable_ip; print(reachable_ip(["a"], "me"))'
-    done = lab.run("b", [sys.executable, "-c", code])  # a is another host
+    script = 'mount --bind $1 /etc/hosts; $2 -c "$3"'
+    done = lab.run("b", ["unshare", "-m", "sh", "-ec", script, "sh", str(hosts), sys.executable, code])
+    assert (done.status, done.output) == (0, "10.77.0.2\n")
+
+
+@needs_lab
+def test_the_hosts_own_name_says_which_address_is_used(lab: Lab) -> None:
+    code = 'from ringreduce.job.own_address import reachable_ip; print(reachable_ip(["nobody"], "me"))'
+    done = lab.run("b", [sys.executable, "-c", code])
     assert (done.status, done.output) == (0, "10.77.0.2\n")
 
 

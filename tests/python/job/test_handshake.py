@@ -1,4 +1,4 @@
-"""The handshake itself, server and clients as threads: strangers, lies, limits, leaks; and the meeting over a store."""
+"""The handshake itself, server and clients as threads: strangers, lies, limits, leaks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from deadlines import HANG_S
+from together import together
 
-from ringreduce.errors import MismatchError, PeerLostError, TimeoutError, UnavailableError
+from ringreduce.errors import MismatchError, PeerLostError, TimeoutError
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import FDS_PER_MESSAGE, HELLO, MAGIC, Meeting, hello_mac, receive_fds
-from ringreduce.job.rendezvous import STORE_KEY, join_with_store, new_address
+from ringreduce.job.rendezvous import new_address
 from ringreduce.job.rendezvous_server import RendezvousServer
 
 
@@ -40,25 +41,6 @@ def client(where: Meeting, rank: int = 1, timeout_s: float = HANG_S) -> int:
     for fd in fds:
         os.close(fd)
     return len(fds)
-
-
-def together(*calls: Callable[[], Any]) -> list[Any]:
-    """What each call returned or raised, all run at once."""
-    answers: list[Any] = [None] * len(calls)
-
-    def keep(number: int, call: Callable[[], Any]) -> None:
-        try:
-            answers[number] = call()
-        except Exception as error:
-            answers[number] = error
-
-    threads = [threading.Thread(target=keep, args=pair, daemon=True) for pair in enumerate(calls)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive(), "hangs"
-    return answers
 
 
 def connected(where: Meeting) -> socket.socket:
@@ -268,59 +250,3 @@ def test_a_hundred_failures_leak_no_descriptor() -> None:
     for _ in range(100):
         fail()
     assert os.listdir("/proc/self/fd") == before
-
-
-# --- over a store -----------------------------------------------------------------------------------------------------
-
-
-class DictStore:
-    """A store for threads."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.changed = threading.Condition()
-
-    def set(self, key: str, value: bytes) -> None:
-        with self.changed:
-            self.values[key] = value
-            self.changed.notify_all()
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        with self.changed:
-            if not self.changed.wait_for(lambda: key in self.values, timeout_s):
-                raise __builtins__["TimeoutError"](key)  # type: ignore[index]
-            return self.values[key]
-
-
-def over(store: DictStore, rank: int, size: int, timeout_s: float = HANG_S) -> int:
-    joined = join_with_store(store, rank, size, timeout_s, lambda: os.memfd_create("test segment"))
-    inode = os.fstat(joined.fd).st_ino
-    joined.close()
-    return inode
-
-
-@pytest.mark.parametrize("timeout_s", [HANG_S, 30 * 86400.0])  # poll() counts to 24 days
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_a_store_is_enough_to_meet(size: int, timeout_s: float) -> None:
-    store = DictStore()
-    inodes = together(*(lambda rank=rank: over(store, rank, size, timeout_s) for rank in range(size)))  # type: ignore[misc]
-    assert all(isinstance(inode, int) for inode in inodes), inodes
-    assert len(set(inodes)) == 1
-
-
-def test_over_a_store_a_missing_rank_is_named_on_all() -> None:
-    store = DictStore()
-    for error in together(lambda: over(store, 0, 3, 0.5), lambda: over(store, 1, 3, 20)):
-        assert isinstance(error, TimeoutError)
-        assert "rank 2 did not come" in str(error)
-
-
-def test_over_a_store_a_rank_on_another_host_is_refused_on_all() -> None:
-    class OtherHost(DictStore):
-        def set(self, key: str, value: bytes) -> None:
-            super().set(key, b"elsewhere:1" if key == f"{STORE_KEY}/1" else value)
-
-    store = OtherHost()
-    for error in together(*(lambda rank=rank: over(store, rank, 3) for rank in range(3))):  # type: ignore[misc]
-        assert isinstance(error, UnavailableError)
-        assert "ranks [1] are not on this host" in str(error)

@@ -19,6 +19,7 @@ from ranks import clean_environment
 
 from ringreduce import _core
 from ringreduce.errors import InvalidArgumentError, MismatchError
+from ringreduce.job.listening_ports import ANY
 from ringreduce.launch import options
 from ringreduce.launch.hosts import Host
 from ringreduce.launch.python import run_code, run_module
@@ -80,7 +81,7 @@ def test_an_address_counts_where_the_right_host_answers() -> None:
         closed.bind(("127.0.0.1", 0))
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        gate = Gate(KEY, ["127.0.0.1", "127.0.0.2"], 0, selector)
+        gate = Gate(KEY, ["127.0.0.1", "127.0.0.2"], ANY, selector)
         assert gate.refused == {}
         assert [ip for ip, _ in gate.addresses] == ["127.0.0.1", "127.0.0.2"]
         tried = [*gate.addresses, closed.getsockname(), silent.getsockname()]
@@ -98,7 +99,7 @@ def test_an_address_counts_where_the_right_host_answers() -> None:
 
 def test_a_gate_keeps_its_port_for_rank_0() -> None:
     with selectors.PollSelector() as selector:
-        gate = Gate(KEY, ["127.0.0.1", "192.0.2.1"], 0, selector)
+        gate = Gate(KEY, ["127.0.0.1", "192.0.2.1"], ANY, selector)
         assert list(gate.refused) == ["192.0.2.1"]
         (address,) = gate.addresses
         gate.close_to_callers()
@@ -116,7 +117,7 @@ def test_a_gate_keeps_its_port_for_rank_0() -> None:
 
 def test_a_gate_bears_callers_who_say_nothing_or_too_much() -> None:
     with selectors.PollSelector() as selector:
-        gate = Gate(KEY, ["127.0.0.1"], 0, selector)
+        gate = Gate(KEY, ["127.0.0.1"], ANY, selector)
         callers = [socket.create_connection(gate.addresses[0]) for _ in range(20)]
         for caller in callers[1:]:
             caller.sendall(b"x" * 100)
@@ -147,7 +148,7 @@ def test_a_gate_bears_callers_who_say_nothing_or_too_much() -> None:
 def meeting() -> tuple[Meeting, list[tuple[int, Kind]]]:
     """Of hosts x and y, which have said what they are; and what they are told."""
     told: list[tuple[int, Kind]] = []
-    made = Meeting(["x", "y"], lambda host, kind, _: told.append((host, kind)), "1.0", Interfaces(), ("", 0))
+    made = Meeting(["x", "y"], lambda host, kind, _: told.append((host, kind)), "1.0", Interfaces(), ("", 0), ANY)
     assert not made.on_ready(1, Ready("1.0", "y", "2", "", "", [("eth0", "192.0.2.2")]))
     with pytest.raises(MismatchError):
         made.on_listening(0, Listening([("192.0.2.1", 7)], {}))

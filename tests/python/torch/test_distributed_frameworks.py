@@ -70,9 +70,11 @@ def with_lightning(path: str) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=RATE)
 
+    nodes = int(os.environ["RR_NODES"])
     trainer = lightning.Trainer(
         accelerator="cpu",
-        devices=SIZE,
+        devices=SIZE // nodes,
+        num_nodes=nodes,
         strategy=DDPStrategy(process_group_backend="ringreduce"),
         max_epochs=1,
         logger=False,
@@ -120,17 +122,24 @@ def rank_of() -> int:
     return int(os.environ["RINGREDUCE_RANK"])
 
 
-def train(framework: str, path: str, port: int) -> None:
-    rank = str(rank_of())
+def train(framework: str, path: str, port: int, nodes: int = 1, master: str = "127.0.0.1") -> None:
+    node, local_rank = divmod(rank_of(), SIZE // nodes)
     places = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "NODE_RANK": "0",
-        "WORLD_SIZE": str(SIZE),
-        "LOCAL_WORLD_SIZE": str(SIZE),
+        "RANK": rank_of(),
+        "LOCAL_RANK": local_rank,
+        "NODE_RANK": node,
+        "WORLD_SIZE": SIZE,
+        "LOCAL_WORLD_SIZE": SIZE // nodes,
+        "MASTER_PORT": port,
+        "RR_NODES": nodes,
     }
-    os.environ.update(places, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update({name: str(value) for name, value in places.items()}, MASTER_ADDR=master)
     {"lightning": with_lightning, "accelerate": with_accelerate}[framework](path)
+
+
+def train_on_nodes(framework: str, path: str, master: str) -> None:
+    """Each rank is a node of its own; master is the host of the first."""
+    train(framework, path, 29500, SIZE, master)
 
 
 @pytest.mark.parametrize("framework", ["lightning", "accelerate"])

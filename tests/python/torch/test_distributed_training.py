@@ -193,7 +193,9 @@ def functional(rank: int, size: int) -> None:
         total = functions.all_reduce(x * 2, "sum", world)
         gathered = functions.all_gather_tensor(total + x, 0, world)
         part = functions.reduce_scatter_tensor(gathered, "sum", 0, world)
-        swapped = functions.all_to_all_single(torch.cat([part, -part]), None, None, world)
+        swapped = functions.all_to_all_single(
+            torch.cat([part * (1 - 2 * other) for other in range(size)]), None, None, world
+        )
         return functions.broadcast(swapped, 1, world) + 1
 
     compiled = torch.compile(compute, backend="aot_eager", fullgraph=True)

@@ -1,0 +1,72 @@
+"""At which ports a rank listens for ranks of other hosts: any that is free, or those of RINGREDUCE_PORTS."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from typing import TypeVar
+
+from ringreduce.errors import InvalidArgumentError, UnavailableError
+
+VARIABLE = "RINGREDUCE_PORTS"
+ANY = range(1)
+"""Port 0: the kernel chooses one."""
+
+Made = TypeVar("Made")
+
+
+def allowed_ports(text: str) -> range:
+    """The ports of "FIRST-LAST" or "ONE"; ANY of "". Raises InvalidArgumentError.
+
+    >>> allowed_ports("29400-29409")
+    range(29400, 29410)
+    """
+    if not text:
+        return ANY
+    first, _, last = text.partition("-")
+    last = last if "-" in text else first
+    if not all(word.isascii() and word.isdecimal() and len(word) <= 5 for word in (first, last)):
+        raise InvalidArgumentError(f"{VARIABLE}={text}: expected FIRST-LAST, two ports, as 29400-29499")
+    ports = range(int(first), int(last) + 1)
+    if not ports or ports[0] < 1 or ports[-1] > 65535:
+        raise InvalidArgumentError(f"{VARIABLE}={text}: expected FIRST-LAST with 1 <= FIRST <= LAST <= 65535")
+    return ports
+
+
+def listening(ip: str, ports: range, backlog: int) -> socket.socket:
+    """A socket that listens at an address of this host. Raises UnavailableError where all ports are taken."""
+    return first_free(ports, ip, lambda port: _listening(ip, port, backlog))
+
+
+def first_free(ports: range, ip: str, make: Callable[[int], Made]) -> Made:
+    """What make(port) returns for the first port for which it does not raise OSError with EADDRINUSE.
+
+    Raises UnavailableError where all ports are taken, and what else make raises.
+    """
+    begin = os.getpid() % len(ports)  # so that ranks that begin together seldom try the same
+    for port in (*ports[begin:], *ports[:begin]):
+        try:
+            return make(port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or ports == ANY:
+                raise
+    raise UnavailableError(
+        f"{VARIABLE}={ports[0]}-{ports[-1]}: all {len(ports)} ports are taken at {ip}: allow more. A host needs "
+        "one for each of its ranks, rank 0 one more, and each group of torch.distributed as many again"
+    )
+
+
+def _listening(ip: str, port: int, backlog: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        if port:  # an earlier job's connections do not keep the port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((ip, port))
+        listener.listen(backlog)  # two sockets may be bound to one port while none of them listens
+    except BaseException:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,242 @@
+"""How ranks that share a key-value store come to be a group: those of torch.distributed, whatever has started them.
+
+Each rank writes where it is. Rank 0 reads all of that and answers: on one host, where the ranks meet (rendezvous.py);
+on several, that they meet over TCP, and then where rank 0 listens for them (tcp_job.py). Others may write into the
+store: between hosts a rank believes what it reads there once a proof of the job's secret has shown it to be true.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ringreduce import config, state
+from ringreduce.errors import Error, MismatchError, TimeoutError, UnavailableError
+from ringreduce.job import rendezvous
+from ringreduce.job.deadline import Deadline
+from ringreduce.job.environment import Placement
+from ringreduce.job.handshake import told_error
+from ringreduce.job.places import HOST_NAME_CHARS, TcpWanted
+from ringreduce.job.tcp_job import LOOPBACK, NEW_SECRET, meet_told
+from ringreduce.job.tcp_rendezvous import read_secret
+
+if TYPE_CHECKING:
+    from ringreduce import _core
+
+STORE_KEY = "ringreduce/rendezvous"
+LISTENS_KEY = STORE_KEY + "/listens"
+TAG_NBYTES = 16
+
+
+class Store(Protocol):
+    """A key-value store that all ranks of one group, and nobody else, read and write."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Makes value visible to all ranks."""
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Waits for the key. Raises the builtin TimeoutError after timeout_s seconds; 0 = no limit."""
+
+
+class JoinedGroup:
+    """What a rank of the group holds after the rendezvous; its owner closes it.
+
+    Attributes:
+        memory: of the ranks of this host.
+        hosts: by rank, the lowest rank on the same host; None where all are on this one.
+        tcp: the connections to other hosts, or None.
+    """
+
+    def __init__(
+        self, memory: rendezvous.Joined, hosts: list[int] | None = None, tcp: _core.TcpNetwork | None = None
+    ) -> None:
+        self.memory = memory
+        self.hosts = hosts
+        self.tcp = tcp
+
+    def close(self) -> None:
+        """Closes what no context has taken. Idempotent."""
+        self.memory.close()
+        self.tcp = None
+
+
+def join_with_store(
+    store: Store, rank: int, size: int, timeout_s: float, segment: Callable[[], int], names: Sequence[str] = ()
+) -> JoinedGroup:
+    """Meets the other ranks of a group that shares a store. Collective over the group; once per store.
+
+    Args:
+        timeout_s: seconds until all ranks must have come; 0 = no limit.
+        segment: makes the control memory file; called on one rank of each host, once all its ranks have connected.
+        names: of hosts, that of the store for instance: how this host is seen from there is tried first, where rank 0
+            has to listen for other hosts.
+
+    Raises:
+        TimeoutError: names the missing ranks.
+        UnavailableError: the ranks are on several hosts, and RINGREDUCE_TRANSPORT does not allow TCP, or there is no
+            secret or no port.
+        InvalidArgumentError: the secret file will not do, or rank 0 has no address that other hosts reach.
+        MismatchError: ranks disagree about the group, or have other secrets. PeerLostError: a rank died on the way.
+    """
+    meeting = _StoreMeeting(store, rank, size, Deadline(timeout_s))
+    answer = meeting.answer()
+    if "tag" in answer:
+        return meeting.over_tcp(str(answer["tag"]), list(names), segment)
+    try:
+        address, secret = bytes.fromhex(answer["address"]), bytes.fromhex(answer["secret"])
+    except (KeyError, TypeError, ValueError):
+        raise _another_version(meeting.me, 0) from None
+    return JoinedGroup(rendezvous.join_at(address, secret, rank, size, meeting.deadline, segment))
+
+
+class _StoreMeeting:
+    """One rank's part in the meeting."""
+
+    def __init__(self, store: Store, rank: int, size: int, deadline: Deadline) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._transport = config.choice("RINGREDUCE_TRANSPORT")
+        self._is_one_host = False  # on rank 0, once it has decided
+        self.deadline = deadline
+        self.me = f"[rendezvous] rank {rank}/{size}"
+
+    def answer(self) -> dict[str, Any]:
+        """What rank 0 answers to all ranks. Raises the error that it tells."""
+        if self._rank != 0:
+            self._store.set(f"{STORE_KEY}/{self._rank}", json.dumps(self._record()).encode())
+            answer = self._read(STORE_KEY, 0)
+            if "error" in answer:
+                raise told_error(str(answer.get("kind")), f"{self.me}: told by rank 0: {answer['error']}")
+            return answer
+        answer = {"error": "rank 0 was interrupted", "kind": "PeerLostError"}
+        try:
+            records = [self._record()]
+            records += [self._read(f"{STORE_KEY}/{other}", other) for other in range(1, self._size)]
+            answer = self._decided(records)
+        except Error as error:
+            answer = {"error": str(error), "kind": type(error).__name__}
+            raise
+        finally:
+            self._store.set(STORE_KEY, json.dumps(answer).encode())
+        return answer
+
+    def over_tcp(self, tag: str, names: list[str], segment: Callable[[], int]) -> JoinedGroup:
+        """Meets the ranks of all hosts, and then those of this one."""
+        place = Placement(self._rank, self._size, 0, 1, 0, 1, "store", "")
+        here = LOOPBACK if self._is_one_host else names
+        met = meet_told(place, _wanted(self._transport, tag), 0, self.deadline, here, self._tell)
+        try:
+            memory = rendezvous.join_placed(met.placed, self.deadline, segment)
+            try:
+                return JoinedGroup(memory, met.placed.hosts, met.network())
+            except BaseException:
+                memory.close()
+                raise
+        finally:
+            met.listener.close()
+
+    def _record(self) -> dict[str, Any]:
+        """What this rank says of itself."""
+        record = {
+            "host": rendezvous.host_identity().decode(),
+            "name": os.uname().nodename[:HOST_NAME_CHARS],
+            "transport": self._transport,
+            "problem": "",
+            "kind": "",
+            "secret": "",
+        }
+        try:
+            record["secret"] = "a file" if _wanted(self._transport, "").secret_file else "the job's"
+        except Error as error:
+            record |= {"problem": str(error), "kind": type(error).__name__}
+        return record
+
+    def _decided(self, records: list[dict[str, Any]]) -> dict[str, Any]:
+        """Rank 0's answer to the records of all ranks. Raises what all are told."""
+        for rank, record in enumerate(records):
+            if any(not isinstance(record.get(key), str) for key in records[0]):
+                raise _another_version(self.me, rank)
+            if record["transport"] != self._transport:
+                raise MismatchError(
+                    f"{self.me}: RINGREDUCE_TRANSPORT is {self._transport} on this rank, and {record['transport']} on "
+                    f"rank {rank}, on {record['name']}: give all ranks the same"
+                )
+        self._is_one_host = len({record["host"] for record in records}) == 1
+        if self._is_one_host and (self._transport != "tcp" or self._size == 1):
+            address, secret = rendezvous.new_address()
+            return {"address": address.hex(), "secret": secret.hex()}
+        for rank, record in enumerate(records):
+            if record["problem"]:
+                raise told_error(record["kind"], f"{self.me}: {_where(records)}. Rank {rank}: {record['problem']}")
+            if record["secret"] != records[0]["secret"]:
+                has = [other for other, one in enumerate(records) if one["secret"] == "a file"]
+                raise MismatchError(
+                    f"{self.me}: of {self._size} ranks only {has} have a RINGREDUCE_SECRET_FILE: set it on all ranks"
+                )
+        return {"tag": os.urandom(TAG_NBYTES).hex()}
+
+    def _tell(self, text: str | None) -> str:
+        """Rank 0's text, on all ranks; None elsewhere. The store is no secret."""
+        if text is None:
+            return self._get(LISTENS_KEY, 0).decode(errors="replace")
+        self._store.set(LISTENS_KEY, text.encode())
+        return text
+
+    def _read(self, key: str, other: int) -> dict[str, Any]:
+        """A value that another rank has written. Raises MismatchError where it is not JSON of an object."""
+        try:
+            value = json.loads(self._get(key, other))
+        except ValueError:  # not JSON, or not UTF-8
+            value = None
+        if not isinstance(value, dict):
+            raise _another_version(self.me, other)
+        return value
+
+    def _get(self, key: str, other: int) -> bytes:
+        try:
+            return self._store.get(key, self.deadline.wait_s() or 0.0)
+        except builtins.TimeoutError:
+            within = f"within {self.deadline.timeout_s:g} s"
+            raise TimeoutError(f"{self.me}: rank {other} did not come to the group's store {within}") from None
+
+
+def _wanted(transport: str, tag: str) -> TcpWanted:
+    """By which secret the group's hosts are connected. tag: of this group alone.
+
+    Raises UnavailableError where TCP is not allowed or there is no secret, InvalidArgumentError where its file will not
+    do.
+    """
+    if transport in ("shm", "mpi"):
+        raise UnavailableError(
+            f"RINGREDUCE_TRANSPORT={transport}: hosts of such a group are connected by TCP; leave the variable at auto"
+        )
+    if file := os.path.expanduser(config.value("RINGREDUCE_SECRET_FILE").value):
+        read_secret(file)
+        return TcpWanted("", file, transport, tag)
+    reached = state.current.reached if state.current is not None else None
+    if reached is not None:
+        return TcpWanted("", "", transport, tag, reached.secret)
+    raise UnavailableError(
+        "hosts are connected by TCP, which needs the job's secret: set RINGREDUCE_SECRET_FILE to a file that is the "
+        f"same on all hosts; make one with: {NEW_SECRET}. Or start by `ringrun -H`, which hands one out, or by mpirun "
+        'with init_process_group("ringreduce", init_method="ringreduce://")'
+    )
+
+
+def _where(records: list[dict[str, Any]]) -> str:
+    if len({record["host"] for record in records}) == 1:
+        return "each rank of this group is a host of its own (RINGREDUCE_TRANSPORT=tcp)"
+    ranks = ", ".join(f"rank {rank} on {record['name']}" for rank, record in enumerate(records[:16]))
+    return f"the ranks of this group are on several hosts ({ranks}{', ...' if records[16:] else ''})"
+
+
+def _another_version(me: str, rank: int) -> MismatchError:
+    # The text is not shown: it may hold a secret, under a name that this version does not know.
+    return MismatchError(
+        f"{me}: what rank {rank} has written into the store is not this version of ringreduce: do all hosts run one "
+        "version?"
+    )

@@ -1,0 +1,205 @@
+"""The meeting over a key-value store, of ranks as threads: on one host, over TCP, and what is said on every rank."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deadlines import HANG_S
+from tcp_jobs import secret_file
+from together import together
+
+from ringreduce import _core
+from ringreduce.errors import InvalidArgumentError, MismatchError, TimeoutError, UnavailableError
+from ringreduce.job import rendezvous, store_rendezvous
+from ringreduce.job.store_rendezvous import LISTENS_KEY, STORE_KEY, join_with_store
+
+SOON_S = 0.5
+
+
+class DictStore:
+    """A store for threads, in which a test may change what is written."""
+
+    def __init__(self, change: Callable[[str, bytes], bytes] = lambda key, value: value) -> None:
+        self.values: dict[str, bytes] = {}
+        self.changed = threading.Condition()
+        self.change = change
+
+    def set(self, key: str, value: bytes) -> None:
+        with self.changed:
+            self.values[key] = self.change(key, value)
+            self.changed.notify_all()
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, timeout_s):
+                raise builtins.TimeoutError(key)
+            return self.values[key]
+
+
+def over(store: DictStore, rank: int, size: int, timeout_s: float = HANG_S) -> tuple[int, list[int] | None, bool]:
+    """What one rank gets: the inode of its host's memory, the hosts, and whether there is a network."""
+    joined = join_with_store(
+        store, rank, size, timeout_s, lambda: _core.memfd("test segment", _core.control_nbytes(size))
+    )
+    got = os.fstat(joined.memory.fd).st_ino, joined.hosts, joined.tcp is not None
+    joined.close()
+    return got
+
+
+def all_over(store: DictStore, size: int, timeout_s: float = HANG_S) -> list[Any]:
+    return together(*(lambda rank=rank: over(store, rank, size, timeout_s) for rank in range(size)))  # type: ignore[misc]
+
+
+@pytest.fixture(name="tcp")
+def each_rank_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setenv("RINGREDUCE_TRANSPORT", "tcp")
+    monkeypatch.setenv("RINGREDUCE_SECRET_FILE", str(secret_file(tmp_path)))
+    return monkeypatch
+
+
+@pytest.mark.parametrize("timeout_s", [HANG_S, 30 * 86400.0])  # poll() counts to 24 days
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_ranks_of_one_host_meet(size: int, timeout_s: float) -> None:
+    answers = all_over(DictStore(), size, timeout_s)
+    assert [answer[1:] for answer in answers] == [(None, False)] * size, answers
+    assert len({inode for inode, *_ in answers}) == 1
+
+
+@pytest.mark.usefixtures("tcp")
+@pytest.mark.parametrize("size", [2, 5])
+def test_ranks_meet_over_tcp(size: int) -> None:
+    before = os.listdir("/proc/self/fd")
+    answers = all_over(DictStore(), size)
+    assert [answer[1:] for answer in answers] == [(list(range(size)), True)] * size, answers
+    assert len({inode for inode, *_ in answers}) == size
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_one_rank_needs_no_network(tcp: pytest.MonkeyPatch) -> None:
+    tcp.delenv("RINGREDUCE_SECRET_FILE")
+    assert over(DictStore(), 0, 1)[1:] == (None, False)
+
+
+def test_a_missing_rank_is_named_on_all() -> None:
+    store = DictStore()
+    for error in together(lambda: over(store, 0, 3, SOON_S), lambda: over(store, 1, 3)):
+        assert isinstance(error, TimeoutError)
+        assert "rank 2 did not come" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("environ", "kind", "words"),
+    [
+        ({}, UnavailableError, "needs the job's secret: set RINGREDUCE_SECRET_FILE"),
+        ({"RINGREDUCE_SECRET_FILE": "/nowhere"}, InvalidArgumentError, "secret file cannot be read"),
+        ({"RINGREDUCE_TRANSPORT": "shm"}, UnavailableError, "RINGREDUCE_TRANSPORT=shm: hosts of such a group"),
+        ({"RINGREDUCE_TRANSPORT": "mpi"}, UnavailableError, "RINGREDUCE_TRANSPORT=mpi: hosts of such a group"),
+    ],
+)
+def test_several_hosts_that_cannot_be_connected(
+    environ: dict[str, str], kind: type, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 is elsewhere; every rank is told what is missing, on which rank, and who is where."""
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+    def elsewhere(key: str, value: bytes) -> bytes:
+        return value.replace(rendezvous.host_identity(), b"elsewhere") if key == f"{STORE_KEY}/1" else value
+
+    here = os.uname().nodename[:64]
+    for error in all_over(DictStore(elsewhere), 3):
+        assert isinstance(error, kind), error
+        assert f"on several hosts (rank 0 on {here}, rank 1 on {here}, rank 2 on {here}). Rank 0: " in str(error)
+        assert words in str(error)
+
+
+def changed(**fields: str) -> Callable[[str, bytes], bytes]:
+    """Rank 1's record with other values."""
+    return lambda key, value: json.dumps(json.loads(value) | fields).encode() if key == f"{STORE_KEY}/1" else value
+
+
+@pytest.mark.usefixtures("tcp")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (changed(transport="auto"), "RINGREDUCE_TRANSPORT is tcp on this rank, and auto on rank 1"),
+        (changed(secret="the job's"), r"of 3 ranks only \[0, 2\] have a RINGREDUCE_SECRET_FILE"),
+        (lambda key, value: value.replace(b'"problem"', b'"trouble"'), "rank 1 has written .* not this version"),
+        (lambda key, value: b"\xff" if key == f"{STORE_KEY}/1" else value, "rank 1 has written .* not this version"),
+        (lambda key, value: b"[1]" if key == f"{STORE_KEY}/1" else value, "rank 1 has written .* not this version"),
+    ],
+    ids=["transport", "secret", "fields", "bytes", "list"],
+)
+def test_ranks_that_disagree_are_told(change: Callable[[str, bytes], bytes], words: str) -> None:
+    for error in all_over(DictStore(change), 3):
+        with pytest.raises(MismatchError, match=words):
+            raise error
+
+
+@pytest.mark.parametrize("answer", [b"\xff", b"[]", b"{}", b'{"address": "xy", "secret": ""}', b'{"address": 5}'])
+def test_an_answer_that_cannot_be_read(answer: bytes) -> None:
+    store = DictStore(lambda key, value: answer if key == STORE_KEY else value)
+    errors = together(lambda: over(store, 0, 2, SOON_S), lambda: over(store, 1, 2))
+    assert isinstance(errors[0], TimeoutError), errors
+    assert isinstance(errors[1], MismatchError), errors
+    assert "what rank 0 has written into the store is not this version" in str(errors[1])
+
+
+@pytest.mark.usefixtures("tcp")
+def test_who_writes_into_the_store_does_not_join() -> None:
+    """It sends rank 1 to an address of its own, where nobody knows the secret; and it cannot have it take another."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def astray(key: str, value: bytes) -> bytes:
+            address = f"127.0.0.1:{stranger.getsockname()[1]}"
+            return json.dumps({"address": address, "secret": "00" * 32}).encode() if key == LISTENS_KEY else value
+
+        store = DictStore(astray)
+        errors = together(lambda: over(store, 0, 2, SOON_S), lambda: over(store, 1, 2))
+        assert isinstance(errors[0], TimeoutError)
+        assert "rank 1 did not come" in str(errors[0])
+        assert isinstance(errors[1], MismatchError)
+        assert "this rank has a RINGREDUCE_SECRET_FILE and rank 0 has none" in str(errors[1])
+
+
+@pytest.mark.usefixtures("tcp")
+def test_another_groups_tag_is_another_secret() -> None:
+    store = DictStore(lambda key, value: b'{"tag": "00"}' if key == STORE_KEY else value)
+    errors = together(lambda: over(store, 0, 2, SOON_S), lambda: over(store, 1, 2))
+    assert isinstance(errors[0], TimeoutError)
+    assert isinstance(errors[1], MismatchError)
+    assert "does not know this job's secret" in str(errors[1])
+
+
+def test_rank_0_that_cannot_listen_tells_all(tcp: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        tcp.setenv("RINGREDUCE_PORTS", f"{port}-{port}")
+        for error in all_over(DictStore(), 3):
+            assert isinstance(error, UnavailableError)
+            assert f"RINGREDUCE_PORTS={port}-{port}: all 1 ports are taken at 127.0.0.1" in str(error)
+
+
+def test_the_secret_is_not_in_the_store(tcp: pytest.MonkeyPatch) -> None:
+    told: list[bytes] = []
+
+    def keep(_: str, value: bytes) -> bytes:
+        told.append(value)
+        return value
+
+    tcp.setattr(
+        store_rendezvous,
+        "_wanted",
+        lambda transport, tag: store_rendezvous.TcpWanted("", "", transport, tag, b"s" * 32),
+    )
+    all_over(DictStore(keep), 2)
+    assert len(told) == 3
+    assert not any(b"s" * 8 in value or (b"s" * 32).hex().encode() in value for value in told)
