@@ -13,6 +13,7 @@ atexit. _hook_child() stands in for both.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import CodeType, TracebackType
 
 CAUSE_NBYTES = 500  # of its first line at most: with the place it fits where the core keeps it
@@ -35,7 +37,8 @@ _armed = 0  # the process that is a rank; a forked child is none
 _tellers: dict[Callable[[str], None], tuple[int, Callable[[], None]]] = {}  # each with the process that it is for
 _leave: Callable[[], None] | None = None
 _by_hydra = False
-_previous = sys.excepthook
+_hooked: Callable[..., None] | None = None  # what sys.excepthook was made
+_is_handling = False
 _child = 0  # the child of multiprocessing that has its hooks
 
 
@@ -59,10 +62,9 @@ def arm(leave: Callable[[], None], launcher: str) -> None:
 
 
 def _hook() -> None:
-    global _previous
-    if sys.excepthook is not _end_job:
-        _previous = sys.excepthook
-        sys.excepthook = _end_job
+    global _hooked
+    if sys.excepthook is not _hooked:  # init_process_group() of torch hooks too, and calls what was there
+        sys.excepthook = _hooked = partial(_end_job, sys.excepthook)
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
         _hook_child(process.BaseProcess._bootstrap.__code__)
@@ -120,8 +122,18 @@ def disarm() -> None:
         _armed = 0
 
 
-def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    _previous(kind, error, trace)
+def _end_job(
+    previous: Callable[..., None], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """The hook. Where there are two of it, with another's between them, the outer one does the work."""
+    global _is_handling
+    is_inner, _is_handling = _is_handling, True
+    try:
+        previous(kind, error, trace)
+    finally:
+        _is_handling = is_inner
+    if is_inner:
+        return
     if sys.flags.interactive or hasattr(sys, "ps1"):
         return
     _tell(error)
@@ -134,6 +146,9 @@ def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackTy
         end = _die if _by_hydra else None
     if end is not None:
         sys.stdout.flush()
+        if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+            sys.__stderr__.write(sys.stderr.getvalue())  # torch's hook would write it once this one has returned
+            sys.__stderr__.flush()
         _leave()
         time.sleep(GRACE_S)
         end()

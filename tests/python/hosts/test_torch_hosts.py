@@ -91,6 +91,12 @@ for number, (tensor, (ranks, group)) in enumerate(zip(tensors, mine)):
 objects = [None] * size
 dist.all_gather_object(objects, {"rank": rank, "text": "x" * (rank * 40_000)})
 assert [one["rank"] for one in objects] == list(range(size))
+if "RINGREDUCE_PORTS" in os.environ:
+    sys.path.append(os.environ["RR_SUPPORT"])
+    from listens import own_ports
+    low, high = map(int, os.environ["RINGREDUCE_PORTS"].split("-"))
+    assert len(own_ports()) > 2, own_ports()  # of hvd's job, of the world and of each group on both hosts
+    assert all(low <= port <= high for port in own_ports()), own_ports()
 told = [os.uname().nodename] if rank == 0 else [None]
 dist.broadcast_object_list(told, 0)
 os.write(1, f"rank {rank}/{size} {first.tolist()} {len(mine)} groups, told by {told[0]}\\n".encode())
@@ -140,8 +146,10 @@ def test_torchrun_without_a_secret(lab: Lab) -> None:
 
 
 def test_ringrun_over_hosts(lab: Lab) -> None:
+    """All sockets listen at ports that the user has allowed."""
     ringrun = [*run_module("ringreduce.launch.ringrun"), f"--ssh-args=-F {lab.ssh.parent / 'config'}", "-H", "a:2,b:2"]
-    done = lab.run("a", [*ringrun, sys.executable, program(lab), "ringreduce://"], env=ENV, timeout_s=HANG_S)
+    env = ENV | {"RINGREDUCE_PORTS": "29600-29659", "RR_SUPPORT": str(TESTS / "support")}
+    done = lab.run("a", [*ringrun, "-x", "RR_SUPPORT", sys.executable, program(lab), "ringreduce://"], env=env)
     assert (done.status, said(done.output)) == (0, ALL), done.output
 
 

@@ -40,6 +40,19 @@ def fail(why):
     raise OSError("nobody is there")
 
 uncaught.tell_by(fail, lambda: None)
+
+def hook_as_torch():
+    '''As init_process_group() does: what the hook before it writes is kept until that returns.'''
+    import io
+    before = sys.excepthook
+    def hook(*args):
+        shown, sys.stderr = sys.stderr, io.StringIO()
+        try:
+            before(*args)
+        finally:
+            text, sys.stderr = sys.stderr.getvalue(), shown
+        sys.stderr.write("rank 0: " + text)
+    sys.excepthook = hook
 """
 QUIET = ["before: ValueError"]
 FAILS = [*QUIET, "fails: ValueError (<string>)"]
@@ -59,6 +72,11 @@ CASES = {
     ),
     "at a prompt": ("sys.ps1 = '>>> '\nraise ValueError", QUIET),
     "sys.exit": ("sys.exit(3)", []),
+    "torch hooks later": ("hook_as_torch()\nraise ValueError", ABORTS),
+    "torch hooks between": (
+        "hook_as_torch()\nuncaught.tell_by(fail, lambda: None)\nuncaught.tell_by(fail, lambda: None)\nraise ValueError",
+        ABORTS,
+    ),
 }
 
 
@@ -69,6 +87,16 @@ def test_when_it_aborts(case: str) -> None:
     assert re.sub(r":\d+\)", ")", done.stdout).splitlines() == expected, done.stderr
     others = {"no rank, a fork": 0, "sys.exit": 3, "without MPI, under Hydra": -signal.SIGTERM}
     assert done.returncode == (9 if expected == ABORTS else others.get(case, 1))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_torchs_hook_keeps_is_written_before_the_end(again: bool) -> None:
+    hooks = "sys.excepthook = sys.__excepthook__\nuncaught.arm(lambda: None, 'openmpi')\nhook_as_torch()\n"
+    hooks += "uncaught.tell_by(fail, lambda: None)\n" if again else ""
+    code = PROLOGUE + hooks + "raise ValueError('of the user')"
+    done = completed([sys.executable, "-c", code], env=clean_environment())
+    assert done.returncode == 9
+    assert done.stderr.count("ValueError: of the user") == 1, done.stderr
 
 
 # --- under ringrun ----------------------------------------------------------------------------------------------------
