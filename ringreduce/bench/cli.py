@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
             from ringreduce.bench import versus
 
             return versus.run(options)
-        place = environment.detect()
+        place = environment.detect(network=True)
         if place.source == "single" and options.ranks != 1:
             return _start(options, argv)
         if options.ranks not in (None, place.size):
@@ -65,5 +65,5 @@ def _start(options: Options, argv: Sequence[str]) -> int:
     ranks = str(options.ranks or DEFAULT_RANKS)
     if terminal.coloured(sys.stdout):
         os.environ["FORCE_COLOR"] = "1"  # what a rank prints comes here through a pipe
-    launch = ["-np", ranks, "--bind", options.bind, "--no-tag-output"]
+    launch = ["-np", ranks, *options.ringrun, "--bind", options.bind, "--no-tag-output"]
     return ringrun.main([*launch, *run_module("ringreduce.bench", *argv, "-np", ranks)])

@@ -58,11 +58,12 @@ def _figure(found: comparison.Document) -> Any:
         style |= {"marker": "o" if level == "c" else "s", "markersize": 3}
         time.plot(xs, [row["time_us"]["p50"] for row in rows], label=f"{competitor} ({level})", **style)
         bandwidth.plot(xs, [row["busbw_GBps"] for row in rows], **style)
-        limits = [
-            (row["nbytes"], row["busbw_GBps"] / row["fraction_of_limit"]) for row in rows if row["fraction_of_limit"]
-        ]
-        if competitor == "ringreduce registered" and level == "c" and limits:
-            bandwidth.plot(*zip(*limits, strict=True), color="black", linestyle=":", label="limit of the machine")
+        limited = [row for row in rows if row["fraction_of_limit"]]
+        if competitor == "ringreduce registered" and level == "c" and limited:
+            xs = [row["nbytes"] for row in limited]
+            style = {"color": "black", "linestyle": ":", "label": f"limit of the {what_limits(found['meta'])}"}
+            time.plot(xs, [row["time_us"]["p50"] * row["fraction_of_limit"] for row in limited], **style)
+            bandwidth.plot(xs, [row["busbw_GBps"] / row["fraction_of_limit"] for row in limited], **style)
             bandwidth.legend(fontsize=8)
     for ours, level in [one for one in comparison.competitors(found) if comparison.is_ours(one[0])]:
         best = [(size, r["median"]) for size in sizes if (r := comparison.best(found["ratios"], ours, level, size))]
@@ -79,5 +80,11 @@ def _figure(found: comparison.Document) -> Any:
     time.legend(fontsize=7)
     ratio.legend(fontsize=8)
     meta = found["meta"]
-    figure.suptitle(f"{meta['collective']}, {meta['ranks']} ranks on {len(meta['cores'])} cores, {meta['cpu']}")
+    where = f"{len(meta['hosts'])} hosts" if meta.get("hosts") else f"{len(meta['cores'])} cores"
+    figure.suptitle(f"{meta['collective']}, {meta['ranks']} ranks on {where}, {meta['cpu']}")
     return figure
+
+
+def what_limits(meta: dict[str, Any]) -> str:
+    """In a word."""
+    return "links" if meta.get("hosts") else "machine"

@@ -1,4 +1,4 @@
-"""The least time that this machine needs for a collective, measured in the same run.
+"""The least time that a collective needs, measured in the same run: of one machine here, between hosts link.py.
 
 Above 4 KiB it is the collective's loads and stores by the same kernel, straight from and to registered memory, without
 any synchronisation (docs/benchmarks.md has the byte counts). Up to 4 KiB it is how long news takes from one rank to
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import ringreduce
+from ringreduce import state
 from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES
 from ringreduce.bench.memory import operand
 from ringreduce.bench.oracle import DTYPES, OPS
@@ -26,7 +27,9 @@ REWRITTEN_NBYTES = 256 << 20  # about so much is rewritten for one limit
 
 
 def fraction_of_limit(options: Options, nbytes: int, count: int, p50_s: float, cores: int) -> float | None:
-    """limit / p50: 1 is as fast as the machine allows. Collective. None where there is no limit (one rank, bfloat16).
+    """limit / p50: 1 is as fast as the machine, or the links between hosts, allow. Collective.
+
+    None where there is no limit: one rank, bfloat16 on one host, MPI between hosts.
 
     Args:
         nbytes, count: as in the row.
@@ -34,6 +37,11 @@ def fraction_of_limit(options: Options, nbytes: int, count: int, p50_s: float, c
         cores: how many the ranks share.
     """
     group = ringreduce.global_process_set.group
+    if len(set(state.require().hosts)) > 1:
+        from ringreduce.bench import link  # one host does without it
+
+        least_s = link.limit_s(options, nbytes)
+        return None if least_s is None else least_s / p50_s
     if group.size == 1 or options.dtype == "bfloat16":
         return None
     limit = _news(cores) if nbytes <= SMALL_NBYTES else _memory(options, nbytes, count)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.oracle import DTYPES, OPS
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.launch.host_options import add_host_options, host_list, ringrun_words
+from ringreduce.launch.hosts import Host
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 DEFAULT_RANKS = 2
@@ -38,24 +40,32 @@ class Options:
     deadline_s: float = 120.0
     plot: str | None = None
     html: str | None = None
+    hosts: tuple[Host, ...] = ()
+    """None: this one."""
+    ringrun: tuple[str, ...] = ()
+    """ringrun's options for these hosts."""
 
 
 def parse(argv: Sequence[str]) -> Options:
     """Options from the command line. Exits with status 2 and a usage line on a bad one.
 
     Raises:
-        InvalidArgumentError: a size that is no number of bytes.
+        InvalidArgumentError: a size that is no number of bytes, hosts that are none.
     """
     args = _parser().parse_args(argv)
     vs = tuple(name.strip() for name in args.vs.split(",")) if args.vs else ()
     if (args.plot or args.html) and not vs:
         raise InvalidArgumentError("ringreduce bench: --plot and --html draw a comparison: say with whom by --vs")
+    hosts = host_list(args)
+    slots = sum(host.slots for host in hosts)
+    if hosts and args.ranks not in (None, slots):
+        raise InvalidArgumentError(f"ringreduce bench: -np {args.ranks}, and the hosts have {slots} slots")
     sizes = (
         _range(args.begin, args.end, args.factor) if args.begin else [nbytes(text) for text in args.sizes.split(",")]
     )
     return Options(
         collective=args.collective,
-        ranks=args.ranks,
+        ranks=slots or args.ranks,
         sizes=tuple(sizes) if args.collective != "barrier" else (0,),
         dtype=args.dtype,
         op=args.op,
@@ -73,6 +83,8 @@ def parse(argv: Sequence[str]) -> Options:
         deadline_s=args.deadline,
         plot=args.plot,
         html=args.html,
+        hosts=tuple(hosts),
+        ringrun=tuple(ringrun_words(args, hosts)),
     )
 
 
@@ -106,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("collective", choices=list(COLLECTIVES))
     add("-np", "--np", dest="ranks", type=int, metavar="N", help="ranks to start (default 2, or those already started)")
+    add_host_options(parser, "ranks on these hosts, host:slots,...: the limit is then that of the links between them")
     add("--sizes", default=DEFAULT_SIZES, metavar="LIST", help="bytes per rank, such as 8,4K,1M (default %(default)s)")
     add("-b", dest="begin", metavar="SIZE", help="with -e and -f: sizes from SIZE up, instead of --sizes")
     add("-e", dest="end", metavar="SIZE", help="the largest size")
@@ -119,7 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--warmup", type=positive, metavar="N", help="calls before (default: by size)")
     add("--bind", default="core", choices=["core", "none"], help="bind each rank to its share of the cores")
     add("--check", action=flag, default=True, help="compare every element of every rank with the exact result")
-    add("--json", metavar="FILE", help="also write the results here")
+    add(
+        "--json", metavar="FILE", help="also write the results here, on the first host; -: print them, in the last line"
+    )
     add("--limit", action=flag, help="measure what the machine allows as well (default at level c)")
     add("--vs", metavar="LIST", help="beside these, in turns: gloo,openmpi,mpich,mpi4py,horovod,nccl")
     add("--rounds", type=positive, default=3, metavar="N", help="--vs: everyone's turns at each size (default 3)")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ringreduce
-from ringreduce import config
+from ringreduce import config, state
 from ringreduce.bench import machine
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.job.collective_json import allgather_json
@@ -23,7 +23,8 @@ def meta() -> dict[str, Any]:
     group = ringreduce.global_process_set.group
     knobs = {knob.name: knob.value for knob in config.describe() if knob.origin != "default"}
     binding = allgather_json(group, "bench.binding", machine.allowed_cores())
-    return {**machine.facts(), "knobs": knobs, "ranks": group.size, "binding": binding}
+    hosts = len(set(state.require().hosts))
+    return {**machine.facts(), "knobs": knobs, "ranks": group.size, "hosts": hosts, "binding": binding}
 
 
 def result(options: Options, row: Row, ranks: int) -> dict[str, Any]:
@@ -50,6 +51,9 @@ def result(options: Options, row: Row, ranks: int) -> dict[str, Any]:
 
 
 def write(path: str, options: Options, facts: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Writes the file."""
+    """Writes the file; "-" is a line of standard output."""
     document = {"meta": facts, "results": [result(options, row, facts["ranks"]) for row in rows]}
-    Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if path == "-":
+        print(json.dumps(document), flush=True)
+    else:
+        Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -22,7 +22,8 @@ def head(options: Options, meta: dict[str, Any]) -> str:
     collective = COLLECTIVES[options.collective]
     binding = " | ".join(",".join(map(str, cores)) for cores in meta["binding"])
     ranks = meta["ranks"]
-    what = [f"{ranks} rank" if ranks == 1 else f"{ranks} ranks", f"{options.buffers} memory", f"level {options.level}"]
+    on = f" on {meta['hosts']} hosts" if meta["hosts"] > 1 else ""
+    what = [f"{ranks} rank{'' if ranks == 1 else 's'}{on}", f"{options.buffers} memory", f"level {options.level}"]
     if collective.in_place is None:
         what.append("in place" if options.in_place else "out of place")
     lines = [

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,6 +51,7 @@ def run(options: Options) -> int:
         "op": options.op if COLLECTIVES[options.collective].reduces else None,
         "ranks": ranks,
         "cores": cores,
+        "hosts": [f"{host.name}:{host.slots}" for host in options.hosts],
         "rounds": options.rounds,
         "competitors": [competitor.name for competitor in competitors],
         "absent": {one.name: one.advice for one in absent},
@@ -92,6 +92,9 @@ def cell(options: Options, competitor: Peer, nbytes: int, ranks: int, cores: tup
         iters=options.iters or iters,
         warmup=options.warmup or warmup,
         check=options.check and first,
+        bind=options.bind,
+        hosts=tuple((host.name, host.slots) for host in options.hosts),
+        ringrun=options.ringrun,
     )
 
 
@@ -119,24 +122,23 @@ def _measure(
     timeouts = dict.fromkeys(range(len(competitors)), 0)
     total = options.rounds * len(options.sizes) * len(competitors)
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        for turn in range(options.rounds):
-            for nbytes in options.sizes:
-                for offset in range(len(competitors)):
-                    at = (offset + turn) % len(competitors)  # nobody is always first
-                    competitor = competitors[at]
-                    one = cell(options, competitor, nbytes, ranks, cores, turn == 0)
-                    if timeouts[at] >= GIVEN_UP:
-                        outcome = Outcome(competitor.name, one, "timeout", text="not tried again")
-                    else:
-                        outcome = run_cell(competitor, one, Path(folder), options.deadline_s)
-                    timeouts[at] += outcome.status == "timeout"
-                    outcomes.append((turn, competitor, outcome))
-                    if outcome.status == "failed":
-                        print(f"\n# {competitor.name}, {nbytes} B: {outcome.text}", file=sys.stderr)
-                    _progress(len(outcomes), total, time.monotonic() - begin)
-                if turn == 0:
-                    terminal.show(versus_table.block(meta, outcomes, nbytes))
+    for turn in range(options.rounds):
+        for nbytes in options.sizes:
+            for offset in range(len(competitors)):
+                at = (offset + turn) % len(competitors)  # nobody is always first
+                competitor = competitors[at]
+                one = cell(options, competitor, nbytes, ranks, cores, turn == 0)
+                if timeouts[at] >= GIVEN_UP:
+                    outcome = Outcome(competitor.name, one, "timeout", text="not tried again")
+                else:
+                    outcome = run_cell(competitor, one, options.deadline_s)
+                timeouts[at] += outcome.status == "timeout"
+                outcomes.append((turn, competitor, outcome))
+                if outcome.status == "failed":
+                    print(f"\n# {competitor.name}, {nbytes} B: {outcome.text}", file=sys.stderr)
+                _progress(len(outcomes), total, time.monotonic() - begin)
+            if turn == 0:
+                terminal.show(versus_table.block(meta, outcomes, nbytes))
     return outcomes
 
 

@@ -33,7 +33,8 @@ HEADINGS = (_FORMAT.format(*_COLUMNS), _FORMAT.format(*_COLUMNS.values()))
 
 def head(meta: dict[str, Any], absent: Sequence[Absent]) -> str:
     """The comment lines above: what is compared, on what, and who is not here."""
-    what = f"{meta['collective']}, {meta['ranks']} ranks, cores {','.join(map(str, meta['cores']))}"
+    where = f"on {','.join(meta['hosts'])}" if meta["hosts"] else f"cores {','.join(map(str, meta['cores']))}"
+    what = f"{meta['collective']}, {meta['ranks']} ranks, {where}"
     lines = [
         f"# ringreduce {meta['ringreduce']} beside its peers: {what}, {meta['rounds']} rounds",
         f"# {meta['cpu']}, {meta['cores_online']} cores, Linux {meta['kernel']}, {meta['isa']}",

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 
-from ringreduce.doctor import environment, gpus, selftest, software
+from ringreduce.doctor import environment, gpus, hosts, selftest, software
 from ringreduce.doctor.finding import Finding, lines, verdict
 from ringreduce.errors import Error
 from ringreduce.job.environment import detect
+from ringreduce.launch.host_options import add_host_options
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command. Returns 0, or 1 when there is a problem; under a launcher, on every rank."""
+    """Runs the command. Returns 0, or 1 when there is a problem; under a launcher, on every rank. 2: bad arguments."""
     parser = argparse.ArgumentParser(
         prog="ringreduce doctor",
-        description="Reports what ringreduce finds here and lets two ranks add. Exit status 1 when something is wrong.",
+        description="Reports what ringreduce finds here and lets two ranks add; with -H what it finds on hosts and "
+        "between them. Exit status 1 when something is wrong.",
     )
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument("--self-test", action="store_true", help=argparse.SUPPRESS)  # one rank of the self-test
+    add_host_options(parser, "look at these hosts and the network between them: a,b")
     args = parser.parse_args(argv)
     if args.self_test:
         return selftest.as_rank()
+    if args.hosts or args.hostfile:
+        try:
+            return _report(list(hosts.findings(args)), args.json)
+        except Error as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            return 2
 
     findings = list(
         chain(
@@ -40,8 +50,13 @@ def main(argv: Sequence[str]) -> int:
     )
     lead = _leads()
     findings += _tested(any(finding.status == "problem" for finding in findings))
+    return _report(findings, args.json, lead)
+
+
+def _report(findings: Sequence[Finding], as_json: bool, lead: bool = True) -> int:
+    """Prints, on the rank that leads. Returns the exit status."""
     healthy = all(finding.status != "problem" for finding in findings)
-    if lead and args.json:
+    if lead and as_json:
         print(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=1))
     elif lead:
         print("\n".join([*lines(findings), "", verdict(findings)]))

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ringreduce.bench.peers.cell import Cell, Job
 from ringreduce.launch.python import run_module
@@ -26,6 +25,8 @@ class Called:
     collectives: tuple[str, ...]
     ops: tuple[str, ...] = ("sum",)
     dtypes: tuple[str, ...] = ("float32", "float64", "int32", "int64")
+    several_hosts: bool = False
+    """Whether launch() can start it on the cell's hosts."""
 
     @property
     def name(self) -> str:
@@ -40,13 +41,15 @@ class Called:
 
     def unsupported(self, cell: Cell) -> str | None:
         """See Peer."""
+        if cell.hosts and not self.several_hosts:
+            return f"{self.library} is measured on one host here"
         if cell.collective not in self.collectives:
             return f"{self.library} has no {cell.collective}, or none is measured here"
         if cell.collective in ("allreduce", "reducescatter") and cell.op not in self.ops:
             return f"{self.library} has no {cell.op}, or none is measured here"
         return None if cell.dtype in self.dtypes else f"{self.library}: {cell.dtype} is not measured here"
 
-    def job(self, cell: Cell, folder: Path) -> Job:
+    def job(self, cell: Cell) -> Job:
         """See Peer."""
         launcher, environ = self.launch(cell)
         text = json.dumps(dataclasses.asdict(cell))

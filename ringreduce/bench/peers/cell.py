@@ -40,11 +40,17 @@ class Cell:
     iters: int
     warmup: int
     check: bool
+    bind: str = "core"
+    hosts: tuple[tuple[str, int], ...] = ()
+    """Names, each with its number of ranks; none: this host."""
+    ringrun: tuple[str, ...] = ()
+    """ringrun's options for them."""
 
     @property
     def oversubscribed(self) -> bool:
-        """More ranks than cores."""
-        return self.ranks > len(self.cores)
+        """More ranks than cores, on a host; or they are not bound, as they share cores with somebody."""
+        most = max((count for _, count in self.hosts), default=self.ranks)
+        return most > len(self.cores) or self.bind == "none"
 
     def affordable(self, pace_s: float) -> int:
         """Calls to time where one takes pace_s."""
@@ -65,11 +71,10 @@ class Absent:
 
 @dataclass(frozen=True)
 class Job:
-    """A command to run, with additions to the environment. json: the file it writes; without, its last line is it."""
+    """A command to run, with additions to the environment. The last line that it prints is its result, in JSON."""
 
     command: list[str]
     environ: dict[str, str] = field(default_factory=dict)
-    json: Path | None = None
 
 
 class Peer(Protocol):
@@ -86,8 +91,8 @@ class Peer(Protocol):
     def unsupported(self, cell: Cell) -> str | None:
         """Why it cannot do this cell; None when it can."""
 
-    def job(self, cell: Cell, folder: Path) -> Job:
-        """How one measurement is started. folder is temporary."""
+    def job(self, cell: Cell) -> Job:
+        """How one measurement is started."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +106,11 @@ class Outcome:
     text: str = ""
 
 
-def run(peer: Peer, cell: Cell, folder: Path, deadline_s: float) -> Outcome:
+def run(peer: Peer, cell: Cell, deadline_s: float) -> Outcome:
     """Measures one cell. Never raises for what the peer does; never takes longer than deadline_s and a moment."""
     if reason := peer.unsupported(cell):
         return Outcome(peer.name, cell, "unsupported", text=reason)
-    job = peer.job(cell, folder)
+    job = peer.job(cell)
     mark = uuid.uuid4().hex
     environ = {**os.environ, **job.environ, MARK: mark}
     try:
@@ -133,7 +138,7 @@ def run(peer: Peer, cell: Cell, folder: Path, deadline_s: float) -> Outcome:
             raise
     kill_marked(mark)  # a launcher that has ended may have left ranks behind
     try:
-        said = json.loads(job.json.read_text() if job.json else output.strip().splitlines()[-1])
+        said = json.loads(output.strip().splitlines()[-1])
         row = _row(peer, cell, said)
     except (OSError, ValueError, LookupError, TypeError):
         text = f"exit status {process.returncode}\n{(output + errors)[-TAIL:]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -13,6 +14,10 @@ from numpy.typing import NDArray
 from ringreduce.bench.peers.called import Called
 from ringreduce.bench.peers.cell import Absent, Cell, Peer
 from ringreduce.bench.peers.worker import Endpoint
+from ringreduce.job.own_address import reachable_ip
+from ringreduce.job.tcp_rendezvous import parse_address
+from ringreduce.launch.python import run_module
+from ringreduce.launch.remote.addresses import interfaces
 
 COLLECTIVES = ("allreduce", "allgather", "broadcast", "alltoall", "barrier")
 
@@ -24,10 +29,13 @@ def find() -> list[Peer | Absent]:
     except metadata.PackageNotFoundError:
         return [Absent("gloo", "pip install torch")]
     ops = ("sum", "min", "max", "product")
-    return [Called("gloo", f"(torch {version})", "gloo", _launch, COLLECTIVES, ops)]
+    return [Called("gloo", f"(torch {version})", "gloo", _launch, COLLECTIVES, ops, several_hosts=True)]
 
 
 def _launch(cell: Cell) -> tuple[list[str], dict[str, str]]:
+    if cell.hosts:
+        ringrun = run_module("ringreduce.launch.ringrun", "-np", str(cell.ranks), *cell.ringrun)
+        return [*ringrun, "--bind", cell.bind, "--no-tag-output"], {}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return [*torchrun, "--nproc-per-node", str(cell.ranks), "--no-python"], {}
 
@@ -37,7 +45,7 @@ class _Gloo:
         import torch
         from torch import distributed
 
-        distributed.init_process_group("gloo")
+        distributed.init_process_group("gloo", **_place())
         self.torch, self.distributed = torch, distributed
         self.rank: int = distributed.get_rank()
         self.size: int = distributed.get_world_size()
@@ -73,6 +81,18 @@ class _Gloo:
         self.distributed.destroy_process_group()
 
 
+def _place() -> dict[str, Any]:
+    """What ringrun has told a rank, as torch takes it; nothing under torchrun. Says which interface Gloo is to use."""
+    address = os.environ.get("RINGREDUCE_ADDRESS")
+    if address is None:
+        return {}
+    host, _ = parse_address(address)
+    own = reachable_ip([host], "gloo")
+    os.environ["GLOO_SOCKET_IFNAME"] = next(name for name, ip in interfaces() if ip == own)
+    places = {name: int(os.environ[f"RINGREDUCE_{name.upper()}"]) for name in ("rank", "size")}
+    return {"init_method": f"tcp://{address}", "rank": places["rank"], "world_size": places["size"]}
+
+
 def connect() -> Endpoint:
-    """This process as a rank of the group that torchrun has started."""
+    """This process as a rank of the group that torchrun, or ringrun over hosts, has started."""
     return _Gloo()

@@ -57,13 +57,15 @@ class Mpi:
 
     def unsupported(self, cell: Cell) -> str | None:
         """See Peer."""
+        if cell.hosts and self.options:
+            return "xhc works within a host"
         if cell.collective not in COLLECTIVES:
             return f"collectives.c has no {cell.collective}"
         if COLLECTIVES.index(cell.collective) < 2 and (cell.dtype, cell.op) != ("float32", "sum"):
             return "collectives.c reduces float32 sums only"
         return None
 
-    def job(self, cell: Cell, folder: Path) -> Job:
+    def job(self, cell: Cell) -> Job:
         """See Peer."""
         what = [cell.collective, str(cell.count), "1" if cell.in_place else "0"]
         command = [*self.launch(cell), str(self.build()), *what, str(cell.iters), str(cell.warmup), str(BUDGET_S)]
@@ -72,7 +74,7 @@ class Mpi:
     def launch(self, cell: Cell) -> list[str]:
         """The start of the command line, with the settings that suit this MPI best: bound to cores, and giving way
         where ranks outnumber them."""
-        mpirun, *rest = self.installation.launch(cell.ranks, oversubscribed=cell.oversubscribed)
+        mpirun, *rest = self.installation.launch(cell.ranks, oversubscribed=cell.oversubscribed, hosts=cell.hosts)
         return [mpirun, *self.options, *rest]
 
     def build(self) -> Path:

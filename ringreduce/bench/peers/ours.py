@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import ringreduce
 from ringreduce.bench.peers.cell import Cell, Job
@@ -36,12 +35,10 @@ class Ours:
         """See Peer."""
         return None
 
-    def job(self, cell: Cell, folder: Path) -> Job:
+    def job(self, cell: Cell) -> Job:
         """See Peer."""
-        file = folder / "row.json"
-        file.unlink(missing_ok=True)
         what = [cell.collective, "-np", str(cell.ranks), "--sizes", str(cell.nbytes), "--dtype", cell.dtype]
-        where = ["--op", cell.op, "--buffers", self.buffers, "--level", self.level, "--json", str(file)]
-        how = ["--iters", str(cell.iters), "--warmup", str(cell.warmup)]
+        where = ["--op", cell.op, "--buffers", self.buffers, "--level", self.level, "--json", "-"]
+        how = ["--iters", str(cell.iters), "--warmup", str(cell.warmup), "--bind", cell.bind, *cell.ringrun]
         flags = ["--check" if cell.check else "--no-check", "--in-place" if cell.in_place else "--no-in-place"]
-        return Job(run_module("ringreduce.bench", *what, *where, *how, *flags), json=file)
+        return Job(run_module("ringreduce.bench", *what, *where, *how, *flags))

@@ -51,12 +51,12 @@ class Endpoint(Protocol):
 def main(module: str, text: str) -> int:
     """Measures the cell. Returns 0."""
     fields = json.loads(text)
-    cell = Cell(**{**fields, "cores": tuple(fields["cores"])})
+    cell = Cell(**{**fields, "cores": tuple(fields["cores"]), "hosts": tuple(map(tuple, fields["hosts"]))})
     name = module if "." in module else f"ringreduce.bench.peers.{module}"
     endpoint: Endpoint = importlib.import_module(name).connect()
     if endpoint.size != cell.ranks:
         raise RuntimeError(f"{module}: {endpoint.size} ranks have met, not {cell.ranks}")
-    if not cell.oversubscribed:
+    if not cell.oversubscribed and not cell.hosts:
         share = len(cell.cores) // cell.ranks
         os.sched_setaffinity(0, cell.cores[endpoint.rank * share : (endpoint.rank + 1) * share])
     collective = COLLECTIVES[cell.collective]

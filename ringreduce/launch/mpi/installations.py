@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache as cache_result
 from importlib import metadata
@@ -37,14 +37,22 @@ class Installation:
         """The version's first number."""
         return int(self.version.partition(".")[0])
 
-    def launch(self, ranks: int, *, oversubscribed: bool) -> list[str]:
-        """The start of a command line. oversubscribed: more ranks than cores, which are then not bound and give way."""
+    def launch(self, ranks: int, *, oversubscribed: bool, hosts: Sequence[tuple[str, int]] = ()) -> list[str]:
+        """The start of a command line.
+
+        Args:
+            oversubscribed: more ranks than cores, which are then not bound and give way.
+            hosts: names, each with its number of ranks, which mpirun reaches by ssh; none: this one.
+        """
+        where = ",".join(f"{name}:{count}" for name, count in hosts)
         if self.library == "mpich":
-            return [self.mpirun, "-bind-to", "none" if oversubscribed else "core", "-np", str(ranks)]
+            words = ["-hosts", where] if hosts else []
+            return [self.mpirun, *words, "-bind-to", "none" if oversubscribed else "core", "-np", str(ranks)]
+        words = ["-H", where] if hosts else []
         if not oversubscribed:
-            return [self.mpirun, "--bind-to", "core", "-np", str(ranks)]
+            return [self.mpirun, *words, "--bind-to", "core", "-np", str(ranks)]
         patient = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
-        return [self.mpirun, *patient, "-np", str(ranks)]
+        return [self.mpirun, *words, *patient, "-np", str(ranks)]
 
     def environ(self) -> dict[str, str]:
         """Open MPI refuses root unless told twice."""

@@ -37,7 +37,7 @@ class Script:
     def unsupported(self, cell: Cell) -> str | None:
         return "no barrier" if cell.collective == "barrier" else None
 
-    def job(self, cell: Cell, folder: Path) -> Job:
+    def job(self, cell: Cell) -> Job:
         return Job([sys.executable, "-c", self.text])
 
 
@@ -46,18 +46,15 @@ def says(p50: float, wrong: int = 0) -> Script:
     return Script(f"print('noise'); print({json.dumps(json.dumps(row))})")
 
 
-def outcome(competitor: Any, turn: int, p50: float, tmp_path: Path) -> tuple[int, Any, Outcome]:
-    return turn, competitor, run(replace(says(p50), name=competitor.name), CELL, tmp_path, 30)
+def outcome(competitor: Any, turn: int, p50: float) -> tuple[int, Any, Outcome]:
+    return turn, competitor, run(replace(says(p50), name=competitor.name), CELL, 30)
 
 
-def test_ratios_are_formed_within_a_round_and_medians_over_rounds(tmp_path: Path) -> None:
+def test_ratios_are_formed_within_a_round_and_medians_over_rounds() -> None:
     ours, first, second = (Script("", name) for name in ("ringreduce private", "first 1", "second 1"))
     turns = []
     for turn, times in enumerate([(10, 40, 35), (20, 60, 120), (10, 20, 50)]):
-        turns += [
-            outcome(competitor, turn, p50, tmp_path)
-            for competitor, p50 in zip((ours, first, second), times, strict=True)
-        ]
+        turns += [outcome(competitor, turn, p50) for competitor, p50 in zip((ours, first, second), times, strict=True)]
     found = comparison.document({}, turns)
     assert {ratio["peer"]: ratio["median"] for ratio in found["ratios"]} == {"first 1": 3.0, "second 1": 5.0}
     hardest = comparison.best(found["ratios"], "ringreduce private", "python", 64)
@@ -77,18 +74,18 @@ def test_a_peer_that_hangs_costs_its_cell_and_leaves_no_process(tmp_path: Path) 
         "time.sleep(1000)\n"
     )
     start = time.monotonic()
-    result = run(Script(script), CELL, tmp_path, 1.0)
+    result = run(Script(script), CELL, 1.0)
     assert (result.status, result.row) == ("timeout", None)
     assert time.monotonic() - start < 30
     assert [pid for pid in processes() if str(tmp_path) in command_line(pid)] == []
 
 
-def test_a_peer_that_fails_shows_what_it_said(tmp_path: Path) -> None:
-    result = run(Script("import sys; print('so far so good'); sys.exit('no such device')"), CELL, tmp_path, 30)
+def test_a_peer_that_fails_shows_what_it_said() -> None:
+    result = run(Script("import sys; print('so far so good'); sys.exit('no such device')"), CELL, 30)
     assert result.status == "failed"
     assert "exit status 1" in result.text
     assert "no such device" in result.text
-    assert run(Script(""), replace(CELL, collective="barrier"), tmp_path, 30).status == "unsupported"
+    assert run(Script(""), replace(CELL, collective="barrier"), 30).status == "unsupported"
 
 
 def processes() -> list[int]:
@@ -117,15 +114,15 @@ def test_a_wrong_peer_is_marked_and_ends_with_status_1(
     assert compare(monkeypatch, [says(5.0)]) == 0
 
 
-def test_a_library_that_does_nothing_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_does_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     honest = gloo.find()[0]
     assert isinstance(honest, Called)
-    result = run(honest, CELL, tmp_path, 60)
+    result = run(honest, CELL, 60)
     assert result.row is not None, result.text
     assert result.row["wrong"] == 0
-    result = run(replace(honest, module="peers.lying"), CELL, tmp_path, 60)
+    result = run(replace(honest, module="peers.lying"), CELL, 60)
     assert result.row is not None, result.text
     assert result.row["wrong"] == 16
 
@@ -162,14 +159,14 @@ def test_the_document_the_picture_and_the_report(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("library", list(mpi.LIBRARIES))
-def test_an_mpi_that_is_here_is_right_in_every_collective(library: str, tmp_path: Path) -> None:
+def test_an_mpi_that_is_here_is_right_in_every_collective(library: str) -> None:
     found = mpi.find(library)[0]
     if isinstance(found, Absent):
         pytest.skip(f"no {library} here: {found.advice}")
     for name in mpi.COLLECTIVES:
         for count in (16, 4096):
             cell = replace(CELL, collective=name, nbytes=count * 4, count=count, in_place=name == "broadcast")
-            result = run(found, cell, tmp_path, 60)
+            result = run(found, cell, 60)
             assert result.row is not None, f"{name}: {result.text}"
             assert result.row["wrong"] == 0, name
 
@@ -180,9 +177,9 @@ def test_everyone_makes_the_same_number_of_calls() -> None:
     assert versus.calls(64 << 10, "c", oversubscribed=True)[0] < versus.calls(64 << 10, "c", oversubscribed=False)[0]
 
 
-def test_a_mark_is_only_in_the_environment_of_the_cell(tmp_path: Path) -> None:
+def test_a_mark_is_only_in_the_environment_of_the_cell() -> None:
     script = f"import json, os; print(json.dumps({{'min': 1, 'p50': 1, 'p99': 1, 'wrong': len(os.environ[{MARK!r}])}}))"
-    result = run(Script(script), CELL, tmp_path, 30)
+    result = run(Script(script), CELL, 30)
     assert result.row is not None
     assert result.row["wrong"] == 32
     assert MARK not in os.environ

@@ -1,0 +1,156 @@
+"""One rank of `ringreduce doctor -H`: says what its host has, and measures the ways to other hosts, one at a time.
+
+Rank 0 of the probe tells who calls whom, over connections that it has accepted from all. What a rank finds it prints,
+one JSON object a line: {"rank", "facts"}, {"pairs": [...]} of rank 0, {"rank", "problem"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import socket
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from ringreduce import _core, config
+from ringreduce.bench.pair import Answerer, accepted, called, measured, pairs, receive
+from ringreduce.errors import Error
+from ringreduce.job import environment
+from ringreduce.job.deadline import Deadline
+from ringreduce.job.own_address import is_own
+from ringreduce.job.tcp_rendezvous import LENGTH, Met, TcpMeeting, meet, parse_address, read_secret
+from ringreduce.launch.remote.addresses import interfaces
+
+MEET_S = 20.0
+PAIR_S = 40.0
+"""Longer than the steps of a pair take together."""
+NEWS_NBYTES_MOST = 1 << 16
+SYSCTLS = (
+    *("net/core/rmem_max", "net/core/wmem_max", "net/core/somaxconn", "net/ipv4/tcp_rmem", "net/ipv4/tcp_wmem"),
+    *("net/ipv4/tcp_congestion_control", "net/ipv4/tcp_slow_start_after_idle"),
+)
+
+
+def main() -> int:
+    """Returns 0, or 1 where this rank could not take part."""
+    place = environment.detect(network=True)
+    _say({"rank": place.rank, "facts": facts()})
+    if place.size == 1:
+        return 0
+    try:
+        with ExitStack() as stack:
+            met = _met(place.rank, place.size)
+            stack.callback(met.listener.close)
+            if place.rank == 0:
+                _say({"pairs": _lead(met, stack)})
+            else:
+                _follow(place.rank, met, stack)
+    except (Error, OSError, EOFError, ValueError, LookupError) as error:
+        _say({"rank": place.rank, "problem": str(error) or type(error).__name__})
+        return 1
+    return 0
+
+
+def facts() -> dict[str, Any]:
+    """What matters of this host to a job over the network."""
+    name = os.uname().nodename
+    return {
+        "name": name,
+        "kernel": os.uname().release,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "ringreduce": _core.__version__,
+        "interfaces": [[each, ip, *_link(each)] for each, ip in interfaces()],
+        "own_name": _leads_to(name),
+        "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "sysctl": {path: _text(Path("/proc/sys", path)) for path in SYSCTLS},
+    }
+
+
+def _met(rank: int, size: int) -> Met:
+    host, port = parse_address(config.value("RINGREDUCE_ADDRESS").value)
+    secret = read_secret(config.value("RINGREDUCE_SECRET_FILE").value)
+    return meet(TcpMeeting(host, port, secret, rank, size, 0, "doctor"), Deadline(MEET_S))
+
+
+def _lead(met: Met, stack: ExitStack) -> list[dict[str, Any]]:
+    """Rank 0's part: the measurements of all pairs."""
+    controls: dict[int, socket.socket] = {}
+    deadline = Deadline(MEET_S)
+    while len(controls) < len(met.addresses) - 1:
+        met.listener.settimeout(deadline.wait_s())
+        connection = stack.enter_context(met.listener.accept()[0])
+        with suppress(EOFError):  # a stranger; who is none says its rank
+            accepted(connection, met.key, MEET_S)
+            controls[int(_hear(connection)["rank"])] = connection
+    found = []
+    for caller, answerer in pairs(len(met.addresses)):
+        if caller == 0:
+            result = measured(met.addresses[answerer], met.key)
+        else:
+            controls[caller].settimeout(PAIR_S)
+            _send(controls[caller], {"call": answerer})
+            result = _hear(controls[caller])
+        found.append(result | {"caller": caller, "answerer": answerer, "ip": met.addresses[answerer][0]})
+    for connection in controls.values():
+        _send(connection, {"call": 0})
+    return found
+
+
+def _follow(rank: int, met: Met, stack: ExitStack) -> None:
+    """Another rank's part: it answers, and calls whom it is told to call, until that is rank 0."""
+    answerer = Answerer(met.listener, met.key)
+    stack.callback(answerer.close)
+    control = stack.enter_context(called(met.addresses[0], met.key, MEET_S))
+    _send(control, {"rank": rank})
+    control.settimeout(PAIR_S * len(pairs(len(met.addresses))))
+    while other := int(_hear(control)["call"]):
+        _send(control, measured(met.addresses[other], met.key))
+
+
+def _send(connection: socket.socket, content: dict[str, Any]) -> None:
+    body = json.dumps(content).encode()
+    connection.sendall(LENGTH.pack(len(body)) + body)
+
+
+def _hear(connection: socket.socket) -> dict[str, Any]:
+    (nbytes,) = LENGTH.unpack(receive(connection, LENGTH.size))
+    if nbytes > NEWS_NBYTES_MOST:
+        raise EOFError("a message of another version")
+    found: dict[str, Any] = json.loads(receive(connection, nbytes))
+    return found
+
+
+def _link(interface: str) -> tuple[int, int]:
+    """The MTU in bytes and the speed in Mbit/s; 0 where the interface does not say."""
+    folder = Path("/sys/class/net", interface)
+    mtu, speed = (_text(folder / name) for name in ("mtu", "speed"))
+    return int(mtu or 0), max(0, int(speed or 0))
+
+
+def _leads_to(name: str) -> list[str]:
+    """The addresses that this host's own name leads to, and that are its own; none of loopback."""
+    try:
+        found = {str(address[0]) for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return []
+    return sorted(ip for ip in found if is_own(ip) and not ip.startswith("127.") and ip != "::1")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _say(content: dict[str, Any]) -> None:
+    print(json.dumps(content), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

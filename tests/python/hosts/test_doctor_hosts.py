@@ -1,0 +1,272 @@
+"""ringreduce doctor -H: what it says of hosts and of the network between them, well and not."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from deadlines import HANG_S, SOON_S
+from lab import network as lab_network
+from lab.lab import Lab
+from lab.requirements import missing
+
+from ringreduce.bench.pair import ORDER, Answerer, Kind, called, measured, pairs, receive
+from ringreduce.doctor import network
+from ringreduce.doctor.finding import Finding
+from ringreduce.launch.python import run_module
+
+needs_lab = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+KEY = b"k" * 32
+
+
+# --- a pair -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="address")
+def of_an_answerer() -> Iterator[tuple[str, int]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answerer = Answerer(listener, KEY)
+        yield listener.getsockname()
+        answerer.close()
+
+
+def test_a_pair_is_measured(address: tuple[str, int]) -> None:
+    found = measured(address, KEY)
+    assert found["problem"] == ""
+    assert 0 < found["round_trip_s"] <= found["p99_s"] < SOON_S
+    assert found["there"] > 1e6
+    assert found["back"] > 1e6
+    assert abs(found["clock_s"]) < SOON_S
+    assert found["mss"] > 500
+
+
+def test_who_has_another_key_is_told_nothing(address: tuple[str, int]) -> None:
+    assert "another program" in measured(address, b"x" * 32)["problem"]
+    with socket.create_connection(address, SOON_S) as stranger:
+        stranger.settimeout(SOON_S)
+        stranger.sendall(bytes(32))
+        receive(stranger, 64)
+        stranger.sendall(bytes(32) + ORDER.pack(Kind.PING, 0))
+        with pytest.raises((EOFError, ConnectionError)):
+            receive(stranger, 1)
+    assert measured(address, KEY)["problem"] == "", "and the next caller is answered"
+
+
+@pytest.mark.parametrize("order", [(9, 0), (Kind.TAKE, 1 << 30)])
+def test_orders_that_are_none_end_the_connection(address: tuple[str, int], order: tuple[int, int]) -> None:
+    with called(address, KEY, SOON_S) as connection:
+        connection.sendall(ORDER.pack(*order))
+        with pytest.raises((EOFError, ConnectionError)):
+            receive(connection, 1)
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+    assert measured(address, KEY)["problem"] == "no connection: Connection refused"
+
+
+def test_an_answerer_that_goes_away() -> None:
+    """After the proof, and after so many orders."""
+    for orders in range(3):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            class Leaves(Answerer):
+                left = orders
+
+                def _answer(self, connection: socket.socket) -> None:
+                    if self.left == 0:
+                        raise EOFError
+                    self.left -= 1
+                    super()._answer(connection)
+
+            answerer = Leaves(listener, KEY)
+            problem = measured(listener.getsockname(), KEY)["problem"]
+            answerer.close()
+        assert problem.startswith("connected, and then no answer to small packets: "), problem
+
+
+def test_which_pairs() -> None:
+    assert pairs(1) == []
+    assert len(pairs(8)) == 28
+    many = pairs(20)
+    assert len(many) == 19 + 18
+    assert {other for one, other in many if one == 0} == set(range(1, 20))
+
+
+# --- what is made of it -----------------------------------------------------------------------------------------------
+
+
+def host(**changes: Any) -> dict[str, Any]:
+    facts = {
+        "name": "x",
+        "kernel": "6.1",
+        "cores": 2,
+        "python": "3.11.7",
+        "ringreduce": "0.1.0",
+        "interfaces": [["eth0", "10.0.0.1", 1500, 10_000]],
+        "own_name": ["10.0.0.1"],
+        "files": 4096,
+        "sysctl": {"net/ipv4/tcp_wmem": "4096 16384 4194304", "net/ipv4/tcp_rmem": "4096 131072 6291456"},
+    }
+    return facts | changes
+
+
+def pair(caller: int = 0, answerer: int = 1, **changes: Any) -> dict[str, Any]:
+    found = {"problem": "", "round_trip_s": 1e-4, "p99_s": 2e-4, "clock_s": 0.0, "there": 1.2e8, "back": 1.2e8}
+    return found | {"resent": 0, "mss": 1448, "caller": caller, "answerer": answerer, "ip": "10.0.0.2"} | changes
+
+
+def notes(*found: dict[str, Any], **facts: Any) -> list[Finding]:
+    said = network.of_pairs(["x", "y", "z"], {rank: host(**facts) for rank in range(3)}, found)
+    return [one for one in said if one.status != "ok"]
+
+
+def test_a_good_pair_has_no_note() -> None:
+    (one,) = network.of_pairs(["x", "y"], {0: host(), 1: host()}, [pair()])
+    value = "100 us round trip (99 %: 200 us), 960 Mbit/s there, 960 Mbit/s back"
+    assert one == Finding("network", "x - y", value)
+    assert not [one for one in network.of_hosts(["x"], {0: host()}) if one.status != "ok"]
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "words"),
+    [
+        ([pair(problem="no connection: timed out")], "problem", "a packet filter"),
+        ([pair(problem="small packets pass, full ones do not come back: x")], "problem", "ping -M do -s 1472 10.0.0.2"),
+        ([pair(back=1e7)], "note", "one direction is slower"),
+        ([pair(), pair(1, 2), pair(0, 2, there=1e7, back=1e7)], "note", "half as fast as the others (960 Mbit/s)"),
+        ([pair(resent=5000)], "note", "packets are lost on the way"),
+        ([pair(clock_s=-3.0)], "note", "run an NTP client"),
+    ],
+)
+def test_what_is_wrong_has_a_cure(found: list[dict[str, Any]], status: str, words: str) -> None:
+    (one,) = notes(*found)
+    assert one.status == status
+    assert words in one.hint
+
+
+def test_a_long_way_needs_windows() -> None:
+    sent, received = notes(pair(round_trip_s=0.1))  # 12 MB are under way
+    assert sent.value == "net.ipv4.tcp_wmem allows 4.0 MiB a connection, 11.4 MiB are under way"
+    assert 'sysctl -w net.ipv4.tcp_wmem="4096 131072 67108864"' in sent.hint
+    assert received.value.startswith("net.ipv4.tcp_rmem allows 6.0 MiB")
+    assert not notes(pair(round_trip_s=0.01))  # 1.2 MB
+
+
+def test_a_long_way_and_pauses() -> None:
+    (one,) = notes(pair(round_trip_s=0.01, there=1e6, back=1e6), sysctl={"net/ipv4/tcp_slow_start_after_idle": "1"})
+    assert "tcp_slow_start_after_idle=0" in one.hint
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"files": 256}, "ulimit -n 4096"),
+        ({"own_name": []}, "set RINGREDUCE_ADDRESS"),
+        ({"interfaces": []}, "connect it to a network"),
+    ],
+)
+def test_what_is_wrong_with_a_host_has_a_cure(facts: dict[str, Any], words: str) -> None:
+    (one,) = [one for one in network.of_hosts(["x"], {0: host(**facts)}) if one.status != "ok"]
+    assert words in one.hint
+
+
+# --- in the lab -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="lab", scope="module")
+def three_hosts() -> Iterator[Lab]:
+    with Lab(3) as lab:
+        yield lab
+
+
+Doctor = Callable[..., tuple[int, list[dict[str, str]]]]
+
+
+@pytest.fixture(name="doctor")
+def command(lab: Lab) -> Doctor:
+    """Runs it on host a: the exit status, and the findings."""
+
+    def run(hosts: str, **env: str) -> tuple[int, list[dict[str, str]]]:
+        words = [*run_module("ringreduce.doctor"), "-H", hosts, "--json", f"--ssh-args=-F {lab.ssh.parent / 'config'}"]
+        done = lab.run("a", words, env=env, timeout_s=HANG_S)
+        assert done.output.startswith("{"), done.output
+        return done.status, json.loads(done.output)["findings"]
+
+    return run
+
+
+def of(findings: list[dict[str, str]], topic: str) -> dict[str, dict[str, str]]:
+    return {finding["name"]: finding for finding in findings if finding["topic"] == topic}
+
+
+@needs_lab
+def test_three_hosts_that_are_well(doctor: Doctor) -> None:
+    status, findings = doctor("a,b,c")
+    assert status == 0, findings
+    assert list(of(findings, "network")) == ["a - b", "a - c", "b - c"]
+    for finding in of(findings, "network").values():
+        assert "round trip" in finding["value"]
+        assert "bit/s there" in finding["value"]
+    assert "10.77.0.2 (eth0, MTU 1500" in of(findings, "host b")["addresses"]["value"]
+    assert of(findings, "host c")["own name"]["value"] == "c leads to 10.77.0.3"
+
+
+@needs_lab
+def test_a_slow_direction_is_noted(lab: Lab, doctor: Doctor) -> None:
+    change = ["tc", "qdisc", "change", "dev", "eth0", "root", "tbf", "burst", "128kb", "latency", "50ms", "rate"]
+    assert lab.run("c", [*change, "50mbit"]).status == 0
+    try:
+        status, findings = doctor("a,c")
+    finally:
+        assert lab.run("c", [*change, "1gbit"]).status == 0
+    assert status == 0, findings
+    assert "one direction is slower" in of(findings, "network")["a - c"]["hint"], findings
+
+
+@needs_lab
+def test_full_packets_that_are_lost(lab: Lab, doctor: Doctor) -> None:
+    """ssh goes by addresses whose route has a small MTU; the job by others, and on its way is a hop with a smaller MTU
+    than it says."""
+    for number, host in enumerate("ab", 1):
+        setup = (
+            f"ip link set eth0 gso_max_segs 1; ip addr add 10.88.0.{number}/24 dev eth0; "
+            "ip route change 10.77.0.0/24 dev eth0 mtu lock 900"
+        )
+        assert lab.run(host, ["sh", "-ec", setup]).status == 0
+    lab_network.tool_in(lab._switch, ["ip", "link", "set", "port-b", "mtu", "1400"])
+    try:
+        status, findings = doctor("a,b", RINGREDUCE_ADDRESS="10.88.0.1:29400")
+    finally:
+        lab_network.tool_in(lab._switch, ["ip", "link", "set", "port-b", "mtu", "1500"])
+    assert status == 1, findings
+    (found,) = of(findings, "network").values()
+    assert found["value"].startswith("at 10.88.0.2: small packets pass, full ones do not get there"), findings
+    assert "ping -M do -s 1472 10.88.0.2" in found["hint"]
+
+
+@needs_lab
+def test_a_host_that_cannot_be_reached_is_named(doctor: Doctor) -> None:
+    status, findings = doctor("a,nobody")
+    assert status == 1
+    assert "no such name" in of(findings, "start")["nobody"]["value"], findings
+
+
+@needs_lab
+def test_one_host_is_looked_at_alone(doctor: Doctor) -> None:
+    status, findings = doctor("b")
+    assert status == 0, findings
+    assert of(findings, "network") == {}
+    assert "b: Linux" in of(findings, "host b")["system"]["value"]
+
+
+@needs_lab
+def test_a_list_that_is_none(lab: Lab) -> None:
+    for hosts in ("a,a", "a:x"):
+        done = lab.run("a", [*run_module("ringreduce.doctor"), "-H", hosts])
+        assert done.status == 2
+        assert done.output.startswith("InvalidArgumentError: ")
