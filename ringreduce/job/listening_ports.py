@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
@@ -35,17 +35,22 @@ def allowed_ports(text: str) -> range:
     return ports
 
 
-def listening(ip: str, ports: range, backlog: int) -> socket.socket:
+def meeting_ports(ports: range) -> range:
+    """Those of the allowed ports at which rank 0 of a Slurm step is awaited, and no rank listens for anything else."""
+    return ports[: max(1, len(ports) // 4)]
+
+
+def listening(ip: str, ports: Sequence[int], backlog: int) -> socket.socket:
     """A socket that listens at an address of this host. Raises UnavailableError where all ports are taken."""
     return first_free(ports, ip, lambda port: _listening(ip, port, backlog))
 
 
-def first_free(ports: range, ip: str, make: Callable[[int], Made]) -> Made:
+def first_free(ports: Sequence[int], ip: str, make: Callable[[int], Made]) -> Made:
     """What make(port) returns for the first port for which it does not raise OSError with EADDRINUSE.
 
     Raises UnavailableError where all ports are taken, and what else make raises.
     """
-    begin = os.getpid() % len(ports)  # so that ranks that begin together seldom try the same
+    begin = os.getpid() % max(1, len(ports))  # so that ranks that begin together seldom try the same
     for port in (*ports[begin:], *ports[:begin]):
         try:
             return make(port)
@@ -53,12 +58,14 @@ def first_free(ports: range, ip: str, make: Callable[[int], Made]) -> Made:
             if error.errno != errno.EADDRINUSE or ports == ANY:
                 raise
     raise UnavailableError(
-        f"{VARIABLE}={ports[0]}-{ports[-1]}: all {len(ports)} ports are taken at {ip}: allow more. A host needs "
-        "one for each of its ranks, rank 0 one more, and each group of torch.distributed as many again"
+        f"{VARIABLE}: all {len(ports)} ports are taken at {ip}: allow more. A host needs one for each of its ranks, "
+        "rank 0 two more, and each group of torch.distributed as many again"
     )
 
 
 def _listening(ip: str, port: int, backlog: int) -> socket.socket:
+    """SO_REUSEADDR, without which a port stays closed for a minute after its last job, also takes a port at which the
+    ringrun of another job is about to start its rank 0 (launch/remote/addresses.py): such jobs need ranges apart."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:

@@ -54,7 +54,7 @@ def _addresses(name: str) -> list[str]:
     """What a name leads to; "" is no address."""
     try:
         return [str(address[0]) for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-    except OSError:
+    except (OSError, UnicodeError):  # the latter where a part of the name has more than 63 characters
         return [""]
 
 

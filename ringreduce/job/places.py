@@ -88,14 +88,14 @@ def check_agreement(records: Sequence[dict[str, Any]], rank: int, where: str) ->
     for other, one in enumerate(records):
         if one["build"] != mine["build"]:
             raise InvalidArgumentError(
-                f"{where} rank {rank}/{len(records)}: init(): this rank on {mine['name']} runs ringreduce "
+                f"{where} rank {rank}/{len(records)}: this rank on {mine['name']} runs ringreduce "
                 f"{mine['build']}, but rank {other} on {one['name']} runs {one['build']}: install one version on all "
                 "hosts, and give all ranks the same RINGREDUCE_CACHE_CAPACITY"
             )
         for name, value in mine["settings"].items():
             if (other_value := one["settings"].get(name, "not known")) != value:
                 raise MismatchError(
-                    f"{where} rank {rank}/{len(records)}: init(): {name} is {value} on this rank, on "
+                    f"{where} rank {rank}/{len(records)}: {name} is {value} on this rank, on "
                     f"{mine['name']}, and {other_value} on rank {other}, on {one['name']}: give all ranks "
                     f"the same. Open MPI takes a variable to other hosts only when told: mpirun -x {variable(name)}"
                 )

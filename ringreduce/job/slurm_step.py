@@ -6,7 +6,7 @@ import re
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.environment import Environ
-from ringreduce.job.listening_ports import ANY
+from ringreduce.job.listening_ports import ANY, meeting_ports
 
 PORTS = range(20000, 32000)  # Linux begins with ports of its own choice at 32768
 STEPS_OF_A_JOB = 16  # jobs with neighbouring numbers have ports apart
@@ -38,7 +38,7 @@ def port(environ: Environ, ports: range = ANY) -> int:
     27298
     """
     job, step = (_integer(environ, name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    allowed = PORTS if ports == ANY else ports
+    allowed = PORTS if ports == ANY else meeting_ports(ports)
     return allowed[(STEPS_OF_A_JOB * job + step) % len(allowed)]
 
 

@@ -11,6 +11,7 @@ import builtins
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ringreduce import config, state
@@ -18,10 +19,10 @@ from ringreduce.errors import Error, MismatchError, TimeoutError, UnavailableErr
 from ringreduce.job import rendezvous
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.environment import Placement
-from ringreduce.job.handshake import told_error
+from ringreduce.job.handshake import same_mac, told_error
 from ringreduce.job.places import HOST_NAME_CHARS, TcpWanted
-from ringreduce.job.tcp_job import LOOPBACK, NEW_SECRET, meet_told
-from ringreduce.job.tcp_rendezvous import read_secret
+from ringreduce.job.tcp_job import LOOPBACK, NEW_SECRET, host_and_port, meet_told
+from ringreduce.job.tcp_rendezvous import NONCE_NBYTES, mac, read_secret
 
 if TYPE_CHECKING:
     from ringreduce import _core
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 STORE_KEY = "ringreduce/rendezvous"
 LISTENS_KEY = STORE_KEY + "/listens"
 TAG_NBYTES = 16
+OF_ONE_HOST = {"auto", "shm", "shm+tcp", "mpi"}
+"""Values of RINGREDUCE_TRANSPORT with which ranks of one host share memory, in such groups."""
+_remembered = b""
 
 
 class Store(Protocol):
@@ -63,14 +67,32 @@ class JoinedGroup:
         self.tcp = None
 
 
+def remember_secret(secret: bytes) -> None:
+    """Has the groups of this process that are on several hosts take this secret, where there is no file.
+
+    secret: known to all ranks of this process's job, and to nobody else.
+    """
+    global _remembered
+    _remembered = secret
+
+
 def join_with_store(
-    store: Store, rank: int, size: int, timeout_s: float, segment: Callable[[], int], names: Sequence[str] = ()
+    store: Store,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    segment: Callable[[], int],
+    *,
+    group: str,
+    names: Sequence[str] = (),
 ) -> JoinedGroup:
     """Meets the other ranks of a group that shares a store. Collective over the group; once per store.
 
     Args:
         timeout_s: seconds until all ranks must have come; 0 = no limit.
         segment: makes the control memory file; called on one rank of each host, once all its ranks have connected.
+        group: what all members know of the group, and not from the store: its name, and who is in it. Ranks of two
+            groups do not meet whatever the store says.
         names: of hosts, that of the store for instance: how this host is seen from there is tried first, where rank 0
             has to listen for other hosts.
 
@@ -81,25 +103,27 @@ def join_with_store(
         InvalidArgumentError: the secret file will not do, or rank 0 has no address that other hosts reach.
         MismatchError: ranks disagree about the group, or have other secrets. PeerLostError: a rank died on the way.
     """
-    meeting = _StoreMeeting(store, rank, size, Deadline(timeout_s))
+    meeting = _StoreMeeting(store, rank, size, Deadline(timeout_s), group)
     answer = meeting.answer()
     if "tag" in answer:
-        return meeting.over_tcp(str(answer["tag"]), list(names), segment)
+        return meeting.over_tcp(answer["tag"], list(names), segment)
     try:
         address, secret = bytes.fromhex(answer["address"]), bytes.fromhex(answer["secret"])
     except (KeyError, TypeError, ValueError):
         raise _another_version(meeting.me, 0) from None
+    secret = mac(secret, b"store", group.encode())
     return JoinedGroup(rendezvous.join_at(address, secret, rank, size, meeting.deadline, segment))
 
 
 class _StoreMeeting:
     """One rank's part in the meeting."""
 
-    def __init__(self, store: Store, rank: int, size: int, deadline: Deadline) -> None:
+    def __init__(self, store: Store, rank: int, size: int, deadline: Deadline, group: str) -> None:
         self._store = store
         self._rank = rank
         self._size = size
-        self._transport = config.choice("RINGREDUCE_TRANSPORT")
+        self._group = group
+        self._transport = config.value("RINGREDUCE_TRANSPORT").value.lower()
         self._is_one_host = False  # on rank 0, once it has decided
         self.deadline = deadline
         self.me = f"[rendezvous] rank {rank}/{size}"
@@ -112,23 +136,28 @@ class _StoreMeeting:
             if "error" in answer:
                 raise told_error(str(answer.get("kind")), f"{self.me}: told by rank 0: {answer['error']}")
             return answer
-        answer = {"error": "rank 0 was interrupted", "kind": "PeerLostError"}
+        answer = {}
         try:
             records = [self._record()]
             records += [self._read(f"{STORE_KEY}/{other}", other) for other in range(1, self._size)]
             answer = self._decided(records)
-        except Error as error:
-            answer = {"error": str(error), "kind": type(error).__name__}
+        except BaseException as error:
+            answer = {"error": str(error) or type(error).__name__, "kind": type(error).__name__}
             raise
         finally:
             self._store.set(STORE_KEY, json.dumps(answer).encode())
         return answer
 
-    def over_tcp(self, tag: str, names: list[str], segment: Callable[[], int]) -> JoinedGroup:
+    def over_tcp(self, tag: Any, names: list[str], segment: Callable[[], int]) -> JoinedGroup:
         """Meets the ranks of all hosts, and then those of this one."""
+        if not isinstance(tag, str) or not tag.isalnum() or not tag.isascii() or len(tag) != 2 * TAG_NBYTES:
+            raise _another_version(self.me, 0)
+        wanted = _wanted(self._transport)
+        # Not the store's word alone: what a stranger writes there must bring no two groups together.
+        wanted = replace(wanted, job=f"group {tag} {os.environ.get('TORCHELASTIC_RUN_ID', '')} {self._group}")
         place = Placement(self._rank, self._size, 0, 1, 0, 1, "store", "")
-        here = LOOPBACK if self._is_one_host else names
-        met = meet_told(place, _wanted(self._transport, tag), 0, self.deadline, here, self._tell)
+        here = LOOPBACK if self._is_one_host else [*_users_host(), *names]
+        met = meet_told(place, wanted, 0, self.deadline, here, self._tell)
         try:
             memory = rendezvous.join_placed(met.placed, self.deadline, segment)
             try:
@@ -139,7 +168,7 @@ class _StoreMeeting:
         finally:
             met.listener.close()
 
-    def _record(self) -> dict[str, Any]:
+    def _record(self) -> dict[str, str]:
         """What this rank says of itself."""
         record = {
             "host": rendezvous.host_identity().decode(),
@@ -147,10 +176,12 @@ class _StoreMeeting:
             "transport": self._transport,
             "problem": "",
             "kind": "",
-            "secret": "",
+            "nonce": os.urandom(NONCE_NBYTES).hex(),
+            "proof": "",
         }
         try:
-            record["secret"] = "a file" if _wanted(self._transport, "").secret_file else "the job's"
+            config.choice("RINGREDUCE_TRANSPORT")
+            record["proof"] = _proof(_wanted(self._transport), record["nonce"])
         except Error as error:
             record |= {"problem": str(error), "kind": type(error).__name__}
         return record
@@ -160,22 +191,24 @@ class _StoreMeeting:
         for rank, record in enumerate(records):
             if any(not isinstance(record.get(key), str) for key in records[0]):
                 raise _another_version(self.me, rank)
-            if record["transport"] != self._transport:
-                raise MismatchError(
-                    f"{self.me}: RINGREDUCE_TRANSPORT is {self._transport} on this rank, and {record['transport']} on "
-                    f"rank {rank}, on {record['name']}: give all ranks the same"
-                )
         self._is_one_host = len({record["host"] for record in records}) == 1
-        if self._is_one_host and (self._transport != "tcp" or self._size == 1):
+        transports = {record["transport"] for record in records}
+        if self._is_one_host and (self._size == 1 or transports <= OF_ONE_HOST):
             address, secret = rendezvous.new_address()
             return {"address": address.hex(), "secret": secret.hex()}
         for rank, record in enumerate(records):
+            where = f"rank {rank}, on {record['name']}"
+            if record["transport"] != self._transport:
+                raise MismatchError(
+                    f"{self.me}: RINGREDUCE_TRANSPORT is {self._transport} on this rank, and {record['transport']} on "
+                    f"{where}: give all ranks the same"
+                )
             if record["problem"]:
                 raise told_error(record["kind"], f"{self.me}: {_where(records)}. Rank {rank}: {record['problem']}")
-            if record["secret"] != records[0]["secret"]:
-                has = [other for other, one in enumerate(records) if one["secret"] == "a file"]
+            if not same_mac(record["proof"].encode(), _proof(_wanted(self._transport), record["nonce"]).encode()):
                 raise MismatchError(
-                    f"{self.me}: of {self._size} ranks only {has} have a RINGREDUCE_SECRET_FILE: set it on all ranks"
+                    f"{self.me}: {where}, has another secret than this rank: RINGREDUCE_SECRET_FILE has to be set on "
+                    "all ranks or on none, and the file has to be the same on all hosts"
                 )
         return {"tag": os.urandom(TAG_NBYTES).hex()}
 
@@ -190,7 +223,7 @@ class _StoreMeeting:
         """A value that another rank has written. Raises MismatchError where it is not JSON of an object."""
         try:
             value = json.loads(self._get(key, other))
-        except ValueError:  # not JSON, or not UTF-8
+        except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested without end
             value = None
         if not isinstance(value, dict):
             raise _another_version(self.me, other)
@@ -204,8 +237,8 @@ class _StoreMeeting:
             raise TimeoutError(f"{self.me}: rank {other} did not come to the group's store {within}") from None
 
 
-def _wanted(transport: str, tag: str) -> TcpWanted:
-    """By which secret the group's hosts are connected. tag: of this group alone.
+def _wanted(transport: str) -> TcpWanted:
+    """By which secret the group's hosts are connected.
 
     Raises UnavailableError where TCP is not allowed or there is no secret, InvalidArgumentError where its file will not
     do.
@@ -216,15 +249,27 @@ def _wanted(transport: str, tag: str) -> TcpWanted:
         )
     if file := os.path.expanduser(config.value("RINGREDUCE_SECRET_FILE").value):
         read_secret(file)
-        return TcpWanted("", file, transport, tag)
+        return TcpWanted("", file, transport, None)
     reached = state.current.reached if state.current is not None else None
-    if reached is not None:
-        return TcpWanted("", "", transport, tag, reached.secret)
+    if secret := _remembered or (reached.secret if reached is not None else b""):
+        return TcpWanted("", "", transport, None, secret)
     raise UnavailableError(
         "hosts are connected by TCP, which needs the job's secret: set RINGREDUCE_SECRET_FILE to a file that is the "
         f"same on all hosts; make one with: {NEW_SECRET}. Or start by `ringrun -H`, which hands one out, or by mpirun "
         'with init_process_group("ringreduce", init_method="ringreduce://")'
     )
+
+
+def _proof(wanted: TcpWanted, nonce: str) -> str:
+    """That a rank has the secret; it tells no more of that than what each caller at rank 0's port is sent."""
+    secret = wanted.secret or read_secret(wanted.secret_file)
+    return mac(secret, b"record", nonce.encode()).hex()
+
+
+def _users_host() -> list[str]:
+    """The host in RINGREDUCE_ADDRESS, where there is one: an address of it is taken where it is this one's."""
+    host, _ = host_and_port(config.value("RINGREDUCE_ADDRESS").value)
+    return [host] if host else []
 
 
 def _where(records: list[dict[str, Any]]) -> str:

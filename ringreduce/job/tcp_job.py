@@ -12,11 +12,13 @@ import socket
 from collections.abc import Callable
 from typing import Any, Literal
 
+from ringreduce import config
 from ringreduce.errors import Error, InvalidArgumentError, MismatchError, UnavailableError
 from ringreduce.job import communicators, environment, mpi, rendezvous, slurm_step, torchrun_store
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.environment import Placement
 from ringreduce.job.handshake import told_error
+from ringreduce.job.listening_ports import VARIABLE, allowed_ports
 from ringreduce.job.own_address import reachable_ip
 from ringreduce.job.places import TCP, TcpWanted
 from ringreduce.job.tcp_rendezvous import (
@@ -25,8 +27,8 @@ from ringreduce.job.tcp_rendezvous import (
     address_text,
     mac,
     meet,
-    own_ports,
     parse_address,
+    rank_listener,
     read_secret,
 )
 from ringreduce.job.tcp_rendezvous_server import listening_at
@@ -133,7 +135,7 @@ def meet_ranks(told_by: Source, place: Placement, wanted: TcpWanted, count: int,
     secret = _own_secret(place, wanted)
     gate = None
     if told_by == "slurm":
-        host, port = slurm_step.first_node(os.environ), port or slurm_step.port(os.environ, own_ports())
+        host, port = slurm_step.first_node(os.environ), port or slurm_step.port(os.environ, _allowed_ports())
         if place.rank == 0:
             _check_first_node(me, host)
             gate = listening_at(reachable_ip([host], me), port, place.size, me, deadline)
@@ -185,14 +187,19 @@ def meet_told(
     """
     me = f"[rendezvous] rank {place.rank}/{place.size}"
     gate: socket.socket | None = None
+    listener: socket.socket | None = None
     if place.rank == 0:
         try:
             secret = _own_secret(place, wanted) if wanted.has_secret else os.urandom(32)
             host, port = host_and_port(wanted.address)
             host = host or (here if isinstance(here, str) else reachable_ip(here, me))
             gate = listening_at(host, port, place.size, me, deadline)
-        except Error as error:
-            tell(json.dumps({"error": str(error)[:ERROR_CHARS], "kind": type(error).__name__}))
+            listener = rank_listener(gate.getsockname()[0])
+        except BaseException as error:  # also KeyboardInterrupt: the others wait for this text
+            if gate is not None:
+                gate.close()
+            said = str(error) or type(error).__name__
+            tell(json.dumps({"error": said[:ERROR_CHARS], "kind": type(error).__name__}))
             raise
     try:
         if gate is not None:
@@ -202,7 +209,11 @@ def meet_told(
         else:
             host, port, secret = _heard(tell(None), place, wanted, me)
         meeting = TcpMeeting(host, port, secret, place.rank, place.size, count, wanted.transport)
-        return meet(meeting, deadline, gate)
+        return meet(meeting, deadline, gate, listener)
+    except BaseException:
+        if listener is not None:
+            listener.close()
+        raise
     finally:
         if gate is not None:
             gate.close()
@@ -216,7 +227,7 @@ def _heard(text: str, place: Placement, wanted: TcpWanted, me: str) -> tuple[str
             raise told_error(str(told["kind"]), f"{me}: told by rank 0: {told['error']}")
         host, port = parse_address(told["address"])
         secret = None if told["secret"] is None else bytes.fromhex(told["secret"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, Error):
             raise
         # The text is not shown: it may hold a secret, under a name that this version does not know.
@@ -243,6 +254,10 @@ def _own_secret(place: Placement, wanted: TcpWanted) -> bytes:
         )
     secret = wanted.secret or read_secret(wanted.secret_file)
     return mac(secret, b"job", environment.name_across_hosts(place.source, wanted.job).encode())
+
+
+def _allowed_ports() -> range:
+    return allowed_ports(config.value(VARIABLE).value)
 
 
 def _check_first_node(me: str, host: str) -> None:

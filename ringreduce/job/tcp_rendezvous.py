@@ -25,15 +25,16 @@ import socket
 import stat
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ringreduce import _core, config
-from ringreduce.errors import InvalidArgumentError, MismatchError, PeerLostError, TimeoutError
+from ringreduce.errors import Error, InvalidArgumentError, MismatchError, PeerLostError, TimeoutError
 from ringreduce.job import places
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import same_mac, told_error
-from ringreduce.job.listening_ports import VARIABLE, allowed_ports, listening
+from ringreduce.job.listening_ports import ANY, VARIABLE, allowed_ports, listening, meeting_ports
 from ringreduce.job.os_errors import errno_text
 
 MAGIC = b"ringrdt1"
@@ -102,12 +103,18 @@ class Met:
         return _core.TcpNetwork(rank, self.listener.detach(), self.addresses, self.key, encrypt=encrypt)
 
 
-def meet(meeting: TcpMeeting, deadline: Deadline, gate: socket.socket | None = None) -> Met:
+def meet(
+    meeting: TcpMeeting,
+    deadline: Deadline,
+    gate: socket.socket | None = None,
+    listener: socket.socket | None = None,
+) -> Met:
     """Meets the ranks of all hosts. Collective over the job.
 
     Args:
         deadline: until when all ranks must have come.
         gate: rank 0's socket, which listens at the address already; closed here. None: it is made here.
+        listener: rank 0's for the connections of the job; closed here where this fails. None: it is made here.
 
     Raises:
         TimeoutError: names the missing ranks, or why rank 0 could not be reached.
@@ -120,7 +127,7 @@ def meet(meeting: TcpMeeting, deadline: Deadline, gate: socket.socket | None = N
 
     with errno_text(meeting.me(), meeting.where()):
         if meeting.rank == 0:
-            listener, answer = serve(meeting, deadline, gate)
+            listener, answer = serve(meeting, deadline, gate, listener)
         else:
             listener, answer = _call(meeting, deadline)
     try:
@@ -217,15 +224,16 @@ def unsealed(key: bytes, label: bytes, body: bytes, seal: bytes) -> Any:
     return json.loads(body)
 
 
-def own_record(meeting: TcpMeeting, listener: socket.socket) -> dict[str, Any]:
-    """What this rank says of itself."""
-    ip, port = listener.getsockname()[:2]
+def own_record(meeting: TcpMeeting, listener: socket.socket | None, problem: str = "") -> dict[str, Any]:
+    """What this rank says of itself. problem: why it has no listener."""
+    ip, port = listener.getsockname()[:2] if listener is not None else ("", 0)
     return places.own_record(meeting.rank, meeting.size, meeting.transport) | {
         "rank": meeting.rank,
         "size": meeting.size,
         "init_count": meeting.init_count,
         "ip": ip,
         "port": port,
+        "problem": problem,
     }
 
 
@@ -234,9 +242,24 @@ def rank_listener(ip: str) -> socket.socket:
     return listening(ip, own_ports(), BACKLOG)
 
 
-def own_ports() -> range:
-    """At which ports this rank may listen. Raises InvalidArgumentError for a bad RINGREDUCE_PORTS."""
-    return allowed_ports(config.value(VARIABLE).value)
+def own_ports() -> Sequence[int]:
+    """At which ports this rank may listen for the job's connections: of RINGREDUCE_PORTS those at which no rank 0 is
+    awaited. Raises InvalidArgumentError for a bad RINGREDUCE_PORTS."""
+    ports = allowed_ports(config.value(VARIABLE).value)
+    if ports == ANY:
+        return ports
+    awaited = {config.value("RINGREDUCE_ADDRESS").value.rpartition(":")[2]}
+    if "SLURM_STEP_ID" in os.environ:
+        awaited |= set(map(str, meeting_ports(ports)))
+    return [port for port in ports if str(port) not in awaited]
+
+
+def _own_listener(ip: str) -> tuple[socket.socket | None, Error | None]:
+    """A listener, or why there is none: rank 0 has to hear that, or it would wait for this rank."""
+    try:
+        return rank_listener(ip), None
+    except Error as error:
+        return None, error
 
 
 def _call(meeting: TcpMeeting, deadline: Deadline) -> tuple[socket.socket, Any]:
@@ -248,28 +271,36 @@ def _call(meeting: TcpMeeting, deadline: Deadline) -> tuple[socket.socket, Any]:
     was_there = False
     while True:
         with _connect(meeting, deadline, lost if was_there else None) as connection:
-            listener = rank_listener(connection.getsockname()[0])
+            listener, problem = _own_listener(connection.getsockname()[0])
             try:
-                answer = _ask(meeting, connection, own_record(meeting, listener), deadline)
+                answer = _ask(meeting, connection, own_record(meeting, listener, str(problem or "")), deadline)
             except _NotHeardError:
                 # Rank 0 had no room for one more that has proven nothing, or has gone; then nobody will listen there.
-                listener.close()
+                _close(listener)
                 continue
             except (ConnectionError, EOFError):
                 # Likewise, before it had this rank's proof. Whether it still listens tells which.
-                listener.close()
+                _close(listener)
                 if deadline.expired():
                     raise lost from None
                 was_there = True
                 time.sleep(TURNED_AWAY_S)
                 continue
             except BaseException:
-                listener.close()
+                _close(listener)
                 raise
+        if listener is None:
+            assert problem is not None
+            raise problem  # and rank 0 has told it to the others
         if "error" in answer:
             listener.close()
             raise told_error(answer["kind"], f"{meeting.me()}: told by rank 0: {answer['error']}")
         return listener, answer
+
+
+def _close(listener: socket.socket | None) -> None:
+    if listener is not None:
+        listener.close()
 
 
 class _NotHeardError(Exception):

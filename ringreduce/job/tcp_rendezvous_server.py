@@ -22,6 +22,7 @@ from ringreduce.errors import (
     MismatchError,
     PeerLostError,
     TimeoutError,
+    UnavailableError,
 )
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import same_mac
@@ -69,7 +70,7 @@ BUSY_PORT_S = 2.0
 TURN_S = 0.5
 FIELDS = (
     dict.fromkeys(("rank", "size", "init_count", "port"), int)
-    | dict.fromkeys(("name", "host", "build", "ip"), str)
+    | dict.fromkeys(("name", "host", "build", "ip", "problem"), str)
     | {"settings": dict}
 )
 """Of a record."""
@@ -91,12 +92,16 @@ class Caller:
 
 
 def serve(
-    meeting: TcpMeeting, deadline: Deadline, gate: socket.socket | None = None
+    meeting: TcpMeeting,
+    deadline: Deadline,
+    gate: socket.socket | None = None,
+    listener: socket.socket | None = None,
 ) -> tuple[socket.socket, dict[str, Any]]:
     """Gathers the records of all ranks and sends them to all.
 
     Args:
         gate: listens at the meeting's address already; closed here. None: it is made here.
+        listener: this rank's for the others' connections; closed here where this fails. None: it is made here.
 
     Returns:
         This rank's listener for the others' connections, and the answer that they were sent.
@@ -104,7 +109,7 @@ def serve(
     Raises: as meet().
     """
     with _Server(meeting, deadline, gate) as server, errno_text(meeting.me(), meeting.where()):
-        listener = rank_listener(server.ip)
+        listener = listener or rank_listener(server.ip)
         try:
             records = {0: own_record(meeting, listener)} | server.gather()
             answer = {"records": [records[rank] for rank in range(meeting.size)], "nonce": os.urandom(32).hex()}
@@ -291,6 +296,9 @@ class _Server:
         problem = self._disagreement(record, records)
         if problem is not None:
             raise MismatchError(f"{self._meeting.me()}: {problem}")
+        if record["problem"]:
+            where = f"rank {record['rank']} on {record['name']}"
+            raise UnavailableError(f"{self._meeting.me()}: {where}: {record['problem']}")
         caller.record = records[record["rank"]] = record
 
     def _disagreement(self, record: dict[str, Any], records: dict[int, dict[str, Any]]) -> str | None:

@@ -63,8 +63,9 @@ class Orders:
     """Until when all ranks have to be there; 0 = no limit."""
     interfaces: Interfaces = field(default_factory=Interfaces)
     address: tuple[str, int] = ("", 0)
-    ports: range = ANY
     """Where rank 0 listens, if the user has said it."""
+    ports: range = ANY
+    """At which it may listen where the user has said no port."""
 
 
 @dataclass

@@ -55,7 +55,7 @@ class ProcessGroup(Reductions, DataMovement, PointToPoint, dist.ProcessGroup):  
         self._ranks = list(ranks) or list(range(size))
         self._completer = Completer()
         self._completers = {}
-        self._member = Membership(store, rank, size, seconds(timeout) or 0.0, f"ringreduce.torch.{name}")
+        self._member = Membership(store, rank, size, seconds(timeout) or 0.0, f"ringreduce.torch.{name}", self._ranks)
         self._member.on_leave(self._stop)
 
     # --- who and where
@@ -129,7 +129,8 @@ class ProcessGroup(Reductions, DataMovement, PointToPoint, dist.ProcessGroup):  
     def shutdown(self) -> None:
         """Leaves the group; dist.destroy_process_group() calls it. Pending operations fail with ShutdownError.
 
-        Never blocks on other ranks; those whose operations need this rank raise ShutdownError too. Where this rank
+        Does not wait for other ranks, but between hosts for at most 2 s, so that they are told. Those whose operations
+        need this rank raise ShutdownError too. Where this rank
         handles an exception, in a `finally`, say, they raise PeerLostError, which tells it.
         """
         self._member.leave(sys.exc_info()[1])

@@ -6,7 +6,6 @@ job as hvd.init() does, and agree over it on a TCPStore, which torch then uses a
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,16 +14,18 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import ringreduce
-from ringreduce import state
-from ringreduce.errors import Error, InvalidArgumentError
-from ringreduce.job import collective_json
+from ringreduce import config, state
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.job import collective_json, store_rendezvous
 from ringreduce.job.handshake import told_error
-from ringreduce.job.listening_ports import first_free
+from ringreduce.job.listening_ports import listening
 from ringreduce.job.own_address import reachable_ip
 from ringreduce.job.tcp_rendezvous import own_ports
 
 LOOPBACK = "127.0.0.1"
 SECRET_NBYTES = 32
+SPARE_CALLERS = 64  # beside one for each rank, in the queue of the store's socket
+ERROR_CHARS = 1000
 
 
 def rendezvous(
@@ -46,44 +47,55 @@ def rendezvous(
         )
     me = f"[rendezvous] rank {world.rank}/{world.size}"
     store: Any = None
-    mine: dict[str, Any] = {}
+    place: dict[str, Any] = {}
     failure: Exception | None = None
     if world.rank == 0:
         try:
-            ip, secret = _place_of_store(me)
-            store = first_free(own_ports(), ip, lambda port: _store_at(ip, port, world.size, timeout))
-            mine = {"ip": ip, "port": store.port, "secret": secret}
-        except (Error, RuntimeError, OSError) as error:  # the latter two from torch
-            failure, mine = error, {"error": str(error), "kind": type(error).__name__}
-    told = collective_json.allgather_json(ringreduce.global_process_set.group, "torch.store", mine)[0]
+            store, place = _opened(world.size, timeout, me)
+        except Exception as error:  # of torch, too: all ranks have to hear it
+            failure = error
+    told = _gathered("place", place | _described(failure))[0]
+    if failure is None and "error" not in told and store is None:
+        try:
+            store = TCPStore(told["ip"], told["port"], world.size, False, timeout, wait_for_workers=False)
+        except Exception as error:
+            failure = error
+    errors = _gathered("store", _described(failure))
     if failure is not None:
         raise failure
-    if "error" in told:
-        raise told_error(told["kind"], f"{me}: told by rank 0: {told['error']}")
+    for other, one in enumerate(errors):
+        if one:
+            raise told_error(one["kind"], f"{me}: told by rank {other}: {one['error']}")
     if told["secret"]:
-        state.require().reached = state.Reached(told["ip"], bytes.fromhex(told["secret"]))
-    if store is None:
-        store = TCPStore(told["ip"], told["port"], world.size, False, timeout, wait_for_workers=False)
+        store_rendezvous.remember_secret(bytes.fromhex(told["secret"]))
     yield store, world.rank, world.size
     raise RuntimeError("a second rendezvous at the same URL is not possible; call init_process_group() again")
 
 
-def _store_at(ip: str, port: int, size: int, timeout: timedelta) -> Any:
-    """A store that listens there. Raises OSError where another process does, as torch says in words only."""
-    try:
-        return TCPStore(ip, port, size, True, timeout, wait_for_workers=False)
-    except RuntimeError as error:
-        if "EADDRINUSE" in str(error) or os.strerror(errno.EADDRINUSE).lower() in str(error).lower():
-            raise OSError(errno.EADDRINUSE, str(error)) from error
-        raise
+def _gathered(what: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    return collective_json.allgather_json(ringreduce.global_process_set.group, f"torch.{what}", mine)
 
 
-def _place_of_store(me: str) -> tuple[str, str]:
-    """Rank 0's address, and a secret for groups on several hosts where the job has none that it need not tell: a job
-    that MPI connects, and MPI carries it."""
+def _described(failure: Exception | None) -> dict[str, Any]:
+    return {} if failure is None else {"error": str(failure)[:ERROR_CHARS], "kind": type(failure).__name__}
+
+
+def _opened(size: int, timeout: timedelta, me: str) -> tuple[Any, dict[str, Any]]:
+    """Rank 0's store, and what the others need to know. It listens at one address, which torch's own would not.
+
+    The secret is for groups on several hosts, where MPI connects the job and there is no secret file; MPI carries it.
+    """
     job = state.require()
+    secret = b""
     if len(set(job.hosts)) == 1:
-        return LOOPBACK, ""
-    if job.reached is not None:
-        return job.reached.ip, ""
-    return reachable_ip([], me), os.urandom(SECRET_NBYTES).hex()
+        ip = LOOPBACK
+    elif job.reached is not None:
+        ip = job.reached.ip
+    else:
+        ip = reachable_ip([], me)
+        if not config.value("RINGREDUCE_SECRET_FILE").value:
+            secret = os.urandom(SECRET_NBYTES)
+    listener = listening(ip, own_ports(), size + SPARE_CALLERS)
+    port = listener.getsockname()[1]
+    store = TCPStore(ip, port, size, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach())
+    return store, {"ip": ip, "port": port, "secret": secret.hex()}

@@ -11,7 +11,7 @@ import builtins
 import contextlib
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -83,21 +83,26 @@ class Membership:
         rank, size: within the group.
         timeout_s: of the rendezvous and of every operation; 0 = no limit.
         label: of its memory file, as /proc shows it.
+        ranks: of the members among all ranks, in the group's order.
 
     Raises:
         TimeoutError: names who did not come.
         UnavailableError: the ranks are on several hosts, and there is no secret for connections between them.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout_s: float, label: str) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout_s: float, label: str, ranks: Sequence[int] = ()
+    ) -> None:
         known = TorchStore(store)
 
         def segment() -> int:
             return _core.memfd(label[:200], _core.control_nbytes(size))
 
-        joined = store_rendezvous.join_with_store(known, rank, size, timeout_s, segment, known.hosts())
+        joined = store_rendezvous.join_with_store(
+            known, rank, size, timeout_s, segment, group=f"{label} {list(ranks)}", names=known.hosts()
+        )
         with closing(joined):
-            known.forget()  # all have read it, and none can be in the next group of that name: that needs what follows
+            known.forget()  # all have read it
             self._context: Context = _core.Context(
                 joined.memory.fd,
                 rank,
@@ -109,6 +114,14 @@ class Membership:
                 tcp=joined.tcp,
             )
         self.group: Group = self._context.world
+        if joined.hosts is not None:
+            # So that no rank is in the next group of that name while another has not forgotten. On one host contexts
+            # wait for each other.
+            try:
+                self.group.barrier(None)
+            except BaseException:
+                self._context.shutdown("")
+                raise
         self._on_leave: list[Callable[[], Any]] = []
         shutdown_cause.begin()
         _members.add(self)
@@ -126,7 +139,7 @@ class Membership:
         """Leaves the group: pending operations fail with ShutdownError here, and elsewhere if they need this rank.
 
         error: the exception that makes this rank leave; elsewhere they fail with PeerLostError, which tells it.
-        Never blocks on other ranks. Does nothing twice.
+        Does not wait for other ranks, but between hosts for at most 2 s, so that they are told. Does nothing twice.
         """
         self._context.shutdown(shutdown_cause.why(error))
         for call in self._on_leave:

@@ -230,7 +230,7 @@ def test_ranks_with_other_settings_all_say_so(tcp: dict[str, str], name: str, se
     knob = name.replace("HOROVOD", "RINGREDUCE")
     for rank, text in enumerate(texts):
         assert text.startswith(
-            f"MismatchError: [rendezvous] rank {rank}/2: init(): {knob} is {settings[rank]} on this rank, on "
+            f"MismatchError: [rendezvous] rank {rank}/2: {knob} is {settings[rank]} on this rank, on "
         )
         assert f", and {settings[1 - rank]} on rank {1 - rank}, on " in text
         assert text.endswith(f"mpirun -x {name}")

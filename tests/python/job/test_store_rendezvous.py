@@ -44,11 +44,15 @@ class DictStore:
             return self.values[key]
 
 
-def over(store: DictStore, rank: int, size: int, timeout_s: float = HANG_S) -> tuple[int, list[int] | None, bool]:
+def over(
+    store: DictStore, rank: int, size: int, timeout_s: float = HANG_S, group: str = "all"
+) -> tuple[int, list[int] | None, bool]:
     """What one rank gets: the inode of its host's memory, the hosts, and whether there is a network."""
-    joined = join_with_store(
-        store, rank, size, timeout_s, lambda: _core.memfd("test segment", _core.control_nbytes(size))
-    )
+
+    def segment() -> int:
+        return _core.memfd("test segment", _core.control_nbytes(size))
+
+    joined = join_with_store(store, rank, size, timeout_s, segment, group=group)
     got = os.fstat(joined.memory.fd).st_ino, joined.hosts, joined.tcp is not None
     joined.close()
     return got
@@ -131,12 +135,16 @@ def changed(**fields: str) -> Callable[[str, bytes], bytes]:
     ("change", "words"),
     [
         (changed(transport="auto"), "RINGREDUCE_TRANSPORT is tcp on this rank, and auto on rank 1"),
-        (changed(secret="the job's"), r"of 3 ranks only \[0, 2\] have a RINGREDUCE_SECRET_FILE"),
+        (
+            changed(proof="00" * 32),
+            "rank 1, on .*, has another secret than this rank: RINGREDUCE_SECRET_FILE has to be",
+        ),
+        (changed(nonce="00" * 32), "rank 1, on .*, has another secret than this rank"),
         (lambda key, value: value.replace(b'"problem"', b'"trouble"'), "rank 1 has written .* not this version"),
         (lambda key, value: b"\xff" if key == f"{STORE_KEY}/1" else value, "rank 1 has written .* not this version"),
         (lambda key, value: b"[1]" if key == f"{STORE_KEY}/1" else value, "rank 1 has written .* not this version"),
     ],
-    ids=["transport", "secret", "fields", "bytes", "list"],
+    ids=["transport", "secret", "replayed", "fields", "bytes", "list"],
 )
 def test_ranks_that_disagree_are_told(change: Callable[[str, bytes], bytes], words: str) -> None:
     for error in all_over(DictStore(change), 3):
@@ -144,7 +152,13 @@ def test_ranks_that_disagree_are_told(change: Callable[[str, bytes], bytes], wor
             raise error
 
 
-@pytest.mark.parametrize("answer", [b"\xff", b"[]", b"{}", b'{"address": "xy", "secret": ""}', b'{"address": 5}'])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(b"\xff", b"[]", b"{}", b'{"address": "xy", "secret": ""}', b'{"address": 5}', b"[" * 100_000),
+        *(b'{"tag": 5}', b'{"tag": "00"}', b'{"tag": "%s"}' % (b"\\ud800" * 32)),
+    ],
+)
 def test_an_answer_that_cannot_be_read(answer: bytes) -> None:
     store = DictStore(lambda key, value: answer if key == STORE_KEY else value)
     errors = together(lambda: over(store, 0, 2, SOON_S), lambda: over(store, 1, 2))
@@ -172,7 +186,7 @@ def test_who_writes_into_the_store_does_not_join() -> None:
 
 @pytest.mark.usefixtures("tcp")
 def test_another_groups_tag_is_another_secret() -> None:
-    store = DictStore(lambda key, value: b'{"tag": "00"}' if key == STORE_KEY else value)
+    store = DictStore(lambda key, value: b'{"tag": "%s"}' % (b"0" * 32) if key == STORE_KEY else value)
     errors = together(lambda: over(store, 0, 2, SOON_S), lambda: over(store, 1, 2))
     assert isinstance(errors[0], TimeoutError)
     assert isinstance(errors[1], MismatchError)
@@ -185,7 +199,38 @@ def test_rank_0_that_cannot_listen_tells_all(tcp: pytest.MonkeyPatch) -> None:
         tcp.setenv("RINGREDUCE_PORTS", f"{port}-{port}")
         for error in all_over(DictStore(), 3):
             assert isinstance(error, UnavailableError)
-            assert f"RINGREDUCE_PORTS={port}-{port}: all 1 ports are taken at 127.0.0.1" in str(error)
+            assert "RINGREDUCE_PORTS: all 1 ports are taken at 127.0.0.1" in str(error)
+
+
+def test_a_rank_that_cannot_listen_tells_all(tcp: pytest.MonkeyPatch) -> None:
+    """Rank 0 has a port for the meeting and one for itself; nobody else has one."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    tcp.setenv("RINGREDUCE_PORTS", f"{port}-{port + 1}")
+    for error in all_over(DictStore(), 2):
+        assert isinstance(error, UnavailableError), error
+        assert "RINGREDUCE_PORTS: all 2 ports are taken at 127.0.0.1" in str(error)
+
+
+def test_a_transport_that_is_none_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGREDUCE_TRANSPORT", "pigeon")
+    for error in all_over(DictStore(), 3):
+        assert isinstance(error, InvalidArgumentError), error
+        assert "RINGREDUCE_TRANSPORT=pigeon: expected one of" in str(error)
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_two_groups_do_not_meet_whatever_is_in_their_stores(transport: str, tcp: pytest.MonkeyPatch) -> None:
+    """Somebody copies what the ranks of one group write into the store of the other: rank 1 of the second would be
+    rank 1 of the first."""
+    tcp.setenv("RINGREDUCE_TRANSPORT", transport)
+    shared = DictStore()
+    first, second = together(
+        lambda: over(shared, 0, 2, 2 * SOON_S, "first [0, 1]"), lambda: over(shared, 1, 2, 2 * SOON_S, "second [2, 3]")
+    )
+    assert isinstance(first, TimeoutError), first
+    assert isinstance(second, MismatchError), second
+    assert "does not know this job's secret" in str(second)
 
 
 def test_the_secret_is_not_in_the_store(tcp: pytest.MonkeyPatch) -> None:
@@ -195,11 +240,8 @@ def test_the_secret_is_not_in_the_store(tcp: pytest.MonkeyPatch) -> None:
         told.append(value)
         return value
 
-    tcp.setattr(
-        store_rendezvous,
-        "_wanted",
-        lambda transport, tag: store_rendezvous.TcpWanted("", "", transport, tag, b"s" * 32),
-    )
+    tcp.delenv("RINGREDUCE_SECRET_FILE")
+    tcp.setattr(store_rendezvous, "_remembered", b"s" * 32)
     all_over(DictStore(keep), 2)
     assert len(told) == 3
     assert not any(b"s" * 8 in value or (b"s" * 32).hex().encode() in value for value in told)

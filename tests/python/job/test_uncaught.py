@@ -72,6 +72,10 @@ CASES = {
     ),
     "at a prompt": ("sys.ps1 = '>>> '\nraise ValueError", QUIET),
     "sys.exit": ("sys.exit(3)", []),
+    "torch hooks between, nobody else": (
+        "running['size'] = 1\nhook_as_torch()\nuncaught.tell_by(fail, lambda: None)\nraise ValueError",
+        FAILS,
+    ),
     "torch hooks later": ("hook_as_torch()\nraise ValueError", ABORTS),
     "torch hooks between": (
         "hook_as_torch()\nuncaught.tell_by(fail, lambda: None)\nuncaught.tell_by(fail, lambda: None)\nraise ValueError",

@@ -10,8 +10,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from deadlines import SOON_S
 from processes import completed
 from ranks import Ranks, clean_environment, receive_from_test, send_to_test
+from tcp_jobs import tcp_environment
 
 torch = pytest.importorskip("torch")
 
@@ -186,8 +188,12 @@ def work_until_somebody_dies(path: str) -> str:
     return "told"
 
 
-def test_a_killed_rank_is_named_by_the_survivors(start_ranks: Callable[..., Ranks], tmp_path: Path) -> None:
-    with start_ranks(work_until_somebody_dies, 3, args=(str(tmp_path / "store"),)) as job:
+@pytest.mark.parametrize("transport", ["memory", "tcp"])
+def test_a_killed_rank_is_named_by_the_survivors(
+    transport: str, start_ranks: Callable[..., Ranks], tmp_path: Path
+) -> None:
+    env = tcp_environment(tmp_path) if transport == "tcp" else {}
+    with start_ranks(work_until_somebody_dies, 3, args=(str(tmp_path / "store"),), env=env) as job:
         for rank in range(3):
             assert job.receive(rank) == "at work"
         job.kill(1)
@@ -230,6 +236,39 @@ def test_ranks_on_several_hosts_are_told(tmp_path: Path, monkeypatch: pytest.Mon
         thread.join(20)
     assert [type(errors[rank]) for rank in range(2)] == [hvd.UnavailableError] * 2
     assert all("rank 1 on" in str(error) and "set RINGREDUCE_SECRET_FILE" in str(error) for error in errors.values())
+
+
+def test_a_group_begins_once_all_have_forgotten_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between hosts: else a rank could be in the next group of that name, and read what is left of this one's keys."""
+    from ringreduce.torch.distributed.membership import Membership, TorchStore
+
+    for name, setting in tcp_environment(tmp_path).items():
+        monkeypatch.setenv(name, setting)
+    forget, may_forget, has_begun = TorchStore.forget, threading.Event(), threading.Event()
+
+    def forget_late(store: TorchStore) -> None:
+        if threading.current_thread().name == "late":
+            may_forget.wait(SOON_S)
+        forget(store)
+
+    monkeypatch.setattr(TorchStore, "forget", forget_late)
+    members = []
+
+    def come(rank: int) -> None:
+        members.append(Membership(dist.FileStore(f"{tmp_path}/store", 2), rank, 2, SOON_S, "test"))
+        has_begun.set()
+
+    threads = [threading.Thread(target=come, args=(rank,), name=name) for rank, name in enumerate(("late", "other"))]
+    for thread in threads:
+        thread.start()
+    was_early = has_begun.wait(0.3)
+    may_forget.set()
+    for thread in threads:
+        thread.join(2 * SOON_S)
+    for member in members:
+        member.leave()
+    assert len(members) == 2
+    assert not was_early
 
 
 def test_devices_that_it_has_not(tmp_path: Path) -> None:
