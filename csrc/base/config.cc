@@ -41,6 +41,9 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_ADDRESS", "host:port", "", "", "",
        "where rank 0 listens for the ranks of other hosts, which then are connected by TCP; the same on all ranks; "
        ":port: at an address of its own choice"},
+      {"RINGREDUCE_NETWORK_INTERFACE", "names", "", "", "HOROVOD_GLOO_IFACE",
+       "by which interfaces of its host, as eth0 or eth0,ib0, other hosts may reach rank 0, where no address is given; "
+       "default: NCCL_SOCKET_IFNAME in NCCL's way of writing, else any"},
       {"RINGREDUCE_PORTS", "first-last", "", "", "",
        "at which ports ranks listen for ranks of other hosts, as 29400-29499; default: any that is free"},
       {"RINGREDUCE_SECRET_FILE", "path", "", "", "",

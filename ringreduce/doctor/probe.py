@@ -21,9 +21,9 @@ from ringreduce.bench.pair import Answerer, accepted, called, measured, pairs, r
 from ringreduce.errors import Error
 from ringreduce.job import environment
 from ringreduce.job.deadline import Deadline
+from ringreduce.job.interfaces import interfaces
 from ringreduce.job.own_address import is_own
 from ringreduce.job.tcp_rendezvous import LENGTH, Met, TcpMeeting, meet, parse_address, read_secret
-from ringreduce.launch.remote.addresses import interfaces
 
 MEET_S = 20.0
 PAIR_S = 40.0

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Sequence
 
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.job.interfaces import Interfaces, interfaces
 
 UNUSED = ("192.0.2.1", "2001:db8::1")
 """Addresses that belong to nobody (RFC 5737, RFC 3849): the way to them is the default route."""
@@ -21,14 +22,26 @@ def reachable_ip(names: Sequence[str], me: str) -> str:
         names: of this host, as others know it, or of hosts that are to reach it; they are tried in their order.
         me: how messages begin.
 
+    Where the user has named interfaces (interfaces.py) only their addresses count, and the first of them is taken
+    where nothing leads to one.
+
     Raises InvalidArgumentError when there is none.
     """
     own = os.uname().nodename
+    chosen = Interfaces.named("", os.environ)
+    allowed = [ip for name, ip in interfaces() if chosen.have(name)] if chosen.names else []
+    if chosen.names and not allowed:
+        has = ", ".join(sorted({name for name, _ in interfaces()})) or "none"
+        raise InvalidArgumentError(
+            f"{me}: {chosen.named_by} names no interface of this host, {own}, that has an address: it has {has}"
+        )
     tried = []
     for name, ip in _candidates(names):
-        if _is_of_this_host(ip):
+        if _is_of_this_host(ip) and (ip in allowed or not allowed):
             return ip
         tried.append(f"{name} leads to {ip}" if ip else f"{name} to no address")
+    if allowed:
+        return allowed[0]
     raise InvalidArgumentError(
         f"{me}: no address was found at which other hosts reach this one, {own}: {', '.join(tried)}, and there is no "
         "default route. Set RINGREDUCE_ADDRESS=host:port on all ranks, with one of this host's own addresses"

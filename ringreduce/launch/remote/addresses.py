@@ -6,18 +6,14 @@ hosts. So the caller sends 32 random bytes, and believes only who answers with t
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import hmac
 import os
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 from ringreduce.errors import UnavailableError
 from ringreduce.job.listening_ports import first_free
@@ -26,41 +22,6 @@ NONCE_NBYTES = 32
 MAC_NBYTES = 32
 TRY_S = 3.0
 CALLERS_MOST = 256
-SIOCGIFCONF = 0x8912  # of linux/sockios.h
-IFREQ_NBYTES = 40
-INTERFACES_MOST = 256
-VIRTUAL = ("docker", "virbr", "veth", "br-", "cni", "flannel", "lxc", "tun", "tap")
-"""How the names of interfaces begin that lead to no other host, as a rule. Their addresses are tried last."""
-
-
-def interfaces() -> list[tuple[str, str]]:
-    """(interface, IP address) of this host, without loopback and link-local ones; virtual interfaces come last."""
-    found = [*_ipv4(), *_ipv6()]
-    usable = [(name, ip) for name, ip in found if not ip.startswith(("127.", "169.254.")) and ip != "::1"]
-    return sorted(usable, key=lambda entry: entry[0].startswith(VIRTUAL))
-
-
-def _ipv4() -> list[tuple[str, str]]:
-    room = array.array("B", bytes(IFREQ_NBYTES * INTERFACES_MOST))
-    where, nbytes = room.buffer_info()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        answer = fcntl.ioctl(any_socket, SIOCGIFCONF, struct.pack("iL", nbytes, where))
-    entries = room.tobytes()[: struct.unpack("iL", answer)[0]]
-    return [
-        (entries[i : i + 16].split(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(entries[i + 20 : i + 24]))
-        for i in range(0, len(entries), IFREQ_NBYTES)
-    ]
-
-
-def _ipv6() -> list[tuple[str, str]]:
-    try:
-        rows = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
-    except OSError:
-        return []
-    of_all_hosts = "00"  # the scope
-    return [
-        (row[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0]))) for row in rows if row[3] == of_all_hosts
-    ]
 
 
 def mac(key: bytes, nonce: bytes) -> bytes:

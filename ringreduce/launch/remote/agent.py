@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ringreduce.errors import MismatchError
+from ringreduce.job.interfaces import interfaces
 from ringreduce.job.rendezvous import host_identity
 from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.events import handle
@@ -28,7 +29,7 @@ from ringreduce.launch.hosts import Place
 from ringreduce.launch.job import Rank
 from ringreduce.launch.output import Flow, Sink, Source, output_pipe
 from ringreduce.launch.processes import Processes
-from ringreduce.launch.remote.addresses import Gate, interfaces, reasons_against
+from ringreduce.launch.remote.addresses import Gate, reasons_against
 from ringreduce.launch.remote.messages import GREETING, OUTPUT, OUTPUT_NBYTES, Kind, Unpacker, packed
 from ringreduce.launch.remote.news import TEXT_CHARS
 from ringreduce.launch.reports import Causes, Reports

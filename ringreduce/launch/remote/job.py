@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ringreduce.errors import MismatchError, UnavailableError
+from ringreduce.job.interfaces import Interfaces
 from ringreduce.job.listening_ports import ANY
 from ringreduce.job.tcp_rendezvous import address_text
 from ringreduce.launch.binding import in_words
@@ -19,7 +20,7 @@ from ringreduce.launch.launch import CANNOT_RUN_STATUS, NOT_FOUND_STATUS
 from ringreduce.launch.output import Lines, Sink
 from ringreduce.launch.remote import ssh
 from ringreduce.launch.remote.link import AgentLink
-from ringreduce.launch.remote.meeting import Interfaces, Meeting
+from ringreduce.launch.remote.meeting import Meeting
 from ringreduce.launch.remote.messages import OUTPUT_NBYTES, Kind
 from ringreduce.launch.remote.news import (
     CannotRun,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.job.interfaces import Interfaces
 from ringreduce.job.listening_ports import VARIABLE, allowed_ports
 from ringreduce.job.tcp_job import host_and_port
 from ringreduce.launch.forwarded import PLACES, is_forwarded, without_places
@@ -19,7 +20,6 @@ from ringreduce.launch.hosts import Host
 from ringreduce.launch.launch import STDERR, STDOUT, Launch
 from ringreduce.launch.output import Lines
 from ringreduce.launch.remote.job import Orders, RemoteJob
-from ringreduce.launch.remote.meeting import Interfaces
 from ringreduce.launch.remote.ssh import Ssh
 
 START_S = 60.0

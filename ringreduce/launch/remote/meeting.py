@@ -3,46 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from ringreduce.errors import MismatchError, UnavailableError
+from ringreduce.job.interfaces import Interfaces
 from ringreduce.launch.remote.messages import Kind
 from ringreduce.launch.remote.news import Listening, Ready, Tried
-
-
-@dataclass(frozen=True)
-class Interfaces:
-    """Which interfaces of rank 0's host the others may reach it by. Without names: any."""
-
-    named_by: str = ""
-    """The option or variable that the user has set."""
-    names: Sequence[str] = ()
-    are_prefixes: bool = False
-    are_excluded: bool = False
-
-    def have(self, name: str) -> bool:
-        """Whether an interface is one of them."""
-        if not self.names:
-            return True
-        is_named = any(name.startswith(each) if self.are_prefixes else name == each for each in self.names)
-        return is_named != self.are_excluded
-
-    @classmethod
-    def named(cls, option: str, environ: Mapping[str, str]) -> Interfaces:
-        """By --network-interface, else HOROVOD_GLOO_IFACE, else NCCL_SOCKET_IFNAME.
-
-        NCCL's value begins with ^ to exclude interfaces, = for whole names, both, or neither: names are prefixes.
-        """
-        by = {"--network-interface": option, "HOROVOD_GLOO_IFACE": environ.get("HOROVOD_GLOO_IFACE", "")}
-        for named_by, text in by.items():
-            if text:
-                return cls(named_by, text.split(","))
-        text = environ.get("NCCL_SOCKET_IFNAME", "")
-        are_excluded = text.startswith("^")
-        rest = text.removeprefix("^")
-        names = [name for name in rest.removeprefix("=").split(",") if name]
-        return cls("NCCL_SOCKET_IFNAME", names, not rest.startswith("="), are_excluded)
 
 
 class Meeting:

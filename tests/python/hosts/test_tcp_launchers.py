@@ -519,6 +519,27 @@ def test_the_hosts_own_name_says_which_address_is_used(lab: Lab) -> None:
     assert (done.status, done.output) == (0, "10.77.0.2\n")
 
 
+@needs_lab
+def test_the_users_interfaces_say_which_address_is_used(lab: Lab) -> None:
+    code = 'from ringreduce.job.own_address import reachable_ip; print(reachable_ip(["a"], "me"))'
+    lab.run("b", ["sh", "-ec", "ip link add net1 type bridge; ip addr add 10.66.0.2/24 dev net1; ip link set net1 up"])
+    try:
+        for env, address in (
+            ({"NCCL_SOCKET_IFNAME": "eth"}, "10.77.0.2"),
+            ({"RINGREDUCE_NETWORK_INTERFACE": "net1"}, "10.66.0.2"),  # nothing leads there
+            ({"NCCL_SOCKET_IFNAME": "^eth"}, "10.66.0.2"),
+        ):
+            done = lab.run("b", [sys.executable, "-c", code], env=env)
+            assert (done.status, done.output) == (0, f"{address}\n"), env
+        done = lab.run("b", [sys.executable, "-c", code], env={"HOROVOD_GLOO_IFACE": "ib0"})
+        assert (
+            "HOROVOD_GLOO_IFACE names no interface of this host, b, that has an address: it has eth0, net1"
+            in done.output
+        )
+    finally:
+        lab.run("b", ["ip", "link", "del", "net1"])
+
+
 def test_the_first_node_of_a_step() -> None:
     for nodes, first in (
         ("a", "a"),

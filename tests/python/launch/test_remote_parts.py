@@ -19,14 +19,15 @@ from ranks import clean_environment
 
 from ringreduce import _core
 from ringreduce.errors import InvalidArgumentError, MismatchError
+from ringreduce.job.interfaces import Interfaces, interfaces
 from ringreduce.job.listening_ports import ANY
 from ringreduce.launch import options
 from ringreduce.launch.hosts import Host
 from ringreduce.launch.python import run_code, run_module
 from ringreduce.launch.remote import ssh
-from ringreduce.launch.remote.addresses import Gate, interfaces, mac, reasons_against
+from ringreduce.launch.remote.addresses import Gate, mac, reasons_against
 from ringreduce.launch.remote.launch import filled, orders
-from ringreduce.launch.remote.meeting import Interfaces, Meeting
+from ringreduce.launch.remote.meeting import Meeting
 from ringreduce.launch.remote.messages import GREETING, HEADER, NBYTES_MOST, Kind, Unpacker, packed
 from ringreduce.launch.remote.news import Listening, Ready, Tried
 
@@ -227,6 +228,8 @@ def test_interfaces_by_option_by_horovods_variable_and_by_nccls(said: tuple[str,
     option, horovods, nccls = said
     named = Interfaces.named(option, {"HOROVOD_GLOO_IFACE": horovods, "NCCL_SOCKET_IFNAME": nccls})
     assert [name for name in ALL if named.have(name)] == NAMED[said]
+    environ = {"RINGREDUCE_NETWORK_INTERFACE": "ib0", "HOROVOD_GLOO_IFACE": "eth0", "NCCL_SOCKET_IFNAME": "eth1"}
+    assert [name for name in ALL if Interfaces.named("", environ).have(name)] == ["ib0"]
 
 
 WRONG = [
