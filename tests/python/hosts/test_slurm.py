@@ -272,6 +272,30 @@ with ringreduce.init() as world:
 """
 
 
+PROCESS_GROUP = """
+import os
+import torch
+import torch.distributed as dist
+import ringreduce.torch
+dist.init_process_group("ringreduce", init_method="ringreduce://")
+rank, size = dist.get_rank(), dist.get_world_size()
+across = [dist.new_group([first, first + 2]) for first in range(2)][rank % 2]
+total = torch.full((3,), 10.0**rank)
+dist.all_reduce(total, group=across)
+dist.all_reduce(total)
+os.write(1, f"rank {rank} of {size}: {total.tolist()}\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+def test_groups_of_torch_on_two_nodes(cluster: Slurm, secret: dict[str, str]) -> None:
+    pytest.importorskip("torch")
+    env = secret | {"RINGREDUCE_PORTS": "29500-29563", "OMP_NUM_THREADS": "1"}
+    status, lines = srun(cluster, 4, PROCESS_GROUP, *TWO_NODES, "--mpi=none", env=env)
+    wanted = [f"rank {rank} of 4: [2222.0, 2222.0, 2222.0]" for rank in range(4)]
+    assert (status, sorted(line for line in lines if line.startswith("rank"))) == (0, wanted), cluster.logs()
+
+
 def test_a_killed_task_is_named_by_the_others(cluster: Slurm) -> None:
     lab = cluster.lab
     ready, path = lab.folder / "ready", lab.folder / "loop.py"
