@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from example_runs import write_data
 from lab import network
 from lab.lab import Lab
 from lab.requirements import missing
+from tcp_jobs import secret_file
 
 from ringreduce.job.deadline import Deadline
 from ringreduce.launch.python import run_module
@@ -193,17 +195,40 @@ os.write(1, b"\\nend\\n")
     assert output.endswith("\nend\n")
 
 
-def test_training_is_the_same_on_eight_ranks_of_four_hosts(lab: Lab) -> None:
+def torchrun(lab: Lab, program: list[str], env: dict[str, str]) -> None:
+    """Two ranks on each of four hosts."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "4", "--nproc-per-node", "2"]
+    env = env | {"RINGREDUCE_SECRET_FILE": str(secret_file(lab.folder))}
+    with ExitStack() as stack:
+        launchers = []
+        for node, host in enumerate("abcd"):
+            place = ["--master-addr", "a", "--node-rank", str(node)]
+            launchers.append(stack.enter_context(lab.start(host, [*command, *place, *program], env=env)))
+            stack.callback(launchers[-1].kill)
+        outputs = [launcher.communicate(timeout=HANG_S)[0] for launcher in launchers]
+        assert [launcher.returncode for launcher in launchers] == [0] * 4, outputs
+
+
+@pytest.mark.parametrize("launcher", ["ringrun", pytest.param("torchrun", marks=pytest.mark.long)])
+def test_training_is_the_same_on_eight_ranks_of_four_hosts(lab: Lab, launcher: str) -> None:
     pytest.importorskip("torch")
-    data = write_data(lab.folder / "data")
-    train = [sys.executable, ROOT / "examples" / "torch_fashion_mnist.py", "--model", "lenet", "--epochs", "1"]
-    train += ["--batch-size", "32", "--dtype", "float64", "--json", lab.folder / "result.json"]
-    found = []
-    for hosts in ("a:1", "a:2,b:2,c:2,d:2"):
-        done = lab.run("a", command(lab, "-H", hosts, *train), env={"RINGREDUCE_DATA": str(data)})
+    result = lab.folder / "result.json"
+    train = [str(ROOT / "examples" / "torch_fashion_mnist.py"), "--model", "lenet", "--epochs", "1"]
+    train += ["--batch-size", "32", "--dtype", "float64", "--json", str(result)]
+    env = {"RINGREDUCE_DATA": str(write_data(lab.folder / "data")), "OMP_NUM_THREADS": "1"}
+
+    def by_ringrun(hosts: str) -> None:
+        done = lab.run("a", command(lab, "-H", hosts, sys.executable, *train), env=env)
         assert done.status == 0, done.output
-        found.append(json.loads((lab.folder / "result.json").read_text()))
-    alone, eight = found
+
+    by_ringrun("a:1")
+    alone = json.loads(result.read_text())
+    result.unlink()
+    if launcher == "ringrun":
+        by_ringrun("a:2,b:2,c:2,d:2")
+    else:
+        torchrun(lab, train, env)
+    eight = json.loads(result.read_text())
     assert [alone["ranks"], eight["ranks"]] == [1, 8]
     for row, other in zip(alone["epoch"], eight["epoch"], strict=True):
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
