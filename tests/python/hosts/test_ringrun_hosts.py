@@ -215,7 +215,7 @@ def test_training_is_the_same_on_eight_ranks_of_four_hosts(lab: Lab, launcher: s
     result = lab.folder / "result.json"
     train = [str(ROOT / "examples" / "torch_fashion_mnist.py"), "--model", "lenet", "--epochs", "1"]
     train += ["--batch-size", "32", "--dtype", "float64", "--json", str(result)]
-    env = {"RINGREDUCE_DATA": str(write_data(lab.folder / "data")), "OMP_NUM_THREADS": "1"}
+    env = {"RINGREDUCE_DATA": str(write_data(lab.folder / f"data-{launcher}")), "OMP_NUM_THREADS": "1"}
 
     def by_ringrun(hosts: str) -> None:
         done = lab.run("a", command(lab, "-H", hosts, sys.executable, *train), env=env)
