@@ -7,11 +7,13 @@ import sys
 from collections.abc import Sequence
 
 import ringreduce
+from ringreduce import state
 from ringreduce.bench import report, table, terminal
 from ringreduce.bench.measure import measure
 from ringreduce.bench.options import DEFAULT_RANKS, Options, parse
 from ringreduce.errors import Error, InvalidArgumentError
 from ringreduce.job import environment
+from ringreduce.launch.host_options import without_host_options
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,8 +29,10 @@ def main(argv: Sequence[str]) -> int:
 
             return versus.run(options)
         place = environment.detect(network=True)
-        if place.source == "single" and options.ranks != 1:
-            return _start(options, argv)
+        if options.hosts and place.source != "single":
+            raise InvalidArgumentError(f"-H inside a job of {place.size} ranks ({place.source})")
+        if place.source == "single" and (options.ranks != 1 or options.hosts):
+            return _start(options, without_host_options(argv))
         if options.ranks not in (None, place.size):
             raise InvalidArgumentError(f"-np {options.ranks} inside a job of {place.size} ranks ({place.source})")
     except Error as error:
@@ -44,7 +48,8 @@ def run(options: Options) -> int:
         prints = ringreduce.rank() == 0
         if prints:
             terminal.show(table.head(options, facts))
-        cores = len({core for bound in facts["binding"] for core in bound})
+        hosts = state.require().hosts
+        cores = len({(host, core) for host, bound in zip(hosts, facts["binding"], strict=True) for core in bound})
         rows = []
         for nbytes in options.sizes:
             rows.append(measure(options, nbytes, cores))

@@ -80,11 +80,11 @@ def _figure(found: comparison.Document) -> Any:
     time.legend(fontsize=7)
     ratio.legend(fontsize=8)
     meta = found["meta"]
-    where = f"{len(meta['hosts'])} hosts" if meta.get("hosts") else f"{len(meta['cores'])} cores"
+    where = f"{len(meta['hosts'])} hosts" if len(meta.get("hosts", ())) > 1 else f"{len(meta['cores'])} cores"
     figure.suptitle(f"{meta['collective']}, {meta['ranks']} ranks on {where}, {meta['cpu']}")
     return figure
 
 
 def what_limits(meta: dict[str, Any]) -> str:
     """In a word."""
-    return "links" if meta.get("hosts") else "machine"
+    return "links" if len(meta.get("hosts", ())) > 1 else "machine"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ringreduce
+from ringreduce import state
 from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES
 from ringreduce.bench.limit import fraction_of_limit
 from ringreduce.bench.loops import CoreLoop, Loop, PythonLoop
@@ -24,6 +25,8 @@ from ringreduce.collectives.buffers import CODES
 if TYPE_CHECKING:
     from ringreduce.bench.options import Options
 
+BUDGET_S = 3.0
+LEAST = 5
 BATCHES = 20  # level c, small: p50, p99 and min are over this many means
 REWRITTEN_NBYTES = 2 << 30  # level c and python, large: about so much is rewritten and reduced per row
 
@@ -112,7 +115,7 @@ def default_iters(nbytes: int, level: str, ranks_per_core: int) -> int:
 def _samples(loop: Loop, options: Options, nbytes: int, ranks_per_core: int) -> NDArray[np.float64]:
     """Seconds per call, ascending; each the slowest rank's."""
     rewrite = nbytes > SMALL_NBYTES
-    iters = options.iters or default_iters(nbytes, options.level, ranks_per_core)
+    iters = options.iters or _affordable(loop, default_iters(nbytes, options.level, ranks_per_core))
     warmup = options.warmup or max(3, iters // 20)
     loop.seconds(warmup, rewrite)
     if options.level == "c" and not rewrite:
@@ -122,6 +125,16 @@ def _samples(loop: Loop, options: Options, nbytes: int, ranks_per_core: int) -> 
         mine = loop.seconds(iters, rewrite)
     slowest: NDArray[np.float64] = ringreduce.allreduce(np.array(mine), op=ringreduce.Max)
     return np.sort(slowest)
+
+
+def _affordable(loop: Loop, iters: int) -> int:
+    """Calls to time between hosts, where one may take a second: as many as BUDGET_S has room for."""
+    if len(set(state.require().hosts)) == 1:
+        return iters
+    loop.seconds(1, False)
+    mine = float(np.mean(loop.seconds(LEAST, False)))
+    slowest_s = float(ringreduce.allreduce(np.array([mine]), op=ringreduce.Max)[0])
+    return min(iters, max(LEAST, int(BUDGET_S / slowest_s)))
 
 
 def _algorithm(options: Options, nbytes: int, registered: bool) -> str:

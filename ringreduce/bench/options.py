@@ -10,7 +10,7 @@ from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.oracle import DTYPES, OPS
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.launch.host_options import add_host_options, host_list, ringrun_words
-from ringreduce.launch.hosts import Host
+from ringreduce.launch.hosts import Host, is_this_host
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 DEFAULT_RANKS = 2
@@ -58,7 +58,9 @@ def parse(argv: Sequence[str]) -> Options:
         raise InvalidArgumentError("ringreduce bench: --plot and --html draw a comparison: say with whom by --vs")
     hosts = host_list(args)
     slots = sum(host.slots for host in hosts)
-    if hosts and args.ranks not in (None, slots):
+    if len(hosts) == 1 and is_this_host(hosts[0].name):
+        hosts = []
+    if slots and args.ranks not in (None, slots):
         raise InvalidArgumentError(f"ringreduce bench: -np {args.ranks}, and the hosts have {slots} slots")
     sizes = (
         _range(args.begin, args.end, args.factor) if args.begin else [nbytes(text) for text in args.sizes.split(",")]

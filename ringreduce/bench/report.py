@@ -51,8 +51,12 @@ def result(options: Options, row: Row, ranks: int) -> dict[str, Any]:
 
 
 def write(path: str, options: Options, facts: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Writes the file; "-" is a line of standard output."""
-    document = {"meta": facts, "results": [result(options, row, facts["ranks"]) for row in rows]}
+    """save() of the results."""
+    save(path, {"meta": facts, "results": [result(options, row, facts["ranks"]) for row in rows]})
+
+
+def save(path: str, document: dict[str, Any]) -> None:
+    """Writes a file of JSON; "-" is a line of standard output."""
     if path == "-":
         print(json.dumps(document), flush=True)
     else:

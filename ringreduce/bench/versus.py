@@ -7,7 +7,6 @@ reported are medians over the rounds.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringreduce.bench import comparison, machine, peers, terminal, versus_table
+from ringreduce.bench import comparison, machine, peers, report, terminal, versus_table
 from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES
 from ringreduce.bench.options import DEFAULT_RANKS
 from ringreduce.bench.oracle import DTYPES
@@ -24,6 +23,7 @@ from ringreduce.bench.peers.cell import Cell, Outcome, Peer
 from ringreduce.bench.peers.cell import run as run_cell
 from ringreduce.bench.peers.ours import Ours
 from ringreduce.errors import UnavailableError
+from ringreduce.launch.host_options import hosts_text
 
 if TYPE_CHECKING:
     from ringreduce.bench.options import Options
@@ -51,7 +51,7 @@ def run(options: Options) -> int:
         "op": options.op if COLLECTIVES[options.collective].reduces else None,
         "ranks": ranks,
         "cores": cores,
-        "hosts": [f"{host.name}:{host.slots}" for host in options.hosts],
+        "hosts": [hosts_text([host]) for host in options.hosts],
         "rounds": options.rounds,
         "competitors": [competitor.name for competitor in competitors],
         "absent": {one.name: one.advice for one in absent},
@@ -61,7 +61,7 @@ def run(options: Options) -> int:
     document = comparison.document(meta, outcomes)
     terminal.show(versus_table.tail(document))
     if options.json:
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        report.save(options.json, document)
     if options.plot or options.html:
         from ringreduce.bench import drawing
 
@@ -79,7 +79,8 @@ def cell(options: Options, competitor: Peer, nbytes: int, ranks: int, cores: tup
     collective = COLLECTIVES[options.collective]
     itemsize = np.dtype(DTYPES[options.dtype][0]).itemsize
     count = collective.count(nbytes, itemsize, ranks)
-    iters, warmup = calls(nbytes, competitor.facts["level"], ranks > len(cores))
+    crowded = options.bind == "none" if options.hosts else ranks > len(cores)
+    iters, warmup = calls(nbytes, competitor.facts["level"], crowded)
     return Cell(
         collective=options.collective,
         nbytes=count * itemsize,
@@ -95,6 +96,7 @@ def cell(options: Options, competitor: Peer, nbytes: int, ranks: int, cores: tup
         bind=options.bind,
         hosts=tuple((host.name, host.slots) for host in options.hosts),
         ringrun=options.ringrun,
+        is_paced=options.iters is None,
     )
 
 

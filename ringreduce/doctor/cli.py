@@ -13,7 +13,7 @@ from ringreduce.doctor import environment, gpus, hosts, selftest, software
 from ringreduce.doctor.finding import Finding, lines, verdict
 from ringreduce.errors import Error
 from ringreduce.job.environment import detect
-from ringreduce.launch.host_options import add_host_options
+from ringreduce.launch.host_options import add_host_options, host_list
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,12 +29,12 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.self_test:
         return selftest.as_rank()
-    if args.hosts or args.hostfile:
-        try:
+    try:
+        if host_list(args):
             return _report(list(hosts.findings(args)), args.json)
-        except Error as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            return 2
+    except Error as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
 
     findings = list(
         chain(

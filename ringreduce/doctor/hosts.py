@@ -9,26 +9,26 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+from ringreduce import config
 from ringreduce.bench.pair import pairs
 from ringreduce.doctor import network
 from ringreduce.doctor.finding import Finding
-from ringreduce.doctor.probe import MEET_S, PAIR_S
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.doctor.probe import CALL_S, MEET_S
 from ringreduce.launch.host_options import host_list, ringrun_words
-from ringreduce.launch.hosts import Host
+from ringreduce.launch.hosts import THIS_HOST, Host, is_this_host
 from ringreduce.launch.python import run_module
 
-START_S = 90.0  # ringrun's own limit is RINGREDUCE_INIT_TIMEOUT, 60 s
+NO_LIMIT_S = 3600.0  # where RINGREDUCE_INIT_TIMEOUT is 0
 
 
 def findings(args: argparse.Namespace) -> Iterator[Finding]:
     """Hosts first, then each pair. Raises InvalidArgumentError for a list that is none."""
-    hosts = [Host(host.name, 1) for host in host_list(args)]
-    names = [host.name for host in hosts]
-    if len(set(names)) < len(names):
-        raise InvalidArgumentError("doctor -H: a host is named twice")
+    named = {THIS_HOST if is_this_host(host.name) else host.name: host.name for host in reversed(host_list(args))}
+    names = list(reversed(named.values()))
+    hosts = [Host(name, 1) for name in names]
     launch = ["-np", str(len(names)), *ringrun_words(args, hosts), "--bind", "none", "--no-tag-output"]
     command = run_module("ringreduce.launch.ringrun", *launch, *run_module("ringreduce.doctor.probe"))
+    limit_s = _start_s() + 2 * MEET_S + CALL_S * len(pairs(len(names)))
     try:
         done = subprocess.run(
             command,
@@ -36,23 +36,28 @@ def findings(args: argparse.Namespace) -> Iterator[Finding]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=START_S + MEET_S + PAIR_S * len(pairs(len(names))),
+            timeout=limit_s,
             check=False,
         )
-        output, errors = done.stdout, done.stderr
+        output, errors, status = done.stdout, done.stderr, done.returncode
     except subprocess.TimeoutExpired as error:
         output, errors = (part.decode(errors="replace") if part else "" for part in (error.stdout, error.stderr))
-        errors += "\nringrun: it has not ended in time"
-    yield from _of_output(names, output, errors)
+        errors, status = f"{errors}\nringrun: it has not ended within {limit_s:.0f} s", 1
+    yield from _of_output(names, output, errors, status)
 
 
-def _of_output(names: list[str], output: str, errors: str) -> Iterator[Finding]:
+def _start_s() -> float:
+    """How long ringrun waits for the hosts, and a moment for it to end."""
+    return (config.seconds("RINGREDUCE_INIT_TIMEOUT") or NO_LIMIT_S) + 30.0
+
+
+def _of_output(names: list[str], output: str, errors: str, status: int) -> Iterator[Finding]:
     facts: dict[int, dict[str, Any]] = {}
-    measured: list[dict[str, Any]] | None = None
-    problems: dict[int, str] = {}
+    measured: list[dict[str, Any]] = []
+    problems: dict[int, dict[str, Any]] = {}
     for line in output.splitlines():
         try:
-            said = json.loads(line)
+            said = json.loads(line[max(0, line.find("{")) :])  # a login shell may have written into the line
         except ValueError:  # what a host's Python prints at its start
             continue
         if isinstance(said, dict) and "facts" in said:
@@ -60,14 +65,16 @@ def _of_output(names: list[str], output: str, errors: str) -> Iterator[Finding]:
         elif isinstance(said, dict) and "pairs" in said:
             measured = said["pairs"]
         elif isinstance(said, dict) and "problem" in said:
-            problems[said["rank"]] = said["problem"]
-    yield from network.of_hosts(names, facts)
-    for rank, text in sorted(problems.items()):
-        yield Finding("network", names[rank], text, "problem")
-    if measured is not None:
-        yield from network.of_pairs(names, facts, measured)
-    elif len(names) > 1 and not problems:
-        said = [line.removeprefix("ringrun: ") for line in errors.splitlines() if line.startswith("ringrun: ")]
-        for line in said or [errors.strip()[-500:] or "the probe has said nothing"]:
-            where = re.match(r"host (\S+): ", line)
-            yield Finding("start", where[1] if where else "ringrun", line[where.end() :] if where else line, "problem")
+            problems[said["rank"]] = said
+    found = [*network.of_hosts(names, facts)]
+    for rank, said in sorted(problems.items()):
+        hint = network.FILTER if said.get("filtered") else network.MEETING
+        found.append(Finding("network", names[rank], said["problem"], "problem", hint))
+    found += network.of_pairs(names, facts, measured)
+    yield from found
+    if status == 0 and len(facts) == len(names):
+        return
+    told = [line.removeprefix("ringrun: ") for line in errors.splitlines() if line.startswith("ringrun: ")]
+    for line in told or [errors.strip()[-500:] or "a probe has said nothing"]:
+        where = re.match(r"host (\S+): ", line)
+        yield Finding("start", where[1] if where else "ringrun", line[where.end() :] if where else line, "problem")

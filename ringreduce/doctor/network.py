@@ -14,6 +14,13 @@ UNEVEN = 2.0
 LONG_WAY_S = 5e-3
 """From here on windows and restarts after pauses matter: 1 Gbit/s fills 625 KB in 5 ms."""
 RESENT_PART = 1e-3
+WINDOW_PART = 0.25
+"""Of its limit a window carries about a half, the rest is the kernel's own use: from here on the limit may be felt."""
+FILTER = (
+    "a packet filter, or the wrong network: RINGREDUCE_PORTS says at which ports ranks listen, --network-interface "
+    "where rank 0 does"
+)
+MEETING = "docs/hosts.md, What to check when it does not start"
 CLOCK_S = 1.0
 MIB = 1 << 20
 
@@ -34,7 +41,7 @@ def of_hosts(names: Sequence[str], facts: dict[int, dict[str, Any]]) -> Iterator
         yield Finding(
             topic,
             "open files",
-            str(one["files"]),
+            str(one["files"]) if one["files"] >= 0 else "unlimited",
             "note" if few else "ok",
             "each group has a connection to each other host: ulimit -n 4096, or LimitNOFILE of sshd" if few else "",
         )
@@ -50,7 +57,7 @@ def of_pairs(
         ends = [pair["caller"], pair["answerer"]]
         name = f"{names[ends[0]]} - {names[ends[1]]}"
         if pair["problem"]:
-            yield Finding("network", name, f"at {pair['ip']}: {pair['problem']}", "problem", _cure(pair))
+            yield Finding("network", name, f"at {pair['ip']}: {pair['problem']}", "problem", _cure(pair, facts))
             continue
         yield _pair(name, pair, middle)
         yield from _windows(name, pair, [facts[rank]["sysctl"] for rank in ends if rank in facts])
@@ -87,7 +94,7 @@ def _pair(name: str, pair: dict[str, Any], middle: float) -> Finding:
         f"{_time(pair['round_trip_s'])} round trip (99 %: {_time(pair['p99_s'])}), {_rate(there)} there, "
         f"{_rate(back)} back"
     )
-    packets = (there + back) / max(1, pair["mss"])  # in one second of each direction: a scale for what was sent again
+    packets = pair["nbytes"] / max(1, pair["mss"])
     if pair["resent"]:
         value += f", {pair['resent']} packets sent again"
     if max(there, back) > UNEVEN * min(there, back):
@@ -106,7 +113,7 @@ def _windows(name: str, pair: dict[str, Any], sysctls: list[dict[str, str]]) -> 
     needed = int(max(pair["there"], pair["back"]) * pair["round_trip_s"])
     for path in ("net/ipv4/tcp_wmem", "net/ipv4/tcp_rmem"):
         limits = [int(sysctl[path].split()[-1]) for sysctl in sysctls if sysctl.get(path)]
-        if limits and needed > min(limits) / 2:
+        if limits and needed > WINDOW_PART * min(limits):
             key = path.replace("/", ".")
             value = f"{key} allows {min(limits) / MIB:.1f} MiB a connection, {needed / MIB:.1f} MiB are under way"
             hint = (
@@ -120,16 +127,15 @@ def _windows(name: str, pair: dict[str, Any], sysctls: list[dict[str, str]]) -> 
         yield Finding("network", name, value, "note", hint)
 
 
-def _cure(pair: dict[str, Any]) -> str:
+def _cure(pair: dict[str, Any], facts: dict[int, dict[str, Any]]) -> str:
     if "full ones" in pair["problem"]:
+        known = [one[2] for one in facts.get(pair["answerer"], {}).get("interfaces", ()) if one[1] == pair["ip"]]
+        header = 48 if ":" in pair["ip"] else 28  # IP and ICMP
         return (
-            "a hop has a smaller MTU and does not say so (tunnel, VLAN, jumbo frames on one side): find it by `ping -M "
-            f"do -s 1472 {pair['ip']}`, and set that MTU on both hosts: ip link set dev IF mtu N"
+            "a hop has a smaller MTU than the hosts and does not say so (a tunnel, a VLAN): find it by `ping -M do -s "
+            f"{(known or [1500])[0] - header} {pair['ip']}`, and set that MTU on both hosts: ip link set dev IF mtu N"
         )
-    return (
-        "a packet filter, or the wrong network: RINGREDUCE_PORTS says at which ports ranks listen, --network-interface "
-        "where rank 0 does"
-    )
+    return FILTER if "no connection" in pair["problem"] or "has not come" in pair["problem"] else ""
 
 
 def _ahead(seconds: float) -> str:

@@ -17,17 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from ringreduce import _core, config
-from ringreduce.bench.pair import Answerer, accepted, called, measured, pairs, receive
+from ringreduce.bench.pair import DIAL_S, PAIR_S, STEP_S, Answerer, accepted, called, measured, pairs, reason
 from ringreduce.errors import Error
 from ringreduce.job import environment
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.interfaces import interfaces
 from ringreduce.job.own_address import is_own
-from ringreduce.job.tcp_rendezvous import LENGTH, Met, TcpMeeting, meet, parse_address, read_secret
+from ringreduce.job.tcp_rendezvous import LENGTH, Met, TcpMeeting, address_text, meet, parse_address, read_secret
 
 MEET_S = 20.0
-PAIR_S = 40.0
-"""Longer than the steps of a pair take together."""
+CONTROL_S = 2.0
+CALL_S = PAIR_S + DIAL_S + STEP_S
+SMALL_SEGMENT_NBYTES = 500
+"""Of the meeting, so that it succeeds where full packets are lost."""
 NEWS_NBYTES_MOST = 1 << 16
 SYSCTLS = (
     *("net/core/rmem_max", "net/core/wmem_max", "net/core/somaxconn", "net/ipv4/tcp_rmem", "net/ipv4/tcp_wmem"),
@@ -36,7 +38,7 @@ SYSCTLS = (
 
 
 def main() -> int:
-    """Returns 0, or 1 where this rank could not take part."""
+    """Returns 0: what is wrong is printed, and ringrun ends no other rank because of it."""
     place = environment.detect(network=True)
     _say({"rank": place.rank, "facts": facts()})
     if place.size == 1:
@@ -46,12 +48,11 @@ def main() -> int:
             met = _met(place.rank, place.size)
             stack.callback(met.listener.close)
             if place.rank == 0:
-                _say({"pairs": _lead(met, stack)})
+                _say({"pairs": _lead(met)})
             else:
                 _follow(place.rank, met, stack)
-    except (Error, OSError, EOFError, ValueError, LookupError) as error:
+    except (Error, OSError) as error:
         _say({"rank": place.rank, "problem": str(error) or type(error).__name__})
-        return 1
     return 0
 
 
@@ -74,42 +75,71 @@ def facts() -> dict[str, Any]:
 def _met(rank: int, size: int) -> Met:
     host, port = parse_address(config.value("RINGREDUCE_ADDRESS").value)
     secret = read_secret(config.value("RINGREDUCE_SECRET_FILE").value)
-    return meet(TcpMeeting(host, port, secret, rank, size, 0, "doctor"), Deadline(MEET_S))
+    meeting = TcpMeeting(host, port, secret, rank, size, 0, "doctor", segment_nbytes=SMALL_SEGMENT_NBYTES)
+    return meet(meeting, Deadline(MEET_S))
 
 
-def _lead(met: Met, stack: ExitStack) -> list[dict[str, Any]]:
-    """Rank 0's part: the measurements of all pairs."""
-    controls: dict[int, socket.socket] = {}
-    deadline = Deadline(MEET_S)
-    while len(controls) < len(met.addresses) - 1:
-        met.listener.settimeout(deadline.wait_s())
-        connection = stack.enter_context(met.listener.accept()[0])
-        with suppress(EOFError):  # a stranger; who is none says its rank
-            accepted(connection, met.key, MEET_S)
-            controls[int(_hear(connection)["rank"])] = connection
+def _lead(met: Met) -> list[dict[str, Any]]:
+    """Rank 0's part: the measurements of all pairs. What is wrong with one of them leaves the others alone."""
+    controls = _controls(met)
     found = []
     for caller, answerer in pairs(len(met.addresses)):
-        if caller == 0:
+        missing = [rank for rank in (caller, answerer) if rank != 0 and rank not in controls]
+        result: dict[str, Any]
+        if missing:
+            result = {"problem": f"host {missing[0]} has not come to {address_text(*met.addresses[0])}, rank 0's port"}
+        elif caller == 0:
             result = measured(met.addresses[answerer], met.key)
         else:
-            controls[caller].settimeout(PAIR_S)
-            _send(controls[caller], {"call": answerer})
-            result = _hear(controls[caller])
+            try:
+                controls[caller].settimeout(CALL_S)
+                _send(controls[caller], {"call": answerer})
+                result = _hear(controls[caller])
+            except (OSError, EOFError, ValueError) as error:
+                result = {"problem": f"the caller has gone: {reason(error)}"}
+                controls.pop(caller).close()
         found.append(result | {"caller": caller, "answerer": answerer, "ip": met.addresses[answerer][0]})
     for connection in controls.values():
-        _send(connection, {"call": 0})
+        with connection, suppress(OSError):
+            _send(connection, {"call": 0})
     return found
+
+
+def _controls(met: Met) -> dict[int, socket.socket]:
+    """The connections of the other ranks, of those that come in time."""
+    controls: dict[int, socket.socket] = {}
+    deadline = Deadline(MEET_S)
+    while len(controls) < len(met.addresses) - 1 and not deadline.expired():
+        met.listener.settimeout(deadline.wait_s())
+        connection = None
+        try:
+            connection, _ = met.listener.accept()
+            accepted(connection, met.key)
+            connection.settimeout(CONTROL_S)
+            controls[int(_hear(connection)["rank"])] = connection
+        except (OSError, EOFError, ValueError, LookupError):  # nobody, or a stranger
+            if connection is not None:
+                connection.close()
+    return controls
 
 
 def _follow(rank: int, met: Met, stack: ExitStack) -> None:
     """Another rank's part: it answers, and calls whom it is told to call, until that is rank 0."""
     answerer = Answerer(met.listener, met.key)
     stack.callback(answerer.close)
-    control = stack.enter_context(called(met.addresses[0], met.key, MEET_S))
-    _send(control, {"rank": rank})
-    control.settimeout(PAIR_S * len(pairs(len(met.addresses))))
-    while other := int(_hear(control)["call"]):
-        _send(control, measured(met.addresses[other], met.key))
+    try:
+        control = stack.enter_context(called(met.addresses[0], met.key))
+    except (OSError, EOFError) as error:
+        where = address_text(*met.addresses[0])
+        _say(
+            {"rank": rank, "problem": f"it does not reach rank 0's port at {where}: {reason(error)}", "filtered": True}
+        )
+        return
+    with suppress(OSError, EOFError, ValueError, LookupError):  # rank 0 has gone: what ringrun says of that is enough
+        _send(control, {"rank": rank})
+        control.settimeout(MEET_S + CALL_S * len(pairs(len(met.addresses))))
+        while other := int(_hear(control)["call"]):
+            _send(control, measured(met.addresses[other], met.key))
 
 
 def _send(connection: socket.socket, content: dict[str, Any]) -> None:
@@ -118,11 +148,23 @@ def _send(connection: socket.socket, content: dict[str, Any]) -> None:
 
 
 def _hear(connection: socket.socket) -> dict[str, Any]:
-    (nbytes,) = LENGTH.unpack(receive(connection, LENGTH.size))
+    (nbytes,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
     if nbytes > NEWS_NBYTES_MOST:
         raise EOFError("a message of another version")
-    found: dict[str, Any] = json.loads(receive(connection, nbytes))
+    found = json.loads(_exactly(connection, nbytes))
+    if not isinstance(found, dict):
+        raise ValueError("a message of another version")
     return found
+
+
+def _exactly(connection: socket.socket, nbytes: int) -> bytes:
+    got = b""
+    while len(got) < nbytes:
+        part = connection.recv(nbytes - len(got))
+        if not part:
+            raise EOFError("the other side has ended the connection")
+        got += part
+    return got
 
 
 def _link(interface: str) -> tuple[int, int]:

@@ -156,7 +156,7 @@ class _StoreMeeting:
         # Not the store's word alone: what a stranger writes there must bring no two groups together.
         wanted = replace(wanted, job=f"group {tag} {os.environ.get('TORCHELASTIC_RUN_ID', '')} {self._group}")
         place = Placement(self._rank, self._size, 0, 1, 0, 1, "store", "")
-        here = LOOPBACK if self._is_one_host else [*_users_host(), *names]
+        here = LOOPBACK if self._is_one_host else [*_users_host(), *names] if self._rank == 0 else []
         met = meet_told(place, wanted, 0, self.deadline, here, self._tell)
         try:
             memory = rendezvous.join_placed(met.placed, self.deadline, segment)
@@ -181,6 +181,7 @@ class _StoreMeeting:
         }
         try:
             config.choice("RINGREDUCE_TRANSPORT")
+            _users_host()
             record["proof"] = _proof(_wanted(self._transport), record["nonce"])
         except Error as error:
             record |= {"problem": str(error), "kind": type(error).__name__}
@@ -189,7 +190,7 @@ class _StoreMeeting:
     def _decided(self, records: list[dict[str, Any]]) -> dict[str, Any]:
         """Rank 0's answer to the records of all ranks. Raises what all are told."""
         for rank, record in enumerate(records):
-            if any(not isinstance(record.get(key), str) for key in records[0]):
+            if any(not isinstance(record.get(key), str) for key in records[0]) or not record["proof"].isascii():
                 raise _another_version(self.me, rank)
         self._is_one_host = len({record["host"] for record in records}) == 1
         transports = {record["transport"] for record in records}
@@ -251,7 +252,7 @@ def _wanted(transport: str) -> TcpWanted:
         read_secret(file)
         return TcpWanted("", file, transport, None)
     reached = state.current.reached if state.current is not None else None
-    if secret := _remembered or (reached.secret if reached is not None else b""):
+    if secret := reached.secret if reached is not None else _remembered:
         return TcpWanted("", "", transport, None, secret)
     raise UnavailableError(
         "hosts are connected by TCP, which needs the job's secret: set RINGREDUCE_SECRET_FILE to a file that is the "
@@ -263,7 +264,7 @@ def _wanted(transport: str) -> TcpWanted:
 def _proof(wanted: TcpWanted, nonce: str) -> str:
     """That a rank has the secret; it tells no more of that than what each caller at rank 0's port is sent."""
     secret = wanted.secret or read_secret(wanted.secret_file)
-    return mac(secret, b"record", nonce.encode()).hex()
+    return mac(secret, b"record", nonce.encode(errors="replace")).hex()
 
 
 def _users_host() -> list[str]:

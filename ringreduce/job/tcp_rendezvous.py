@@ -69,6 +69,8 @@ class TcpMeeting:
     """Which init() of this process it is, as each rank must say."""
     transport: str = "auto"
     """Of RINGREDUCE_TRANSPORT."""
+    segment_nbytes: int = 0
+    """Data in a packet at most; 0: as the network allows."""
 
     def where(self) -> str:
         """The address in one word."""
@@ -254,11 +256,11 @@ def own_ports() -> Sequence[int]:
     return [port for port in ports if str(port) not in awaited]
 
 
-def _own_listener(ip: str) -> tuple[socket.socket | None, Error | None]:
+def _own_listener(ip: str) -> tuple[socket.socket | None, Exception | None]:
     """A listener, or why there is none: rank 0 has to hear that, or it would wait for this rank."""
     try:
         return rank_listener(ip), None
-    except Error as error:
+    except (Error, OSError) as error:
         return None, error
 
 
@@ -323,6 +325,8 @@ def _connect(meeting: TcpMeeting, deadline: Deadline, lost: PeerLostError | None
             connection = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
             try:
                 connection.settimeout(min(CONNECT_S, deadline.remaining_s()) or CONNECT_S)
+                if meeting.segment_nbytes:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, meeting.segment_nbytes)
                 connection.connect(address)
                 # So that a host that vanishes while its ranks are waited for is noticed.
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -68,6 +68,8 @@ BROKEN = frozenset(
 BUSY_PORT_S = 2.0
 """How long an earlier job may take to give the port back."""
 TURN_S = 0.5
+LATE_S = 3.0
+"""How long rank 0 goes on to answer after an error, where ranks have not come yet."""
 FIELDS = (
     dict.fromkeys(("rank", "size", "init_count", "port"), int)
     | dict.fromkeys(("name", "host", "build", "ip", "problem"), str)
@@ -79,7 +81,7 @@ FIELDS = (
 class Caller:
     """A connection, and how far its handshake has come."""
 
-    __slots__ = ("began_s", "buffer", "challenge", "connection", "hello", "is_proven", "record")
+    __slots__ = ("began_s", "buffer", "challenge", "connection", "hello", "is_proven", "is_told", "record")
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -87,6 +89,7 @@ class Caller:
         self.hello = b""
         self.challenge = b""
         self.is_proven = False
+        self.is_told = False
         self.record: dict[str, Any] | None = None
         self.began_s = time.monotonic()
 
@@ -144,11 +147,29 @@ class _Server:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
             reason = error if isinstance(error, Error) else HorovodInternalError(f"{self._meeting.me()}: {error!r}")
-            self._send({"error": str(reason), "kind": type(reason).__name__})
+            content = {"error": str(reason), "kind": type(reason).__name__}
+            self._send(content)
+            if not isinstance(reason, (PeerLostError, TimeoutError)):
+                self._tell_late_ones(content)
         for caller in self._callers.values():
             caller.connection.close()
         self._listener.close()
         self._selector.close()
+
+    def _tell_late_ones(self, content: dict[str, Any]) -> None:
+        """Ranks that are still on their way get the error too, of those that come within LATE_S: else each would look
+        for rank 0 until its own deadline."""
+        late = Deadline(LATE_S)
+        while True:
+            for caller in self._callers.values():
+                if caller.is_told and caller.connection in self._selector.get_map():
+                    self._selector.unregister(caller.connection)  # it may go now
+            told = sum(caller.is_told for caller in self._callers.values())
+            if told >= self._meeting.size - 1 or late.expired() or self._deadline.expired():
+                return
+            with contextlib.suppress(Error, OSError):  # a second error is not what the ranks are told
+                self._turn(late, {})
+            self._send(content)
 
     def gather(self) -> dict[int, dict[str, Any]]:
         """Waits until every other rank has come. Returns their records.
@@ -157,20 +178,24 @@ class _Server:
         """
         records: dict[int, dict[str, Any]] = {}
         while len(records) < self._meeting.size - 1:
-            left = self._deadline.wait_s()
-            events = self._selector.select(TURN_S if left is None else min(TURN_S, left))
-            events.sort(key=lambda event: event[0].fileobj is self._listener)  # who has said something goes first
-            for key, _ in events:
-                if key.fileobj is self._listener:
-                    self._accept()
-                    continue
-                caller = self._callers.get(key.fileobj)  # type: ignore[call-overload]
-                if caller is not None:
-                    self._read(caller, records)
-            self._turn_away_late_ones()
+            self._turn(self._deadline, records)
             if self._deadline.expired():
                 raise self._timeout_error(records)
         return records
+
+    def _turn(self, deadline: Deadline, records: dict[int, dict[str, Any]]) -> None:
+        """Waits for news once, and does what there is to do. Raises what ends the meeting."""
+        left = deadline.wait_s()
+        events = self._selector.select(TURN_S if left is None else min(TURN_S, left))
+        events.sort(key=lambda event: event[0].fileobj is self._listener)  # who has said something goes first
+        for key, _ in events:
+            if key.fileobj is self._listener:
+                self._accept()
+                continue
+            caller = self._callers.get(key.fileobj)  # type: ignore[call-overload]
+            if caller is not None:
+                self._read(caller, records)
+        self._turn_away_late_ones()
 
     def answer(self, content: dict[str, Any]) -> None:
         """Sends the answer to every rank. Raises PeerLostError when one is gone."""
@@ -179,11 +204,12 @@ class _Server:
             raise PeerLostError(f"{self._meeting.me()}: lost rank {caller.record['rank']} at the rendezvous")
 
     def _send(self, content: dict[str, Any]) -> list[Caller]:
-        """Sends to every rank that has proven who it is. Returns those that could not be reached."""
+        """Sends to every rank that has proven who it is, once. Returns those that could not be reached."""
         gone = []
         for caller in self._callers.values():
-            if not caller.is_proven:
+            if not caller.is_proven or caller.is_told:
                 continue
+            caller.is_told = True
             key = session_key(self._meeting.secret, caller.hello, caller.challenge)
             caller.connection.settimeout(self._deadline.wait_s())
             try:

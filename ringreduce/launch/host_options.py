@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.launch.hosts import Host, named_hosts
 
 PASSED_ON = ("--ssh-args", "--ssh-port", "--ssh-identity-file", "--network-interface")
@@ -21,8 +23,18 @@ def add_host_options(parser: argparse.ArgumentParser, purpose: str) -> None:
 
 
 def host_list(args: argparse.Namespace) -> list[Host]:
-    """The hosts of the options; none where there are none. Raises InvalidArgumentError."""
-    return named_hosts(args.hosts, args.hostfile)
+    """The hosts of the options; none where there are none. Raises InvalidArgumentError, as for ssh's options alone."""
+    hosts = named_hosts(args.hosts, args.hostfile)
+    if not hosts and (unused := _words(args)):
+        raise InvalidArgumentError(f"{unused[0].partition('=')[0]} is for other hosts: say which by -H or --hostfile")
+    return hosts
+
+
+def without_host_options(words: Sequence[str]) -> list[str]:
+    """A command line without these options: ranks do not need them, nor have the file of --hostfile."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_host_options(parser, "")
+    return parser.parse_known_args(list(words))[1]
 
 
 def hosts_text(hosts: list[Host]) -> str:
@@ -38,10 +50,9 @@ def hosts_text(hosts: list[Host]) -> str:
 
 def ringrun_words(args: argparse.Namespace, hosts: list[Host]) -> list[str]:
     """ringrun's options for these hosts; none where there are none."""
-    if not hosts:
-        return []
-    words = ["-H", hosts_text(hosts)]
-    for option in PASSED_ON:
-        value = getattr(args, option.strip("-").replace("-", "_"))
-        words += [f"{option}={value}"] if value else []
-    return words
+    return ["-H", hosts_text(hosts), *_words(args)] if hosts else []
+
+
+def _words(args: argparse.Namespace) -> list[str]:
+    values = {option: getattr(args, option.strip("-").replace("-", "_")) for option in PASSED_ON}
+    return [f"{option}={value}" for option, value in values.items() if value]

@@ -43,6 +43,8 @@ class Called:
         """See Peer."""
         if cell.hosts and not self.several_hosts:
             return f"{self.library} is measured on one host here"
+        if len(cell.hosts) == 1:
+            return f"{self.library} on one other host is not measured from here: run the command there"
         if cell.collective not in self.collectives:
             return f"{self.library} has no {cell.collective}, or none is measured here"
         if cell.collective in ("allreduce", "reducescatter") and cell.op not in self.ops:

@@ -45,12 +45,13 @@ class Cell:
     """Names, each with its number of ranks; none: this host."""
     ringrun: tuple[str, ...] = ()
     """ringrun's options for them."""
+    is_paced: bool = True
+    """Whether iters and warmup may be less, where a call takes long."""
 
     @property
     def oversubscribed(self) -> bool:
-        """More ranks than cores, on a host; or they are not bound, as they share cores with somebody."""
-        most = max((count for _, count in self.hosts), default=self.ranks)
-        return most > len(self.cores) or self.bind == "none"
+        """More ranks than cores. What cores other hosts have is not known: there, whether ranks are not to be bound."""
+        return self.bind == "none" if self.hosts else self.ranks > len(self.cores)
 
     def affordable(self, pace_s: float) -> int:
         """Calls to time where one takes pace_s."""

@@ -83,9 +83,9 @@ class _Gloo:
 
 def _place() -> dict[str, Any]:
     """What ringrun has told a rank, as torch takes it; nothing under torchrun. Says which interface Gloo is to use."""
-    address = os.environ.get("RINGREDUCE_ADDRESS")
-    if address is None:
+    if "RINGREDUCE_RANK" not in os.environ:
         return {}
+    address = os.environ["RINGREDUCE_ADDRESS"]
     host, _ = parse_address(address)
     own = reachable_ip([host], "gloo")
     os.environ["GLOO_SOCKET_IFNAME"] = next(name for name, ip in interfaces() if ip == own)

@@ -39,6 +39,7 @@ class Ours:
         """See Peer."""
         what = [cell.collective, "-np", str(cell.ranks), "--sizes", str(cell.nbytes), "--dtype", cell.dtype]
         where = ["--op", cell.op, "--buffers", self.buffers, "--level", self.level, "--json", "-"]
-        how = ["--iters", str(cell.iters), "--warmup", str(cell.warmup), "--bind", cell.bind, *cell.ringrun]
+        calls = ["--iters", str(cell.iters), "--warmup", str(cell.warmup)]
+        how = ["--bind", cell.bind, *cell.ringrun, *([] if cell.hosts and cell.is_paced else calls)]
         flags = ["--check" if cell.check else "--no-check", "--in-place" if cell.in_place else "--no-in-place"]
         return Job(run_module("ringreduce.bench", *what, *where, *how, *flags))

@@ -44,7 +44,7 @@ class Installation:
             oversubscribed: more ranks than cores, which are then not bound and give way.
             hosts: names, each with its number of ranks, which mpirun reaches by ssh; none: this one.
         """
-        where = ",".join(f"{name}:{count}" for name, count in hosts)
+        where = ",".join(f"[{name}]:{count}" if ":" in name else f"{name}:{count}" for name, count in hosts)
         if self.library == "mpich":
             words = ["-hosts", where] if hosts else []
             return [self.mpirun, *words, "-bind-to", "none" if oversubscribed else "core", "-np", str(ranks)]

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ranks import receive_from_test, send_to_test, start_ranks
 from tcp_jobs import tcp_environment
 
 import ringreduce
-from ringreduce.errors import PeerLostError
+from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.job import tcp_rendezvous
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.tcp_rendezvous import HELLO_NBYTES, LENGTH, MAGIC, NONCE_NBYTES, TcpMeeting, mac, meet
@@ -66,6 +67,27 @@ def test_connections_that_break_in_the_queue_do_not_end_the_rendezvous() -> None
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(come, range(2))) == [0, 1]
     assert gate.errors == []
+
+
+def test_a_rank_that_comes_after_an_error_is_told_it() -> None:
+    """Rank 1 says another number of ranks; rank 2 comes once rank 1 has been told so."""
+    gate = gate_at(0)
+    port = gate.getsockname()[1]
+    is_told = threading.Event()
+
+    def come(rank: int) -> str:
+        if rank == 2:
+            assert is_told.wait(HANG_S)
+        meeting = TcpMeeting("127.0.0.1", port, SECRET, rank, 4 if rank == 1 else 3, 1)
+        with pytest.raises(MismatchError) as caught:
+            meet(meeting, Deadline(HANG_S), gate if rank == 0 else None)
+        if rank == 1:
+            is_told.set()
+        return str(caught.value)
+
+    with ThreadPoolExecutor(3) as pool:
+        said = list(pool.map(come, range(3)))
+    assert all("says the job has 4 ranks, rank 0 says 3" in text for text in said), said
 
 
 def leave_descriptors(count: int) -> None:
