@@ -30,7 +30,7 @@ from ringreduce.job.deadline import Deadline
 from ringreduce.job.process_sets import ProcessSet, global_process_set, register, registered_as
 
 if TYPE_CHECKING:
-    from ringreduce.job import tcp_rendezvous
+    from ringreduce.job.tcp import rendezvous as tcp_rendezvous
 
 _lock = threading.RLock()
 _DRAIN_S = 5.0  # kernels of frameworks have been told to leave, and look around every 0.1 s at the latest
@@ -222,7 +222,7 @@ def _start(
         if rank is not None or size is not None:
             raise InvalidArgumentError("init(): comm says rank and size; leave rank= and size= out")
         if transport in places.TCP and not communicators.is_null(comm) and comm.Get_size() > 1:
-            from ringreduce.job import tcp_job  # jobs on one host do without it
+            from ringreduce.job.tcp import job as tcp_job  # jobs on one host do without it
 
             met = tcp_job.meet_over_mpi(comm, wanted, 0, timeout_s)
         elif address:
@@ -294,7 +294,7 @@ def _start(
 
 def _met(place: environment.Placement, wanted: places.TcpWanted, timeout_s: float) -> tcp_rendezvous.Met | None:
     """Meets the ranks of all hosts over TCP, if that is how they are connected."""
-    from ringreduce.job import tcp_job
+    from ringreduce.job.tcp import job as tcp_job
 
     global _meeting_count
     told_by = tcp_job.source(place, wanted)

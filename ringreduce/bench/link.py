@@ -24,9 +24,9 @@ from ringreduce.bench.pair import PAIR_S, Answerer, Channel, Measured, called, p
 from ringreduce.errors import Error
 from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.deadline import Deadline
-from ringreduce.job.listening_ports import listening
-from ringreduce.job.own_address import is_own, reachable_ip
-from ringreduce.job.tcp_rendezvous import own_ports
+from ringreduce.job.tcp.listening_ports import listening
+from ringreduce.job.tcp.own_address import is_own, reachable_ip
+from ringreduce.job.tcp.rendezvous import own_ports
 
 if TYPE_CHECKING:
     from ringreduce.bench.options import Options

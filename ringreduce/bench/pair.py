@@ -28,7 +28,7 @@ from typing import Any
 
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import same_mac
-from ringreduce.job.tcp_rendezvous import MAC_NBYTES, NONCE_NBYTES, mac
+from ringreduce.job.tcp.rendezvous import MAC_NBYTES, NONCE_NBYTES, mac
 
 ORDER = struct.Struct("<BI")
 PONG = struct.Struct("<dI")  # the answerer's clock, and how many packets it has sent again

@@ -21,9 +21,9 @@ from ringreduce.bench.pair import DIAL_S, PAIR_S, STEP_S, Answerer, accepted, ca
 from ringreduce.errors import Error
 from ringreduce.job import environment
 from ringreduce.job.deadline import Deadline
-from ringreduce.job.interfaces import interfaces
-from ringreduce.job.own_address import is_own
-from ringreduce.job.tcp_rendezvous import LENGTH, Met, TcpMeeting, address_text, meet, parse_address, read_secret
+from ringreduce.job.tcp.interfaces import interfaces
+from ringreduce.job.tcp.own_address import is_own
+from ringreduce.job.tcp.rendezvous import LENGTH, Met, TcpMeeting, address_text, meet, parse_address, read_secret
 
 MEET_S = 20.0
 CONTROL_S = 2.0

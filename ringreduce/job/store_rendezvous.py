@@ -1,7 +1,7 @@
 """How ranks that share a key-value store come to be a group: those of torch.distributed, whatever has started them.
 
 Each rank writes where it is. Rank 0 reads all of that and answers: on one host, where the ranks meet (rendezvous.py);
-on several, that they meet over TCP, and then where rank 0 listens for them (tcp_job.py). Others may write into the
+on several, that they meet over TCP, and then where rank 0 listens for them (tcp/job.py). Others may write into the
 store: between hosts a rank believes what it reads there once a proof of the job's secret has shown it to be true.
 """
 
@@ -21,8 +21,8 @@ from ringreduce.job.deadline import Deadline
 from ringreduce.job.environment import Placement
 from ringreduce.job.handshake import same_mac, told_error
 from ringreduce.job.places import HOST_NAME_CHARS, TcpWanted
-from ringreduce.job.tcp_job import LOOPBACK, NEW_SECRET, host_and_port, meet_told
-from ringreduce.job.tcp_rendezvous import NONCE_NBYTES, mac, read_secret
+from ringreduce.job.tcp.job import LOOPBACK, NEW_SECRET, host_and_port, meet_told
+from ringreduce.job.tcp.rendezvous import NONCE_NBYTES, mac, read_secret
 
 if TYPE_CHECKING:
     from ringreduce import _core

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.job.own_address import is_own
+from ringreduce.job.tcp.own_address import is_own
 
 THIS_HOST = "localhost"
 NAME = r"((?:[^\s:@\[\]]+@)?(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:@\[\]]+))"

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from ringreduce.bench.peers.called import Called
 from ringreduce.bench.peers.cell import Absent, Cell, Peer
 from ringreduce.bench.peers.worker import Endpoint
-from ringreduce.job.interfaces import interfaces
-from ringreduce.job.own_address import reachable_ip
-from ringreduce.job.tcp_rendezvous import parse_address
+from ringreduce.job.tcp.interfaces import interfaces
+from ringreduce.job.tcp.own_address import reachable_ip
+from ringreduce.job.tcp.rendezvous import parse_address
 from ringreduce.launch.python import run_module
 
 COLLECTIVES = ("allreduce", "allgather", "broadcast", "alltoall", "barrier")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ringreduce.errors import UnavailableError
-from ringreduce.job.listening_ports import first_free
+from ringreduce.job.tcp.listening_ports import first_free
 
 NONCE_NBYTES = 32
 MAC_NBYTES = 32

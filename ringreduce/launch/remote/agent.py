@@ -20,8 +20,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from ringreduce.errors import MismatchError
-from ringreduce.job.interfaces import interfaces
 from ringreduce.job.rendezvous import host_identity
+from ringreduce.job.tcp.interfaces import interfaces
 from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.events import handle
 from ringreduce.launch.forwarded import without_places

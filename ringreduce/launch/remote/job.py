@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ringreduce.errors import MismatchError, UnavailableError
-from ringreduce.job.interfaces import Interfaces
-from ringreduce.job.listening_ports import ANY
-from ringreduce.job.tcp_rendezvous import address_text
+from ringreduce.job.tcp.interfaces import Interfaces
+from ringreduce.job.tcp.listening_ports import ANY
+from ringreduce.job.tcp.rendezvous import address_text
 from ringreduce.launch.binding import in_words
 from ringreduce.launch.hosts import THIS_HOST, Host, Place, places_on_hosts
 from ringreduce.launch.job import ENDING, Job, Rank

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job.interfaces import Interfaces
-from ringreduce.job.listening_ports import VARIABLE, allowed_ports
-from ringreduce.job.tcp_job import host_and_port
+from ringreduce.job.tcp.interfaces import Interfaces
+from ringreduce.job.tcp.job import host_and_port
+from ringreduce.job.tcp.listening_ports import VARIABLE, allowed_ports
 from ringreduce.launch.forwarded import PLACES, is_forwarded, without_places
 from ringreduce.launch.hosts import Host
 from ringreduce.launch.launch import STDERR, STDOUT, Launch

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from ringreduce.errors import MismatchError, UnavailableError
-from ringreduce.job.interfaces import Interfaces
+from ringreduce.job.tcp.interfaces import Interfaces
 from ringreduce.launch.remote.messages import Kind
 from ringreduce.launch.remote.news import Listening, Ready, Tried
 

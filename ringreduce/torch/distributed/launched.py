@@ -18,9 +18,9 @@ from ringreduce import config, state
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job import collective_json, store_rendezvous
 from ringreduce.job.handshake import told_error
-from ringreduce.job.listening_ports import listening
-from ringreduce.job.own_address import reachable_ip
-from ringreduce.job.tcp_rendezvous import own_ports
+from ringreduce.job.tcp.listening_ports import listening
+from ringreduce.job.tcp.own_address import reachable_ip
+from ringreduce.job.tcp.rendezvous import own_ports
 
 LOOPBACK = "127.0.0.1"
 SECRET_NBYTES = 32

@@ -26,7 +26,7 @@ from tcp_jobs import lab_job, pid_of, secret_file, tcp_environment
 import ringreduce
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.deadline import Deadline
-from ringreduce.job.tcp_rendezvous import TcpMeeting, meet, parse_address, read_secret
+from ringreduce.job.tcp.rendezvous import TcpMeeting, meet, parse_address, read_secret
 
 needs_lab = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

@@ -26,11 +26,11 @@ from tcp_jobs import secret_file
 
 import ringreduce
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.job import own_address, slurm_step
 from ringreduce.job.environment import Placement
-from ringreduce.job.own_address import reachable_ip
 from ringreduce.job.places import TcpWanted
-from ringreduce.job.tcp_job import source
+from ringreduce.job.tcp import own_address, slurm_step
+from ringreduce.job.tcp.job import source
+from ringreduce.job.tcp.own_address import reachable_ip
 
 needs_lab = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -415,7 +415,7 @@ def test_shared_memory_is_used_within_a_host(tmp_path: Path) -> None:
 
 def shown() -> list[bool]:
     """Whether the secret is in this process's arguments or variables."""
-    from ringreduce.job import tcp_job
+    from ringreduce.job.tcp import job as tcp_job
 
     secrets = []
     meeting = tcp_job.TcpMeeting
@@ -489,7 +489,7 @@ set -e
 mount --bind $1 /etc/hosts
 ip route add default via 10.77.0.2
 trap 'ip route del default' EXIT
-$2 -c 'from ringreduce.job.own_address import reachable_ip; print(reachable_ip(["a"], "me"))'
+$2 -c 'from ringreduce.job.tcp.own_address import reachable_ip; print(reachable_ip(["a"], "me"))'
 """
 
 
@@ -506,7 +506,7 @@ def test_the_way_to_another_host_says_which_address_is_used(lab: Lab) -> None:
     """Debian's own name leads to 127.0.1.1, and there is no default route."""
     hosts = lab.folder / "debians-hosts"
     hosts.write_text("127.0.0.1 localhost\n127.0.1.1 b\n10.77.0.1 a\n")
-    code = 'from ringreduce.job.own_address import reachable_ip; print(reachable_ip(["a"], "me"))'
+    code = 'from ringreduce.job.tcp.own_address import reachable_ip; print(reachable_ip(["a"], "me"))'
     script = 'mount --bind $1 /etc/hosts; $2 -c "$3"'
     done = lab.run("b", ["unshare", "-m", "sh", "-ec", script, "sh", str(hosts), sys.executable, code])
     assert (done.status, done.output) == (0, "10.77.0.2\n")
@@ -514,14 +514,14 @@ def test_the_way_to_another_host_says_which_address_is_used(lab: Lab) -> None:
 
 @needs_lab
 def test_the_hosts_own_name_says_which_address_is_used(lab: Lab) -> None:
-    code = 'from ringreduce.job.own_address import reachable_ip; print(reachable_ip(["nobody"], "me"))'
+    code = 'from ringreduce.job.tcp.own_address import reachable_ip; print(reachable_ip(["nobody"], "me"))'
     done = lab.run("b", [sys.executable, "-c", code])
     assert (done.status, done.output) == (0, "10.77.0.2\n")
 
 
 @needs_lab
 def test_the_users_interfaces_say_which_address_is_used(lab: Lab) -> None:
-    code = 'from ringreduce.job.own_address import reachable_ip; print(reachable_ip(["a"], "me"))'
+    code = 'from ringreduce.job.tcp.own_address import reachable_ip; print(reachable_ip(["a"], "me"))'
     lab.run("b", ["sh", "-ec", "ip link add net1 type bridge; ip addr add 10.66.0.2/24 dev net1; ip link set net1 up"])
     try:
         for env, address in (

@@ -21,10 +21,10 @@ from tcp_jobs import tcp_environment
 
 import ringreduce
 from ringreduce.errors import MismatchError, PeerLostError
-from ringreduce.job import tcp_rendezvous
 from ringreduce.job.deadline import Deadline
-from ringreduce.job.tcp_rendezvous import HELLO_NBYTES, LENGTH, MAGIC, NONCE_NBYTES, TcpMeeting, mac, meet
-from ringreduce.job.tcp_rendezvous_server import listening_at
+from ringreduce.job.tcp import rendezvous as tcp_rendezvous
+from ringreduce.job.tcp.rendezvous import HELLO_NBYTES, LENGTH, MAGIC, NONCE_NBYTES, TcpMeeting, mac, meet
+from ringreduce.job.tcp.rendezvous_server import listening_at
 
 SECRET = bytes(range(32))
 

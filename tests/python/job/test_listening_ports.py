@@ -14,9 +14,9 @@ from tcp_jobs import tcp_environment
 
 import ringreduce as rr
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.job.listening_ports import ANY, allowed_ports, listening
-from ringreduce.job.slurm_step import port as slurm_port
-from ringreduce.job.tcp_rendezvous import own_ports as ranks_ports
+from ringreduce.job.tcp.listening_ports import ANY, allowed_ports, listening
+from ringreduce.job.tcp.rendezvous import own_ports as ranks_ports
+from ringreduce.job.tcp.slurm_step import port as slurm_port
 
 
 def test_what_may_be_written() -> None:

@@ -13,9 +13,9 @@ import pytest
 
 import ringreduce.job
 from ringreduce.errors import MismatchError
-from ringreduce.job import tcp_job
 from ringreduce.job.environment import Placement
 from ringreduce.job.places import TcpWanted
+from ringreduce.job.tcp import job as tcp_job
 
 SECRET = b"32 bytes that nobody else may see"
 NAMES = ("secret", "key", "fd_exchange")

@@ -19,8 +19,8 @@ from ranks import clean_environment
 
 from ringreduce import _core
 from ringreduce.errors import InvalidArgumentError, MismatchError
-from ringreduce.job.interfaces import Interfaces, interfaces
-from ringreduce.job.listening_ports import ANY
+from ringreduce.job.tcp.interfaces import Interfaces, interfaces
+from ringreduce.job.tcp.listening_ports import ANY
 from ringreduce.launch import options
 from ringreduce.launch.hosts import Host
 from ringreduce.launch.python import run_code, run_module
@@ -107,7 +107,7 @@ def test_a_gate_keeps_its_port_for_rank_0() -> None:
         assert reasons_against(KEY, [address]) == ["Connection refused"]
         with socket.socket() as another, pytest.raises(OSError, match="in use"):
             another.bind(address)
-        with socket.socket() as rank_0:  # as tcp_rendezvous_server.py does
+        with socket.socket() as rank_0:  # as tcp/rendezvous_server.py does
             rank_0.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             rank_0.bind(address)
             rank_0.listen()

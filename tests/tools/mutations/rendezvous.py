@@ -9,7 +9,7 @@ AWAITED = "test_listening_ports.py::test_a_port_where_rank_0_is_awaited_is_left_
 ROWS = (
     Mutation(
         "secret-in-the-text",
-        "ringreduce/job/tcp_job.py",
+        "ringreduce/job/tcp/job.py",
         "({len(text)} characters, ",
         "({text}, ",
         (
@@ -19,7 +19,7 @@ ROWS = (
     ),
     Mutation(
         "strangers-take-all",
-        "ringreduce/job/tcp_rendezvous_server.py",
+        "ringreduce/job/tcp/rendezvous_server.py",
         "                self._make_room(error)\n",
         "                raise\n",
         ("test_tcp_rendezvous.py::test_strangers_do_not_take_the_last_descriptors",),
@@ -61,14 +61,14 @@ ROWS = (
     ),
     Mutation(
         "awaited-port",
-        "ringreduce/job/tcp_rendezvous.py",
+        "ringreduce/job/tcp/rendezvous.py",
         "if str(port) not in awaited]",
         "if port]",
         ("test_listening_ports.py::test_ranks_listen_at_no_other", AWAITED),
     ),
     Mutation(
         "rank-without-a-port",
-        "ringreduce/job/tcp_rendezvous_server.py",
+        "ringreduce/job/tcp/rendezvous_server.py",
         '        if record["problem"]:\n',
         "        if False:\n",
         ("test_listening_ports.py::test_too_few_are_an_error",),

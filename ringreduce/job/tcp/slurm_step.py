@@ -6,7 +6,7 @@ import re
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.environment import Environ
-from ringreduce.job.listening_ports import ANY, meeting_ports
+from ringreduce.job.tcp.listening_ports import ANY, meeting_ports
 
 PORTS = range(20000, 32000)  # Linux begins with ports of its own choice at 32768
 STEPS_OF_A_JOB = 16  # jobs with neighbouring numbers have ports apart

@@ -1,7 +1,7 @@
 """How the ranks of a job that TCP connects learn where rank 0 listens, and the job's secret, under each launcher.
 
 Rank 0 listens; the others are told where, by what their launcher has: MPI, torchrun's store, Slurm's variables, or the
-Unix socket where the ranks of one host meet. Or the user has said it to all of them. Then all meet (tcp_rendezvous.py).
+Unix socket where the ranks of one host meet. Or the user has said it to all of them. Then all meet (rendezvous.py).
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any, Literal
 
 from ringreduce import config
 from ringreduce.errors import Error, InvalidArgumentError, MismatchError, UnavailableError
-from ringreduce.job import communicators, environment, mpi, rendezvous, slurm_step, torchrun_store
+from ringreduce.job import communicators, environment, mpi, rendezvous
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.environment import Placement
 from ringreduce.job.handshake import told_error
-from ringreduce.job.listening_ports import VARIABLE, allowed_ports
-from ringreduce.job.own_address import reachable_ip
 from ringreduce.job.places import TCP, TcpWanted
-from ringreduce.job.tcp_rendezvous import (
+from ringreduce.job.tcp import slurm_step, torchrun_store
+from ringreduce.job.tcp.listening_ports import VARIABLE, allowed_ports
+from ringreduce.job.tcp.own_address import reachable_ip
+from ringreduce.job.tcp.rendezvous import (
     Met,
     TcpMeeting,
     address_text,
@@ -31,7 +32,7 @@ from ringreduce.job.tcp_rendezvous import (
     rank_listener,
     read_secret,
 )
-from ringreduce.job.tcp_rendezvous_server import listening_at
+from ringreduce.job.tcp.rendezvous_server import listening_at
 
 LOOPBACK = "127.0.0.1"
 ERROR_CHARS = 1000
@@ -108,7 +109,7 @@ def meet_ranks(told_by: Source, place: Placement, wanted: TcpWanted, count: int,
         count: which job over TCP it is of this process, as each rank must say.
         timeout_s: until all ranks must have come; 0 = no limit.
 
-    Raises: as tcp_rendezvous.meet(), and what keeps the ranks from learning where rank 0 listens.
+    Raises: as rendezvous.meet(), and what keeps the ranks from learning where rank 0 listens.
     """
     deadline = Deadline(timeout_s)
     me = f"[rendezvous] rank {place.rank}/{place.size}"

@@ -12,7 +12,7 @@ Neither side believes or answers anything before the other has proven that it kn
 sent. RECORD and ANSWER are JSON with a length before and an HMAC-SHA256 behind, under a key made of the secret and both
 nonces. They hold nothing secret: the keys of the job are made from the secret and a nonce in the answer.
 
-This file holds the messages and the caller's side; tcp_rendezvous_server.py holds the server's.
+This file holds the messages and the caller's side; rendezvous_server.py holds the server's.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from ringreduce.errors import Error, InvalidArgumentError, MismatchError, PeerLo
 from ringreduce.job import places
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import same_mac, told_error
-from ringreduce.job.listening_ports import ANY, VARIABLE, allowed_ports, listening, meeting_ports
 from ringreduce.job.os_errors import errno_text
+from ringreduce.job.tcp.listening_ports import ANY, VARIABLE, allowed_ports, listening, meeting_ports
 
 MAGIC = b"ringrdt1"
 NONCE_NBYTES = 32
@@ -125,7 +125,7 @@ def meet(
         InvalidArgumentError: rank 0 is not at the address; or the ranks run different builds.
         UnavailableError: no file descriptor is left. HorovodInternalError: another error of the operating system.
     """
-    from ringreduce.job.tcp_rendezvous_server import serve
+    from ringreduce.job.tcp.rendezvous_server import serve
 
     with errno_text(meeting.me(), meeting.where()):
         if meeting.rank == 0:

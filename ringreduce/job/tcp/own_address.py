@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator, Sequence
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job.interfaces import Interfaces, interfaces
+from ringreduce.job.tcp.interfaces import Interfaces, interfaces
 
 UNUSED = ("192.0.2.1", "2001:db8::1")
 """Addresses that belong to nobody (RFC 5737, RFC 3849): the way to them is the default route."""

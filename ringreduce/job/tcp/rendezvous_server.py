@@ -26,9 +26,9 @@ from ringreduce.errors import (
 )
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import same_mac
-from ringreduce.job.listening_ports import ANY, listening
 from ringreduce.job.os_errors import errno_text
-from ringreduce.job.tcp_rendezvous import (
+from ringreduce.job.tcp.listening_ports import ANY, listening
+from ringreduce.job.tcp.rendezvous import (
     HELLO_NBYTES,
     LENGTH,
     MAC_NBYTES,
