@@ -18,13 +18,13 @@ from ringreduce.job.places import TcpWanted
 from ringreduce.job.tcp import job as tcp_job
 
 SECRET = b"32 bytes that nobody else may see"
-NAMES = ("secret", "key", "fd_exchange")
+NAMES = ("secret", "groups_secret", "key", "fd_exchange")
 """Fields that hold one."""
 
 
 def holders() -> Iterator[type]:
     """The classes of ringreduce.job with such a field."""
-    for module in pkgutil.iter_modules(ringreduce.job.__path__, "ringreduce.job."):
+    for module in pkgutil.walk_packages(ringreduce.job.__path__, "ringreduce.job."):
         for one in vars(importlib.import_module(module.name)).values():
             is_here = isinstance(one, type) and one.__module__ == module.name
             if is_here and set(NAMES) & inspect.get_annotations(one).keys():
@@ -44,7 +44,7 @@ def test_what_holds_a_secret_does_not_show_it(holder: type[Any]) -> None:
 
 def test_what_holds_a_secret_is_found() -> None:
     found = {holder.__name__ for holder in holders()}
-    assert found >= {"TcpMeeting", "Met", "PlacedRanks", "Meeting", "FdExchange", "Proposal"}
+    assert found >= {"TcpMeeting", "Met", "TcpWanted", "PlacedRanks", "Meeting", "FdExchange", "Proposal"}
 
 
 TOLD = {"address": "10.0.0.1:29400", "secret": SECRET.hex()}
