@@ -20,7 +20,7 @@ FILTER = (
     "a packet filter, or the wrong network: RINGREDUCE_PORTS says at which ports ranks listen, --network-interface "
     "where rank 0 does"
 )
-MEETING = "docs/hosts.md, What to check when it does not start"
+MEETING = "docs/hosts.md has a list: What to check when it does not start"
 CLOCK_S = 1.0
 MIB = 1 << 20
 
@@ -57,7 +57,8 @@ def of_pairs(
         ends = [pair["caller"], pair["answerer"]]
         name = f"{names[ends[0]]} - {names[ends[1]]}"
         if pair["problem"]:
-            yield Finding("network", name, f"at {pair['ip']}: {pair['problem']}", "problem", _cure(pair, facts))
+            whose = f"at {pair['ip']}:" if "missing" not in pair else names[pair["missing"]]
+            yield Finding("network", name, f"{whose} {pair['problem']}", "problem", _cure(pair, facts))
             continue
         yield _pair(name, pair, middle)
         yield from _windows(name, pair, [facts[rank]["sysctl"] for rank in ends if rank in facts])

@@ -87,7 +87,8 @@ def _lead(met: Met) -> list[dict[str, Any]]:
         missing = [rank for rank in (caller, answerer) if rank != 0 and rank not in controls]
         result: dict[str, Any]
         if missing:
-            result = {"problem": f"host {missing[0]} has not come to {address_text(*met.addresses[0])}, rank 0's port"}
+            where = address_text(*met.addresses[0])
+            result = {"problem": f"has not come to {where}, the first host's port", "missing": missing[0]}
         elif caller == 0:
             result = measured(met.addresses[answerer], met.key)
         else:

@@ -163,7 +163,7 @@ def test_a_good_pair_has_no_note() -> None:
     [
         ([pair(problem="no connection: timed out")], "problem", "a packet filter"),
         ([pair(problem="small packets pass, full ones do not come back: x")], "problem", "ping -M do -s 8972 10.0.0.2"),
-        ([pair(problem="host 1 has not come to 10.0.0.1:5, rank 0's port")], "problem", "a packet filter"),
+        ([pair(problem="has not come to 10.0.0.1:5, the first host's port", missing=1)], "problem", "a packet filter"),
         ([pair(back=1e7)], "note", "one direction is slower"),
         ([pair(), pair(1, 2), pair(0, 2, there=1e7, back=1e7)], "note", "half as fast as the others (960 Mbit/s)"),
         ([pair(resent=5000)], "note", "packets are lost on the way"),
@@ -174,6 +174,7 @@ def test_what_is_wrong_has_a_cure(found: list[dict[str, Any]], status: str, word
     (one,) = notes(*found)
     assert one.status == status
     assert words in one.hint
+    assert "missing" not in found[0] or one.value == "y has not come to 10.0.0.1:5, the first host's port"
 
 
 def test_a_long_way_needs_windows() -> None:
