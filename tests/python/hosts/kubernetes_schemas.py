@@ -1,8 +1,8 @@
 """JSON schemas of the Kubernetes objects in examples/kubernetes, for the fields that such files use.
 
-After the custom resource definitions that Kubeflow's MPI Operator (v2beta1) and Trainer (v1alpha1) install, with two
-differences: an unknown field is an error here, where the API server drops it silently; and of a pod only what training
-needs is known.
+After Kubernetes' API (v1, batch/v1) and the custom resource definitions that Kubeflow's MPI Operator (v2beta1) and
+Trainer (v1alpha1) install, with two differences: an unknown field is an error here, where the API server drops it
+silently; and of a pod only what training needs is known.
 """
 
 from __future__ import annotations
@@ -66,9 +66,46 @@ POD = record(
     securityContext=record(fsGroup=INTEGER, runAsUser=INTEGER, runAsNonRoot=FLAG),
     restartPolicy={"enum": ["Always", "OnFailure", "Never"]},
     nodeSelector={"type": "object", "additionalProperties": {"type": "string"}},
-    volumes=many({"type": "object", "required": ["name"]}),
+    subdomain=LABEL,
+    volumes=many(
+        record(
+            "name", name=LABEL, secret=record("secretName", secretName=LABEL, defaultMode={**INTEGER, "maximum": 0o777})
+        )
+    ),
 )
 POD_TEMPLATE = record("spec", metadata=TEMPLATE_METADATA, spec=POD)
+
+# --- Kubernetes itself ------------------------------------------------------------------------------------------------
+
+SERVICE = record(
+    "apiVersion kind metadata spec",
+    apiVersion={"const": "v1"},
+    kind={"const": "Service"},
+    metadata=METADATA,
+    spec=record(
+        "selector",
+        clusterIP={"const": "None"},  # what a headless one has
+        publishNotReadyAddresses=FLAG,
+        selector={"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1},
+    ),
+)
+JOB_POD = {**POD, "required": ["containers", "restartPolicy"]}
+JOB_POD = {**JOB_POD, "properties": {**POD["properties"], "restartPolicy": {"enum": ["OnFailure", "Never"]}}}
+JOB = record(
+    "apiVersion kind metadata spec",
+    apiVersion={"const": "batch/v1"},
+    kind={"const": "Job"},
+    metadata=METADATA,
+    spec=record(
+        "template",
+        completionMode={"enum": ["Indexed", "NonIndexed"]},
+        completions=COUNT,
+        parallelism=COUNT,
+        backoffLimit=INTEGER,
+        activeDeadlineSeconds=COUNT,
+        template=record("spec", metadata=TEMPLATE_METADATA, spec=JOB_POD),
+    ),
+)
 
 # --- kubeflow.org/v2beta1 ---------------------------------------------------------------------------------------------
 
@@ -167,6 +204,8 @@ TRAIN_JOB = record(
 )
 
 KINDS = {
+    "Service": SERVICE,
+    "Job": JOB,
     "MPIJob": MPI_JOB,
     "TrainingRuntime": TRAINING_RUNTIME,
     "ClusterTrainingRuntime": TRAINING_RUNTIME,

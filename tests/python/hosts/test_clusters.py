@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import re
@@ -12,7 +13,11 @@ from typing import Any
 import kubernetes_schemas
 import mpis
 import pytest
+from deadlines import HANG_S
 from example_runs import EXAMPLES, write_data
+from lab.lab import Lab
+from lab.requirements import missing
+from tcp_jobs import secret_file
 
 from ringreduce.launch import options
 
@@ -29,6 +34,7 @@ def test_the_page_names_every_example_and_nothing_that_is_not_there() -> None:
         "slurm.sbatch",
         "kubernetes/mpijob.yaml",
         "kubernetes/trainjob.yaml",
+        "kubernetes/job.yaml",
     ):
         assert (EXAMPLES / name).is_file()
         assert f"(../examples/{name})" in text
@@ -80,7 +86,11 @@ def check(document: Any) -> None:
 
 
 def test_manifests_are_what_their_operators_accept() -> None:
-    for name, kinds in (("mpijob.yaml", ["MPIJob"]), ("trainjob.yaml", ["TrainingRuntime", "TrainJob"])):
+    for name, kinds in (
+        ("mpijob.yaml", ["MPIJob"]),
+        ("trainjob.yaml", ["TrainingRuntime", "TrainJob"]),
+        ("job.yaml", ["Service", "Job"]),
+    ):
         found = documents(name)
         assert [document["kind"] for document in found] == kinds
         for document in found:
@@ -119,6 +129,46 @@ def test_what_manifests_say_to_each_other(tmp_path: Path) -> None:
         assert (EXAMPLES / Path(read.command[1]).name).is_file()
 
 
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_the_job_without_an_operator_trains() -> None:
+    """What its pods run, on two hosts of the lab that have the pods' names; fewer ranks and steps."""
+    pytest.importorskip("torch")
+    service, job = documents("job.yaml")
+    name, spec = job["metadata"]["name"], job["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    (volume,) = spec["template"]["spec"]["volumes"]
+    (mount,) = container["volumeMounts"]
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}
+    assert service["metadata"]["name"] == spec["template"]["spec"]["subdomain"] == volume["secret"]["secretName"]
+    assert (volume["name"], volume["secret"]["defaultMode"]) == (mount["name"], 0o400)
+    env = {one["name"]: one["value"] for one in container["env"]}
+    assert Path(env["RINGREDUCE_SECRET_FILE"]).parent == Path(mount["mountPath"])
+    assert spec["completions"] == spec["parallelism"] == 2
+    (script,) = container["args"]
+    assert f"--nnodes {spec['completions']} " in script
+    with Lab(2) as lab, contextlib.ExitStack() as stack:
+        for host in "ab":  # each has an /etc/hosts of its own
+            line = f"10.77.0.1 {name}-0.{service['metadata']['name']}"
+            assert lab.run(host, ["sh", "-c", f"echo {line} >> /etc/hosts"]).status == 0
+        file = lab.folder / "result.json"
+        script = script.replace("torchrun", f"{sys.executable} -m torch.distributed.run").replace(
+            "proc-per-node 4", "proc-per-node 2"
+        )
+        script = script.replace("/opt/ringreduce/examples", str(EXAMPLES)) + f" {' '.join(SHORT)} --json {file}"
+        env |= {
+            "RINGREDUCE_SECRET_FILE": str(secret_file(lab.folder)),
+            "RINGREDUCE_DATA": str(write_data(lab.folder / "small")),
+        }
+        pods = []
+        for index, host in enumerate("ab"):
+            command = [*container["command"], script]
+            pods.append(stack.enter_context(lab.start(host, command, env=env | {"JOB_COMPLETION_INDEX": str(index)})))
+            stack.callback(pods[-1].kill)
+        outputs = [pod.communicate(timeout=HANG_S)[0] for pod in pods]
+        assert [pod.returncode for pod in pods] == [0, 0], outputs
+        assert json.loads(file.read_text())["ranks"] == 4
+
+
 def set_at(document: Any, path: str, value: Any) -> None:
     *way, last = path.split(".")
     for name in way:
@@ -139,6 +189,11 @@ WRONG: list[tuple[str, int, str, Any]] = [
     ("trainjob.yaml", 1, "spec.runtimeRef", {}),
     ("trainjob.yaml", 1, "spec.trainer.numProcPerNode", "auto"),
     ("trainjob.yaml", 0, "spec.mlPolicy.mpi.mpiImplementation", "Open MPI"),
+    ("job.yaml", 0, "spec.clusterIP", "10.0.0.1"),
+    ("job.yaml", 0, "spec.selector", {}),
+    ("job.yaml", 1, "spec.completionMode", "Numbered"),
+    ("job.yaml", 1, "spec.template.spec.restartPolicy", "Always"),
+    ("job.yaml", 1, "spec.template.spec.volumes.0.secret.defaultMode", "0400"),
 ]
 
 
