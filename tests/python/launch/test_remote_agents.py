@@ -223,12 +223,13 @@ def test_an_agent_that_does_not_finish_is_given_up_in_time(tmp_path: Path) -> No
 
 
 def test_two_signals_end_a_job_whose_output_nobody_reads(tmp_path: Path) -> None:
-    with running(
-        tmp_path, "sh", "-c", "yes & trap '' INT; echo > $0; yes", str(tmp_path / "runs"), hosts="z:1"
-    ) as process:
-        wait_for(tmp_path / "runs")
-        process.send_signal(signal.SIGINT)
+    program = ("sh", "-c", "yes & trap '' INT; echo > $0; yes", str(tmp_path / "runs"))
+    with running(tmp_path, "--verbose", *program, hosts="z:1") as process:
         assert process.stderr is not None
+        wait_for(tmp_path / "runs")
+        while not (line := process.stderr.readline()).startswith("ringrun: rank 0: host "):  # it has heard of it
+            assert line
+        process.send_signal(signal.SIGINT)
         assert process.stderr.readline() == "ringrun: SIGINT: passing it on to all ranks\n"
         process.send_signal(signal.SIGINT)
         assert process.stderr.readline() == "ringrun: SIGINT again: killing all ranks\n"
