@@ -28,7 +28,7 @@ from typing import Any
 
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import same_mac
-from ringreduce.job.tcp.rendezvous import MAC_NBYTES, NONCE_NBYTES, mac
+from ringreduce.job.tcp.rendezvous import MAC_NBYTES, NONCE_NBYTES, exactly, mac
 
 ORDER = struct.Struct("<BI")
 PONG = struct.Struct("<dI")  # the answerer's clock, and how many packets it has sent again
@@ -105,14 +105,7 @@ class Channel:
 
     def receive(self, nbytes: int) -> bytes:
         """Exactly so many bytes. Raises OSError, and EOFError where the other side ends before."""
-        got = bytearray()
-        while len(got) < nbytes:
-            self._limit()
-            part = self.connection.recv(nbytes - len(got))
-            if not part:
-                raise EOFError("the other side has ended the connection")
-            got += part
-        return bytes(got)
+        return exactly(nbytes, self._part)
 
     def receive_into(self, room: memoryview) -> int:
         """One part of what comes, as long as there is room. Raises OSError and EOFError."""
@@ -126,6 +119,10 @@ class Channel:
         """Four bytes of struct tcp_info."""
         info = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         return int.from_bytes(info[at : at + 4], sys.byteorder) if len(info) >= at + 4 else 0
+
+    def _part(self, most: int) -> bytes:
+        self._limit()
+        return self.connection.recv(most)
 
     def _limit(self) -> None:
         left_s = self._deadline.remaining_s()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,9 +80,7 @@ def cell(options: Options, competitor: Peer, nbytes: int, ranks: int, cores: tup
     collective = COLLECTIVES[options.collective]
     itemsize = np.dtype(DTYPES[options.dtype][0]).itemsize
     count = collective.count(nbytes, itemsize, ranks)
-    crowded = options.bind == "none" if options.hosts else ranks > len(cores)
-    iters, warmup = calls(nbytes, competitor.facts["level"], crowded)
-    return Cell(
+    one = Cell(
         collective=options.collective,
         nbytes=count * itemsize,
         count=count,
@@ -90,14 +89,16 @@ def cell(options: Options, competitor: Peer, nbytes: int, ranks: int, cores: tup
         in_place=options.in_place if collective.in_place is None else collective.in_place,
         ranks=ranks,
         cores=cores,
-        iters=options.iters or iters,
-        warmup=options.warmup or warmup,
+        iters=0,
+        warmup=0,
         check=options.check and first,
         bind=options.bind,
         hosts=tuple((host.name, host.slots) for host in options.hosts),
         ringrun=options.ringrun,
         is_paced=options.iters is None,
     )
+    iters, warmup = calls(nbytes, competitor.facts["level"], one.oversubscribed)
+    return replace(one, iters=options.iters or iters, warmup=options.warmup or warmup)
 
 
 def calls(nbytes: int, level: str, oversubscribed: bool) -> tuple[int, int]:

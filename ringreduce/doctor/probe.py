@@ -22,8 +22,17 @@ from ringreduce.errors import Error
 from ringreduce.job import environment
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.tcp.interfaces import interfaces
-from ringreduce.job.tcp.own_address import is_own
-from ringreduce.job.tcp.rendezvous import LENGTH, Met, TcpMeeting, address_text, meet, parse_address, read_secret
+from ringreduce.job.tcp.own_address import own_ips
+from ringreduce.job.tcp.rendezvous import (
+    LENGTH,
+    Met,
+    TcpMeeting,
+    address_text,
+    exactly,
+    meet,
+    parse_address,
+    read_secret,
+)
 
 MEET_S = 20.0
 CONTROL_S = 2.0
@@ -66,7 +75,7 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "ringreduce": _core.__version__,
         "interfaces": [[each, ip, *_link(each)] for each, ip in interfaces()],
-        "own_name": _leads_to(name),
+        "own_name": own_ips(name),
         "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "sysctl": {path: _text(Path("/proc/sys", path)) for path in SYSCTLS},
     }
@@ -149,23 +158,13 @@ def _send(connection: socket.socket, content: dict[str, Any]) -> None:
 
 
 def _hear(connection: socket.socket) -> dict[str, Any]:
-    (nbytes,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
+    (nbytes,) = LENGTH.unpack(exactly(LENGTH.size, connection.recv))
     if nbytes > NEWS_NBYTES_MOST:
         raise EOFError("a message of another version")
-    found = json.loads(_exactly(connection, nbytes))
+    found = json.loads(exactly(nbytes, connection.recv))
     if not isinstance(found, dict):
         raise ValueError("a message of another version")
     return found
-
-
-def _exactly(connection: socket.socket, nbytes: int) -> bytes:
-    got = b""
-    while len(got) < nbytes:
-        part = connection.recv(nbytes - len(got))
-        if not part:
-            raise EOFError("the other side has ended the connection")
-        got += part
-    return got
 
 
 def _link(interface: str) -> tuple[int, int]:
@@ -173,15 +172,6 @@ def _link(interface: str) -> tuple[int, int]:
     folder = Path("/sys/class/net", interface)
     mtu, speed = (_text(folder / name) for name in ("mtu", "speed"))
     return int(mtu or 0), max(0, int(speed or 0))
-
-
-def _leads_to(name: str) -> list[str]:
-    """The addresses that this host's own name leads to, and that are its own; none of loopback."""
-    try:
-        found = {str(address[0]) for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        return []
-    return sorted(ip for ip in found if is_own(ip) and not ip.startswith("127.") and ip != "::1")
 
 
 def _text(path: Path) -> str:

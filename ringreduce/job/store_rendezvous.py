@@ -11,7 +11,6 @@ import builtins
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ringreduce import config, state
@@ -125,6 +124,7 @@ class _StoreMeeting:
         self._group = group
         self._transport = config.value("RINGREDUCE_TRANSPORT").value.lower()
         self._is_one_host = False  # on rank 0, once it has decided
+        self._secret = b""  # what there is for connections between hosts
         self.deadline = deadline
         self.me = f"[rendezvous] rank {rank}/{size}"
 
@@ -152,9 +152,9 @@ class _StoreMeeting:
         """Meets the ranks of all hosts, and then those of this one."""
         if not isinstance(tag, str) or not tag.isalnum() or not tag.isascii() or len(tag) != 2 * TAG_NBYTES:
             raise _another_version(self.me, 0)
-        wanted = _wanted(self._transport)
         # Not the store's word alone: what a stranger writes there must bring no two groups together.
-        wanted = replace(wanted, job=f"group {tag} {os.environ.get('TORCHELASTIC_RUN_ID', '')} {self._group}")
+        job = f"group {tag} {os.environ.get('TORCHELASTIC_RUN_ID', '')} {self._group}"
+        wanted = TcpWanted("", "", self._transport, job, self._secret or _secret(self._transport))
         place = Placement(self._rank, self._size, 0, 1, 0, 1, "store", "")
         here = LOOPBACK if self._is_one_host else [*_users_host(), *names] if self._rank == 0 else []
         met = meet_told(place, wanted, 0, self.deadline, here, self._tell)
@@ -182,7 +182,8 @@ class _StoreMeeting:
         try:
             config.choice("RINGREDUCE_TRANSPORT")
             _users_host()
-            record["proof"] = _proof(_wanted(self._transport), record["nonce"])
+            self._secret = _secret(self._transport)
+            record["proof"] = _proof(self._secret, record["nonce"])
         except Error as error:
             record |= {"problem": str(error), "kind": type(error).__name__}
         return record
@@ -206,7 +207,7 @@ class _StoreMeeting:
                 )
             if record["problem"]:
                 raise told_error(record["kind"], f"{self.me}: {_where(records)}. Rank {rank}: {record['problem']}")
-            if not same_mac(record["proof"].encode(), _proof(_wanted(self._transport), record["nonce"]).encode()):
+            if not same_mac(record["proof"].encode(), _proof(self._secret, record["nonce"]).encode()):
                 raise MismatchError(
                     f"{self.me}: {where}, has another secret than this rank: RINGREDUCE_SECRET_FILE has to be set on "
                     "all ranks or on none, and the file has to be the same on all hosts"
@@ -238,8 +239,8 @@ class _StoreMeeting:
             raise TimeoutError(f"{self.me}: rank {other} did not come to the group's store {within}") from None
 
 
-def _wanted(transport: str) -> TcpWanted:
-    """By which secret the group's hosts are connected.
+def _secret(transport: str) -> bytes:
+    """The secret by which the group's hosts are connected.
 
     Raises UnavailableError where TCP is not allowed or there is no secret, InvalidArgumentError where its file will not
     do.
@@ -249,11 +250,10 @@ def _wanted(transport: str) -> TcpWanted:
             f"RINGREDUCE_TRANSPORT={transport}: hosts of such a group are connected by TCP; leave the variable at auto"
         )
     if file := os.path.expanduser(config.value("RINGREDUCE_SECRET_FILE").value):
-        read_secret(file)
-        return TcpWanted("", file, transport, None)
+        return read_secret(file)
     reached = state.current.reached if state.current is not None else None
     if secret := reached.secret if reached is not None else _remembered:
-        return TcpWanted("", "", transport, None, secret)
+        return secret
     raise UnavailableError(
         "hosts are connected by TCP, which needs the job's secret: set RINGREDUCE_SECRET_FILE to a file that is the "
         f"same on all hosts; make one with: {NEW_SECRET}. Or start by `ringrun -H`, which hands one out, or by mpirun "
@@ -261,9 +261,8 @@ def _wanted(transport: str) -> TcpWanted:
     )
 
 
-def _proof(wanted: TcpWanted, nonce: str) -> str:
+def _proof(secret: bytes, nonce: str) -> str:
     """That a rank has the secret; it tells no more of that than what each caller at rank 0's port is sent."""
-    secret = wanted.secret or read_secret(wanted.secret_file)
     return mac(secret, b"record", nonce.encode(errors="replace")).hex()
 
 

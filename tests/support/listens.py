@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -9,12 +10,20 @@ LISTEN = "0A"  # of enum tcp_state in Linux's net/tcp_states.h
 
 
 def own_ports() -> list[int]:
-    """Of this process, over IPv4 and IPv6; each once, sorted."""
-    links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
-    sockets = {os.readlink(link) for link in links if link.is_symlink()}
+    """Those of this process."""
+    return listening_ports(os.getpid())
+
+
+def listening_ports(pid: int) -> list[int]:
+    """Those of a process of this machine, over IPv4 and IPv6; each once, sorted."""
+    folder = Path(f"/proc/{pid}")
+    sockets = set()
+    for fd in (folder / "fd").iterdir():
+        with contextlib.suppress(OSError):  # it has been closed since
+            sockets.add(os.readlink(fd))
     ports = set()
     for table in ("tcp", "tcp6"):
-        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+        for line in (folder / "net" / table).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == LISTEN and f"socket:[{fields[9]}]" in sockets:
                 ports.add(int(fields[1].rpartition(":")[2], 16))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from deadlines import HANG_S
 from lab.lab import Lab
 from ports import free_port
 
@@ -26,6 +28,36 @@ def tcp_environment(folder: Path) -> dict[str, str]:
         "RINGREDUCE_ADDRESS": f"127.0.0.1:{free_port()}",
         "RINGREDUCE_SECRET_FILE": str(secret_file(folder)),
     }
+
+
+def run_on_hosts(
+    lab: Lab, commands: Mapping[str, Sequence[str | Path]], env: Mapping[str, str]
+) -> tuple[list[int], list[str]]:
+    """Runs a command on each host, all at the same time: their exit statuses and what they have said."""
+    with ExitStack() as stack:
+        running = []
+        for host, command in commands.items():
+            running.append(stack.enter_context(lab.start(host, command, env=env)))
+            stack.callback(running[-1].kill)
+        outputs = [process.communicate(timeout=HANG_S)[0] for process in running]
+        return [process.returncode for process in running], outputs
+
+
+def torchrun(
+    lab: Lab,
+    program: Sequence[str | Path],
+    env: Mapping[str, str],
+    hosts: str = "ab",
+    rendezvous: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> tuple[list[int], list[str]]:
+    """run_on_hosts() of torchrun with two ranks on each host. rendezvous: default: at the first host."""
+    commands = {}
+    for node, host in enumerate(hosts):
+        words = ["--nnodes", str(len(hosts)), "--nproc-per-node", "2", *options]
+        words += rendezvous or ("--node-rank", str(node), "--master-addr", hosts[0])
+        commands[host] = [sys.executable, "-m", "torch.distributed.run", *words, *program]
+    return run_on_hosts(lab, commands, {"OMP_NUM_THREADS": "1", **env})
 
 
 @contextmanager

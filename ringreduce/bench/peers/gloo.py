@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ringreduce.bench.peers.called import Called
 from ringreduce.bench.peers.cell import Absent, Cell, Peer
 from ringreduce.bench.peers.worker import Endpoint
+from ringreduce.job.environment import detect
 from ringreduce.job.tcp.interfaces import interfaces
 from ringreduce.job.tcp.own_address import reachable_ip
 from ringreduce.job.tcp.rendezvous import parse_address
@@ -89,8 +90,8 @@ def _place() -> dict[str, Any]:
     host, _ = parse_address(address)
     own = reachable_ip([host], "gloo")
     os.environ["GLOO_SOCKET_IFNAME"] = next(name for name, ip in interfaces() if ip == own)
-    places = {name: int(os.environ[f"RINGREDUCE_{name.upper()}"]) for name in ("rank", "size")}
-    return {"init_method": f"tcp://{address}", "rank": places["rank"], "world_size": places["size"]}
+    place = detect(network=True)
+    return {"init_method": f"tcp://{address}", "rank": place.rank, "world_size": place.size}
 
 
 def connect() -> Endpoint:

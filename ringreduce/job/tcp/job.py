@@ -12,7 +12,6 @@ import socket
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ringreduce import config
 from ringreduce.errors import Error, InvalidArgumentError, MismatchError, UnavailableError
 from ringreduce.job import communicators, environment, mpi, rendezvous
 from ringreduce.job.deadline import Deadline
@@ -20,7 +19,6 @@ from ringreduce.job.environment import Placement
 from ringreduce.job.handshake import told_error
 from ringreduce.job.places import TCP, TcpWanted
 from ringreduce.job.tcp import slurm_step, torchrun_store
-from ringreduce.job.tcp.listening_ports import VARIABLE, allowed_ports
 from ringreduce.job.tcp.own_address import reachable_ip
 from ringreduce.job.tcp.rendezvous import (
     Met,
@@ -31,6 +29,7 @@ from ringreduce.job.tcp.rendezvous import (
     parse_address,
     rank_listener,
     read_secret,
+    users_ports,
 )
 from ringreduce.job.tcp.rendezvous_server import listening_at
 
@@ -136,7 +135,7 @@ def meet_ranks(told_by: Source, place: Placement, wanted: TcpWanted, count: int,
     secret = _own_secret(place, wanted)
     gate = None
     if told_by == "slurm":
-        host, port = slurm_step.first_node(os.environ), port or slurm_step.port(os.environ, _allowed_ports())
+        host, port = slurm_step.first_node(os.environ), port or slurm_step.port(os.environ, users_ports())
         if place.rank == 0:
             _check_first_node(me, host)
             gate = listening_at(reachable_ip([host], me), port, place.size, me, deadline)
@@ -255,10 +254,6 @@ def _own_secret(place: Placement, wanted: TcpWanted) -> bytes:
         )
     secret = wanted.secret or read_secret(wanted.secret_file)
     return mac(secret, b"job", environment.name_across_hosts(place.source, wanted.job).encode())
-
-
-def _allowed_ports() -> range:
-    return allowed_ports(config.value(VARIABLE).value)
 
 
 def _check_first_node(me: str, host: str) -> None:

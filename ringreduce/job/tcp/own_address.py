@@ -48,6 +48,11 @@ def reachable_ip(names: Sequence[str], me: str) -> str:
     )
 
 
+def own_ips(name: str) -> list[str]:
+    """The addresses of this host that a name leads to, and at which other hosts may reach it."""
+    return sorted({ip for ip in _addresses(name) if _is_of_this_host(ip)})
+
+
 def _candidates(names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(how it was found, an address that may be this host's, or "")."""
     leads = [(name, ip) for name in dict.fromkeys(names) for ip in _addresses(name)]

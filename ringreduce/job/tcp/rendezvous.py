@@ -25,7 +25,8 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -244,10 +245,15 @@ def rank_listener(ip: str) -> socket.socket:
     return listening(ip, own_ports(), BACKLOG)
 
 
+def users_ports() -> range:
+    """Those of RINGREDUCE_PORTS. Raises InvalidArgumentError for a bad one."""
+    return allowed_ports(config.value(VARIABLE).value)
+
+
 def own_ports() -> Sequence[int]:
     """At which ports this rank may listen for the job's connections: of RINGREDUCE_PORTS those at which no rank 0 is
     awaited. Raises InvalidArgumentError for a bad RINGREDUCE_PORTS."""
-    ports = allowed_ports(config.value(VARIABLE).value)
+    ports = users_ports()
     if ports == ANY:
         return ports
     awaited = {config.value("RINGREDUCE_ADDRESS").value.rpartition(":")[2]}
@@ -272,37 +278,29 @@ def _call(meeting: TcpMeeting, deadline: Deadline) -> tuple[socket.socket, Any]:
     )
     was_there = False
     while True:
-        with _connect(meeting, deadline, lost if was_there else None) as connection:
+        with _connect(meeting, deadline, lost if was_there else None) as connection, ExitStack() as undo:
             listener, problem = _own_listener(connection.getsockname()[0])
+            if listener is not None:
+                undo.enter_context(listener)
             try:
                 answer = _ask(meeting, connection, own_record(meeting, listener, str(problem or "")), deadline)
             except _NotHeardError:
                 # Rank 0 had no room for one more that has proven nothing, or has gone; then nobody will listen there.
-                _close(listener)
                 continue
             except (ConnectionError, EOFError):
                 # Likewise, before it had this rank's proof. Whether it still listens tells which.
-                _close(listener)
                 if deadline.expired():
                     raise lost from None
                 was_there = True
                 time.sleep(TURNED_AWAY_S)
                 continue
-            except BaseException:
-                _close(listener)
-                raise
-        if listener is None:
-            assert problem is not None
-            raise problem  # and rank 0 has told it to the others
-        if "error" in answer:
-            listener.close()
-            raise told_error(answer["kind"], f"{meeting.me()}: told by rank 0: {answer['error']}")
-        return listener, answer
-
-
-def _close(listener: socket.socket | None) -> None:
-    if listener is not None:
-        listener.close()
+            if listener is None:
+                assert problem is not None
+                raise problem  # and rank 0 has told it to the others
+            if "error" in answer:
+                raise told_error(answer["kind"], f"{meeting.me()}: told by rank 0: {answer['error']}")
+            undo.pop_all()
+            return listener, answer
 
 
 class _NotHeardError(Exception):
@@ -393,11 +391,20 @@ def _set_timeout(connection: socket.socket, deadline: Deadline) -> None:
 
 def _receive(connection: socket.socket, nbytes: int, deadline: Deadline) -> bytes:
     """Exactly so many bytes. Raises EOFError when the other side closes before, and the builtin TimeoutError."""
+
+    def part(most: int) -> bytes:
+        _set_timeout(connection, deadline)
+        return connection.recv(most)
+
+    return exactly(nbytes, part)
+
+
+def exactly(nbytes: int, part: Callable[[int], bytes]) -> bytes:
+    """So many bytes. part: takes how many at most, and returns some; none at the end, where this raises EOFError."""
     received = bytearray()
     while len(received) < nbytes:
-        _set_timeout(connection, deadline)
-        part = connection.recv(nbytes - len(received))
-        if not part:
-            raise EOFError
-        received += part
+        some = part(nbytes - len(received))
+        if not some:
+            raise EOFError("the other side has ended the connection")
+        received += some
     return bytes(received)

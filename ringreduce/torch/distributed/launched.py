@@ -18,14 +18,13 @@ from ringreduce import config, state
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job import collective_json, store_rendezvous
 from ringreduce.job.handshake import told_error
+from ringreduce.job.tcp.job import ERROR_CHARS, LOOPBACK
 from ringreduce.job.tcp.listening_ports import listening
 from ringreduce.job.tcp.own_address import reachable_ip
 from ringreduce.job.tcp.rendezvous import own_ports
 
-LOOPBACK = "127.0.0.1"
 SECRET_NBYTES = 32
 SPARE_CALLERS = 64  # beside one for each rank, in the queue of the store's socket
-ERROR_CHARS = 1000
 
 
 def rendezvous(

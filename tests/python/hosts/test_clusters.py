@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import re
@@ -13,11 +12,10 @@ from typing import Any
 import kubernetes_schemas
 import mpis
 import pytest
-from deadlines import HANG_S
 from example_runs import EXAMPLES, write_data
 from lab.lab import Lab
 from lab.requirements import missing
-from tcp_jobs import secret_file
+from tcp_jobs import run_on_hosts, secret_file
 
 from ringreduce.launch import options
 
@@ -146,7 +144,7 @@ def test_the_job_without_an_operator_trains() -> None:
     assert spec["completions"] == spec["parallelism"] == 2
     (script,) = container["args"]
     assert f"--nnodes {spec['completions']} " in script
-    with Lab(2) as lab, contextlib.ExitStack() as stack:
+    with Lab(2) as lab:
         for host in "ab":  # each has an /etc/hosts of its own
             line = f"10.77.0.1 {name}-0.{service['metadata']['name']}"
             assert lab.run(host, ["sh", "-c", f"echo {line} >> /etc/hosts"]).status == 0
@@ -159,13 +157,12 @@ def test_the_job_without_an_operator_trains() -> None:
             "RINGREDUCE_SECRET_FILE": str(secret_file(lab.folder)),
             "RINGREDUCE_DATA": str(write_data(lab.folder / "small")),
         }
-        pods = []
-        for index, host in enumerate("ab"):
-            command = [*container["command"], script]
-            pods.append(stack.enter_context(lab.start(host, command, env=env | {"JOB_COMPLETION_INDEX": str(index)})))
-            stack.callback(pods[-1].kill)
-        outputs = [pod.communicate(timeout=HANG_S)[0] for pod in pods]
-        assert [pod.returncode for pod in pods] == [0, 0], outputs
+        pods = {
+            host: ["env", f"JOB_COMPLETION_INDEX={index}", *container["command"], script]
+            for index, host in enumerate("ab")
+        }
+        status, outputs = run_on_hosts(lab, pods, env)
+        assert status == [0, 0], outputs
         assert json.loads(file.read_text())["ranks"] == 4
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from example_runs import write_data
 from lab import network
 from lab.lab import Lab
 from lab.requirements import missing
-from tcp_jobs import secret_file
+from tcp_jobs import secret_file, torchrun
 
 from ringreduce.job.deadline import Deadline
 from ringreduce.launch.python import run_module
@@ -195,20 +194,6 @@ os.write(1, b"\\nend\\n")
     assert output.endswith("\nend\n")
 
 
-def torchrun(lab: Lab, program: list[str], env: dict[str, str]) -> None:
-    """Two ranks on each of four hosts."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "4", "--nproc-per-node", "2"]
-    env = env | {"RINGREDUCE_SECRET_FILE": str(secret_file(lab.folder))}
-    with ExitStack() as stack:
-        launchers = []
-        for node, host in enumerate("abcd"):
-            place = ["--master-addr", "a", "--node-rank", str(node)]
-            launchers.append(stack.enter_context(lab.start(host, [*command, *place, *program], env=env)))
-            stack.callback(launchers[-1].kill)
-        outputs = [launcher.communicate(timeout=HANG_S)[0] for launcher in launchers]
-        assert [launcher.returncode for launcher in launchers] == [0] * 4, outputs
-
-
 @pytest.mark.parametrize("launcher", ["ringrun", pytest.param("torchrun", marks=pytest.mark.long)])
 def test_training_is_the_same_on_eight_ranks_of_four_hosts(lab: Lab, launcher: str) -> None:
     pytest.importorskip("torch")
@@ -227,7 +212,8 @@ def test_training_is_the_same_on_eight_ranks_of_four_hosts(lab: Lab, launcher: s
     if launcher == "ringrun":
         by_ringrun("a:2,b:2,c:2,d:2")
     else:
-        torchrun(lab, train, env)
+        status, outputs = torchrun(lab, train, env | {"RINGREDUCE_SECRET_FILE": str(secret_file(lab.folder))}, "abcd")
+        assert status == [0] * 4, outputs
     eight = json.loads(result.read_text())
     assert [alone["ranks"], eight["ranks"]] == [1, 8]
     for row, other in zip(alone["epoch"], eight["epoch"], strict=True):

@@ -19,6 +19,7 @@ import pytest
 from deadlines import HANG_S, SOON_S
 from lab.lab import Lab
 from lab.requirements import missing
+from listens import listening_ports
 from ports import free_port
 from ranks import Ranks, clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 from tcp_jobs import lab_job, pid_of, secret_file, tcp_environment
@@ -190,20 +191,6 @@ def has_word() -> bool:
 
     descriptor = int(os.environ["RR_TEST_FDS"].split(",")[1])
     return bool(select.select([descriptor], [], [], 0)[0])
-
-
-def listening_ports(pid: int) -> list[int]:
-    """Where a process of this machine listens on IPv4."""
-    sockets = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            sockets.add(os.readlink(fd))
-    ports = []
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-            ports.append(int(fields[1].split(":")[1], 16))
-    return ports
 
 
 def disturb(port: int, kind: int, kept: list[socket.socket]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import mpis
 import pytest
+import tcp_jobs
 from deadlines import HANG_S
 from lab.lab import Lab
 from lab.mpi import Mpi, find
@@ -280,16 +281,9 @@ def torchrun(
 ) -> list[str]:
     """What four ranks on hosts a and b say, of so many attempts each."""
     pytest.importorskip("torch")
-    environ = {"OMP_NUM_THREADS": "1", "RINGREDUCE_INIT_TIMEOUT": "60", **env}
-    with contextlib.ExitStack() as stack:
-        launchers = []
-        for node, host in enumerate("ab"):
-            words = ["--nnodes", "2", "--nproc-per-node", "2", *options]
-            words += rendezvous or ("--node-rank", str(node), "--master-addr", "a")
-            command = [sys.executable, "-m", "torch.distributed.run", *words, path or program(lab.folder)]
-            launchers.append(stack.enter_context(lab.start(host, command, env=environ)))
-            stack.callback(launchers[-1].kill)
-        outputs = [launcher.communicate(timeout=HANG_S)[0] for launcher in launchers]
+    environ = {"RINGREDUCE_INIT_TIMEOUT": "60", **env}
+    what = [path or program(lab.folder)]
+    _, outputs = tcp_jobs.torchrun(lab, what, environ, rendezvous=rendezvous, options=options)
     lines = said("".join(outputs))
     assert len(lines) == 4 * attempts, outputs
     return lines

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from deadlines import HANG_S
 from lab.lab import Lab
 from lab.mpi import find
 from lab.requirements import missing
-from tcp_jobs import lab_job, secret_file
+from tcp_jobs import lab_job, secret_file, torchrun
 
 from ringreduce.launch.python import run_module
 
@@ -119,27 +118,15 @@ ALL = [f"rank {rank}/4 [10.0, 10.0, 10.0] 10 groups, told by a" for rank in rang
 ENV = {"OMP_NUM_THREADS": "1"}
 
 
-def torchrun(lab: Lab, env: Mapping[str, str], options: Sequence[str] = ()) -> tuple[list[int], str]:
-    """The exit status of torchrun on hosts a and b, with two ranks on each, and what all have said."""
-    with contextlib.ExitStack() as stack:
-        launchers = []
-        for node, host in enumerate("ab"):
-            words = ["--nnodes", "2", "--nproc-per-node", "2", "--node-rank", str(node), "--master-addr", "a", *options]
-            command = [sys.executable, "-m", "torch.distributed.run", *words, str(program(lab))]
-            launchers.append(stack.enter_context(lab.start(host, command, env=ENV | dict(env))))
-            stack.callback(launchers[-1].kill)
-        outputs = [launcher.communicate(timeout=HANG_S)[0] for launcher in launchers]
-        return [launcher.returncode for launcher in launchers], "".join(outputs)
-
-
 def test_torchrun_that_starts_its_ranks_again(lab: Lab) -> None:
     env = {"RINGREDUCE_SECRET_FILE": str(lab.folder / "secret"), "RR_FAILS_ONCE": "1"}
-    status, output = torchrun(lab, env, ["--max-restarts", "1"])
-    assert (status, said(output)) == ([0, 0], ALL), output
+    status, outputs = torchrun(lab, [program(lab)], env, options=["--max-restarts", "1"])
+    assert (status, said("".join(outputs))) == ([0, 0], ALL), outputs
 
 
 def test_torchrun_without_a_secret(lab: Lab) -> None:
-    _, output = torchrun(lab, {})
+    _, outputs = torchrun(lab, [program(lab)], {})
+    output = "".join(outputs)
     words = "on several hosts (rank 0 on a, rank 1 on a, rank 2 on b, rank 3 on b). Rank 0: hosts are connected by TCP"
     told = [line for line in output.splitlines() if words in line and "set RINGREDUCE_SECRET_FILE" in line]
     assert sum("UnavailableError" in line for line in told) >= 4, output
