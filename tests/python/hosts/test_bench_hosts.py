@@ -17,6 +17,8 @@ from ringreduce.launch.python import run_module
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 HOSTS = "a:2,b:2"
+HANGS = "mpich 4.0.2"
+"""Debian's, over UCX: on a loaded machine 2 of 20 of its jobs between hosts hung, and no other competitor's."""
 
 
 @pytest.fixture(name="lab", scope="module")
@@ -51,14 +53,17 @@ def test_alone_with_the_limit_of_the_link(lab: Lab) -> None:
 
 
 def test_beside_gloo_and_the_mpis(lab: Lab) -> None:
-    words = ["--sizes", "64K", "--rounds", "1", "--iters", "5", "--vs", "gloo,openmpi,mpich,mpi4py", "--json", "-"]
+    words = ["--sizes", "64K", "--rounds", "1", "--iters", "5", "--deadline", "60", "--vs"]
+    words += ["gloo,openmpi,mpich,mpi4py", "--json", "-"]
     output = bench(lab, *words)
     assert f"4 ranks, on {HOSTS}" in output
     cells = json.loads(output.splitlines()[-1])["cells"]
     status = {cell["competitor"]: cell["status"] for cell in cells}
-    assert status["ringreduce private"] == "ok", cells
+    if status.get(HANGS) == "timeout":  # it costs its cell and nothing else
+        del status[HANGS]
+    assert status["ringreduce private"] == "ok", output
     for name, outcome in status.items():
-        assert outcome == ("unsupported" if name.startswith("mpi4py") or name.endswith("xhc") else "ok"), cells
+        assert outcome == ("unsupported" if name.startswith("mpi4py") or name.endswith("xhc") else "ok"), output
     assert len(status) > 3, status
 
 
