@@ -82,7 +82,7 @@ def exchange_records(comm: Any, timeout_s: float, transport: str, mine: dict[str
     """
     rank = comm.Get_rank()
     records = _gather(comm, places.own_record(rank, comm.Get_size(), transport) | mine, "init(comm=...)", timeout_s)
-    places.check_agreement(records, rank, "[communicator]")
+    places.check_agreement(records, records[rank], len(records), "[communicator]")
     return records
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +57,7 @@ def own_record(rank: int, size: int, transport: str = "auto") -> dict[str, Any]:
     """What this rank says of itself; JSON can carry it. transport: of RINGREDUCE_TRANSPORT."""
     alone = transport in NO_SHARED_MEMORY
     return {
+        "rank": rank,
         "host": rendezvous.host_identity().decode() + (f":{rank}" if alone else ""),
         "settings": {"RINGREDUCE_TRANSPORT": transport} | {name: setting(name) for name in AGREED},
         "name": os.uname().nodename[:HOST_NAME_CHARS],
@@ -79,25 +82,37 @@ def setting(name: str) -> str:
         return knob.value  # init() raises what is wrong with it
 
 
-def check_agreement(records: Sequence[dict[str, Any]], rank: int, where: str) -> None:
+def distinct(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first record of each build and settings: what check_agreement() needs, and one of them where all agree."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in records:
+        found.setdefault(json.dumps([one["build"], one["settings"]], sort_keys=True), one)
+    return list(found.values())
+
+
+def check_agreement(records: Sequence[dict[str, Any]], mine: dict[str, Any], size: int, where: str) -> None:
     """Raises InvalidArgumentError when the ranks run different builds, MismatchError when they have other settings.
 
-    where: how the text begins.
+    Args:
+        records: of the job's ranks; distinct() ones suffice.
+        mine: this rank's.
+        size: ranks of the job.
+        where: how the text begins.
     """
-    mine = records[rank]
-    for other, one in enumerate(records):
+    me = f"{where} rank {mine['rank']}/{size}"
+    for one in records:
         if one["build"] != mine["build"]:
             raise InvalidArgumentError(
-                f"{where} rank {rank}/{len(records)}: this rank on {mine['name']} runs ringreduce "
-                f"{mine['build']}, but rank {other} on {one['name']} runs {one['build']}: install one version on all "
-                "hosts, and give all ranks the same RINGREDUCE_CACHE_CAPACITY"
+                f"{me}: this rank on {mine['name']} runs ringreduce {mine['build']}, but rank {one['rank']} on "
+                f"{one['name']} runs {one['build']}: install one version on all hosts, and give all ranks the same "
+                "RINGREDUCE_CACHE_CAPACITY"
             )
         for name, value in mine["settings"].items():
             if (other_value := one["settings"].get(name, "not known")) != value:
                 raise MismatchError(
-                    f"{where} rank {rank}/{len(records)}: {name} is {value} on this rank, on "
-                    f"{mine['name']}, and {other_value} on rank {other}, on {one['name']}: give all ranks "
-                    f"the same. Open MPI takes a variable to other hosts only when told: mpirun -x {variable(name)}"
+                    f"{me}: {name} is {value} on this rank, on {mine['name']}, and {other_value} on rank "
+                    f"{one['rank']}, on {one['name']}: give all ranks the same. Open MPI takes a variable to other "
+                    f"hosts only when told: mpirun -x {variable(name)}"
                 )
 
 
@@ -109,13 +124,13 @@ def variable(name: str) -> str:
 
 def host_labels(records: Sequence[dict[str, Any]]) -> list[int]:
     """By rank: the lowest rank on the same host."""
-    labels = [one["host"] for one in records]
-    return [labels.index(label) for label in labels]
+    first: dict[str, int] = {}
+    return [first.setdefault(one["host"], rank) for rank, one in enumerate(records)]
 
 
 def placement(hosts: Sequence[int], rank: int, source: str) -> Placement:
     """The place of a rank among ranks on these hosts."""
     here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     local_rank = here.index(rank)
-    across = [host for host in sorted(set(hosts)) if hosts.count(host) > local_rank]
+    across = [host for host, ranks in sorted(Counter(hosts).items()) if ranks > local_rank]
     return Placement(rank, len(hosts), local_rank, len(here), across.index(hosts[rank]), len(across), source, "")

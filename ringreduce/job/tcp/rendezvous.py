@@ -6,7 +6,7 @@
     PROOF      HMAC(secret, "caller",
                HELLO, CHALLENGE)        ->
     RECORD     what the rank is         ->
-                                        <- ANSWER     all records, or an error
+                                        <- ANSWER     where all ranks are, or an error
 
 Neither side believes or answers anything before the other has proven that it knows the job's secret, which is never
 sent. RECORD and ANSWER are JSON with a length before and an HMAC-SHA256 behind, under a key made of the secret and both
@@ -38,7 +38,7 @@ from ringreduce.job.handshake import same_mac, told_error
 from ringreduce.job.os_errors import errno_text
 from ringreduce.job.tcp.listening_ports import ANY, VARIABLE, allowed_ports, listening, meeting_ports
 
-MAGIC = b"ringrdt1"
+MAGIC = b"ringrdt2"
 NONCE_NBYTES = 32
 MAC_NBYTES = 32
 HELLO_NBYTES = len(MAGIC) + NONCE_NBYTES
@@ -128,17 +128,17 @@ def meet(
     """
     from ringreduce.job.tcp.rendezvous_server import serve
 
+    mine = places.own_record(meeting.rank, meeting.size, meeting.transport)
     with errno_text(meeting.me(), meeting.where()):
         if meeting.rank == 0:
-            listener, answer = serve(meeting, deadline, gate, listener)
+            listener, answer = serve(meeting, mine, deadline, gate, listener)
         else:
-            listener, answer = _call(meeting, deadline)
+            listener, answer = _call(meeting, mine, deadline)
     try:
-        records = answer["records"]
-        places.check_agreement(records, meeting.rank, "[rendezvous]")
-        hosts = places.host_labels(records)
+        places.check_agreement(answer["distinct"], mine, meeting.size, "[rendezvous]")
+        hosts = answer["hosts"]
         nonce = bytes.fromhex(answer["nonce"])
-        here = records[hosts[meeting.rank]]["host"].encode()
+        here = mine["host"].encode()
         name = mac(meeting.secret, b"local address", nonce, here)[:16].hex().encode()
         placed = places.PlacedRanks(
             places.placement(hosts, meeting.rank, "address"),
@@ -146,7 +146,7 @@ def meet(
             b"ringreduce." + name,
             mac(meeting.secret, b"local secret", nonce, here),
         )
-        addresses = [(str(one["ip"]), int(one["port"])) for one in records]
+        addresses = [(str(ip), int(port)) for ip, port in answer["addresses"]]
         key = mac(meeting.secret, b"connections", nonce)
         return Met(placed, listener, addresses, key, mac(meeting.secret, b"groups", nonce))
     except BaseException:
@@ -214,9 +214,8 @@ def session_key(secret: bytes, hello: bytes, challenge: bytes) -> bytes:
     return mac(secret, b"session", hello, challenge)
 
 
-def sealed(key: bytes, label: bytes, content: Any) -> bytes:
-    """A message with its length and its HMAC. label: "record" or "answer"."""
-    body = json.dumps(content).encode()
+def sealed(key: bytes, label: bytes, body: bytes) -> bytes:
+    """A message with its length and its HMAC. label: "record" or "answer"; body: JSON."""
     return LENGTH.pack(len(body)) + body + mac(key, label, body)
 
 
@@ -227,11 +226,12 @@ def unsealed(key: bytes, label: bytes, body: bytes, seal: bytes) -> Any:
     return json.loads(body)
 
 
-def own_record(meeting: TcpMeeting, listener: socket.socket | None, problem: str = "") -> dict[str, Any]:
-    """What this rank says of itself. problem: why it has no listener."""
+def own_record(
+    meeting: TcpMeeting, mine: dict[str, Any], listener: socket.socket | None, problem: str = ""
+) -> dict[str, Any]:
+    """What this rank says of itself. mine: of places.own_record(); problem: why it has no listener."""
     ip, port = listener.getsockname()[:2] if listener is not None else ("", 0)
-    return places.own_record(meeting.rank, meeting.size, meeting.transport) | {
-        "rank": meeting.rank,
+    return mine | {
         "size": meeting.size,
         "init_count": meeting.init_count,
         "ip": ip,
@@ -270,7 +270,7 @@ def _own_listener(ip: str) -> tuple[socket.socket | None, Exception | None]:
         return None, error
 
 
-def _call(meeting: TcpMeeting, deadline: Deadline) -> tuple[socket.socket, Any]:
+def _call(meeting: TcpMeeting, mine: dict[str, Any], deadline: Deadline) -> tuple[socket.socket, Any]:
     """The caller's side: a listener for connections, and rank 0's answer."""
     lost = PeerLostError(
         f"{meeting.me()}: lost rank 0: it gathers the ranks at {meeting.where()}, and went away before all had come; "
@@ -283,7 +283,7 @@ def _call(meeting: TcpMeeting, deadline: Deadline) -> tuple[socket.socket, Any]:
             if listener is not None:
                 undo.enter_context(listener)
             try:
-                answer = _ask(meeting, connection, own_record(meeting, listener, str(problem or "")), deadline)
+                answer = _ask(meeting, connection, own_record(meeting, mine, listener, str(problem or "")), deadline)
             except _NotHeardError:
                 # Rank 0 had no room for one more that has proven nothing, or has gone; then nobody will listen there.
                 continue
@@ -370,7 +370,9 @@ def _ask(meeting: TcpMeeting, connection: socket.socket, record: dict[str, Any],
                 "has to be the same on all hosts"
             )
         key = session_key(meeting.secret, hello, challenge)
-        connection.sendall(mac(meeting.secret, b"caller", hello, challenge) + sealed(key, b"record", record))
+        connection.sendall(
+            mac(meeting.secret, b"caller", hello, challenge) + sealed(key, b"record", json.dumps(record).encode())
+        )
         (nbytes,) = LENGTH.unpack(_receive(connection, LENGTH.size, deadline))
         if nbytes > ANSWER_NBYTES_MOST:
             raise MismatchError(f"{meeting.me()}: rank 0 announces an answer of {nbytes} bytes")

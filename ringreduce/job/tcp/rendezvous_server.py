@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import resource
 import selectors
@@ -24,6 +25,7 @@ from ringreduce.errors import (
     TimeoutError,
     UnavailableError,
 )
+from ringreduce.job import places
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import same_mac
 from ringreduce.job.os_errors import errno_text
@@ -96,13 +98,15 @@ class Caller:
 
 def serve(
     meeting: TcpMeeting,
+    mine: dict[str, Any],
     deadline: Deadline,
     gate: socket.socket | None = None,
     listener: socket.socket | None = None,
 ) -> tuple[socket.socket, dict[str, Any]]:
-    """Gathers the records of all ranks and sends them to all.
+    """Gathers the records of all ranks and tells all where they are.
 
     Args:
+        mine: this rank's, of places.own_record().
         gate: listens at the meeting's address already; closed here. None: it is made here.
         listener: this rank's for the others' connections; closed here where this fails. None: it is made here.
 
@@ -114,8 +118,14 @@ def serve(
     with _Server(meeting, deadline, gate) as server, errno_text(meeting.me(), meeting.where()):
         listener = listener or rank_listener(server.ip)
         try:
-            records = {0: own_record(meeting, listener)} | server.gather()
-            answer = {"records": [records[rank] for rank in range(meeting.size)], "nonce": os.urandom(32).hex()}
+            found = {0: own_record(meeting, mine, listener)} | server.gather()
+            records = [found[rank] for rank in range(meeting.size)]
+            answer = {
+                "nonce": os.urandom(32).hex(),
+                "hosts": places.host_labels(records),
+                "addresses": [(one["ip"], one["port"]) for one in records],
+                "distinct": places.distinct(records),
+            }
             server.answer(answer)
         except BaseException:
             listener.close()
@@ -206,6 +216,7 @@ class _Server:
     def _send(self, content: dict[str, Any]) -> list[Caller]:
         """Sends to every rank that has proven who it is, once. Returns those that could not be reached."""
         gone = []
+        body = json.dumps(content).encode()
         for caller in self._callers.values():
             if not caller.is_proven or caller.is_told:
                 continue
@@ -213,7 +224,7 @@ class _Server:
             key = session_key(self._meeting.secret, caller.hello, caller.challenge)
             caller.connection.settimeout(self._deadline.wait_s())
             try:
-                caller.connection.sendall(sealed(key, b"answer", content))
+                caller.connection.sendall(sealed(key, b"answer", body))
             except OSError:
                 gone.append(caller)
         return gone

@@ -8,6 +8,8 @@ import os
 import re
 import resource
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -88,6 +90,14 @@ def test_a_rank_that_comes_after_an_error_is_told_it() -> None:
     with ThreadPoolExecutor(3) as pool:
         said = list(pool.map(come, range(3)))
     assert all("says the job has 4 ranks, rank 0 says 3" in text for text in said), said
+
+
+def test_three_hundred_ranks_meet() -> None:
+    """Each checks its answer; how long a thousand take, says the benchmark."""
+    program = Path(__file__).parents[3] / "benchmarks" / "rendezvous.py"
+    words = [sys.executable, str(program), "--ranks", "300", "--rounds", "1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert (done.returncode, "300 ranks met in" in done.stdout) == (0, True), done.stderr
 
 
 def leave_descriptors(count: int) -> None:
