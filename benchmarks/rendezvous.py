@@ -98,7 +98,7 @@ class Rank:
 
 
 def drive(channel: Connection, port: int, size: int, per_host: int) -> None:
-    """All ranks but rank 0, in a process of their own. Says when they began and when the last had met, and CPU seconds."""
+    """All ranks but rank 0, in a process of their own. Says when they began, when all had met, and CPU seconds."""
     ranks = [Rank(port, size, record(rank, per_host)) for rank in range(1, size)]
     channel.send("ready")
     channel.recv()
