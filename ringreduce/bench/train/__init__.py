@@ -1,4 +1,4 @@
-"""`ringreduce bench train`: what data parallelism is worth on this machine, beside one process, DDP and Horovod.
+"""`ringreduce bench train`: what data parallelism is worth on one host or several, beside other ways to train.
 
 cli.py reads the command and prints; rounds.py alternates the modes; job.py runs one measurement as a job of its own;
 worker.py is one process of such a job; modes/ has one adapter per column of the comparison, frameworks/ one per

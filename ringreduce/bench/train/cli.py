@@ -16,9 +16,11 @@ from ringreduce.bench.train.figures import Row
 from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.losses import Verdict
 from ringreduce.bench.train.modes import ALWAYS, MODES
+from ringreduce.bench.train.modes.mode import Mode
 from ringreduce.bench.train.options import Options, parse
 from ringreduce.errors import Error
-from ringreduce.launch.binding import cores_of, thread_share
+from ringreduce.launch.binding import cpu_shares
+from ringreduce.launch.host_options import hosts_text
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,7 +33,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = parse(argv)
         FRAMEWORKS[options.framework].need()
-        chosen = "synthetic" if options.per_rank else data.choose(options.data)
+        is_synthetic = options.per_rank or (options.hosts and options.data is None)
+        chosen = "synthetic" if is_synthetic else data.choose(options.data)
     except Error as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
@@ -40,14 +43,13 @@ def main(argv: Sequence[str]) -> int:
 
 def run(options: Options, chosen: str) -> int:
     """Measures everything. Returns the exit status."""
-    reasons = {mode: MODES[mode].absent(options.framework) for mode in options.modes}
+    reasons = {mode: _absent(MODES[mode], options) for mode in options.modes}
     absent = {mode: why for mode, why in reasons.items() if why is not None}
     modes = [mode for mode in options.modes if mode not in absent]
-    shares = {mode: MODES[mode].shares(options.ranks) for mode in modes}
-    facts = meta(options, chosen, shares[ALWAYS[-1]])
+    facts = meta(options, chosen)
     cells = rounds.measure(options, modes, chosen)
-    shape = {mode: (len(each), thread_share(cores_of(each[0]), len(each))) for mode, each in shares.items()}
-    rows = figures.rows(cells, shape)
+    rows = figures.rows(cells, {mode: MODES[mode].processes(options.ranks) for mode in modes})
+    facts["threads_per_rank"] = next(row.threads for row in rows if row.mode == ALWAYS[-1])
     judge, verdicts = losses.judge(cells, options.settings.loss_tolerance)
     terminal.show(table.render(facts, rows, absent, judge, verdicts))
     if options.json:
@@ -62,8 +64,16 @@ def run(options: Options, chosen: str) -> int:
     return 1 if wrong or broken else 0
 
 
-def meta(options: Options, chosen: str, shares: list[list[int]]) -> dict[str, Any]:
-    """What the figures cannot be read without."""
+def _absent(mode: Mode, options: Options) -> str | None:
+    """Why a mode is not measured; None if it is."""
+    if options.hosts and mode.one_host:
+        return mode.one_host
+    return mode.absent(options.framework)
+
+
+def meta(options: Options, chosen: str) -> dict[str, Any]:
+    """What the figures cannot be read without, but for the ranks' threads, which they say themselves."""
+    bound_here = options.bind == "core" and not options.hosts
     versions = FRAMEWORKS[options.framework].versions()
     return {
         **machine.facts(),
@@ -72,8 +82,9 @@ def meta(options: Options, chosen: str, shares: list[list[int]]) -> dict[str, An
         **versions,
         "model": options.model,
         "ranks": options.ranks,
-        "binding": shares,
-        "threads_per_rank": thread_share(cores_of(shares[0]), len(shares)),
+        "hosts": [hosts_text([host]) for host in options.hosts],
+        "bind": options.bind,
+        "binding": [sorted(share) for share in cpu_shares(options.ranks)] if bound_here else None,
         "batch_size": options.settings.batch_size,
         "batch_per_rank": options.per_rank,
         "global_batch_size": options.global_batch,

@@ -1,4 +1,4 @@
-"""From what the jobs' processes wrote to the figures of the table.
+"""From what the jobs' processes said to the figures of the table.
 
 Ratios and differences are taken between jobs of the same round, which saw the same machine; a figure is the median
 over the rounds. Parts of a median step need not add up to it exactly. Everything here is arithmetic.
@@ -33,6 +33,8 @@ class Cell:
     """Before each checked step and after the last."""
     rank_rates: list[float] = field(default_factory=list)
     """Samples/s of every process in every window."""
+    threads: list[int] = field(default_factory=list)
+    """Of every process."""
     output: str = ""
     """The end of what a job printed that went wrong."""
 
@@ -52,7 +54,8 @@ class Row:
 
     mode: str
     processes: int
-    threads: int
+    threads: int | None
+    """Of the process that has most."""
     status: str
     samples_per_s: float | None
     to_single: float | None
@@ -83,26 +86,28 @@ def cell(number: int, outcome: Outcome) -> Cell:
         peak_memory_MiB=sum(rank["peak_memory_KiB"] for rank in ranks) / 1024,
         losses=[sum(parts) for parts in zip(*(rank["losses"] for rank in ranks), strict=True)],
         rank_rates=[rate for each in rates for rate in each],
+        threads=[rank["threads"] for rank in ranks],
     )
 
 
-def rows(cells: Mapping[str, Sequence[Cell]], shape: Mapping[str, tuple[int, int]]) -> list[Row]:
+def rows(cells: Mapping[str, Sequence[Cell]], processes: Mapping[str, int]) -> list[Row]:
     """One row per mode.
 
     Args:
         cells: every mode's, by round.
-        shape: every mode's processes, and threads in each.
+        processes: how many every mode has.
     """
-    return [_row(mode, cells, *shape[mode]) for mode in cells]
+    return [_row(mode, cells, processes[mode]) for mode in cells]
 
 
-def _row(mode: str, cells: Mapping[str, Sequence[Cell]], processes: int, threads: int) -> Row:
+def _row(mode: str, cells: Mapping[str, Sequence[Cell]], processes: int) -> Row:
     mine = cells[mode]
     good = [each for each in mine if each.status == "ok"]
     single = cells.get(Single.name, ())
     bound = cells[Independent.name]
     to_single = _paired(mine, single, _ratio)
     distributed = mode not in (Single.name, SingleAll.name)
+    threads = good[0].threads if good else []
     rates = [rate for each in good for rate in each.rank_rates]
     total = _median([each.step_ms for each in good])
     step = None
@@ -113,11 +118,11 @@ def _row(mode: str, cells: Mapping[str, Sequence[Cell]], processes: int, threads
     return Row(
         mode=mode,
         processes=processes,
-        threads=threads,
+        threads=max(threads, default=None),
         status=next((each.status for each in mine if each.status != "ok"), "ok"),
         samples_per_s=_median([each.samples_per_s for each in good]),
         to_single=to_single,
-        efficiency=None if to_single is None else to_single / (processes * threads),
+        efficiency=None if to_single is None else to_single / sum(threads),
         fraction_of_bound=_paired(mine, bound, _ratio) if distributed else None,
         step_ms=step,
         rank_rate=(statistics.fmean(rates), Z_95 * statistics.pstdev(rates)) if rates else None,

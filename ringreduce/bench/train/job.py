@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringreduce.bench.train.frameworks import FRAMEWORKS
+from ringreduce.bench.train import results
 from ringreduce.bench.train.modes.mode import Mode
 from ringreduce.bench.train.options import Options
 from ringreduce.bench.train.spec import Spec, name_of
-from ringreduce.launch.binding import cores_of, thread_share
+from ringreduce.errors import Error
 from ringreduce.launch.python import run_module
 from ringreduce.launch.supervise import Supervisor
 
@@ -27,7 +26,7 @@ WORKER = "ringreduce.bench.train.worker"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended. Only one that is "ok" has what its ranks wrote; the others have the end of their output."""
+    """How a job ended. Only one that is "ok" has what its ranks said; the others have the end of their output."""
 
     status: str
     """ok | failed | timeout"""
@@ -39,7 +38,6 @@ class Outcome:
 def run(mode: Mode, options: Options, data: str) -> Outcome:
     """Runs one job; takes at most its deadline and some seconds to stop it. Never raises for what the job does."""
     settings = options.settings
-    shares = mode.shares(options.ranks)
     with tempfile.TemporaryDirectory(prefix="ringreduce-train-") as folder:
         spec = Spec(
             mode=name_of(mode),
@@ -56,30 +54,27 @@ def run(mode: Mode, options: Options, data: str) -> Outcome:
             warmup=settings.warmup,
             windows=settings.windows,
             steps_per_window=settings.steps_per_window,
-            shares=shares,
+            bind=options.bind,
+            threads=options.threads,
             folder=folder,
+            mark=results.new_mark(),
             timeout_s=settings.timeout_s,
         )
-        told = Path(folder, "spec.json")
-        spec.write(told)
-        command = mode.command(len(shares), run_module(WORKER, str(told)))
-        threads = thread_share(cores_of(shares[0]), len(shares))
-        framework = FRAMEWORKS[options.framework].environ(threads)
-        environ = {**os.environ, "OMP_NUM_THREADS": str(threads), **framework, **mode.environ()}
+        command = mode.command(options, run_module(WORKER, spec.text()))
+        environ = {**os.environ, **mode.environ()}
         start = time.monotonic()
         with Path(folder, "output").open("w+b") as output:
             status = _supervise(command, environ, output.fileno(), start + spec.timeout_s)
             seconds = time.monotonic() - start
             output.seek(0)
             said = output.read().decode(errors="replace")
-        if status == "ok":
-            try:
-                return Outcome(
-                    status, seconds, [json.loads(spec.result_file(rank).read_text()) for rank in range(len(shares))]
-                )
-            except (OSError, ValueError) as error:
-                return Outcome("failed", seconds, output=f"{said[-TAIL:]}\nexit status 0, but {error}")
-        return Outcome(status, seconds, output=said[-TAIL:])
+    end = results.without(spec.mark, said)[-TAIL:]
+    if status != "ok":
+        return Outcome(status, seconds, output=end)
+    try:
+        return Outcome(status, seconds, results.find(spec.mark, said, mode.processes(options.ranks)))
+    except Error as error:
+        return Outcome("failed", seconds, output=f"{end}\nexit status 0, but {error}")
 
 
 def _supervise(command: list[str], environ: dict[str, str], output: int, until: float) -> str:

@@ -11,9 +11,12 @@ from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.modes import ALWAYS, MODES
 from ringreduce.bench.train.optimizers import OPTIMIZERS
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.launch.host_options import add_host_options, host_list, ringrun_words
+from ringreduce.launch.hosts import Host, is_this_host
 from ringreduce.launch.options import MAX_RANKS
 
 DATA = ("fashion-mnist", "synthetic")
+DEFAULT_RANKS = 2
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,14 @@ class Options:
     data: str | None
     seed: int
     optimizer: str
+    bind: str
+    threads: int | None
     json: str | None
     settings: Defaults
+    hosts: tuple[Host, ...]
+    """None: this one."""
+    ringrun: tuple[str, ...]
+    """ringrun's options for these hosts."""
 
     @property
     def per_rank(self) -> bool:
@@ -75,21 +84,33 @@ def parse(argv: Sequence[str]) -> Options:
     """Options from the command line. Exits with status 2 and a usage line on a bad one.
 
     Raises:
-        InvalidArgumentError: an unknown mode, a model that the framework has not, or fewer samples than ranks.
+        InvalidArgumentError: an unknown mode, a model that the framework has not, fewer samples than ranks, or hosts
+            that are none.
     """
     args = _parser().parse_args(argv)
     chosen = MODELS[args.model]
     framework = FRAMEWORKS[args.framework]
+    hosts = host_list(args)
+    slots = sum(host.slots for host in hosts)
+    words = ringrun_words(args, hosts)
+    if hosts and all(is_this_host(host.name) for host in hosts):
+        if words[2:]:
+            raise InvalidArgumentError(f"{words[2].partition('=')[0]} is for other hosts, and this is the only one")
+        hosts, words = [], []
+    if slots and args.ranks not in (None, slots):
+        raise InvalidArgumentError(f"ringreduce bench train: -np {args.ranks}, and the hosts have {slots} slots")
     options = Options(
         framework=args.framework,
         model=args.model,
-        ranks=args.ranks,
+        ranks=slots or args.ranks or DEFAULT_RANKS,
         modes=_modes(framework.vs if args.vs is None else args.vs),
         rounds=args.rounds,
         seconds=args.seconds,
         data=args.data,
         seed=args.seed,
         optimizer=args.optimizer,
+        bind=args.bind,
+        threads=args.threads,
         json=args.json,
         settings=Defaults(
             batch_size=args.batch_size or chosen.batch_size,
@@ -101,6 +122,8 @@ def parse(argv: Sequence[str]) -> Options:
             timeout_s=args.timeout or chosen.timeout_s,
             loss_tolerance=chosen.loss_tolerance,
         ),
+        hosts=tuple(hosts),
+        ringrun=tuple(words),
     )
     if options.model not in framework.models:
         raise InvalidArgumentError(
@@ -132,19 +155,27 @@ def _modes(vs: str) -> tuple[str, ...]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ringreduce bench train",
-        description="Times training on N ranks beside other ways to train on the same cores. Every measurement is a "
-        "job of its own; modes alternate within a round. Exit status 1 when a mode's loss differs or ringreduce fails.",
+        description="Times training on N ranks, of this host or of several, beside other ways to train on the same "
+        "cores. Every measurement is a job of its own; modes alternate within a round. Exit status 1 when a mode's "
+        "loss differs or ringreduce fails.",
     )
     add = parser.add_argument
     add("--framework", choices=list(FRAMEWORKS), default="torch", help="default %(default)s")
     add("--model", choices=list(MODELS), default="lenet", help="default %(default)s")
-    add("-np", dest="ranks", type=positive, default=2, metavar="N", help="ranks (default %(default)s)")
+    add("-np", dest="ranks", type=positive, metavar="N", help=f"ranks (default: the slots of -H, else {DEFAULT_RANKS})")
+    add_host_options(parser, "ranks on these hosts, host:slots,...; modes of one process stay on this host")
+    add("--bind", choices=["core", "none"], default="core", help="bind each rank to its share of its host's cores")
+    add("--threads", type=positive, metavar="N", help="of each rank (default: one for each core of its share)")
     defaults = "; ".join(f"{each.name}: {each.vs}" for each in FRAMEWORKS.values())
     add("--vs", metavar="LIST", help=f'beside {" and ".join(ALWAYS)}, or "none" (default for {defaults})')
     add("--rounds", type=positive, default=3, metavar="R", help="default %(default)s")
     add("--seconds", type=_seconds, default=3.0, metavar="S", help="length of a timed window (default %(default)s)")
     add("--batch-size", type=positive, metavar="N", help="global (256), or per rank for resnet50 (32)")
-    add("--data", choices=DATA, help="default: fashion-mnist if its files are there, else synthetic")
+    add(
+        "--data",
+        choices=DATA,
+        help="default: fashion-mnist if its files are there and all ranks on this host, else synthetic",
+    )
     add("--optimizer", choices=list(OPTIMIZERS), default="sgd", help="default %(default)s; momentum is 0.9")
     add("--seed", type=int, default=0, help="of weights, data and order (default %(default)s)")
     add(

@@ -1,11 +1,10 @@
-"""What a worker is told: one JSON file per job, written by job.py and read by worker.py."""
+"""What a worker is told: one word of its command line, in JSON, written by job.py and read by worker.py."""
 
 from __future__ import annotations
 
 import importlib
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringreduce.errors import InvalidArgumentError
@@ -29,8 +28,10 @@ class Spec:
         check_steps: deterministic steps before timing, whose losses are compared.
         warmup: untimed steps after those.
         windows, steps_per_window: how often and how long to time.
-        shares: the CPUs of each process.
-        folder: where the job's files are; results are written there.
+        bind: core (each process on its share of its host's cores) | none.
+        threads: of each rank; None: one for each core of its share.
+        folder: empty, for modes whose processes are all on this host; the other hosts do not have it.
+        mark: what the line begins with in which a process says its figures (results.py).
         timeout_s: of the whole job.
     """
 
@@ -48,22 +49,20 @@ class Spec:
     warmup: int
     windows: int
     steps_per_window: int | None
-    shares: list[list[int]]
+    bind: str
+    threads: int | None
     folder: str
+    mark: str
     timeout_s: float
 
-    def write(self, path: Path) -> None:
+    def text(self) -> str:
         """As JSON."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, path: Path) -> Spec:
-        """What write() wrote."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
-
-    def result_file(self, rank: int) -> Path:
-        """Where a rank leaves its figures."""
-        return Path(self.folder, f"rank-{rank}.json")
+    def read(cls, text: str) -> Spec:
+        """Of what text() has made."""
+        return cls(**json.loads(text))
 
 
 def name_of(mode: Mode) -> str:

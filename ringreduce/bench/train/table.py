@@ -41,7 +41,7 @@ def _cells(row: Row, verdict: Verdict | None) -> list[str]:
     loss = MISSING if verdict is None else f"{verdict.loss:.4f}"
     return [
         "  " + row.mode,
-        f"{row.processes} x {row.threads}",
+        f"{row.processes} x {_number(row.threads, 0)}",
         row.status if row.samples_per_s is None else _number(row.samples_per_s, 1),
         _number(row.to_single, 2),
         _number(row.efficiency, 3),
@@ -53,17 +53,28 @@ def _cells(row: Row, verdict: Verdict | None) -> list[str]:
 
 
 def _head(meta: Mapping[str, Any]) -> list[str]:
-    binding = " | ".join(",".join(map(str, cores)) for cores in meta["binding"])
+    hosts = f" on {','.join(meta['hosts'])}" if meta["hosts"] else ""
+    this = "this host: " if meta["hosts"] else ""
     each = " per rank" if meta["batch_per_rank"] else ""
     rounds = f"{meta['rounds']} round{'' if meta['rounds'] == 1 else 's'}"
     batch = f"batch {meta['batch_size']}{each}"
-    what = f"training {meta['model']}, {meta['optimizer']}, {meta['ranks']} ranks, {batch}, {meta['data']}, {rounds}"
+    ranks = f"{meta['ranks']} ranks{hosts}"
+    what = f"training {meta['model']}, {meta['optimizer']}, {ranks}, {batch}, {meta['data']}, {rounds}"
     versions = ", ".join(f"{package} {version}" for package, version in meta["versions"].items())
     return [
         f"# ringreduce {meta['ringreduce']}: {what}, {versions}",
-        f"# {meta['cpu']}, {meta['cores_online']} cores, ranks on {binding}; Linux {meta['kernel']}; {meta['isa']}",
+        f"# {this}{meta['cpu']}, {meta['cores_online']} cores; Linux {meta['kernel']}; {meta['isa']}; {_bound(meta)}",
         "#",
     ]
+
+
+def _bound(meta: Mapping[str, Any]) -> str:
+    """To what the ranks are bound, in words."""
+    if meta["bind"] == "none":
+        return "ranks are not bound"
+    if meta["binding"] is None:
+        return "ranks are bound to the cores of their hosts"
+    return f"ranks on {' | '.join(','.join(map(str, cores)) for cores in meta['binding'])}"
 
 
 def _notes(

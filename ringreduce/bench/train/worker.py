@@ -1,12 +1,11 @@
-"""`python -m ringreduce.bench.train.worker SPEC`: one process of one measurement.
+"""`python -m ringreduce.bench.train.worker SPEC`: one process of one measurement, on any host; SPEC is JSON (spec.py).
 
 First some deterministic steps whose losses are compared between modes, then untimed ones, then timed windows. What one
-process of a job saw goes into a file of its own; the command adds the files up.
+process of a job saw it prints in one line (results.py); the command adds the lines up.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import resource
@@ -16,10 +15,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringreduce.bench.train import batches
+from ringreduce.bench.train import batches, results
 from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.spec import Spec, mode_of
-from ringreduce.launch.binding import cores_of, thread_share
 
 if TYPE_CHECKING:
     from ringreduce.bench.train.frameworks.framework import Learner
@@ -80,7 +78,7 @@ class Trainer:
 
 
 def measure(spec: Spec, team: Team, threads: int) -> dict[str, Any]:
-    """What one process writes into its file; memory in KiB, other units in the names."""
+    """What one process has measured; memory in KiB, other units in the names."""
     learner = FRAMEWORKS[spec.framework].learner(spec, team, threads)
     trainer = Trainer(spec, team, learner)
     losses = trainer.check()
@@ -96,18 +94,21 @@ def measure(spec: Spec, team: Team, threads: int) -> dict[str, Any]:
     }
 
 
-def main(path: str) -> int:
+def main(text: str) -> int:
     """Runs one process of the job. Returns 0."""
-    spec = Spec.read(Path(path))
+    spec = Spec.read(text)
     signal.alarm(math.ceil(spec.timeout_s) + ALARM_AFTER_S)
     mode = mode_of(spec.mode)
-    cpus = spec.shares[mode.rank()]
-    os.sched_setaffinity(0, cpus)  # before the framework starts threads
-    threads = thread_share(cores_of(cpus), len(spec.shares))
-    FRAMEWORKS[spec.framework].prepare(threads)
+    place = mode.place()
+    cpus = mode.cpus(place, spec)
+    if spec.bind == "core":
+        os.sched_setaffinity(0, cpus)  # before the framework starts threads
+    threads = mode.threads(cpus, place, spec)
+    framework = FRAMEWORKS[spec.framework]
+    os.environ.update({"OMP_NUM_THREADS": str(threads), **framework.environ(threads)})
+    framework.prepare(threads)
     team = mode.join(Path(spec.folder), spec.timeout_s)
-    result = measure(spec, team, threads)
-    spec.result_file(team.rank).write_text(json.dumps(result), encoding="utf-8")
+    results.say(spec.mark, measure(spec, team, threads))
     team.leave()
     return 0
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ringreduce.bench.train import batches, data, figures, job, losses
+from ringreduce.bench.train import batches, data, figures, job, losses, results
 from ringreduce.bench.train.cli import main
 from ringreduce.bench.train.figures import Cell
 from ringreduce.bench.train.frameworks.torch import Torch
@@ -32,10 +32,12 @@ from ringreduce.bench.train.modes.independent import Connected
 from ringreduce.bench.train.modes.mode import Mode, Team
 from ringreduce.bench.train.modes.ringreduce import Ringreduce
 from ringreduce.bench.train.options import parse
-from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.errors import Error, InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from ringreduce.bench.train.options import Options
 
 HERE = Path(__file__).resolve().parent
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -46,7 +48,7 @@ QUICK = ["--data", "synthetic", "--batch-size", "33", "--check-steps", "3", "--s
 SCHEMA = {
     "mode": str,
     "processes": int,
-    "threads": int,
+    "threads": (int, type(None)),
     "status": str,
     "samples_per_s": (float, type(None)),
     "to_single": (float, type(None)),
@@ -91,6 +93,7 @@ def test_modes_reach_the_same_loss_and_an_absent_one_is_named(
         assert row["samples_per_s"] == cell["samples_per_s"] > 0
         assert row["peak_memory_MiB"] > 10 * row["processes"]
         assert len(cell["losses"]) == 4
+        assert cell["threads"] == [row["threads"]] * row["processes"]
         assert row["same_loss"] is True
         assert row["step_ms"]["total"] == pytest.approx(33 / row["samples_per_s"] * 1e3)
     assert rows["ringreduce"]["loss"] == pytest.approx(rows["single"]["loss"], rel=1e-3)
@@ -172,11 +175,36 @@ def test_a_mode_that_fails_says_why() -> None:
     assert "cannot run 'no-such-launcher'" in outcome.output
 
 
+def test_a_rank_that_says_no_figures_has_failed() -> None:
+    outcome = job.run(Silent(), parse(QUICK), "synthetic")
+    assert (outcome.status, outcome.ranks) == ("failed", [])
+    assert "off I go" in outcome.output
+    assert "exit status 0, but no figures of rank 0, 1 of 2 were found in its output" in outcome.output
+
+
+def test_figures_are_found_behind_a_launchers_tags(capsys: pytest.CaptureFixture[str]) -> None:
+    mark = results.new_mark()
+    assert mark != results.new_mark()
+    print("epoch 1 ...", end="")  # a line that the training has begun
+    results.say(mark, {"rank": 0, "losses": [1.5, math.inf]})
+    said = capsys.readouterr().out
+    other = f'[1,1]<stdout>:{mark} {{"rank": 1, "losses": []}}\n'
+    noise = f"worker {{'mark': '{mark}'}}\n{results.new_mark()} {{}}\n"
+    output = f"{noise}{other}{said}the end\n"
+    assert results.find(mark, output, 2) == [{"rank": 0, "losses": [1.5, math.inf]}, {"rank": 1, "losses": []}]
+    assert results.without(mark, output) == f"{noise}epoch 1 ...\nthe end\n"
+    with pytest.raises(Error, match="no figures of rank 2 of 3"):
+        results.find(mark, output, 3)
+    with pytest.raises(Error, match="a rank's figures are no JSON"):
+        results.find(mark, output.replace("inf", "").replace("Infinity", ""), 2)
+
+
 @needs_torch
 def test_resnet50_is_timed_by_the_usual_method() -> None:
     argv = ["--model", "resnet50", "--batch-size", "1", "--iters", "2", "--batches-per-iter", "1", "--warmup", "1"]
-    outcome = job.run(Ringreduce(), parse([*argv, "--check-steps", "1"]), "synthetic")
+    outcome = job.run(Ringreduce(), parse([*argv, "--check-steps", "1", "--threads", "3"]), "synthetic")
     assert outcome.status == "ok", outcome.output
+    assert [rank["threads"] for rank in outcome.ranks] == [3, 3]
     cell = figures.cell(0, outcome)
     assert [rank["gradient_nbytes"] for rank in outcome.ranks] == [4 * 25_557_032] * 2
     assert len(cell.rank_rates) == 2 * 2
@@ -291,7 +319,7 @@ def outcome(rate: float, processes: int = 2) -> Outcome:
     """A job of two windows of 10 steps on 4 samples, at this many samples/s in all."""
     seconds = 40 / rate * processes
     windows = [{"steps": 10, "samples": 40 // processes * processes, "seconds": seconds}] * 2
-    rank = {"windows": windows, "losses": [1.5, 1.0], "peak_memory_KiB": 2048}
+    rank = {"windows": windows, "losses": [1.5, 1.0], "peak_memory_KiB": 2048, "threads": 2}
     return Outcome("ok", 9.0, [rank] * processes)
 
 
@@ -302,10 +330,12 @@ def test_figures_are_medians_of_ratios_within_a_round() -> None:
         for mode, each in rates.items()
     }
     cells["ddp-gloo"] = [cells["ringreduce"][0], Cell(1, "timeout", 300.0), Cell(2, "failed", 1.0, output="why")]
-    shape = {"single": (1, 1), "independent": (2, 1), "ringreduce": (2, 1), "ddp-gloo": (2, 1)}
-    single, bound, ours, peer = figures.rows(cells, shape)
+    cells["horovod"] = [Cell(0, "failed", 1.0)]
+    processes = {mode: 1 if mode == "single" else 2 for mode in cells}
+    single, bound, ours, peer, none = figures.rows(cells, processes)
     assert ours.samples_per_s == pytest.approx(300)
-    assert (ours.to_single, ours.efficiency) == (pytest.approx(1.25), pytest.approx(0.625))
+    assert (ours.to_single, ours.efficiency) == (pytest.approx(1.25), pytest.approx(1.25 / 4))
+    assert (ours.processes, ours.threads, none.processes, none.threads) == (2, 2, 2, None)
     assert ours.fraction_of_bound == pytest.approx(0.75)
     assert ours.peak_memory_MiB == 4
     assert bound.fraction_of_bound == 1
@@ -372,6 +402,12 @@ class Failing(Here):
         raise RuntimeError("no such luck")
 
 
+class Silent(Here):
+    def join(self, folder: Path, timeout_s: float) -> Team:
+        print("off I go", flush=True)
+        os._exit(0)
+
+
 class Missing(Here):
-    def command(self, processes: int, worker: list[str]) -> list[str]:
+    def command(self, options: Options, worker: list[str]) -> list[str]:
         return ["no-such-launcher", *worker]

@@ -93,8 +93,10 @@ def spec_of(optimizer: str) -> Spec:
         warmup=1,
         windows=1,
         steps_per_window=None,
-        shares=[],
+        bind="core",
+        threads=None,
         folder="",
+        mark="",
         timeout_s=1.0,
     )
 

@@ -68,7 +68,7 @@ class Framework:
         return {package: metadata.version(owners[package][0]) for package in self.packages}
 
     def environ(self, threads: int) -> dict[str, str]:
-        """Variables to set for all processes, before they start. Everything is measured on CPUs."""
+        """In a worker, before prepare(): variables that the framework reads when imported. All is measured on CPUs."""
         return {}
 
     def prepare(self, threads: int) -> None:

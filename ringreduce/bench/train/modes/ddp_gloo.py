@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringreduce import state
 from ringreduce.bench.train.modes.mode import Mode, Team
 from ringreduce.job import environment
+from ringreduce.job.tcp.interfaces import interfaces
+from ringreduce.job.tcp.own_address import reachable_ip
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,24 +52,29 @@ class Replicas(Team):
 
 
 class DdpGloo(Mode):
-    """Started and bound by ringrun, met through a file: no port can be taken by another."""
+    """Under ringrun, met as the ranks of ringreduce.torch meet, wherever they are."""
 
     name = "ddp-gloo"
     frameworks = ("torch",)
     backend = "gloo"
 
-    def environ(self) -> dict[str, str]:
-        """See Mode. All ranks are here, whatever this host's name resolves to."""
-        return {"GLOO_SOCKET_IFNAME": "lo"}
-
     def join(self, folder: Path, timeout_s: float) -> Team:
-        """See Mode."""
+        """See Mode. Nothing of ringreduce's own job is left when Gloo trains."""
         from torch import distributed
 
-        place = environment.detect()
-        store = f"file://{folder}/{self.backend}-store"
-        wait = timedelta(seconds=timeout_s)
-        distributed.init_process_group(
-            self.backend, init_method=store, rank=place.rank, world_size=place.size, timeout=wait
-        )
-        return Replicas(place.rank, place.size)
+        import ringreduce.torch  # registers "ringreduce://" and the backend of that name
+
+        world = ringreduce.init()
+        os.environ["GLOO_SOCKET_IFNAME"] = _interface()
+        distributed.init_process_group(self.backend, init_method="ringreduce://", timeout=timedelta(seconds=timeout_s))
+        ringreduce.shutdown()
+        return Replicas(world.rank, world.size)
+
+
+def _interface() -> str:
+    """By which the other ranks reach this one: the loopback if all are here, whatever this host's name resolves to."""
+    reached = state.require().reached
+    if reached is None or not environment.spans_hosts(environment.detect(network=True)):
+        return "lo"
+    own = reachable_ip([reached.ip], DdpGloo.name)
+    return next(name for name, ip in interfaces() if ip == own)

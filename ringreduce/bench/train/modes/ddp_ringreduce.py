@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ringreduce.bench.train.modes.ddp_gloo import DdpGloo
-from ringreduce.bench.train.modes.mode import Team
 
 
 class DdpRingreduce(DdpGloo):
@@ -13,9 +10,3 @@ class DdpRingreduce(DdpGloo):
 
     name = "ddp-ringreduce"
     backend = "ringreduce"
-
-    def join(self, folder: Path, timeout_s: float) -> Team:
-        """See Mode."""
-        import ringreduce.torch  # noqa: F401  registers the backend
-
-        return super().join(folder, timeout_s)

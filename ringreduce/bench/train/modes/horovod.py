@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringreduce.bench.train.modes.mode import Mode, Team
+from ringreduce.launch.binding import cpu_shares
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
+
+    from ringreduce.bench.train.options import Options
+    from ringreduce.bench.train.spec import Spec
+    from ringreduce.job.environment import Placement
 
 IMPORT_TIMEOUT_S = 60.0
 ADVICE = (
@@ -53,6 +58,7 @@ class Horovod(Mode):
     """Under horovodrun; workers bind themselves."""
 
     name = "horovod"
+    one_host = "Horovod is measured on one host here"
 
     def absent(self, framework: str = "torch") -> str | None:
         """See Mode. Imported in a process of its own: a broken build may end the process that imports it."""
@@ -72,9 +78,13 @@ class Horovod(Mode):
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         return f"importing horovod.torch failed ({last[0]}); {ADVICE}"
 
-    def command(self, processes: int, worker: list[str]) -> list[str]:
+    def command(self, options: Options, worker: list[str]) -> list[str]:
         """See Mode."""
-        return [sys.executable, "-m", "horovod.runner.launch", "-np", str(processes), *worker]
+        return [sys.executable, "-m", "horovod.runner.launch", "-np", str(options.ranks), *worker]
+
+    def cpus(self, place: Placement, spec: Spec) -> list[int]:
+        """See Mode: horovodrun binds nobody."""
+        return sorted(cpu_shares(place.local_size)[place.local_rank])
 
     def join(self, folder: Path, timeout_s: float) -> Team:
         """See Mode."""

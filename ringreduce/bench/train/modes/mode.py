@@ -6,16 +6,21 @@ does to the gradients is torch's wrap(); the other frameworks (frameworks/) ask 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringreduce.job import environment
-from ringreduce.launch.binding import cpu_shares
+from ringreduce.launch.binding import cores_of, cpu_shares, thread_share
 from ringreduce.launch.python import run_module
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
+
+    from ringreduce.bench.train.options import Options
+    from ringreduce.bench.train.spec import Spec
+    from ringreduce.job.environment import Placement
 
 
 class Team:
@@ -53,7 +58,7 @@ class Team:
 
 
 class Mode:
-    """One way to train. The default starts ranks under ringrun, each bound to its share of the cores."""
+    """One way to train. The default starts ranks under ringrun, on one host or on several."""
 
     name = ""
     is_reduced = True
@@ -61,32 +66,48 @@ class Mode:
 
     frameworks: tuple[str, ...] = ("torch", "tensorflow", "keras", "jax")
     """Those that it exists for."""
+    one_host = ""
+    """Why it is measured on one host only; "" where it is not."""
 
     def absent(self, framework: str = "torch") -> str | None:
         """Why it cannot be measured here and what helps; None if it can."""
         return None if framework in self.frameworks else f"it is there for {' and '.join(self.frameworks)} only"
 
-    def shares(self, ranks: int) -> list[list[int]]:
-        """The CPUs of each process that it starts; a process has as many threads as cores (thread_share())."""
-        return [sorted(share) for share in cpu_shares(ranks)]
+    def processes(self, ranks: int) -> int:
+        """How many it starts where a job has so many ranks."""
+        return ranks
 
-    def command(self, processes: int, worker: list[str]) -> list[str]:
-        """What starts so many workers."""
-        return run_module("ringreduce.launch.ringrun", "-np", str(processes), "--no-tag-output", *worker)
+    def command(self, options: Options, worker: list[str]) -> list[str]:
+        """What starts the workers."""
+        ringrun = run_module("ringreduce.launch.ringrun", "-np", str(options.ranks), *options.ringrun)
+        return [*ringrun, "--bind", options.bind, "--no-tag-output", *worker]
 
     def environ(self) -> dict[str, str]:
-        """Variables to set for all processes, beside OMP_NUM_THREADS."""
+        """Variables to set for all processes, before they start."""
         return {}
 
-    def rank(self) -> int:
+    def place(self) -> Placement:
         """In a worker, before anything else: which one it is."""
-        return environment.detect().rank
+        return environment.detect(network=True)
+
+    def cpus(self, place: Placement, spec: Spec) -> list[int]:
+        """In a worker: the CPUs of its host that are its own.
+
+        Unless the spec has bind "none" it is then bound to them. Here ringrun has done that.
+        """
+        if spec.bind == "core":
+            return sorted(os.sched_getaffinity(0))
+        return sorted(cpu_shares(place.local_size)[place.local_rank])
+
+    def threads(self, cpus: list[int], place: Placement, spec: Spec) -> int:
+        """In a worker: with how many it computes; as many as its CPUs make cores, unless the user has said a number."""
+        return spec.threads or thread_share(cores_of(cpus), place.local_size)
 
     def join(self, folder: Path, timeout_s: float) -> Team:
         """In a worker: meets the others.
 
         Args:
-            folder: empty but for this job's own files, the same for all of its processes.
+            folder: empty but for this job's own files, the same for all of its processes; on this host only.
             timeout_s: how long to wait for them.
         """
         raise NotImplementedError

@@ -56,6 +56,7 @@ class Mwms(Mode):
     name = "mwms"
     frameworks = ("tensorflow", "keras")
     implementation = "AUTO"
+    one_host = "its workers meet by files and on the loopback: it is measured on one host here"
 
     def absent(self, framework: str = "torch") -> str | None:
         """See Mode."""

@@ -1,0 +1,93 @@
+"""ringreduce bench train -H over the lab's hosts: every mode that ringrun starts trains, and the others say why not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from deadlines import HANG_S
+from lab.lab import Done, Lab
+from lab.mpi import settings
+from lab.requirements import missing
+
+from ringreduce.bench.train.options import parse
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.launch.python import run_module
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+HOSTS = "a:1,b:1"
+STEPS = ["--check-steps", "2", "--warmup", "1", "--iters", "1", "--batches-per-iter", "2", "--rounds", "1"]
+QUICK = ["--batch-size", "33", "--threads", "1", *STEPS]
+"""33: the shares of two ranks differ."""
+
+
+@pytest.fixture(name="lab", scope="module")
+def two_hosts() -> Iterator[Lab]:
+    with Lab(2) as lab:
+        yield lab
+
+
+def bench(lab: Lab, *words: str) -> Done:
+    """The command on host a. Hosts of the lab share cores, so nothing is bound."""
+    ssh = f"--ssh-args=-F {lab.ssh.parent / 'config'}"
+    command = [*run_module("ringreduce.bench"), "train", *QUICK, "--bind", "none", ssh, *words]
+    return lab.run("a", command, env=settings(lab.ssh), timeout_s=HANG_S)
+
+
+def test_modes_on_two_hosts_reach_the_same_loss(lab: Lab) -> None:
+    file = lab.folder / "train.json"
+    vs = "ddp-ringreduce,ddp-gloo,mwms,horovod"
+    done = bench(lab, "-H", HOSTS, "-np", "2", "--vs", vs, "--json", str(file))
+    assert done.status == 0, done.output
+    document = json.loads(file.read_text())
+    rows = {row["mode"]: row for row in document["results"]}
+    assert list(rows) == ["independent", "ringreduce", "ddp-ringreduce", "ddp-gloo"]
+    for row in rows.values():
+        (cell,) = row["rounds"]
+        assert (row["status"], row["same_loss"], row["processes"]) == ("ok", True, 2), done.output
+        assert cell["threads"] == [1, 1]
+        assert len(cell["losses"]) == 3
+    assert rows["ringreduce"]["loss"] == pytest.approx(rows["ddp-gloo"]["loss"], rel=1e-3)
+    meta = document["meta"]
+    assert (meta["hosts"], meta["bind"], meta["binding"], meta["data"]) == (HOSTS.split(","), "none", None, "synthetic")
+    assert f"2 ranks on {HOSTS}, batch 33, synthetic" in done.output
+    absent = {entry["mode"]: entry["why"] for entry in document["absent"]}
+    assert absent.keys() == {"mwms", "horovod"}
+    for mode, why in absent.items():
+        assert "on one host" in why
+        assert f"# {mode}: absent, {why}" in done.output.splitlines()
+
+
+def test_one_process_stays_here_and_ranks_elsewhere(lab: Lab) -> None:
+    done = bench(lab, "-H", "b:1", "--vs", "single,ddp-gloo", "--json", str(lab.folder / "one.json"))
+    assert done.status == 0, done.output
+    results = json.loads((lab.folder / "one.json").read_text())["results"]
+    assert [(row["mode"], row["processes"], row["same_loss"]) for row in results] == [
+        ("single", 1, True),
+        ("independent", 1, True),
+        ("ringreduce", 1, True),
+        ("ddp-gloo", 1, True),
+    ]
+
+
+def test_a_host_that_cannot_be_reached_is_a_failure_that_says_so(lab: Lab) -> None:
+    done = bench(lab, "-H", "a:1,nobody:1", "--vs", "none")
+    assert done.status == 1
+    assert "--- ringreduce, round 1: failed after" in done.output
+    assert "nobody" in done.output
+
+
+def test_hosts_that_make_no_sense() -> None:
+    with pytest.raises(InvalidArgumentError, match="-np 3, and the hosts have 4 slots"):
+        parse(["-H", "a:2,b:2", "-np", "3"])
+    with pytest.raises(InvalidArgumentError, match="--ssh-args is for other hosts: say which by -H"):
+        parse(["--ssh-args=-4"])
+    with pytest.raises(InvalidArgumentError, match="--ssh-port is for other hosts, and this is the only one"):
+        parse(["-H", "localhost:2", "-p", "22"])
+    here = parse(["-H", "localhost:3"])
+    assert (here.ranks, here.hosts, here.ringrun) == (3, (), ())
+    there = parse(["-H", "a:2,b:2", "-i", "key", "--network-interface", "eth0"])
+    words = ("-H", "a:2,b:2", "--ssh-identity-file=key", "--network-interface=eth0")
+    assert (there.ranks, there.ringrun, there.bind) == (4, words, "core")
