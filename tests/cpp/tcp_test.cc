@@ -403,6 +403,40 @@ TEST_CASE("tcp: strangers take an eighth of the descriptors at most") {
   CHECK_NOTHROW(wait_for([&] { return ended() == 100 - 512 / 8; }));
 }
 
+TEST_CASE("tcp: a rank that has no descriptor for the others' connections says so") {
+  rlimit usual = {};
+  check_sys(::getrlimit(RLIMIT_NOFILE, &usual), "getrlimit");
+  auto [socket, own] = listening();
+  auto [silent, address] = listening();
+  TcpOptions options = {0, std::move(socket), {own, address}, key_of(7)};
+  options.data_lost_after_ms = 1000;
+  const auto network = TcpNetwork::create(std::move(options));
+  const Fd caller(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
+  const auto link = network->link(1, 0);
+  const std::byte byte{};
+  Fd called;
+  wait_for([&] {
+    link->push(&byte, 1);
+    const int fd = ::accept4(silent.get(), nullptr, nullptr, SOCK_CLOEXEC);
+    if (fd >= 0) called = Fd(fd);
+    return fd >= 0;
+  });
+  std::vector<Fd> others;
+  const rlimit tight{256, usual.rlim_max};
+  check_sys(::setrlimit(RLIMIT_NOFILE, &tight), "setrlimit");
+  for (int fd; (fd = ::dup(caller.get())) >= 0;) others.emplace_back(fd);
+  check_sys(::connect(caller.get(), own.get(), own.nbytes), "connect");
+  const std::string text = raised<PeerLostError>([&] {
+    wait_for([&] {
+      link->push(&byte, 1);
+      return false;
+    });
+  });
+  check_sys(::setrlimit(RLIMIT_NOFILE, &usual), "setrlimit");
+  CHECK(text.find("its connections cannot be accepted: Too many open files (errno 24)") != std::string::npos);
+  CHECK(text.find("ulimit -n") != std::string::npos);
+}
+
 // --- the end of a rank
 
 TEST_CASE("tcp: who has seen the job's tag and has not the key gets no further") {

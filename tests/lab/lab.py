@@ -8,8 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -198,6 +198,15 @@ class Lab:
         """Ends cut_direction()."""
         to = network.address(self.hosts.index(receiver))
         network.batch(self._pids[sender], "ip", [f"neigh del {to} dev {network.INTERFACE}"])
+
+    @contextmanager
+    def firewall(self, host: str, ports: str) -> Iterator[None]:
+        """Nobody can connect to the host but at these ports (as nft spells a set) and at ssh's. Needs nft."""
+        network.open_only(self._pids[host], ports)
+        try:
+            yield
+        finally:
+            network.open_all(self._pids[host])
 
     def counters(self) -> Counters:
         """Bytes that each host's link has carried since the lab began."""

@@ -84,9 +84,25 @@ def shape(pid: int, interfaces: Sequence[str], rate: str | None) -> None:
         batch(pid, "tc", [f"qdisc add dev {interface} root {bucket}" for interface in interfaces])
 
 
+def open_only(pid: int, ports: str) -> None:
+    """A packet filter in front of a host: it drops what others begin over TCP, but for these ports and ssh's.
+
+    ports: as nft spells a set, such as "29400, 29500-29509". open_all() ends it.
+    """
+    begins = f"iifname {INTERFACE} tcp flags & (syn | ack) == syn tcp dport != {{ 22, {ports} }} drop"
+    lines = ["add table inet lab", "add chain inet lab input { type filter hook input priority 0; }"]
+    lines.append(f"add rule inet lab input {begins}")
+    batch(pid, "nft", lines)
+
+
+def open_all(pid: int) -> None:
+    """Ends open_only()."""
+    tool_in(pid, ["nft", "delete", "table", "inet", "lab"])
+
+
 def batch(pid: int, tool: str, lines: Sequence[str]) -> None:
-    """Runs commands of `ip` or `tc` in the network namespace of a process; the first error ends it."""
-    tool_in(pid, [tool, "-batch", "-"], "".join(f"{line}\n" for line in lines))
+    """Runs commands of `ip`, `tc` or `nft` in the network namespace of a process; the first error ends it."""
+    tool_in(pid, [tool, "-f" if tool == "nft" else "-batch", "-"], "".join(f"{line}\n" for line in lines))
 
 
 def tool_in(pid: int, command: Sequence[str], text: str = "") -> str:
@@ -99,7 +115,7 @@ def tool_in(pid: int, command: Sequence[str], text: str = "") -> str:
 
 
 class LinkError(RuntimeError):
-    """`ip` or `tc` refused."""
+    """The tool refused."""
 
 
 def counters(switch: int, hosts: Sequence[str]) -> Counters:

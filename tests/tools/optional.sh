@@ -12,6 +12,7 @@ missing() {
   done <<EOF
 ip iproute2
 nsenter util-linux
+nft nftables
 ssh openssh-client
 sshd openssh-server
 tcsh tcsh

@@ -45,7 +45,7 @@ ControlSegment::ControlSegment(int size, size_t capacity) : size_(size), capacit
 
 size_t ControlSegment::nbytes(int size, size_t capacity) {
   if (size < 1 || size > kMaxRanks) {
-    throw InvalidArgumentError("a group on one host has 1 to " + std::to_string(kMaxRanks) + " ranks, not " +
+    throw InvalidArgumentError("a job, or a group, has 1 to " + std::to_string(kMaxRanks) + " ranks, not " +
                                std::to_string(size));
   }
   return ControlSegment(size, capacity).total_;

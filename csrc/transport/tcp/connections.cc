@@ -25,6 +25,15 @@ bool Connections::want(const ConnectionPtr& connection) {
   return true;
 }
 
+std::vector<ConnectionPtr> Connections::wanted() {
+  std::vector<ConnectionPtr> found;
+  const auto state = state_.lock();
+  for (const auto& [name, one] : state->known) {
+    if (one->state.load(std::memory_order_acquire) == TcpConnection::State::kWanted) found.push_back(one);
+  }
+  return found;
+}
+
 bool Connections::is_free(int peer, int channel) {
   const auto state = state_.lock();
   if (state->dropped.count({peer, channel}) != 0) return false;

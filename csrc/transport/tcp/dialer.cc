@@ -49,7 +49,7 @@ std::optional<std::string> Dialer::failed(const ConnectionPtr& connection, const
     return {};
   }
   const TcpAddress& address = addresses_[static_cast<size_t>(connection->peer)];
-  return "no connection to " + address.text() + ": " + failure.why;
+  return "no connection to " + address.text() + ": " + failure.why + (is_lost ? failure.cure : "");
 }
 
 std::vector<ConnectionPtr> Dialer::take_due(int64_t now_ns) {

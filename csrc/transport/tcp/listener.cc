@@ -4,18 +4,22 @@
 
 #include <cerrno>
 
+#include "base/clock.h"
+
 namespace rr {
 
 OwnedFd Listener::accept() {
   for (;;) {
     OwnedFd accepted =
         OwnedFd::from([this] { return ::accept4(socket_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
-    if (accepted) return accepted;
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != ECONNABORTED) {
-      is_paused_ = true;
-      events_.change(socket_.get(), 0);
+    if (errno == EINTR && !accepted) continue;
+    if (accepted || errno == EAGAIN || errno == EWOULDBLOCK || errno == ECONNABORTED) {
+      refusal_.reset();
+      return accepted;
     }
+    refusal_ = Refusal{refusal_ ? refusal_->since_ns : now_ns(), errno};
+    is_paused_ = true;
+    events_.change(socket_.get(), 0);
     return {};
   }
 }

@@ -80,6 +80,8 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   void look_at(std::optional<Attempts::Ended> ended);
   void opened(Attempt& attempt);
   void failed(const ConnectionPtr& connection, const Dialer::Failure& failure);
+  void fail(const ConnectionPtr& connection, const std::string& why);
+  void fail_those_that_cannot_be_accepted(int64_t now_ns);
   void drop(const ConnectionPtr& connection);
   void tell(const Heartbeats::News& news);
   void leave_when_all_are_told();
@@ -289,6 +291,7 @@ void TcpReader::look_at_clock() {
   if (!has_left_ && now - looked_ns_ >= kLookNs) {
     looked_ns_ = now;
     connections_.end_silent(data_lost_after_ms_);
+    fail_those_that_cannot_be_accepted(now);
   }
   for (const ConnectionPtr& one : dialer_.take_due(now)) dial(one);
   for (Attempts::Ended& late : attempts_.take_late(now)) look_at(std::move(late));
@@ -301,7 +304,10 @@ void TcpReader::dial(const ConnectionPtr& connection) {
   if (socket) {
     attempts_.dialled(std::move(socket), connection->peer, connection->channel);
   } else {
-    failed(connection, {with_errno("connect"), now_ns()});
+    const bool lacks_descriptor = errno == EMFILE || errno == ENFILE;
+    Dialer::Failure failure{with_errno("connect"), now_ns()};
+    if (lacks_descriptor) failure.cure = Dialer::kMoreDescriptors;
+    failed(connection, failure);
   }
 }
 
@@ -336,14 +342,26 @@ void TcpReader::opened(Attempt& attempt) {
 // An attempt at a connection, which is made again unless that is of no use.
 void TcpReader::failed(const ConnectionPtr& connection, const Dialer::Failure& failure) {
   if (connection->state.load(std::memory_order_acquire) != TcpConnection::State::kWanted) return;
-  const std::optional<std::string> why = dialer_.failed(connection, failure);
-  if (!why) return;
-  connection->fail(*why);
+  if (const std::optional<std::string> why = dialer_.failed(connection, failure)) fail(connection, *why);
+}
+
+void TcpReader::fail(const ConnectionPtr& connection, const std::string& why) {
+  connection->fail(why);
   if (connection->channel == Heartbeats::kChannel) {
     heartbeats_.forget(connection->peer);
-    tell({{{connection->peer, *why}}, {}});
+    tell({{{connection->peer, why}}, {}});
   }
   ring();
+}
+
+// The peers' kernels have taken what this rank has dialled, and the peers wait for this rank to accept: nobody else
+// would end that.
+void TcpReader::fail_those_that_cannot_be_accepted(int64_t now_ns) {
+  const std::optional<Listener::Refusal>& refusal = listener_.refusal();
+  if (!refusal || now_ns - refusal->since_ns < data_lost_after_ms_ * kMs) return;
+  errno = refusal->error;
+  const std::string why = with_errno("its connections cannot be accepted") + Dialer::kMoreDescriptors;
+  for (const ConnectionPtr& one : connections_.wanted()) fail(one, why);
 }
 
 // Of a link that has gone.

@@ -36,6 +36,7 @@ from ringreduce.job import places
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import same_mac, told_error
 from ringreduce.job.os_errors import errno_text
+from ringreduce.job.tcp.dial import first_connected
 from ringreduce.job.tcp.listening_ports import ANY, VARIABLE, allowed_ports, listening, meeting_ports
 
 MAGIC = b"ringrdt2"
@@ -50,7 +51,7 @@ SECRET_NBYTES_LEAST = 16
 BACKLOG = 1024
 """Of the socket where a rank listens for the others."""
 CONNECT_S = 3.0
-"""One attempt at one address; a packet filter that drops packets answers none."""
+"""One attempt at the addresses of rank 0's host; a packet filter that drops packets answers none."""
 TURNED_AWAY_S = 0.02
 """How long a caller waits before it comes again to rank 0, which had no room for it."""
 LAST_ANSWER_S = 2.0
@@ -312,31 +313,22 @@ def _connect(meeting: TcpMeeting, deadline: Deadline, lost: PeerLostError | None
 
     lost: raised where nobody listens there any more; None: rank 0 may still be on its way.
     """
+
+    def prepare(connection: socket.socket) -> None:
+        if meeting.segment_nbytes:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, meeting.segment_nbytes)
+        # So that a host that vanishes while its ranks are waited for is noticed.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, seconds in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+            connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
+
     pause_s = 0.02
     while True:
-        reason, is_refused = "no address", False
         try:
             found = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)
+            return first_connected(found, min(CONNECT_S, deadline.remaining_s()) or CONNECT_S, prepare)
         except OSError as error:
-            found, reason = [], str(error)
-        for family, kind, protocol, _, address in found:
-            connection = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
-            try:
-                connection.settimeout(min(CONNECT_S, deadline.remaining_s()) or CONNECT_S)
-                if meeting.segment_nbytes:
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, meeting.segment_nbytes)
-                connection.connect(address)
-                # So that a host that vanishes while its ranks are waited for is noticed.
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for option, seconds in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
-                    connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
-                return connection
-            except OSError as error:
-                reason, is_refused = str(error), error.errno == errno.ECONNREFUSED
-                connection.close()
-            except BaseException:
-                connection.close()
-                raise
+            reason, is_refused = str(error), error.errno == errno.ECONNREFUSED
         if lost is not None and (is_refused or deadline.expired()):
             raise lost
         if deadline.expired():

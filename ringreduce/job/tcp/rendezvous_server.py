@@ -67,6 +67,8 @@ BROKEN = frozenset(
     )
 )
 """What accept() reports of a connection that is gone already: accept(2), "Error handling"."""
+UNKNOWN_NAME_S = 0.25
+"""How long rank 0 waits before it asks for its name again: a pod's name is known once the pod is ready."""
 BUSY_PORT_S = 2.0
 """How long an earlier job may take to give the port back."""
 TURN_S = 0.5
@@ -409,7 +411,13 @@ def _listening_at(host: str, port: int, where: str, backlog: int, me: str, deadl
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
-            raise InvalidArgumentError(f"{me}: address {where}: {error}") from None
+            if deadline.expired():
+                raise InvalidArgumentError(
+                    f"{me}: the name in {where} is not known on rank 0's host, {os.uname().nodename}, within "
+                    f"{deadline.timeout_s:g} s: {error}"
+                ) from None
+            time.sleep(min(UNKNOWN_NAME_S, deadline.remaining_s()))
+            continue
         reason: OSError | None = None
         for family, kind, protocol, _, address in found:
             listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)

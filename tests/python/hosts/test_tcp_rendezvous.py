@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import os
@@ -25,6 +26,7 @@ import ringreduce
 from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.tcp import rendezvous as tcp_rendezvous
+from ringreduce.job.tcp.dial import first_connected
 from ringreduce.job.tcp.rendezvous import HELLO_NBYTES, LENGTH, MAGIC, NONCE_NBYTES, TcpMeeting, mac, meet
 from ringreduce.job.tcp.rendezvous_server import listening_at
 
@@ -90,6 +92,28 @@ def test_a_rank_that_comes_after_an_error_is_told_it() -> None:
     with ThreadPoolExecutor(3) as pool:
         said = list(pool.map(come, range(3)))
     assert all("says the job has 4 ranks, rank 0 says 3" in text for text in said), said
+
+
+def test_the_first_address_that_answers_is_taken() -> None:
+    """One is of a family that there is not, one is refused, one is not answered: its queue is full."""
+    here = socket.AF_INET, socket.SOCK_STREAM, 0, ""
+    with gate_at(0) as gate, socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for one in (first, second):
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        refused, silent = (*here, ("127.0.0.1", free_port())), (*here, full.getsockname())
+        found = [(socket.AF_X25, socket.SOCK_STREAM, 0, "", ("", 0)), refused, silent, (*here, gate.getsockname())]
+        with first_connected(found, HANG_S, lambda _: None) as connection:
+            assert connection.getpeername() == gate.getsockname()
+            assert connection.gettimeout() is None
+        with pytest.raises(ConnectionRefusedError):
+            first_connected([refused], HANG_S, lambda _: None)
+        with pytest.raises(builtins.TimeoutError, match="timed out"):
+            first_connected([silent], 0.5, lambda _: None)
+        with pytest.raises(OSError, match="no address"):
+            first_connected([], HANG_S, lambda _: None)
 
 
 def test_three_hundred_ranks_meet() -> None:

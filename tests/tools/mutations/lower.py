@@ -152,6 +152,14 @@ ROWS = (
         ("tcp_test::tcp: a connection of data whose peer does not read",),
     ),
     Mutation(
+        "no-room-for-ever",
+        "csrc/transport/tcp/tcp_network.cc",
+        "    fail_those_that_cannot_be_accepted(now);\n",
+        "",
+        ("tcp_test::tcp: a rank that has no descriptor",),
+        limit_s=60,
+    ),
+    Mutation(
         "tcp-strangers-take-all",
         "csrc/transport/tcp/attempts.cc",
         "kDescriptorsPerUnproven = 8",

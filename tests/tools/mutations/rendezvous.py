@@ -32,6 +32,16 @@ ROWS = (
         ("test_tcp_rendezvous.py::test_ranks_with_other_settings_all_say_so",),
     ),
     Mutation(
+        "name-known-at-once",
+        "ringreduce/job/tcp/rendezvous_server.py",
+        "            if deadline.expired():\n                raise InvalidArgumentError(\n",
+        "            if deadline:\n                raise InvalidArgumentError(\n",
+        (
+            "test_tcp.py::test_shutdown_and_init_again_at_the_same_address",  # its ranks import the file
+            "test_network_troubles.py::test_a_name_that_is_known_late",
+        ),
+    ),
+    Mutation(
         "one-hosts-group-of-others",
         "ringreduce/job/store_rendezvous.py",
         '    secret = mac(secret, b"store", group.encode())\n',
