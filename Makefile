@@ -86,13 +86,14 @@ check: $(VENV)/dev  ## what has changed since the last commit: build it, lint it
 	@$(BIN)/python tests/tools/check.py $(ARGS)
 
 # What `make test` runs a sample of, in full length.
-test-long: build  ## a million random operations and handshakes, a thousand killed ranks, a thousand starts, torch's own tests (an hour)
+test-long: build  ## a million random operations and handshakes, a thousand killed ranks, a thousand starts, torch's own tests (an hour and a quarter)
 	@RR_TEST_ROUNDS=17000 build/cmake/tests/cpp/rr_tests --source-file='*/stress*_test.cc' --no-version
 	@RR_TEST_ROUNDS=1000000 build/cmake/tests/cpp/rr_tests --source-file='*/handshake_fuzz_test.cc,*/records_test.cc' --no-version
 	@RR_TEST_ROUNDS=10000 build/cmake/tests/cpp/rr_tests --source-file='*/tcp_faults_test.cc' --no-version
 	@RR_TEST_KILLS=1000 RINGREDUCE_TEST_SCALE=10 $(BIN)/python -m pytest tests/python/job/test_kill.py tests/python/job/test_rounds.py
 	@$(BIN)/python -m pytest -m long
 	@$(MAKE) test-torch-suite
+	@$(MAKE) test-torch-suite ARGS=--tcp
 
 lint: lint-python lint-cpp  ## ruff, mypy --strict, stubtest, clang-format
 
@@ -149,7 +150,7 @@ pytest: build  ## Python tests but for test-frameworks (make pytest ARGS="-k all
 test-frameworks: build $(VENV)/frameworks $(VENV)/keras2  ## Python tests of ringreduce.tensorflow, .keras and .jax
 	@$(PYTEST) $(FRAMEWORK_TESTS) $(ARGS)
 
-test-torch-suite: build  ## torch's own tests of torch.distributed, with our backend (12 minutes; ARGS="all_gather")
+test-torch-suite: build  ## torch's own tests of torch.distributed, with our backend (12 minutes; ARGS="all_gather"; over TCP: ARGS=--tcp)
 	@$(BIN)/python tests/torch_suite/run.py $(ARGS)
 
 test-horovod-suite: build $(VENV)/horovod-tests  ## Horovod's own tests, on ringreduce under the name horovod (HOROVOD=its checkout; ARGS="test_torch.py")

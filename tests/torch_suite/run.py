@@ -1,11 +1,13 @@
 """Runs torch's own tests of torch.distributed with the backend ringreduce, and counts: make test-torch-suite.
 
-    python tests/torch_suite/run.py [PATTERN...] [--timeout SECONDS]
+    python tests/torch_suite/run.py [PATTERN...] [--tcp] [--timeout SECONDS]
 
 tests.txt lists the tests that need no GPU, each with the backend's name that torch gates it by, and the reason of each
 that is left out. A PATTERN (a part of a name) chooses some. Every test has a deadline of its own, by which torch's test
 case kills its ranks and says where they hang; each piece of PIECE tests has another, should that fail. It takes about
 six seconds a test, of which most is starting three ranks. Exit status 0: every test that is not left out has passed.
+
+--tcp: each rank is a host of its own to the others, so that all of it goes over TCP.
 """
 
 from __future__ import annotations
@@ -44,7 +46,15 @@ def read() -> list[Test]:
     return tests
 
 
-def run_piece(gate: str, names: list[str], timeout_s: float) -> dict[str, dict[str, Any]]:
+def over_tcp(folder: Path) -> dict[str, str]:
+    """Variables with which ranks have no shared memory. folder: for the secret that they need."""
+    secret = folder / "secret"
+    secret.touch(mode=0o600)
+    secret.write_bytes(os.urandom(32))
+    return {"RINGREDUCE_TRANSPORT": "tcp", "RINGREDUCE_SECRET_FILE": str(secret)}
+
+
+def run_piece(gate: str, names: list[str], timeout_s: float, is_over_tcp: bool) -> dict[str, dict[str, Any]]:
     """The outcome of each test; "failed" for one that left no word."""
     with tempfile.TemporaryDirectory(prefix="ringreduce-suite-") as folder:
         results, log = Path(folder, "results"), Path(folder, "log")
@@ -55,6 +65,7 @@ def run_piece(gate: str, names: list[str], timeout_s: float) -> dict[str, dict[s
             "WORLD_SIZE": "3",
             "OMP_NUM_THREADS": "1",
         }
+        environ |= over_tcp(Path(folder)) if is_over_tcp else {}
         with log.open("w") as output:
             command = [sys.executable, str(HERE / "suite.py"), gate, str(results), *names]
             process = subprocess.Popen(command, env=environ, stdout=output, stderr=output, start_new_session=True)
@@ -72,6 +83,7 @@ def run_piece(gate: str, names: list[str], timeout_s: float) -> dict[str, dict[s
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("patterns", nargs="*", metavar="PATTERN")
+    parser.add_argument("--tcp", action="store_true", help="connect the ranks by TCP")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one test (default: 120)")
     options = parser.parse_args()
     import torch
@@ -84,7 +96,7 @@ def main() -> int:
     for gate in ("gloo", "mpi"):
         names = [test.name for test in chosen if test.gate == gate and not test.excluded]
         for start in range(0, len(names), PIECE):
-            for name, result in run_piece(gate, names[start : start + PIECE], options.timeout).items():
+            for name, result in run_piece(gate, names[start : start + PIECE], options.timeout, options.tcp).items():
                 counts[result["outcome"]] += 1
                 reason = f": {result['text']}" if result["outcome"] == "skipped" else ""
                 print(f"{result['outcome']:8s} {name}{reason}", flush=True)

@@ -15,8 +15,7 @@ from ringreduce.bench.peers.called import Called
 from ringreduce.bench.peers.cell import Absent, Cell, Peer
 from ringreduce.bench.peers.worker import Endpoint
 from ringreduce.job.environment import detect
-from ringreduce.job.tcp.interfaces import interfaces
-from ringreduce.job.tcp.own_address import reachable_ip
+from ringreduce.job.tcp.own_address import interface_to
 from ringreduce.job.tcp.rendezvous import parse_address
 from ringreduce.launch.python import run_module
 
@@ -88,8 +87,7 @@ def _place() -> dict[str, Any]:
         return {}
     address = os.environ["RINGREDUCE_ADDRESS"]
     host, _ = parse_address(address)
-    own = reachable_ip([host], "gloo")
-    os.environ["GLOO_SOCKET_IFNAME"] = next(name for name, ip in interfaces() if ip == own)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface_to(host, "gloo")
     place = detect(network=True)
     return {"init_method": f"tcp://{address}", "rank": place.rank, "world_size": place.size}
 

@@ -48,6 +48,12 @@ def reachable_ip(names: Sequence[str], me: str) -> str:
     )
 
 
+def interface_to(host: str, me: str) -> str:
+    """The name of this host's interface by which another host reaches it. me and errors: as of reachable_ip()."""
+    own = reachable_ip([host], me)
+    return next(name for name, ip in interfaces() if ip == own)
+
+
 def own_ips(name: str) -> list[str]:
     """The addresses of this host that a name leads to, and at which other hosts may reach it."""
     return sorted({ip for ip in _addresses(name) if _is_of_this_host(ip)})

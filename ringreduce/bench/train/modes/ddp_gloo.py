@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ringreduce import state
 from ringreduce.bench.train.modes.mode import Mode, Team
 from ringreduce.job import environment
-from ringreduce.job.tcp.interfaces import interfaces
-from ringreduce.job.tcp.own_address import reachable_ip
+from ringreduce.job.tcp.own_address import interface_to
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,5 +75,4 @@ def _interface() -> str:
     reached = state.require().reached
     if reached is None or not environment.spans_hosts(environment.detect(network=True)):
         return "lo"
-    own = reachable_ip([reached.ip], DdpGloo.name)
-    return next(name for name, ip in interfaces() if ip == own)
+    return interface_to(reached.ip, DdpGloo.name)
