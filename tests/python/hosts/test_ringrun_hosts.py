@@ -12,12 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from deadlines import HANG_S, SOON_S
 from example_runs import write_data
 from lab import network
 from lab.lab import Lab
 from lab.requirements import missing
+from lab.slurm import Slurm
+from lab.slurm import missing as no_slurm
+from numpy.typing import NDArray
 from tcp_jobs import secret_file, torchrun
 
 from ringreduce.job.deadline import Deadline
@@ -27,6 +31,7 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 ROOT = Path(__file__).resolve().parents[3]
 RINGRUN = run_module("ringreduce.launch.ringrun")
+SLOW = ["torchrun", "srun"]
 
 
 @pytest.fixture(name="lab", scope="module")
@@ -194,30 +199,62 @@ os.write(1, b"\\nend\\n")
     assert output.endswith("\nend\n")
 
 
-@pytest.mark.parametrize("launcher", ["ringrun", pytest.param("torchrun", marks=pytest.mark.long)])
+TRAINS_AND_SAVES = """
+import os, runpy, sys
+import numpy, torch
+parameters = []
+init = torch.optim.SGD.__init__
+def noted(self, params, *args, **kwargs):
+    parameters[:] = params = list(params)
+    init(self, params, *args, **kwargs)
+torch.optim.SGD.__init__ = noted
+where, *sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+if {os.environ.get(name) for name in ("RINGREDUCE_RANK", "RANK", "SLURM_PROCID")} & {"0"}:
+    numpy.save(where, torch.cat([one.detach().flatten() for one in parameters]).numpy())
+"""
+
+
+@pytest.mark.parametrize("launcher", ["ringrun", *(pytest.param(name, marks=pytest.mark.long) for name in SLOW)])
 def test_training_is_the_same_on_eight_ranks_of_four_hosts(lab: Lab, launcher: str) -> None:
+    """LeNet in float64: rank 0's parameters are those of one rank alone, but for the order of sums."""
     pytest.importorskip("torch")
-    result = lab.folder / "result.json"
-    train = [str(ROOT / "examples" / "torch_fashion_mnist.py"), "--model", "lenet", "--epochs", "1"]
-    train += ["--batch-size", "32", "--dtype", "float64", "--json", str(result)]
+    result, saved = lab.folder / "result.json", lab.folder / "parameters.npy"
+    train = [sys.executable, script(lab, TRAINS_AND_SAVES), saved]
+    train += [ROOT / "examples" / "torch_fashion_mnist.py", "--model", "lenet", "--epochs", "1"]
+    train += ["--batch-size", "32", "--dtype", "float64", "--json", result]
     env = {"RINGREDUCE_DATA": str(write_data(lab.folder / f"data-{launcher}")), "OMP_NUM_THREADS": "1"}
 
-    def by_ringrun(hosts: str) -> None:
-        done = lab.run("a", command(lab, "-H", hosts, sys.executable, *train), env=env)
-        assert done.status == 0, done.output
+    def parameters(ranks: int) -> NDArray[np.float64]:
+        trained = json.loads(result.read_text())
+        assert trained["ranks"] == ranks
+        assert trained["epoch"][0]["loss"] > 0
+        result.unlink()
+        found = np.load(saved)
+        saved.unlink()
+        assert (found.dtype, np.isfinite(found).all()) == (np.float64, True)
+        return np.asarray(found)
 
-    by_ringrun("a:1")
-    alone = json.loads(result.read_text())
-    result.unlink()
+    done = lab.run("a", command(lab, "-H", "a:1", *train), env=env)
+    assert done.status == 0, done.output
+    alone = parameters(1)
     if launcher == "ringrun":
-        by_ringrun("a:2,b:2,c:2,d:2")
+        done = lab.run("a", command(lab, "-H", "a:2,b:2,c:2,d:2", *train), env=env)
+        assert done.status == 0, done.output
     else:
-        status, outputs = torchrun(lab, train, env | {"RINGREDUCE_SECRET_FILE": str(secret_file(lab.folder))}, "abcd")
+        env["RINGREDUCE_SECRET_FILE"] = str(secret_file(lab.folder))
+    if launcher == "torchrun":
+        status, outputs = torchrun(lab, train[1:], env, "abcd")
         assert status == [0] * 4, outputs
-    eight = json.loads(result.read_text())
-    assert [alone["ranks"], eight["ranks"]] == [1, 8]
-    for row, other in zip(alone["epoch"], eight["epoch"], strict=True):
-        assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
+    if launcher == "srun":
+        if reason := no_slurm():
+            pytest.skip(reason)
+        with Slurm(lab, slots=2) as cluster:
+            done = cluster.run(["srun", "-n", "8", "-N", "4", "--mpi=none", "--export=ALL", *train], env=env)
+        assert done.status == 0, done.output
+    eight = parameters(8)
+    assert np.linalg.norm(eight - alone) < 1e-10 * np.linalg.norm(alone)
 
 
 # --- Ends -------------------------------------------------------------------------------------------------------------
