@@ -1,7 +1,7 @@
 """What users of other libraries have met between hosts: here it works, or the error names the cause.
 
-Staged elsewhere: an interface that leads nowhere and docker0 with one address everywhere (test_ringrun_hosts.py), a
-host's own name for 127.0.1.1 (test_tcp_launchers.py), an MTU that swallows packets (test_doctor_hosts.py).
+Staged elsewhere: an interface that leads nowhere, and docker0 with one address everywhere (test_ringrun_hosts.py); an MTU
+that swallows packets, and a slow direction (test_doctor_hosts.py).
 """
 
 from __future__ import annotations
@@ -180,3 +180,19 @@ def test_a_name_that_is_never_known(lab: Lab) -> None:
     texts = results(lab, "ab", env={"RINGREDUCE_ADDRESS": "nowhere.example:29400", "RINGREDUCE_INIT_TIMEOUT": "1"})
     assert "the name in nowhere.example:29400 is not known on rank 0's host, a, within 1 s: " in texts[0]
     assert "no connection to rank 0 at nowhere.example:29400 within 1 s: " in texts[1]
+
+
+@pytest.fixture(name="own_name_is_loopback")
+def as_debian_writes_it(lab: Lab) -> Iterator[None]:
+    """The host a has 127.0.1.1 for its own name; the others have its address."""
+    lab.run("a", ["sh", "-c", "cp /etc/hosts /tmp/hosts && (echo 127.0.1.1 a; grep -v ' a$' /tmp/hosts) > /etc/hosts"])
+    yield
+    lab.run("a", ["sh", "-c", "cat /tmp/hosts > /etc/hosts"])
+
+
+def test_a_host_whose_own_name_is_loopback(lab: Lab, own_name_is_loopback: None) -> None:
+    done = ringrun(lab, "a:1,b:1,c:1", sys.executable, lab.folder / "sum.py")
+    assert (done.status, done.output) == (0, 3 * RIGHT)
+    texts = results(lab, "ab", env={"RINGREDUCE_INIT_TIMEOUT": "2"})
+    assert "Other hosts cannot reach 127.0.1.1: give an address of this host in numbers" in texts[0]
+    assert "no connection to rank 0 at a:29400 within 2 s: [Errno 111] Connection refused" in texts[1]
