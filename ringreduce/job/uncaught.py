@@ -90,7 +90,7 @@ def _hook_child(bootstrap: CodeType) -> None:
             return
         if error.__traceback__.tb_frame.f_code is bootstrap:
             told = True
-            _tell(_of_torch(error))
+            tell_of(_of_torch(error))
 
     def leave() -> None:
         tell()
@@ -136,7 +136,7 @@ def _end_job(
         return
     if sys.flags.interactive or hasattr(sys, "ps1"):
         return
-    _tell(error)
+    tell_of(error)
     if _armed != os.getpid() or _leave is None:
         return
     mpi = sys.modules.get("mpi4py.MPI")
@@ -154,7 +154,8 @@ def _end_job(
         end()
 
 
-def _tell(error: BaseException) -> None:
+def tell_of(error: BaseException) -> None:
+    """Tells ringrun and the other ranks what ends this one. For who has caught it, too."""
     if not isinstance(error, Exception):  # KeyboardInterrupt: the user knows
         return
     what = cause(error)

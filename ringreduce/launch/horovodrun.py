@@ -37,9 +37,9 @@ TAKEN = (
 
 _TIMES = "lines of the log have no time"
 
-BETWEEN_HOSTS = ("--network-interface", "--network-interfaces", "--ssh-port", "--ssh-identity-file")
+BETWEEN_HOSTS = ("--network-interface", "--network-interfaces", "--ssh-args", "--ssh-port", "--ssh-identity-file")
 """Options of ringrun, which horovod.run() has as arguments."""
-_LOCAL = "run() starts ranks on this host only"
+_LOCAL = "all ranks are on this host"
 
 WITHOUT_EFFECT: dict[tuple[str, ...], tuple[int, str]] = {
     ("--autotune", "--no-autotune"): (0, AUTOTUNE),
@@ -63,7 +63,7 @@ WITHOUT_EFFECT: dict[tuple[str, ...], tuple[int, str]] = {
 }
 """Options: how many arguments each has, and why it does nothing or what does it here."""
 
-_MPI = "run() starts its ranks on this host without MPI; `ringrun --mpi -np N script.py` has mpirun start a script"
+_MPI = "run() starts its ranks without MPI; `ringrun --mpi -np N script.py` has mpirun start a script"
 _ELASTIC = "elastic jobs do not exist yet; start a fixed number of ranks with -np N"
 _TIMELINE = "the timeline does not exist yet; leave the option out. ringreduce.stats() counts operations and bytes"
 
@@ -85,7 +85,7 @@ REFUSED: dict[tuple[str, ...], tuple[int, str]] = {
 
 
 _ALIKE = (
-    *("disable_cache", "network_interface", "network_interfaces", "ssh_port", "ssh_identity_file"),
+    *("disable_cache", "network_interface", "network_interfaces", "ssh_args", "ssh_port", "ssh_identity_file"),
     *("host_discovery_script", "min_np", "min_num_proc", "max_np", "max_num_proc", "reset_limit"),
 )
 ARGUMENTS = {
@@ -97,8 +97,10 @@ ARGUMENTS = {
 """Arguments of horovod.run() that say the same as an option that has no effect here or is refused."""
 
 
-def unused_arguments(given: Mapping[str, Any]) -> list[str]:
+def unused_arguments(given: Mapping[str, Any], spans_hosts: bool) -> list[str]:
     """Which of horovod.run()'s arguments have no effect, each with the reason; None and False are as good as not given.
+
+    spans_hosts: whether ranks run on other hosts than this one.
 
     Raises:
         UnavailableError: one asks for what does not exist here.
@@ -112,7 +114,7 @@ def unused_arguments(given: Mapping[str, Any]) -> list[str]:
             refused, why = _reason(ARGUMENTS[name])
         else:
             raise TypeError(f"run() got an unexpected keyword argument {name!r}")
-        if value is None or value is False:
+        if value is None or value is False or (spans_hosts and ARGUMENTS.get(name) in BETWEEN_HOSTS):
             continue
         if refused:
             raise UnavailableError(f"run({name}={value!r}): {why}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.tcp.own_address import is_own
 
 THIS_HOST = "localhost"
@@ -129,12 +129,15 @@ def merged(hosts: Sequence[Host]) -> list[Host]:
     return [Host(name, count) for name, count in slots.items()]
 
 
-def local_slots(hosts: list[Host]) -> int:
-    """The slots of this host. Raises UnavailableError when another host is named."""
-    remote = [host.name for host in hosts if not is_this_host(host.name)]
-    if remote:
-        raise UnavailableError(
-            f"run() starts ranks on this host only, {socket.gethostname()}, and not on {', '.join(remote)}: "
-            "`ringrun -H` starts a script on several hosts"
-        )
-    return sum(host.slots for host in hosts)
+def filled(hosts: list[Host], ranks: int) -> list[Host]:
+    """The hosts that get ranks, each with the number that it gets: one host after the other is filled.
+
+    >>> filled([Host("a", 2), Host("b", 2), Host("c", 2)], 3)
+    [Host(name='a', slots=2), Host(name='b', slots=1)]
+    """
+    taken: list[Host] = []
+    for host in hosts:
+        count = min(host.slots, ranks - sum(other.slots for other in taken))
+        if count > 0:
+            taken.append(Host(host.name, count))
+    return taken

@@ -107,6 +107,10 @@ class Job(abc.ABC, Generic[AnyRank]):
         """Whether there is nothing left to wait for but readers of output."""
         return not self.alive()
 
+    def why_not_begun(self) -> str:
+        """What has kept the ranks from being started; "" where nothing has."""
+        return ""
+
     @property
     def first_failure(self) -> AnyRank | None:
         """The rank whose failure was seen first."""
@@ -133,12 +137,12 @@ class Job(abc.ABC, Generic[AnyRank]):
 
     def exit_status(self) -> int:
         """As a shell counts: the status of the rank that failed first, 128 + N if it was killed by signal N, else 0."""
-        cause = self._first_cause()
+        cause = self.first_cause()
         if cause is None or not cause.status:
             return 128 + signal.SIGKILL if self._abandoned or self.alive() else 0
         return cause.status if cause.status >= 0 else 128 - cause.status
 
-    def _first_cause(self) -> AnyRank | None:
+    def first_cause(self) -> AnyRank | None:
         """The rank because of which the job has failed.
 
         Ranks that have lost another one may end before, or be seen to end before, that one. So a rank that says another
@@ -217,7 +221,7 @@ class Job(abc.ABC, Generic[AnyRank]):
         if len(self._failed) < 2 or not self.causes.texts or self._concluded:
             return
         self._concluded = True
-        first = self._first_cause()
+        first = self.first_cause()
         assert first is not None
         if first.number in self.causes.texts:
             self._report(

@@ -1,4 +1,4 @@
-"""One rank of ringreduce.run(): `python worker.py JOB_FD RESULT_FD`.
+"""One rank of ringreduce.run(): `python worker.py CALL_FD RESULT_FD`.
 
 Run as a file and importing the standard library only: sys.path is the caller's only once the job has been read.
 """
@@ -7,25 +7,33 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import sys
 import traceback
 from typing import Any
 
+LENGTH = struct.Struct("<Q")
+"""Before a result."""
 
-def main(job_fd: int, result_fd: int) -> int:
-    """Calls the function; leaves (returned, traceback, pickled value or exception) in the result file."""
-    for fd in (job_fd, result_fd):
+
+def main(call_fd: int, result_fd: int) -> int:
+    """Calls the function; writes (returned, traceback, pickled value or exception) to the result file or pipe."""
+    for fd in (call_fd, result_fd):
         os.set_inheritable(fd, False)
     try:
-        path, call = pickle.loads(os.pread(job_fd, os.fstat(job_fd).st_size, 0))
+        path, call = pickle.loads(_read(call_fd))
         sys.path[:] = path
         fn, args, kwargs = pickle.loads(call)
         answer = (True, "", _dumps(fn(*args, **kwargs)))
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             raise
+        if "ringreduce.job.uncaught" in sys.modules:  # the function has used ringreduce
+            sys.modules["ringreduce.job.uncaught"].tell_of(error)
         answer = (False, traceback.format_exc(), _dumps_exception(error))
-    _write(result_fd, pickle.dumps(answer))
+    result = pickle.dumps(answer)
+    _write(result_fd, LENGTH.pack(len(result)))
+    _write(result_fd, result)
     return 0 if answer[0] else 1
 
 
@@ -44,6 +52,14 @@ def _dumps_exception(error: BaseException) -> bytes:
         return _dumps(error)
     except Exception:  # pickling runs the exception's own code
         return pickle.dumps(None)
+
+
+def _read(fd: int) -> bytes:
+    """All of a file, which other ranks read too; one call reads 2 GiB at most."""
+    content = bytearray()
+    while part := os.pread(fd, 1 << 30, len(content)):
+        content += part
+    return bytes(content)
 
 
 def _write(fd: int, content: bytes) -> None:

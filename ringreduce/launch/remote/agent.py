@@ -22,6 +22,7 @@ from typing import Any
 from ringreduce.errors import MismatchError
 from ringreduce.job.rendezvous import host_identity
 from ringreduce.job.tcp.interfaces import interfaces
+from ringreduce.launch import worker
 from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.events import handle
 from ringreduce.launch.forwarded import without_places
@@ -30,7 +31,7 @@ from ringreduce.launch.job import Rank
 from ringreduce.launch.output import Flow, Sink, Source, output_pipe
 from ringreduce.launch.processes import Processes
 from ringreduce.launch.remote.addresses import Gate, reasons_against
-from ringreduce.launch.remote.messages import GREETING, OUTPUT, OUTPUT_NBYTES, Kind, Unpacker, packed
+from ringreduce.launch.remote.messages import GREETING, OUTPUT, OUTPUT_NBYTES, RESULT, Kind, Unpacker, packed
 from ringreduce.launch.remote.news import TEXT_CHARS
 from ringreduce.launch.reports import Causes, Reports
 from ringreduce.launch.spawn import rank_environment
@@ -67,7 +68,7 @@ class Agent:
         self._selector = selectors.PollSelector()
         self._orders = orders
         self._news = Sink(news, self._selector)
-        self._output = {stream: _Outflow(self._news, stream) for stream in (STDOUT, STDERR)}
+        self._output = {stream: _Outflow(self._news, stream) for stream in (STDOUT, STDERR, RESULT)}
         self._is_local = is_local
         self._unpacker = Unpacker()
         self._processes = Processes(self._selector, self._on_end)
@@ -77,6 +78,7 @@ class Agent:
         self._reports: Reports | None = None
         self._gate: Gate | None = None
         self._input: _Input | None = None
+        self._call = _Call()
         self._is_finished = False
         self._is_alone = False  # ringrun has gone
         for fd in (orders, news):
@@ -134,6 +136,9 @@ class Agent:
             if self._input is not None:
                 self._input.put(body)
             return
+        if kind == Kind.CALL:
+            self._call.put(body)
+            return
         order = json.loads(body)
         if kind == Kind.LISTEN:
             self._gate = Gate(bytes.fromhex(order["key"]), order["hosts"], range(*order["ports"]), self._selector)
@@ -158,9 +163,10 @@ class Agent:
         """Starts the ranks of this host.
 
         Args:
-            order: command; folder: in which it runs; variables: beside this host's own; places: of the ranks; bind:
-                whether each runs on cores of its own; rendezvous: of the ranks of this host; address: where rank 0
-                listens, or None where all ranks are on this host; secret: of the job, for connections, or None.
+            order: command; is_call: whether it is a Python that is to make the call of CALL; folder: in which it runs;
+                variables: beside this host's own; places: of the ranks; bind: whether each runs on cores of its own;
+                rendezvous: of the ranks of this host; address: where rank 0 listens, or None where all ranks are on
+                this host; secret: of the job, for connections, or None.
         """
         if self._gate is not None:
             self._gate.close_to_callers()
@@ -180,7 +186,7 @@ class Agent:
         for place, cpus in zip(places, shares, strict=True):
             environ = rank_environment(base, place, order["rendezvous"], cpus)
             try:
-                rank = self._start_rank(order["command"], place, environ, cpus)
+                rank = self._start_rank(order["command"], order["is_call"], place, environ, cpus)
             except OSError as error:
                 text = f"cannot run {order['command'][0]!r}: {error.strerror}"
                 self._cannot_run(text, isinstance(error, FileNotFoundError))
@@ -190,17 +196,23 @@ class Agent:
             self._tell(Kind.STARTED, started | {"threads": environ.get("OMP_NUM_THREADS", "unset")})
 
     def _start_rank(
-        self, command: list[str], place: Place, environ: Mapping[str, str], cpus: Collection[int] | None
+        self, command: list[str], is_call: bool, place: Place, environ: Mapping[str, str], cpus: Collection[int] | None
     ) -> Rank:
         with ExitStack() as theirs:  # the ends that only the rank keeps
             out, stdout = self._carried(place.rank, STDOUT, theirs)
             err, stderr = self._carried(place.rank, STDERR, theirs)
+            sources, fds = [out, err], []
+            if is_call:
+                answer, result = self._carried(place.rank, RESULT, theirs)
+                sources.append(answer)
+                fds = [self._call.fd, result]
+                command = [*command, worker.__file__, *map(str, fds)]
             stdin = subprocess.DEVNULL
             if place.rank == 0:
                 stdin, writer = os.pipe2(os.O_CLOEXEC)
                 theirs.callback(os.close, stdin)
                 self._input = _Input(writer, self._news, self._selector)
-            return self._processes.start(place.rank, command, environ, cpus, stdin, stdout, stderr, sources=(out, err))
+            return self._processes.start(place.rank, command, environ, cpus, stdin, stdout, stderr, fds, sources)
 
     def _carried(self, rank: int, stream: int, theirs: ExitStack) -> tuple[Source, int]:
         flow = self._output[stream]
@@ -229,6 +241,19 @@ class Agent:
             flow.drain()
         self._tell(Kind.DONE)
         self._is_finished = True
+
+
+class _Call:
+    """The call that the ranks are to make, in a memory file that they inherit. The agent's end closes it."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("ringreduce.run", os.MFD_CLOEXEC)
+
+    def put(self, data: bytes) -> None:
+        """Appends a piece."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.fd, view) :]
 
 
 class _Outflow(Flow):

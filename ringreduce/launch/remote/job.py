@@ -17,11 +17,11 @@ from ringreduce.launch.binding import in_words
 from ringreduce.launch.hosts import THIS_HOST, Host, Place, places_on_hosts
 from ringreduce.launch.job import ENDING, Job, Rank
 from ringreduce.launch.launch import CANNOT_RUN_STATUS, NOT_FOUND_STATUS
-from ringreduce.launch.output import Lines, Sink
+from ringreduce.launch.output import Flow, Sink, Taker
 from ringreduce.launch.remote import ssh
 from ringreduce.launch.remote.link import AgentLink
 from ringreduce.launch.remote.meeting import Meeting
-from ringreduce.launch.remote.messages import OUTPUT_NBYTES, Kind
+from ringreduce.launch.remote.messages import OUTPUT_NBYTES, RESULT, Kind, packed
 from ringreduce.launch.remote.news import (
     CannotRun,
     Cause,
@@ -43,7 +43,9 @@ FINISH_S = 10.0
 """How long the agents may say nothing, and not end, when all ranks have."""
 CLOSE_S = 1.0
 """How long they may take when ringrun gives up."""
-STREAMS = (1, 2)
+STREAMS = (1, 2, RESULT)
+CALL_NBYTES = 1 << 20
+"""Of a call, in one message."""
 UNASKED_NBYTES = 512 << 20
 """Output beyond what an agent may have under way: of its ranks' pipes, 1 MiB each at most, when they have ended."""
 
@@ -67,6 +69,8 @@ class Orders:
     """Where rank 0 listens, if the user has said it."""
     ports: range = ANY
     """At which it may listen where the user has said no port."""
+    call: bytes | None = None
+    """What the ranks are to do where the command is a Python: ringreduce.run()'s, see call.py."""
 
 
 @dataclass
@@ -159,10 +163,11 @@ class RemoteJob(Job[RemoteRank]):
         self._orders = orders
         self._wants_input = wants_input
         self._hosts: list[_Host] = []
-        self._lines: dict[tuple[int, int], Lines] = {}  # by rank and stream
+        self._lines: dict[tuple[int, int], Taker] = {}  # by rank and stream
         names = [host.name for host in orders.hosts]
         self._meeting = Meeting(names, self._tell, _core.__version__, orders.interfaces, orders.address, orders.ports)
         self._failure: int | None = None  # exit status: the job has not begun
+        self._failure_text = ""
         self._has_input_under_way = False
         self._is_finishing = False
         self._has_lost_words = False
@@ -170,12 +175,12 @@ class RemoteJob(Job[RemoteRank]):
     def __enter__(self) -> RemoteJob:
         return self
 
-    def begin(self, lines: Mapping[tuple[int, int], Lines], sinks: Sequence[Sink], kept: bool) -> None:
+    def begin(self, lines: Mapping[tuple[int, int], Taker], sinks: Sequence[Sink], kept: bool) -> None:
         """Starts an agent on each host; the ranks follow when all are there.
 
         Args:
-            lines: take the output, by rank and stream (1 or 2).
-            sinks: of the two streams.
+            lines: take the output, by rank and stream (1 or 2), and of a call the results, as stream RESULT.
+            sinks: of streams 1 and 2.
             kept: whether output is of use although nobody reads the sinks.
 
         Raises OSError when ssh cannot be run.
@@ -187,8 +192,8 @@ class RemoteJob(Job[RemoteRank]):
             link = AgentLink(command, self.selector, partial(self._on_news, number), partial(self._on_gone, number))
             self._hosts.append(_Host(number, host.name, link, places))
             self._hosts[-1].streams = [_Stream(link, stream, kept) for stream in STREAMS]
-            for stream, sink in zip(self._hosts[-1].streams, sinks, strict=True):
-                sink.attach(stream)
+            for stream, flow in zip(self._hosts[-1].streams, (*sinks, Flow(self.selector)), strict=True):
+                flow.attach(stream)
         if self._orders.start_s > 0:
             self.timers["start"] = (time.monotonic() + self._orders.start_s, self._on_late)
 
@@ -221,6 +226,10 @@ class RemoteJob(Job[RemoteRank]):
         if self._failure is not None and self.first_failure is None:
             return self._failure
         return super().exit_status() or (CANNOT_START if self._has_lost_words else 0)
+
+    def why_not_begun(self) -> str:
+        """As Job's."""
+        return self._failure_text
 
     def late(self) -> str:
         """What does not end although it should, and why that may be."""
@@ -295,9 +304,13 @@ class RemoteJob(Job[RemoteRank]):
     def _start(self, address: tuple[str, int] | None) -> None:
         secret = secrets.token_hex(32)
         text = None if address is None else address_text(*address)
+        call = self._orders.call
+        starts = range(0, len(call or b""), CALL_NBYTES)
+        pieces = [packed(Kind.CALL, call[start : start + CALL_NBYTES]) for start in starts] if call else []
         for host in self._hosts:
             order = {
                 "command": list(self._orders.command),
+                "is_call": call is not None,
                 "folder": self._orders.folder,
                 "variables": dict(self._orders.variables),
                 "places": host.places,
@@ -306,6 +319,8 @@ class RemoteJob(Job[RemoteRank]):
                 "address": text,
                 "secret": None if text is None else secret,
             }
+            for piece in pieces:
+                host.link.send(piece)
             host.link.tell(Kind.START, order)
             host.is_starting = True
         if self._verbose and text is not None:
@@ -330,6 +345,8 @@ class RemoteJob(Job[RemoteRank]):
     def _on_output(self, host: _Host, news: Output) -> None:
         if not host.is_starting or not any(place.rank == news.rank for place in host.places):
             raise MismatchError(f"OUTPUT of rank {news.rank}, which does not run there")
+        if (news.rank, news.stream) not in self._lines:
+            raise MismatchError(f"OUTPUT of stream {news.stream}, where no call was to be made")
         lines = self._lines[news.rank, news.stream]
         if news.data is None:
             lines.end()
@@ -387,7 +404,8 @@ class RemoteJob(Job[RemoteRank]):
     def _end_lines(self, host: _Host) -> None:
         for place in host.places:
             for stream in STREAMS:
-                self._lines[place.rank, stream].end()
+                if (taker := self._lines.get((place.rank, stream))) is not None:
+                    taker.end()
 
     def _on_late(self) -> None:
         """Not all ranks have been started in time."""
@@ -407,7 +425,7 @@ class RemoteJob(Job[RemoteRank]):
         """The job cannot begin."""
         if self._failure is not None:
             return
-        self._failure = status
+        self._failure, self._failure_text = status, text
         self._report(text)
         for host in self._hosts:
             host.link.shut()

@@ -16,7 +16,7 @@ from ringreduce.job.tcp.interfaces import Interfaces
 from ringreduce.job.tcp.job import host_and_port
 from ringreduce.job.tcp.listening_ports import VARIABLE, allowed_ports
 from ringreduce.launch.forwarded import PLACES, is_forwarded, without_places
-from ringreduce.launch.hosts import Host
+from ringreduce.launch.hosts import filled
 from ringreduce.launch.launch import STDERR, STDOUT, Launch
 from ringreduce.launch.output import Lines
 from ringreduce.launch.remote.job import Orders, RemoteJob
@@ -27,8 +27,8 @@ INPUT_NBYTES = 1 << 16
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def orders(options: argparse.Namespace, environ: Mapping[str, str]) -> Orders:
-    """What the agents are told. Raises InvalidArgumentError."""
+def orders(options: argparse.Namespace, environ: Mapping[str, str], call: bytes | None = None) -> Orders:
+    """What the agents are told. call: of ringreduce.run(). Raises InvalidArgumentError."""
     if options.transport == "shm":
         raise InvalidArgumentError("--transport shm: ranks on several hosts share no memory; leave the option out")
     variables = {name: value for name, value in without_places(environ).items() if is_forwarded(name)}
@@ -46,6 +46,7 @@ def orders(options: argparse.Namespace, environ: Mapping[str, str]) -> Orders:
         interfaces=Interfaces.named(options.network_interface or "", environ),
         address=host_and_port(environ.get("RINGREDUCE_ADDRESS", "")),
         ports=allowed_ports(variables.get(VARIABLE, "")),
+        call=call,
     )
 
 
@@ -79,20 +80,6 @@ def _start_s(text: str) -> float:
     except ValueError:
         raise InvalidArgumentError(f"RINGREDUCE_INIT_TIMEOUT={text} is not a number of seconds") from None
     return seconds
-
-
-def filled(hosts: list[Host], ranks: int) -> list[Host]:
-    """The hosts that get ranks, each with the number that it gets: one host after the other is filled.
-
-    >>> filled([Host("a", 2), Host("b", 2), Host("c", 2)], 3)
-    [Host(name='a', slots=2), Host(name='b', slots=1)]
-    """
-    taken: list[Host] = []
-    for host in hosts:
-        count = min(host.slots, ranks - sum(other.slots for other in taken))
-        if count > 0:
-            taken.append(Host(host.name, count))
-    return taken
 
 
 def _asked_for(words: list[str], environ: Mapping[str, str]) -> dict[str, str]:

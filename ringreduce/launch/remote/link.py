@@ -79,8 +79,12 @@ class AgentLink:
 
     def tell(self, kind: Kind, content: Any = None) -> None:
         """Sends a message; one for an agent that has gone is dropped."""
+        self.send(packed(kind, content))
+
+    def send(self, message: bytes) -> None:
+        """Sends what is packed already, likewise."""
         if self.is_open:
-            self._orders.put(packed(kind, content))
+            self._orders.put(message)
 
     def said(self) -> str:
         """The last lines that ssh, or the shell there, has written."""

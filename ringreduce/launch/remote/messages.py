@@ -1,7 +1,7 @@
 """What ringrun and its agents say to each other, over an agent's standard input and output.
 
 The agent begins with GREETING, since a login shell may have printed before. Then each side sends messages: kind (1
-byte), length (4 bytes, little-endian), content. Content is JSON but for output and input, which are bytes.
+byte), length (4 bytes, little-endian), content. Content is JSON but for output, input and calls, which are bytes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any
 
 from ringreduce.errors import MismatchError
 
-GREETING = b"\0ringreduce agent 1\n"
+GREETING = b"\0ringreduce agent 2\n"
 """The number is that of these messages; they change with it."""
 HEADER = struct.Struct("<BI")
 OUTPUT = struct.Struct("<IB")
 NBYTES_MOST = 16 << 20
+RESULT = 3
+"""The stream by which a rank of ringreduce.run() answers, beside 1 (stdout) and 2 (stderr)."""
 OUTPUT_NBYTES = 1 << 20
 """So much of one stream of a host may be under way to where ringrun writes it."""
 
@@ -38,7 +40,7 @@ class Kind(enum.IntEnum):
     CANNOT_RUN = 5
     """The program cannot be run."""
     OUTPUT = 6
-    """Rank, stream (1 or 2) and what it has written."""
+    """Rank, stream (1, 2 or RESULT) and what it has written."""
     OUTPUT_END = 7
     """Rank and stream: nothing more will come."""
     CAUSE = 8
@@ -69,6 +71,8 @@ class Kind(enum.IntEnum):
     """Nobody reads this stream of the ranks any more: {stream}."""
     FINISH = 39
     """All ranks of the job have ended: {kill}, what they have left running as well."""
+    CALL = 40
+    """A piece of the call that the ranks are to make, before START."""
 
 
 def packed(kind: Kind, content: Any = None) -> bytes:

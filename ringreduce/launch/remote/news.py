@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from ringreduce.errors import MismatchError
-from ringreduce.launch.remote.messages import OUTPUT, Kind
+from ringreduce.launch.remote.messages import OUTPUT, RESULT, Kind
 
 TEXT_CHARS = 4096
 LIST_ITEMS = 4096
@@ -65,7 +65,7 @@ class CannotRun:
 
 @dataclass(frozen=True)
 class Output:
-    """What a rank has written to stream 1 or 2; None: nothing more will come."""
+    """What a rank has written to stream 1, 2 or RESULT; None: nothing more will come."""
 
     rank: int
     stream: int
@@ -148,7 +148,7 @@ def _output(kind: Kind, body: bytes) -> Output:
     if len(body) < OUTPUT.size:
         raise MismatchError(f"{kind.name} of {len(body)} bytes")
     rank, stream = OUTPUT.unpack_from(body)
-    if stream not in (1, 2):
+    if stream not in (1, 2, RESULT):
         raise MismatchError(f"{kind.name} of stream {stream}")
     return Output(rank, stream, body[OUTPUT.size :] if kind == Kind.OUTPUT else None)
 

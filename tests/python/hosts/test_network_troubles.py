@@ -1,7 +1,7 @@
 """What users of other libraries have met between hosts: here it works, or the error names the cause.
 
-Staged elsewhere: an interface that leads nowhere, and docker0 with one address everywhere (test_ringrun_hosts.py); an MTU
-that swallows packets, and a slow direction (test_doctor_hosts.py).
+Staged elsewhere: an interface that leads nowhere, and docker0 with one address everywhere (test_ringrun_hosts.py); an
+MTU that swallows packets, and a slow direction (test_doctor_hosts.py).
 """
 
 from __future__ import annotations

@@ -13,13 +13,12 @@ from processes import completed
 from ranks import clean_environment
 
 from ringreduce import cli
-from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.launch import binding, options, ringrun, spawn
 from ringreduce.launch.binding import CoreId, core_of, cores_of, cpu_shares, thread_share
 from ringreduce.launch.hosts import (
     Host,
     is_this_host,
-    local_slots,
     merged,
     parse_hosts,
     place_on_one_host,
@@ -174,9 +173,6 @@ def test_hostfile(tmp_path: Path) -> None:
 def test_which_hosts_are_this_one() -> None:
     assert all(map(is_this_host, ("localhost", "127.0.0.1", "127.3.2.1", "::1", socket.gethostname())))
     assert not any(map(is_this_host, ("remote", "10.0.0.1", "localhost.example.com")))
-    assert local_slots([Host("localhost", 2), Host("127.0.0.1", 3)]) == 5
-    with pytest.raises(UnavailableError, match=r"not on remote: `ringrun -H` starts a script on several hosts"):
-        local_slots([Host("localhost", 2), Host("remote", 3)])
 
 
 def test_a_host_that_is_named_twice_is_one() -> None:

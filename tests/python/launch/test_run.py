@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import builtins
 import os
+import pickle
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest
 
 import ringreduce
 from ringreduce.errors import Error, InvalidArgumentError, TimeoutError, UnavailableError
+from ringreduce.launch.call import Result
 from ringreduce.launch.run import run
+from ringreduce.launch.worker import LENGTH
 
 
 def place(word: str, *, end: str = "") -> tuple[int, int, str]:
@@ -152,7 +156,6 @@ def test_horovods_arguments(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     [
         ({"np": 2, "num_proc": 2}, InvalidArgumentError, "two names of one argument"),
         ({"np": 3, "hosts": "localhost:2"}, InvalidArgumentError, "np=3: the hosts have 2 slots"),
-        ({"hosts": "far:2"}, UnavailableError, "not on far"),
         ({"use_mpi": True}, UnavailableError, r"run\(use_mpi=True\): .*ringrun --mpi"),
         ({"min_num_proc": 1}, UnavailableError, r"run\(min_num_proc=1\): elastic jobs do not exist yet"),
         ({"nprocs": 1}, TypeError, "unexpected keyword argument 'nprocs'"),
@@ -172,3 +175,17 @@ def test_np_out_of_range(np: int) -> None:
 def test_output_appears(capfd: pytest.CaptureFixture[str]) -> None:
     run(print, args=("from a rank",), np=2)
     assert capfd.readouterr().out == "from a rank\n" * 2
+
+
+def test_a_result_that_is_cut_is_none() -> None:
+    """Of a rank that was killed while it wrote."""
+    answer = pickle.dumps((True, "", pickle.dumps("value")))
+    whole = LENGTH.pack(len(answer)) + answer
+    with ExitStack() as stack:
+        for cut in range(len(whole)):
+            result = Result(3, stack)
+            result.feed(whole[:cut])
+            with pytest.raises(Error, match=r"^\[run\] rank 3 exited before the function returned"):
+                result.value()
+        result.feed(whole[-1:])
+        assert result.value() == "value"

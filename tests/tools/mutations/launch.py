@@ -11,6 +11,20 @@ the row's own test cannot."""
 
 ROWS = (
     Mutation(
+        "cut-result",
+        "ringreduce/launch/call.py",
+        "if len(raw) < LENGTH.size or len(raw) != ",
+        "if len(raw) < LENGTH.size and len(raw) != ",
+        ("test_run.py::test_a_result_that_is_cut_is_none", "test_run.py::test_horovods_arguments"),
+    ),
+    Mutation(
+        "result-of-no-call",
+        "ringreduce/launch/remote/job.py",
+        "        if (news.rank, news.stream) not in self._lines:\n",
+        "        if False:\n",
+        ("test_remote_agents.py::test_an_agent_is_not_believed",),
+    ),
+    Mutation(
         "address-of-another-machine",
         "ringreduce/launch/remote/addresses.py",
         'self.end("" if hmac.compare_digest(self._answer, self._right) else',

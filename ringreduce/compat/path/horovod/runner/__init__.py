@@ -19,7 +19,7 @@ def run(
     np: int | None = None,
     **others: Any,
 ) -> list[Any]:
-    """Calls func(*args, **kwargs) on num_proc ranks of this host. ringreduce.run() says what the other arguments do.
+    """Calls func(*args, **kwargs) on num_proc ranks. ringreduce.run() says what the other arguments do.
 
     Args:
         np: the old name of num_proc.
