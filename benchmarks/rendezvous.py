@@ -132,7 +132,7 @@ def measure(size: int, per_host: int) -> tuple[float, float, float]:
             ours.recv()
             ours.send("go")
             cpu_s = time.process_time()
-            serve(meeting, record(0, per_host), Deadline(DEADLINE_S), gate)[0].close()
+            serve(meeting, Deadline(DEADLINE_S), gate, mine=record(0, per_host))[0].close()
             cpu_s = time.process_time() - cpu_s
             begin_s, end_s, others_s = ours.recv()
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 PREFIXES = (
@@ -17,9 +18,15 @@ PLACES = frozenset(
 """Variables of a job within which ringrun itself runs; its ranks have places of their own."""
 
 
+OF_AN_AGENT = re.compile(r"/proc/\d+/fd/\d+")
+"""The secret's file of a job whose agents (remote/agent.py) have also said where its rank 0 listens."""
+
+
 def without_places(environ: Mapping[str, str]) -> dict[str, str]:
     """All variables but those of another job."""
-    return {name: value for name, value in environ.items() if name not in PLACES}
+    of_agent = OF_AN_AGENT.fullmatch(environ.get("RINGREDUCE_SECRET_FILE", ""))
+    others = PLACES | {"RINGREDUCE_SECRET_FILE", "RINGREDUCE_ADDRESS"} if of_agent else PLACES
+    return {name: value for name, value in environ.items() if name not in others}
 
 
 def is_forwarded(name: str) -> bool:

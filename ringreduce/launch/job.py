@@ -82,6 +82,8 @@ class Job(abc.ABC, Generic[AnyRank]):
         self._abandoned = False
         self._insisted = False
         self._concluded = False
+        self.why_lost: dict[str, str] = {}
+        """By host, where the end of its ranks' output is missing."""
         self._failed: list[AnyRank] = []  # in the order in which their ends were seen
         self._sent: set[int] = set()  # signals that hurry ranks
         self._ended_by_us: set[int] = set()  # ranks that these have ended

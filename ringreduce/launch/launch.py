@@ -20,6 +20,12 @@ NOT_FOUND_STATUS = 127
 STDIN, STDOUT, STDERR = 0, 1, 2
 LINE_CHARS = 4000
 
+
+def printable(line: str) -> str:
+    """Words that may be another host's, and that are to do nothing to the terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in line[:LINE_CHARS])
+
+
 AnyJob = TypeVar("AnyJob", bound=Job)  # type: ignore[type-arg]
 
 
@@ -71,9 +77,8 @@ class Launch(abc.ABC, Generic[AnyJob]):
         return self.job.exit_status()
 
     def report(self, line: str) -> None:
-        """Tells the user a line. It may have words of another host, which are to do nothing to the terminal."""
-        text = "".join(letter if letter.isprintable() else " " for letter in line[:LINE_CHARS])
-        self.err.put(f"{self._prog}: {text}\n".encode())
+        """Tells the user a line."""
+        self.err.put(f"{self._prog}: {printable(line)}\n".encode())
 
     def stdin(self, files: ExitStack) -> int | None:
         """What rank 0 reads: our own input, or a pipe, which `files` closes, if that is a terminal. None: closed."""

@@ -15,9 +15,10 @@ from typing import Any
 from ringreduce.errors import InvalidArgumentError, TimeoutError, UnavailableError
 from ringreduce.launch import horovodrun, worker
 from ringreduce.launch.binding import cpu_shares
-from ringreduce.launch.call import Result, memory_file, pickled
+from ringreduce.launch.call import Result, memory_file, pickled, write
+from ringreduce.launch.forwarded import without_places
 from ringreduce.launch.hosts import THIS_HOST, Host, filled, merged, named_hosts, place_on_one_host
-from ringreduce.launch.launch import STDERR, STDOUT
+from ringreduce.launch.launch import STDERR, STDOUT, printable
 from ringreduce.launch.options import GRACE_S, MAX_RANKS
 from ringreduce.launch.output import Lines, Sink, output_pipe, rank_copies, rank_lines
 from ringreduce.launch.remote.call import CallJob, call_orders
@@ -89,13 +90,15 @@ def run(
         warnings.warn(f"run(): without effect here: {', '.join(unused)}", RuntimeWarning, stacklevel=2)
     call = pickled(fn, tuple(args), dict(kwargs or {}))
     added = dict(env or {})
+    if not all(isinstance(word, str) for item in added.items() for word in item):
+        raise InvalidArgumentError(f"run(env={added!r}): names and values of variables are strings")
     if start_timeout is not None:
         added["RINGREDUCE_INIT_TIMEOUT"] = f"{start_timeout:g}"
     python = executable or sys.executable
 
     def report(line: str) -> None:
         if verbose:
-            job.sinks[-1].put(f"ringreduce.run: {line}\n".encode())
+            job.sinks[-1].put(f"ringreduce.run: {printable(line)}\n".encode())
 
     sys.stdout.flush()  # what was printed before appears before
     sys.stderr.flush()
@@ -114,17 +117,35 @@ def run(
         if isinstance(job, CallJob):
             job.start(lines, results, kept=output_filename is not None)
         else:
-            _start(job, python, call, results, os.environ | added, lines, (out, err))
+            _start(job, python, call, results, without_places(os.environ) | added, lines, (out, err))
         in_time = job.run(math.inf if timeout_s is None else time.monotonic() + timeout_s)
-        if why := job.why_not_begun():
-            raise UnavailableError(f"[run] {why}")
-        if not in_time:
-            late = [rank.number for rank in job.alive()]
-            who = f"ranks {late} of {np} were" if late else f"{job.who()} were"
-            raise TimeoutError(f"[run] {who} still running after {timeout_s:g} s, and were killed")
         if (failed := job.first_cause()) is not None:
             raise results[failed.number].failure(failed, np)
-        return [result.value() for result in results]
+        if why := job.why_not_begun():
+            raise UnavailableError(f"[run] {printable(why)}")
+        if not in_time:
+            raise TimeoutError(f"[run] {_late(job, np, timeout_s or 0)}")
+        if job.why_lost:
+            lost = "; ".join(job.why_lost.values())
+            warnings.warn(f"run(): the end of the ranks' output may be missing: {lost}", RuntimeWarning, stacklevel=2)
+        return [
+            result.value(rank, job.why_lost.get(rank.host, "")) for rank, result in zip(job.ranks, results, strict=True)
+        ]
+
+
+def _late(job: CallJob | Supervisor, np: int, timeout_s: float) -> str:
+    """What was not done in time, in words."""
+    late = job.alive()
+    if late:
+        where = ", ".join(dict.fromkeys(rank.host for rank in late))
+        numbers = [rank.number for rank in late]
+        return f"ranks {numbers} of {np} were still running after {timeout_s:g} s, and were killed, on {where}"
+    if not job.is_over():
+        return f"after {timeout_s:g} s {job.late()}"
+    return (
+        f"after {timeout_s:g} s all ranks had ended, but nobody had read all of their output, which goes to this "
+        "process's stdout and stderr"
+    )
 
 
 def _number_of_ranks(np: int | None, hosts: list[Host]) -> int:
@@ -152,7 +173,7 @@ def _start(
     job.hear(rendezvous)
     with ExitStack() as call_file:
         call_fd = memory_file("ringreduce.run", call_file)
-        os.pwrite(call_fd, call, 0)
+        write(call_fd, call)
         for rank, cpus in enumerate(cpu_shares(len(results))):
             environ = rank_environment(base, place_on_one_host(rank, len(results)), rendezvous, cpus)
             fds = (call_fd, results[rank].fd)

@@ -39,6 +39,18 @@ def rank_environment(
     return environ
 
 
+def die_with_parent() -> Callable[[], None]:
+    """What a new process does first, to be killed when the thread that has started it ends, or its process."""
+    parent = os.getpid()
+
+    def die() -> None:
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before prctl
+            os._exit(1)
+
+    return die
+
+
 def spawn(
     command: Sequence[str],
     environ: Mapping[str, str],
@@ -59,13 +71,11 @@ def spawn(
 
     Raises OSError when the command cannot be run.
     """
-    launcher = os.getpid()
+    die = die_with_parent()
 
     def prepare() -> None:
         os.setpgid(0, 0)
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:  # it died before prctl
-            os._exit(1)
+        die()
         if cpus:
             os.sched_setaffinity(0, cpus)
         if first is not None:

@@ -20,6 +20,7 @@ def main(call_fd: int, result_fd: int) -> int:
     """Calls the function; writes (returned, traceback, pickled value or exception) to the result file or pipe."""
     for fd in (call_fd, result_fd):
         os.set_inheritable(fd, False)
+    me = os.getpid()
     try:
         path, call = pickle.loads(_read(call_fd))
         sys.path[:] = path
@@ -31,6 +32,8 @@ def main(call_fd: int, result_fd: int) -> int:
         if "ringreduce.job.uncaught" in sys.modules:  # the function has used ringreduce
             sys.modules["ringreduce.job.uncaught"].tell_of(error)
         answer = (False, traceback.format_exc(), _dumps_exception(error))
+    if os.getpid() != me:  # a child that the function has forked, and that has returned too
+        return 0
     result = pickle.dumps(answer)
     _write(result_fd, LENGTH.pack(len(result)))
     _write(result_fd, result)
@@ -55,11 +58,13 @@ def _dumps_exception(error: BaseException) -> bytes:
 
 
 def _read(fd: int) -> bytes:
-    """All of a file, which other ranks read too; one call reads 2 GiB at most."""
-    content = bytearray()
-    while part := os.pread(fd, 1 << 30, len(content)):
-        content += part
-    return bytes(content)
+    """All of a file, which other ranks read too; then closes it. One call of the system reads 2 GiB at most."""
+    content = b""
+    size = os.fstat(fd).st_size
+    while len(content) < size:
+        content += os.pread(fd, size - len(content), len(content))
+    os.close(fd)
+    return content
 
 
 def _write(fd: int, content: bytes) -> None:

@@ -433,8 +433,39 @@ TEST_CASE("tcp: a rank that has no descriptor for the others' connections says s
     });
   });
   check_sys(::setrlimit(RLIMIT_NOFILE, &usual), "setrlimit");
-  CHECK(text.find("its connections cannot be accepted: Too many open files (errno 24)") != std::string::npos);
+  CHECK(text.find("lost rank 1: rank 0 cannot accept its connection: Too many open files (errno 24)") !=
+        std::string::npos);
   CHECK(text.find("ulimit -n") != std::string::npos);
+}
+
+TEST_CASE("tcp: a rank that had no descriptor for a while loses nobody") {
+  rlimit usual = {};
+  check_sys(::getrlimit(RLIMIT_NOFILE, &usual), "getrlimit");
+  auto [socket, own] = listening();
+  auto [silent, address] = listening();
+  TcpOptions options = {0, std::move(socket), {own, address}, key_of(7)};
+  options.data_lost_after_ms = 1000;
+  const auto network = TcpNetwork::create(std::move(options));
+  Fd caller(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
+  const auto link = network->link(1, 0);
+  const std::byte byte{};
+  link->push(&byte, 1);
+  std::vector<Fd> others;
+  const rlimit tight{256, usual.rlim_max};
+  check_sys(::setrlimit(RLIMIT_NOFILE, &tight), "setrlimit");
+  for (int fd; (fd = ::dup(caller.get())) >= 0;) others.emplace_back(fd);
+  check_sys(::connect(caller.get(), own.get(), own.nbytes), "connect");
+  const auto pushes_until = [&](int64_t until_ns) {
+    wait_for([&] {
+      link->push(&byte, 1);
+      return now_ns() > until_ns;
+    });
+  };
+  // One descriptor is free again: the caller gets it, and Linux has none when the queue is looked at once more.
+  CHECK_NOTHROW(pushes_until(now_ns() + 600'000'000));
+  others.pop_back();
+  CHECK_NOTHROW(pushes_until(now_ns() + 4'000'000'000));
+  check_sys(::setrlimit(RLIMIT_NOFILE, &usual), "setrlimit");
 }
 
 // --- the end of a rank

@@ -43,7 +43,7 @@ def main(folder: Path, host: str) -> None:
     places: list[Any] = []
     while data := os.read(0, 1 << 16):
         for kind, body in unpacker.feed(data):
-            if kind == Kind.INPUT:
+            if kind in (Kind.INPUT, Kind.CALL):
                 continue
             order = json.loads(body)
             places = order.get("places", places)

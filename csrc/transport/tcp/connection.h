@@ -34,11 +34,12 @@ struct TcpConnection {
   const int peer;
   const int channel;
   std::atomic<State> state{State::kIdle};
-  OwnedFd socket;               // from kOpen on the link's, until the link drops the connection
-  Session session;              // from kOpen on
-  Guarded<std::string> reason;  // of kFailed
-  Guarded<std::string> ended;   // why the network's thread has ended one that was open; "": it has not
-  Acknowledged acknowledged;    // the network's thread's
+  std::atomic<int64_t> wanted_ns{0};  // since when; 0: it is not, or not yet
+  OwnedFd socket;                     // from kOpen on the link's, until the link drops the connection
+  Session session;                    // from kOpen on
+  Guarded<std::string> reason;        // of kFailed
+  Guarded<std::string> ended;         // why the network's thread has ended one that was open; "": it has not
+  Acknowledged acknowledged;          // the network's thread's
 };
 
 }  // namespace rr

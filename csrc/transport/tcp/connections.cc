@@ -21,15 +21,18 @@ ConnectionPtr Connections::find(int peer, int channel) {
 bool Connections::want(const ConnectionPtr& connection) {
   TcpConnection::State idle = TcpConnection::State::kIdle;
   if (!connection->state.compare_exchange_strong(idle, TcpConnection::State::kWanted)) return false;
+  connection->wanted_ns.store(now_ns());
   state_.lock()->asked.to_dial.push_back(connection);
   return true;
 }
 
-std::vector<ConnectionPtr> Connections::wanted() {
+std::vector<ConnectionPtr> Connections::wanted(int64_t before_ns) {
   std::vector<ConnectionPtr> found;
   const auto state = state_.lock();
   for (const auto& [name, one] : state->known) {
-    if (one->state.load(std::memory_order_acquire) == TcpConnection::State::kWanted) found.push_back(one);
+    if (one->state.load(std::memory_order_acquire) != TcpConnection::State::kWanted) continue;
+    const int64_t since_ns = one->wanted_ns.load();
+    if (since_ns != 0 && since_ns <= before_ns) found.push_back(one);
   }
   return found;
 }

@@ -29,7 +29,7 @@ class Connections {
     std::vector<ConnectionPtr> to_drop;
   };
   Asked take() { return std::exchange(state_.lock()->asked, {}); }
-  std::vector<ConnectionPtr> wanted();  // that are not there yet
+  std::vector<ConnectionPtr> wanted(int64_t before_ns);  // and not there yet
   // Whether a new connection would be of use: it is not open, and its link has not gone.
   bool is_free(int peer, int channel);
   void drop(const TcpConnection& connection);

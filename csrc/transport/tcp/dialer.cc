@@ -49,7 +49,9 @@ std::optional<std::string> Dialer::failed(const ConnectionPtr& connection, const
     return {};
   }
   const TcpAddress& address = addresses_[static_cast<size_t>(connection->peer)];
-  return "no connection to " + address.text() + ": " + failure.why + (is_lost ? failure.cure : "");
+  const char* cure =
+      failure.has_timed_out ? "; may this host reach that port? RINGREDUCE_PORTS names those to open" : "";
+  return "no connection to " + address.text() + ": " + failure.why + cure;
 }
 
 std::vector<ConnectionPtr> Dialer::take_due(int64_t now_ns) {

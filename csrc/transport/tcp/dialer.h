@@ -17,10 +17,6 @@ namespace rr {
 
 class Dialer {
  public:
-  // What an error asks or advises at its end.
-  static constexpr const char* kMayReach = "; may this host reach that port? RINGREDUCE_PORTS names those to open";
-  static constexpr const char* kMoreDescriptors = "; let the process have more file descriptors (ulimit -n)";
-
   // addresses: by rank. After so long without an answer no connection is to be had: one of heartbeats, or of data.
   Dialer(int rank, std::vector<TcpAddress> addresses, int lost_after_ms, int data_lost_after_ms)
       : rank_(rank),
@@ -36,7 +32,6 @@ class Dialer {
     bool is_final = false;       // another attempt would end in the same way
     bool has_answer = false;     // of the peer, or its kernel: then the peer is not lost, however long it takes
     bool has_timed_out = false;  // the kernel has waited for as long as the limit
-    const char* cure = kMayReach;
   };
   // Of an attempt at a connection that is still wanted. Empty: it is due later; else why it will never be open.
   std::optional<std::string> failed(const ConnectionPtr& connection, const Failure& failure);

@@ -1,12 +1,22 @@
 #include "transport/tcp/listener.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
 
-#include "base/clock.h"
-
 namespace rr {
+namespace {
+
+bool lacks_room(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
+
+// Whether somebody waits to be accepted.
+bool is_awaited(int socket) {
+  pollfd one = {socket, POLLIN, 0};
+  return ::poll(&one, 1, 0) == 1;
+}
+
+}  // namespace
 
 OwnedFd Listener::accept() {
   for (;;) {
@@ -17,9 +27,15 @@ OwnedFd Listener::accept() {
       refusal_.reset();
       return accepted;
     }
-    refusal_ = Refusal{refusal_ ? refusal_->since_ns : now_ns(), errno};
+    const int error = errno;
     is_paused_ = true;
     events_.change(socket_.get(), 0);
+    // Linux looks for a descriptor before it looks whether somebody has come.
+    if (lacks_room(error) && is_awaited(socket_.get())) {
+      refusal_ = Refusal{refusal_ ? refusal_->attempts + 1 : 1, error};
+    } else {
+      refusal_.reset();
+    }
     return {};
   }
 }
@@ -28,6 +44,7 @@ void Listener::resume() {
   if (!socket_ || !is_paused_) return;
   is_paused_ = false;
   events_.change(socket_.get(), EPOLLIN);
+  if (!is_awaited(socket_.get())) refusal_.reset();  // who had come has gone
 }
 
 void Listener::close() {

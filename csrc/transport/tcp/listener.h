@@ -1,7 +1,6 @@
 // The socket at which other ranks, and strangers, connect to this one. Of the network's thread.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 
 #include "os/epoll.h"
@@ -20,12 +19,12 @@ class Listener {
   bool has(int fd) const { return socket_ && fd == socket_.get(); }
   // Empty: nobody more has come, or no descriptor was left; then it listens again after resume().
   OwnedFd accept();
-  // Since when the system has refused to accept somebody who has come, and why. Empty: it does not.
+  // Somebody has come, and the process or its host had no room for him at so many attempts, one for each resume().
   struct Refusal {
-    int64_t since_ns;
+    int attempts;
     int error;  // of errno
   };
-  const std::optional<Refusal>& refusal() const { return refusal_; }
+  const std::optional<Refusal>& refusal() const { return refusal_; }  // empty: all are accepted
   void resume();
   void close();
 

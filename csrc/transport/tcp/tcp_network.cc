@@ -82,6 +82,7 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   void failed(const ConnectionPtr& connection, const Dialer::Failure& failure);
   void fail(const ConnectionPtr& connection, const std::string& why);
   void fail_those_that_cannot_be_accepted(int64_t now_ns);
+  std::string more_descriptors(int error) const;
   void drop(const ConnectionPtr& connection);
   void tell(const Heartbeats::News& news);
   void leave_when_all_are_told();
@@ -304,10 +305,9 @@ void TcpReader::dial(const ConnectionPtr& connection) {
   if (socket) {
     attempts_.dialled(std::move(socket), connection->peer, connection->channel);
   } else {
-    const bool lacks_descriptor = errno == EMFILE || errno == ENFILE;
-    Dialer::Failure failure{with_errno("connect"), now_ns()};
-    if (lacks_descriptor) failure.cure = Dialer::kMoreDescriptors;
-    failed(connection, failure);
+    const int error = errno;
+    const std::string why = with_errno("connect");
+    failed(connection, {why + more_descriptors(error), now_ns()});
   }
 }
 
@@ -358,10 +358,19 @@ void TcpReader::fail(const ConnectionPtr& connection, const std::string& why) {
 // would end that.
 void TcpReader::fail_those_that_cannot_be_accepted(int64_t now_ns) {
   const std::optional<Listener::Refusal>& refusal = listener_.refusal();
-  if (!refusal || now_ns - refusal->since_ns < data_lost_after_ms_ * kMs) return;
+  // By attempts: while this process was stopped it has made none.
+  const int64_t limit_ns = data_lost_after_ms_ * kMs;
+  if (!refusal || refusal->attempts * kBeatNs < limit_ns) return;
   errno = refusal->error;
-  const std::string why = with_errno("its connections cannot be accepted") + Dialer::kMoreDescriptors;
-  for (const ConnectionPtr& one : connections_.wanted()) fail(one, why);
+  const std::string me = "rank " + std::to_string(rank_);
+  const std::string why = with_errno(me + " cannot accept its connection") + more_descriptors(refusal->error);
+  for (const ConnectionPtr& one : connections_.wanted(now_ns - limit_ns)) fail(one, why);
+}
+
+// What to do about such an error; "" for another.
+std::string TcpReader::more_descriptors(int error) const {
+  if (error != EMFILE) return "";
+  return "; let the process of rank " + std::to_string(rank_) + " have more file descriptors (ulimit -n)";
 }
 
 // Of a link that has gone.

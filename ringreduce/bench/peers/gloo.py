@@ -87,7 +87,8 @@ def _place() -> dict[str, Any]:
         return {}
     address = os.environ["RINGREDUCE_ADDRESS"]
     host, _ = parse_address(address)
-    os.environ["GLOO_SOCKET_IFNAME"] = interface_to(host, "gloo")
+    if "GLOO_SOCKET_IFNAME" not in os.environ:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_to(host, "gloo")
     place = detect(network=True)
     return {"init_method": f"tcp://{address}", "rank": place.rank, "world_size": place.size}
 

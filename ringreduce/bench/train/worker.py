@@ -105,7 +105,11 @@ def main(text: str) -> int:
         os.sched_setaffinity(0, cpus)  # before the framework starts threads
     threads = mode.threads(cpus, place, spec)
     framework = FRAMEWORKS[spec.framework]
-    os.environ.update({"OMP_NUM_THREADS": str(threads), **framework.environ(threads)})
+    variables = {"OMP_NUM_THREADS": str(threads), **framework.environ(threads)}
+    if any(os.environ.get(name) != value for name, value in variables.items()):
+        # Libraries have read theirs already, and started threads elsewhere: once more, with these and on these CPUs.
+        os.environ.update(variables)
+        os.execv(sys.executable, sys.orig_argv)
     framework.prepare(threads)
     team = mode.join(Path(spec.folder), spec.timeout_s)
     results.say(spec.mark, measure(spec, team, threads))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import errno
 import os
 import selectors
 import socket
@@ -17,7 +18,7 @@ NEXT_S = 0.25
 
 def first_connected(
     found: Sequence[tuple[Any, ...]], timeout_s: float, prepare: Callable[[socket.socket], None]
-) -> socket.socket:
+) -> tuple[socket.socket, tuple[Any, ...]]:
     """Tries the addresses in their order, each beside those that have not answered within 0.25 s.
 
     Args:
@@ -26,43 +27,64 @@ def first_connected(
         prepare: called with each socket before it is connected.
 
     Returns:
-        The first socket that is connected; it waits without a limit of time.
+        The first socket that is connected, which waits without a limit of time; and which of the addresses it is.
 
-    Raises:
-        OSError: none is connected: the reason of the last one that has failed. The builtin TimeoutError: in time.
+    Raises OSError where none is connected: the reason of the one address, or of each. Its errno is that of who has
+    refused, if one has, else the last; None where none has answered in time.
     """
     left = list(found)
-    error = OSError("no address")
-    tried: list[socket.socket] = []
+    failures: list[tuple[str, OSError]] = []
+    tried: dict[socket.socket, tuple[Any, ...]] = {}
     until_s = time.monotonic() + timeout_s
+    pause_s = min(NEXT_S, timeout_s / (len(left) + 1))
     next_s = 0.0
     try:
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:  # which needs no descriptor
             while left or selector.get_map():
                 now_s = time.monotonic()
-                if left and (now_s >= next_s or not selector.get_map()):
-                    next_s = now_s + NEXT_S
+                if left and now_s >= next_s:
+                    next_s = now_s + pause_s
+                    address = left.pop(0)
                     try:
-                        tried.append(_begun(left.pop(0), prepare))
-                        selector.register(tried[-1], selectors.EVENT_WRITE)
-                    except OSError as reason:
-                        error = reason
+                        connection = _begun(address, prepare)
+                    except OSError as error:
+                        failures.append((address[4][0], error))
+                        next_s = 0.0
+                        continue
+                    tried[connection] = address
+                    selector.register(connection, selectors.EVENT_WRITE)
                     continue
                 if now_s >= until_s:
-                    raise builtins.TimeoutError("timed out")
+                    late = builtins.TimeoutError("timed out")
+                    failures += [(tried[_socket(key)][4][0], late) for key in selector.get_map().values()]
+                    break
                 for key, _ in selector.select(min(until_s, next_s if left else until_s) - now_s):
-                    assert isinstance(key.fileobj, socket.socket)
-                    selector.unregister(key.fileobj)
-                    code = key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    connection = _socket(key)
+                    selector.unregister(connection)
+                    code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                     if code == 0:
-                        tried.remove(key.fileobj)
-                        key.fileobj.setblocking(True)
-                        return key.fileobj
-                    error = OSError(code, os.strerror(code))
-        raise error
+                        connection.setblocking(True)
+                        return connection, tried.pop(connection)
+                    failures.append((tried[connection][4][0], OSError(code, os.strerror(code))))
+                    next_s = 0.0
+        raise _of_all(failures)
     finally:
         for one in tried:
             one.close()
+
+
+def _socket(key: selectors.SelectorKey) -> socket.socket:
+    assert isinstance(key.fileobj, socket.socket)
+    return key.fileobj
+
+
+def _of_all(failures: list[tuple[str, OSError]]) -> OSError:
+    if len(failures) < 2:
+        return failures[0][1] if failures else OSError("no address")
+    numbers = [error.errno for _, error in failures]
+    text = "; ".join(f"{ip}: {error}" for ip, error in failures)
+    number = errno.ECONNREFUSED if errno.ECONNREFUSED in numbers else numbers[-1]
+    return builtins.TimeoutError(text) if number is None else OSError(number, text)
 
 
 def _begun(address: tuple[Any, ...], prepare: Callable[[socket.socket], None]) -> socket.socket:

@@ -51,7 +51,10 @@ def reachable_ip(names: Sequence[str], me: str) -> str:
 def interface_to(host: str, me: str) -> str:
     """The name of this host's interface by which another host reaches it. me and errors: as of reachable_ip()."""
     own = reachable_ip([host], me)
-    return next(name for name, ip in interfaces() if ip == own)
+    name = next((name for name, ip in interfaces() if ip == own), None)
+    if name is None:
+        raise InvalidArgumentError(f"{me}: {own}, by which {host} is reached, is the address of no interface here")
+    return name
 
 
 def own_ips(name: str) -> list[str]:

@@ -52,6 +52,9 @@ BACKLOG = 1024
 """Of the socket where a rank listens for the others."""
 CONNECT_S = 3.0
 """One attempt at the addresses of rank 0's host; a packet filter that drops packets answers none."""
+NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+HOST_HAS_GONE = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH))
+"""What a connection ends with whose other side's host answers no more."""
 TURNED_AWAY_S = 0.02
 """How long a caller waits before it comes again to rank 0, which had no room for it."""
 LAST_ANSWER_S = 2.0
@@ -129,11 +132,11 @@ def meet(
     """
     from ringreduce.job.tcp.rendezvous_server import serve
 
-    mine = places.own_record(meeting.rank, meeting.size, meeting.transport)
     with errno_text(meeting.me(), meeting.where()):
         if meeting.rank == 0:
-            listener, answer = serve(meeting, mine, deadline, gate, listener)
+            listener, answer, mine = serve(meeting, deadline, gate, listener)
         else:
+            mine = places.own_record(meeting.rank, meeting.size, meeting.transport)
             listener, answer = _call(meeting, mine, deadline)
     try:
         places.check_agreement(answer["distinct"], mine, meeting.size, "[rendezvous]")
@@ -172,6 +175,10 @@ def parse_address(text: str) -> tuple[str, int]:
         raise InvalidArgumentError(
             f'address {text!r} is not of the form "host:port": the host of rank 0 and a port that is free there'
         )
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise InvalidArgumentError(f"address {text!r}: {host!r} cannot be a host's name: {error}") from None
     return host.strip("[]"), int(port)
 
 
@@ -277,9 +284,10 @@ def _call(meeting: TcpMeeting, mine: dict[str, Any], deadline: Deadline) -> tupl
         f"{meeting.me()}: lost rank 0: it gathers the ranks at {meeting.where()}, and went away before all had come; "
         "its own error says why"
     )
-    was_there = False
+    known: Any = None  # where rank 0 has been found
     while True:
-        with _connect(meeting, deadline, lost if was_there else None) as connection, ExitStack() as undo:
+        connected, at = _connect(meeting, deadline, lost, known)
+        with connected as connection, ExitStack() as undo:
             listener, problem = _own_listener(connection.getsockname()[0])
             if listener is not None:
                 undo.enter_context(listener)
@@ -292,7 +300,7 @@ def _call(meeting: TcpMeeting, mine: dict[str, Any], deadline: Deadline) -> tupl
                 # Likewise, before it had this rank's proof. Whether it still listens tells which.
                 if deadline.expired():
                     raise lost from None
-                was_there = True
+                known = at
                 time.sleep(TURNED_AWAY_S)
                 continue
             if listener is None:
@@ -308,10 +316,12 @@ class _NotHeardError(Exception):
     """The connection has ended before rank 0 has said that it has room for this rank."""
 
 
-def _connect(meeting: TcpMeeting, deadline: Deadline, lost: PeerLostError | None) -> socket.socket:
-    """A connection to rank 0; retried until there is one, after 20 ms at first and 0.5 s at last.
+def _connect(meeting: TcpMeeting, deadline: Deadline, lost: PeerLostError, known: Any) -> tuple[socket.socket, Any]:
+    """A connection to rank 0, and where it is; retried until there is one, after 20 ms at first and 0.5 s at last.
 
-    lost: raised where nobody listens there any more; None: rank 0 may still be on its way.
+    Args:
+        lost: raised where nobody listens at the known address any more.
+        known: where rank 0 has been found, as of getaddrinfo(); None: it may still be on its way.
     """
 
     def prepare(connection: socket.socket) -> None:
@@ -325,11 +335,13 @@ def _connect(meeting: TcpMeeting, deadline: Deadline, lost: PeerLostError | None
     pause_s = 0.02
     while True:
         try:
-            found = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)
+            found = [known] if known else socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_STREAM)
             return first_connected(found, min(CONNECT_S, deadline.remaining_s()) or CONNECT_S, prepare)
         except OSError as error:
+            if error.errno in NO_ROOM and not isinstance(error, socket.gaierror):
+                raise
             reason, is_refused = str(error), error.errno == errno.ECONNREFUSED
-        if lost is not None and (is_refused or deadline.expired()):
+        if known and (is_refused or deadline.expired()):
             raise lost
         if deadline.expired():
             raise TimeoutError(
@@ -370,7 +382,11 @@ def _ask(meeting: TcpMeeting, connection: socket.socket, record: dict[str, Any],
             raise MismatchError(f"{meeting.me()}: rank 0 announces an answer of {nbytes} bytes")
         body = _receive(connection, nbytes, deadline)
         return unsealed(key, b"answer", body, _receive(connection, MAC_NBYTES, deadline))
-    except builtins.TimeoutError:
+    except OSError as error:
+        if error.errno in HOST_HAS_GONE:
+            raise ConnectionResetError(*error.args) from None
+        if not isinstance(error, builtins.TimeoutError):
+            raise
         who = f"rank 0 at {meeting.where()}" if challenge else f"what listens at {meeting.where()}"
         why = "other ranks have not come, or it is stopped" if challenge else "it is stopped, or another program"
         raise TimeoutError(f"{meeting.me()}: {who} has not answered within {deadline.timeout_s:g} s: {why}") from None

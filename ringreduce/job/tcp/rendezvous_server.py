@@ -31,10 +31,12 @@ from ringreduce.job.handshake import same_mac
 from ringreduce.job.os_errors import errno_text
 from ringreduce.job.tcp.listening_ports import ANY, listening
 from ringreduce.job.tcp.rendezvous import (
+    CHALLENGE_NBYTES,
     HELLO_NBYTES,
     LENGTH,
     MAC_NBYTES,
     MAGIC,
+    NO_ROOM,
     NONCE_NBYTES,
     RECORD_NBYTES_MOST,
     TcpMeeting,
@@ -58,7 +60,6 @@ SPARE_DESCRIPTORS = 16
 """What strangers leave to the other threads of this process, beside one for each rank."""
 NO_ROOM_S = 2.0
 """How long rank 0 waits for a descriptor where ranks, and no strangers, have all of them."""
-NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 BROKEN = frozenset(
     (
         *(errno.EAGAIN, errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.EPERM, errno.ETIMEDOUT),
@@ -69,6 +70,9 @@ BROKEN = frozenset(
 """What accept() reports of a connection that is gone already: accept(2), "Error handling"."""
 UNKNOWN_NAME_S = 0.25
 """How long rank 0 waits before it asks for its name again: a pod's name is known once the pod is ready."""
+UNKNOWN = (socket.EAI_AGAIN, socket.EAI_NONAME, socket.EAI_NODATA)
+TELL_SHARE = 0.2
+"""Of the time for the meeting, which is left when rank 0 gives up its name."""
 BUSY_PORT_S = 2.0
 """How long an earlier job may take to give the port back."""
 TURN_S = 0.5
@@ -100,26 +104,28 @@ class Caller:
 
 def serve(
     meeting: TcpMeeting,
-    mine: dict[str, Any],
     deadline: Deadline,
     gate: socket.socket | None = None,
     listener: socket.socket | None = None,
-) -> tuple[socket.socket, dict[str, Any]]:
+    mine: dict[str, Any] | None = None,
+) -> tuple[socket.socket, dict[str, Any], dict[str, Any]]:
     """Gathers the records of all ranks and tells all where they are.
 
     Args:
-        mine: this rank's, of places.own_record().
         gate: listens at the meeting's address already; closed here. None: it is made here.
         listener: this rank's for the others' connections; closed here where this fails. None: it is made here.
+        mine: this rank's record, of places.own_record(). None: it is made here.
 
     Returns:
-        This rank's listener for the others' connections, and the answer that they were sent.
+        This rank's listener for the others' connections, the answer that they were sent, and this rank's record.
 
     Raises: as meet().
     """
     with _Server(meeting, deadline, gate) as server, errno_text(meeting.me(), meeting.where()):
         listener = listener or rank_listener(server.ip)
         try:
+            # Here, where the others are told what is wrong with this rank's settings.
+            mine = mine or places.own_record(meeting.rank, meeting.size, meeting.transport)
             found = {0: own_record(meeting, mine, listener)} | server.gather()
             records = [found[rank] for rank in range(meeting.size)]
             answer = {
@@ -132,7 +138,7 @@ def serve(
         except BaseException:
             listener.close()
             raise
-        return listener, answer
+        return listener, answer, mine
 
 
 class _Server:
@@ -141,6 +147,7 @@ class _Server:
         self._deadline = deadline
         self._callers: dict[socket.socket, Caller] = {}
         self._turned_away = 0
+        self._of_other_versions = 0
         self._has_no_room: Deadline | None = None
         self._listener = gate or listening_at(meeting.host, meeting.port, meeting.size, meeting.me(), deadline)
         try:
@@ -304,6 +311,10 @@ class _Server:
         """Answers a HELLO. Whether it was one."""
         caller.hello, caller.buffer = caller.buffer[:HELLO_NBYTES], caller.buffer[HELLO_NBYTES:]
         if not caller.hello.startswith(MAGIC):
+            if caller.hello.startswith(MAGIC[:-1]):  # another version: it knows the beginning of an answer
+                self._of_other_versions += 1
+                with contextlib.suppress(OSError):
+                    caller.connection.send(MAGIC.ljust(CHALLENGE_NBYTES, b"\0"))
             return False
         nonce = os.urandom(NONCE_NBYTES)
         caller.challenge = MAGIC + nonce + mac(self._meeting.secret, b"server", caller.hello, nonce)
@@ -366,6 +377,10 @@ class _Server:
         strangers = ""
         if self._turned_away:
             strangers = f" {self._turned_away} connections did not know the job's secret, or are another job's."
+        if self._of_other_versions:
+            strangers += " Other versions of ringreduce have called: install one version on all hosts."
+        if self.ip != self._meeting.host:
+            strangers += f" Rank 0 listens at {self.ip}."
         if self.ip.startswith("127.") or self.ip == "::1":
             strangers += f" Other hosts cannot reach {self.ip}: give an address of this host in numbers."
         return TimeoutError(
@@ -411,10 +426,11 @@ def _listening_at(host: str, port: int, where: str, backlog: int, me: str, deadl
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
-            if deadline.expired():
+            may_come = isinstance(error, socket.gaierror) and error.errno in UNKNOWN and not _is_number(host)
+            # The other ranks have to be told, and wait as long as this one.
+            if not may_come or deadline.remaining_s() <= deadline.timeout_s * TELL_SHARE:
                 raise InvalidArgumentError(
-                    f"{me}: the name in {where} is not known on rank 0's host, {os.uname().nodename}, within "
-                    f"{deadline.timeout_s:g} s: {error}"
+                    f"{me}: the name in {where} is not known on rank 0's host, {os.uname().nodename}: {error}"
                 ) from None
             time.sleep(min(UNKNOWN_NAME_S, deadline.remaining_s()))
             continue
@@ -435,7 +451,8 @@ def _listening_at(host: str, port: int, where: str, backlog: int, me: str, deadl
                 listener.close()
                 raise
             except OSError as error:
-                reason = error
+                if reason is None or reason.errno != errno.EADDRINUSE:
+                    reason = error
                 listener.close()
         if reason is not None and reason.errno != errno.EADDRINUSE:
             raise InvalidArgumentError(
@@ -448,3 +465,8 @@ def _listening_at(host: str, port: int, where: str, backlog: int, me: str, deadl
             )
         with contextlib.suppress(InterruptedError):
             time.sleep(1e-2)
+
+
+def _is_number(host: str) -> bool:
+    """Whether it is an address, or is meant to be: no name ends in a part that is a number (RFC 1123)."""
+    return ":" in host or host.rpartition(".")[2].isdecimal()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from ringreduce.launch.launch import STDERR, STDOUT
 from ringreduce.launch.options import GRACE_S
 from ringreduce.launch.output import Lines, Taker
 from ringreduce.launch.remote.job import Orders, RemoteJob
-from ringreduce.launch.remote.launch import orders
+from ringreduce.launch.remote.launch import orders, why_no_interface
 from ringreduce.launch.remote.messages import RESULT
 
 
@@ -32,14 +33,12 @@ def call_orders(
 
     Raises InvalidArgumentError.
     """
-    interfaces = [words[name] for name in ("network_interface", "network_interfaces") if words.get(name)]
-    port = words.get("ssh_port")
-    if len(interfaces) > 1 or not isinstance(port, (int, type(None))):
-        raise InvalidArgumentError(
-            f"run(ssh_port={port!r}) is not a number"
-            if len(interfaces) < 2
-            else "network_interface and network_interfaces are two names of one argument; give one of them"
-        )
+    interfaces = [name for name in ("network_interface", "network_interfaces") if words.get(name)]
+    if len(interfaces) > 1:
+        raise InvalidArgumentError("network_interface and network_interfaces are two names of one argument; give one")
+    for name, kind in (*((name, str) for name in ("ssh_args", "ssh_identity_file", *interfaces)), ("ssh_port", int)):
+        if not isinstance(words.get(name), (kind, type(None))):
+            raise InvalidArgumentError(f"run({name}={words[name]!r}): expected {kind.__name__}")
     options = argparse.Namespace(
         transport=None,
         x=[],
@@ -49,11 +48,14 @@ def call_orders(
         ranks=sum(host.slots for host in hosts),
         bind="core",
         ssh_args=words.get("ssh_args"),
-        ssh_port=port,
+        ssh_port=words.get("ssh_port"),
         ssh_identity_file=words.get("ssh_identity_file"),
-        network_interface=interfaces[0] if interfaces else None,
+        network_interface=words[interfaces[0]] if interfaces else None,
     )
-    return orders(options, {**os.environ, **variables}, call)
+    told = orders(options, {**os.environ, **variables}, call)
+    if interfaces and (why := why_no_interface(told)):
+        warnings.warn(f"run(): without effect here: {interfaces[0]} ({why})", RuntimeWarning, stacklevel=3)
+    return told
 
 
 class CallJob(RemoteJob):

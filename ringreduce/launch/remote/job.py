@@ -21,7 +21,7 @@ from ringreduce.launch.output import Flow, Sink, Taker
 from ringreduce.launch.remote import ssh
 from ringreduce.launch.remote.link import AgentLink
 from ringreduce.launch.remote.meeting import Meeting
-from ringreduce.launch.remote.messages import OUTPUT_NBYTES, RESULT, Kind, packed
+from ringreduce.launch.remote.messages import OUTPUT_NBYTES, RESULT, Kind
 from ringreduce.launch.remote.news import (
     CannotRun,
     Cause,
@@ -140,6 +140,38 @@ class _Stream:
             self._untold_nbytes = 0
 
 
+class _CallFeed:
+    """Sends one host the call, as fast as its agent takes it, and then START."""
+
+    def __init__(self, call: bytes, host: _Host, order: Mapping[str, object], goes_on: Callable[[], None]) -> None:
+        self._left = memoryview(call)
+        self._host = host
+        self._order = order
+        self._goes_on = goes_on
+        self._is_paused = False
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+        while not self._is_paused and not self._host.is_starting:
+            self._goes_on()
+            if self._left:
+                self._host.link.tell(Kind.CALL, self._left[:CALL_NBYTES])
+                self._left = self._left[CALL_NBYTES:]
+            else:
+                self._host.is_starting = True
+                self._host.link.tell(Kind.START, self._order)
+
+    def drain(self) -> None:
+        """Nothing is held here."""
+
+    def lose_reader(self) -> None:
+        """The end of the link is told elsewhere."""
+        self.pause()
+
+
 class RemoteJob(Job[RemoteRank]):
     """The ranks of one job on several hosts. Leaving the `with` block kills what still runs.
 
@@ -170,7 +202,6 @@ class RemoteJob(Job[RemoteRank]):
         self._failure_text = ""
         self._has_input_under_way = False
         self._is_finishing = False
-        self._has_lost_words = False
 
     def __enter__(self) -> RemoteJob:
         return self
@@ -225,7 +256,7 @@ class RemoteJob(Job[RemoteRank]):
         """As Job's; where the job could not begin: 126 or 127 for its program, 255 for a host."""
         if self._failure is not None and self.first_failure is None:
             return self._failure
-        return super().exit_status() or (CANNOT_START if self._has_lost_words else 0)
+        return super().exit_status() or (CANNOT_START if self.why_lost else 0)
 
     def why_not_begun(self) -> str:
         """As Job's."""
@@ -304,13 +335,10 @@ class RemoteJob(Job[RemoteRank]):
     def _start(self, address: tuple[str, int] | None) -> None:
         secret = secrets.token_hex(32)
         text = None if address is None else address_text(*address)
-        call = self._orders.call
-        starts = range(0, len(call or b""), CALL_NBYTES)
-        pieces = [packed(Kind.CALL, call[start : start + CALL_NBYTES]) for start in starts] if call else []
         for host in self._hosts:
             order = {
                 "command": list(self._orders.command),
-                "is_call": call is not None,
+                "is_call": self._orders.call is not None,
                 "folder": self._orders.folder,
                 "variables": dict(self._orders.variables),
                 "places": host.places,
@@ -319,12 +347,14 @@ class RemoteJob(Job[RemoteRank]):
                 "address": text,
                 "secret": None if text is None else secret,
             }
-            for piece in pieces:
-                host.link.send(piece)
-            host.link.tell(Kind.START, order)
-            host.is_starting = True
+            host.link.feed_by(_CallFeed(self._orders.call or b"", host, order, self._on_call_goes_on))
         if self._verbose and text is not None:
             self._report(f"rank 0 listens at {text}, on host {self._meeting.hosts[0].name}")
+
+    def _on_call_goes_on(self) -> None:
+        """Some of a call, or START, is on its way."""
+        if "start" in self.timers:
+            self.timers["start"] = (time.monotonic() + self._orders.start_s, self._on_late)
 
     def _on_started(self, host: _Host, news: Started) -> None:
         if not host.is_starting or news.rank in host.ranks or news.rank not in {place.rank for place in host.places}:
@@ -395,11 +425,14 @@ class RemoteJob(Job[RemoteRank]):
             rank.status, rank.ended, rank.lost = CANNOT_START, time.monotonic(), lost
             self.judge(rank)
         if not alive:
-            self._has_lost_words = True
+            self._lose_words(host, lost)
             self._report(f"host {host.name}: the end of its output may be missing: {lost}")
         elif not self._has_begun():
             self.hurry()
         self._finish_if_all_have_ended()
+
+    def _lose_words(self, host: _Host, why: str) -> None:
+        self.why_lost[self._meeting.hosts[host.number].name] = why
 
     def _end_lines(self, host: _Host) -> None:
         for place in host.places:
@@ -448,7 +481,8 @@ class RemoteJob(Job[RemoteRank]):
         """All ranks have ended, and some agents do not."""
         late = [host for host in self._hosts if host.link.is_open]
         if late:
-            self._has_lost_words = True
+            for host in late:
+                self._lose_words(host, "its agent does not end")
             names = ", ".join(host.name for host in late)
             self._report(f"the agents of {names} do not end; the end of their ranks' output may be missing")
         for host in late:

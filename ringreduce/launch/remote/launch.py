@@ -44,7 +44,7 @@ def orders(options: argparse.Namespace, environ: Mapping[str, str], call: bytes 
         ssh=Ssh(_ssh_arguments(options)),
         start_s=_start_s(variables.get("RINGREDUCE_INIT_TIMEOUT", "")),
         interfaces=Interfaces.named(options.network_interface or "", environ),
-        address=host_and_port(environ.get("RINGREDUCE_ADDRESS", "")),
+        address=host_and_port(without_places(environ).get("RINGREDUCE_ADDRESS", "")),
         ports=allowed_ports(variables.get(VARIABLE, "")),
         call=call,
     )
@@ -97,6 +97,13 @@ def _asked_for(words: list[str], environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def why_no_interface(told: Orders) -> str:
+    """Why it does not matter which interfaces rank 0's host may be reached by; "" where it does."""
+    if len(told.hosts) == 1:
+        return "all ranks are on one host"
+    return "RINGREDUCE_ADDRESS says the address" if told.address[0] else ""
+
+
 class RemoteLaunch(Launch[RemoteJob]):
     """One run of ringrun over several hosts. Raises InvalidArgumentError."""
 
@@ -124,8 +131,7 @@ class RemoteLaunch(Launch[RemoteJob]):
 
     def _tell_unused(self) -> None:
         told = self._orders
-        if self.options.network_interface and (len(told.hosts) == 1 or told.address[0]):
-            why = "all ranks are on one host" if len(told.hosts) == 1 else "RINGREDUCE_ADDRESS says the address"
+        if self.options.network_interface and (why := why_no_interface(told)):
             self.report(f"without effect here: --network-interface ({why})")
         left = sorted(name for name in os.environ if name not in told.variables and name not in PLACES)
         if self.options.verbose:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringreduce.errors import MismatchError
-from ringreduce.launch.output import Sink
+from ringreduce.launch.output import Feeder, Sink
 from ringreduce.launch.remote.messages import GREETING, Kind, Unpacker, packed
 from ringreduce.launch.remote.news import News, parsed
+from ringreduce.launch.spawn import die_with_parent
 
 READ_NBYTES = 1 << 16
 SAID_LINES = 20
@@ -56,7 +57,8 @@ class AgentLink:
         self._noise = b""  # until the greeting
         self._said: deque[str] = deque(maxlen=SAID_LINES)
         self._said_rest = b""
-        # A session of its own: the terminal's signals are for ringrun alone, and nobody could answer a question.
+        # A session of its own: the terminal's signals are for ringrun alone, and nobody could answer a question. It
+        # dies with its parent: a child that run()'s process has forked in another thread may hold these pipes.
         self._process = subprocess.Popen(
             command,
             bufsize=0,
@@ -64,6 +66,7 @@ class AgentLink:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=die_with_parent(),
         )
         orders, news, said = self._process.stdin, self._process.stdout, self._process.stderr
         assert orders is not None
@@ -79,12 +82,13 @@ class AgentLink:
 
     def tell(self, kind: Kind, content: Any = None) -> None:
         """Sends a message; one for an agent that has gone is dropped."""
-        self.send(packed(kind, content))
-
-    def send(self, message: bytes) -> None:
-        """Sends what is packed already, likewise."""
         if self.is_open:
-            self._orders.put(message)
+            self._orders.put(packed(kind, content))
+
+    def feed_by(self, feeder: Feeder) -> None:
+        """Has it send messages, while not too many wait already."""
+        if self.is_open:
+            self._orders.attach(feeder)
 
     def said(self) -> str:
         """The last lines that ssh, or the shell there, has written."""

@@ -77,7 +77,7 @@ class Kind(enum.IntEnum):
 
 def packed(kind: Kind, content: Any = None) -> bytes:
     """A message. content: bytes, or what JSON can carry."""
-    body = bytes(content) if isinstance(content, (bytes, bytearray)) else json.dumps(content).encode()
+    body = bytes(content) if isinstance(content, (bytes, bytearray, memoryview)) else json.dumps(content).encode()
     return HEADER.pack(kind, len(body)) + body
 
 

@@ -164,9 +164,9 @@ def test_hosts_that_have_ipv6_only(lab: Lab, only_ipv6: None) -> None:
     assert results(lab, per_host=2, env={"RINGREDUCE_ADDRESS": "[fd77::1]:29400"}) == [RIGHT] * 6
 
 
-@pytest.mark.parametrize("limit", [16, 12])
+@pytest.mark.parametrize("limit", [16, 11])
 def test_few_descriptors(lab: Lab, limit: int) -> None:
-    """A rank of three on three hosts has 13 at most; with fewer no rank hangs, and all say what is missing."""
+    """A rank of three on three hosts needs 12 or 13; with fewer no rank hangs, and all say what is missing."""
     program = ["prlimit", f"--nofile={limit}", sys.executable, lab.folder / "sum.py"]
     with lab_job(lab, program, "abc", 1) as ranks:
         texts = [process.communicate(timeout=HANG_S)[0] for process in ranks]
@@ -178,7 +178,7 @@ def test_few_descriptors(lab: Lab, limit: int) -> None:
 
 def test_a_name_that_is_never_known(lab: Lab) -> None:
     texts = results(lab, "ab", env={"RINGREDUCE_ADDRESS": "nowhere.example:29400", "RINGREDUCE_INIT_TIMEOUT": "1"})
-    assert "the name in nowhere.example:29400 is not known on rank 0's host, a, within 1 s: " in texts[0]
+    assert "the name in nowhere.example:29400 is not known on rank 0's host, a: " in texts[0]
     assert "no connection to rank 0 at nowhere.example:29400 within 1 s: " in texts[1]
 
 

@@ -102,6 +102,7 @@ def test_an_exception_comes_back(lab: Lab) -> None:
     word, (kind, text, cause), _ = call(lab, "fails, (1,)", hosts="b:1,c:1")
     assert (word, kind, cause) == ("raised", "Error", "LookupError('rank 1 found nothing')")
     assert text.startswith("[run] rank 1 of 2 exited with status 1 after ")
+    assert ", on host c\n" in text
     assert "in fails\n" in text
 
 
@@ -120,7 +121,7 @@ def test_a_host_that_there_is_not(lab: Lab) -> None:
 def test_a_call_that_does_not_return(lab: Lab) -> None:
     word, (kind, text, _), _ = call(lab, "time.sleep, (1000,)", hosts="b:1,c:1", timeout_s=3)
     assert (word, kind) == ("raised", "TimeoutError")
-    assert text == "[run] ranks [0, 1] of 2 were still running after 3 s, and were killed"
+    assert text == "[run] ranks [0, 1] of 2 were still running after 3 s, and were killed, on b, c"
 
 
 def test_options_for_ssh(lab: Lab) -> None:

@@ -105,7 +105,9 @@ def test_the_first_address_that_answers_is_taken() -> None:
             one.connect_ex(full.getsockname())
         refused, silent = (*here, ("127.0.0.1", free_port())), (*here, full.getsockname())
         found = [(socket.AF_X25, socket.SOCK_STREAM, 0, "", ("", 0)), refused, silent, (*here, gate.getsockname())]
-        with first_connected(found, HANG_S, lambda _: None) as connection:
+        connected, address = first_connected(found, HANG_S, lambda _: None)
+        assert address == found[-1]
+        with connected as connection:
             assert connection.getpeername() == gate.getsockname()
             assert connection.gettimeout() is None
         with pytest.raises(ConnectionRefusedError):
@@ -114,6 +116,9 @@ def test_the_first_address_that_answers_is_taken() -> None:
             first_connected([silent], 0.5, lambda _: None)
         with pytest.raises(OSError, match="no address"):
             first_connected([], HANG_S, lambda _: None)
+        with pytest.raises(ConnectionRefusedError) as caught:  # although another has not answered
+            first_connected([refused, silent], 0.5, lambda _: None)
+        assert caught.value.strerror == "127.0.0.1: [Errno 111] Connection refused; 127.0.0.1: timed out"
 
 
 def test_three_hundred_ranks_meet() -> None:

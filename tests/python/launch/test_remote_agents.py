@@ -23,8 +23,10 @@ from fake_agent import path_with_ssh
 from processes import completed
 from ranks import clean_environment
 
+from ringreduce.errors import Error
 from ringreduce.job.deadline import Deadline
 from ringreduce.launch.python import run_module
+from ringreduce.launch.run import run as run_call
 
 RINGRUN = run_module("ringreduce.launch.ringrun")
 Steps = Mapping[str, Sequence[Any]]
@@ -86,6 +88,35 @@ def test_output_goes_where_it_belongs(tmp_path: Path) -> None:
     ]
     status, out, err = run(tmp_path, x={"START": ["STARTED", *says, "EXIT"]})
     assert (status, out, err) == (0, "one\ntwo\n", ["err"])
+
+
+def called(folder: Path, monkeypatch: pytest.MonkeyPatch, hosts: str, **steps: Steps) -> str:
+    """What ringreduce.run() raises with these agents."""
+    for host in "xy":
+        (folder / f"{host}.json").write_text(json.dumps(steps.get(host, {})))
+    fake = f"exec {sys.executable} {fake_agent.__file__} {folder}"
+    path = path_with_ssh(folder, f'case "$*" in *" x "*) {fake} x;; *) {fake} y;; esac')["PATH"]
+    monkeypatch.setenv("PATH", path)
+    with pytest.raises(Error) as caught:
+        run_call(len, ([],), hosts=hosts)
+    return str(caught.value)
+
+
+def test_a_failure_is_told_although_another_host_has_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = ["STARTED", ["EXIT", {"rank": 0, "status": 1, "milliseconds": 1}]]
+    text = called(tmp_path, monkeypatch, "x:1,y:1", x={"START": fails}, y={"START": ["nothing"]})
+    assert text == "[run] rank 0 of 2 exited with status 1 after 0.0 s, on host x"
+
+
+def test_a_result_that_is_lost_with_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = called(tmp_path, monkeypatch, "y:1", y={"FINISH": ["end"]})
+    assert text == "[run] the result of rank 0 on host y was lost: the connection to y has ended"
+
+
+def test_an_agent_that_does_not_start_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGREDUCE_INIT_TIMEOUT", "1")
+    text = called(tmp_path, monkeypatch, "x:1,y:1", y={"START": ["nothing"]})
+    assert text == "[run] the agents of y have not started their ranks within 1 s"
 
 
 # --- Lies -------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import os
 import pickle
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 
 import ringreduce
-from ringreduce.errors import Error, InvalidArgumentError, TimeoutError, UnavailableError
+from ringreduce.errors import Error, InvalidArgumentError, MismatchError, TimeoutError, UnavailableError
 from ringreduce.launch.call import Result
+from ringreduce.launch.job import Rank
 from ringreduce.launch.run import run
 from ringreduce.launch.worker import LENGTH
 
@@ -186,6 +188,61 @@ def test_a_result_that_is_cut_is_none() -> None:
             result = Result(3, stack)
             result.feed(whole[:cut])
             with pytest.raises(Error, match=r"^\[run\] rank 3 exited before the function returned"):
-                result.value()
+                result.value(Rank(3, "h", 1, 0.0), "")
         result.feed(whole[-1:])
-        assert result.value() == "value"
+        assert result.value(Rank(3, "h", 1, 0.0), "") == "value"
+        with pytest.raises(MismatchError, match="more than the answer of rank 3"):
+            result.feed(b"x")
+
+
+def forks(value: str) -> str:
+    if os.fork() == 0:
+        return value + " of the child"
+    os.wait()
+    return value
+
+
+def test_a_child_that_returns_too_answers_nothing() -> None:
+    assert run(forks, args=("value",), np=2) == ["value", "value"]
+
+
+def ends_badly() -> str:
+    atexit.register(os._exit, 7)
+    return "value"
+
+
+def test_a_rank_that_fails_after_it_has_returned() -> None:
+    words = r"^\[run\] rank 0 of 1 exited with status 7 after .* s, on host .*, after the function had returned$"
+    with pytest.raises(Error, match=words):
+        run(ends_badly, np=1)
+
+
+class Unknown:
+    """Made where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, ("raise ImportError('only there')",)
+
+
+def unknown() -> Unknown:
+    return Unknown()
+
+
+def test_a_result_that_cannot_be_unpickled_here() -> None:
+    with pytest.raises(Error, match=r"result of rank 0 on host .* cannot be unpickled here: ImportError: only there"):
+        run(unknown, np=1)
+
+
+def test_variables_are_strings() -> None:
+    with pytest.raises(InvalidArgumentError, match="names and values of variables are strings"):
+        run(unknown, np=1, env={"A": 1})  # type: ignore[dict-item]
+
+
+def place_of_a_nested_job() -> list[Any]:
+    os.environ |= {"RINGREDUCE_ADDRESS": "192.0.2.1:5000", "RINGREDUCE_SECRET_FILE": "/proc/1/fd/7"}
+    return run(summed, args=(1,), np=2)
+
+
+def test_a_job_within_a_job_has_places_of_its_own() -> None:
+    """Within one that agents have started, whose variables these are."""
+    assert run(place_of_a_nested_job, np=1) == [[[1], [1]]]

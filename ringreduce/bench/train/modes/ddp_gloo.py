@@ -64,7 +64,8 @@ class DdpGloo(Mode):
         import ringreduce.torch  # registers "ringreduce://" and the backend of that name
 
         world = ringreduce.init()
-        os.environ["GLOO_SOCKET_IFNAME"] = _interface()
+        if "GLOO_SOCKET_IFNAME" not in os.environ:
+            os.environ["GLOO_SOCKET_IFNAME"] = _interface()
         distributed.init_process_group(self.backend, init_method="ringreduce://", timeout=timedelta(seconds=timeout_s))
         ringreduce.shutdown()
         return Replicas(world.rank, world.size)
