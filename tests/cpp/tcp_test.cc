@@ -403,69 +403,71 @@ TEST_CASE("tcp: strangers take an eighth of the descriptors at most") {
   CHECK_NOTHROW(wait_for([&] { return ended() == 100 - 512 / 8; }));
 }
 
-TEST_CASE("tcp: a rank that has no descriptor for the others' connections says so") {
-  rlimit usual = {};
-  check_sys(::getrlimit(RLIMIT_NOFILE, &usual), "getrlimit");
-  auto [socket, own] = listening();
-  auto [silent, address] = listening();
-  TcpOptions options = {0, std::move(socket), {own, address}, key_of(7)};
-  options.data_lost_after_ms = 1000;
-  const auto network = TcpNetwork::create(std::move(options));
-  const Fd caller(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
-  const auto link = network->link(1, 0);
-  const std::byte byte{};
-  Fd called;
-  wait_for([&] {
-    link->push(&byte, 1);
-    const int fd = ::accept4(silent.get(), nullptr, nullptr, SOCK_CLOEXEC);
-    if (fd >= 0) called = Fd(fd);
-    return fd >= 0;
-  });
-  std::vector<Fd> others;
-  const rlimit tight{256, usual.rlim_max};
-  check_sys(::setrlimit(RLIMIT_NOFILE, &tight), "setrlimit");
-  for (int fd; (fd = ::dup(caller.get())) >= 0;) others.emplace_back(fd);
-  check_sys(::connect(caller.get(), own.get(), own.nbytes), "connect");
-  const std::string text = raised<PeerLostError>([&] {
+// A rank that waits for a connection to another whose kernel answers and nobody else does; and one that calls it when
+// the process has no descriptor left.
+class WithoutDescriptors {
+ public:
+  WithoutDescriptors() {
+    check_sys(::getrlimit(RLIMIT_NOFILE, &usual_), "getrlimit");
+    auto [socket, own] = listening();
+    auto [silent, address] = listening();
+    silent_ = std::move(silent);
+    TcpOptions options = {0, std::move(socket), {own, address}, key_of(7)};
+    options.data_lost_after_ms = 1000;
+    network_ = TcpNetwork::create(std::move(options));
+    link_ = network_->link(1, 0);
     wait_for([&] {
-      link->push(&byte, 1);
-      return false;
+      push();
+      const int fd = ::accept4(silent_.get(), nullptr, nullptr, SOCK_CLOEXEC);
+      if (fd >= 0) called_ = Fd(fd);
+      return fd >= 0;
     });
-  });
-  check_sys(::setrlimit(RLIMIT_NOFILE, &usual), "setrlimit");
+    caller_ = Fd(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
+    const rlimit tight{256, usual_.rlim_max};
+    check_sys(::setrlimit(RLIMIT_NOFILE, &tight), "setrlimit");
+    for (int fd; (fd = ::dup(caller_.get())) >= 0;) others_.emplace_back(fd);
+    check_sys(::connect(caller_.get(), own.get(), own.nbytes), "connect");
+  }
+  ~WithoutDescriptors() { ::setrlimit(RLIMIT_NOFILE, &usual_); }
+  WithoutDescriptors(const WithoutDescriptors&) = delete;
+  WithoutDescriptors& operator=(const WithoutDescriptors&) = delete;
+
+  void push() {
+    const std::byte byte{};
+    link_->push(&byte, 1);
+  }
+  void push_for(int64_t ns) {
+    const int64_t until_ns = now_ns() + ns;
+    wait_for([&] {
+      push();
+      return now_ns() > until_ns;
+    });
+  }
+  void free_one() { others_.pop_back(); }
+
+ private:
+  rlimit usual_ = {};
+  Fd silent_;
+  Fd called_;
+  Fd caller_;
+  std::vector<Fd> others_;
+  std::shared_ptr<TcpNetwork> network_;
+  std::unique_ptr<Link> link_;
+};
+
+TEST_CASE("tcp: a rank that has no descriptor for the others' connections says so") {
+  WithoutDescriptors rank;
+  const std::string text = raised<PeerLostError>([&] { rank.push_for(60'000'000'000); });
   CHECK(text.find("lost rank 1: rank 0 cannot accept its connection: Too many open files (errno 24)") !=
         std::string::npos);
   CHECK(text.find("ulimit -n") != std::string::npos);
 }
 
 TEST_CASE("tcp: a rank that had no descriptor for a while loses nobody") {
-  rlimit usual = {};
-  check_sys(::getrlimit(RLIMIT_NOFILE, &usual), "getrlimit");
-  auto [socket, own] = listening();
-  auto [silent, address] = listening();
-  TcpOptions options = {0, std::move(socket), {own, address}, key_of(7)};
-  options.data_lost_after_ms = 1000;
-  const auto network = TcpNetwork::create(std::move(options));
-  Fd caller(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
-  const auto link = network->link(1, 0);
-  const std::byte byte{};
-  link->push(&byte, 1);
-  std::vector<Fd> others;
-  const rlimit tight{256, usual.rlim_max};
-  check_sys(::setrlimit(RLIMIT_NOFILE, &tight), "setrlimit");
-  for (int fd; (fd = ::dup(caller.get())) >= 0;) others.emplace_back(fd);
-  check_sys(::connect(caller.get(), own.get(), own.nbytes), "connect");
-  const auto pushes_until = [&](int64_t until_ns) {
-    wait_for([&] {
-      link->push(&byte, 1);
-      return now_ns() > until_ns;
-    });
-  };
-  // One descriptor is free again: the caller gets it, and Linux has none when the queue is looked at once more.
-  CHECK_NOTHROW(pushes_until(now_ns() + 600'000'000));
-  others.pop_back();
-  CHECK_NOTHROW(pushes_until(now_ns() + 4'000'000'000));
-  check_sys(::setrlimit(RLIMIT_NOFILE, &usual), "setrlimit");
+  WithoutDescriptors rank;
+  CHECK_NOTHROW(rank.push_for(600'000'000));
+  rank.free_one();  // the caller gets it, and Linux has none when the queue is looked at once more
+  CHECK_NOTHROW(rank.push_for(4'000'000'000));
 }
 
 // --- the end of a rank

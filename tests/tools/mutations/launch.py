@@ -90,8 +90,8 @@ ROWS = (
     Mutation(
         "lost-words",
         "ringreduce/launch/remote/job.py",
-        "        if not alive:\n            self._has_lost_words = True\n",
-        "        if False:\n            self._has_lost_words = True\n",
+        "        if not alive:\n            self._lose_words(",
+        "        if False:\n            self._lose_words(",
         (*IMPORTERS, "test_remote_agents.py::test_an_agent_dies"),
     ),
     Mutation(

@@ -34,8 +34,8 @@ ROWS = (
     Mutation(
         "name-known-at-once",
         "ringreduce/job/tcp/rendezvous_server.py",
-        "            if deadline.expired():\n                raise InvalidArgumentError(\n",
-        "            if deadline:\n                raise InvalidArgumentError(\n",
+        "if not may_come or ",
+        "if may_come or ",
         (
             "test_tcp.py::test_shutdown_and_init_again_at_the_same_address",  # its ranks import the file
             "test_network_troubles.py::test_a_name_that_is_known_late",
