@@ -56,7 +56,8 @@ def run(
             ssh, need the same Python and packages at the same paths, and are filled in their order (docs/hosts.md).
         ssh_args: more options for ssh. Of horovods, ssh_port, ssh_identity_file and network_interface are for ssh and
             for other hosts too, as of ringrun.
-        start_timeout: seconds that init() waits for the other ranks (RINGREDUCE_INIT_TIMEOUT).
+        start_timeout: seconds that init() waits for the other ranks (RINGREDUCE_INIT_TIMEOUT); on several hosts also
+            those that a host may take to begin, without taking some of the call.
         output_filename: a folder, for each rank's output as well: rank.N/stdout and rank.N/stderr in it.
         verbose: whether each rank's end is told on stderr.
         executable: the Python of the ranks; default: this one.
