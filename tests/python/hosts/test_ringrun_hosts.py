@@ -335,6 +335,16 @@ def test_a_killed_ringrun_ends_the_ranks_of_all_hosts(lab: Lab) -> None:
         left(lab)
 
 
+def test_a_killed_ringrun_ends_ranks_that_say_and_need_nothing(lab: Lab) -> None:
+    """No lost rank and no output that nobody takes ends them: their agents have to see that ringrun has gone."""
+    with lab.start("a", command(lab, "-H", "b:1,c:1", "sh", "-c", "echo ready; exec sleep 1000")) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+        (launcher,) = [pid for pid, line in lab.processes("a").items() if "launch.ringrun" in line]
+        os.kill(launcher, signal.SIGKILL)
+        left(lab)
+
+
 @pytest.mark.parametrize("host", ["a", "b"])
 def test_a_killed_agent_ends_its_ranks_and_the_job(lab: Lab, host: str) -> None:
     with running(lab) as process:
