@@ -368,10 +368,18 @@ def test_the_secret_is_for_its_user_alone(tmp_path: Path) -> None:
         read_secret(secret_file(tmp_path, "short", b"12345"))
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:1x", "fe80::1:29500"])
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:1x", "fe80::1:29500"]
+)
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="host:port"):
         parse_address(text)
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 64])
+def test_names_that_no_host_can_have(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot be a host's name"):
+        parse_address(f"{name}:29500")
 
 
 # --- the lab ----------------------------------------------------------------------------------------------------------

@@ -17,17 +17,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deadlines import HANG_S
+from deadlines import HANG_S, SOON_S
 from ports import free_port
 from ranks import receive_from_test, send_to_test, start_ranks
 from tcp_jobs import tcp_environment
 
 import ringreduce
-from ringreduce.errors import MismatchError, PeerLostError
+from ringreduce.errors import MismatchError, PeerLostError, TimeoutError
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.tcp import rendezvous as tcp_rendezvous
 from ringreduce.job.tcp.dial import first_connected
-from ringreduce.job.tcp.rendezvous import HELLO_NBYTES, LENGTH, MAGIC, NONCE_NBYTES, TcpMeeting, mac, meet
+from ringreduce.job.tcp.rendezvous import (
+    CHALLENGE_NBYTES,
+    HELLO_NBYTES,
+    LENGTH,
+    MAGIC,
+    NONCE_NBYTES,
+    TcpMeeting,
+    mac,
+    meet,
+)
 from ringreduce.job.tcp.rendezvous_server import listening_at
 
 SECRET = bytes(range(32))
@@ -119,6 +128,40 @@ def test_the_first_address_that_answers_is_taken() -> None:
         with pytest.raises(ConnectionRefusedError) as caught:  # although another has not answered
             first_connected([refused, silent], 0.5, lambda _: None)
         assert caught.value.strerror == "127.0.0.1: [Errno 111] Connection refused; 127.0.0.1: timed out"
+
+
+def test_rank_0_is_gone_although_another_of_its_addresses_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 ends while it gathers: its own address refuses from then on, and the other one is never answered."""
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second, gate_at(0) as gate:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for one in (first, second):
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        here = socket.AF_INET, socket.SOCK_STREAM, 0, ""
+        found = [(*here, full.getsockname()), (*here, gate.getsockname())]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        with ThreadPoolExecutor(1) as pool:
+            caller = pool.submit(meet, TcpMeeting("two.example", 1, SECRET, 1, 2, 1), Deadline(2 * SOON_S))
+            connection, _ = gate.accept()
+            gate.close()
+            hello, nonce = connection.recv(HELLO_NBYTES, socket.MSG_WAITALL), bytes(NONCE_NBYTES)
+            connection.sendall(MAGIC + nonce + mac(SECRET, b"server", hello, nonce))
+            connection.close()
+            with pytest.raises(PeerLostError, match=r"lost rank 0: .* went away before all had come"):
+                caller.result(SOON_S)
+
+
+def test_another_version_is_told_so() -> None:
+    gate = gate_at(0)
+    with ThreadPoolExecutor(1) as pool:
+        rank_0 = pool.submit(meet, TcpMeeting(*gate.getsockname(), SECRET, 0, 2, 1), Deadline(2), gate)
+        with socket.create_connection(gate.getsockname()) as other:
+            other.sendall(MAGIC[:-1] + b"0" + bytes(NONCE_NBYTES))
+            assert other.recv(CHALLENGE_NBYTES, socket.MSG_WAITALL) == MAGIC.ljust(CHALLENGE_NBYTES, b"\0")
+            assert other.recv(1) == b""
+        with pytest.raises(TimeoutError, match="Other versions of ringreduce have called: install one version"):
+            rank_0.result(HANG_S)
 
 
 def test_three_hundred_ranks_meet() -> None:
@@ -295,6 +338,13 @@ def test_ranks_with_other_settings_all_say_so(tcp: dict[str, str], name: str, se
         )
         assert f", and {settings[1 - rank]} on rank {1 - rank}, on " in text
         assert text.endswith(f"mpirun -x {name}")
+
+
+def test_what_is_wrong_with_rank_0_alone_is_told(tcp: dict[str, str]) -> None:
+    with start_ranks(comes_with, 2, args=(["abc", "1024"], "RINGREDUCE_CACHE_CAPACITY"), env=tcp) as job:
+        texts = [one.value for one in job.wait(HANG_S)]
+    assert texts[0].startswith("InvalidArgumentError: RINGREDUCE_CACHE_CAPACITY=abc"), texts
+    assert "rank 1/2: told by rank 0: RINGREDUCE_CACHE_CAPACITY=abc" in texts[1], texts
 
 
 @pytest.mark.parametrize(
