@@ -18,7 +18,7 @@ from ringreduce.job import environment, places, rendezvous
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.places import PlacedRanks
 
-RECORD_NBYTES = 2048  # of one rank in a gather: JSON, filled up with spaces
+RECORD_NBYTES = 8192  # of one rank in a gather: JSON with two errors at most (tcp/job.py), filled up with spaces
 MPI_LAUNCHERS = ("openmpi", "pmix", "mpich", "slurm")
 """Those of environment.detect() that tell MPI how many ranks there are; ringrun and torchrun do not."""
 

@@ -15,6 +15,7 @@ from ringreduce.job import rendezvous
 from ringreduce.job.environment import Placement
 
 HOST_NAME_CHARS = 64  # Linux's own limit
+SETTING_CHARS = 100  # of a knob's value, in a record: more than a right one has
 NO_SHARED_MEMORY = ("tcp", "mpi")
 """Values of RINGREDUCE_TRANSPORT with which each rank is a host of its own, whoever is beside it."""
 AGREED = ("RINGREDUCE_ALGORITHM", "RINGREDUCE_ENCRYPT", "RINGREDUCE_FUSION_THRESHOLD", "RINGREDUCE_GPU_PATH")
@@ -73,13 +74,13 @@ def setting(name: str) -> str:
     """
     knob = config.value(name)
     if ".." not in knob.range:
-        return knob.value.strip().lower()
+        return knob.value.strip().lower()[:SETTING_CHARS]
     if knob.origin == "default":
         return "not set"
     try:
         return f"{float(knob.value):.0f}"
     except ValueError:
-        return knob.value  # init() raises what is wrong with it
+        return knob.value[:SETTING_CHARS]  # init() raises what is wrong with it
 
 
 def distinct(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -154,7 +154,7 @@ def meet_over_mpi(comm: Any, wanted: TcpWanted, count: int, timeout_s: float) ->
             try:
                 read_secret(wanted.secret_file)
             except InvalidArgumentError as error:
-                problem = str(error)[:ERROR_CHARS]
+                problem = _short(str(error))
         mine = {"text": text, "problem": problem}
         records = communicators.exchange_records(comm, timeout_s, wanted.transport, mine)
         for rank, one in enumerate(records):
@@ -199,7 +199,7 @@ def meet_told(
             if gate is not None:
                 gate.close()
             said = str(error) or type(error).__name__
-            tell(json.dumps({"error": said[:ERROR_CHARS], "kind": type(error).__name__}))
+            tell(json.dumps({"error": _short(said), "kind": type(error).__name__}))
             raise
     try:
         if gate is not None:
@@ -217,6 +217,11 @@ def meet_told(
     finally:
         if gate is not None:
             gate.close()
+
+
+def _short(text: str) -> str:
+    """So much of an error that a record of a rank has room for it, twice over, whatever JSON makes of it."""
+    return text.encode("ascii", "backslashreplace")[:ERROR_CHARS].decode()
 
 
 def _heard(text: str, place: Placement, wanted: TcpWanted, me: str) -> tuple[str, int, bytes]:

@@ -212,6 +212,10 @@ def test_mpirun_with_a_secret_file_and_no_address(lab: Lab, secret: str) -> None
             r"InvalidArgumentError: .*the job's secret file cannot be read.*/nowhere",
         ),
         (
+            {"RINGREDUCE_TRANSPORT": "shm+tcp", "RR_HOST_A": f"RINGREDUCE_SECRET_FILE=/{'long/' * 300}"},
+            r"InvalidArgumentError: .*the job's secret file cannot be read.*",
+        ),
+        (
             {"RINGREDUCE_TRANSPORT": "shm+tcp", "RINGREDUCE_ADDRESS": "b:29474"},
             r"InvalidArgumentError: .*cannot listen at b:29474.*one of rank 0's own host",
         ),
@@ -228,7 +232,7 @@ def test_mpirun_with_a_secret_file_and_no_address(lab: Lab, secret: str) -> None
             r"InvalidArgumentError: .*'a' is not of the form",
         ),
     ],
-    ids=["transport", "secret-on-b", "secret-on-a", "address", "any-address", "port", "form"],
+    ids=["transport", "secret-on-b", "secret-on-a", "long-secret", "address", "any-address", "port", "form"],
 )
 def test_what_is_wrong_is_said_on_every_rank_of_mpirun(lab: Lab, env: dict[str, str], words: str) -> None:
     lines = mpirun(lab, installed("mpich-5"), env)
