@@ -368,9 +368,7 @@ def test_the_secret_is_for_its_user_alone(tmp_path: Path) -> None:
         read_secret(secret_file(tmp_path, "short", b"12345"))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:1x", "fe80::1:29500"]
-)
+@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:1x", "fe80::1:29500"])
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="host:port"):
         parse_address(text)
