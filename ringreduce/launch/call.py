@@ -17,7 +17,7 @@ from typing import Any
 
 from ringreduce.errors import Error, InvalidArgumentError, MismatchError, UnavailableError
 from ringreduce.launch.job import Rank
-from ringreduce.launch.worker import LENGTH
+from ringreduce.launch.worker import LENGTH, write
 
 
 def pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -58,14 +58,12 @@ def memory_file(name: str, stack: ExitStack) -> int:
     return fd
 
 
-def write(fd: int, data: bytes | memoryview) -> None:
-    """Appends all of it. Raises UnavailableError where there is no room."""
-    view = memoryview(data)
+def append(fd: int, data: bytes | memoryview) -> None:
+    """Raises UnavailableError where there is no room."""
     try:
-        while view:
-            view = view[os.write(fd, view) :]
+        write(fd, data)
     except OSError as error:
-        raise UnavailableError(f"[run] {len(view)} bytes of a call or a result do not fit: {error.strerror}") from error
+        raise UnavailableError(f"[run] {len(data)} bytes of a call or a result do not fit: {error.strerror}") from error
 
 
 class Result:
@@ -100,12 +98,12 @@ class Result:
             if len(rest) < LENGTH.size:
                 return
             (self._left,) = LENGTH.unpack_from(rest)
-            write(self.fd, self._head)
+            append(self.fd, self._head)
             rest = rest[LENGTH.size :]
         self._left -= len(rest)
         if self._left < 0:
             raise MismatchError(f"more than the answer of rank {self._rank}")
-        write(self.fd, rest)
+        append(self.fd, rest)
 
     def end(self) -> None:
         """Nothing more will come."""

@@ -15,7 +15,7 @@ from typing import Any
 from ringreduce.errors import InvalidArgumentError, TimeoutError, UnavailableError
 from ringreduce.launch import horovodrun, worker
 from ringreduce.launch.binding import cpu_shares
-from ringreduce.launch.call import Result, memory_file, pickled, write
+from ringreduce.launch.call import Result, append, memory_file, pickled
 from ringreduce.launch.forwarded import without_places
 from ringreduce.launch.hosts import THIS_HOST, Host, filled, merged, named_hosts, place_on_one_host
 from ringreduce.launch.launch import STDERR, STDOUT, printable
@@ -174,7 +174,7 @@ def _start(
     job.hear(rendezvous)
     with ExitStack() as call_file:
         call_fd = memory_file("ringreduce.run", call_file)
-        write(call_fd, call)
+        append(call_fd, call)
         for rank, cpus in enumerate(cpu_shares(len(results))):
             environ = rank_environment(base, place_on_one_host(rank, len(results)), rendezvous, cpus)
             fds = (call_fd, results[rank].fd)

@@ -78,7 +78,9 @@ class Agent:
         self._reports: Reports | None = None
         self._gate: Gate | None = None
         self._input: _Input | None = None
-        self._call = _Call()
+        self._call = os.memfd_create(
+            "ringreduce.run", os.MFD_CLOEXEC
+        )  # what the ranks are to do; the agent's end closes it
         self._is_finished = False
         self._is_alone = False  # ringrun has gone
         for fd in (orders, news):
@@ -137,7 +139,7 @@ class Agent:
                 self._input.put(body)
             return
         if kind == Kind.CALL:
-            self._call.put(body)
+            worker.write(self._call, body)
             return
         order = json.loads(body)
         if kind == Kind.LISTEN:
@@ -205,7 +207,7 @@ class Agent:
             if is_call:
                 answer, result = self._carried(place.rank, RESULT, theirs)
                 sources.append(answer)
-                fds = [self._call.fd, result]
+                fds = [self._call, result]
                 command = [*command, worker.__file__, *map(str, fds)]
             stdin = subprocess.DEVNULL
             if place.rank == 0:
@@ -241,19 +243,6 @@ class Agent:
             flow.drain()
         self._tell(Kind.DONE)
         self._is_finished = True
-
-
-class _Call:
-    """The call that the ranks are to make, in a memory file that they inherit. The agent's end closes it."""
-
-    def __init__(self) -> None:
-        self.fd = os.memfd_create("ringreduce.run", os.MFD_CLOEXEC)
-
-    def put(self, data: bytes) -> None:
-        """Appends a piece."""
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self.fd, view) :]
 
 
 class _Outflow(Flow):

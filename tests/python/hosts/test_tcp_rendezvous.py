@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -103,16 +104,23 @@ def test_a_rank_that_comes_after_an_error_is_told_it() -> None:
     assert all("says the job has 4 ranks, rank 0 says 3" in text for text in said), said
 
 
-def test_the_first_address_that_answers_is_taken() -> None:
-    """One is of a family that there is not, one is refused, one is not answered: its queue is full."""
-    here = socket.AF_INET, socket.SOCK_STREAM, 0, ""
-    with gate_at(0) as gate, socket.socket() as full, socket.socket() as first, socket.socket() as second:
+@pytest.fixture(name="silent_address")
+def where_nobody_answers() -> Iterator[tuple[str, int]]:
+    """Where somebody listens whose queue is full."""
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         for one in (first, second):
             one.setblocking(False)
             one.connect_ex(full.getsockname())
-        refused, silent = (*here, ("127.0.0.1", free_port())), (*here, full.getsockname())
+        yield full.getsockname()
+
+
+def test_the_first_address_that_answers_is_taken(silent_address: tuple[str, int]) -> None:
+    """One is of a family that there is not, one is refused, one is not answered."""
+    here = socket.AF_INET, socket.SOCK_STREAM, 0, ""
+    with gate_at(0) as gate:
+        refused, silent = (*here, ("127.0.0.1", free_port())), (*here, silent_address)
         found = [(socket.AF_X25, socket.SOCK_STREAM, 0, "", ("", 0)), refused, silent, (*here, gate.getsockname())]
         connected, address = first_connected(found, HANG_S, lambda _: None)
         assert address == found[-1]
@@ -130,16 +138,13 @@ def test_the_first_address_that_answers_is_taken() -> None:
         assert caught.value.strerror == "127.0.0.1: [Errno 111] Connection refused; 127.0.0.1: timed out"
 
 
-def test_rank_0_is_gone_although_another_of_its_addresses_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_is_gone_although_another_of_its_addresses_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, silent_address: tuple[str, int]
+) -> None:
     """Rank 0 ends while it gathers: its own address refuses from then on, and the other one is never answered."""
-    with socket.socket() as full, socket.socket() as first, socket.socket() as second, gate_at(0) as gate:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for one in (first, second):
-            one.setblocking(False)
-            one.connect_ex(full.getsockname())
+    with gate_at(0) as gate:
         here = socket.AF_INET, socket.SOCK_STREAM, 0, ""
-        found = [(*here, full.getsockname()), (*here, gate.getsockname())]
+        found = [(*here, silent_address), (*here, gate.getsockname())]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
         with ThreadPoolExecutor(1) as pool:
             caller = pool.submit(meet, TcpMeeting("two.example", 1, SECRET, 1, 2, 1), Deadline(2 * SOON_S))
