@@ -11,8 +11,10 @@ const std::vector<Knob>& knobs() {
   static const std::vector<Knob> table = {
       {"RINGREDUCE_TIMEOUT", "s", "0..1e9", "1800", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
        "an operation that takes longer fails its group with TimeoutError; 0 = never"},
-      {"RINGREDUCE_STALL_WARNING", "s", "0..1e9", "60", "HOROVOD_STALL_CHECK_TIME_SECONDS",
-       "one warning names an operation that waits longer and the missing ranks; 0 = off"},
+      {"RINGREDUCE_STALL_WARNING", "s", "0..1e9", "5", "HOROVOD_STALL_CHECK_TIME_SECONDS",
+       "one warning says which ranks an operation waits for, and where they stand, once it waits so long and 20 times "
+       "as "
+       "long as usual; 0 = off"},
       {"RINGREDUCE_VERDICT", "s", "0..1e9", "120", "",
        "where every rank has a thread that waits and no rank has called an operation for so long, all raise "
        "MismatchError; 0 = never"},

@@ -1,6 +1,7 @@
-// Texts that go into places of a fixed size.
+// Texts that go into places of a fixed size, and numbers in texts.
 #pragma once
 
+#include <cstdio>
 #include <cstring>
 #include <string>
 
@@ -18,6 +19,13 @@ template <size_t N>
 void write_text(char (&place)[N], const std::string& text) {
   const std::string fitting = shortened(text, N - 1);
   std::memcpy(place, fitting.c_str(), fitting.size() + 1);
+}
+
+// "0.5", "12"
+inline std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, seconds < 10 ? "%.1f" : "%.0f", seconds);
+  return text;
 }
 
 }  // namespace rr

@@ -72,6 +72,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
                   [this] {
                     peers_.look();
                     groups_.housekeep();
+                    if (answers_ != nullptr) answers_->look();
                   }}),
       interrupt_(interrupt) {
   if (settings_.transport == "mpi" && size > 1 && network_.host_of.empty()) {
@@ -86,6 +87,9 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   std::vector<int> everyone;
   for (int r = 0; r < size; ++r) everyone.push_back(r);
   groups_.set_world(std::make_unique<Group>(*this, fd, everyone, 0));
+  answers_ = std::make_unique<StatusAnswers>(
+      StatusAnswers::From{world().control(), world().hosts(), rank, hostname_, [this] { return groups_.calls_text(); },
+                          [this](int world_rank) { return peers_.pid_of(world_rank); }});
   // Hosts do not tell each other who waits.
   deadlock_timeout_ =
       std::make_unique<DeadlockTimeout>(world().control(), rank, network_.host_of.empty() ? settings_.verdict_s : 0);
@@ -140,6 +144,7 @@ void Context::shutdown(const std::string& why) {
   if (has_gpu) gpu_.queue().stop();
   wait_loop_.stop();
   if (engine_.joinable()) engine_.join();
+  if (answers_ != nullptr) answers_->stop();
   const std::lock_guard lock(executor_);
   groups_.leave(why.empty() ? "" : lost_text(why));
   if (network_.reader != nullptr) network_.reader->leave();

@@ -13,6 +13,7 @@
 #include "base/stats.h"
 #include "engine/groups.h"
 #include "engine/peer_watch.h"
+#include "engine/status_answers.h"
 #include "engine/wait_loop.h"
 #include "os/segments.h"
 #include "transport/network.h"
@@ -83,6 +84,9 @@ class Context {
   void throw_if_shut_down() const;
   bool is_in_transit() const { return groups_.is_in_transit(); }
   DeadlockTimeout& deadlock_timeout() { return *deadlock_timeout_; }
+  // Where the ranks stand: questions to them.
+  const RankStatuses& statuses() const { return answers_->statuses(); }
+  void set_where(WhereInProgram where) { answers_->set_where(where); }
   // What every rank waits for, once all are found to wait for ever (DeadlockTimeout); "" as long as they are not.
   std::string deadlock_text() const;
   bool try_progress() { return groups_.progress(false); }  // true when something moved
@@ -119,6 +123,7 @@ class Context {
     }
   } reader_end_;
   std::unique_ptr<DeadlockTimeout> deadlock_timeout_;
+  std::unique_ptr<StatusAnswers> answers_;
 
   Interrupt interrupt_;
   std::atomic<bool> shut_down_{false};

@@ -105,4 +105,17 @@ void Groups::housekeep() {
   for_each([](Group& group) { group.housekeep(); });
 }
 
+std::string Groups::calls_text() const {
+  constexpr size_t kTextsMost = 3;
+  const std::lock_guard lock(executor_);
+  std::vector<std::string> texts;
+  for_each([&](Group& group) {
+    const std::string text = texts.size() < kTextsMost ? group.calls_text() : "";
+    if (!text.empty()) texts.push_back(text);
+  });
+  std::string all;
+  for (const std::string& text : texts) all += (all.empty() ? "" : "; ") + text;
+  return all.empty() ? "has called nothing yet" : all;
+}
+
 }  // namespace rr

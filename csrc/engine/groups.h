@@ -43,6 +43,8 @@ class Groups {
   // When an open bucket is to be closed; INT64_MAX: there is none, or another thread is at work.
   int64_t linger_until_ns() const;
   void housekeep();
+  // What this rank has called last, in words, in the world and in the process sets that it has called something in.
+  std::string calls_text() const;
 
   // Whether something that was pushed to other hosts needs looking after until it has left.
   bool is_in_transit() const { return in_transit_.load(std::memory_order_relaxed); }

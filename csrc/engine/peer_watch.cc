@@ -15,6 +15,11 @@ void PeerWatch::look() {
   for (const LostRank& lost : reader_->newly_lost()) note(lost.world_rank, lost.why);
 }
 
+int PeerWatch::pid_of(int world_rank) {
+  const std::lock_guard lock(looking_);
+  return liveness_.pid_of(world_rank);
+}
+
 const char* PeerWatch::cause_of_death(int world_rank) const {
   const Death& death = deaths_[static_cast<size_t>(world_rank)];
   return death.is_known.load(std::memory_order_acquire) ? death.why.c_str() : nullptr;

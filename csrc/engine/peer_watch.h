@@ -22,6 +22,7 @@ class PeerWatch {
   void look();  // notes who was lost since the last look
   // Why the rank is lost; null: as far as is known it is not.
   const char* cause_of_death(int world_rank) const;
+  int pid_of(int world_rank);  // of a rank of this host that lives; else 0
 
  private:
   friend class Context;

@@ -17,6 +17,7 @@ class CallRecord {
   // Return the call's number, from 0 on.
   uint64_t record(Kind kind, const std::string* name);
   uint64_t record_message() { return count_++; }
+  uint64_t count() const { return count_; }
   // The last call that was no message, as called_shortly().
   std::string last() const { return called_shortly(kind_, name_, number_); }
   void restart() { count_ = 0; }  // numbers begin at 0 again

@@ -3,6 +3,8 @@
 #include <poll.h>
 #include <sched.h>
 
+#include "os/process_state.h"
+
 namespace rr {
 
 Liveness::Liveness(const std::vector<int>& pidfds) {
@@ -20,6 +22,11 @@ std::vector<int> Liveness::newly_dead() {
     pidfds_[rank].reset();
   }
   return dead;
+}
+
+int Liveness::pid_of(int rank) const {
+  const Fd& fd = pidfds_[static_cast<size_t>(rank)];
+  return fd ? rr::pid_of(fd.get()) : 0;
 }
 
 void Liveness::close() {

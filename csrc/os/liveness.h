@@ -17,7 +17,8 @@ class Liveness {
   explicit Liveness(const std::vector<int>& pidfds);
   // Ranks whose process has ended, each reported once. Never blocks.
   std::vector<int> newly_dead();
-  void close();  // all descriptors; for a forked child
+  int pid_of(int rank) const;  // 0: it is not watched, has ended, or the kernel does not say
+  void close();                // all descriptors; for a forked child
 
  private:
   std::vector<Fd> pidfds_;

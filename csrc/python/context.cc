@@ -7,6 +7,20 @@
 #include "transport/tcp/tcp_network.h"
 
 namespace rr {
+namespace {
+
+// Of the program's main thread, for other ranks that wait for this one.
+std::string where_in_program() {
+  if (!can_take_gil()) return "";
+  const py::gil_scoped_acquire gil;
+  try {
+    return py::module_::import("ringreduce.job.main_thread").attr("where")().cast<std::string>();
+  } catch (const std::exception& error) {  // another rank has no use for a traceback
+    return std::string("cannot be looked at: ") + error.what();
+  }
+}
+
+}  // namespace
 
 void bind_context(py::module_& m) {
   py::class_<Context, std::shared_ptr<Context>>(m, "Context")
@@ -18,6 +32,7 @@ void bind_context(py::module_& m) {
              if (tcp != nullptr && hosts) network = tcp_network(tcp, *hosts);
              auto context = std::make_unique<Context>(fd, rank, size, pidfds, hostname, registry(), interrupt, tune,
                                                       timeout.value_or(-1.0), std::move(network));
+             context->set_where(where_in_program);
              return guard_fork(std::move(context));
            }),
            py::arg("fd"), py::arg("rank"), py::arg("size"), py::arg("pidfds"), py::arg("hostname"),

@@ -23,6 +23,15 @@ inline void interrupt() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
+// Whether a thread without the GIL may ask for it. One that does so while the interpreter ends is ended by force.
+inline bool can_take_gil() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() != 0 && Py_IsFinalizing() == 0;
+#else
+  return Py_IsInitialized() != 0 && _Py_IsFinalizing() == 0;
+#endif
+}
+
 // A forked child inherits the objects but neither the engine thread nor the control segments, so it only forgets them.
 inline std::shared_ptr<Context> guard_fork(std::unique_ptr<Context> context) {
   const pid_t owner = ::getpid();

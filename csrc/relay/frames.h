@@ -30,7 +30,9 @@ enum class FrameType : uint16_t {
   kFreeze,   // the first host asks all, who vote, and then it decides
   kVote,
   kVerdict,
-  kSettled,  // nothing announced before the verdict is under way any more
+  kSettled,      // nothing announced before the verdict is under way any more
+  kStatusAsked,  // where a rank of the host that is sent this stands
+  kStatus,
 };
 
 struct FrameHead {

@@ -10,7 +10,8 @@ HostRelay::HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiat
       deadlock_(parts_),
       join_(parts_),
       news_(parts_, deadlock_, join_),
-      receiver_(parts_, deadlock_) {
+      status_(control, hosts, parts_.links),
+      receiver_(parts_, deadlock_, status_) {
   for (int r = 0; r < control.size(); ++r) {
     // That they exist is agreed before there is a group; a rank that cannot go on ends the job.
     if (!hosts.is_here(r)) control.line(r).attendance.store(Attendance::kPresent, std::memory_order_release);
@@ -21,9 +22,14 @@ HostRelay::HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiat
   }
 }
 
+void HostRelay::collect() {
+  news_.collect();
+  status_.collect();
+}
+
 bool HostRelay::progress() {
   if (parts_.hosts.is_first()) parts_.sequencer.look_at_all();
-  news_.collect();
+  collect();
   const bool sent = parts_.links.move();
   bool received = receiver_.receive();
   const bool have_all_joined = join_.finish();
@@ -35,7 +41,7 @@ bool HostRelay::progress() {
   if (parts_.hosts.is_first()) parts_.sequencer.look_at_all();
   const bool repeated = parts_.decisions.repeat();
   if (received || repeated) {
-    news_.collect();
+    collect();
     parts_.links.move();
     parts_.negotiation.segment().ring_waiters();
   }

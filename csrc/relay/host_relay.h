@@ -45,6 +45,7 @@ class HostRelay {
   bool has_ordered_entries() const { return !parts_.decisions.is_empty(); }
 
  private:
+  void collect();
   bool have_all_left(bool everybody) const;
   bool is_all_sent() const;
 
@@ -52,6 +53,7 @@ class HostRelay {
   RelayDeadlock deadlock_;
   RelayJoin join_;
   RankNews news_;
+  StatusRelay status_;
   Receiver receiver_;
 };
 

@@ -66,6 +66,7 @@ void Receiver::check_sender(int host, const FrameParser& frame) const {
     case FrameType::kLeft:
     case FrameType::kJoined:
     case FrameType::kBlocked:
+    case FrameType::kStatus:
       return;
     case FrameType::kEntry:
     case FrameType::kRefused:
@@ -79,6 +80,7 @@ void Receiver::check_sender(int host, const FrameParser& frame) const {
     case FrameType::kFailed:
     case FrameType::kDrained:
     case FrameType::kSettled:
+    case FrameType::kStatusAsked:
       break;
     default:
       frame.expect(false, "has an unknown type");
@@ -137,6 +139,12 @@ bool Receiver::apply(int host, FrameParser& frame) {
       return true;
     case FrameType::kSettled:
       connection.phase = Phase::kVerdict;
+      return true;
+    case FrameType::kStatusAsked:
+      status_.apply_question(host, frame);
+      return true;
+    case FrameType::kStatus:
+      status_.apply_answer(frame);
       return true;
   }
   return true;  // check_sender() knows all types

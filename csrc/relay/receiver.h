@@ -3,12 +3,14 @@
 
 #include "relay/relay_deadlock.h"
 #include "relay/relay_parts.h"
+#include "relay/status_relay.h"
 
 namespace rr {
 
 class Receiver {
  public:
-  Receiver(RelayParts& parts, RelayDeadlock& deadlock) : parts_(parts), deadlock_(deadlock) {}
+  Receiver(RelayParts& parts, RelayDeadlock& deadlock, StatusRelay& status)
+      : parts_(parts), deadlock_(deadlock), status_(status) {}
 
   // Takes up what there is room for; true when something moved.
   bool receive();
@@ -27,6 +29,7 @@ class Receiver {
 
   RelayParts& parts_;
   RelayDeadlock& deadlock_;
+  StatusRelay& status_;
 };
 
 }  // namespace rr

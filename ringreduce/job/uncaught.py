@@ -19,13 +19,14 @@ import os
 import signal
 import socket
 import sys
-import sysconfig
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import CodeType, TracebackType
+
+from .user_code import is_user_code
 
 CAUSE_NBYTES = 500  # of its first line at most: with the place it fits where the core keeps it
 REPORT_NBYTES = 8192  # of a report at most, its text in JSON
@@ -191,11 +192,8 @@ def cause(error: BaseException) -> str:
     lines = "".join(traceback.format_exception_only(type(error), error)).splitlines()
     text = next((line for line in lines if not line.startswith(" ")), type(error).__name__)
     text = _printable(text)[:CAUSE_NBYTES].decode(errors="ignore")
-    paths = sysconfig.get_paths()
-    others = tuple(os.path.join(paths[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    others += (os.path.join(os.path.dirname(os.path.dirname(__file__)), ""), "<frozen ")
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [place for place in places if not place[0].startswith(others)] or places
+    own = [place for place in places if is_user_code(place[0])] or places
     if not own:
         return text
     return f"{text} ({_printable(os.path.basename(own[-1][0])).decode()}:{own[-1][1]})"

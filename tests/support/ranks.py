@@ -129,6 +129,13 @@ class Ranks:
                 raise AssertionError(f"ranks {running} did not finish within {timeout_s:g} s\n{self.report()}")
         return self.outcomes()
 
+    def wait_output(self, rank: int, part: str, times: int = 1, timeout_s: float = HANG_S) -> None:
+        """Waits until the rank has written the text, so many times."""
+        deadline = time.monotonic() + timeout_s
+        while self._outcome(rank).output.count(part) < times:
+            assert time.monotonic() < deadline, f"rank {rank} has not written {part!r}\n{self.report()}"
+            time.sleep(0.02)
+
     def wait_first(self, timeout_s: float = HANG_S) -> int:
         """The rank that ends first."""
         deadline = time.monotonic() + timeout_s

@@ -129,6 +129,20 @@ std::string Group::here() const {
   return text + "]";
 }
 
+std::string Group::calls_text() {
+  const auto submitted = submitted_.lock();
+  if (submitted->calls.count() == 0) return "";
+  std::string text = "called " + submitted->calls.last() + " last";
+  if (id_ != 0) text += " in process set [" + some_of(world_ranks_) + "]";
+  for (const OperationPtr& operation : submitted->pending.oldest_first()) {
+    const std::vector<int> missing = members_.missing(*operation);
+    if (operation->state != State::kPending || missing.empty()) continue;
+    return text + ", and " + called_shortly(operation->kind, operation->name, operation->number) +
+           " waits for rank(s) " + some_of(missing);
+  }
+  return text;
+}
+
 bool Group::progress(bool from_engine) {
   bool moved = relay_.progress();
   if (has_failed(control_)) return fail_pending() || moved;

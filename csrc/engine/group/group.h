@@ -28,6 +28,8 @@ class Group {
   const Hosts& hosts() const { return hosts_; }
   bool ranks_outnumber_cores() const { return parts_.ranks_outnumber_cores; }
   std::string here() const;  // how messages about this group begin; the bracket is left open
+  // What this rank has called here last, and what it waits for: "called allreduce 'loss' #12 last". "": nothing.
+  std::string calls_text();
   std::string algorithm(Kind kind, size_t nbytes, DType dtype, bool registered) const;
 
   // The synchronous all-reduce of the smallest tensors: true when it has been done. False when it cannot be done so

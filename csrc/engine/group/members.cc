@@ -14,6 +14,13 @@ std::string list_of(const std::vector<int>& ranks) {
   return text;
 }
 
+std::string some_of(std::vector<int> ranks) {
+  if (ranks.size() <= kShownRanks) return list_of(ranks);
+  const std::string others = std::to_string(ranks.size() - kShownRanks);
+  ranks.resize(kShownRanks);
+  return list_of(ranks) + " and " + others + " more";
+}
+
 void Members::fail_if_dead() const {
   for (int r = 0; r < from_.size(); ++r) {
     const char* const why = r == from_.rank ? nullptr : cause_of_death_(from_.world_ranks[static_cast<size_t>(r)]);

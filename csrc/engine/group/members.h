@@ -11,6 +11,9 @@
 namespace rr {
 
 std::string list_of(const std::vector<int>& ranks);  // "1, 2, 5"
+// A text about all ranks has room for so many of the ranks that each of them misses.
+inline constexpr size_t kShownRanks = 4;
+std::string some_of(std::vector<int> ranks);  // "1, 2, 5, 6 and 12 more"
 
 class Members {
  public:

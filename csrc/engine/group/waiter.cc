@@ -9,16 +9,6 @@
 namespace rr {
 namespace {
 constexpr double kVerdictS = 10.0;  // the hosts take so long to settle a verdict, at most
-
-// A text about all ranks has room for so many of the ranks that each of them misses.
-constexpr size_t kShownRanks = 4;
-
-std::string some_of(std::vector<int> ranks) {
-  if (ranks.size() <= kShownRanks) return list_of(ranks);
-  const std::string others = std::to_string(ranks.size() - kShownRanks);
-  ranks.resize(kShownRanks);
-  return list_of(ranks) + " and " + others + " more";
-}
 }  // namespace
 
 // Behind "waits ".

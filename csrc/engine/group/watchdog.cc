@@ -1,24 +1,12 @@
 #include "engine/group/watchdog.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "base/errors.h"
+#include "base/text.h"
 #include "engine/context.h"
 
 namespace rr {
-namespace {
-
-constexpr double kUnresponsiveS = 0.75;  // three times the engine's pause between two looks around
-
-std::string seconds_text(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, seconds < 10 ? "%.1f" : "%.0f", seconds);
-  return text;
-}
-
-}  // namespace
-
 // The limit and where it comes from.
 std::string Watchdog::limit_text(double timeout_s) const {
   return (parts_.context.has_own_timeout() ? "the group's timeout of " : "RINGREDUCE_TIMEOUT=") +
@@ -53,28 +41,20 @@ void Watchdog::fail_if_out_of_order(const PendingOperations& pending) const {
 }
 
 void Watchdog::check_age(Operation& operation, int64_t now) const {
-  const Settings& settings = parts_.from.settings;
   const double age_s = static_cast<double>(now - operation.submitted_ns) * 1e-9;
   const double timeout_s = parts_.context.timeout_s();
-  if (timeout_s > 0 && age_s > timeout_s) {
-    const std::string absent = list_of(parts_.members.missing(operation));
-    const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(kUnresponsiveS));
-    record_failure(parts_.control(), FatalKind::kTimeout,
-                   parts_.from.where(operation) + " did not finish within " + limit_text(timeout_s) + "; " +
-                       (operation.peer == kAnyPeer ? "no rank has sent a message for it"
-                        : !absent.empty()          ? "missing rank(s): " + absent
-                        : !unresponsive_ranks.empty()
-                            ? "every rank has submitted it, but rank(s) " + unresponsive_ranks + " show no sign of life"
-                            : "every rank has submitted it, so one of them is stuck in it"));
-  }
-  if (settings.stall_warning_s > 0 && age_s > settings.stall_warning_s && !operation.warned.exchange(true)) {
-    std::vector<int> absent = parts_.members.missing(operation);
-    const bool submitted = absent.empty();
-    if (submitted) absent = parts_.members.unresponsive(kUnresponsiveS);
-    parts_.from.log.warning(parts_.from.where(operation) + " has been waiting for " + seconds_text(age_s) + " s" +
-                            (absent.empty() ? "" : " for rank(s) " + list_of(absent)) +
-                            (submitted ? "; every rank has submitted it" : "; the other ranks have submitted it"));
-  }
+  late_.look(operation, age_s);
+  if (timeout_s <= 0 || age_s <= timeout_s) return;
+  const std::string absent = list_of(parts_.members.missing(operation));
+  const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(kUnresponsiveS));
+  record_failure(parts_.control(), FatalKind::kTimeout,
+                 parts_.from.where(operation) + " did not finish within " + limit_text(timeout_s) + "; " +
+                     (operation.peer == kAnyPeer ? "no rank has sent a message for it"
+                      : !absent.empty()          ? "missing rank(s): " + absent
+                      : !unresponsive_ranks.empty()
+                          ? "every rank has submitted it, but rank(s) " + unresponsive_ranks + " show no sign of life"
+                          : "every rank has submitted it, so one of them is stuck in it") +
+                     late_.where_they_stand(operation));
 }
 
 void Watchdog::check_window(Operation& waiting) const {

@@ -9,13 +9,14 @@
 #include "base/clock.h"
 #include "engine/group/executor.h"
 #include "engine/group/group_relay.h"
+#include "engine/group/late_operations.h"
 
 namespace rr {
 
 class Watchdog {
  public:
   Watchdog(const GroupParts& parts, Executor& executor, const GroupRelay& relay)
-      : parts_(parts), executor_(executor), relay_(relay) {}
+      : parts_(parts), executor_(executor), relay_(relay), late_(parts) {}
 
   // Executor lock held. Looks after all that is pending.
   void look();
@@ -41,6 +42,7 @@ class Watchdog {
   const GroupParts& parts_;
   Executor& executor_;
   const GroupRelay& relay_;
+  mutable LateOperations late_;
 };
 
 }  // namespace rr

@@ -1,8 +1,8 @@
 // The control segment of a group: what is in it and where. All of it starts as zeros; every counter only grows.
 //
-//   header | rank lines | causes | rank waits | facts | wait bells | engine bells | progress lines | name hashes | name
-//   slots | append marks | request slots | log entries | claim lines | outboxes | messages sent | eager buffers |
-//   staging slots | links
+//   header | rank lines | causes | rank waits | rank statuses | facts | wait bells | engine bells | progress lines |
+//   name hashes | name slots | append marks | request slots | log entries | claim lines | outboxes | messages sent |
+//   eager buffers | staging slots | links
 //
 // A request slot holds what one rank has announced of one operation: {tag, digest, consumed, payload, signature}.
 // Unnamed operation c uses request slots [c mod 256]; generation g of named slot s uses request slots [256 + 2s + g mod
@@ -114,6 +114,14 @@ struct RankWait {
 };
 static_assert(sizeof(RankWait) == 512);
 
+// Where a rank stands: a question of others, and its answer (negotiation/rank_status.h); the world's is used.
+struct RankStatus {
+  alignas(64) std::atomic<uint64_t> asked;  // questions so far
+  std::atomic<uint64_t> answered;           // how many of them the text answers
+  char text[2032];                          // under the lock
+};
+static_assert(sizeof(RankStatus) == 2048);
+
 struct Header {
   alignas(64) std::atomic<uint32_t> failed;  // 0 no, 1 being written, 2 yes
   std::atomic<uint32_t> joined_count;
@@ -121,6 +129,7 @@ struct Header {
   std::atomic<uint32_t> unmappable;  // 1 once a GPU has been refused the memory of another one
   std::atomic<uint32_t> frozen;      // several hosts: nobody unblocks until they know whether all ranks are stuck
   std::atomic<uint32_t> deadlock_timed_out;  // of the world: 1 once all ranks are found to wait for ever, which ends it
+  std::atomic<uint32_t> status_changes;      // of the world: questions where ranks stand, and answers
   alignas(64) SharedLock lock;               // guards everything below, the name table, append marks, open entries
   std::atomic<uint64_t> log_tail;            // entries ever opened
   std::atomic<uint64_t> log_sent;            // of them, on the first of several hosts: sent to the others
@@ -200,6 +209,7 @@ class ControlSegment {
   RankLine& line(int rank) const { return at<RankLine>(lines_)[rank]; }
   RankCause& cause(int rank) const { return at<RankCause>(causes_)[rank]; }
   RankWait& wait(int rank) const { return at<RankWait>(waits_)[rank]; }
+  RankStatus& status(int rank) const { return at<RankStatus>(statuses_)[rank]; }
   RankFacts& facts(int rank) const { return at<RankFacts>(facts_)[rank]; }
   Bell& wait_bell(int rank) const { return at<Bell>(wait_bells_)[rank]; }
   Bell& engine_bell(int rank) const { return at<Bell>(engine_bells_)[rank]; }
@@ -264,8 +274,8 @@ class ControlSegment {
   size_t capacity_;
   size_t inline_nbytes_;
   size_t request_slot_nbytes_;
-  size_t header_, lines_, causes_, waits_, facts_, wait_bells_, engine_bells_, progress_, hashes_, names_, marks_,
-      request_slots_, entries_, claims_, outboxes_, messages_, eager_, stage_, links_, total_;
+  size_t header_, lines_, causes_, waits_, statuses_, facts_, wait_bells_, engine_bells_, progress_, hashes_, names_,
+      marks_, request_slots_, entries_, claims_, outboxes_, messages_, eager_, stage_, links_, total_;
 };
 
 }  // namespace rr

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,22 +128,138 @@ def late() -> list[float]:
 def test_one_warning_names_the_operation_and_who_is_missing() -> None:
     with start_ranks(late, 3, env={"RINGREDUCE_STALL_WARNING": "0.2"}) as job:
         for number, kind in enumerate(LATE, 1):
-            deadline = time.monotonic() + HANG_S
-            while any(job.outcomes()[rank].output.count("waiting") < number for rank in (0, 2)):
-                assert time.monotonic() < deadline, job.report()
-                time.sleep(0.02)
+            job.wait_output(0, "waiting", number)
             time.sleep(0.3)  # time for a second warning, which must not come
             job.send(1, kind)
         outcomes = job.wait()
         assert [outcome.value for outcome in outcomes] == [[3.0] * 4] * 3, job.report()
-    for rank in (0, 2):
-        warnings = [line for line in outcomes[rank].output.splitlines() if "waiting" in line]
-        assert len(warnings) == len(LATE), warnings
-        for kind, warning in zip(LATE, warnings, strict=True):
-            name = "" if kind == "unnamed" else f" '{kind}'"
-            what = rf"ringreduce warning \[rank {rank}\] .*allreduce{name} #\d+\] has been waiting for \d\.\d s for "
-            assert re.search(what + r"rank\(s\) 1; the other ranks have submitted it", warning), warning
+    warnings = [line for line in outcomes[0].output.splitlines() if "waiting" in line]
+    assert len(warnings) == len(LATE), warnings
+    for kind, warning in zip(LATE, warnings, strict=True):
+        name = "" if kind == "unnamed" else f" '{kind}'"
+        what = rf"ringreduce warning \[rank 0\] .*allreduce{name} #\d+\] has been waiting for \d\.\d s for "
+        assert re.search(what + r"rank\(s\) 1; the other ranks have submitted it\. Rank 1 ", warning), warning
     assert "waiting" not in outcomes[1].output
+    assert "waiting" not in outcomes[2].output  # which waits too: rank 0 says it for both
+
+
+# --- where a late rank stands -----------------------------------------------------------------------------------------
+
+
+def loops() -> None:
+    import threading
+
+    told: list[object] = []
+    threading.Thread(target=lambda: told.append(receive_from_test())).start()
+    while not told:
+        pass
+
+
+def waits_for_input() -> None:
+    import queue
+    import threading
+
+    inputs: queue.Queue[object] = queue.Queue()
+    threading.Thread(target=lambda: inputs.put(receive_from_test())).start()
+    inputs.get()
+
+
+def keeps_the_lock(fifo: str) -> None:
+    """In a function of C that blocks with the GIL."""
+    import ctypes
+    import os
+
+    descriptor = os.open(fifo, os.O_RDWR)
+    ctypes.PyDLL(None).read(descriptor, ctypes.create_string_buffer(1), ctypes.c_size_t(1))
+    os.close(descriptor)
+
+
+def stands(how: str, fifo: str) -> str:
+    import ringreduce as rr
+
+    with rr.init() as world:
+        rr.allreduce(np.ones(2), name="before")
+        if world.rank == 1:
+            send_to_test("late")
+            if how == "loops":
+                loops()
+            elif how == "keeps the lock":
+                keeps_the_lock(fifo)
+            else:
+                waits_for_input()
+        return caught(lambda: float(rr.allreduce(np.ones(2), name="after", op=rr.Sum)[0]))
+
+
+PROCESS = r"its process \d+ on \S+ "
+STANDS = {
+    "loops": rf"{PROCESS}uses \d+ % of a core.*; its main thread is at test_stall\.py:\d+ in loops: "
+    r"(while not told:|pass), called from test_stall\.py:\d+ in stands",
+    "waits for input": rf"{PROCESS}uses \d+ % of a core.*; its main thread is at test_stall\.py:\d+ in waits_for_input: "
+    r"inputs\.get\(\) \(inside (threading|queue)\.py:\d+ in \w+\), called from",
+    "keeps the lock": rf"{PROCESS}runs, but holds Python's lock \(the GIL\) in a function of an extension\.",
+}
+
+
+@pytest.mark.parametrize("how", STANDS)
+def test_the_warning_says_where_the_late_rank_stands(how: str, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with start_ranks(stands, 3, args=(how, str(fifo)), env={"RINGREDUCE_STALL_WARNING": "1"}) as job:
+        assert job.receive(1) == "late"
+        job.wait_output(0, "has been waiting")
+        if how == "keeps the lock":
+            with os.fdopen(os.open(fifo, os.O_RDWR), "wb", buffering=0) as opened:
+                opened.write(b"x")
+                outcomes = job.wait()
+        else:
+            job.send(1)
+            outcomes = job.wait()
+    assert [outcome.value for outcome in outcomes] == ["no error but 3.0"] * 3
+    assert re.search(rf"\. Rank 1 called allreduce 'before' #0 last; {STANDS[how]}", outcomes[0].output), outcomes[0]
+
+
+def test_the_warning_says_that_a_late_rank_is_stopped() -> None:
+    with start_ranks(stands, 3, args=("waits for input", ""), env={"RINGREDUCE_STALL_WARNING": "1"}) as job:
+        assert job.receive(1) == "late"
+        job.kill(1, signal.SIGSTOP)
+        job.wait_output(0, "has been waiting")
+        job.kill(1, signal.SIGCONT)
+        job.send(1)
+        outcomes = job.wait()
+    assert [outcome.value for outcome in outcomes] == ["no error but 3.0"] * 3
+    stopped = r"; the other ranks have submitted it\. The process \d+ of rank 1 on \S+ is stopped, by SIGSTOP or the like\."
+    assert re.search(stopped, outcomes[0].output), outcomes[0]
+
+
+def test_a_timeout_says_where_the_late_rank_stands() -> None:
+    with start_ranks(stands, 3, args=("loops", ""), env={"RINGREDUCE_TIMEOUT": "4"}) as job:
+        assert job.receive(1) == "late"
+        assert job.wait_first() in (0, 2), job.report()
+        job.send(1)
+        outcomes = job.wait()
+    for outcome in outcomes:
+        assert outcome.value.startswith("TimeoutError: "), outcome
+        assert re.search(rf"missing rank\(s\): 1\. Rank 1 called .*{STANDS['loops']}", outcome.value), outcome
+
+
+def calls_many() -> list[float]:
+    import ringreduce as rr
+
+    with rr.init() as world:
+        if world.rank == 1:
+            receive_from_test()
+        handles = [rr.allreduce_async(np.ones(2000), name=f"gradient {i}", op=rr.Sum) for i in range(50)]
+        return [float(handle.wait()[0]) for handle in handles]
+
+
+def test_one_warning_for_all_that_wait_for_the_same_rank() -> None:
+    with start_ranks(calls_many, 2, env={"RINGREDUCE_STALL_WARNING": "0.5"}) as job:
+        job.wait_output(0, "has been waiting")
+        time.sleep(1)  # time for more of them, which must not come
+        job.send(1)
+        outcomes = job.wait()
+    assert [outcome.value for outcome in outcomes] == [[2.0] * 50] * 2
+    assert outcomes[0].output.count("has been waiting") == 1, outcomes[0]
 
 
 def polls_until_it_fails() -> str:

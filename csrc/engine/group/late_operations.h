@@ -1,0 +1,50 @@
+// Operations that take long: where the ranks stand that they wait for, and a word about it before the timeout.
+//
+// The ranks are asked shortly before the word, or the timeout, is due, so that their answers are there in time.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/group/group_parts.h"
+#include "operations/usual_waits.h"
+
+namespace rr {
+
+// Of a rank none of whose threads has looked around for so long: three times the engine's pause between two looks.
+inline constexpr double kUnresponsiveS = 0.75;
+
+class LateOperations {
+ public:
+  explicit LateOperations(const GroupParts& parts) : parts_(parts) {}
+
+  // At an operation that is under way, a few times a second: asks, and says the word, each in its time. From any
+  // thread.
+  void look(Operation& operation, double age_s);
+  // What the ranks that it waits for have answered: sentences, each with a space before it. Empty: it waits for none.
+  std::string where_they_stand(const Operation& operation) const;
+
+ private:
+  struct Question {
+    uint64_t number = 0;  // 0: never asked
+    int64_t asked_ns = 0;
+  };
+
+  std::vector<int> waits_for(const Operation& operation) const;
+  void ask(const Operation& operation);
+  bool is_answer_awaited(const Operation& operation) const;
+  bool is_told(const Operation& operation, const std::vector<int>& ranks);
+  bool is_for_this_rank_to_say(const Operation& operation) const;
+  void warn(const Operation& operation, double age_s) const;
+
+  const GroupParts& parts_;
+  UsualWaits usual_;
+  mutable std::mutex mutex_;         // guards what follows
+  std::vector<Question> questions_;  // by world rank
+  std::vector<int> told_ranks_;      // whom the last word was about
+  int64_t told_ns_ = 0;              // when it was said
+};
+
+}  // namespace rr

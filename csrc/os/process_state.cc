@@ -1,0 +1,86 @@
+#include "os/process_state.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+
+#include "base/clock.h"
+
+namespace rr {
+namespace {
+
+std::string contents_of(const std::string& path) {
+  std::ifstream file(path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+int64_t cpu_ns_of_this_process() {
+  timespec used = {};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return int64_t{used.tv_sec} * 1000000000 + used.tv_nsec;
+}
+
+// How long the main thread has been able to run and had no core; 0 where the kernel keeps no such count.
+int64_t queued_ns_of_main_thread() {
+  const std::string pid = std::to_string(::getpid());
+  std::ifstream file("/proc/self/task/" + pid + "/schedstat");
+  int64_t ran_ns = 0;
+  int64_t queued_ns = 0;
+  return file >> ran_ns >> queued_ns ? queued_ns : 0;
+}
+
+// proc(5): the letter behind the command's name, which may have brackets of its own. 0: there is no such process.
+char state_of(int pid) {
+  const std::string text = contents_of("/proc/" + std::to_string(pid) + "/stat");
+  const size_t end_of_name = text.rfind(')');
+  return end_of_name == std::string::npos || end_of_name + 2 >= text.size() ? '\0' : text[end_of_name + 2];
+}
+
+int percent(int64_t part, int64_t whole) { return whole <= 0 ? 0 : static_cast<int>(100 * part / whole); }
+
+}  // namespace
+
+int pid_of(int pidfd) {
+  const std::string text = contents_of("/proc/self/fdinfo/" + std::to_string(pidfd));
+  const size_t at = text.find("\nPid:");
+  int pid = 0;
+  if (at == std::string::npos || std::sscanf(text.c_str() + at, "\nPid: %d", &pid) != 1) return 0;
+  return pid < 0 ? 0 : pid;  // -1: it has ended
+}
+
+ActivitySample::ActivitySample()
+    : began_ns_(now_ns()), cpu_ns_(cpu_ns_of_this_process()), queued_ns_(queued_ns_of_main_thread()) {}
+
+std::string ActivitySample::text() const {
+  constexpr int kMuch = 20;  // percent of the time without a core: that is why it is late
+  const int64_t looked_ns = now_ns() - began_ns_;
+  const int used = percent(cpu_ns_of_this_process() - cpu_ns_, looked_ns);
+  const int queued = percent(queued_ns_of_main_thread() - queued_ns_, looked_ns);
+  std::string text = "uses " + std::to_string(used) + " % of a core";
+  if (queued >= kMuch)
+    text += ", and its main thread waits for one " + std::to_string(queued) + " % of the time: others run there";
+  return text;
+}
+
+std::string silence_of(int pid) {
+  if (pid <= 0) return "does not answer";
+  switch (state_of(pid)) {
+    case 'T':
+      return "is stopped, by SIGSTOP or the like";
+    case 't':
+      return "is stopped by a debugger";
+    case 'D':
+      return "is in an uninterruptible wait, for a disk or a network file system, and does not answer";
+    case 'Z':
+    case 'X':
+    case '\0':
+      return "has ended";
+    default:
+      return "is there, but does not answer";
+  }
+}
+
+}  // namespace rr

@@ -1,0 +1,28 @@
+// What the kernel says of a process: whether it runs, waits for a core, sleeps or is stopped.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace rr {
+
+int pid_of(int pidfd);  // 0 where the kernel does not say
+
+// How much of a core the threads of this process use, and how long its main thread waits for one, while it is looked
+// at.
+class ActivitySample {
+ public:
+  ActivitySample();
+  // In words, such as "uses 98 % of a core", of the time since the sample was begun.
+  std::string text() const;
+
+ private:
+  int64_t began_ns_;
+  int64_t cpu_ns_;
+  int64_t queued_ns_;
+};
+
+// Why a process does not answer, as far as the kernel says: "is stopped by a debugger". pid 0: unknown.
+std::string silence_of(int pid);
+
+}  // namespace rr
