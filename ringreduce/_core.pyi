@@ -315,6 +315,10 @@ class Context:
         """The first fatal cause, or None."""
 
     def stats(self) -> dict[str, int]: ...
+    def times(self) -> tuple[float, list[float], list[float]]:
+        """Seconds since init(), as the leader of this host samples them: how long it has; how long each rank waited for
+        others; how long others waited for each rank. Ranks of other hosts: as far as this host knows."""
+
     def settings(self) -> list[tuple[str, str, str]]:
         """(name, value, origin) of every knob as this context read it; origin: default | the variable's name."""
 

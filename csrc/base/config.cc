@@ -12,9 +12,11 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_TIMEOUT", "s", "0..1e9", "1800", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
        "an operation that takes longer fails its group with TimeoutError; 0 = never"},
       {"RINGREDUCE_STALL_WARNING", "s", "0..1e9", "5", "HOROVOD_STALL_CHECK_TIME_SECONDS",
-       "one warning says which ranks an operation waits for, and where they stand, once it waits so long and 20 times "
-       "as "
-       "long as usual; 0 = off"},
+       "one warning says which ranks an operation waits for, and where they stand, once it waits so long; where it is "
+       "not set, later for what usually takes long (docs/slow.md); 0 = off"},
+      {"RINGREDUCE_LATE_WARNING", "%", "0..100", "10", "",
+       "a warning, once a minute at most, names a rank for which the others wait so much of the time, and what it does "
+       "meanwhile; 0 = off"},
       {"RINGREDUCE_VERDICT", "s", "0..1e9", "120", "",
        "where every rank has a thread that waits and no rank has called an operation for so long, all raise "
        "MismatchError; 0 = never"},
@@ -159,6 +161,10 @@ Settings Settings::from_environment() {
   }
   settings.timeout_s = numbers["RINGREDUCE_TIMEOUT"];
   settings.stall_warning_s = numbers["RINGREDUCE_STALL_WARNING"];
+  for (const KnobValue& value : settings.values) {
+    if (value.name == "RINGREDUCE_STALL_WARNING") settings.is_stall_warning_given = value.origin != "default";
+  }
+  settings.late_warning_percent = numbers["RINGREDUCE_LATE_WARNING"];
   settings.verdict_s = numbers["RINGREDUCE_VERDICT"];
   settings.spin_us = numbers["RINGREDUCE_SPIN_US"];
   settings.fusion_threshold = static_cast<size_t>(numbers["RINGREDUCE_FUSION_THRESHOLD"]);

@@ -31,6 +31,8 @@ struct KnobValue {
 struct Settings {
   double timeout_s = 0;
   double stall_warning_s = 0;
+  bool is_stall_warning_given = false;  // else it adapts to what is usual
+  double late_warning_percent = 0;
   double verdict_s = 0;
   double spin_us = 0;
   size_t fusion_threshold = 0;

@@ -98,6 +98,10 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   world().await_attendance(this->timeout_s(), interrupt);
   tune(*this);
   engine_ = start_thread([this] { wait_loop_.run_engine(); });
+  if (size > 1 && world().hosts().leader_here() == rank) {
+    sampler_ = std::make_unique<WaitSampler>(
+        WaitSampler::From{groups_, peers_, statuses(), log_, settings_.late_warning_percent / 100});
+  }
 }
 
 Context::~Context() { shutdown(); }
@@ -142,11 +146,12 @@ void Context::shutdown(const std::string& why) {
     return gpu_.device() != nullptr;
   }();
   if (has_gpu) gpu_.queue().stop();
+  if (sampler_ != nullptr) sampler_->stop();
   wait_loop_.stop();
   if (engine_.joinable()) engine_.join();
-  if (answers_ != nullptr) answers_->stop();
   const std::lock_guard lock(executor_);
   groups_.leave(why.empty() ? "" : lost_text(why));
+  if (answers_ != nullptr) answers_->stop();
   if (network_.reader != nullptr) network_.reader->leave();
 }
 

@@ -15,6 +15,7 @@
 #include "engine/peer_watch.h"
 #include "engine/status_answers.h"
 #include "engine/wait_loop.h"
+#include "engine/wait_sampler.h"
 #include "os/segments.h"
 #include "transport/network.h"
 
@@ -73,6 +74,7 @@ class Context {
   // To keep with what may outlast remove_group(). The world stays the context's.
   std::shared_ptr<Group> shared(Group& group) { return groups_.shared(group); }
   Bell& wait_bell(int world_rank) const { return world_control_->wait_bell(world_rank); }
+  WaitLine& wait_line() const { return world_control_->wait_line(rank_); }
   Bell& engine_bell(int world_rank) const { return world_control_->engine_bell(world_rank); }
   // By the world's constructor, before another thread or group knows of this context.
   void publish_world(const ControlSegment& control) {
@@ -124,6 +126,7 @@ class Context {
   } reader_end_;
   std::unique_ptr<DeadlockTimeout> deadlock_timeout_;
   std::unique_ptr<StatusAnswers> answers_;
+  std::unique_ptr<WaitSampler> sampler_;  // of the leader of a host with others to wait for
 
   Interrupt interrupt_;
   std::atomic<bool> shut_down_{false};

@@ -9,6 +9,7 @@ namespace rr {
 
 void Groups::add(std::shared_ptr<Group> group) {
   const std::lock_guard lock(executor_);
+  listed_.lock()->push_back(group);
   groups_.push_back(std::move(group));
 }
 
@@ -22,6 +23,7 @@ std::shared_ptr<Group> Groups::end(Group& group) {
     groups_.erase(one);
     break;
   }
+  *listed_.lock() = groups_;
   return removed;
 }
 
@@ -115,7 +117,7 @@ std::string Groups::calls_text() const {
   });
   std::string all;
   for (const std::string& text : texts) all += (all.empty() ? "" : "; ") + text;
-  return all.empty() ? "has called nothing yet" : all;
+  return all.empty() ? "has called nothing in this group yet" : all;
 }
 
 }  // namespace rr

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/guarded.h"
 #include "engine/gpu/rank_device.h"
 #include "engine/group/group.h"
 #include "transport/network.h"
@@ -46,6 +47,9 @@ class Groups {
   // What this rank has called last, in words, in the world and in the process sets that it has called something in.
   std::string calls_text() const;
 
+  // The groups beside the world, without the executor's lock. Whoever lets go of them last holds no lock.
+  std::vector<std::shared_ptr<Group>> listed() { return *listed_.lock(); }
+
   // Whether something that was pushed to other hosts needs looking after until it has left.
   bool is_in_transit() const { return in_transit_.load(std::memory_order_relaxed); }
   // When a thread that waits has looked at the links last; 0 without links.
@@ -64,7 +68,8 @@ class Groups {
   const Network& network_;
   RankDevice& gpu_;
   std::unique_ptr<Group> world_;
-  std::vector<std::shared_ptr<Group>> groups_;  // beside the world
+  std::vector<std::shared_ptr<Group>> groups_;           // beside the world
+  Guarded<std::vector<std::shared_ptr<Group>>> listed_;  // the same
   std::atomic<bool> in_transit_{false};
   std::atomic<int64_t> driven_ns_{0};
 };

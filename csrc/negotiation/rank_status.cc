@@ -4,6 +4,9 @@
 #include "os/bell.h"
 
 namespace rr {
+namespace {
+constexpr int kTurns = 100;
+}
 
 uint64_t RankStatuses::ask(int rank) const {
   if (const uint64_t open = question_to(rank); open != 0) return open;
@@ -32,7 +35,11 @@ bool RankStatuses::answer(int rank, uint64_t question, const std::string& text) 
 
 std::optional<std::string> RankStatuses::answer_to(int rank, uint64_t question) const {
   if (question > line(rank).answered.load(std::memory_order_acquire)) return std::nullopt;
-  if (!world_.header().lock.try_acquire()) return std::nullopt;
+  // Held for less than a microsecond, unless its holder was stopped or has lost its core.
+  for (int turn = 0; !world_.header().lock.try_acquire(); ++turn) {
+    if (turn == kTurns) return std::nullopt;
+    relax(true);
+  }
   const SharedLockGuard guard(world_.header().lock, std::adopt_lock);
   return std::string(line(rank).text);
 }

@@ -16,10 +16,19 @@ class CallRecord {
  public:
   // Return the call's number, from 0 on.
   uint64_t record(Kind kind, const std::string* name);
-  uint64_t record_message() { return count_++; }
+  uint64_t record_message(const std::string& what) {
+    message_ = what;
+    message_number_ = count_;
+    return count_++;
+  }
   uint64_t count() const { return count_; }
   // The last call that was no message, as called_shortly().
   std::string last() const { return called_shortly(kind_, name_, number_); }
+  // The last call, a message too: "recv from rank 1 #3".
+  std::string last_of_all() const {
+    const bool is_message = !message_.empty() && message_number_ + 1 == count_;
+    return is_message ? message_ + " #" + std::to_string(message_number_) : last();
+  }
   void restart() { count_ = 0; }  // numbers begin at 0 again
 
   // A thread calls or waits. Whether it is the first one that ever did. is_from_queue: it is the device queue's own,
@@ -40,6 +49,8 @@ class CallRecord {
   Kind kind_ = Kind::kBarrier;
   std::string name_;
   uint64_t number_ = 0;
+  std::string message_;  // the last one
+  uint64_t message_number_ = 0;
   std::thread::id only_thread_;
   bool many_threads_ = false;
   std::thread::id only_caller_;

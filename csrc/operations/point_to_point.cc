@@ -144,4 +144,19 @@ std::vector<OperationPtr> PointToPoint::drain() {
   return operations;
 }
 
+OperationPtr PointToPoint::oldest() const {
+  OperationPtr oldest;
+  const auto look_at = [&](const std::deque<Message>& messages) {
+    if (messages.empty()) return;
+    const OperationPtr& first = messages.front().operation;
+    if (oldest == nullptr || first->number < oldest->number) oldest = first;
+  };
+  for (const PeerQueue& queue : queues_) {
+    look_at(queue.sends);
+    look_at(queue.receives);
+  }
+  look_at(from_anyone_);
+  return oldest;
+}
+
 }  // namespace rr

@@ -33,6 +33,7 @@ class PointToPoint {
     const auto& queue = queues_[static_cast<size_t>(peer)];
     return !queue.sends.empty() || (!queue.receives.empty() && queue.received >= sent_by_peer);
   }
+  OperationPtr oldest() const;                                                       // that is under way; null: none
   uint64_t sent(int peer) const { return queues_[static_cast<size_t>(peer)].sent; }  // messages, whole ones
   // Takes everything that is still pending.
   std::vector<OperationPtr> drain();

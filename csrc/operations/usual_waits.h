@@ -14,8 +14,8 @@ namespace rr {
 class UsualWaits {
  public:
   // An operation under way is seen to be so old at `now`, in nanoseconds. Returns the age at which it is late: least_s,
-  // or 20 times what each of the last three long ones of its kind and name had taken when they were seen last,
-  // whichever is more.
+  // or 20 times what each of the last three long ones of its kind and name had taken when they were seen last, and at
+  // most a minute more than that.
   double late_after_s(const Operation& operation, double age_s, double least_s, int64_t now);
 
  private:

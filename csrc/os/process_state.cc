@@ -17,21 +17,6 @@ std::string contents_of(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-int64_t cpu_ns_of_this_process() {
-  timespec used = {};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-  return int64_t{used.tv_sec} * 1000000000 + used.tv_nsec;
-}
-
-// How long the main thread has been able to run and had no core; 0 where the kernel keeps no such count.
-int64_t queued_ns_of_main_thread() {
-  const std::string pid = std::to_string(::getpid());
-  std::ifstream file("/proc/self/task/" + pid + "/schedstat");
-  int64_t ran_ns = 0;
-  int64_t queued_ns = 0;
-  return file >> ran_ns >> queued_ns ? queued_ns : 0;
-}
-
 // proc(5): the letter behind the command's name, which may have brackets of its own. 0: there is no such process.
 char state_of(int pid) {
   const std::string text = contents_of("/proc/" + std::to_string(pid) + "/stat");
@@ -51,14 +36,29 @@ int pid_of(int pidfd) {
   return pid < 0 ? 0 : pid;  // -1: it has ended
 }
 
-ActivitySample::ActivitySample()
-    : began_ns_(now_ns()), cpu_ns_(cpu_ns_of_this_process()), queued_ns_(queued_ns_of_main_thread()) {}
+ProcessTimes times_of(int pid) {
+  ProcessTimes times;
+  clockid_t clock;
+  timespec used = {};
+  if (::clock_getcpuclockid(pid, &clock) == 0 && ::clock_gettime(clock, &used) == 0)
+    times.cpu_ns = int64_t{used.tv_sec} * 1000000000 + used.tv_nsec;
+  std::ifstream file("/proc/" + std::to_string(pid) + "/schedstat");
+  int64_t ran_ns = 0;
+  int64_t queued_ns = 0;
+  if (file >> ran_ns >> queued_ns) times.queued_ns = queued_ns;
+  return times;
+}
+
+bool is_main_thread_on_cpu(int pid) { return state_of(pid) == 'R'; }
+
+ActivitySample::ActivitySample() : began_ns_(now_ns()), began_(times_of(::getpid())) {}
 
 std::string ActivitySample::text() const {
   constexpr int kMuch = 20;  // percent of the time without a core: that is why it is late
   const int64_t looked_ns = now_ns() - began_ns_;
-  const int used = percent(cpu_ns_of_this_process() - cpu_ns_, looked_ns);
-  const int queued = percent(queued_ns_of_main_thread() - queued_ns_, looked_ns);
+  const ProcessTimes times = times_of(::getpid());
+  const int used = percent(times.cpu_ns - began_.cpu_ns, looked_ns);
+  const int queued = percent(times.queued_ns - began_.queued_ns, looked_ns);
   std::string text = "uses " + std::to_string(used) + " % of a core";
   if (queued >= kMuch)
     text += ", and its main thread waits for one " + std::to_string(queued) + " % of the time: others run there";

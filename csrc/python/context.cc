@@ -1,4 +1,5 @@
 // Bindings: a rank's membership of a job.
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include "measure/tuning.h"
@@ -10,13 +11,14 @@ namespace rr {
 namespace {
 
 // Of the program's main thread, for other ranks that wait for this one.
-std::string where_in_program() {
-  if (!can_take_gil()) return "";
+void where_in_program(const std::function<void(const std::string&)>& known) {
+  if (!can_take_gil()) return;
   const py::gil_scoped_acquire gil;
+  known("");
   try {
-    return py::module_::import("ringreduce.job.main_thread").attr("where")().cast<std::string>();
+    py::module_::import("ringreduce.job.main_thread").attr("where")(py::cpp_function(known));
   } catch (const std::exception& error) {  // another rank has no use for a traceback
-    return std::string("cannot be looked at: ") + error.what();
+    known(std::string("cannot be looked at: ") + error.what());
   }
 }
 
@@ -111,6 +113,17 @@ void bind_context(py::module_& m) {
              RR_STATS(RR_VALUE)
 #undef RR_VALUE
              return values;
+           })
+      .def("times",
+           [](Context& c) {
+             const ControlSegment& control = c.world().control();
+             std::vector<double> waited_s;
+             std::vector<double> late_s;
+             for (int r = 0; r < control.size(); ++r) {
+               waited_s.push_back(static_cast<double>(control.score(r).waited_ns.load()) * 1e-9);
+               late_s.push_back(static_cast<double>(control.score(r).late_ns.load()) * 1e-9);
+             }
+             return py::make_tuple(static_cast<double>(control.header().sampled_ns.load()) * 1e-9, waited_s, late_s);
            })
       .def("settings", [](Context& c) {
         std::vector<std::tuple<std::string, std::string, std::string>> list;

@@ -1,10 +1,12 @@
 #include "relay/status_relay.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace rr {
 
 void StatusRelay::collect() {
+  write_answers();
   const uint32_t changes = statuses_.changes();
   if (changes == seen_changes_) return;
   bool is_all_read = true;
@@ -40,14 +42,18 @@ void StatusRelay::apply_question(int host, FrameParser& frame) {
   if (!is_known) questions_.push_back({host, rank, number});
 }
 
-// An answer nobody has asked for, or whose asker has been answered otherwise, says nothing.
 void StatusRelay::apply_answer(FrameParser& frame) {
-  const int rank = frame.head.rank;
-  const std::string text = frame.take_text(sizeof RankStatus::text);
-  const uint64_t question = statuses_.question_to(rank);
-  if (question == 0) return;
-  // The lock is held for less than a microsecond, or its holder has died: then the job is about to fail.
-  for (int turn = 0; turn < 1000 && !statuses_.answer(rank, question, text); ++turn) relax(true);
+  answers_[frame.head.rank] = frame.take_text(sizeof RankStatus::text);
+  write_answers();
+}
+
+// An answer that nobody has asked for, or whose asker has been answered otherwise, says nothing.
+void StatusRelay::write_answers() {
+  for (auto one = answers_.begin(); one != answers_.end();) {
+    const uint64_t question = statuses_.question_to(one->first);
+    const bool is_over = question == 0 || statuses_.answer(one->first, question, one->second);
+    one = is_over ? answers_.erase(one) : std::next(one);
+  }
 }
 
 }  // namespace rr

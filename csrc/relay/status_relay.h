@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "negotiation/rank_status.h"
@@ -23,6 +25,8 @@ class StatusRelay {
   void apply_answer(FrameParser& frame);
 
  private:
+  void write_answers();
+
   struct Question {
     int host;  // that asks
     int rank;  // here
@@ -32,8 +36,9 @@ class StatusRelay {
   const Hosts& hosts_;
   LeaderLinks& links_;
   const RankStatuses statuses_;
-  std::vector<uint64_t> asked_;      // by rank of another host: the last question sent
-  std::vector<Question> questions_;  // of other hosts
+  std::vector<uint64_t> asked_;         // by rank of another host: the last question sent
+  std::vector<Question> questions_;     // of other hosts
+  std::map<int, std::string> answers_;  // of ranks of other hosts, that could not be written yet
   uint32_t seen_changes_ = 0;
 };
 

@@ -9,31 +9,50 @@ import linecache
 import os
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
+from typing import NamedTuple
 
 from .user_code import is_user_code
 
 SOURCE_LENGTH = 80  # characters shown of a line, at most
-FRAMES = 3  # of the program's own, innermost first
+OWN_FRAMES = 3  # shown of the program's own, innermost first
 
 
-def where() -> str:
-    """In words: "is at train.py:12 in step: loss.item(), called from train.py:40 in main". Empty: not known."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    own = [one for one in frames if is_user_code(one.f_code.co_filename)] or frames
+class Place(NamedTuple):
+    """A line of a file, within a function."""
+
+    path: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        name = os.path.basename(self.path).encode(errors="backslashreplace").decode()
+        return f"{name}:{self.line} in {self.function}"
+
+
+def where(known: Callable[[str], None]) -> None:
+    """Calls known("is at train.py:12 in step, called from train.py:40 in main"), and again with the source line.
+
+    The line is read from a file, which may lie on a disk that hangs: so it comes second.
+    """
+    places = _places()
+    own = [one for one in places if is_user_code(one.path)] or places
     if not own:
-        return ""
-    source = linecache.getline(own[0].f_code.co_filename, own[0].f_lineno).strip()
-    text = f"is at {_place(own[0])}" + (f": {source[:SOURCE_LENGTH]}" if source else "")
-    if own[0] is not frames[0]:
-        text += f" (inside {_place(frames[0])})"
-    return text + "".join(f", called from {_place(one)}" for one in own[1:FRAMES])
+        return
+    inside = f" (inside {places[0]})" if own[0] is not places[0] else ""
+    callers = "".join(f", called from {one}" for one in own[1:OWN_FRAMES])
+    known(f"is at {own[0]}{inside}{callers}")
+    source = linecache.getline(own[0].path, own[0].line).strip()
+    if source:
+        known(f"is at {own[0]}: {source[:SOURCE_LENGTH]}{inside}{callers}")
 
 
-def _place(frame: FrameType) -> str:
-    name = os.path.basename(frame.f_code.co_filename).encode(errors="backslashreplace").decode()
-    return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
+def _places() -> list[Place]:
+    """Of the main thread at this moment, innermost first. No frame is kept: frames keep what their variables hold."""
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    places = []
+    while frame is not None:
+        places.append(Place(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+        frame = frame.f_back
+    return places

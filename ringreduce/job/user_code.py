@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sysconfig
 
@@ -11,6 +12,7 @@ def is_user_code(path: str) -> bool:
     return not path.startswith(_others())
 
 
+@functools.cache
 def _others() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     others = tuple(os.path.join(paths[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -64,7 +64,7 @@ poll, synchronize = untraced(ASYNC)(handles.poll), untraced(ASYNC)(handles.synch
 init, shutdown = untraced(BLOCKS)(basics.init), untraced(BLOCKS)(basics.shutdown)
 add_process_set = untraced(BLOCKS)(process_sets.add_process_set)
 remove_process_set = untraced(BLOCKS)(process_sets.remove_process_set)
-stats = untraced(BLOCKS)(basics.stats)
+stats, report = untraced(BLOCKS)(basics.stats), untraced(BLOCKS)(basics.report)
 
 __all__ = [
     "allgather",

@@ -177,6 +177,25 @@ TEST_CASE("frames: what can be is taken") {
   CHECK(listener.control().head(1, 1).tag.load() == 2);
 }
 
+TEST_CASE("frames: an answer waits for the lock that somebody has") {
+  const Environment environment{};
+  Listener listener;
+  const Hosts hosts(kHostOf, kMe);
+  const RankStatuses statuses(listener.control(), hosts);
+  const uint64_t question = statuses.ask(1);
+  CHECK(listener.hear() == "");
+  CHECK(listener.answers == std::vector<FrameType>{FrameType::kStatusAsked});
+  REQUIRE(listener.control().header().lock.try_acquire());
+  listener.said.begin(FrameType::kStatus, 1);
+  listener.said.put(std::string("is busy"));
+  listener.said.end();
+  CHECK(listener.hear() == "");
+  CHECK_FALSE(statuses.answer_to(1, question));
+  listener.control().header().lock.release();
+  CHECK(listener.hear() == "");
+  CHECK(statuses.answer_to(1, question) == "is busy");
+}
+
 TEST_CASE("frames: what cannot be is an error that names its sender") {
   const Environment environment{};
   struct Case {

@@ -132,7 +132,7 @@ std::string Group::here() const {
 std::string Group::calls_text() {
   const auto submitted = submitted_.lock();
   if (submitted->calls.count() == 0) return "";
-  std::string text = "called " + submitted->calls.last() + " last";
+  std::string text = "called " + submitted->calls.last_of_all() + " last";
   if (id_ != 0) text += " in process set [" + some_of(world_ranks_) + "]";
   for (const OperationPtr& operation : submitted->pending.oldest_first()) {
     const std::vector<int> missing = members_.missing(*operation);
@@ -140,7 +140,8 @@ std::string Group::calls_text() {
     return text + ", and " + called_shortly(operation->kind, operation->name, operation->number) +
            " waits for rank(s) " + some_of(missing);
   }
-  return text;
+  const OperationPtr message = submitted->pending.messages().oldest();
+  return message == nullptr ? text : text + ", and " + called(*message) + " is under way";
 }
 
 bool Group::progress(bool from_engine) {

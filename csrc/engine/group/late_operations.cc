@@ -10,7 +10,11 @@
 namespace rr {
 namespace {
 // A rank has answered 0.4 s later, another one for it 1.6 s later; between hosts each takes 0.3 s longer.
-constexpr double kLeadS = 2.0;  // and the word waits so long for who has not answered
+constexpr double kLeadS = 2.0;    // and the word waits so long for who has not answered
+constexpr double kYoungS = 0.25;  // of no interest to UsualWaits either
+constexpr double kUnderWayS = 60.0;
+constexpr double kSilentHereS = 5.0;
+constexpr double kSilentElsewhereS = 30.0;
 constexpr int64_t kFreshNs = 3'000'000'000;
 
 double asked_at_s(double due_s) { return due_s - std::min(kLeadS, due_s / 2); }
@@ -18,21 +22,45 @@ double asked_at_s(double due_s) { return due_s - std::min(kLeadS, due_s / 2); }
 
 void LateOperations::look(Operation& operation, double age_s) {
   const double timeout_s = parts_.context.timeout_s();
-  const double least_s = parts_.from.settings.stall_warning_s;
+  const double warning_s = parts_.from.settings.stall_warning_s;
+  const double early_s = std::min(kYoungS, warning_s / 2);
+  if (age_s < early_s && (timeout_s <= 0 || age_s < timeout_s / 2)) return;
   if (timeout_s > 0 && age_s > asked_at_s(timeout_s)) ask(operation);
-  if (least_s <= 0 || operation.warned.load(std::memory_order_relaxed)) return;
-  const double due_s = usual_.late_after_s(operation, age_s, least_s, now_ns());
-  if (age_s > asked_at_s(due_s)) ask(operation);
-  if (age_s <= due_s || (age_s <= due_s + kLeadS && is_answer_awaited(operation))) return;
-  if (operation.warned.exchange(true)) return;
-  if (is_told(operation, waits_for(operation)) || !is_for_this_rank_to_say(operation)) return;
-  warn(operation, age_s);
+  if (warning_s <= 0 || operation.warned.load(std::memory_order_relaxed)) return;
+  const double late_s = late_after_s(operation, age_s);
+  if (age_s > asked_at_s(late_s)) ask(operation);
+  if (age_s <= late_s || (age_s <= late_s + kLeadS && is_answer_awaited(operation))) return;
+  if (!is_for_this_rank_to_say(operation, age_s - late_s)) return;
+  const bool is_told = this->is_told(operation);
+  if (!operation.warned.exchange(true) && !is_told) warn(operation, age_s);
 }
 
+double LateOperations::late_after_s(const Operation& operation, double age_s) {
+  const Settings& settings = parts_.from.settings;
+  if (settings.is_stall_warning_given) return settings.stall_warning_s;
+  // Bytes under way take as long as they take.
+  const double least_s = waits_for(operation).empty() ? kUnderWayS : settings.stall_warning_s;
+  const double late_s = usual_.late_after_s(operation, age_s, least_s, now_ns());
+  const double timeout_s = parts_.context.timeout_s();
+  return timeout_s > 0 ? std::min(late_s, timeout_s / 2) : late_s;
+}
+
+// Where the leader of this host is stopped, nothing is known of other hosts: it is what stands in the way.
 std::vector<int> LateOperations::waits_for(const Operation& operation) const {
-  const std::vector<int> missing = parts_.members.missing(operation);
-  if (!missing.empty() || operation.peer == kAnyPeer) return missing;
-  return parts_.members.unresponsive(kUnresponsiveS);
+  std::vector<int> missing = parts_.members.missing(operation);
+  if (operation.peer == kAnyPeer) return missing;
+  const std::vector<int> stopped = parts_.members.unresponsive(kUnresponsiveS);
+  if (missing.empty()) return stopped;
+  const Hosts& hosts = parts_.from.hosts;
+  const int leader = parts_.from.world_ranks[static_cast<size_t>(hosts.leader_here())];
+  const bool is_leader_stopped = std::find(stopped.begin(), stopped.end(), leader) != stopped.end();
+  const auto& here = hosts.here();
+  const bool are_all_here = std::all_of(missing.begin(), missing.end(), [&](int world_rank) {
+    return std::any_of(here.begin(), here.end(),
+                       [&](int r) { return parts_.from.world_ranks[static_cast<size_t>(r)] == world_rank; });
+  });
+  if (is_leader_stopped && !are_all_here) return {leader};
+  return missing;
 }
 
 void LateOperations::ask(const Operation& operation) {
@@ -43,7 +71,7 @@ void LateOperations::ask(const Operation& operation) {
   for (size_t i = 0; i < std::min(ranks.size(), kShownRanks); ++i) {
     Question& question = questions_[static_cast<size_t>(ranks[i])];
     if (question.number != 0 && now - question.asked_ns < kFreshNs) continue;
-    question = {parts_.context.statuses().ask(ranks[i]), now};
+    question = {parts_.context.statuses().ask(ranks[i]), question.number, now};
   }
 }
 
@@ -57,37 +85,59 @@ bool LateOperations::is_answer_awaited(const Operation& operation) const {
   });
 }
 
-// Whether the last word says it all: a program that has called hundreds of operations waits for one rank in all of
-// them.
-bool LateOperations::is_told(const Operation& operation, const std::vector<int>& ranks) {
+// Whether earlier words say it all: a program that has called hundreds of operations waits for one rank in all of them.
+bool LateOperations::is_told(const Operation& operation) {
+  const std::vector<int> ranks = waits_for(operation);
   const std::lock_guard lock(mutex_);
-  const bool is_told = told_ns_ > operation.submitted_ns && ranks == told_ranks_;
-  if (!is_told) {
-    told_ranks_ = ranks;
-    told_ns_ = now_ns();
-  }
-  return is_told;
+  if (told_ns_ < operation.submitted_ns) told_ranks_.clear();
+  const bool is_told = told_ns_ > operation.submitted_ns && std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+                         return std::find(told_ranks_.begin(), told_ranks_.end(), rank) != told_ranks_.end();
+                       });
+  if (is_told) return true;
+  told_ranks_.insert(told_ranks_.end(), ranks.begin(), ranks.end());
+  told_ns_ = now_ns();
+  return false;
 }
 
-// Of the ranks that have announced the operation the lowest one speaks, if it runs, as far as that is known.
-bool LateOperations::is_for_this_rank_to_say(const Operation& operation) const {
+// Of the ranks that have announced the operation the lowest one speaks. Where it does not, because it is stopped or
+// keeps silent, another one does: of its host 5 s later, of other hosts, who do not see whether it has spoken, 30 s.
+bool LateOperations::is_for_this_rank_to_say(Operation& operation, double overdue_s) const {
   if (operation.ticket.tag == 0) return true;  // a message, of which nobody else knows
   const std::vector<int> stopped = parts_.members.unresponsive(kUnresponsiveS);
   for (int r = 0; r < parts_.from.rank; ++r) {
+    const bool is_here = parts_.from.hosts.is_here(r);
     const int world_rank = parts_.from.world_ranks[static_cast<size_t>(r)];
     const bool runs = std::find(stopped.begin(), stopped.end(), world_rank) == stopped.end();
-    if (runs && parts_.negotiation.requests().has_announced_since(operation.ticket, r)) return false;
+    if (!runs || !parts_.negotiation.requests().has_announced_since(operation.ticket, r)) continue;
+    if (parts_.context.world().control().header().warned_ns.load() > operation.submitted_ns) {
+      operation.warned.store(true);
+      return false;
+    }
+    if (overdue_s < (is_here ? kSilentHereS : kSilentElsewhereS)) return false;
   }
   return true;
 }
 
 void LateOperations::warn(const Operation& operation, double age_s) const {
-  const bool is_submitted = parts_.members.missing(operation).empty();
+  const std::vector<int> missing = parts_.members.missing(operation);
   const std::vector<int> ranks = waits_for(operation);
-  parts_.from.log.warning(parts_.from.where(operation) + " has been waiting for " + seconds_text(age_s) + " s" +
-                          (ranks.empty() ? "" : " for rank(s) " + some_of(ranks)) +
-                          (is_submitted ? "; every rank has submitted it" : "; the other ranks have submitted it") +
-                          where_they_stand(operation));
+  std::string text = parts_.from.where(operation) + " has been waiting for " + seconds_text(age_s) + " s";
+  if (!ranks.empty()) text += " for rank(s) " + some_of(ranks);
+  if (missing.empty()) {
+    text += "; every rank has submitted it";
+  } else {
+    text += ranks == missing ? "; the other ranks have submitted it" : ", which passes on what other hosts say";
+  }
+  parts_.context.world().control().header().warned_ns.store(now_ns());
+  parts_.from.log.warning(text + where_they_stand(operation));
+}
+
+std::string LateOperations::silence_of(int world_rank) const {
+  const Hosts& hosts = parts_.context.world().hosts();
+  const int leader = hosts.leader(hosts.of[static_cast<size_t>(world_rank)]);
+  const bool is_passed_on = leader != world_rank && !hosts.is_here(world_rank);
+  return "rank " + std::to_string(world_rank) + " has not said where it stands" +
+         (is_passed_on ? ", nor has rank " + std::to_string(leader) + " of its host" : "");
 }
 
 std::string LateOperations::where_they_stand(const Operation& operation) const {
@@ -96,10 +146,12 @@ std::string LateOperations::where_they_stand(const Operation& operation) const {
   std::string text;
   for (size_t i = 0; i < std::min(ranks.size(), kShownRanks); ++i) {
     const size_t rank = static_cast<size_t>(ranks[i]);
-    const uint64_t question = rank < questions_.size() ? questions_[rank].number : 0;
+    const Question asked = rank < questions_.size() ? questions_[rank] : Question();
     std::optional<std::string> answer;
-    if (question != 0) answer = parts_.context.statuses().answer_to(ranks[i], question);
-    if (!answer) answer = "rank " + std::to_string(ranks[i]) + " has not said where it stands";
+    for (const uint64_t question : {asked.number, asked.earlier}) {
+      if (question != 0 && !answer) answer = parts_.context.statuses().answer_to(ranks[i], question);
+    }
+    if (!answer) answer = silence_of(ranks[i]);
     if (answer->empty()) continue;
     (*answer)[0] = static_cast<char>(std::toupper(static_cast<unsigned char>((*answer)[0])));
     text += (i == 0 ? ". " : " ") + *answer + ".";

@@ -28,23 +28,26 @@ class LateOperations {
 
  private:
   struct Question {
-    uint64_t number = 0;  // 0: never asked
+    uint64_t number = 0;   // 0: never asked
+    uint64_t earlier = 0;  // the one before, whose answer is better than none
     int64_t asked_ns = 0;
   };
 
   std::vector<int> waits_for(const Operation& operation) const;
   void ask(const Operation& operation);
   bool is_answer_awaited(const Operation& operation) const;
-  bool is_told(const Operation& operation, const std::vector<int>& ranks);
-  bool is_for_this_rank_to_say(const Operation& operation) const;
+  double late_after_s(const Operation& operation, double age_s);
+  bool is_told(const Operation& operation);
+  bool is_for_this_rank_to_say(Operation& operation, double overdue_s) const;
+  std::string silence_of(int world_rank) const;
   void warn(const Operation& operation, double age_s) const;
 
   const GroupParts& parts_;
   UsualWaits usual_;
   mutable std::mutex mutex_;         // guards what follows
   std::vector<Question> questions_;  // by world rank
-  std::vector<int> told_ranks_;      // whom the last word was about
-  int64_t told_ns_ = 0;              // when it was said
+  std::vector<int> told_ranks_;      // whom the last words were about
+  int64_t told_ns_ = 0;              // when the last one was said
 };
 
 }  // namespace rr

@@ -125,7 +125,7 @@ OperationPtr Submitter::message(const TensorView& tensor, int peer, int tag, std
   {
     const auto submitted = parts_.submitted.lock();
     parts_.throw_if_removed();
-    operation->number = submitted->calls.record_message();
+    operation->number = submitted->calls.record_message(operation->name);
     parts_.context.deadlock_timeout().record_call();
     if (outgoing) {
       submitted->pending.send(operation, peer, tag);

@@ -25,6 +25,8 @@ ControlSegment::ControlSegment(int size, size_t capacity) : size_(size), capacit
   lines_ = place(n * sizeof(RankLine));
   causes_ = place(n * sizeof(RankCause));
   waits_ = place(n * sizeof(RankWait));
+  wait_lines_ = place(n * sizeof(WaitLine));
+  scores_ = place(n * sizeof(RankScore));
   statuses_ = place(n * sizeof(RankStatus));
   facts_ = place(n * sizeof(RankFacts));
   wait_bells_ = place(n * sizeof(Bell));

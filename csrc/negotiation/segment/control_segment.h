@@ -1,8 +1,8 @@
 // The control segment of a group: what is in it and where. All of it starts as zeros; every counter only grows.
 //
-//   header | rank lines | causes | rank waits | rank statuses | facts | wait bells | engine bells | progress lines |
-//   name hashes | name slots | append marks | request slots | log entries | claim lines | outboxes | messages sent |
-//   eager buffers | staging slots | links
+//   header | rank lines | causes | rank waits | wait lines | rank scores | rank statuses | facts | wait bells | engine
+//   bells | progress lines | name hashes | name slots | append marks | request slots | log entries | claim lines |
+//   outboxes | messages sent | eager buffers | staging slots | links
 //
 // A request slot holds what one rank has announced of one operation: {tag, digest, consumed, payload, signature}.
 // Unnamed operation c uses request slots [c mod 256]; generation g of named slot s uses request slots [256 + 2s + g mod
@@ -114,6 +114,23 @@ struct RankWait {
 };
 static_assert(sizeof(RankWait) == 512);
 
+// What a thread of the rank waits for, as others sample it (engine/wait_sampler.h): a hint. Of a rank with several
+// threads that wait it tells of one. The world's is used, for all groups.
+struct WaitLine {
+  alignas(64) std::atomic<uint64_t> slot;  // request slot + 1; 0: none waits
+  std::atomic<uint64_t> tag;
+  std::atomic<int> group;                // its id
+  std::atomic<uint32_t> is_main_thread;  // of the rank's program, 0 or 1
+};
+static_assert(sizeof(WaitLine) == 64);
+
+// How a rank's time has been spent since init(), as its host's sampler has seen it; the world's is used.
+struct RankScore {
+  alignas(64) std::atomic<int64_t> waited_ns;  // it waited for others
+  std::atomic<int64_t> late_ns;                // others waited for it
+};
+static_assert(sizeof(RankScore) == 64);
+
 // Where a rank stands: a question of others, and its answer (negotiation/rank_status.h); the world's is used.
 struct RankStatus {
   alignas(64) std::atomic<uint64_t> asked;  // questions so far
@@ -129,6 +146,8 @@ struct Header {
   std::atomic<uint32_t> unmappable;  // 1 once a GPU has been refused the memory of another one
   std::atomic<uint32_t> frozen;      // several hosts: nobody unblocks until they know whether all ranks are stuck
   std::atomic<uint32_t> deadlock_timed_out;  // of the world: 1 once all ranks are found to wait for ever, which ends it
+  std::atomic<int64_t> sampled_ns;           // of the world: how much time the scores speak of
+  std::atomic<int64_t> warned_ns;  // of the world: when a rank of this host last said that an operation takes long
   std::atomic<uint32_t> status_changes;      // of the world: questions where ranks stand, and answers
   alignas(64) SharedLock lock;               // guards everything below, the name table, append marks, open entries
   std::atomic<uint64_t> log_tail;            // entries ever opened
@@ -209,6 +228,8 @@ class ControlSegment {
   RankLine& line(int rank) const { return at<RankLine>(lines_)[rank]; }
   RankCause& cause(int rank) const { return at<RankCause>(causes_)[rank]; }
   RankWait& wait(int rank) const { return at<RankWait>(waits_)[rank]; }
+  WaitLine& wait_line(int rank) const { return at<WaitLine>(wait_lines_)[rank]; }
+  RankScore& score(int rank) const { return at<RankScore>(scores_)[rank]; }
   RankStatus& status(int rank) const { return at<RankStatus>(statuses_)[rank]; }
   RankFacts& facts(int rank) const { return at<RankFacts>(facts_)[rank]; }
   Bell& wait_bell(int rank) const { return at<Bell>(wait_bells_)[rank]; }
@@ -274,8 +295,9 @@ class ControlSegment {
   size_t capacity_;
   size_t inline_nbytes_;
   size_t request_slot_nbytes_;
-  size_t header_, lines_, causes_, waits_, statuses_, facts_, wait_bells_, engine_bells_, progress_, hashes_, names_,
-      marks_, request_slots_, entries_, claims_, outboxes_, messages_, eager_, stage_, links_, total_;
+  size_t header_, lines_, causes_, waits_, wait_lines_, scores_, statuses_, facts_, wait_bells_, engine_bells_,
+      progress_, hashes_, names_, marks_, request_slots_, entries_, claims_, outboxes_, messages_, eager_, stage_,
+      links_, total_;
 };
 
 }  // namespace rr

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deadlines import HANG_S, SOON_S
+from deadlines import SOON_S
 from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
 
 
@@ -194,8 +194,8 @@ PROCESS = r"its process \d+ on \S+ "
 STANDS = {
     "loops": rf"{PROCESS}uses \d+ % of a core.*; its main thread is at test_stall\.py:\d+ in loops: "
     r"(while not told:|pass), called from test_stall\.py:\d+ in stands",
-    "waits for input": rf"{PROCESS}uses \d+ % of a core.*; its main thread is at test_stall\.py:\d+ in waits_for_input: "
-    r"inputs\.get\(\) \(inside (threading|queue)\.py:\d+ in \w+\), called from",
+    "waits for input": rf"{PROCESS}uses \d+ % of a core.*; its main thread is at test_stall\.py:\d+ in "
+    r"waits_for_input: inputs\.get\(\) \(inside (threading|queue)\.py:\d+ in \w+\), called from",
     "keeps the lock": rf"{PROCESS}runs, but holds Python's lock \(the GIL\) in a function of an extension\.",
 }
 
@@ -227,7 +227,9 @@ def test_the_warning_says_that_a_late_rank_is_stopped() -> None:
         job.send(1)
         outcomes = job.wait()
     assert [outcome.value for outcome in outcomes] == ["no error but 3.0"] * 3
-    stopped = r"; the other ranks have submitted it\. The process \d+ of rank 1 on \S+ is stopped, by SIGSTOP or the like\."
+    stopped = (
+        r"; the other ranks have submitted it\. The process \d+ of rank 1 on \S+ is stopped, by SIGSTOP or the like\."
+    )
     assert re.search(stopped, outcomes[0].output), outcomes[0]
 
 

@@ -1,0 +1,127 @@
+// Which ranks make the others wait again and again: the judgement on samples, and what the sampler counts.
+#include "engine/late_ranks.h"
+#include "doctest/doctest.h"
+#include "loopback_links.h"
+
+namespace rr::test {
+namespace {
+
+constexpr int64_t kSampleNs = 50'000'000;
+
+// Steps of a job: in each of them some ranks come so many samples later than the others.
+class Steps {
+ public:
+  explicit Steps(size_t size) : late_(size, 0.1) {}
+
+  // The words said meanwhile, each as the ranks that it is about.
+  std::vector<std::vector<int>> run(int steps, const std::vector<std::pair<int, int>>& late_samples, int step_samples) {
+    std::vector<std::vector<int>> words;
+    for (int step = 0; step < steps; ++step) {
+      ++operation_;
+      for (int sample = 0; sample < step_samples; ++sample) {
+        std::vector<int> ranks;
+        for (const auto& [rank, samples] : late_samples) {
+          if (sample < samples) ranks.push_back(rank);
+        }
+        now_ += kSampleNs;
+        late_.add(now_, kSampleNs, ranks, operation_);
+        std::vector<int> told;
+        for (const LateRanks::Found& found : late_.find(now_)) {
+          told.push_back(found.rank);
+          last = found;
+        }
+        if (!told.empty()) words.push_back(told);
+      }
+    }
+    return words;
+  }
+  LateRanks::Found last;
+
+ private:
+  LateRanks late_;
+  int64_t now_ = 1;
+  uint64_t operation_ = 0;
+};
+
+using Words = std::vector<std::vector<int>>;
+
+TEST_CASE("late ranks: one is told of within five steps, once, and again after it was in time") {
+  Steps steps(4);
+  CHECK(steps.run(5, {{1, 4}}, 6) == Words{{1}});
+  CHECK(steps.last.share == doctest::Approx(4.0 / 6).epsilon(0.1));
+  CHECK(steps.last.window_s == doctest::Approx(1.0).epsilon(0.3));
+  CHECK(steps.last.operations >= 4);
+  CHECK(steps.run(600, {{1, 4}}, 6).empty());  // 3 minutes
+  CHECK(steps.run(300, {}, 6).empty());
+  CHECK(steps.run(10, {{1, 4}}, 6) == Words{{1}});
+}
+
+TEST_CASE("late ranks: words are a minute apart") {
+  Steps steps(4);
+  CHECK(steps.run(10, {{1, 4}}, 6) == Words{{1}});
+  const int steps_to_a_minute = 200;
+  CHECK(steps.run(steps_to_a_minute - 20, {{2, 4}}, 6).empty());
+  CHECK(steps.run(40, {{2, 4}}, 6) == Words{{2}});
+}
+
+TEST_CASE("late ranks: two that are late alike are told of together") {
+  Steps steps(4);
+  CHECK(steps.run(10, {{1, 4}, {3, 3}}, 6) == Words{{1, 3}});
+}
+
+TEST_CASE("late ranks: nobody is late where many are") {
+  CHECK(Steps(3).run(100, {{1, 4}, {2, 4}}, 6).empty());
+  CHECK(Steps(4).run(100, {{0, 3}, {1, 4}, {2, 4}}, 6).empty());
+  CHECK(Steps(4).run(100, {{1, 4}, {2, 2}, {3, 1}}, 6).empty());  // rank 3 half as much as rank 2
+  CHECK(Steps(2).run(100, {{0, 2}, {1, 4}}, 6).empty());
+}
+
+TEST_CASE("late ranks: a little late is not late") {
+  CHECK(Steps(4).run(300, {{1, 1}}, 14).empty());
+  CHECK(Steps(4).run(300, {{1, 1}}, 8) == Words{{1}});
+}
+
+TEST_CASE("late ranks: a pause for one checkpoint, or for three, makes no late rank") {
+  Steps steps(4);
+  for (int pause = 0; pause < 3; ++pause) {
+    CHECK(steps.run(1, {{0, 60}}, 60).empty());  // 3 s
+    CHECK(steps.run(20, {}, 6).empty());
+  }
+}
+
+TEST_CASE("late ranks: the sampler counts who waits, and for whom") {
+  CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {
+    barrier(rank.world);
+    const ControlSegment& control = rank.world.control();
+    const auto late_ns = [&](int r) { return control.score(r).late_ns.load(); };
+    if (rank.rank == 2) wait_for([&] { return late_ns(2) > 200'000'000; });
+    barrier(rank.world);
+    expect(control.score(0).waited_ns.load() > 100'000'000, "rank 0 waited");
+    expect(control.score(1).waited_ns.load() > 100'000'000, "rank 1 waited");
+    expect(control.score(2).waited_ns.load() < late_ns(2), "rank 2 did not");
+    expect(late_ns(0) < late_ns(2) / 2 && late_ns(1) < late_ns(2) / 2, "nobody waited for them");
+    expect(control.header().sampled_ns.load() >= late_ns(2), "all the time");
+    sum_now(rank, rank.world, 3000, 1);
+    barrier(rank.world);
+  }));
+}
+
+TEST_CASE("late ranks: who waits for a rank that waits itself, waits for the last of the chain") {
+  const Fd fd = create_memfd("set", ControlSegment::nbytes(2, 64));
+  CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
+    barrier(rank.world);
+    const ControlSegment& control = rank.world.control();
+    std::shared_ptr<Group> set;
+    if (rank.rank != 0) set = rank.context.add_group(fd.get(), {1, 2}, 1, nullptr);
+    barrier(rank.world);
+    const int64_t late_before = control.score(1).late_ns.load();
+    // Rank 0 waits for rank 1, which waits for rank 2 in the set.
+    if (rank.rank == 2) wait_for([&] { return control.score(2).late_ns.load() > 300'000'000; });
+    if (rank.rank != 0) barrier(*set);
+    barrier(rank.world);
+    expect(control.score(1).late_ns.load() - late_before < control.score(2).late_ns.load() / 2, "rank 1 is not late");
+  }));
+}
+
+}  // namespace
+}  // namespace rr::test
