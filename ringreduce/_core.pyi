@@ -319,6 +319,9 @@ class Context:
         """Seconds since init(), as the leader of this host samples them: how long it has; how long each rank waited for
         others; how long others waited for each rank. Ranks of other hosts: as far as this host knows."""
 
+    def calls(self) -> str:
+        """What this rank has called last, in words: "called allreduce 'loss' #12 last"."""
+
     def settings(self) -> list[tuple[str, str, str]]:
         """(name, value, origin) of every knob as this context read it; origin: default | the variable's name."""
 

@@ -18,6 +18,7 @@ from ringreduce.errors import InvalidArgumentError, NotInitializedError
 from ringreduce.job import (
     communicators,
     environment,
+    failure_report,
     inheritance,
     mpi,
     places,
@@ -146,6 +147,7 @@ def _leave(error: BaseException | None = None) -> None:
             process_set.unbind()
         global_process_set.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
         job.context.shutdown(why)
+        failure_report.write(job.context, job.placement.rank, job.placement.size)
         _core.framework_drain(_DRAIN_S)
         if job.communicator is not None:
             job.communicator.close()

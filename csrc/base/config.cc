@@ -17,6 +17,8 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_LATE_WARNING", "%", "0..100", "10", "",
        "a warning, once a minute at most, names a rank for which the others wait so much of the time, and what it does "
        "meanwhile; 0 = off"},
+      {"RINGREDUCE_FAILURE_REPORTS", "path", "", "", "",
+       "a folder where each rank of a job that has failed leaves a report in JSON; empty: none"},
       {"RINGREDUCE_VERDICT", "s", "0..1e9", "120", "",
        "where every rank has a thread that waits and no rank has called an operation for so long, all raise "
        "MismatchError; 0 = never"},

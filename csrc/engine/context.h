@@ -86,6 +86,7 @@ class Context {
   void throw_if_shut_down() const;
   bool is_in_transit() const { return groups_.is_in_transit(); }
   DeadlockTimeout& deadlock_timeout() { return *deadlock_timeout_; }
+  std::string calls_text() const { return groups_.calls_text(); }  // what this rank has called last, in words
   // Where the ranks stand: questions to them.
   const RankStatuses& statuses() const { return answers_->statuses(); }
   void set_where(WhereInProgram where) { answers_->set_where(where); }

@@ -125,6 +125,11 @@ void bind_context(py::module_& m) {
              }
              return py::make_tuple(static_cast<double>(control.header().sampled_ns.load()) * 1e-9, waited_s, late_s);
            })
+      .def("calls",
+           [](Context& c) {
+             const py::gil_scoped_release release;
+             return c.calls_text();
+           })
       .def("settings", [](Context& c) {
         std::vector<std::tuple<std::string, std::string, std::string>> list;
         for (const KnobValue& v : c.settings().values) list.emplace_back(v.name, v.value, v.origin);

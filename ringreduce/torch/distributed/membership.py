@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from ringreduce import _core
 from ringreduce.errors import NotInitializedError
-from ringreduce.job import shutdown_cause, store_rendezvous, uncaught
+from ringreduce.job import failure_report, shutdown_cause, store_rendezvous, uncaught
 from ringreduce.job.absent import AbsentGroup
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ class Membership:
             except BaseException:
                 self._context.shutdown("")
                 raise
+        self._rank, self._size = rank, size
+        self._has_left = False
         self._on_leave: list[Callable[[], Any]] = []
         shutdown_cause.begin()
         _members.add(self)
@@ -142,6 +144,9 @@ class Membership:
         Does not wait for other ranks, but between hosts for at most 2 s, so that they are told. Does nothing twice.
         """
         self._context.shutdown(shutdown_cause.why(error))
+        if not self._has_left:
+            self._has_left = True
+            failure_report.write(self._context, self._rank, self._size)
         for call in self._on_leave:
             call()
         self._on_leave.clear()

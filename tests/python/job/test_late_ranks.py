@@ -137,3 +137,30 @@ def test_a_rank_alone_waits_for_nobody() -> None:
     assert report["waited_share"] == report["late_share"] == report["sampled_s"] == 0
     assert report["latest_rank"] == -1
     assert report["operations"] == 1
+
+
+def waits_aside() -> list[dict[str, float]]:
+    """A thread of rank 0 waits for rank 1, while its main thread waits for the test, or computes."""
+    import threading
+    import time
+
+    import ringreduce as rr
+
+    with rr.init() as world:
+        reports = []
+        for computes in (False, True):
+            if world.rank == 1:
+                time.sleep(1)
+            thread = threading.Thread(target=rr.barrier)
+            thread.start()
+            while computes and thread.is_alive():
+                pass
+            thread.join()
+            reports.append(rr.report())
+        return reports
+
+
+def test_a_thread_that_waits_while_the_program_computes_loses_no_time() -> None:
+    first, second = run_ranks(waits_aside, 2)[0]
+    assert first["waited_share"] > 0.5
+    assert second["waited_share"] < 0.3

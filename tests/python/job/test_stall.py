@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -395,3 +396,53 @@ def leaves_when_done() -> list[float]:
 
 def test_what_is_done_needs_nobody() -> None:
     assert run_ranks(leaves_when_done, 3) == [[3.0] * 3] * 3
+
+
+# --- a report of the failure ------------------------------------------------------------------------------------------
+
+
+def fails() -> str:
+    import ringreduce as rr
+
+    rr.init()
+    rr.allreduce(np.ones(2), name="before")
+    if rr.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    text = caught(lambda: rr.allreduce(np.ones(2), name="after"))
+    rr.shutdown()
+    return text
+
+
+def test_each_survivor_leaves_a_report_of_the_failure(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "reports"
+    with start_ranks(fails, 3, env={"RINGREDUCE_FAILURE_REPORTS": str(folder)}) as job:
+        outcomes = job.wait()
+    reports = {report["rank"]: report for report in map(json.loads, map(Path.read_text, folder.iterdir()))}
+    assert sorted(reports) == [0, 2]
+    for rank, report in reports.items():
+        assert outcomes[rank].value == f"PeerLostError: {report['failure']}"
+        assert "lost rank 1" in report["failure"]
+        assert report["size"] == 3
+        assert report["pid"] == job.procs[rank].pid
+        assert report["calls"] == "called allreduce 'after' #1 last"
+        assert report["stats"]["operations"] == 2
+        assert report["settings"]["RINGREDUCE_FAILURE_REPORTS"] == str(folder)
+        assert len(report["waited_s"]) == len(report["late_s"]) == 3
+
+
+def test_no_report_where_nothing_has_failed_and_none_that_cannot_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "reports"
+    assert run_ranks(what_is_done_needs_nobody, 2, env={"RINGREDUCE_FAILURE_REPORTS": str(folder)}) == [1.0] * 2
+    assert not folder.exists()
+    folder.touch()
+    with start_ranks(fails, 2, env={"RINGREDUCE_FAILURE_REPORTS": str(folder)}) as job:
+        outcome = job.wait()[0]
+    assert outcome.value.startswith("PeerLostError: "), outcome
+    assert f"no report of the failure, RINGREDUCE_FAILURE_REPORTS={folder}: " in outcome.output
+
+
+def what_is_done_needs_nobody() -> float:
+    import ringreduce as rr
+
+    with rr.init():
+        return float(rr.allreduce(np.ones(2))[0])

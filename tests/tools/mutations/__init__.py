@@ -5,7 +5,7 @@ wrong. Its text occurs exactly once in its file (test_mutations.py). Choose test
 time: a hang costs the whole limit, and what only chance makes fail survives on another day.
 """
 
-from mutations import edges, ends, engine, hosts, launch, lower, optimizer, rendezvous
+from mutations import edges, ends, engine, hosts, late, launch, lower, optimizer, rendezvous
 from mutations.row import Mutation
 
 __all__ = ["MUTATIONS", "Mutation"]
@@ -19,4 +19,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *optimizer.ROWS,
     *rendezvous.ROWS,
     *launch.ROWS,
+    *late.ROWS,
 )
