@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NamedTuple
 
-from .user_code import is_user_code
+from ringreduce.job.user_code import is_user_code
 
 SOURCE_LENGTH = 80  # characters shown of a line, at most
 OWN_FRAMES = 3  # shown of the program's own, innermost first

