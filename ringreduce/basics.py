@@ -208,23 +208,24 @@ def stats() -> dict[str, int]:
 def report() -> dict[str, float]:
     """Where the time has gone since the last report() of this rank, or since init(), as numbers for a logger.
 
-    sampled_s: seconds that the figures speak of; waited_share: of this rank's time, 0 to 1, that it waited for other
-    ranks; late_share: that others waited for it; latest_rank: the rank that others waited for longest, -1 for none, and
+    sampled_s: seconds that the figures speak of; waited_share: of this rank's time, 0 to 1, that it waited in a call;
+    late_share: that most others waited for it; latest_rank: the rank that they waited for longest, -1 for none, and
     latest_share: of the time. With them the counters of stats(), which go on from init().
 
-    The times are sampled, twenty times a second, by the leader of each host, and are a few tenths of a second old. Who
-    is late on another host, only the first host knows of all operations; the others know it of the small ones.
-    Raises NotInitializedError.
+    The times are sampled, twenty times a second, by the lowest rank of each host, and are a few tenths of a second old:
+    two calls within one sample find nothing between them, with sampled_s 0. latest_rank is one of this host; on the
+    first host the lowest rank of another host stands for all ranks there. Raises NotInitializedError.
     """
     job = state.require()
     sampled_s, waited_s, late_s = now = job.context.times()
     zeros = [0.0] * len(waited_s)
     before_s, waited_before_s, late_before_s = job.reported or (0.0, zeros, zeros)
-    job.reported = now
     elapsed_s = sampled_s - before_s
+    if elapsed_s > 0:
+        job.reported = now
 
     def share(seconds: float) -> float:
-        return seconds / elapsed_s if elapsed_s > 0 else 0.0
+        return min(1.0, seconds / elapsed_s) if elapsed_s > 0 else 0.0
 
     rank = job.placement.rank
     late = [share(after - before) for after, before in zip(late_s, late_before_s, strict=True)]

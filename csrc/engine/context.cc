@@ -89,7 +89,8 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   groups_.set_world(std::make_unique<Group>(*this, fd, everyone, 0));
   answers_ = std::make_unique<StatusAnswers>(
       StatusAnswers::From{world().control(), world().hosts(), rank, hostname_, [this] { return groups_.calls_text(); },
-                          [this](int world_rank) { return peers_.pid_of(world_rank); }});
+                          [this](int world_rank) { return peers_.pid_of(world_rank); },
+                          [this] { return sampler_ != nullptr ? sampler_->late_here() : ""; }});
   // Hosts do not tell each other who waits.
   deadlock_timeout_ =
       std::make_unique<DeadlockTimeout>(world().control(), rank, network_.host_of.empty() ? settings_.verdict_s : 0);
@@ -97,11 +98,11 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   monitor_leaders(world());
   world().await_attendance(this->timeout_s(), interrupt);
   tune(*this);
-  engine_ = start_thread([this] { wait_loop_.run_engine(); });
   if (size > 1 && world().hosts().leader_here() == rank) {
-    sampler_ = std::make_unique<WaitSampler>(
-        WaitSampler::From{groups_, peers_, statuses(), log_, settings_.late_warning_percent / 100});
+    sampler_ = std::make_unique<WaitSampler>(WaitSampler::From{
+        groups_, peers_, statuses(), log_, settings_.late_warning_percent / 100, [] { return Context::alive() == 1; }});
   }
+  engine_ = start_thread([this] { wait_loop_.run_engine(); });
 }
 
 Context::~Context() { shutdown(); }
@@ -147,10 +148,13 @@ void Context::shutdown(const std::string& why) {
   }();
   if (has_gpu) gpu_.queue().stop();
   if (sampler_ != nullptr) sampler_->stop();
+  is_alive_.reset();
   wait_loop_.stop();
   if (engine_.joinable()) engine_.join();
-  const std::lock_guard lock(executor_);
-  groups_.leave(why.empty() ? "" : lost_text(why));
+  {
+    const std::lock_guard lock(executor_);
+    groups_.leave(why.empty() ? "" : lost_text(why));
+  }
   if (answers_ != nullptr) answers_->stop();
   if (network_.reader != nullptr) network_.reader->leave();
 }

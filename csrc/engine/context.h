@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -50,6 +51,9 @@ class Context {
   void forget_after_fork();  // in a forked child, which may do nothing else with it: closes descriptors
   bool is_shut_down() const { return shut_down_.load(std::memory_order_acquire); }
 
+  // Contexts of this process that have not been shut down. Each sees the waits in its own groups only.
+  static int alive() { return alive_.load(std::memory_order_relaxed); }
+
   int rank() const { return rank_; }
   const Settings& settings() const { return settings_; }
   double timeout_s() const { return timeout_s_.load(std::memory_order_relaxed); }        // of operations; 0 = never
@@ -79,7 +83,7 @@ class Context {
   // By the world's constructor, before another thread or group knows of this context.
   void publish_world(const ControlSegment& control) {
     world_control_ = &control;
-    wait_loop_.set_bells(wait_bell(rank_), engine_bell(rank_));
+    wait_loop_.set_bells(wait_bell(rank_), engine_bell(rank_), wait_line());
   }
 
   WaitLoop& wait_loop() { return wait_loop_; }
@@ -128,6 +132,13 @@ class Context {
   std::unique_ptr<DeadlockTimeout> deadlock_timeout_;
   std::unique_ptr<StatusAnswers> answers_;
   std::unique_ptr<WaitSampler> sampler_;  // of the leader of a host with others to wait for
+
+  inline static std::atomic<int> alive_{0};
+  struct Alive {
+    Alive() { alive_.fetch_add(1); }
+    ~Alive() { alive_.fetch_sub(1); }
+  };
+  std::optional<Alive> is_alive_{std::in_place};  // until shutdown()
 
   Interrupt interrupt_;
   std::atomic<bool> shut_down_{false};

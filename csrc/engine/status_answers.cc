@@ -76,7 +76,9 @@ std::string StatusAnswers::text(const Finding& finding) const {
   if (!finding.is_done && !finding.has_lock)
     return text + "runs, but holds Python's lock (the GIL) in a function of an extension";
   text += finding.activity.empty() ? "runs" : finding.activity;
-  return text + (finding.place.empty() ? "" : "; its main thread " + finding.place);
+  if (!finding.place.empty()) text += "; its main thread " + finding.place;
+  const std::string late = from_.late_here();
+  return text + (late.empty() ? "" : "; on its host " + late);
 }
 
 void StatusAnswers::answer_for_this_rank(int64_t now) {

@@ -29,8 +29,9 @@ class StatusAnswers {
     const Hosts& hosts;  // of the world's ranks
     int rank;
     std::string hostname;
-    std::function<std::string()> calls;  // Groups::calls_text()
-    std::function<int(int)> pid_of;      // by world rank: PeerWatch::pid_of()
+    std::function<std::string()> calls;      // Groups::calls_text()
+    std::function<int(int)> pid_of;          // by world rank: PeerWatch::pid_of()
+    std::function<std::string()> late_here;  // of a host's leader: WaitSampler::late_here()
   };
   explicit StatusAnswers(From from);
   StatusAnswers(const StatusAnswers&) = delete;
@@ -73,7 +74,7 @@ class StatusAnswers {
   std::vector<OpenQuestion> open_;  // by rank
   std::string calls_;               // when the thread was started
   int64_t begun_ns_ = 0;
-  uint64_t question_ = 0;  // for which it was
+  uint64_t question_ = 0;                      // for which it was
   std::shared_ptr<Guarded<Finding>> finding_;  // null: there is no thread
 };
 

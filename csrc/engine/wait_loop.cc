@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "engine/shown_wait.h"
+
 namespace rr {
 namespace {
 
@@ -99,6 +101,7 @@ class WaitLoop::BulkWait {
 bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
                           Interrupt interrupt, bool crowded, const std::function<void()>& tick) {
   Bell& bell = *wait_bell_;
+  const ShownWait shown(*wait_line_, WaitLine::kOther);
   const int64_t spin_ns = static_cast<int64_t>(from_.spin_us * 1000);
   int64_t polling_since = 0;
   int polls = 0;

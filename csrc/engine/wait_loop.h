@@ -34,9 +34,10 @@ class WaitLoop {
  private:
   friend class Context;
   // This rank's: on which its callers sleep, and its engine. Before anything else is called.
-  void set_bells(Bell& wait, Bell& engine) {
+  void set_bells(Bell& wait, Bell& engine, WaitLine& line) {
     wait_bell_ = &wait;
     engine_bell_ = &engine;
+    wait_line_ = &line;
   }
   // Sleeps on the engine bell while there is nothing to do, and like a waiting caller while an operation is under way;
   // never polls. Returns after stop().
@@ -48,6 +49,7 @@ class WaitLoop {
   const From from_;
   Bell* wait_bell_ = nullptr;
   Bell* engine_bell_ = nullptr;
+  WaitLine* wait_line_ = nullptr;
   std::atomic<int64_t> unyielding_until_ns_{0};   // waits on links do not yield until then
   std::atomic<int> bulk_waits_{0};                // threads that look at links, and wait for many bytes
   std::atomic<bool> engine_leaves_links_{false};  // the engine sleeps: a waiting thread looks at them

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 
 #include "base/clock.h"
 #include "base/hash.h"
@@ -13,23 +14,37 @@
 
 namespace rr {
 namespace {
-constexpr int64_t kPauseNs = 50'000'000;
+// 50 ms in the mean, at random, so that no job's steps keep time with the samples.
+constexpr int64_t kPauseLeastNs = 25'000'000;
+constexpr int64_t kPauseMostNs = 75'000'000;
 constexpr int64_t kIdlePauseNs = 250'000'000;  // where nobody has waited for a second
 constexpr int64_t kIdleAfterNs = 1'000'000'000;
 constexpr int64_t kAgainNs = 5'000'000;
-constexpr int64_t kJudgeNs = 100'000'000;
-constexpr int64_t kAnswerNs = 3'000'000'000;  // a rank of another host has so long to say where it stands
-constexpr int64_t kLongNs = 500'000'000;      // a sample that is later stands for no more: nobody looked
+constexpr int64_t kJudgeNs = 200'000'000;
+constexpr int64_t kAnswerNs = 3'000'000'000;    // a rank of another host has so long to say where it stands
+constexpr int64_t kSampleMostNs = 500'000'000;  // a sample that is later stands for no more: nobody looked
+constexpr int64_t kLatelyNs = 5'000'000'000;    // of looks at a late rank: half of them is forgotten then
+constexpr size_t kLooksMost = 4;                // at late ranks, each time: a look reads a file of /proc
 
 int percent(int64_t part, int64_t whole) { return whole <= 0 ? 0 : static_cast<int>(100 * part / whole); }
+
+size_t candidates(const Hosts& hosts) {
+  return hosts.here().size() + (hosts.is_first() ? static_cast<size_t>(hosts.count()) - 1 : 0);
+}
 }  // namespace
 
 WaitSampler::WaitSampler(const From& from)
     : from_(from),
       world_(from.groups.world()),
-      late_ranks_(static_cast<size_t>(world_.size()), from.late_share),
-      doing_(static_cast<size_t>(world_.size())) {
-  thread_ = start_thread([this] { run(); });
+      late_ranks_(static_cast<size_t>(world_.size()), candidates(world_.hosts()), from.late_share),
+      doing_(static_cast<size_t>(world_.size())),
+      pids_(static_cast<size_t>(world_.size())),
+      random_(static_cast<uint32_t>(now_ns())) {
+  try {
+    thread_ = start_thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    from_.log.info(std::string("who waits for whom is not sampled: ") + error.what());
+  }
 }
 
 void WaitSampler::stop() {
@@ -48,38 +63,45 @@ bool WaitSampler::pause(int64_t ns) {
 
 void WaitSampler::run() {
   looked_ns_ = judged_ns_ = now_ns();
-  while (pause(looked_ns_ - waited_ns_ > kIdleAfterNs ? kIdlePauseNs : kPauseNs)) {
-    const Waits seen = waits();
-    const int64_t now = now_ns();
-    const int64_t dt_ns = std::min(now - looked_ns_, kLongNs);
-    looked_ns_ = now;
-    const ControlSegment& control = world_.control();
-    control.header().sampled_ns.fetch_add(dt_ns, std::memory_order_relaxed);
-    for (int r = 0; r < world_.size(); ++r) {
-      if (!seen.waiting[static_cast<size_t>(r)]) continue;
-      waited_ns_ = now;
-      control.score(r).waited_ns.fetch_add(dt_ns, std::memory_order_relaxed);
+  std::uniform_int_distribution<int64_t> usual_pause(kPauseLeastNs, kPauseMostNs);
+  while (pause(looked_ns_ - waited_ns_ > kIdleAfterNs ? kIdlePauseNs : usual_pause(random_))) {
+    try {
+      sample();
+    } catch (const std::exception&) {  // out of memory: a job does not end because of its statistics
     }
-    for (const int r : seen.late) control.score(r).late_ns.fetch_add(dt_ns, std::memory_order_relaxed);
-    if (look_at(seen) && pause(kAgainNs)) look_at(waits());
-    // Of the operations of the log the other hosts do not know who is missing.
-    if (from_.late_share <= 0 || !world_.hosts().is_first()) continue;
-    late_ranks_.add(now, dt_ns, seen.late, seen.operation);
-    tell_of_asked();
-    if (now - judged_ns_ < kJudgeNs) continue;
-    judged_ns_ = now;
-    for (const LateRanks::Found& found : late_ranks_.find(now)) tell(found);
   }
+}
+
+void WaitSampler::sample() {
+  Waits seen = waits();
+  const int64_t now = now_ns();
+  const int64_t dt_ns = std::min(now - looked_ns_, kSampleMostNs);
+  looked_ns_ = now;
+  const ControlSegment& control = world_.control();
+  for (const int r : world_.hosts().here()) {
+    if (!seen.is_waiting[static_cast<size_t>(r)]) continue;
+    waited_ns_ = now;
+    control.score(r).waited_ns.fetch_add(dt_ns, std::memory_order_relaxed);
+  }
+  for (const LateRanks::Late& late : seen.late)
+    control.score(late.rank).late_ns.fetch_add(dt_ns, std::memory_order_relaxed);
+  control.header().sampled_ns.fetch_add(dt_ns, std::memory_order_release);
+  if (look_at(seen) && pause(kAgainNs)) look_at(waits());
+  late_ranks_.add(now, dt_ns, std::move(seen.late));
+  tell_of_asked(now);
+  if (now - judged_ns_ >= kJudgeNs) judge(now);
 }
 
 WaitSampler::Waits WaitSampler::waits() {
   Waits waits;
-  waits.waiting.resize(static_cast<size_t>(world_.size()));
-  std::vector<bool> is_missing(static_cast<size_t>(world_.size()));
+  waits.is_waiting.resize(static_cast<size_t>(world_.size()));
+  std::vector<uint64_t> missed_in(static_cast<size_t>(world_.size()));  // an operation; 0: nobody misses the rank
   const std::vector<std::shared_ptr<Group>> groups = from_.groups.listed();
-  for (const int rank : world_.hosts().here()) {
+  const Hosts& hosts = world_.hosts();
+  for (const int rank : hosts.here()) {
     const SeenWait wait = seen_wait(rank);
     if (!wait.is_any) continue;
+    waits.is_waiting[static_cast<size_t>(rank)] = true;
     const Group* group = wait.group == world_.id() ? &world_ : nullptr;
     for (const std::shared_ptr<Group>& one : groups) {
       if (one->id() == wait.group) group = one.get();
@@ -89,15 +111,25 @@ WaitSampler::Waits WaitSampler::waits() {
     for (int& m : missing) m = group->ranks()[static_cast<size_t>(m)];
     // What was read in the middle of a change is an operation that never was.
     if (std::find(missing.begin(), missing.end(), rank) != missing.end()) continue;
-    waits.waiting[static_cast<size_t>(rank)] = true;
-    for (const int m : missing) is_missing[static_cast<size_t>(m)] = true;
-    if (missing.empty()) continue;
-    waits.operation = mix(mix(static_cast<uint64_t>(wait.group), wait.ticket.request_slot), wait.ticket.tag);
+    const uint64_t operation =
+        mix(mix(static_cast<uint64_t>(wait.group) + 1, wait.ticket.request_slot), wait.ticket.tag);
+    for (const int m : missing) {
+      if (!is_here(m) && !hosts.is_first()) continue;
+      const int judged = is_here(m) ? m : hosts.leader(hosts.of[static_cast<size_t>(m)]);
+      missed_in[static_cast<size_t>(judged)] = operation;
+    }
   }
+  size_t waiting = 0;
+  size_t others = 0;
   for (int r = 0; r < world_.size(); ++r) {
     const size_t at = static_cast<size_t>(r);
-    if (is_missing[at] && !waits.waiting[at] && !has_left(world_.control().line(r))) waits.late.push_back(r);
+    const bool is_late = missed_in[at] != 0 && !waits.is_waiting[at] && !has_left(world_.control().line(r));
+    if (is_late) waits.late.push_back({r, missed_in[at]});
+    if (!is_here(r)) continue;
+    waiting += waits.is_waiting[at] ? 1 : 0;
+    others += is_late ? 0 : 1;
   }
+  if (2 * waiting < others) waits.late.clear();  // one rank that waits is not all of them
   return waits;
 }
 
@@ -105,42 +137,93 @@ WaitSampler::Waits WaitSampler::waits() {
 WaitSampler::SeenWait WaitSampler::seen_wait(int rank) {
   const WaitLine& line = world_.control().wait_line(rank);
   const uint64_t slot = line.slot.load(std::memory_order_acquire);
-  if (slot == 0 || slot > world_.control().request_slot_count()) return {};
+  if (slot == 0) return {};
   const bool is_main_thread = line.is_main_thread.load(std::memory_order_relaxed) != 0;
   if (!is_main_thread && is_main_thread_on_cpu(pid_of(rank))) return {};
+  if (slot > world_.control().request_slot_count()) return {true, world_.id(), {}};
   return {true, line.group.load(std::memory_order_relaxed), {slot - 1, line.tag.load(std::memory_order_relaxed)}};
 }
 
-int WaitSampler::pid_of(int rank) { return rank == world_.rank() ? ::getpid() : from_.peers.pid_of(rank); }
+int WaitSampler::pid_of(int rank) {
+  int& pid = pids_[static_cast<size_t>(rank)];
+  if (pid == 0) pid = rank == world_.rank() ? ::getpid() : from_.peers.pid_of(rank);
+  return pid;
+}
 
 bool WaitSampler::look_at(const Waits& waits) {
   bool is_any_new = false;
-  for (const int rank : waits.late) {
-    if (world_.hosts().of[static_cast<size_t>(rank)] != world_.hosts().mine) continue;
-    const int pid = pid_of(rank);
-    if (pid == 0) continue;
+  size_t looks = 0;
+  for (const LateRanks::Late& late : waits.late) {
+    if (!is_here(late.rank)) continue;
+    const int pid = pid_of(late.rank);
+    if (pid == 0 || ++looks > kLooksMost) continue;
     const ProcessTimes times = times_of(pid);
     const int64_t now = now_ns();
-    Doing& doing = doing_[static_cast<size_t>(rank)];
-    if (doing.operation == waits.operation) {
+    Doing& doing = doing_[static_cast<size_t>(late.rank)];
+    if (doing.operation == late.operation) {
       doing.looked_for_ns += now - doing.looked_ns;
       doing.sums.cpu_ns += times.cpu_ns - doing.times.cpu_ns;
       doing.sums.queued_ns += times.queued_ns - doing.times.queued_ns;
     } else {
       is_any_new = true;
     }
-    doing.operation = waits.operation;
+    if (doing.looked_for_ns > kLatelyNs) {
+      doing.looked_for_ns /= 2;
+      doing.sums = {doing.sums.cpu_ns / 2, doing.sums.queued_ns / 2};
+    }
+    doing.operation = late.operation;
     doing.looked_ns = now;
     doing.times = times;
   }
   return is_any_new;
 }
 
+void WaitSampler::judge(int64_t now_ns) {
+  judged_ns_ = now_ns;
+  if (from_.late_share <= 0 || !from_.is_only_context()) return;
+  std::string here;
+  for (const LateRanks::Found& found : late_ranks_.late_now(now_ns)) {
+    if (is_here(found.rank)) here += (here.empty() ? "" : "; ") + text_of(found) + "; " + doing_text(found.rank);
+  }
+  *late_here_.lock() = here;
+  if (!world_.hosts().is_first()) return;  // the first host asks
+  for (const LateRanks::Found& found : late_ranks_.find(now_ns)) tell(found);
+}
+
+void WaitSampler::tell(const LateRanks::Found& found) {
+  if (!is_here(found.rank)) {
+    asked_.push_back({found, from_.statuses.ask(found.rank), now_ns()});
+    return;
+  }
+  from_.log.warning(world_.here() + "] " + text_of(found) + "; " + doing_text(found.rank));
+}
+
+void WaitSampler::tell_of_asked(int64_t now_ns) {
+  const auto is_told = [&](const Asked& one) {
+    const std::optional<std::string> answer = from_.statuses.answer_to(one.found.rank, one.question);
+    if (!answer && now_ns - one.asked_ns < kAnswerNs) return false;
+    from_.log.warning(world_.here() + "] " + text_of(one.found) +
+                      (answer ? ". Asked where it stands: " + *answer : ""));
+    return true;
+  };
+  asked_.erase(std::remove_if(asked_.begin(), asked_.end(), is_told), asked_.end());
+}
+
+std::string WaitSampler::text_of(const LateRanks::Found& found) const {
+  const Hosts& hosts = world_.hosts();
+  const size_t host = static_cast<size_t>(hosts.of[static_cast<size_t>(found.rank)]);
+  const bool is_one_of_many = !is_here(found.rank) && hosts.members[host].size() > 1;
+  return "rank " + std::to_string(found.rank) + (is_one_of_many ? ", or another one of its host," : "") +
+         " is late: in the last " + seconds_text(found.window_s) + " s the others waited for it " +
+         std::to_string(static_cast<int>(100 * found.share)) + " % of the time, in " +
+         std::to_string(found.operations) + " operations";
+}
+
 std::string WaitSampler::doing_text(int rank) const {
   constexpr int kQueued = 25;  // percent of the time: that is why it is late
   constexpr int kOnCpu = 50;
   const Doing& doing = doing_[static_cast<size_t>(rank)];
-  if (doing.looked_for_ns == 0) return "what it does meanwhile was not seen";
+  if (doing.looked_for_ns == 0) return "what it did meanwhile was not seen";
   const int used = percent(doing.sums.cpu_ns, doing.looked_for_ns);
   const int queued = percent(doing.sums.queued_ns, doing.looked_for_ns);
   const std::string core = std::to_string(used) + " % of a core";
@@ -150,34 +233,6 @@ std::string WaitSampler::doing_text(int rank) const {
   }
   if (used >= kOnCpu) return "it was on CPU meanwhile (" + core + ")";
   return "meanwhile it waited itself, for input, a disk, a lock or a device (" + core + ")";
-}
-
-void WaitSampler::tell(const LateRanks::Found& found) {
-  if (!world_.hosts().is_here(found.rank)) {
-    asked_.push_back({found, from_.statuses.ask(found.rank), now_ns()});
-    return;
-  }
-  from_.log.warning(word_of(found) + "; " + doing_text(found.rank));
-  doing_[static_cast<size_t>(found.rank)] = Doing();
-}
-
-// Of ranks of other hosts, whose cores only their own host sees.
-void WaitSampler::tell_of_asked() {
-  const int64_t now = now_ns();
-  const auto is_told = [&](const Asked& one) {
-    const std::optional<std::string> answer = from_.statuses.answer_to(one.found.rank, one.question);
-    if (!answer && now - one.asked_ns < kAnswerNs) return false;
-    from_.log.warning(word_of(one.found) + (answer ? ". Asked where it stands: " + *answer : ""));
-    return true;
-  };
-  asked_.erase(std::remove_if(asked_.begin(), asked_.end(), is_told), asked_.end());
-}
-
-std::string WaitSampler::word_of(const LateRanks::Found& found) const {
-  return world_.here() + "] rank " + std::to_string(found.rank) + " is late: in the last " +
-         seconds_text(found.window_s) + " s the others waited for it " +
-         std::to_string(static_cast<int>(100 * found.share)) + " % of the time, in " +
-         std::to_string(found.operations) + " operations";
 }
 
 }  // namespace rr

@@ -1,5 +1,9 @@
 // Looks twenty times a second at who waits for whom, in all groups of a context, on the leader of each host: what
-// report() counts, and the word about ranks that make the others wait again and again (late_ranks.h).
+// report() counts, and the warning about ranks that make the others wait again and again (late_ranks.h).
+//
+// The waits of a host's ranks are seen there only. A leader judges the ranks of its host; the first host's leader also
+// other hosts, each as a whole, under the number of its leader: of an operation of the log it hears when all ranks of
+// the other host have announced it. That leader, asked where it stands, says who is late there.
 //
 // A rank that is late is looked at once more 5 ms later: whether it was on a core meanwhile, waited for one, or
 // neither.
@@ -8,10 +12,12 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/guarded.h"
 #include "engine/groups.h"
 #include "engine/late_ranks.h"
 #include "negotiation/rank_status.h"
@@ -28,32 +34,35 @@ class WaitSampler {
     PeerWatch& peers;
     const RankStatuses& statuses;
     const Log& log;
-    double late_share;  // of the time, from which on a rank is worth a word; 0: never
+    double late_share;  // of the time, from which on a rank is worth a warning; 0: never
+    // Whether this process has no other context, whose waits this one does not see. Where it has, nobody is named.
+    bool (*is_only_context)();
   };
-  // Begins. Of a host's leader.
+  // Begins, unless there is no thread to be had: then nothing is sampled. Of a host's leader.
   explicit WaitSampler(const From& from);
   ~WaitSampler() { stop(); }
   WaitSampler(const WaitSampler&) = delete;
   WaitSampler& operator=(const WaitSampler&) = delete;
   void stop();
+  // "rank 3 is late: ...", of a rank of this host; "": none is. From any thread.
+  std::string late_here() { return *late_here_.lock(); }
 
  private:
   struct Waits {
-    std::vector<bool> waiting;  // by world rank
-    std::vector<int> late;      // ranks that somebody waits for, and that wait for nobody, ascending
-    uint64_t operation = 0;     // in which; any number that others do not have
+    std::vector<bool> is_waiting;       // by world rank
+    std::vector<LateRanks::Late> late;  // whom most of the others wait for, and who wait for nobody; by rank
   };
   struct SeenWait {
     bool is_any = false;
     int group = 0;
-    Ticket ticket;
+    Ticket ticket;  // tag 0: for something else than an operation
   };
   // What a late rank did between two looks within one operation.
   struct Doing {
     uint64_t operation = 0;
     int64_t looked_ns = 0;
     ProcessTimes times;
-    int64_t looked_for_ns = 0;  // all of them together, and what was counted in them
+    int64_t looked_for_ns = 0;  // lately, and what was counted in it
     ProcessTimes sums;
   };
   struct Asked {
@@ -64,20 +73,26 @@ class WaitSampler {
 
   void run();
   bool pause(int64_t ns);  // false: it is over
+  void sample();
   Waits waits();
-  bool look_at(const Waits& waits);  // true: a rank is late that was not in this operation
-  void tell(const LateRanks::Found& found);
-  void tell_of_asked();
-  std::string word_of(const LateRanks::Found& found) const;
-  std::string doing_text(int rank) const;
   SeenWait seen_wait(int rank);
+  bool is_here(int rank) const { return world_.hosts().is_here(rank); }
+  bool look_at(const Waits& waits);  // true: a rank is late that was not in this operation
+  void judge(int64_t now_ns);
+  void tell(const LateRanks::Found& found);
+  void tell_of_asked(int64_t now_ns);
+  std::string text_of(const LateRanks::Found& found) const;
+  std::string doing_text(int rank) const;
   int pid_of(int rank);
 
   const From from_;
   const Group& world_;
   LateRanks late_ranks_;
+  Guarded<std::string> late_here_;
   std::vector<Doing> doing_;  // by world rank
-  std::vector<Asked> asked_;  // of other hosts, whose answers go into the word
+  std::vector<int> pids_;     // by world rank; 0: not asked yet
+  std::vector<Asked> asked_;  // of other hosts, whose answers go into the warning
+  std::minstd_rand random_;
   int64_t looked_ns_ = 0;
   int64_t waited_ns_ = 0;  // when somebody was seen to wait last
   int64_t judged_ns_ = 0;

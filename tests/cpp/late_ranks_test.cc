@@ -11,7 +11,7 @@ constexpr int64_t kSampleNs = 50'000'000;
 // Steps of a job: in each of them some ranks come so many samples later than the others.
 class Steps {
  public:
-  explicit Steps(size_t size) : late_(size, 0.1) {}
+  explicit Steps(size_t size) : late_(size, size, 0.1) {}
 
   // The words said meanwhile, each as the ranks that it is about.
   std::vector<std::vector<int>> run(int steps, const std::vector<std::pair<int, int>>& late_samples, int step_samples) {
@@ -19,12 +19,12 @@ class Steps {
     for (int step = 0; step < steps; ++step) {
       ++operation_;
       for (int sample = 0; sample < step_samples; ++sample) {
-        std::vector<int> ranks;
+        std::vector<LateRanks::Late> late;
         for (const auto& [rank, samples] : late_samples) {
-          if (sample < samples) ranks.push_back(rank);
+          if (sample < samples) late.push_back({rank, operation_});
         }
         now_ += kSampleNs;
-        late_.add(now_, kSampleNs, ranks, operation_);
+        late_.add(now_, kSampleNs, late);
         std::vector<int> told;
         for (const LateRanks::Found& found : late_.find(now_)) {
           told.push_back(found.rank);
@@ -87,6 +87,19 @@ TEST_CASE("late ranks: a pause for one checkpoint, or for three, makes no late r
     CHECK(steps.run(1, {{0, 60}}, 60).empty());  // 3 s
     CHECK(steps.run(20, {}, 6).empty());
   }
+}
+
+TEST_CASE("late ranks: operations that have piled up behind a pause are no late ones") {
+  Steps steps(4);
+  CHECK(steps.run(1, {{1, 60}}, 60).empty());
+  CHECK(steps.run(10, {{1, 1}}, 1).empty());
+  CHECK(steps.run(20, {}, 6).empty());
+}
+
+TEST_CASE("late ranks: steps of many seconds") {
+  Steps steps(4);
+  CHECK(steps.run(6, {{1, 40}}, 100) == Words{{1}});  // 2 of 5 s
+  CHECK(steps.last.share == doctest::Approx(0.4).epsilon(0.2));
 }
 
 TEST_CASE("late ranks: the sampler counts who waits, and for whom") {

@@ -189,8 +189,8 @@ TEST_CASE("rank status: a rank that is asked again and again, and answers, is no
   const Fd fd = create_memfd("world", ControlSegment::nbytes(2, 16));
   const ControlSegment control = ControlSegment::map(fd.get(), 2);
   const Hosts hosts({0, 0}, 0);
-  StatusAnswers answers(
-      {control, hosts, 0, "here", [] { return std::string("called nothing"); }, [](int) { return ::getpid(); }});
+  StatusAnswers answers({control, hosts, 0, "here", [] { return std::string("called nothing"); },
+                         [](int) { return ::getpid(); }, [] { return std::string(); }});
   uint64_t question = answers.statuses().ask(1);
   const int64_t begun_ns = now_ns();
   while (now_ns() - begun_ns < 1'500'000'000) {
@@ -206,8 +206,8 @@ TEST_CASE("rank status: a rank that does not answer is answered for") {
   const Fd fd = create_memfd("world", ControlSegment::nbytes(2, 16));
   const ControlSegment control = ControlSegment::map(fd.get(), 2);
   const Hosts hosts({0, 0}, 0);
-  StatusAnswers answers(
-      {control, hosts, 0, "here", [] { return std::string("called nothing"); }, [](int) { return ::getpid(); }});
+  StatusAnswers answers({control, hosts, 0, "here", [] { return std::string("called nothing"); },
+                         [](int) { return ::getpid(); }, [] { return std::string(); }});
   const uint64_t question = answers.statuses().ask(1);
   CHECK(answers.statuses().ask(1) == question);  // it is asked already
   std::optional<std::string> text;

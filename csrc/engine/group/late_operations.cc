@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/text.h"
 #include "engine/context.h"
 
@@ -16,6 +17,12 @@ constexpr double kUnderWayS = 60.0;
 constexpr double kSilentHereS = 5.0;
 constexpr double kSilentElsewhereS = 30.0;
 constexpr int64_t kFreshNs = 3'000'000'000;
+
+uint64_t hash_of(const std::vector<int>& ranks) {
+  uint64_t hash = 0;
+  for (const int rank : ranks) hash = mix(hash, static_cast<uint64_t>(rank) + 1);
+  return hash;
+}
 
 double asked_at_s(double due_s) { return due_s - std::min(kLeadS, due_s / 2); }
 }  // namespace
@@ -31,15 +38,16 @@ void LateOperations::look(Operation& operation, double age_s) {
   if (age_s > asked_at_s(late_s)) ask(operation);
   if (age_s <= late_s || (age_s <= late_s + kLeadS && is_answer_awaited(operation))) return;
   if (!is_for_this_rank_to_say(operation, age_s - late_s)) return;
-  const bool is_told = this->is_told(operation);
-  if (!operation.warned.exchange(true) && !is_told) warn(operation, age_s);
+  if (operation.warned.exchange(true) || is_told(operation)) return;
+  warn(operation, age_s);
 }
 
 double LateOperations::late_after_s(const Operation& operation, double age_s) {
   const Settings& settings = parts_.from.settings;
   if (settings.is_stall_warning_given) return settings.stall_warning_s;
   // Bytes under way take as long as they take.
-  const double least_s = waits_for(operation).empty() ? kUnderWayS : settings.stall_warning_s;
+  const bool is_under_way = operation.peer != -1 || waits_for(operation).empty();
+  const double least_s = is_under_way ? kUnderWayS : settings.stall_warning_s;
   const double late_s = usual_.late_after_s(operation, age_s, least_s, now_ns());
   const double timeout_s = parts_.context.timeout_s();
   return timeout_s > 0 ? std::min(late_s, timeout_s / 2) : late_s;
@@ -109,7 +117,8 @@ bool LateOperations::is_for_this_rank_to_say(Operation& operation, double overdu
     const int world_rank = parts_.from.world_ranks[static_cast<size_t>(r)];
     const bool runs = std::find(stopped.begin(), stopped.end(), world_rank) == stopped.end();
     if (!runs || !parts_.negotiation.requests().has_announced_since(operation.ticket, r)) continue;
-    if (parts_.context.world().control().header().warned_ns.load() > operation.submitted_ns) {
+    const Header& header = parts_.context.world().control().header();
+    if (header.warned_ns.load() > operation.submitted_ns && header.warned_of.load() == hash_of(waits_for(operation))) {
       operation.warned.store(true);
       return false;
     }
@@ -123,12 +132,16 @@ void LateOperations::warn(const Operation& operation, double age_s) const {
   const std::vector<int> ranks = waits_for(operation);
   std::string text = parts_.from.where(operation) + " has been waiting for " + seconds_text(age_s) + " s";
   if (!ranks.empty()) text += " for rank(s) " + some_of(ranks);
-  if (missing.empty()) {
+  if (operation.peer == kAnyPeer) {
+    text += "; no rank has sent a message for it";
+  } else if (missing.empty()) {
     text += "; every rank has submitted it";
-  } else {
+  } else if (operation.peer == -1) {
     text += ranks == missing ? "; the other ranks have submitted it" : ", which passes on what other hosts say";
   }
-  parts_.context.world().control().header().warned_ns.store(now_ns());
+  Header& header = parts_.context.world().control().header();
+  header.warned_of.store(hash_of(ranks));
+  header.warned_ns.store(now_ns());
   parts_.from.log.warning(text + where_they_stand(operation));
 }
 

@@ -1,44 +1,16 @@
 #include "engine/group/waiter.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <optional>
 
 #include "base/errors.h"
 #include "engine/context.h"
+#include "engine/shown_wait.h"
 
 namespace rr {
 namespace {
 constexpr double kVerdictS = 10.0;  // the hosts take so long to settle a verdict, at most
 
-bool is_main_thread() {
-  thread_local const bool is_main = ::gettid() == ::getpid();
-  return is_main;
-}
-
-// Shows what a thread of this rank waits for, as long as it lives.
-class ShownWait {
- public:
-  ShownWait(WaitLine& line, int group, Ticket ticket)
-      : line_(line), slot_(ticket.tag == 0 ? 0 : ticket.request_slot + 1) {
-    if (slot_ == 0) return;  // a message
-    line_.tag.store(ticket.tag, std::memory_order_relaxed);
-    line_.group.store(group, std::memory_order_relaxed);
-    line_.is_main_thread.store(is_main_thread() ? 1 : 0, std::memory_order_relaxed);
-    line_.slot.store(slot_, std::memory_order_release);
-  }
-  ~ShownWait() {
-    if (slot_ != 0 && line_.slot.load(std::memory_order_relaxed) == slot_)
-      line_.slot.store(0, std::memory_order_release);
-  }
-  ShownWait(const ShownWait&) = delete;
-  ShownWait& operator=(const ShownWait&) = delete;
-
- private:
-  WaitLine& line_;
-  const uint64_t slot_;
-};
 }  // namespace
 
 // Behind "waits ".
@@ -58,7 +30,9 @@ void Waiter::look_for_deadlock_timeout(DeadlockTimeout::Waiter& waiter, const st
 }
 
 bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interrupt interrupt) {
-  const ShownWait shown(parts_.context.wait_line(), parts_.from.id, operation.ticket);
+  const bool is_message = operation.ticket.tag == 0;
+  const ShownWait shown(parts_.context.wait_line(), is_message ? WaitLine::kOther : operation.ticket.request_slot + 1,
+                        operation.ticket.tag, parts_.from.id);
   bool blocked = false;
   const auto finished = [&] {
     if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;

@@ -115,9 +115,11 @@ struct RankWait {
 static_assert(sizeof(RankWait) == 512);
 
 // What a thread of the rank waits for, as others sample it (engine/wait_sampler.h): a hint. Of a rank with several
-// threads that wait it tells of one. The world's is used, for all groups.
+// threads that wait it tells of one, the main thread if that waits. The world's is used, for all groups.
 struct WaitLine {
-  alignas(64) std::atomic<uint64_t> slot;  // request slot + 1; 0: none waits
+  static constexpr uint64_t kOther =
+      UINT64_MAX;                          // for a message, room, a GPU, another group's end: nobody sees for whom
+  alignas(64) std::atomic<uint64_t> slot;  // request slot + 1, or kOther; 0: none waits
   std::atomic<uint64_t> tag;
   std::atomic<int> group;                // its id
   std::atomic<uint32_t> is_main_thread;  // of the rank's program, 0 or 1
@@ -147,11 +149,12 @@ struct Header {
   std::atomic<uint32_t> frozen;      // several hosts: nobody unblocks until they know whether all ranks are stuck
   std::atomic<uint32_t> deadlock_timed_out;  // of the world: 1 once all ranks are found to wait for ever, which ends it
   std::atomic<int64_t> sampled_ns;           // of the world: how much time the scores speak of
-  std::atomic<int64_t> warned_ns;  // of the world: when a rank of this host last said that an operation takes long
-  std::atomic<uint32_t> status_changes;      // of the world: questions where ranks stand, and answers
-  alignas(64) SharedLock lock;               // guards everything below, the name table, append marks, open entries
-  std::atomic<uint64_t> log_tail;            // entries ever opened
-  std::atomic<uint64_t> log_sent;            // of them, on the first of several hosts: sent to the others
+  std::atomic<int64_t> warned_ns;   // of the world: when a rank of this host last said that an operation takes long
+  std::atomic<uint64_t> warned_of;  // a hash of the ranks that it waits for
+  std::atomic<uint32_t> status_changes;  // of the world: questions where ranks stand, and answers
+  alignas(64) SharedLock lock;           // guards everything below, the name table, append marks, open entries
+  std::atomic<uint64_t> log_tail;        // entries ever opened
+  std::atomic<uint64_t> log_sent;        // of them, on the first of several hosts: sent to the others
   uint64_t names_used;
   uint64_t name_hand;
   std::atomic<uint32_t> drained_count;    // of all ranks; on several hosts, of those of this one

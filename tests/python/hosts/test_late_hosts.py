@@ -40,11 +40,36 @@ print("sum", int(total[0]), flush=True)
 """
 
 
+AGAIN_AND_AGAIN = """
+import os
+import sys
+import time
+import numpy as np
+import ringreduce as rr
+
+def loads():
+    time.sleep(0.15)
+
+rr.init()
+is_over = np.zeros(1)
+while not is_over[0]:
+    if rr.rank() == int(sys.argv[1]):
+        loads()
+    rr.allreduce(np.ones(30_000), name="gradients")
+    is_over = rr.allreduce(np.full(1, os.path.exists(sys.argv[2]), np.int32), name="over", op=rr.Sum)
+report = rr.report()
+rr.shutdown()
+print(int(report["latest_rank"]), report["latest_share"] > 0.1, flush=True)
+print("sum", rr.init().size, flush=True)
+"""
+
+
 @pytest.fixture(name="lab", scope="module")
 def lab_of_three_hosts() -> Iterator[Lab]:
     with Lab(3) as lab:
         secret_file(lab.folder)
         (lab.folder / "late.py").write_text(LATE)
+        (lab.folder / "again.py").write_text(AGAIN_AND_AGAIN)
         yield lab
 
 
@@ -108,3 +133,32 @@ def test_the_leader_of_a_host_is_stopped(lab: Lab) -> None:
         os.kill(stopped, signal.SIGCONT)
         end_of(lab, ranks)
     assert " has not said where it stands" in warning, warning
+
+
+@pytest.mark.parametrize(
+    ("each", "late", "told", "answer", "latest"),
+    [
+        (1, 2, "rank 2", r"rank 2 called .*its main thread is at again\.py:\d+ in \S+", [2, -1, -1]),
+        (
+            2,
+            3,
+            "rank 2, or another one of its host,",
+            r"rank 2 called .*; on its host rank 3 is late: .*waited itself",
+            [2, 2, 3, 3],
+        ),
+        (2, 1, "rank 1", "meanwhile it waited itself", [1, 1]),
+    ],
+)
+def test_a_rank_that_is_late_again_and_again(
+    lab: Lab, each: int, late: int, told: str, answer: str, latest: list[int]
+) -> None:
+    end_file(lab).unlink(missing_ok=True)
+    with lab_job(lab, [sys.executable, lab.folder / "again.py", str(late), end_file(lab)], "abc", each) as ranks:
+        warning = line_of(ranks[0])
+        outputs = end_of(lab, ranks)
+    asked = "" if late == 1 else r"\. Asked where it stands: "
+    assert re.search(rf"\] {told} is late: in the last .* operations(; |{asked}){answer}", warning), warning
+    assert not any("is late" in output for output in outputs), outputs
+    # On other hosts, of two ranks with the same work one may come last more often.
+    for output, rank in zip(outputs, latest, strict=False):
+        assert output.splitlines()[0] == f"{rank} {rank >= 0}", outputs

@@ -65,8 +65,8 @@ ROWS = (
     Mutation(
         "late-many",
         "csrc/engine/late_ranks.cc",
-        "found.empty() || !are_few || least_found_ns < kOthersTimes * most_other_ns",
-        "found.empty() || least_found_ns < kOthersTimes * most_other_ns",
+        "!are_few || least_found_ns < kOthersTimes * most_other_ns",
+        "least_found_ns < kOthersTimes * most_other_ns",
         ("late_ranks_test::late ranks: nobody",),
     ),
     Mutation(
@@ -77,10 +77,17 @@ ROWS = (
         ("late_ranks_test::late ranks: one is told",),
     ),
     Mutation(
+        "late-pause",
+        "csrc/engine/late_ranks.cc",
+        " <= kLongestShare * static_cast<double>(sum.late_ns)",
+        " <= static_cast<double>(sum.late_ns)",
+        ("late_ranks_test::late ranks: operations that have piled up",),
+    ),
+    Mutation(
         "late-chain",
         "csrc/engine/wait_sampler.cc",
-        "if (is_missing[at] && !waits.waiting[at] &&",
-        "if (is_missing[at] &&",
+        "missed_in[at] != 0 && !waits.is_waiting[at] &&",
+        "missed_in[at] != 0 &&",
         ("late_ranks_test::late ranks: who waits",),
     ),
     Mutation(
@@ -100,8 +107,8 @@ ROWS = (
     Mutation(
         "report-since",
         "ringreduce/basics.py",
-        "    job.reported = now\n",
-        "",
+        "        job.reported = now\n",
+        "        pass\n",
         ("test_late_ranks.py",),
     ),
 )

@@ -1,0 +1,47 @@
+// Shows the sampler what a thread of this rank waits for.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdint>
+
+#include "negotiation/segment/control_segment.h"
+
+namespace rr {
+
+inline bool is_main_thread() {
+  thread_local const bool is_main = ::gettid() == ::getpid();
+  return is_main;
+}
+
+// For as long as it lives. A wait within another one of the same thread is the outer one; and a main thread's wait
+// hides those of other threads.
+class ShownWait {
+ public:
+  // slot, tag: as WaitLine's. group: its id.
+  ShownWait(WaitLine& line, uint64_t slot, uint64_t tag = 0, int group = 0) : line_(line), slot_(slot), tag_(tag) {
+    uint64_t shown = line_.slot.load(std::memory_order_relaxed);
+    if (shown != 0 && (!is_main_thread() || line_.is_main_thread.load(std::memory_order_relaxed) != 0)) return;
+    line_.tag.store(tag, std::memory_order_relaxed);
+    line_.group.store(group, std::memory_order_relaxed);
+    line_.is_main_thread.store(is_main_thread() ? 1 : 0, std::memory_order_relaxed);
+    line_.slot.store(slot, std::memory_order_release);
+    is_shown_ = true;
+  }
+  ~ShownWait() {
+    const bool is_mine = is_shown_ && line_.slot.load(std::memory_order_relaxed) == slot_ &&
+                         line_.tag.load(std::memory_order_relaxed) == tag_ &&
+                         (line_.is_main_thread.load(std::memory_order_relaxed) != 0) == is_main_thread();
+    if (is_mine) line_.slot.store(0, std::memory_order_release);
+  }
+  ShownWait(const ShownWait&) = delete;
+  ShownWait& operator=(const ShownWait&) = delete;
+
+ private:
+  WaitLine& line_;
+  const uint64_t slot_;
+  const uint64_t tag_;
+  bool is_shown_ = false;
+};
+
+}  // namespace rr
