@@ -13,10 +13,10 @@ namespace rr {
 namespace {
 constexpr auto kSample = std::chrono::milliseconds(100);
 // Python's main thread gives up its lock every 5 ms where it can.
-constexpr int64_t kPatienceNs = 700'000'000;
+constexpr int64_t kPatienceNs = 1'000'000'000;
 // Then another rank of the host answers: later than the rank itself would, and in time for who asks
 // (group/late_operations.cc).
-constexpr int64_t kSilentNs = 1'200'000'000;
+constexpr int64_t kSilentNs = 1'600'000'000;
 constexpr double kStopS = 2;
 }  // namespace
 
@@ -53,6 +53,7 @@ void StatusAnswers::stop() {
 // The thread is detached because nobody can end one that hangs. It touches nothing of the context.
 void StatusAnswers::begin_to_find() {
   const auto finding = std::make_shared<Guarded<Finding>>();
+  finding->lock()->has_lock = where_.load() == nullptr;  // a program without Python
   start_thread([finding, where = where_.load()] {
     const ActivitySample activity;
     if (where != nullptr) {

@@ -1,5 +1,5 @@
 // How long operations usually take that take long: a barrier behind which one rank evaluates the model for a minute, at
-// the end of each epoch, is not worth a word.
+// the end of each epoch, is not worth a warning.
 #pragma once
 
 #include <cstdint>

@@ -41,7 +41,7 @@ class CapturedErrors {
 void let_another_one_speak() { std::this_thread::sleep_for(std::chrono::milliseconds(700)); }
 
 TEST_CASE("late operations: one rank speaks for all that wait for a rank, once for all that they have called") {
-  const Environment environment{{"RINGREDUCE_STALL_WARNING", "0.3"}};
+  const Environment environment{{"RINGREDUCE_STALL_WARNING", "1"}};
   CapturedErrors errors;
   run_ranks(4, [&](Rank& rank) {
     barrier(rank.world);
@@ -69,8 +69,8 @@ TEST_CASE("late operations: ranks that are late one after the other are told of 
     barrier(rank.world);
     for (int late = 1; late < 3; ++late) {
       if (rank.rank == late) {
-        const std::string word = "for rank(s) " + std::to_string(late) + ";";
-        wait_for([&] { return errors.count(word) != 0; });
+        const std::string part = "for rank(s) " + std::to_string(late) + ";";
+        wait_for([&] { return errors.count(part) != 0; });
       }
       sum_now(rank, rank.world, 3000, 1);
     }

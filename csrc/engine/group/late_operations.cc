@@ -10,8 +10,8 @@
 
 namespace rr {
 namespace {
-// A rank has answered 0.4 s later, another one for it 1.6 s later; between hosts each takes 0.3 s longer.
-constexpr double kLeadS = 2.0;    // and the word waits so long for who has not answered
+// A rank has answered 0.5 s later, another one for it 2 s later; between hosts each takes 0.3 s longer.
+constexpr double kLeadS = 2.5;    // and the warning waits so long for who has not answered
 constexpr double kYoungS = 0.25;  // of no interest to UsualWaits either
 constexpr double kUnderWayS = 60.0;
 constexpr double kSilentHereS = 5.0;
@@ -93,7 +93,8 @@ bool LateOperations::is_answer_awaited(const Operation& operation) const {
   });
 }
 
-// Whether earlier words say it all: a program that has called hundreds of operations waits for one rank in all of them.
+// Whether earlier warnings say it all: a program that has called hundreds of operations waits for one rank in all of
+// them.
 bool LateOperations::is_told(const Operation& operation) {
   const std::vector<int> ranks = waits_for(operation);
   const std::lock_guard lock(mutex_);

@@ -1,6 +1,6 @@
-// Operations that take long: where the ranks stand that they wait for, and a word about it before the timeout.
+// Operations that take long: where the ranks stand that they wait for, and a warning before the timeout.
 //
-// The ranks are asked shortly before the word, or the timeout, is due, so that their answers are there in time.
+// The ranks are asked shortly before the warning, or the timeout, is due, so that their answers are there in time.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class LateOperations {
  public:
   explicit LateOperations(const GroupParts& parts) : parts_(parts) {}
 
-  // At an operation that is under way, a few times a second: asks, and says the word, each in its time. From any
+  // At an operation that is under way, a few times a second: asks, and warns, each in its time. From any
   // thread.
   void look(Operation& operation, double age_s);
   // What the ranks that it waits for have answered: sentences, each with a space before it. Empty: it waits for none.
@@ -46,7 +46,7 @@ class LateOperations {
   UsualWaits usual_;
   mutable std::mutex mutex_;         // guards what follows
   std::vector<Question> questions_;  // by world rank
-  std::vector<int> told_ranks_;      // whom the last words were about
+  std::vector<int> told_ranks_;      // whom the last warnings were about
   int64_t told_ns_ = 0;              // when the last one was said
 };
 

@@ -135,6 +135,21 @@ def test_the_leader_of_a_host_is_stopped(lab: Lab) -> None:
     assert " has not said where it stands" in warning, warning
 
 
+def test_the_leader_of_this_host_is_stopped(lab: Lab) -> None:
+    """Nothing is known of other hosts then. Their ranks are not to blame."""
+    with late_job(lab, 5) as ranks:
+        stopped = pid_of(lab, "a", 0)
+        os.kill(stopped, signal.SIGSTOP)
+        warning = line_of(ranks[1])
+        os.kill(stopped, signal.SIGCONT)
+        end_of(lab, ranks)
+    told = (
+        r"has been waiting for \d+(\.\d)? s for rank\(s\) 0, which passes on what other hosts say\. "
+        r"The process \d+ of rank 0 on a is stopped, by SIGSTOP or the like\."
+    )
+    assert re.search(told, warning), warning
+
+
 @pytest.mark.parametrize(
     ("each", "late", "told", "answer", "latest"),
     [

@@ -86,14 +86,14 @@ def test_one_warning_names_the_late_rank(how: str, meanwhile: str) -> None:
 
 
 def test_a_rank_whose_core_is_taken() -> None:
-    """Two ranks with the same work, each bound to a core, and another process on that of rank 1."""
+    """Two ranks with the same work, each bound to a core, and three processes on that of rank 1."""
     import os
 
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("needs two cores")
     hog = [sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {{{cores[1]}}})\nwhile True: pass"]
-    hogs = [subprocess.Popen(hog) for _ in range(2)]
+    hogs = [subprocess.Popen(hog) for _ in range(3)]
     try:
         with start_ranks(hogged, 2, args=(cores[:2],)) as ranks:
             ranks.wait_output(0, "is late")
