@@ -82,7 +82,7 @@ def test_one_warning_names_the_late_rank(how: str, meanwhile: str) -> None:
         assert first["latest_share"] > 0.1
         assert (first["late_share"] > first["waited_share"]) == (rank == 1), outcomes
         assert second["sampled_s"] < first["sampled_s"]
-        assert second["operations"] == first["operations"] > 8
+        assert second["operations"] == first["operations"] >= 8  # two in each of four steps at least
 
 
 def test_a_rank_whose_core_is_taken() -> None:
