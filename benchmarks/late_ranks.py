@@ -142,6 +142,7 @@ def run(kind: str, seconds: float, results: Results) -> None:
     hogs = [subprocess.Popen(hog) for _ in range(3 if kind == "core" else 0)]
     expected = {"two": {1, 3}, "none": set()}.get(kind, {1})
     step = 0
+    said: list[str] = []
     named: dict[int, str] = {}
     deadline = time.monotonic() + DEADLINE_S + seconds
     job = subprocess.Popen(command(kind, seconds), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -150,6 +151,7 @@ def run(kind: str, seconds: float, results: Results) -> None:
         for line in job.stderr:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{kind}: a run takes longer than {DEADLINE_S:g} s")
+            said.append(line)
             step_line = re.search(r"^step (\d+)", line)
             warning = LATE.search(line)
             if step_line:
@@ -162,6 +164,13 @@ def run(kind: str, seconds: float, results: Results) -> None:
         for process in (job, *hogs):
             process.terminate()
             process.wait()
+    if not expected <= named.keys():
+        print(
+            f"{kind}: status {job.returncode}, {sorted(expected - named.keys())} not named",
+            *said,
+            sep="\n",
+            file=sys.stderr,
+        )
     results.runs += 1
     results.named += bool(expected) and expected <= named.keys()
     results.right_cause += bool(expected) and all(MEANWHILE[kind] in named.get(rank, "") for rank in expected)
