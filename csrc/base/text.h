@@ -1,6 +1,7 @@
 // Texts that go into places of a fixed size, and numbers in texts.
 #pragma once
 
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -20,6 +21,9 @@ void write_text(char (&place)[N], const std::string& text) {
   const std::string fitting = shortened(text, N - 1);
   std::memcpy(place, fitting.c_str(), fitting.size() + 1);
 }
+
+// 0 to 100; 0 of nothing.
+inline int percent(int64_t part, int64_t whole) { return whole <= 0 ? 0 : static_cast<int>(100 * part / whole); }
 
 // "0.5", "12"
 inline std::string seconds_text(double seconds) {

@@ -26,8 +26,6 @@ constexpr int64_t kSampleMostNs = 500'000'000;  // a sample that is later stands
 constexpr int64_t kLatelyNs = 5'000'000'000;    // of looks at a late rank: half of them is forgotten then
 constexpr size_t kLooksMost = 4;                // at late ranks, each time: a look reads a file of /proc
 
-int percent(int64_t part, int64_t whole) { return whole <= 0 ? 0 : static_cast<int>(100 * part / whole); }
-
 size_t candidates(const Hosts& hosts) {
   return hosts.here().size() + (hosts.is_first() ? static_cast<size_t>(hosts.count()) - 1 : 0);
 }

@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "base/clock.h"
+#include "base/text.h"
 
 namespace rr {
 namespace {
@@ -23,8 +24,6 @@ char state_of(int pid) {
   const size_t end_of_name = text.rfind(')');
   return end_of_name == std::string::npos || end_of_name + 2 >= text.size() ? '\0' : text[end_of_name + 2];
 }
-
-int percent(int64_t part, int64_t whole) { return whole <= 0 ? 0 : static_cast<int>(100 * part / whole); }
 
 }  // namespace
 

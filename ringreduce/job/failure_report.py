@@ -9,11 +9,10 @@ waited_s and late_s are by rank, as of report(): how long the rank waited, and h
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
-import socket
 import sys
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -29,18 +28,20 @@ def write(context: Context, rank: int, size: int) -> None:
     rank, size: of the context. What keeps the file from being written is told on stderr: the job's own error matters
     more.
     """
-    folder = config.value("RINGREDUCE_FAILURE_REPORTS").value
     failure = context.failure()
-    if not folder or failure is None:
+    if failure is None:
         return
-    now = datetime.datetime.now(datetime.timezone.utc)
+    folder = config.value("RINGREDUCE_FAILURE_REPORTS").value
+    if not folder:
+        return
+    now = time.gmtime()
     sampled_s, waited_s, late_s = context.times()
     report = {
         "ringreduce": _core.__version__,
-        "time": now.isoformat(timespec="seconds"),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", now),
         "rank": rank,
         "size": size,
-        "host": socket.gethostname(),
+        "host": os.uname().nodename,
         "pid": os.getpid(),
         "failure": failure,
         "calls": context.calls(),
@@ -50,7 +51,9 @@ def write(context: Context, rank: int, size: int) -> None:
         "stats": context.stats(),
         "settings": {name: value for name, value, _ in context.settings()},
     }
-    path = os.path.join(os.path.expanduser(folder), f"ringreduce-{now:%Y%m%d-%H%M%S}-rank-{rank}.json")
+    path = os.path.join(
+        os.path.expanduser(folder), f"ringreduce-{time.strftime('%Y%m%d-%H%M%S', now)}-rank-{rank}.json"
+    )
     part = f"{path}.{os.getpid()}"  # several groups of torch.distributed may fail within a second
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)

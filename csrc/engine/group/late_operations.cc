@@ -32,21 +32,25 @@ void LateOperations::look(Operation& operation, double age_s) {
   const double warning_s = parts_.from.settings.stall_warning_s;
   const double early_s = std::min(kYoungS, warning_s / 2);
   if (age_s < early_s && (timeout_s <= 0 || age_s < timeout_s / 2)) return;
-  if (timeout_s > 0 && age_s > asked_at_s(timeout_s)) ask(operation);
-  if (warning_s <= 0 || operation.warned.load(std::memory_order_relaxed)) return;
-  const double late_s = late_after_s(operation, age_s);
-  if (age_s > asked_at_s(late_s)) ask(operation);
-  if (age_s <= late_s || (age_s <= late_s + kLeadS && is_answer_awaited(operation))) return;
-  if (!is_for_this_rank_to_say(operation, age_s - late_s)) return;
-  if (operation.warned.exchange(true) || is_told(operation)) return;
-  warn(operation, age_s);
+  const bool asks_for_timeout = timeout_s > 0 && age_s > asked_at_s(timeout_s);
+  const bool is_over = warning_s <= 0 || operation.warned.load(std::memory_order_relaxed);
+  if (is_over && !asks_for_timeout) return;
+  const std::vector<int> ranks = waits_for(operation);
+  if (asks_for_timeout) ask(ranks);
+  if (is_over) return;
+  const double late_s = late_after_s(operation, ranks, age_s);
+  if (age_s > asked_at_s(late_s)) ask(ranks);
+  if (age_s <= late_s || (age_s <= late_s + kLeadS && is_answer_awaited(ranks))) return;
+  if (!is_for_this_rank_to_say(operation, ranks, age_s - late_s)) return;
+  if (operation.warned.exchange(true) || is_told(operation, ranks)) return;
+  warn(operation, ranks, age_s);
 }
 
-double LateOperations::late_after_s(const Operation& operation, double age_s) {
+double LateOperations::late_after_s(const Operation& operation, const std::vector<int>& ranks, double age_s) {
   const Settings& settings = parts_.from.settings;
   if (settings.is_stall_warning_given) return settings.stall_warning_s;
   // Bytes under way take as long as they take.
-  const bool is_under_way = operation.peer != -1 || waits_for(operation).empty();
+  const bool is_under_way = operation.peer != -1 || ranks.empty();
   const double least_s = is_under_way ? kUnderWayS : settings.stall_warning_s;
   const double late_s = usual_.late_after_s(operation, age_s, least_s, now_ns());
   const double timeout_s = parts_.context.timeout_s();
@@ -59,21 +63,16 @@ std::vector<int> LateOperations::waits_for(const Operation& operation) const {
   if (operation.peer == kAnyPeer) return missing;
   const std::vector<int> stopped = parts_.members.unresponsive(kUnresponsiveS);
   if (missing.empty()) return stopped;
-  const Hosts& hosts = parts_.from.hosts;
-  const int leader = parts_.from.world_ranks[static_cast<size_t>(hosts.leader_here())];
+  const int leader = parts_.from.world_ranks[static_cast<size_t>(parts_.from.hosts.leader_here())];
   const bool is_leader_stopped = std::find(stopped.begin(), stopped.end(), leader) != stopped.end();
-  const auto& here = hosts.here();
-  const bool are_all_here = std::all_of(missing.begin(), missing.end(), [&](int world_rank) {
-    return std::any_of(here.begin(), here.end(),
-                       [&](int r) { return parts_.from.world_ranks[static_cast<size_t>(r)] == world_rank; });
-  });
+  const Hosts& hosts = parts_.context.world().hosts();
+  const bool are_all_here = std::all_of(missing.begin(), missing.end(), [&](int r) { return hosts.is_here(r); });
   if (is_leader_stopped && !are_all_here) return {leader};
   return missing;
 }
 
-void LateOperations::ask(const Operation& operation) {
+void LateOperations::ask(const std::vector<int>& ranks) {
   const int64_t now = now_ns();
-  const std::vector<int> ranks = waits_for(operation);
   const std::lock_guard lock(mutex_);
   questions_.resize(static_cast<size_t>(parts_.context.world().size()));
   for (size_t i = 0; i < std::min(ranks.size(), kShownRanks); ++i) {
@@ -83,8 +82,7 @@ void LateOperations::ask(const Operation& operation) {
   }
 }
 
-bool LateOperations::is_answer_awaited(const Operation& operation) const {
-  const std::vector<int> ranks = waits_for(operation);
+bool LateOperations::is_answer_awaited(const std::vector<int>& ranks) const {
   const std::lock_guard lock(mutex_);
   return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
     const size_t at = static_cast<size_t>(rank);
@@ -95,8 +93,7 @@ bool LateOperations::is_answer_awaited(const Operation& operation) const {
 
 // Whether earlier warnings say it all: a program that has called hundreds of operations waits for one rank in all of
 // them.
-bool LateOperations::is_told(const Operation& operation) {
-  const std::vector<int> ranks = waits_for(operation);
+bool LateOperations::is_told(const Operation& operation, const std::vector<int>& ranks) {
   const std::lock_guard lock(mutex_);
   if (told_ns_ < operation.submitted_ns) told_ranks_.clear();
   const bool is_told = told_ns_ > operation.submitted_ns && std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
@@ -110,7 +107,8 @@ bool LateOperations::is_told(const Operation& operation) {
 
 // Of the ranks that have announced the operation the lowest one speaks. Where it does not, because it is stopped or
 // keeps silent, another one does: of its host 5 s later, of other hosts, who do not see whether it has spoken, 30 s.
-bool LateOperations::is_for_this_rank_to_say(Operation& operation, double overdue_s) const {
+bool LateOperations::is_for_this_rank_to_say(Operation& operation, const std::vector<int>& ranks,
+                                             double overdue_s) const {
   if (operation.ticket.tag == 0) return true;  // a message, of which nobody else knows
   const std::vector<int> stopped = parts_.members.unresponsive(kUnresponsiveS);
   for (int r = 0; r < parts_.from.rank; ++r) {
@@ -119,7 +117,7 @@ bool LateOperations::is_for_this_rank_to_say(Operation& operation, double overdu
     const bool runs = std::find(stopped.begin(), stopped.end(), world_rank) == stopped.end();
     if (!runs || !parts_.negotiation.requests().has_announced_since(operation.ticket, r)) continue;
     const Header& header = parts_.context.world().control().header();
-    if (header.warned_ns.load() > operation.submitted_ns && header.warned_of.load() == hash_of(waits_for(operation))) {
+    if (header.warned_ns.load() > operation.submitted_ns && header.warned_of.load() == hash_of(ranks)) {
       operation.warned.store(true);
       return false;
     }
@@ -128,9 +126,8 @@ bool LateOperations::is_for_this_rank_to_say(Operation& operation, double overdu
   return true;
 }
 
-void LateOperations::warn(const Operation& operation, double age_s) const {
+void LateOperations::warn(const Operation& operation, const std::vector<int>& ranks, double age_s) const {
   const std::vector<int> missing = parts_.members.missing(operation);
-  const std::vector<int> ranks = waits_for(operation);
   std::string text = parts_.from.where(operation) + " has been waiting for " + seconds_text(age_s) + " s";
   if (!ranks.empty()) text += " for rank(s) " + some_of(ranks);
   if (operation.peer == kAnyPeer) {
@@ -143,7 +140,7 @@ void LateOperations::warn(const Operation& operation, double age_s) const {
   Header& header = parts_.context.world().control().header();
   header.warned_of.store(hash_of(ranks));
   header.warned_ns.store(now_ns());
-  parts_.from.log.warning(text + where_they_stand(operation));
+  parts_.from.log.warning(text + where_they_stand(ranks));
 }
 
 std::string LateOperations::silence_of(int world_rank) const {
@@ -154,8 +151,7 @@ std::string LateOperations::silence_of(int world_rank) const {
          (is_passed_on ? ", nor has rank " + std::to_string(leader) + " of its host" : "");
 }
 
-std::string LateOperations::where_they_stand(const Operation& operation) const {
-  const std::vector<int> ranks = waits_for(operation);
+std::string LateOperations::where_they_stand(const std::vector<int>& ranks) const {
   const std::lock_guard lock(mutex_);
   std::string text;
   for (size_t i = 0; i < std::min(ranks.size(), kShownRanks); ++i) {

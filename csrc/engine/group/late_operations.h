@@ -24,7 +24,7 @@ class LateOperations {
   // thread.
   void look(Operation& operation, double age_s);
   // What the ranks that it waits for have answered: sentences, each with a space before it. Empty: it waits for none.
-  std::string where_they_stand(const Operation& operation) const;
+  std::string where_they_stand(const Operation& operation) const { return where_they_stand(waits_for(operation)); }
 
  private:
   struct Question {
@@ -34,13 +34,15 @@ class LateOperations {
   };
 
   std::vector<int> waits_for(const Operation& operation) const;
-  void ask(const Operation& operation);
-  bool is_answer_awaited(const Operation& operation) const;
-  double late_after_s(const Operation& operation, double age_s);
-  bool is_told(const Operation& operation);
-  bool is_for_this_rank_to_say(Operation& operation, double overdue_s) const;
+  // ranks: what waits_for() has said of the operation at this look.
+  void ask(const std::vector<int>& ranks);
+  bool is_answer_awaited(const std::vector<int>& ranks) const;
+  double late_after_s(const Operation& operation, const std::vector<int>& ranks, double age_s);
+  bool is_told(const Operation& operation, const std::vector<int>& ranks);
+  bool is_for_this_rank_to_say(Operation& operation, const std::vector<int>& ranks, double overdue_s) const;
+  std::string where_they_stand(const std::vector<int>& ranks) const;
   std::string silence_of(int world_rank) const;
-  void warn(const Operation& operation, double age_s) const;
+  void warn(const Operation& operation, const std::vector<int>& ranks, double age_s) const;
 
   const GroupParts& parts_;
   UsualWaits usual_;

@@ -113,36 +113,32 @@ def test_where_a_rank_of_another_host_stands(lab: Lab, late: int, speaks: int) -
     assert not any("waiting" in output for output in outputs), outputs
 
 
-def test_the_leader_of_its_host_tells_that_a_rank_is_stopped(lab: Lab) -> None:
+def warning_while_stopped(lab: Lab, host: str, stopped: int, speaks: int) -> str:
+    """What a rank writes of an operation that takes long while rank 5 is late and one, perhaps the same, is stopped."""
     with late_job(lab, 5) as ranks:
-        stopped = pid_of(lab, "c", 5)
-        os.kill(stopped, signal.SIGSTOP)
-        warning = line_of(ranks[0])
-        os.kill(stopped, signal.SIGCONT)
+        pid = pid_of(lab, host, stopped)
+        os.kill(pid, signal.SIGSTOP)
+        warning = line_of(ranks[speaks])
+        while "has been waiting" not in warning:  # of a host's leader: that it is stalled, before
+            warning = line_of(ranks[speaks])
+        os.kill(pid, signal.SIGCONT)
         end_of(lab, ranks)
+    return warning
+
+
+def test_the_leader_of_its_host_tells_that_a_rank_is_stopped(lab: Lab) -> None:
+    warning = warning_while_stopped(lab, "c", 5, 0)
     assert re.search(r"\. The process \d+ of rank 5 on c is stopped, by SIGSTOP or the like\.", warning), warning
 
 
 def test_the_leader_of_a_host_is_stopped(lab: Lab) -> None:
-    with late_job(lab, 5) as ranks:
-        stopped = pid_of(lab, "c", 4)
-        os.kill(stopped, signal.SIGSTOP)
-        warning = line_of(ranks[0])
-        while "has been waiting" not in warning:  # that rank 4 is stalled, before
-            warning = line_of(ranks[0])
-        os.kill(stopped, signal.SIGCONT)
-        end_of(lab, ranks)
+    warning = warning_while_stopped(lab, "c", 4, 0)
     assert " has not said where it stands" in warning, warning
 
 
 def test_the_leader_of_this_host_is_stopped(lab: Lab) -> None:
     """Nothing is known of other hosts then. Their ranks are not to blame."""
-    with late_job(lab, 5) as ranks:
-        stopped = pid_of(lab, "a", 0)
-        os.kill(stopped, signal.SIGSTOP)
-        warning = line_of(ranks[1])
-        os.kill(stopped, signal.SIGCONT)
-        end_of(lab, ranks)
+    warning = warning_while_stopped(lab, "a", 0, 1)
     told = (
         r"has been waiting for \d+(\.\d)? s for rank\(s\) 0, which passes on what other hosts say\. "
         r"The process \d+ of rank 0 on a is stopped, by SIGSTOP or the like\."
