@@ -44,8 +44,8 @@ ROWS = (
     Mutation(
         "late-speaker",
         "csrc/engine/group/late_operations.cc",
-        "    if (overdue_s < (is_here ? kSilentHereS : kSilentElsewhereS)) return false;\n",
-        "",
+        "if (!runs || !parts_.negotiation.requests().has_announced_since(operation.ticket, r)) continue;",
+        "if (runs || !runs) continue;",
         ("late_operations_test::late operations: one rank speaks",),
     ),
     Mutation(
