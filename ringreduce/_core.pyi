@@ -259,6 +259,40 @@ class Group:
         """Seconds that news takes between ranks 0 and 1 (0 on others) by a polled line; where ranks outnumber cores,
         both give way between two looks. src: registered memory, at least 64 bytes, which is overwritten."""
 
+def kinds() -> list[str]:
+    """Names of the kinds of operations, by their codes in a timeline's records."""
+
+def ops() -> list[str]:
+    """Names of the reductions, by their codes."""
+
+def algorithms() -> list[str]:
+    """Names of the algorithms, by their codes in a timeline's records."""
+
+class Timeline:
+    """Writes what this process's operations do into a file, on a thread of its own, until stop().
+
+    Raises UnavailableError where a file cannot be made, or the process has a timeline already.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        rank: int,
+        process: str,
+        monotonic_ns: int,
+        realtime_ns: int,
+        trace: str = "",
+        mark_cycles: bool = False,
+    ) -> None:
+        """process: what the file says of this rank, in JSON. monotonic_ns, realtime_ns: both clocks at one moment, time
+        0 of the trace. trace: the file of a trace in Horovod's form, "" for none; mark_cycles: with "CYCLE_START"."""
+
+    def stop(self, reason: str) -> None:
+        """Writes what has been recorded, and ends the files. Does nothing twice."""
+
+    def forget_after_fork(self) -> None:
+        """For a forked child, where the thread is not and the files are the parent's."""
+
 class Context:
     """One rank's membership of one job: its groups, its engine thread, its failure state."""
 
@@ -273,11 +307,14 @@ class Context:
         hosts: Sequence[int] | None = None,
         mpi: MpiCommunicator | None = None,
         tcp: TcpNetwork | None = None,
+        recorded_as: str = "",
+        job_ranks: Sequence[int] = (),
     ) -> None:
         """Collective. fd: the world's control segment on this host (control_nbytes(size), zero-filled); pidfds[r]
         watches rank r (-1 for this rank and those of other hosts). Duplicates what it keeps. Knobs are read from the
         environment here; timeout, in seconds and 0 for never, stands in for RINGREDUCE_TIMEOUT. hosts: by rank, equal
-        numbers on the same host, whose ranks are reached over mpi or tcp; None: all are on one."""
+        numbers on the same host, whose ranks are reached over mpi or tcp; None: all are on one. recorded_as: what the
+        context is called in timelines, the same on all ranks; job_ranks: by its ranks, empty: they are the job's."""
 
     def set_timeout(self, timeout: float) -> None:
         """Replaces the timeout of operations, also of those that are pending here."""

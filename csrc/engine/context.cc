@@ -51,11 +51,16 @@ void copy_tuning(const ControlSegment& from, const ControlSegment& to) {
   to.header().eager_nbytes = from.header().eager_nbytes.load();
   to.header().tuned.store(kTuned, std::memory_order_release);
 }
+
+Recording with_recorder(Recording recording) {
+  if (recording.recorder == nullptr) recording.recorder = std::make_shared<Recorder>();
+  return recording;
+}
 }  // namespace
 
 Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
                  std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt, Tune tune, double timeout_s,
-                 Network network)
+                 Network network, Recording recording)
     : rank_(rank),
       hostname_(std::move(hostname)),
       settings_(Settings::from_environment()),
@@ -64,6 +69,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
       log_(settings_.log_level, rank),
       kernels_(rr::kernels(std::string_view(settings_.isa))),
       segments_(std::move(segments)),
+      recording_(with_recorder(std::move(recording))),
       network_(std::move(network)),
       peers_(pidfds, network_.reader),
       gpu_(*this, executor_, network_.device_messages),
@@ -106,6 +112,14 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
 }
 
 Context::~Context() { shutdown(); }
+
+RecordedGroup Context::recorded_group(int id, const std::vector<int>& world_ranks) const {
+  std::vector<int> ranks;
+  for (const int rank : world_ranks) {
+    ranks.push_back(recording_.job_ranks.empty() ? rank : recording_.job_ranks[static_cast<size_t>(rank)]);
+  }
+  return recording_.recorder->add_group(recording_.context, id, std::move(ranks));
+}
 
 std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
   return std::make_unique<RemoteLink>(network_.link(world_rank, channel), stats_.bytes_on_wire,

@@ -22,6 +22,13 @@
 
 namespace rr {
 
+// Where a context's operations are recorded, and what it is called there.
+struct Recording {
+  std::shared_ptr<Recorder> recorder;  // of the process; null: one of its own, that nobody reads
+  std::string context;         // the same on all its ranks, and no other context's of the job; "": the job's own
+  std::vector<int> job_ranks;  // by its ranks; empty: they are the job's
+};
+
 class Context {
  public:
   // Chooses the sizes that depend on the machine, before the first operation: writes Header::tuned on all ranks.
@@ -32,7 +39,7 @@ class Context {
   // hosts, if there are any.
   Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
           std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt, Tune tune, double timeout_s = -1,
-          Network network = {});
+          Network network = {}, Recording recording = {});
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -66,6 +73,8 @@ class Context {
   const Kernels& kernels() const { return kernels_; }
   const SegmentRegistry& segments() const { return *segments_; }
   Stats& stats() { return stats_; }
+  Recorder& recorder() const { return *recording_.recorder; }
+  RecordedGroup recorded_group(int id, const std::vector<int>& world_ranks) const;
   Interrupt interrupt() const { return interrupt_; }
   const std::string& hostname() const { return hostname_; }
   int host_of(int world_rank) const {
@@ -113,6 +122,7 @@ class Context {
   const Kernels& kernels_;
   std::shared_ptr<SegmentRegistry> segments_;
   Stats stats_;
+  const Recording recording_;
   // What comes below refers to these three.
   Network network_;
   PeerWatch peers_;

@@ -5,6 +5,7 @@
 
 #include "base/errors.h"
 #include "negotiation/segment/failure.h"
+#include "operations/recording.h"
 
 namespace rr {
 namespace {
@@ -13,7 +14,8 @@ bool is_pending(const Operation& operation) {
   return operation.state.load(std::memory_order_acquire) == State::kPending;
 }
 
-void end(Operation& operation, State state, std::exception_ptr error = nullptr) {
+void end(const Resources& from, Operation& operation, State state, std::exception_ptr error = nullptr) {
+  record_end(from, operation, state == State::kFailed);
   operation.keep.reset();
   operation.error = std::move(error);
   operation.state.store(state, std::memory_order_release);
@@ -180,6 +182,7 @@ bool PendingOperations::try_finish_quick(Operation& operation) {
     refuse(operation, participants);
     return true;
   }
+  if (operation.recorded.timeline != 0) record_start(operation, now_ns());
   if (!operation.discard) compute_quick(operation, participants);
   add(from_.stats.one_shot, 1);
   succeed(operation);
@@ -225,12 +228,12 @@ void PendingOperations::consume(Operation& operation) {
 void PendingOperations::succeed(Operation& operation) {
   consume(operation);
   add(from_.stats.bytes_moved, operation.signature.nbytes);
-  end(operation, State::kDone);
+  end(from_, operation, State::kDone);
 }
 
 void PendingOperations::fail(Operation& operation, std::exception_ptr error) {
   consume(operation);
-  end(operation, State::kFailed, std::move(error));
+  end(from_, operation, State::kFailed, std::move(error));
 }
 
 bool PendingOperations::progress_messages(bool& finished) {
@@ -239,9 +242,10 @@ bool PendingOperations::progress_messages(bool& finished) {
   for (auto& [operation, error] : ended) {
     add(from_.stats.bytes_moved, operation->signature.nbytes);
     if (error.empty()) {
-      end(*operation, State::kDone);
+      end(from_, *operation, State::kDone);
     } else {
-      end(*operation, State::kFailed, std::make_exception_ptr(MismatchError(error + " " + from_.where(*operation))));
+      end(from_, *operation, State::kFailed,
+          std::make_exception_ptr(MismatchError(error + " " + from_.where(*operation))));
     }
     counts_.operations.fetch_sub(1);
     counts_.messages.fetch_sub(1);
@@ -251,8 +255,8 @@ bool PendingOperations::progress_messages(bool& finished) {
 }
 
 void PendingOperations::fail_all(const std::exception_ptr& error) {
-  const auto fail_pending = [&error](Operation& operation) {
-    if (is_pending(operation)) end(operation, State::kFailed, error);
+  const auto fail_pending = [&](Operation& operation) {
+    if (is_pending(operation)) end(from_, operation, State::kFailed, error);
   };
   for (auto& [request_slot, operation] : logged_) fail_pending(*operation);
   for (auto& [name, operation] : by_name_) fail_pending(*operation);
@@ -280,7 +284,7 @@ void PendingOperations::withdraw() {
     const bool is_void =
         is_pending(operation) && from_.control.head(operation.ticket.request_slot, from_.rank).tag.load() == 0;
     if (is_void) {
-      end(operation, State::kFailed, error);
+      end(from_, operation, State::kFailed, error);
       remove_logged(operation);
     }
     named = is_void ? by_name_.erase(named) : std::next(named);

@@ -15,6 +15,7 @@
 #include "collective/gpu/ipc.h"
 #include "gpu/pinned_arena.h"
 #include "negotiation/negotiation.h"
+#include "recorder/recorder.h"
 
 namespace rr {
 
@@ -107,6 +108,7 @@ struct Operation {
   bool quick = false;    // finished from the request slots, never in the log
   bool discard = false;  // its caller was interrupted: results go nowhere
   int64_t submitted_ns = 0;
+  RecordedCall recorded;
   std::atomic<bool> warned{false};
   std::atomic<bool> settled{false};  // complete and feasible, as far as this rank has looked
   std::atomic<bool> wanted{false};   // somebody waits for it or polls it

@@ -16,6 +16,7 @@
 #include "negotiation/negotiation.h"
 #include "os/segments.h"
 #include "planner/operation.h"
+#include "recorder/recorder.h"
 #include "transport/link.h"
 #include "transport/mpi/device_messages.h"
 
@@ -56,6 +57,8 @@ struct Resources {
   const Log& log;
   Stats& stats;
   DeviceResources& gpu;
+  Recorder& recorder;
+  RecordedGroup recorded_group;       // the group there
   std::function<std::string()> here;  // how messages about the group begin; the bracket is left open
 
   int size() const { return control.size(); }

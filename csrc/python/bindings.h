@@ -20,6 +20,10 @@ void bind_mpi(pybind11::module_& m);
 void bind_tcp(pybind11::module_& m);
 void bind_framework(pybind11::module_& m);
 void bind_context(pybind11::module_& m);
+void bind_timeline(pybind11::module_& m);
+
+// Where all contexts of this process record.
+std::shared_ptr<Recorder> recorder();
 
 // Links of a job's world over MPI; none without a communicator.
 Network mpi_network(const std::optional<std::vector<int>>& hosts, const std::shared_ptr<MpiCommunicator>& mpi);

@@ -28,18 +28,20 @@ void bind_context(py::module_& m) {
   py::class_<Context, std::shared_ptr<Context>>(m, "Context")
       .def(py::init([](int fd, int rank, int size, const std::vector<int>& pidfds, const std::string& hostname,
                        std::optional<double> timeout, std::optional<std::vector<int>> hosts,
-                       const std::shared_ptr<MpiCommunicator>& mpi, const std::shared_ptr<TcpNetwork>& tcp) {
+                       const std::shared_ptr<MpiCommunicator>& mpi, const std::shared_ptr<TcpNetwork>& tcp,
+                       const std::string& recorded_as, const std::vector<int>& job_ranks) {
              const py::gil_scoped_release release;
              Network network = mpi_network(hosts, mpi);
              if (tcp != nullptr && hosts) network = tcp_network(tcp, *hosts);
              auto context = std::make_unique<Context>(fd, rank, size, pidfds, hostname, registry(), interrupt, tune,
-                                                      timeout.value_or(-1.0), std::move(network));
+                                                      timeout.value_or(-1.0), std::move(network),
+                                                      Recording{recorder(), recorded_as, job_ranks});
              context->set_where(where_in_program);
              return guard_fork(std::move(context));
            }),
            py::arg("fd"), py::arg("rank"), py::arg("size"), py::arg("pidfds"), py::arg("hostname"),
            py::arg("timeout") = py::none(), py::arg("hosts") = py::none(), py::arg("mpi") = py::none(),
-           py::arg("tcp") = py::none())
+           py::arg("tcp") = py::none(), py::arg("recorded_as") = "", py::arg("job_ranks") = std::vector<int>())
       .def("set_timeout", &Context::set_timeout_s, py::arg("timeout"))
       .def_property_readonly(
           "world", [](const std::shared_ptr<Context>& c) { return PyGroup{c, std::shared_ptr<Group>(c, &c->world())}; })

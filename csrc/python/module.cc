@@ -33,6 +33,7 @@ PYBIND11_MODULE(_core, m) {
   bind_tcp(m);
   bind_framework(m);
   bind_context(m);
+  bind_timeline(m);
 }
 
 }  // namespace rr

@@ -33,6 +33,8 @@ enum class FrameType : uint16_t {
   kSettled,      // nothing announced before the verdict is under way any more
   kStatusAsked,  // where a rank of the host that is sent this stands
   kStatus,
+  kClockAsked,  // what the first host's clock shows
+  kClock,
 };
 
 struct FrameHead {

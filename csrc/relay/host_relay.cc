@@ -5,13 +5,15 @@
 namespace rr {
 
 HostRelay::HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiation& negotiation,
-                     std::vector<std::unique_ptr<Link>> links, double late_s)
+                     std::vector<std::unique_ptr<Link>> links, double late_s, Recorder* recorder,
+                     const RecordedGroup& recorded_group)
     : parts_(control, hosts, negotiation, std::move(links), late_s),
       deadlock_(parts_),
       join_(parts_),
       news_(parts_, deadlock_, join_),
       status_(control, hosts, parts_.links),
-      receiver_(parts_, deadlock_, status_) {
+      clock_(hosts, parts_.links, recorder, recorded_group),
+      receiver_(parts_, deadlock_, status_, clock_) {
   for (int r = 0; r < control.size(); ++r) {
     // That they exist is agreed before there is a group; a rank that cannot go on ends the job.
     if (!hosts.is_here(r)) control.line(r).attendance.store(Attendance::kPresent, std::memory_order_release);
@@ -25,6 +27,7 @@ HostRelay::HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiat
 void HostRelay::collect() {
   news_.collect();
   status_.collect();
+  clock_.collect();
 }
 
 bool HostRelay::progress() {

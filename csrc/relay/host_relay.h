@@ -21,9 +21,10 @@ namespace rr {
 class HostRelay {
  public:
   // links: by host; null for this one. late_s: after so long an operation is shown to all hosts, whose messages say who
-  // is missing.
+  // is missing. recorder: of the clocks; null: they are not recorded. recorded_group: the group there.
   HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiation& negotiation,
-            std::vector<std::unique_ptr<Link>> links, double late_s);
+            std::vector<std::unique_ptr<Link>> links, double late_s, Recorder* recorder = nullptr,
+            const RecordedGroup& recorded_group = {});
 
   // Executor lock held. Sends and receives what there is; true when something moved.
   bool progress();
@@ -54,6 +55,7 @@ class HostRelay {
   RelayJoin join_;
   RankNews news_;
   StatusRelay status_;
+  ClockRelay clock_;
   Receiver receiver_;
 };
 

@@ -72,6 +72,7 @@ void Receiver::check_sender(int host, const FrameParser& frame) const {
     case FrameType::kRefused:
     case FrameType::kFreeze:
     case FrameType::kVerdict:
+    case FrameType::kClock:
       frame.expect(host == 0, "only the leader of the first host sends");
       break;
     case FrameType::kLogged:
@@ -81,6 +82,7 @@ void Receiver::check_sender(int host, const FrameParser& frame) const {
     case FrameType::kDrained:
     case FrameType::kSettled:
     case FrameType::kStatusAsked:
+    case FrameType::kClockAsked:
       break;
     default:
       frame.expect(false, "has an unknown type");
@@ -145,6 +147,12 @@ bool Receiver::apply(int host, FrameParser& frame) {
       return true;
     case FrameType::kStatus:
       status_.apply_answer(frame);
+      return true;
+    case FrameType::kClockAsked:
+      clock_.apply_question(host, frame);
+      return true;
+    case FrameType::kClock:
+      clock_.apply_answer(frame);
       return true;
   }
   return true;  // check_sender() knows all types

@@ -1,6 +1,7 @@
 // What the other leaders say, written into this host's segment.
 #pragma once
 
+#include "relay/clock_relay.h"
 #include "relay/relay_deadlock.h"
 #include "relay/relay_parts.h"
 #include "relay/status_relay.h"
@@ -9,8 +10,8 @@ namespace rr {
 
 class Receiver {
  public:
-  Receiver(RelayParts& parts, RelayDeadlock& deadlock, StatusRelay& status)
-      : parts_(parts), deadlock_(deadlock), status_(status) {}
+  Receiver(RelayParts& parts, RelayDeadlock& deadlock, StatusRelay& status, ClockRelay& clock)
+      : parts_(parts), deadlock_(deadlock), status_(status), clock_(clock) {}
 
   // Takes up what there is room for; true when something moved.
   bool receive();
@@ -30,6 +31,7 @@ class Receiver {
   RelayParts& parts_;
   RelayDeadlock& deadlock_;
   StatusRelay& status_;
+  ClockRelay& clock_;
 };
 
 }  // namespace rr

@@ -51,7 +51,7 @@ class ScriptedLink : public Link {
 // A host's leader, to whom a test speaks as the other host's.
 class Listener {
  public:
-  explicit Listener(int me = kMe)
+  explicit Listener(int me = kMe, Recorder* recorder = nullptr)
       : me_(me),
         fd_(create_memfd("test", ControlSegment::nbytes(kSize, 16))),
         control_(ControlSegment::map(fd_.get(), kSize)) {
@@ -60,7 +60,8 @@ class Listener {
     std::vector<std::unique_ptr<Link>> links(2);
     links[static_cast<size_t>(1 - hosts_.mine)] = std::make_unique<ScriptedLink>(said, answers, takes, has_ended);
     for (const int r : hosts_.here()) control_.line(r).attendance = Attendance::kPresent;
-    relay_ = std::make_unique<HostRelay>(control_, hosts_, *own_, std::move(links), 1.0);
+    relay_ = std::make_unique<HostRelay>(control_, hosts_, *own_, std::move(links), 1.0, recorder,
+                                         RecordedGroup{7, "", 0, {15, 16, 17, 18}});
   }
 
   // Hears what was said. What it finds wrong, or "".
@@ -196,6 +197,46 @@ TEST_CASE("frames: an answer waits for the lock that somebody has") {
   CHECK(statuses.answer_to(1, question) == "is busy");
 }
 
+TEST_CASE("frames: the first host's clock is asked for while a timeline is on, ten times, and recorded") {
+  const Environment environment{};
+  Recorder recorder;
+  Listener listener(kMe, &recorder);
+  CHECK(listener.hear() == "");
+  CHECK(listener.answers.empty());
+  REQUIRE(recorder.begin());
+  for (int64_t question = 1; question <= 10; ++question) {
+    CHECK(listener.hear() == "");
+    REQUIRE(listener.answers == std::vector<FrameType>{FrameType::kClockAsked});
+    listener.answers.clear();
+    CHECK(listener.hear() == "");
+    CHECK(listener.answers.empty());  // one at a time
+    const int64_t before_ns = now_ns();
+    listener.said.begin(FrameType::kClock, kPeer);
+    listener.said.put(int64_t{1000 + question});
+    listener.said.end();
+    CHECK(listener.hear() == "");
+    Record record;
+    REQUIRE(recorder.take(&record, 1) == 1);
+    CHECK(record.type == RecordType::kClock);
+    CHECK(record.started_ns == 1000 + question);
+    CHECK(record.called_ns <= before_ns);
+    CHECK(record.ended_ns >= before_ns);
+    CHECK(record.peer == 15);
+    CHECK(record.group == 7);
+  }
+  CHECK(listener.hear() == "");
+  CHECK(listener.answers.empty());
+}
+
+TEST_CASE("frames: the first host's leader answers with its clock") {
+  const Environment environment{};
+  Listener listener(0);
+  listener.said.begin(FrameType::kClockAsked, kMe);
+  listener.said.end();
+  CHECK(listener.hear() == "");
+  CHECK(listener.answers == std::vector<FrameType>{FrameType::kClock});
+}
+
 TEST_CASE("frames: what cannot be is an error that names its sender") {
   const Environment environment{};
   struct Case {
@@ -237,6 +278,11 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
       {"is too short", frame(FrameType::kStatusAsked, kPeer)},
       {"is about a rank of another host", frame(FrameType::kStatus, kMe + 1, std::string("x"))},
       {"has too long a text", frame(FrameType::kStatus, 1, std::string(sizeof RankStatus::text + 1, 'x'))},
+      {"tells a clock that nobody has asked for", frame(FrameType::kClock, kPeer, int64_t{1})},
+      {"is too short", frame(FrameType::kClock, kPeer)},
+      {"is about another rank than its sender", frame(FrameType::kClock, 1, int64_t{1})},
+      {"asks another host than the first", frame(FrameType::kClockAsked, kPeer)},
+      {"is about another rank than its sender", frame(FrameType::kClockAsked, 1)},
       {"has a join without a stamp", frame(FrameType::kJoined, 1, uint64_t{0}, uint32_t{0})},
       {"has a value that its field cannot have", frame(FrameType::kJoined, 1, uint64_t{0}, uint32_t{kSize + 1})},
       {"has a value that its field cannot have", altered([](Signature& s) { s.kind = static_cast<Kind>(99); })},

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/errors.h"
+#include "operations/recording.h"
 #include "planner/exchange_plan.h"
 
 namespace rr {
@@ -112,6 +113,12 @@ void Executor::start_entry(Entry& entry) {
   if (active_members_.empty()) {
     skip_entry(entry);
     return finish_entry();
+  }
+  if (from_.recorder.is_on()) {
+    const int64_t started_ns = now_ns();
+    for (const OperationPtr& operation : active_members_) {
+      record_start(*operation, started_ns, static_cast<uint8_t>(entry.algorithm), active_members_.size() > 1);
+    }
   }
   active_ = planner_.plan(cursor_, active_members_, rounds_base_, active_rounds_);
   entry.rounds.store(active_rounds_ + 1, std::memory_order_release);

@@ -76,7 +76,7 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
       links_(links_of(context, control_, world_ranks_, hosts_, rank_, id, 0, bells_)),
       resources_({control_, negotiation_, hosts_, rank_, world_ranks_, id, bells_.wait, links_, context.kernels(),
                   context.segments(), context.settings(), context.log(), context.stats(), context.gpu(),
-                  [this] { return here(); }}),
+                  context.recorder(), context.recorded_group(id, world_ranks_), [this] { return here(); }}),
       members_(
           resources_, [this](int world_rank) { return context_.peers().cause_of_death(world_rank); },
           [this] { return context_.deadlock_text(); }),
@@ -116,7 +116,10 @@ std::unique_ptr<HostRelay> Group::make_relay() {
   for (const double limit_s : {context_.timeout_s(), context_.settings().stall_warning_s}) {
     if (limit_s > 0) late_s = std::min(late_s, limit_s / 4);
   }
-  return std::make_unique<HostRelay>(control_, hosts_, negotiation_, std::move(links), late_s);
+  // One group's leaders tell the clocks of all hosts.
+  Recorder* const recorder = id_ == 0 ? &context_.recorder() : nullptr;
+  return std::make_unique<HostRelay>(control_, hosts_, negotiation_, std::move(links), late_s, recorder,
+                                     resources_.recorded_group);
 }
 
 // Ranks are the world's, which is what callers speak of.

@@ -4,11 +4,14 @@
 
 #include "base/errors.h"
 #include "engine/context.h"
+#include "operations/recording.h"
 
 namespace rr {
 
 bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Reduction& reduction, Interrupt interrupt,
                          Codec codec) {
+  const bool is_recorded = parts_.from.recorder.is_on();
+  const int64_t called_ns = is_recorded ? now_ns() : 0;
   const size_t nbytes = src.nbytes();
   if (nbytes > parts_.control().header().eager_nbytes || nbytes != dst.nbytes() || src.dtype != dst.dtype) return false;
   if (src.place == Place::kDevice || dst.place == Place::kDevice) return false;
@@ -52,12 +55,14 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   operation.kind = Kind::kAllreduce;
   operation.ticket = ticket;
   operation.quick = true;
+  if (is_recorded) record_call(parts_.from, operation);
   if (complete) {
     relay_.tell_rest();
   } else {
     operation.number = number;
     operation.submitted_ns = now_ns();
     try {
+      const RecordedWait recorded(parts_.from, operation);
       waiter_.wait_until_finished(operation, -1, interrupt);
     } catch (...) {
       // The request stands, so somebody must consume it when it is complete; its result has nowhere to go.
@@ -75,11 +80,16 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
     participants = RankMask();
     parts_.negotiation.requests().is_settled(ticket, &participants);
   }
+  if (is_recorded) {
+    operation.submitted_ns = called_ns;
+    record_start(operation, eager ? now_ns() : RecordedCall::kAtItsEnd);
+  }
   const bool agreed = parts_.negotiation.requests().feasible(ticket, participants);
+  operation.signature = signature;
   if (agreed) {
-    operation.signature = signature;
     reduce_requests(parts_.from, ticket, participants, reduction, src.data, dst.data, src.count);
   }
+  record_end(parts_.from, operation, !agreed);
   const std::string text = agreed ? "" : parts_.negotiation.requests().mismatch(ticket, participants);
   parts_.submitted.lock()->pending.unnamed().consume(ticket);
   if (!agreed) throw MismatchError(text + " " + parts_.from.where(operation));

@@ -2,6 +2,7 @@
 
 #include "base/errors.h"
 #include "engine/context.h"
+#include "operations/recording.h"
 #include "operations/request_check.h"
 #include "planner/gpu/operands.h"
 
@@ -22,6 +23,7 @@ OperationPtr Submitter::make(const Request& request) const {
   operation->submitted_ns = now_ns();
   operation->keep = request.keep;
   if (request.name != nullptr) operation->name = *request.name;
+  record_call(parts_.from, *operation);
   Signature& signature = operation->signature;
   operation->quick = parts_.negotiation.requests().is_quick(signature, request.name != nullptr);
   if (signature.place == Place::kDevice) {
@@ -121,6 +123,7 @@ OperationPtr Submitter::message(const TensorView& tensor, int peer, int tag, std
   operation->signature.nbytes = tensor.nbytes();
   operation->submitted_ns = now_ns();
   operation->keep = std::move(keep);
+  record_call(parts_.from, *operation);
   (outgoing ? operation->srcs : operation->dsts).push_back(tensor);
   {
     const auto submitted = parts_.submitted.lock();

@@ -6,6 +6,7 @@
 #include "base/errors.h"
 #include "engine/context.h"
 #include "engine/shown_wait.h"
+#include "operations/recording.h"
 
 namespace rr {
 namespace {
@@ -122,6 +123,7 @@ bool Waiter::wait(Operation& operation, double timeout_s, Interrupt interrupt) {
         if (parts.is_busy() || parts.context.is_in_transit()) parts.context.wait_loop().wake_engine();
       }
     } hand_over{parts_, relay_};
+    const RecordedWait recorded(parts_.from, operation);
     if (!wait_until_finished(operation, timeout_s, interrupt)) return false;
     done(operation);
     relay_.tell_rest();  // the last rank's request may have come to this one first

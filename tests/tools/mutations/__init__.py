@@ -5,7 +5,7 @@ wrong. Its text occurs exactly once in its file (test_mutations.py). Choose test
 time: a hang costs the whole limit, and what only chance makes fail survives on another day.
 """
 
-from mutations import edges, ends, engine, hosts, late, launch, lower, optimizer, rendezvous
+from mutations import edges, ends, engine, hosts, late, launch, lower, optimizer, recorder, rendezvous
 from mutations.row import Mutation
 
 __all__ = ["MUTATIONS", "Mutation"]
@@ -20,4 +20,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *rendezvous.ROWS,
     *launch.ROWS,
     *late.ROWS,
+    *recorder.ROWS,
 )

@@ -1,0 +1,45 @@
+// What the timeline is told of a group's operations, and when (recorder/recorder.h).
+#pragma once
+
+#include <cstdint>
+
+#include "planner/resources.h"
+
+namespace rr {
+
+// The call of an operation, before it is announced.
+inline void record_call(const Resources& from, Operation& operation) {
+  if (from.recorder.is_on()) operation.recorded = from.recorder.call(from.recorded_group.number, operation.name);
+}
+
+// The beginning of its execution here: all ranks have announced it.
+inline void record_start(Operation& operation, int64_t started_ns, uint8_t algorithm = kNoAlgorithm,
+                         bool is_fused = false) {
+  operation.recorded.started_ns = started_ns;
+  operation.recorded.algorithm = algorithm;
+  operation.recorded.is_fused = is_fused;
+}
+
+// Its end. Null signature fields of a message mean nothing.
+void record_end(const Resources& from, const Operation& operation, bool has_failed);
+
+// For as long as it lives a thread waits for the operation.
+class RecordedWait {
+ public:
+  RecordedWait(const Resources& from, const Operation& operation)
+      : from_(from), operation_(operation), began_ns_(operation.recorded.timeline != 0 ? now_ns() : 0) {}
+  ~RecordedWait() {
+    if (began_ns_ != 0) write();
+  }
+  RecordedWait(const RecordedWait&) = delete;
+  RecordedWait& operator=(const RecordedWait&) = delete;
+
+ private:
+  void write() const;
+
+  const Resources& from_;
+  const Operation& operation_;
+  const int64_t began_ns_;
+};
+
+}  // namespace rr

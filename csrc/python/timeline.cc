@@ -1,0 +1,66 @@
+// Bindings: the timeline of this process.
+#include "recorder/timeline.h"
+
+#include <pybind11/stl.h>
+
+#include "base/never_destroyed.h"
+#include "collective/select.h"
+#include "data/dtype.h"
+#include "python/bindings.h"
+#include "python/objects.h"
+
+namespace rr {
+namespace {
+
+std::vector<std::string> kind_names() {
+#define RR_NAME(id, upper, lower) lower,
+  return {RR_KINDS(RR_NAME)};
+#undef RR_NAME
+}
+
+std::vector<std::string> op_names() {
+  std::vector<std::string> names;
+  for (int code = 0; code < kOpCount; ++code) names.emplace_back(name(op_from_code(code)));
+  return names;
+}
+
+std::vector<std::string> algorithm_names() {
+  std::vector<std::string> names;
+  for (uint32_t code = 0; code <= static_cast<uint32_t>(Algo::kStaged); ++code) {
+    names.emplace_back(name(static_cast<Algo>(code)));
+  }
+  return names;
+}
+
+}  // namespace
+
+std::shared_ptr<Recorder> recorder() {
+  static auto& instance = never_destroyed<std::shared_ptr<Recorder>>(std::make_shared<Recorder>());
+  return instance;
+}
+
+void bind_timeline(py::module_& m) {
+  m.def("kinds", kind_names);
+  m.def("ops", op_names);
+  m.def("algorithms", algorithm_names);
+  py::class_<Timeline>(m, "Timeline")
+      .def(py::init([](const std::string& path, int rank, const std::string& process, int64_t monotonic_ns,
+                       int64_t realtime_ns, const std::string& trace, bool mark_cycles) {
+             const py::gil_scoped_release release;
+             const LiveTrace::Target target{trace, rank, monotonic_ns, realtime_ns, kind_names(), mark_cycles};
+             return std::make_unique<Timeline>(recorder(), path, process, trace.empty() ? nullptr : &target,
+                                               Log(Settings::from_environment().log_level, rank));
+           }),
+           py::arg("path"), py::arg("rank"), py::arg("process"), py::arg("monotonic_ns"), py::arg("realtime_ns"),
+           py::arg("trace") = "", py::arg("mark_cycles") = false)
+      .def(
+          "stop",
+          [](Timeline& timeline, const std::string& reason) {
+            const py::gil_scoped_release release;
+            timeline.stop(reason);
+          },
+          py::arg("reason"))
+      .def("forget_after_fork", &Timeline::forget_after_fork);
+}
+
+}  // namespace rr

@@ -1,0 +1,73 @@
+#include "recorder/live_trace.h"
+
+#include <cctype>
+#include <cstdio>
+
+#include "recorder/json_text.h"
+
+namespace rr {
+
+LiveTrace::LiveTrace(const Target& target) : target_(target), file_(target.path) {
+  text_ =
+      "[\n{\"name\": \"start_time_since_epoch_in_micros\", \"ph\": \"M\", \"pid\": 0, "
+      "\"args\": {\"start_time_since_epoch_in_micros\": " +
+      std::to_string(target.began_realtime_ns / 1000) + "}}";
+  add({});
+}
+
+void LiveTrace::add_names(const std::vector<std::pair<uint32_t, std::string>>& names) {
+  for (const auto& [number, name] : names) names_[number] = name;
+}
+
+void LiveTrace::add_event(const std::string& event) { text_ += ",\n" + event; }
+
+std::string LiveTrace::time_text(int64_t ns) const {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.3f", static_cast<double>(ns) * 1e-3);
+  return text;
+}
+
+size_t LiveTrace::process_of(const std::string& operation) {
+  const auto [found, is_new] = processes_.try_emplace(operation, processes_.size() + 1);
+  if (is_new) {
+    const std::string number = std::to_string(found->second);
+    add_event("{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": " + number +
+              ", \"args\": {\"name\": " + json_text(operation) + "}}");
+    add_event("{\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": " + number +
+              ", \"args\": {\"sort_index\": " + number + "}}");
+  }
+  return found->second;
+}
+
+void LiveTrace::add_slice(const std::string& name, size_t process, int64_t begin_ns, int64_t end_ns,
+                          const std::string& args) {
+  add_event("{\"name\": " + json_text(name) + ", \"ph\": \"X\", \"ts\": " + time_text(begin_ns - target_.began_ns) +
+            ", \"dur\": " + time_text(end_ns - begin_ns) + ", \"pid\": " + std::to_string(process) +
+            ", \"tid\": " + std::to_string(target_.rank) + ", \"args\": {" + args + "}}");
+}
+
+void LiveTrace::add(const std::vector<Record>& records) {
+  for (const Record& record : records) {
+    if (record.type != RecordType::kOperation || record.started_ns == 0) continue;
+    const std::string kind = record.kind < target_.kinds.size() ? target_.kinds[record.kind] : "operation";
+    std::string shouted;
+    for (const char c : kind) shouted += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    const size_t process = process_of(kind + "." + (record.name == 0 ? "noname" : names_[record.name]));
+    if (target_.marks_cycles && record.started_ns != cycle_ns_) {
+      cycle_ns_ = record.started_ns;
+      add_event("{\"name\": \"CYCLE_START\", \"ph\": \"i\", \"s\": \"g\", \"pid\": 0, \"ts\": " +
+                time_text(record.started_ns - target_.began_ns) + "}");
+    }
+    add_slice("NEGOTIATE_" + shouted, process, record.called_ns, record.started_ns, "");
+    add_slice(shouted, process, record.started_ns, record.ended_ns, "\"bytes\": " + std::to_string(record.nbytes));
+  }
+  file_.append(text_.data(), text_.size());
+  text_.clear();
+}
+
+void LiveTrace::end() {
+  text_ += "\n]\n";
+  add({});
+}
+
+}  // namespace rr

@@ -1,0 +1,39 @@
+// How far the clocks of two hosts are apart: while a timeline is on, the leader of each host asks the first host's
+// leader for its clock, and records when it asked, what the answer was and when that came. The difference of the clocks
+// lies between the two (D. Mills, RFC 5905, section 8); whoever reads the timelines takes the narrowest bounds.
+#pragma once
+
+#include <cstdint>
+
+#include "negotiation/segment/hosts.h"
+#include "recorder/recorder.h"
+#include "relay/leader_links.h"
+
+namespace rr {
+
+class ClockRelay {
+ public:
+  // recorder: null: nothing is asked. group: whose leaders these are.
+  ClockRelay(const Hosts& hosts, LeaderLinks& links, Recorder* recorder, const RecordedGroup& group)
+      : hosts_(hosts), links_(links), recorder_(recorder), group_(group) {}
+
+  // Asks, when it is time.
+  void collect();
+  // --- what other leaders send
+  void apply_question(int host, FrameParser& frame);
+  void apply_answer(FrameParser& frame);
+
+ private:
+  void ask(int64_t now_ns);
+
+  const Hosts& hosts_;
+  LeaderLinks& links_;
+  Recorder* const recorder_;
+  const RecordedGroup group_;
+  uint32_t timeline_ = 0;  // that was on last
+  int64_t asked_ns_ = 0;   // 0: every question is answered
+  int left_ = 0;           // questions of this round
+  int64_t next_round_ns_ = 0;
+};
+
+}  // namespace rr
