@@ -1,0 +1,1 @@
+"""The pictures and the style of the report's page."""

@@ -1,0 +1,1 @@
+"""The timeline in the forms that viewers read."""

@@ -1,0 +1,140 @@
+"""A job's timeline: the records of all ranks on one clock, and the operations matched over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.timeline import job_warnings
+from ringreduce.timeline.clocks import Clock, clocks_of
+from ringreduce.timeline.matching import match
+from ringreduce.timeline.record_file import CLOCK, FILES, GroupInfo, RankRecords, read
+from ringreduce.timeline.tables import Tables
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that the ranks recorded. Times are in ns since the first record, on the clock of the lowest rank.
+
+    Attributes:
+        files: by rank, ascending. A clock question's started_ns is on the job's clock, too.
+        base_realtime_ns: the wall clock of time 0, by the lowest rank's host.
+        warnings: what makes the figures less certain, one sentence each.
+        rows, operations, waits, messages: dtypes ROW, OPERATIONS, WAITS, MESSAGES of matching.py.
+        names, groups: what operations["name"] and ["group"] index; names[0] is "".
+        kinds, dtypes, ops, algorithms: the name of each code, 256 of each; "?" where there is none.
+    """
+
+    files: list[RankRecords]
+    clocks: dict[int, Clock]
+    base_realtime_ns: int
+    span_ns: int
+    warnings: list[str]
+    rows: np.ndarray
+    operations: np.ndarray
+    names: list[str]
+    groups: list[GroupInfo]
+    waits: np.ndarray
+    messages: np.ndarray
+    kinds: list[str]
+    dtypes: list[str]
+    ops: list[str]
+    algorithms: list[str]
+
+    @classmethod
+    def load(cls, folder: Path) -> Job:
+        """Reads all record files of a folder.
+
+        Raises InvalidArgumentError where no file can be read.
+        """
+        files, refused = _read_all(folder)
+        clocks = clocks_of(files)
+        files, start_ns, span_ns = _on_one_clock(files, clocks)
+        tables = Tables.of(files)
+        found = match(files, tables)
+        reference = files[0]
+        return cls(
+            files=files,
+            clocks=clocks,
+            base_realtime_ns=reference.realtime_ns - reference.monotonic_ns + start_ns,
+            span_ns=span_ns,
+            warnings=refused + job_warnings.collect(files, clocks, tables, found),
+            rows=found.rows,
+            operations=found.operations,
+            names=tables.names,
+            groups=tables.groups,
+            waits=found.waits,
+            messages=found.messages,
+            kinds=tables.kinds,
+            dtypes=tables.dtypes,
+            ops=tables.ops,
+            algorithms=tables.algorithms,
+        )
+
+
+def _read_all(folder: Path) -> tuple[list[RankRecords], list[str]]:
+    """The files of one job by rank, and why others are not among them."""
+    by_rank: dict[int, RankRecords] = {}
+    refused = []
+    for path in sorted(folder.glob(FILES)):
+        try:
+            file = read(path)
+        except InvalidArgumentError as error:
+            refused.append(f"{error}; it is left out.")
+            continue
+        first = next(iter(by_rank.values()), file)
+        if file.rank in by_rank:
+            refused.append(f"{path} is of rank {file.rank}, as {by_rank[file.rank].path.name} is; it is left out.")
+        elif file.size != first.size:
+            refused.append(f"{path} is of a job of {file.size} ranks, not {first.size}; it is left out.")
+        else:
+            by_rank[file.rank] = file
+    if not by_rank:
+        what = "; ".join(refused) or f"{folder}: it has no {FILES}; give the folder that the ranks wrote to"
+        raise InvalidArgumentError(f"no timeline: {what}")
+    return [by_rank[rank] for rank in sorted(by_rank)], refused
+
+
+def _on_one_clock(files: Sequence[RankRecords], clocks: dict[int, Clock]) -> tuple[list[RankRecords], int, int]:
+    """The files with translated times, the job's clock at their time 0, and the time of the last end."""
+    translated = [_translated(file, clocks) for file in files]
+    extents = [extent for records in translated if (extent := _extent(records))]
+    # 1 ns before the first call: a started_ns of 0 says that an operation never began.
+    start_ns = min(begin for begin, _ in extents) - 1 if extents else files[0].monotonic_ns
+    for records in translated:
+        records["called_ns"] -= start_ns
+        records["ended_ns"] -= start_ns
+        started = records["started_ns"]
+        np.subtract(started, start_ns, out=started, where=(started != 0) | (records["type"] == CLOCK))
+    span_ns = max((end for _, end in extents), default=start_ns) - start_ns
+    return [replace(file, records=records) for file, records in zip(files, translated, strict=True)], start_ns, span_ns
+
+
+def _extent(records: np.ndarray) -> tuple[int, int] | None:
+    """The first call and the last end; clock questions do not count."""
+    shown = records["type"] != CLOCK
+    if not shown.any():
+        return None
+    begin = records["called_ns"].min(where=shown, initial=np.iinfo(np.int64).max)
+    return int(begin), int(records["ended_ns"].max(where=shown, initial=np.iinfo(np.int64).min))
+
+
+def _translated(file: RankRecords, clocks: dict[int, Clock]) -> np.ndarray:
+    """A copy of the records on the clock of the lowest rank."""
+    records: np.ndarray = file.records.copy()
+    clock = clocks[file.rank]
+    if clock.source not in ("reference", "same host"):
+        ran = (records["started_ns"] != 0) & (records["type"] != CLOCK)
+        records["called_ns"] = clock.to_job(records["called_ns"])
+        records["ended_ns"] = clock.to_job(records["ended_ns"])
+        records["started_ns"][ran] = clock.to_job(records["started_ns"][ran])
+    asked = np.flatnonzero(records["type"] == CLOCK)
+    for peer in np.unique(records["peer"][asked]).tolist():
+        if peer in clocks:  # else the rank left no file, and nobody looks at its answers
+            answers = asked[records["peer"][asked] == peer]
+            records["started_ns"][answers] = clocks[peer].to_job(records["started_ns"][answers])
+    return records

@@ -1,0 +1,107 @@
+"""`ringreduce timeline merge`: which files it writes, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from timeline_files import RankFile, steady_job, write_all
+from trace_reader import perfetto_trace
+
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.timeline import cli
+from ringreduce.timeline.whole_file import whole_file
+
+
+def records(folder: Path) -> Path:
+    return write_all(steady_job(2, 2), folder / "records")
+
+
+def test_merge_writes_each_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(records(tmp_path))
+    chrome, other, perfetto = (tmp_path / name for name in ("job.json", "hvd.json", "job.pftrace"))
+    assert cli.main(["merge", folder, "-o", str(chrome), "--horovod", str(other), "--mark-cycles"]) == 0
+    assert cli.main(["merge", folder, "--output", str(perfetto)]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert said.out.splitlines() == [
+        f"{path}: 4 operations, 2 of 2 ranks, one clock" for path in (chrome, other, perfetto)
+    ]
+    assert len(json.loads(chrome.read_text())["traceEvents"]) > 4
+    assert "CYCLE_START" in other.read_text()
+    assert len(perfetto_trace(perfetto).slices) == 4 * 2 * 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hvd.json", "job.json", "job.pftrace", "records"]
+
+
+def test_the_file_of_start_timeline_stands_for_its_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_all(steady_job(2, 2), tmp_path / "job.json.ranks")
+    out = tmp_path / "out.json"
+    assert cli.main(["merge", str(tmp_path / "job.json"), "-o", str(out)]) == 0  # it need not be there
+    assert out.exists()
+    assert cli.main(["merge", str(tmp_path / "other.json"), "-o", str(out)]) == 2
+    assert "other.json.ranks" in capsys.readouterr().err
+
+
+def test_warnings_go_to_stderr_and_the_clocks_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [RankFile(rank, 3, host=f"node{rank}") for rank in range(2)]
+    files[1].question(0, 20_000, 40_000, files[0])
+    write_all(files, tmp_path)
+    assert cli.main(["merge", str(tmp_path), "--horovod", str(tmp_path / "job.json")]) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith("warning: rank 2 of 3 left no file here")
+    assert "0 operations, 2 of 3 ranks, clocks within " in said.out
+    files[1].records.clear()
+    write_all(files, tmp_path)
+    assert cli.main(["merge", str(tmp_path), "--horovod", str(tmp_path / "job.json")]) == 0
+    assert "wall clocks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "give -o FILE.json"),
+        (["-o", "job.json", "--mark-cycles"], "--mark-cycles needs --horovod"),
+        (["-o", "no/such/folder/job.json"], "no/such/folder/job.json: cannot be written: No such file"),
+        (["--horovod", "no/such/folder/job.json"], "cannot be written: No such file"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert cli.main(["merge", str(records(tmp_path)), *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [[], ["merge"], ["merge", "x", "-o", "job.svg"], ["other", "x"]])
+def test_arguments_that_mean_nothing_end_with_the_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(argv)
+    assert ended.value.code == 2
+    assert "usage: ringreduce timeline" in capsys.readouterr().err
+
+
+def test_a_file_that_fails_leaves_the_former_one(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text("former")
+    with suppress(ZeroDivisionError), whole_file(path) as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    assert path.read_text() == "former"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(InvalidArgumentError, match="cannot be written"), whole_file(path):
+        raise OSError(28, "No space left on device")
+
+
+def test_a_file_is_readable_as_the_umask_says(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    former = os.umask(0o027)
+    try:
+        with whole_file(path) as file:
+            file.write(b"x")
+    finally:
+        os.umask(former)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
