@@ -22,6 +22,7 @@ from ringreduce.job import (
     inheritance,
     mpi,
     places,
+    recording,
     rendezvous,
     shutdown_cause,
     uncaught,
@@ -148,6 +149,7 @@ def _leave(error: BaseException | None = None) -> None:
         global_process_set.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
         job.context.shutdown(why)
         failure_report.write(job.context, job.placement.rank, job.placement.size)
+        recording.end("shutdown() was called")
         _core.framework_drain(_DRAIN_S)
         if job.communicator is not None:
             job.communicator.close()
@@ -313,6 +315,11 @@ def _start(
                 communicator.close()
             tcp = None  # the exception's traceback would keep it
             raise
+    try:
+        recording.begin_by_environment(place.rank, place.size)
+    except BaseException as error:
+        context.shutdown(shutdown_cause.why(error))
+        raise
     world = context.world
     if world.size != place.size:
         context.shutdown()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from ringreduce.errors import Error, UnavailableError
+from ringreduce.errors import Error
 
 USAGE = """\
 usage: ringreduce COMMAND [options]
@@ -13,7 +13,7 @@ usage: ringreduce COMMAND [options]
   run       run a program on N ranks of this host (the same as ringrun)
   bench     measure collectives and check their results
   doctor    show what this build and this machine have, and test it
-  timeline  (does not exist yet)
+  timeline  show when each rank called and waited, from the records of RINGREDUCE_TIMELINE
 
   --version  print the version
   --help     this text; `ringreduce COMMAND --help` for a command's own
@@ -62,7 +62,9 @@ def _doctor(argv: Sequence[str]) -> int:
 
 
 def _timeline(argv: Sequence[str]) -> int:
-    raise UnavailableError("the timeline does not exist yet; ringreduce.stats() counts operations and bytes today")
+    from ringreduce.timeline import cli
+
+    return cli.main(argv)
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 
 from ringreduce import _core, state
-from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.gpu import nccl
+from ringreduce.job import recording
 
 
 def mpi_built() -> bool:
@@ -74,16 +75,21 @@ def rocm_built() -> bool:
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Reserved: would write a trace of all operations from here on.
+    """Begins the timeline of this rank's operations, and ends the one that is on.
+
+    Call it on all ranks at the same place of the program: each writes records of its own. Rank 0 also writes file_path,
+    a trace in the form of Horovod's timeline, which https://ui.perfetto.dev and chrome://tracing show. While the job
+    runs the trace has rank 0's operations; from stop_timeline() or shutdown() on, those of all ranks whose records
+    rank 0 can read. The records are in the folder file_path + ".ranks", for `ringreduce timeline report file_path`.
 
     Args:
-        file_path: where rank 0 writes the trace.
-        mark_cycles: for Horovod's signature; there are no cycles here.
+        file_path: the trace's file. An existing folder: the records go there, and there is no trace.
+        mark_cycles: whether the trace has an event CYCLE_START where the execution of a bucket begins.
 
     Raises:
         InvalidArgumentError: file_path is not a path.
         NotInitializedError: before init().
-        UnavailableError: always; the timeline does not exist yet.
+        UnavailableError: the files cannot be made.
     """
     try:
         path = os.fspath(file_path)
@@ -91,14 +97,11 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
         raise InvalidArgumentError(f"start_timeline: file_path is a path, not {file_path!r}") from None
     if not path:
         raise InvalidArgumentError("start_timeline: file_path is empty")
-    state.require()
-    raise UnavailableError(f"start_timeline({path!r}): {_NO_TIMELINE}")
+    place = state.require().placement
+    recording.begin(path, place.rank, place.size, mark_cycles)
 
 
 def stop_timeline() -> None:
-    """Reserved: would end what start_timeline() began. Raises NotInitializedError, else UnavailableError."""
+    """Ends the timeline of this rank. Does nothing without one. Raises NotInitializedError before init()."""
     state.require()
-    raise UnavailableError(f"stop_timeline(): {_NO_TIMELINE}")
-
-
-_NO_TIMELINE = "the timeline does not exist yet; ringreduce.stats() counts operations and bytes today"
+    recording.end("stop_timeline() was called")

@@ -13,7 +13,6 @@ _GLOO = "Gloo is not used"
 NO_CYCLE = "there are no cycles: an operation starts when its last rank has called"
 _NOTHING = "there is nothing of the kind here"
 _SPARK = "jobs in Spark do not exist here"
-_TIMELINE = "the timeline does not exist yet; ringreduce.stats() counts operations and bytes"
 
 WITHOUT_EFFECT = {
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "Adasum gathers all tensors and has no chunks",
@@ -47,8 +46,5 @@ WITHOUT_EFFECT = {
     "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": _SPARK,
     "HOROVOD_SPARK_WORK_DIR": _SPARK,
     "HOROVOD_THREAD_AFFINITY": "ringrun --bind core binds a rank with all its threads",
-    "HOROVOD_TIMELINE": _TIMELINE,
-    "HOROVOD_TIMELINE_MARK_CYCLES": NO_CYCLE,
     "HOROVOD_TORUS_ALLREDUCE": ALGORITHM,
-    "RINGREDUCE_TIMELINE": _TIMELINE,
 }

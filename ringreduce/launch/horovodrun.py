@@ -33,6 +33,7 @@ TAKEN = (
     ForwardedOption("--stall-check-warning-time-seconds", "RINGREDUCE_STALL_WARNING", "S", float, "{:g}".format),
     ForwardedOption("--stall-check-shutdown-time-seconds", "RINGREDUCE_TIMEOUT", "S", float, "{:g}".format),
     ForwardedOption("--log-level", "RINGREDUCE_LOG_LEVEL", "LEVEL", str.lower),
+    ForwardedOption("--timeline-filename", "HOROVOD_TIMELINE", "FILE", str),
 )
 
 _TIMES = "lines of the log have no time"
@@ -56,7 +57,7 @@ WITHOUT_EFFECT: dict[tuple[str, ...], tuple[int, str]] = {
     ("--log-hide-timestamp", "--no-log-hide-timestamp"): (0, _TIMES),
     ("-prefix-timestamp", "--prefix-output-with-timestamp"): (0, "lines are not stamped; pipe them through `ts`"),
     ("--mpi-threads-disable", "--no-mpi-threads-disable"): (0, "MPI's threads are chosen by mpi4py.rc"),
-    ("--no-timeline-mark-cycles",): (0, NO_CYCLE),
+    ("--no-timeline-mark-cycles",): (0, "cycles are not marked unless --timeline-mark-cycles is given"),
     ("--num-nccl-streams",): (1, "there is nothing of the kind here"),
     ("--stall-check",): (0, "it is on already, with RINGREDUCE_STALL_WARNING seconds"),
     ("--thread-affinity",): (1, "--bind core binds a rank with all its threads"),
@@ -65,14 +66,11 @@ WITHOUT_EFFECT: dict[tuple[str, ...], tuple[int, str]] = {
 
 _MPI = "run() starts its ranks without MPI; `ringrun --mpi -np N script.py` has mpirun start a script"
 _ELASTIC = "elastic jobs do not exist yet; start a fixed number of ranks with -np N"
-_TIMELINE = "the timeline does not exist yet; leave the option out. ringreduce.stats() counts operations and bytes"
 
 REFUSED: dict[tuple[str, ...], tuple[int, str]] = {
     ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"): (1, _ELASTIC),
     ("--elastic-timeout", "--reset-limit", "--host-discovery-script"): (1, _ELASTIC),
     ("--blacklist-cooldown-range",): (2, _ELASTIC),
-    ("--timeline", "--timeline-filename"): (1, _TIMELINE),
-    ("--timeline-mark-cycles",): (0, _TIMELINE),
     ("--binding-args",): (
         1,
         "give --bind core or --bind none; with --transport mpi, mpirun's own options by --mpi-args",
@@ -135,6 +133,13 @@ def add_to(parse: argparse.ArgumentParser) -> None:
     for row in TAKEN:
         add(row.flag, action=_Call, call=_set(row), type=row.kind, metavar=row.metavar, help=f"sets {row.variable}")
     add("--no-stall-check", action=_Call, call=_disable_stall_check, nargs=0, help="sets RINGREDUCE_STALL_WARNING=0")
+    add(
+        "--timeline-mark-cycles",
+        action=_Call,
+        call=_mark_cycles,
+        nargs=0,
+        help="sets RINGREDUCE_TIMELINE_MARK_CYCLES=1",
+    )
     add("--mpi", dest="transport", action="store_const", const="mpi", help="the same as --transport mpi")
     for table, meaning in ((WITHOUT_EFFECT, _tell), (REFUSED, _refuse)):
         for flags, (arguments, why) in table.items():
@@ -163,6 +168,10 @@ def _set(row: ForwardedOption) -> Call:
 
 def _disable_stall_check(namespace: argparse.Namespace, option: str, values: Any) -> None:
     namespace.variables["RINGREDUCE_STALL_WARNING"] = "0"
+
+
+def _mark_cycles(namespace: argparse.Namespace, option: str, values: Any) -> None:
+    namespace.variables["RINGREDUCE_TIMELINE_MARK_CYCLES"] = "1"
 
 
 def _tell(why: str) -> Call:

@@ -108,6 +108,12 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
         help="also write each rank's output to DIR/rank.N/stdout and DIR/rank.N/stderr",
     )
     add(
+        "--timeline",
+        metavar="FOLDER",
+        help="sets RINGREDUCE_TIMELINE: each rank writes there when its operations were called, started and ended, for "
+        "`ringreduce timeline report FOLDER`",
+    )
+    add(
         "--as-horovod",
         action="store_true",
         help="`import horovod.torch` and all its modules find ringreduce, in the program and in its children; where "
@@ -152,6 +158,8 @@ def read(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
         )
     if not options.grace >= 0:
         raise InvalidArgumentError(f"--grace {options.grace:g}: expected seconds, 0 or more")
+    if options.timeline is not None:
+        options.variables["RINGREDUCE_TIMELINE"] = options.timeline
     if options.encrypt:
         options.variables["RINGREDUCE_ENCRYPT"] = "on"
     _check_ranks(options, prog)

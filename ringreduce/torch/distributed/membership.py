@@ -20,8 +20,9 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from ringreduce import _core
 from ringreduce.errors import NotInitializedError
-from ringreduce.job import failure_report, shutdown_cause, store_rendezvous, uncaught
+from ringreduce.job import failure_report, recording, shutdown_cause, store_rendezvous, uncaught
 from ringreduce.job.absent import AbsentGroup
+from ringreduce.torch.profiling import profiled
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -103,6 +104,8 @@ class Membership:
         )
         with closing(joined):
             known.forget()  # all have read it
+            if not ranks or list(ranks) == list(range(size)):  # all of the job, whose rank is this one's here
+                recording.begin_by_environment(rank, size)
             self._context: Context = _core.Context(
                 joined.memory.fd,
                 rank,
@@ -112,8 +115,10 @@ class Membership:
                 timeout_s,
                 hosts=joined.hosts,
                 tcp=joined.tcp,
+                recorded_as=label,
+                job_ranks=list(ranks),
             )
-        self.group: Group = self._context.world
+        self._group: Group = self._context.world
         if joined.hosts is not None:
             # So that no rank is in the next group of that name while another has not forgotten. On one host contexts
             # wait for each other.
@@ -128,6 +133,11 @@ class Membership:
         shutdown_cause.begin()
         _members.add(self)
         uncaught.tell_by(_fail_all, _leave_all)
+
+    @property
+    def group(self) -> Group:
+        """The native group, or what stands for it in a forked child."""
+        return profiled(self._group)
 
     def on_leave(self, call: Callable[[], Any]) -> None:
         """Registers what leave() does last."""
@@ -159,7 +169,7 @@ class Membership:
         """For a forked child: what it inherited is its parent's."""
         self._context.forget_after_fork()
         self._on_leave.clear()
-        self.group = AbsentGroup(NotInitializedError, FORKED)  # type: ignore[assignment]
+        self._group = AbsentGroup(NotInitializedError, FORKED)  # type: ignore[assignment]
 
 
 def _fail_all(why: str) -> None:

@@ -171,7 +171,7 @@ def test_options_without_effect_are_told_in_one_line(capfd: pytest.CaptureFixtur
     assert "--ssh-port (the ranks are on this host)" in line
 
 
-@pytest.mark.parametrize("option", ["--min-np=2", "--timeline=f", "--timeline-filename=f", "--jsrun"])
+@pytest.mark.parametrize("option", ["--min-np=2", "--jsrun"])
 def test_an_option_that_cannot_be_met_is_status_2(option: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert ringrun.main(["-np", "1", option, "true"]) == 2
     assert capfd.readouterr().err.startswith(f"ringrun: {option.partition('=')[0]}: ")
@@ -180,6 +180,7 @@ def test_an_option_that_cannot_be_met_is_status_2(option: str, capfd: pytest.Cap
 def test_values_are_those_of_the_knobs() -> None:
     words = ["--fusion-threshold-mb", "2", "--cache-capacity", "99", "--start-timeout", "7.5", "--log-level", "DEBUG"]
     words += ["--stall-check-warning-time-seconds", "3", "--stall-check-shutdown-time-seconds", "0"]
+    words += ["--timeline-filename", "t.json", "--timeline-mark-cycles", "--timeline", "records"]
     assert options.read(["-np", "1", *words, "true"], "ringrun").variables == {
         "RINGREDUCE_FUSION_THRESHOLD": "2097152",
         "RINGREDUCE_CACHE_CAPACITY": "99",
@@ -187,6 +188,9 @@ def test_values_are_those_of_the_knobs() -> None:
         "RINGREDUCE_LOG_LEVEL": "debug",
         "RINGREDUCE_STALL_WARNING": "3",
         "RINGREDUCE_TIMEOUT": "0",
+        "HOROVOD_TIMELINE": "t.json",
+        "RINGREDUCE_TIMELINE_MARK_CYCLES": "1",
+        "RINGREDUCE_TIMELINE": "records",
     }
     with pytest.raises((SystemExit, Error)):
         options.read(["-np", "1", "--fusion-threshold-mb", "some", "true"], "ringrun")

@@ -28,13 +28,14 @@ PACKAGE = ROOT / "ringreduce"
 # --- C++ ------------------------------------------------------------------------------------------------------------
 
 LAYERS = [
-    "base", "data", "os", "gpu", "transport", "collective", "negotiation", "relay", "planner", "operations", "engine",
-    "measure", "framework", "python",
+    "base", "data", "os", "recorder", "gpu", "transport", "collective", "negotiation", "relay", "planner", "operations",
+    "engine", "measure", "framework", "python",
 ]  # fmt: skip
-"""Each may include those before it, but os, which is beside data, planner and operations, which are beside relay, and
-framework, which is beside measure."""
+"""Each may include those before it, but os and recorder, which are beside data, planner and operations, which are
+beside relay, and framework, which is beside measure."""
 MAY_INCLUDE = {layer: set(LAYERS[:position]) for position, layer in enumerate(LAYERS)}
 MAY_INCLUDE["os"] = {"base"}
+MAY_INCLUDE["recorder"] = {"base", "os"}
 MAY_INCLUDE["planner"] -= {"relay"}
 MAY_INCLUDE["operations"] -= {"relay"}
 MAY_INCLUDE["framework"] -= {"measure"}
@@ -68,26 +69,36 @@ MAY_IMPORT = {
     "state": {"errors"},
     "config": {"_core", "errors", "horovod_variables", "state"},
     "gpu": {"_core", "errors", "state"},
-    "features": {"_core", "errors", "state", "gpu"},
-    "job": {"_core", "errors", "state", "config"},
+    "timeline": {"errors"},
+    "job": {"_core", "errors", "state", "config", "timeline"},
     "collectives": {"_core", "errors", "state", "gpu", "job"},
+    "features": {"_core", "errors", "state", "gpu", "job"},
     "basics": {"_core", "errors", "state", "config", "job", "collectives"},
     "common": {"_core", "errors", "state", "config", "features", "job", "collectives", "basics"},
     "api": {"gpu", "collectives", "common"},
     "__init__": {"no_core"},
     "torch/tracing": set(),
     "torch/uncompiled": {"torch/tracing"},
+    "torch/profiling": {"_core", "torch/tracing"},
     "torch/cuda": {"_core", "errors"},
     "torch/tensors": {"_core", "errors", "job", "collectives", "torch/cuda"},
-    "torch/submission": {"_core", "errors", "job", "collectives", "torch/cuda", "torch/tensors"},
-    "torch/gradient_reduction": {"_core", "errors", "job", "collectives", "torch/tensors", "torch/submission"},
+    "torch/submission": {"_core", "errors", "job", "collectives", "torch/cuda", "torch/profiling", "torch/tensors"},
+    "torch/gradient_reduction": {
+        "_core",
+        "errors",
+        "job",
+        "collectives",
+        "torch/profiling",
+        "torch/tensors",
+        "torch/submission",
+    },
     "torch/powersgd": {"_core", "errors", "collectives", "torch/gradient_reduction"},
-    "torch/quantization": {"_core", "errors", "collectives", "torch/gradient_reduction"},
+    "torch/quantization": {"_core", "errors", "collectives", "torch/profiling", "torch/gradient_reduction"},
 }
 """Room, or file beside the rooms of ringreduce/ and ringreduce/torch/: what it may import of ringreduce when it is
 imported itself. "__init__" stands for the public names, which ringreduce/__init__.py gets from api.py on first use."""
 
-_TENSORS = {"torch/tracing", "torch/cuda", "torch/tensors", "torch/submission", "torch/gradient_reduction"}
+_TENSORS = {f"torch/{name}" for name in ("tracing", "profiling", "cuda", "tensors", "submission", "gradient_reduction")}
 MAY_IMPORT["torch/compression"] = {"job", "collectives", "common"} | {
     f"torch/{name}" for name in ("gradient_reduction", "powersgd", "quantization")
 }
@@ -97,7 +108,7 @@ MAY_IMPORT["torch/functions"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/collective
 MAY_IMPORT["torch/mpi_ops"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/collectives", "torch/compression"}
 MAY_IMPORT["torch/optimizer"] = MAY_IMPORT["torch/mpi_ops"] | {"torch/functions"}
 MAY_IMPORT["torch/elastic"] = BELOW_FRAMEWORKS | {"torch/mpi_ops"}
-MAY_IMPORT["torch/distributed"] = BELOW_FRAMEWORKS | {"torch/cuda", "torch/tensors"}
+MAY_IMPORT["torch/distributed"] = BELOW_FRAMEWORKS | {"torch/profiling", "torch/cuda", "torch/tensors"}
 MAY_IMPORT["torch/__init__"] = BELOW_FRAMEWORKS | {name for name in MAY_IMPORT if name.startswith("torch/")}
 MAY_IMPORT["tensorflow"] = BELOW_FRAMEWORKS
 MAY_IMPORT["jax"] = BELOW_FRAMEWORKS
@@ -117,7 +128,7 @@ MAY_IMPORT_LATER = {
     "tensorflow": {"tensorflow/keras"},  # its DistributedOptimizer() of a Keras optimizer
     "launch": {"_core", "__init__", "doctor"},  # _core: its version, which all hosts must have
     "bench": {"torch/__init__"},
-    "cli": {"__init__", "launch", "bench", "doctor"},
+    "cli": {"__init__", "launch", "bench", "doctor", "timeline"},
 }
 """What functions may import besides, when they are called."""
 

@@ -1,0 +1,275 @@
+"""Timelines while they are written: what is recorded of each operation, and what a file has when a rank ends early."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from deadlines import SOON_S
+from ranks import clean_environment, run_ranks, send_to_test, start_ranks
+
+from ringreduce.timeline import record_file
+from ringreduce.timeline.job import Job
+
+SIZE = 3
+
+
+def works(path: str) -> None:
+    """Each kind of operation once or more, between start_timeline() and stop_timeline()."""
+    import ringreduce as hvd
+
+    with hvd.init() as world:
+        few, many = np.ones(2, np.float32), np.ones(100_000, np.float32)
+        hvd.allreduce(few)  # before: it is no record
+        hvd.start_timeline(path)
+        hvd.allreduce(few)
+        hvd.allreduce(few, name="loss", op=hvd.Sum)
+        hvd.allreduce(few, name="loss", op=hvd.Sum)
+        hvd.allreduce(many, op=hvd.Max)
+        handles = [hvd.allreduce_async(many, name=f"gradient {i}") for i in range(3)]
+        for handle in handles:
+            hvd.synchronize(handle)
+        hvd.broadcast(many, 1, name="weights")
+        hvd.allgather(few)
+        if world.rank == 0:
+            hvd.send(many, 1)
+        elif world.rank == 1:
+            hvd.recv(many, 0)
+        hvd.barrier()
+        hvd.stop_timeline()
+        hvd.allreduce(few)  # after
+
+
+def test_every_operation_is_a_record_on_every_rank(tmp_path: Path) -> None:
+    run_ranks(works, SIZE, args=(str(tmp_path),))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"rank-{rank:04}.rr" for rank in range(SIZE)]
+    job = Job.load(tmp_path)
+    assert not job.warnings
+    found = sorted(
+        (job.files[0].kinds[operation["kind"]], job.names[operation["name"]], int(operation["nbytes"]))
+        for operation in job.operations
+    )
+    assert found == sorted(
+        [
+            ("allreduce", "", 8),
+            ("allreduce", "loss", 8),
+            ("allreduce", "loss", 8),
+            ("allreduce", "", 400_000),
+            *(("allreduce", f"gradient {i}", 400_000) for i in range(3)),
+            ("broadcast", "weights", 400_000),
+            ("allgather", "", 8),
+            ("barrier", "", 0),
+        ]
+    )
+    assert set(job.operations["rows"]) == {SIZE}
+    rows = job.rows
+    assert (rows["called_ns"] <= rows["started_ns"]).all()
+    assert (rows["started_ns"] <= rows["ended_ns"]).all()
+    # Nobody ends before all have called: the clock is one.
+    complete = np.repeat(job.operations["complete_ns"], job.operations["rows"])
+    order = np.argsort(rows["operation"], kind="stable")
+    assert (rows["ended_ns"][order] >= complete).all()
+    assert job.waits.size >= 1
+    assert (job.waits["begin_ns"] <= job.waits["end_ns"]).all()
+    ends = sorted((int(message["rank"]), int(message["peer"]), int(message["nbytes"])) for message in job.messages)
+    assert ends == [(0, 1, 400_000), (1, 0, 400_000)]
+
+
+def refuses(path: str) -> None:
+    import ringreduce as hvd
+
+    with hvd.init() as world:
+        hvd.start_timeline(path)
+        with pytest.raises(hvd.MismatchError):
+            hvd.allreduce(np.ones(2 + world.rank, np.float32), name="unequal")
+        hvd.stop_timeline()
+
+
+def test_an_operation_that_failed_says_so(tmp_path: Path) -> None:
+    run_ranks(refuses, 2, args=(str(tmp_path),))
+    job = Job.load(tmp_path)
+    assert [job.names[operation["name"]] for operation in job.operations] == ["unequal"]
+    assert (job.rows["flags"] & record_file.FAILED != 0).all()
+
+
+def traces(folder: str) -> dict[str, str]:
+    """As Horovod's tests read the trace: while the job runs, and after stop_timeline()."""
+    import time
+
+    import ringreduce as hvd
+
+    texts = {}
+    with hvd.init() as world:
+        path = Path(folder) / "first.json"
+        hvd.start_timeline(path, mark_cycles=True)
+        hvd.allreduce(np.ones(3, np.float32), name="test_allreduce")
+        while world.rank == 0 and "test_allreduce" not in path.read_text():
+            time.sleep(0.005)
+        if world.rank == 0:
+            texts["while it runs"] = path.read_text()
+        hvd.start_timeline(Path(folder) / "second.json")  # ends the first
+        hvd.allreduce(np.ones(3, np.float32), name="test_allreduce")
+        hvd.stop_timeline()
+        if world.rank == 0:
+            texts["first"] = path.read_text()
+            texts["second"] = (Path(folder) / "second.json").read_text()
+    return texts
+
+
+def test_a_trace_is_as_horovods_tests_want_it(tmp_path: Path) -> None:
+    texts = run_ranks(traces, 2, args=(str(tmp_path),))[0]
+    for name, text in texts.items():
+        for part in ("allreduce.test_allreduce", "NEGOTIATE_ALLREDUCE", "start_time_since_epoch_in_micros"):
+            assert part in text, (name, text)
+    assert "CYCLE_START" in texts["while it runs"]
+    assert "CYCLE_START" in texts["first"]
+    assert "CYCLE_START" not in texts["second"]
+    for name in ("first", "second"):
+        events = json.loads(texts[name])
+        ticks = {event["name"] for event in events if event.get("ph") == "X" and event["name"].isdigit()}
+        assert ticks == {"0", "1"}, name  # when each rank had called
+
+
+def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
+    return {**clean_environment(), **{name: str(tmp_path / value) for name, value in variables.items()}}
+
+
+SUMS = """
+import numpy as np, ringreduce as hvd
+with hvd.init():
+    hvd.allreduce(np.ones(3, np.float32), name="test_allreduce")
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "files"),
+    [
+        ({"RINGREDUCE_TIMELINE": "records"}, {"records"}),
+        ({"RINGREDUCE_TIMELINE": "job.json"}, {"job.json", "job.json.ranks"}),
+        ({"HOROVOD_TIMELINE": "job"}, {"job", "job.ranks"}),
+    ],
+)
+def test_a_variable_begins_a_timeline(variables: dict[str, str], files: set[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ringreduce", "run", "-np", "2", sys.executable, "-c", SUMS]
+    subprocess.run(command, env=environment(tmp_path, **variables), check=True, timeout=SOON_S * 3)
+    assert {path.name for path in tmp_path.iterdir()} == files
+    for path in tmp_path.iterdir():
+        if path.is_file():
+            assert "allreduce.test_allreduce" in str(json.loads(path.read_text()))
+        else:
+            assert len(Job.load(path).operations) == 1
+
+
+def test_dynamic_begins_none(tmp_path: Path) -> None:
+    variables = {**clean_environment(), "HOROVOD_TIMELINE": "DYNAMIC"}
+    subprocess.run([sys.executable, "-c", SUMS], env=variables, check=True, timeout=SOON_S * 3, cwd=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_that_names_the_variable() -> None:
+    variables = {**clean_environment(), "RINGREDUCE_TIMELINE": "/dev/null/records"}
+    ended = subprocess.run([sys.executable, "-c", SUMS], env=variables, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "InvalidArgumentError: RINGREDUCE_TIMELINE=/dev/null/records: " in ended.stderr
+
+
+def sums_for_ever(path: str) -> None:
+    import ringreduce as hvd
+
+    with hvd.init():
+        hvd.start_timeline(path)
+        for number in range(1 << 62):
+            hvd.allreduce(np.ones(2, np.float32))
+            if number == 2000:
+                send_to_test("summed")
+
+
+def test_a_killed_rank_leaves_a_file_that_can_be_read(tmp_path: Path) -> None:
+    with start_ranks(sums_for_ever, 2, args=(str(tmp_path),)) as ranks:
+        for rank in range(2):
+            ranks.receive(rank)
+        own = tmp_path / "rank-0001.rr"
+        wait_until_it_grows(own)
+        ranks.kill(1)
+        ranks.wait()
+    job = Job.load(tmp_path)
+    killed = job.files[1]
+    assert not killed.has_ended
+    assert killed.damage in ("",) or "cut off" in killed.damage
+    assert len(killed.records) >= 1
+    assert job.files[0].has_ended  # it raised, and ended its file
+    assert any("rank 1" in warning for warning in job.warnings)
+
+
+def wait_until_it_grows(path: Path) -> None:
+    """For two more writes: what was recorded before the call is in the file."""
+    size = path.stat().st_size
+    seen = set()
+    pause = threading.Event()
+    while len(seen) < 2:
+        pause.wait(0.005)
+        if path.stat().st_size != size:
+            size = path.stat().st_size
+            seen.add(size)
+
+
+def forks(path: str) -> list[int]:
+    import ringreduce as hvd
+
+    with hvd.init():
+        hvd.start_timeline(path)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if not hvd.is_initialized() else 1)
+        status = os.waitpid(child, 0)[1]
+        hvd.allreduce(np.ones(2, np.float32), name="after")
+        hvd.stop_timeline()
+    return [status]
+
+
+def test_a_forked_child_leaves_the_files_to_its_parent(tmp_path: Path) -> None:
+    assert run_ranks(forks, 2, args=(str(tmp_path),)) == [[0], [0]]
+    job = Job.load(tmp_path)
+    assert [job.names[operation["name"]] for operation in job.operations] == ["after"]
+    assert all(file.has_ended for file in job.files)
+
+
+def joins_a_group(path: str) -> Any:
+    import ringreduce as hvd
+
+    with hvd.init() as world:
+        hvd.start_timeline(path)
+        pair = hvd.add_process_set([0, 2])
+        if world.rank != 1:
+            hvd.allreduce(np.ones(2, np.float32), name="both", process_set=pair)
+        hvd.barrier()
+        hvd.stop_timeline()
+
+
+def test_an_operation_of_a_process_set_has_its_ranks(tmp_path: Path) -> None:
+    run_ranks(joins_a_group, SIZE, args=(str(tmp_path),))
+    job = Job.load(tmp_path)
+    (operation,) = [operation for operation in job.operations if job.names[operation["name"]] == "both"]
+    assert job.groups[operation["group"]].ranks == (0, 2)
+    assert operation["rows"] == 2
+
+
+def of_a_smaller_job(path: str) -> None:
+    import ringreduce as hvd
+
+    with hvd.init():
+        hvd.start_timeline(path)
+        hvd.barrier()
+
+
+def test_a_smaller_job_removes_what_a_larger_one_left(tmp_path: Path) -> None:
+    for size in (3, 2):
+        run_ranks(of_a_smaller_job, size, args=(str(tmp_path),))
+    assert [file.rank for file in Job.load(tmp_path).files] == [0, 1]
