@@ -13,13 +13,14 @@ from ringreduce.collectives import objects
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.collectives.data_movement import broadcast_async_
+from ringreduce.torch.profiling import ranged
 from ringreduce.torch.tracing import BLOCKS, untraced
 
 Named: TypeAlias = tuple[str | None, torch.Tensor]
 
 allgather_object, broadcast_object = (
-    untraced(BLOCKS)(objects.allgather_object),
-    untraced(BLOCKS)(objects.broadcast_object),
+    untraced(BLOCKS)(ranged("allgather_object")(objects.allgather_object)),
+    untraced(BLOCKS)(ranged("broadcast_object")(objects.broadcast_object)),
 )
 
 

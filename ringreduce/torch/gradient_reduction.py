@@ -17,6 +17,7 @@ from ringreduce._core import Work
 from ringreduce.collectives.ops import Average
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
+from ringreduce.torch.profiling import profiled
 from ringreduce.torch.submission import gather, received
 from ringreduce.torch.tensors import on_stream, operand
 
@@ -54,7 +55,7 @@ class Channel(NamedTuple):
     def allreduce(self, tensors: Sequence[torch.Tensor], name: str) -> Work:
         """Reduces contiguous tensors in place, with the factors."""
         memory = [operand(tensor) for tensor in tensors]
-        work = self.process_set.group.allreduce_async(
+        work = profiled(self.process_set.group).allreduce_async(
             memory, memory, self.op, self.prescale, self.postscale, name, self.wire
         )
         return on_stream(work, *tensors)

@@ -25,10 +25,13 @@ from ringreduce._core import WIRE_BLOCK, Work, wire_round_trip
 from ringreduce.collectives.ops import Average, Sum
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.gradient_reduction import Channel, Stateful
+from ringreduce.torch.profiling import ranged
 
 LARGEST = 127
 SCALE_NBYTES = 4
 WIRE = "int8"
+
+_round_trip = ranged("quantize int8")(wire_round_trip)
 
 
 class Int8(Stateful):
@@ -150,7 +153,7 @@ class WiredInt8(Int8Exchange):
 
     def _quantised(self, x: torch.Tensor) -> torch.Tensor:
         here = x.cpu() if x.is_cuda else x.clone()  # the codec is the CPU's
-        wire_round_trip(WIRE, here.data_ptr(), here.numel())
+        _round_trip(WIRE, here.data_ptr(), here.numel())
         self._values = here.to(x.device)
         return self._values
 

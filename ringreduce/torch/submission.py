@@ -13,6 +13,7 @@ from ringreduce.collectives.ops import Average, Sum, check_op
 from ringreduce.errors import HorovodInternalError, InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch import cuda
+from ringreduce.torch.profiling import profiled
 from ringreduce.torch.tensors import Operand, on_stream, operand
 
 
@@ -26,6 +27,7 @@ def allgathers(tensors: Sequence[torch.Tensor], name: str | None, process_set: P
 
 def gather(group: Group, memory: Operand, tensor: torch.Tensor, name: str | None) -> Work:
     """Submits an all-gather of a tensor and its operand; received() has the result."""
+    group = profiled(group)
     if not tensor.is_cuda:
         return group.allgather_async(memory, name)
     room = cuda.room_for(tensor, group.size) if tensor.dim() else None
@@ -34,7 +36,7 @@ def gather(group: Group, memory: Operand, tensor: torch.Tensor, name: str | None
 
 def exchange(group: Group, tensor: torch.Tensor, rows: Sequence[int] | None, name: str | None) -> Work:
     """Submits an all-to-all of so many rows for each rank; received() has the result."""
-    memory = operand(tensor)
+    memory, group = operand(tensor), profiled(group)
     if not tensor.is_cuda:
         return group.alltoall_async(memory, rows, name)
     room = torch.empty_like(tensor) if tensor.dim() else None
@@ -52,7 +54,7 @@ def reducescatters(
         HorovodInternalError: op is neither Average nor Sum.
     """
     check_op(op)
-    group = process_set.group
+    group = profiled(process_set.group)
     submit = group.reducescatter_async
     if op not in (Average, Sum):
         raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")

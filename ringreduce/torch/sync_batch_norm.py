@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ringreduce.collectives.ops import Sum
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.torch.profiling import profiled
 from ringreduce.torch.submission import gather, received
 from ringreduce.torch.tensors import operand
 
@@ -156,7 +157,7 @@ class _Normalize(torch.autograd.Function):
         sums = torch.stack([grad.sum(others), (grad * centred).sum(others)]).double()
         own = sums.clone()
         memory = operand(sums)
-        ctx.process_set.group.allreduce(memory, memory, Sum, 1.0, 1.0, None)
+        profiled(ctx.process_set.group).allreduce(memory, memory, Sum, 1.0, 1.0, None)
         mean_grad, mean_product = sums / max(1.0, ctx.count)
         scale = inverse if weight is None else inverse * weight
         slope = _along(mean_product * inverse * inverse, wide)

@@ -18,8 +18,11 @@ from ringreduce.collectives.handles import Handle, Works
 from ringreduce.common.adasum import check_size, combine
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
+from ringreduce.torch.profiling import ranged
 from ringreduce.torch.submission import allgathers, received
 from ringreduce.torch.tensors import refusal, source
+
+_combine = ranged("combine Adasum")(combine)
 
 
 def submit(
@@ -57,7 +60,7 @@ def submit(
     def finish(works: Works) -> Any:
         for work, row, output in zip(works.each, rows, outputs, strict=True):
             vectors = received(work, row).double().cpu().reshape(size, -1).numpy()
-            combined = torch.from_numpy(combine(list(vectors)) * postscale_factor)
+            combined = torch.from_numpy(_combine(list(vectors)) * postscale_factor)
             output.detach().copy_(combined.view(output.shape))
         return result
 

@@ -19,6 +19,7 @@ from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.collectives import adasum, autograd
 from ringreduce.torch.collectives.members import id_of
 from ringreduce.torch.compression import Compression, Compressor, NoneCompressor, wire_for
+from ringreduce.torch.profiling import profiled
 from ringreduce.torch.tensors import are_tracked, handle, in_place, is_tracked, on_stream, operand, source
 from ringreduce.torch.tracing import ASYNC, is_compiling, traceable, untraced
 
@@ -70,7 +71,7 @@ def allreduce(
     memory = operand(tensor)
     output = empty_like(tensor)
     result = (output.data_ptr(), memory[1], memory[2], output) if len(memory) == 4 else operand(output)
-    process_set.group.allreduce(memory, result, op, prescale_factor, postscale_factor, name)
+    profiled(process_set.group).allreduce(memory, result, op, prescale_factor, postscale_factor, name)
     return output
 
 
@@ -93,7 +94,7 @@ def allreduce_(
     if op == Adasum:
         return allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set).wait()
     memory = in_place(tensor)
-    process_set.group.allreduce(memory, memory, op, prescale_factor, postscale_factor, name)
+    profiled(process_set.group).allreduce(memory, memory, op, prescale_factor, postscale_factor, name)
     return tensor
 
 
@@ -251,5 +252,5 @@ def _submit(
     if op == Adasum:
         settings = (name, prescale_factor, postscale_factor, process_set, result)
         return adasum.submit(sources, outputs, *settings)
-    work = process_set.group.allreduce_async(srcs, dsts, op, prescale_factor, postscale_factor, name, wire)
+    work = profiled(process_set.group).allreduce_async(srcs, dsts, op, prescale_factor, postscale_factor, name, wire)
     return handle(on_stream(work, *outputs), lambda _: result)

@@ -24,6 +24,7 @@ from ringreduce.collectives.ops import Adasum, Average, ReduceOp, Sum
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.collectives import adasum
 from ringreduce.torch.collectives.members import Members, call, process_set_of, run
+from ringreduce.torch.profiling import profiled
 from ringreduce.torch.submission import allgathers, exchange, received, reducescatters
 from ringreduce.torch.tensors import no_tangent, on_stream, operand, source
 
@@ -44,7 +45,7 @@ class Allreduce(torch.autograd.Function):
         if op == Adasum:
             adasum.submit([tensor], [output], name, pre, post, process_set, None).wait()
         else:
-            process_set.group.allreduce(operand(tensor), operand(output), op, pre, post, name)
+            profiled(process_set.group).allreduce(operand(tensor), operand(output), op, pre, post, name)
         return output
 
     @staticmethod
@@ -83,7 +84,7 @@ class GroupedAllreduce(torch.autograd.Function):
         if op == Adasum:
             adasum.submit(sources, outputs, name, pre, post, process_set, None).wait()
             return outputs
-        work = process_set.group.allreduce_async(
+        work = profiled(process_set.group).allreduce_async(
             [operand(tensor) for tensor in sources], [operand(output) for output in outputs], op, pre, post, name
         )
         on_stream(work, *outputs).wait()
@@ -185,7 +186,7 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(tensor: torch.Tensor, root_rank: int, name: str | None, members: Members) -> torch.Tensor:
         process_set = process_set_of(members)
-        submit = process_set.group.broadcast_async
+        submit = profiled(process_set.group).broadcast_async
         output = source(tensor).clone()
         root = process_set.position(root_rank, "broadcast")
         on_stream(submit(operand(output), root, name), output).wait()

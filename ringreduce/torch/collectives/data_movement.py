@@ -13,6 +13,7 @@ from ringreduce.collectives.handles import Handle
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.collectives import autograd
 from ringreduce.torch.collectives.members import id_of
+from ringreduce.torch.profiling import profiled, ranged
 from ringreduce.torch.submission import allgathers, exchange, gather, received
 from ringreduce.torch.tensors import are_tracked, handle, in_place, is_tracked, on_stream, operand, source
 from ringreduce.torch.tracing import ASYNC, BLOCKS, is_compiling, traceable, untraced
@@ -107,7 +108,7 @@ def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
     """broadcast_() without waiting. The tensor must be left alone until the handle is done."""
-    submit = process_set.group.broadcast_async
+    submit = profiled(process_set.group).broadcast_async
     root = process_set.position(root_rank, "broadcast")
     return handle(on_stream(submit(in_place(tensor), root, name), tensor), lambda _: tensor)
 
@@ -166,10 +167,11 @@ def barrier(process_set: ProcessSet = global_process_set, *, name: str | None = 
     if is_compiling():
         torch.ops.ringreduce.barrier(name, id_of(process_set))
     else:
-        process_set.group.barrier(name)
+        profiled(process_set.group).barrier(name)
 
 
 @untraced(BLOCKS)
+@ranged("join")
 def join(device: int = -1) -> int:
     """Says that this rank has no more data, and blocks until every rank has; adds nothing to all-reduces meanwhile.
 

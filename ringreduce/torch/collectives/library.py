@@ -24,6 +24,7 @@ import torch
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.collectives import autograd
 from ringreduce.torch.collectives.members import Members, process_set_of
+from ringreduce.torch.profiling import profiled
 from ringreduce.torch.tracing import KERNEL, TRACEABLE, untraced
 
 _torch_library: Any = torch.library  # which has no types
@@ -99,7 +100,7 @@ def _sent_back(grad: torch.Tensor, counts: torch.Tensor, rows: int, members: Mem
 
 
 def _barrier(name: str | None, members: Members) -> None:
-    process_set_of(members).group.barrier(name)
+    profiled(process_set_of(members).group).barrier(name)
 
 
 def _gradient(function: type[torch.autograd.Function]) -> tuple[Callable[..., Any], Callable[..., Any]]:

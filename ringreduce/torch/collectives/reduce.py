@@ -7,6 +7,7 @@ import torch
 from ringreduce.collectives.handles import Handle
 from ringreduce.collectives.ops import Average, check_op
 from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.torch.profiling import profiled
 from ringreduce.torch.tensors import handle, on_stream, operand, source
 from ringreduce.torch.tracing import ASYNC, untraced
 
@@ -48,7 +49,7 @@ def reduce_async(
 ) -> Handle[torch.Tensor | None]:
     """reduce() without waiting. The tensor must not change until the handle is done."""
     check_op(op)
-    group = process_set.group
+    group = profiled(process_set.group)
     root = process_set.position(root_rank, "reduce")
     tensor = source(tensor)
     output = torch.empty_like(tensor) if group.rank == root else None

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from ringreduce.errors import UnavailableError
 from ringreduce.job import deadline
-from ringreduce.torch import cuda, tensors
+from ringreduce.torch import cuda, profiling, tensors
 from ringreduce.torch.distributed import base, data_movement, dynamo, layout, membership, p2p, reductions, sparse, work
 from ringreduce.torch.distributed.data_movement import DataMovement
 from ringreduce.torch.distributed.membership import Membership
@@ -153,5 +153,5 @@ class ProcessGroup(Reductions, DataMovement, PointToPoint, dist.ProcessGroup):  
         return f"<ringreduce process group {self._name!r}: rank {self._rank} of {self._size}, ranks {self._ranks}>"
 
 
-PARTS = (deadline, cuda, tensors, base, data_movement, layout, membership, p2p, reductions, sparse, work)
+PARTS = (deadline, cuda, profiling, tensors, base, data_movement, layout, membership, p2p, reductions, sparse, work)
 dynamo.skip(*PARTS, sys.modules[__name__])

@@ -28,6 +28,7 @@ from ringreduce.torch.optimizer import layout
 from ringreduce.torch.optimizer.buckets import Bucket, ExchangeBucket, Slot
 from ringreduce.torch.optimizer.registered_bucket import RegisteredBucket, allocate
 from ringreduce.torch.optimizer.sparse_bucket import SparseBucket
+from ringreduce.torch.profiling import ranged
 from ringreduce.torch.tracing import STEP, untraced
 
 _made = 0  # reducers in this process, for names that differ between optimizers
@@ -132,6 +133,7 @@ class Reducer:
             self.synchronize()
 
     @untraced(STEP)
+    @ranged("DistributedOptimizer.synchronize")
     def synchronize(self) -> None:
         """Launches what is left, and waits until every gradient is reduced. Raises the first error of all buckets."""
         error: Exception | None = None

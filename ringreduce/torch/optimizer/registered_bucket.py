@@ -21,6 +21,7 @@ from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch import cuda
 from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.optimizer.buckets import Bucket, Slot, changed, densified, frozen, is_other
+from ringreduce.torch.profiling import profiled, ranged
 from ringreduce.torch.tensors import Operand, from_bytes, on_stream, operand
 
 ALIGNMENT = 64  # of slots; buckets start on pages
@@ -84,7 +85,7 @@ class RegisteredBucket(Bucket):
         grad = densified(slot, grad)
         address, alike = grad.data_ptr(), grad.stride() == view.stride() and grad.dtype == view.dtype
         if self.streams and alike and address != slot.address:
-            stream(slot.address, address, view.nbytes)  # views are dense, so equal strides are equal bytes
+            _copy_streaming(slot.address, address, view.nbytes)  # views are dense, so equal strides are equal bytes
         elif address != slot.address or not alike:
             view.copy_(grad)
         slot.parameter.grad = view
@@ -170,7 +171,7 @@ class RegisteredBucket(Bucket):
     def reduce(self) -> Work:
         """Starts the reduction of the bucket's memory."""
         channel, memory = self.channel, self.operands()
-        work = channel.process_set.group.allreduce_async(
+        work = profiled(channel.process_set.group).allreduce_async(
             memory, memory, channel.op, channel.prescale, channel.postscale, self.name, channel.wire
         )
         return on_stream(work, self.whole)
@@ -236,6 +237,7 @@ def part(whole: torch.Tensor, address: int, size: Sequence[int], strides: Sequen
     return tensor
 
 
+_copy_streaming = ranged("copy gradient")(stream)
 _address = operator.methodcaller("data_ptr")
 _kind = operator.attrgetter("requires_grad", "layout")
 _PLAIN = {(False, torch.strided)}

@@ -34,6 +34,7 @@ from ringreduce.torch.optimizer.distributed_optimizer import DistributedMixin, N
 from ringreduce.torch.optimizer.reducer import Settings
 from ringreduce.torch.optimizer.shard_state import of_pieces, to_parameters, to_pieces, to_shard
 from ringreduce.torch.optimizer.shards import ShardedBucket, ShardedReducer
+from ringreduce.torch.profiling import profiled
 from ringreduce.torch.tensors import operand
 from ringreduce.torch.tracing import STEP, untraced
 
@@ -152,7 +153,7 @@ class ShardedMixin(DistributedMixin):
             return super().clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
         self._reduce()
         self._synchronized = False
-        order, group = float(norm_type), self._process_set.group
+        order, group = float(norm_type), profiled(self._process_set.group)
         grads = [bucket.shard.grad for bucket in self._buckets() if bucket.shard.grad is not None]
         zero = torch.zeros((), dtype=torch.float64, device=grads[0].device if grads else None)
         norms = torch.stack([zero, *(_norm(grad, order) for grad in grads)])

@@ -18,6 +18,7 @@ from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.optimizer.buckets import Bucket, Slot, densified
 from ringreduce.torch.optimizer.reducer import Reducer
 from ringreduce.torch.optimizer.registered_bucket import ALIGNMENT, RegisteredBucket, aligned, allocate, part, places
+from ringreduce.torch.profiling import profiled
 from ringreduce.torch.tensors import on_stream, operand
 
 PIECE_NBYTES = 512 << 10
@@ -119,7 +120,7 @@ class ShardedBucket(RegisteredBucket):
         """See RegisteredBucket: a reduce-scatter in place."""
         channel, mine = self.channel, self.shard.grad
         assert mine is not None
-        work = channel.process_set.group.reducescatter_async(
+        work = profiled(channel.process_set.group).reducescatter_async(
             operand(self.whole), operand(mine), channel.op, channel.prescale, channel.postscale, self.name
         )
         return on_stream(work, mine)
@@ -140,7 +141,7 @@ class ShardedBucket(RegisteredBucket):
         return output
 
     def _share(self, mine: torch.Tensor, all_of_it: torch.Tensor, what: str) -> Work:
-        group = self.channel.process_set.group
+        group = profiled(self.channel.process_set.group)
         shares = [mine.numel()] * group.size
         work = group.allgather_async(operand(mine), f"{self.name}.{what}", operand(all_of_it), shares)
         return on_stream(work, all_of_it)
