@@ -47,6 +47,7 @@ void RecordedWait::write() const {
   record.called_ns = began_ns_;
   record.ended_ns = now_ns();
   record.thread = thread_number();
+  if (record.thread != 0) record.nbytes = static_cast<uint64_t>(main_thread_cpu_ns() - main_cpu_ns_);
   from_.recorder.add(operation_.recorded.timeline, record);
 }
 

@@ -23,11 +23,15 @@ inline void record_start(Operation& operation, int64_t started_ns, uint8_t algor
 // Its end. Null signature fields of a message mean nothing.
 void record_end(const Resources& from, const Operation& operation, bool has_failed);
 
-// For as long as it lives a thread waits for the operation.
+// For as long as it lives a thread waits for the operation. Where a framework waits in code of its own, in its main
+// thread, the wait is that of a thread of ours (torch's DDP) or of the framework's (TensorFlow, XLA): then the record
+// tells how much the main thread computed meanwhile.
 class RecordedWait {
  public:
   RecordedWait(const Resources& from, const Operation& operation)
-      : from_(from), operation_(operation), began_ns_(operation.recorded.timeline != 0 ? now_ns() : 0) {}
+      : from_(from), operation_(operation), began_ns_(operation.recorded.timeline != 0 ? now_ns() : 0) {
+    if (began_ns_ != 0 && thread_number() != 0) main_cpu_ns_ = main_thread_cpu_ns();
+  }
   ~RecordedWait() {
     if (began_ns_ != 0) write();
   }
@@ -40,6 +44,7 @@ class RecordedWait {
   const Resources& from_;
   const Operation& operation_;
   const int64_t began_ns_;
+  int64_t main_cpu_ns_ = 0;
 };
 
 }  // namespace rr

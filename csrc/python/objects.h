@@ -33,13 +33,14 @@ inline bool can_take_gil() {
 }
 
 // A forked child inherits the objects but neither the engine thread nor the control segments, so it only forgets them.
-inline std::shared_ptr<Context> guard_fork(std::unique_ptr<Context> context) {
+template <class T>
+std::shared_ptr<T> guard_fork(std::unique_ptr<T> object) {
   const pid_t owner = ::getpid();
-  return std::shared_ptr<Context>(context.release(), [owner](Context* item) {
+  return std::shared_ptr<T>(object.release(), [owner](T* item) {
     if (::getpid() != owner) return;
     std::optional<py::gil_scoped_release> release;  // the last holder may be a framework's thread, without the GIL
     if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) release.emplace();
-    std::unique_ptr<Context>(item).reset();
+    std::unique_ptr<T>(item).reset();
   });
 }
 

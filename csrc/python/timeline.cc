@@ -43,13 +43,13 @@ void bind_timeline(py::module_& m) {
   m.def("kinds", kind_names);
   m.def("ops", op_names);
   m.def("algorithms", algorithm_names);
-  py::class_<Timeline>(m, "Timeline")
+  py::class_<Timeline, std::shared_ptr<Timeline>>(m, "Timeline")
       .def(py::init([](const std::string& path, int rank, const std::string& process, int64_t monotonic_ns,
                        int64_t realtime_ns, const std::string& trace, bool mark_cycles) {
              const py::gil_scoped_release release;
              const LiveTrace::Target target{trace, rank, monotonic_ns, realtime_ns, kind_names(), mark_cycles};
-             return std::make_unique<Timeline>(recorder(), path, process, trace.empty() ? nullptr : &target,
-                                               Log(Settings::from_environment().log_level, rank));
+             return guard_fork(std::make_unique<Timeline>(recorder(), path, process, trace.empty() ? nullptr : &target,
+                                                          Log(Settings::from_environment().log_level, rank)));
            }),
            py::arg("path"), py::arg("rank"), py::arg("process"), py::arg("monotonic_ns"), py::arg("realtime_ns"),
            py::arg("trace") = "", py::arg("mark_cycles") = false)

@@ -23,6 +23,7 @@ struct Record {
   int64_t called_ns = 0;   // a wait: its begin; a clock: when the other host was asked
   int64_t started_ns = 0;  // when execution began here, 0: never; a clock: the other host's clock
   int64_t ended_ns = 0;    // a clock: when the answer came
+  // A wait of another thread than the program's main one: CPU time of the main thread meanwhile, in nanoseconds.
   uint64_t nbytes = 0;
   uint64_t number = 0;  // an unnamed operation: as all ranks count it; a named one: of this rank's calls of that name
   uint32_t name = 0;    // Recorder's number of the name; 0: unnamed

@@ -22,6 +22,8 @@ namespace rr {
 
 // A small number of the calling thread; 0: the program's main thread.
 uint16_t thread_number();
+// CPU time of the program's main thread, in nanoseconds.
+int64_t main_thread_cpu_ns();
 
 // What an operation keeps for its record from its call on.
 struct RecordedCall {

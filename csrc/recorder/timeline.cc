@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/errors.h"
-#include "base/never_destroyed.h"
 #include "os/thread.h"
 
 namespace rr {
@@ -87,11 +86,6 @@ void Timeline::stop(const std::string& reason) {
   } catch (const std::exception& error) {
     log_.warning(std::string(error.what()) + "; the timeline's end is missing");
   }
-}
-
-void Timeline::forget_after_fork() {
-  recorder_->end();
-  if (thread_.joinable()) never_destroyed<std::thread>(std::move(thread_));
 }
 
 }  // namespace rr

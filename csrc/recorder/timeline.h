@@ -28,8 +28,8 @@ class Timeline {
 
   // Writes what has been recorded so far, and ends the files. Does nothing twice.
   void stop(const std::string& reason);
-  // In a forked child, where the thread is not and the files are the parent's.
-  void forget_after_fork();
+  // In a forked child, which must not destroy it: the thread is not there, and the files are the parent's.
+  void forget_after_fork() { recorder_->end(); }
 
  private:
   void run();

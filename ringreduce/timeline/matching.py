@@ -52,9 +52,11 @@ WAITS = np.dtype(
         ("operation", "i8"),
         ("kind", "u1"),
         ("name", "i4"),
+        ("main_cpu_ns", "i8"),
     ]
 )
-"""A thread that stood still; operation -1: for a message, or for an operation that has no record."""
+"""A thread that stood still; operation -1: for a message, or for an operation that has no record. main_cpu_ns: of a
+thread that is not the program's main one, how much CPU time the main thread used meanwhile."""
 MESSAGES = np.dtype(
     [
         ("rank", "i4"),
@@ -187,7 +189,9 @@ def _waits(
     """known: the operations' keys, ascending; place: the index that each has now."""
     found = np.empty(len(keys), WAITS)
     found["rank"], found["name"] = waits.rank, waits.name
-    waits.into(found, {"thread": "thread", "kind": "kind", "called_ns": "begin_ns", "ended_ns": "end_ns"})
+    columns = {"thread": "thread", "kind": "kind", "called_ns": "begin_ns", "ended_ns": "end_ns"}
+    waits.into(found, {**columns, "nbytes": "main_cpu_ns"})
+    found["main_cpu_ns"] = np.clip(found["main_cpu_ns"], 0, found["end_ns"] - found["begin_ns"])
     found["operation"] = -1
     if len(known):
         at = np.minimum(np.searchsorted(known, keys), len(known) - 1)

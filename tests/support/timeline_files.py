@@ -99,9 +99,14 @@ class RankFile:
         kind: str = "allreduce",
         thread: int = 0,
         group: int = 0,
+        main_cpu_ns: int | None = None,
     ) -> None:
+        """main_cpu_ns: of a wait of another thread than the main one; None: the main thread computed all the time."""
         codes = (WAIT, KINDS.index(kind), 0, 0, NO_ALGORITHM, 0, thread)
-        self._add((self.clock(begin_ns), 0, self.clock(end_ns)), 0, number, self._name(name), group, -1, codes)
+        if main_cpu_ns is None:
+            main_cpu_ns = end_ns - begin_ns if thread != 0 else 0
+        times = (self.clock(begin_ns), 0, self.clock(end_ns))
+        self._add(times, main_cpu_ns, number, self._name(name), group, -1, codes)
 
     def message(
         self, number: int, called_ns: int, ended_ns: int, name: str, peer: int, nbytes: int = 64, thread: int = 0

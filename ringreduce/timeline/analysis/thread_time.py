@@ -12,13 +12,14 @@ from ringreduce.timeline.record_file import ASYNCHRONOUS, FAILED, GPU_MEMORY, QU
 STANDING = np.dtype([("begin_ns", "i8"), ("complete_ns", "i8"), ("end_ns", "i8"), ("operation", "i8"), ("row", "i8")])
 """The thread stands still, up to complete_ns for other ranks' calls. row: this rank's in job.rows, -1: it has none.
 operation -1: for a message, or for an operation that has no record; complete_ns is begin_ns then."""
+MAIN_THREAD = 0
 INTERVALS = np.dtype([("begin_ns", "i8"), ("end_ns", "i8")])
 """Disjoint, ascending."""
 
 
 @dataclass(frozen=True)
 class RankTime:
-    """The time of one rank's main thread (the lowest that calls or waits): four parts that add up to span_ns.
+    """The time of one rank's main thread: four parts that add up to span_ns.
 
     Attributes:
         rows: which of job.rows are this rank's, ascending.
@@ -125,12 +126,13 @@ def _time_of(job: Job, index: int, mine: np.ndarray, waits: np.ndarray, messages
 
 
 def _standing(job: Job, mine: np.ndarray, rows: np.ndarray, waits: np.ndarray) -> np.ndarray:
-    threads = np.concatenate([rows["thread"], waits["thread"]])
-    main = int(threads.min()) if len(threads) else 0
     # A quick call whose last rank came within microseconds has no record of its wait.
-    is_call = (rows["flags"] & (QUICK | ASYNCHRONOUS) == QUICK) & (rows["thread"] == main)
-    calls, waits = rows[is_call], waits[waits["thread"] == main]
-    begin_ns = np.concatenate([calls["called_ns"], waits["begin_ns"]])
+    is_call = (rows["flags"] & (QUICK | ASYNCHRONOUS) == QUICK) & (rows["thread"] == MAIN_THREAD)
+    calls = rows[is_call]
+    # DDP and TensorFlow wait in the main thread by means of their own. What is recorded is the wait of another thread,
+    # from the call on: the main thread computes first, and then stands still, without CPU time, until the end.
+    computed = np.where(waits["thread"] == MAIN_THREAD, 0, waits["main_cpu_ns"])
+    begin_ns = np.concatenate([calls["called_ns"], waits["begin_ns"] + computed])
     order = np.argsort(begin_ns, kind="stable")
     found = np.empty(len(order), STANDING)
     found["begin_ns"] = begin_ns[order]

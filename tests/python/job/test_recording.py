@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from deadlines import SOON_S
-from ranks import clean_environment, run_ranks, send_to_test, start_ranks
+from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 
 from ringreduce.timeline import record_file
 from ringreduce.timeline.job import Job
@@ -101,8 +102,6 @@ def test_an_operation_that_failed_says_so(tmp_path: Path) -> None:
 
 def traces(folder: str) -> dict[str, str]:
     """As Horovod's tests read the trace: while the job runs, and after stop_timeline()."""
-    import time
-
     import ringreduce as hvd
 
     texts = {}
@@ -241,6 +240,25 @@ def test_a_forked_child_leaves_the_files_to_its_parent(tmp_path: Path) -> None:
     assert all(file.has_ended for file in job.files)
 
 
+ENDS_AS_A_CHILD = """
+import os, sys, numpy as np, ringreduce as hvd
+hvd.init()
+child = os.fork()
+if child == 0:
+    sys.exit(0)  # all that an interpreter does at its end
+assert os.waitpid(child, 0)[1] == 0
+hvd.allreduce(np.ones(2, np.float32), name="after")
+"""
+
+
+def test_a_forked_child_ends_as_any_process(tmp_path: Path) -> None:
+    variables = environment(tmp_path, RINGREDUCE_TIMELINE="records")
+    subprocess.run([sys.executable, "-c", ENDS_AS_A_CHILD], env=variables, check=True, timeout=SOON_S * 3)
+    (file,) = Job.load(tmp_path / "records").files
+    assert file.has_ended
+    assert list(file.names.values()) == ["after"]
+
+
 def joins_a_group(path: str) -> Any:
     import ringreduce as hvd
 
@@ -259,6 +277,48 @@ def test_an_operation_of_a_process_set_has_its_ranks(tmp_path: Path) -> None:
     (operation,) = [operation for operation in job.operations if job.names[operation["name"]] == "both"]
     assert job.groups[operation["group"]].ranks == (0, 2)
     assert operation["rows"] == 2
+
+
+def waits_elsewhere(path: str) -> list[float]:
+    """Rank 0 waits in another thread than its main one, which computes or stands still. The CPU time it used, in s."""
+    import ringreduce as hvd
+
+    used = []
+    with hvd.init() as world:
+        hvd.start_timeline(path)
+        for name in ("main computes", "main stands still"):
+            thread = threading.Thread(target=hvd.allreduce, args=(np.ones(50_000, np.float32),), kwargs={"name": name})
+            if world.rank == 0:
+                called = hvd.stats()["operations"]
+                thread.start()
+                while hvd.stats()["operations"] == called:
+                    pass
+                begin = time.thread_time()
+                while name == "main computes" and time.thread_time() - begin < 0.05:
+                    pass
+                used.append(time.thread_time() - begin)
+                send_to_test("go")
+            else:
+                receive_from_test()
+                time.sleep(0.2)  # the wait is longer than what starting and joining a thread computes
+                thread.start()
+            thread.join()
+        hvd.stop_timeline()
+    return used
+
+
+def test_a_wait_of_another_thread_tells_what_the_main_thread_computed(tmp_path: Path) -> None:
+    with start_ranks(waits_elsewhere, 2, args=(str(tmp_path),)) as ranks:
+        for _ in range(2):
+            ranks.receive(0)
+            ranks.send(1)
+        used_s, _ = (outcome.value for outcome in ranks.wait())
+    job = Job.load(tmp_path)
+    waits = {job.names[wait["name"]]: wait for wait in job.waits if wait["rank"] == 0}
+    assert waits["main computes"]["thread"] != 0
+    assert waits["main computes"]["main_cpu_ns"] >= 0.9e9 * used_s[0]
+    still = waits["main stands still"]
+    assert still["main_cpu_ns"] < 0.5 * (still["end_ns"] - still["begin_ns"])
 
 
 def of_a_smaller_job(path: str) -> None:

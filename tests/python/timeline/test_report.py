@@ -70,6 +70,18 @@ def test_only_the_main_thread_and_each_moment_once_count(tmp_path: Path) -> None
     assert (found.times[0].computing_ns, found.times[0].exposed_ns) == (40 * US, 60 * US)
 
 
+def test_the_main_thread_stands_still_in_a_wait_of_another_thread(tmp_path: Path) -> None:
+    """As under DDP: a thread waits from the call on; the main thread computes for 30 us, then it has no CPU time."""
+    first, second = pair()
+    first.operation(0, 10 * US, 60 * US, 100 * US, flags=ASYNCHRONOUS)
+    first.wait(0, 10 * US, 100 * US, thread=1, main_cpu_ns=30 * US)
+    second.operation(0, 60 * US, 60 * US, 100 * US, flags=ASYNCHRONOUS)
+    found = found_in((first, second), tmp_path)
+    one = found.times[0]
+    assert (one.computing_ns, one.waiting_ns, one.exposed_ns) == (30 * US, 20 * US, 40 * US)
+    assert found.lateness.ranks[1].others_waited_ns == 20 * US
+
+
 def test_a_quick_call_without_a_wait_is_no_computing(tmp_path: Path) -> None:
     first, second = pair()
     first.operation(0, 10 * US, 15 * US, 16 * US, flags=QUICK)
