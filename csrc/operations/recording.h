@@ -20,7 +20,7 @@ inline void record_start(Operation& operation, int64_t started_ns, uint8_t algor
   operation.recorded.is_fused = is_fused;
 }
 
-// Its end. Null signature fields of a message mean nothing.
+// Its end.
 void record_end(const Resources& from, const Operation& operation, bool has_failed);
 
 // For as long as it lives a thread waits for the operation. Where a framework waits in code of its own, in its main

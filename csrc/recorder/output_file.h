@@ -1,4 +1,4 @@
-// A file that grows at its end.
+// A file that grows at its end, and that no other process writes meanwhile.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,18 @@ namespace rr {
 
 class OutputFile {
  public:
-  // Makes the file, or empties the one that is there. Throws UnavailableError with the system's reason.
+  // Makes the file, or empties the one that is there. Throws UnavailableError with the system's reason, or where
+  // another process writes the file: a job within a job, say, that has the outer one's variables.
   explicit OutputFile(std::string path);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
   // Throws UnavailableError with the system's reason, such as a full disk.
   void append(const void* bytes, size_t nbytes);
 
  private:
+  std::string text() const;
+
   std::string path_;
   Fd fd_;
 };

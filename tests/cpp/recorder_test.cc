@@ -222,6 +222,18 @@ TEST_CASE("recorder: a trace is JSON's beginning while it grows, and whole at it
   CHECK(text.substr(text.size() - 3) == "\n]\n");
 }
 
+TEST_CASE("recorder: a file that another timeline writes is left alone") {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("rank-0000.rr");
+  Timeline first(std::make_shared<Recorder>(), path, "{\"first\": 1}", nullptr, Log());
+  CHECK_THROWS_WITH_AS(
+      Timeline(std::make_shared<Recorder>(), path, "{}", nullptr, Log()),
+      ("the timeline's file " + path + " is written by another process; give each job a place of its own").c_str(),
+      UnavailableError);
+  first.stop("");
+  CHECK(bodies(content(path), 1) == std::vector<std::string>{"{\"first\": 1}    "});
+}
+
 TEST_CASE("recorder: a full disk ends the timeline and nothing else") {
   const auto recorder = std::make_shared<Recorder>();
   CHECK_THROWS_WITH_AS(Timeline(recorder, "/dev/full", "{}", nullptr, Log(LogLevel::kFatal, 0)),
