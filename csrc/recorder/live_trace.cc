@@ -12,7 +12,7 @@ LiveTrace::LiveTrace(const Target& target) : target_(target), file_(target.path)
       "[\n{\"name\": \"start_time_since_epoch_in_micros\", \"ph\": \"M\", \"pid\": 0, "
       "\"args\": {\"start_time_since_epoch_in_micros\": " +
       std::to_string(target.began_realtime_ns / 1000) + "}}";
-  add({});
+  write();
 }
 
 void LiveTrace::add_names(const std::vector<std::pair<uint32_t, std::string>>& names) {
@@ -46,8 +46,9 @@ void LiveTrace::add_slice(const std::string& name, size_t process, int64_t begin
             ", \"tid\": " + std::to_string(target_.rank) + ", \"args\": {" + args + "}}");
 }
 
-void LiveTrace::add(const std::vector<Record>& records) {
-  for (const Record& record : records) {
+void LiveTrace::add(const Record* records, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const Record& record = records[i];
     if (record.type != RecordType::kOperation || record.started_ns == 0) continue;
     const std::string kind = record.kind < target_.kinds.size() ? target_.kinds[record.kind] : "operation";
     std::string shouted;
@@ -61,13 +62,17 @@ void LiveTrace::add(const std::vector<Record>& records) {
     add_slice("NEGOTIATE_" + shouted, process, record.called_ns, record.started_ns, "");
     add_slice(shouted, process, record.started_ns, record.ended_ns, "\"bytes\": " + std::to_string(record.nbytes));
   }
+  write();
+}
+
+void LiveTrace::write() {
   file_.append(text_.data(), text_.size());
   text_.clear();
 }
 
 void LiveTrace::end() {
   text_ += "\n]\n";
-  add({});
+  write();
 }
 
 }  // namespace rr

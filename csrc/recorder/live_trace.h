@@ -26,12 +26,13 @@ class LiveTrace {
   };
   explicit LiveTrace(const Target& target);
   void add_names(const std::vector<std::pair<uint32_t, std::string>>& names);
-  void add(const std::vector<Record>& records);
+  void add(const Record* records, size_t count);
   // The array's end: the file is JSON from here on.
   void end();
 
  private:
   size_t process_of(const std::string& operation);
+  void write();
   void add_event(const std::string& event);
   void add_slice(const std::string& name, size_t process, int64_t begin_ns, int64_t end_ns, const std::string& args);
   std::string time_text(int64_t ns) const;

@@ -66,8 +66,8 @@ void RecordFile::write_names(const std::vector<std::pair<uint32_t, std::string>>
   write_json(Block::kNames, text + "}");
 }
 
-void RecordFile::write_records(const std::vector<Record>& records, uint64_t dropped) {
-  if (!records.empty()) write(Block::kRecords, records.data(), records.size() * sizeof(Record), dropped);
+void RecordFile::write_records(const Record* records, size_t count, uint64_t dropped) {
+  if (count != 0) write(Block::kRecords, records, count * sizeof(Record), dropped);
 }
 
 void RecordFile::write_end(const std::string& reason, uint64_t dropped) {

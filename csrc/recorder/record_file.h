@@ -20,7 +20,7 @@ class RecordFile {
   void write_group(const RecordedGroup& group);
   void write_names(const std::vector<std::pair<uint32_t, std::string>>& names);
   // dropped: records lost so far.
-  void write_records(const std::vector<Record>& records, uint64_t dropped);
+  void write_records(const Record* records, size_t count, uint64_t dropped);
   void write_end(const std::string& reason, uint64_t dropped);
 
  private:

@@ -17,7 +17,7 @@ constexpr size_t kAtOnce = 1 << 14;  // records: 1 MiB
 
 Timeline::Timeline(std::shared_ptr<Recorder> recorder, const std::string& path, const std::string& process,
                    const LiveTrace::Target* trace, const Log& log)
-    : recorder_(std::move(recorder)), log_(log), file_(path, process) {
+    : recorder_(std::move(recorder)), log_(log), file_(path, process), records_(kAtOnce) {
   if (trace != nullptr) trace_.emplace(*trace);
   if (!recorder_->begin()) throw UnavailableError("this process writes a timeline already; stop it first");
   try {
@@ -40,20 +40,19 @@ void Timeline::run() {
 // Records first: of what they name, all is known by then.
 void Timeline::write() {
   for (;;) {
-    records_.resize(kAtOnce);
-    records_.resize(recorder_->take(records_.data(), kAtOnce));
+    const size_t count = recorder_->take(records_.data(), records_.size());
     for (const RecordedGroup& group : recorder_->groups_from(groups_ + 1)) {
       file_.write_group(group);
       ++groups_;
     }
     const auto names = recorder_->take_names();
     file_.write_names(names);
-    file_.write_records(records_, recorder_->dropped());
+    file_.write_records(records_.data(), count, recorder_->dropped());
     if (trace_) {
       trace_->add_names(names);
-      trace_->add(records_);
+      trace_->add(records_.data(), count);
     }
-    if (records_.size() < kAtOnce) return;
+    if (count < records_.size()) return;
   }
 }
 

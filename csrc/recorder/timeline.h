@@ -41,7 +41,7 @@ class Timeline {
   RecordFile file_;
   std::optional<LiveTrace> trace_;
   size_t groups_ = 0;            // written
-  std::vector<Record> records_;  // taken
+  std::vector<Record> records_;  // room for those taken at once
   bool has_failed_ = false;      // nothing more is written. Of the thread, and after it of who stops
 
   std::mutex mutex_;
