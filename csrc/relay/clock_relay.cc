@@ -5,7 +5,7 @@ namespace {
 
 // Clocks of computers drift apart by up to 100 us in a second; what a round finds holds for a few seconds.
 constexpr int64_t kRoundNs = 5'000'000'000;
-constexpr int kQuestions = 10;  // of a round, one after the other: the quickest answer tells most
+constexpr int kQuestions = 30;  // of a round, one after the other: the quickest answer tells most
 
 }  // namespace
 

@@ -9,6 +9,8 @@ import numpy as np
 WINDOW_NS = 5_000_000_000
 NARROWEST_NS = 500_000_000
 WINDOWS_AT_LEAST = 4  # a job of some seconds, too, shows how its clocks drift
+LOOSEST = 2.0
+"""Times the median window's width: a window that is wider is left out."""
 FASTEST_DRIFT = 200e-6  # seconds by which two clocks go apart in a second, at most
 
 
@@ -56,14 +58,20 @@ def fit(bounds: Bounds, begin_ns: int, end_ns: int) -> tuple[Offset, int]:
     at = (bounds.at_ns - origin).astype(np.float64)
     lower, upper = (bounds.lower_ns - middle).astype(np.float64), (bounds.upper_ns - middle).astype(np.float64)
     window = min(max((at.max() - at.min()) / WINDOWS_AT_LEAST, NARROWEST_NS), WINDOW_NS)
-    index = ((at - at.min()) // window).astype(np.int64)
+    begin = at.min()
+    index = ((at - begin) // window).astype(np.int64)
     order = np.lexsort((upper - lower, index))  # the tightest of a window comes first
     at, lower, upper, index = at[order], lower[order], upper[order], index[order]
     first = np.flatnonzero(np.diff(index, prepend=-1))
     tightest = (upper - lower)[first]
+    # A window in which no answer came quickly says less than its neighbours and the drift between them.
+    telling = tightest <= LOOSEST * np.median(tightest)
+    chosen = np.repeat(telling, np.diff(first, append=len(at)))
+    at, lower, upper, index = at[chosen], lower[chosen], upper[chosen], index[chosen]
+    first, tightest = np.flatnonzero(np.diff(index, prepend=-1)), tightest[telling]
     slope, uncertain = _slope(at[first], (lower + upper)[first] / 2, tightest / 2 + 1)
     # The node stands in the middle of its window: two nodes are a window apart, and noise makes no steep line.
-    nodes = at.min() + (index[first] + 0.5) * window
+    nodes = begin + (index[first] + 0.5) * window
     drift = slope * (at - nodes[np.repeat(np.arange(len(first)), np.diff(first, append=len(at)))])
     low, high = np.maximum.reduceat(lower - drift, first), np.minimum.reduceat(upper - drift, first)
     half = np.where(low <= high, (high - low) / 2, tightest / 2 + low - high)  # low > high: the drift was not steady
