@@ -72,7 +72,8 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_LOG_LEVEL", "name", "trace|debug|info|warning|error|fatal", "warning", "HOROVOD_LOG_LEVEL",
        "least level that is logged to stderr"},
       {"RINGREDUCE_TIMELINE", "path", "", "", "HOROVOD_TIMELINE",
-       "the folder for this job's timeline, a file of each rank; NAME.json: also a trace in Horovod's form, from records "
+       "the folder for this job's timeline, a file of each rank; NAME.json: also a trace in Horovod's form, from "
+       "records "
        "in NAME.json.ranks. HOROVOD_TIMELINE: always such a trace, and DYNAMIC: start_timeline() begins it"},
       {"RINGREDUCE_TIMELINE_MARK_CYCLES", "flag", "0|1", "0", "HOROVOD_TIMELINE_MARK_CYCLES",
        "whether a trace in Horovod's form shows CYCLE_START where the execution of a bucket begins"},
