@@ -290,8 +290,8 @@ class Timeline:
     def stop(self, reason: str) -> None:
         """Writes what has been recorded, and ends the files. Does nothing twice."""
 
-    def forget_after_fork(self) -> None:
-        """For a forked child, where the thread is not and the files are the parent's."""
+def renew_recorder() -> None:
+    """For a forked child: contexts that are made from now on record for timelines of its own."""
 
 class Context:
     """One rank's membership of one job: its groups, its engine thread, its failure state."""

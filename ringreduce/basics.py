@@ -149,10 +149,10 @@ def _leave(error: BaseException | None = None) -> None:
         global_process_set.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
         job.context.shutdown(why)
         failure_report.write(job.context, job.placement.rank, job.placement.size)
-        recording.end("shutdown() was called")
         _core.framework_drain(_DRAIN_S)
         if job.communicator is not None:
             job.communicator.close()
+        recording.end("shutdown() was called", is_last=False)
 
 
 def is_initialized() -> bool:
@@ -309,6 +309,7 @@ def _start(
                 hosts=hosts if needs_network else None,
                 mpi=communicator,
                 tcp=tcp,
+                recorded_as=f"init {_init_count + _meeting_count}",
             )
         except BaseException:
             if communicator is not None:
@@ -319,6 +320,8 @@ def _start(
         recording.begin_by_environment(place.rank, place.size)
     except BaseException as error:
         context.shutdown(shutdown_cause.why(error))
+        if communicator is not None:
+            communicator.close()
         raise
     world = context.world
     if world.size != place.size:

@@ -269,6 +269,7 @@ void PendingOperations::fail_all(const std::exception_ptr& error) {
 }
 
 void PendingOperations::withdraw() {
+  ++verdicts_;
   const auto error = std::make_exception_ptr(MismatchError(negotiation_.deadlock().withdraw_text()));
   unnamed_.for_each([&](Ticket ticket, const OperationPtr& operation) {
     if (operation != nullptr && negotiation_.requests().complete(ticket)) return;

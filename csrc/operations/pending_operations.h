@@ -77,6 +77,7 @@ class PendingOperations {
   // A deadlock verdict: what this rank has announced without a number of its own that all ranks share is void, and the
   // unnamed operations go on where the rank that was ahead had come to.
   void withdraw();
+  uint32_t verdicts() const { return verdicts_; }  // that have withdrawn something here
 
  private:
   void add_logged(const OperationPtr& operation);
@@ -94,6 +95,7 @@ class PendingOperations {
   PointToPoint messages_;
   std::unordered_map<std::string, OperationPtr> by_name_;
   std::unordered_map<uint64_t, OperationPtr> logged_;
+  uint32_t verdicts_ = 0;
 };
 
 }  // namespace rr

@@ -34,10 +34,16 @@ std::vector<std::string> algorithm_names() {
 
 }  // namespace
 
-std::shared_ptr<Recorder> recorder() {
+namespace {
+
+std::shared_ptr<Recorder>& recorder_of_process() {
   static auto& instance = never_destroyed<std::shared_ptr<Recorder>>(std::make_shared<Recorder>());
   return instance;
 }
+
+}  // namespace
+
+std::shared_ptr<Recorder> recorder() { return recorder_of_process(); }
 
 void bind_timeline(py::module_& m) {
   m.def("kinds", kind_names);
@@ -59,8 +65,11 @@ void bind_timeline(py::module_& m) {
             const py::gil_scoped_release release;
             timeline.stop(reason);
           },
-          py::arg("reason"))
-      .def("forget_after_fork", &Timeline::forget_after_fork);
+          py::arg("reason"));
+  // A forked child may have inherited the recorder while a thread that is not there held its locks.
+  m.def("renew_recorder", [] {
+    never_destroyed<std::shared_ptr<Recorder>>(std::exchange(recorder_of_process(), std::make_shared<Recorder>()));
+  });
 }
 
 }  // namespace rr

@@ -1,7 +1,6 @@
 #include "recorder/output_file.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,22 +12,22 @@
 
 namespace rr {
 
-OutputFile::OutputFile(std::string path)
-    : path_(std::move(path)), fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666)) {
-  if (fd_.get() < 0) throw UnavailableError(text() + "cannot be made: " + std::strerror(errno));
+OutputFile::OutputFile(std::string path) : path_(std::move(path)) {
+  do {
+    fd_ = OwnedFd::from([this] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666); });
+  } while (!fd_ && errno == EINTR);
+  if (!fd_) throw UnavailableError(text() + "cannot be made: " + std::strerror(errno));
   struct stat status;
   if (::fstat(fd_.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;  // a pipe or a device
-  // Some file systems know no locks.
-  if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+  // Of this process and not of its children. Some file systems know no locks.
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  if (::fcntl(fd_.get(), F_SETLK, &lock) != 0 && (errno == EACCES || errno == EAGAIN)) {
     throw UnavailableError(text() + "is written by another process; give each job a place of its own");
   }
-  if (::ftruncate(fd_.get(), 0) != 0) {
-    throw UnavailableError(text() + "cannot be emptied: " + std::strerror(errno));
-  }
+  if (::ftruncate(fd_.get(), 0) != 0) throw UnavailableError(text() + "cannot be emptied: " + std::strerror(errno));
 }
-
-// Forked children share the lock, and may live on.
-OutputFile::~OutputFile() { ::flock(fd_.get(), LOCK_UN); }
 
 std::string OutputFile::text() const { return "the timeline's file " + path_ + " "; }
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "os/fd.h"
+#include "os/owned_fd.h"
 
 namespace rr {
 
@@ -13,9 +13,6 @@ class OutputFile {
   // Makes the file, or empties the one that is there. Throws UnavailableError with the system's reason, or where
   // another process writes the file: a job within a job, say, that has the outer one's variables.
   explicit OutputFile(std::string path);
-  ~OutputFile();
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
   // Throws UnavailableError with the system's reason, such as a full disk.
   void append(const void* bytes, size_t nbytes);
 
@@ -23,7 +20,7 @@ class OutputFile {
   std::string text() const;
 
   std::string path_;
-  Fd fd_;
+  OwnedFd fd_;
 };
 
 }  // namespace rr

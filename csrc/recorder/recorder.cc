@@ -5,10 +5,26 @@
 
 #include <algorithm>
 
+#include "base/text.h"
+
 namespace rr {
 namespace {
 
 constexpr uint32_t kOtherName = UINT32_MAX;
+constexpr size_t kNameNbytes = 244;  // of a name, at most
+
+std::string key_of(uint16_t group, const std::string& name) {
+  std::string key(reinterpret_cast<const char*>(&group), sizeof group);
+  key.append(name, 0, kNameNbytes);
+  return key;
+}
+
+// FNV-1a. The same on all ranks.
+uint64_t hash_of(const std::string& text) {
+  uint64_t hash = 0xCBF29CE484222325;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+  return hash;
+}
 
 }  // namespace
 
@@ -39,30 +55,39 @@ RecordedGroup Recorder::add_group(std::string context, int id, std::vector<int> 
   return group;
 }
 
-RecordedCall Recorder::call(uint16_t group, const std::string& name) {
+RecordedCall Recorder::call(uint16_t group, const std::string& name, uint32_t epoch) {
   RecordedCall call;
   call.timeline = timeline();
   call.thread = thread_number();
   if (name.empty()) return call;
-  std::string key(reinterpret_cast<const char*>(&group), sizeof group);
-  key.append(name, 0, kNameNbytes);
+  std::string key = key_of(group, name);
   const auto names = names_.lock();
-  const auto found = names->known.find(key);
-  if (found != names->known.end()) {
-    call.name = found->second.number;
-    call.number = found->second.calls++;
-    return call;
-  }
-  if (names->known.size() >= kNamesMost) {
-    if (names->others == 0) names->news.emplace_back(kOtherName, "(more names than are kept)");
+  call.timeline = names->timeline;
+  auto found = names->known.find(key);
+  if (found == names->known.end() && names->known.size() >= kNamesMost) {
+    if (!std::exchange(names->has_others, true)) names->news.emplace_back(kOtherName, "(more names than are kept)");
     call.name = kOtherName;
-    call.number = names->others++;
+    call.number = hash_of(key);
     return call;
   }
-  call.name = static_cast<uint32_t>(names->known.size() + 1);
-  names->news.emplace_back(call.name, name.substr(0, kNameNbytes));
-  names->known.emplace(std::move(key), Name{call.name, 1});
+  if (found == names->known.end()) {
+    const auto number = static_cast<uint32_t>(names->known.size() + 1);
+    names->news.emplace_back(number, shortened(name, kNameNbytes));
+    found = names->known.emplace(std::move(key), Name{number, epoch, 0}).first;
+  }
+  Name& known = found->second;
+  if (known.epoch != epoch) known = {known.number, epoch, 0};
+  call.name = known.number;
+  call.number = static_cast<uint64_t>(epoch) << 32 | known.calls++;
   return call;
+}
+
+void Recorder::take_back(uint16_t group, const std::string& name, const RecordedCall& call) {
+  if (call.timeline == 0 || name.empty()) return;
+  const auto names = names_.lock();
+  const auto found = names->known.find(key_of(group, name));
+  if (call.timeline == names->timeline && found != names->known.end() && found->second.calls != 0)
+    --found->second.calls;
 }
 
 bool Recorder::begin() {
@@ -72,8 +97,12 @@ bool Recorder::begin() {
   while (take(&late, 1) != 0) {
   }
   dropped_.store(0);
-  *names_.lock() = Names();
-  timeline_.store(++timelines_, std::memory_order_release);
+  {
+    const auto names = names_.lock();
+    *names = Names();
+    names->timeline = ++timelines_;
+  }
+  timeline_.store(timelines_, std::memory_order_release);
   return true;
 }
 

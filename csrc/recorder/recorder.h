@@ -31,7 +31,7 @@ struct RecordedCall {
 
   uint32_t timeline = 0;  // as Recorder::timeline() was; 0: nothing is recorded of it
   uint32_t name = 0;
-  uint64_t number = 0;  // named: of this rank's calls of that name
+  uint64_t number = 0;  // named: the epoch, and in the lower 32 bits the count of this rank's calls of that name
   int64_t started_ns = 0;
   uint16_t thread = 0;
   uint8_t algorithm = kNoAlgorithm;
@@ -53,8 +53,11 @@ class Recorder {
 
   // The group with its number. Whether a timeline is on or not.
   RecordedGroup add_group(std::string context, int id, std::vector<int> ranks);
-  // For an operation that is called now, while a timeline is on.
-  RecordedCall call(uint16_t group, const std::string& name);
+  // For an operation that is called now, while a timeline is on. epoch: calls of a name are counted from 0 in each one;
+  // all ranks of the group move to the next one at the same place.
+  RecordedCall call(uint16_t group, const std::string& name, uint32_t epoch = 0);
+  // The call was refused on this rank: it does not count.
+  void take_back(uint16_t group, const std::string& name, const RecordedCall& call);
   // Of an operation of that timeline; ignored if it is not on any more.
   void add(uint32_t timeline, const Record& record) {
     if (timeline != timeline_.load(std::memory_order_acquire)) return;
@@ -76,16 +79,17 @@ class Recorder {
  private:
   struct Name {
     uint32_t number;
-    uint64_t calls;
+    uint32_t epoch;
+    uint32_t calls;  // in the epoch
   };
   struct Names {
     std::unordered_map<std::string, Name> known;  // by group and name
     std::vector<std::pair<uint32_t, std::string>> news;
-    uint64_t others = 0;  // calls of names beyond kNamesMost
+    uint32_t timeline = 0;    // that the counts are of
+    bool has_others = false;  // names beyond kNamesMost
   };
   static constexpr size_t kCapacity = 1 << 16;   // records: 3 million operations a second, taken every 20 ms
   static constexpr size_t kNamesMost = 1 << 16;  // at most 244 bytes each are kept: 16 MB
-  static constexpr size_t kNameNbytes = 244;
 
   std::atomic<uint32_t> timeline_{0};
   uint32_t timelines_ = 0;  // by begin()

@@ -8,6 +8,7 @@ operations. When the timeline ends, rank 0 writes the trace anew, from the files
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import sys
@@ -41,6 +42,8 @@ class Recording:
         UnavailableError: a file cannot be made, or this process has a timeline.
     """
 
+    is_asked_by_variable = False
+
     def __init__(self, folder: Path, trace: Path | None, rank: int, size: int, mark_cycles: bool) -> None:
         self._folder = folder
         self._trace = trace if rank == 0 else None
@@ -64,8 +67,6 @@ class Recording:
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if rank == 0:
-                _remove_ranks_from(folder, size)
         except OSError as error:
             raise UnavailableError(f"the timeline's folder {folder} cannot be made: {error.strerror}") from error
         self._timeline = _core.Timeline(
@@ -77,11 +78,13 @@ class Recording:
             os.fspath(self._trace) if self._trace is not None else "",
             mark_cycles,
         )
+        if rank == 0:
+            _remove_ranks_from(folder, size)
 
     def end(self, reason: str) -> None:
         """Writes what is left, and the trace of all ranks. Where that cannot be written, stderr says why."""
         self._timeline.stop(reason)
-        if self._trace is None:
+        if self._trace is None or not self._trace.is_file():  # what is removed, or a device, is left alone
             return
         from ringreduce.timeline.export import horovod
         from ringreduce.timeline.job import Job
@@ -93,14 +96,10 @@ class Recording:
                 command = f"ringreduce timeline merge {self._folder} --horovod {self._trace}"
                 print(f"ringreduce: the timeline is long; for a trace of all ranks: {command}", file=sys.stderr)
                 return
-            horovod.write(Job.load(self._folder), self._trace, mark_cycles=self._mark_cycles)
+            horovod.write(Job.load(self._folder), self._trace.resolve(), mark_cycles=self._mark_cycles)
         except Exception as error:  # whatever it is, it must not fail a training that has come to its end
             what = f"{type(error).__name__}: {error}"
             print(f"ringreduce: the timeline {self._trace} shows rank 0 alone: {what}", file=sys.stderr)
-
-    def forget_after_fork(self) -> None:
-        """For a forked child: the files are its parent's."""
-        self._timeline.forget_after_fork()
 
 
 _lock = threading.RLock()
@@ -117,11 +116,14 @@ def begin(path: str | os.PathLike[str], rank: int, size: int, mark_cycles: bool)
     Raises:
         UnavailableError: as Recording.
     """
-    _begin(Path(path), rank, size, mark_cycles, is_trace=not Path(path).is_dir())
+    _begin(Path(os.fsdecode(path)), rank, size, mark_cycles, is_asked_by_variable=False)
 
 
 def begin_by_environment(rank: int, size: int) -> None:
     """Begins the timeline that RINGREDUCE_TIMELINE or HOROVOD_TIMELINE asks for, unless one is on.
+
+    It is on until the process ends. A process that has inherited the variable from another one whose timeline is on has
+    none, and says so.
 
     Raises:
         InvalidArgumentError: the files cannot be made; names the variable.
@@ -129,39 +131,56 @@ def begin_by_environment(rank: int, size: int) -> None:
     knob = config.value("RINGREDUCE_TIMELINE")
     if not knob.value or knob.value == _DYNAMIC or _current is not None:
         return
-    path = Path(knob.value).expanduser()
-    is_trace = knob.origin != knob.name or path.suffix == ".json"
     mark_cycles = config.flag("RINGREDUCE_TIMELINE_MARK_CYCLES")
     try:
-        _begin(path, rank, size, mark_cycles, is_trace)
-    except UnavailableError as error:
-        raise InvalidArgumentError(f"{knob.origin}={knob.value}: {error}") from error
+        path = Path(knob.value).expanduser()
+        is_trace = knob.origin != knob.name or path.suffix == ".json"
+        _begin(path, rank, size, mark_cycles, is_asked_by_variable=True, is_trace=is_trace)
+    except (UnavailableError, RuntimeError) as error:  # RuntimeError: ~name of nobody
+        what = f"{knob.origin}={knob.value}: {error}"
+        if "by another process" not in str(error):
+            raise InvalidArgumentError(what) from error
+        print(f"ringreduce: no timeline of this process: {what}", file=sys.stderr)
 
 
-def end(reason: str) -> None:
-    """Ends the timeline that is on. Does nothing without one."""
+def end(reason: str, is_last: bool = True) -> None:
+    """Ends the timeline that is on. Does nothing without one.
+
+    is_last: also the timeline that a variable asked for.
+    """
     global _current
     with _lock:
+        if _current is None or (_current.is_asked_by_variable and not is_last):
+            return
         recording, _current = _current, None
-        if recording is not None:
-            recording.end(reason)
+        recording.end(reason)
 
 
-def _begin(path: Path, rank: int, size: int, mark_cycles: bool, is_trace: bool) -> None:
+def _begin(
+    path: Path, rank: int, size: int, mark_cycles: bool, is_asked_by_variable: bool, is_trace: bool | None = None
+) -> None:
+    """is_trace: whether the path is a trace's; None: unless it is a folder."""
     global _current
     with _lock:
         end("another timeline has begun")
-        path = path.absolute()
+        try:
+            path = path.absolute()
+            is_trace = not path.is_dir() if is_trace is None else is_trace
+        except (OSError, ValueError) as error:
+            raise UnavailableError(f"the timeline's path {str(path)!r:.80} cannot be one: {error}") from error
         folder = path.with_name(path.name + record_file.RANKS_SUFFIX) if is_trace else path
         _current = Recording(folder, path if is_trace else None, rank, size, mark_cycles)
+        _current.is_asked_by_variable = is_asked_by_variable
 
 
 def _remove_ranks_from(folder: Path, size: int) -> None:
-    """Removes what ranks have left that this job does not have, of a larger one that wrote here before."""
+    """Removes what ranks that this job does not have left here: those of a larger job that has ended."""
     for path in folder.glob(record_file.FILES):
         number = path.stem.removeprefix("rank-")
         if number.isdigit() and int(number) >= size:
-            path.unlink(missing_ok=True)
+            with suppress(OSError), path.open("r+b") as file:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def _clock_name() -> str:
@@ -185,9 +204,8 @@ def _await_ends(folder: Path) -> None:
 def _forget_in_child() -> None:
     global _current, _lock
     _lock = threading.RLock()
-    if _current is not None:
-        _current.forget_after_fork()
-        _current = None
+    _current = None  # its files are the parent's; what is behind it ends with the parent
+    _core.renew_recorder()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

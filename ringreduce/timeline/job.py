@@ -15,6 +15,9 @@ from ringreduce.timeline.matching import match
 from ringreduce.timeline.record_file import CLOCK, FILES, GroupInfo, RankRecords, read
 from ringreduce.timeline.tables import Tables
 
+HOSTS_APART_NS = 1_000_000_000
+"""By so much may the wall clocks of hosts differ. Files of one run overlap, but for it."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -93,10 +96,20 @@ def _read_all(folder: Path) -> tuple[list[RankRecords], list[str]]:
             refused.append(f"{path} is of a job of {file.size} ranks, not {first.size}; it is left out.")
         else:
             by_rank[file.rank] = file
+    newest = max((file.realtime_ns for file in by_rank.values()), default=0)
+    for file in [file for file in by_rank.values() if _end_realtime_ns(file) + HOSTS_APART_NS < newest]:
+        refused.append(f"{file.path} ended before another rank's file began, as of an earlier run; it is left out.")
+        del by_rank[file.rank]
     if not by_rank:
         what = "; ".join(refused) or f"{folder}: it has no {FILES}; give the folder that the ranks wrote to"
         raise InvalidArgumentError(f"no timeline: {what}")
     return [by_rank[rank] for rank in sorted(by_rank)], refused
+
+
+def _end_realtime_ns(file: RankRecords) -> int:
+    """When the rank recorded last, by its host's wall clock."""
+    last = int(file.records["ended_ns"].max(initial=file.monotonic_ns))
+    return file.realtime_ns + last - file.monotonic_ns
 
 
 def _on_one_clock(files: Sequence[RankRecords], clocks: dict[int, Clock]) -> tuple[list[RankRecords], int, int]:

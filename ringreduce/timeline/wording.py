@@ -49,7 +49,8 @@ def operation(job: Job, index: int) -> str:
     row = job.operations[index]
     name = job.names[row["name"]]
     kind = printable(job.kinds[row["kind"]], 20)
-    return f"{kind} '{printable(name)}' #{row['number']}" if name else f"{kind} #{row['number']}"
+    number = int(row["number"])  # of a named one the upper half is its epoch (joins and deadlock verdicts so far)
+    return f"{kind} '{printable(name)}' #{number & 0xFFFFFFFF}" if name else f"{kind} #{number}"
 
 
 def counted(number: int, thing: str) -> str:

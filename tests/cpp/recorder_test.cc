@@ -147,6 +147,23 @@ TEST_CASE("recorder: names are numbered once, calls of each in each group are co
   CHECK(recorder.take_names().size() == 1);
 }
 
+TEST_CASE("recorder: calls are counted anew in each epoch, and a refused one does not count") {
+  Recorder recorder;
+  REQUIRE(recorder.begin());
+  CHECK(recorder.call(1, "loss").number == 0);
+  const RecordedCall refused = recorder.call(1, "loss");
+  CHECK(refused.number == 1);
+  recorder.take_back(1, "loss", refused);
+  CHECK(recorder.call(1, "loss").number == 1);
+  CHECK(recorder.call(1, "loss", 7).number == uint64_t{7} << 32);
+  CHECK(recorder.call(1, "loss", 7).number == (uint64_t{7} << 32) + 1);
+  recorder.end();
+  REQUIRE(recorder.begin());
+  CHECK(recorder.call(1, "loss").number == 0);
+  recorder.take_back(1, "loss", refused);  // of the former timeline
+  CHECK(recorder.call(1, "loss").number == 1);
+}
+
 TEST_CASE("recorder: names without end take no memory without end") {
   Recorder recorder;
   REQUIRE(recorder.begin());
@@ -220,18 +237,6 @@ TEST_CASE("recorder: a trace is JSON's beginning while it grows, and whole at it
   CHECK(text.find("{\"name\": \"ALLREDUCE\", \"ph\": \"X\", \"ts\": 2.500, \"dur\": 2.500") != std::string::npos);
   CHECK(text.find("CYCLE_START") != std::string::npos);
   CHECK(text.substr(text.size() - 3) == "\n]\n");
-}
-
-TEST_CASE("recorder: a file that another timeline writes is left alone") {
-  const TemporaryFolder folder;
-  const std::string path = folder.file("rank-0000.rr");
-  Timeline first(std::make_shared<Recorder>(), path, "{\"first\": 1}", nullptr, Log());
-  CHECK_THROWS_WITH_AS(
-      Timeline(std::make_shared<Recorder>(), path, "{}", nullptr, Log()),
-      ("the timeline's file " + path + " is written by another process; give each job a place of its own").c_str(),
-      UnavailableError);
-  first.stop("");
-  CHECK(bodies(content(path), 1) == std::vector<std::string>{"{\"first\": 1}    "});
 }
 
 TEST_CASE("recorder: a full disk ends the timeline and nothing else") {

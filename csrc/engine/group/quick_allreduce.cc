@@ -65,6 +65,9 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
       const RecordedWait recorded(parts_.from, operation);
       waiter_.wait_until_finished(operation, -1, interrupt);
     } catch (...) {
+      operation.submitted_ns = is_recorded ? called_ns : operation.submitted_ns;
+      operation.signature = signature;
+      record_end(parts_.from, operation, true);
       // The request stands, so somebody must consume it when it is complete; its result has nowhere to go.
       auto orphan = std::make_shared<Operation>();
       orphan->kind = Kind::kAllreduce;

@@ -23,7 +23,6 @@ OperationPtr Submitter::make(const Request& request) const {
   operation->submitted_ns = now_ns();
   operation->keep = request.keep;
   if (request.name != nullptr) operation->name = *request.name;
-  record_call(parts_.from, *operation);
   Signature& signature = operation->signature;
   operation->quick = parts_.negotiation.requests().is_quick(signature, request.name != nullptr);
   if (signature.place == Place::kDevice) {
@@ -47,7 +46,13 @@ OperationPtr Submitter::submit(const Request& request, Interrupt interrupt) {
   parts_.throw_if_failed();
   check_request(request);
   OperationPtr operation = make(request);
-  announce(operation, request, interrupt);
+  if (parts_.from.recorder.is_on()) record_call(parts_.from, *operation, parts_.submitted.lock()->pending.verdicts());
+  try {
+    announce(operation, request, interrupt);
+  } catch (...) {
+    parts_.from.recorder.take_back(parts_.from.recorded_group.number, operation->name, operation->recorded);
+    throw;
+  }
   // ring_waiters() begins with a full fence. The fence also orders this request before the look at the others'
   // requests, so at least one rank sees all of them.
   parts_.negotiation.segment().ring_waiters();

@@ -9,13 +9,16 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import itertools
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from ringreduce import _core
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from ringreduce._core import Context, Group
+
+_lives: dict[str, Iterator[int]] = defaultdict(itertools.count)
+"""How often this process has been in a group of each label: as often as the other members."""
 
 FORKED = (
     "{call}: this process was forked from a rank of a torch.distributed group and is no rank itself: a forked child "
@@ -104,8 +110,6 @@ class Membership:
         )
         with closing(joined):
             known.forget()  # all have read it
-            if not ranks or list(ranks) == list(range(size)):  # all of the job, whose rank is this one's here
-                recording.begin_by_environment(rank, size)
             self._context: Context = _core.Context(
                 joined.memory.fd,
                 rank,
@@ -115,9 +119,17 @@ class Membership:
                 timeout_s,
                 hosts=joined.hosts,
                 tcp=joined.tcp,
-                recorded_as=label,
+                recorded_as=f"{label} {next(_lives[label])}",  # destroyed and made anew, a group has an old one's label
                 job_ranks=list(ranks),
             )
+        try:
+            # Of all ranks, which are the default group's, perhaps of another backend; it is being made, or this is it.
+            recording.begin_by_environment(
+                ranks[rank] if ranks else rank, dist.get_world_size() if dist.is_initialized() else size
+            )
+        except BaseException as error:
+            self._context.shutdown(shutdown_cause.why(error))
+            raise
         self._group: Group = self._context.world
         if joined.hosts is not None:
             # So that no rank is in the next group of that name while another has not forgotten. On one host contexts

@@ -321,6 +321,84 @@ def test_a_wait_of_another_thread_tells_what_the_main_thread_computed(tmp_path: 
     assert still["main_cpu_ns"] < 0.5 * (still["end_ns"] - still["begin_ns"])
 
 
+WITHIN_A_JOB = """
+import os, subprocess, sys, numpy as np, ringreduce as hvd
+with hvd.init() as world:
+    if world.rank == 0:
+        ours = ("RINGREDUCE_", "HOROVOD_", "_RINGREDUCE_")
+        inner = {n: text for n, text in os.environ.items() if "TIMELINE" in n or not n.startswith(ours)}
+        code = "import ringreduce as hvd; hvd.init(); hvd.barrier()"
+        ended = subprocess.run([sys.executable, "-c", code], env=inner, capture_output=True, text=True, timeout=60)
+        print(ended.returncode, ended.stderr, flush=True)
+    hvd.allreduce(np.ones(3, np.float32), name="after")
+"""
+
+
+def test_a_job_within_a_job_leaves_the_outer_ones_files_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ringreduce", "run", "-np", "2", sys.executable, "-c", WITHIN_A_JOB]
+    variables = environment(tmp_path, RINGREDUCE_TIMELINE="records")
+    ended = subprocess.run(command, env=variables, check=True, timeout=SOON_S * 3, capture_output=True, text=True)
+    assert ended.stdout.startswith("0 ringreduce: no timeline of this process: RINGREDUCE_TIMELINE="), ended.stdout
+    job = Job.load(tmp_path / "records")
+    assert not job.warnings
+    assert [(job.names[operation["name"]], operation["rows"]) for operation in job.operations] == [("after", 2)]
+
+
+def joins(path: str) -> None:
+    """Rank 1 has fewer batches; rank 0 makes a mistake besides, in a call that its name is busy for."""
+    import ringreduce as hvd
+
+    with hvd.init() as world:
+        hvd.start_timeline(path)
+        for _ in range(2):
+            for batch in range(4 - 2 * world.rank):
+                hvd.allreduce(np.ones(3, np.float32), name="gradient")
+                if world.rank == 0 and batch == 0:
+                    handle = hvd.allreduce_async(np.ones(5000, np.float32), name="busy")
+                    with pytest.raises(hvd.InvalidArgumentError, match="same name"):
+                        hvd.allreduce_async(np.ones(5000, np.float32), name="busy")
+                elif batch == 0:
+                    handle = hvd.allreduce_async(np.ones(5000, np.float32), name="busy")
+            hvd.synchronize(handle)
+            hvd.join()
+        hvd.stop_timeline()
+
+
+def test_calls_are_counted_alike_after_a_join_and_a_refused_call(tmp_path: Path) -> None:
+    run_ranks(joins, 2, args=(str(tmp_path),))
+    job = Job.load(tmp_path)
+    assert not [warning for warning in job.warnings if "before another" in warning], job.warnings
+    rows = sorted((job.names[operation["name"]], int(operation["rows"])) for operation in job.operations)
+    assert rows == [("busy", 2)] * 2 + [("gradient", 1)] * 4 + [("gradient", 2)] * 4
+
+
+def test_a_link_to_a_trace_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "trace.json")
+    subprocess.run(
+        [sys.executable, "-c", SUMS], env=environment(tmp_path, HOROVOD_TIMELINE="link"), check=True, timeout=SOON_S * 3
+    )
+    assert (tmp_path / "link").is_symlink()
+    assert "allreduce.test_allreduce" in str(json.loads((tmp_path / "trace.json").read_text()))
+
+
+TWO_LIVES = """
+import os, torch, torch.distributed as dist, ringreduce.torch.distributed
+for life in range(2):
+    dist.init_process_group("ringreduce", init_method=f"file://{os.environ['MEET']}{life}", rank=0, world_size=1)
+    for _ in range(3 + life):
+        dist.all_reduce(torch.ones(4))
+    dist.destroy_process_group()
+"""
+
+
+def test_a_group_of_torch_that_is_made_anew_is_another_one(tmp_path: Path) -> None:
+    variables = environment(tmp_path, RINGREDUCE_TIMELINE="records", MEET="meet")
+    subprocess.run([sys.executable, "-c", TWO_LIVES], env=variables, check=True, timeout=SOON_S * 6)
+    job = Job.load(tmp_path / "records")
+    assert not job.warnings
+    assert sum(job.kinds[operation["kind"]] == "allreduce" for operation in job.operations) == 7
+
+
 def of_a_smaller_job(path: str) -> None:
     import ringreduce as hvd
 

@@ -35,6 +35,15 @@ def load(folder: Path, *files: RankFile) -> Job:
     return Job.load(write_all(files, folder))
 
 
+def test_a_file_of_an_earlier_run_is_left_out(tmp_path: Path) -> None:
+    old, new = RankFile(1, 2), RankFile(0, 2, wall_error_ns=5_000_000_000)
+    for file in (old, new):
+        file.operation(0, 10, 20, 30)
+    job = Job.load(write_all([new, old], tmp_path))
+    assert [file.rank for file in job.files] == [0]
+    assert any("rank-0001.rr ended before another rank's file began" in warning for warning in job.warnings)
+
+
 def test_a_steady_job_is_matched_completely(tmp_path: Path) -> None:
     job = load(tmp_path, *steady_job(4, 3, names=("loss", "", ""), late_rank=2, late_ns=300_000))
     assert job.warnings == []
