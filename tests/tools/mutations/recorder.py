@@ -29,7 +29,7 @@ ROWS = (
     Mutation(
         "record-names-kept",
         "csrc/recorder/recorder.cc",
-        "  *names_.lock() = Names();\n",
+        "    *names = Names();\n",
         "",
         ("recorder_test::recorder: names are numbered",),
     ),
