@@ -11,11 +11,11 @@ namespace rr {
 namespace {
 
 constexpr uint32_t kOtherName = UINT32_MAX;
-constexpr size_t kNameNbytes = 244;  // of a name, at most
+constexpr size_t kNameKept = 244;  // of a name, at most
 
 std::string key_of(uint16_t group, const std::string& name) {
   std::string key(reinterpret_cast<const char*>(&group), sizeof group);
-  key.append(name, 0, kNameNbytes);
+  key.append(name, 0, kNameKept);
   return key;
 }
 
@@ -72,7 +72,7 @@ RecordedCall Recorder::call(uint16_t group, const std::string& name, uint32_t ep
   }
   if (found == names->known.end()) {
     const auto number = static_cast<uint32_t>(names->known.size() + 1);
-    names->news.emplace_back(number, shortened(name, kNameNbytes));
+    names->news.emplace_back(number, shortened(name, kNameKept));
     found = names->known.emplace(std::move(key), Name{number, epoch, 0}).first;
   }
   Name& known = found->second;
