@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ringreduce.errors import Error, InvalidArgumentError
+from ringreduce.timeline import wording
 from ringreduce.timeline.clocks import UNKNOWN_NS
 from ringreduce.timeline.export import chrome, horovod, perfetto
 from ringreduce.timeline.job import Job
@@ -22,8 +23,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     try:
         job = Job.load(records_folder(options.folder))
-        for warning in job.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+        if options.command is not _report or options.json:  # the report itself has them
+            for warning in job.warnings:
+                print(f"warning: {wording.printable(warning, 500)}", file=sys.stderr)
         command: Callable[[Job, argparse.Namespace], None] = options.command
         command(job, options)
     except Error as error:

@@ -14,6 +14,8 @@ from ringreduce.timeline.tables import Tables
 
 SLACK_NS = 1000
 """By how much a rank may end before another calls, beyond what the clocks leave open, before it is a contradiction."""
+MISMATCHED_SHARE = 0.05
+"""Of the operations, from which on their rows are taken not to belong together."""
 
 
 def collect(files: Sequence[RankRecords], clocks: dict[int, Clock], tables: Tables, found: Matched) -> list[str]:
@@ -26,12 +28,18 @@ def collect(files: Sequence[RankRecords], clocks: dict[int, Clock], tables: Tabl
     ]
 
 
-def contradictions(clocks: dict[int, Clock], found: Matched) -> int:
+def are_mismatched(clocks: dict[int, Clock], rows: np.ndarray, operations: np.ndarray) -> bool:
+    """Whether so many operations contradict themselves that nothing follows from who was last."""
+    return contradictions(clocks, rows, operations) > MISMATCHED_SHARE * len(operations)
+
+
+def contradictions(clocks: dict[int, Clock], rows: np.ndarray, operations: np.ndarray) -> int:
     """Operations that ended on a rank before another rank called them: the rows do not belong together.
 
     A failed one may, and where the difference of two clocks is unknown nothing can be said.
     """
-    rows, operations = found.rows, found.operations
+    if not len(operations):
+        return 0
     unknown = 2**59
     width = np.full(max(clocks, default=0) + 1, unknown)
     for rank, clock in clocks.items():
@@ -82,7 +90,7 @@ def _of_records(tables: Tables, found: Matched) -> list[str]:
 
 
 def _of_overlap(clocks: dict[int, Clock], found: Matched) -> list[str]:
-    count = contradictions(clocks, found)
+    count = contradictions(clocks, found.rows, found.operations)
     if not count:
         return []
     early = f"{count} of {len(found.operations)} operations ended on a rank before another rank called them"

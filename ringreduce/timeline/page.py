@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from ringreduce.errors import InvalidArgumentError
 from ringreduce.timeline import wording
 from ringreduce.timeline.analysis.conclusions import conclusions
 from ringreduce.timeline.analysis.found import Analysis
@@ -16,6 +15,7 @@ from ringreduce.timeline.drawing import charts
 from ringreduce.timeline.drawing.picture import picture, windows
 from ringreduce.timeline.drawing.style import SCRIPT, STYLE
 from ringreduce.timeline.report import PARTS, headline, marker
+from ringreduce.timeline.whole_file import whole_file
 
 MOST_BARS = 10
 
@@ -26,10 +26,8 @@ def write(found: Analysis, path: Path) -> None:
     Raises InvalidArgumentError where the file cannot be written.
     """
     document = html(found)
-    try:
-        path.write_text(document, encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgumentError(f"{path}: cannot be written: {error.strerror}") from error
+    with whole_file(path) as file:
+        file.write(document.encode())
 
 
 def html(found: Analysis) -> str:

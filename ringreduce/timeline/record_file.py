@@ -116,10 +116,14 @@ def read(path: Path) -> RankRecords:
 
     Raises InvalidArgumentError where no whole first block names the rank.
     """
+    if path.exists() and not path.is_file():
+        raise InvalidArgumentError(f"{path}: cannot be read: it is no regular file")
     try:
         data = path.read_bytes()
     except OSError as error:
         raise InvalidArgumentError(f"{path}: cannot be read: {error.strerror}") from error
+    except MemoryError as error:
+        raise InvalidArgumentError(f"{path}: cannot be read: it is larger than this machine's memory") from error
     content = _Content()
     try:
         for block in blocks(data):

@@ -18,6 +18,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
     Raises InvalidArgumentError where it cannot be written.
     """
+    if path.exists() and not path.is_file():
+        raise InvalidArgumentError(f"{path}: cannot be written: it is no regular file")
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     except OSError as error:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ringreduce.timeline import wording
 from ringreduce.timeline.analysis.found import Analysis
 from ringreduce.timeline.analysis.late import RankLateness
+from ringreduce.timeline.record_file import GPU_MEMORY
 
 HIDDEN_SHARE = 0.8
 """Communication is hidden if so much of it overlaps with computing."""
@@ -57,6 +58,8 @@ def _of_late_ranks(found: Analysis) -> Iterator[str]:
             )
         else:
             yield "No rank stands out: nobody waited for another."
+        if (waiting := found.share("waiting_ns")) >= EXPOSED_SHARE:
+            yield f"Ranks wait {wording.percent(waiting)} of their time for one another, in turns."
         if latest.is_pause and latest.others_waited_ns > PAUSE_SHARE * span_ns:
             yield f"Rank {latest.rank} has paused: {_pause(found, latest)}."
     if lateness.names_last.any() and lateness.nameless_ns > NAMELESS_SHARE * span_ns:
@@ -82,9 +85,11 @@ def _pause(found: Analysis, rank: RankLateness) -> str:
 
 
 def _of_communication(found: Analysis) -> Iterator[str]:
+    if (message := found.share("message_ns")) >= EXPOSED_SHARE:
+        yield f"Ranks stand still {wording.percent(message)} of their time in waits for messages."
     exposed, overlap = found.share("exposed_ns"), wording.percent(found.overlap)
     still = f"Ranks stood still for it {wording.percent(exposed)} of their time"
-    if not found.total_ns("communication_ns"):
+    if (found.job.rows["flags"] & GPU_MEMORY != 0).all():
         yield "No communication on host memory was recorded."
     elif found.overlap >= HIDDEN_SHARE:
         yield f"Communication is hidden: {overlap} overlaps with computing. {still}."
@@ -107,7 +112,10 @@ def _of_path(found: Analysis) -> Iterator[str]:
     if largest:
         (kind, name), ns = largest
         of_name = f" ({wording.label(job.kinds[kind], job.names[name])}: {wording.percent(ns / path.span_ns)})"
-    yield f"The critical path is {computing} computing{of_rank} and {communication} communication{of_name}."
+    messages = wording.percent(path.message_ns / path.span_ns)
+    of_messages = f", and {messages} waits for messages" if path.message_ns >= 0.01 * path.span_ns else ""
+    parts = f"{computing} computing{of_rank} and {communication} communication{of_name}{of_messages}"
+    yield f"The critical path is {parts}."
 
 
 def _of_steps(found: Analysis) -> Iterator[str]:

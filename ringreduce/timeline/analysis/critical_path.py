@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from ringreduce.timeline import job_warnings
 from ringreduce.timeline.analysis.late import late_ranks
 from ringreduce.timeline.analysis.thread_time import RankTime, covered_ns
 from ringreduce.timeline.clocks import UNKNOWN_NS
@@ -91,6 +92,8 @@ def critical_path(job: Job, times: Sequence[RankTime]) -> CriticalPath:
 def _doubt(job: Job) -> str:
     if any(clock.half_width_ns == UNKNOWN_NS for clock in job.clocks.values()):
         return "the hosts' clocks were never compared"
+    if job_warnings.are_mismatched(job.clocks, job.rows, job.operations):
+        return "the ranks' records do not belong together, as the warning says"
     return "" if len(job.files) == job.files[0].size else "the records of some ranks are missing"
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringreduce.timeline.analysis.thread_time import RankTime
+from ringreduce.timeline import job_warnings
+from ringreduce.timeline.analysis.thread_time import RankTime, covered_ns
 from ringreduce.timeline.clocks import UNKNOWN_NS
 from ringreduce.timeline.job import Job
 
@@ -71,11 +72,8 @@ def lateness_of(job: Job, times: Sequence[RankTime]) -> Lateness:
     """times: of all ranks that have a file."""
     operations, size = job.operations, max(time.rank for time in times) + 1
     names_last = _names_last(job, size)
-    waited = np.zeros(len(operations), np.int64)
-    for time in times:
-        about = time.standing[time.standing["operation"] >= 0]
-        np.add.at(waited, about["operation"], about["complete_ns"] - about["begin_ns"])
-    charged = np.where(names_last, waited, 0)
+    waited, own = _waited(operations, times)
+    charged = np.where(names_last, own, 0)
     last = operations["last_rank"]
     totals = np.bincount(last, charged, size)
     last_in = np.bincount(last, names_last, size)
@@ -98,6 +96,23 @@ def lateness_of(job: Job, times: Sequence[RankTime]) -> Lateness:
     nameless_ns = int(waited[~names_last].sum()) // len(times)
     late = late_ranks({rank.rank: (rank.others_waited_ns, rank.waited_in) for rank in ranks}, job.span_ns)
     return Lateness(ranks, names_last, waited, nameless_ns, late)
+
+
+def _waited(operations: np.ndarray, times: Sequence[RankTime]) -> tuple[np.ndarray, np.ndarray]:
+    """How long the ranks waited for each operation's last call, and the part in which its rank stood in no wait itself.
+
+    A rank that was kept from its call, by a message or by another group's operation, is not the one that was late.
+    """
+    about = np.concatenate([time.standing[time.standing["operation"] >= 0] for time in times])
+    waited, own = np.zeros((2, len(operations)), np.int64)
+    last = operations["last_rank"][about["operation"]]
+    for time in times:
+        mine = about[last == time.rank]
+        length = mine["complete_ns"] - mine["begin_ns"]
+        kept = covered_ns(time.standing, mine["complete_ns"]) - covered_ns(time.standing, mine["begin_ns"])
+        np.add.at(waited, mine["operation"], length)
+        np.add.at(own, mine["operation"], np.maximum(length - kept, 0))
+    return waited, own
 
 
 def late_ranks(waited: Mapping[int, tuple[int, int]], span_ns: int) -> list[int]:
@@ -124,8 +139,8 @@ def _names_last(job: Job, size: int) -> np.ndarray:
         width[file.rank] = _UNKNOWN_WIDTH_NS if half_width_ns == UNKNOWN_NS else half_width_ns
         host[file.rank] = hosts.setdefault(file.boot, len(hosts))
     operations, rows = job.operations, job.rows
-    if not len(operations):
-        return np.zeros(0, bool)
+    if not len(operations) or job_warnings.are_mismatched(job.clocks, rows, operations):
+        return np.zeros(len(operations), bool)
     rank, last = rows["rank"], operations["last_rank"][rows["operation"]]
     open_ns = np.where(host[rank] == host[last], 0, width[rank] + width[last])
     lead_ns = operations["complete_ns"][rows["operation"]] - rows["called_ns"]

@@ -150,4 +150,10 @@ def _standing(job: Job, mine: np.ndarray, rows: np.ndarray, waits: np.ndarray) -
         at = np.minimum(np.searchsorted(rows["operation"], found["operation"]), len(mine) - 1)
         has_row = rows["operation"][at] == found["operation"]
         found["row"][has_row] = mine[at[has_row]]
+        # Some rank's record is missing. It may have called last: until the start here, or the end without one.
+        lacks = known & has_row
+        lacks[known] &= (job.operations["rows"] < job.operations["expected"])[found["operation"][known]]
+        started = rows["started_ns"][at]
+        complete = np.where(started == 0, found["end_ns"], np.clip(started, found["begin_ns"], found["end_ns"]))
+        found["complete_ns"][lacks] = complete[lacks]
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,10 @@ def test_unknown_names_and_codes_stay(tmp_path: Path) -> None:
     records = file.array()
     records["name"], records["kind"], records["dtype"], records["op"], records["algorithm"] = 999, 250, 250, 250, 250
     assert len(read(file.write(tmp_path, records)).records) == 4
+
+
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0000.rr"
+    os.mkfifo(path)
+    with pytest.raises(InvalidArgumentError, match="no regular file"):
+        read(path)

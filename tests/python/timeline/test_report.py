@@ -477,3 +477,54 @@ def test_a_timeline_without_operations_is_reported_as_such(tmp_path: Path) -> No
 def test_kinds_of_the_report_are_those_of_the_files() -> None:
     """The bandwidth of allgather and allreduce goes by the kinds' names."""
     assert {"allreduce", "allgather", "reducescatter", "alltoall"} <= set(KINDS)
+
+
+def test_a_rank_that_was_kept_from_its_call_by_a_message_is_not_late(tmp_path: Path) -> None:
+    """Rank 1 receives from a slow rank 2 before each sum; rank 0 waits for it."""
+    files = [RankFile(rank, 3) for rank in range(3)]
+    for step in range(20):
+        begin = 1000 * step
+        call(files[0], step, begin, begin + 900, begin + 950)
+        files[1].message(step, begin * US, (begin + 880) * US, "recv from rank 2", 2)
+        files[1].wait(step, begin * US, (begin + 880) * US, "recv from rank 2")
+        call(files[1], step, begin + 890, begin + 900, begin + 950)
+        call(files[2], step, begin + 885, begin + 900, begin + 950)
+    found = found_in(files, tmp_path)
+    assert found.lateness.late == []
+    assert found.lateness.ranks[1].others_waited_ns < 20 * 20 * US
+    assert any("in waits for messages" in sentence for sentence in conclusions(found))
+
+
+def test_a_wait_for_a_rank_without_a_record_is_waiting(tmp_path: Path) -> None:
+    files = [RankFile(rank, 3) for rank in range(2)]  # rank 2 left no file
+    for file in files:
+        call(file, 0, 100, 900, 950)
+        file.operation(1, 1000 * US, None, 2000 * US, flags=FAILED)
+        file.wait(1, 1000 * US, 2000 * US)
+    found = found_in(files, tmp_path)
+    assert found.times[0].waiting_ns == (800 + 1000) * US
+    assert found.times[0].exposed_ns == 50 * US
+
+
+def test_records_that_do_not_belong_together_accuse_nobody(tmp_path: Path) -> None:
+    """As where the ranks began their timelines at different steps."""
+    first, second = pair()
+    for step in range(20):
+        call(first, step, 100 * step, 100 * step + 50, 100 * step + 60)
+        call(second, step, 100 * step + 140, 100 * step + 150, 100 * step + 160)
+    found = found_in((first, second), tmp_path)
+    assert not found.lateness.names_last.any()
+    assert found.late == []
+    assert any("do not belong together" in sentence for sentence in conclusions(found))
+
+
+def test_ranks_that_wait_in_turns_are_told(tmp_path: Path) -> None:
+    files = [RankFile(rank, 4) for rank in range(4)]
+    for step in range(40):
+        begin = 1000 * step
+        for rank, file in enumerate(files):
+            late = 500 if step % 4 == rank else 0
+            call(file, step, begin + late, begin + 510, begin + 520)
+    found = found_in(files, tmp_path)
+    assert any("for one another, in turns" in sentence for sentence in conclusions(found))
+    assert not found.late
