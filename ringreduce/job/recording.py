@@ -37,21 +37,23 @@ class Recording:
         trace: for a trace in Horovod's form; None: none is written. Of rank 0.
         rank, size: of this process in its job.
         mark_cycles: whether the trace shows where a bucket's execution begins.
+        is_asked_by_variable: whether it is on until the process ends.
 
     Raises:
         UnavailableError: a file cannot be made, or this process has a timeline.
     """
 
-    is_asked_by_variable = False
-
-    def __init__(self, folder: Path, trace: Path | None, rank: int, size: int, mark_cycles: bool) -> None:
+    def __init__(
+        self, folder: Path, trace: Path | None, rank: int, size: int, mark_cycles: bool, is_asked_by_variable: bool
+    ) -> None:
+        self.is_asked_by_variable = is_asked_by_variable
         self._folder = folder
         self._trace = trace if rank == 0 else None
         self._mark_cycles = mark_cycles
         monotonic_ns, realtime_ns = time.monotonic_ns(), time.time_ns()
         process = {
-            "format": "ringreduce timeline",
-            "version": 1,
+            "format": record_file.FORMAT,
+            "version": record_file.VERSION,
             "rank": rank,
             "size": size,
             "host": os.uname().nodename,
@@ -128,8 +130,10 @@ def begin_by_environment(rank: int, size: int) -> None:
     Raises:
         InvalidArgumentError: the files cannot be made; names the variable.
     """
+    if _current is not None:
+        return
     knob = config.value("RINGREDUCE_TIMELINE")
-    if not knob.value or knob.value == _DYNAMIC or _current is not None:
+    if not knob.value or knob.value == _DYNAMIC:
         return
     mark_cycles = config.flag("RINGREDUCE_TIMELINE_MARK_CYCLES")
     try:
@@ -169,8 +173,7 @@ def _begin(
         except (OSError, ValueError) as error:
             raise UnavailableError(f"the timeline's path {str(path)!r:.80} cannot be one: {error}") from error
         folder = path.with_name(path.name + record_file.RANKS_SUFFIX) if is_trace else path
-        _current = Recording(folder, path if is_trace else None, rank, size, mark_cycles)
-        _current.is_asked_by_variable = is_asked_by_variable
+        _current = Recording(folder, path if is_trace else None, rank, size, mark_cycles, is_asked_by_variable)
 
 
 def _remove_ranks_from(folder: Path, size: int) -> None:

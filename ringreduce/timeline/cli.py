@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         job = Job.load(records_folder(options.folder))
         if options.command is not _report or options.json:  # the report itself has them
             for warning in job.warnings:
-                print(f"warning: {wording.printable(warning, 500)}", file=sys.stderr)
+                print(f"warning: {wording.warning(warning)}", file=sys.stderr)
         command: Callable[[Job, argparse.Namespace], None] = options.command
         command(job, options)
     except Error as error:
@@ -110,9 +110,9 @@ def _report(job: Job, options: argparse.Namespace) -> None:
 
 def _written(job: Job, path: Path) -> str:
     """One line: what the file holds, and how well the ranks' clocks agree."""
-    widths = [clock.half_width_ns for clock in job.clocks.values()]
-    if UNKNOWN_NS in widths:
+    error_ns = job.clock_error_ns
+    if error_ns == UNKNOWN_NS:
         clocks = "clocks by the hosts' wall clocks"
     else:
-        clocks = "one clock" if max(widths) == 0 else f"clocks within {max(widths) / 1e3:.1f} us"
+        clocks = "one clock" if error_ns == 0 else f"clocks within {error_ns / 1e3:.1f} us"
     return f"{path}: {len(job.operations)} operations, {len(job.files)} of {job.files[0].size} ranks, {clocks}"

@@ -7,7 +7,7 @@ clocks at one instant: the answerer read its clock after the question left and b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,8 @@ from ringreduce.timeline.offsets import Bounds, Offset, fit
 from ringreduce.timeline.record_file import CLOCK, RankRecords
 
 UNKNOWN_NS = -1
+_WIDEST_NS = 2**59
+"""In place of an unknown width, where widths are compared: wider than any difference of two times."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,15 @@ def clocks_of(files: Sequence[RankRecords]) -> dict[int, Clock]:
     for file in hosts[0].files[1:] if hosts else ():
         result[file.rank] = Clock("same host", 0, Offset.constant(0))
     return result
+
+
+def half_widths(clocks: Mapping[int, Clock]) -> np.ndarray:
+    """By rank, in ns: how wrong its translated times can be; of an unknown clock, and of no rank, by any amount."""
+    widths = np.full(max(clocks, default=0) + 1, _WIDEST_NS)
+    for rank, clock in clocks.items():
+        if clock.half_width_ns != UNKNOWN_NS:
+            widths[rank] = clock.half_width_ns
+    return widths
 
 
 def _hosts(files: Sequence[RankRecords]) -> list[_Host]:

@@ -10,11 +10,13 @@ import numpy as np
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.timeline import job_warnings
-from ringreduce.timeline.clocks import Clock, clocks_of
+from ringreduce.timeline.clocks import UNKNOWN_NS, Clock, clocks_of
 from ringreduce.timeline.matching import match
 from ringreduce.timeline.record_file import CLOCK, FILES, GroupInfo, RankRecords, read
 from ringreduce.timeline.tables import Tables
 
+MISMATCHED_SHARE = 0.05
+"""Of the operations, from which on their rows are taken not to belong together."""
 HOSTS_APART_NS = 1_000_000_000
 """By so much may the wall clocks of hosts differ. Files of one run overlap, but for it."""
 
@@ -30,6 +32,7 @@ class Job:
         rows, operations, waits, messages: dtypes ROW, OPERATIONS, WAITS, MESSAGES of matching.py.
         names, groups: what operations["name"] and ["group"] index; names[0] is "".
         kinds, dtypes, ops, algorithms: the name of each code, 256 of each; "?" where there is none.
+        are_mismatched: so many operations contradict themselves that nothing follows from who was last.
     """
 
     files: list[RankRecords]
@@ -47,6 +50,18 @@ class Job:
     dtypes: list[str]
     ops: list[str]
     algorithms: list[str]
+    are_mismatched: bool
+
+    @property
+    def host_count(self) -> int:
+        """How many clocks there are."""
+        return len({file.boot for file in self.files})
+
+    @property
+    def clock_error_ns(self) -> int:
+        """How wrong a time can be; 0: there is one clock; UNKNOWN_NS: two clocks were never compared."""
+        widths = [clock.half_width_ns for clock in self.clocks.values()]
+        return UNKNOWN_NS if UNKNOWN_NS in widths else max(widths)
 
     @classmethod
     def load(cls, folder: Path) -> Job:
@@ -59,13 +74,15 @@ class Job:
         files, start_ns, span_ns = _on_one_clock(files, clocks)
         tables = Tables.of(files)
         found = match(files, tables)
+        contradicting = job_warnings.contradictions(clocks, found)
         reference = files[0]
         return cls(
             files=files,
             clocks=clocks,
             base_realtime_ns=reference.realtime_ns - reference.monotonic_ns + start_ns,
             span_ns=span_ns,
-            warnings=refused + job_warnings.collect(files, clocks, tables, found),
+            warnings=refused + job_warnings.collect(files, clocks, tables, found, contradicting),
+            are_mismatched=contradicting > MISMATCHED_SHARE * len(found.operations),
             rows=found.rows,
             operations=found.operations,
             names=tables.names,

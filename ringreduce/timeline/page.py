@@ -52,7 +52,7 @@ def _header(found: Analysis, title: str) -> str:
         rows = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
         return f'<ul class="{name}">{rows}</ul>' if rows else ""
 
-    warnings = [wording.printable(warning, 500) for warning in found.job.warnings]
+    warnings = [wording.warning(warning) for warning in found.job.warnings]
     return (
         f"<h1>{escape(title)}</h1><p>{escape(headline(found))}</p>"
         f"{items('warnings', warnings)}{items('conclusions', conclusions(found))}"

@@ -14,3 +14,9 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             parts.append([number])
     return ", ".join("-".join(map(str, part)) for part in parts) or "none"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """ "rank 3", "ranks 0-2, 7"."""
+    every = list(ranks)
+    return f"rank{'' if len(every) == 1 else 's'} {ranges(every)}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from ringreduce.timeline import wording
 from ringreduce.timeline.analysis.conclusions import conclusions
 from ringreduce.timeline.analysis.found import Analysis
+from ringreduce.timeline.clocks import UNKNOWN_NS
 
 WIDTH = 100
 MOST_WARNING_LINES = 12
@@ -30,11 +31,11 @@ def text(found: Analysis) -> str:
 def headline(found: Analysis) -> str:
     """The size of it all."""
     job = found.job
-    hosts = len({file.boot for file in job.files})
+    hosts = job.host_count
     size = job.files[0].size
     ranks = wording.counted(size, "rank") if len(found.times) == size else f"{len(found.times)} of {size} ranks"
-    widths = [clock.half_width_ns for clock in job.clocks.values()]
-    clocks = f", clocks within {wording.seconds(max(widths))}" if hosts > 1 and min(widths) >= 0 else ""
+    is_known = hosts > 1 and job.clock_error_ns != UNKNOWN_NS
+    clocks = f", clocks within {wording.seconds(job.clock_error_ns)}" if is_known else ""
     program = wording.printable(job.files[0].program) or "timeline"
     return (
         f"{program}: {ranks} on {wording.counted(hosts, 'host')}{clocks}, "
@@ -56,7 +57,7 @@ def shown_ranks(found: Analysis, most: int) -> list[int]:
 def _warnings(warnings: Sequence[str]) -> list[str]:
     lines: list[str] = []
     for index, warning in enumerate(warnings):
-        wrapped = _wrapped("warning: " + wording.printable(warning, 500), "  ")
+        wrapped = _wrapped("warning: " + wording.warning(warning), "  ")
         if len(lines) + len(wrapped) > MOST_WARNING_LINES:
             return [*lines, f"warning: and {len(warnings) - index} more; --json has them all"]
         lines += wrapped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ringreduce.timeline.analysis.conclusions import conclusions
 from ringreduce.timeline.analysis.found import Analysis
+from ringreduce.timeline.clocks import UNKNOWN_NS
 
 VERSION = 1
 
@@ -30,19 +31,18 @@ def as_json(found: Analysis) -> dict[str, object]:
       step_s, late_rank (null: nobody stands out), others_waited_s
     """
     job = found.job
-    widths = [clock.half_width_ns for clock in job.clocks.values()]
     return {
         "format": "ringreduce timeline report",
         "version": VERSION,
         "program": job.files[0].program,
         "ranks": len(found.times),
         "size": job.files[0].size,
-        "hosts": len({file.boot for file in job.files}),
+        "hosts": job.host_count,
         "begin_unix_s": job.base_realtime_ns / 1e9,
         "span_s": job.span_ns / 1e9,
         "operations": len(job.operations),
         "nbytes": found.nbytes,
-        "clock_error_s": max(widths) / 1e9 if min(widths) >= 0 else None,
+        "clock_error_s": job.clock_error_ns / 1e9 if job.clock_error_ns != UNKNOWN_NS else None,
         "warnings": list(job.warnings),
         "conclusions": conclusions(found),
         "late_ranks": found.late,

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from ringreduce.timeline.job import Job
 
 MOST_OF_A_NAME = 48
+MOST_OF_A_WARNING = 500
 
 
 def seconds(ns: float) -> str:
@@ -37,6 +38,11 @@ def printable(text: str, most: int = MOST_OF_A_NAME) -> str:
     """Without what moves a cursor, and not longer than `most`."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in text[: most + 1])
     return shown if len(shown) <= most else shown[: most - 3] + "..."
+
+
+def warning(text: str) -> str:
+    """One of a job's warnings, which may have names of files in it."""
+    return printable(text, MOST_OF_A_WARNING)
 
 
 def label(kind: str, name: str, most: int = MOST_OF_A_NAME) -> str:

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from ringreduce.timeline import job_warnings
 from ringreduce.timeline.analysis.late import late_ranks
 from ringreduce.timeline.analysis.thread_time import RankTime, covered_ns
 from ringreduce.timeline.clocks import UNKNOWN_NS
@@ -90,9 +89,9 @@ def critical_path(job: Job, times: Sequence[RankTime]) -> CriticalPath:
 
 
 def _doubt(job: Job) -> str:
-    if any(clock.half_width_ns == UNKNOWN_NS for clock in job.clocks.values()):
+    if job.clock_error_ns == UNKNOWN_NS:
         return "the hosts' clocks were never compared"
-    if job_warnings.are_mismatched(job.clocks, job.rows, job.operations):
+    if job.are_mismatched:
         return "the ranks' records do not belong together, as the warning says"
     return "" if len(job.files) == job.files[0].size else "the records of some ranks are missing"
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringreduce.timeline import job_warnings
 from ringreduce.timeline.analysis.thread_time import RankTime, covered_ns
-from ringreduce.timeline.clocks import UNKNOWN_NS
+from ringreduce.timeline.clocks import half_widths
 from ringreduce.timeline.job import Job
 
 LATE_SHARE = 0.1
@@ -20,7 +19,6 @@ LATE_RATIO = 3.0
 """and so many times as long as for any rank that is not late. Most ranks cannot be late."""
 PAUSE_SHARE = 0.4
 """A rank whose longest single delay is so much of all its delays has paused."""
-_UNKNOWN_WIDTH_NS = 2**59
 
 
 @dataclass(frozen=True)
@@ -131,15 +129,12 @@ def late_ranks(waited: Mapping[int, tuple[int, int]], span_ns: int) -> list[int]
 
 
 def _names_last(job: Job, size: int) -> np.ndarray:
-    width = np.full(size, _UNKNOWN_WIDTH_NS)
-    host = np.zeros(size, np.int64)
+    width, host = half_widths(job.clocks), np.zeros(size, np.int64)
     hosts: dict[str, int] = {}
     for file in job.files:
-        half_width_ns = job.clocks[file.rank].half_width_ns
-        width[file.rank] = _UNKNOWN_WIDTH_NS if half_width_ns == UNKNOWN_NS else half_width_ns
         host[file.rank] = hosts.setdefault(file.boot, len(hosts))
     operations, rows = job.operations, job.rows
-    if not len(operations) or job_warnings.are_mismatched(job.clocks, rows, operations):
+    if not len(operations) or job.are_mismatched:
         return np.zeros(len(operations), bool)
     rank, last = rows["rank"], operations["last_rank"][rows["operation"]]
     open_ns = np.where(host[rank] == host[last], 0, width[rank] + width[last])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringreduce.timeline.job import Job
+from ringreduce.timeline.rates import bus_factor, payload
 from ringreduce.timeline.record_file import FAILED, GPU_MEMORY, SHARED_BUCKET
 
 LARGE_NBYTES = 1 << 20
@@ -79,9 +80,8 @@ def operation_table(job: Job, most: int = MOST_ROWS) -> list[OperationRow]:
 
 def _bandwidth(job: Job, ran: np.ndarray) -> np.ndarray:
     """Of each of these rows the bus bandwidth in GB/s, which is bytes/ns; 0 where it says nothing."""
-    rows, operations = job.rows[ran], job.operations
-    of_row = operations[rows["operation"]]
-    total = _total_nbytes(job)[rows["operation"]]
+    rows = job.rows[ran]
+    total = payload(job)[rows["operation"]]
     nbytes = total.copy()
     began, ended = rows["started_ns"], rows["ended_ns"].copy()
     fused = np.flatnonzero(rows["flags"] & SHARED_BUCKET)
@@ -92,27 +92,7 @@ def _bandwidth(job: Job, ran: np.ndarray) -> np.ndarray:
         bucket = np.cumsum(new) - 1
         nbytes[order] = np.add.reduceat(total[order], np.flatnonzero(new))[bucket]
         ended[order] = np.maximum.reduceat(ended[order], np.flatnonzero(new))[bucket]
-    factor = _bus_factors(job)[of_row["kind"]]
-    size = np.maximum(of_row["expected"], 1)
-    factor = np.where(factor == 0, 1.0, factor * (size - 1) / size)
+    factor = bus_factor(job)[rows["operation"]]
     says = (nbytes >= LARGE_NBYTES) & (ended > began) & (rows["flags"] & GPU_MEMORY == 0)
     found: np.ndarray = np.where(says, nbytes * factor / np.maximum(ended - began, 1), 0.0)
     return found
-
-
-def _bus_factors(job: Job) -> np.ndarray:
-    """busbw / algbw of each kind as a multiple of (N-1)/N; 0: it is 1 whatever N. As `ringreduce bench` has it."""
-    known = {"allreduce": 2.0, "allgather": 1.0, "reducescatter": 1.0, "alltoall": 1.0}
-    return np.array([known.get(kind, 0.0) for kind in job.kinds])
-
-
-def _total_nbytes(job: Job) -> np.ndarray:
-    """The payload of each operation: of an allgather all ranks' parts, of others the largest rank's."""
-    operations = job.operations
-    total = operations["nbytes"].astype(np.float64)
-    if not len(operations):
-        return total
-    parts = np.add.reduceat(job.rows["nbytes"].astype(np.float64), operations["first_row"])
-    whole = parts * operations["expected"] / operations["rows"]  # ranks without a record: as the others
-    gathers = np.array([kind == "allgather" for kind in job.kinds])
-    return np.where(gathers[operations["kind"]], whole, total)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ringreduce.timeline.job import Job
-from ringreduce.timeline.ranges import ranges
+from ringreduce.timeline.ranges import ranks_text
 from ringreduce.timeline.record_file import (
     ASYNCHRONOUS,
     FAILED,
@@ -51,7 +51,7 @@ def group_label(group: GroupInfo, size: int) -> str:
     """ "all ranks" or "ranks 0, 2" """
     if len(group.ranks) == size:
         return "all ranks"
-    return f"rank{'' if len(group.ranks) == 1 else 's'} {ranges(group.ranks)}"
+    return ranks_text(group.ranks)
 
 
 def group_labels(job: Job) -> list[str]:

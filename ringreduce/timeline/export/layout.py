@@ -8,8 +8,8 @@ import numpy as np
 
 from ringreduce.timeline.export.labels import NO_KIND, group_labels, labelled
 from ringreduce.timeline.export.lanes import lanes
-from ringreduce.timeline.export.rates import bus_bytes
 from ringreduce.timeline.job import Job
+from ringreduce.timeline.rates import bus_bytes
 
 ARROW_NS = 50_000
 """A rank that waited longer than this for the last one gets an arrow from that one's call."""
@@ -159,7 +159,7 @@ def _counters(job: Job) -> list[Counter]:
     found = []
     operations = job.operations
     whole = (operations["rows"] == operations["expected"]) & (operations["expected"] > 1)
-    moved = bus_bytes(job.kinds, operations)
+    moved = bus_bytes(job)
     for index, group in enumerate(group_labels(job)):
         chosen = np.flatnonzero(whole & (operations["group"] == index))
         if not len(chosen):

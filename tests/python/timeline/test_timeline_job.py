@@ -191,7 +191,7 @@ def test_a_contradiction_needs_clocks_that_are_known(tmp_path: Path, widths: tup
     job = load(tmp_path, *files)
     clocks = {rank: dataclasses.replace(job.clocks[rank], half_width_ns=width) for rank, width in enumerate(widths)}
     found = matching.match(job.files, tables.Tables.of(job.files))
-    assert job_warnings.contradictions(clocks, found.rows, found.operations) == (widths[1] == 0)
+    assert job_warnings.contradictions(clocks, found) == (widths[1] == 0)
 
 
 def test_names_and_codes_without_a_meaning_are_question_marks(tmp_path: Path) -> None:
