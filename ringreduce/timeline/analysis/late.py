@@ -54,7 +54,8 @@ class Lateness:
         ranks: by rank.
         names_last: for each operation, whether it is sure which rank called last: all ranks' records are there, and
             that rank came later than any other by more than the error of their clocks.
-        waited_ns: for each operation, how long main threads of other ranks than the last waited for it, added up.
+        waited_ns: for each operation, how long main threads of other ranks waited for the last one, which stood in no
+            wait itself meanwhile, added up.
         nameless_ns: the waits in operations that name nobody, in the mean over the ranks.
         late: the ranks that stand out, the latest first.
     """
@@ -93,7 +94,7 @@ def lateness_of(job: Job, times: Sequence[RankTime]) -> Lateness:
     ]
     nameless_ns = int(waited[~names_last].sum()) // len(times)
     late = late_ranks({rank.rank: (rank.others_waited_ns, rank.waited_in) for rank in ranks}, job.span_ns)
-    return Lateness(ranks, names_last, waited, nameless_ns, late)
+    return Lateness(ranks, names_last, own, nameless_ns, late)
 
 
 def _waited(operations: np.ndarray, times: Sequence[RankTime]) -> tuple[np.ndarray, np.ndarray]:
