@@ -3,16 +3,17 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/hash.h"
+
 namespace rr {
 namespace {
 
 uint64_t hash_of(const std::string& text, uint64_t seed) {
-  uint64_t state = seed;  // FNV-1a
-  for (const char c : text) state = (state ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
+  const uint64_t state = hash_of_text(text, seed);
   return state == 0 ? 1 : state;  // 0 marks a free slot
 }
 
-uint64_t table_hash(const std::string& stored) { return hash_of(stored, 0xCBF29CE484222325ull); }
+uint64_t table_hash(const std::string& stored) { return hash_of(stored, kTextSeed); }
 
 // Names beyond the slot's size are kept as a prefix and two hashes.
 std::string stored_form(const std::string& name) {

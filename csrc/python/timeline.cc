@@ -18,6 +18,12 @@ std::vector<std::string> kind_names() {
 #undef RR_NAME
 }
 
+std::vector<LiveTrace::Target::KindName> kinds_of_trace() {
+#define RR_NAME(id, upper, lower) {lower, upper},
+  return {RR_KINDS(RR_NAME)};
+#undef RR_NAME
+}
+
 std::vector<std::string> op_names() {
   std::vector<std::string> names;
   for (int code = 0; code < kOpCount; ++code) names.emplace_back(name(op_from_code(code)));
@@ -53,7 +59,7 @@ void bind_timeline(py::module_& m) {
       .def(py::init([](const std::string& path, int rank, const std::string& process, int64_t monotonic_ns,
                        int64_t realtime_ns, const std::string& trace, bool mark_cycles) {
              const py::gil_scoped_release release;
-             const LiveTrace::Target target{trace, rank, monotonic_ns, realtime_ns, kind_names(), mark_cycles};
+             const LiveTrace::Target target{trace, rank, monotonic_ns, realtime_ns, kinds_of_trace(), mark_cycles};
              return guard_fork(std::make_unique<Timeline>(recorder(), path, process, trace.empty() ? nullptr : &target,
                                                           Log(Settings::from_environment().log_level, rank)));
            }),

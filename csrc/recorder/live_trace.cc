@@ -1,6 +1,5 @@
 #include "recorder/live_trace.h"
 
-#include <cctype>
 #include <cstdio>
 
 #include "recorder/json_text.h"
@@ -50,17 +49,16 @@ void LiveTrace::add(const Record* records, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const Record& record = records[i];
     if (record.type != RecordType::kOperation || record.started_ns == 0) continue;
-    const std::string kind = record.kind < target_.kinds.size() ? target_.kinds[record.kind] : "operation";
-    std::string shouted;
-    for (const char c : kind) shouted += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    if (record.kind >= target_.kinds.size()) continue;
+    const auto& [kind, upper] = target_.kinds[record.kind];
     const size_t process = process_of(kind + "." + (record.name == 0 ? "noname" : names_[record.name]));
     if (target_.marks_cycles && record.started_ns != cycle_ns_) {
       cycle_ns_ = record.started_ns;
       add_event("{\"name\": \"CYCLE_START\", \"ph\": \"i\", \"s\": \"g\", \"pid\": 0, \"ts\": " +
                 time_text(record.started_ns - target_.began_ns) + "}");
     }
-    add_slice("NEGOTIATE_" + shouted, process, record.called_ns, record.started_ns, "");
-    add_slice(shouted, process, record.started_ns, record.ended_ns, "\"bytes\": " + std::to_string(record.nbytes));
+    add_slice("NEGOTIATE_" + upper, process, record.called_ns, record.started_ns, "");
+    add_slice(upper, process, record.started_ns, record.ended_ns, "\"bytes\": " + std::to_string(record.nbytes));
   }
   write();
 }

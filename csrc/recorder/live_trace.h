@@ -19,10 +19,14 @@ class LiveTrace {
   struct Target {
     std::string path;
     int rank = 0;
-    int64_t began_ns = 0;            // time 0, by CLOCK_MONOTONIC
-    int64_t began_realtime_ns = 0;   // the same moment since 1970
-    std::vector<std::string> kinds;  // "allreduce", by a record's kind
-    bool marks_cycles = false;       // "CYCLE_START" where a bucket's execution begins
+    int64_t began_ns = 0;           // time 0, by CLOCK_MONOTONIC
+    int64_t began_realtime_ns = 0;  // the same moment since 1970
+    struct KindName {
+      std::string name;   // "allreduce"
+      std::string upper;  // "ALLREDUCE"
+    };
+    std::vector<KindName> kinds;  // by a record's kind
+    bool marks_cycles = false;    // "CYCLE_START" where a bucket's execution begins
   };
   explicit LiveTrace(const Target& target);
   void add_names(const std::vector<std::pair<uint32_t, std::string>>& names);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/hash.h"
 #include "base/text.h"
 
 namespace rr {
@@ -17,13 +18,6 @@ std::string key_of(uint16_t group, const std::string& name) {
   std::string key(reinterpret_cast<const char*>(&group), sizeof group);
   key.append(name, 0, kNameKept);
   return key;
-}
-
-// FNV-1a. The same on all ranks.
-uint64_t hash_of(const std::string& text) {
-  uint64_t hash = 0xCBF29CE484222325;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
-  return hash;
 }
 
 }  // namespace
@@ -67,7 +61,7 @@ RecordedCall Recorder::call(uint16_t group, const std::string& name, uint32_t ep
   if (found == names->known.end() && names->known.size() >= kNamesMost) {
     if (!std::exchange(names->has_others, true)) names->news.emplace_back(kOtherName, "(more names than are kept)");
     call.name = kOtherName;
-    call.number = hash_of(key);
+    call.number = hash_of_text(key);
     return call;
   }
   if (found == names->known.end()) {

@@ -49,11 +49,14 @@ class Timeline::Writer {
   }
   // False: the thread has not ended the files in time.
   bool end(const std::string& reason) {
+    recorder_->end();
     std::unique_lock lock(mutex_);
     reason_ = reason;
     is_over_ = true;
     changed_.notify_all();
-    return changed_.wait_for(lock, kPatience, [this] { return is_done_; });
+    if (changed_.wait_for(lock, kPatience, [this] { return is_done_; })) return true;
+    log_.warning("the timeline's disk has not answered within 5 s; what the file lacks may be lost");
+    return false;
   }
 
  private:
@@ -104,27 +107,23 @@ class Timeline::Writer {
   bool is_done_ = false;
 };
 
-Timeline::Timeline(std::shared_ptr<Recorder> recorder, const std::string& path, const std::string& process,
+Timeline::Timeline(const std::shared_ptr<Recorder>& recorder, const std::string& path, const std::string& process,
                    const LiveTrace::Target* trace, const Log& log)
-    : recorder_(std::move(recorder)),
-      log_(log),
-      writer_(std::make_shared<Writer>(recorder_, path, process, trace, log)) {
-  if (!recorder_->begin()) throw UnavailableError("this process writes a timeline already; stop it first");
+    : writer_(std::make_shared<Writer>(recorder, path, process, trace, log)) {
+  if (!recorder->begin()) throw UnavailableError("this process writes a timeline already; stop it first");
   try {
     thread_ = start_thread([writer = writer_] { writer->run(); });
   } catch (const std::exception& error) {
-    recorder_->end();
+    recorder->end();
     throw UnavailableError(std::string("the timeline's thread cannot be started: ") + error.what());
   }
 }
 
 void Timeline::stop(const std::string& reason) {
   if (!thread_.joinable()) return;
-  recorder_->end();
   if (writer_->end(reason)) {
     thread_.join();
   } else {
-    log_.warning("the timeline's disk has not answered within 5 s; what the file lacks may be lost");
     thread_.detach();
   }
   writer_.reset();

@@ -15,7 +15,7 @@ class Timeline {
  public:
   // path, process: of the RecordFile. trace: null, or a trace to be written besides. Throws UnavailableError where a
   // file cannot be made, or the recorder has a timeline already.
-  Timeline(std::shared_ptr<Recorder> recorder, const std::string& path, const std::string& process,
+  Timeline(const std::shared_ptr<Recorder>& recorder, const std::string& path, const std::string& process,
            const LiveTrace::Target* trace, const Log& log);
   ~Timeline() { stop("the process has ended"); }
   Timeline(const Timeline&) = delete;
@@ -28,8 +28,6 @@ class Timeline {
  private:
   class Writer;
 
-  const std::shared_ptr<Recorder> recorder_;
-  const Log log_;
   std::shared_ptr<Writer> writer_;  // the thread's, too: nobody can end a thread that waits for a disk
   std::thread thread_;
 };

@@ -219,7 +219,7 @@ TEST_CASE("recorder: a timeline's file has the group, the name and the record, a
 TEST_CASE("recorder: a trace is JSON's beginning while it grows, and whole at its end") {
   const TemporaryFolder folder;
   const auto recorder = std::make_shared<Recorder>();
-  const LiveTrace::Target target{folder.file("trace.json"), 0, 1000, 2000000, {"allreduce"}, true};
+  const LiveTrace::Target target{folder.file("trace.json"), 0, 1000, 2000000, {{"allreduce", "ALLREDUCE"}}, true};
   Timeline timeline(recorder, folder.file("rank-0000.rr"), "{}", &target, Log());
   const RecordedCall call = recorder->call(1, "loss");
   Record record;

@@ -46,7 +46,6 @@ OperationPtr Submitter::submit(const Request& request, Interrupt interrupt) {
   parts_.throw_if_failed();
   check_request(request);
   OperationPtr operation = make(request);
-  if (parts_.from.recorder.is_on()) record_call(parts_.from, *operation, parts_.submitted.lock()->pending.verdicts());
   try {
     announce(operation, request, interrupt);
   } catch (...) {
@@ -85,6 +84,7 @@ void Submitter::announce(const OperationPtr& operation, const Request& request, 
   };
   check_open();
   operation->number = submitted->calls.record(request.kind, request.name);
+  record_call(parts_.from, *operation, submitted->pending.verdicts());
   parts_.context.deadlock_timeout().record_call();
   add(parts_.from.stats.operations, 1);
   if (request.name == nullptr) {
