@@ -268,6 +268,26 @@ def ops() -> list[str]:
 def algorithms() -> list[str]:
     """Names of the algorithms, by their codes in a timeline's records."""
 
+class SegmentView:
+    """The memory of another job, mapped for reading alone. Raises InvalidArgumentError where it is none.
+
+    Raises UnavailableError where the job has another version of ringreduce, or its ranks have not met yet.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """fd: of the memory; may be closed afterwards."""
+    @property
+    def size(self) -> int:
+        """How many ranks the job has."""
+    @property
+    def hosts(self) -> int:
+        """On how many hosts."""
+    @property
+    def context(self) -> str:
+        """Which of the contexts of its processes the memory is of."""
+    def read(self) -> dict[str, object]:
+        """{"sampled_s", "late", "failure", "ranks"}, as SegmentView::Snapshot in csrc/negotiation/segment."""
+
 class Timeline:
     """Writes what this process's operations do into a file, on a thread of its own, until stop().
 

@@ -27,8 +27,9 @@ namespace rr {
   X(cuda_staged)                                                                        \
   X(sleeps) /* times a thread here went to sleep in a wait */
 
-struct Stats {
-#define RR_FIELD(name) std::atomic<uint64_t> name{0};
+// In the world's segment: zeros at first, and seen by whoever looks on (negotiation/segment/segment_view.h).
+struct alignas(64) Stats {
+#define RR_FIELD(name) std::atomic<uint64_t> name;
   RR_STATS(RR_FIELD)
 #undef RR_FIELD
 

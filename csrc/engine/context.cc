@@ -1,8 +1,11 @@
 #include "engine/context.h"
 
+#include <unistd.h>
+
 #include <functional>
 
 #include "base/errors.h"
+#include "base/text.h"
 #include "engine/gpu/device_queue.h"
 #include "os/thread.h"
 
@@ -73,8 +76,9 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
       network_(std::move(network)),
       peers_(pidfds, network_.reader),
       gpu_(*this, executor_, network_.device_messages),
+      world_memory_(Fd::duplicate(fd)),
       groups_(executor_, network_, gpu_),
-      wait_loop_({groups_, gpu_, network_, stats_, settings_.spin_us,
+      wait_loop_({groups_, gpu_, network_, settings_.spin_us,
                   [this] {
                     peers_.look();
                     groups_.housekeep();
@@ -122,7 +126,7 @@ RecordedGroup Context::recorded_group(int id, const std::vector<int>& world_rank
 }
 
 std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
-  return std::make_unique<RemoteLink>(network_.link(world_rank, channel), stats_.bytes_on_wire,
+  return std::make_unique<RemoteLink>(network_.link(world_rank, channel), stats().bytes_on_wire,
                                       [this, world_rank] { return has_left(world_control_->line(world_rank)); });
 }
 
@@ -171,6 +175,7 @@ void Context::shutdown(const std::string& why) {
   }
   if (answers_ != nullptr) answers_->stop();
   if (network_.reader != nullptr) network_.reader->leave();
+  world_memory_.reset();
 }
 
 std::string Context::lost_text(const std::string& why) const {
@@ -214,7 +219,36 @@ void Context::monitor_leaders(const Group& group) {
   network_.reader->monitor(leaders);
 }
 
-void Context::forget_after_fork() { peers_.close(); }
+void Context::identify_world(const ControlSegment& control, const Hosts& hosts) const {
+  control.facts(rank_).pid = ::getpid();
+  if (hosts.leader_here() != rank_) return;
+  for (int rank = 0; rank < control.size(); ++rank) {
+    const size_t at = static_cast<size_t>(rank);
+    control.facts(rank).host = hosts.of[at];
+    control.facts(rank).job_rank = recording_.job_ranks.empty() ? rank : recording_.job_ranks[at];
+  }
+  SegmentIdentity& identity = control.identity();
+  identity.layout = layout_hash();
+  identity.size = control.size();
+  identity.hosts = hosts.count();
+  identity.capacity = control.capacity();
+  write_text(identity.context, recording_.context);
+  identity.magic.store(SegmentIdentity::kMagic, std::memory_order_release);
+}
+
+void Context::forget_after_fork() {
+  peers_.close();
+  world_memory_.reset();
+}
+
+void Context::tell_wait(uint64_t wait, const std::string& text, const std::vector<int>& missing) {
+  WaitText told = {};
+  told.wait = wait;
+  write_text(told.text, text);
+  for (const int rank : missing) told.missing.set(rank);
+  const std::lock_guard lock(telling_wait_);
+  world_control_->wait_text(rank_).write(told);
+}
 
 std::string Context::deadlock_text() const {
   if (!groups_.has_world()) return "";  // it is being made

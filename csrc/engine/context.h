@@ -17,6 +17,7 @@
 #include "engine/status_answers.h"
 #include "engine/wait_loop.h"
 #include "engine/wait_sampler.h"
+#include "os/fd.h"
 #include "os/segments.h"
 #include "transport/network.h"
 
@@ -55,6 +56,7 @@ class Context {
   void fail_groups(FatalKind kind, const std::string& text);
   // The same for a process that an exception ends at once, with all that is under way.
   void fail_as_lost(const std::string& why);
+  int world_memory() const { return world_memory_.get(); }  // the descriptor; -1 after shutdown()
   void forget_after_fork();  // in a forked child, which may do nothing else with it: closes descriptors
   bool is_shut_down() const { return shut_down_.load(std::memory_order_acquire); }
 
@@ -72,7 +74,7 @@ class Context {
   const Log& log() const { return log_; }
   const Kernels& kernels() const { return kernels_; }
   const SegmentRegistry& segments() const { return *segments_; }
-  Stats& stats() { return stats_; }
+  Stats& stats() { return world_control_->stats(rank_); }
   Recorder& recorder() const { return *recording_.recorder; }
   RecordedGroup recorded_group(int id, const std::vector<int>& world_ranks) const;
   Interrupt interrupt() const { return interrupt_; }
@@ -88,12 +90,16 @@ class Context {
   std::shared_ptr<Group> shared(Group& group) { return groups_.shared(group); }
   Bell& wait_bell(int world_rank) const { return world_control_->wait_bell(world_rank); }
   WaitLine& wait_line() const { return world_control_->wait_line(rank_); }
+  // For who looks on: what this rank waits for in its so many-th wait (WaitLine), and which world ranks it misses.
+  void tell_wait(uint64_t wait, const std::string& text, const std::vector<int>& missing);
   Bell& engine_bell(int world_rank) const { return world_control_->engine_bell(world_rank); }
   // By the world's constructor, before another thread or group knows of this context.
   void publish_world(const ControlSegment& control) {
     world_control_ = &control;
-    wait_loop_.set_bells(wait_bell(rank_), engine_bell(rank_), wait_line());
+    wait_loop_.use_world(control, rank_);
   }
+  // By the same, once it knows where the ranks are: for who looks on.
+  void identify_world(const ControlSegment& control, const Hosts& hosts) const;
 
   WaitLoop& wait_loop() { return wait_loop_; }
   void throw_if_shut_down() const;
@@ -121,7 +127,6 @@ class Context {
   Log log_;
   const Kernels& kernels_;
   std::shared_ptr<SegmentRegistry> segments_;
-  Stats stats_;
   const Recording recording_;
   // What comes below refers to these three.
   Network network_;
@@ -129,6 +134,9 @@ class Context {
   std::mutex executor_;  // whose holder may call Group::progress(), and sees the list of groups
   RankDevice gpu_;
   const ControlSegment* world_control_ = nullptr;
+  // By which another process finds the job and reads the world's segment (segment_view.h).
+  Fd world_memory_;
+  std::mutex telling_wait_;
   Groups groups_;
   WaitLoop wait_loop_;
   // Goes before wait_loop_, which the reader's thread rings, and before the world, whose memory holds the bells: also

@@ -152,7 +152,7 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
     const uint32_t seen = bell.seq.load(std::memory_order_seq_cst);
     if (done()) return true;
     if (has_work() && from_.groups.progress(false)) continue;
-    add(from_.stats.sleeps, 1);
+    add(stats_->sleeps, 1);
     if (!bulk_wait && is_bulk()) bulk_wait.emplace(*this);
     const bool polls_device = from_.gpu.is_busy();
     const bool polls_links = has_links && (from_.network.reader == nullptr || now_ns() - came_ns < kQuietNs);

@@ -18,7 +18,6 @@ class WaitLoop {
     Groups& groups;
     const RankDevice& gpu;
     const Network& network;
-    Stats& stats;
     double spin_us;                   // a caller polls so long before it sleeps
     std::function<void()> housekeep;  // looks at deaths and deadlines, of all groups
   };
@@ -33,11 +32,12 @@ class WaitLoop {
 
  private:
   friend class Context;
-  // This rank's: on which its callers sleep, and its engine. Before anything else is called.
-  void set_bells(Bell& wait, Bell& engine, WaitLine& line) {
-    wait_bell_ = &wait;
-    engine_bell_ = &engine;
-    wait_line_ = &line;
+  // Of the world's segment. Before anything else is called.
+  void use_world(const ControlSegment& control, int rank) {
+    wait_bell_ = &control.wait_bell(rank);
+    engine_bell_ = &control.engine_bell(rank);
+    wait_line_ = &control.wait_line(rank);
+    stats_ = &control.stats(rank);
   }
   // Sleeps on the engine bell while there is nothing to do, and like a waiting caller while an operation is under way;
   // never polls. Returns after stop().
@@ -47,9 +47,10 @@ class WaitLoop {
   class BulkWait;
 
   const From from_;
-  Bell* wait_bell_ = nullptr;
-  Bell* engine_bell_ = nullptr;
+  Bell* wait_bell_ = nullptr;    // on which this rank's callers sleep
+  Bell* engine_bell_ = nullptr;  // and its engine
   WaitLine* wait_line_ = nullptr;
+  Stats* stats_ = nullptr;
   std::atomic<int64_t> unyielding_until_ns_{0};   // waits on links do not yield until then
   std::atomic<int> bulk_waits_{0};                // threads that look at links, and wait for many bytes
   std::atomic<bool> engine_leaves_links_{false};  // the engine sleeps: a waiting thread looks at them

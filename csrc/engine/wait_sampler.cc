@@ -183,7 +183,15 @@ void WaitSampler::judge(int64_t now_ns) {
   for (const LateRanks::Found& found : late_ranks_.late_now(now_ns)) {
     if (is_here(found.rank)) here += (here.empty() ? "" : "; ") + text_of(found) + "; " + doing_text(found.rank);
   }
-  *late_here_.lock() = here;
+  {
+    const auto known = late_here_.lock();
+    if (*known != here) {
+      LateText told = {};
+      write_text(told.text, here);
+      world_.control().late_text().write(told);
+    }
+    *known = here;
+  }
   if (!world_.hosts().is_first()) return;  // the first host asks
   for (const LateRanks::Found& found : late_ranks_.find(now_ns)) tell(found);
 }

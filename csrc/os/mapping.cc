@@ -12,19 +12,21 @@ constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14; older C libraries lack t
 #endif
 
 Fd create_memfd(const std::string& label, size_t nbytes) {
-  Fd fd(static_cast<int>(check_sys(::memfd_create(label.c_str(), MFD_CLOEXEC), "memfd_create")));
+  Fd fd(static_cast<int>(check_sys(::memfd_create(label.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create")));
   if (::ftruncate(fd.get(), static_cast<off_t>(nbytes)) < 0) {
     const std::string what = with_errno("making a memory file of " + std::to_string(nbytes) + " bytes");
     throw Error(errno == EFBIG ? what + "; raise the limit of a file's size (ulimit -f unlimited)" : what);
   }
+  check_sys(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL), "sealing a memory file");
   return fd;
 }
 
-Mapping::Mapping(int fd, OnFork on_fork) {
+Mapping::Mapping(int fd, OnFork on_fork, Access access) {
   struct stat info = {};
   check_sys(::fstat(fd, &info), "fstat of a memory file");
   nbytes_ = static_cast<size_t>(info.st_size);
-  void* at = ::mmap(nullptr, nbytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* at = ::mmap(nullptr, nbytes_, protection, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) throw Error(with_errno("mmap of " + std::to_string(nbytes_) + " bytes"));
   data_ = static_cast<std::byte*>(at);
   // Advice only: kernels without shared huge pages ignore it.

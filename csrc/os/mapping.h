@@ -9,15 +9,17 @@
 
 namespace rr {
 
-Fd create_memfd(const std::string& label, size_t nbytes);  // zero-filled, close-on-exec
+// Zero-filled, close-on-exec. Nobody can make it smaller any more: a mapping of it is always whole.
+Fd create_memfd(const std::string& label, size_t nbytes);
 
 enum class OnFork { kInherit, kDrop };  // kDrop: a forked child does not see the mapping (MADV_DONTFORK)
+enum class Access { kRead, kWrite };
 
 class Mapping {
  public:
   Mapping() = default;
-  // Maps the whole file, shared and writable; huge pages are advised. The descriptor may be closed afterwards.
-  Mapping(int fd, OnFork on_fork);
+  // Maps the whole file, shared; huge pages are advised. The descriptor may be closed afterwards.
+  Mapping(int fd, OnFork on_fork, Access access = Access::kWrite);
   Mapping(Mapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), nbytes_(std::exchange(other.nbytes_, 0)) {}
   Mapping& operator=(Mapping&& other) noexcept {

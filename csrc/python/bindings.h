@@ -21,6 +21,7 @@ void bind_tcp(pybind11::module_& m);
 void bind_framework(pybind11::module_& m);
 void bind_context(pybind11::module_& m);
 void bind_timeline(pybind11::module_& m);
+void bind_watch(pybind11::module_& m);
 
 // Where all contexts of this process record.
 std::shared_ptr<Recorder> recorder();

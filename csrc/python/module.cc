@@ -34,6 +34,7 @@ PYBIND11_MODULE(_core, m) {
   bind_framework(m);
   bind_context(m);
   bind_timeline(m);
+  bind_watch(m);
 }
 
 }  // namespace rr

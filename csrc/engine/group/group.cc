@@ -99,7 +99,9 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
   cpu_set_t cores;
   CPU_ZERO(&cores);
   ::sched_getaffinity(0, sizeof cores, &cores);
-  std::memcpy(control_.facts(rank_).cores, &cores, std::min(sizeof cores, sizeof(RankFacts)));
+  RankFacts& facts = control_.facts(rank_);
+  std::memcpy(facts.cores, &cores, std::min(sizeof cores, sizeof facts.cores));
+  if (id_ == 0) context_.identify_world(control_, hosts_);
   control_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
   control_.line(rank_).attendance.store(Attendance::kPresent, std::memory_order_release);
   for (Bell* bell : bells_.wait) ring(*bell);

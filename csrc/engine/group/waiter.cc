@@ -14,12 +14,17 @@ constexpr double kVerdictS = 10.0;  // the hosts take so long to settle a verdic
 
 }  // namespace
 
+std::string Waiter::call_text(const Operation& operation) const {
+  const bool is_message = operation.ticket.tag == 0;
+  return (is_message ? called(operation) : called_shortly(operation.kind, operation.name, operation.number)) +
+         (parts_.from.id == 0 ? "" : " of process set [" + some_of(parts_.from.world_ranks) + "]");
+}
+
 // Behind "waits ".
 std::string Waiter::waits_for(const Operation& operation) {
   const auto submitted = parts_.submitted.lock();
-  return "in " + called_shortly(operation.kind, operation.name, operation.number) +
-         (parts_.from.id == 0 ? "" : " of process set [" + some_of(parts_.from.world_ranks) + "]") + " for rank " +
-         some_of(parts_.members.missing(operation)) + " and called " + submitted->calls.last() + " last";
+  return "in " + call_text(operation) + " for rank " + some_of(parts_.members.missing(operation)) + " and called " +
+         submitted->calls.last() + " last";
 }
 
 // Who has switched off the limit of operations wants to wait for ever.
@@ -33,7 +38,8 @@ void Waiter::look_for_deadlock_timeout(DeadlockTimeout::Waiter& waiter, const st
 bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interrupt interrupt) {
   const bool is_message = operation.ticket.tag == 0;
   const ShownWait shown(parts_.context.wait_line(), is_message ? WaitLine::kOther : operation.ticket.request_slot + 1,
-                        operation.ticket.tag, parts_.from.id);
+                        operation.ticket.tag, parts_.from.id,
+                        is_message ? 0 : static_cast<uint32_t>(operation.kind) + 1);
   bool blocked = false;
   const auto finished = [&] {
     if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
@@ -54,6 +60,8 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
   DeadlockTimeout::Waiter waiter(parts_.context.deadlock_timeout());
   const auto tick = [&] {
     watchdog_.check(operation);
+    if (shown.is_shown())
+      parts_.context.tell_wait(shown.number(), call_text(operation), parts_.members.missing(operation));
     if (operation.ticket.tag == 0) return;
     if (timeout_s < 0)
       look_for_deadlock_timeout(waiter,

@@ -41,6 +41,7 @@ class Waiter {
   void lift_block(GroupParts::Locked& submitted);
   bool unblock();
   void await_verdict(const std::function<bool()>& is_over);
+  std::string call_text(const Operation& operation) const;
   std::string waits_for(const Operation& operation);
   void look_for_deadlock_timeout(DeadlockTimeout::Waiter& waiter, const std::string& waits_for);
   void give_back_name(const Operation& operation);

@@ -21,12 +21,16 @@ ControlSegment::ControlSegment(int size, size_t capacity) : size_(size), capacit
     end = round_up(end + nbytes, kPage);
     return begin;
   };
+  place(sizeof(SegmentIdentity));  // at the beginning
   header_ = place(sizeof(Header));
   lines_ = place(n * sizeof(RankLine));
   causes_ = place(n * sizeof(RankCause));
   waits_ = place(n * sizeof(RankWait));
   wait_lines_ = place(n * sizeof(WaitLine));
+  wait_texts_ = place(n * sizeof(Seqlocked<WaitText>));
   scores_ = place(n * sizeof(RankScore));
+  late_text_ = place(sizeof(Seqlocked<LateText>));
+  stats_ = place(n * sizeof(Stats));
   statuses_ = place(n * sizeof(RankStatus));
   facts_ = place(n * sizeof(RankFacts));
   wait_bells_ = place(n * sizeof(Bell));
@@ -54,7 +58,7 @@ size_t ControlSegment::nbytes(int size, size_t capacity) {
   return ControlSegment(size, capacity).total_;
 }
 
-ControlSegment ControlSegment::map(int fd, int size) {
+ControlSegment ControlSegment::map(int fd, int size, Access access) {
   struct stat info = {};
   check_sys(::fstat(fd, &info), "fstat of the control segment");
   // Sizes grow with the capacity, so bisection finds the capacity that the creator's knob gave.
@@ -73,7 +77,7 @@ ControlSegment ControlSegment::map(int fd, int size) {
     throw InvalidArgumentError("control segment of " + std::to_string(info.st_size) + " bytes does not fit " +
                                std::to_string(size) + " ranks: did all ranks start with the same size?");
   }
-  exact.mapping_ = Mapping(fd, OnFork::kDrop);
+  exact.mapping_ = Mapping(fd, OnFork::kDrop, access);
   return exact;
 }
 

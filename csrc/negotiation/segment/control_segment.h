@@ -1,8 +1,8 @@
 // The control segment of a group: what is in it and where. All of it starts as zeros; every counter only grows.
 //
-//   header | rank lines | causes | rank waits | wait lines | rank scores | rank statuses | facts | wait bells | engine
-//   bells | progress lines | name hashes | name slots | append marks | request slots | log entries | claim lines |
-//   outboxes | messages sent | eager buffers | staging slots | links
+//   identity | header | rank lines | causes | rank waits | wait lines | wait texts | rank scores | late text | stats |
+//   rank statuses | facts | wait bells | engine bells | progress lines | name hashes | name slots | append marks |
+//   request slots | log entries | claim lines | outboxes | messages sent | eager buffers | staging slots | links
 //
 // A request slot holds what one rank has announced of one operation: {tag, digest, consumed, payload, signature}.
 // Unnamed operation c uses request slots [c mod 256]; generation g of named slot s uses request slots [256 + 2s + g mod
@@ -13,11 +13,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "base/rounding.h"
+#include "base/stats.h"
 #include "collective/direct.h"
 #include "negotiation/segment/lock.h"
+#include "negotiation/segment/rank_mask.h"
+#include "negotiation/segment/shown.h"
 #include "negotiation/segment/signature.h"
 #include "os/bell.h"
 #include "os/mapping.h"
@@ -26,7 +28,6 @@
 
 namespace rr {
 
-inline constexpr int kMaxRanks = 256;
 inline constexpr size_t kUnnamedSlots = 256;
 inline constexpr size_t kInlineLeast = 104;  // bytes of payload in a request slot, more for large groups (8 per rank)
 inline constexpr size_t kEagerNbytes = 16 << 10;  // largest payload of an eager buffer
@@ -38,31 +39,6 @@ inline constexpr size_t kEntryMembers = 256;
 inline constexpr size_t kNameNbytes = 244;
 inline constexpr uint32_t kTuned = 1;
 inline constexpr uint64_t kRefused = uint64_t{1} << 63;  // in an append mark: the requests did not agree
-
-struct RankMask {
-  uint64_t words[kMaxRanks / 64] = {};
-  bool test(int rank) const { return (words[rank / 64] >> (rank % 64) & 1) != 0; }
-  void set(int rank) { words[rank / 64] |= uint64_t{1} << (rank % 64); }
-  void clear(int rank) { words[rank / 64] &= ~(uint64_t{1} << (rank % 64)); }
-  // The lowest rank; the mask is not empty.
-  int first() const {
-    int rank = 0;
-    while (!test(rank)) ++rank;
-    return rank;
-  }
-  bool has_any_of(const std::vector<int>& ranks) const {
-    for (const int rank : ranks) {
-      if (test(rank)) return true;
-    }
-    return false;
-  }
-  bool operator==(const RankMask& other) const {
-    for (size_t i = 0; i < kMaxRanks / 64; ++i) {
-      if (words[i] != other.words[i]) return false;
-    }
-    return true;
-  }
-};
 
 // The cursor of a rank that has left with nothing pending: others have from it all they will ever need.
 inline constexpr uint64_t kFinished = uint64_t{1} << 63;
@@ -103,6 +79,10 @@ struct RankCause {
 
 struct RankFacts {
   uint64_t cores[kMaxRanks / 64 * 4];  // affinity mask
+  int32_t pid;                         // as the rank itself sees it; 0 of ranks elsewhere
+  int32_t host;                        // by the leader, of all ranks
+  int32_t job_rank;                    // among the job's ranks, where those of a context are some of them
+  int32_t unused;
 };
 
 // For the verdict on ranks of several threads (negotiation/deadlock_timeout.h); the world's is used.
@@ -113,25 +93,6 @@ struct RankWait {
   char text[432];                              // what it waits for
 };
 static_assert(sizeof(RankWait) == 512);
-
-// What a thread of the rank waits for, as others sample it (engine/wait_sampler.h): a hint. Of a rank with several
-// threads that wait it tells of one, the main thread if that waits. The world's is used, for all groups.
-struct WaitLine {
-  static constexpr uint64_t kOther =
-      UINT64_MAX;                          // for a message, room, a GPU, another group's end: nobody sees for whom
-  alignas(64) std::atomic<uint64_t> slot;  // request slot + 1, or kOther; 0: none waits
-  std::atomic<uint64_t> tag;
-  std::atomic<int> group;                // its id
-  std::atomic<uint32_t> is_main_thread;  // of the rank's program, 0 or 1
-};
-static_assert(sizeof(WaitLine) == 64);
-
-// How a rank's time has been spent since init(), as its host's sampler has seen it; the world's is used.
-struct RankScore {
-  alignas(64) std::atomic<int64_t> waited_ns;  // it waited for others
-  std::atomic<int64_t> late_ns;                // others waited for it
-};
-static_assert(sizeof(RankScore) == 64);
 
 // Where a rank stands: a question of others, and its answer (negotiation/rank_status.h); the world's is used.
 struct RankStatus {
@@ -220,19 +181,23 @@ class ControlSegment {
   // Bytes of a control segment for `size` ranks and `capacity` names.
   static size_t nbytes(int size, size_t capacity);
   // Maps the segment; the capacity follows from the file's size.
-  static ControlSegment map(int fd, int size);
+  static ControlSegment map(int fd, int size, Access access = Access::kWrite);
 
   int size() const { return size_; }
   size_t capacity() const { return capacity_; }
   size_t inline_nbytes() const { return inline_nbytes_; }
   size_t request_slot_count() const { return kUnnamedSlots + 2 * capacity_; }
 
+  SegmentIdentity& identity() const { return *at<SegmentIdentity>(0); }
   Header& header() const { return *at<Header>(header_); }
   RankLine& line(int rank) const { return at<RankLine>(lines_)[rank]; }
   RankCause& cause(int rank) const { return at<RankCause>(causes_)[rank]; }
   RankWait& wait(int rank) const { return at<RankWait>(waits_)[rank]; }
   WaitLine& wait_line(int rank) const { return at<WaitLine>(wait_lines_)[rank]; }
+  Seqlocked<WaitText>& wait_text(int rank) const { return at<Seqlocked<WaitText>>(wait_texts_)[rank]; }
   RankScore& score(int rank) const { return at<RankScore>(scores_)[rank]; }
+  Seqlocked<LateText>& late_text() const { return *at<Seqlocked<LateText>>(late_text_); }
+  Stats& stats(int rank) const { return at<Stats>(stats_)[rank]; }
   RankStatus& status(int rank) const { return at<RankStatus>(statuses_)[rank]; }
   RankFacts& facts(int rank) const { return at<RankFacts>(facts_)[rank]; }
   Bell& wait_bell(int rank) const { return at<Bell>(wait_bells_)[rank]; }
@@ -298,9 +263,9 @@ class ControlSegment {
   size_t capacity_;
   size_t inline_nbytes_;
   size_t request_slot_nbytes_;
-  size_t header_, lines_, causes_, waits_, wait_lines_, scores_, statuses_, facts_, wait_bells_, engine_bells_,
-      progress_, hashes_, names_, marks_, request_slots_, entries_, claims_, outboxes_, messages_, eager_, stage_,
-      links_, total_;
+  size_t header_, lines_, causes_, waits_, wait_lines_, wait_texts_, scores_, late_text_, stats_, statuses_, facts_,
+      wait_bells_, engine_bells_, progress_, hashes_, names_, marks_, request_slots_, entries_, claims_, outboxes_,
+      messages_, eager_, stage_, links_, total_;
 };
 
 }  // namespace rr

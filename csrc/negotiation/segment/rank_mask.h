@@ -1,0 +1,37 @@
+// A set of ranks, as plain memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace rr {
+
+inline constexpr int kMaxRanks = 256;
+
+struct RankMask {
+  uint64_t words[kMaxRanks / 64] = {};
+  bool test(int rank) const { return (words[rank / 64] >> (rank % 64) & 1) != 0; }
+  void set(int rank) { words[rank / 64] |= uint64_t{1} << (rank % 64); }
+  void clear(int rank) { words[rank / 64] &= ~(uint64_t{1} << (rank % 64)); }
+  // The lowest rank; the mask is not empty.
+  int first() const {
+    int rank = 0;
+    while (!test(rank)) ++rank;
+    return rank;
+  }
+  bool has_any_of(const std::vector<int>& ranks) const {
+    for (const int rank : ranks) {
+      if (test(rank)) return true;
+    }
+    return false;
+  }
+  bool operator==(const RankMask& other) const {
+    for (size_t i = 0; i < kMaxRanks / 64; ++i) {
+      if (words[i] != other.words[i]) return false;
+    }
+    return true;
+  }
+};
+
+}  // namespace rr

@@ -1,0 +1,113 @@
+#include "negotiation/segment/segment_view.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/errors.h"
+
+namespace rr {
+namespace {
+
+// Memory that its writer may be writing, or may never have written.
+template <size_t N>
+std::string text_at(const char (&place)[N]) {
+  char copy[N];
+  std::memcpy(copy, place, N);
+  return std::string(copy, ::strnlen(copy, N));
+}
+
+// kind: WaitLine's.
+std::string kind_text(uint32_t kind) {
+  switch (kind) {
+#define RR_CASE(id, upper, lower)           \
+  case static_cast<uint32_t>(Kind::id) + 1: \
+    return lower;
+    RR_KINDS(RR_CASE)
+#undef RR_CASE
+  }
+  return "";
+}
+
+}  // namespace
+
+SegmentView::SegmentView(int fd) : SegmentView(fd, head_of(fd)) {}
+
+SegmentView::SegmentView(int fd, Head head)
+    : control_(ControlSegment::map(fd, head.size, Access::kRead)),
+      hosts_(head.hosts),
+      context_(std::move(head.context)) {}
+
+SegmentView::Head SegmentView::head_of(int fd) {
+  // A mapping of a file that shrinks is a SIGBUS.
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    throw InvalidArgumentError("this is no job's memory: its size can be changed");
+  }
+  alignas(SegmentIdentity) std::byte bytes[sizeof(SegmentIdentity)] = {};
+  if (::pread(fd, bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) {
+    throw InvalidArgumentError(with_errno("reading a job's memory"));
+  }
+  const auto& identity = *reinterpret_cast<const SegmentIdentity*>(bytes);
+  const uint64_t magic = identity.magic.load(std::memory_order_acquire);
+  if (magic == 0) throw UnavailableError("the ranks of the job have not met yet");
+  if (magic != SegmentIdentity::kMagic) throw InvalidArgumentError("this is no job's memory");
+  if (identity.layout != layout_hash()) {
+    throw UnavailableError("the job runs with another version of ringreduce: use the one that is installed there");
+  }
+  if (identity.size < 1 || identity.size > kMaxRanks || identity.hosts < 1 || identity.hosts > identity.size) {
+    throw InvalidArgumentError("a job's memory speaks of " + std::to_string(identity.size) + " ranks on " +
+                               std::to_string(identity.hosts) + " hosts");
+  }
+  return {identity.size, identity.hosts, text_at(identity.context)};
+}
+
+SegmentView::Snapshot SegmentView::read() const {
+  const Header& header = control_.header();
+  Snapshot snapshot;
+  snapshot.sampled_s = static_cast<double>(header.sampled_ns.load(std::memory_order_acquire)) * 1e-9;
+  if (const auto late = control_.late_text().read()) snapshot.late = text_at(late->text);
+  if (header.failed.load(std::memory_order_acquire) == 2) snapshot.failure = text_at(header.failure_text);
+  for (int r = 0; r < size(); ++r) snapshot.ranks.push_back(rank(r));
+  return snapshot;
+}
+
+SegmentView::Rank SegmentView::rank(int rank) const {
+  const RankFacts& facts = control_.facts(rank);
+  const RankLine& line = control_.line(rank);
+  const RankScore& score = control_.score(rank);
+  const Stats& stats = control_.stats(rank);
+  Rank shown;
+  shown.host = facts.host;
+  shown.pid = facts.pid;
+  shown.job_rank = facts.job_rank;
+  shown.attendance = line.attendance.load(std::memory_order_acquire);
+  if (shown.attendance > Attendance::kClosed) shown.attendance = Attendance::kAbsent;
+  if (has_left(shown.attendance)) shown.cause = text_at(control_.cause(rank).text);
+  shown.has_joined = line.joined.load(std::memory_order_relaxed) != 0;
+  shown.wait = wait(rank);
+  shown.waited_s = static_cast<double>(score.waited_ns.load(std::memory_order_relaxed)) * 1e-9;
+  shown.late_s = static_cast<double>(score.late_ns.load(std::memory_order_relaxed)) * 1e-9;
+#define RR_VALUE(name) shown.stats.emplace_back(#name, stats.name.load(std::memory_order_relaxed));
+  RR_STATS(RR_VALUE)
+#undef RR_VALUE
+  return shown;
+}
+
+std::optional<SegmentView::Wait> SegmentView::wait(int rank) const {
+  const WaitLine& line = control_.wait_line(rank);
+  if (line.slot.load(std::memory_order_acquire) == 0) return std::nullopt;
+  Wait wait;
+  wait.kind = kind_text(line.kind.load(std::memory_order_relaxed));
+  const std::optional<WaitText> told = control_.wait_text(rank).read();
+  if (!told || told->wait != line.number.load(std::memory_order_relaxed)) return wait;
+  wait.text = text_at(told->text);
+  for (int r = 0; r < size(); ++r) {
+    if (told->missing.test(r)) wait.missing.push_back(r);
+  }
+  return wait;
+}
+
+}  // namespace rr

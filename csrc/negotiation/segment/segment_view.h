@@ -1,0 +1,66 @@
+// The world's segment of a job, read by a process that is none of its ranks. It maps the memory for reading alone,
+// takes no lock, wakes nobody, and believes nothing that it reads.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "negotiation/segment/control_segment.h"
+
+namespace rr {
+
+class SegmentView {
+ public:
+  struct Wait {
+    std::string kind;          // of the operation, "allreduce"; "": it waits for something else
+    std::string text;          // what it waits for; "": it has not said
+    std::vector<int> missing;  // ranks that have not announced the operation, as far as the rank knows
+  };
+  struct Rank {
+    int host = 0;
+    int pid = 0;       // as the rank sees it; 0: it has not come, or runs on another host
+    int job_rank = 0;  // among the job's ranks
+    Attendance attendance = Attendance::kAbsent;
+    bool has_joined = false;
+    std::string cause;         // why it has left; "": it has not said
+    std::optional<Wait> wait;  // nothing: it does not wait, or runs on another host
+    double waited_s = 0;       // for others, since init()
+    double late_s = 0;         // others have waited for it
+    std::vector<std::pair<const char*, uint64_t>> stats;
+  };
+  struct Snapshot {
+    double sampled_s = 0;  // of which waited_s and late_s speak
+    std::string late;      // which ranks are late again and again; "": none is
+    std::string failure;   // why the job has failed; "": it has not
+    std::vector<Rank> ranks;
+  };
+
+  // fd: of the segment. Throws InvalidArgumentError where it is none, UnavailableError where it is one of another
+  // version, or its job is only beginning.
+  explicit SegmentView(int fd);
+
+  int size() const { return control_.size(); }
+  int hosts() const { return hosts_; }
+  const std::string& context() const { return context_; }  // "": the job's own; else which of its contexts
+  Snapshot read() const;
+
+ private:
+  struct Head {
+    int size;
+    int hosts;
+    std::string context;
+  };
+  static Head head_of(int fd);
+  SegmentView(int fd, Head head);
+  Rank rank(int rank) const;
+  std::optional<Wait> wait(int rank) const;
+
+  ControlSegment control_;
+  int hosts_;
+  std::string context_;
+};
+
+}  // namespace rr
