@@ -1,4 +1,4 @@
-"""The umbrella command: ringreduce run | bench | doctor | timeline, each loaded only when it is called."""
+"""The umbrella command: ringreduce run | bench | doctor | timeline | top, each loaded only when it is called."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ usage: ringreduce COMMAND [options]
   bench     measure collectives and check their results
   doctor    show what this build and this machine have, and test it
   timeline  show when each rank called and waited, from the records of RINGREDUCE_TIMELINE
+  top       watch running jobs: what each rank does, and who waits for whom
 
   --version  print the version
   --help     this text; `ringreduce COMMAND --help` for a command's own
@@ -67,9 +68,16 @@ def _timeline(argv: Sequence[str]) -> int:
     return cli.main(argv)
 
 
+def _top(argv: Sequence[str]) -> int:
+    from ringreduce.watch import cli
+
+    return cli.main(argv)
+
+
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "bench": _bench,
     "doctor": _doctor,
     "timeline": _timeline,
+    "top": _top,
 }

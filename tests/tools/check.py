@@ -69,6 +69,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "ringreduce/torch/": ("", "test_torch.py test_torch_collectives.py test_optimizer.py"),
     "ringreduce/torch/distributed/": ("", "test_distributed.py"),
     "ringreduce/torch/optimizer/": ("", "test_optimizer.py test_optimizer_sharded.py test_same_start.py"),
+    "ringreduce/watch/": ("", "test_top.py test_top_views.py"),
     "tests/cpp/": ("collectives_test negotiation_test", ""),
     "tests/fake_": ("cuda_device_test cuda_nccl_test", ""),
     "tests/": ("", "test_collectives.py test_errors_api.py"),

@@ -70,6 +70,7 @@ MAY_IMPORT = {
     "config": {"_core", "errors", "horovod_variables", "state"},
     "gpu": {"_core", "errors", "state"},
     "timeline": {"errors"},
+    "watch": {"_core", "errors", "timeline"},
     "job": {"_core", "errors", "state", "config", "timeline"},
     "collectives": {"_core", "errors", "state", "gpu", "job"},
     "features": {"_core", "errors", "state", "gpu", "job"},
@@ -109,6 +110,7 @@ MAY_IMPORT["torch/mpi_ops"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/collectives"
 MAY_IMPORT["torch/optimizer"] = MAY_IMPORT["torch/mpi_ops"] | {"torch/functions"}
 MAY_IMPORT["torch/elastic"] = BELOW_FRAMEWORKS | {"torch/mpi_ops"}
 MAY_IMPORT["torch/distributed"] = BELOW_FRAMEWORKS | {"torch/profiling", "torch/cuda", "torch/tensors"}
+MAY_IMPORT["torch/lightning"] = BELOW_FRAMEWORKS
 MAY_IMPORT["torch/__init__"] = BELOW_FRAMEWORKS | {name for name in MAY_IMPORT if name.startswith("torch/")}
 MAY_IMPORT["tensorflow"] = BELOW_FRAMEWORKS
 MAY_IMPORT["jax"] = BELOW_FRAMEWORKS

@@ -1,0 +1,1 @@
+"""`ringreduce top`: watches running jobs from outside, by their memory and /proc."""

@@ -1,0 +1,164 @@
+"""What the readings of a job say of its ranks: a state, and rates over the last seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ringreduce.watch.jobs import Job, RankReading, Reading
+
+WINDOW_S = 2.0
+"""Rates and shares are of so long: the job itself is sampled twenty times a second."""
+
+_BUSY_SHARE = 0.5
+"""Of a core: a rank that waits for nobody and uses less waits for input, a disk, a lock or a device."""
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """A rank's row. Rates and shares are of the last WINDOW_S; None: nothing is known of them (yet)."""
+
+    rank: int
+    host: int
+    """By the number of its host, from 0 on."""
+    pid: int | None
+    state: str
+    """One of: starting, computing, idle (it waits neither for ranks nor uses a core), waiting (for other ranks), joined
+    (waits in join()), stopped (by a signal), left, removed, dead, elsewhere (on another host: ask there)."""
+    operation: str | None
+    """In which it waits, once it has waited for 50 ms: "allreduce 'loss' #12"; before, its kind."""
+    missing: tuple[int, ...]
+    """Ranks that have not announced this operation."""
+    cause: str | None
+    """Why it has left."""
+    operations_per_s: float | None
+    bytes_per_s: float | None
+    """Of operands of operations that have ended."""
+    wire_bytes_per_s: float | None
+    """Sent to other hosts."""
+    cpu_share: float | None
+    """Of one core, by all its threads: 2.0 are two cores."""
+    waited_share: float | None
+    """0 to 1: of its time, in which it waited for others in a call."""
+    late_share: float | None
+    """0 to 1: of the time, in which most others waited for it."""
+    counters: dict[str, float]
+    """Since init(): waited_s and late_s in seconds, and the counters of ringreduce.stats()."""
+
+
+@dataclass(frozen=True)
+class JobFigures:
+    """A job's table."""
+
+    pid: int
+    """Of its first process on this host."""
+    command: str
+    size: int
+    hosts: int
+    groups: int
+    """Of torch.distributed, beside the one with all ranks."""
+    running_s: float
+    has_ended: bool
+    late: str
+    """Which ranks are late again and again, and what they do meanwhile; "": none is."""
+    failure: str
+    """"": it has not failed."""
+    ranks: tuple[RankFigures, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """As `ringreduce top --once --json` prints it."""
+        return asdict(self)
+
+
+class Watched:
+    """A job that is read again and again."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._readings: deque[Reading] = deque()
+        self._last = JobFigures(job.pid, job.command, job.size, job.hosts, job.groups, 0.0, False, "", "", ())
+
+    def look(self) -> JobFigures:
+        """Reads the job once more. Once it has ended, its last figures stay."""
+        if self._last.has_ended:
+            return self._last
+        now = self.job.read()
+        before = self._before(now)
+        self._last = JobFigures(
+            pid=self.job.pid,
+            command=self.job.command,
+            size=self.job.size,
+            hosts=self.job.hosts,
+            groups=self.job.groups,
+            running_s=self.job.runs_for_s(),
+            has_ended=now.has_ended,
+            late=now.late,
+            failure=now.failure,
+            ranks=tuple(_figures(rank, now, before) for rank in now.ranks),
+        )
+        return self._last
+
+    def _before(self, now: Reading) -> Reading | None:
+        """The reading with which `now` is compared: the newest that is as old as the window, else the oldest."""
+        while len(self._readings) > 1 and self._readings[1].at_s <= now.at_s - WINDOW_S:
+            self._readings.popleft()
+        before = self._readings[0] if self._readings else None
+        self._readings.append(now)
+        return before
+
+
+def _figures(rank: RankReading, now: Reading, before: Reading | None) -> RankFigures:
+    earlier = next((one for one in before.ranks if one.rank == rank.rank), None) if before is not None else None
+    elapsed_s = now.at_s - before.at_s if before is not None else 0.0
+    sampled_s = now.sampled_s - before.sampled_s if before is not None else 0.0
+
+    def rate(name: str) -> float | None:
+        if earlier is None or elapsed_s <= 0 or not rank.is_here:
+            return None
+        return max(0, rank.counters[name] - earlier.counters[name]) / elapsed_s
+
+    def share(value: float, value_before: float) -> float | None:
+        return min(1.0, max(0.0, value - value_before) / sampled_s) if sampled_s > 0 and rank.is_here else None
+
+    cpu_share = None
+    if earlier is not None and rank.process is not None and earlier.process is not None and elapsed_s > 0:
+        cpu_share = max(0.0, rank.process.cpu_s - earlier.process.cpu_s) / elapsed_s
+    state = _state(rank, cpu_share)
+    waits = state in ("waiting", "joined", "stopped") and rank.wait is not None
+    return RankFigures(
+        rank=rank.rank,
+        host=rank.host,
+        pid=rank.pid or None,
+        state=state,
+        operation=(rank.wait.text or rank.wait.kind or None) if waits and rank.wait is not None else None,
+        missing=rank.wait.missing if waits and rank.wait is not None else (),
+        cause=rank.cause or None,
+        operations_per_s=rate("operations"),
+        bytes_per_s=rate("bytes_moved"),
+        wire_bytes_per_s=rate("bytes_on_wire"),
+        cpu_share=cpu_share,
+        waited_share=share(rank.waited_s, earlier.waited_s if earlier is not None else 0.0),
+        late_share=share(rank.late_s, earlier.late_s if earlier is not None else 0.0),
+        counters={"waited_s": rank.waited_s, "late_s": rank.late_s, **rank.counters},
+    )
+
+
+def _state(rank: RankReading, cpu_share: float | None) -> str:
+    if rank.attendance in ("left", "removed"):
+        return rank.attendance
+    if not rank.is_here:
+        return "elsewhere"
+    if rank.attendance == "absent":
+        return "starting"
+    if rank.process is None:
+        return "dead"
+    if rank.process.state in "Tt":
+        return "stopped"
+    if rank.has_joined:
+        return "joined"
+    if rank.wait is not None:
+        return "waiting"
+    if rank.process.state == "R" or cpu_share is None or cpu_share >= _BUSY_SHARE:
+        return "computing"
+    return "idle"

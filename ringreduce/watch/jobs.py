@@ -1,0 +1,249 @@
+"""The running jobs of this host: found by the memory that their processes hold, read without their help.
+
+A job has one memory for all its ranks on this host, which has counters and what each rank waits for; a job of
+torch.distributed has one for each of its process groups. Memories that processes have in common are one job.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
+
+from ringreduce import _core
+from ringreduce.errors import Error, InvalidArgumentError
+from ringreduce.watch import processes
+from ringreduce.watch.processes import Memory, Process
+
+
+class Wait(NamedTuple):
+    """What a rank waits for."""
+
+    kind: str
+    """Of the operation; "": it waits for something else, a message or a process set's end say."""
+    text: str
+    """In words; "": it has not waited for long."""
+    missing: tuple[int, ...]
+    """Ranks of the job that have not announced the operation, as far as this one knows."""
+
+
+@dataclass(frozen=True)
+class RankReading:
+    """A rank as it was at one moment. Times and counters are since its job's init()."""
+
+    rank: int
+    host: int
+    is_here: bool
+    """Whether it runs on this host; of the others only the number is known."""
+    pid: int
+    """As this process sees it; 0: not known."""
+    process: Process | None
+    """None: it has ended."""
+    attendance: str
+    """absent, present, left or removed."""
+    has_joined: bool
+    cause: str
+    """Why it has left; "": it has not said."""
+    wait: Wait | None
+    waited_s: float
+    late_s: float
+    counters: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A job as it was at one moment."""
+
+    at_s: float
+    """By time.monotonic()."""
+    sampled_s: float
+    """The time that waited_s and late_s speak of."""
+    late: str
+    """Which ranks are late again and again, in words; "": none is."""
+    failure: str
+    """"": it has not failed."""
+    ranks: tuple[RankReading, ...]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no process of the job is left on this host."""
+        return not any(rank.process is not None for rank in self.ranks if rank.is_here)
+
+
+@dataclass
+class _Context:
+    """One memory of a job, and the processes that hold it."""
+
+    view: _core.SegmentView
+    pids: frozenset[int]
+    inner: dict[int, int] = field(default_factory=dict)
+    """Their numbers as they see themselves."""
+
+    def learn(self, pids: Iterable[int]) -> None:
+        """Takes note of the processes that hold the memory now; one that holds it no more was a rank all the same."""
+        self.pids |= frozenset(pids)
+        for pid in self.pids:
+            if pid not in self.inner and (own := processes.inner_pid(pid)) != 0:
+                self.inner[own] = pid
+
+
+class Job:
+    """A job with ranks on this host."""
+
+    def __init__(self, contexts: Sequence[_Context]) -> None:
+        # The job's own context, or the default group of torch.distributed, has all ranks and is the first one made.
+        self._contexts = sorted(contexts, key=lambda context: (-context.view.size, context.view.context))
+        self.size = self._contexts[0].view.size
+        self.hosts = self._contexts[0].view.hosts
+        self.pid = min(self.pids)
+        self.command = processes.command(self.pid)
+        now = processes.process(self.pid)
+        self._started_s = now.started_s if now is not None else processes.uptime_s()
+        """When its first process was started, in seconds since the machine was."""
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Its processes on this host, also those that have ended while it was watched."""
+        return frozenset().union(*(context.pids for context in self._contexts))
+
+    @property
+    def groups(self) -> int:
+        """How many process groups it has beside the one with all ranks, of torch.distributed."""
+        return len(self._contexts) - 1
+
+    def runs_for_s(self) -> float:
+        """Seconds since its first process was started."""
+        return processes.uptime_s() - self._started_s
+
+    def read(self) -> Reading:
+        """The job now. Of several contexts: their counters and times together."""
+        rows: dict[int, RankReading] = {}
+        snapshots = []
+        for context in self._contexts:
+            snapshot = cast("dict[str, Any]", context.view.read())
+            snapshots.append(snapshot)
+            for rank in _ranks(context, snapshot["ranks"]):
+                rows[rank.rank] = _added(rows[rank.rank], rank) if rank.rank in rows else rank
+        return Reading(
+            at_s=time.monotonic(),
+            sampled_s=snapshots[0]["sampled_s"],
+            late="; ".join(filter(None, (snapshot["late"] for snapshot in snapshots))),
+            failure=next(filter(None, (snapshot["failure"] for snapshot in snapshots)), ""),
+            ranks=tuple(rows[rank] for rank in sorted(rows)),
+        )
+
+
+def _ranks(context: _Context, shown: Sequence[dict[str, Any]]) -> Iterable[RankReading]:
+    here = next((rank["host"] for rank in shown if rank["pid"] != 0), 0)
+    job_ranks = [rank["job_rank"] for rank in shown]
+    for rank in shown:
+        pid = context.inner.get(rank["pid"], 0)
+        wait = rank["wait"]
+        yield RankReading(
+            rank=rank["job_rank"],
+            host=rank["host"],
+            is_here=rank["host"] == here,
+            pid=pid,
+            process=_living(pid),
+            attendance=rank["attendance"],
+            has_joined=rank["has_joined"],
+            cause=rank["cause"],
+            wait=wait and Wait(wait["kind"], wait["text"], tuple(job_ranks[missing] for missing in wait["missing"])),
+            waited_s=rank["waited_s"],
+            late_s=rank["late_s"],
+            counters=rank["stats"],
+        )
+
+
+def _living(pid: int) -> Process | None:
+    now = processes.process(pid) if pid != 0 else None
+    return None if now is None or now.state in "ZX" else now
+
+
+def _added(rank: RankReading, other: RankReading) -> RankReading:
+    """The rank, with what it does in another one of the job's contexts."""
+    return replace(
+        rank,
+        wait=rank.wait or other.wait,
+        waited_s=rank.waited_s + other.waited_s,
+        late_s=rank.late_s + other.late_s,
+        counters={name: value + other.counters[name] for name, value in rank.counters.items()},
+    )
+
+
+class Jobs:
+    """All jobs of this host that the user may look at; look() finds new ones."""
+
+    def __init__(self) -> None:
+        self._contexts: dict[Memory, _Context] = {}
+        self._jobs: dict[frozenset[Memory], Job] = {}
+        self.unreadable: dict[Memory, str] = {}
+        """Memory of jobs that cannot be read, and why."""
+
+    def look(self) -> list[Job]:
+        """The jobs that run now, in the order of their first process. Reads a few files of each process in /proc."""
+        holders: dict[Memory, dict[int, str]] = {}
+        for pid in processes.processes():
+            for memory, path in processes.memories(pid).items():
+                holders.setdefault(memory, {})[pid] = path
+        self._contexts = {memory: known for memory, known in self._contexts.items() if memory in holders}
+        self.unreadable = {}
+        for memory, paths in holders.items():
+            self._learn(memory, paths)
+        return sorted(self._known(holders), key=lambda job: job.pid)
+
+    def _learn(self, memory: Memory, paths: dict[int, str]) -> None:
+        if memory not in self._contexts:
+            why = "its processes have ended"
+            for path in paths.values():
+                try:
+                    with processes.opened(path, memory) as fd:
+                        self._contexts[memory] = _Context(_core.SegmentView(fd), frozenset())
+                    break
+                except (OSError, Error) as error:
+                    why = str(error)
+            else:
+                self.unreadable[memory] = f"process {min(paths)}: {why}"
+                return
+        self._contexts[memory].learn(paths)
+
+    def _known(self, holders: dict[Memory, dict[int, str]]) -> Iterable[Job]:
+        left = {memory: set(holders[memory]) for memory in self._contexts}
+        jobs: dict[frozenset[Memory], Job] = {}
+        while left:
+            first, pids = left.popitem()
+            together = {first}
+            while joined := {memory for memory, held in left.items() if held & pids}:
+                for memory in joined:
+                    pids |= left.pop(memory)
+                together |= joined
+            key = frozenset(together)
+            jobs[key] = self._jobs.get(key) or Job([self._contexts[memory] for memory in key])
+        self._jobs = jobs
+        return jobs.values()
+
+
+def of_process(jobs: Iterable[Job], pid: int) -> Job:
+    """The job of which the process is a rank, or whose ranks it has started (ringrun, mpirun, a shell).
+
+    Raises InvalidArgumentError where there is none, or the process has started several.
+    """
+    found = [job for job in jobs if any(pid in processes.ancestors(one) for one in job.pids)]
+    if len(found) > 1:
+        numbers = ", ".join(str(job.pid) for job in found)
+        raise InvalidArgumentError(f"process {pid} has started several jobs: give one of {numbers}")
+    if not found:
+        raise InvalidArgumentError(_why_none(pid))
+    return found[0]
+
+
+def _why_none(pid: int) -> str:
+    try:
+        owner = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return f"there is no process {pid}"
+    if os.geteuid() not in (0, owner):
+        return f"process {pid} belongs to another user, whose jobs cannot be read"
+    return f"process {pid} is no rank of a job on this host, and has started none"

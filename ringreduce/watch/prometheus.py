@@ -1,0 +1,70 @@
+"""The figures in the text format of Prometheus, for the textfile collector of its node_exporter.
+
+Format: https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ringreduce.timeline.whole_file import whole_file
+from ringreduce.watch.board import Board
+from ringreduce.watch.figures import JobFigures, RankFigures
+
+_GONE = ("dead", "left", "removed", "starting")
+
+
+class _Metric(NamedTuple):
+    name: str
+    kind: str
+    help: str
+    value: Callable[[RankFigures], float | None]
+
+
+def _counter(name: str, counter: str, help_text: str) -> _Metric:
+    def value(rank: RankFigures) -> float | None:
+        return None if rank.state == "elsewhere" else rank.counters[counter]
+
+    return _Metric(f"ringreduce_{name}_total", "counter", help_text, value)
+
+
+_METRICS = (
+    _counter("operations", "operations", "Operations that the rank has submitted since init()."),
+    _counter("moved_bytes", "bytes_moved", "Bytes of operands of operations that have ended on the rank."),
+    _counter("wire_bytes", "bytes_on_wire", "Bytes that the rank has sent to other hosts."),
+    _counter("waited_seconds", "waited_s", "Time in which the rank waited for others."),
+    _counter("late_seconds", "late_s", "Time in which most others waited for the rank."),
+    _Metric("ringreduce_cpu_share", "gauge", "Cores that the rank's process uses.", lambda rank: rank.cpu_share),
+    _Metric("ringreduce_up", "gauge", "1: the rank's process lives.", lambda rank: float(rank.state not in _GONE)),
+)
+
+
+def write_again_and_again(board: Board, path: Path, interval_s: float) -> int:
+    """Writes the file until the process is interrupted; while no job runs, there are no figures in it."""
+    while True:
+        jobs = board.look()
+        with whole_file(path) as file:
+            file.write(text(jobs).encode())
+        time.sleep(interval_s)
+
+
+def text(jobs: Sequence[JobFigures]) -> str:
+    """All figures. A job goes by the number of its first process on this host."""
+    return "".join(f"{line}\n" for line in _lines(jobs))
+
+
+def _lines(jobs: Sequence[JobFigures]) -> Iterator[str]:
+    for metric in _METRICS:
+        yield f"# HELP {metric.name} {metric.help}"
+        yield f"# TYPE {metric.name} {metric.kind}"
+        for job in jobs:
+            for rank in job.ranks:
+                if (value := metric.value(rank)) is not None:
+                    yield f'{metric.name}{{pid="{job.pid}",rank="{rank.rank}"}} {value!r}'
+    yield "# HELP ringreduce_failed 1: the job has failed."
+    yield "# TYPE ringreduce_failed gauge"
+    for job in jobs:
+        yield f'ringreduce_failed{{pid="{job.pid}"}} {int(bool(job.failure))}'

@@ -1,0 +1,68 @@
+"""`ringreduce top` on a terminal: the tables, drawn anew a few times a second until q is pressed."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ringreduce.watch import table
+from ringreduce.watch.board import Board
+
+# ECMA-48 and xterm's control sequences.
+_OTHER_SCREEN, _FIRST_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+
+
+def show(board: Board, interval_s: float) -> int:
+    """Draws until q, Q, escape or the interrupt key is pressed. Returns the exit status."""
+    with _keys() as pressed:
+        while True:
+            _draw(board)
+            if pressed(interval_s) in ("q", "Q", "\x1b", "\x03", "\x04"):
+                return 0
+
+
+def _draw(board: Board) -> None:
+    size = shutil.get_terminal_size()
+    text = [f"ringreduce top   {time.strftime('%H:%M:%S')}   q: quit", ""]
+    for job in board.look():
+        text += [*table.lines(job), ""]
+    if not board.jobs:
+        text.append("no job of yours runs on this host")
+    text += board.unreadable
+    if len(text) > size.lines:
+        text[size.lines - 1 :] = [f"... {len(text) - size.lines + 1} more lines: give the PID of one job"]
+    drawn = [line[: size.columns] for line in text]
+    drawn[0] = _BOLD + drawn[0] + _PLAIN
+    sys.stdout.write(_HOME + "\n".join(line + _END_OF_LINE for line in drawn) + _END_OF_SCREEN)
+    sys.stdout.flush()
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """The other screen, and keys as they are pressed; the terminal is as it was afterwards."""
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def pressed(timeout_s: float) -> str:
+        """The key that is pressed within the time; "" if none is. The end of the input is ^D."""
+        if not select.select([terminal], [], [], timeout_s)[0]:
+            return ""
+        return os.read(terminal, 1).decode(errors="replace") or "\x04"
+
+    tty.setcbreak(terminal)
+    sys.stdout.write(_OTHER_SCREEN)
+    try:
+        yield pressed
+    finally:
+        sys.stdout.write(_FIRST_SCREEN)
+        sys.stdout.flush()
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

@@ -1,0 +1,148 @@
+"""`ringreduce top --web`: one page with a chart, for browsers on this host and for this user.
+
+The server listens on the loopback interface alone. Every other user of the host can connect there, so the page's
+address has a secret part. A page of a foreign name that leads to 127.0.0.1 (DNS rebinding) is refused by its Host
+header.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.watch.board import Board
+from ringreduce.watch.figures import JobFigures
+
+LOOPBACK = "127.0.0.1"
+HISTORY_S = 120.0
+"""A page that is opened later gets what was seen in this time before."""
+_INTERVAL_S = 0.25
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Recent:
+    """The last figures of the jobs, and the lines of the charts. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._points: deque[dict[str, Any]] = deque()
+        self._now: list[dict[str, Any]] = []
+        self._unreadable: list[str] = []
+
+    def add(self, jobs: Sequence[JobFigures], unreadable: Sequence[str]) -> None:
+        """Takes what was seen now."""
+        at_s = time.time()
+        point = {"at_s": at_s, "jobs": {str(job.pid): [_drawn(rank) for rank in job.ranks] for job in jobs}}
+        with self._lock:
+            self._points.append(point)
+            while self._points[0]["at_s"] < at_s - HISTORY_S:
+                self._points.popleft()
+            self._now = [job.as_json() for job in jobs]
+            self._unreadable = list(unreadable)
+
+    def since(self, at_s: float) -> dict[str, Any]:
+        """As the page gets it: {"jobs": as --once --json prints them, "unreadable": [...], "points": [...]}.
+
+        points: of the charts, later than at_s (seconds since 1970), oldest first: {"at_s": ..., "jobs": {PID: [{"rank":
+        0, "waited_share": 0.1, ...}, ...]}}.
+        """
+        with self._lock:
+            points = [point for point in self._points if point["at_s"] > at_s]
+            return {"jobs": self._now, "unreadable": self._unreadable, "points": points}
+
+
+def _drawn(rank: Any) -> dict[str, Any]:
+    names = ("rank", "state", "waited_share", "late_share", "cpu_share", "bytes_per_s", "operations_per_s")
+    return {name: getattr(rank, name) for name in names}
+
+
+def serve(board: Board, port: int, interval_s: float | None) -> int:
+    """Looks at the jobs, and serves the page, until the process is interrupted. Prints the page's address.
+
+    port: 0 for any that is free. Raises InvalidArgumentError where nothing can listen there.
+    """
+    recent = Recent()
+    secret = secrets.token_urlsafe(16)
+    try:
+        server = _Server(port, secret, recent)
+    except OSError as error:
+        raise InvalidArgumentError(f"--web: cannot listen on {LOOPBACK}:{port}: {error.strerror}") from error
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="web", daemon=True)
+        thread.start()
+        print(f"http://{LOOPBACK}:{server.server_port}/{secret}/", flush=True)
+        try:
+            while True:
+                recent.add(board.look(), board.unreadable)
+                time.sleep(interval_s or _INTERVAL_S)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # a browser keeps its connection open
+
+    def __init__(self, port: int, secret: str, recent: Recent) -> None:
+        super().__init__((LOOPBACK, port), _Handler)
+        self.secret = secret
+        self.recent = recent
+        self.page = Path(__file__).with_name("page.html").read_bytes()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    timeout = 30  # seconds; a connection on which nothing is asked ends
+
+    def do_GET(self) -> None:
+        """Answers: the page at /SECRET/, the figures at /SECRET/figures?since=SECONDS."""
+        path, _, query = self.path.partition("?")
+        if not self._is_asked_here():
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"ask by 127.0.0.1 or localhost\n")
+        elif secrets.compare_digest(path.encode(), f"/{self.server.secret}/".encode()):
+            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page)
+        elif secrets.compare_digest(path.encode(), f"/{self.server.secret}/figures".encode()):
+            figures = self.server.recent.since(_since(query))
+            self._answer(HTTPStatus.OK, "application/json", json.dumps(figures).encode())
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"the address is printed by ringreduce top --web\n")
+
+    def _is_asked_here(self) -> bool:
+        port = self.server.server_port
+        return self.headers.get("Host", "") in (f"{LOOPBACK}:{port}", f"localhost:{port}")
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        for name, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing: the terminal shows the page's address."""
+
+
+def _since(query: str) -> float:
+    name, _, value = query.partition("=")
+    try:
+        return float(value) if name == "since" else 0.0
+    except ValueError:
+        return 0.0

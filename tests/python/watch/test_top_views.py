@@ -1,0 +1,308 @@
+"""The views of `ringreduce top`: rates of made-up readings, the table, the terminal, the page, Prometheus' file."""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import json
+import math
+import os
+import pty
+import re
+import select
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from deadlines import HANG_S, SOON_S
+from ranks import clean_environment, start_ranks
+from watch_programs import waits_for_rank_1
+
+from ringreduce.watch import prometheus, table
+from ringreduce.watch.figures import WINDOW_S, JobFigures, Watched
+from ringreduce.watch.jobs import Job, RankReading, Reading, Wait
+from ringreduce.watch.processes import Process
+
+COUNTERS = {"operations": 0, "bytes_moved": 0, "bytes_on_wire": 0}
+RANK = RankReading(0, 0, True, 4711, Process("S", 0.0, 0.0), "present", False, "", None, 0.0, 0.0, COUNTERS)
+
+
+def figures(*readings: Reading, hosts: int = 1) -> JobFigures:
+    """The last figures of a job that was read so."""
+    left = list(readings)
+    job = SimpleNamespace(
+        pid=4711, command="python train.py", size=len(left[0].ranks), hosts=hosts, groups=0, runs_for_s=lambda: 7985.0,
+        read=lambda: left.pop(0),
+    )  # fmt: skip
+    watched = Watched(cast(Job, job))
+    for _ in readings[1:]:
+        watched.look()
+    return watched.look()
+
+
+def reading(at_s: float, *ranks: RankReading, **others: Any) -> Reading:
+    return replace(Reading(at_s, at_s, "", "", tuple(ranks)), **others)
+
+
+def counted(operations: int, nbytes: int, cpu_s: float = 0.0, **others: Any) -> RankReading:
+    counters = {"operations": operations, "bytes_moved": nbytes, "bytes_on_wire": nbytes // 2}
+    return replace(RANK, counters=counters, process=Process("S", cpu_s, 0.0), **others)
+
+
+def test_rates_are_of_the_last_seconds() -> None:
+    seen = figures(
+        reading(10.0, counted(0, 0)),
+        reading(11.0, counted(1000, 10**9, 0.9)),
+        reading(11.0 + WINDOW_S, counted(1300, 10**9 + 600, 1.9, waited_s=0.5, late_s=3.0)),
+    )
+    (rank,) = seen.ranks
+    assert rank.operations_per_s == 300 / WINDOW_S
+    assert rank.bytes_per_s == 600 / WINDOW_S
+    assert rank.wire_bytes_per_s == 300 / WINDOW_S
+    assert rank.cpu_share == pytest.approx(1.0 / WINDOW_S)
+    assert rank.waited_share == 0.5 / WINDOW_S
+    assert rank.late_share == 1.0  # never more, whatever two clocks say
+    assert rank.counters["late_s"] == 3.0
+
+
+def test_of_one_reading_there_are_no_rates_nor_where_nothing_was_sampled() -> None:
+    (rank,) = figures(reading(10.0, counted(5, 5))).ranks
+    assert (rank.operations_per_s, rank.cpu_share, rank.waited_share) == (None, None, None)
+    (rank,) = figures(reading(10.0, RANK), reading(11.0, RANK, sampled_s=10.0)).ranks
+    assert (rank.operations_per_s, rank.waited_share, rank.late_share) == (0.0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        ({"attendance": "left"}, "left"),
+        ({"attendance": "removed"}, "removed"),
+        ({"is_here": False}, "elsewhere"),
+        ({"attendance": "absent"}, "starting"),
+        ({"process": None}, "dead"),
+        ({"process": None, "attendance": "left"}, "left"),
+        ({"process": Process("T", 0.0, 0.0), "wait": Wait("allreduce", "", ())}, "stopped"),
+        ({"has_joined": True, "wait": Wait("", "", ())}, "joined"),
+        ({"wait": Wait("allreduce", "", ())}, "waiting"),
+        ({"process": Process("R", 0.0, 0.0)}, "computing"),
+        ({"process": Process("S", 0.6, 0.0)}, "computing"),
+        ({"process": Process("S", 0.4, 0.0)}, "idle"),
+    ],
+)
+def test_states(change: dict[str, Any], state: str) -> None:
+    (rank,) = figures(reading(10.0, RANK), reading(11.0, replace(RANK, **change))).ranks
+    assert rank.state == state
+
+
+def test_the_table() -> None:
+    ranks = (
+        replace(RANK, wait=Wait("allreduce", "allreduce 'loss\x1b[2J' #12", tuple(range(1, 12)))),
+        replace(RANK, rank=1, attendance="left", cause="the disk is full"),
+        replace(RANK, rank=2, host=1, is_here=False, pid=0),
+    )
+    lines = table.lines(figures(reading(10.0, *ranks, late="rank 5 is late: ...", failure="lost rank 7"), hosts=2))
+    waits = "waiting in allreduce 'loss?[2J' #12 for ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 others"
+    assert lines == [
+        "job 4711  python train.py  3 ranks  2 hosts  for 2:13:05",
+        "RANK   PID  CPU  OPS/S  BYTES/S  WAITS  LATE  STATE",
+        f"   0  4711    -      -        -      -     -  {waits}",
+        "   1  4711    -      -        -      -     -  left: the disk is full",
+        "   2     -    -      -        -      -     -  on host 1: run `ringreduce top` there",
+        "rank 5 is late: ...",
+        "failed: lost rank 7",
+    ]
+    ended = figures(reading(10.0, replace(RANK, process=None)))
+    assert table.lines(ended)[-1] == "the job has ended"
+
+
+def test_prometheus_text_is_whole_and_exact() -> None:
+    text = prometheus.text([figures(reading(10.0, RANK), reading(11.0, counted(3, 2**53 + 1), failure="lost rank 1"))])
+    samples: dict[str, float] = {}
+    kinds: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split()
+            kinds[name] = kind
+        elif not line.startswith("# HELP "):
+            found = re.fullmatch(r'([a-z_]+)\{pid="4711"(,rank="0")?\} (\S+)', line)
+            assert found, line
+            assert math.isfinite(float(found[3]))
+            samples[found[1]] = float(found[3])
+    assert samples.keys() == kinds.keys()
+    assert 'ringreduce_moved_bytes_total{pid="4711",rank="0"} 9007199254740993\n' in text
+    assert samples["ringreduce_operations_total"] == 3
+    assert samples["ringreduce_up"] == 1
+    assert samples["ringreduce_failed"] == 1
+    assert all((kind == "counter") == name.endswith("_total") for name, kind in kinds.items())
+
+
+@contextmanager
+def job() -> Iterator[tuple[int, Callable[[], None]]]:
+    """A job in which rank 0 waits for rank 1: a rank's process, and a function that lets it end."""
+    with start_ranks(waits_for_rank_1, 2, args=("allreduce",)) as ranks:
+        for rank in range(2):
+            assert ranks.receive(rank) == "met"
+
+        def end() -> None:
+            ranks.send(1)
+            ranks.wait()
+
+        process = ranks.procs[0].pid
+        assert process is not None
+        yield process, end
+
+
+def top(*options: str) -> list[str]:
+    return [sys.executable, "-m", "ringreduce", "top", *options]
+
+
+def test_on_a_terminal_until_q_is_pressed() -> None:
+    with job() as (process, _):
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+        before = termios.tcgetattr(theirs)
+        running = subprocess.Popen(
+            top(str(process)), stdin=theirs, stdout=theirs, stderr=theirs, env=clean_environment()
+        )
+        try:
+            text = read_until(ours, "waiting in allreduce 'loss' #1 for rank 1")
+            assert text.count("\x1b[?1049h") == 1
+            assert "\x1b[H" in text
+            assert termios.tcgetattr(theirs) != before
+            os.write(ours, b"q")
+            assert read_until(ours, "\x1b[?1049l")
+            assert running.wait(SOON_S) == 0
+            assert termios.tcgetattr(theirs) == before
+        finally:
+            running.kill()
+            running.wait()
+            os.close(ours)
+            os.close(theirs)
+
+
+def read_until(terminal: int, part: str) -> str:
+    deadline = time.monotonic() + SOON_S
+    text = ""
+    while part not in text:
+        ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, text
+        text += os.read(terminal, 65536).decode(errors="replace")
+    return text
+
+
+def test_prometheus_file_is_written_again_and_again(tmp_path: Path) -> None:
+    path = tmp_path / "ringreduce.prom"
+    with job() as (process, _):
+        running = subprocess.Popen(
+            top("--prometheus", str(path), "--interval", "0.05", str(process)), env=clean_environment()
+        )
+        try:
+            seen: set[int] = set()
+            deadline = time.monotonic() + SOON_S
+            while len(seen) < 3:
+                assert time.monotonic() < deadline
+                if path.exists():
+                    seen.add(path.stat().st_ino)
+                    assert 'ringreduce_up{pid="' in path.read_text()
+        finally:
+            running.terminate()
+            running.wait()
+
+
+@contextmanager
+def web(process: int, *options: str) -> Iterator[tuple[str, int, str]]:
+    """The page: its address, port and secret."""
+    running = subprocess.Popen(
+        top("--web", *options, "--", str(process)), stdout=subprocess.PIPE, text=True, env=clean_environment()
+    )
+    try:
+        assert running.stdout is not None
+        address = running.stdout.readline().strip()
+        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/([\w-]{20,})/", address)
+        assert found
+        yield address, int(found[1]), found[2]
+    finally:
+        running.terminate()
+        running.wait()
+
+
+def get(port: int, path: str, host: str = "", method: str = "GET") -> tuple[int, bytes, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SOON_S)
+    try:
+        connection.request(method, path, headers={"Host": host or f"127.0.0.1:{port}"})
+        answer = connection.getresponse()
+        return answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()}
+    finally:
+        connection.close()
+
+
+def test_the_page_is_served_to_who_has_its_address() -> None:
+    with job() as (process, _), web(process) as (_, port, secret):
+        status, body, headers = get(port, f"/{secret}/")
+        assert status == 200
+        assert b"<title>ringreduce top</title>" in body
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "access-control-allow-origin" not in headers
+        assert get(port, f"/{secret}/", f"localhost:{port}")[0] == 200
+        status, body, _ = get(port, f"/{secret}/figures?since=0")
+        shown = json.loads(body)
+        assert shown["jobs"][0]["ranks"][0]["state"] == "waiting"
+        assert shown["points"][-1]["jobs"][str(shown["jobs"][0]["pid"])][1]["rank"] == 1
+        last = shown["points"][-1]["at_s"]
+        later = json.loads(get(port, f"/{secret}/figures?since={last!r}")[1])["points"]
+        assert all(point["at_s"] > last for point in later)
+        for path in ("/", "/figures", f"/{secret}", f"/{secret}/../page", "/" + "x" * len(secret) + "/"):
+            assert get(port, path)[0] == 404, path
+        assert get(port, f"/{secret}/figures?since=x")[0] == 200
+        for host in (f"example.org:{port}", "127.0.0.1", f"127.0.0.1.example.org:{port}"):
+            assert get(port, f"/{secret}/", host)[0] == 403
+        assert get(port, f"/{secret}/", method="POST")[0] == 501
+        listening = Path("/proc/net/tcp").read_text(encoding="ascii")
+        assert f" 0100007F:{port:04X} " in listening
+        assert f" 00000000:{port:04X} " not in listening
+
+
+def test_a_port_that_is_taken_is_an_error() -> None:
+    with job() as (process, _), socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            top("--web", port, "--", str(process)),
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=SOON_S,
+        )
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
+
+
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+
+
+def test_the_page_in_a_real_browser(tmp_path: Path) -> None:
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no chromium: `make optional` installs it")
+    with job() as (process, _), web(process, "--interval", "0.1") as (address, _, _):
+        done = subprocess.run(
+            [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
+             "--virtual-time-budget=3000", "--dump-dom", address],
+            env=clean_environment(), capture_output=True, text=True, timeout=HANG_S,
+        )  # fmt: skip
+    page = done.stdout
+    assert f"job {process}" in page, done.stderr
+    assert re.search(r"waiting in allreduce 'loss' #1 for rank 1", page)
+    lines = re.findall(r'<polyline stroke="(#\w{6})" points="([^"]*)"', page)
+    assert len({colour for colour, _ in lines}) == 2
+    assert all(len(points.split()) > 3 for _, points in lines)
