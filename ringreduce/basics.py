@@ -30,6 +30,7 @@ from ringreduce.job import (
 from ringreduce.job.absent import AbsentGroup
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.process_sets import ProcessSet, global_process_set, register, registered_as
+from ringreduce.job.report_interval import Reported, ReportInterval
 
 if TYPE_CHECKING:
     from ringreduce.job.tcp import rendezvous as tcp_rendezvous
@@ -38,6 +39,7 @@ _lock = threading.RLock()
 _DRAIN_S = 5.0  # kernels of frameworks have been told to leave, and look around every 0.1 s at the latest
 _init_count = 0  # how many launched jobs this process has joined; ranks with different counts do not meet
 _meeting_count = 0  # likewise of jobs whose ranks meet over TCP
+_report_interval = ReportInterval()  # of report(); others have one of their own
 
 
 class World:
@@ -216,30 +218,16 @@ def report() -> dict[str, float]:
 
     The times are sampled, twenty times a second, by the lowest rank of each host, and are a few tenths of a second old:
     two calls within one sample find nothing between them, with sampled_s 0. latest_rank is one of this host; on the
-    first host the lowest rank of another host stands for all ranks there. Raises NotInitializedError.
+    first host the lowest rank of another host stands for all ranks there. ReportLog writes the same to a logger.
+    Raises NotInitializedError.
     """
+    return _report_interval.figures(reported())
+
+
+def reported() -> Reported:
+    """Of whom report() tells: this rank of the job. Raises NotInitializedError."""
     job = state.require()
-    sampled_s, waited_s, late_s = now = job.context.times()
-    zeros = [0.0] * len(waited_s)
-    before_s, waited_before_s, late_before_s = job.reported or (0.0, zeros, zeros)
-    elapsed_s = sampled_s - before_s
-    if elapsed_s > 0:
-        job.reported = now
-
-    def share(seconds: float) -> float:
-        return min(1.0, seconds / elapsed_s) if elapsed_s > 0 else 0.0
-
-    rank = job.placement.rank
-    late = [share(after - before) for after, before in zip(late_s, late_before_s, strict=True)]
-    latest = max(range(len(late)), key=late.__getitem__)
-    return {
-        "sampled_s": elapsed_s,
-        "waited_share": share(waited_s[rank] - waited_before_s[rank]),
-        "late_share": late[rank],
-        "latest_rank": latest if late[latest] > 0 else -1,
-        "latest_share": late[latest],
-        **stats(),
-    }
+    return Reported(job.context, job.placement.rank, stats)
 
 
 def _start(

@@ -47,7 +47,6 @@ class Running:
         "placement",
         "process_sets",
         "reached",
-        "reported",
         "timeout_s",
     )
 
@@ -72,7 +71,6 @@ class Running:
         self.hosts = hosts  # by rank: the lowest rank on the same host
         self.communicator = communicator  # of MPI; None on one host
         self.reached = reached  # None: the ranks did not meet over TCP
-        self.reported: tuple[float, list[float], list[float]] | None = None  # the context's times at the last report()
 
     def here(self, ranks: Sequence[int]) -> list[int]:
         """Those of some ranks that share this host's memory, in the same order."""

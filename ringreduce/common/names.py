@@ -25,6 +25,7 @@ from ringreduce.basics import (
     stats,
 )
 from ringreduce.collectives.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from ringreduce.common.report_log import ReportLog
 from ringreduce.errors import (
     Error,
     HorovodInternalError,
@@ -66,6 +67,7 @@ __all__: list[str] = [
     "ProcessSet",
     "Product",
     "ReduceOp",
+    "ReportLog",
     "ShutdownError",
     "Sum",
     "TimeoutError",

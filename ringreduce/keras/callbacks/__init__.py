@@ -1,10 +1,11 @@
-"""Horovod's callbacks, for model.fit()."""
+"""Horovod's callbacks, for model.fit(), and one that reports where the time goes."""
 
 from __future__ import annotations
 
 from ringreduce.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from ringreduce.keras.callbacks.checkpoint import BestModelCheckpoint
 from ringreduce.keras.callbacks.metrics import MetricAverageCallback
+from ringreduce.keras.callbacks.report import ReportCallback
 from ringreduce.keras.callbacks.schedule import LearningRateScheduleCallback, LearningRateWarmupCallback
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "ReportCallback",
 ]

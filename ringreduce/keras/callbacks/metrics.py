@@ -14,11 +14,19 @@ from ringreduce.job.process_sets import global_process_set
 from ringreduce.keras.active import keras
 
 
+class OfThisRank(float):
+    """A number in an epoch's logs that the other ranks do not have, or have another: no mean is taken of it."""
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
+        return float, (float(self),)  # a history that is pickled has plain numbers
+
+
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
     """Replaces the metrics of an epoch, val_ ones included, by their means over all ranks. Collective.
 
     It comes before callbacks that look at metrics in the list that fit() is given, such as ReduceLROnPlateau,
-    EarlyStopping and TensorBoard, so that all ranks come to the same conclusion. The history has the means too.
+    EarlyStopping and TensorBoard, so that all ranks come to the same conclusion. The history has the means too. What
+    ReportCallback adds stays each rank's own.
 
     Args:
         device: for Horovod's signature; without effect.
@@ -33,7 +41,9 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc, unu
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if not logs or global_process_set.size() == 1:
             return
-        names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
+        names = sorted(
+            name for name, value in logs.items() if np.ndim(value) == 0 and not isinstance(value, OfThisRank)
+        )
         mark = float(zlib.crc32("\n".join(names).encode()))  # the mean of equal ones is exact
         try:
             means = ops.allreduce(np.array([mark, *(float(logs[name]) for name in names)]))

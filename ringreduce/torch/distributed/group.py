@@ -27,6 +27,8 @@ from ringreduce.torch.distributed.work import Completer, seconds
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from ringreduce.job.report_interval import Reported
+
 NAME = "ringreduce"
 CPU = torch.device("cpu")
 DEVICES = [CPU, torch.device("cuda")] if cuda.BUILT else [CPU]
@@ -117,6 +119,10 @@ class ProcessGroup(Reductions, DataMovement, PointToPoint, dist.ProcessGroup):  
 
     def _wait_for_pending_works(self) -> None:
         """Nothing: hooks are what would need it."""
+
+    def reported(self) -> Reported:
+        """Of whom ReportLog(group=...) tells: this rank among the group's."""
+        return self._member.reported()
 
     # --- life
 

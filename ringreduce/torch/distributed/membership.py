@@ -25,6 +25,7 @@ from ringreduce import _core
 from ringreduce.errors import NotInitializedError
 from ringreduce.job import failure_report, recording, shutdown_cause, store_rendezvous, uncaught
 from ringreduce.job.absent import AbsentGroup
+from ringreduce.job.report_interval import Reported
 from ringreduce.torch.profiling import profiled
 
 if TYPE_CHECKING:
@@ -150,6 +151,12 @@ class Membership:
     def group(self) -> Group:
         """The native group, or what stands for it in a forked child."""
         return profiled(self._group)
+
+    def reported(self) -> Reported:
+        """Of whom a ReportLog of this group tells. Raises NotInitializedError in a forked child."""
+        if isinstance(self._group, AbsentGroup):
+            raise NotInitializedError(FORKED.format(call="ReportLog"))
+        return Reported(self._context, self._rank, self._context.stats)
 
     def on_leave(self, call: Callable[[], Any]) -> None:
         """Registers what leave() does last."""

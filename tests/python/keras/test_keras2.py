@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import keras_report_checks
 import numpy as np
 import pytest
 import tensorflow_ranks
@@ -62,6 +63,7 @@ def everything() -> str:
         saves(tf, hvd, make)
         compares_what_ranks_start_from(tf, hvd, make)
     callbacks(tf, hvd)
+    keras_report_checks.with_either_keras(tf.keras, hvd)
     functions(tf, hvd)
     from_other_packages(tf, hvd)
     in_a_session(tf, hvd)

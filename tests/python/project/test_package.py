@@ -130,7 +130,7 @@ MAY_IMPORT_LATER = {
     "tensorflow": {"tensorflow/keras"},  # its DistributedOptimizer() of a Keras optimizer
     "launch": {"_core", "__init__", "doctor"},  # _core: its version, which all hosts must have
     "bench": {"torch/__init__"},
-    "cli": {"__init__", "launch", "bench", "doctor", "timeline"},
+    "cli": {"__init__", "launch", "bench", "doctor", "timeline", "watch"},
 }
 """What functions may import besides, when they are called."""
 

@@ -106,9 +106,16 @@ ROWS = (
     ),
     Mutation(
         "report-since",
-        "ringreduce/basics.py",
-        "        job.reported = now\n",
+        "ringreduce/job/report_interval.py",
+        "        if elapsed_s > 0:\n            self._before = now\n",
         "        pass\n",
         ("test_late_ranks.py",),
+    ),
+    Mutation(
+        "report-log-interval",
+        "ringreduce/common/report_log.py",
+        "self._interval = ReportInterval()",
+        "self._interval = basics._report_interval",
+        ("test_report_log.py",),
     ),
 )
