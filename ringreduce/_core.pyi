@@ -283,6 +283,9 @@ class SegmentView:
     def hosts(self) -> int:
         """On how many hosts."""
     @property
+    def host(self) -> int:
+        """This one's number among them."""
+    @property
     def context(self) -> str:
         """Which of the contexts of its processes the memory is of."""
     def read(self) -> dict[str, object]:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace rr {
@@ -33,12 +34,23 @@ struct alignas(64) Stats {
   RR_STATS(RR_FIELD)
 #undef RR_FIELD
 
+  // In the order of the table.
+  template <class See>
+  void for_each(See see) const {
+#define RR_SEE(name) see(#name, name.load(std::memory_order_relaxed));
+    RR_STATS(RR_SEE)
+#undef RR_SEE
+  }
   void reset() {
 #define RR_ZERO(name) name.store(0);
     RR_STATS(RR_ZERO)
 #undef RR_ZERO
   }
 };
+
+#define RR_ONE(name) +1
+inline constexpr size_t kStatsCount = RR_STATS(RR_ONE);
+#undef RR_ONE
 
 inline void add(std::atomic<uint64_t>& counter, uint64_t n) { counter.fetch_add(n, std::memory_order_relaxed); }
 

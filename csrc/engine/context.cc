@@ -220,7 +220,9 @@ void Context::monitor_leaders(const Group& group) {
 }
 
 void Context::identify_world(const ControlSegment& control, const Hosts& hosts) const {
-  control.facts(rank_).pid = ::getpid();
+  RankFacts& facts = control.facts(rank_);
+  facts.pid = ::getpid();
+  write_text(facts.hostname, hostname_);
   if (hosts.leader_here() != rank_) return;
   for (int rank = 0; rank < control.size(); ++rank) {
     const size_t at = static_cast<size_t>(rank);
@@ -231,6 +233,7 @@ void Context::identify_world(const ControlSegment& control, const Hosts& hosts) 
   identity.layout = layout_hash();
   identity.size = control.size();
   identity.hosts = hosts.count();
+  identity.host = hosts.mine;
   identity.capacity = control.capacity();
   write_text(identity.context, recording_.context);
   identity.magic.store(SegmentIdentity::kMagic, std::memory_order_release);

@@ -111,9 +111,7 @@ void bind_context(py::module_& m) {
       .def("stats",
            [](Context& c) {
              py::dict values;
-#define RR_VALUE(name) values[#name] = c.stats().name.load();
-             RR_STATS(RR_VALUE)
-#undef RR_VALUE
+             c.stats().for_each([&](const char* name, uint64_t value) { values[name] = value; });
              return values;
            })
       .def("times",

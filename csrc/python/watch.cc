@@ -38,7 +38,8 @@ py::dict as_dict(const SegmentView::Rank& rank) {
     wait = py::dict(py::arg("kind") = text(rank.wait->kind), py::arg("text") = text(rank.wait->text),
                     py::arg("missing") = rank.wait->missing);
   }
-  return py::dict(py::arg("host") = rank.host, py::arg("pid") = rank.pid, py::arg("job_rank") = rank.job_rank,
+  return py::dict(py::arg("host") = rank.host, py::arg("hostname") = text(rank.hostname), py::arg("age_s") = rank.age_s,
+                  py::arg("pid") = rank.pid, py::arg("job_rank") = rank.job_rank,
                   py::arg("attendance") = name_of(rank.attendance), py::arg("has_joined") = rank.has_joined,
                   py::arg("cause") = text(rank.cause), py::arg("wait") = wait, py::arg("waited_s") = rank.waited_s,
                   py::arg("late_s") = rank.late_s, py::arg("stats") = stats);
@@ -51,6 +52,7 @@ void bind_watch(py::module_& m) {
       .def(py::init<int>(), py::arg("fd"))
       .def_property_readonly("size", &SegmentView::size)
       .def_property_readonly("hosts", &SegmentView::hosts)
+      .def_property_readonly("host", &SegmentView::host)
       .def_property_readonly("context", [](const SegmentView& view) { return text(view.context()); })
       .def("read", [](const SegmentView& view) {
         const SegmentView::Snapshot snapshot = view.read();

@@ -35,6 +35,7 @@ enum class FrameType : uint16_t {
   kStatus,
   kClockAsked,  // what the first host's clock shows
   kClock,
+  kShown,  // a rank, as who looks on sees it
 };
 
 struct FrameHead {

@@ -13,7 +13,8 @@ HostRelay::HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiat
       news_(parts_, deadlock_, join_),
       status_(control, hosts, parts_.links),
       clock_(hosts, parts_.links, recorder, recorded_group),
-      receiver_(parts_, deadlock_, status_, clock_) {
+      shown_(control, hosts, parts_.links, recorder != nullptr),
+      receiver_(parts_, deadlock_, status_, clock_, shown_) {
   for (int r = 0; r < control.size(); ++r) {
     // That they exist is agreed before there is a group; a rank that cannot go on ends the job.
     if (!hosts.is_here(r)) control.line(r).attendance.store(Attendance::kPresent, std::memory_order_release);
@@ -25,6 +26,7 @@ HostRelay::HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiat
 }
 
 void HostRelay::collect() {
+  shown_.collect();
   news_.collect();
   status_.collect();
   clock_.collect();

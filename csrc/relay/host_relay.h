@@ -21,7 +21,7 @@ namespace rr {
 class HostRelay {
  public:
   // links: by host; null for this one. late_s: after so long an operation is shown to all hosts, whose messages say who
-  // is missing. recorder: of the clocks; null: they are not recorded. recorded_group: the group there.
+  // is missing. recorder: of the world's, for the clocks; null: of another group. recorded_group: the group there.
   HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiation& negotiation,
             std::vector<std::unique_ptr<Link>> links, double late_s, Recorder* recorder = nullptr,
             const RecordedGroup& recorded_group = {});
@@ -56,6 +56,7 @@ class HostRelay {
   RankNews news_;
   StatusRelay status_;
   ClockRelay clock_;
+  ShownRelay shown_;
   Receiver receiver_;
 };
 

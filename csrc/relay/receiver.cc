@@ -67,6 +67,7 @@ void Receiver::check_sender(int host, const FrameParser& frame) const {
     case FrameType::kJoined:
     case FrameType::kBlocked:
     case FrameType::kStatus:
+    case FrameType::kShown:
       return;
     case FrameType::kEntry:
     case FrameType::kRefused:
@@ -153,6 +154,9 @@ bool Receiver::apply(int host, FrameParser& frame) {
       return true;
     case FrameType::kClock:
       clock_.apply_answer(frame);
+      return true;
+    case FrameType::kShown:
+      shown_.apply(frame);
       return true;
   }
   return true;  // check_sender() knows all types

@@ -4,14 +4,15 @@
 #include "relay/clock_relay.h"
 #include "relay/relay_deadlock.h"
 #include "relay/relay_parts.h"
+#include "relay/shown_relay.h"
 #include "relay/status_relay.h"
 
 namespace rr {
 
 class Receiver {
  public:
-  Receiver(RelayParts& parts, RelayDeadlock& deadlock, StatusRelay& status, ClockRelay& clock)
-      : parts_(parts), deadlock_(deadlock), status_(status), clock_(clock) {}
+  Receiver(RelayParts& parts, RelayDeadlock& deadlock, StatusRelay& status, ClockRelay& clock, ShownRelay& shown)
+      : parts_(parts), deadlock_(deadlock), status_(status), clock_(clock), shown_(shown) {}
 
   // Takes up what there is room for; true when something moved.
   bool receive();
@@ -32,6 +33,7 @@ class Receiver {
   RelayDeadlock& deadlock_;
   StatusRelay& status_;
   ClockRelay& clock_;
+  ShownRelay& shown_;
 };
 
 }  // namespace rr

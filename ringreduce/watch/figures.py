@@ -11,6 +11,9 @@ from ringreduce.watch.jobs import Job, RankReading, Reading
 WINDOW_S = 2.0
 """Rates and shares are of so long: the job itself is sampled twenty times a second."""
 
+_SAME_S = 0.001
+"""Two readings of a rank elsewhere may be of the same news."""
+
 _BUSY_SHARE = 0.5
 """Of a core: a rank that waits for nobody and uses less waits for input, a disk, a lock or a device."""
 
@@ -21,8 +24,13 @@ class RankFigures:
 
     rank: int
     host: int
-    """By the number of its host, from 0 on."""
+    """The number of its host, from 0 on."""
+    hostname: str | None
+    """None: it runs on another host, and nothing has been heard of it. The first host hears of all, once a second."""
+    age_s: float
+    """Seconds since the figures were seen; 0 on this host."""
     pid: int | None
+    """As this process sees it; elsewhere as the rank does."""
     state: str
     """One of: starting, computing, idle (it waits neither for ranks nor uses a core), waiting (for other ranks), joined
     (waits in join()), stopped (by a signal), left, removed, dead, elsewhere (on another host: ask there)."""
@@ -71,6 +79,10 @@ class JobFigures:
         return asdict(self)
 
 
+SILENT_S = 5.0
+"""A rank elsewhere that is heard of each second, and was not for so long, is one of which nothing is known."""
+
+
 class Watched:
     """A job that is read again and again."""
 
@@ -110,25 +122,29 @@ class Watched:
 
 def _figures(rank: RankReading, now: Reading, before: Reading | None) -> RankFigures:
     earlier = next((one for one in before.ranks if one.rank == rank.rank), None) if before is not None else None
-    elapsed_s = now.at_s - before.at_s if before is not None else 0.0
-    sampled_s = now.sampled_s - before.sampled_s if before is not None else 0.0
+    elapsed_s = sampled_s = 0.0  # between what is known of the rank then and now
+    if before is not None and earlier is not None and _is_known(rank) and _is_known(earlier):
+        elapsed_s = (now.at_s - rank.age_s) - (before.at_s - earlier.age_s)
+        sampled_s = now.sampled_s - before.sampled_s if rank.is_here else elapsed_s
 
     def rate(name: str) -> float | None:
-        if earlier is None or elapsed_s <= 0 or not rank.is_here:
+        if earlier is None or elapsed_s <= _SAME_S:
             return None
         return max(0, rank.counters[name] - earlier.counters[name]) / elapsed_s
 
     def share(value: float, value_before: float) -> float | None:
-        return min(1.0, max(0.0, value - value_before) / sampled_s) if sampled_s > 0 and rank.is_here else None
+        return min(1.0, max(0.0, value - value_before) / sampled_s) if sampled_s > _SAME_S else None
 
     cpu_share = None
-    if earlier is not None and rank.process is not None and earlier.process is not None and elapsed_s > 0:
+    if earlier is not None and rank.process is not None and earlier.process is not None and elapsed_s > _SAME_S:
         cpu_share = max(0.0, rank.process.cpu_s - earlier.process.cpu_s) / elapsed_s
     state = _state(rank, cpu_share)
     waits = state in ("waiting", "joined", "stopped") and rank.wait is not None
     return RankFigures(
         rank=rank.rank,
         host=rank.host,
+        hostname=rank.hostname or None,
+        age_s=rank.age_s,
         pid=rank.pid or None,
         state=state,
         operation=(rank.wait.text or rank.wait.kind or None) if waits and rank.wait is not None else None,
@@ -144,21 +160,25 @@ def _figures(rank: RankReading, now: Reading, before: Reading | None) -> RankFig
     )
 
 
+def _is_known(rank: RankReading) -> bool:
+    return rank.is_here or (rank.hostname != "" and rank.age_s < SILENT_S)
+
+
 def _state(rank: RankReading, cpu_share: float | None) -> str:
     if rank.attendance in ("left", "removed"):
         return rank.attendance
-    if not rank.is_here:
+    if not _is_known(rank):
         return "elsewhere"
     if rank.attendance == "absent":
         return "starting"
-    if rank.process is None:
+    if rank.is_here and rank.process is None:
         return "dead"
-    if rank.process.state in "Tt":
+    if rank.process is not None and rank.process.state in "Tt":
         return "stopped"
     if rank.has_joined:
         return "joined"
     if rank.wait is not None:
         return "waiting"
-    if rank.process.state == "R" or cpu_share is None or cpu_share >= _BUSY_SHARE:
+    if rank.process is None or rank.process.state == "R" or cpu_share is None or cpu_share >= _BUSY_SHARE:
         return "computing"
     return "idle"

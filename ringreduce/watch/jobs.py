@@ -35,12 +35,16 @@ class RankReading:
 
     rank: int
     host: int
+    hostname: str
+    """"": it runs on another host, and nothing has been heard of it."""
     is_here: bool
-    """Whether it runs on this host; of the others only the number is known."""
+    """Whether it runs on this host."""
+    age_s: float
+    """How old the figures are: ranks elsewhere tell the first host each second."""
     pid: int
-    """As this process sees it; 0: not known."""
+    """As this process sees it, or elsewhere as the rank does; 0: not known."""
     process: Process | None
-    """None: it has ended."""
+    """None: it has ended, or runs elsewhere."""
     attendance: str
     """absent, present, left or removed."""
     has_joined: bool
@@ -136,17 +140,19 @@ class Job:
 
 
 def _ranks(context: _Context, shown: Sequence[dict[str, Any]]) -> Iterable[RankReading]:
-    here = next((rank["host"] for rank in shown if rank["pid"] != 0), 0)
     job_ranks = [rank["job_rank"] for rank in shown]
     for rank in shown:
-        pid = context.inner.get(rank["pid"], 0)
+        is_here = rank["host"] == context.view.host
+        pid = context.inner.get(rank["pid"], 0) if is_here else rank["pid"]
         wait = rank["wait"]
         yield RankReading(
             rank=rank["job_rank"],
             host=rank["host"],
-            is_here=rank["host"] == here,
+            hostname=rank["hostname"],
+            is_here=is_here,
+            age_s=rank["age_s"],
             pid=pid,
-            process=_living(pid),
+            process=_living(pid) if is_here else None,
             attendance=rank["attendance"],
             has_joined=rank["has_joined"],
             cause=rank["cause"],

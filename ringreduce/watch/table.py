@@ -8,6 +8,7 @@ from typing import TypeVar
 from ringreduce.timeline.wording import counted, nbytes, percent, printable
 from ringreduce.watch.figures import JobFigures, RankFigures
 
+_HOST = "HOST"
 _HEADINGS = ("RANK", "PID", "CPU", "OPS/S", "BYTES/S", "WAITS", "LATE", "STATE")
 _MOST_OF_A_LINE = 2000
 _MOST_OF_A_COMMAND = 200
@@ -16,7 +17,10 @@ _MOST_OF_A_COMMAND = 200
 def lines(job: JobFigures) -> list[str]:
     """The job, a row for each rank, and what is to be said of it."""
     rows = [_HEADINGS, *(_row(rank) for rank in job.ranks)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
+    if job.hosts > 1:
+        hosts = [_HOST, *(printable(rank.hostname or str(rank.host), 24) for rank in job.ranks)]
+        rows = [(row[0], host, *row[1:]) for row, host in zip(rows, hosts, strict=True)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     text = [_title(job)]
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
@@ -33,7 +37,7 @@ def lines(job: JobFigures) -> list[str]:
 def state(rank: RankFigures) -> str:
     """In words: "waiting in allreduce 'loss' #12 for ranks 1, 3"."""
     if rank.state == "elsewhere":
-        return f"on host {rank.host}: run `ringreduce top` there"
+        return "on another host, not heard of: run `ringreduce top` there, or on rank 0's host"
     if rank.state == "idle":
         return "idle: waits for input, a disk, a lock or a device"
     text = rank.state

@@ -14,17 +14,22 @@ constexpr int kMe = 2;    // leads the second host, of ranks 2 and 3
 constexpr int kPeer = 0;  // leads the first, of ranks 0 and 1
 const std::vector<int> kHostOf = {0, 0, 1, 1};
 
-// Hands out what a test has written, and keeps the types of the frames that it takes.
+// Hands out what a test has written, and keeps the types of the frames that it takes, and of which ranks were shown.
 class ScriptedLink : public Link {
  public:
-  ScriptedLink(FrameWriter& script, std::vector<FrameType>& answers, const bool& takes, const bool& has_ended)
-      : script_(script), answers_(answers), takes_(takes), has_ended_(has_ended) {}
+  ScriptedLink(FrameWriter& script, std::vector<FrameType>& answers, std::vector<int>& shown, const bool& takes,
+               const bool& has_ended)
+      : script_(script), answers_(answers), shown_(shown), takes_(takes), has_ended_(has_ended) {}
   size_t push(const void* bytes, size_t nbytes) override {
     if (!takes_) return 0;
     for (size_t at = 0; at < nbytes;) {
       FrameHead head;
       std::memcpy(&head, static_cast<const std::byte*>(bytes) + at, sizeof head);
-      answers_.push_back(head.type);
+      if (head.type == FrameType::kShown) {
+        shown_.push_back(head.rank);
+      } else {
+        answers_.push_back(head.type);
+      }
       at += head.nbytes;
     }
     return nbytes;
@@ -44,6 +49,7 @@ class ScriptedLink : public Link {
  private:
   FrameWriter& script_;
   std::vector<FrameType>& answers_;
+  std::vector<int>& shown_;
   const bool& takes_;
   const bool& has_ended_;
 };
@@ -58,7 +64,8 @@ class Listener {
     control_.header().eager_nbytes = 4096;
     control_.header().tuned = kTuned;
     std::vector<std::unique_ptr<Link>> links(2);
-    links[static_cast<size_t>(1 - hosts_.mine)] = std::make_unique<ScriptedLink>(said, answers, takes, has_ended);
+    links[static_cast<size_t>(1 - hosts_.mine)] =
+        std::make_unique<ScriptedLink>(said, answers, shown, takes, has_ended);
     for (const int r : hosts_.here()) control_.line(r).attendance = Attendance::kPresent;
     relay_ = std::make_unique<HostRelay>(control_, hosts_, *own_, std::move(links), 1.0, recorder,
                                          RecordedGroup{7, "", 0, {15, 16, 17, 18}});
@@ -80,7 +87,8 @@ class Listener {
   Negotiation& rank(int r) { return r == me_ ? *own_ : *other_; }
 
   FrameWriter said;
-  std::vector<FrameType> answers;
+  std::vector<FrameType> answers;  // kShown, which goes by the clock, left out
+  std::vector<int> shown;
   bool takes = true;       // the link does what it is given
   bool has_ended = false;  // the link's peer
 
@@ -237,6 +245,43 @@ TEST_CASE("frames: the first host's leader answers with its clock") {
   CHECK(listener.answers == std::vector<FrameType>{FrameType::kClock});
 }
 
+TEST_CASE("frames: a host shows its ranks to the first, once a second") {
+  const Environment environment{};
+  Recorder recorder;
+  Listener listener(kMe, &recorder);
+  listener.takes = false;
+  CHECK(listener.hear() == "");
+  listener.takes = true;
+  wait_for([&] { return listener.hear() == "" && listener.shown.size() >= 4; });
+  CHECK(std::vector<int>(listener.shown.begin(), listener.shown.begin() + 4) == std::vector<int>{2, 3, 2, 3});
+
+  Listener of_another_group(kMe);
+  Listener of_first_host(0, &recorder);
+  for (Listener* silent : {&of_another_group, &of_first_host}) {
+    CHECK(silent->hear() == "");
+    CHECK(silent->shown.empty());
+  }
+}
+
+TEST_CASE("frames: the first host keeps what is shown of another host's rank") {
+  const Environment environment{};
+  Listener listener(0);
+  CHECK(listener.control().rank_elsewhere(3).read()->told_ns == 0);
+  ShownRank shown = {};
+  shown.pid = 77;
+  shown.stats[kStatsCount - 1] = 5;
+  const int64_t before_ns = now_ns();
+  listener.said.begin(FrameType::kShown, kMe + 1);
+  listener.said.put(shown);
+  listener.said.end();
+  CHECK(listener.hear() == "");
+  const std::optional<RankElsewhere> kept = listener.control().rank_elsewhere(3).read();
+  REQUIRE(kept);
+  CHECK(kept->told_ns >= before_ns);
+  CHECK(kept->shown.pid == 77);
+  CHECK(kept->shown.stats[kStatsCount - 1] == 5);
+}
+
 TEST_CASE("frames: what cannot be is an error that names its sender") {
   const Environment environment{};
   struct Case {
@@ -282,6 +327,8 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
       {"is too short", frame(FrameType::kClock, kPeer)},
       {"is about another rank than its sender", frame(FrameType::kClock, 1, int64_t{1})},
       {"asks another host than the first", frame(FrameType::kClockAsked, kPeer)},
+      {"shows a rank to another host than the first", frame(FrameType::kShown, 1, ShownRank{})},
+      {"is about a rank of another host", frame(FrameType::kShown, kMe, ShownRank{})},
       {"is about another rank than its sender", frame(FrameType::kClockAsked, 1)},
       {"has a join without a stamp", frame(FrameType::kJoined, 1, uint64_t{0}, uint32_t{0})},
       {"has a value that its field cannot have", frame(FrameType::kJoined, 1, uint64_t{0}, uint32_t{kSize + 1})},

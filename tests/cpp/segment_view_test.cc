@@ -6,6 +6,7 @@
 
 #include "base/seqlock.h"
 #include "doctest/doctest.h"
+#include "loopback_links.h"
 #include "negotiation/segment/failure.h"
 #include "negotiation/segment/segment_view.h"
 #include "ranks.h"
@@ -72,6 +73,32 @@ TEST_CASE("segment view: of a wait for a message it tells which, and what was sa
   }));
 }
 
+TEST_CASE("segment view: on the first host it shows the ranks of all hosts, on another one its own") {
+  CHECK_NOTHROW(run_hosts({0, 1, 1}, [](Rank& rank) {
+    const SegmentView view(rank.context.world_memory());
+    sum_now(rank, rank.world, 1000, 1);
+    if (rank.rank == 0) {
+      wait_for([&] {
+        const SegmentView::Rank seen = view.read().ranks[2];
+        return seen.wait && seen.wait->text == "allreduce 'loss' #1" && stat(seen, "operations") == 2;
+      });
+      const SegmentView::Snapshot seen = view.read();
+      expect(seen.ranks[2].wait->missing == std::vector<int>{0}, "the rank that is missing");
+      expect(seen.ranks[0].hostname == "host0" && seen.ranks[2].hostname == "host1", "the hosts' names");
+      expect(seen.ranks[2].pid == ::getpid(), "its process");
+      expect(seen.ranks[2].age_s >= 0 && seen.ranks[0].age_s == 0, "how old it is");
+      expect(view.host() == 0 && seen.ranks[1].host == 1 && seen.ranks[2].host == 1, "the hosts' numbers");
+    } else {
+      const SegmentView::Snapshot seen = view.read();
+      expect(view.host() == 1, "its number");
+      expect(seen.ranks[0].hostname.empty() && seen.ranks[0].pid == 0 && !seen.ranks[0].wait, "nothing is known");
+      expect(seen.ranks[0].age_s == 0 && stat(seen.ranks[0], "operations") == 0, "nothing is known");
+    }
+    sum_now(rank, rank.world, 3, 1, "loss");
+    barrier(rank.world);
+  }));
+}
+
 TEST_CASE("segment view: who has left, and why, and how the job has failed") {
   CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
     const Fd memory = Fd::duplicate(rank.context.world_memory());
@@ -116,6 +143,10 @@ TEST_CASE("segment view: what is no job's memory is refused") {
     CHECK_NOTHROW(expect_contains(refused(with([&](SegmentIdentity& identity) { identity.size = size; }).get()),
                                   "speaks of " + std::to_string(size) + " ranks"));
   }
+  for (const int host : {-1, 1}) {
+    CHECK_NOTHROW(
+        expect_contains(refused(with([&](SegmentIdentity& identity) { identity.host = host; }).get()), "on 1 hosts"));
+  }
   for (const int hosts : {0, 3}) {
     CHECK_NOTHROW(expect_contains(refused(with([&](SegmentIdentity& identity) { identity.hosts = hosts; }).get()),
                                   "on " + std::to_string(hosts) + " hosts"));
@@ -139,6 +170,7 @@ TEST_CASE("segment view: garbage is read, and is nothing worse") {
     identity.layout = layout_hash();
     identity.size = 4;
     identity.hosts = 1;
+    identity.host = 0;
     identity.magic.store(SegmentIdentity::kMagic);
     const SegmentView view(fd.get());
     const SegmentView::Snapshot seen = view.read();

@@ -1,8 +1,9 @@
 // The control segment of a group: what is in it and where. All of it starts as zeros; every counter only grows.
 //
 //   identity | header | rank lines | causes | rank waits | wait lines | wait texts | rank scores | late text | stats |
-//   rank statuses | facts | wait bells | engine bells | progress lines | name hashes | name slots | append marks |
-//   request slots | log entries | claim lines | outboxes | messages sent | eager buffers | staging slots | links
+//   ranks elsewhere | rank statuses | facts | wait bells | engine bells | progress lines | name hashes | name slots |
+//   append marks | request slots | log entries | claim lines | outboxes | messages sent | eager buffers | staging slots
+//   | links
 //
 // A request slot holds what one rank has announced of one operation: {tag, digest, consumed, payload, signature}.
 // Unnamed operation c uses request slots [c mod 256]; generation g of named slot s uses request slots [256 + 2s + g mod
@@ -83,6 +84,7 @@ struct RankFacts {
   int32_t host;                        // by the leader, of all ranks
   int32_t job_rank;                    // among the job's ranks, where those of a context are some of them
   int32_t unused;
+  char hostname[64];
 };
 
 // For the verdict on ranks of several threads (negotiation/deadlock_timeout.h); the world's is used.
@@ -198,6 +200,7 @@ class ControlSegment {
   RankScore& score(int rank) const { return at<RankScore>(scores_)[rank]; }
   Seqlocked<LateText>& late_text() const { return *at<Seqlocked<LateText>>(late_text_); }
   Stats& stats(int rank) const { return at<Stats>(stats_)[rank]; }
+  Seqlocked<RankElsewhere>& rank_elsewhere(int rank) const { return at<Seqlocked<RankElsewhere>>(elsewhere_)[rank]; }
   RankStatus& status(int rank) const { return at<RankStatus>(statuses_)[rank]; }
   RankFacts& facts(int rank) const { return at<RankFacts>(facts_)[rank]; }
   Bell& wait_bell(int rank) const { return at<Bell>(wait_bells_)[rank]; }
@@ -263,9 +266,9 @@ class ControlSegment {
   size_t capacity_;
   size_t inline_nbytes_;
   size_t request_slot_nbytes_;
-  size_t header_, lines_, causes_, waits_, wait_lines_, wait_texts_, scores_, late_text_, stats_, statuses_, facts_,
-      wait_bells_, engine_bells_, progress_, hashes_, names_, marks_, request_slots_, entries_, claims_, outboxes_,
-      messages_, eager_, stage_, links_, total_;
+  size_t header_, lines_, causes_, waits_, wait_lines_, wait_texts_, scores_, late_text_, stats_, elsewhere_, statuses_,
+      facts_, wait_bells_, engine_bells_, progress_, hashes_, names_, marks_, request_slots_, entries_, claims_,
+      outboxes_, messages_, eager_, stage_, links_, total_;
 };
 
 }  // namespace rr

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/clock.h"
 #include "base/errors.h"
 
 namespace rr {
@@ -38,6 +39,7 @@ SegmentView::SegmentView(int fd) : SegmentView(fd, head_of(fd)) {}
 SegmentView::SegmentView(int fd, Head head)
     : control_(ControlSegment::map(fd, head.size, Access::kRead)),
       hosts_(head.hosts),
+      host_(head.host),
       context_(std::move(head.context)) {}
 
 SegmentView::Head SegmentView::head_of(int fd) {
@@ -57,11 +59,12 @@ SegmentView::Head SegmentView::head_of(int fd) {
   if (identity.layout != layout_hash()) {
     throw UnavailableError("the job runs with another version of ringreduce: use the one that is installed there");
   }
-  if (identity.size < 1 || identity.size > kMaxRanks || identity.hosts < 1 || identity.hosts > identity.size) {
+  if (identity.size < 1 || identity.size > kMaxRanks || identity.hosts < 1 || identity.hosts > identity.size ||
+      identity.host < 0 || identity.host >= identity.hosts) {
     throw InvalidArgumentError("a job's memory speaks of " + std::to_string(identity.size) + " ranks on " +
                                std::to_string(identity.hosts) + " hosts");
   }
-  return {identity.size, identity.hosts, text_at(identity.context)};
+  return {identity.size, identity.hosts, identity.host, text_at(identity.context)};
 }
 
 SegmentView::Snapshot SegmentView::read() const {
@@ -77,35 +80,34 @@ SegmentView::Snapshot SegmentView::read() const {
 SegmentView::Rank SegmentView::rank(int rank) const {
   const RankFacts& facts = control_.facts(rank);
   const RankLine& line = control_.line(rank);
-  const RankScore& score = control_.score(rank);
-  const Stats& stats = control_.stats(rank);
-  Rank shown;
-  shown.host = facts.host;
-  shown.pid = facts.pid;
-  shown.job_rank = facts.job_rank;
-  shown.attendance = line.attendance.load(std::memory_order_acquire);
-  if (shown.attendance > Attendance::kClosed) shown.attendance = Attendance::kAbsent;
-  if (has_left(shown.attendance)) shown.cause = text_at(control_.cause(rank).text);
-  shown.has_joined = line.joined.load(std::memory_order_relaxed) != 0;
-  shown.wait = wait(rank);
-  shown.waited_s = static_cast<double>(score.waited_ns.load(std::memory_order_relaxed)) * 1e-9;
-  shown.late_s = static_cast<double>(score.late_ns.load(std::memory_order_relaxed)) * 1e-9;
-#define RR_VALUE(name) shown.stats.emplace_back(#name, stats.name.load(std::memory_order_relaxed));
-  RR_STATS(RR_VALUE)
-#undef RR_VALUE
-  return shown;
+  Rank known;
+  known.host = facts.host;
+  known.job_rank = facts.job_rank;
+  known.attendance = line.attendance.load(std::memory_order_acquire);
+  if (known.attendance > Attendance::kClosed) known.attendance = Attendance::kAbsent;
+  if (has_left(known.attendance)) known.cause = text_at(control_.cause(rank).text);
+  known.has_joined = line.joined.load(std::memory_order_relaxed) != 0;
+  ShownRank shown = {};
+  if (facts.host == host_) {
+    shown = shown_rank(control_, rank);
+  } else if (const auto elsewhere = control_.rank_elsewhere(rank).read(); elsewhere && elsewhere->told_ns != 0) {
+    shown = elsewhere->shown;
+    known.age_s = static_cast<double>(now_ns() - elsewhere->told_ns) * 1e-9;
+  }
+  known.hostname = text_at(shown.hostname);
+  known.pid = shown.pid;
+  if (shown.is_waiting != 0) known.wait = wait(shown);
+  known.waited_s = static_cast<double>(shown.waited_ns) * 1e-9;
+  known.late_s = static_cast<double>(shown.late_ns) * 1e-9;
+  size_t at = 0;
+  control_.stats(rank).for_each([&](const char* name, uint64_t) { known.stats.emplace_back(name, shown.stats[at++]); });
+  return known;
 }
 
-std::optional<SegmentView::Wait> SegmentView::wait(int rank) const {
-  const WaitLine& line = control_.wait_line(rank);
-  if (line.slot.load(std::memory_order_acquire) == 0) return std::nullopt;
-  Wait wait;
-  wait.kind = kind_text(line.kind.load(std::memory_order_relaxed));
-  const std::optional<WaitText> told = control_.wait_text(rank).read();
-  if (!told || told->wait != line.number.load(std::memory_order_relaxed)) return wait;
-  wait.text = text_at(told->text);
+SegmentView::Wait SegmentView::wait(const ShownRank& shown) const {
+  Wait wait{kind_text(shown.kind), text_at(shown.wait_text), {}};
   for (int r = 0; r < size(); ++r) {
-    if (told->missing.test(r)) wait.missing.push_back(r);
+    if (shown.missing.test(r)) wait.missing.push_back(r);
   }
   return wait;
 }

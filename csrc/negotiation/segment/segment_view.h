@@ -21,14 +21,16 @@ class SegmentView {
   };
   struct Rank {
     int host = 0;
-    int pid = 0;       // as the rank sees it; 0: it has not come, or runs on another host
-    int job_rank = 0;  // among the job's ranks
+    std::string hostname;  // "": nothing is known of the rank but this line and the next three
+    int job_rank = 0;      // among the job's ranks
     Attendance attendance = Attendance::kAbsent;
     bool has_joined = false;
-    std::string cause;         // why it has left; "": it has not said
-    std::optional<Wait> wait;  // nothing: it does not wait, or runs on another host
-    double waited_s = 0;       // for others, since init()
-    double late_s = 0;         // others have waited for it
+    std::string cause;  // why it has left; "": it has not said
+    double age_s = 0;   // of what follows: of a rank elsewhere, which tells the first host each second
+    int pid = 0;        // as the rank sees it; 0: it has not come
+    std::optional<Wait> wait;
+    double waited_s = 0;  // for others, since init()
+    double late_s = 0;    // others have waited for it
     std::vector<std::pair<const char*, uint64_t>> stats;
   };
   struct Snapshot {
@@ -44,6 +46,7 @@ class SegmentView {
 
   int size() const { return control_.size(); }
   int hosts() const { return hosts_; }
+  int host() const { return host_; }                       // this one, by number
   const std::string& context() const { return context_; }  // "": the job's own; else which of its contexts
   Snapshot read() const;
 
@@ -51,15 +54,17 @@ class SegmentView {
   struct Head {
     int size;
     int hosts;
+    int host;
     std::string context;
   };
   static Head head_of(int fd);
   SegmentView(int fd, Head head);
   Rank rank(int rank) const;
-  std::optional<Wait> wait(int rank) const;
+  Wait wait(const ShownRank& shown) const;
 
   ControlSegment control_;
   int hosts_;
+  int host_;
   std::string context_;
 };
 

@@ -1,6 +1,7 @@
 #include "negotiation/segment/shown.h"
 
 #include <algorithm>
+#include <cstring>
 #include <initializer_list>
 
 #include "base/hash.h"
@@ -17,10 +18,32 @@ uint64_t layout_hash() {
   for (const size_t nbytes :
        {sizeof(SegmentIdentity), sizeof(Header), sizeof(RankLine), sizeof(RankCause), sizeof(RankWait),
         sizeof(WaitLine), sizeof(Seqlocked<WaitText>), sizeof(RankScore), sizeof(Seqlocked<LateText>), sizeof(Stats),
-        sizeof(RankStatus), sizeof(RankFacts), sizeof(Signature), ControlSegment::nbytes(1, 16)}) {
+        sizeof(Seqlocked<RankElsewhere>), sizeof(RankStatus), sizeof(RankFacts), sizeof(Signature),
+        ControlSegment::nbytes(1, 16)}) {
     hash = mix(hash, nbytes);
   }
   return std::max<uint64_t>(1, hash);  // 0 is memory that nobody has written
+}
+
+ShownRank shown_rank(const ControlSegment& control, int rank) {
+  const RankFacts& facts = control.facts(rank);
+  const RankScore& score = control.score(rank);
+  const WaitLine& line = control.wait_line(rank);
+  ShownRank shown = {};
+  shown.pid = facts.pid;
+  std::memcpy(shown.hostname, facts.hostname, sizeof shown.hostname);
+  shown.waited_ns = score.waited_ns.load(std::memory_order_relaxed);
+  shown.late_ns = score.late_ns.load(std::memory_order_relaxed);
+  size_t at = 0;
+  control.stats(rank).for_each([&](const char*, uint64_t value) { shown.stats[at++] = value; });
+  if (line.slot.load(std::memory_order_acquire) == 0) return shown;
+  shown.is_waiting = 1;
+  shown.kind = line.kind.load(std::memory_order_relaxed);
+  const std::optional<WaitText> told = control.wait_text(rank).read();
+  if (!told || told->wait != line.number.load(std::memory_order_relaxed)) return shown;
+  std::memcpy(shown.wait_text, told->text, sizeof shown.wait_text);
+  shown.missing = told->missing;
+  return shown;
 }
 
 }  // namespace rr

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "base/seqlock.h"
+#include "base/stats.h"
 #include "negotiation/segment/rank_mask.h"
 
 namespace rr {
@@ -19,7 +20,8 @@ struct SegmentIdentity {
   int32_t size;     // ranks
   int32_t hosts;
   uint64_t capacity;  // names
-  char context[96];   // "": the job's own; else one of its contexts, a group of torch.distributed say
+  int32_t host;       // this one, by number
+  char context[92];   // which of the contexts of its ranks' processes: another group of torch.distributed say
 };
 static_assert(sizeof(SegmentIdentity) == 128);
 
@@ -53,6 +55,26 @@ struct WaitText {
 };
 static_assert(sizeof(WaitText) == 288);
 
+// What is shown of a rank, in one piece: as its host's leader tells it to the first host's (relay/shown_relay.h).
+struct ShownRank {
+  int32_t pid;  // as the rank itself sees it
+  uint32_t is_waiting;
+  uint32_t kind;  // as in WaitLine
+  uint32_t unused;
+  int64_t waited_ns;  // this and late_ns as in RankScore
+  int64_t late_ns;
+  uint64_t stats[kStatsCount];
+  char hostname[64];
+  char wait_text[248];  // "": it has not waited for long
+  RankMask missing;
+};
+
+// A rank of another host, as the first host has heard of it; the world's is used, there.
+struct RankElsewhere {
+  int64_t told_ns;  // when it was heard, by the clock here; 0: nothing was
+  ShownRank shown;
+};
+
 // Which ranks of the host are late again and again, in words as in the warning; "": none is.
 struct LateText {
   char text[1024];
@@ -61,5 +83,8 @@ static_assert(sizeof(LateText) == 1024);
 
 // Of all structures of a segment, and the version of this build.
 uint64_t layout_hash();
+
+class ControlSegment;
+ShownRank shown_rank(const ControlSegment& control, int rank);  // of a rank of this host
 
 }  // namespace rr

@@ -30,12 +30,12 @@ from ranks import clean_environment, start_ranks
 from watch_programs import waits_for_rank_1
 
 from ringreduce.watch import prometheus, table
-from ringreduce.watch.figures import WINDOW_S, JobFigures, Watched
+from ringreduce.watch.figures import SILENT_S, WINDOW_S, JobFigures, Watched
 from ringreduce.watch.jobs import Job, RankReading, Reading, Wait
 from ringreduce.watch.processes import Process
 
 COUNTERS = {"operations": 0, "bytes_moved": 0, "bytes_on_wire": 0}
-RANK = RankReading(0, 0, True, 4711, Process("S", 0.0, 0.0), "present", False, "", None, 0.0, 0.0, COUNTERS)
+RANK = RankReading(0, 0, "n1", True, 0.0, 4711, Process("S", 0.0, 0.0), "present", False, "", None, 0.0, 0.0, COUNTERS)
 
 
 def figures(*readings: Reading, hosts: int = 1) -> JobFigures:
@@ -76,6 +76,17 @@ def test_rates_are_of_the_last_seconds() -> None:
     assert rank.counters["late_s"] == 3.0
 
 
+def test_figures_of_a_rank_elsewhere_are_of_when_they_were_told() -> None:
+    def told(at_s: float, age_s: float, operations: int) -> Reading:
+        there = counted(operations, 0, rank=1, is_here=False, age_s=age_s, waited_s=operations / 1000)
+        return reading(at_s, RANK, there)
+
+    rank = figures(told(10.0, 0.5, 100), told(11.0, 0.5, 300), hosts=2).ranks[1]
+    assert (rank.operations_per_s, rank.waited_share) == (200, pytest.approx(0.2))
+    rank = figures(told(10.0, 0.5, 100), told(10.2, 0.7, 100), hosts=2).ranks[1]
+    assert (rank.operations_per_s, rank.waited_share) == (None, None)  # no news
+
+
 def test_of_one_reading_there_are_no_rates_nor_where_nothing_was_sampled() -> None:
     (rank,) = figures(reading(10.0, counted(5, 5))).ranks
     assert (rank.operations_per_s, rank.cpu_share, rank.waited_share) == (None, None, None)
@@ -88,7 +99,10 @@ def test_of_one_reading_there_are_no_rates_nor_where_nothing_was_sampled() -> No
     [
         ({"attendance": "left"}, "left"),
         ({"attendance": "removed"}, "removed"),
-        ({"is_here": False}, "elsewhere"),
+        ({"is_here": False, "hostname": ""}, "elsewhere"),
+        ({"is_here": False, "process": None, "age_s": 0.9}, "computing"),
+        ({"is_here": False, "process": None, "age_s": SILENT_S}, "elsewhere"),
+        ({"is_here": False, "process": None, "age_s": 0.9, "wait": Wait("barrier", "", ())}, "waiting"),
         ({"attendance": "absent"}, "starting"),
         ({"process": None}, "dead"),
         ({"process": None, "attendance": "left"}, "left"),
@@ -109,16 +123,19 @@ def test_the_table() -> None:
     ranks = (
         replace(RANK, wait=Wait("allreduce", "allreduce 'loss\x1b[2J' #12", tuple(range(1, 12)))),
         replace(RANK, rank=1, attendance="left", cause="the disk is full"),
-        replace(RANK, rank=2, host=1, is_here=False, pid=0),
+        replace(RANK, rank=2, host=1, hostname="n\x1b2", is_here=False, process=None, age_s=0.5),
+        replace(RANK, rank=3, host=2, hostname="", is_here=False, process=None, pid=0),
     )
     lines = table.lines(figures(reading(10.0, *ranks, late="rank 5 is late: ...", failure="lost rank 7"), hosts=2))
     waits = "waiting in allreduce 'loss?[2J' #12 for ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 others"
+    unknown = "on another host, not heard of: run `ringreduce top` there, or on rank 0's host"
     assert lines == [
-        "job 4711  python train.py  3 ranks  2 hosts  for 2:13:05",
-        "RANK   PID  CPU  OPS/S  BYTES/S  WAITS  LATE  STATE",
-        f"   0  4711    -      -        -      -     -  {waits}",
-        "   1  4711    -      -        -      -     -  left: the disk is full",
-        "   2     -    -      -        -      -     -  on host 1: run `ringreduce top` there",
+        "job 4711  python train.py  4 ranks  2 hosts  for 2:13:05",
+        "RANK  HOST   PID  CPU  OPS/S  BYTES/S  WAITS  LATE  STATE",
+        f"   0    n1  4711    -      -        -      -     -  {waits}",
+        "   1    n1  4711    -      -        -      -     -  left: the disk is full",
+        "   2   n?2  4711    -      -        -      -     -  computing",
+        f"   3     2     -    -      -        -      -     -  {unknown}",
         "rank 5 is late: ...",
         "failed: lost rank 7",
     ]
