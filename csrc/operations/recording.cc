@@ -42,13 +42,19 @@ void record_end(const Resources& from, const Operation& operation, bool has_fail
 }
 
 void RecordedWait::write() const {
-  Record record = record_of(from_, operation_);
+  Record record;
+  if (operation_ != nullptr) {
+    record = record_of(from_, *operation_);
+  } else {
+    record.kind = kJoinRecorded;
+    record.group = from_.recorded_group.number;
+  }
   record.type = RecordType::kWait;
   record.called_ns = began_ns_;
   record.ended_ns = now_ns();
   record.thread = thread_number();
   if (record.thread != 0) record.nbytes = static_cast<uint64_t>(main_thread_cpu_ns() - main_cpu_ns_);
-  from_.recorder.add(operation_.recorded.timeline, record);
+  from_.recorder.add(timeline_, record);
 }
 
 }  // namespace rr

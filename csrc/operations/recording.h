@@ -28,15 +28,18 @@ inline void record_start(Operation& operation, int64_t started_ns, uint8_t algor
 // Its end.
 void record_end(const Resources& from, const Operation& operation, bool has_failed);
 
-// For as long as it lives a thread waits for the operation. Where a framework waits in code of its own, in its main
-// thread, the wait is that of a thread of ours (torch's DDP) or of the framework's (TensorFlow, XLA): then the record
-// tells how much the main thread computed meanwhile.
+// The code of join() where records tell kinds: it is no operation, and of it there are only waits.
+inline constexpr uint8_t kJoinRecorded = static_cast<uint8_t>(Kind::kBarrier) + 1;
+
+// For as long as it lives a thread waits for the operation, or in join(). Where a framework waits in code of its own,
+// in its main thread, the wait is that of a thread of ours (torch's DDP) or of the framework's (TensorFlow, XLA): then
+// the record tells how much the main thread computed meanwhile.
 class RecordedWait {
  public:
   RecordedWait(const Resources& from, const Operation& operation)
-      : from_(from), operation_(operation), began_ns_(operation.recorded.timeline != 0 ? now_ns() : 0) {
-    if (began_ns_ != 0 && thread_number() != 0) main_cpu_ns_ = main_thread_cpu_ns();
-  }
+      : RecordedWait(from, &operation, operation.recorded.timeline) {}
+  // In join().
+  explicit RecordedWait(const Resources& from) : RecordedWait(from, nullptr, from.recorder.timeline()) {}
   ~RecordedWait() {
     if (began_ns_ != 0) write();
   }
@@ -44,10 +47,15 @@ class RecordedWait {
   RecordedWait& operator=(const RecordedWait&) = delete;
 
  private:
+  RecordedWait(const Resources& from, const Operation* operation, uint32_t timeline)
+      : from_(from), operation_(operation), timeline_(timeline), began_ns_(timeline != 0 ? now_ns() : 0) {
+    if (began_ns_ != 0 && thread_number() != 0) main_cpu_ns_ = main_thread_cpu_ns();
+  }
   void write() const;
 
   const Resources& from_;
-  const Operation& operation_;
+  const Operation* const operation_;  // null: join()
+  const uint32_t timeline_;
   const int64_t began_ns_;
   int64_t main_cpu_ns_ = 0;
 };

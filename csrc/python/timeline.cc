@@ -12,10 +12,13 @@
 namespace rr {
 namespace {
 
+// By the codes in records.
 std::vector<std::string> kind_names() {
 #define RR_NAME(id, upper, lower) lower,
-  return {RR_KINDS(RR_NAME)};
+  std::vector<std::string> names = {RR_KINDS(RR_NAME)};
 #undef RR_NAME
+  names.push_back("join");
+  return names;
 }
 
 std::vector<LiveTrace::Target::KindName> kinds_of_trace() {

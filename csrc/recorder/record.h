@@ -30,7 +30,7 @@ struct Record {
   uint16_t group = 0;   // Recorder's number of the group
   int16_t peer = -1;    // a message, a clock: a rank of the job
   RecordType type = RecordType::kOperation;
-  uint8_t kind = 0;
+  uint8_t kind = 0;  // of the operation; of a wait in join(): the code after the last of them
   uint8_t dtype = 0;
   uint8_t op = 0;
   uint8_t algorithm = kNoAlgorithm;

@@ -3,9 +3,10 @@
 namespace rr {
 namespace {
 
-// Clocks of computers drift apart by up to 100 us in a second; what a round finds holds for a few seconds.
-constexpr int64_t kRoundNs = 5'000'000'000;
-constexpr int kQuestions = 30;  // of a round, one after the other: the quickest answer tells most
+// Clocks of computers drift apart by up to 100 us in a second, and how fast they do changes in seconds. After the last
+// round of a timeline nobody asks any more, so rounds are near to each other.
+constexpr int64_t kRoundNs = 1'000'000'000;
+constexpr int kQuestions = 10;  // of a round, one after the other: the quickest answer tells most
 
 }  // namespace
 

@@ -91,10 +91,10 @@ def inner_pid(pid: int) -> int:
 
 
 def command(pid: int) -> str:
-    """The command line of the process, its words separated by spaces; "": it has ended."""
+    """The command line of the process, the program without its folder; "": it has ended."""
     with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        return " ".join(word.decode(errors="replace") for word in words)
+        program, *words = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")).split("\0")
+        return " ".join([os.path.basename(program), *words]).encode(errors="replace").decode()
     return ""
 
 

@@ -2,6 +2,7 @@
 
 #include "base/errors.h"
 #include "engine/context.h"
+#include "operations/recording.h"
 
 namespace rr {
 
@@ -38,7 +39,10 @@ int Joining::join(Interrupt interrupt, const std::function<void()>& announce_res
     drain();
     return has_drained_ && parts_.negotiation.joins().is_finished(epoch_);
   };
-  waiter_.wait_until(finished, interrupt, [this] { parts_.throw_if_failed(); });
+  {
+    const RecordedWait recorded(parts_.from);
+    waiter_.wait_until(finished, interrupt, [this] { parts_.throw_if_failed(); });
+  }
   const JoinResult result = parts_.negotiation.joins().result(epoch_);
   const auto submitted = parts_.submitted.lock();
   has_joined_.store(false);

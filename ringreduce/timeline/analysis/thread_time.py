@@ -11,7 +11,10 @@ from ringreduce.timeline.record_file import ASYNCHRONOUS, FAILED, GPU_MEMORY, QU
 
 STANDING = np.dtype([("begin_ns", "i8"), ("complete_ns", "i8"), ("end_ns", "i8"), ("operation", "i8"), ("row", "i8")])
 """The thread stands still, up to complete_ns for other ranks' calls. row: this rank's in job.rows, -1: it has none.
-operation -1: for a message, or for an operation that has no record; complete_ns is begin_ns then."""
+operation -1: for a message, or for an operation that has no record; complete_ns is begin_ns then. -2: in join(), for
+ranks that have more data; complete_ns is end_ns."""
+JOIN = -2
+JOIN_KIND = "join"
 MAIN_THREAD = 0
 INTERVALS = np.dtype([("begin_ns", "i8"), ("end_ns", "i8")])
 """Disjoint, ascending."""
@@ -102,7 +105,7 @@ def _time_of(job: Job, index: int, mine: np.ndarray, waits: np.ndarray, messages
     standing = _standing(job, mine, rows, waits)
     stood = standing["end_ns"] - standing["begin_ns"]
     waited = standing["complete_ns"] - standing["begin_ns"]
-    for_message = standing["operation"] < 0
+    for_message = standing["operation"] == -1
     seen = (rows["started_ns"] != 0) & (rows["flags"] & (GPU_MEMORY | FAILED) == 0)
     communication = union(rows["started_ns"][seen], rows["ended_ns"][seen])
     still = covered_ns(communication, standing["end_ns"]) - covered_ns(communication, standing["begin_ns"])
@@ -125,6 +128,12 @@ def _time_of(job: Job, index: int, mine: np.ndarray, waits: np.ndarray, messages
     )
 
 
+def _is_join(job: Job, waits: np.ndarray) -> np.ndarray:
+    code = job.kinds.index(JOIN_KIND) if JOIN_KIND in job.kinds else -1
+    found: np.ndarray = waits["kind"] == code
+    return found
+
+
 def _standing(job: Job, mine: np.ndarray, rows: np.ndarray, waits: np.ndarray) -> np.ndarray:
     # A quick call whose last rank came within microseconds has no record of its wait.
     is_call = (rows["flags"] & (QUICK | ASYNCHRONOUS) == QUICK) & (rows["thread"] == MAIN_THREAD)
@@ -137,11 +146,12 @@ def _standing(job: Job, mine: np.ndarray, rows: np.ndarray, waits: np.ndarray) -
     found = np.empty(len(order), STANDING)
     found["begin_ns"] = begin_ns[order]
     found["end_ns"] = np.concatenate([calls["ended_ns"], waits["end_ns"]])[order]
-    found["operation"] = np.concatenate([calls["operation"], waits["operation"]])[order]
+    about = np.where(_is_join(job, waits), JOIN, waits["operation"])
+    found["operation"] = np.concatenate([calls["operation"], about])[order]
     _cut(found)
     found = found[found["end_ns"] > found["begin_ns"]]
     known = found["operation"] >= 0
-    found["complete_ns"] = found["begin_ns"]
+    found["complete_ns"] = np.where(found["operation"] == JOIN, found["end_ns"], found["begin_ns"])
     if known.any():
         complete = job.operations["complete_ns"][found["operation"]]
         found["complete_ns"][known] = np.clip(complete, found["begin_ns"], found["end_ns"])[known]

@@ -10,6 +10,7 @@ import numpy as np
 from ringreduce.timeline import wording
 from ringreduce.timeline.analysis.critical_path import COMPUTING
 from ringreduce.timeline.analysis.found import Analysis
+from ringreduce.timeline.analysis.thread_time import JOIN
 from ringreduce.timeline.drawing.slices import EXPOSED, FINEST, MESSAGE, MOVING, WAITING, Lane, Window, lanes
 
 MOST_SLICES = 50000
@@ -116,6 +117,8 @@ def _title(found: Analysis, lane: Lane, piece: np.void) -> str:
     more = f", and {piece['count'] - 1} more" if piece["count"] > 1 else ""
     if lane.sort == MESSAGE:
         return f"rank {rank} waits {took} for a message{more}"
+    if piece["operation"] == JOIN:
+        return f"rank {rank} waits {took} in join(){more}"
     what = wording.operation(job, piece["operation"])
     if lane.sort == WAITING:
         last = job.operations["last_rank"][piece["operation"]]

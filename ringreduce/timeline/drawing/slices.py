@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringreduce.timeline.analysis.found import Analysis
-from ringreduce.timeline.analysis.thread_time import RankTime
+from ringreduce.timeline.analysis.thread_time import JOIN, RankTime
 from ringreduce.timeline.job import Job
 
 FINEST = 8192
@@ -68,7 +68,8 @@ def merged(slices: np.ndarray, window: Window, cells: int) -> np.ndarray:
 def _of_rank(job: Job, index: int, time: RankTime, window: Window) -> Sequence[Lane]:
     first = np.searchsorted(time.standing["end_ns"], window.begin_ns, "right")
     standing = time.standing[first : np.searchsorted(time.standing["begin_ns"], window.end_ns)]
-    waits, about = standing["operation"] >= 0, standing["operation"]
+    about = standing["operation"]
+    waits = (about >= 0) | (about == JOIN)
     begin, complete, end = standing["begin_ns"], standing["complete_ns"], standing["end_ns"]
     rows = job.rows[time.rows]
     moves = (rows["started_ns"] != 0) & (rows["ended_ns"] > window.begin_ns) & (rows["started_ns"] < window.end_ns)

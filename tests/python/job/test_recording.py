@@ -17,7 +17,9 @@ from deadlines import SOON_S
 from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 
 from ringreduce.timeline import record_file
+from ringreduce.timeline.analysis.thread_time import times_of
 from ringreduce.timeline.job import Job
+from ringreduce.watch.board import Board
 
 SIZE = 3
 
@@ -81,6 +83,39 @@ def test_every_operation_is_a_record_on_every_rank(tmp_path: Path) -> None:
     assert (job.waits["begin_ns"] <= job.waits["end_ns"]).all()
     ends = sorted((int(message["rank"]), int(message["peer"]), int(message["nbytes"])) for message in job.messages)
     assert ends == [(0, 1, 400_000), (1, 0, 400_000)]
+
+
+def waits_in_join(path: str) -> None:
+    import ringreduce as hvd
+
+    with hvd.init() as world:
+        hvd.start_timeline(path)
+        send_to_test("met")
+        for _ in range(1 + world.rank):
+            hvd.allreduce(np.ones(3), name="loss")
+            if world.rank == 1:
+                receive_from_test()
+        hvd.join()
+        hvd.stop_timeline()
+
+
+def test_the_wait_in_join_is_recorded(tmp_path: Path) -> None:
+    with start_ranks(waits_in_join, 2, args=(str(tmp_path),)) as ranks:
+        deadline = time.monotonic() + SOON_S
+        for rank in range(2):
+            assert ranks.receive(rank) == "met"
+        board = Board(ranks.procs[0].pid)
+        while board.look()[0].ranks[0].state != "joined":
+            assert time.monotonic() < deadline
+        ranks.send(1)
+        ranks.send(1)
+        ranks.wait()
+    job = Job.load(tmp_path)
+    (mine,) = (wait for wait in job.waits if wait["rank"] == 0 and job.kinds[wait["kind"]] == "join")
+    assert mine["operation"] == -1
+    time_of_0 = times_of(job)[0]
+    assert time_of_0.waiting_ns >= mine["end_ns"] - mine["begin_ns"] > 0
+    assert time_of_0.message_ns == 0
 
 
 def refuses(path: str) -> None:

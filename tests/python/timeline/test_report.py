@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from timeline_files import KINDS, RankFile, steady_job, write_all
 
-from ringreduce.timeline import report
+from ringreduce.timeline import page, report
 from ringreduce.timeline.analysis.conclusions import conclusions
 from ringreduce.timeline.analysis.critical_path import COMPUTING, MESSAGE
 from ringreduce.timeline.analysis.found import Analysis, analyse
@@ -55,6 +55,19 @@ def test_the_time_of_a_rank_is_its_four_parts(tmp_path: Path) -> None:
     assert (two.computing_ns, two.waiting_ns, two.exposed_ns, two.message_ns) == (100 * US, 0, 80 * US, 0)
     assert (two.begin_ns - one.begin_ns, two.span_ns) == (150 * US, 180 * US)
     assert found.share("waiting_ns") == 150 / 510
+
+
+def test_the_time_in_join_is_waiting_for_others_and_nobody_is_late(tmp_path: Path) -> None:
+    first, second = pair()
+    for number in range(5):
+        call(second, number, 100 * number, 100 * number + 10, 100 * number + 20)
+    first.wait(1, 50 * US, 450 * US, kind="join")
+    found = found_in((first, second), tmp_path)
+    one = found.times[0]
+    assert (one.computing_ns, one.waiting_ns, one.exposed_ns, one.message_ns) == (0, 400 * US, 0, 0)
+    assert not found.lateness.late
+    page.write(found, tmp_path / "page.html")
+    assert "rank 0 waits 400 us in join()" in (tmp_path / "page.html").read_text()
 
 
 def test_only_the_main_thread_and_each_moment_once_count(tmp_path: Path) -> None:
