@@ -379,6 +379,10 @@ class Context:
         """Seconds since init(), as the leader of this host samples them: how long it has; how long each rank waited for
         others; how long others waited for each rank. Ranks of other hosts: as far as this host knows."""
 
+    def links(self) -> list[tuple[int, int, int, float]]:
+        """(from, to, bytes, busy) of each link between hosts, since init(): numbers of hosts; seconds in which it had
+        bytes that the network did not take yet. The first host knows of all, another one of its own; none on one."""
+
     def calls(self) -> str:
         """What this rank has called last, in words: "called allreduce 'loss' #12 last"."""
 

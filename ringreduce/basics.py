@@ -214,11 +214,14 @@ def report() -> dict[str, float]:
 
     sampled_s: seconds that the figures speak of; waited_share: of this rank's time, 0 to 1, that it waited in a call;
     late_share: that most others waited for it; latest_rank: the rank that they waited for longest, -1 for none, and
-    latest_share: of the time. With them the counters of stats(), which go on from init().
+    latest_share: of the time. busiest_link_from, busiest_link_to: the numbers of two hosts, -1 for none: the link
+    between them was busy longest, with bytes that the network did not take yet; busiest_link_share: so much of the
+    time; busiest_link_rate: bytes a second meanwhile. With them the counters of stats(), which go on from init().
 
     The times are sampled, twenty times a second, by the lowest rank of each host, and are a few tenths of a second old:
     two calls within one sample find nothing between them, with sampled_s 0. latest_rank is one of this host; on the
-    first host the lowest rank of another host stands for all ranks there. ReportLog writes the same to a logger.
+    first host the lowest rank of another host stands for all ranks there. The first host knows of all links, another
+    one of its own. ReportLog writes the same to a logger.
     Raises NotInitializedError.
     """
     return _report_interval.figures(reported())

@@ -2,51 +2,18 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "base/errors.h"
 #include "base/text.h"
 #include "engine/gpu/device_queue.h"
+#include "engine/remote_link.h"
 #include "os/thread.h"
 
 namespace rr {
 namespace {
 constexpr double kFinishS = 5;  // shutdown() waits so long for operations on the GPU that streams wait for
-
-// Counts what leaves the host. A peer that has left on purpose is no error of the link: what still needs that rank is
-// told so by the watchdog, and all else goes on.
-class RemoteLink final : public Link {
- public:
-  RemoteLink(std::unique_ptr<Link> link, std::atomic<uint64_t>& sent, std::function<bool()> has_peer_left)
-      : link_(std::move(link)), sent_(sent), has_peer_left_(std::move(has_peer_left)) {}
-  size_t push(const void* src, size_t nbytes) override {
-    const size_t pushed = unless_left([&] { return link_->push(src, nbytes); });
-    add(sent_, pushed);
-    return pushed;
-  }
-  size_t pull(void* dst, size_t nbytes) override {
-    return unless_left([&] { return link_->pull(dst, nbytes); });
-  }
-  size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
-    return unless_left([&] { return link_->fold(dst, nbytes, reduction, kernels); });
-  }
-  bool has_ended() const override { return link_->has_ended(); }
-
- private:
-  template <class Move>
-  size_t unless_left(Move move) {
-    try {
-      return move();
-    } catch (const PeerLostError&) {
-      if (!has_peer_left_()) throw;
-      return 0;
-    }
-  }
-
-  std::unique_ptr<Link> link_;
-  std::atomic<uint64_t>& sent_;
-  const std::function<bool()> has_peer_left_;
-};
 
 // Every member writes the same values, so it does not matter who is first.
 void copy_tuning(const ControlSegment& from, const ControlSegment& to) {
@@ -81,6 +48,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
       wait_loop_({groups_, gpu_, network_, settings_.spin_us,
                   [this] {
                     peers_.look();
+                    remote_links_.look();
                     groups_.housekeep();
                     if (answers_ != nullptr) answers_->look();
                   }}),
@@ -126,7 +94,8 @@ RecordedGroup Context::recorded_group(int id, const std::vector<int>& world_rank
 }
 
 std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
-  return std::make_unique<RemoteLink>(network_.link(world_rank, channel), stats().bytes_on_wire,
+  return std::make_unique<RemoteLink>(network_.link(world_rank, channel), remote_links_, stats().bytes_on_wire,
+                                      world_control_->link_score(rank_, host_number(world_rank)),
                                       [this, world_rank] { return has_left(world_control_->line(world_rank)); });
 }
 
@@ -217,6 +186,17 @@ void Context::monitor_leaders(const Group& group) {
     if (host != hosts.mine) leaders.push_back(group.ranks()[static_cast<size_t>(hosts.leader(host))]);
   }
   network_.reader->monitor(leaders);
+}
+
+// As Hosts counts them: by their lowest rank.
+int Context::host_number(int world_rank) const {
+  std::vector<int> seen;
+  for (int rank = 0;; ++rank) {
+    const int label = network_.host_of[static_cast<size_t>(rank)];
+    const auto known = std::find(seen.begin(), seen.end(), label);
+    if (label == network_.host_of[static_cast<size_t>(world_rank)]) return static_cast<int>(known - seen.begin());
+    if (known == seen.end()) seen.push_back(label);
+  }
 }
 
 void Context::identify_world(const ControlSegment& control, const Hosts& hosts) const {

@@ -14,6 +14,7 @@
 #include "base/stats.h"
 #include "engine/groups.h"
 #include "engine/peer_watch.h"
+#include "engine/remote_link.h"
 #include "engine/status_answers.h"
 #include "engine/wait_loop.h"
 #include "engine/wait_sampler.h"
@@ -116,6 +117,7 @@ class Context {
 
  private:
   std::string lost_text(const std::string& why) const;
+  int host_number(int world_rank) const;
   void start_reader();
   void monitor_leaders(const Group& group);
 
@@ -137,6 +139,7 @@ class Context {
   // By which another process finds the job and reads the world's segment (segment_view.h).
   Fd world_memory_;
   std::mutex telling_wait_;
+  RemoteLinks remote_links_;
   Groups groups_;
   WaitLoop wait_loop_;
   // Goes before wait_loop_, which the reader's thread rings, and before the world, whose memory holds the bells: also

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstring>
 #include <system_error>
 
 #include "base/clock.h"
@@ -21,6 +23,7 @@ constexpr int64_t kIdlePauseNs = 250'000'000;  // where nobody has waited for a 
 constexpr int64_t kIdleAfterNs = 1'000'000'000;
 constexpr int64_t kAgainNs = 5'000'000;
 constexpr int64_t kJudgeNs = 200'000'000;
+constexpr int64_t kLinksNs = 1'000'000'000;
 constexpr int64_t kAnswerNs = 3'000'000'000;    // a rank of another host has so long to say where it stands
 constexpr int64_t kSampleMostNs = 500'000'000;  // a sample that is later stands for no more: nobody looked
 constexpr int64_t kLatelyNs = 5'000'000'000;    // of looks at a late rank: half of them is forgotten then
@@ -35,6 +38,7 @@ WaitSampler::WaitSampler(const From& from)
     : from_(from),
       world_(from.groups.world()),
       late_ranks_(static_cast<size_t>(world_.size()), candidates(world_.hosts()), from.late_share),
+      slow_links_(from.late_share),
       doing_(static_cast<size_t>(world_.size())),
       pids_(static_cast<size_t>(world_.size())),
       random_(static_cast<uint32_t>(now_ns())) {
@@ -178,22 +182,62 @@ bool WaitSampler::look_at(const Waits& waits) {
 
 void WaitSampler::judge(int64_t now_ns) {
   judged_ns_ = now_ns;
-  if (from_.late_share <= 0 || !from_.is_only_context()) return;
+  if (from_.late_share <= 0) return;
+  const std::string slow_links = judge_links(now_ns);
   std::string here;
-  for (const LateRanks::Found& found : late_ranks_.late_now(now_ns)) {
-    if (is_here(found.rank)) here += (here.empty() ? "" : "; ") + text_of(found) + "; " + doing_text(found.rank);
-  }
-  {
-    const auto known = late_here_.lock();
-    if (*known != here) {
-      LateText told = {};
-      write_text(told.text, here);
-      world_.control().late_text().write(told);
+  if (from_.is_only_context()) {
+    for (const LateRanks::Found& found : late_ranks_.late_now(now_ns)) {
+      if (is_here(found.rank)) here += (here.empty() ? "" : "; ") + text_of(found) + "; " + doing_text(found.rank);
     }
-    *known = here;
   }
-  if (!world_.hosts().is_first()) return;  // the first host asks
+  show(here, slow_links);
+  if (!from_.is_only_context() || !world_.hosts().is_first()) return;  // the first host asks
   for (const LateRanks::Found& found : late_ranks_.find(now_ns)) tell(found);
+}
+
+void WaitSampler::show(const std::string& late_here, const std::string& slow_links) {
+  *late_here_.lock() = late_here;
+  const std::string text = late_here + (late_here.empty() || slow_links.empty() ? "" : "; ") + slow_links;
+  if (text == shown_) return;
+  LateText told = {};
+  write_text(told.text, text);
+  world_.control().late_text().write(told);
+  shown_ = text;
+}
+
+std::string WaitSampler::judge_links(int64_t now_ns) {
+  const Hosts& hosts = world_.hosts();
+  if (!hosts.several() || !hosts.is_first()) return "";
+  const auto text_of_all = [&](const std::vector<SlowLinks::Found>& found) {
+    std::string text;
+    for (const SlowLinks::Found& link : found) {
+      char figures[160];
+      std::snprintf(figures, sizeof figures,
+                    "it carried %.1f MB/s while it was busy, %d %% of the last %.0f s; the slowest other one %.1f MB/s",
+                    link.rate * 1e-6, static_cast<int>(100 * link.share), link.window_s, link.others_rate * 1e-6);
+      text += (text.empty() ? "" : "; ") +
+              ("the link from host " + hostname_of(link.from) + " to host " + hostname_of(link.to) + " is slow: ") +
+              figures;
+    }
+    return text;
+  };
+  if (now_ns - links_looked_ns_ >= kLinksNs) {
+    links_looked_ns_ = now_ns;
+    slow_links_.add(now_ns, links_of(world_.control(), hosts));
+    const std::string warning = text_of_all(slow_links_.find(now_ns));
+    if (!warning.empty()) from_.log.warning(world_.here() + "] " + warning);
+  }
+  return text_of_all(slow_links_.slow_now());
+}
+
+std::string WaitSampler::hostname_of(int host) const {
+  const ControlSegment& control = world_.control();
+  const int leader = world_.hosts().leader(host);
+  if (is_here(leader)) return control.facts(leader).hostname;
+  const std::optional<RankElsewhere> told = control.rank_elsewhere(leader).read();
+  char name[sizeof ShownRank::hostname] = {};
+  if (told) std::memcpy(name, told->shown.hostname, sizeof name - 1);
+  return name[0] != '\0' ? name : std::to_string(host);
 }
 
 void WaitSampler::tell(const LateRanks::Found& found) {

@@ -5,6 +5,8 @@
 // other hosts, each as a whole, under the number of its leader: of an operation of the log it hears when all ranks of
 // the other host have announced it. That leader, asked where it stands, says who is late there.
 //
+// On the first of several hosts it also judges the links between them, of which each host tells once a second.
+//
 // A rank that is late is looked at once more 5 ms later: whether it was on a core meanwhile, waited for one, or
 // neither.
 #pragma once
@@ -20,6 +22,7 @@
 #include "base/guarded.h"
 #include "engine/groups.h"
 #include "engine/late_ranks.h"
+#include "engine/slow_links.h"
 #include "negotiation/rank_status.h"
 #include "os/process_state.h"
 
@@ -79,6 +82,10 @@ class WaitSampler {
   bool is_here(int rank) const { return world_.hosts().is_here(rank); }
   bool look_at(const Waits& waits);  // true: a rank is late that was not in this operation
   void judge(int64_t now_ns);
+  void show(const std::string& late_here, const std::string& slow_links);
+  // On the first of several hosts: what is to be said of links that are slow; "": none is.
+  std::string judge_links(int64_t now_ns);
+  std::string hostname_of(int host) const;
   void tell(const LateRanks::Found& found);
   void tell_of_asked(int64_t now_ns);
   std::string text_of(const LateRanks::Found& found) const;
@@ -88,6 +95,7 @@ class WaitSampler {
   const From from_;
   const Group& world_;
   LateRanks late_ranks_;
+  SlowLinks slow_links_;
   Guarded<std::string> late_here_;
   std::vector<Doing> doing_;  // by world rank
   std::vector<int> pids_;     // by world rank; 0: not asked yet
@@ -96,6 +104,8 @@ class WaitSampler {
   int64_t looked_ns_ = 0;
   int64_t waited_ns_ = 0;  // when somebody was seen to wait last
   int64_t judged_ns_ = 0;
+  int64_t links_looked_ns_ = 0;
+  std::string shown_;  // as LateText
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -125,6 +125,14 @@ void bind_context(py::module_& m) {
              }
              return py::make_tuple(static_cast<double>(control.header().sampled_ns.load()) * 1e-9, waited_s, late_s);
            })
+      .def("links",
+           [](Context& c) {
+             std::vector<std::tuple<int, int, uint64_t, double>> links;
+             for (const SlowLinks::Link& link : links_of(c.world().control(), c.world().hosts())) {
+               links.emplace_back(link.from, link.to, link.nbytes, static_cast<double>(link.busy_ns) * 1e-9);
+             }
+             return links;
+           })
       .def("calls",
            [](Context& c) {
              const py::gil_scoped_release release;

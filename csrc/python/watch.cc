@@ -33,6 +33,11 @@ const char* name_of(Attendance attendance) {
 py::dict as_dict(const SegmentView::Rank& rank) {
   py::dict stats;
   for (const auto& [name, value] : rank.stats) stats[name] = value;
+  py::list links;
+  for (const SegmentView::LinkTo& link : rank.links) {
+    links.append(
+        py::dict(py::arg("host") = link.host, py::arg("nbytes") = link.nbytes, py::arg("busy_s") = link.busy_s));
+  }
   py::object wait = py::none();
   if (rank.wait) {
     wait = py::dict(py::arg("kind") = text(rank.wait->kind), py::arg("text") = text(rank.wait->text),
@@ -42,7 +47,7 @@ py::dict as_dict(const SegmentView::Rank& rank) {
                   py::arg("pid") = rank.pid, py::arg("job_rank") = rank.job_rank,
                   py::arg("attendance") = name_of(rank.attendance), py::arg("has_joined") = rank.has_joined,
                   py::arg("cause") = text(rank.cause), py::arg("wait") = wait, py::arg("waited_s") = rank.waited_s,
-                  py::arg("late_s") = rank.late_s, py::arg("stats") = stats);
+                  py::arg("late_s") = rank.late_s, py::arg("stats") = stats, py::arg("links") = links);
 }
 
 }  // namespace

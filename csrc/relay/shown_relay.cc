@@ -14,13 +14,26 @@ void ShownRelay::collect() {
   if (now - told_ns_ < kPeriodNs) return;
   told_ns_ = now;
   for (const int rank : hosts_.here()) {
-    links_.send_to(0, FrameType::kShown, rank, [&](FrameWriter& out) { out.put(shown_rank(control_, rank)); });
+    links_.send_to(0, FrameType::kShown, rank, [&](FrameWriter& out) {
+      out.put(shown_rank(control_, rank));
+      for (int host = 0; host < hosts_.count(); ++host) {
+        const LinkScore& score = control_.link_score(rank, host);
+        out.put(score.nbytes.load(std::memory_order_relaxed));
+        out.put(score.busy_ns.load(std::memory_order_relaxed));
+      }
+    });
   }
 }
 
 void ShownRelay::apply(FrameParser& frame) {
   frame.expect(hosts_.is_first(), "shows a rank to another host than the first");
-  control_.rank_elsewhere(frame.head.rank).write({now_ns(), frame.take<ShownRank>()});
+  const int rank = frame.head.rank;
+  control_.rank_elsewhere(rank).write({now_ns(), frame.take<ShownRank>()});
+  for (int host = 0; host < hosts_.count(); ++host) {
+    LinkScore& score = control_.link_score(rank, host);
+    score.nbytes.store(frame.take<uint64_t>(), std::memory_order_relaxed);
+    score.busy_ns.store(frame.take<uint64_t>(), std::memory_order_relaxed);
+  }
 }
 
 }  // namespace rr

@@ -27,6 +27,9 @@ class Link {
   // Whether the peer has been found to take nothing more. Calls throw PeerLostError only some time later, within which
   // the reason may come another way; who leaves need not wait for that.
   virtual bool has_ended() const { return false; }
+  // Whether bytes that were pushed have not left this host: the network does not take more. False where the transport
+  // does not know. From any thread.
+  virtual bool has_unsent() const { return false; }
 };
 
 // Shared memory: two byte rings of `capacity` bytes each, zero-filled at first use; the memory outlives the link.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ringreduce._core import Context
+
+
+Link = tuple[int, int, int, float]
+"""Of Context.links()."""
 
 
 class Reported(NamedTuple):
@@ -22,16 +26,18 @@ class Reported(NamedTuple):
 class ReportInterval:
     """The time from one reading to the next. Another job, or group, begins a new interval: its counters begin anew."""
 
-    __slots__ = ("_before", "_context")
+    __slots__ = ("_before", "_context", "_links_before")
 
     def __init__(self) -> None:
         self._context: weakref.ref[Context] | None = None  # weak: it keeps no job alive that has ended
         self._before: tuple[float, list[float], list[float]] = (0.0, [], [])
+        self._links_before: list[Link] = []
 
     def begin(self, context: Context) -> None:
         """Leaves out what has been so far."""
         self._context = weakref.ref(context)
         self._before = context.times()
+        self._links_before = context.links()
 
     def figures(self, of: Reported) -> dict[str, float]:
         """What report() returns: since the last call, or begin(); for a context that is new here, since it began."""
@@ -39,10 +45,13 @@ class ReportInterval:
         if self._context is None or self._context() is not of.context:
             self._context = weakref.ref(of.context)
             self._before = (0.0, [0.0] * len(waited_s), [0.0] * len(late_s))
+            self._links_before = []
         before_s, waited_before_s, late_before_s = self._before
         elapsed_s = sampled_s - before_s
+        links_before = self._links_before
         if elapsed_s > 0:
             self._before = now
+            self._links_before = of.context.links()
 
         def share(seconds: float) -> float:
             return min(1.0, seconds / elapsed_s) if elapsed_s > 0 else 0.0
@@ -55,5 +64,28 @@ class ReportInterval:
             "late_share": late[of.rank],
             "latest_rank": latest if late[latest] > 0 else -1,
             "latest_share": late[latest],
+            **_busiest_link(self._links_before, links_before, elapsed_s),
             **of.counters(),
         }
+
+
+def _busiest_link(links: Sequence[Link], before: Sequence[Link], elapsed_s: float) -> dict[str, float]:
+    """Of the links between hosts. before: their figures elapsed_s ago; none: there were none."""
+    found: dict[str, float] = {
+        "busiest_link_from": -1,
+        "busiest_link_to": -1,
+        "busiest_link_share": 0.0,
+        "busiest_link_rate": 0.0,
+    }
+    for index, (source, target, nbytes, busy_s) in enumerate(links if elapsed_s > 0 else ()):
+        _, _, nbytes_before, busy_before_s = before[index] if before else (0, 0, 0, 0.0)
+        share = min(1.0, (busy_s - busy_before_s) / elapsed_s)
+        if share > found["busiest_link_share"]:
+            rate = (nbytes - nbytes_before) / (busy_s - busy_before_s)
+            found = {
+                "busiest_link_from": source,
+                "busiest_link_to": target,
+                "busiest_link_share": share,
+                "busiest_link_rate": rate,
+            }
+    return found

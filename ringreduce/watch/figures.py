@@ -35,7 +35,7 @@ class RankFigures:
     """One of: starting, computing, idle (it waits neither for ranks nor uses a core), waiting (for other ranks), joined
     (waits in join()), stopped (by a signal), left, removed, dead, elsewhere (on another host: ask there)."""
     operation: str | None
-    """In which it waits, once it has waited for 50 ms: "allreduce 'loss' #12"; before, its kind."""
+    """In which it waits, once it has waited for 0.1 s: "allreduce 'loss' #12"; before, its kind."""
     missing: tuple[int, ...]
     """Ranks that have not announced this operation."""
     cause: str | None

@@ -29,6 +29,15 @@ class Wait(NamedTuple):
     """Ranks of the job that have not announced the operation, as far as this one knows."""
 
 
+class LinkReading(NamedTuple):
+    """What a rank has sent to another host, since its job's init()."""
+
+    host: int
+    nbytes: int
+    busy_s: float
+    """Seconds in which bytes waited for the link."""
+
+
 @dataclass(frozen=True)
 class RankReading:
     """A rank as it was at one moment. Times and counters are since its job's init()."""
@@ -54,6 +63,7 @@ class RankReading:
     waited_s: float
     late_s: float
     counters: dict[str, int]
+    links: tuple[LinkReading, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,7 @@ def _ranks(context: _Context, shown: Sequence[dict[str, Any]]) -> Iterable[RankR
             waited_s=rank["waited_s"],
             late_s=rank["late_s"],
             counters=rank["stats"],
+            links=tuple(LinkReading(link["host"], link["nbytes"], link["busy_s"]) for link in rank["links"]),
         )
 
 
@@ -176,6 +187,19 @@ def _added(rank: RankReading, other: RankReading) -> RankReading:
         waited_s=rank.waited_s + other.waited_s,
         late_s=rank.late_s + other.late_s,
         counters={name: value + other.counters[name] for name, value in rank.counters.items()},
+        links=_together(rank.links, other.links) if rank.links else other.links,
+    )
+
+
+def _together(links: Sequence[LinkReading], others: Sequence[LinkReading]) -> tuple[LinkReading, ...]:
+    """Contexts with other ranks count hosts otherwise: only those of the first are told."""
+    more = {link.host: link for link in others} if len(others) == len(links) else {}
+    none = LinkReading(-1, 0, 0.0)
+    return tuple(
+        LinkReading(
+            link.host, link.nbytes + more.get(link.host, none).nbytes, link.busy_s + more.get(link.host, none).busy_s
+        )
+        for link in links
     )
 
 

@@ -273,6 +273,7 @@ TEST_CASE("frames: the first host keeps what is shown of another host's rank") {
   const int64_t before_ns = now_ns();
   listener.said.begin(FrameType::kShown, kMe + 1);
   listener.said.put(shown);
+  for (const uint64_t figure : {11, 12, 13, 14}) listener.said.put(figure);  // bytes and time, of each host's link
   listener.said.end();
   CHECK(listener.hear() == "");
   const std::optional<RankElsewhere> kept = listener.control().rank_elsewhere(3).read();
@@ -280,6 +281,8 @@ TEST_CASE("frames: the first host keeps what is shown of another host's rank") {
   CHECK(kept->told_ns >= before_ns);
   CHECK(kept->shown.pid == 77);
   CHECK(kept->shown.stats[kStatsCount - 1] == 5);
+  CHECK(listener.control().link_score(3, 0).nbytes == 11);
+  CHECK(listener.control().link_score(3, 1).busy_ns == 14);
 }
 
 TEST_CASE("frames: what cannot be is an error that names its sender") {

@@ -87,6 +87,8 @@ TEST_CASE("segment view: on the first host it shows the ranks of all hosts, on a
       expect(seen.ranks[0].hostname == "host0" && seen.ranks[2].hostname == "host1", "the hosts' names");
       expect(seen.ranks[2].pid == ::getpid(), "its process");
       expect(seen.ranks[2].age_s >= 0 && seen.ranks[0].age_s == 0, "how old it is");
+      expect(seen.ranks[1].links.size() == 1 && seen.ranks[1].links[0].host == 0, "its link");
+      expect(seen.ranks[1].links[0].nbytes == stat(seen.ranks[1], "bytes_on_wire"), "what it has sent");
       expect(view.host() == 0 && seen.ranks[1].host == 1 && seen.ranks[2].host == 1, "the hosts' numbers");
     } else {
       const SegmentView::Snapshot seen = view.read();

@@ -222,6 +222,10 @@ class Lab:
         """Whether somebody accepts connections to this TCP port on the host."""
         return network.listens(self._pids[host], port)
 
+    def shape(self, host: str, rate: str) -> None:
+        """What the host sends goes at this rate from now on, as `tc` spells it."""
+        network.shape(self._pids[host], [network.INTERFACE], rate)
+
     def queue(self, host: str) -> str:
         """What `tc -s` says of the host's end of its link."""
         return network.tool_in(self._pids[host], ["tc", "-s", "qdisc", "show", "dev", network.INTERFACE])

@@ -81,7 +81,7 @@ def shape(pid: int, interfaces: Sequence[str], rate: str | None) -> None:
     """Limits what these interfaces send."""
     if rate is not None:
         bucket = f"tbf rate {rate} burst {BURST} latency {LATENCY}"
-        batch(pid, "tc", [f"qdisc add dev {interface} root {bucket}" for interface in interfaces])
+        batch(pid, "tc", [f"qdisc replace dev {interface} root {bucket}" for interface in interfaces])
 
 
 def open_only(pid: int, ports: str) -> None:

@@ -32,6 +32,7 @@ ControlSegment::ControlSegment(int size, size_t capacity) : size_(size), capacit
   late_text_ = place(sizeof(Seqlocked<LateText>));
   stats_ = place(n * sizeof(Stats));
   elsewhere_ = place(n * sizeof(Seqlocked<RankElsewhere>));
+  link_scores_ = place(n * link_scores_nbytes());
   statuses_ = place(n * sizeof(RankStatus));
   facts_ = place(n * sizeof(RankFacts));
   wait_bells_ = place(n * sizeof(Bell));

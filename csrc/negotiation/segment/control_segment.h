@@ -1,9 +1,9 @@
 // The control segment of a group: what is in it and where. All of it starts as zeros; every counter only grows.
 //
 //   identity | header | rank lines | causes | rank waits | wait lines | wait texts | rank scores | late text | stats |
-//   ranks elsewhere | rank statuses | facts | wait bells | engine bells | progress lines | name hashes | name slots |
-//   append marks | request slots | log entries | claim lines | outboxes | messages sent | eager buffers | staging slots
-//   | links
+//   ranks elsewhere | link scores | rank statuses | facts | wait bells | engine bells | progress lines | name hashes |
+//   name slots | append marks | request slots | log entries | claim lines | outboxes | messages sent | eager buffers |
+//   staging slots | links
 //
 // A request slot holds what one rank has announced of one operation: {tag, digest, consumed, payload, signature}.
 // Unnamed operation c uses request slots [c mod 256]; generation g of named slot s uses request slots [256 + 2s + g mod
@@ -201,6 +201,9 @@ class ControlSegment {
   Seqlocked<LateText>& late_text() const { return *at<Seqlocked<LateText>>(late_text_); }
   Stats& stats(int rank) const { return at<Stats>(stats_)[rank]; }
   Seqlocked<RankElsewhere>& rank_elsewhere(int rank) const { return at<Seqlocked<RankElsewhere>>(elsewhere_)[rank]; }
+  LinkScore& link_score(int rank, int host) const {
+    return at<LinkScore>(link_scores_ + static_cast<size_t>(rank) * link_scores_nbytes())[host];
+  }
   RankStatus& status(int rank) const { return at<RankStatus>(statuses_)[rank]; }
   RankFacts& facts(int rank) const { return at<RankFacts>(facts_)[rank]; }
   Bell& wait_bell(int rank) const { return at<Bell>(wait_bells_)[rank]; }
@@ -254,6 +257,8 @@ class ControlSegment {
  private:
   ControlSegment(int size, size_t capacity);  // offsets only
   std::byte* base() const { return mapping_.data(); }
+  // Of one rank: there are no more hosts than ranks. A cache line has one rank's.
+  size_t link_scores_nbytes() const { return round_up(static_cast<size_t>(size_) * sizeof(LinkScore), 64); }
   size_t outbox_nbytes() const { return round_up(sizeof(Outbox) + note_count() * sizeof(Note), 64); }
   std::byte* outbox_base(int rank) const { return base() + outboxes_ + static_cast<size_t>(rank) * outbox_nbytes(); }
   template <class T>
@@ -266,9 +271,9 @@ class ControlSegment {
   size_t capacity_;
   size_t inline_nbytes_;
   size_t request_slot_nbytes_;
-  size_t header_, lines_, causes_, waits_, wait_lines_, wait_texts_, scores_, late_text_, stats_, elsewhere_, statuses_,
-      facts_, wait_bells_, engine_bells_, progress_, hashes_, names_, marks_, request_slots_, entries_, claims_,
-      outboxes_, messages_, eager_, stage_, links_, total_;
+  size_t header_, lines_, causes_, waits_, wait_lines_, wait_texts_, scores_, late_text_, stats_, elsewhere_,
+      link_scores_, statuses_, facts_, wait_bells_, engine_bells_, progress_, hashes_, names_, marks_, request_slots_,
+      entries_, claims_, outboxes_, messages_, eager_, stage_, links_, total_;
 };
 
 }  // namespace rr

@@ -101,6 +101,12 @@ SegmentView::Rank SegmentView::rank(int rank) const {
   known.late_s = static_cast<double>(shown.late_ns) * 1e-9;
   size_t at = 0;
   control_.stats(rank).for_each([&](const char* name, uint64_t) { known.stats.emplace_back(name, shown.stats[at++]); });
+  for (int host = 0; hosts_ > 1 && host < hosts_; ++host) {
+    const LinkScore& score = control_.link_score(rank, host);
+    if (host == facts.host) continue;
+    known.links.push_back({host, score.nbytes.load(std::memory_order_relaxed),
+                           static_cast<double>(score.busy_ns.load(std::memory_order_relaxed)) * 1e-9});
+  }
   return known;
 }
 

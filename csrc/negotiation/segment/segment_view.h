@@ -19,6 +19,11 @@ class SegmentView {
     std::string text;          // what it waits for; "": it has not said
     std::vector<int> missing;  // ranks that have not announced the operation, as far as the rank knows
   };
+  struct LinkTo {
+    int host = 0;
+    uint64_t nbytes = 0;
+    double busy_s = 0;  // so long bytes have waited for the link
+  };
   struct Rank {
     int host = 0;
     std::string hostname;  // "": nothing is known of the rank but this line and the next three
@@ -32,6 +37,7 @@ class SegmentView {
     double waited_s = 0;  // for others, since init()
     double late_s = 0;    // others have waited for it
     std::vector<std::pair<const char*, uint64_t>> stats;
+    std::vector<LinkTo> links;  // to other hosts, since init()
   };
   struct Snapshot {
     double sampled_s = 0;  // of which waited_s and late_s speak

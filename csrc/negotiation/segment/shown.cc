@@ -18,7 +18,7 @@ uint64_t layout_hash() {
   for (const size_t nbytes :
        {sizeof(SegmentIdentity), sizeof(Header), sizeof(RankLine), sizeof(RankCause), sizeof(RankWait),
         sizeof(WaitLine), sizeof(Seqlocked<WaitText>), sizeof(RankScore), sizeof(Seqlocked<LateText>), sizeof(Stats),
-        sizeof(Seqlocked<RankElsewhere>), sizeof(RankStatus), sizeof(RankFacts), sizeof(Signature),
+        sizeof(Seqlocked<RankElsewhere>), sizeof(LinkScore), sizeof(RankStatus), sizeof(RankFacts), sizeof(Signature),
         ControlSegment::nbytes(1, 16)}) {
     hash = mix(hash, nbytes);
   }

@@ -46,7 +46,15 @@ struct RankScore {
 };
 static_assert(sizeof(RankScore) == 64);
 
-// What a rank waits for, in words, once it has waited for 50 ms (kSleepNs in wait_loop.cc). It speaks of one wait, by
+// What a rank sends to another host, by the rank itself; of ranks elsewhere, as the first host has heard of it. The
+// world's is used.
+struct LinkScore {
+  std::atomic<uint64_t> nbytes;
+  std::atomic<uint64_t> busy_ns;  // it had bytes that the network did not take yet, by samples (engine/remote_link.h)
+};
+static_assert(sizeof(LinkScore) == 16);
+
+// What a rank waits for, in words, once it has waited for 100 ms (kSleepNs in wait_loop.cc). It speaks of one wait, by
 // WaitLine::number; of a later one nothing is known yet.
 struct WaitText {
   uint64_t wait;

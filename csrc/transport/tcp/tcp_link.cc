@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/errors.h"
+#include "os/unsent.h"
 
 namespace rr {
 namespace {
@@ -67,6 +68,11 @@ class TcpLink final : public Link {
   // Not where this rank's dialling has failed: the peer's own may be on its way.
   bool has_ended() const override {
     return ended_ns_ != 0 && connection_->state.load(std::memory_order_acquire) == TcpConnection::State::kOpen;
+  }
+
+  bool has_unsent() const override {
+    return connection_->state.load(std::memory_order_acquire) == TcpConnection::State::kOpen &&
+           rr::has_unsent(connection_->socket.get());
   }
 
  private:

@@ -28,6 +28,10 @@ class Times:
 
     def __init__(self) -> None:
         self.now = (0.0, [0.0, 0.0], [0.0, 0.0])
+        self.links_now: list[tuple[int, int, int, float]] = []
+
+    def links(self) -> list[tuple[int, int, int, float]]:
+        return self.links_now
 
     def times(self) -> tuple[float, list[float], list[float]]:
         return self.now
@@ -37,15 +41,38 @@ def of(times: Any) -> Reported:
     return Reported(times, 0, lambda: {"operations": 7})
 
 
+def test_the_busiest_link_is_of_the_interval() -> None:
+    times = Times()
+    interval = ReportInterval()
+    names = ("busiest_link_from", "busiest_link_to", "busiest_link_share", "busiest_link_rate")
+    times.now = (1.0, [0.0, 0.0], [0.0, 0.0])
+    times.links_now = [(0, 1, 500, 0.5), (1, 0, 300, 0.1)]
+    figures = interval.figures(of(times))
+    assert [figures[name] for name in names] == [0, 1, 0.5, 1000.0]
+    times.now = (3.0, [0.0, 0.0], [0.0, 0.0])
+    times.links_now = [(0, 1, 600, 0.5), (1, 0, 800, 0.6)]
+    figures = interval.figures(of(times))
+    assert [figures[name] for name in names] == pytest.approx([1, 0, 0.25, 1000.0])
+
+
 def test_intervals_are_one_after_the_other_and_do_not_disturb_each_other() -> None:
     times = Times()
     one, other = ReportInterval(), ReportInterval()
     times.now = (1.0, [0.5, 0.0], [0.0, 0.5])
-    expected = {"sampled_s": 1.0, "waited_share": 0.5, "late_share": 0.0, "latest_rank": 1, "latest_share": 0.5}
+    none = {"busiest_link_from": -1, "busiest_link_to": -1, "busiest_link_share": 0, "busiest_link_rate": 0}
+    expected = {**none, "sampled_s": 1.0, "waited_share": 0.5, "late_share": 0.0, "latest_rank": 1, "latest_share": 0.5}
     assert one.figures(of(times)) == {**expected, "operations": 7}
     times.now = (3.0, [0.5, 1.0], [1.0, 0.5])
     assert one.figures(of(times)) == pytest.approx(
-        {"sampled_s": 2.0, "waited_share": 0, "late_share": 0.5, "latest_rank": 0, "latest_share": 0.5, "operations": 7}
+        {
+            **none,
+            "sampled_s": 2.0,
+            "waited_share": 0,
+            "late_share": 0.5,
+            "latest_rank": 0,
+            "latest_share": 0.5,
+            "operations": 7,
+        }
     )
     both = other.figures(of(times))
     assert (both["sampled_s"], both["waited_share"]) == (3.0, pytest.approx(0.5 / 3))

@@ -1,0 +1,95 @@
+// The links of a rank to ranks of other hosts, with what the job tells of them.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/errors.h"
+#include "base/stats.h"
+#include "negotiation/segment/shown.h"
+#include "transport/link.h"
+
+namespace rr {
+
+class RemoteLink;
+
+// Samples a few times a second which links are busy: they have bytes that the network does not take yet.
+class RemoteLinks {
+ public:
+  // From any thread.
+  void look();
+
+ private:
+  friend class RemoteLink;
+  void add(RemoteLink* link);
+  void remove(RemoteLink* link);
+
+  std::mutex mutex_;  // guards all below, and that a link stays while it is looked at
+  std::vector<RemoteLink*> links_;
+  int64_t looked_ns_ = 0;
+};
+
+// Counts what leaves the host. A peer that has left on purpose is no error of the link: what still needs that rank is
+// told so by the watchdog, and all else goes on.
+class RemoteLink final : public Link {
+ public:
+  RemoteLink(std::unique_ptr<Link> link, RemoteLinks& all, std::atomic<uint64_t>& sent, LinkScore& score,
+             std::function<bool()> has_peer_left)
+      : link_(std::move(link)), all_(all), sent_(sent), score_(score), has_peer_left_(std::move(has_peer_left)) {
+    all_.add(this);
+  }
+  ~RemoteLink() override { all_.remove(this); }
+  RemoteLink(const RemoteLink&) = delete;
+  RemoteLink& operator=(const RemoteLink&) = delete;
+
+  size_t push(const void* src, size_t nbytes) override {
+    const size_t pushed = unless_left([&] { return link_->push(src, nbytes); });
+    add(sent_, pushed);
+    add(score_.nbytes, pushed);
+    if (pushed != 0) was_pushed_.store(true, std::memory_order_relaxed);
+    is_full_.store(pushed < nbytes, std::memory_order_relaxed);
+    return pushed;
+  }
+  size_t pull(void* dst, size_t nbytes) override {
+    return unless_left([&] { return link_->pull(dst, nbytes); });
+  }
+  size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
+    return unless_left([&] { return link_->fold(dst, nbytes, reduction, kernels); });
+  }
+  bool has_ended() const override { return link_->has_ended(); }
+  bool has_unsent() const override { return link_->has_unsent(); }
+
+ private:
+  friend class RemoteLinks;
+  // dt_ns: for which the sample stands.
+  void sample(int64_t dt_ns) {
+    const bool is_full = is_full_.load(std::memory_order_relaxed);
+    if (!is_full && !was_pushed_.exchange(false, std::memory_order_relaxed)) return;  // no system call for idle links
+    if (!is_full && !link_->has_unsent()) return;
+    was_pushed_.store(true, std::memory_order_relaxed);
+    add(score_.busy_ns, dt_ns);
+  }
+  template <class Move>
+  size_t unless_left(Move move) {
+    try {
+      return move();
+    } catch (const PeerLostError&) {
+      if (!has_peer_left_()) throw;
+      return 0;
+    }
+  }
+
+  std::unique_ptr<Link> link_;
+  RemoteLinks& all_;
+  std::atomic<uint64_t>& sent_;
+  LinkScore& score_;
+  std::atomic<bool> was_pushed_{false};  // since the last sample
+  std::atomic<bool> is_full_{false};     // it took less than it was offered last
+  const std::function<bool()> has_peer_left_;
+};
+
+}  // namespace rr

@@ -1,0 +1,60 @@
+"""A link between hosts that is slower than the others: rank 0 names it, and no rank."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from deadlines import HANG_S
+from lab.lab import Lab
+from lab.requirements import missing
+from tcp_jobs import lab_job, secret_file
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+STEPS = """
+import os
+import sys
+import numpy as np
+import ringreduce as rr
+
+rr.init()
+x = np.ones(1_500_000, np.float32)
+is_over = np.zeros(1)
+while not is_over[0]:
+    rr.allreduce(x, name="gradients")
+    is_over = rr.allreduce(np.full(1, os.path.exists(sys.argv[1]), np.int32), name="over", op=rr.Max)
+report = rr.report()
+print([report[name] for name in ("busiest_link_from", "busiest_link_to", "busiest_link_share")], flush=True)
+"""
+
+
+@pytest.fixture(name="lab", scope="module")
+def lab_of_four_hosts() -> Iterator[Lab]:
+    with Lab(4, "400mbit") as lab:
+        secret_file(lab.folder)
+        (lab.folder / "steps.py").write_text(STEPS)
+        yield lab
+
+
+def test_the_slow_link_is_named_and_no_rank(lab: Lab) -> None:
+    lab.shape("c", "100mbit")
+    end = Path(lab.folder, "end")
+    with lab_job(lab, [sys.executable, lab.folder / "steps.py", end], "abcd", 1) as ranks:
+        assert ranks[0].stdout is not None
+        warning = ranks[0].stdout.readline()
+        end.touch()
+        outputs = [rank.communicate(timeout=HANG_S)[0] for rank in ranks]
+    told = (
+        r"the link from host c to host d is slow: it carried \d+\.\d MB/s while it was busy, \d+ % of the last \d+ s; "
+        r"the slowest other one (\d+\.\d|inf) MB/s"
+    )
+    assert re.search(told, warning), warning
+    assert not any("is late" in output or "is slow" in output for output in outputs), outputs
+    from_host, to_host, share = json.loads(outputs[0])
+    assert (from_host, to_host) == (2, 3)
+    assert share > 0.1
