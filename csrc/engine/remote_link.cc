@@ -4,8 +4,8 @@
 
 namespace rr {
 namespace {
-constexpr int64_t kPeriodNs = 20'000'000;
-constexpr int64_t kMostNs = 250'000'000;  // a sample that is later stands for no more: nobody looked
+constexpr int64_t kSamplePeriodNs = 20'000'000;
+constexpr int64_t kSampleMostDtNs = 250'000'000;  // a sample that is later stands for no more: nobody looked
 }  // namespace
 
 void RemoteLinks::add(RemoteLink* link) {
@@ -23,9 +23,9 @@ void RemoteLinks::look() {
   if (!lock.owns_lock() || links_.empty()) return;
   const int64_t now = now_ns();
   const int64_t dt_ns = now - looked_ns_;
-  if (dt_ns < kPeriodNs) return;
+  if (dt_ns < kSamplePeriodNs) return;
   looked_ns_ = now;
-  for (RemoteLink* link : links_) link->sample(std::min(dt_ns, kMostNs));
+  for (RemoteLink* link : links_) link->sample(std::min(dt_ns, kSampleMostDtNs));
 }
 
 }  // namespace rr

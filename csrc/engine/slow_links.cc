@@ -6,17 +6,17 @@
 
 namespace rr {
 namespace {
-constexpr int64_t kWindowNs = 10'000'000'000;
-constexpr int64_t kLeastNs = 6'000'000'000;   // of which something is said
-constexpr int64_t kPauseNs = 60'000'000'000;  // between two warnings
-constexpr double kOthersTimes = 2;            // slower than each of the others
+constexpr int64_t kLinkWindowNs = 10'000'000'000;
+constexpr int64_t kLinkLeastNs = 6'000'000'000;   // of which something is said
+constexpr int64_t kLinkPauseNs = 60'000'000'000;  // between two warnings
+constexpr double kOtherLinksTimes = 2;            // slower than each of the others
 // A link with less of what the busiest one carries carries no data: leaders of hosts talk to each other by all links.
 constexpr double kIdlePart = 100;
 }  // namespace
 
 void SlowLinks::add(int64_t now_ns, std::vector<Link> links) {
   window_.push_back({now_ns, std::move(links)});
-  while (now_ns - window_.front().at_ns > kWindowNs) window_.pop_front();
+  while (now_ns - window_.front().at_ns > kLinkWindowNs) window_.pop_front();
 }
 
 SlowLinks::Use SlowLinks::use(const Link& begin, const Link& end, double window_ns) {
@@ -46,7 +46,7 @@ std::vector<SlowLinks::Found> SlowLinks::slow_between(const Sample& begin, const
   for (size_t i = 0; i < uses.size(); ++i) {
     if (!is_used(uses[i])) continue;
     ++used;
-    if (uses[i].share >= share_ && uses[i].rate < kOthersTimes * least_rate) {
+    if (uses[i].share >= share_ && uses[i].rate < kOtherLinksTimes * least_rate) {
       const Link& link = end.links[i];
       found.push_back({link.from, link.to, std::min(1.0, uses[i].share), uses[i].rate, 0, window_ns * 1e-9});
       found_rate = std::max(found_rate, uses[i].rate);
@@ -54,14 +54,14 @@ std::vector<SlowLinks::Found> SlowLinks::slow_between(const Sample& begin, const
       others_rate = std::min(others_rate, uses[i].rate);
     }
   }
-  if (found.size() > used / 2 || found_rate * kOthersTimes > others_rate) return {};
+  if (found.size() > used / 2 || found_rate * kOtherLinksTimes > others_rate) return {};
   for (Found& one : found) one.others_rate = others_rate;
   return found;
 }
 
 // In each third of the window, too: a single outage makes no slow link.
 std::vector<SlowLinks::Found> SlowLinks::slow_now() const {
-  if (window_.size() < 4 || window_.back().at_ns - window_.front().at_ns < kLeastNs) return {};
+  if (window_.size() < 4 || window_.back().at_ns - window_.front().at_ns < kLinkLeastNs) return {};
   std::vector<Found> found = slow_between(window_.front(), window_.back());
   const size_t last = window_.size() - 1;
   for (size_t third = 0; third < 3 && !found.empty(); ++third) {
@@ -76,7 +76,7 @@ std::vector<SlowLinks::Found> SlowLinks::slow_now() const {
 }
 
 std::vector<SlowLinks::Found> SlowLinks::find(int64_t now_ns) {
-  if (last_warning_ns_ >= 0 && now_ns - last_warning_ns_ < kPauseNs) return {};
+  if (last_warning_ns_ >= 0 && now_ns - last_warning_ns_ < kLinkPauseNs) return {};
   std::vector<Found> found = slow_now();
   if (!found.empty()) last_warning_ns_ = now_ns;
   return found;

@@ -13,7 +13,7 @@
 namespace rr {
 namespace {
 
-constexpr int64_t kPatienceNs = 10'000'000'000;
+constexpr int64_t kSignalPatienceNs = 10'000'000'000;
 
 struct Watched {
   int number;
@@ -90,7 +90,7 @@ void SignalWatch::look() {
     const Watched& one = watched[static_cast<size_t>(i)];
     const uint32_t came = one.count.load(std::memory_order_acquire) - current->seen_[i];
     if (came == 0) continue;
-    const bool is_late = now_ns() - one.last_ns.load(std::memory_order_relaxed) > kPatienceNs;
+    const bool is_late = now_ns() - one.last_ns.load(std::memory_order_relaxed) > kSignalPatienceNs;
     if (came > 1 || is_late || (one.number == SIGINT && python.interrupts_by_raising())) end(one.name);
   }
 }

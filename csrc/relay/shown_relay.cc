@@ -4,14 +4,14 @@
 
 namespace rr {
 namespace {
-constexpr int64_t kPeriodNs = 1'000'000'000;
+constexpr int64_t kShownPeriodNs = 1'000'000'000;
 }
 
 // Nothing is added to what the link has not taken yet: the job's own frames come first.
 void ShownRelay::collect() {
   if (!tells_ || !links_[0].out.empty()) return;
   const int64_t now = now_ns();
-  if (now - told_ns_ < kPeriodNs) return;
+  if (now - told_ns_ < kShownPeriodNs) return;
   told_ns_ = now;
   for (const int rank : hosts_.here()) {
     links_.send_to(0, FrameType::kShown, rank, [&](FrameWriter& out) {

@@ -56,6 +56,17 @@ class RankFigures:
 
 
 @dataclass(frozen=True)
+class LinkFigures:
+    """From one host to another one, in the last WINDOW_S."""
+
+    from_host: int
+    to_host: int
+    bytes_per_s: float
+    busy_share: float
+    """0 to 1: of the time, in which it had bytes that the network did not take yet."""
+
+
+@dataclass(frozen=True)
 class JobFigures:
     """A job's table."""
 
@@ -69,10 +80,12 @@ class JobFigures:
     running_s: float
     has_ended: bool
     late: str
-    """Which ranks are late again and again, and what they do meanwhile; "": none is."""
+    """Which ranks are late again and again, what they do meanwhile, and which links are slow; "": none is."""
     failure: str
     """"": it has not failed."""
     ranks: tuple[RankFigures, ...]
+    links: tuple[LinkFigures, ...] = ()
+    """Between hosts, the busiest first: of all on the first host, else of those that leave this host."""
 
     def as_json(self) -> dict[str, Any]:
         """As `ringreduce top --once --json` prints it."""
@@ -108,6 +121,7 @@ class Watched:
             late=now.late,
             failure=now.failure,
             ranks=tuple(_figures(rank, now, before) for rank in now.ranks),
+            links=tuple(_links(now, before)),
         )
         return self._last
 
@@ -158,6 +172,26 @@ def _figures(rank: RankReading, now: Reading, before: Reading | None) -> RankFig
         late_share=share(rank.late_s, earlier.late_s if earlier is not None else 0.0),
         counters={"waited_s": rank.waited_s, "late_s": rank.late_s, **rank.counters},
     )
+
+
+def _links(now: Reading, before: Reading | None) -> list[LinkFigures]:
+    """Of a host's ranks the one whose connections were busy longest counts, and the bytes of all."""
+    known = {rank.rank: rank for rank in before.ranks} if before is not None else {}
+    found: dict[tuple[int, int], LinkFigures] = {}
+    for rank in now.ranks:
+        earlier = known.get(rank.rank)
+        if before is None or earlier is None or len(earlier.links) != len(rank.links):
+            continue
+        elapsed_s = (now.at_s - rank.age_s) - (before.at_s - earlier.age_s)
+        for link, link_before in zip(rank.links, earlier.links, strict=True):
+            if elapsed_s <= _SAME_S or not _is_known(rank):
+                continue
+            key = (rank.host, link.host)
+            last = found.get(key, LinkFigures(*key, 0.0, 0.0))
+            share = min(1.0, max(0.0, link.busy_s - link_before.busy_s) / elapsed_s)
+            rate = max(0, link.nbytes - link_before.nbytes) / elapsed_s
+            found[key] = LinkFigures(*key, last.bytes_per_s + rate, max(last.busy_share, share))
+    return sorted(found.values(), key=lambda link: -link.busy_share)
 
 
 def _is_known(rank: RankReading) -> bool:

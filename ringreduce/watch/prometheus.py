@@ -64,6 +64,12 @@ def _lines(jobs: Sequence[JobFigures]) -> Iterator[str]:
             for rank in job.ranks:
                 if (value := metric.value(rank)) is not None:
                     yield f'{metric.name}{{pid="{job.pid}",rank="{rank.rank}"}} {value!r}'
+    yield "# HELP ringreduce_link_busy_share Share of the time in which the link had unsent bytes."
+    yield "# TYPE ringreduce_link_busy_share gauge"
+    for job in jobs:
+        for link in job.links:
+            ends = f'from_host="{link.from_host}",to_host="{link.to_host}"'
+            yield f'ringreduce_link_busy_share{{pid="{job.pid}",{ends}}} {link.busy_share!r}'
     yield "# HELP ringreduce_failed 1: the job has failed."
     yield "# TYPE ringreduce_failed gauge"
     for job in jobs:

@@ -8,6 +8,10 @@ from typing import TypeVar
 from ringreduce.timeline.wording import counted, nbytes, percent, printable
 from ringreduce.watch.figures import JobFigures, RankFigures
 
+MOST_LINKS = 8
+BUSY_SHARE = 0.05
+"""Of links that are less busy nothing is said."""
+
 _HOST = "HOST"
 _HEADINGS = ("RANK", "PID", "CPU", "OPS/S", "BYTES/S", "WAITS", "LATE", "STATE")
 _MOST_OF_A_LINE = 2000
@@ -25,6 +29,13 @@ def lines(job: JobFigures) -> list[str]:
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
         text.append("  ".join([*cells, row[-1]]))
+    names = {rank.host: printable(rank.hostname or str(rank.host), 24) for rank in job.ranks}
+    for link in job.links[:MOST_LINKS]:
+        if link.busy_share >= BUSY_SHARE:
+            text.append(
+                f"link {names.get(link.from_host, link.from_host)} -> {names.get(link.to_host, link.to_host)}: busy "
+                f"{percent(link.busy_share)}, {nbytes(link.bytes_per_s)}/s"
+            )
     if job.late:
         text.append(printable(job.late, _MOST_OF_A_LINE))
     if job.failure:

@@ -251,7 +251,12 @@ TEST_CASE("frames: a host shows its ranks to the first, once a second") {
   Listener listener(kMe, &recorder);
   listener.takes = false;
   CHECK(listener.hear() == "");
+  const int64_t shown_ns = now_ns();
+  wait_for([&] { return now_ns() - shown_ns > 1'100'000'000; });
+  CHECK(listener.hear() == "");  // nothing is added to what the link has not taken
   listener.takes = true;
+  CHECK(listener.hear() == "");
+  CHECK(listener.shown == std::vector<int>{2, 3});
   wait_for([&] { return listener.hear() == "" && listener.shown.size() >= 4; });
   CHECK(std::vector<int>(listener.shown.begin(), listener.shown.begin() + 4) == std::vector<int>{2, 3, 2, 3});
 

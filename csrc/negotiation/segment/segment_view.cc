@@ -14,14 +14,14 @@ namespace {
 
 // Memory that its writer may be writing, or may never have written.
 template <size_t N>
-std::string text_at(const char (&place)[N]) {
+std::string text_from(const char (&place)[N]) {
   char copy[N];
   std::memcpy(copy, place, N);
   return std::string(copy, ::strnlen(copy, N));
 }
 
 // kind: WaitLine's.
-std::string kind_text(uint32_t kind) {
+std::string kind_name(uint32_t kind) {
   switch (kind) {
 #define RR_CASE(id, upper, lower)           \
   case static_cast<uint32_t>(Kind::id) + 1: \
@@ -64,15 +64,15 @@ SegmentView::Head SegmentView::head_of(int fd) {
     throw InvalidArgumentError("a job's memory speaks of " + std::to_string(identity.size) + " ranks on " +
                                std::to_string(identity.hosts) + " hosts");
   }
-  return {identity.size, identity.hosts, identity.host, text_at(identity.context)};
+  return {identity.size, identity.hosts, identity.host, text_from(identity.context)};
 }
 
 SegmentView::Snapshot SegmentView::read() const {
   const Header& header = control_.header();
   Snapshot snapshot;
   snapshot.sampled_s = static_cast<double>(header.sampled_ns.load(std::memory_order_acquire)) * 1e-9;
-  if (const auto late = control_.late_text().read()) snapshot.late = text_at(late->text);
-  if (header.failed.load(std::memory_order_acquire) == 2) snapshot.failure = text_at(header.failure_text);
+  if (const auto late = control_.late_text().read()) snapshot.late = text_from(late->text);
+  if (header.failed.load(std::memory_order_acquire) == 2) snapshot.failure = text_from(header.failure_text);
   for (int r = 0; r < size(); ++r) snapshot.ranks.push_back(rank(r));
   return snapshot;
 }
@@ -85,7 +85,7 @@ SegmentView::Rank SegmentView::rank(int rank) const {
   known.job_rank = facts.job_rank;
   known.attendance = line.attendance.load(std::memory_order_acquire);
   if (known.attendance > Attendance::kClosed) known.attendance = Attendance::kAbsent;
-  if (has_left(known.attendance)) known.cause = text_at(control_.cause(rank).text);
+  if (has_left(known.attendance)) known.cause = text_from(control_.cause(rank).text);
   known.has_joined = line.joined.load(std::memory_order_relaxed) != 0;
   ShownRank shown = {};
   if (facts.host == host_) {
@@ -94,7 +94,7 @@ SegmentView::Rank SegmentView::rank(int rank) const {
     shown = elsewhere->shown;
     known.age_s = static_cast<double>(now_ns() - elsewhere->told_ns) * 1e-9;
   }
-  known.hostname = text_at(shown.hostname);
+  known.hostname = text_from(shown.hostname);
   known.pid = shown.pid;
   if (shown.is_waiting != 0) known.wait = wait(shown);
   known.waited_s = static_cast<double>(shown.waited_ns) * 1e-9;
@@ -111,7 +111,7 @@ SegmentView::Rank SegmentView::rank(int rank) const {
 }
 
 SegmentView::Wait SegmentView::wait(const ShownRank& shown) const {
-  Wait wait{kind_text(shown.kind), text_at(shown.wait_text), {}};
+  Wait wait{kind_name(shown.kind), text_from(shown.wait_text), {}};
   for (int r = 0; r < size(); ++r) {
     if (shown.missing.test(r)) wait.missing.push_back(r);
   }

@@ -30,8 +30,8 @@ from ranks import clean_environment, start_ranks
 from watch_programs import waits_for_rank_1
 
 from ringreduce.watch import prometheus, table
-from ringreduce.watch.figures import SILENT_S, WINDOW_S, JobFigures, Watched
-from ringreduce.watch.jobs import Job, RankReading, Reading, Wait
+from ringreduce.watch.figures import SILENT_S, WINDOW_S, JobFigures, LinkFigures, Watched
+from ringreduce.watch.jobs import Job, LinkReading, RankReading, Reading, Wait
 from ringreduce.watch.processes import Process
 
 COUNTERS = {"operations": 0, "bytes_moved": 0, "bytes_on_wire": 0}
@@ -85,6 +85,22 @@ def test_figures_of_a_rank_elsewhere_are_of_when_they_were_told() -> None:
     assert (rank.operations_per_s, rank.waited_share) == (200, pytest.approx(0.2))
     rank = figures(told(10.0, 0.5, 100), told(10.2, 0.7, 100), hosts=2).ranks[1]
     assert (rank.operations_per_s, rank.waited_share) == (None, None)  # no news
+
+
+def test_links_are_of_hosts_the_busiest_first() -> None:
+    def sends(rank: int, nbytes: int, busy_s: float, host: int = 0) -> RankReading:
+        links = (LinkReading(1 - host, nbytes, busy_s),)
+        return replace(RANK, rank=rank, host=host, hostname=f"n{host}", is_here=host == 0, links=links)
+
+    seen = figures(
+        reading(10.0, sends(0, 0, 0.0), sends(1, 50, 0.1), sends(2, 0, 0.0, host=1)),
+        reading(12.0, sends(0, 200, 0.2), sends(1, 250, 1.1), sends(2, 10, 1.8, host=1)),
+        hosts=2,
+    )
+    assert seen.links == (LinkFigures(1, 0, 5.0, 0.9), LinkFigures(0, 1, 200.0, 0.5))
+    assert table.lines(seen)[-2:] == ["link n1 -> n0: busy 90 %, 5 B/s", "link n0 -> n1: busy 50 %, 200 B/s"]
+    text = prometheus.text([seen])
+    assert 'ringreduce_link_busy_share{pid="4711",from_host="0",to_host="1"} 0.5\n' in text
 
 
 def test_of_one_reading_there_are_no_rates_nor_where_nothing_was_sampled() -> None:
@@ -156,7 +172,7 @@ def test_prometheus_text_is_whole_and_exact() -> None:
             assert found, line
             assert math.isfinite(float(found[3]))
             samples[found[1]] = float(found[3])
-    assert samples.keys() == kinds.keys()
+    assert samples.keys() == kinds.keys() - {"ringreduce_link_busy_share"}  # of several hosts
     assert 'ringreduce_moved_bytes_total{pid="4711",rank="0"} 9007199254740993\n' in text
     assert samples["ringreduce_operations_total"] == 3
     assert samples["ringreduce_up"] == 1
