@@ -59,7 +59,7 @@ void bind_watch(py::module_& m) {
       .def_property_readonly("hosts", &SegmentView::hosts)
       .def_property_readonly("host", &SegmentView::host)
       .def_property_readonly("context", [](const SegmentView& view) { return text(view.context()); })
-      .def("read", [](const SegmentView& view) {
+      .def("read", [](SegmentView& view) {
         const SegmentView::Snapshot snapshot = view.read();
         py::list ranks;
         for (const SegmentView::Rank& rank : snapshot.ranks) ranks.append(as_dict(rank));

@@ -35,7 +35,8 @@ enum class FrameType : uint16_t {
   kStatus,
   kClockAsked,  // what the first host's clock shows
   kClock,
-  kShown,  // a rank, as who looks on sees it
+  kShown,       // a rank, as who looks on sees it
+  kShownTaken,  // all of a host's
 };
 
 struct FrameHead {

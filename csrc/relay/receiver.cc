@@ -74,6 +74,7 @@ void Receiver::check_sender(int host, const FrameParser& frame) const {
     case FrameType::kFreeze:
     case FrameType::kVerdict:
     case FrameType::kClock:
+    case FrameType::kShownTaken:
       frame.expect(host == 0, "only the leader of the first host sends");
       break;
     case FrameType::kLogged:
@@ -156,7 +157,10 @@ bool Receiver::apply(int host, FrameParser& frame) {
       clock_.apply_answer(frame);
       return true;
     case FrameType::kShown:
-      shown_.apply(frame);
+      shown_.apply(host, frame);
+      return true;
+    case FrameType::kShownTaken:
+      shown_.apply_answer(frame);
       return true;
   }
   return true;  // check_sender() knows all types

@@ -18,7 +18,8 @@ class ShownRelay {
   // Tells it, when it is time.
   void collect();
   // --- what other leaders send
-  void apply(FrameParser& frame);
+  void apply(int host, FrameParser& frame);
+  void apply_answer(const FrameParser& frame);
 
  private:
   const ControlSegment& control_;
@@ -26,6 +27,7 @@ class ShownRelay {
   LeaderLinks& links_;
   const bool tells_;
   int64_t told_ns_ = 0;
+  bool is_answered_ = true;
 };
 
 }  // namespace rr

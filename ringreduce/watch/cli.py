@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +18,9 @@ from ringreduce.watch.board import Board
 ONCE_S = 1.0
 """`--once` takes two looks so far apart: rates need two."""
 
+TERMINAL_S = 0.25
+PROMETHEUS_S = 5.0
+
 LEAST_S = 0.05
 """Jobs are sampled so often (csrc/engine/wait_sampler.cc); looking more often shows nothing new."""
 
@@ -23,30 +28,42 @@ MOST_S = 3600.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command. Returns 0; 1 where no job runs; 2 where one cannot be read, or an option is wrong."""
+    """Runs the command. Returns 0; 1 where no job runs; 2 where none can be read, or an option is wrong."""
     options = _options(argv)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # whoever has something to put back does so
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        board = Board(options.process)
-        if options.web is not None:
-            from ringreduce.watch import web
-
-            return web.serve(board, options.web, options.interval)
-        if options.prometheus is not None:
-            from ringreduce.watch import prometheus
-
-            return prometheus.write_again_and_again(board, options.prometheus, options.interval or 5.0)
-        if options.once:
-            return _once(board, options)
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            raise InvalidArgumentError("this is no terminal: give --once, --web or --prometheus FILE")
-        from ringreduce.watch import terminal
-
-        return terminal.show(board, options.interval or 0.25)
+        return _run(options)
     except Error as error:
+        print(f"ringreduce top: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at its end
+        return 1
+    except OSError as error:
         print(f"ringreduce top: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    board = Board(options.process)
+    if options.web is not None:
+        from ringreduce.watch import web
+
+        return web.serve(board, options.web, options.interval or TERMINAL_S)
+    if options.prometheus is not None:
+        from ringreduce.watch import prometheus
+
+        return prometheus.write_again_and_again(board, options.prometheus, options.interval or PROMETHEUS_S)
+    if options.once:
+        return _once(board, options)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise InvalidArgumentError("this is no terminal: give --once, --web or --prometheus FILE")
+    from ringreduce.watch import terminal
+
+    return terminal.show(board, options.interval or TERMINAL_S)
 
 
 def _once(board: Board, options: argparse.Namespace) -> int:
@@ -57,10 +74,14 @@ def _once(board: Board, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"jobs": [job.as_json() for job in jobs]}, indent=1))
     else:
-        print("\n\n".join("\n".join(table.lines(job)) for job in jobs) or "no job of yours runs on this host")
+        none = "" if board.unreadable else "no job of yours runs on this host"
+        print("\n\n".join("\n".join(table.lines(job)) for job in jobs) or none)
     for why in board.unreadable:
         print(f"ringreduce top: {why}", file=sys.stderr)
-    return 0 if jobs else 1
+    sys.stdout.flush()
+    if jobs:
+        return 0
+    return 2 if board.unreadable else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,7 +111,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="with --once: as JSON")
     parser.add_argument(
-        "--interval", type=_seconds, metavar="SECONDS", help="between two looks (default: 0.25; --once: 1)"
+        "--interval",
+        type=_seconds,
+        metavar="SECONDS",
+        help="between two looks (default: 0.25; --once: 1; --prometheus: 5)",
     )
     return parser
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ringreduce.timeline.wording import counted, printable
 from ringreduce.watch.jobs import Job, RankReading, Reading
 
 WINDOW_S = 2.0
@@ -14,6 +16,7 @@ WINDOW_S = 2.0
 _SAME_S = 0.001
 """Two readings of a rank elsewhere may be of the same news."""
 
+_MOST_OF_A_COMMAND = 200
 _BUSY_SHARE = 0.5
 """Of a core: a rank that waits for nobody and uses less waits for input, a disk, a lock or a device."""
 
@@ -48,11 +51,14 @@ class RankFigures:
     cpu_share: float | None
     """Of one core, by all its threads: 2.0 are two cores."""
     waited_share: float | None
-    """0 to 1: of its time, in which it waited for others in a call."""
+    """0 to 1: of its time, in which it waited in a call, for other ranks or for bytes under way."""
     late_share: float | None
-    """0 to 1: of the time, in which most others waited for it."""
+    """0 to 1: of the time, in which most others waited for it. None also where the job has several process groups: each
+    sees the waits in its own operations only."""
     counters: dict[str, float]
-    """Since init(): waited_s and late_s in seconds, and the counters of ringreduce.stats()."""
+    """Since init(): waited_s in seconds, late_s where late_share is known, and the counters of ringreduce.stats()."""
+    text: str = ""
+    """The state in words."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class JobFigures:
     """A job's table."""
 
     pid: int
-    """Of its first process on this host."""
+    """Of the process that was started first on this host."""
     command: str
     size: int
     hosts: int
@@ -89,7 +95,7 @@ class JobFigures:
 
     def as_json(self) -> dict[str, Any]:
         """As `ringreduce top --once --json` prints it."""
-        return asdict(self)
+        return {**asdict(self), "title": title(self)}
 
 
 SILENT_S = 5.0
@@ -120,7 +126,7 @@ class Watched:
             has_ended=now.has_ended,
             late=now.late,
             failure=now.failure,
-            ranks=tuple(_figures(rank, now, before) for rank in now.ranks),
+            ranks=tuple(_figures(rank, now, before, self.job.groups == 0) for rank in now.ranks),
             links=tuple(_links(now, before)),
         )
         return self._last
@@ -134,7 +140,7 @@ class Watched:
         return before
 
 
-def _figures(rank: RankReading, now: Reading, before: Reading | None) -> RankFigures:
+def _figures(rank: RankReading, now: Reading, before: Reading | None, is_one_group: bool) -> RankFigures:
     earlier = next((one for one in before.ranks if one.rank == rank.rank), None) if before is not None else None
     elapsed_s = sampled_s = 0.0  # between what is known of the rank then and now
     if before is not None and earlier is not None and _is_known(rank) and _is_known(earlier):
@@ -154,7 +160,7 @@ def _figures(rank: RankReading, now: Reading, before: Reading | None) -> RankFig
         cpu_share = max(0.0, rank.process.cpu_s - earlier.process.cpu_s) / elapsed_s
     state = _state(rank, cpu_share)
     waits = state in ("waiting", "joined", "stopped") and rank.wait is not None
-    return RankFigures(
+    found = RankFigures(
         rank=rank.rank,
         host=rank.host,
         hostname=rank.hostname or None,
@@ -169,9 +175,10 @@ def _figures(rank: RankReading, now: Reading, before: Reading | None) -> RankFig
         wire_bytes_per_s=rate("bytes_on_wire"),
         cpu_share=cpu_share,
         waited_share=share(rank.waited_s, earlier.waited_s if earlier is not None else 0.0),
-        late_share=share(rank.late_s, earlier.late_s if earlier is not None else 0.0),
-        counters={"waited_s": rank.waited_s, "late_s": rank.late_s, **rank.counters},
+        late_share=share(rank.late_s, earlier.late_s if earlier is not None else 0.0) if is_one_group else None,
+        counters={"waited_s": rank.waited_s, **({"late_s": rank.late_s} if is_one_group else {}), **rank.counters},
     )
+    return replace(found, text=state_text(found))
 
 
 def _links(now: Reading, before: Reading | None) -> list[LinkFigures]:
@@ -198,6 +205,50 @@ def _is_known(rank: RankReading) -> bool:
     return rank.is_here or (rank.hostname != "" and rank.age_s < SILENT_S)
 
 
+def state_text(rank: RankFigures) -> str:
+    """In words: "waiting in allreduce 'loss' #12 for ranks 1, 3"."""
+    if rank.state == "elsewhere":
+        return "on another host, and nothing is heard of it here"
+    if rank.state == "unseen":
+        return "unseen: its process has ended, or is hidden from this user"
+    if rank.state == "idle":
+        return "idle: waits for input, a disk, a lock or a device"
+    text = rank.state
+    if rank.operation:
+        text += f" in {printable(rank.operation, 120)}"
+    if rank.missing:
+        text += f" for {_listed(rank.missing)}"
+    if rank.cause:
+        text += f": {printable(rank.cause, 400)}"
+    return text
+
+
+def title(job: JobFigures) -> str:
+    """ "job 4711  python train.py  4 ranks  for 2:13:05"."""
+    parts = [f"job {job.pid}", printable(job.command, _MOST_OF_A_COMMAND), counted(job.size, "rank")]
+    if job.hosts > 1:
+        parts.append(counted(job.hosts, "host"))
+    if job.groups:
+        parts.append(f"{counted(job.groups, 'process group')} beside the default one")
+    parts.append(f"for {_clock(job.running_s)}")
+    return "  ".join(filter(None, parts))
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    most = 8
+    text = ", ".join(str(rank) for rank in ranks[:most])
+    if len(ranks) > most:
+        text += f" and {len(ranks) - most} others"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"
+
+
+def _clock(seconds: float) -> str:
+    """ "0:07", "2:13:05"."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def _state(rank: RankReading, cpu_share: float | None) -> str:
     if rank.attendance in ("left", "removed"):
         return rank.attendance
@@ -205,7 +256,7 @@ def _state(rank: RankReading, cpu_share: float | None) -> str:
         return "elsewhere"
     if rank.attendance == "absent":
         return "starting"
-    if rank.is_here and rank.process is None:
+    if rank.is_here and rank.process is None and rank.pid != 0:
         return "dead"
     if rank.process is not None and rank.process.state in "Tt":
         return "stopped"
@@ -213,6 +264,8 @@ def _state(rank: RankReading, cpu_share: float | None) -> str:
         return "joined"
     if rank.wait is not None:
         return "waiting"
+    if rank.is_here and rank.process is None:
+        return "unseen"
     if rank.process is None or rank.process.state == "R" or cpu_share is None or cpu_share >= _BUSY_SHARE:
         return "computing"
     return "idle"

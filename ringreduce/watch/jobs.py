@@ -51,9 +51,10 @@ class RankReading:
     age_s: float
     """How old the figures are: ranks elsewhere tell the first host each second."""
     pid: int
-    """As this process sees it, or elsewhere as the rank does; 0: not known."""
+    """As this process sees it, or elsewhere as the rank does; 0: not known, it may have ended before it was seen, or be
+    hidden from this user."""
     process: Process | None
-    """None: it has ended, or runs elsewhere."""
+    """None: it has ended, runs elsewhere, or is not known."""
     attendance: str
     """absent, present, left or removed."""
     has_joined: bool
@@ -82,8 +83,9 @@ class Reading:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no process of the job is left on this host."""
-        return not any(rank.process is not None for rank in self.ranks if rank.is_here)
+        """Whether no process of the job is left on this host, of those that were seen."""
+        here = [rank for rank in self.ranks if rank.is_here and rank.pid != 0]
+        return bool(here) and not any(rank.process is not None for rank in here)
 
 
 @dataclass
@@ -91,31 +93,41 @@ class _Context:
     """One memory of a job, and the processes that hold it."""
 
     view: _core.SegmentView
-    pids: frozenset[int]
+    started: dict[int, float] = field(default_factory=dict)
+    """By process: when it was started. A number may be another process's later."""
     inner: dict[int, int] = field(default_factory=dict)
-    """Their numbers as they see themselves."""
+    """Process by its number as it sees itself."""
+
+    @property
+    def pids(self) -> frozenset[int]:
+        return frozenset(self.started)
 
     def learn(self, pids: Iterable[int]) -> None:
         """Takes note of the processes that hold the memory now; one that holds it no more was a rank all the same."""
-        self.pids |= frozenset(pids)
-        for pid in self.pids:
-            if pid not in self.inner and (own := processes.inner_pid(pid)) != 0:
-                self.inner[own] = pid
+        for pid in pids:
+            now, own = processes.process(pid), processes.inner_pid(pid)
+            if now is not None and own != 0:
+                self.started.setdefault(pid, now.started_s)
+                self.inner.setdefault(own, pid)
+
+    def living(self, pid: int) -> Process | None:
+        """The process that was seen to hold the memory; None: it has ended."""
+        now = processes.process(pid) if pid in self.started else None
+        return None if now is None or now.state in "ZX" or now.started_s != self.started[pid] else now
 
 
 class Job:
-    """A job with ranks on this host."""
+    """A job with ranks on this host. pid: of the process that was started first, as far as they are seen."""
 
     def __init__(self, contexts: Sequence[_Context]) -> None:
         # The job's own context, or the default group of torch.distributed, has all ranks and is the first one made.
         self._contexts = sorted(contexts, key=lambda context: (-context.view.size, context.view.context))
         self.size = self._contexts[0].view.size
         self.hosts = self._contexts[0].view.hosts
-        self.pid = min(self.pids)
+        started = {pid: at_s for context in self._contexts for pid, at_s in context.started.items()}
+        self.pid = min(started, key=lambda pid: (started[pid], pid))
         self.command = processes.command(self.pid)
-        now = processes.process(self.pid)
-        self._started_s = now.started_s if now is not None else processes.uptime_s()
-        """When its first process was started, in seconds since the machine was."""
+        self._started_s = started[self.pid]
 
     @property
     def pids(self) -> frozenset[int]:
@@ -137,16 +149,31 @@ class Job:
         snapshots = []
         for context in self._contexts:
             snapshot = cast("dict[str, Any]", context.view.read())
+            _renumber(snapshot)
             snapshots.append(snapshot)
             for rank in _ranks(context, snapshot["ranks"]):
                 rows[rank.rank] = _added(rows[rank.rank], rank) if rank.rank in rows else rank
         return Reading(
             at_s=time.monotonic(),
             sampled_s=snapshots[0]["sampled_s"],
-            late="; ".join(filter(None, (snapshot["late"] for snapshot in snapshots))),
+            late=snapshots[0]["late"] if len(snapshots) == 1 else "",
             failure=next(filter(None, (snapshot["failure"] for snapshot in snapshots)), ""),
             ranks=tuple(rows[rank] for rank in sorted(rows)),
         )
+
+
+def _renumber(snapshot: dict[str, Any]) -> None:
+    """Of a group of some of the job's ranks: its texts speak of ranks as the group counts them."""
+    job_ranks = [rank["job_rank"] for rank in snapshot["ranks"]]
+    if job_ranks == list(range(len(job_ranks))):
+        return
+    of_group = f"in the process group of ranks {job_ranks}, which it counts from 0: "
+    snapshot["late"] = snapshot["late"] and of_group + snapshot["late"]
+    snapshot["failure"] = snapshot["failure"] and of_group + snapshot["failure"]
+    for rank in snapshot["ranks"]:
+        rank["cause"] = rank["cause"] and of_group + rank["cause"]
+        if rank["wait"] and not rank["wait"]["kind"]:
+            rank["wait"]["text"] = "a message"  # the text has a rank's number, and so has `missing`
 
 
 def _ranks(context: _Context, shown: Sequence[dict[str, Any]]) -> Iterable[RankReading]:
@@ -162,7 +189,7 @@ def _ranks(context: _Context, shown: Sequence[dict[str, Any]]) -> Iterable[RankR
             is_here=is_here,
             age_s=rank["age_s"],
             pid=pid,
-            process=_living(pid) if is_here else None,
+            process=context.living(pid) if is_here else None,
             attendance=rank["attendance"],
             has_joined=rank["has_joined"],
             cause=rank["cause"],
@@ -172,11 +199,6 @@ def _ranks(context: _Context, shown: Sequence[dict[str, Any]]) -> Iterable[RankR
             counters=rank["stats"],
             links=tuple(LinkReading(link["host"], link["nbytes"], link["busy_s"]) for link in rank["links"]),
         )
-
-
-def _living(pid: int) -> Process | None:
-    now = processes.process(pid) if pid != 0 else None
-    return None if now is None or now.state in "ZX" else now
 
 
 def _added(rank: RankReading, other: RankReading) -> RankReading:
@@ -230,7 +252,7 @@ class Jobs:
             for path in paths.values():
                 try:
                     with processes.opened(path, memory) as fd:
-                        self._contexts[memory] = _Context(_core.SegmentView(fd), frozenset())
+                        self._contexts[memory] = _Context(_core.SegmentView(fd))
                     break
                 except (OSError, Error) as error:
                     why = str(error)

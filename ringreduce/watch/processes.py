@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from ringreduce.errors import InvalidArgumentError
 
-_PREFIX = "/memfd:ringreduce."
-"""How /proc calls the memory of a job: the label of each begins so (job/rendezvous.py, torch/distributed/group.py)."""
+_PREFIXES = ("/memfd:ringreduce.world.", "/memfd:ringreduce.torch.")
+"""How /proc calls the memory of a job's ranks: by its label, from basics.py and torch/distributed/group.py."""
 
 _CLOCK_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -52,7 +52,7 @@ def memories(pid: int) -> dict[Memory, str]:
         for name in os.listdir(folder):
             path = f"{folder}/{name}"
             with suppress(OSError):
-                if os.readlink(path).startswith(_PREFIX):
+                if os.readlink(path).startswith(_PREFIXES):
                     info = os.stat(path)
                     held[Memory(info.st_dev, info.st_ino)] = path
     return held
@@ -61,7 +61,7 @@ def memories(pid: int) -> dict[Memory, str]:
 @contextmanager
 def opened(path: str, memory: Memory) -> Iterator[int]:
     """A descriptor of the memory file, for reading. The process may have put another file in its place meanwhile."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)  # that might be a FIFO, or a terminal
     try:
         info = os.fstat(fd)
         if (info.st_dev, info.st_ino) != memory:

@@ -14,7 +14,8 @@ from ringreduce.timeline.whole_file import whole_file
 from ringreduce.watch.board import Board
 from ringreduce.watch.figures import JobFigures, RankFigures
 
-_GONE = ("dead", "left", "removed", "starting")
+_UP = {"dead": 0.0, "left": 0.0, "removed": 0.0, "elsewhere": None, "unseen": None}
+"""Of a rank's process, by its state; 1.0 in all others. None: not known."""
 
 
 class _Metric(NamedTuple):
@@ -26,7 +27,7 @@ class _Metric(NamedTuple):
 
 def _counter(name: str, counter: str, help_text: str) -> _Metric:
     def value(rank: RankFigures) -> float | None:
-        return None if rank.state == "elsewhere" else rank.counters[counter]
+        return None if rank.state == "elsewhere" else rank.counters.get(counter)
 
     return _Metric(f"ringreduce_{name}_total", "counter", help_text, value)
 
@@ -35,20 +36,26 @@ _METRICS = (
     _counter("operations", "operations", "Operations that the rank has submitted since init()."),
     _counter("moved_bytes", "bytes_moved", "Bytes of operands of operations that have ended on the rank."),
     _counter("wire_bytes", "bytes_on_wire", "Bytes that the rank has sent to other hosts."),
-    _counter("waited_seconds", "waited_s", "Time in which the rank waited for others."),
+    _counter("waited_seconds", "waited_s", "Time in which the rank waited in a call."),
     _counter("late_seconds", "late_s", "Time in which most others waited for the rank."),
     _Metric("ringreduce_cpu_share", "gauge", "Cores that the rank's process uses.", lambda rank: rank.cpu_share),
-    _Metric("ringreduce_up", "gauge", "1: the rank's process lives.", lambda rank: float(rank.state not in _GONE)),
+    _Metric("ringreduce_up", "gauge", "1: the rank's process lives.", lambda rank: _UP.get(rank.state, 1.0)),
 )
 
 
 def write_again_and_again(board: Board, path: Path, interval_s: float) -> int:
-    """Writes the file until the process is interrupted; while no job runs, there are no figures in it."""
-    while True:
-        jobs = board.look()
-        with whole_file(path) as file:
-            file.write(text(jobs).encode())
-        time.sleep(interval_s)
+    """Writes the file until the process is interrupted, and removes it then: its figures would be old.
+
+    While no job runs, there are no figures in it.
+    """
+    try:
+        while True:
+            jobs = board.look()
+            with whole_file(path) as file:
+                file.write(text(jobs).encode())
+            time.sleep(interval_s)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def text(jobs: Sequence[JobFigures]) -> str:

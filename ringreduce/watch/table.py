@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
-from ringreduce.timeline.wording import counted, nbytes, percent, printable
-from ringreduce.watch.figures import JobFigures, RankFigures
+from ringreduce.timeline.wording import nbytes, percent, printable
+from ringreduce.watch.figures import JobFigures, RankFigures, title
 
 MOST_LINKS = 8
 BUSY_SHARE = 0.05
@@ -15,7 +15,6 @@ BUSY_SHARE = 0.05
 _HOST = "HOST"
 _HEADINGS = ("RANK", "PID", "CPU", "OPS/S", "BYTES/S", "WAITS", "LATE", "STATE")
 _MOST_OF_A_LINE = 2000
-_MOST_OF_A_COMMAND = 200
 
 
 def lines(job: JobFigures) -> list[str]:
@@ -25,7 +24,7 @@ def lines(job: JobFigures) -> list[str]:
         hosts = [_HOST, *(printable(rank.hostname or str(rank.host), 24) for rank in job.ranks)]
         rows = [(row[0], host, *row[1:]) for row, host in zip(rows, hosts, strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    text = [_title(job)]
+    text = [title(job)]
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
         text.append("  ".join([*cells, row[-1]]))
@@ -45,32 +44,6 @@ def lines(job: JobFigures) -> list[str]:
     return text
 
 
-def state(rank: RankFigures) -> str:
-    """In words: "waiting in allreduce 'loss' #12 for ranks 1, 3"."""
-    if rank.state == "elsewhere":
-        return "on another host, not heard of: run `ringreduce top` there, or on rank 0's host"
-    if rank.state == "idle":
-        return "idle: waits for input, a disk, a lock or a device"
-    text = rank.state
-    if rank.operation:
-        text += f" in {printable(rank.operation, 120)}"
-    if rank.missing:
-        text += f" for {_listed(rank.missing)}"
-    if rank.cause:
-        text += f": {printable(rank.cause, 400)}"
-    return text
-
-
-def _title(job: JobFigures) -> str:
-    parts = [f"job {job.pid}", printable(job.command, _MOST_OF_A_COMMAND), counted(job.size, "rank")]
-    if job.hosts > 1:
-        parts.append(counted(job.hosts, "host"))
-    if job.groups:
-        parts.append(f"{counted(job.groups, 'process group')} beside the default one")
-    parts.append(f"for {_clock(job.running_s)}")
-    return "  ".join(filter(None, parts))
-
-
 def _row(rank: RankFigures) -> tuple[str, ...]:
     return (
         str(rank.rank),
@@ -80,7 +53,7 @@ def _row(rank: RankFigures) -> tuple[str, ...]:
         _known(rank.bytes_per_s, nbytes),
         _known(rank.waited_share, percent),
         _known(rank.late_share, percent),
-        state(rank),
+        rank.text,
     )
 
 
@@ -89,18 +62,3 @@ _Value = TypeVar("_Value")
 
 def _known(value: _Value | None, text: Callable[[_Value], str]) -> str:
     return "-" if value is None else text(value)
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    most = 8
-    text = ", ".join(str(rank) for rank in ranks[:most])
-    if len(ranks) > most:
-        text += f" and {len(ranks) - most} others"
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"
-
-
-def _clock(seconds: float) -> str:
-    """ "0:07", "2:13:05"."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -18,15 +18,17 @@ from ringreduce.watch.board import Board
 # ECMA-48 and xterm's control sequences.
 _OTHER_SCREEN, _FIRST_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+_QUIT = ("q", "Q", "\x1b", "\x03", "\x04", "\x1c")
+"""q, escape, and what ^C, ^D and ^\\ send. Other keys send several characters that begin with escape."""
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def show(board: Board, interval_s: float) -> int:
-    """Draws until q, Q, escape or the interrupt key is pressed. Returns the exit status."""
+    """Draws until q, escape or ^C is pressed. Returns the exit status."""
     with _keys() as pressed:
         while True:
             _draw(board)
-            if pressed(interval_s) in ("q", "Q", "\x1b", "\x03", "\x04"):
+            if pressed(interval_s) in _QUIT:
                 return 0
 
 
@@ -53,16 +55,19 @@ def _keys() -> Iterator[Callable[[float], str]]:
     before = termios.tcgetattr(terminal)
 
     def pressed(timeout_s: float) -> str:
-        """The key that is pressed within the time; "" if none is. The end of the input is ^D."""
+        """What is pressed within the time; "" if nothing is. The end of the input is ^D."""
         if not select.select([terminal], [], [], timeout_s)[0]:
             return ""
-        return os.read(terminal, 1).decode(errors="replace") or "\x04"
+        return os.read(terminal, 64).decode(errors="replace") or "\x04"
 
     tty.setcbreak(terminal)
+    keys = termios.tcgetattr(terminal)
+    keys[3] &= ~termios.ISIG  # ^Z would leave the shell with this screen
+    termios.tcsetattr(terminal, termios.TCSAFLUSH, keys)
     sys.stdout.write(_OTHER_SCREEN)
     try:
         yield pressed
     finally:
         sys.stdout.write(_FIRST_SCREEN)
         sys.stdout.flush()
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        termios.tcsetattr(terminal, termios.TCSAFLUSH, before)

@@ -25,7 +25,11 @@ from ringreduce.watch.figures import JobFigures
 LOOPBACK = "127.0.0.1"
 HISTORY_S = 120.0
 """A page that is opened later gets what was seen in this time before."""
-_INTERVAL_S = 0.25
+POINT_S = 0.5
+"""A chart has a point so often, not each time that somebody looks."""
+MOST_LINES = 32
+MOST_CONNECTIONS = 16
+"""At once. A browser takes one or two."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -48,10 +52,10 @@ class Recent:
     def add(self, jobs: Sequence[JobFigures], unreadable: Sequence[str]) -> None:
         """Takes what was seen now."""
         at_s = time.time()
-        point = {"at_s": at_s, "jobs": {str(job.pid): [_drawn(rank) for rank in job.ranks] for job in jobs}}
         with self._lock:
-            self._points.append(point)
-            while self._points[0]["at_s"] < at_s - HISTORY_S:
+            if not self._points or at_s - self._points[-1]["at_s"] >= POINT_S:
+                self._points.append({"at_s": at_s, "jobs": {str(job.pid): _point(job) for job in jobs}})
+            while self._points and self._points[0]["at_s"] < at_s - HISTORY_S:
                 self._points.popleft()
             self._now = [job.as_json() for job in jobs]
             self._unreadable = list(unreadable)
@@ -59,20 +63,25 @@ class Recent:
     def since(self, at_s: float) -> dict[str, Any]:
         """As the page gets it: {"jobs": as --once --json prints them, "unreadable": [...], "points": [...]}.
 
-        points: of the charts, later than at_s (seconds since 1970), oldest first: {"at_s": ..., "jobs": {PID: [{"rank":
-        0, "waited_share": 0.1, ...}, ...]}}.
+        points: of the charts, later than at_s (seconds since 1970), oldest first: {"at_s": ..., "jobs": {PID: {"ranks":
+        [0, 1, ...], "waited_share": [0.1, null, ...], ...}}}.
         """
         with self._lock:
             points = [point for point in self._points if point["at_s"] > at_s]
             return {"jobs": self._now, "unreadable": self._unreadable, "points": points}
 
 
-def _drawn(rank: Any) -> dict[str, Any]:
-    names = ("rank", "state", "waited_share", "late_share", "cpu_share", "bytes_per_s", "operations_per_s")
-    return {name: getattr(rank, name) for name in names}
+def _point(job: JobFigures) -> dict[str, list[float | None]]:
+    """Of each rank, by position; of many ranks those that others waited for the longest."""
+    ranks = sorted(job.ranks, key=lambda rank: -(rank.late_share or 0.0))[:MOST_LINES]
+    point: dict[str, list[float | None]] = {"ranks": [rank.rank for rank in ranks]}
+    for name in ("waited_share", "late_share", "cpu_share", "bytes_per_s", "operations_per_s"):
+        values = (getattr(rank, name) for rank in ranks)
+        point[name] = [None if value is None else float(f"{value:.4g}") for value in values]
+    return point
 
 
-def serve(board: Board, port: int, interval_s: float | None) -> int:
+def serve(board: Board, port: int, interval_s: float) -> int:
     """Looks at the jobs, and serves the page, until the process is interrupted. Prints the page's address.
 
     port: 0 for any that is free. Raises InvalidArgumentError where nothing can listen there.
@@ -90,7 +99,7 @@ def serve(board: Board, port: int, interval_s: float | None) -> int:
         try:
             while True:
                 recent.add(board.look(), board.unreadable)
-                time.sleep(interval_s or _INTERVAL_S)
+                time.sleep(interval_s)
         finally:
             server.shutdown()
             thread.join()
@@ -105,12 +114,30 @@ class _Server(ThreadingHTTPServer):
         self.secret = secret
         self.recent = recent
         self.page = Path(__file__).with_name("page.html").read_bytes()
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Refuses a connection too many: every user of the host can open some."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers on one connection until that ends."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of a client that goes away, or sends what is no request."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
-    timeout = 30  # seconds; a connection on which nothing is asked ends
+    timeout = 5  # seconds; a connection on which nothing is asked ends
 
     def do_GET(self) -> None:
         """Answers: the page at /SECRET/, the figures at /SECRET/figures?since=SECONDS."""
@@ -126,8 +153,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"the address is printed by ringreduce top --web\n")
 
     def _is_asked_here(self) -> bool:
-        port = self.server.server_port
-        return self.headers.get("Host", "") in (f"{LOOPBACK}:{port}", f"localhost:{port}")
+        host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
+        return host in (LOOPBACK, "localhost")  # whatever the port: it may be another one at this end of a tunnel
 
     def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)

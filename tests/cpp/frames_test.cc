@@ -257,6 +257,12 @@ TEST_CASE("frames: a host shows its ranks to the first, once a second") {
   listener.takes = true;
   CHECK(listener.hear() == "");
   CHECK(listener.shown == std::vector<int>{2, 3});
+  const int64_t told_ns = now_ns();
+  wait_for([&] { return now_ns() - told_ns > 1'100'000'000; });
+  CHECK(listener.hear() == "");  // nor before the first host has answered
+  CHECK(listener.shown == std::vector<int>{2, 3});
+  listener.said.begin(FrameType::kShownTaken, kPeer);
+  listener.said.end();
   wait_for([&] { return listener.hear() == "" && listener.shown.size() >= 4; });
   CHECK(std::vector<int>(listener.shown.begin(), listener.shown.begin() + 4) == std::vector<int>{2, 3, 2, 3});
 
@@ -286,6 +292,7 @@ TEST_CASE("frames: the first host keeps what is shown of another host's rank") {
   CHECK(kept->told_ns >= before_ns);
   CHECK(kept->shown.pid == 77);
   CHECK(kept->shown.stats[kStatsCount - 1] == 5);
+  CHECK(listener.answers == std::vector<FrameType>{FrameType::kShownTaken});  // after the last rank of the host
   CHECK(listener.control().link_score(3, 0).nbytes == 11);
   CHECK(listener.control().link_score(3, 1).busy_ns == 14);
 }
@@ -337,6 +344,7 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
       {"asks another host than the first", frame(FrameType::kClockAsked, kPeer)},
       {"shows a rank to another host than the first", frame(FrameType::kShown, 1, ShownRank{})},
       {"is about a rank of another host", frame(FrameType::kShown, kMe, ShownRank{})},
+      {"answers what nobody has shown", frame(FrameType::kShownTaken, kPeer)},
       {"is about another rank than its sender", frame(FrameType::kClockAsked, 1)},
       {"has a join without a stamp", frame(FrameType::kJoined, 1, uint64_t{0}, uint32_t{0})},
       {"has a value that its field cannot have", frame(FrameType::kJoined, 1, uint64_t{0}, uint32_t{kSize + 1})},

@@ -24,7 +24,7 @@ uint64_t stat(const SegmentView::Rank& rank, const std::string& name) {
 TEST_CASE("segment view: a rank that waits says in which operation and for whom, one that computes does not") {
   const Environment environment = {{"RINGREDUCE_LATE_WARNING", "0"}};
   CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {
-    const SegmentView view(rank.context.world_memory());
+    SegmentView view(rank.context.world_memory());
     sum_now(rank, rank.world, 1000, 1);
     barrier(rank.world);
     if (rank.rank == 2) {
@@ -51,7 +51,7 @@ TEST_CASE("segment view: a rank that waits says in which operation and for whom,
 
 TEST_CASE("segment view: of a wait for a message it tells which, and what was said of an earlier wait is not told") {
   CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
-    const SegmentView view(rank.context.world_memory());
+    SegmentView view(rank.context.world_memory());
     Floats data(1);
     for (int turn = 0; turn < 2; ++turn) {
       if (rank.rank == 0) {
@@ -75,7 +75,7 @@ TEST_CASE("segment view: of a wait for a message it tells which, and what was sa
 
 TEST_CASE("segment view: on the first host it shows the ranks of all hosts, on another one its own") {
   CHECK_NOTHROW(run_hosts({0, 1, 1}, [](Rank& rank) {
-    const SegmentView view(rank.context.world_memory());
+    SegmentView view(rank.context.world_memory());
     sum_now(rank, rank.world, 1000, 1);
     if (rank.rank == 0) {
       wait_for([&] {
@@ -104,7 +104,7 @@ TEST_CASE("segment view: on the first host it shows the ranks of all hosts, on a
 TEST_CASE("segment view: who has left, and why, and how the job has failed") {
   CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
     const Fd memory = Fd::duplicate(rank.context.world_memory());
-    const SegmentView view(memory.get());
+    SegmentView view(memory.get());
     if (rank.rank == 1) {
       barrier(rank.world);
       rank.context.shutdown("the disk is full");
@@ -174,7 +174,7 @@ TEST_CASE("segment view: garbage is read, and is nothing worse") {
     identity.hosts = 1;
     identity.host = 0;
     identity.magic.store(SegmentIdentity::kMagic);
-    const SegmentView view(fd.get());
+    SegmentView view(fd.get());
     const SegmentView::Snapshot seen = view.read();
     CHECK(seen.ranks.size() == 4);
     CHECK(view.context().size() == sizeof identity.context);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/clock.h"
 #include "base/errors.h"
 #include "engine/context.h"
 #include "engine/shown_wait.h"
@@ -10,7 +11,8 @@
 
 namespace rr {
 namespace {
-constexpr double kVerdictS = 10.0;  // the hosts take so long to settle a verdict, at most
+constexpr int64_t kToldNs = 2'000'000'000;  // hosts tell each other of an operation after a second (kLateS in group.cc)
+constexpr double kVerdictS = 10.0;          // the hosts take so long to settle a verdict, at most
 
 }  // namespace
 
@@ -18,6 +20,19 @@ std::string Waiter::call_text(const Operation& operation) const {
   const bool is_message = operation.ticket.tag == 0;
   return (is_message ? called(operation) : called_shortly(operation.kind, operation.name, operation.number)) +
          (parts_.from.id == 0 ? "" : " of process set [" + some_of(parts_.from.world_ranks) + "]");
+}
+
+// World ranks. The requests of another host for the log are known here once all its ranks have called, or the operation
+// takes long: until then nobody there is missed.
+std::vector<int> Waiter::missing_for_sure(const Operation& operation) const {
+  std::vector<int> missing = parts_.members.missing(operation);
+  const bool is_known = operation.ticket.tag == 0 || operation.quick || !parts_.from.hosts.several() ||
+                        now_ns() - operation.submitted_ns > kToldNs;
+  if (is_known) return missing;
+  const Hosts& hosts = parts_.context.world().hosts();
+  missing.erase(std::remove_if(missing.begin(), missing.end(), [&](int rank) { return !hosts.is_here(rank); }),
+                missing.end());
+  return missing;
 }
 
 // Behind "waits ".
@@ -60,8 +75,7 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
   DeadlockTimeout::Waiter waiter(parts_.context.deadlock_timeout());
   const auto tick = [&] {
     watchdog_.check(operation);
-    if (shown.is_shown())
-      parts_.context.tell_wait(shown.number(), call_text(operation), parts_.members.missing(operation));
+    if (shown.is_shown()) parts_.context.tell_wait(shown.number(), call_text(operation), missing_for_sure(operation));
     if (operation.ticket.tag == 0) return;
     if (timeout_s < 0)
       look_for_deadlock_timeout(waiter,

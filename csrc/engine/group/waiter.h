@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "engine/group/watchdog.h"
 #include "negotiation/deadlock_timeout.h"
@@ -42,6 +43,7 @@ class Waiter {
   bool unblock();
   void await_verdict(const std::function<bool()>& is_over);
   std::string call_text(const Operation& operation) const;
+  std::vector<int> missing_for_sure(const Operation& operation) const;
   std::string waits_for(const Operation& operation);
   void look_for_deadlock_timeout(DeadlockTimeout::Waiter& waiter, const std::string& waits_for);
   void give_back_name(const Operation& operation);

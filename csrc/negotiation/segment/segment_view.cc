@@ -40,7 +40,8 @@ SegmentView::SegmentView(int fd, Head head)
     : control_(ControlSegment::map(fd, head.size, Access::kRead)),
       hosts_(head.hosts),
       host_(head.host),
-      context_(std::move(head.context)) {}
+      context_(std::move(head.context)),
+      heard_(static_cast<size_t>(head.size)) {}
 
 SegmentView::Head SegmentView::head_of(int fd) {
   // A mapping of a file that shrinks is a SIGBUS.
@@ -67,7 +68,7 @@ SegmentView::Head SegmentView::head_of(int fd) {
   return {identity.size, identity.hosts, identity.host, text_from(identity.context)};
 }
 
-SegmentView::Snapshot SegmentView::read() const {
+SegmentView::Snapshot SegmentView::read() {
   const Header& header = control_.header();
   Snapshot snapshot;
   snapshot.sampled_s = static_cast<double>(header.sampled_ns.load(std::memory_order_acquire)) * 1e-9;
@@ -77,7 +78,7 @@ SegmentView::Snapshot SegmentView::read() const {
   return snapshot;
 }
 
-SegmentView::Rank SegmentView::rank(int rank) const {
+SegmentView::Rank SegmentView::rank(int rank) {
   const RankFacts& facts = control_.facts(rank);
   const RankLine& line = control_.line(rank);
   Rank known;
@@ -90,9 +91,13 @@ SegmentView::Rank SegmentView::rank(int rank) const {
   ShownRank shown = {};
   if (facts.host == host_) {
     shown = shown_rank(control_, rank);
-  } else if (const auto elsewhere = control_.rank_elsewhere(rank).read(); elsewhere && elsewhere->told_ns != 0) {
-    shown = elsewhere->shown;
-    known.age_s = static_cast<double>(now_ns() - elsewhere->told_ns) * 1e-9;
+  } else {
+    RankElsewhere& heard = heard_[static_cast<size_t>(rank)];
+    if (const auto news = control_.rank_elsewhere(rank).read()) heard = *news;
+    shown = heard.shown;
+    if (heard.told_ns != 0) known.age_s = static_cast<double>(now_ns() - heard.told_ns) * 1e-9;
+    // What the first host's ranks have waited for it.
+    shown.late_ns = std::max(shown.late_ns, control_.score(rank).late_ns.load(std::memory_order_relaxed));
   }
   known.hostname = text_from(shown.hostname);
   known.pid = shown.pid;

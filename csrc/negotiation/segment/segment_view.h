@@ -35,7 +35,7 @@ class SegmentView {
     int pid = 0;        // as the rank sees it; 0: it has not come
     std::optional<Wait> wait;
     double waited_s = 0;  // for others, since init()
-    double late_s = 0;    // others have waited for it
+    double late_s = 0;    // others have waited for it; the lowest rank of another host stands for all there
     std::vector<std::pair<const char*, uint64_t>> stats;
     std::vector<LinkTo> links;  // to other hosts, since init()
   };
@@ -54,7 +54,7 @@ class SegmentView {
   int hosts() const { return hosts_; }
   int host() const { return host_; }                       // this one, by number
   const std::string& context() const { return context_; }  // "": the job's own; else which of its contexts
-  Snapshot read() const;
+  Snapshot read();
 
  private:
   struct Head {
@@ -65,13 +65,14 @@ class SegmentView {
   };
   static Head head_of(int fd);
   SegmentView(int fd, Head head);
-  Rank rank(int rank) const;
+  Rank rank(int rank);
   Wait wait(const ShownRank& shown) const;
 
   ControlSegment control_;
   int hosts_;
   int host_;
   std::string context_;
+  std::vector<RankElsewhere> heard_;  // the last that was read whole, by rank
 };
 
 }  // namespace rr

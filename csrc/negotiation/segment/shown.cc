@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
+#include <string>
 
 #include "base/hash.h"
 #include "negotiation/segment/control_segment.h"
@@ -14,7 +15,14 @@
 namespace rr {
 
 uint64_t layout_hash() {
-  uint64_t hash = hash_of_text(RR_VERSION);
+  std::string names = RR_VERSION;
+#define RR_NAME_OF_STAT(name) names += " " #name;
+  RR_STATS(RR_NAME_OF_STAT)
+#undef RR_NAME_OF_STAT
+#define RR_NAME_OF_KIND(id, upper, lower) names += " " lower;
+  RR_KINDS(RR_NAME_OF_KIND)
+#undef RR_NAME_OF_KIND
+  uint64_t hash = hash_of_text(names);
   for (const size_t nbytes :
        {sizeof(SegmentIdentity), sizeof(Header), sizeof(RankLine), sizeof(RankCause), sizeof(RankWait),
         sizeof(WaitLine), sizeof(Seqlocked<WaitText>), sizeof(RankScore), sizeof(Seqlocked<LateText>), sizeof(Stats),

@@ -89,7 +89,7 @@ struct LateText {
 };
 static_assert(sizeof(LateText) == 1024);
 
-// Of all structures of a segment, and the version of this build.
+// Of the sizes of a segment's structures, the names in its tables, and the version of this build.
 uint64_t layout_hash();
 
 class ControlSegment;

@@ -198,7 +198,7 @@ def test_what_is_no_job() -> None:
 
 
 def test_memory_that_cannot_be_read_is_said_to_be_so() -> None:
-    with_other_content = os.memfd_create("ringreduce.test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with_other_content = os.memfd_create("ringreduce.world.test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     jobs = Jobs()
     try:
         info = os.fstat(with_other_content)
@@ -231,32 +231,36 @@ def test_the_memory_is_mapped_for_reading_alone() -> None:
         ranks.wait()
 
 
-def many_steps() -> list[float]:
+def many_steps() -> tuple[int, int]:
+    """Sums until the test says that it is enough: how many were right, and how many wrong."""
+    import threading
+
     import ringreduce as hvd
 
     with hvd.init() as world:
-        x = np.arange(3000, dtype=np.float64) * (world.rank + 1)
+        orders: list[str] = []
+        if world.rank == 0:
+            threading.Thread(target=lambda: orders.append(receive_from_test())).start()
         send_to_test("met")
-        receive_from_test()
-        sums = [float(hvd.allreduce(x + step, op=hvd.Sum).sum()) for step in range(3000)]
-        hvd.barrier()
-        return sums
+        x = np.arange(3000, dtype=np.float64) * (world.rank + 1)
+        right = wrong = step = 0
+        while not hvd.allreduce(np.full(1, len(orders)), name="over", op=hvd.Sum)[0]:
+            is_right = np.array_equal(hvd.allreduce(x + step, op=hvd.Sum), np.arange(3000) * 3.0 + 2 * step)
+            right, wrong, step = right + is_right, wrong + (not is_right), step + 1
+        return right, wrong
 
 
 def test_a_job_that_is_watched_computes_the_same() -> None:
     with start_ranks(many_steps, 2) as ranks:
         for rank in range(2):
             assert ranks.receive(rank) == "met"
-            ranks.send(rank)
-        looks = 0
-        while any(outcome.status is None for outcome in ranks.outcomes()):
-            for found in Jobs().look():
-                found.read()
-            looks += 1
+        for _ in range(100):
+            of_process(Jobs().look(), pid(ranks)).read()
+        ranks.send(0)
         outcomes = ranks.wait()
-    assert looks > 3
-    expected = [float((np.arange(3000) * 3.0 + 2 * step).sum()) for step in range(3000)]
-    assert [outcome.value for outcome in outcomes] == [expected] * 2
+    for outcome in outcomes:
+        right, wrong = outcome.value
+        assert right > 0 == wrong
 
 
 def process_groups() -> None:
@@ -288,11 +292,74 @@ def test_process_groups_of_torch_are_one_job(tmp_path: Path) -> None:
         board = Board(pid(ranks))
         seen = look_until(board, lambda figures: figures.ranks[0].missing == (1,))
         assert seen.groups == 1
+        assert [rank.late_share for rank in seen.ranks] == [None, None]  # each group sees its own waits only
+        assert "late_s" not in seen.ranks[1].counters
         assert [rank.counters["operations"] for rank in seen.ranks] == [3, 2]
         ranks.send(1)
         for rank in range(2):
             ranks.send(rank)
         assert all(outcome.status == 0 for outcome in ranks.wait()), ranks.report()
+
+
+def subgroup() -> None:
+    """Ranks 1 and 2 of three are a group of ours; rank 1 waits for a message of rank 2."""
+    import torch
+    import torch.distributed as dist
+
+    import ringreduce.torch.distributed  # noqa: F401, the backend
+
+    rank = int(os.environ["RINGREDUCE_RANK"])
+    dist.init_process_group("gloo", init_method=receive_from_test(), rank=rank, world_size=3)
+    group = dist.new_group([1, 2], backend="ringreduce")
+    if rank != 0:
+        dist.all_reduce(torch.ones(3), group=group)
+    send_to_test("met")
+    receive_from_test()
+    if rank == 1:
+        dist.recv(torch.ones(3), src=2, group=group)
+    elif rank == 2:
+        dist.send(torch.ones(3), dst=1, group=group)
+    dist.destroy_process_group()
+
+
+def test_ranks_of_a_subgroup_go_by_the_jobs_numbers(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with start_ranks(subgroup, 3) as ranks:
+        for rank in range(3):
+            ranks.send(rank, f"file://{tmp_path}/store")
+        for rank in range(3):
+            assert ranks.receive(rank) == "met"
+        ranks.send(1)
+        board = Board(pid(ranks, 1))
+        seen = look_until(board, lambda figures: bool(figures.ranks[0].missing))
+        assert [rank.rank for rank in seen.ranks] == [1, 2]
+        assert (seen.ranks[0].operation, seen.ranks[0].missing) == ("a message", (2,))
+        for rank in (0, 2):
+            ranks.send(rank)
+        assert all(outcome.status == 0 for outcome in ranks.wait()), ranks.report()
+
+
+def test_another_process_of_a_dead_ranks_number_is_no_rank() -> None:
+    with job("allreduce") as (ranks, board):
+        (watched,) = board.jobs
+        for context in watched._contexts:
+            context.started[pid(ranks, 1)] -= 1.0  # as if that process had been started later than the rank was
+        assert states(board.look()[0])[1] == "dead"
+        ranks.send(1)
+        ranks.wait()
+
+
+def test_a_rank_whose_process_is_not_found_is_not_said_to_be_dead() -> None:
+    with job("allreduce") as (ranks, board):
+        (watched,) = board.jobs
+        for context in watched._contexts:  # as where /proc hides the process from this user
+            context.inner = {own: one for own, one in context.inner.items() if one != pid(ranks, 1)}
+        (seen,) = board.look()
+        assert states(seen)[1] == "unseen"
+        assert seen.ranks[1].pid is None
+        assert not seen.has_ended
+        ranks.send(1)
+        ranks.wait()
 
 
 def forks() -> bool:
@@ -310,6 +377,33 @@ def forks() -> bool:
 
 def test_a_forked_child_and_a_rank_after_shutdown_do_not_hold_the_memory() -> None:
     assert run_ranks(forks, 2) == [True] * 2
+
+
+def registers_and_forks() -> None:
+    import ringreduce as hvd
+
+    with hvd.init():
+        memory = hvd.symmetric_empty(1000, np.float32)
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        send_to_test(str(memory.size))
+        receive_from_test()
+
+
+def test_other_memory_files_of_a_job_are_no_jobs() -> None:
+    with start_ranks(registers_and_forks, 2) as ranks:
+        for rank in range(2):
+            assert ranks.receive(rank) == "1000"
+        held = processes.memories(pid(ranks))
+        assert len(held) == 1
+        jobs = Jobs()
+        jobs.look()
+        assert not held.keys() & jobs.unreadable.keys()
+        for rank in range(2):
+            ranks.send(rank)
+        ranks.wait()
 
 
 def test_no_rank_of_another_user_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

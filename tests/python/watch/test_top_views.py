@@ -11,6 +11,7 @@ import pty
 import re
 import select
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -33,6 +34,7 @@ from ringreduce.watch import prometheus, table
 from ringreduce.watch.figures import SILENT_S, WINDOW_S, JobFigures, LinkFigures, Watched
 from ringreduce.watch.jobs import Job, LinkReading, RankReading, Reading, Wait
 from ringreduce.watch.processes import Process
+from ringreduce.watch.web import MOST_CONNECTIONS, MOST_LINES, Recent
 
 COUNTERS = {"operations": 0, "bytes_moved": 0, "bytes_on_wire": 0}
 RANK = RankReading(0, 0, "n1", True, 0.0, 4711, Process("S", 0.0, 0.0), "present", False, "", None, 0.0, 0.0, COUNTERS)
@@ -121,6 +123,7 @@ def test_of_one_reading_there_are_no_rates_nor_where_nothing_was_sampled() -> No
         ({"is_here": False, "process": None, "age_s": 0.9, "wait": Wait("barrier", "", ())}, "waiting"),
         ({"attendance": "absent"}, "starting"),
         ({"process": None}, "dead"),
+        ({"process": None, "pid": 0}, "unseen"),
         ({"process": None, "attendance": "left"}, "left"),
         ({"process": Process("T", 0.0, 0.0), "wait": Wait("allreduce", "", ())}, "stopped"),
         ({"has_joined": True, "wait": Wait("", "", ())}, "joined"),
@@ -144,7 +147,7 @@ def test_the_table() -> None:
     )
     lines = table.lines(figures(reading(10.0, *ranks, late="rank 5 is late: ...", failure="lost rank 7"), hosts=2))
     waits = "waiting in allreduce 'loss?[2J' #12 for ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 others"
-    unknown = "on another host, not heard of: run `ringreduce top` there, or on rank 0's host"
+    unknown = "on another host, and nothing is heard of it here"
     assert lines == [
         "job 4711  python train.py  4 ranks  2 hosts  for 2:13:05",
         "RANK  HOST   PID  CPU  OPS/S  BYTES/S  WAITS  LATE  STATE",
@@ -176,6 +179,8 @@ def test_prometheus_text_is_whole_and_exact() -> None:
     assert 'ringreduce_moved_bytes_total{pid="4711",rank="0"} 9007199254740993\n' in text
     assert samples["ringreduce_operations_total"] == 3
     assert samples["ringreduce_up"] == 1
+    elsewhere = replace(RANK, is_here=False, process=None, hostname="")
+    assert "ringreduce_up{" not in prometheus.text([figures(reading(10.0, elsewhere))])  # nothing is known of it
     assert samples["ringreduce_failed"] == 1
     assert all((kind == "counter") == name.endswith("_total") for name, kind in kinds.items())
 
@@ -211,11 +216,34 @@ def test_on_a_terminal_until_q_is_pressed() -> None:
         try:
             text = read_until(ours, "waiting in allreduce 'loss' #1 for rank 1")
             assert text.count("\x1b[?1049h") == 1
+            os.write(ours, b"\x1b[A")  # an arrow is not escape
+            assert read_until(ours, "\x1b[J")
+            assert running.poll() is None
             assert "\x1b[H" in text
             assert termios.tcgetattr(theirs) != before
             os.write(ours, b"q")
             assert read_until(ours, "\x1b[?1049l")
             assert running.wait(SOON_S) == 0
+            assert termios.tcgetattr(theirs) == before
+        finally:
+            running.kill()
+            running.wait()
+            os.close(ours)
+            os.close(theirs)
+
+
+def test_a_terminal_is_put_back_when_the_process_is_told_to_end() -> None:
+    with job() as (process, _):
+        ours, theirs = pty.openpty()
+        before = termios.tcgetattr(theirs)
+        running = subprocess.Popen(
+            top(str(process)), stdin=theirs, stdout=theirs, stderr=theirs, env=clean_environment()
+        )
+        try:
+            read_until(ours, "waiting in")
+            running.terminate()
+            read_until(ours, "\x1b[?1049l")
+            assert running.wait(SOON_S) == 128 + signal.SIGTERM
             assert termios.tcgetattr(theirs) == before
         finally:
             running.kill()
@@ -251,6 +279,7 @@ def test_prometheus_file_is_written_again_and_again(tmp_path: Path) -> None:
         finally:
             running.terminate()
             running.wait()
+        assert list(tmp_path.iterdir()) == []  # old figures would be read for new ones
 
 
 @contextmanager
@@ -291,19 +320,56 @@ def test_the_page_is_served_to_who_has_its_address() -> None:
         status, body, _ = get(port, f"/{secret}/figures?since=0")
         shown = json.loads(body)
         assert shown["jobs"][0]["ranks"][0]["state"] == "waiting"
-        assert shown["points"][-1]["jobs"][str(shown["jobs"][0]["pid"])][1]["rank"] == 1
+        point = shown["points"][-1]["jobs"][str(shown["jobs"][0]["pid"])]
+        assert sorted(point["ranks"]) == [0, 1]
+        assert len(point["waited_share"]) == 2
         last = shown["points"][-1]["at_s"]
         later = json.loads(get(port, f"/{secret}/figures?since={last!r}")[1])["points"]
         assert all(point["at_s"] > last for point in later)
         for path in ("/", "/figures", f"/{secret}", f"/{secret}/../page", "/" + "x" * len(secret) + "/"):
             assert get(port, path)[0] == 404, path
         assert get(port, f"/{secret}/figures?since=x")[0] == 200
-        for host in (f"example.org:{port}", "127.0.0.1", f"127.0.0.1.example.org:{port}"):
+        for host in (f"example.org:{port}", "example.org", f"127.0.0.1.example.org:{port}"):
             assert get(port, f"/{secret}/", host)[0] == 403
+        for host in ("localhost:9000", "127.0.0.1"):  # at the other end of a tunnel; port 80
+            assert get(port, f"/{secret}/", host)[0] == 200
         assert get(port, f"/{secret}/", method="POST")[0] == 501
         listening = Path("/proc/net/tcp").read_text(encoding="ascii")
         assert f" 0100007F:{port:04X} " in listening
         assert f" 00000000:{port:04X} " not in listening
+
+
+def test_connections_of_others_neither_end_the_server_nor_its_words() -> None:
+    with job() as (process, _), web(process) as (_, port, secret):
+        strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(MOST_CONNECTIONS)]
+        try:
+            deadline = time.monotonic() + SOON_S
+            refused = False
+            while not refused:  # once the server has taken all of them
+                assert time.monotonic() < deadline
+                try:
+                    refused = get(port, f"/{secret}/")[0] != 200
+                except (OSError, http.client.HTTPException):
+                    refused = True
+        finally:
+            for stranger in strangers:
+                stranger.close()
+        deadline = time.monotonic() + SOON_S
+        while True:
+            try:
+                assert get(port, f"/{secret}/")[0] == 200
+                break
+            except (OSError, http.client.HTTPException):
+                assert time.monotonic() < deadline
+
+
+def test_a_chart_has_a_bound() -> None:
+    recent = Recent()
+    seen = figures(*[reading(10.0, *(replace(RANK, rank=rank) for rank in range(256)))])
+    for _ in range(50):
+        recent.add([seen], [])
+    (point,) = recent.since(0.0)["points"]
+    assert len(point["jobs"]["4711"]["ranks"]) == MOST_LINES
 
 
 def test_a_port_that_is_taken_is_an_error() -> None:
@@ -327,7 +393,11 @@ def test_the_page_in_a_real_browser(tmp_path: Path) -> None:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip("no chromium: `make optional` installs it")
-    with job() as (process, _), web(process, "--interval", "0.1") as (address, _, _):
+    with job() as (process, _), web(process, "--interval", "0.1") as (address, port, secret):
+        deadline = time.monotonic() + SOON_S
+        while len(json.loads(get(port, f"/{secret}/figures?since=0")[1])["points"]) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         done = subprocess.run(
             [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
              "--virtual-time-budget=3000", "--dump-dom", address],
@@ -338,4 +408,4 @@ def test_the_page_in_a_real_browser(tmp_path: Path) -> None:
     assert re.search(r"waiting in allreduce 'loss' #1 for rank 1", page)
     lines = re.findall(r'<polyline stroke="(#\w{6})" points="([^"]*)"', page)
     assert len({colour for colour, _ in lines}) == 2
-    assert all(len(points.split()) > 3 for _, points in lines)
+    assert all(len(points.split()) >= 3 for _, points in lines)  # the first look has no rates

@@ -142,8 +142,8 @@ ROWS = (
     Mutation(
         "shown-backlog",
         "csrc/relay/shown_relay.cc",
+        "!tells_ || !is_answered_ || !links_[0].out.empty()",
         "!tells_ || !links_[0].out.empty()",
-        "!tells_",
         ("frames_test::frames: a host shows",),
     ),
     Mutation(
