@@ -209,19 +209,7 @@ def _added(rank: RankReading, other: RankReading) -> RankReading:
         waited_s=rank.waited_s + other.waited_s,
         late_s=rank.late_s + other.late_s,
         counters={name: value + other.counters[name] for name, value in rank.counters.items()},
-        links=_together(rank.links, other.links) if rank.links else other.links,
-    )
-
-
-def _together(links: Sequence[LinkReading], others: Sequence[LinkReading]) -> tuple[LinkReading, ...]:
-    """Contexts with other ranks count hosts otherwise: only those of the first are told."""
-    more = {link.host: link for link in others} if len(others) == len(links) else {}
-    none = LinkReading(-1, 0, 0.0)
-    return tuple(
-        LinkReading(
-            link.host, link.nbytes + more.get(link.host, none).nbytes, link.busy_s + more.get(link.host, none).busy_s
-        )
-        for link in links
+        links=rank.links or other.links,  # groups of other ranks count hosts otherwise
     )
 
 
@@ -260,6 +248,8 @@ class Jobs:
                 self.unreadable[memory] = f"process {min(paths)}: {why}"
                 return
         self._contexts[memory].learn(paths)
+        if not self._contexts[memory].started:
+            del self._contexts[memory]  # they have ended meanwhile
 
     def _known(self, holders: dict[Memory, dict[int, str]]) -> Iterable[Job]:
         left = {memory: set(holders[memory]) for memory in self._contexts}

@@ -104,9 +104,9 @@ def ancestors(pid: int) -> Iterator[int]:
         yield pid
         try:
             text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
+            pid = int(text[text.rindex(")") + 2 :].split()[1])
+        except (OSError, ValueError, IndexError):
             return
-        pid = int(text[text.rindex(")") + 2 :].split()[1])
 
 
 def uptime_s() -> float:
