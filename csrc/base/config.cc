@@ -16,7 +16,7 @@ const std::vector<Knob>& knobs() {
        "not set, later for what usually takes long (docs/slow.md); 0 = off"},
       {"RINGREDUCE_LATE_WARNING", "%", "0..100", "10", "",
        "a warning, once a minute at most, names a rank for which the others wait so much of the time, and what it does "
-       "meanwhile; 0 = off"},
+       "meanwhile; likewise a link between hosts that holds up the others; 0 = off"},
       {"RINGREDUCE_FAILURE_REPORTS", "path", "", "", "",
        "a folder where each rank of a job that has failed leaves a report in JSON; empty: none"},
       {"RINGREDUCE_VERDICT", "s", "0..1e9", "120", "",
