@@ -4,7 +4,6 @@
 
 namespace rr {
 namespace {
-constexpr int64_t kSamplePeriodNs = 20'000'000;
 constexpr int64_t kSampleMostDtNs = 250'000'000;  // a sample that is later stands for no more: nobody looked
 }  // namespace
 
@@ -18,14 +17,20 @@ void RemoteLinks::remove(RemoteLink* link) {
   links_.erase(std::find(links_.begin(), links_.end(), link));
 }
 
-void RemoteLinks::look() {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || links_.empty()) return;
+void RemoteLinks::sample() {
+  const std::lock_guard lock(mutex_);
   const int64_t now = now_ns();
-  const int64_t dt_ns = now - looked_ns_;
-  if (dt_ns < kSamplePeriodNs) return;
-  looked_ns_ = now;
-  for (RemoteLink* link : links_) link->sample(std::min(dt_ns, kSampleMostDtNs));
+  const int64_t dt_ns = std::min(now - sampled_ns_, kSampleMostDtNs);
+  sampled_ns_ = now;
+  for (RemoteLink* link : links_) link->sample(dt_ns);
+}
+
+void RemoteLink::sample(int64_t dt_ns) {
+  const bool is_full = is_full_.load(std::memory_order_relaxed);
+  if (!is_full && !was_pushed_.exchange(false, std::memory_order_relaxed)) return;  // no system call for idle links
+  if (!is_full && !link_->has_unsent()) return;
+  was_pushed_.store(true, std::memory_order_relaxed);
+  rr::add(score_.busy_ns, static_cast<uint64_t>(dt_ns));
 }
 
 }  // namespace rr

@@ -17,11 +17,11 @@ namespace rr {
 
 class RemoteLink;
 
-// Samples a few times a second which links are busy: they have bytes that the network does not take yet.
+// Samples which links are busy: they have bytes that the network does not take yet.
 class RemoteLinks {
  public:
-  // From any thread.
-  void look();
+  // To be called about twenty times a second, at random moments: a job's steps must not keep time with them.
+  void sample();
 
  private:
   friend class RemoteLink;
@@ -30,7 +30,7 @@ class RemoteLinks {
 
   std::mutex mutex_;  // guards all below, and that a link stays while it is looked at
   std::vector<RemoteLink*> links_;
-  int64_t looked_ns_ = 0;
+  int64_t sampled_ns_ = 0;
 };
 
 // Counts what leaves the host. A peer that has left on purpose is no error of the link: what still needs that rank is
@@ -65,14 +65,7 @@ class RemoteLink final : public Link {
 
  private:
   friend class RemoteLinks;
-  // dt_ns: for which the sample stands.
-  void sample(int64_t dt_ns) {
-    const bool is_full = is_full_.load(std::memory_order_relaxed);
-    if (!is_full && !was_pushed_.exchange(false, std::memory_order_relaxed)) return;  // no system call for idle links
-    if (!is_full && !link_->has_unsent()) return;
-    was_pushed_.store(true, std::memory_order_relaxed);
-    add(score_.busy_ns, dt_ns);
-  }
+  void sample(int64_t dt_ns);  // dt_ns: for which the sample stands
   template <class Move>
   size_t unless_left(Move move) {
     try {

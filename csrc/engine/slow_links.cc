@@ -82,7 +82,7 @@ std::vector<SlowLinks::Found> SlowLinks::find(int64_t now_ns) {
   return found;
 }
 
-// Of a host's ranks the one whose connections were busy longest counts, and the bytes of all.
+// A host's leader alone samples whether its links are busy; the bytes are those of all its ranks.
 std::vector<SlowLinks::Link> links_of(const ControlSegment& control, const Hosts& hosts) {
   std::vector<SlowLinks::Link> links;
   for (int from = 0; from < hosts.count(); ++from) {

@@ -28,7 +28,7 @@ class SlowLinks {
     int to = 0;
     double share = 0;        // of the window's time it was busy
     double rate = 0;         // bytes a second, while it was
-    double others_rate = 0;  // likewise of the slowest other link; 0: they were never busy
+    double others_rate = 0;  // likewise of the slowest other link; infinite: none was busy
     double window_s = 0;
   };
 

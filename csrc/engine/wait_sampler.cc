@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <system_error>
@@ -12,6 +13,7 @@
 #include "base/hash.h"
 #include "base/text.h"
 #include "engine/peer_watch.h"
+#include "engine/remote_link.h"
 #include "os/thread.h"
 
 namespace rr {
@@ -75,6 +77,7 @@ void WaitSampler::run() {
 }
 
 void WaitSampler::sample() {
+  from_.links.sample();
   Waits seen = waits();
   const int64_t now = now_ns();
   const int64_t dt_ns = std::min(now - looked_ns_, kSampleMostNs);
@@ -212,9 +215,15 @@ std::string WaitSampler::judge_links(int64_t now_ns) {
     std::string text;
     for (const SlowLinks::Found& link : found) {
       char figures[160];
-      std::snprintf(figures, sizeof figures,
-                    "it carried %.1f MB/s while it was busy, %d %% of the last %.0f s; the slowest other one %.1f MB/s",
-                    link.rate * 1e-6, static_cast<int>(100 * link.share), link.window_s, link.others_rate * 1e-6);
+      const int nbytes =
+          std::snprintf(figures, sizeof figures, "it carried %.1f MB/s while it was busy, %d %% of the last %.0f s; ",
+                        link.rate * 1e-6, static_cast<int>(100 * link.share), link.window_s);
+      const size_t at = static_cast<size_t>(nbytes);
+      if (std::isinf(link.others_rate)) {
+        std::snprintf(figures + at, sizeof figures - at, "no other one was busy");
+      } else {
+        std::snprintf(figures + at, sizeof figures - at, "the slowest other one %.1f MB/s", link.others_rate * 1e-6);
+      }
       text += (text.empty() ? "" : "; ") +
               ("the link from host " + hostname_of(link.from) + " to host " + hostname_of(link.to) + " is slow: ") +
               figures;

@@ -29,12 +29,14 @@
 namespace rr {
 
 class PeerWatch;
+class RemoteLinks;
 
 class WaitSampler {
  public:
   struct From {
     Groups& groups;
     PeerWatch& peers;
+    RemoteLinks& links;  // of this rank, which speaks for its host: its ranks share the network
     const RankStatuses& statuses;
     const Log& log;
     double late_share;  // of the time, from which on a rank is worth a warning; 0: never

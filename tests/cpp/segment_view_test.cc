@@ -162,6 +162,29 @@ TEST_CASE("segment view: what is no job's memory is refused") {
                                 "another version of ringreduce"));
 }
 
+TEST_CASE("segment view: what a rank has said of another wait is not told of this one") {
+  const Fd fd = create_memfd("ringreduce.test", ControlSegment::nbytes(2, 16));
+  const ControlSegment control = ControlSegment::map(fd.get(), 2);
+  SegmentIdentity& identity = control.identity();
+  identity.layout = layout_hash();
+  identity.size = 2;
+  identity.hosts = 1;
+  identity.magic.store(SegmentIdentity::kMagic);
+  SegmentView view(fd.get());
+  control.wait_line(0).slot = WaitLine::kOther;
+  control.wait_line(0).number = 7;
+  WaitText told = {};
+  told.wait = 7;
+  std::memcpy(told.text, "barrier #1", 11);
+  told.missing.set(1);
+  control.wait_text(0).write(told);
+  CHECK(view.read().ranks[0].wait->text == "barrier #1");
+  CHECK(view.read().ranks[0].wait->missing == std::vector<int>{1});
+  control.wait_line(0).number = 8;
+  CHECK(view.read().ranks[0].wait->text.empty());
+  CHECK(view.read().ranks[0].wait->missing.empty());
+}
+
 TEST_CASE("segment view: garbage is read, and is nothing worse") {
   const size_t nbytes = ControlSegment::nbytes(4, 16);
   for (const int byte : {0xFF, 0x01, 0x80}) {

@@ -50,7 +50,7 @@ static_assert(sizeof(RankScore) == 64);
 // world's is used.
 struct LinkScore {
   std::atomic<uint64_t> nbytes;
-  std::atomic<uint64_t> busy_ns;  // it had bytes that the network did not take yet, by samples (engine/remote_link.h)
+  std::atomic<uint64_t> busy_ns;  // it had bytes that the network did not take yet, by samples, of a leader
 };
 static_assert(sizeof(LinkScore) == 16);
 
