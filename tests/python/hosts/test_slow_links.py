@@ -19,15 +19,18 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 STEPS = """
 import os
 import sys
+import time
 import numpy as np
 import ringreduce as rr
 
 rr.init()
 x = np.ones(1_500_000, np.float32)
 is_over = np.zeros(1)
+end_s = time.monotonic() + float(sys.argv[2])
 while not is_over[0]:
     rr.allreduce(x, name="gradients")
-    is_over = rr.allreduce(np.full(1, os.path.exists(sys.argv[1]), np.int32), name="over", op=rr.Max)
+    mine = os.path.exists(sys.argv[1]) or time.monotonic() > end_s
+    is_over = rr.allreduce(np.full(1, mine, np.int32), name="over", op=rr.Max)
 report = rr.report()
 print([report[name] for name in ("busiest_link_from", "busiest_link_to", "busiest_link_share")], flush=True)
 """
@@ -44,9 +47,12 @@ def lab_of_four_hosts() -> Iterator[Lab]:
 def test_the_slow_link_is_named_and_no_rank(lab: Lab) -> None:
     lab.shape("c", "100mbit")
     end = Path(lab.folder, "end")
-    with lab_job(lab, [sys.executable, lab.folder / "steps.py", end], "abcd", 1) as ranks:
+    with lab_job(lab, [sys.executable, lab.folder / "steps.py", end, str(HANG_S / 2)], "abcd", 1) as ranks:
         assert ranks[0].stdout is not None
-        warning = ranks[0].stdout.readline()
+        warning = ""
+        for warning in ranks[0].stdout:
+            if "is slow" in warning:
+                break
         end.touch()
         outputs = [rank.communicate(timeout=HANG_S)[0] for rank in ranks]
     told = (
@@ -54,7 +60,10 @@ def test_the_slow_link_is_named_and_no_rank(lab: Lab) -> None:
         r"(the slowest other one \d+\.\d MB/s|no other one was busy)"
     )
     assert re.search(told, warning), warning
-    assert not any("is late" in output or "is slow" in output for output in outputs), outputs
-    from_host, to_host, share = json.loads(outputs[0])
+    assert not any("is slow" in output for output in outputs), outputs
+    # On a machine that is full a rank may wait for a core, and is named with that.
+    named = [line for output in outputs for line in output.splitlines() if "is late" in line]
+    assert all("its cores are taken" in line for line in named), named
+    from_host, to_host, share = json.loads(outputs[0].splitlines()[-1])
     assert (from_host, to_host) == (2, 3)
     assert share > 0.1
