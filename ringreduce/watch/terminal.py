@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import sys
 import termios
 import time
@@ -18,6 +17,9 @@ from ringreduce.watch.board import Board
 # ECMA-48 and xterm's control sequences.
 _OTHER_SCREEN, _FIRST_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+_LINES, _COLUMNS = 24, 80
+"""Of a terminal that does not say."""
+
 _QUIT = ("q", "Q", "\x1b", "\x03", "\x04", "\x1c")
 """q, escape, and what ^C, ^D and ^\\ send. Other keys send several characters that begin with escape."""
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
@@ -33,16 +35,17 @@ def show(board: Board, interval_s: float) -> int:
 
 
 def _draw(board: Board) -> None:
-    size = shutil.get_terminal_size()
+    size = os.get_terminal_size(sys.stdout.fileno())  # not by COLUMNS and LINES: the window may have another size now
     text = [f"ringreduce top   {time.strftime('%H:%M:%S')}   q: quit", ""]
     for job in board.look():
         text += [*table.lines(job), ""]
     if not board.jobs:
         text.append("no job of yours runs on this host")
     text += board.unreadable
-    if len(text) > size.lines:
-        text[size.lines - 1 :] = [f"... {len(text) - size.lines + 1} more lines: give the PID of one job"]
-    drawn = [line[: size.columns] for line in text]
+    lines, columns = size.lines or _LINES, size.columns or _COLUMNS
+    if len(text) > lines:
+        text[lines - 1 :] = [f"... {len(text) - lines + 1} more lines: give the PID of one job"]
+    drawn = [line[:columns] for line in text]
     drawn[0] = _BOLD + drawn[0] + _PLAIN
     sys.stdout.write(_HOME + "\n".join(line + _END_OF_LINE for line in drawn) + _END_OF_SCREEN)
     sys.stdout.flush()
