@@ -397,6 +397,7 @@ def test_wheel_is_small_requires_numpy_only_and_works_when_installed(tmp_path: P
     hook = "ringreduce-as-horovod.pth"  # tests/python/horovod/test_compat.py runs it
     assert {name.split("/")[0] for name in inside} == {"ringreduce", metadata.split("/")[0], hook}
     assert "ringreduce/py.typed" in inside
+    assert "ringreduce/watch/page.html" in inside
     assert "ringreduce/_core.pyi" in inside
     assert any(re.fullmatch(r"ringreduce/_core\..*\.so", name) for name in inside)
     assert "ringreduce/_tensorflow.so" in inside
