@@ -22,6 +22,14 @@ void write_text(char (&place)[N], const std::string& text) {
   std::memcpy(place, fitting.c_str(), fitting.size() + 1);
 }
 
+// The text of a place that its writer may be writing, or may never have written.
+template <size_t N>
+std::string text_from(const char (&place)[N]) {
+  char copy[N];
+  std::memcpy(copy, place, N);
+  return std::string(copy, ::strnlen(copy, N));
+}
+
 // 0 to 100; 0 of nothing.
 inline int percent(int64_t part, int64_t whole) { return whole <= 0 ? 0 : static_cast<int>(100 * part / whole); }
 

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <functional>
 
 #include "base/errors.h"
@@ -94,8 +93,9 @@ RecordedGroup Context::recorded_group(int id, const std::vector<int>& world_rank
 }
 
 std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
+  const int host = Hosts(network_.host_of, rank_).of[static_cast<size_t>(world_rank)];
   return std::make_unique<RemoteLink>(network_.link(world_rank, channel), remote_links_, stats().bytes_on_wire,
-                                      world_control_->link_score(rank_, host_number(world_rank)),
+                                      world_control_->link_score(rank_, host),
                                       [this, world_rank] { return has_left(world_control_->line(world_rank)); });
 }
 
@@ -188,17 +188,6 @@ void Context::monitor_leaders(const Group& group) {
   network_.reader->monitor(leaders);
 }
 
-// As Hosts counts them: by their lowest rank.
-int Context::host_number(int world_rank) const {
-  std::vector<int> seen;
-  for (int rank = 0;; ++rank) {
-    const int label = network_.host_of[static_cast<size_t>(rank)];
-    const auto known = std::find(seen.begin(), seen.end(), label);
-    if (label == network_.host_of[static_cast<size_t>(world_rank)]) return static_cast<int>(known - seen.begin());
-    if (known == seen.end()) seen.push_back(label);
-  }
-}
-
 void Context::identify_world(const ControlSegment& control, const Hosts& hosts) const {
   RankFacts& facts = control.facts(rank_);
   facts.pid = ::getpid();
@@ -214,7 +203,6 @@ void Context::identify_world(const ControlSegment& control, const Hosts& hosts) 
   identity.size = control.size();
   identity.hosts = hosts.count();
   identity.host = hosts.mine;
-  identity.capacity = control.capacity();
   write_text(identity.context, recording_.context);
   identity.magic.store(SegmentIdentity::kMagic, std::memory_order_release);
 }

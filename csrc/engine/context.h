@@ -117,7 +117,6 @@ class Context {
 
  private:
   std::string lost_text(const std::string& why) const;
-  int host_number(int world_rank) const;
   void start_reader();
   void monitor_leaders(const Group& group);
 

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <system_error>
 
 #include "base/clock.h"
@@ -186,21 +185,21 @@ bool WaitSampler::look_at(const Waits& waits) {
 void WaitSampler::judge(int64_t now_ns) {
   judged_ns_ = now_ns;
   if (from_.late_share <= 0) return;
-  const std::string slow_links = judge_links(now_ns);
+  judge_links(now_ns);
   std::string here;
   if (from_.is_only_context()) {
     for (const LateRanks::Found& found : late_ranks_.late_now(now_ns)) {
       if (is_here(found.rank)) here += (here.empty() ? "" : "; ") + text_of(found) + "; " + doing_text(found.rank);
     }
   }
-  show(here, slow_links);
+  show(here);
   if (!from_.is_only_context() || !world_.hosts().is_first()) return;  // the first host asks
   for (const LateRanks::Found& found : late_ranks_.find(now_ns)) tell(found);
 }
 
-void WaitSampler::show(const std::string& late_here, const std::string& slow_links) {
+void WaitSampler::show(const std::string& late_here) {
   *late_here_.lock() = late_here;
-  const std::string text = late_here + (late_here.empty() || slow_links.empty() ? "" : "; ") + slow_links;
+  const std::string text = late_here + (late_here.empty() || slow_links_text_.empty() ? "" : "; ") + slow_links_text_;
   if (text == shown_) return;
   LateText told = {};
   write_text(told.text, text);
@@ -208,35 +207,32 @@ void WaitSampler::show(const std::string& late_here, const std::string& slow_lin
   shown_ = text;
 }
 
-std::string WaitSampler::judge_links(int64_t now_ns) {
+// Of samples of the links there is a new one each second.
+void WaitSampler::judge_links(int64_t now_ns) {
   const Hosts& hosts = world_.hosts();
-  if (!hosts.several() || !hosts.is_first()) return "";
-  const auto text_of_all = [&](const std::vector<SlowLinks::Found>& found) {
-    std::string text;
-    for (const SlowLinks::Found& link : found) {
-      char figures[160];
-      const int nbytes =
-          std::snprintf(figures, sizeof figures, "it carried %.1f MB/s while it was busy, %d %% of the last %.0f s; ",
-                        link.rate * 1e-6, static_cast<int>(100 * link.share), link.window_s);
-      const size_t at = static_cast<size_t>(nbytes);
-      if (std::isinf(link.others_rate)) {
-        std::snprintf(figures + at, sizeof figures - at, "no other one was busy");
-      } else {
-        std::snprintf(figures + at, sizeof figures - at, "the slowest other one %.1f MB/s", link.others_rate * 1e-6);
-      }
-      text += (text.empty() ? "" : "; ") +
-              ("the link from host " + hostname_of(link.from) + " to host " + hostname_of(link.to) + " is slow: ") +
-              figures;
+  if (!hosts.several() || !hosts.is_first() || now_ns - links_looked_ns_ < kLinksNs) return;
+  links_looked_ns_ = now_ns;
+  slow_links_.add(now_ns, links_of(world_.control(), hosts));
+  slow_links_text_ = text_of(slow_links_.slow_now());
+  const std::string warning = text_of(slow_links_.find(now_ns));
+  if (!warning.empty()) from_.log.warning(world_.here() + "] " + warning);
+}
+
+std::string WaitSampler::text_of(const std::vector<SlowLinks::Found>& links) const {
+  std::string text;
+  for (const SlowLinks::Found& link : links) {
+    char carried[120];
+    std::snprintf(carried, sizeof carried, "it carried %.1f MB/s while it was busy, %d %% of the last %.0f s; ",
+                  link.rate * 1e-6, static_cast<int>(100 * link.share), link.window_s);
+    char others[60] = "no other one was busy";
+    if (!std::isinf(link.others_rate)) {
+      std::snprintf(others, sizeof others, "the slowest other one %.1f MB/s", link.others_rate * 1e-6);
     }
-    return text;
-  };
-  if (now_ns - links_looked_ns_ >= kLinksNs) {
-    links_looked_ns_ = now_ns;
-    slow_links_.add(now_ns, links_of(world_.control(), hosts));
-    const std::string warning = text_of_all(slow_links_.find(now_ns));
-    if (!warning.empty()) from_.log.warning(world_.here() + "] " + warning);
+    text += (text.empty() ? "" : "; ") +
+            ("the link from host " + hostname_of(link.from) + " to host " + hostname_of(link.to) + " is slow: ") +
+            carried + others;
   }
-  return text_of_all(slow_links_.slow_now());
+  return text;
 }
 
 std::string WaitSampler::hostname_of(int host) const {
@@ -244,9 +240,8 @@ std::string WaitSampler::hostname_of(int host) const {
   const int leader = world_.hosts().leader(host);
   if (is_here(leader)) return control.facts(leader).hostname;
   const std::optional<RankElsewhere> told = control.rank_elsewhere(leader).read();
-  char name[sizeof ShownRank::hostname] = {};
-  if (told) std::memcpy(name, told->shown.hostname, sizeof name - 1);
-  return name[0] != '\0' ? name : std::to_string(host);
+  const std::string name = told ? text_from(told->shown.hostname) : "";
+  return name.empty() ? std::to_string(host) : name;
 }
 
 void WaitSampler::tell(const LateRanks::Found& found) {

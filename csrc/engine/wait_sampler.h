@@ -84,9 +84,9 @@ class WaitSampler {
   bool is_here(int rank) const { return world_.hosts().is_here(rank); }
   bool look_at(const Waits& waits);  // true: a rank is late that was not in this operation
   void judge(int64_t now_ns);
-  void show(const std::string& late_here, const std::string& slow_links);
-  // On the first of several hosts: what is to be said of links that are slow; "": none is.
-  std::string judge_links(int64_t now_ns);
+  void show(const std::string& late_here);
+  void judge_links(int64_t now_ns);
+  std::string text_of(const std::vector<SlowLinks::Found>& links) const;
   std::string hostname_of(int host) const;
   void tell(const LateRanks::Found& found);
   void tell_of_asked(int64_t now_ns);
@@ -107,7 +107,8 @@ class WaitSampler {
   int64_t waited_ns_ = 0;  // when somebody was seen to wait last
   int64_t judged_ns_ = 0;
   int64_t links_looked_ns_ = 0;
-  std::string shown_;  // as LateText
+  std::string slow_links_text_;  // on the first of several hosts: which are slow now
+  std::string shown_;            // as LateText
 
   std::mutex mutex_;
   std::condition_variable changed_;

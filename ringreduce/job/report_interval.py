@@ -71,21 +71,16 @@ class ReportInterval:
 
 def _busiest_link(links: Sequence[Link], before: Sequence[Link], elapsed_s: float) -> dict[str, float]:
     """Of the links between hosts. before: their figures elapsed_s ago; none: there were none."""
-    found: dict[str, float] = {
-        "busiest_link_from": -1,
-        "busiest_link_to": -1,
-        "busiest_link_share": 0.0,
-        "busiest_link_rate": 0.0,
-    }
-    for index, (source, target, nbytes, busy_s) in enumerate(links if elapsed_s > 0 else ()):
+    source, target, share, rate = -1, -1, 0.0, 0.0
+    for index, (one_source, one_target, nbytes, busy_s) in enumerate(links if elapsed_s > 0 else ()):
         _, _, nbytes_before, busy_before_s = before[index] if before else (0, 0, 0, 0.0)
-        share = min(1.0, (busy_s - busy_before_s) / elapsed_s)
-        if share > found["busiest_link_share"]:
+        one_share = min(1.0, (busy_s - busy_before_s) / elapsed_s)
+        if one_share > share:
             rate = (nbytes - nbytes_before) / (busy_s - busy_before_s)
-            found = {
-                "busiest_link_from": source,
-                "busiest_link_to": target,
-                "busiest_link_share": share,
-                "busiest_link_rate": rate,
-            }
-    return found
+            source, target, share = one_source, one_target, one_share
+    return {
+        "busiest_link_from": source,
+        "busiest_link_to": target,
+        "busiest_link_share": share,
+        "busiest_link_rate": rate,
+    }

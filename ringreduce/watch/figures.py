@@ -35,8 +35,10 @@ class RankFigures:
     pid: int | None
     """As this process sees it; elsewhere as the rank does."""
     state: str
-    """One of: starting, computing, idle (it waits neither for ranks nor uses a core), waiting (for other ranks), joined
-    (waits in join()), stopped (by a signal), left, removed, dead, elsewhere (on another host: ask there)."""
+    """One of: starting, computing, idle (it waits neither for ranks nor uses a core), waiting (in a call), joined
+    (waits in join()), stopped (by a signal), left, removed, dead, unseen (its process is not found: it has ended before
+    anybody looked, or is hidden from this user), elsewhere (on another host, and nothing has been heard of it for
+    SILENT_S). What a process does is seen on its own host only: of other hosts "computing" is all that is no wait."""
     operation: str | None
     """In which it waits, once it has waited for 0.1 s: "allreduce 'loss' #12"; before, its kind."""
     missing: tuple[int, ...]
@@ -108,11 +110,11 @@ class Watched:
     def __init__(self, job: Job) -> None:
         self.job = job
         self._readings: deque[Reading] = deque()
-        self._last = JobFigures(job.pid, job.command, job.size, job.hosts, job.groups, 0.0, False, "", "", ())
+        self._last: JobFigures | None = None
 
     def look(self) -> JobFigures:
         """Reads the job once more. Once it has ended, its last figures stay."""
-        if self._last.has_ended:
+        if self._last is not None and self._last.has_ended:
             return self._last
         now = self.job.read()
         before = self._before(now)
@@ -159,7 +161,7 @@ def _figures(rank: RankReading, now: Reading, before: Reading | None, is_one_gro
     if earlier is not None and rank.process is not None and earlier.process is not None and elapsed_s > _SAME_S:
         cpu_share = max(0.0, rank.process.cpu_s - earlier.process.cpu_s) / elapsed_s
     state = _state(rank, cpu_share)
-    waits = state in ("waiting", "joined", "stopped") and rank.wait is not None
+    wait = rank.wait if state in ("waiting", "joined", "stopped") else None
     found = RankFigures(
         rank=rank.rank,
         host=rank.host,
@@ -167,8 +169,8 @@ def _figures(rank: RankReading, now: Reading, before: Reading | None, is_one_gro
         age_s=rank.age_s,
         pid=rank.pid or None,
         state=state,
-        operation=(rank.wait.text or rank.wait.kind or None) if waits and rank.wait is not None else None,
-        missing=rank.wait.missing if waits and rank.wait is not None else (),
+        operation=(wait.text or wait.kind or None) if wait is not None else None,
+        missing=wait.missing if wait is not None else (),
         cause=rank.cause or None,
         operations_per_s=rate("operations"),
         bytes_per_s=rate("bytes_moved"),

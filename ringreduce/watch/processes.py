@@ -71,11 +71,16 @@ def opened(path: str, memory: Memory) -> Iterator[int]:
         os.close(fd)
 
 
+def _stat(pid: int) -> list[str]:
+    """The fields behind the program's name, from 3 on in proc(5): state 3, ppid 4, utime 14, stime 15, starttime 22."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return text[text.rindex(")") + 2 :].split()
+
+
 def process(pid: int) -> Process | None:
     """The process now; None: there is none."""
     with suppress(OSError, ValueError, IndexError):
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        fields = text[text.rindex(")") + 2 :].split()  # proc(5): state is field 3, utime 14, stime 15, starttime 22
+        fields = _stat(pid)
         cpu_s = (int(fields[11]) + int(fields[12])) * _CLOCK_TICK_S
         return Process(fields[0], cpu_s, int(fields[19]) * _CLOCK_TICK_S)
     return None
@@ -103,8 +108,7 @@ def ancestors(pid: int) -> Iterator[int]:
     while pid > 0:
         yield pid
         try:
-            text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-            pid = int(text[text.rindex(")") + 2 :].split()[1])
+            pid = int(_stat(pid)[1])
         except (OSError, ValueError, IndexError):
             return
 

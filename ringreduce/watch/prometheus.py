@@ -65,19 +65,20 @@ def text(jobs: Sequence[JobFigures]) -> str:
 
 def _lines(jobs: Sequence[JobFigures]) -> Iterator[str]:
     for metric in _METRICS:
-        yield f"# HELP {metric.name} {metric.help}"
-        yield f"# TYPE {metric.name} {metric.kind}"
+        yield from _head(metric.name, metric.kind, metric.help)
         for job in jobs:
             for rank in job.ranks:
                 if (value := metric.value(rank)) is not None:
                     yield f'{metric.name}{{pid="{job.pid}",rank="{rank.rank}"}} {value!r}'
-    yield "# HELP ringreduce_link_busy_share Share of the time in which the link had unsent bytes."
-    yield "# TYPE ringreduce_link_busy_share gauge"
+    yield from _head("ringreduce_link_busy_share", "gauge", "Share of the time in which the link had unsent bytes.")
     for job in jobs:
         for link in job.links:
             ends = f'from_host="{link.from_host}",to_host="{link.to_host}"'
             yield f'ringreduce_link_busy_share{{pid="{job.pid}",{ends}}} {link.busy_share!r}'
-    yield "# HELP ringreduce_failed 1: the job has failed."
-    yield "# TYPE ringreduce_failed gauge"
+    yield from _head("ringreduce_failed", "gauge", "1: the job has failed.")
     for job in jobs:
         yield f'ringreduce_failed{{pid="{job.pid}"}} {int(bool(job.failure))}'
+
+
+def _head(name: str, kind: str, help_text: str) -> tuple[str, str]:
+    return f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"

@@ -21,14 +21,14 @@ def lines(job: JobFigures) -> list[str]:
     """The job, a row for each rank, and what is to be said of it."""
     rows = [_HEADINGS, *(_row(rank) for rank in job.ranks)]
     if job.hosts > 1:
-        hosts = [_HOST, *(printable(rank.hostname or str(rank.host), 24) for rank in job.ranks)]
+        hosts = [_HOST, *map(_host, job.ranks)]
         rows = [(row[0], host, *row[1:]) for row, host in zip(rows, hosts, strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     text = [title(job)]
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
         text.append("  ".join([*cells, row[-1]]))
-    names = {rank.host: printable(rank.hostname or str(rank.host), 24) for rank in job.ranks}
+    names = {rank.host: _host(rank) for rank in job.ranks}
     for link in job.links[:MOST_LINKS]:
         if link.busy_share >= BUSY_SHARE:
             text.append(
@@ -42,6 +42,10 @@ def lines(job: JobFigures) -> list[str]:
     if job.has_ended:
         text.append("the job has ended")
     return text
+
+
+def _host(rank: RankFigures) -> str:
+    return printable(rank.hostname or str(rank.host), 24)
 
 
 def _row(rank: RankFigures) -> tuple[str, ...]:

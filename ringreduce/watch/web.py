@@ -46,7 +46,7 @@ class Recent:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._points: deque[dict[str, Any]] = deque()
-        self._now: list[dict[str, Any]] = []
+        self._now: list[JobFigures] = []
         self._unreadable: list[str] = []
 
     def add(self, jobs: Sequence[JobFigures], unreadable: Sequence[str]) -> None:
@@ -57,7 +57,7 @@ class Recent:
                 self._points.append({"at_s": at_s, "jobs": {str(job.pid): _point(job) for job in jobs}})
             while self._points and self._points[0]["at_s"] < at_s - HISTORY_S:
                 self._points.popleft()
-            self._now = [job.as_json() for job in jobs]
+            self._now = list(jobs)
             self._unreadable = list(unreadable)
 
     def since(self, at_s: float) -> dict[str, Any]:
@@ -68,7 +68,8 @@ class Recent:
         """
         with self._lock:
             points = [point for point in self._points if point["at_s"] > at_s]
-            return {"jobs": self._now, "unreadable": self._unreadable, "points": points}
+            jobs, unreadable = self._now, self._unreadable
+        return {"jobs": [job.as_json() for job in jobs], "unreadable": unreadable, "points": points}
 
 
 def _point(job: JobFigures) -> dict[str, list[float | None]]:

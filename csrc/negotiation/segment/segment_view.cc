@@ -4,21 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/clock.h"
 #include "base/errors.h"
+#include "base/text.h"
 
 namespace rr {
 namespace {
-
-// Memory that its writer may be writing, or may never have written.
-template <size_t N>
-std::string text_from(const char (&place)[N]) {
-  char copy[N];
-  std::memcpy(copy, place, N);
-  return std::string(copy, ::strnlen(copy, N));
-}
 
 // kind: WaitLine's.
 std::string kind_name(uint32_t kind) {

@@ -19,9 +19,8 @@ struct SegmentIdentity {
   uint64_t layout;  // equal where all structures of a segment are: layout_hash()
   int32_t size;     // ranks
   int32_t hosts;
-  uint64_t capacity;  // names
   int32_t host;       // this one, by number
-  char context[92];   // which of the contexts of its ranks' processes: another group of torch.distributed say
+  char context[100];  // which of the contexts of its ranks' processes: another group of torch.distributed say
 };
 static_assert(sizeof(SegmentIdentity) == 128);
 

@@ -263,14 +263,22 @@ def test_a_job_that_is_watched_computes_the_same() -> None:
         assert right > 0 == wrong
 
 
-def process_groups() -> None:
-    import torch
+def default_group(backend: str) -> int:
+    """Makes torch's default group by the address that the test sends; returns this rank."""
     import torch.distributed as dist
 
     import ringreduce.torch.distributed  # noqa: F401, the backend
 
-    rank = int(os.environ["RINGREDUCE_RANK"])
-    dist.init_process_group("ringreduce", init_method=receive_from_test(), rank=rank, world_size=2)
+    rank, size = int(os.environ["RINGREDUCE_RANK"]), int(os.environ["RINGREDUCE_SIZE"])
+    dist.init_process_group(backend, init_method=receive_from_test(), rank=rank, world_size=size)
+    return rank
+
+
+def process_groups() -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank = default_group("ringreduce")
     group = dist.new_group([1, 0])
     dist.all_reduce(torch.ones(3))
     dist.all_reduce(torch.ones(3), group=group)
@@ -306,10 +314,7 @@ def subgroup() -> None:
     import torch
     import torch.distributed as dist
 
-    import ringreduce.torch.distributed  # noqa: F401, the backend
-
-    rank = int(os.environ["RINGREDUCE_RANK"])
-    dist.init_process_group("gloo", init_method=receive_from_test(), rank=rank, world_size=3)
+    rank = default_group("gloo")
     group = dist.new_group([1, 2], backend="ringreduce")
     if rank != 0:
         dist.all_reduce(torch.ones(3), group=group)

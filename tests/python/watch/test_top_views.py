@@ -205,51 +205,45 @@ def top(*options: str) -> list[str]:
     return [sys.executable, "-m", "ringreduce", "top", *options]
 
 
+@contextmanager
+def on_terminal(process: int) -> Iterator[tuple[subprocess.Popen[bytes], int, Callable[[], bool]]]:
+    """The command on a terminal of 120 columns: its process, the terminal's other end, whether its settings are as
+    before."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    before = termios.tcgetattr(theirs)
+    running = subprocess.Popen(top(str(process)), stdin=theirs, stdout=theirs, stderr=theirs, env=clean_environment())
+    try:
+        yield running, ours, lambda: termios.tcgetattr(theirs) == before
+    finally:
+        running.kill()
+        running.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
 def test_on_a_terminal_until_q_is_pressed() -> None:
-    with job() as (process, _):
-        ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
-        before = termios.tcgetattr(theirs)
-        running = subprocess.Popen(
-            top(str(process)), stdin=theirs, stdout=theirs, stderr=theirs, env=clean_environment()
-        )
-        try:
-            text = read_until(ours, "waiting in allreduce 'loss' #1 for rank 1")
-            assert text.count("\x1b[?1049h") == 1
-            os.write(ours, b"\x1b[A")  # an arrow is not escape
-            assert read_until(ours, "\x1b[J")
-            assert running.poll() is None
-            assert "\x1b[H" in text
-            assert termios.tcgetattr(theirs) != before
-            os.write(ours, b"q")
-            assert read_until(ours, "\x1b[?1049l")
-            assert running.wait(SOON_S) == 0
-            assert termios.tcgetattr(theirs) == before
-        finally:
-            running.kill()
-            running.wait()
-            os.close(ours)
-            os.close(theirs)
+    with job() as (process, _), on_terminal(process) as (running, ours, is_as_before):
+        text = read_until(ours, "waiting in allreduce 'loss' #1 for rank 1")
+        assert text.count("\x1b[?1049h") == 1
+        os.write(ours, b"\x1b[A")  # an arrow is not escape
+        assert read_until(ours, "\x1b[J")
+        assert running.poll() is None
+        assert "\x1b[H" in text
+        assert not is_as_before()
+        os.write(ours, b"q")
+        assert read_until(ours, "\x1b[?1049l")
+        assert running.wait(SOON_S) == 0
+        assert is_as_before()
 
 
 def test_a_terminal_is_put_back_when_the_process_is_told_to_end() -> None:
-    with job() as (process, _):
-        ours, theirs = pty.openpty()
-        before = termios.tcgetattr(theirs)
-        running = subprocess.Popen(
-            top(str(process)), stdin=theirs, stdout=theirs, stderr=theirs, env=clean_environment()
-        )
-        try:
-            read_until(ours, "waiting in")
-            running.terminate()
-            read_until(ours, "\x1b[?1049l")
-            assert running.wait(SOON_S) == 128 + signal.SIGTERM
-            assert termios.tcgetattr(theirs) == before
-        finally:
-            running.kill()
-            running.wait()
-            os.close(ours)
-            os.close(theirs)
+    with job() as (process, _), on_terminal(process) as (running, ours, is_as_before):
+        read_until(ours, "waiting in")
+        running.terminate()
+        read_until(ours, "\x1b[?1049l")
+        assert running.wait(SOON_S) == 128 + signal.SIGTERM
+        assert is_as_before()
 
 
 def read_until(terminal: int, part: str) -> str:
