@@ -1,6 +1,6 @@
 """Whether the rank that makes the others wait is named, after how many steps, with the right cause, and nobody else.
 
-    .venv/bin/python benchmarks/late_ranks.py [--runs 50] [--only LIST] [--quiet-s 600] [--json FILE]
+    .venv/bin/python benchmarks/late_ranks.py [--runs 50] [--only LIST] [--quiet-s 600] [--pause-s 0] [--json FILE]
 
 Each run is a job of its own (four ranks; two for the core that is taken), and each experiment does one thing to one
 rank in every step:
@@ -10,7 +10,7 @@ rank in every step:
     loader              sleeps 200 ms, as for input
     core                has a core that three other processes use, too
     two                 rank 3 besides: two ranks sleep alike
-    none                nothing, for --quiet-s seconds, once: nobody is to be named
+    none                nothing, once, for --quiet-s seconds; all sleep --pause-s a step. Nobody is to be named
 
 Prints for each: runs, in how many the right ranks were named, and with the right cause; in how many somebody else was;
 the steps until the warning, median and most, which count from the job's first. Exit status 1 where a run went wrong.
@@ -51,7 +51,7 @@ def work(seconds: float) -> None:
         pass
 
 
-def train(kind: str, seconds: float) -> None:
+def train(kind: str, seconds: float, pause_s: float) -> None:
     """Steps of a small network. Rank 0 writes the number of each to stderr, in order with its warnings."""
     import torch
 
@@ -97,6 +97,8 @@ def train(kind: str, seconds: float) -> None:
             time.sleep(EXTRA_S)
         elif kind == "core":
             work(0.06)
+        elif kind == "none":
+            time.sleep(pause_s)
         optimizer.zero_grad()
         Slow.apply(model(torch.randn(64, 256))).square().mean().backward()
         optimizer.step()
@@ -127,15 +129,15 @@ class Results:
         return f"{kind:<20}{self.runs:>6}{self.named:>8}{self.right_cause:>14}{self.others:>8}{steps}"
 
 
-def command(kind: str, seconds: float) -> list[str]:
-    program = [os.path.abspath(__file__), "--rank-of", kind, "--quiet-s", str(seconds)]
+def command(kind: str, seconds: float, pause_s: float) -> list[str]:
+    program = [os.path.abspath(__file__), "--rank-of", kind, "--quiet-s", str(seconds), "--pause-s", str(pause_s)]
     ranks = "2" if kind == "core" else "4"
     if kind == "backward-ddp":
         return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks, *program]
     return [os.path.join(os.path.dirname(sys.executable), "ringrun"), "-np", ranks, *program]
 
 
-def run(kind: str, seconds: float, results: Results) -> None:
+def run(kind: str, seconds: float, pause_s: float, results: Results) -> None:
     """One job, which is ended with its first warning."""
     cores = sorted(os.sched_getaffinity(0))
     hog = [sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {{{cores[-1]}}})\nwhile True: pass"]
@@ -145,7 +147,9 @@ def run(kind: str, seconds: float, results: Results) -> None:
     said: list[str] = []
     named: dict[int, str] = {}
     deadline = time.monotonic() + DEADLINE_S + seconds
-    job = subprocess.Popen(command(kind, seconds), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(
+        command(kind, seconds, pause_s), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert job.stderr is not None
         for line in job.stderr:
@@ -158,6 +162,8 @@ def run(kind: str, seconds: float, results: Results) -> None:
                 step = int(step_line[1])
             elif warning:
                 named[int(warning[1])] = warning[2]
+                if kind == "none":
+                    print(f"after {step} steps: {line}", end="", file=sys.stderr, flush=True)
             if expected and expected <= named.keys():
                 break
     finally:
@@ -184,18 +190,19 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--only", default=",".join(EXPERIMENTS), help="some of the experiments, with commas")
     parser.add_argument("--quiet-s", type=float, default=600.0)
+    parser.add_argument("--pause-s", type=float, default=0.0)
     parser.add_argument("--json", help="a file for the figures")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
-        train(options.rank_of, options.quiet_s)
+        train(options.rank_of, options.quiet_s, options.pause_s)
         return 0
     print(f"{'experiment':<20}{'runs':>6}{'named':>8}{'right cause':>14}{'others':>8}{'steps':>8}{'most':>8}")
     everything: dict[str, Results] = {}
     for kind in options.only.split(","):
         results = everything[kind] = Results()
         for _ in range(1 if kind == "none" else options.runs):
-            run(kind, options.quiet_s if kind == "none" else 0.0, results)
+            run(kind, options.quiet_s if kind == "none" else 0.0, options.pause_s, results)
         print(results.row(kind), flush=True)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

@@ -23,6 +23,7 @@ from typing import Any
 import targets
 
 from ringreduce.bench import comparison, drawing, machine, versus_table
+from ringreduce.plan import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -82,7 +83,7 @@ def parts(rounds: int) -> dict[str, list[str]]:
 
 def machine_name() -> str:
     """The processor and the number of cores, fit for a file's name."""
-    return re.sub(r"[^a-z0-9]+", "-", f"{machine.cpu()} {len(machine.allowed_cores())} cores".lower()).strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", f"{processor()} {len(machine.allowed_cores())} cores".lower()).strip("-")
 
 
 def markdown(record: dict[str, Any], name: str) -> str:

@@ -316,6 +316,12 @@ class Timeline:
 def renew_recorder() -> None:
     """For a forked child: contexts that are made from now on record for timelines of its own."""
 
+class TuningPlan:
+    """Sizes of a plan file."""
+
+    def __init__(self, hash: int = 0, chunk_nbytes: int = 0, eager_nbytes: int = 0) -> None:
+        """hash: 0 for no plan. eager_nbytes: 0 on several hosts."""
+
 class Context:
     """One rank's membership of one job: its groups, its engine thread, its failure state."""
 
@@ -332,12 +338,14 @@ class Context:
         tcp: TcpNetwork | None = None,
         recorded_as: str = "",
         job_ranks: Sequence[int] = (),
+        plan: TuningPlan = ...,
     ) -> None:
         """Collective. fd: the world's control segment on this host (control_nbytes(size), zero-filled); pidfds[r]
         watches rank r (-1 for this rank and those of other hosts). Duplicates what it keeps. Knobs are read from the
         environment here; timeout, in seconds and 0 for never, stands in for RINGREDUCE_TIMEOUT. hosts: by rank, equal
         numbers on the same host, whose ranks are reached over mpi or tcp; None: all are on one. recorded_as: what the
-        context is called in timelines, the same on all ranks; job_ranks: by its ranks, empty: they are the job's."""
+        context is called in timelines, the same on all ranks; job_ranks: by its ranks, empty: they are the job's. plan:
+        of ringreduce.plan, the same on all ranks; those of this host raise MismatchError where it is not."""
 
     def set_timeout(self, timeout: float) -> None:
         """Replaces the timeout of operations, also of those that are pending here."""
@@ -382,6 +390,13 @@ class Context:
     def links(self) -> list[tuple[int, int, int, float]]:
         """(from, to, bytes, busy) of each link between hosts, since init(): numbers of hosts; seconds in which it had
         bytes that the network did not take yet. The first host knows of all, another one of its own; none on one."""
+
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of a chunk of the staging area, and of the largest eager message, of the world here."""
+
+    def set_sizes(self, chunk_nbytes: int, eager_nbytes: int) -> None:
+        """Replaces both, of the world on all hosts. Collective, with no operation under way. Process sets that exist
+        keep theirs. Raises InvalidArgumentError for sizes that cannot be."""
 
     def calls(self) -> str:
         """What this rank has called last, in words: "called allreduce 'loss' #12 last"."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ringreduce import _core, config, state
+from ringreduce import _core, config, plan, state
 from ringreduce.collectives import buffers
 from ringreduce.errors import InvalidArgumentError, NotInitializedError
 from ringreduce.job import (
@@ -244,6 +244,7 @@ def _start(
     timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
     dynamic = config.flag("RINGREDUCE_DYNAMIC_PROCESS_SETS")
     transport = config.choice("RINGREDUCE_TRANSPORT")
+    tuned = plan.of_environment()
     address = address or config.value("RINGREDUCE_ADDRESS").value
     secret_file = os.path.expanduser(os.fspath(secret_file or config.value("RINGREDUCE_SECRET_FILE").value))
     wanted = places.TcpWanted(address, secret_file, transport, job)
@@ -282,7 +283,9 @@ def _start(
         raise NotInitializedError(state.absence())  # the parent is this rank already
     if place.local_rank == 0:
         config.warn(os.environ)
+        plan.warn_of_processor(tuned)
     hosts = placed.hosts if placed is not None else [0] * place.size
+    sizes = plan.for_job(tuned, hosts)
     needs_network = len(set(hosts)) > 1
     communicator = tcp = None
     with closing(met.listener) if met else nullcontext(), closing(_joined(place, placed, timeout_s)) as joined:
@@ -301,6 +304,7 @@ def _start(
                 mpi=communicator,
                 tcp=tcp,
                 recorded_as=f"init {_init_count + _meeting_count}",
+                plan=sizes,
             )
         except BaseException:
             if communicator is not None:

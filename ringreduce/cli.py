@@ -1,4 +1,4 @@
-"""The umbrella command: ringreduce run | bench | doctor | timeline | top, each loaded only when it is called."""
+"""The umbrella command: ringreduce run | bench | tune | doctor | timeline | top, each loaded only when it is called."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ usage: ringreduce COMMAND [options]
 
   run       run a program on N ranks of this host (the same as ringrun)
   bench     measure collectives and check their results
+  tune      measure what the machine takes for all-reduces, and write the best sizes to a plan file
   doctor    show what this build and this machine have, and test it
   timeline  show when each rank called and waited, from the records of RINGREDUCE_TIMELINE
   top       watch running jobs: what each rank does, and who waits for whom
@@ -56,6 +57,12 @@ def _bench(argv: Sequence[str]) -> int:
     return cli.main(argv)
 
 
+def _tune(argv: Sequence[str]) -> int:
+    from ringreduce.tuning import cli
+
+    return cli.main(argv)
+
+
 def _doctor(argv: Sequence[str]) -> int:
     from ringreduce import doctor
 
@@ -77,6 +84,7 @@ def _top(argv: Sequence[str]) -> int:
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "bench": _bench,
+    "tune": _tune,
     "doctor": _doctor,
     "timeline": _timeline,
     "top": _top,

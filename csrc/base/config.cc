@@ -37,6 +37,9 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_ALGORITHM", "name", "auto|two_shot|direct|ring|recursive_doubling|tree", "auto", "",
        "forces the algorithm where it applies; what cannot use it takes auto; the same on all hosts"},
       {"RINGREDUCE_CHUNK", "bytes", "0..16777216", "0", "", "pipelining unit of staged transfers; 0 = calibrated"},
+      {"RINGREDUCE_PLAN", "path", "", "", "",
+       "a plan file of `ringreduce tune`: sizes measured for a job of these ranks on these hosts; the same file on all "
+       "ranks. Empty: measured at the first init() of its kind"},
       {"RINGREDUCE_STAGING", "name", "auto|cached|streamed", "auto", "",
        "how staged data is written: through the caches or past them; auto measures which is faster now"},
       {"RINGREDUCE_ISA", "name", "auto|portable|x86-64-v2|avx2|avx512", "auto", "", "CPU kernel set"},

@@ -29,10 +29,11 @@ Recording with_recorder(Recording recording) {
 
 Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
                  std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt, Tune tune, double timeout_s,
-                 Network network, Recording recording)
+                 Network network, Recording recording, TuningPlan plan)
     : rank_(rank),
       hostname_(std::move(hostname)),
       settings_(Settings::from_environment()),
+      plan_(plan),
       timeout_s_(timeout_s < 0 ? settings_.timeout_s : timeout_s),
       own_timeout_(timeout_s >= 0),
       log_(settings_.log_level, rank),
@@ -191,6 +192,7 @@ void Context::monitor_leaders(const Group& group) {
 void Context::identify_world(const ControlSegment& control, const Hosts& hosts) const {
   RankFacts& facts = control.facts(rank_);
   facts.pid = ::getpid();
+  facts.plan_hash = plan_.hash;
   write_text(facts.hostname, hostname_);
   if (hosts.leader_here() != rank_) return;
   for (int rank = 0; rank < control.size(); ++rank) {

@@ -31,6 +31,13 @@ struct Recording {
   std::vector<int> job_ranks;  // by its ranks; empty: they are the job's
 };
 
+// Sizes that `ringreduce tune` has measured, from a plan file (ringreduce/plan.py). They are the same on all ranks.
+struct TuningPlan {
+  uint64_t hash = 0;        // of the file; 0: there is none
+  size_t chunk_nbytes = 0;  // of the staging area
+  size_t eager_nbytes = 0;  // 0 on several hosts, where the limit is part of what int8 and fp16 round
+};
+
 class Context {
  public:
   // Chooses the sizes that depend on the machine, before the first operation: writes Header::tuned on all ranks.
@@ -41,7 +48,7 @@ class Context {
   // hosts, if there are any.
   Context(int fd, int rank, int size, const std::vector<int>& pidfds, std::string hostname,
           std::shared_ptr<SegmentRegistry> segments, Interrupt interrupt, Tune tune, double timeout_s = -1,
-          Network network = {}, Recording recording = {});
+          Network network = {}, Recording recording = {}, TuningPlan plan = {});
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -66,6 +73,7 @@ class Context {
 
   int rank() const { return rank_; }
   const Settings& settings() const { return settings_; }
+  const TuningPlan& plan() const { return plan_; }
   double timeout_s() const { return timeout_s_.load(std::memory_order_relaxed); }        // of operations; 0 = never
   bool has_own_timeout() const { return own_timeout_.load(std::memory_order_relaxed); }  // not the knob's
   void set_timeout_s(double timeout_s) {
@@ -123,6 +131,7 @@ class Context {
   int rank_;
   std::string hostname_;
   Settings settings_;
+  const TuningPlan plan_;
   std::atomic<double> timeout_s_;
   std::atomic<bool> own_timeout_;
   Log log_;

@@ -3,23 +3,23 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
+#include "base/errors.h"
 #include "engine/context.h"
 #include "measure/bench.h"
 
 namespace rr {
 namespace {
 
-enum Phase : uint32_t { kUndecided = 0, kFinal = kTuned, kMeasure = 2 };
+enum Phase : uint32_t { kUndecided = 0, kMeasure = 2 };  // besides kTuned
 
-struct Tuning {
-  size_t chunk_nbytes = 256 << 10;  // half of an L2 cache of 512 KiB, with both ranks' parts
-  size_t eager_nbytes = 8 << 10;
-};
+// A slot holds a chunk, and a chunk holds a line for each rank.
+size_t least_chunk(int ranks) { return std::max<size_t>(4096, 64 * static_cast<size_t>(ranks)); }
 
 // --- the cache on disk ----------------------------------------------------------------------------------------------
 
@@ -55,9 +55,9 @@ std::string cache_file(const Context& context, const ControlSegment& control) {
   return folder + "/tuning-" + std::to_string(std::hash<std::string>()(topology(context, control)));
 }
 
-bool load(const std::string& path, Tuning& tuning) {
+bool load(const std::string& path, TunedSizes& tuning) {
   std::ifstream file(path);
-  Tuning read;
+  TunedSizes read;
   if (!(file >> read.chunk_nbytes >> read.eager_nbytes)) return false;
   if (read.chunk_nbytes < 4096 || read.chunk_nbytes > kSlotLargest || read.eager_nbytes > kEagerNbytes) return false;
   tuning = read;
@@ -65,7 +65,7 @@ bool load(const std::string& path, Tuning& tuning) {
 }
 
 // Best effort: without a cache the next start measures again.
-void save(const std::string& path, const Tuning& tuning) {
+void save(const std::string& path, const TunedSizes& tuning) {
   if (path.empty()) return;
   std::error_code ignored;
   std::filesystem::create_directories(path.substr(0, path.rfind('/')), ignored);
@@ -94,82 +94,120 @@ class Bench {
     return best;
   }
 
-  // Every rank is between operations when rank 0 changes a size.
-  template <class Change>
-  void change(Change apply) {
-    BenchJob barrier;
-    barrier.kind = Kind::kBarrier;
-    bench(group_, barrier, interrupt_);
-    if (group_.rank() == 0) apply();
-    bench(group_, barrier, interrupt_);
-  }
-
  private:
   Group& group_;
   Interrupt interrupt_;
   std::vector<std::byte> buffer_;
 };
 
-Tuning measure(Group& group, Header& header, Interrupt interrupt) {
+TunedSizes measure(Group& group, Interrupt interrupt) {
   Bench bench(group, interrupt);
-  Tuning best;
+  TunedSizes best;
   double least = 1e9;
   for (const size_t chunk : {size_t{64} << 10, size_t{128} << 10, size_t{256} << 10, size_t{512} << 10}) {
-    bench.change([&] { header.chunk_nbytes = chunk; });
+    set_sizes(group, {chunk, best.eager_nbytes}, interrupt);
     const double seconds = bench.best_of(5, 2 << 20, 1);
     if (seconds < least) {
       least = seconds;
       best.chunk_nbytes = chunk;
     }
   }
-  bench.change([&] { header.chunk_nbytes = best.chunk_nbytes; });
   best.eager_nbytes = 1 << 10;
   for (const size_t size : {size_t{2} << 10, size_t{4} << 10, size_t{8} << 10, size_t{16} << 10}) {
-    bench.change([&] { header.eager_nbytes = size; });
+    set_sizes(group, {best.chunk_nbytes, size}, interrupt);
     const double eager = bench.best_of(5, size, 20);
-    bench.change([&] { header.eager_nbytes = size - 1; });
+    set_sizes(group, {best.chunk_nbytes, size - 1}, interrupt);
     const double logged = bench.best_of(5, size, 20);
     if (eager < logged) best.eager_nbytes = size;
   }
   return best;
 }
 
+// --- a plan ---------------------------------------------------------------------------------------------------------
+
+std::string hash_text(uint64_t hash) {
+  std::array<char, 17> text = {};
+  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(hash));
+  return text.data();
+}
+
+// The ranks of this host; those of others have compared their plans when they met (ringreduce/job/places.py).
+void check_plans(const Context& context, const ControlSegment& control, const Hosts& hosts) {
+  const int first = hosts.leader_here();
+  const auto plan_of = [&](int rank) {
+    const uint64_t hash = control.facts(rank).plan_hash;
+    return (hash == 0 ? "without a plan" : "with plan " + hash_text(hash)) + " on rank " + std::to_string(rank);
+  };
+  for (const int rank : hosts.here()) {
+    if (control.facts(rank).plan_hash == control.facts(first).plan_hash) continue;
+    throw MismatchError("[init] rank " + std::to_string(context.rank()) + "/" + std::to_string(control.size()) +
+                        ": RINGREDUCE_PLAN differs: init() was called " + plan_of(first) + ", and " + plan_of(rank) +
+                        ": give all ranks the same file");
+  }
+}
+
 }  // namespace
+
+TunedSizes sizes(const Group& group) {
+  const Header& header = group.control().header();
+  return {static_cast<size_t>(header.chunk_nbytes), static_cast<size_t>(header.eager_nbytes)};
+}
+
+void set_sizes(Group& group, const TunedSizes& wanted, Interrupt interrupt) {
+  const size_t least = least_chunk(group.size());
+  if (wanted.chunk_nbytes < least || wanted.chunk_nbytes > kSlotLargest || wanted.chunk_nbytes % 64 != 0 ||
+      wanted.eager_nbytes > kEagerNbytes) {
+    throw InvalidArgumentError("sizes: a chunk of " + std::to_string(wanted.chunk_nbytes) +
+                               " bytes, eager messages up to " + std::to_string(wanted.eager_nbytes) +
+                               "; a chunk has " + std::to_string(least) + " to " + std::to_string(kSlotLargest) +
+                               " bytes, a multiple of 64, an eager message at most " + std::to_string(kEagerNbytes));
+  }
+  BenchJob barrier;
+  barrier.kind = Kind::kBarrier;
+  bench(group, barrier, interrupt);
+  if (group.hosts().leader_here() == group.rank()) {
+    Header& header = group.control().header();
+    header.chunk_nbytes = wanted.chunk_nbytes;
+    header.eager_nbytes = wanted.eager_nbytes;
+    header.tuned.store(kTuned, std::memory_order_release);  // every rank is here, and has seen kMeasure if it was said
+  }
+  bench(group, barrier, interrupt);
+}
 
 void tune(Context& context) {
   Group& world = context.world();
   const ControlSegment& control = world.control();
   Header& header = control.header();
   const Interrupt interrupt = context.interrupt();
+  const TuningPlan& plan = context.plan();
+  check_plans(context, control, world.hosts());
   const std::string path = cache_file(context, control);
   const bool alone = !world.hosts().several();
   if (world.hosts().leader_here() == world.rank()) {
-    Tuning tuning;
+    TunedSizes tuning;
     // Ranks that share cores time the scheduler, not the machine; a forced algorithm is not what auto would run.
     const bool can_measure =
         alone && world.size() > 1 && !world.ranks_outnumber_cores() && context.settings().algorithm == "auto";
+    const bool is_planned = plan.hash != 0;
     const size_t wished = context.settings().chunk_nbytes;
     // On several hosts what is eager must be so on all of them: the defaults.
-    const bool known = (alone && load(path, tuning)) || !can_measure || wished != 0;
-    // A slot holds it, and it holds a line for each rank.
-    const size_t least = std::max<size_t>(4096, 64 * static_cast<size_t>(world.size()));
-    if (wished != 0) tuning.chunk_nbytes = std::clamp(round_up(wished, 64), least, kSlotLargest);
+    const bool known = is_planned || (alone && load(path, tuning)) || !can_measure || wished != 0;
+    if (is_planned) tuning.chunk_nbytes = plan.chunk_nbytes;
+    if (plan.eager_nbytes != 0) tuning.eager_nbytes = plan.eager_nbytes;
+    if (wished != 0) tuning.chunk_nbytes = wished;
+    tuning.chunk_nbytes = std::clamp(round_up(tuning.chunk_nbytes, 64), least_chunk(world.size()), kSlotLargest);
     header.chunk_nbytes = tuning.chunk_nbytes;
     header.eager_nbytes = tuning.eager_nbytes;
-    header.tuned.store(known ? kFinal : kMeasure, std::memory_order_release);
+    header.tuned.store(known ? kTuned : kMeasure, std::memory_order_release);
     world.negotiation().segment().ring_all();
   }
   context.wait_loop().wait_until([&] { return header.tuned.load(std::memory_order_acquire) != kUndecided; },
                                  [] { return false; }, Deadline::after_s(context.timeout_s()), interrupt, true,
                                  [&] { world.throw_if_failed(); });
   if (header.tuned.load(std::memory_order_acquire) == kMeasure) {
-    Tuning measured = measure(world, header, interrupt);
-    Bench(world, interrupt).change([&] {
-      header.chunk_nbytes = measured.chunk_nbytes;
-      header.eager_nbytes = measured.eager_nbytes;
-      header.tuned.store(kFinal, std::memory_order_release);
-      save(path, measured);
-    });
+    const TunedSizes measured = measure(world, interrupt);
+    set_sizes(world, measured, interrupt);
+    if (world.rank() == 0) save(path, measured);
     world.forget_counts();
   }
 }

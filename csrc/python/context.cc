@@ -25,23 +25,29 @@ void where_in_program(const std::function<void(const std::string&)>& known) {
 }  // namespace
 
 void bind_context(py::module_& m) {
+  py::class_<TuningPlan>(m, "TuningPlan")
+      .def(py::init([](uint64_t hash, size_t chunk_nbytes, size_t eager_nbytes) {
+             return TuningPlan{hash, chunk_nbytes, eager_nbytes};
+           }),
+           py::arg("hash") = 0, py::arg("chunk_nbytes") = 0, py::arg("eager_nbytes") = 0);
   py::class_<Context, std::shared_ptr<Context>>(m, "Context")
       .def(py::init([](int fd, int rank, int size, const std::vector<int>& pidfds, const std::string& hostname,
                        std::optional<double> timeout, std::optional<std::vector<int>> hosts,
                        const std::shared_ptr<MpiCommunicator>& mpi, const std::shared_ptr<TcpNetwork>& tcp,
-                       const std::string& recorded_as, const std::vector<int>& job_ranks) {
+                       const std::string& recorded_as, const std::vector<int>& job_ranks, const TuningPlan& plan) {
              const py::gil_scoped_release release;
              Network network = mpi_network(hosts, mpi);
              if (tcp != nullptr && hosts) network = tcp_network(tcp, *hosts);
              auto context = std::make_unique<Context>(fd, rank, size, pidfds, hostname, registry(), interrupt, tune,
                                                       timeout.value_or(-1.0), std::move(network),
-                                                      Recording{recorder(), recorded_as, job_ranks});
+                                                      Recording{recorder(), recorded_as, job_ranks}, plan);
              context->set_where(where_in_program);
              return guard_fork(std::move(context));
            }),
            py::arg("fd"), py::arg("rank"), py::arg("size"), py::arg("pidfds"), py::arg("hostname"),
            py::arg("timeout") = py::none(), py::arg("hosts") = py::none(), py::arg("mpi") = py::none(),
-           py::arg("tcp") = py::none(), py::arg("recorded_as") = "", py::arg("job_ranks") = std::vector<int>())
+           py::arg("tcp") = py::none(), py::arg("recorded_as") = "", py::arg("job_ranks") = std::vector<int>(),
+           py::arg("plan") = TuningPlan())
       .def("set_timeout", &Context::set_timeout_s, py::arg("timeout"))
       .def_property_readonly(
           "world", [](const std::shared_ptr<Context>& c) { return PyGroup{c, std::shared_ptr<Group>(c, &c->world())}; })
@@ -133,6 +139,18 @@ void bind_context(py::module_& m) {
              }
              return links;
            })
+      .def("sizes",
+           [](Context& c) {
+             const TunedSizes now = sizes(c.world());
+             return py::make_tuple(now.chunk_nbytes, now.eager_nbytes);
+           })
+      .def(
+          "set_sizes",
+          [](const std::shared_ptr<Context>& c, size_t chunk_nbytes, size_t eager_nbytes) {
+            const WithoutGil unlocked(*c);
+            set_sizes(c->world(), {chunk_nbytes, eager_nbytes}, interrupt);
+          },
+          py::arg("chunk_nbytes"), py::arg("eager_nbytes"))
       .def("calls",
            [](Context& c) {
              const py::gil_scoped_release release;

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
 import ringreduce
-from ringreduce import state
 from ringreduce.bench import report, table, terminal
 from ringreduce.bench.measure import measure
 from ringreduce.bench.options import DEFAULT_RANKS, Options, parse
+from ringreduce.bench.start import start
 from ringreduce.errors import Error, InvalidArgumentError
 from ringreduce.job import environment
 from ringreduce.launch.host_options import without_host_options
@@ -32,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
         if options.hosts and place.source != "single":
             raise InvalidArgumentError(f"-H inside a job of {place.size} ranks ({place.source})")
         if place.source == "single" and (options.ranks != 1 or options.hosts):
-            return _start(options, without_host_options(argv))
+            launch = [*options.ringrun, "--bind", options.bind]
+            return start("ringreduce.bench", without_host_options(argv), options.ranks or DEFAULT_RANKS, launch)
         if options.ranks not in (None, place.size):
             raise InvalidArgumentError(f"-np {options.ranks} inside a job of {place.size} ranks ({place.source})")
     except Error as error:
@@ -48,8 +48,7 @@ def run(options: Options) -> int:
         prints = ringreduce.rank() == 0
         if prints:
             terminal.show(table.head(options, facts))
-        hosts = state.require().hosts
-        cores = len({(host, core) for host, bound in zip(hosts, facts["binding"], strict=True) for core in bound})
+        cores = report.cores(facts)
         rows = []
         for nbytes in options.sizes:
             rows.append(measure(options, nbytes, cores))
@@ -60,15 +59,3 @@ def run(options: Options) -> int:
             if options.json:
                 report.write(options.json, options, facts, rows)
     return 1 if any(row.wrong for row in rows) else 0
-
-
-def _start(options: Options, argv: Sequence[str]) -> int:
-    """The same command again, on ranks of its own."""
-    from ringreduce.launch import ringrun
-    from ringreduce.launch.python import run_module
-
-    ranks = str(options.ranks or DEFAULT_RANKS)
-    if terminal.coloured(sys.stdout):
-        os.environ["FORCE_COLOR"] = "1"  # what a rank prints comes here through a pipe
-    launch = ["-np", ranks, *options.ringrun, "--bind", options.bind, "--no-tag-output"]
-    return ringrun.main([*launch, *run_module("ringreduce.bench", *argv, "-np", ranks)])

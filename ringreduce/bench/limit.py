@@ -14,7 +14,7 @@ import numpy as np
 
 import ringreduce
 from ringreduce import state
-from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES
+from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES, Collective
 from ringreduce.bench.memory import operand
 from ringreduce.bench.oracle import DTYPES, OPS
 
@@ -44,11 +44,20 @@ def fraction_of_limit(options: Options, nbytes: int, count: int, p50_s: float, c
         return None if least_s is None else least_s / p50_s
     if group.size == 1 or options.dtype == "bfloat16":
         return None
-    limit = _news(cores) if nbytes <= SMALL_NBYTES else _memory(options, nbytes, count)
-    return limit / p50_s
+    if nbytes <= SMALL_NBYTES:
+        return news_s(cores) / p50_s
+    collective = COLLECTIVES[options.collective]
+    in_place = options.in_place and collective.name == "allreduce"
+    iters = max(5, min(100, REWRITTEN_NBYTES // nbytes))
+    op = OPS[options.op] if collective.reduces else OPS["sum"]
+    return memory_s(collective, options.dtype, op, in_place, count, iters) / p50_s
 
 
-def _news(cores: int) -> float:
+def news_s(cores: int) -> float:
+    """Seconds until every rank of this host can know that the last one has called. Collective.
+
+    cores: how many the ranks share.
+    """
     group = ringreduce.global_process_set.group
     src = operand(NEWS_NBYTES, np.uint8, registered=True)
     best = min(group.one_way_latency(src, NEWS_TURNS) for _ in range(3))
@@ -56,16 +65,20 @@ def _news(cores: int) -> float:
     return seconds * max(1.0, group.size / cores)
 
 
-def _memory(options: Options, nbytes: int, count: int) -> float:
-    collective = COLLECTIVES[options.collective]
+def memory_s(collective: Collective, dtype: str, op: int, in_place: bool, count: int, iters: int) -> float:
+    """Seconds of the loads and stores of a collective on registered memory of one host. Collective.
+
+    Args:
+        dtype, op: of OPS and DTYPES; an op for all collectives.
+        in_place: the result replaces the input.
+        count: elements that a row counts.
+        iters: calls, of which the median counts.
+    """
     group = ringreduce.global_process_set.group
-    storage = DTYPES[options.dtype][0]
+    storage = DTYPES[dtype][0]
     part = count // group.size
-    in_place = options.in_place and collective.name == "allreduce"
     src = operand(part if collective.input_parts else count, storage, registered=True)
     dst = src if in_place else operand(part if collective.output_parts else count, storage, registered=True)
-    iters = max(5, min(100, REWRITTEN_NBYTES // nbytes))
-    op = OPS[options.op] if collective.reduces else OPS["sum"]
     mine = group.memory_limit(collective.name, src, dst, op, iters)
     slowest = np.sort(ringreduce.allreduce(np.array(mine), op=ringreduce.Max))
     return float(slowest[slowest.size // 2])

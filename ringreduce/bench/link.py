@@ -46,7 +46,7 @@ class Link:
 def limit_s(options: Options, nbytes: int) -> float | None:
     """Seconds. Collective; None where the job's ranks did not meet over TCP, or a host has no port for it."""
     hosts = state.require().hosts
-    link = _slowest()
+    link = slowest()
     if link is None:
         return None
     if nbytes <= SMALL_NBYTES:
@@ -74,7 +74,7 @@ def share(collective: str, hosts: Sequence[int]) -> float:
 
 
 @lru_cache(maxsize=1)
-def _slowest() -> Link | None:
+def slowest() -> Link | None:
     """Collective; measured once. None also where a host does not reach the next one."""
     job = state.require()
     if job.reached is None:

@@ -12,13 +12,7 @@ import numpy as np
 
 import ringreduce
 from ringreduce import _core
-
-
-def cpu() -> str:
-    """The processor's name, as the kernel gives it."""
-    info = read("/proc/cpuinfo")
-    found = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", info, re.MULTILINE)
-    return found[1].strip() if found else platform.machine()
+from ringreduce.plan import processor
 
 
 def allowed_cores() -> list[int]:
@@ -43,7 +37,7 @@ def facts() -> dict[str, object]:
     return {
         "ringreduce": ringreduce.__version__,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "cpu": cpu(),
+        "cpu": processor(),
         "cores_online": os.cpu_count(),
         "load_average": os.getloadavg()[0],
         "kernel": platform.release(),

@@ -27,6 +27,12 @@ def meta() -> dict[str, Any]:
     return {**machine.facts(), "knobs": knobs, "ranks": group.size, "hosts": hosts, "binding": binding}
 
 
+def cores(facts: dict[str, Any]) -> int:
+    """How many cores the ranks share, on all hosts. facts: of meta()."""
+    hosts = state.require().hosts
+    return len({(host, core) for host, bound in zip(hosts, facts["binding"], strict=True) for core in bound})
+
+
 def result(options: Options, row: Row, ranks: int) -> dict[str, Any]:
     """One entry of "results"."""
     return {

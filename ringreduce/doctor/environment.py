@@ -14,6 +14,7 @@ from ringreduce.errors import Error
 from ringreduce.horovod_variables import WITHOUT_EFFECT
 from ringreduce.job import environment
 from ringreduce.launch.quota import cpu_quota
+from ringreduce.plan import processor
 
 FEW_FILES = 1024
 
@@ -21,7 +22,7 @@ FEW_FILES = 1024
 def hardware() -> Iterator[Finding]:
     """Cores, huge pages, limits."""
     allowed, online = machine.allowed_cores(), os.cpu_count() or 1
-    yield Finding("machine", "cpu", machine.cpu())
+    yield Finding("machine", "cpu", processor())
     yield Finding("machine", "cores", f"{len(allowed)} allowed of {online} online")
     quota = cpu_quota()
     if quota < math.inf:

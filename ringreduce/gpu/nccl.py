@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from pathlib import Path
 
 from ringreduce import _core
@@ -12,6 +11,8 @@ from ringreduce import _core
 @functools.cache
 def look() -> None:
     """Tells the core of the library in NVIDIA's wheel (nvidia-nccl-cu13), if that is installed. Imports nothing."""
+    import importlib.util
+
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         library = Path(folder) / "nccl" / "lib" / "libnccl.so.2"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringreduce import _core, config
+from ringreduce import _core, config, plan
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job import rendezvous
 from ringreduce.job.environment import Placement
@@ -19,8 +19,9 @@ SETTING_CHARS = 100  # of a knob's value, in a record: more than a right one has
 NO_SHARED_MEMORY = ("tcp", "mpi")
 """Values of RINGREDUCE_TRANSPORT with which each rank is a host of its own, whoever is beside it."""
 AGREED = ("RINGREDUCE_ALGORITHM", "RINGREDUCE_ENCRYPT", "RINGREDUCE_FUSION_THRESHOLD", "RINGREDUCE_GPU_PATH")
-"""Knobs that all ranks must have alike, besides RINGREDUCE_TRANSPORT, where they are on several hosts. By algorithm,
-threshold and path one rank decides for all. Who asks for encryption expects it of every connection."""
+"""Knobs that all ranks must have alike, besides RINGREDUCE_TRANSPORT and the content of RINGREDUCE_PLAN, where they are
+on several hosts. By algorithm, threshold and path one rank decides for all. Who asks for encryption expects it of every
+connection."""
 TCP = ("tcp", "shm+tcp")
 """Values of RINGREDUCE_TRANSPORT that ask for TCP."""
 
@@ -60,7 +61,7 @@ def own_record(rank: int, size: int, transport: str = "auto") -> dict[str, Any]:
     return {
         "rank": rank,
         "host": rendezvous.host_identity().decode() + (f":{rank}" if alone else ""),
-        "settings": {"RINGREDUCE_TRANSPORT": transport} | {name: setting(name) for name in AGREED},
+        "settings": {"RINGREDUCE_TRANSPORT": transport} | {name: setting(name) for name in AGREED} | _plan_setting(),
         "name": os.uname().nodename[:HOST_NAME_CHARS],
         "build": f"{_core.__version__}, control segment {_core.control_nbytes(size)} bytes",
     }
@@ -81,6 +82,11 @@ def setting(name: str) -> str:
         return f"{float(knob.value):.0f}"
     except ValueError:
         return knob.value[:SETTING_CHARS]  # init() raises what is wrong with it
+
+
+def _plan_setting() -> dict[str, str]:
+    tuned = plan.of_environment()
+    return {plan.VARIABLE: tuned.hash if tuned is not None else "not set"}
 
 
 def distinct(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

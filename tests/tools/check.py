@@ -44,7 +44,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "test_stall.py test_late_ranks.py test_package.py",
     ),
     "csrc/operations/": ("collectives_test failure_test negotiation_test rank_status_test", "test_package.py"),
-    "csrc/measure/": ("bench_test", "test_bench.py test_package.py"),
+    "csrc/measure/": ("bench_test tuning_test", "test_bench.py test_package.py"),
     "csrc/engine/gpu/": ("device_queue_test cuda_messages_test cuda_errors_test", "test_package.py"),
     "csrc/relay/": (
         "frames_test hosts_test held_links_test join_hosts_test deadlock_hosts_test rank_status_test",
@@ -69,6 +69,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "ringreduce/torch/": ("", "test_torch.py test_torch_collectives.py test_optimizer.py"),
     "ringreduce/torch/distributed/": ("", "test_distributed.py"),
     "ringreduce/torch/optimizer/": ("", "test_optimizer.py test_optimizer_sharded.py test_same_start.py"),
+    "ringreduce/tuning/": ("", "test_tune.py test_plan.py"),
     "ringreduce/watch/": ("", "test_top.py test_top_views.py"),
     "tests/cpp/": ("collectives_test negotiation_test", ""),
     "tests/fake_": ("cuda_device_test cuda_nccl_test", ""),

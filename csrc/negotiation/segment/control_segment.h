@@ -84,6 +84,7 @@ struct RankFacts {
   int32_t host;                        // by the leader, of all ranks
   int32_t job_rank;                    // among the job's ranks, where those of a context are some of them
   int32_t unused;
+  uint64_t plan_hash;  // TuningPlan's; 0 without a plan
   char hostname[64];
 };
 

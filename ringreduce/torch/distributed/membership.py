@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from ringreduce import _core
+from ringreduce import _core, plan
 from ringreduce.errors import NotInitializedError
 from ringreduce.job import failure_report, recording, shutdown_cause, store_rendezvous, uncaught
 from ringreduce.job.absent import AbsentGroup
@@ -83,6 +83,12 @@ class TorchStore:
         self._keys.clear()
 
 
+def _sizes(hosts: Sequence[int]) -> _core.TuningPlan:
+    """Of RINGREDUCE_PLAN, which has to fit a group of all ranks."""
+    is_job = not dist.is_initialized() or dist.get_world_size() == len(hosts)  # or it is being made
+    return (plan.for_job if is_job else plan.for_group)(plan.of_environment(), hosts)
+
+
 class Membership:
     """One group as this process belongs to it.
 
@@ -122,6 +128,7 @@ class Membership:
                 tcp=joined.tcp,
                 recorded_as=f"{label} {next(_lives[label])}",  # destroyed and made anew, a group has an old one's label
                 job_ranks=list(ranks),
+                plan=_sizes(joined.hosts or [0] * size),
             )
         try:
             # Of all ranks, which are the default group's, perhaps of another backend; it is being made, or this is it.

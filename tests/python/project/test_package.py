@@ -71,10 +71,11 @@ MAY_IMPORT = {
     "gpu": {"_core", "errors", "state"},
     "timeline": {"errors"},
     "watch": {"_core", "errors", "timeline"},
-    "job": {"_core", "errors", "state", "config", "timeline"},
+    "plan": {"_core", "errors", "config"},
+    "job": {"_core", "errors", "state", "config", "timeline", "plan"},
     "collectives": {"_core", "errors", "state", "gpu", "job"},
     "features": {"_core", "errors", "state", "gpu", "job"},
-    "basics": {"_core", "errors", "state", "config", "job", "collectives"},
+    "basics": {"_core", "errors", "state", "config", "plan", "job", "collectives"},
     "common": {"_core", "errors", "state", "config", "features", "job", "collectives", "basics"},
     "api": {"gpu", "collectives", "common"},
     "__init__": {"no_core"},
@@ -109,7 +110,7 @@ MAY_IMPORT["torch/functions"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/collective
 MAY_IMPORT["torch/mpi_ops"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/collectives", "torch/compression"}
 MAY_IMPORT["torch/optimizer"] = MAY_IMPORT["torch/mpi_ops"] | {"torch/functions"}
 MAY_IMPORT["torch/elastic"] = BELOW_FRAMEWORKS | {"torch/mpi_ops"}
-MAY_IMPORT["torch/distributed"] = BELOW_FRAMEWORKS | {"torch/profiling", "torch/cuda", "torch/tensors"}
+MAY_IMPORT["torch/distributed"] = BELOW_FRAMEWORKS | {"plan"} | {"torch/profiling", "torch/cuda", "torch/tensors"}
 MAY_IMPORT["torch/lightning"] = BELOW_FRAMEWORKS
 MAY_IMPORT["torch/__init__"] = BELOW_FRAMEWORKS | {name for name in MAY_IMPORT if name.startswith("torch/")}
 MAY_IMPORT["tensorflow"] = BELOW_FRAMEWORKS
@@ -119,8 +120,9 @@ MAY_IMPORT["tensorflow/keras"] = MAY_IMPORT["tensorflow"] | {"tensorflow", "kera
 MAY_IMPORT["compat"] = set()
 MAY_IMPORT["launch"] = {"errors", "horovod_variables", "job", "compat"}
 MAY_IMPORT["compat/path"] = {"features", "job", "common", "compat", "launch"}
-MAY_IMPORT["bench"] = BELOW_FRAMEWORKS | {"launch"}
-MAY_IMPORT["doctor"] = BELOW_FRAMEWORKS | {"horovod_variables", "launch", "bench"}
+MAY_IMPORT["bench"] = BELOW_FRAMEWORKS | {"launch", "plan"}
+MAY_IMPORT["tuning"] = BELOW_FRAMEWORKS | {"launch", "plan", "timeline", "bench"}
+MAY_IMPORT["doctor"] = BELOW_FRAMEWORKS | {"horovod_variables", "launch", "bench", "plan"}
 MAY_IMPORT["cli"] = {"errors"}
 MAY_IMPORT["__main__"] = {"cli"}
 
@@ -130,7 +132,7 @@ MAY_IMPORT_LATER = {
     "tensorflow": {"tensorflow/keras"},  # its DistributedOptimizer() of a Keras optimizer
     "launch": {"_core", "__init__", "doctor"},  # _core: its version, which all hosts must have
     "bench": {"torch/__init__"},
-    "cli": {"__init__", "launch", "bench", "doctor", "timeline", "watch"},
+    "cli": {"__init__", "launch", "bench", "tuning", "doctor", "timeline", "watch"},
 }
 """What functions may import besides, when they are called."""
 
@@ -143,7 +145,7 @@ OWN_FRAMEWORKS = {
 }
 # Within functions: where a job is on several hosts, or MPI is asked for by name; torch: for the store of its torchrun.
 LAZY = {"job": {"mpi4py", "torch"}}
-EDGE = {"compat", "launch", "bench", "doctor", "cli"}
+EDGE = {"compat", "launch", "bench", "tuning", "doctor", "cli"}
 
 
 class Import(NamedTuple):

@@ -11,6 +11,42 @@ ROWS = (
         "",
         ("bench_test",),
     ),
+    Mutation(
+        "other-plan",
+        "csrc/measure/tuning.cc",
+        "    if (control.facts(rank).plan_hash == control.facts(first).plan_hash) continue;\n",
+        "    continue;\n",
+        ("tuning_test",),
+        limit_s=30,
+    ),
+    Mutation(
+        "plan-taken",
+        "csrc/measure/tuning.cc",
+        "if (is_planned) tuning.chunk_nbytes = plan.chunk_nbytes;",
+        "",
+        ("tuning_test",),
+    ),
+    Mutation(
+        "sizes-together",
+        "csrc/measure/tuning.cc",
+        "  const size_t least = least_chunk(group.size());\n",
+        "  const size_t least = 64;\n",
+        ("tuning_test",),
+    ),
+    Mutation(
+        "plan-fits",
+        "ringreduce/plan.py",
+        "    if not plan.fits(hosts):",
+        "    if False:",
+        ("test_plan.py",),
+    ),
+    Mutation(
+        "worth-a-change",
+        "ringreduce/tuning/choosing.py",
+        "best = candidates[times.index(least)] if least < WORTH * usual else sizes",
+        "best = candidates[times.index(least)]",
+        ("test_tune.py",),
+    ),
     # --- framework ---
     Mutation(
         "set-root",
