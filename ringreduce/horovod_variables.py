@@ -6,7 +6,7 @@ Those that have one are aliases in the core's table of knobs, or tell a rank its
 from __future__ import annotations
 
 ALGORITHM = "set RINGREDUCE_ALGORITHM to choose an algorithm"
-AUTOTUNE = "init() calibrates by itself"
+AUTOTUNE = "init() calibrates by itself; `ringreduce tune` shows how"
 _BACKEND = "set RINGREDUCE_TRANSPORT to choose how ranks are linked"
 _ELASTIC = "elastic jobs do not exist yet"
 _GLOO = "Gloo is not used"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
-from ringreduce.bench.collectives import SMALL_NBYTES
 from ringreduce.tuning.sizes import Sizes
 from ringreduce.tuning.timing import WARMUP, Timer
 
@@ -18,7 +17,8 @@ EAGER_SIZES = (2 << 10, 4 << 10, 8 << 10, 16 << 10)
 LEAST_EAGER = 1 << 10
 ROUNDS = 5
 CHUNK_CALLS = 5
-SMALL_CALLS = 40
+EAGER_CALLS = 60
+"""The first 16 calls of a size touch memory for the first time."""
 WORTH = 0.97
 """What is not at least 3 % faster than the default is within what the same thing differs from itself."""
 
@@ -78,9 +78,8 @@ def _eager(timer: Timer, sizes: Sizes) -> tuple[Sizes, Choice]:
     """The largest size up to which a message is faster from the request slots than from the log."""
     limit, gain, at_nbytes = LEAST_EAGER, 1.0, sizes.eager_nbytes
     for nbytes in EAGER_SIZES:
-        calls = SMALL_CALLS if nbytes <= SMALL_NBYTES else CHUNK_CALLS
         candidates = [replace(sizes, eager_nbytes=nbytes), replace(sizes, eager_nbytes=nbytes - 1)]
-        eager, logged = _in_turns(candidates, partial(timer.seconds, nbytes, calls))
+        eager, logged = _in_turns(candidates, partial(timer.seconds, nbytes, EAGER_CALLS))
         # Where the two are alike the default decides.
         slower = eager > logged / WORTH if nbytes <= sizes.eager_nbytes else eager > logged * WORTH
         if slower:
