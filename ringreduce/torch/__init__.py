@@ -33,6 +33,7 @@ from ringreduce.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from ringreduce.torch.local_sgd import ElasticAveraging, LocalSGD, diloco, slowmo
 from ringreduce.torch.mpi_ops import *  # noqa: F403  # its __all__ is part of the one below
 from ringreduce.torch.mpi_ops import _check_has_gpu as _check_has_gpu
 from ringreduce.torch.optimizer import DistributedOptimizer
@@ -42,16 +43,20 @@ from ringreduce.torch.tensors import symmetric_empty
 __all__ = [
     "Compression",
     "DistributedOptimizer",
+    "ElasticAveraging",
     "Handle",
+    "LocalSGD",
     "SyncBatchNorm",
     "allgather_object",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "diloco",
     "elastic",
     "mpi_ops",
     "reduce",
     "reduce_async",
+    "slowmo",
     "symmetric_empty",
 ]
 __all__ += mpi_ops.__all__

@@ -67,6 +67,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "ringreduce/tensorflow/": ("", "test_tensorflow_names.py test_tensorflow_ops.py"),
     "ringreduce/timeline/": ("", "test_timeline_job.py test_record_file.py test_report.py test_chrome_trace.py"),
     "ringreduce/torch/": ("", "test_torch.py test_torch_collectives.py test_optimizer.py"),
+    "ringreduce/torch/local_sgd/": ("", "test_local_sgd.py"),
     "ringreduce/torch/distributed/": ("", "test_distributed.py"),
     "ringreduce/torch/optimizer/": ("", "test_optimizer.py test_optimizer_sharded.py test_same_start.py"),
     "ringreduce/tuning/": ("", "test_tune.py test_plan.py"),

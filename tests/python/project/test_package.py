@@ -109,6 +109,7 @@ MAY_IMPORT["torch/sync_batch_norm"] = BELOW_FRAMEWORKS | _TENSORS
 MAY_IMPORT["torch/functions"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/collectives"}
 MAY_IMPORT["torch/mpi_ops"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/collectives", "torch/compression"}
 MAY_IMPORT["torch/optimizer"] = MAY_IMPORT["torch/mpi_ops"] | {"torch/functions"}
+MAY_IMPORT["torch/local_sgd"] = MAY_IMPORT["torch/optimizer"] | {"torch/optimizer"}
 MAY_IMPORT["torch/elastic"] = BELOW_FRAMEWORKS | {"torch/mpi_ops"}
 MAY_IMPORT["torch/distributed"] = BELOW_FRAMEWORKS | {"plan"} | {"torch/profiling", "torch/cuda", "torch/tensors"}
 MAY_IMPORT["torch/lightning"] = BELOW_FRAMEWORKS

@@ -4,6 +4,27 @@ from mutations.row import Mutation
 
 ROWS = (
     Mutation(
+        "local-sgd-joined",
+        "ringreduce/torch/local_sgd/fragment.py",
+        "        if share < 1:",
+        "        if False:",
+        ("test_local_sgd.py",),
+    ),
+    Mutation(
+        "local-sgd-pull",
+        "ringreduce/torch/local_sgd/fragment.py",
+        "targets, keep = before, 1 - self._pull",
+        "keep = 1 - self._pull",
+        ("test_local_sgd.py",),
+    ),
+    Mutation(
+        "local-sgd-due",
+        "ringreduce/torch/local_sgd/mixin.py",
+        "fragment.begin(step + self._schedule.overlap)",
+        "fragment.begin(step)",
+        ("test_local_sgd.py",),
+    ),
+    Mutation(
         "left-since-another-died",
         "ringreduce/job/rendezvous.py",
         "            deadline.check()\n            raise\n",

@@ -1,0 +1,137 @@
+"""LocalSGD: ranks step alone, and average their parameters every so many steps.
+
+With H steps between two averagings a rank sends 1/H of the bytes of DistributedOptimizer. docs/methods.md says which
+method is which arguments, and what each changes in the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ringreduce.errors import InvalidArgumentError, MismatchError
+from ringreduce.job.collective_json import allgather_json
+from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.torch.compression import Compression
+from ringreduce.torch.gradient_reduction import Stateful
+from ringreduce.torch.local_sgd.mixin import LocalSGDMixin, Schedule
+from ringreduce.torch.local_sgd.outer import ElasticAveraging, Outer, diloco, slowmo
+from ringreduce.torch.tracing import BLOCKS, untraced
+
+__all__ = ["ElasticAveraging", "LocalSGD", "diloco", "slowmo"]
+
+_made = 0  # in this process, for names that differ between optimizers
+
+
+@untraced(BLOCKS)
+def LocalSGD(
+    optimizer: torch.optim.Optimizer,
+    every: int,
+    warmup: int = 0,
+    outer: Outer | None = None,
+    fragments: int = 1,
+    overlap: int = 0,
+    mix: float = 0.0,
+    compression: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The optimizer with its state, in a class that averages the parameters over the ranks. Collective.
+
+    The result is an instance of the optimizer's class too. With x the parameters of a rank and m what all ranks had
+    after the last averaging, every `every` steps d = mean over the ranks of (m - x); then m becomes m - d, or what the
+    outer optimizer makes of m with the gradient d; then x becomes mix x + (1 - mix) m. The optimizer's own state, such
+    as momenta, stays each rank's own.
+
+    Args:
+        optimizer: any torch optimizer.
+        every: steps between two averagings, H; 1 or more.
+        warmup: so many steps come first in which gradients are averaged before each step, as DistributedOptimizer does
+            (post-local SGD). Not with LBFGS.
+        outer: a function from parameters to a torch optimizer, such as diloco(), slowmo() or ElasticAveraging(); None:
+            m becomes the mean of x.
+        fragments: the parameters are averaged in so many parts, one after the other within the H steps; at most
+            `every`, and at most the number of parameters.
+        overlap: so many steps pass between the start of an averaging and its use; less than `every`.
+        mix: how much of a rank's own parameters it keeps, 0 to 1, without 1.
+        compression: of d, as in DistributedOptimizer; default: none.
+        process_set: the ranks that take part.
+
+    Raises:
+        InvalidArgumentError: an argument is wrong; it says which.
+        MismatchError: ranks call with different arguments, or with different parameters.
+
+    Sources: Lin, Stich, Patel and Jaggi, Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020, arXiv:1808.07217
+    (averaging, post-local SGD); Douillard et al., DiLoCo, 2023, arXiv:2311.08105, and Streaming DiLoCo with overlapping
+    communication, 2025, arXiv:2501.18512 (fragments, overlap, mix); Wang, Tantia, Ballas and Rabbat, SlowMo, ICLR 2020,
+    arXiv:1910.00643; Zhang, Choromanska and LeCun, Deep learning with Elastic Averaging SGD, NIPS 2015,
+    arXiv:1412.6651.
+
+    >>> optimizer = hvd.LocalSGD(torch.optim.AdamW(model.parameters(), 4e-4), every=500, outer=hvd.diloco())
+    """
+    global _made
+    plain = type(optimizer)
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    _check(optimizer, len(parameters), every, warmup, outer, fragments, overlap, mix)
+    if hasattr(plain, "_plain"):
+        raise InvalidArgumentError("LocalSGD takes a plain torch optimizer, not one that reduces already")
+    if isinstance(compression, type) and issubclass(compression, Stateful):
+        compression = compression()
+    schedule = Schedule(every, warmup, fragments, overlap, mix, compression or Compression.none)
+    _made += 1
+    name = f"local_sgd.{_made}"
+    if process_set.included() and len(process_set.ranks) > 1:
+        mine = [every, warmup, outer is not None, fragments, overlap, mix, repr(schedule.compression)]
+        _check_alike(process_set, name, [mine, [[list(p.shape), str(p.dtype)] for p in parameters]])
+    wrapped: Any = object.__new__(type(plain.__name__, (LocalSGDMixin, plain), {"_plain": plain}))
+    # A scheduler made before leaves a step() in the instance, bound to the plain optimizer.
+    wrapped.__dict__.update((key, value) for key, value in vars(optimizer).items() if key != "step")
+    wrapped._start(name, parameters, schedule, outer, process_set)
+    return wrapped
+
+
+def _check(
+    optimizer: torch.optim.Optimizer,
+    parameters: int,
+    every: int,
+    warmup: int,
+    outer: Outer | None,
+    fragments: int,
+    overlap: int,
+    mix: float,
+) -> None:
+    for name, value, least in (("every", every, 1), ("warmup", warmup, 0), ("fragments", fragments, 1)):
+        if not isinstance(value, int) or value < least:
+            raise InvalidArgumentError(f"LocalSGD: {name} is a whole number, {least} or more, not {value!r}")
+    if fragments > min(every, parameters):
+        raise InvalidArgumentError(
+            f"LocalSGD: {fragments} fragments, but {every} steps between averagings and {parameters} parameters"
+        )
+    if not isinstance(overlap, int) or not 0 <= overlap < every:
+        raise InvalidArgumentError(f"LocalSGD: overlap is a number of steps below every={every}, not {overlap!r}")
+    if not 0 <= mix < 1:
+        raise InvalidArgumentError(f"LocalSGD: mix is 0 or more, and less than 1, not {mix!r}")
+    if outer is not None and not callable(outer):
+        raise InvalidArgumentError(
+            "LocalSGD: outer is a function from parameters to a torch optimizer, such as hvd.diloco() or "
+            f"lambda parameters: torch.optim.SGD(parameters, 0.7), not {type(outer).__name__}"
+        )
+    if isinstance(outer, ElasticAveraging) and mix:
+        raise InvalidArgumentError(
+            "LocalSGD: ElasticAveraging() says itself how much of its own a rank keeps; leave mix out"
+        )
+    if warmup and isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidArgumentError("LocalSGD: LBFGS takes several gradients a step, and has no warmup")
+
+
+def _check_alike(process_set: ProcessSet, name: str, mine: list[Any]) -> None:
+    """Raises MismatchError, on every rank, where a rank has other arguments or parameters than the first one."""
+    every = allgather_json(process_set.group, name, mine)
+    for rank, theirs in zip(process_set.ranks, every, strict=True):
+        for what, first, other in zip(("arguments", "parameters"), every[0], theirs, strict=True):
+            if first != other:
+                raise MismatchError(
+                    f"LocalSGD: rank {process_set.ranks[0]} and rank {rank} have different {what}: {first} and {other}"[
+                        :2000
+                    ]
+                )

@@ -1,0 +1,137 @@
+"""Some of a model's parameters, which LocalSGD averages together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ringreduce.collectives.ops import Average
+from ringreduce.job.process_sets import ProcessSet
+from ringreduce.torch import gradient_reduction
+from ringreduce.torch.compression import NoneCompressor, wire_for
+from ringreduce.torch.gradient_reduction import Channel
+from ringreduce.torch.local_sgd.outer import ElasticAveraging, Outer
+
+
+class Fragment:
+    """Parameters of a rank, and what all ranks had of them after the last averaging.
+
+    Nothing is written to the parameters before all ranks' values are there: a rank that dies, or a timeout, leaves them
+    as they were.
+
+    Args:
+        name: of its operations, the same on all ranks.
+        parameters: of this rank.
+        outer: from the argument of LocalSGD; None: plain averaging.
+        mix: how much of its own parameters a rank keeps.
+        compression: as in DistributedOptimizer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: list[torch.nn.Parameter],
+        outer: Outer | None,
+        mix: float,
+        compression: Any,
+        process_set: ProcessSet,
+    ) -> None:
+        self._name = name
+        self._parameters = parameters
+        self._mix = mix
+        self._pull: float | None = outer.beta / len(process_set.ranks) if isinstance(outer, ElasticAveraging) else None
+        # Plain averages of the parameters themselves need no copy of what there was before.
+        self._is_plain = outer is None and compression is NoneCompressor
+        self._outer_of = outer or (lambda common: torch.optim.SGD(common, lr=1.0))
+        self._common: list[torch.nn.Parameter] = []
+        self._outer: torch.optim.Optimizer | None = None
+        self._channel = Channel(process_set, Average, 1.0, 1.0)
+        wire = wire_for(compression, [p.dtype for p in parameters], Average, process_set)
+        way = (compression, self._channel) if wire is None else (NoneCompressor, self._channel._replace(wire=wire))
+        self._exchange = gradient_reduction.make(*way)
+        self._sent: list[torch.Tensor] = []
+        self._present = torch.zeros(0)
+        self._work: Any = None
+        self.due: int | None = None
+        """In which step an averaging that has begun is to be used; None: none has."""
+
+    def start(self) -> None:
+        """Takes this rank's parameters as what all ranks have."""
+        if not self._is_plain:
+            self._common = [torch.nn.Parameter(p.detach().clone()) for p in self._parameters]
+            self._outer = self._outer_of(self._common)
+
+    def begin(self, due: int) -> None:
+        """Starts an averaging, which is to be used in that step."""
+        self.due = due
+        with torch.no_grad():
+            if self._is_plain:
+                self._sent = [p.detach().clone() for p in self._parameters]
+            else:
+                self._sent = [m - p for m, p in zip(self._common, self._parameters, strict=True)]
+        self._present = torch.ones(1, dtype=torch.float64)
+        self._exchange.begin(self._sent, self._name)
+        self._work = self._channel.allreduce([self._present], f"{self._name}.present")
+
+    def arrive(self) -> None:
+        """Waits until all ranks' values are there."""
+        if self._work is None:
+            return
+        self._exchange.finish()
+        self._work.wait()
+        self._work = None
+        share = self._present.item()
+        if share < 1:  # ranks that have joined have sent zeros, by which an average is divided nevertheless
+            for tensor in self._sent:
+                tensor.div_(share)
+
+    def apply(self) -> None:
+        """Waits for the averaging, and takes what it gives."""
+        self.arrive()
+        with torch.no_grad():
+            targets, keep = self._sent, self._mix
+            if not self._is_plain:
+                before = [m.detach().clone() for m in self._common] if self._pull is not None else []
+                self._step_outer()
+                targets = [m.detach() for m in self._common]
+                if self._pull is not None:
+                    targets, keep = before, 1 - self._pull
+            for parameter, target in zip(self._parameters, targets, strict=True):
+                if keep == 0:
+                    parameter.copy_(target)
+                else:
+                    parameter.lerp_(target, 1 - keep)
+        self.due, self._sent = None, []
+
+    def _step_outer(self) -> None:
+        assert self._outer is not None
+        for m, change in zip(self._common, self._sent, strict=True):
+            m.grad = change
+        self._outer.step()
+        for m in self._common:
+            m.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank needs to go on. Waits for an averaging that has begun."""
+        self.arrive()
+        return {
+            "common": [m.detach().clone() for m in self._common],
+            "outer": self._outer.state_dict() if self._outer is not None else None,
+            "exchange": self._exchange.state_dict(),
+            "due": self.due,
+            "averages": [tensor.clone() for tensor in self._sent],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there."""
+        self.arrive()
+        self.start()
+        with torch.no_grad():
+            for m, saved in zip(self._common, state["common"], strict=True):
+                m.copy_(saved)
+        if self._outer is not None:
+            self._outer.load_state_dict(state["outer"])
+        self._exchange.load_state_dict(state["exchange"])
+        self.due = state["due"]
+        self._sent = [saved.to(p.device).clone() for saved, p in zip(state["averages"], self._parameters, strict=False)]

@@ -1,0 +1,236 @@
+"""What LocalSGD puts in front of the user's optimizer class: averaging after the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from ringreduce.collectives.ops import Average
+from ringreduce.errors import InvalidArgumentError, MismatchError
+from ringreduce.job.process_sets import ProcessSet
+from ringreduce.torch.collectives.allreduce import grouped_allreduce
+from ringreduce.torch.local_sgd.fragment import Fragment
+from ringreduce.torch.local_sgd.outer import Outer
+from ringreduce.torch.optimizer import same_start
+from ringreduce.torch.tracing import STEP, untraced
+
+KEY = "local_sgd"
+"""Of our part of state_dict()."""
+
+
+class Schedule(NamedTuple):
+    """Arguments of LocalSGD."""
+
+    every: int
+    warmup: int
+    fragments: int
+    overlap: int
+    mix: float
+    compression: Any
+
+    def begins(self, step: int) -> list[int]:
+        """Which fragments begin an averaging after this step; steps count from 1, after warmup.
+
+        They are spread over the period, and the last one begins at its end.
+
+        >>> [Schedule(6, 0, 2, 0, 0.0, None).begins(step) for step in range(1, 7)]
+        [[], [], [0], [], [], [1]]
+        """
+        ends = [(number + 1) * self.every // self.fragments for number in range(self.fragments)]
+        return [number for number, end in enumerate(ends) if (step - end) % self.every == 0 and step > 0]
+
+
+class LocalSGDMixin(torch.optim.Optimizer):
+    """Comes before the user's class in the class of the result; super() is that class."""
+
+    _plain: type[torch.optim.Optimizer]
+
+    def _start(
+        self,
+        name: str,
+        parameters: list[torch.nn.Parameter],
+        schedule: Schedule,
+        outer: Outer | None,
+        process_set: ProcessSet,
+    ) -> None:
+        self._name = name
+        self._schedule = schedule
+        self._process_set = process_set
+        self._steps = 0
+        self._averaged = parameters
+        self._is_compared = False  # the ranks have compared what they start from
+        self._has_started = False  # the fragments know what all ranks have
+        self._is_lost = False  # an averaging has failed: this rank is apart from the others
+        self._fragments: list[Fragment] = []
+        if process_set.included():
+            self._fragments = [
+                Fragment(f"{name}.{number}", part, outer, schedule.mix, schedule.compression, process_set)
+                for number, part in enumerate(_parts(parameters, schedule.fragments))
+            ]
+
+    @property
+    def local_steps(self) -> int:
+        """Steps of this rank so far, warmup's included."""
+        return self._steps
+
+    @untraced(STEP)
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The optimizer's step with this rank's gradients; every so many steps the ranks' parameters are averaged."""
+        if not self._fragments:
+            return super().step(closure)
+        self._check_lost()
+        self._begin_alike()
+        is_warming = self._steps < self._schedule.warmup
+        if not is_warming and not self._has_started:
+            for fragment in self._fragments:
+                fragment.start()
+            self._has_started = True
+        result = self._warm_step(closure) if is_warming else super().step(closure)
+        self._steps += 1
+        with self._averaging():
+            self._average()
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch runs step hooks around the plain step(), not here again
+
+    def synchronize(self) -> None:
+        """Ends the period now: all fragments are averaged, so that all ranks have the same parameters if mix is 0.
+
+        Collective, between steps; for the end of a training, or before a checkpoint that all ranks are to start from.
+        The periods of later steps begin and end as they would have without it.
+        """
+        if not self._fragments or not self._has_started:
+            return
+        self._check_lost()
+        with self._averaging():
+            for fragment in self._fragments:
+                if fragment.due is not None:
+                    fragment.apply()
+            for fragment in self._fragments:
+                fragment.begin(self._steps)
+            for fragment in self._fragments:
+                fragment.apply()
+
+    def _begin_alike(self) -> None:
+        """Before the first step: whether all ranks start from the same parameters."""
+        if self._is_compared:
+            return
+        named = [(f"parameter {number}", p) for number, p in enumerate(self._averaged)]
+        if len(self._process_set.ranks) > 1:
+            same_start.check(named, f"{self._name}.start", self._process_set)
+        self._is_compared = True
+
+    def _warm_step(self, closure: Callable[[], Any] | None) -> Any:
+        if closure is None:
+            self._average_gradients()
+            return super().step()
+
+        def averaged() -> Any:
+            loss = closure()
+            self._average_gradients()
+            return loss
+
+        return super().step(averaged)
+
+    def _average_gradients(self) -> None:
+        with self._averaging(), torch.no_grad():
+            for parameter in self._averaged:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                elif parameter.grad.layout is not torch.strided:
+                    parameter.grad = parameter.grad.to_dense()
+            gradients = [p.grad for p in self._averaged if p.grad is not None]
+            averages = grouped_allreduce(
+                gradients, op=Average, name=f"{self._name}.gradients", process_set=self._process_set
+            )
+            for gradient, average in zip(gradients, averages, strict=True):
+                gradient.copy_(average)
+
+    def _average(self) -> None:
+        step = self._steps - self._schedule.warmup
+        for fragment in self._fragments:
+            if fragment.due is not None and fragment.due <= step:
+                fragment.apply()
+        begun = [self._fragments[number] for number in self._schedule.begins(step)]
+        for fragment in begun:
+            fragment.begin(step + self._schedule.overlap)
+        if self._schedule.overlap == 0:
+            for fragment in begun:
+                fragment.apply()
+
+    @contextmanager
+    def _averaging(self) -> Iterator[None]:
+        """What fails or is interrupted within has left the ranks' operations out of step."""
+        try:
+            yield
+        except BaseException:
+            self._is_lost = True
+            raise
+
+    def _check_lost(self) -> None:
+        if self._is_lost:
+            raise MismatchError(
+                "an averaging of LocalSGD has failed or was interrupted, so this rank is apart from the others: end "
+                "the job, or make a new LocalSGD after shutdown() and init() on all ranks"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's own, and under "local_sgd" what the averaging needs to go on, of this rank.
+
+        Between averagings each rank has parameters and state of its own: either each rank saves its own, or all call
+        synchronize() before one of them saves. Waits for an averaging that has begun.
+        """
+        state: dict[str, Any] = super().state_dict()
+        state[KEY] = {
+            "steps": self._steps,
+            "has_started": self._has_started,
+            "fragments": [fragment.state_dict() for fragment in self._fragments],
+        }
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from there, with the same arguments; without our part, as of a plain optimizer, from the beginning.
+
+        Raises InvalidArgumentError where the state is of other fragments.
+        """
+        own = {key: value for key, value in state_dict.items() if key != KEY}
+        ours = state_dict.get(KEY, {"steps": 0, "has_started": False, "fragments": []})
+        if ours["has_started"] and len(ours["fragments"]) != len(self._fragments):
+            raise InvalidArgumentError(
+                f"the state is of {len(ours['fragments'])} fragments, and there are {len(self._fragments)}"
+            )
+        super().load_state_dict(own)
+        self._steps, self._has_started = ours["steps"], ours["has_started"]
+        self._is_lost = False
+        if self._has_started:
+            for fragment, state in zip(self._fragments, ours["fragments"], strict=True):
+                fragment.load_state_dict(state)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises InvalidArgumentError: the new parameters would not be averaged."""
+        raise InvalidArgumentError(
+            "LocalSGD averages the parameters that its optimizer had when it was made: add the group to the plain "
+            "optimizer, and make a new LocalSGD of that, on all ranks"
+        )
+
+    def __reduce__(self) -> Any:
+        """Raises InvalidArgumentError: a copy would average nothing, or wait for ranks that have no copy."""
+        raise InvalidArgumentError("a LocalSGD cannot be copied or pickled: save and load optimizer.state_dict()")
+
+
+def _parts(parameters: list[torch.nn.Parameter], count: int) -> list[list[torch.nn.Parameter]]:
+    """So many parts, in order, none of them empty, of about as many elements each."""
+    parts: list[list[torch.nn.Parameter]] = []
+    left = list(parameters)
+    for number in range(count, 0, -1):
+        share = sum(p.numel() for p in left) / number
+        part = [left.pop(0)]
+        while len(left) >= number and sum(p.numel() for p in part) + left[0].numel() / 2 <= share:
+            part.append(left.pop(0))
+        if number == 1:
+            part += left
+        parts.append(part)
+    return parts

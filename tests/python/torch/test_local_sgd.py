@@ -1,0 +1,425 @@
+"""LocalSGD, step by step beside a twin in NumPy that knows all ranks; its state, its errors, ranks that leave early."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import run_ranks, start_ranks
+
+torch = pytest.importorskip("torch")
+
+import ringreduce.torch as hvd  # noqa: E402  # after the check that torch is there
+from ringreduce.torch.local_sgd.mixin import Schedule, _parts  # noqa: E402
+
+SHAPES = ((4, 3), (5,), (2, 2), (7,))
+LR = 0.05
+STEPS = 23
+METHODS: dict[str, dict[str, Any]] = {
+    "averaging": {"every": 4},
+    "averaging in each step": {"every": 1},
+    "post-local": {"every": 3, "warmup": 7},
+    "DiLoCo": {"every": 5, "outer": ("diloco", 0.7, 0.9)},
+    "SlowMo": {"every": 4, "outer": ("slowmo", 0.5, 1.0)},
+    "EASGD": {"every": 3, "outer": ("elastic", 0.6)},
+    "streaming": {"every": 6, "outer": ("diloco", 0.7, 0.9), "fragments": 3, "overlap": 2, "mix": 0.5},
+    "overlapped averaging": {"every": 5, "fragments": 2, "overlap": 4, "mix": 0.25},
+    "all together": {"every": 4, "warmup": 3, "outer": ("slowmo", 0.3, 0.8), "fragments": 4, "overlap": 1},
+}
+
+
+def start(shape: tuple[int, ...], number: int) -> Any:
+    return np.sin(np.arange(float(np.prod(shape))) + number).reshape(shape)
+
+
+def gradient(x: Any, rank: int, step: int, number: int) -> Any:
+    """Of a loss that pulls each rank somewhere else, and nonlinearly."""
+    return x - np.cos(step + number + rank * np.arange(x.size, dtype=float)).reshape(x.shape) + 0.1 * x**3
+
+
+class Twin:
+    """All ranks' parameters, with plain SGD of momentum 0.5 on each, in float64."""
+
+    def __init__(self, size: int, arguments: dict[str, Any]) -> None:
+        self.size, self.a = size, {"warmup": 0, "outer": None, "fragments": 1, "overlap": 0, "mix": 0.0} | arguments
+        self.x = [[start(shape, n) for n, shape in enumerate(SHAPES)] for _ in range(size)]
+        self.v = [[np.zeros(shape) for shape in SHAPES] for _ in range(size)]
+        self.m = [x.copy() for x in self.x[0]]
+        self.u: list[Any] = [None] * len(SHAPES)
+        self.sent: dict[int, tuple[int, Any]] = {}
+        parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+        parts = _parts(parameters, self.a["fragments"])
+        self.fragment_of = [next(f for f, part in enumerate(parts) if any(p is q for q in part)) for p in parameters]
+
+    def step(self, step: int) -> None:
+        a = self.a
+        for n in range(len(SHAPES)):
+            gradients = [gradient(self.x[r][n], r, step, n) for r in range(self.size)]
+            if step <= a["warmup"]:
+                gradients = [sum(gradients) / self.size] * self.size
+            for r in range(self.size):
+                self.v[r][n] = 0.5 * self.v[r][n] + gradients[r]
+                self.x[r][n] = self.x[r][n] - LR * self.v[r][n]
+            if step <= a["warmup"]:
+                self.m[n] = self.x[0][n].copy()
+        t = step - a["warmup"]
+        for n, fragment in enumerate(self.fragment_of):
+            if n in self.sent and self.sent[n][0] == t:
+                self.take(n, self.sent.pop(n)[1])
+            end = (fragment + 1) * a["every"] // a["fragments"]
+            if t > 0 and (t - end) % a["every"] == 0:
+                mean = sum(self.x[r][n] for r in range(self.size)) / self.size
+                if a["overlap"]:
+                    self.sent[n] = (t + a["overlap"], mean)
+                else:
+                    self.take(n, mean)
+
+    def take(self, n: int, mean: Any) -> None:
+        before, mix, outer = self.m[n], self.a["mix"], self.a["outer"]
+        d = before - mean
+        if outer is None:
+            self.m[n] = mean
+        elif outer[0] == "elastic":
+            beta = outer[1]
+            self.m[n] = (1 - beta) * before + beta * mean
+            for r in range(self.size):
+                self.x[r][n] = self.x[r][n] - beta / self.size * (self.x[r][n] - before)
+            return
+        else:
+            lr, momentum = (outer[1], outer[2]) if outer[0] == "diloco" else (outer[2], outer[1])
+            self.u[n] = d.copy() if self.u[n] is None else momentum * self.u[n] + d
+            self.m[n] = before - lr * (d + momentum * self.u[n] if outer[0] == "diloco" else self.u[n])
+        for r in range(self.size):
+            self.x[r][n] = mix * self.x[r][n] + (1 - mix) * self.m[n]
+
+
+def made(arguments: dict[str, Any], dtype: Any = torch.float64, **more: Any) -> tuple[list[Any], Any]:
+    parameters = [torch.nn.Parameter(torch.tensor(start(shape, n), dtype=dtype)) for n, shape in enumerate(SHAPES)]
+    arguments = dict(arguments)
+    if outer := arguments.get("outer"):
+        kind, *numbers = outer
+        factory = {"diloco": hvd.diloco, "slowmo": hvd.slowmo, "elastic": hvd.ElasticAveraging}[kind]
+        arguments["outer"] = factory(*numbers)
+    return parameters, hvd.LocalSGD(torch.optim.SGD(parameters, lr=LR, momentum=0.5), **arguments, **more)
+
+
+def give_gradients(parameters: list[Any], rank: int, step: int) -> None:
+    for n, p in enumerate(parameters):
+        p.grad = torch.tensor(gradient(p.detach().double().numpy(), rank, step, n), dtype=p.dtype)
+
+
+def differences() -> dict[str, float]:
+    """By method: how far this rank's parameters are from the twin's, after any step."""
+    found = {}
+    with hvd.init() as world:
+        for method, arguments in METHODS.items():
+            parameters, optimizer = made(arguments)
+            twin = Twin(world.size, arguments)
+            found[method] = 0.0
+            for step in range(1, STEPS + 1):
+                give_gradients(parameters, world.rank, step)
+                optimizer.step()
+                twin.step(step)
+                for p, x in zip(parameters, twin.x[world.rank], strict=True):
+                    found[method] = max(found[method], float(np.abs(p.detach().numpy() - x).max()))
+            assert optimizer.local_steps == STEPS
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_every_method_is_its_equations(size: int) -> None:
+    for found in run_ranks(differences, size):
+        assert found.keys() == METHODS.keys()
+        assert max(found.values()) < 1e-12, found
+
+
+def compressed() -> dict[str, tuple[float, float]]:
+    """By compression: how far this rank is from the twin after DiLoCo, and how far the twin has moved."""
+    found = {}
+    with hvd.init() as world:
+        for name in ("fp16", "bf16", "int8"):
+            arguments = {"every": 5, "outer": ("diloco", 0.7, 0.9)}
+            parameters, optimizer = made(arguments, torch.float32, compression=getattr(hvd.Compression, name))
+            twin = Twin(world.size, arguments)
+            moved = 0.0
+            for step in range(1, STEPS + 1):
+                give_gradients(parameters, world.rank, step)
+                optimizer.step()
+                twin.step(step)
+                first = [start(shape, n) for n, shape in enumerate(SHAPES)]
+                moved = max(moved, *(float(np.abs(x - y).max()) for x, y in zip(twin.m, first, strict=True)))
+            off = [np.abs(p.detach().numpy() - x).max() for p, x in zip(parameters, twin.x[world.rank], strict=True)]
+            found[name] = (float(max(off)), moved)
+    return found
+
+
+def test_compressed_changes_are_off_by_their_rounding() -> None:
+    """Four averagings, each of a change below 1, off by half a unit in the last place each time, times lr and momentum
+    at most 5: 4 * 5 * 2^-12 (fp16), 2^-9 (bf16), 1/254 (int8)."""
+    for found in run_ranks(compressed, 2):
+        for name, unit in (("fp16", 2**-12), ("bf16", 2**-9), ("int8", 1 / 254)):
+            off, moved = found[name]
+            assert 0 < off < 20 * unit, (name, off)
+            assert moved > 0.3
+
+
+def averaged_by_hand() -> bool:
+    with hvd.init() as world:
+        torch.manual_seed(world.rank)
+        ours, optimizer = made({"every": 1}, torch.float32)
+        theirs = [p.detach().clone().requires_grad_() for p in ours]
+        by_hand = torch.optim.SGD(theirs, lr=LR, momentum=0.5)
+        same = True
+        for _ in range(10):
+            for p, q in zip(ours, theirs, strict=True):
+                p.grad = torch.randn(p.shape)
+                q.grad = p.grad.clone()
+            optimizer.step()
+            by_hand.step()
+            with torch.no_grad():
+                for q in theirs:
+                    q.copy_(hvd.allreduce(q, op=hvd.Average))
+            same = same and all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
+        return same
+
+
+def test_averaging_in_each_step_is_parameter_averaging_bit_for_bit() -> None:
+    assert run_ranks(averaged_by_hand, 3) == [True] * 3
+
+
+def resumed(method: str, stop: int) -> bool:
+    """Whether a rank that saves after some steps and loads into a new optimizer goes on with the same bits."""
+    with hvd.init() as world:
+        whole, optimizer = made(METHODS[method])
+        for step in range(1, STEPS + 1):
+            give_gradients(whole, world.rank, step)
+            optimizer.step()
+        first, optimizer = made(METHODS[method])
+        for step in range(1, stop + 1):
+            give_gradients(first, world.rank, step)
+            optimizer.step()
+        file = io.BytesIO()
+        torch.save({"parameters": [p.detach() for p in first], "optimizer": optimizer.state_dict()}, file)
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+        second, optimizer = made(METHODS[method])
+        with torch.no_grad():
+            for p, x in zip(second, saved["parameters"], strict=True):
+                p.copy_(x)
+        optimizer.load_state_dict(saved["optimizer"])
+        for step in range(stop + 1, STEPS + 1):
+            give_gradients(second, world.rank, step)
+            optimizer.step()
+        return all(torch.equal(p, q) for p, q in zip(whole, second, strict=True))
+
+
+@pytest.mark.parametrize("stop", [2, 7, 13, 14])
+def test_a_saved_state_goes_on_with_the_same_bits(stop: int) -> None:
+    for method in ("streaming", "all together", "averaging", "EASGD"):
+        assert run_ranks(resumed, 2, args=(method, stop)) == [True, True]
+
+
+def uneven() -> tuple[list[float], int]:
+    """Rank 1 leaves after 6 of 12 steps. The parameters after the last step, and who joined last."""
+    with hvd.init() as world:
+        parameters, optimizer = made({"every": 3})
+        for step in range(1, (6 if world.rank == 1 else 12) + 1):
+            give_gradients(parameters, world.rank, step)
+            optimizer.step()
+        last = hvd.join()
+        hvd.broadcast_parameters(parameters, last)
+        return [float(p.sum()) for p in parameters], last
+
+
+def test_the_others_go_on_when_a_rank_has_joined() -> None:
+    outcomes = run_ranks(uneven, 3)
+    twin = Twin(3, {"every": 3})
+    for step in range(1, 7):
+        twin.step(step)
+    two = Twin(2, {"every": 3})
+    two.x, two.v = [twin.x[0], twin.x[2]], [twin.v[0], twin.v[2]]
+    ranks = [0, 2]
+    for step in range(7, 13):
+        for n in range(len(SHAPES)):
+            for at, rank in enumerate(ranks):
+                two.v[at][n] = 0.5 * two.v[at][n] + gradient(two.x[at][n], rank, step, n)
+                two.x[at][n] = two.x[at][n] - LR * two.v[at][n]
+            if step % 3 == 0:
+                mean = (two.x[0][n] + two.x[1][n]) / 2
+                two.x[0][n] = two.x[1][n] = mean
+    for sums, last in outcomes:
+        assert last in ranks
+        assert sums == pytest.approx([float(x.sum()) for x in two.x[0]], abs=1e-12)
+
+
+def killed() -> bool:
+    """Rank 1 ends in the middle; the others' parameters after the error are those before the step's averaging."""
+    hvd.init()
+    parameters, optimizer = made({"every": 2, "outer": ("diloco", 0.7, 0.9)})
+    give_gradients(parameters, hvd.rank(), 1)
+    optimizer.step()
+    if hvd.rank() == 1:
+        os._exit(3)
+    give_gradients(parameters, hvd.rank(), 2)
+    expected = [p.detach().clone() for p in parameters]
+    plain = torch.optim.SGD(copies := [torch.nn.Parameter(x) for x in expected], lr=LR, momentum=0.5)
+    state = copy.deepcopy(optimizer.state_dict())
+    plain.load_state_dict({key: value for key, value in state.items() if key != "local_sgd"})
+    for twin, p in zip(copies, parameters, strict=True):
+        twin.grad = p.grad.clone()
+    plain.step()
+    with pytest.raises(hvd.HorovodInternalError):
+        optimizer.step()
+    with pytest.raises(hvd.HorovodInternalError, match="this rank is apart from the others"):
+        optimizer.step()
+    return all(torch.equal(p, twin) for p, twin in zip(parameters, copies, strict=True))
+
+
+def test_a_rank_that_dies_leaves_an_error_and_whole_parameters() -> None:
+    with start_ranks(killed, 3) as ranks:
+        first, second, third = ranks.wait()
+    assert second.status == 3
+    assert (first.value, third.value) == (True, True), f"{first}\n{third}"
+
+
+def synchronized() -> tuple[bool, bool]:
+    with hvd.init() as world:
+        parameters, optimizer = made({"every": 10, "fragments": 2, "overlap": 3})
+        for step in range(1, 8):
+            give_gradients(parameters, world.rank, step)
+            optimizer.step()
+        before = hvd.allgather(torch.cat([p.detach().reshape(-1) for p in parameters]).reshape(1, -1))
+        optimizer.synchronize()
+        after = hvd.allgather(torch.cat([p.detach().reshape(-1) for p in parameters]).reshape(1, -1))
+        return torch.equal(before[0], before[1]), torch.equal(after[0], after[1])
+
+
+def test_synchronize_ends_the_period_on_all_ranks() -> None:
+    assert run_ranks(synchronized, 2) == [(False, True), (False, True)]
+
+
+def bytes_moved() -> tuple[int, int]:
+    """Of 40 steps with one averaging, and of 40 with one in each."""
+    found = []
+    with hvd.init():
+        for every in (40, 1):
+            parameters = [torch.nn.Parameter(torch.zeros(1000))]
+            optimizer = hvd.LocalSGD(torch.optim.SGD(parameters, 0.1), every=every)
+            parameters[0].grad = torch.ones(1000)
+            optimizer.step()
+            before = hvd.stats()["bytes_moved"]
+            for _ in range(39 if every == 40 else 40):
+                optimizer.step()
+            found.append(hvd.stats()["bytes_moved"] - before)
+    return found[0], found[1]
+
+
+def test_bytes_go_down_with_the_steps_between_averagings() -> None:
+    for rarely, always in run_ranks(bytes_moved, 2):
+        assert always == 40 * rarely
+        assert rarely == 4000 + 8
+
+
+def warm_like_distributed_optimizer() -> bool:
+    """In warmup all ranks step alike, with sparse gradients, missing ones, and a closure."""
+    with hvd.init() as world:
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Embedding(8, 3, sparse=True), torch.nn.Linear(3, 2))
+        unused = torch.nn.Parameter(torch.ones(2))
+        parameters = [*model.parameters(), unused]
+        optimizer = hvd.LocalSGD(torch.optim.SGD(parameters, 0.1), every=5, warmup=3)
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = model(torch.tensor([world.rank, 7])).square().sum()
+            loss.backward()
+            return loss
+
+        assert optimizer.step(closure) is not None
+        for _ in range(2):
+            closure()
+            optimizer.step()
+        rows = hvd.allgather(torch.cat([p.detach().reshape(-1) for p in parameters]).reshape(1, -1))
+        return torch.equal(rows[0], rows[1])
+
+
+def test_warmup_steps_are_the_same_on_all_ranks() -> None:
+    assert run_ranks(warm_like_distributed_optimizer, 2) == [True, True]
+
+
+def different(what: str) -> None:
+    hvd.init()
+    parameters = [torch.nn.Parameter(torch.zeros(2 + (what == "parameters" and hvd.rank() == 1)))]
+    hvd.LocalSGD(torch.optim.SGD(parameters, 0.1), every=5 + (what == "arguments" and hvd.rank() == 1))
+
+
+@pytest.mark.parametrize("what", ["arguments", "parameters"])
+def test_ranks_that_differ_are_told_so(what: str) -> None:
+    with start_ranks(different, 2, args=(what,)) as ranks:
+        for outcome in ranks.wait():
+            assert outcome.kind == "MismatchError", outcome
+            assert f"rank 0 and rank 1 have different {what}" in str(outcome.error)
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "every is a whole number": {"every": 0},
+    "warmup is a whole number": {"every": 2, "warmup": -1},
+    "fragments is a whole number": {"every": 2, "fragments": 0},
+    "3 fragments, but 2 steps": {"every": 2, "fragments": 3},
+    "5 fragments, but 9 steps between averagings and 4": {"every": 9, "fragments": 5},
+    "overlap is a number of steps below every=2": {"every": 2, "overlap": 2},
+    "mix is 0 or more, and less than 1": {"every": 2, "mix": 1.0},
+    "outer is a function": {"every": 2, "outer": 0.7},
+    "leave mix out": {"every": 2, "outer": ("elastic", 0.5), "mix": 0.5},
+}
+
+
+def refusals() -> list[str]:
+    """Which wrong arguments were not refused as they should be."""
+    left = []
+    with hvd.init():
+        for text, arguments in WRONG.items():
+            try:
+                if arguments.get("outer") == 0.7:
+                    hvd.LocalSGD(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1), **arguments)
+                else:
+                    made(arguments)
+                left.append(text)
+            except ValueError as error:
+                if text not in str(error):
+                    left.append(f"{text}: {error}")
+        for beta in (0, 1.5):
+            with pytest.raises(ValueError, match="beta is above 0 and at most 1"):
+                hvd.ElasticAveraging(beta)
+        _, optimizer = made({"every": 2})
+        with pytest.raises(ValueError, match="takes a plain torch optimizer"):
+            hvd.LocalSGD(optimizer, every=2)
+        with pytest.raises(ValueError, match="make a new LocalSGD"):
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+        with pytest.raises(ValueError, match="LBFGS"):
+            hvd.LocalSGD(torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))]), every=2, warmup=1)
+        state = made({"every": 2, "fragments": 2})[1]
+        state.step()
+        with pytest.raises(ValueError, match="the state is of 2 fragments, and there are 1"):
+            optimizer.load_state_dict(state.state_dict())
+    return left
+
+
+def test_wrong_arguments_are_refused() -> None:
+    assert run_ranks(refusals, 1) == [[]]
+
+
+def test_fragments_are_spread_over_the_period() -> None:
+    schedule = Schedule(10, 0, 3, 0, 0.0, None)
+    begins = {step: schedule.begins(step) for step in range(21) if schedule.begins(step)}
+    assert begins == {3: [0], 6: [1], 10: [2], 13: [0], 16: [1], 20: [2]}
+    parameters = [torch.nn.Parameter(torch.zeros(n)) for n in (100, 1, 1, 1, 100, 1)]
+    for count in range(1, 7):
+        parts = _parts(parameters, count)
+        assert len(parts) == count
+        assert all(parts)
+        assert [p for part in parts for p in part] == parameters or count == 0
