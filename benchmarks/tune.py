@@ -54,7 +54,7 @@ def grid(rounds: int) -> None:
             times: dict[Any, list[float]] = {kind: [] for kind in kinds}
             for _ in range(rounds):
                 for kind, one in kinds.items():
-                    one.set()
+                    timer.set(one)
                     times[kind].append(timer.seconds(nbytes, CALLS[nbytes > LARGE_NBYTES]))
             for one in candidates:
                 kind = (nbytes <= one.eager_nbytes, nbytes > one.eager_nbytes and one.chunk_nbytes)

@@ -13,12 +13,17 @@ Every call that can block releases the GIL, answers Ctrl-C, and raises the class
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 Buffer: TypeAlias = Any
 
 __version__: str
 WIRE_BLOCK: int
+CHUNK_DEFAULT: int
+CHUNK_LARGEST: int
+EAGER_DEFAULT: int
+EAGER_LARGEST: int
+RING_NBYTES: int
 """Elements of the wire int8 that share a scale."""
 
 def dtypes() -> list[tuple[str, int]]:
@@ -251,6 +256,13 @@ class Group:
         barrier. rewrite: each call is preceded by rewriting src and a barrier and timed alone (iters values); else one
         value, the mean of iters back-to-back calls."""
 
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of a chunk of the staging area, and of the largest eager message, of this group here."""
+
+    def set_sizes(self, chunk_nbytes: int, eager_nbytes: int) -> None:
+        """Replaces both, on all hosts. Collective, with no operation of the group under way. Raises
+        InvalidArgumentError for sizes that cannot be."""
+
     def memory_limit(self, kind: str, src: Buffer, dst: Buffer, op: int, iters: int) -> list[float]:
         """Seconds of this rank's loads and stores of one call, without synchronisation; iters values. src and dst are
         registered memory of the world at the same place on every rank (InvalidArgumentError otherwise)."""
@@ -318,6 +330,9 @@ def renew_recorder() -> None:
 
 class TuningPlan:
     """Sizes of a plan file."""
+
+    UNUSABLE: ClassVar[int]
+    """A hash that says: this rank has a file that is no plan, or none for this job."""
 
     def __init__(self, hash: int = 0, chunk_nbytes: int = 0, eager_nbytes: int = 0) -> None:
         """hash: 0 for no plan. eager_nbytes: 0 on several hosts."""
@@ -390,13 +405,6 @@ class Context:
     def links(self) -> list[tuple[int, int, int, float]]:
         """(from, to, bytes, busy) of each link between hosts, since init(): numbers of hosts; seconds in which it had
         bytes that the network did not take yet. The first host knows of all, another one of its own; none on one."""
-
-    def sizes(self) -> tuple[int, int]:
-        """Bytes of a chunk of the staging area, and of the largest eager message, of the world here."""
-
-    def set_sizes(self, chunk_nbytes: int, eager_nbytes: int) -> None:
-        """Replaces both, of the world on all hosts. Collective, with no operation under way. Process sets that exist
-        keep theirs. Raises InvalidArgumentError for sizes that cannot be."""
 
     def calls(self) -> str:
         """What this rank has called last, in words: "called allreduce 'loss' #12 last"."""

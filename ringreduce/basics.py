@@ -112,7 +112,8 @@ def init(
     """
     with _lock:
         if state.current is None:
-            _start(comm, rank, size, job, address, secret_file)
+            with plan.wanted(again=True).told():
+                _start(comm, rank, size, job, address, secret_file)
             try:
                 _register(process_sets)
             except BaseException:
@@ -244,7 +245,6 @@ def _start(
     timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
     dynamic = config.flag("RINGREDUCE_DYNAMIC_PROCESS_SETS")
     transport = config.choice("RINGREDUCE_TRANSPORT")
-    tuned = plan.of_environment()
     address = address or config.value("RINGREDUCE_ADDRESS").value
     secret_file = os.path.expanduser(os.fspath(secret_file or config.value("RINGREDUCE_SECRET_FILE").value))
     wanted = places.TcpWanted(address, secret_file, transport, job)
@@ -283,9 +283,7 @@ def _start(
         raise NotInitializedError(state.absence())  # the parent is this rank already
     if place.local_rank == 0:
         config.warn(os.environ)
-        plan.warn_of_processor(tuned)
     hosts = placed.hosts if placed is not None else [0] * place.size
-    sizes = plan.for_job(tuned, hosts)
     needs_network = len(set(hosts)) > 1
     communicator = tcp = None
     with closing(met.listener) if met else nullcontext(), closing(_joined(place, placed, timeout_s)) as joined:
@@ -304,7 +302,7 @@ def _start(
                 mpi=communicator,
                 tcp=tcp,
                 recorded_as=f"init {_init_count + _meeting_count}",
-                plan=sizes,
+                plan=plan.wanted().core(hosts),
             )
         except BaseException:
             if communicator is not None:
@@ -312,6 +310,8 @@ def _start(
             tcp = None  # the exception's traceback would keep it
             raise
     try:
+        if place.local_rank == 0:
+            plan.wanted().warn()
         recording.begin_by_environment(place.rank, place.size)
     except BaseException as error:
         context.shutdown(shutdown_cause.why(error))

@@ -1,7 +1,7 @@
 """Plan files: the sizes that `ringreduce tune` has measured for a job's ranks and hosts, for RINGREDUCE_PLAN.
 
 A plan is a file of JSON. Its hash is over all that it says, so ranks with the same hash have the same file; init()
-raises MismatchError where they have not. The sizes change when things happen, never what a sum is.
+raises an error on all of them where they have not. The sizes change when things happen, never what a sum is.
 """
 
 from __future__ import annotations
@@ -9,23 +9,26 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ringreduce import _core, config
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.errors import InvalidArgumentError, MismatchError
 
 VARIABLE = "RINGREDUCE_PLAN"
 FORMAT = 1
 FILE_NBYTES = 1 << 20  # at most
 HASH_CHARS = 16  # 64 bits in hexadecimal
-CHUNK_NBYTES = range(4096, (1 << 20) + 1, 64)
-"""As in csrc/negotiation/segment/control_segment.h."""
-EAGER_NBYTES = range(1, (16 << 10) + 1)
-"""On one host. On several the limit is 0, the default: what is eager does without the codecs of `wire=`."""
+CHUNK_LEAST = 4096
+LINE_NBYTES = 64
+"""A chunk has a line for each rank."""
+MOST_RANKS = 1 << 15
+PROCESSOR_CHARS = 200
 
 
 @dataclass(frozen=True)
@@ -64,63 +67,93 @@ class Plan:
         """Whether a job has these ranks on so many hosts. hosts: by rank, equal on the same host."""
         return ranks_by_host(hosts) == self.ranks
 
-    def core(self) -> _core.TuningPlan:
-        """What a Context takes."""
-        return _core.TuningPlan(int(self.hash, 16) or 1, self.chunk_nbytes, self.eager_nbytes)
 
+class Wanted:
+    """What RINGREDUCE_PLAN says to this rank: a plan, none, or a file that cannot be used.
 
-def of_environment() -> Plan | None:
-    """The plan that RINGREDUCE_PLAN names; None where it is not set. Raises InvalidArgumentError for a bad file."""
-    path = config.value(VARIABLE).value
-    return read(path) if path else None
+    An unusable file is no error before the ranks have met: where only one of them has it, all are to be told.
 
-
-def for_job(plan: Plan | None, hosts: Sequence[int]) -> _core.TuningPlan:
-    """What the job's Context takes. hosts: by rank, equal on the same host.
-
-    Raises:
-        InvalidArgumentError: the plan was measured for other numbers of ranks or hosts.
+    Args:
+        path: of the file; "": none.
     """
-    if plan is None:
-        return _core.TuningPlan()
-    if not plan.fits(hosts):
-        raise InvalidArgumentError(
-            f"{VARIABLE}={config.value(VARIABLE).value}: was measured for {layout(plan.ranks)}, and this job has "
-            f"{layout(ranks_by_host(hosts))}: run `ringreduce tune` for it, or unset {VARIABLE}"
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.plan: Plan | None = None
+        self._problem: InvalidArgumentError | None = None
+        try:
+            self.plan = read(path) if path else None
+        except InvalidArgumentError as error:
+            self._problem = error
+
+    @property
+    def setting(self) -> str:
+        """For ranks on several hosts to compare: equal where the plans are."""
+        return "unusable" if self._problem is not None else self.plan.hash if self.plan is not None else "not set"
+
+    def core(self, hosts: Sequence[int], is_job: bool = True) -> _core.TuningPlan:
+        """What a Context takes, which raises MismatchError on all ranks of this host unless all take the same.
+
+        Args:
+            hosts: by rank, equal on the same host.
+            is_job: all ranks, which the plan has to fit. A group of some goes without a plan of others.
+        """
+        if self.plan is not None and ranks_by_host(hosts) == self.plan.ranks:
+            return _core.TuningPlan(_core_hash(self.plan), self.plan.chunk_nbytes, self.plan.eager_nbytes)
+        if self.plan is not None and is_job:
+            self._problem = InvalidArgumentError(
+                f"{VARIABLE}={self._path}: was measured for {layout(self.plan.ranks)}, and this job has "
+                f"{layout(ranks_by_host(hosts))}: run `ringreduce tune` for it, or unset {VARIABLE}"
+            )
+        return _core.TuningPlan(_core.TuningPlan.UNUSABLE if self._problem is not None else 0)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Around the Context: what is wrong with this rank's file is raised in place of what all are told."""
+        try:
+            yield
+        except MismatchError:
+            if self._problem is not None:
+                raise self._problem from None
+            raise
+
+    def warn(self) -> None:
+        """Warns where this host has a processor on which the plan was not measured."""
+        if self.plan is None or processor() in self.plan.processors:
+            return
+        text = (
+            f"{VARIABLE}={self._path}: was measured on {' and '.join(sorted(set(self.plan.processors)))}, and "
+            f"{os.uname().nodename} has {processor()}: its sizes may not be the best here; run `ringreduce tune` again"
         )
-    return plan.core()
+        warnings.warn(text, RuntimeWarning, stacklevel=config.users_level())
 
 
-def for_group(plan: Plan | None, hosts: Sequence[int]) -> _core.TuningPlan:
-    """The same for a group of some of a job's ranks: it goes without where the plan was measured for others."""
-    return plan.core() if plan is not None and plan.fits(hosts) else _core.TuningPlan()
+_last: tuple[str, Wanted] | None = None
 
 
-def warn_of_processor(plan: Plan | None) -> None:
-    """Warns where this host has a processor on which the plan was not measured."""
-    if plan is None or processor() in plan.processors:
-        return
-    text = (
-        f"{VARIABLE}={config.value(VARIABLE).value}: was measured on {' and '.join(sorted(set(plan.processors)))}, and "
-        f"{os.uname().nodename} has {processor()}: its sizes may not be the best here; run `ringreduce tune` again"
-    )
-    warnings.warn(text, RuntimeWarning, stacklevel=config.users_level())
+def wanted(again: bool = False) -> Wanted:
+    """What RINGREDUCE_PLAN says now. again: reads the file once more; otherwise what was read last of that path."""
+    global _last
+    path = config.value(VARIABLE).value
+    if again or _last is None or _last[0] != path:
+        _last = (path, Wanted(path))
+    return _last[1]
 
 
 def read(path: str) -> Plan:
     """A plan file. Raises InvalidArgumentError that says what is wrong with it."""
-    name = os.path.expanduser(path)
-    if not os.path.isfile(name):
-        raise InvalidArgumentError(f"{VARIABLE}={path}: no such file, or no regular one")
     try:
-        with open(name, "rb") as file:
+        # Not blocking: what stands there may be a FIFO.
+        with open(os.open(os.path.expanduser(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InvalidArgumentError(f"{VARIABLE}={path}: is no regular file")
             data = file.read(FILE_NBYTES + 1)
     except OSError as error:
         raise InvalidArgumentError(f"{VARIABLE}={path}: cannot be read: {error.strerror}") from error
     try:
         if len(data) > FILE_NBYTES:
             raise ValueError(f"has more than {FILE_NBYTES} bytes")
-        return _checked(json.loads(data))
+        return _checked(json.loads(data, object_pairs_hook=_without_twins))
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(
             f"{VARIABLE}={path}: is no plan of `ringreduce tune`: {error}; run it again, or unset {VARIABLE}"
@@ -150,31 +183,58 @@ def layout(ranks: Sequence[int]) -> str:
 
 
 def processor() -> str:
-    """The processor's name, as the kernel gives it."""
+    """The processor's name, as the kernel gives it: of the first core, or at the end of what is said of all."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            head = file.read(4096)  # of the first core; the whole takes 10 ms where there are many
+            found = _PROCESSOR.search(file.read(4096)) or _PROCESSOR.search(file.read())  # all takes 10 ms on 100 cores
     except OSError:
-        head = ""
-    found = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", head, re.MULTILINE)
-    return found[1].strip() if found else os.uname().machine
+        found = None
+    name = found[1].strip() if found else os.uname().machine
+    return "".join(letter if letter.isprintable() else "?" for letter in name[:PROCESSOR_CHARS])
+
+
+_PROCESSOR = re.compile(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", re.MULTILINE)
+
+
+def _core_hash(plan: Plan) -> int:
+    """Neither 0 nor UNUSABLE, which say something else."""
+    return min(max(int(plan.hash, 16), 1), _core.TuningPlan.UNUSABLE - 1)
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it says something twice")
+    return found
 
 
 def _checked(document: Any) -> Plan:
     if not isinstance(document, dict) or "format" not in document:
         raise ValueError("it says no format")
-    if document["format"] != FORMAT:
+    if type(document["format"]) is not int or document["format"] != FORMAT:
         raise ValueError(f"it has format {document['format']!r:.20}, and this ringreduce reads {FORMAT}")
     fields = {"hash", *Plan.__dataclass_fields__}
     if document.keys() != fields:
-        raise ValueError(f"it lacks, or has besides: {', '.join(sorted(map(str, fields ^ document.keys()))):.200}")
+        raise ValueError(f"it lacks, or has besides: {', '.join(sorted(map(ascii, fields ^ document.keys()))):.200}")
     ranks, processors, measured = (document[name] for name in ("ranks", "processors", "measured"))
     chunk, eager = document["chunk_nbytes"], document["eager_nbytes"]
-    _need(isinstance(ranks, list) and ranks and all(type(n) is int and n > 0 for n in ranks), "ranks", ranks)
-    _need(isinstance(processors, list) and all(isinstance(p, str) for p in processors), "processors", processors)
+    _need(
+        isinstance(ranks, list) and ranks and all(type(n) is int and 0 < n < MOST_RANKS for n in ranks), "ranks", ranks
+    )
+    are_names = isinstance(processors, list) and all(isinstance(p, str) and p.isprintable() for p in processors)
+    _need(
+        are_names and len(processors) == len(ranks) and max(map(len, processors)) <= PROCESSOR_CHARS,
+        "processors",
+        processors,
+    )
     _need(isinstance(measured, dict), "measured", measured)
-    _need(type(chunk) is int and chunk in CHUNK_NBYTES, "chunk_nbytes", chunk)
-    _need(type(eager) is int and (eager in EAGER_NBYTES if len(ranks) == 1 else eager == 0), "eager_nbytes", eager)
+    least = max(CHUNK_LEAST, LINE_NBYTES * sum(ranks))
+    _need(
+        type(chunk) is int and least <= chunk <= _core.CHUNK_LARGEST and chunk % LINE_NBYTES == 0, "chunk_nbytes", chunk
+    )
+    # On several hosts the limit is the default: what is eager does without the codecs of `wire=`.
+    is_limit = 0 < eager <= _core.EAGER_LARGEST if type(eager) is int and len(ranks) == 1 else eager == 0
+    _need(type(eager) is int and is_limit, "eager_nbytes", eager)
     plan = Plan(tuple(ranks), tuple(processors), chunk, eager, measured)
     if document["hash"] != plan.hash:
         raise ValueError(f"its hash {document['hash']!r:.30} is not that of its content, {plan.hash}: it was changed")
@@ -183,4 +243,4 @@ def _checked(document: Any) -> Plan:
 
 def _need(is_good: Any, name: str, value: Any) -> None:
     if not is_good:
-        raise ValueError(f"{name} is {value!r:.50}")
+        raise ValueError(f"{name} is {value!a:.50}")

@@ -76,9 +76,9 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   world().await_attendance(this->timeout_s(), interrupt);
   tune(*this);
   if (size > 1 && world().hosts().leader_here() == rank) {
-    sampler_ = std::make_unique<WaitSampler>(WaitSampler::From{groups_, peers_, remote_links_, statuses(), log_,
-                                                               settings_.late_warning_percent / 100,
-                                                               [] { return Context::alive() == 1; }});
+    sampler_ = std::make_unique<WaitSampler>(
+        WaitSampler::From{groups_, peers_, remote_links_, statuses(), log_, *recording_.recorder,
+                          settings_.late_warning_percent / 100, [] { return Context::alive() == 1; }});
   }
   engine_ = start_thread([this] { wait_loop_.run_engine(); });
 }

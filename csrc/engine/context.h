@@ -33,6 +33,8 @@ struct Recording {
 
 // Sizes that `ringreduce tune` has measured, from a plan file (ringreduce/plan.py). They are the same on all ranks.
 struct TuningPlan {
+  static constexpr uint64_t kUnusable = UINT64_MAX;  // this rank has a file that is no plan, or none for this job
+
   uint64_t hash = 0;        // of the file; 0: there is none
   size_t chunk_nbytes = 0;  // of the staging area
   size_t eager_nbytes = 0;  // 0 on several hosts, where the limit is part of what int8 and fp16 round

@@ -40,6 +40,7 @@ WaitSampler::WaitSampler(const From& from)
       world_(from.groups.world()),
       late_ranks_(static_cast<size_t>(world_.size()), candidates(world_.hosts()), from.late_share),
       slow_links_(from.late_share),
+      link_records_(from.recorder, world_.recorded_group(), world_.control(), world_.hosts()),
       doing_(static_cast<size_t>(world_.size())),
       pids_(static_cast<size_t>(world_.size())),
       random_(static_cast<uint32_t>(now_ns())) {
@@ -81,6 +82,7 @@ void WaitSampler::sample() {
   const int64_t now = now_ns();
   const int64_t dt_ns = std::min(now - looked_ns_, kSampleMostNs);
   looked_ns_ = now;
+  link_records_.add(now);
   const ControlSegment& control = world_.control();
   for (const int r : world_.hosts().here()) {
     if (!seen.is_waiting[static_cast<size_t>(r)]) continue;

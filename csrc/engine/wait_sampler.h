@@ -5,7 +5,8 @@
 // other hosts, each as a whole, under the number of its leader: of an operation of the log it hears when all ranks of
 // the other host have announced it. That leader, asked where it stands, says who is late there.
 //
-// On the first of several hosts it also judges the links between them, of which each host tells once a second.
+// On the first of several hosts it also judges the links between them, of which each host tells once a second. While a
+// timeline is on, each host's leader records what its links carry.
 //
 // A rank that is late is looked at once more 5 ms later: whether it was on a core meanwhile, waited for one, or
 // neither.
@@ -22,6 +23,7 @@
 #include "base/guarded.h"
 #include "engine/groups.h"
 #include "engine/late_ranks.h"
+#include "engine/link_records.h"
 #include "engine/slow_links.h"
 #include "negotiation/rank_status.h"
 #include "os/process_state.h"
@@ -39,6 +41,7 @@ class WaitSampler {
     RemoteLinks& links;  // of this rank, which speaks for its host: its ranks share the network
     const RankStatuses& statuses;
     const Log& log;
+    Recorder& recorder;
     double late_share;  // of the time, from which on a rank is worth a warning; 0: never
     // Whether this process has no other context, whose waits this one does not see. Where it has, nobody is named.
     bool (*is_only_context)();
@@ -98,6 +101,7 @@ class WaitSampler {
   const Group& world_;
   LateRanks late_ranks_;
   SlowLinks slow_links_;
+  LinkRecords link_records_;
   Guarded<std::string> late_here_;
   std::vector<Doing> doing_;  // by world rank
   std::vector<int> pids_;     // by world rank; 0: not asked yet

@@ -133,16 +133,22 @@ std::string hash_text(uint64_t hash) {
 
 // The ranks of this host; those of others have compared their plans when they met (ringreduce/job/places.py).
 void check_plans(const Context& context, const ControlSegment& control, const Hosts& hosts) {
-  const int first = hosts.leader_here();
+  const std::string me = "[init] rank " + std::to_string(context.rank()) + "/" + std::to_string(control.size());
+  const auto hash_of = [&](int rank) { return control.facts(rank).plan_hash; };
   const auto plan_of = [&](int rank) {
-    const uint64_t hash = control.facts(rank).plan_hash;
-    return (hash == 0 ? "without a plan" : "with plan " + hash_text(hash)) + " on rank " + std::to_string(rank);
+    return (hash_of(rank) == 0 ? "without a plan" : "with plan " + hash_text(hash_of(rank))) + " on rank " +
+           std::to_string(rank);
   };
   for (const int rank : hosts.here()) {
-    if (control.facts(rank).plan_hash == control.facts(first).plan_hash) continue;
-    throw MismatchError("[init] rank " + std::to_string(context.rank()) + "/" + std::to_string(control.size()) +
-                        ": RINGREDUCE_PLAN differs: init() was called " + plan_of(first) + ", and " + plan_of(rank) +
-                        ": give all ranks the same file");
+    if (hash_of(rank) != TuningPlan::kUnusable) continue;
+    throw MismatchError(me + ": RINGREDUCE_PLAN: rank " + std::to_string(rank) +
+                        " has no plan that it can use, and says why: give all ranks the same file");
+  }
+  const int first = hosts.leader_here();
+  for (const int rank : hosts.here()) {
+    if (hash_of(rank) == hash_of(first)) continue;
+    throw MismatchError(me + ": RINGREDUCE_PLAN differs: init() was called " + plan_of(first) + ", and " +
+                        plan_of(rank) + ": give all ranks the same file");
   }
 }
 

@@ -12,8 +12,6 @@ namespace {
 constexpr size_t kLeastNbytes = 32 << 10;
 constexpr size_t kMostNbytes = 256 << 10;
 constexpr size_t kPieces = 32;
-// From here on a ring: no receiver is sent more at once than its link takes.
-constexpr size_t kRingNbytes = 1 << 20;
 
 }  // namespace
 

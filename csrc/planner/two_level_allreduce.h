@@ -23,6 +23,9 @@ std::byte* allocate(Memory& memory, size_t nbytes);
 // Copies of bytes: one source each.
 std::unique_ptr<Algorithm> copies(const Team& team, std::vector<PullJob::Part> parts);
 
+// From so many bytes on hosts reduce by a ring, below in pairs: no receiver is sent more at once than its link takes.
+inline constexpr size_t kRingNbytes = 1 << 20;
+
 // Of one entry of the log. hosts: where the members of the team are. rounds: of the stage, counted as algorithms get
 // them.
 class TwoLevelAllreduce {

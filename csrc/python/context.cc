@@ -29,7 +29,12 @@ void bind_context(py::module_& m) {
       .def(py::init([](uint64_t hash, size_t chunk_nbytes, size_t eager_nbytes) {
              return TuningPlan{hash, chunk_nbytes, eager_nbytes};
            }),
-           py::arg("hash") = 0, py::arg("chunk_nbytes") = 0, py::arg("eager_nbytes") = 0);
+           py::arg("hash") = 0, py::arg("chunk_nbytes") = 0, py::arg("eager_nbytes") = 0)
+      .def_property_readonly_static("UNUSABLE", [](const py::object&) { return TuningPlan::kUnusable; });
+  m.attr("CHUNK_LARGEST") = kSlotLargest;
+  m.attr("CHUNK_DEFAULT") = TunedSizes().chunk_nbytes;
+  m.attr("EAGER_LARGEST") = kEagerNbytes;
+  m.attr("EAGER_DEFAULT") = TunedSizes().eager_nbytes;
   py::class_<Context, std::shared_ptr<Context>>(m, "Context")
       .def(py::init([](int fd, int rank, int size, const std::vector<int>& pidfds, const std::string& hostname,
                        std::optional<double> timeout, std::optional<std::vector<int>> hosts,
@@ -139,18 +144,6 @@ void bind_context(py::module_& m) {
              }
              return links;
            })
-      .def("sizes",
-           [](Context& c) {
-             const TunedSizes now = sizes(c.world());
-             return py::make_tuple(now.chunk_nbytes, now.eager_nbytes);
-           })
-      .def(
-          "set_sizes",
-          [](const std::shared_ptr<Context>& c, size_t chunk_nbytes, size_t eager_nbytes) {
-            const WithoutGil unlocked(*c);
-            set_sizes(c->world(), {chunk_nbytes, eager_nbytes}, interrupt);
-          },
-          py::arg("chunk_nbytes"), py::arg("eager_nbytes"))
       .def("calls",
            [](Context& c) {
              const py::gil_scoped_release release;

@@ -2,12 +2,15 @@
 #include <pybind11/stl.h>
 
 #include "measure/limit.h"
+#include "measure/tuning.h"
+#include "planner/two_level_allreduce.h"
 #include "python/bindings.h"
 #include "python/calls.h"
 
 namespace rr {
 
 void bind_group(py::module_& m) {
+  m.attr("RING_NBYTES") = kRingNbytes;
   py::class_<PyOutput>(m, "_Output", py::buffer_protocol()).def_buffer([](PyOutput& o) {
     return py::buffer_info(o.operation->output.get(), 1, "B", 1, {static_cast<py::ssize_t>(o.operation->output_nbytes)},
                            {1});
@@ -137,6 +140,19 @@ void bind_group(py::module_& m) {
             return bench(*members, job, interrupt);
           },
           py::arg("kind"), py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("iters"), py::arg("rewrite"))
+      .def("sizes",
+           [](const PyGroup& g) {
+             const TunedSizes now = sizes(g.get());
+             return py::make_tuple(now.chunk_nbytes, now.eager_nbytes);
+           })
+      .def(
+          "set_sizes",
+          [](const PyGroup& g, size_t chunk_nbytes, size_t eager_nbytes) {
+            const std::shared_ptr<Group> members = g.hold();
+            const WithoutGil unlocked(*g.context);
+            set_sizes(*members, {chunk_nbytes, eager_nbytes}, interrupt);
+          },
+          py::arg("chunk_nbytes"), py::arg("eager_nbytes"))
       .def(
           "memory_limit",
           [](const PyGroup& g, const std::string& kind, py::handle src, py::handle dst, int op, int iters) {

@@ -61,7 +61,9 @@ def own_record(rank: int, size: int, transport: str = "auto") -> dict[str, Any]:
     return {
         "rank": rank,
         "host": rendezvous.host_identity().decode() + (f":{rank}" if alone else ""),
-        "settings": {"RINGREDUCE_TRANSPORT": transport} | {name: setting(name) for name in AGREED} | _plan_setting(),
+        "settings": {"RINGREDUCE_TRANSPORT": transport}
+        | {name: setting(name) for name in AGREED}
+        | {plan.VARIABLE: plan.wanted().setting},
         "name": os.uname().nodename[:HOST_NAME_CHARS],
         "build": f"{_core.__version__}, control segment {_core.control_nbytes(size)} bytes",
     }
@@ -82,11 +84,6 @@ def setting(name: str) -> str:
         return f"{float(knob.value):.0f}"
     except ValueError:
         return knob.value[:SETTING_CHARS]  # init() raises what is wrong with it
-
-
-def _plan_setting() -> dict[str, str]:
-    tuned = plan.of_environment()
-    return {plan.VARIABLE: tuned.hash if tuned is not None else "not set"}
 
 
 def distinct(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

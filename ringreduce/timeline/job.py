@@ -12,7 +12,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.timeline import job_warnings
 from ringreduce.timeline.clocks import UNKNOWN_NS, Clock, clocks_of
 from ringreduce.timeline.matching import match
-from ringreduce.timeline.record_file import CLOCK, FILES, GroupInfo, RankRecords, read
+from ringreduce.timeline.record_file import CLOCK, FILES, LINK, GroupInfo, RankRecords, read
 from ringreduce.timeline.tables import Tables
 
 MISMATCHED_SHARE = 0.05
@@ -145,8 +145,8 @@ def _on_one_clock(files: Sequence[RankRecords], clocks: dict[int, Clock]) -> tup
 
 
 def _extent(records: np.ndarray) -> tuple[int, int] | None:
-    """The first call and the last end; clock questions do not count."""
-    shown = records["type"] != CLOCK
+    """The first call and the last end; clock questions and links do not count."""
+    shown = (records["type"] != CLOCK) & (records["type"] != LINK)
     if not shown.any():
         return None
     begin = records["called_ns"].min(where=shown, initial=np.iinfo(np.int64).max)

@@ -37,7 +37,7 @@ def html(found: Analysis) -> str:
     title = f"Timeline of {wording.printable(found.job.files[0].program) or 'a job'}"
     parts = [_header(found, title)]
     if len(found.job.operations):
-        parts += [_ranks(found), _pictures(found), _steps(found), _path(found), _operations(found)]
+        parts += [_ranks(found), _links(found), _pictures(found), _steps(found), _path(found), _operations(found)]
     return (
         "<!doctype html>\n"
         f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
@@ -90,6 +90,27 @@ def _ranks(found: Analysis) -> str:
         "Message: in a wait for one. Hidden: the part of the communication during which the thread computed. "
         "Others waited: for this rank's calls, in the mean over the other ranks. Stood still: how long they did while "
         "this rank computed on the critical path, of the span.</p>"
+    )
+
+
+def _links(found: Analysis) -> str:
+    if not found.links:
+        return ""
+
+    def rows() -> Iterator[Sequence[str]]:
+        for link in sorted(found.links, key=lambda link: -link.busy_share):
+            yield (
+                escape(wording.printable(link.from_host, 24)),
+                escape(wording.printable(link.to_host, 24)),
+                wording.nbytes(link.nbytes),
+                wording.percent(link.busy_share),
+                wording.rate(link.busy_rate) if link.busy_s > 0 else "-",
+                "slow" if link.is_slow else "",
+            )
+
+    return (
+        f"<h2>Links between hosts</h2>{_table(('from', 'to', 'bytes', 'busy', 'meanwhile', ''), rows())}"
+        '<p class="note">Busy: the network did not take all bytes yet. Slow: the link held up the others.</p>'
     )
 
 

@@ -32,7 +32,7 @@ FILES = "rank-*.rr"
 RANKS_SUFFIX = ".ranks"
 """A trace in Horovod's form, job.json, is written from the records in the folder job.json.ranks."""
 VERSION = 1
-OPERATION, WAIT, CLOCK, MESSAGE = 0, 1, 2, 3
+OPERATION, WAIT, CLOCK, MESSAGE, LINK = 0, 1, 2, 3, 4
 ASYNCHRONOUS, FAILED, QUICK, GPU_MEMORY, SHARED_BUCKET = 1, 2, 4, 8, 16
 NO_ALGORITHM = 255
 RECORD = np.dtype(
@@ -55,7 +55,8 @@ RECORD = np.dtype(
         ("sequence", "<u8"),
     ]
 )
-"""One operation, wait, clock question or message of one rank. Times are CLOCK_MONOTONIC of its host, in ns."""
+"""One operation, wait, clock question or message of one rank, or what one of its host's links has carried: number says
+how long that was busy, in ns, and peer is a rank of the other host. Times are CLOCK_MONOTONIC of its host, in ns."""
 LATEST_NS = 2**60  # 36 years of uptime; sums and differences of such times fit into 64 bits
 MOST_RANKS = 2**15  # peer has 16 bits
 
@@ -228,9 +229,12 @@ def _sensible(records: np.ndarray, size: int, groups: dict[int, GroupInfo]) -> n
     known = np.zeros(2**16, bool)
     known[list(groups)] = True
     is_clock = records["type"] == CLOCK
-    good: np.ndarray = (called >= 0) & (called <= ended) & (ended < LATEST_NS) & (records["type"] <= MESSAGE)
+    good: np.ndarray = (called >= 0) & (called <= ended) & (ended < LATEST_NS) & (records["type"] <= LINK)
     # A clock question's started_ns is on another host's clock.
     good &= np.where(is_clock, (started >= 0) & (started < LATEST_NS), (started == 0) | (called <= started))
     good &= is_clock | ((started <= ended) & known[records["group"]])
     peer = records["peer"]
-    return good & np.where(is_clock, (peer >= 0) & (peer < size), (peer < size) | (records["type"] != MESSAGE))
+    is_link = records["type"] == LINK
+    good &= ~is_link | ((records["number"] < LATEST_NS) & (records["nbytes"] < LATEST_NS))
+    is_between_hosts = is_clock | is_link
+    return good & np.where(is_between_hosts, (peer >= 0) & (peer < size), (peer < size) | (records["type"] != MESSAGE))

@@ -14,6 +14,7 @@ WIDTH = 100
 MOST_WARNING_LINES = 12
 MOST_RANKS = 16
 MOST_OF_PATH = 5
+MOST_LINKS = 8
 PARTS = ("computing_ns", "waiting_ns", "exposed_ns", "message_ns")
 
 
@@ -21,7 +22,7 @@ def text(found: Analysis) -> str:
     """The whole report, at most 100 columns and about 80 lines."""
     lines = [*_wrapped(headline(found), "  "), *_warnings(found.job.warnings), "", *_paragraphs(conclusions(found))]
     if len(found.job.operations):
-        parts = (_of_ranks(found), _of_path(found), _of_steps(found), _of_operations(found))
+        parts = (_of_ranks(found), _of_links(found), _of_path(found), _of_steps(found), _of_operations(found))
         for part in parts:
             rows = list(part)
             lines += ["", *rows] if rows else []
@@ -101,6 +102,21 @@ def _of_ranks(found: Analysis) -> Iterator[str]:
 def _columns(shares: Sequence[float]) -> str:
     computing, *others = (wording.percent(share) for share in shares)
     return " ".join([f"{computing:>9}", *(f"{share:>7}" for share in others)])
+
+
+def _of_links(found: Analysis) -> Iterator[str]:
+    if not found.links:
+        return
+    yield "Links between hosts; busy: the network did not take all bytes yet"
+    yield f"{'bytes':>10} {'busy':>6} {'meanwhile':>12}  link"
+    shown = sorted(found.links, key=lambda link: -link.busy_share)[:MOST_LINKS]
+    for link in shown:
+        rate = wording.rate(link.busy_rate) if link.busy_s > 0 else "-"
+        hosts = f"{wording.printable(link.from_host, 30)} to {wording.printable(link.to_host, 30)}"
+        slow = ", slow" if link.is_slow else ""
+        yield f"{wording.nbytes(link.nbytes):>10} {wording.percent(link.busy_share):>6} {rate:>12}  {hosts}{slow}"
+    if len(shown) < len(found.links):
+        yield f"{'':>30}  and {wording.counted(len(found.links) - len(shown), 'other')}, less busy"
 
 
 def _of_path(found: Analysis) -> Iterator[str]:

@@ -27,6 +27,11 @@ def nbytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def rate(bytes_per_s: float) -> str:
+    """ "4.2 MB/s"."""
+    return f"{nbytes(bytes_per_s)}/s"
+
+
 def percent(share: float) -> str:
     """ "83 %", "2.1 %"."""
     if 0 < share < 0.0005:

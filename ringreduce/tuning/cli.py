@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from ringreduce.launch.hosts import is_this_host
 from ringreduce.plan import VARIABLE, Plan, processor, ranks_by_host
 from ringreduce.timeline.whole_file import whole_file
 from ringreduce.tuning import costs, reduction, table
-from ringreduce.tuning.choosing import choose
-from ringreduce.tuning.timing import Timer
+from ringreduce.tuning.choosing import Choice, choose_chunk, choose_eager
+from ringreduce.tuning.sizes import Sizes
+from ringreduce.tuning.timing import Timer, within_hosts
 
 HOST_S = 2.0
 """Measuring takes about so long for each host."""
@@ -65,54 +67,89 @@ def main(argv: Sequence[str]) -> int:
 
 def run(output: str | None) -> int:
     """As one rank of the job: measures. Rank 0 prints, and writes the plan to output. Returns the exit status."""
+    path = os.path.abspath(output) if output is not None else None
     with ringreduce.init():
         prints = ringreduce.rank() == 0
+        _check_writable(path)
         facts = report.meta()
         cores = report.cores(facts)
-        ranks = ranks_by_host(state.require().hosts)
+        hosts = state.require().hosts
+        ranks = ranks_by_host(hosts)
         processors = allgather_json(ringreduce.global_process_set.group, "tuning.processors", processor())
         if prints:
             terminal.show(table.head(facts, ranks))
         begin = time.monotonic()
-        timer = Timer(cores)
-        parts = costs.measured(timer, cores)
-        if prints:
-            terminal.show(table.costs_text(parts))
         budget_s = HOST_S * len(ranks)
-        sizes, choices = choose(timer, ranks, CHOOSING * budget_s)
+        timer, sizes, choices = Timer(cores), Sizes(), []
+        several = within_hosts(hosts) if len(ranks) > 1 and max(ranks) > 1 else nullcontext(None)
+        with several as within:
+            parts = costs.measured(timer, cores, within)
+            if prints:
+                is_mpi = state.require().reached is None
+                terminal.show(table.costs_text(parts, is_mpi))
+            if max(ranks) > 1:
+                sizes, choice = choose_chunk(within or timer, sizes, CHOOSING * budget_s)
+                choices.append(choice)
+        if len(ranks) == 1 and ranks[0] > 1:
+            sizes, choice = choose_eager(timer, sizes)
+            choices.append(choice)
+        timer.set(sizes)
         reductions = reduction.chosen(timer, parts, sizes.eager_nbytes, CHOSEN * budget_s)
         spent_s = time.monotonic() - begin
-        hosts = state.require().hosts
-    begin = time.monotonic()
+        plan = Plan(
+            ranks,
+            tuple(processors[rank] for rank in sorted(set(hosts))),
+            sizes.chunk_nbytes,
+            sizes.eager_nbytes if len(ranks) == 1 else 0,
+            _for_people(facts, reductions, choices),
+        )
+        if prints:
+            if path is not None:
+                with whole_file(Path(path)) as file:
+                    file.write(plan.text().encode())
+            if choices:
+                terminal.show(table.choices_text(choices))
+            terminal.show(table.reductions_text(reductions))
     if len(hosts) > 1:
-        reductions += reduction.forced(parts, sizes, cores, FORCED * budget_s)
-    if not prints:
-        return 0
-    spent_s += time.monotonic() - begin
-    plan = Plan(
-        ranks,
-        tuple(processors[rank] for rank in sorted(set(hosts))),
-        sizes.chunk_nbytes,
-        sizes.eager_nbytes if len(ranks) == 1 else 0,
-        _for_people(facts, reductions, choices),
-    )
-    if output is not None:
-        with whole_file(Path(output)) as file:
-            file.write(plan.text().encode())
-    if choices:
-        terminal.show(table.choices_text(choices))
-    terminal.show(table.reductions_text(reductions))
-    terminal.show(table.tail(plan, spent_s, output))
+        begin = time.monotonic()
+        forced = reduction.forced(parts, sizes, cores, FORCED * budget_s)
+        spent_s += time.monotonic() - begin
+        if prints:
+            terminal.show(table.rows_text(forced))
+    if prints:
+        terminal.show(table.tail(plan, spent_s, path))
     return 0
 
 
+def _check_writable(path: str | None) -> None:
+    """Raises InvalidArgumentError on all ranks where rank 0 cannot write there. Collective."""
+    problem = ""
+    if path is not None and ringreduce.rank() == 0:
+        try:
+            with whole_file(Path(path)) as file:
+                raise _WritableError(file.name)
+        except _WritableError:  # and no file is left
+            pass
+        except InvalidArgumentError as error:
+            problem = str(error)
+    problem = allgather_json(ringreduce.global_process_set.group, "tuning.output", problem)[0]
+    if problem:
+        raise InvalidArgumentError(problem)
+
+
+class _WritableError(Exception):
+    """A file could have been written."""
+
+
 def _for_people(
-    facts: dict[str, Any], reductions: Sequence[reduction.Reduction], choices: Sequence[Any]
+    facts: dict[str, Any], reductions: Sequence[reduction.Reduction], choices: Sequence[Choice]
 ) -> dict[str, Any]:
     return {
         "by": facts["ringreduce"],
         "date": facts["date"],
         "isa": facts["isa"],
+        "knobs": facts["knobs"],
+        "binding": facts["binding"],
         "choices": [asdict(one) for one in choices],
         "reductions": [asdict(one) for one in reductions],
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -18,13 +17,14 @@ from ringreduce.bench.oracle import OPS
 from ringreduce.collectives.buffers import native
 from ringreduce.plan import ranks_by_host
 from ringreduce.tuning.sizes import Sizes
-from ringreduce.tuning.timing import FLOAT_NBYTES, Timer, seconds_within
+from ringreduce.tuning.timing import FLOAT_NBYTES, Timer, WithinHosts
 
 SIZES = (64 << 10, 1 << 20, 8 << 20)
 CALLS = (30, 12, 5)
 """Of each of SIZES."""
 LEAST_CALLS = 3
-SMALL_CALLS = 1000
+SMALL_S = 0.02
+"""For calls of a few bytes."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Costs:
         host: on one host; None on several, and where there is one rank.
         barrier_s: on several hosts, of all ranks.
         within: on several hosts, an all-reduce of the ranks of each; None where each has one.
-        link: the slowest between hosts; None on one, and over MPI.
+        link: the slowest between hosts; None on one, over MPI, and where a host does not reach the next one.
     """
 
     ranks: tuple[int, ...]
@@ -94,15 +94,24 @@ class Costs:
     link: link.Link | None = None
 
 
-def measured(timer: Timer, cores: int) -> Costs:
-    """Collective; leaves the default sizes in force. cores: how many the ranks share."""
-    hosts = state.require().hosts
-    ranks = ranks_by_host(hosts)
-    if len(ranks) > 1:
-        within = _within(hosts) if max(ranks) > 1 else None
-        barrier_s = timer.seconds(0, SMALL_CALLS, "barrier")
-        return Costs(ranks, barrier_s=barrier_s, within=within, link=link.slowest())
-    return Costs(ranks, host=_host(timer, cores) if ranks[0] > 1 else None)
+def measured(timer: Timer, cores: int, within: WithinHosts | None) -> Costs:
+    """Collective; leaves the default sizes in force.
+
+    Args:
+        cores: how many the ranks share.
+        within: where hosts have several ranks, and there are several hosts.
+    """
+    ranks = ranks_by_host(state.require().hosts)
+    if len(ranks) == 1:
+        return Costs(ranks, host=_host(timer, cores) if ranks[0] > 1 else None)
+    curve = None
+    if within is not None:
+        curve = Curve(SIZES, tuple(within.seconds(nbytes, n) for nbytes, n in zip(SIZES, CALLS, strict=True)))
+    return Costs(ranks, barrier_s=_barrier_s(timer), within=curve, link=link.slowest())
+
+
+def _barrier_s(timer: Timer) -> float:
+    return timer.row(0, SMALL_S, collective="barrier").p50_us * 1e-6
 
 
 def _host(timer: Timer, cores: int) -> HostCosts:
@@ -120,11 +129,10 @@ def _host(timer: Timer, cores: int) -> HostCosts:
         )
 
     stage = Curve(SIZES, tuple(_stage_s(nbytes, n) * turns for nbytes, n in zip(SIZES, calls, strict=True)))
-    news_s = limit.news_s(cores)
-    barrier_s = timer.seconds(0, SMALL_CALLS, "barrier")
-    Sizes(eager_nbytes=0).set()
-    logged_s = timer.seconds(8, SMALL_CALLS)
-    Sizes().set()
+    news_s, barrier_s = limit.news_s(cores), _barrier_s(timer)
+    timer.set(Sizes(eager_nbytes=0))
+    logged_s = timer.row(8, SMALL_S).p50_us * 1e-6
+    timer.set(Sizes())
     return HostCosts(news_s, barrier_s, logged_s, curve("allreduce"), curve("reducescatter"), curve("allgather"), stage)
 
 
@@ -142,16 +150,3 @@ def _stage_s(nbytes: int, calls: int) -> float:
         np.copyto(shared, x)
         times.append(perf_counter() - begin)
     return float(ringreduce.allreduce(np.array([np.median(times)]), op=ringreduce.Max)[0])
-
-
-def _within(hosts: Sequence[int]) -> Curve:
-    """An all-reduce of the ranks of each host, on all hosts at the same time."""
-    sets = [
-        ringreduce.add_process_set([rank for rank, other in enumerate(hosts) if other == host])
-        for host in sorted(set(hosts))
-    ]
-    mine = next(members for members in sets if members.included())
-    times = tuple(seconds_within(mine, nbytes, calls) for nbytes, calls in zip(SIZES, CALLS, strict=True))
-    for members in sets:
-        ringreduce.remove_process_set(members)
-    return Curve(SIZES, times)

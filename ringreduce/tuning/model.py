@@ -6,10 +6,8 @@ counts where a link does one of them.
 
 from __future__ import annotations
 
+from ringreduce import _core
 from ringreduce.tuning.costs import Costs
-
-RING_NBYTES = 1 << 20
-"""From here on hosts reduce by a ring, below by pairwise exchange: kRingNbytes in csrc/planner."""
 
 
 def predicted_s(costs: Costs, algorithm: str, nbytes: int) -> float | None:
@@ -53,7 +51,7 @@ def _between_hosts(costs: Costs, algorithm: str, nbytes: int) -> float | None:
         return agreed + (hosts - 1) * ranks * nbytes / rate  # all payloads leave the first host for each other one
     if algorithm == "hierarchical":
         crossing = 2 * (hosts - 1) / hosts * nbytes / rate
-        if nbytes < RING_NBYTES:
+        if nbytes < _core.RING_NBYTES:
             return agreed + 2 * one_way + crossing + within
         return agreed + 2 * (hosts - 1) * one_way + max(crossing, within)
     if algorithm == "ring":

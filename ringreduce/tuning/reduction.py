@@ -11,7 +11,7 @@ import ringreduce
 from ringreduce.tuning.costs import Costs
 from ringreduce.tuning.model import predicted_s
 from ringreduce.tuning.sizes import Sizes
-from ringreduce.tuning.timing import PROBES, WARMUP, Timer
+from ringreduce.tuning.timing import Timer, least_calls
 
 NBYTES = (8, 64, 512, *(1 << power for power in range(10, 25)))
 """18 sizes, 8 bytes to 16 MiB."""
@@ -51,7 +51,7 @@ def chosen(timer: Timer, costs: Costs, eager_nbytes: int, seconds: float) -> lis
     for memory in memories:
         last: Reduction | None = None
         for nbytes in NBYTES:
-            if last is not None and 2 * last.measured_us * 1e-6 * (PROBES + WARMUP) > 3 * share:
+            if last is not None and 2 * last.measured_us * 1e-6 * least_calls(nbytes) > 3 * share:
                 break
             if memory == "registered" and nbytes <= eager_nbytes:
                 continue  # as with private memory
@@ -65,17 +65,18 @@ def forced(costs: Costs, sizes: Sizes, cores: int, seconds: float) -> list[Reduc
     share = seconds / (len(ALGORITHMS) * len(ALGORITHM_NBYTES))
     found = []
     for algorithm in ALGORITHMS:
+        timer = Timer(cores)
         with _forced(algorithm), ringreduce.init():
-            sizes.set()
+            timer.set(sizes)
             for nbytes in ALGORITHM_NBYTES:
-                found.append(_measured(Timer(cores), costs, nbytes, "private", share))
-                if 4 * found[-1].measured_us * 1e-6 * (PROBES + WARMUP) > 3 * share:
+                found.append(_measured(timer, costs, nbytes, "private", share))
+                if 4 * found[-1].measured_us * 1e-6 * least_calls(nbytes) > 3 * share:
                     break
     return found
 
 
 def _measured(timer: Timer, costs: Costs, nbytes: int, memory: str, seconds: float) -> Reduction:
-    row = timer.row(nbytes, memory == "registered", seconds)
+    row = timer.row(nbytes, seconds, memory == "registered")
     predicted = predicted_s(costs, row.algorithm, nbytes)
     return Reduction(nbytes, memory, row.algorithm, predicted and predicted * 1e6, row.p50_us)
 

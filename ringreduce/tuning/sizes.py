@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ringreduce import state
+from ringreduce import _core
+
+if TYPE_CHECKING:
+    from ringreduce._core import Group
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the staging chunk, and of the largest eager message, in bytes. The defaults of csrc/measure/tuning.h."""
+    """Of the staging chunk, and of the largest eager message, in bytes."""
 
-    chunk_nbytes: int = 256 << 10
-    eager_nbytes: int = 8 << 10
+    chunk_nbytes: int = _core.CHUNK_DEFAULT
+    eager_nbytes: int = _core.EAGER_DEFAULT
 
-    def set(self) -> None:
-        """Puts them in force. Collective."""
-        state.require().context.set_sizes(self.chunk_nbytes, self.eager_nbytes)
+    def set(self, group: Group) -> None:
+        """Puts them in force. Collective over the group."""
+        group.set_sizes(self.chunk_nbytes, self.eager_nbytes)

@@ -21,8 +21,8 @@ def head(facts: dict[str, Any], ranks: Sequence[int]) -> str:
     )
 
 
-def costs_text(costs: Costs) -> str:
-    """The parts."""
+def costs_text(costs: Costs, is_mpi: bool) -> str:
+    """The parts. is_mpi: between hosts."""
     lines = []
     if costs.host is not None:
         host = costs.host
@@ -41,7 +41,10 @@ def costs_text(costs: Costs) -> str:
             f"slowest link             {costs.link.nbytes_per_s * 1e-6:.4g} MB/s, {_us(costs.link.one_way_s)} us"
         )
     elif len(costs.ranks) > 1:
-        lines.append("links                    not measured: the hosts are connected by MPI")
+        why = (
+            "the hosts are connected by MPI" if is_mpi else "a host does not reach the next one, or has no port for it"
+        )
+        lines.append(f"links                    not measured: {why}")
     return "\n".join(lines or ["one rank alone: no parts to measure"])
 
 
@@ -49,14 +52,20 @@ def choices_text(choices: Sequence[Choice]) -> str:
     """The sizes."""
     lines = [f"{'size':<14}{'default':>10}{'chosen':>10}   faster than the default"]
     for one in choices:
-        gain = f"{one.gain:.2f}x at {size(one.at_nbytes)}" if one.chosen != one.default else "-"
+        gain = f"{one.gain:.2f}x at {size(one.at_nbytes)}" if one.gain is not None else "-"
         lines.append(f"{one.name:<14}{size(one.default):>10}{size(one.chosen):>10}   {gain}")
     return "\n".join(lines)
 
 
 def reductions_text(reductions: Sequence[Reduction]) -> str:
     """Predicted against measured, an all-reduce a line."""
-    lines = [f"{'all-reduce':>12}  {'memory':<12}{'algorithm':<20}{'predicted':>12}{'measured':>12}{'ratio':>8}   (us)"]
+    head = f"{'all-reduce':>12}  {'memory':<12}{'algorithm':<20}{'predicted':>12}{'measured':>12}{'ratio':>8}   (us)"
+    return f"{head}\n{rows_text(reductions)}"
+
+
+def rows_text(reductions: Sequence[Reduction]) -> str:
+    """The same without the column's names."""
+    lines = []
     for one in reductions:
         predicted = _us(one.predicted_us * 1e-6) if one.predicted_us is not None else "-"
         ratio = f"{one.measured_us / one.predicted_us:.2f}" if one.predicted_us else "-"
@@ -72,7 +81,8 @@ def tail(plan: Plan, seconds: float, path: str | None) -> str:
     took = f"# measured for {seconds:.1f} s; plan {plan.hash}"
     if path is None:
         return f"{took}, which -o FILE writes"
-    return f"{took} written to {path}\n# use: RINGREDUCE_PLAN={path}, on all ranks"
+    copied = "; copy it to all hosts" if len(plan.ranks) > 1 else ""
+    return f"{took} written to {path}\n# use: RINGREDUCE_PLAN={path}, on all ranks{copied}"
 
 
 def size(nbytes: int) -> str:

@@ -1,7 +1,9 @@
-"""Timed all-reduces of float32, within a time that is given for them."""
+"""Timed all-reduces of float32, within a time that is given for them. Figures are the slowest rank's."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +15,7 @@ from ringreduce.bench.loops import CoreLoop
 from ringreduce.bench.measure import BATCHES, Row, measure
 from ringreduce.bench.memory import operand
 from ringreduce.job.process_sets import ProcessSet
+from ringreduce.tuning.sizes import Sizes
 
 PROBES = 3
 WARMUP = 1
@@ -21,8 +24,13 @@ MOST = {False: 200, True: 20_000}
 FLOAT_NBYTES = 4
 
 
+def least_calls(nbytes: int) -> int:
+    """Calls of one size, at least."""
+    return WARMUP + (BATCHES if nbytes <= SMALL_NBYTES else PROBES)
+
+
 class Timer:
-    """All-reduces of the job as `ringreduce bench allreduce` times them; figures are the slowest rank's.
+    """Collectives of the job as `ringreduce bench` times them.
 
     Args:
         cores: how many the ranks share.
@@ -32,32 +40,57 @@ class Timer:
         self._cores = cores
         self._options = replace(bench_options.parse(["allreduce"]), check=False, limit=False, warmup=WARMUP)
 
-    def row(self, nbytes: int, registered: bool, seconds: float) -> Row:
-        """The row of one size. Collective; takes about so many seconds, or a few calls."""
-        options = replace(self._options, buffers="registered" if registered else "private")
-        small = nbytes <= SMALL_NBYTES
-        probe = measure(replace(options, iters=BATCHES if small else PROBES), nbytes, self._cores)
-        iters = int(seconds / (probe.p50_us * 1e-6))  # of a row that is the same on all ranks
-        if iters <= 2 * PROBES:
+    def row(self, nbytes: int, seconds: float, registered: bool = False, collective: str = "allreduce") -> Row:
+        """The row of one size. Collective; takes about so many seconds, or least_calls()."""
+        buffers = "registered" if registered else "private"
+        options = replace(self._options, collective=collective, buffers=buffers)
+        is_small = nbytes <= SMALL_NBYTES
+        probe = measure(replace(options, iters=least_calls(nbytes) - WARMUP), nbytes, self._cores)
+        calls = min(MOST[is_small], int(seconds / (probe.p50_us * 1e-6)))  # of a row that is the same on all ranks
+        if calls <= 2 * least_calls(nbytes):
             return probe
-        return measure(
-            replace(options, iters=max(BATCHES, min(MOST[small], iters)) if small else min(MOST[small], iters)),
-            nbytes,
-            self._cores,
-        )
+        return measure(replace(options, iters=calls), nbytes, self._cores)
 
-    def seconds(self, nbytes: int, calls: int, collective: str = "allreduce") -> float:
-        """The median of so many calls on private memory. Collective."""
-        return measure(replace(self._options, collective=collective, iters=calls), nbytes, self._cores).p50_us * 1e-6
+    def set(self, sizes: Sizes) -> None:
+        """See Measured in choosing.py."""
+        sizes.set(ringreduce.global_process_set.group)
+
+    def seconds(self, nbytes: int, calls: int) -> float:
+        """See Measured in choosing.py."""
+        return measure(replace(self._options, iters=calls), nbytes, self._cores).p50_us * 1e-6
 
 
-def seconds_within(members: ProcessSet, nbytes: int, calls: int) -> float:
-    """The median of so many all-reduces of each of some process sets, all at the same time. Collective over the job.
+class WithinHosts:
+    """All-reduces of the ranks of each host, on all hosts at the same time. Collective over the job.
 
-    members: the one that this rank is in.
+    Args:
+        sets: one of each host.
     """
-    x = operand(nbytes // FLOAT_NBYTES, np.float32, registered=False)
-    loop = CoreLoop(members.group, COLLECTIVES["allreduce"], x, x, "float32", ringreduce.Sum)
-    ringreduce.barrier()
-    mine = float(np.median(loop.seconds(calls, True)))
-    return float(ringreduce.allreduce(np.array([mine]), op=ringreduce.Max)[0])
+
+    def __init__(self, sets: Sequence[ProcessSet]) -> None:
+        self._mine = next(members for members in sets if members.included())
+
+    def set(self, sizes: Sizes) -> None:
+        """See Measured in choosing.py."""
+        sizes.set(self._mine.group)
+
+    def seconds(self, nbytes: int, calls: int) -> float:
+        """See Measured in choosing.py."""
+        x = operand(nbytes // FLOAT_NBYTES, np.float32, registered=False)
+        loop = CoreLoop(self._mine.group, COLLECTIVES["allreduce"], x, x, "float32", ringreduce.Sum)
+        ringreduce.barrier()
+        loop.seconds(WARMUP, True)
+        mine = float(np.median(loop.seconds(calls, True)))
+        return float(ringreduce.allreduce(np.array([mine]), op=ringreduce.Max)[0])
+
+
+@contextmanager
+def within_hosts(hosts: Sequence[int]) -> Iterator[WithinHosts]:
+    """Process sets of the ranks of each host. Collective. hosts: by rank, equal on the same host."""
+    sets = [
+        ringreduce.add_process_set([rank for rank, other in enumerate(hosts) if other == host])
+        for host in sorted(set(hosts))
+    ]
+    yield WithinHosts(sets)
+    for members in sets:
+        ringreduce.remove_process_set(members)

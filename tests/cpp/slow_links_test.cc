@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "doctest/doctest.h"
+#include "engine/link_records.h"
 #include "engine/remote_link.h"
 #include "ranks.h"
 
@@ -139,6 +140,50 @@ TEST_CASE("remote links: the time in which bytes have not left is counted, by sa
   slow.takes = SIZE_MAX;
   CHECK(link.push(bytes + 40, 60) == 60);
   CHECK(look() == 0);
+}
+
+// Two ranks on host 1 of three, and the records that its leader leaves.
+TEST_CASE("link records: what each used link of this host has carried since the last ones, while a timeline is on") {
+  const Fd fd = create_memfd("test", ControlSegment::nbytes(4, 64));
+  const ControlSegment control = ControlSegment::map(fd.get(), 4);
+  const Hosts hosts({0, 1, 1, 3}, 1);
+  Recorder recorder;
+  const RecordedGroup group = recorder.add_group("", 0, {10, 11, 12, 13});
+  LinkRecords links(recorder, group, control, hosts);
+  const auto taken = [&] {
+    std::vector<Record> records(8);
+    records.resize(recorder.take(records.data(), records.size()));
+    return records;
+  };
+  control.link_score(1, 2).nbytes = 1000;
+  links.add(kSecondNs);
+  REQUIRE(recorder.begin());
+  links.add(2 * kSecondNs);  // from here on
+  control.link_score(1, 2).nbytes += 500;
+  control.link_score(2, 2).nbytes += 70;
+  control.link_score(1, 2).busy_ns += 40'000'000;
+  control.link_score(0, 1).nbytes += 5;  // of another host
+  links.add(2 * kSecondNs + 100'000'000);
+  CHECK(taken().empty());  // too soon
+  links.add(3 * kSecondNs);
+  const std::vector<Record> first = taken();
+  REQUIRE(first.size() == 1);
+  CHECK(first[0].type == RecordType::kLink);
+  CHECK(first[0].peer == 13);
+  CHECK(first[0].group == group.number);
+  CHECK(first[0].called_ns == 2 * kSecondNs);
+  CHECK(first[0].ended_ns == 3 * kSecondNs);
+  CHECK(first[0].nbytes == 570);
+  CHECK(first[0].number == 40'000'000);
+  links.add(4 * kSecondNs);
+  CHECK(taken().empty());  // nothing was sent
+  recorder.end();
+  control.link_score(1, 0).nbytes += 9;
+  links.add(5 * kSecondNs);
+  REQUIRE(recorder.begin());
+  links.add(6 * kSecondNs);
+  links.add(7 * kSecondNs);
+  CHECK(taken().empty());  // it was sent between two timelines
 }
 
 }  // namespace

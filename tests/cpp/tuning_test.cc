@@ -62,6 +62,23 @@ TEST_CASE("tuning: ranks with different plans, or one without, are told so, each
   }
 }
 
+TEST_CASE("tuning: a rank that has no plan that it can use is named on all of them") {
+  const Fd fd = create_memfd("test", ControlSegment::nbytes(3, 64));
+  std::atomic<int> refused{0};
+  run_threads(3, [&](int r) {
+    TuningPlan plan = {0xabc, 96 * kKiB, 3 * kKiB};
+    if (r == 1) plan.hash = TuningPlan::kUnusable;
+    try {
+      Context context(fd.get(), r, 3, {-1, -1, -1}, "host", std::make_shared<SegmentRegistry>(), nullptr, tune, -1, {},
+                      {}, plan);
+    } catch (const MismatchError& error) {
+      expect_contains(error.what(), "rank 1 has no plan that it can use");
+      ++refused;
+    }
+  });
+  CHECK(refused == 3);
+}
+
 TEST_CASE("tuning: sizes change between operations, on all ranks, and sums stay what they are") {
   CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {
     std::vector<float> first;

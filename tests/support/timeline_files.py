@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.timeline import blocks
-from ringreduce.timeline.record_file import CLOCK, FORMAT, MESSAGE, NO_ALGORITHM, OPERATION, RECORD, VERSION, WAIT
+from ringreduce.timeline.record_file import CLOCK, FORMAT, LINK, MESSAGE, NO_ALGORITHM, OPERATION, RECORD, VERSION, WAIT
 
 KINDS = ["allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join"]
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int8"]
@@ -118,6 +118,11 @@ class RankFile:
         """A clock question to another host's rank; all three are true times."""
         times = (self.clock(sent_ns), peer.clock(answered_ns), self.clock(received_ns))
         self._add(times, 0, 0, 0, 0, peer.rank, (CLOCK, 0, 0, 0, NO_ALGORITHM, 0, 0))
+
+    def link(self, begin_ns: int, end_ns: int, peer: int, nbytes: int, busy_ns: int, group: int = 0) -> None:
+        """What this host has sent to the host of another rank meanwhile."""
+        codes = (LINK, 0, 0, 0, NO_ALGORITHM, 0, 0)
+        self._add((self.clock(begin_ns), 0, self.clock(end_ns)), nbytes, busy_ns, 0, group, peer, codes)
 
     def process(self) -> dict[str, Any]:
         """The first block's JSON."""

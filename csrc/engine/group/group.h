@@ -26,6 +26,7 @@ class Group {
   const ControlSegment& control() const { return control_; }
   const Negotiation& negotiation() const { return negotiation_; }
   const Hosts& hosts() const { return hosts_; }
+  const RecordedGroup& recorded_group() const { return resources_.recorded_group; }
   bool ranks_outnumber_cores() const { return parts_.ranks_outnumber_cores; }
   std::string here() const;  // how messages about this group begin; the bracket is left open
   // What this rank has called here last, and what it waits for: "called allreduce 'loss' #12 last". "": nothing.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from ringreduce.timeline import wording
 from ringreduce.timeline.analysis.found import Analysis
 from ringreduce.timeline.analysis.late import RankLateness
+from ringreduce.timeline.analysis.links import slowest_other_rate
 from ringreduce.timeline.record_file import GPU_MEMORY
 
 HIDDEN_SHARE = 0.8
@@ -23,7 +25,8 @@ def conclusions(found: Analysis) -> list[str]:
     """What a reader needs first, one sentence or two each."""
     if not len(found.job.operations):
         return ["No operation was recorded."]
-    return [*_of_late_ranks(found), *_of_communication(found), *_of_path(found), *_of_steps(found)]
+    parts = (_of_late_ranks, _of_links, _of_communication, _of_path, _of_steps)
+    return [sentence for part in parts for sentence in part(found)]
 
 
 def _of_late_ranks(found: Analysis) -> Iterator[str]:
@@ -66,6 +69,17 @@ def _of_late_ranks(found: Analysis) -> Iterator[str]:
         yield (
             f"Ranks waited {_cost(lateness.nameless_ns, span_ns)} in operations that name no late rank: "
             f"{_why_nameless(found)}."
+        )
+
+
+def _of_links(found: Analysis) -> Iterator[str]:
+    other = slowest_other_rate(found.links)
+    others = f"the slowest other one {wording.rate(other)}" if math.isfinite(other) else "no other one was busy"
+    for link in (link for link in found.links if link.is_slow):
+        yield (
+            f"The link from host {wording.printable(link.from_host, 64)} to host "
+            f"{wording.printable(link.to_host, 64)} is slow: it carried {wording.rate(link.busy_rate)} while it was "
+            f"busy, {wording.percent(link.busy_share)} of the time; {others}."
         )
 
 

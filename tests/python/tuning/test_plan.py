@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deadlines import SOON_S
 from ranks import run_ranks, start_ranks
 
-from ringreduce import plan
+from ringreduce import _core, plan
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job import places
 from ringreduce.plan import Plan
 
 KIB = 1024
+CHUNKS = range(4096, _core.CHUNK_LARGEST + 1, 64)
+EAGERS = range(1, _core.EAGER_LARGEST + 1)
 THREE = Plan((3,), ("a processor",), 96 * KIB, 3 * KIB, {"by": "a test"})
 
 
@@ -57,6 +60,12 @@ BAD = {
     "a field too many": changed(spin=1),
     "no ranks": changed(ranks=[]),
     "half a rank": changed(ranks=[1.5]),
+    "a format that is true": changed(format=True),
+    "too many ranks": changed(ranks=[10**40]),
+    "a processor too few": changed(ranks=[2, 1], eager_nbytes=0),
+    "a processor that moves the cursor": changed(processors=["\x1b[2J"]),
+    "a chunk of fewer lines than ranks": changed(ranks=[100], chunk_nbytes=4096),
+    "something said twice": THREE.text().replace('"format": 1', '"format": 1, "format": 1'),
     "ranks that are true": changed(ranks=[True]),
     "a processor that is a number": changed(processors=[3]),
     "a chunk that is too small": changed(chunk_nbytes=4032),
@@ -88,13 +97,14 @@ def test_what_is_no_plan_is_refused_and_named(what: str, tmp_path: Path) -> None
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path / "absent.json", tmp_path, tmp_path / "fifo"):
-        with pytest.raises(InvalidArgumentError, match="no such file, or no regular one"):
-            plan.read(str(path))
+    for name, why in (("absent.json", "No such file"), (".", "regular file|directory"), ("fifo", "no regular file")):
+        with pytest.raises(InvalidArgumentError, match=f"RINGREDUCE_PLAN={tmp_path / name}: .*{why}"):
+            plan.read(str(tmp_path / name))
 
 
 def test_hosts_with_other_plans_do_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     across = Plan((1, 1), ("one", "another"), 64 * KIB, 0)
+    monkeypatch.setattr(plan, "_last", None)
     monkeypatch.setenv("RINGREDUCE_PLAN", written(tmp_path, across))
     mine = places.own_record(0, 2)
     monkeypatch.setenv("RINGREDUCE_PLAN", written(tmp_path, replace(across, chunk_nbytes=128 * KIB), "other.json"))
@@ -105,17 +115,19 @@ def test_hosts_with_other_plans_do_not_begin(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("RINGREDUCE_PLAN")
     with pytest.raises(MismatchError, match="RINGREDUCE_PLAN is not set on this rank"):
         places.check_agreement([mine, theirs], places.own_record(0, 2), 2, "here")
+    monkeypatch.setenv("RINGREDUCE_PLAN", str(tmp_path / "absent.json"))
+    with pytest.raises(MismatchError, match="RINGREDUCE_PLAN is unusable on this rank"):
+        places.check_agreement([mine, theirs], places.own_record(0, 2), 2, "here")
 
 
 def sizes() -> list[tuple[int, int]]:
     """Of the job, and of the job of the next init() without a plan."""
     import ringreduce
-    from ringreduce import state
 
     found = []
     for _ in range(2):
         with ringreduce.init():
-            found.append(state.require().context.sizes())
+            found.append(ringreduce.global_process_set.group.sizes())
         os.environ["RINGREDUCE_PLAN"] = ""
     return found
 
@@ -149,6 +161,19 @@ def test_ranks_with_other_plans_do_not_begin(tmp_path: Path) -> None:
             assert outcome.kind == "MismatchError", outcome
             assert f"with plan {THREE.hash} on rank 0" in str(outcome.error)
             assert "on rank 2: give all ranks the same file" in str(outcome.error)
+
+
+@pytest.mark.parametrize("what", ["absent", "of other ranks"])
+def test_a_rank_without_a_plan_that_it_can_use_says_why_and_the_others_name_it(what: str, tmp_path: Path) -> None:
+    one, unfit = written(tmp_path, THREE), written(tmp_path, replace(THREE, ranks=(4,)), "unfit.json")
+    other = unfit if what == "of other ranks" else str(tmp_path / "absent.json")
+    with start_ranks(with_own_plan, 3, args=([one, other, one],)) as ranks:
+        first, second, third = ranks.wait(SOON_S)
+    assert second.kind == "InvalidArgumentError", second
+    assert ("was measured for 4 ranks" if other == unfit else "cannot be read") in str(second.error)
+    for outcome in (first, third):
+        assert outcome.kind == "MismatchError", outcome
+        assert "rank 1 has no plan that it can use, and says why" in str(outcome.error)
 
 
 def on_another_processor() -> list[str]:
@@ -202,7 +227,7 @@ def test_no_plan_shows_in_the_bits_of_a_result(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     paths = [""]
     for number in range(50):
-        chunk, eager = int(random.choice(plan.CHUNK_NBYTES)), int(random.choice(plan.EAGER_NBYTES))
+        chunk, eager = int(random.choice(CHUNKS)), int(random.choice(EAGERS))
         one = Plan((3,), (plan.processor(),), chunk, eager)
         paths.append(written(tmp_path, one, f"{number}.json"))
     for found in run_ranks(digests, 3, args=(paths,)):

@@ -14,7 +14,7 @@ ROWS = (
     Mutation(
         "other-plan",
         "csrc/measure/tuning.cc",
-        "    if (control.facts(rank).plan_hash == control.facts(first).plan_hash) continue;\n",
+        "    if (hash_of(rank) == hash_of(first)) continue;\n",
         "    continue;\n",
         ("tuning_test",),
         limit_s=30,
@@ -36,9 +36,24 @@ ROWS = (
     Mutation(
         "plan-fits",
         "ringreduce/plan.py",
-        "    if not plan.fits(hosts):",
-        "    if False:",
+        "if self.plan is not None and ranks_by_host(hosts) == self.plan.ranks:",
+        "if self.plan is not None:",
         ("test_plan.py",),
+    ),
+    Mutation(
+        "plan-unusable",
+        "csrc/measure/tuning.cc",
+        "    if (hash_of(rank) != TuningPlan::kUnusable) continue;\n",
+        "    continue;\n",
+        ("tuning_test",),
+        limit_s=30,
+    ),
+    Mutation(
+        "link-records",
+        "csrc/engine/link_records.cc",
+        "record.nbytes = links[i].nbytes - last_[i].nbytes;",
+        "record.nbytes = links[i].nbytes;",
+        ("slow_links_test",),
     ),
     Mutation(
         "worth-a-change",
