@@ -13,7 +13,7 @@ Every call that can block releases the GIL, answers Ctrl-C, and raises the class
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 Buffer: TypeAlias = Any
 
@@ -24,6 +24,8 @@ CHUNK_LARGEST: int
 EAGER_DEFAULT: int
 EAGER_LARGEST: int
 RING_NBYTES: int
+PLAN_UNUSABLE: int
+"""A TuningPlan's hash that says: this rank has a file that is no plan, or none for this job."""
 """Elements of the wire int8 that share a scale."""
 
 def dtypes() -> list[tuple[str, int]]:
@@ -330,9 +332,6 @@ def renew_recorder() -> None:
 
 class TuningPlan:
     """Sizes of a plan file."""
-
-    UNUSABLE: ClassVar[int]
-    """A hash that says: this rank has a file that is no plan, or none for this job."""
 
     def __init__(self, hash: int = 0, chunk_nbytes: int = 0, eager_nbytes: int = 0) -> None:
         """hash: 0 for no plan. eager_nbytes: 0 on several hosts."""

@@ -105,7 +105,7 @@ class Wanted:
                 f"{VARIABLE}={self._path}: was measured for {layout(self.plan.ranks)}, and this job has "
                 f"{layout(ranks_by_host(hosts))}: run `ringreduce tune` for it, or unset {VARIABLE}"
             )
-        return _core.TuningPlan(_core.TuningPlan.UNUSABLE if self._problem is not None else 0)
+        return _core.TuningPlan(_core.PLAN_UNUSABLE if self._problem is not None else 0)
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -198,7 +198,7 @@ _PROCESSOR = re.compile(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", re.MULTIL
 
 def _core_hash(plan: Plan) -> int:
     """Neither 0 nor UNUSABLE, which say something else."""
-    return min(max(int(plan.hash, 16), 1), _core.TuningPlan.UNUSABLE - 1)
+    return min(max(int(plan.hash, 16), 1), _core.PLAN_UNUSABLE - 1)
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -29,8 +29,8 @@ void bind_context(py::module_& m) {
       .def(py::init([](uint64_t hash, size_t chunk_nbytes, size_t eager_nbytes) {
              return TuningPlan{hash, chunk_nbytes, eager_nbytes};
            }),
-           py::arg("hash") = 0, py::arg("chunk_nbytes") = 0, py::arg("eager_nbytes") = 0)
-      .def_property_readonly_static("UNUSABLE", [](const py::object&) { return TuningPlan::kUnusable; });
+           py::arg("hash") = 0, py::arg("chunk_nbytes") = 0, py::arg("eager_nbytes") = 0);
+  m.attr("PLAN_UNUSABLE") = TuningPlan::kUnusable;
   m.attr("CHUNK_LARGEST") = kSlotLargest;
   m.attr("CHUNK_DEFAULT") = TunedSizes().chunk_nbytes;
   m.attr("EAGER_LARGEST") = kEagerNbytes;

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import ringreduce
 from ringreduce.bench import report, table, terminal
 from ringreduce.bench.measure import measure
-from ringreduce.bench.options import DEFAULT_RANKS, Options, parse
-from ringreduce.bench.start import start
-from ringreduce.errors import Error, InvalidArgumentError
-from ringreduce.job import environment
+from ringreduce.bench.options import Options, parse
+from ringreduce.bench.start import started
+from ringreduce.errors import Error
 from ringreduce.launch.host_options import without_host_options
 
 
@@ -27,14 +26,10 @@ def main(argv: Sequence[str]) -> int:
             from ringreduce.bench import versus
 
             return versus.run(options)
-        place = environment.detect(network=True)
-        if options.hosts and place.source != "single":
-            raise InvalidArgumentError(f"-H inside a job of {place.size} ranks ({place.source})")
-        if place.source == "single" and (options.ranks != 1 or options.hosts):
-            launch = [*options.ringrun, "--bind", options.bind]
-            return start("ringreduce.bench", without_host_options(argv), options.ranks or DEFAULT_RANKS, launch)
-        if options.ranks not in (None, place.size):
-            raise InvalidArgumentError(f"-np {options.ranks} inside a job of {place.size} ranks ({place.source})")
+        launch = [*options.ringrun, "--bind", options.bind]
+        status = started("ringreduce.bench", without_host_options(argv), options.ranks, options.hosts, launch)
+        if status is not None:
+            return status
     except Error as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.oracle import DTYPES, OPS
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.launch.host_options import add_host_options, host_list, ringrun_words
-from ringreduce.launch.hosts import Host, is_this_host
+from ringreduce.launch.host_options import add_host_options, hosts_and_ranks, ringrun_words
+from ringreduce.launch.hosts import Host
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 DEFAULT_RANKS = 2
@@ -56,18 +56,13 @@ def parse(argv: Sequence[str]) -> Options:
     vs = tuple(name.strip() for name in args.vs.split(",")) if args.vs else ()
     if (args.plot or args.html) and not vs:
         raise InvalidArgumentError("ringreduce bench: --plot and --html draw a comparison: say with whom by --vs")
-    hosts = host_list(args)
-    slots = sum(host.slots for host in hosts)
-    if len(hosts) == 1 and is_this_host(hosts[0].name):
-        hosts = []
-    if slots and args.ranks not in (None, slots):
-        raise InvalidArgumentError(f"ringreduce bench: -np {args.ranks}, and the hosts have {slots} slots")
+    hosts, ranks = hosts_and_ranks(args, "ringreduce bench")
     sizes = (
         _range(args.begin, args.end, args.factor) if args.begin else [nbytes(text) for text in args.sizes.split(",")]
     )
     return Options(
         collective=args.collective,
-        ranks=slots or args.ranks,
+        ranks=ranks,
         sizes=tuple(sizes) if args.collective != "barrier" else (0,),
         dtype=args.dtype,
         op=args.op,

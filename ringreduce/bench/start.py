@@ -7,8 +7,29 @@ import sys
 from collections.abc import Sequence
 
 from ringreduce.bench import terminal
+from ringreduce.bench.options import DEFAULT_RANKS
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.job import environment
 from ringreduce.launch import ringrun
+from ringreduce.launch.hosts import Host
 from ringreduce.launch.python import run_module
+
+
+def started(
+    module: str, argv: Sequence[str], ranks: int | None, hosts: Sequence[Host], launch: Sequence[str]
+) -> int | None:
+    """The exit status of start(), where this process is no rank of a job; None where it is one.
+
+    Raises InvalidArgumentError where it is one of another job than ranks and hosts say.
+    """
+    place = environment.detect(network=True)
+    if place.source == "single" and (ranks != 1 or hosts):
+        return start(module, argv, ranks or DEFAULT_RANKS, launch)
+    if hosts:
+        raise InvalidArgumentError(f"-H inside a job of {place.size} ranks ({place.source})")
+    if ranks not in (None, place.size):
+        raise InvalidArgumentError(f"-np {ranks} inside a job of {place.size} ranks ({place.source})")
+    return None
 
 
 def start(module: str, argv: Sequence[str], ranks: int, launch: Sequence[str]) -> int:

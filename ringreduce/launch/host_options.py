@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.launch.hosts import Host, named_hosts
+from ringreduce.launch.hosts import Host, is_this_host, named_hosts
 
 PASSED_ON = ("--ssh-args", "--ssh-port", "--ssh-identity-file", "--network-interface")
 
@@ -28,6 +28,20 @@ def host_list(args: argparse.Namespace) -> list[Host]:
     if not hosts and (unused := _words(args)):
         raise InvalidArgumentError(f"{unused[0].partition('=')[0]} is for other hosts: say which by -H or --hostfile")
     return hosts
+
+
+def hosts_and_ranks(args: argparse.Namespace, command: str) -> tuple[list[Host], int | None]:
+    """The hosts, none where it is this one alone, and how many ranks -np and the hosts ask for; None: nobody says.
+
+    Raises InvalidArgumentError, as host_list(), and where -np and the hosts disagree. command: for its text.
+    """
+    hosts = host_list(args)
+    slots = sum(host.slots for host in hosts)
+    if slots and args.ranks not in (None, slots):
+        raise InvalidArgumentError(f"{command}: -np {args.ranks}, and the hosts have {slots} slots")
+    if len(hosts) == 1 and is_this_host(hosts[0].name):
+        hosts = []
+    return hosts, slots or args.ranks
 
 
 def without_host_options(words: Sequence[str]) -> list[str]:

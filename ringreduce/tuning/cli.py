@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import ringreduce
-from ringreduce import state
+from ringreduce import config, state
 from ringreduce.bench import report, terminal
-from ringreduce.bench.options import DEFAULT_RANKS, positive
-from ringreduce.bench.start import start
+from ringreduce.bench.options import positive
+from ringreduce.bench.start import started
 from ringreduce.errors import Error, InvalidArgumentError
-from ringreduce.job import environment
 from ringreduce.job.collective_json import allgather_json
-from ringreduce.launch.host_options import add_host_options, host_list, ringrun_words, without_host_options
-from ringreduce.launch.hosts import is_this_host
+from ringreduce.launch.host_options import add_host_options, hosts_and_ranks, ringrun_words, without_host_options
 from ringreduce.plan import VARIABLE, Plan, processor, ranks_by_host
 from ringreduce.timeline.whole_file import whole_file
 from ringreduce.tuning import costs, reduction, table
@@ -42,23 +40,14 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command. Returns 0; 2 when the arguments ask for what there is not."""
     args = _parser().parse_args(argv)
     try:
-        if given := [name for name in UNWANTED if os.environ.get(name)]:
+        knobs = [config.value(name) for name in UNWANTED]
+        if given := [knob.name for knob in knobs if knob.value not in ("", knob.default)]:
             raise InvalidArgumentError(f"ringreduce tune: unset {', '.join(given)}: it decides what is to be measured")
-        hosts = host_list(args)
-        slots = sum(host.slots for host in hosts)
-        if slots and args.ranks not in (None, slots):
-            raise InvalidArgumentError(f"ringreduce tune: -np {args.ranks}, and the hosts have {slots} slots")
-        if len(hosts) == 1 and is_this_host(hosts[0].name):
-            hosts = []
-        ranks = slots or args.ranks
-        place = environment.detect(network=True)
-        if place.source == "single" and (ranks != 1 or hosts):
-            launch = [*ringrun_words(args, hosts), "--bind", args.bind]
-            return start("ringreduce.tuning", without_host_options(argv), ranks or DEFAULT_RANKS, launch)
-        if hosts:
-            raise InvalidArgumentError(f"-H inside a job of {place.size} ranks ({place.source})")
-        if ranks not in (None, place.size):
-            raise InvalidArgumentError(f"-np {ranks} inside a job of {place.size} ranks ({place.source})")
+        hosts, ranks = hosts_and_ranks(args, "ringreduce tune")
+        launch = [*ringrun_words(args, hosts), "--bind", args.bind]
+        status = started("ringreduce.tuning", without_host_options(argv), ranks, hosts, launch)
+        if status is not None:
+            return status
         return run(args.output)
     except Error as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -91,6 +91,23 @@ def test_a_script_in_horovods_shape(options: tuple[str, ...], data: Path) -> Non
     assert float(match[2]) <= 100
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("method", ["synchronous", "post-local", "diloco", "streaming"])
+def test_local_sgd(method: str, ranks: int, data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    output = tmp_path / "result.json"
+    options = ("--method", method, "--every", "4", "--epochs", "2", "--steps", "5", "--batch-size", "8")
+    env = {"RINGREDUCE_DATA": str(data)}
+    run_ranks(example, ranks, args=("torch_local_sgd.py", *options, "--json", str(output)), env=env)
+    result = json.loads(output.read_text())
+    assert (result["ranks"], result["steps"], result["method"]) == (ranks, 10, method)
+    assert 0 <= result["accuracy"] <= 1
+    # Ten steps of warmup, or two averagings and one at the end; the fragments take turns.
+    averagings = {"synchronous": (10, 10), "post-local": (10, 10), "diloco": (3, 3), "streaming": (3, 4)}[method]
+    least, most = (number * 129_068 * 4 for number in averagings)
+    assert least <= result["nbytes"] < most + 10_000
+
+
 def test_synthetic_benchmark() -> None:
     pytest.importorskip("torch")
     size = ("--model", "lenet", "--batch-size", "4", "--num-warmup-batches", "1", "--num-batches-per-iter", "2")
