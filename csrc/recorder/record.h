@@ -28,9 +28,9 @@ struct Record {
   // An unnamed operation: as all ranks count it; a named one: of this rank's calls of that name. A link: nanoseconds in
   // which it had bytes that the network did not take yet.
   uint64_t number = 0;
-  uint32_t name = 0;    // Recorder's number of the name; 0: unnamed
-  uint16_t group = 0;   // Recorder's number of the group
-  int16_t peer = -1;    // a message, a clock: a rank of the job; a link: the lowest rank of the other host
+  uint32_t name = 0;   // Recorder's number of the name; 0: unnamed
+  uint16_t group = 0;  // Recorder's number of the group
+  int16_t peer = -1;   // a message, a clock: a rank of the job; a link: the lowest rank of the other host
   RecordType type = RecordType::kOperation;
   uint8_t kind = 0;  // of the operation; of a wait in join(): the code after the last of them
   uint8_t dtype = 0;
