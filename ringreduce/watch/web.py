@@ -93,14 +93,15 @@ def serve(board: Board, port: int, interval_s: float) -> int:
         server = _Server(port, secret, recent)
     except OSError as error:
         raise InvalidArgumentError(f"--web: cannot listen on {LOOPBACK}:{port}: {error.strerror}") from error
+    recent.add(board.look(), board.unreadable)  # before anybody knows whom to ask
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="web", daemon=True)
         thread.start()
         print(f"http://{LOOPBACK}:{server.server_port}/{secret}/", flush=True)
         try:
             while True:
-                recent.add(board.look(), board.unreadable)
                 time.sleep(interval_s)
+                recent.add(board.look(), board.unreadable)
         finally:
             server.shutdown()
             thread.join()
