@@ -98,7 +98,7 @@ def _links(found: Analysis) -> str:
         return ""
 
     def rows() -> Iterator[Sequence[str]]:
-        for link in sorted(found.links, key=lambda link: -link.busy_share):
+        for link in found.links:
             yield (
                 escape(wording.printable(link.from_host, 24)),
                 escape(wording.printable(link.to_host, 24)),

@@ -59,6 +59,7 @@ RECORD = np.dtype(
 how long that was busy, in ns, and peer is a rank of the other host. Times are CLOCK_MONOTONIC of its host, in ns."""
 LATEST_NS = 2**60  # 36 years of uptime; sums and differences of such times fit into 64 bits
 MOST_RANKS = 2**15  # peer has 16 bits
+LINK_NBYTES = 2**48  # between two records, and sums of 32,000 such fit into 64 bits
 
 
 def file_of(folder: Path, rank: int) -> Path:
@@ -235,6 +236,8 @@ def _sensible(records: np.ndarray, size: int, groups: dict[int, GroupInfo]) -> n
     good &= is_clock | ((started <= ended) & known[records["group"]])
     peer = records["peer"]
     is_link = records["type"] == LINK
-    good &= ~is_link | ((records["number"] < LATEST_NS) & (records["nbytes"] < LATEST_NS))
+    # A link is busy no longer than it was looked at, but for a sample's time.
+    busy_most = np.where(is_link & good, ended - called + 1_000_000_000, 0).astype(np.uint64)
+    good &= ~is_link | ((records["number"] <= busy_most) & (records["nbytes"] < LINK_NBYTES))
     is_between_hosts = is_clock | is_link
     return good & np.where(is_between_hosts, (peer >= 0) & (peer < size), (peer < size) | (records["type"] != MESSAGE))

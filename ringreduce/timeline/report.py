@@ -109,10 +109,10 @@ def _of_links(found: Analysis) -> Iterator[str]:
         return
     yield "Links between hosts; busy: the network did not take all bytes yet"
     yield f"{'bytes':>10} {'busy':>6} {'meanwhile':>12}  link"
-    shown = sorted(found.links, key=lambda link: -link.busy_share)[:MOST_LINKS]
+    shown = found.links[:MOST_LINKS]
     for link in shown:
         rate = wording.rate(link.busy_rate) if link.busy_s > 0 else "-"
-        hosts = f"{wording.printable(link.from_host, 30)} to {wording.printable(link.to_host, 30)}"
+        hosts = f"{wording.printable(link.from_host, 27)} to {wording.printable(link.to_host, 27)}"
         slow = ", slow" if link.is_slow else ""
         yield f"{wording.nbytes(link.nbytes):>10} {wording.percent(link.busy_share):>6} {rate:>12}  {hosts}{slow}"
     if len(shown) < len(found.links):

@@ -27,8 +27,9 @@ def as_json(found: Analysis) -> dict[str, object]:
     * by_name: the 20 kinds and names that were longest under way: kind, name, operations, nbytes, time_s (the mean over
       ranks), p50_s, p99_s, max_s, busbw_GBps (the median of large ones; null: none), on_gpu (times are of issuing)
     * critical_path: span_s, computing_s, communication_s, message_s, is_sure, and by_name: kind, name, communication_s
-    * links: between hosts, one row each: from_host, to_host, nbytes, busy_s (it had bytes that the network did not take
-      yet), busy_share, busy_rate (bytes a second meanwhile; null: never busy), is_slow (it held up the others)
+    * links: between hosts, one row each, the slow ones first: from_rank, to_rank (the lowest of each host), from_host,
+      to_host, nbytes, busy_s (it had bytes that the network did not take yet), busy_share, busy_rate (bytes a second
+      meanwhile; null: never busy), is_slow (it held up the others)
     * steps: null, or marker_kind, marker_name, marker_nbytes, count, p50_s, p99_s, max_s, and slowest: number, begin_s,
       step_s, late_rank (null: nobody stands out), others_waited_s
     """
@@ -124,6 +125,8 @@ def _critical_path(found: Analysis) -> dict[str, object]:
 def _links(found: Analysis) -> list[dict[str, object]]:
     return [
         {
+            "from_rank": link.from_rank,
+            "to_rank": link.to_rank,
             "from_host": link.from_host,
             "to_host": link.to_host,
             "nbytes": link.nbytes,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ringreduce.timeline.job import Job
-from ringreduce.timeline.record_file import LINK, RankRecords
+from ringreduce.timeline.record_file import LINK
 
 SLOW_SHARE = 0.1
 """Of the time, in which a slow link is busy at least."""
@@ -28,9 +30,11 @@ class LinkUse:
     """The link from a host to another one.
 
     Attributes:
-        from_rank, to_rank: the lowest rank of each host, of the first context of the job that used the link.
-        from_host, to_host: their names.
+        from_rank, to_rank: the lowest rank of each host that has recorded, or was sent to.
+        from_host, to_host: their names, with the rank where hosts have one name.
+        nbytes: of all contexts of the job.
         busy_share: of the recorded time, in which it had bytes that the network did not take yet.
+        busy_s: so many seconds; of the context whose connections were busy longest.
         is_slow: it held up the others.
     """
 
@@ -49,38 +53,41 @@ class LinkUse:
         return self.nbytes / self.busy_s if self.busy_s > 0 else math.inf
 
 
+class _Use(NamedTuple):
+    """Of a link in some time: bytes, and ns in which it was busy and in which it was looked at."""
+
+    nbytes: int
+    busy_ns: int
+    looked_ns: int
+
+
 def links_of(job: Job) -> list[LinkUse]:
-    """Every link that carried something, by ranks. Times are the job's."""
-    parts = [(file, file.records[file.records["type"] == LINK]) for file in job.files]
-    recorded = [(file, records) for file, records in parts if len(records)]
-    if not recorded:
-        return []
-    begin = min(int(records["called_ns"].min()) for _, records in recorded)
-    end = max(int(records["ended_ns"].max()) for _, records in recorded)
-    if end <= begin:
-        return []
-    uses = _uses(recorded, begin, end)
-    slow = _slow(uses, end - begin)
-    for part in range(THIRDS):
-        edges = [begin + (end - begin) * (part + more) // THIRDS for more in (0, 1)]
-        slow &= _slow(_uses(recorded, *edges), edges[1] - edges[0])
-    if (end - begin) * 1e-9 < LEAST_S:
-        slow = set()
-    names = {file.rank: file.host for file in job.files}
-    return [
+    """Every link that carried something, the slow ones first, then the busiest."""
+    hosts = _Hosts(job)
+    parts = _uses(job, hosts)  # by thirds of what each rank has recorded
+    whole = {
+        key: _Use(*(sum(values) for values in zip(*(part[key] for part in parts if key in part), strict=True)))
+        for key in {key for part in parts for key in part}
+    }
+    slow = _slow(whole)
+    for part in parts:
+        slow &= _slow(part)
+    longest_s = max((use.looked_ns for use in whole.values()), default=0) * 1e-9
+    found = [
         LinkUse(
-            from_rank=rank,
-            to_rank=peer,
-            from_host=names[rank],
-            to_host=names.get(peer, f"the host of rank {peer}"),
-            nbytes=nbytes,
-            busy_share=min(1.0, busy_ns / (end - begin)),
-            busy_s=busy_ns * 1e-9,
-            is_slow=(rank, peer) in slow,
+            from_rank=begin,
+            to_rank=end,
+            from_host=hosts.name(begin),
+            to_host=hosts.name(end),
+            nbytes=use.nbytes,
+            busy_share=min(1.0, use.busy_ns / max(use.looked_ns, 1)),
+            busy_s=use.busy_ns * 1e-9,
+            is_slow=(begin, end) in slow and longest_s >= LEAST_S,
         )
-        for (rank, peer), (nbytes, busy_ns) in sorted(uses.items())
-        if nbytes
+        for (begin, end), use in whole.items()
+        if use.nbytes
     ]
+    return sorted(found, key=lambda link: (not link.is_slow, -link.busy_share, link.from_rank, link.to_rank))
 
 
 def slowest_other_rate(links: list[LinkUse]) -> float:
@@ -90,30 +97,71 @@ def slowest_other_rate(links: list[LinkUse]) -> float:
     return min(others, default=math.inf)
 
 
-def _uses(
-    recorded: list[tuple[RankRecords, np.ndarray]], begin: int, end: int
-) -> dict[tuple[int, int], tuple[int, int]]:
-    """By ranks: bytes, and ns in which the link was busy, of the records that end in this time."""
-    found: dict[tuple[int, int], tuple[int, int]] = {}
-    for file, records in recorded:
-        within = records[(records["ended_ns"] > begin) & (records["ended_ns"] <= end)]
-        for peer in np.unique(within["peer"]).tolist():
-            mine = within[within["peer"] == peer]
-            # Contexts share the network: their bytes add up, and the one whose connections were busy longest counts.
-            busy = [int(mine["number"][mine["group"] == group].sum()) for group in np.unique(mine["group"]).tolist()]
-            found[file.rank, peer] = int(mine["nbytes"].sum()), max(busy)
-    return found
+class _Hosts:
+    """Which ranks are on one host: it has one clock and one name."""
+
+    def __init__(self, job: Job) -> None:
+        first: dict[tuple[str, str], int] = {}
+        self._first_of = {file.rank: first.setdefault((file.boot, file.host), file.rank) for file in job.files}
+        self._names = {file.rank: file.host for file in job.files}
+        self._counts = Counter(name for _, name in first)
+
+    def first(self, rank: int) -> int:
+        """The lowest rank on the rank's host, which stands for the host."""
+        return self._first_of.get(rank, rank)
+
+    def name(self, first: int) -> str:
+        name = self._names.get(first)
+        if name is None:
+            return f"the host of rank {first}"
+        return name if self._counts[name] == 1 else f"{name} (rank {first})"
 
 
-def _slow(uses: dict[tuple[int, int], tuple[int, int]], span_ns: int) -> set[tuple[int, int]]:
-    most = max((nbytes for nbytes, _ in uses.values()), default=0)
+def _uses(job: Job, hosts: _Hosts) -> list[dict[tuple[int, int], _Use]]:
+    """In each third of what a rank has recorded of links, by hosts. Contexts share the network: their bytes add up."""
+    thirds: list[dict[tuple[int, int], dict[tuple[int, int], _Use]]] = [{} for _ in range(THIRDS)]
+    for file in job.files:
+        records = file.records[file.records["type"] == LINK]
+        if not len(records):
+            continue
+        begin, end = int(records["called_ns"].min()), int(records["ended_ns"].max())
+        third = np.minimum((records["ended_ns"] - begin - 1) * THIRDS // max(end - begin, 1), THIRDS - 1)
+        keys = np.stack([third, records["peer"].astype(np.int64), records["group"].astype(np.int64)])
+        distinct, index = np.unique(keys, axis=1, return_inverse=True)
+        sums = [np.zeros(distinct.shape[1], np.int64) for _ in range(2)]
+        for total, name in zip(sums, ("nbytes", "number"), strict=True):
+            np.add.at(total, index.reshape(-1), records[name].astype(np.int64))
+        for (part, peer, group), nbytes, busy_ns in zip(
+            distinct.T.tolist(), *(total.tolist() for total in sums), strict=True
+        ):
+            of_link = thirds[part].setdefault((hosts.first(file.rank), hosts.first(peer)), {})
+            of_link[file.rank, group] = _Use(nbytes, busy_ns, (end - begin) // THIRDS)
+    return [
+        {
+            key: _Use(
+                sum(use.nbytes for use in uses.values()),
+                max(use.busy_ns for use in uses.values()),
+                max(use.looked_ns for use in uses.values()),
+            )
+            for key, uses in part.items()
+        }
+        for part in thirds
+    ]
+
+
+def _slow(uses: dict[tuple[int, int], _Use]) -> set[tuple[int, int]]:
+    most = max((use.nbytes for use in uses.values()), default=0)
     rates = {
-        key: nbytes / busy_ns if busy_ns else math.inf
-        for key, (nbytes, busy_ns) in uses.items()
-        if nbytes and nbytes * IDLE_PART >= most
+        key: use.nbytes / use.busy_ns if use.busy_ns else math.inf
+        for key, use in uses.items()
+        if use.nbytes and use.nbytes * IDLE_PART >= most
     }
     least = min(rates.values(), default=math.inf)
-    slow = {key for key, rate in rates.items() if uses[key][1] >= SLOW_SHARE * span_ns and rate < OTHERS_TIMES * least}
+    slow = {
+        key
+        for key, rate in rates.items()
+        if uses[key].busy_ns >= SLOW_SHARE * uses[key].looked_ns and rate < OTHERS_TIMES * least
+    }
     others = min((rate for key, rate in rates.items() if key not in slow), default=math.inf)
     if len(slow) > len(rates) / 2 or (slow and max(rates[key] for key in slow) * OTHERS_TIMES > others):
         return set()

@@ -79,10 +79,10 @@ def LocalSGD(
         compression = compression()
     schedule = Schedule(every, warmup, fragments, overlap, mix, compression or Compression.none)
     _made += 1
-    name = f"local_sgd.{_made}"
     if process_set.included() and len(process_set.ranks) > 1:
-        mine = [every, warmup, outer is not None, fragments, overlap, mix, repr(schedule.compression)]
-        _check_alike(process_set, name, [mine, [[list(p.shape), str(p.dtype)] for p in parameters]])
+        mine = [*schedule.numbers(), _described_outer(outer), _described(schedule.compression)]
+        _made = _agree(process_set, [_made, mine, [[list(p.shape), str(p.dtype)] for p in parameters]])
+    name = f"local_sgd.{_made}"
     wrapped: Any = object.__new__(type(plain.__name__, (LocalSGDMixin, plain), {"_plain": plain}))
     # A scheduler made before leaves a step() in the instance, bound to the plain optimizer.
     wrapped.__dict__.update((key, value) for key, value in vars(optimizer).items() if key != "step")
@@ -111,11 +111,7 @@ def _check(
         raise InvalidArgumentError(f"LocalSGD: overlap is a number of steps below every={every}, not {overlap!r}")
     if not 0 <= mix < 1:
         raise InvalidArgumentError(f"LocalSGD: mix is 0 or more, and less than 1, not {mix!r}")
-    if outer is not None and not callable(outer):
-        raise InvalidArgumentError(
-            "LocalSGD: outer is a function from parameters to a torch optimizer, such as hvd.diloco() or "
-            f"lambda parameters: torch.optim.SGD(parameters, 0.7), not {type(outer).__name__}"
-        )
+    _described_outer(outer)
     if isinstance(outer, ElasticAveraging) and mix:
         raise InvalidArgumentError(
             "LocalSGD: ElasticAveraging() says itself how much of its own a rank keeps; leave mix out"
@@ -124,14 +120,40 @@ def _check(
         raise InvalidArgumentError("LocalSGD: LBFGS takes several gradients a step, and has no warmup")
 
 
-def _check_alike(process_set: ProcessSet, name: str, mine: list[Any]) -> None:
-    """Raises MismatchError, on every rank, where a rank has other arguments or parameters than the first one."""
-    every = allgather_json(process_set.group, name, mine)
+def _described_outer(outer: Outer | None) -> str:
+    """What an outer optimizer is, for ranks to compare. Raises InvalidArgumentError where it is none."""
+    if outer is None:
+        return ""
+    made = outer([torch.nn.Parameter(torch.zeros(1))]) if callable(outer) else outer
+    if not callable(outer) or not isinstance(made, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            "LocalSGD: outer is a function from parameters to a torch optimizer, such as hvd.diloco() or "
+            f"lambda parameters: torch.optim.SGD(parameters, 0.7); this one is or gives a {type(made).__name__}"
+        )
+    return (
+        f"{type(outer).__name__ if isinstance(outer, ElasticAveraging) else ''} {type(made).__name__} {made.defaults}"
+    )
+
+
+def _described(compression: Any) -> str:
+    if isinstance(compression, type):
+        return compression.__qualname__
+    settings = {name: value for name, value in vars(compression).items() if isinstance(value, int | float | str)}
+    return f"{type(compression).__qualname__} {settings}"
+
+
+def _agree(process_set: ProcessSet, mine: list[Any]) -> int:
+    """The largest of the ranks' first values, which count what each has made.
+
+    Raises MismatchError, on every rank, where a rank has other arguments or parameters than the first one.
+    """
+    every = allgather_json(process_set.group, "local_sgd", mine)
     for rank, theirs in zip(process_set.ranks, every, strict=True):
-        for what, first, other in zip(("arguments", "parameters"), every[0], theirs, strict=True):
+        for what, first, other in zip(("arguments", "parameters"), every[0][1:], theirs[1:], strict=True):
             if first != other:
                 raise MismatchError(
                     f"LocalSGD: rank {process_set.ranks[0]} and rank {rank} have different {what}: {first} and {other}"[
                         :2000
                     ]
                 )
+    return max(int(theirs[0]) for theirs in every)

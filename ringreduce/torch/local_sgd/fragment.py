@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ringreduce.collectives.ops import Average
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch import gradient_reduction
 from ringreduce.torch.compression import NoneCompressor, wire_for
@@ -48,8 +49,10 @@ class Fragment:
         self._outer: torch.optim.Optimizer | None = None
         self._channel = Channel(process_set, Average, 1.0, 1.0)
         wire = wire_for(compression, [p.dtype for p in parameters], Average, process_set)
-        way = (compression, self._channel) if wire is None else (NoneCompressor, self._channel._replace(wire=wire))
-        self._exchange = gradient_reduction.make(*way)
+        self._way = (
+            (compression, self._channel) if wire is None else (NoneCompressor, self._channel._replace(wire=wire))
+        )
+        self._exchange = gradient_reduction.make(*self._way)
         self._sent: list[torch.Tensor] = []
         self._present = torch.zeros(0)
         self._work: Any = None
@@ -86,23 +89,33 @@ class Fragment:
             for tensor in self._sent:
                 tensor.div_(share)
 
-    def apply(self) -> None:
-        """Waits for the averaging, and takes what it gives."""
+    def apply(self, share: float | None = None) -> None:
+        """Waits for the averaging, and takes what it gives.
+
+        share: how far the parameters go to what all ranks have then, 0 to 1; None: as the arguments say.
+        """
         self.arrive()
         with torch.no_grad():
-            targets, keep = self._sent, self._mix
+            targets, way = self._sent, 1 - self._mix
             if not self._is_plain:
                 before = [m.detach().clone() for m in self._common] if self._pull is not None else []
                 self._step_outer()
                 targets = [m.detach() for m in self._common]
-                if self._pull is not None:
-                    targets, keep = before, 1 - self._pull
+                if self._pull is not None and share is None:
+                    targets, way = before, self._pull
+            way = way if share is None else share
             for parameter, target in zip(self._parameters, targets, strict=True):
-                if keep == 0:
+                if way == 1:
                     parameter.copy_(target)
-                else:
-                    parameter.lerp_(target, 1 - keep)
+                elif way != 0:
+                    parameter.lerp_(target, way)
         self.due, self._sent = None, []
+
+    def reset(self) -> None:
+        """Leaves an averaging that has begun unused, and forgets what compression has left out."""
+        self.arrive()
+        self.due, self._sent, self._common, self._outer = None, [], [], None
+        self._exchange = gradient_reduction.make(*self._way)
 
     def _step_outer(self) -> None:
         assert self._outer is not None
@@ -123,9 +136,16 @@ class Fragment:
             "averages": [tensor.clone() for tensor in self._sent],
         }
 
+    def check(self, state: dict[str, Any]) -> None:
+        """Raises InvalidArgumentError where a state is not of such a fragment."""
+        mine = [tuple(p.shape) for p in self._parameters]
+        expected = {"common": [] if self._is_plain else mine, "averages": [] if state["due"] is None else mine}
+        for name, shapes in expected.items():
+            if (found := [tuple(tensor.shape) for tensor in state[name]]) != shapes:
+                raise InvalidArgumentError(f"LocalSGD: the state has {name} of shapes {found}, not {shapes}"[:1000])
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
-        self.arrive()
+        """Goes on from there; check() and reset() come before."""
         self.start()
         with torch.no_grad():
             for m, saved in zip(self._common, state["common"], strict=True):
@@ -134,4 +154,5 @@ class Fragment:
             self._outer.load_state_dict(state["outer"])
         self._exchange.load_state_dict(state["exchange"])
         self.due = state["due"]
-        self._sent = [saved.to(p.device).clone() for saved, p in zip(state["averages"], self._parameters, strict=False)]
+        parameters = self._parameters if state["averages"] else []
+        self._sent = [saved.to(p.device, copy=True) for saved, p in zip(state["averages"], parameters, strict=True)]

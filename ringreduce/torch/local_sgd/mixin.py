@@ -10,6 +10,7 @@ import torch
 
 from ringreduce.collectives.ops import Average
 from ringreduce.errors import InvalidArgumentError, MismatchError
+from ringreduce.job.collective_json import allgather_json, has_nobody_joined
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch.collectives.allreduce import grouped_allreduce
 from ringreduce.torch.local_sgd.fragment import Fragment
@@ -30,6 +31,10 @@ class Schedule(NamedTuple):
     overlap: int
     mix: float
     compression: Any
+
+    def numbers(self) -> list[float]:
+        """All but the compression."""
+        return [*self[:5]]
 
     def begins(self, step: int) -> list[int]:
         """Which fragments begin an averaging after this step; steps count from 1, after warmup.
@@ -61,6 +66,8 @@ class LocalSGDMixin(torch.optim.Optimizer):
         self._process_set = process_set
         self._steps = 0
         self._averaged = parameters
+        averaged = set(parameters)
+        self._frozen = [p for group in self.param_groups for p in group["params"] if p not in averaged]
         self._is_compared = False  # the ranks have compared what they start from
         self._has_started = False  # the fragments know what all ranks have
         self._is_lost = False  # an averaging has failed: this rank is apart from the others
@@ -82,6 +89,11 @@ class LocalSGDMixin(torch.optim.Optimizer):
         if not self._fragments:
             return super().step(closure)
         self._check_lost()
+        if any(p.requires_grad for p in self._frozen):
+            raise InvalidArgumentError(
+                "LocalSGD: a parameter requires a gradient now that did not when the optimizer was made, and is not "
+                "averaged: make a new LocalSGD, on all ranks"
+            )
         self._begin_alike()
         is_warming = self._steps < self._schedule.warmup
         if not is_warming and not self._has_started:
@@ -96,32 +108,56 @@ class LocalSGDMixin(torch.optim.Optimizer):
 
     step.hooked = True  # type: ignore[attr-defined]  # torch runs step hooks around the plain step(), not here again
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch.amp.GradScaler.step() asks for. Raises InvalidArgumentError."""
+        raise InvalidArgumentError(
+            "LocalSGD: a GradScaler leaves out steps on the rank alone whose gradients overflow, so that ranks would "
+            "average different steps: use torch.autocast with bfloat16, which needs no scaler"
+        )
+
     def synchronize(self) -> None:
-        """Ends the period now: all fragments are averaged, so that all ranks have the same parameters if mix is 0.
+        """Ends the period now: all fragments are averaged, and all ranks have the same parameters, whatever mix is.
 
         Collective, between steps; for the end of a training, or before a checkpoint that all ranks are to start from.
-        The periods of later steps begin and end as they would have without it.
+        Steps since the start of an averaging that is under way are averaged too. The periods of later steps begin and
+        end as they would have without it.
         """
         if not self._fragments or not self._has_started:
             return
         self._check_lost()
         with self._averaging():
-            for fragment in self._fragments:
-                if fragment.due is not None:
-                    fragment.apply()
+            for fragment in self._arrived():
+                fragment.apply(share=0)
             for fragment in self._fragments:
                 fragment.begin(self._steps)
-            for fragment in self._fragments:
-                fragment.apply()
+            for fragment in self._arrived():
+                fragment.apply(share=1)
+
+    def _arrived(self) -> list[Fragment]:
+        """The fragments whose averaging has begun, once all values are there; in the same order on all ranks."""
+        begun = sorted((one for one in self._fragments if one.due is not None), key=lambda one: one.due or 0)
+        for fragment in begun:
+            fragment.arrive()
+        return begun
 
     def _begin_alike(self) -> None:
-        """Before the first step: whether all ranks start from the same parameters."""
-        if self._is_compared:
+        """Before the first step, of a training or after a state was loaded: whether all ranks begin with the same."""
+        if self._is_compared or len(self._process_set.ranks) == 1:
             return
+        mine = [self._steps, self._has_started, [fragment.due for fragment in self._fragments]]
+        if has_nobody_joined(self._process_set.group, f"{self._name}.start"):
+            states = allgather_json(self._process_set.group, f"{self._name}.state", mine)
+            for rank, theirs in zip(self._process_set.ranks, states, strict=True):
+                if theirs != states[0]:
+                    raise MismatchError(
+                        f"LocalSGD: rank {self._process_set.ranks[0]} goes on from [steps, averages, due] {states[0]}, "
+                        f"and rank {rank} from {theirs}: load_state_dict() on all ranks, of states that were saved in "
+                        "the same step; hvd.broadcast_optimizer_state() does not send LocalSGD's part"
+                    )
         named = [(f"parameter {number}", p) for number, p in enumerate(self._averaged)]
-        if len(self._process_set.ranks) > 1:
-            same_start.check(named, f"{self._name}.start", self._process_set)
-        self._is_compared = True
+        # Between averagings ranks have parameters of their own.
+        self._is_compared = self._has_started or same_start.check(named, f"{self._name}.start", self._process_set)
 
     def _warm_step(self, closure: Callable[[], Any] | None) -> Any:
         if closure is None:
@@ -137,12 +173,13 @@ class LocalSGDMixin(torch.optim.Optimizer):
 
     def _average_gradients(self) -> None:
         with self._averaging(), torch.no_grad():
-            for parameter in self._averaged:
+            trained = [p for p in self._averaged if p.requires_grad]
+            for parameter in trained:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 elif parameter.grad.layout is not torch.strided:
                     parameter.grad = parameter.grad.to_dense()
-            gradients = [p.grad for p in self._averaged if p.grad is not None]
+            gradients = [p.grad for p in trained if p.grad is not None]
             averages = grouped_allreduce(
                 gradients, op=Average, name=f"{self._name}.gradients", process_set=self._process_set
             )
@@ -151,15 +188,18 @@ class LocalSGDMixin(torch.optim.Optimizer):
 
     def _average(self) -> None:
         step = self._steps - self._schedule.warmup
-        for fragment in self._fragments:
-            if fragment.due is not None and fragment.due <= step:
-                fragment.apply()
-        begun = [self._fragments[number] for number in self._schedule.begins(step)]
-        for fragment in begun:
-            fragment.begin(step + self._schedule.overlap)
+        self._apply_due(step)
+        for number in self._schedule.begins(step):
+            self._fragments[number].begin(step + self._schedule.overlap)
         if self._schedule.overlap == 0:
-            for fragment in begun:
-                fragment.apply()
+            self._apply_due(step)
+
+    def _apply_due(self, step: int) -> None:
+        due = [fragment for fragment in self._fragments if fragment.due is not None and fragment.due <= step]
+        for fragment in due:
+            fragment.arrive()
+        for fragment in due:  # once all values are there: nothing is half averaged
+            fragment.apply()
 
     @contextmanager
     def _averaging(self) -> Iterator[None]:
@@ -181,10 +221,14 @@ class LocalSGDMixin(torch.optim.Optimizer):
         """The optimizer's own, and under "local_sgd" what the averaging needs to go on, of this rank.
 
         Between averagings each rank has parameters and state of its own: either each rank saves its own, or all call
-        synchronize() before one of them saves. Waits for an averaging that has begun.
+        synchronize() before one of them saves. Waits for an averaging that has begun; with Compression.powersgd, whose
+        averaging has two parts, that is collective.
         """
         state: dict[str, Any] = super().state_dict()
+        with self._averaging():
+            self._arrived()
         state[KEY] = {
+            "arguments": self._schedule.numbers(),
             "steps": self._steps,
             "has_started": self._has_started,
             "fragments": [fragment.state_dict() for fragment in self._fragments],
@@ -194,17 +238,22 @@ class LocalSGDMixin(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from there, with the same arguments; without our part, as of a plain optimizer, from the beginning.
 
-        Raises InvalidArgumentError where the state is of other fragments.
+        An averaging that is under way is left unused. Raises InvalidArgumentError, before anything is loaded, where the
+        state is of other arguments or parameters.
         """
         own = {key: value for key, value in state_dict.items() if key != KEY}
         ours = state_dict.get(KEY, {"steps": 0, "has_started": False, "fragments": []})
-        if ours["has_started"] and len(ours["fragments"]) != len(self._fragments):
-            raise InvalidArgumentError(
-                f"the state is of {len(ours['fragments'])} fragments, and there are {len(self._fragments)}"
-            )
+        if ours["has_started"]:
+            if ours["arguments"] != self._schedule.numbers() or len(ours["fragments"]) != len(self._fragments):
+                raise InvalidArgumentError(
+                    f"LocalSGD: the state is of other arguments, {ours['arguments']}, not {self._schedule.numbers()}"
+                )
+            for fragment, state in zip(self._fragments, ours["fragments"], strict=True):
+                fragment.check(state)
         super().load_state_dict(own)
-        self._steps, self._has_started = ours["steps"], ours["has_started"]
-        self._is_lost = False
+        self._steps, self._has_started, self._is_compared = ours["steps"], ours["has_started"], False
+        for fragment in self._fragments:
+            fragment.reset()
         if self._has_started:
             for fragment, state in zip(self._fragments, ours["fragments"], strict=True):
                 fragment.load_state_dict(state)

@@ -573,15 +573,17 @@ def test_a_slow_link_is_named_with_what_it_carried(tmp_path: Path) -> None:
     )
     rows = as_json(found)["links"]
     assert isinstance(rows, list)
-    assert [(row["from_host"], row["to_host"], row["is_slow"]) for row in rows] == [
-        ("node0", "node1", False),
-        ("node1", "node2", False),
-        ("node2", "node3", True),
-        ("node3", "node0", False),
+    assert [(row["from_rank"], row["to_rank"], row["is_slow"]) for row in rows] == [
+        (2, 3, True),
+        (1, 2, False),
+        (0, 1, False),
+        (3, 0, False),
     ]
-    assert rows[2]["nbytes"] == 9 * 28_000_000
-    assert rows[2]["busy_s"] == pytest.approx(8.1)
-    assert rows[2]["busy_rate"] == pytest.approx(28e6 / 0.9)
+    assert (rows[0]["from_host"], rows[0]["to_host"]) == ("node2", "node3")
+    assert rows[0]["nbytes"] == 9 * 28_000_000
+    assert rows[0]["busy_s"] == pytest.approx(8.1)
+    assert rows[0]["busy_share"] == pytest.approx(0.9)
+    assert rows[0]["busy_rate"] == pytest.approx(28e6 / 0.9)
     text = report.text(found)
     assert "252 MB   90 %    31.1 MB/s  node2 to node3, slow" in text
     page.write(found, tmp_path / "page.html")
@@ -627,7 +629,42 @@ def test_links_of_several_contexts_are_those_of_one_network(tmp_path: Path) -> N
 def test_a_link_whose_other_host_left_no_file_is_named_by_its_rank(tmp_path: Path) -> None:
     files = ring_of_hosts([(28, 0.25), (28, 0.3), (28, 0.9), (28, 0.25)])
     found = found_in(files[:3], tmp_path)
-    assert [link.to_host for link in found.links] == ["node1", "node2", "the host of rank 3"]
+    assert [link.to_host for link in found.links] == ["the host of rank 3", "node2", "node1"]
+
+
+def test_contexts_whose_lowest_ranks_differ_share_a_link(tmp_path: Path) -> None:
+    """A context of ranks 1 and 3, beside that of all: what both send from the first host to the second is one link."""
+    files = [RankFile(rank, 4, host=f"node{rank // 2}") for rank in range(4)]
+    few = {rank: files[rank].group([1, 3], 0, "another context") for rank in (1, 3)}
+    for second in range(9):
+        begin = second * SECOND
+        for file in files:
+            file.operation(second, begin + US, begin + 2 * US, begin + 3 * US)
+        files[0].link(begin, begin + SECOND, 2, 125_000_000, SECOND)
+        files[1].link(begin, begin + SECOND, 3, 12_500_000, SECOND, group=few[1])
+        files[2].link(begin, begin + SECOND, 0, 100_000_000, SECOND // 4)
+    found = found_in(files, tmp_path)
+    assert [(link.from_rank, link.to_rank, link.nbytes) for link in found.links] == [
+        (0, 2, 9 * 137_500_000),
+        (2, 0, 9 * 100_000_000),
+    ]
+    assert found.links[0].busy_s == pytest.approx(9)
+
+
+def test_hosts_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    files = ring_of_hosts([(28, 0.25), (28, 0.3), (28, 0.9), (28, 0.25)])
+    for file in files:
+        file.host = "localhost"
+    written = write_all(files, tmp_path)
+    for path in written.iterdir():  # as in containers: each has a clock of its own
+        rank = int(path.stem[-4:])
+        path.write_bytes(b"")
+        one = files[rank]
+        process = one.process
+        one.process = lambda process=process, rank=rank: process() | {"boot": f"boot {rank}"}  # type: ignore[method-assign]
+        one.write(written)
+    (sentence,) = (text for text in conclusions(analyse(Job.load(written))) if "link" in text)
+    assert "from host localhost (rank 2) to host localhost (rank 3) is slow" in sentence
 
 
 def test_link_records_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
@@ -635,5 +672,8 @@ def test_link_records_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
     files[0].link(0, SECOND, 7, 5, 5)  # no such rank
     files[0].link(0, SECOND, 1, 5, 2**62)
     job = Job.load(write_all(files, tmp_path))
-    assert job.files[0].unreadable == 2
+    files[0].link(0, SECOND, 1, 2**50, 5)
+    files[0].link(0, SECOND, 1, 5, 3 * SECOND)  # busy longer than it was looked at
+    job = Job.load(write_all(files, tmp_path))
+    assert job.files[0].unreadable == 4
     assert analyse(job).links[0].nbytes == 9 * 28_000_000

@@ -219,8 +219,9 @@ def resumed(method: str, stop: int) -> bool:
 
 @pytest.mark.parametrize("stop", [2, 7, 13, 14])
 def test_a_saved_state_goes_on_with_the_same_bits(stop: int) -> None:
+    env = {"RINGREDUCE_CHECK_PARAMETERS": "error"}  # which says nothing of ranks that differ between averagings
     for method in ("streaming", "all together", "averaging", "EASGD"):
-        assert run_ranks(resumed, 2, args=(method, stop)) == [True, True]
+        assert run_ranks(resumed, 2, args=(method, stop), env=env) == [True, True]
 
 
 def uneven() -> tuple[list[float], int]:
@@ -259,7 +260,7 @@ def test_the_others_go_on_when_a_rank_has_joined() -> None:
 def killed() -> bool:
     """Rank 1 ends in the middle; the others' parameters after the error are those before the step's averaging."""
     hvd.init()
-    parameters, optimizer = made({"every": 2, "outer": ("diloco", 0.7, 0.9)})
+    parameters, optimizer = made({"every": 2, "outer": ("diloco", 0.7, 0.9), "fragments": 2, "overlap": 0})
     give_gradients(parameters, hvd.rank(), 1)
     optimizer.step()
     if hvd.rank() == 1:
@@ -286,9 +287,9 @@ def test_a_rank_that_dies_leaves_an_error_and_whole_parameters() -> None:
     assert (first.value, third.value) == (True, True), f"{first}\n{third}"
 
 
-def synchronized() -> tuple[bool, bool]:
+def synchronized(method: str) -> tuple[bool, bool]:
     with hvd.init() as world:
-        parameters, optimizer = made({"every": 10, "fragments": 2, "overlap": 3})
+        parameters, optimizer = made(METHODS[method] | {"every": 10, "warmup": 0})
         for step in range(1, 8):
             give_gradients(parameters, world.rank, step)
             optimizer.step()
@@ -298,8 +299,49 @@ def synchronized() -> tuple[bool, bool]:
         return torch.equal(before[0], before[1]), torch.equal(after[0], after[1])
 
 
-def test_synchronize_ends_the_period_on_all_ranks() -> None:
-    assert run_ranks(synchronized, 2) == [(False, True), (False, True)]
+@pytest.mark.parametrize("method", ["averaging", "EASGD", "streaming", "overlapped averaging", "DiLoCo"])
+def test_synchronize_ends_the_period_on_all_ranks(method: str) -> None:
+    assert run_ranks(synchronized, 2, args=(method,)) == [(False, True), (False, True)]
+
+
+def after_an_averaging_under_way() -> bool:
+    """Whether synchronize() takes the mean of what ranks have now, and not what they had when an averaging began."""
+    with hvd.init() as world:
+        parameters, optimizer = made({"every": 4, "overlap": 3})
+        for step in range(1, 7):
+            give_gradients(parameters, world.rank, step)
+            optimizer.step()
+        means = [hvd.allreduce(p.detach(), op=hvd.Average) for p in parameters]
+        optimizer.synchronize()
+        return all(torch.equal(p, mean) for p, mean in zip(parameters, means, strict=True))
+
+
+def test_synchronize_leaves_out_no_step() -> None:
+    assert run_ranks(after_an_averaging_under_way, 2) == [True, True]
+
+
+def loaded_under_way() -> float:
+    """Of a plain optimizer's state, while an averaging is under way: the training begins anew."""
+    with hvd.init() as world:
+        fresh, begun = made({"every": 4, "overlap": 3}), made({"every": 4, "overlap": 3})
+        plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES], LR, momentum=0.5)
+        for step in range(1, 6):
+            give_gradients(begun[0], world.rank, step)
+            begun[1].step()
+        with torch.no_grad():
+            for p, q in zip(begun[0], fresh[0], strict=True):
+                p.copy_(q)
+        for _, optimizer in (fresh, begun):
+            optimizer.load_state_dict(plain.state_dict())
+        for step in range(1, 9):
+            for parameters, optimizer in (fresh, begun):
+                give_gradients(parameters, world.rank, step)
+                optimizer.step()
+        return max(float((p - q).abs().max()) for p, q in zip(fresh[0], begun[0], strict=True))
+
+
+def test_a_state_that_is_loaded_replaces_an_averaging_under_way() -> None:
+    assert run_ranks(loaded_under_way, 2) == [0.0, 0.0]
 
 
 def bytes_moved() -> tuple[int, int]:
@@ -353,16 +395,59 @@ def test_warmup_steps_are_the_same_on_all_ranks() -> None:
 
 def different(what: str) -> None:
     hvd.init()
+    if what == "outer":
+        outer = hvd.diloco(0.7 if hvd.rank() == 0 else 0.1)
+        hvd.LocalSGD(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], 0.1), every=5, outer=outer)
     parameters = [torch.nn.Parameter(torch.zeros(2 + (what == "parameters" and hvd.rank() == 1)))]
     hvd.LocalSGD(torch.optim.SGD(parameters, 0.1), every=5 + (what == "arguments" and hvd.rank() == 1))
 
 
-@pytest.mark.parametrize("what", ["arguments", "parameters"])
+@pytest.mark.parametrize("what", ["arguments", "parameters", "outer"])
 def test_ranks_that_differ_are_told_so(what: str) -> None:
     with start_ranks(different, 2, args=(what,)) as ranks:
         for outcome in ranks.wait():
             assert outcome.kind == "MismatchError", outcome
-            assert f"rank 0 and rank 1 have different {what}" in str(outcome.error)
+            text = "arguments" if what == "outer" else what
+            assert f"rank 0 and rank 1 have different {text}" in str(outcome.error)
+
+
+def loaded_by_one_rank() -> None:
+    """And sent to the others as Horovod's users do, by broadcast_optimizer_state()."""
+    hvd.init()
+    parameters, optimizer = made({"every": 3})
+    for step in range(1, 3):
+        give_gradients(parameters, hvd.rank(), step)
+        optimizer.step()
+    state = optimizer.state_dict()
+    parameters, optimizer = made({"every": 3})
+    if hvd.rank() == 0:
+        optimizer.load_state_dict(state)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    give_gradients(parameters, hvd.rank(), 3)
+    optimizer.step()
+
+
+def test_a_state_that_one_rank_has_loaded_is_an_error_on_all() -> None:
+    with start_ranks(loaded_by_one_rank, 2) as ranks:
+        for outcome in ranks.wait():
+            assert outcome.kind == "MismatchError", outcome
+            assert "load_state_dict() on all ranks" in str(outcome.error)
+
+
+def made_more_often_on_one_rank() -> float:
+    from ringreduce.torch import local_sgd
+
+    with hvd.init() as world:
+        local_sgd._made = 3 * world.rank
+        parameters, optimizer = made({"every": 1})
+        give_gradients(parameters, world.rank, 1)
+        optimizer.step()
+        return float(parameters[0].sum())
+
+
+def test_ranks_may_have_made_other_numbers_of_optimizers() -> None:
+    one, other = run_ranks(made_more_often_on_one_rank, 2)
+    assert one == other
 
 
 WRONG: dict[str, dict[str, Any]] = {
@@ -373,7 +458,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "5 fragments, but 9 steps between averagings and 4": {"every": 9, "fragments": 5},
     "overlap is a number of steps below every=2": {"every": 2, "overlap": 2},
     "mix is 0 or more, and less than 1": {"every": 2, "mix": 1.0},
-    "outer is a function": {"every": 2, "outer": 0.7},
+    "is or gives a float": {"every": 2, "outer": 0.7},
+    "is or gives a function": {"every": 2, "outer": hvd.diloco},
     "leave mix out": {"every": 2, "outer": ("elastic", 0.5), "mix": 0.5},
 }
 
@@ -384,7 +470,7 @@ def refusals() -> list[str]:
     with hvd.init():
         for text, arguments in WRONG.items():
             try:
-                if arguments.get("outer") == 0.7:
+                if "is or gives" in text:
                     hvd.LocalSGD(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1), **arguments)
                 else:
                     made(arguments)
@@ -402,9 +488,19 @@ def refusals() -> list[str]:
             optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
         with pytest.raises(ValueError, match="LBFGS"):
             hvd.LocalSGD(torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))]), every=2, warmup=1)
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(torch.ones(1))
+        with pytest.raises(ValueError, match="leaves out steps on the rank alone"):
+            scaler.step(optimizer)
+        frozen = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+        thawing = hvd.LocalSGD(torch.optim.SGD([frozen, torch.nn.Parameter(torch.ones(1))], 0.1), every=2)
+        thawing.step()
+        frozen.requires_grad_()
+        with pytest.raises(ValueError, match="requires a gradient now"):
+            thawing.step()
         state = made({"every": 2, "fragments": 2})[1]
         state.step()
-        with pytest.raises(ValueError, match="the state is of 2 fragments, and there are 1"):
+        with pytest.raises(ValueError, match="the state is of other arguments"):
             optimizer.load_state_dict(state.state_dict())
     return left
 
@@ -422,4 +518,4 @@ def test_fragments_are_spread_over_the_period() -> None:
         parts = _parts(parameters, count)
         assert len(parts) == count
         assert all(parts)
-        assert [p for part in parts for p in part] == parameters or count == 0
+        assert [p for part in parts for p in part] == parameters

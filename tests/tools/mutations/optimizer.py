@@ -13,9 +13,17 @@ ROWS = (
     Mutation(
         "local-sgd-pull",
         "ringreduce/torch/local_sgd/fragment.py",
-        "targets, keep = before, 1 - self._pull",
-        "keep = 1 - self._pull",
+        "targets, way = before, self._pull",
+        "way = self._pull",
         ("test_local_sgd.py",),
+    ),
+    Mutation(
+        "local-sgd-state-of-one-rank",
+        "ringreduce/torch/local_sgd/mixin.py",
+        "                if theirs != states[0]:",
+        "                if False:",
+        ("test_local_sgd.py",),
+        limit_s=60,
     ),
     Mutation(
         "local-sgd-due",
