@@ -8,7 +8,7 @@ namespace {
 // The short window is for what begins, the long one for steps of many seconds.
 constexpr int64_t kShortNs = 10'000'000'000;
 constexpr int64_t kLongNs = 60'000'000'000;
-constexpr int64_t kLeastNs = 800'000'000;
+constexpr int64_t kLeastNs = 1'000'000'000;
 constexpr int64_t kPauseNs = 60'000'000'000;  // between two warnings
 constexpr int64_t kInTimeNs = kLongNs;        // a rank that was told of is in time again once nothing is left of it
 constexpr size_t kSamplesLeast = 8;

@@ -28,8 +28,8 @@ ROWS = (
     Mutation(
         "local-sgd-due",
         "ringreduce/torch/local_sgd/mixin.py",
-        "fragment.begin(step + self._schedule.overlap)",
-        "fragment.begin(step)",
+        ".begin(step + self._schedule.overlap)",
+        ".begin(step)",
         ("test_local_sgd.py",),
     ),
     Mutation(
