@@ -47,17 +47,15 @@ def grid(rounds: int) -> None:
         found: dict[int, dict[str, list[float]]] = {}
         candidates = [Sizes(chunk, eager) for chunk in CHUNKS for eager in (LEAST_EAGER, *EAGER_SIZES)]
         for nbytes in NBYTES:
-            # Of the candidates that do the same with this size the first stands for all.
-            kinds = {
-                (nbytes <= one.eager_nbytes, nbytes > one.eager_nbytes and one.chunk_nbytes): one for one in candidates
-            }
+            # Of the candidates that do the same with this size one stands for all.
+            kind_of = {one: None if nbytes <= one.eager_nbytes else one.chunk_nbytes for one in candidates}
+            kinds = {kind: one for one, kind in kind_of.items()}
             times: dict[Any, list[float]] = {kind: [] for kind in kinds}
             for _ in range(rounds):
                 for kind, one in kinds.items():
                     timer.set(one)
                     times[kind].append(timer.seconds(nbytes, CALLS[nbytes > LARGE_NBYTES]))
-            for one in candidates:
-                kind = (nbytes <= one.eager_nbytes, nbytes > one.eager_nbytes and one.chunk_nbytes)
+            for one, kind in kind_of.items():
                 found.setdefault(nbytes, {})[f"{one.chunk_nbytes}/{one.eager_nbytes}"] = times[kind]
         if ringreduce.rank() == 0:
             medians = {n: {key: statistics.median(each) for key, each in by.items()} for n, by in found.items()}

@@ -19,6 +19,7 @@ Buffer: TypeAlias = Any
 
 __version__: str
 WIRE_BLOCK: int
+"""Elements of the wire int8 that share a scale."""
 CHUNK_DEFAULT: int
 CHUNK_LARGEST: int
 EAGER_DEFAULT: int
@@ -26,7 +27,6 @@ EAGER_LARGEST: int
 RING_NBYTES: int
 PLAN_UNUSABLE: int
 """A TuningPlan's hash that says: this rank has a file that is no plan, or none for this job."""
-"""Elements of the wire int8 that share a scale."""
 
 def dtypes() -> list[tuple[str, int]]:
     """(name, itemsize) of each dtype; the index is the dtype code."""

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ringreduce import _core, config
@@ -51,7 +52,7 @@ class Plan:
     measured: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """Of all the others, HASH_CHARS hexadecimal digits."""
         import hashlib  # loads OpenSSL, 4 ms, for jobs with a plan only
@@ -62,10 +63,6 @@ class Plan:
     def text(self) -> str:
         """The file."""
         return json.dumps({"hash": self.hash, **asdict(self)}, indent=1) + "\n"
-
-    def fits(self, hosts: Sequence[int]) -> bool:
-        """Whether a job has these ranks on so many hosts. hosts: by rank, equal on the same host."""
-        return ranks_by_host(hosts) == self.ranks
 
 
 class Wanted:

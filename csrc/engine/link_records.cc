@@ -10,7 +10,7 @@ void LinkRecords::add(int64_t now_ns) {
   if (timeline == 0 || !hosts_.several()) return;
   const bool is_new = timeline != timeline_;
   if (!is_new && now_ns - last_ns_ < kLinkRecordNs) return;
-  std::vector<SlowLinks::Link> links = links_here();
+  std::vector<SlowLinks::Link> links = links_from(hosts_.mine, control_, hosts_);
   for (size_t i = 0; i < links.size() && !is_new; ++i) {
     Record record;
     record.type = RecordType::kLink;
@@ -25,14 +25,6 @@ void LinkRecords::add(int64_t now_ns) {
   timeline_ = timeline;
   last_ns_ = now_ns;
   last_ = std::move(links);
-}
-
-std::vector<SlowLinks::Link> LinkRecords::links_here() const {
-  std::vector<SlowLinks::Link> here;
-  for (const SlowLinks::Link& link : links_of(control_, hosts_)) {
-    if (link.from == hosts_.mine) here.push_back(link);
-  }
-  return here;
 }
 
 }  // namespace rr

@@ -18,8 +18,6 @@ class LinkRecords {
   void add(int64_t now_ns);
 
  private:
-  std::vector<SlowLinks::Link> links_here() const;
-
   Recorder& recorder_;
   const RecordedGroup& group_;
   const ControlSegment& control_;

@@ -83,19 +83,26 @@ std::vector<SlowLinks::Found> SlowLinks::find(int64_t now_ns) {
 }
 
 // A host's leader alone samples whether its links are busy; the bytes are those of all its ranks.
+std::vector<SlowLinks::Link> links_from(int from, const ControlSegment& control, const Hosts& hosts) {
+  std::vector<SlowLinks::Link> links;
+  for (int to = 0; to < hosts.count(); ++to) {
+    if (to == from) continue;
+    SlowLinks::Link link{from, to, 0, 0};
+    for (const int rank : hosts.members[static_cast<size_t>(from)]) {
+      const LinkScore& score = control.link_score(rank, to);
+      link.nbytes += score.nbytes.load(std::memory_order_relaxed);
+      link.busy_ns = std::max(link.busy_ns, score.busy_ns.load(std::memory_order_relaxed));
+    }
+    links.push_back(link);
+  }
+  return links;
+}
+
 std::vector<SlowLinks::Link> links_of(const ControlSegment& control, const Hosts& hosts) {
   std::vector<SlowLinks::Link> links;
   for (int from = 0; from < hosts.count(); ++from) {
-    for (int to = 0; to < hosts.count(); ++to) {
-      if (to == from) continue;
-      SlowLinks::Link link{from, to, 0, 0};
-      for (const int rank : hosts.members[static_cast<size_t>(from)]) {
-        const LinkScore& score = control.link_score(rank, to);
-        link.nbytes += score.nbytes.load(std::memory_order_relaxed);
-        link.busy_ns = std::max(link.busy_ns, score.busy_ns.load(std::memory_order_relaxed));
-      }
-      links.push_back(link);
-    }
+    const std::vector<SlowLinks::Link> more = links_from(from, control, hosts);
+    links.insert(links.end(), more.begin(), more.end());
   }
   return links;
 }

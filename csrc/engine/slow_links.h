@@ -61,7 +61,9 @@ class SlowLinks {
   int64_t last_warning_ns_ = -1;  // -1: never
 };
 
-// Of all hosts, as far as this one knows; none on one host. control: the world's.
+// From one host to each other one, as far as this one knows. control: the world's.
+std::vector<SlowLinks::Link> links_from(int from, const ControlSegment& control, const Hosts& hosts);
+// Of all hosts; none on one host.
 std::vector<SlowLinks::Link> links_of(const ControlSegment& control, const Hosts& hosts);
 
 }  // namespace rr

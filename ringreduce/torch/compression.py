@@ -11,7 +11,7 @@ from ringreduce.collectives.ops import Average, Max, Min, Sum
 from ringreduce.common import compression as common
 from ringreduce.common.compression import NoneCompressor
 from ringreduce.job.process_sets import ProcessSet
-from ringreduce.torch.gradient_reduction import Compressor, Stateful
+from ringreduce.torch.gradient_reduction import Channel, Compressor, Stateful
 from ringreduce.torch.powersgd import PowerSGD
 from ringreduce.torch.quantization import Int8
 
@@ -70,3 +70,9 @@ def wire_for(compression: Any, dtypes: Iterable[torch.dtype], op: int, process_s
     if wire is None or op not in (Average, Sum, Min, Max) or not process_set.spans_hosts():
         return None
     return wire if all(dtype is torch.float32 for dtype in dtypes) else None
+
+
+def way_for(compression: Any, dtypes: Iterable[torch.dtype], channel: Channel) -> tuple[Any, Channel]:
+    """What compresses tensors of these dtypes here, and the channel they go by, which may compress between hosts."""
+    wire = wire_for(compression, dtypes, channel.op, channel.process_set)
+    return (compression, channel) if wire is None else (NoneCompressor, channel._replace(wire=wire))

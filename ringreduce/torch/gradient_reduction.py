@@ -141,6 +141,11 @@ class Casting:
         """See Exchange: nothing."""
 
 
+def instance_of(compression: Any) -> Any:
+    """The compressor itself: the class of one that keeps state stands for one with its defaults."""
+    return compression() if isinstance(compression, type) and issubclass(compression, Stateful) else compression
+
+
 def make(compression: Any, channel: Channel) -> Exchange:
     """The exchange of one bucket for a compressor of either protocol."""
     if isinstance(compression, Stateful):

@@ -7,10 +7,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ringreduce
 from ringreduce import config, state
@@ -57,9 +57,9 @@ def main(argv: Sequence[str]) -> int:
 def run(output: str | None) -> int:
     """As one rank of the job: measures. Rank 0 prints, and writes the plan to output. Returns the exit status."""
     path = os.path.abspath(output) if output is not None else None
-    with ringreduce.init():
+    with ringreduce.init(), ExitStack() as stack:
         prints = ringreduce.rank() == 0
-        _check_writable(path)
+        draft = _draft(path, stack)
         facts = report.meta()
         cores = report.cores(facts)
         hosts = state.require().hosts
@@ -93,9 +93,8 @@ def run(output: str | None) -> int:
             _for_people(facts, reductions, choices),
         )
         if prints:
-            if path is not None:
-                with whole_file(Path(path)) as file:
-                    file.write(plan.text().encode())
+            if draft is not None:
+                draft.write(plan.text().encode())
             if choices:
                 terminal.show(table.choices_text(choices))
             terminal.show(table.reductions_text(reductions))
@@ -110,24 +109,21 @@ def run(output: str | None) -> int:
     return 0
 
 
-def _check_writable(path: str | None) -> None:
-    """Raises InvalidArgumentError on all ranks where rank 0 cannot write there. Collective."""
-    problem = ""
+def _draft(path: str | None, stack: ExitStack) -> BinaryIO | None:
+    """On rank 0 the file that gets this name when the stack ends well. Collective.
+
+    Raises InvalidArgumentError on all ranks where it cannot be written.
+    """
+    file, problem = None, ""
     if path is not None and ringreduce.rank() == 0:
         try:
-            with whole_file(Path(path)) as file:
-                raise _WritableError(file.name)
-        except _WritableError:  # and no file is left
-            pass
+            file = stack.enter_context(whole_file(Path(path)))
         except InvalidArgumentError as error:
             problem = str(error)
     problem = allgather_json(ringreduce.global_process_set.group, "tuning.output", problem)[0]
     if problem:
         raise InvalidArgumentError(problem)
-
-
-class _WritableError(Exception):
-    """A file could have been written."""
+    return file
 
 
 def _for_people(

@@ -14,9 +14,10 @@ from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.compression import Compression
-from ringreduce.torch.gradient_reduction import Stateful
+from ringreduce.torch.gradient_reduction import instance_of
 from ringreduce.torch.local_sgd.mixin import LocalSGDMixin, Schedule
 from ringreduce.torch.local_sgd.outer import ElasticAveraging, Outer, diloco, slowmo
+from ringreduce.torch.optimizer.mixins import check_plain, with_mixin
 from ringreduce.torch.tracing import BLOCKS, untraced
 
 __all__ = ["ElasticAveraging", "LocalSGD", "diloco", "slowmo"]
@@ -70,22 +71,17 @@ def LocalSGD(
     >>> optimizer = hvd.LocalSGD(torch.optim.AdamW(model.parameters(), 4e-4), every=500, outer=hvd.diloco())
     """
     global _made
-    plain = type(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     _check(optimizer, len(parameters), every, warmup, outer, fragments, overlap, mix)
-    if hasattr(plain, "_plain"):
-        raise InvalidArgumentError("LocalSGD takes a plain torch optimizer, not one that reduces already")
-    if isinstance(compression, type) and issubclass(compression, Stateful):
-        compression = compression()
-    schedule = Schedule(every, warmup, fragments, overlap, mix, compression or Compression.none)
+    check_plain(optimizer, "LocalSGD takes a plain torch optimizer, not one that reduces already")
+    schedule = Schedule(every, warmup, fragments, overlap, mix, instance_of(compression or Compression.none))
+    outer_text = _described_outer(outer)
     _made += 1
     if process_set.included() and len(process_set.ranks) > 1:
-        mine = [*schedule.numbers(), _described_outer(outer), _described(schedule.compression)]
+        mine = [*schedule.numbers(), outer_text, _described(schedule.compression)]
         _made = _agree(process_set, [_made, mine, [[list(p.shape), str(p.dtype)] for p in parameters]])
     name = f"local_sgd.{_made}"
-    wrapped: Any = object.__new__(type(plain.__name__, (LocalSGDMixin, plain), {"_plain": plain}))
-    # A scheduler made before leaves a step() in the instance, bound to the plain optimizer.
-    wrapped.__dict__.update((key, value) for key, value in vars(optimizer).items() if key != "step")
+    wrapped = with_mixin(optimizer, LocalSGDMixin)
     wrapped._start(name, parameters, schedule, outer, process_set)
     return wrapped
 
@@ -111,7 +107,6 @@ def _check(
         raise InvalidArgumentError(f"LocalSGD: overlap is a number of steps below every={every}, not {overlap!r}")
     if not 0 <= mix < 1:
         raise InvalidArgumentError(f"LocalSGD: mix is 0 or more, and less than 1, not {mix!r}")
-    _described_outer(outer)
     if isinstance(outer, ElasticAveraging) and mix:
         raise InvalidArgumentError(
             "LocalSGD: ElasticAveraging() says itself how much of its own a rank keeps; leave mix out"

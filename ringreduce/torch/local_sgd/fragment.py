@@ -10,7 +10,7 @@ from ringreduce.collectives.ops import Average
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch import gradient_reduction
-from ringreduce.torch.compression import NoneCompressor, wire_for
+from ringreduce.torch.compression import NoneCompressor, way_for
 from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.local_sgd.outer import ElasticAveraging, Outer
 
@@ -48,10 +48,7 @@ class Fragment:
         self._common: list[torch.nn.Parameter] = []
         self._outer: torch.optim.Optimizer | None = None
         self._channel = Channel(process_set, Average, 1.0, 1.0)
-        wire = wire_for(compression, [p.dtype for p in parameters], Average, process_set)
-        self._way = (
-            (compression, self._channel) if wire is None else (NoneCompressor, self._channel._replace(wire=wire))
-        )
+        self._way = way_for(compression, [p.dtype for p in parameters], self._channel)
         self._exchange = gradient_reduction.make(*self._way)
         self._sent: list[torch.Tensor] = []
         self._present = torch.zeros(0)

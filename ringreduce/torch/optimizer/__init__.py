@@ -14,8 +14,10 @@ from ringreduce.common.groups import Groups, checked, renamed
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.compression import Compression, Compressor, Stateful
+from ringreduce.torch.gradient_reduction import instance_of
 from ringreduce.torch.optimizer.adasum_optimizer import AdasumMixin, check_adasum
 from ringreduce.torch.optimizer.distributed_optimizer import DistributedMixin
+from ringreduce.torch.optimizer.mixins import check_plain, with_mixin
 from ringreduce.torch.optimizer.reducer import Settings
 from ringreduce.torch.optimizer.sharded import ShardedMixin, check_shardable
 from ringreduce.torch.tracing import BLOCKS, untraced
@@ -71,20 +73,16 @@ def DistributedOptimizer(
     if backward_passes_per_step <= 0:
         raise InvalidArgumentError("backward_passes_per_step must be > 0")
     groups = renamed(num_groups, groups)
-    if isinstance(compression, type) and issubclass(compression, Stateful):
-        compression = compression()
     settings = Settings(
         op=op,
         prescale=1.0 / gradient_predivide_factor,
         postscale=gradient_predivide_factor,
-        compression=compression,
+        compression=instance_of(compression),
         groups=_checked_groups(groups),
         sparse_as_dense=sparse_as_dense,
         views=gradient_as_bucket_view,
     )
-    plain = type(optimizer)
-    if hasattr(plain, "_plain"):
-        raise InvalidArgumentError("this optimizer is a DistributedOptimizer already")
+    check_plain(optimizer, "this optimizer is a DistributedOptimizer already")
     mixin: type[torch.optim.Optimizer] = DistributedMixin
     if op == Adasum:
         mixin = AdasumMixin
@@ -93,9 +91,7 @@ def DistributedOptimizer(
         check_shardable(optimizer, settings)
         if process_set.included() and process_set.size() != 1:  # otherwise there is nobody to share with
             mixin = ShardedMixin
-    wrapped: Any = object.__new__(type(plain.__name__, (mixin, plain), {"_plain": plain}))
-    # A scheduler made before leaves a step() in the instance, bound to the plain optimizer.
-    wrapped.__dict__.update((key, value) for key, value in vars(optimizer).items() if key != "step")
+    wrapped = with_mixin(optimizer, mixin)
     wrapped._start(_named(optimizer, named_parameters), settings, process_set, backward_passes_per_step)
     return wrapped
 

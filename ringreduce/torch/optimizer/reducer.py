@@ -22,7 +22,7 @@ from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job import collective_json
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch import gradient_reduction
-from ringreduce.torch.compression import NoneCompressor, wire_for
+from ringreduce.torch.compression import NoneCompressor, way_for
 from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.optimizer import layout
 from ringreduce.torch.optimizer.buckets import Bucket, ExchangeBucket, Slot
@@ -241,7 +241,10 @@ class Reducer:
         settings, channel = self._settings, self._channel
         groups = self._groups(sparse)
         names = [f"{self._prefix}.{index}" for index in range(len(groups) + len(sparse))]
-        ways = [self._way(slots) for slots in groups]
+        ways = [
+            way_for(self._settings.compression, [slot.parameter.dtype for slot in slots], self._channel)
+            for slots in groups
+        ]
         views = settings.views and may_register
         is_registered = [views and compression is NoneCompressor for compression, _ in ways]
         registered = [slots for slots, here in zip(groups, is_registered, strict=True) if here]
@@ -256,12 +259,6 @@ class Reducer:
         for (at, dims), name in zip(sorted(sparse.items()), names[len(groups) :], strict=True):
             buckets.append(SparseBucket(self._slots[at], name, channel, dims))
         return buckets
-
-    def _way(self, slots: Sequence[Slot]) -> tuple[Any, Channel]:
-        """What compresses a bucket's gradients here, and the channel they go by, which may compress between hosts."""
-        compression, channel = self._settings.compression, self._channel
-        wire = wire_for(compression, [slot.parameter.dtype for slot in slots], channel.op, self._process_set)
-        return (compression, channel) if wire is None else (NoneCompressor, channel._replace(wire=wire))
 
     def _groups(self, but: Container[int] = ()) -> list[list[Slot]]:
         """The slots of each bucket, without some."""

@@ -1,0 +1,24 @@
+"""How a class of ours comes before the class of the user's optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ringreduce.errors import InvalidArgumentError
+
+
+def check_plain(optimizer: torch.optim.Optimizer, text: str) -> None:
+    """Raises InvalidArgumentError with the text for an optimizer that with_mixin() has made."""
+    if hasattr(type(optimizer), "_plain"):
+        raise InvalidArgumentError(text)
+
+
+def with_mixin(optimizer: torch.optim.Optimizer, mixin: type[torch.optim.Optimizer]) -> Any:
+    """The optimizer with its state, in a class of the mixin and its own class, which `_plain` names."""
+    plain = type(optimizer)
+    wrapped: Any = object.__new__(type(plain.__name__, (mixin, plain), {"_plain": plain}))
+    # A scheduler made before leaves a step() in the instance, bound to the plain optimizer.
+    wrapped.__dict__.update((key, value) for key, value in vars(optimizer).items() if key != "step")
+    return wrapped
