@@ -1,6 +1,9 @@
 """What tests of the examples share: where these are, a small data set of the real format, and how one is run."""
 
+import contextlib
 import gzip
+import io
+import runpy
 import struct
 import subprocess
 import sys
@@ -50,3 +53,15 @@ def run(*command: str | Path, data: Path | None = None) -> str:
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
+
+
+def example(script: str, *options: str) -> str:
+    """A rank runs an example, whose path is below examples/, and returns what it has printed."""
+    import torch  # noqa: F401  # so that ranks are forks of a process that has imported torch: 3 s less for each
+
+    path = EXAMPLES / script
+    sys.argv = [script, *options]
+    sys.path.insert(0, str(path.parent))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(path), run_name="__main__")
+    return printed.getvalue()

@@ -1,19 +1,16 @@
 """The examples end to end, on a small data set of the real format; and how the real data set is found."""
 
-import contextlib
 import gzip
-import io
 import json
 import os
 import re
-import runpy
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from example_runs import EXAMPLES, RINGRUN, TEST, TRAIN, fashion_mnist, run, write_data
+from example_runs import EXAMPLES, RINGRUN, TEST, TRAIN, example, fashion_mnist, run, write_data
 from ranks import run_ranks
 
 
@@ -28,17 +25,6 @@ def train(ranks: int, folder: Path, data: Path, *options: str) -> dict[str, Any]
     run(*launcher, sys.executable, EXAMPLES / "torch_fashion_mnist.py", "--json", output, *options, data=data)
     result: dict[str, Any] = json.loads(output.read_text())
     return result
-
-
-def example(script: str, *options: str) -> str:
-    """A rank runs an example, and returns what it has printed."""
-    import torch  # noqa: F401  # so that ranks are forks of a process that has imported torch: 3 s less for each
-
-    sys.argv = [script, *options]
-    sys.path.insert(0, str(EXAMPLES))
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
-    return printed.getvalue()
 
 
 def lines_of(script: str, *options: str, data: Path | None = None) -> list[str]:
