@@ -1,6 +1,8 @@
 // How far the clocks of two hosts are apart: while a timeline is on, the leader of each host asks the first host's
-// leader for its clock, and records when it asked, what the answer was and when that came. The difference of the clocks
-// lies between the two (D. Mills, RFC 5905, section 8); whoever reads the timelines takes the narrowest bounds.
+// leader for its clock. The answer says when the question came and when the answer left; the asker records when it
+// asked, what the answer was and when that came. The difference of the clocks lies between the two (D. Mills, RFC 5905,
+// section 8); whoever reads the timelines takes the narrowest bounds. Over TCP, a message comes when the kernel says:
+// threads that must wake up for it make the bounds no wider.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +26,15 @@ class ClockRelay {
   void apply_answer(FrameParser& frame);
 
  private:
-  void ask(int64_t now_ns);
+  void note_arrivals(bool wanted);
+  int64_t arrived_ns(int host) const;
+  void ask();
 
   const Hosts& hosts_;
   LeaderLinks& links_;
   Recorder* const recorder_;
   const RecordedGroup group_;
+  bool notes_arrivals_ = false;
   uint32_t timeline_ = 0;  // that was on last
   int64_t asked_ns_ = 0;   // 0: every question is answered
   int left_ = 0;           // questions of this round

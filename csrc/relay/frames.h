@@ -34,7 +34,7 @@ enum class FrameType : uint16_t {
   kStatusAsked,  // where a rank of the host that is sent this stands
   kStatus,
   kClockAsked,  // what the first host's clock shows
-  kClock,
+  kClock,       // when the question came there, and the answer left
   kShown,       // a rank, as who looks on sees it
   kShownTaken,  // all of a host's
 };

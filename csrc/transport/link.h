@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "data/reduction.h"
@@ -30,6 +31,10 @@ class Link {
   // Whether bytes that were pushed have not left this host: the network does not take more. False where the transport
   // does not know. From any thread.
   virtual bool has_unsent() const { return false; }
+  // Whether the transport notes when bytes arrive, from now on. Off at first.
+  virtual void note_arrivals(bool /*wanted*/) {}
+  // By the clock of now_ns(): what was pulled last had arrived by then. 0: the transport does not know.
+  virtual int64_t arrived_ns() const { return 0; }
 };
 
 // Shared memory: two byte rings of `capacity` bytes each, zero-filled at first use; the memory outlives the link.

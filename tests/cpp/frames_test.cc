@@ -14,21 +14,34 @@ constexpr int kMe = 2;    // leads the second host, of ranks 2 and 3
 constexpr int kPeer = 0;  // leads the first, of ranks 0 and 1
 const std::vector<int> kHostOf = {0, 0, 1, 1};
 
-// Hands out what a test has written, and keeps the types of the frames that it takes, and of which ranks were shown.
+// What a link does, and what it has been given.
+struct Script {
+  FrameWriter said;                // what the other end says
+  std::vector<FrameType> answers;  // kShown, which goes by the clock, left out
+  std::vector<int> shown;          // ranks
+  int64_t clock_ns[2] = {};        // of the last answer to a question for the clock
+  bool takes = true;               // the link does what it is given
+  bool has_ended = false;          // the link's peer
+  bool notes_arrivals = false;
+  int64_t arrived_ns = 0;
+};
+
 class ScriptedLink : public Link {
  public:
-  ScriptedLink(FrameWriter& script, std::vector<FrameType>& answers, std::vector<int>& shown, const bool& takes,
-               const bool& has_ended)
-      : script_(script), answers_(answers), shown_(shown), takes_(takes), has_ended_(has_ended) {}
+  explicit ScriptedLink(Script& script) : script_(script) {}
   size_t push(const void* bytes, size_t nbytes) override {
-    if (!takes_) return 0;
+    if (!script_.takes) return 0;
     for (size_t at = 0; at < nbytes;) {
+      const std::byte* const frame = static_cast<const std::byte*>(bytes) + at;
       FrameHead head;
-      std::memcpy(&head, static_cast<const std::byte*>(bytes) + at, sizeof head);
+      std::memcpy(&head, frame, sizeof head);
       if (head.type == FrameType::kShown) {
-        shown_.push_back(head.rank);
+        script_.shown.push_back(head.rank);
       } else {
-        answers_.push_back(head.type);
+        script_.answers.push_back(head.type);
+      }
+      if (head.type == FrameType::kClock) {
+        std::memcpy(script_.clock_ns, frame + sizeof head, sizeof script_.clock_ns);
       }
       at += head.nbytes;
     }
@@ -36,7 +49,7 @@ class ScriptedLink : public Link {
   }
   size_t pull(void* into, size_t nbytes) override {
     size_t come = 0;
-    script_.drain([&](const std::byte* bytes, size_t left) {
+    script_.said.drain([&](const std::byte* bytes, size_t left) {
       come = std::min(nbytes, left);
       std::memcpy(into, bytes, come);
       return come;
@@ -44,18 +57,16 @@ class ScriptedLink : public Link {
     return come;
   }
   size_t fold(void*, size_t, const Reduction&, const Kernels&) override { return 0; }
-  bool has_ended() const override { return has_ended_; }
+  bool has_ended() const override { return script_.has_ended; }
+  void note_arrivals(bool wanted) override { script_.notes_arrivals = wanted; }
+  int64_t arrived_ns() const override { return script_.arrived_ns; }
 
  private:
-  FrameWriter& script_;
-  std::vector<FrameType>& answers_;
-  std::vector<int>& shown_;
-  const bool& takes_;
-  const bool& has_ended_;
+  Script& script_;
 };
 
 // A host's leader, to whom a test speaks as the other host's.
-class Listener {
+class Listener : public Script {
  public:
   explicit Listener(int me = kMe, Recorder* recorder = nullptr)
       : me_(me),
@@ -64,8 +75,7 @@ class Listener {
     control_.header().eager_nbytes = 4096;
     control_.header().tuned = kTuned;
     std::vector<std::unique_ptr<Link>> links(2);
-    links[static_cast<size_t>(1 - hosts_.mine)] =
-        std::make_unique<ScriptedLink>(said, answers, shown, takes, has_ended);
+    links[static_cast<size_t>(1 - hosts_.mine)] = std::make_unique<ScriptedLink>(*this);
     for (const int r : hosts_.here()) control_.line(r).attendance = Attendance::kPresent;
     relay_ = std::make_unique<HostRelay>(control_, hosts_, *own_, std::move(links), 1.0, recorder,
                                          RecordedGroup{7, "", 0, {15, 16, 17, 18}});
@@ -85,12 +95,6 @@ class Listener {
   const ControlSegment& control() const { return control_; }
   // What this host's ranks announce.
   Negotiation& rank(int r) { return r == me_ ? *own_ : *other_; }
-
-  FrameWriter said;
-  std::vector<FrameType> answers;  // kShown, which goes by the clock, left out
-  std::vector<int> shown;
-  bool takes = true;       // the link does what it is given
-  bool has_ended = false;  // the link's peer
 
  private:
   std::unique_ptr<Negotiation> negotiation_of(int rank) const {
@@ -211,38 +215,72 @@ TEST_CASE("frames: the first host's clock is asked for while a timeline is on, 1
   Listener listener(kMe, &recorder);
   CHECK(listener.hear() == "");
   CHECK(listener.answers.empty());
+  CHECK_FALSE(listener.notes_arrivals);
   REQUIRE(recorder.begin());
+  int64_t sooner_ns = now_ns();  // than the next question, which is asked as soon as one is answered
   for (int64_t question = 1; question <= 10; ++question) {
     CHECK(listener.hear() == "");
+    CHECK(listener.notes_arrivals);
     REQUIRE(listener.answers == std::vector<FrameType>{FrameType::kClockAsked});
     listener.answers.clear();
     CHECK(listener.hear() == "");
     CHECK(listener.answers.empty());  // one at a time
     const int64_t before_ns = now_ns();
+    // Four times nobody knows when the answer came, then it came before it was read.
+    listener.arrived_ns = question < 5 ? 0 : before_ns;
+    const bool took_long = question == 10;
     listener.said.begin(FrameType::kClock, kPeer);
-    listener.said.put(int64_t{1000 + question});
+    listener.said.put(took_long ? int64_t{0} : int64_t{1000 + question});
+    listener.said.put(int64_t{1000 + question} * (took_long ? 1'000'000 : 1));
     listener.said.end();
+    wait_for([&] { return now_ns() > before_ns + 100'000; });
+    const int64_t heard_ns = now_ns();
     CHECK(listener.hear() == "");
     Record record;
     REQUIRE(recorder.take(&record, 1) == 1);
     CHECK(record.type == RecordType::kClock);
-    CHECK(record.started_ns == 1000 + question);
-    CHECK(record.called_ns <= before_ns);
-    CHECK(record.ended_ns >= before_ns);
+    if (question < 5) CHECK(record.ended_ns >= heard_ns);
+    if (question >= 5) CHECK(record.ended_ns == before_ns);
+    if (took_long) {  // what there is between question and answer was for making the answer
+      CHECK(record.called_ns >= record.ended_ns - (record.ended_ns - sooner_ns) / 5000 - 1);
+      CHECK(record.called_ns <= record.ended_ns);
+    } else {
+      CHECK(record.started_ns == 1000 + question);
+      CHECK(record.called_ns >= sooner_ns);
+      CHECK(record.called_ns <= before_ns);
+    }
     CHECK(record.peer == 15);
     CHECK(record.group == 7);
+    sooner_ns = heard_ns;
   }
   CHECK(listener.hear() == "");
   CHECK(listener.answers.empty());
+  recorder.end();
+  CHECK(listener.hear() == "");
+  CHECK_FALSE(listener.notes_arrivals);
 }
 
-TEST_CASE("frames: the first host's leader answers with its clock") {
+TEST_CASE("frames: the first host's leader answers with its clock, and when the question came") {
   const Environment environment{};
-  Listener listener(0);
-  listener.said.begin(FrameType::kClockAsked, kMe);
-  listener.said.end();
-  CHECK(listener.hear() == "");
-  CHECK(listener.answers == std::vector<FrameType>{FrameType::kClock});
+  Recorder recorder;
+  Listener listener(0, &recorder);
+  for (const bool is_known : {false, true}) {
+    CAPTURE(is_known);
+    listener.answers.clear();
+    const int64_t came_ns = now_ns();
+    listener.arrived_ns = is_known ? came_ns : 0;
+    wait_for([&] { return now_ns() > came_ns; });
+    const int64_t before_ns = now_ns();
+    listener.said.begin(FrameType::kClockAsked, kMe);
+    listener.said.end();
+    CHECK(listener.hear() == "");
+    CHECK(listener.answers == std::vector<FrameType>{FrameType::kClock});
+    if (is_known) CHECK(listener.clock_ns[0] == came_ns);
+    if (!is_known) CHECK(listener.clock_ns[0] >= before_ns);
+    CHECK(listener.clock_ns[1] >= before_ns);
+    CHECK(listener.clock_ns[1] >= listener.clock_ns[0]);
+    CHECK(listener.clock_ns[1] <= now_ns());
+  }
 }
 
 TEST_CASE("frames: a host shows its ranks to the first, once a second") {
@@ -338,8 +376,8 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
       {"is too short", frame(FrameType::kStatusAsked, kPeer)},
       {"is about a rank of another host", frame(FrameType::kStatus, kMe + 1, std::string("x"))},
       {"has too long a text", frame(FrameType::kStatus, 1, std::string(sizeof RankStatus::text + 1, 'x'))},
-      {"tells a clock that nobody has asked for", frame(FrameType::kClock, kPeer, int64_t{1})},
-      {"is too short", frame(FrameType::kClock, kPeer)},
+      {"tells a clock that nobody has asked for", frame(FrameType::kClock, kPeer, int64_t{1}, int64_t{1})},
+      {"is too short", frame(FrameType::kClock, kPeer, int64_t{1})},
       {"is about another rank than its sender", frame(FrameType::kClock, 1, int64_t{1})},
       {"asks another host than the first", frame(FrameType::kClockAsked, kPeer)},
       {"shows a rank to another host than the first", frame(FrameType::kShown, 1, ShownRank{})},

@@ -11,6 +11,7 @@
 
 #include "delayed_link.h"
 #include "doctest/doctest.h"
+#include "expect.h"
 #include "fake_mpi.h"
 #include "mpi_real.h"
 #include "tcp_ranks.h"
@@ -279,6 +280,24 @@ TEST_CASE("link: tcp") {
 }
 TEST_CASE("link: tcp, encrypted") {
   conforms([] { return tcp_pair(Encrypt::kOn); });
+}
+TEST_CASE("link: tcp says when bytes had arrived, once it is asked to") {
+  const Pair pair = tcp_pair(Encrypt::kOff);
+  const auto arrived_ns = [&] {
+    push_all(pair, bytes(0, 100).data(), 100);
+    std::vector<std::byte> room(100);
+    CHECK(pull(pair, *pair.b, room.data(), room.size()) == room.size());
+    return pair.b->arrived_ns();
+  };
+  CHECK(arrived_ns() == 0);
+  pair.b->note_arrivals(true);
+  test::wait_for([&] { return arrived_ns() != 0; });  // the kernel begins in its own time
+  const int64_t before_ns = now_ns();
+  const int64_t noted_ns = arrived_ns();
+  CHECK(noted_ns >= before_ns);
+  CHECK(noted_ns <= now_ns() + 500);
+  pair.b->note_arrivals(false);
+  CHECK(arrived_ns() == 0);
 }
 TEST_CASE("link: mpi, a fake") { conforms(fake_mpi_pair); }
 TEST_CASE("link: mpi" * doctest::skip(!has_real_mpi())) { conforms(real_mpi_pair); }

@@ -1,6 +1,8 @@
 // What the core asks of the kernel: which processes have died, where registered memory lies, what a fork inherits.
+#include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,9 +14,11 @@
 #include "child.h"
 #include "doctest/doctest.h"
 #include "expect.h"
+#include "os/arrival_times.h"
 #include "os/liveness.h"
 #include "os/owned_fd.h"
 #include "os/segments.h"
+#include "tcp_ranks.h"
 
 namespace rr::test {
 namespace {
@@ -55,6 +59,42 @@ TEST_CASE("a buffer is registered when all of it lies in the own region") {
   CHECK(registry.address({8, 1, 0, 0}) == nullptr);
   registry.remove(&segment);
   CHECK(registry.find(segment.own(), 1).uid == 0);
+}
+
+TEST_CASE("bytes have arrived when the kernel had them, not when a thread reads them") {
+  const auto [sender, receiver] = connected_pair();
+  const int fd = receiver.get();
+  ArrivalTimes times;
+  // Nobody reads for some time after the bytes are there.
+  const auto receive = [&, out = sender.get()](size_t nbytes, size_t room) {
+    const std::vector<std::byte> bytes(nbytes);
+    CHECK(::send(out, bytes.data(), nbytes, 0) == static_cast<ssize_t>(nbytes));
+    pollfd wanted = {fd, POLLIN, 0};
+    CHECK(::poll(&wanted, 1, -1) == 1);
+    const int64_t readable_ns = now_ns();
+    wait_for([&] { return now_ns() > readable_ns + 1'000'000; });
+    std::vector<std::byte> into(room);
+    CHECK(times.receive(fd, into.data(), room) == static_cast<ssize_t>(nbytes));
+    return readable_ns;
+  };
+  receive(8, 100);
+  CHECK(times.latest_ns() == 0);
+  times.note(fd, true);
+  wait_for([&] {
+    receive(8, 100);
+    return times.latest_ns() != 0;  // the kernel begins in its own time
+  });
+  for (int i = 0; i < 3; ++i) {
+    const int64_t before_ns = now_ns();
+    const int64_t readable_ns = receive(8, 100);
+    CHECK(times.latest_ns() >= before_ns);
+    CHECK(times.latest_ns() <= readable_ns + 1000);  // as far as two clocks are read apart
+  }
+  receive(8, 8);  // where there is no room for more, more may have come
+  CHECK(times.latest_ns() == 0);
+  times.note(fd, false);
+  receive(8, 100);
+  CHECK(times.latest_ns() == 0);
 }
 
 // Whether a forked child has the pages: mincore() fails where nothing is mapped.

@@ -75,6 +75,13 @@ class TcpLink final : public Link {
            rr::has_unsent(connection_->socket.get());
   }
 
+  void note_arrivals(bool wanted) override {
+    notes_arrivals_ = wanted;
+    if (reader_) reader_->times().note(connection_->socket.get(), wanted);
+  }
+
+  int64_t arrived_ns() const override { return reader_ ? reader_->times().latest_ns() : 0; }
+
  private:
   std::string where() const {
     return "TCP, rank " + std::to_string(me_) + ", peer " + std::to_string(connection_->peer) + ", channel " +
@@ -88,6 +95,7 @@ class TcpLink final : public Link {
         if (!reader_) {
           writer_.emplace(connection_->session);
           reader_.emplace(connection_->session, where());
+          if (notes_arrivals_) reader_->times().note(connection_->socket.get(), true);
           connection_->session = Session();  // keys are kept once
           ended_ns_ = 0;                     // if this rank's dialling failed, the peer's has not
         }
@@ -150,6 +158,7 @@ class TcpLink final : public Link {
   const std::function<void()> drop_;
   std::optional<RecordWriter> writer_;  // from the first use of an open connection on
   std::optional<RecordReader> reader_;
+  bool notes_arrivals_ = false;
   int64_t ended_ns_ = 0;  // when the connection was found to be at its end
   std::string cause_;
 };

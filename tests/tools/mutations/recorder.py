@@ -83,4 +83,32 @@ ROWS = (
         'frame.expect(true, "tells',
         ("frames_test::frames: what cannot be",),
     ),
+    Mutation(
+        "clock-by-thread",
+        "csrc/relay/clock_relay.cc",
+        "  return arrived == 0 ? now_ns() :",
+        "  return true ? now_ns() :",
+        ("frames_test::frames: the first host's",),
+    ),
+    Mutation(
+        "clock-answer-takes-no-time",
+        "csrc/relay/clock_relay.cc",
+        "  record.called_ns = asked_ns_ + made_ns",
+        "  record.called_ns = asked_ns_ + 0 * made_ns",
+        ("frames_test::frames: the first host's clock",),
+    ),
+    Mutation(
+        "arrival-of-a-full-room",
+        "csrc/os/arrival_times.cc",
+        "  if (static_cast<size_t>(n) == nbytes) return n;\n",
+        "",
+        ("os_test::bytes have arrived",),
+    ),
+    Mutation(
+        "arrival-when-read",
+        "csrc/os/arrival_times.cc",
+        "  const int64_t monotonic = realtime_ns - ahead;",
+        "  const int64_t monotonic = now_ns();",
+        ("os_test::bytes have arrived",),
+    ),
 )

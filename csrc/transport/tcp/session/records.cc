@@ -140,7 +140,7 @@ ssize_t RecordReader::receive(int fd) {
     begin_ = 0;
   }
   for (;;) {
-    const ssize_t n = ::recv(fd, scratch_.data() + arrived_, scratch_.size() - arrived_, MSG_DONTWAIT);
+    const ssize_t n = times_.receive(fd, scratch_.data() + arrived_, scratch_.size() - arrived_);
     if (n < 0 && errno == EINTR) continue;
     if (n > 0) arrived_ += static_cast<size_t>(n);
     return n;

@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "os/arrival_times.h"
 #include "transport/tcp/session/libcrypto.h"
 
 namespace rr {
@@ -82,6 +83,9 @@ class RecordReader {
   bool next();
   // Reads what has arrived, without waiting. What recv(2) returns; EINTR is dealt with.
   ssize_t receive(int fd);
+  // Of what receive() reads. Off at first.
+  ArrivalTimes& times() { return times_; }
+  const ArrivalTimes& times() const { return times_; }
 
  private:
   size_t arrived_nbytes() const { return arrived_ - next_; }
@@ -96,6 +100,7 @@ class RecordReader {
   size_t end_ = 0;
   size_t next_ = 0;
   size_t arrived_ = 0;
+  ArrivalTimes times_;
 };
 
 }  // namespace rr
