@@ -5,7 +5,11 @@
 
 namespace rr {
 namespace {
-// The short window is for what begins, the long one for steps of many seconds.
+// The quick window is for what begins, also in a job that has only begun itself: of seconds in which ranks made ready
+// and nobody waited, 10 % is more than five steps. Within so little time a rank must be late for a larger share. The
+// long window is for steps of many seconds.
+constexpr int64_t kQuickNs = 2'500'000'000;
+constexpr double kQuickTimes = 3;
 constexpr int64_t kShortNs = 10'000'000'000;
 constexpr int64_t kLongNs = 60'000'000'000;
 constexpr int64_t kLeastNs = 1'000'000'000;
@@ -46,7 +50,7 @@ std::vector<LateRanks::Sum> LateRanks::sums(int64_t since_ns, int64_t& window_ns
   return sums;
 }
 
-std::vector<LateRanks::Found> LateRanks::find_within(int64_t now_ns, int64_t within_ns) const {
+std::vector<LateRanks::Found> LateRanks::find_within(int64_t now_ns, int64_t within_ns, double least_share) const {
   int64_t window_ns = 0;
   const std::vector<Sum> all = sums(now_ns - within_ns, window_ns);
   if (window_ns < kLeastNs) return {};
@@ -61,7 +65,7 @@ std::vector<LateRanks::Found> LateRanks::find_within(int64_t now_ns, int64_t wit
     const bool is_again_and_again =
         sum.samples >= kSamplesLeast && sum.operations >= kOperationsLeast &&
         static_cast<double>(sum.longest_ns) <= kLongestShare * static_cast<double>(sum.late_ns);
-    if (sum.late_ns * 2 >= latest_ns && share >= share_ && is_again_and_again) {
+    if (sum.late_ns * 2 >= latest_ns && share >= least_share && is_again_and_again) {
       found.push_back({static_cast<int>(rank), share, static_cast<double>(window_ns) * 1e-9, sum.operations});
       least_found_ns = std::min(least_found_ns, sum.late_ns);
     } else {
@@ -74,7 +78,21 @@ std::vector<LateRanks::Found> LateRanks::find_within(int64_t now_ns, int64_t wit
   return found;
 }
 
-std::vector<LateRanks::Found> LateRanks::late_now(int64_t now_ns) const { return find_within(now_ns, kShortNs); }
+std::vector<LateRanks::Found> LateRanks::late_now(int64_t now_ns) const {
+  return find_within(now_ns, kShortNs, share_);
+}
+
+// Within so little time one pause may have ended that stands for all of it: only the time before tells.
+std::vector<LateRanks::Found> LateRanks::late_lately(int64_t now_ns) const {
+  std::vector<Found> found = find_within(now_ns, kQuickNs, std::min(kQuickTimes * share_, (1 + share_) / 2));
+  if (found.empty()) return found;
+  const std::vector<Found> again = find_within(now_ns, kShortNs, 0);
+  const auto is_late_once = [&](const Found& one) {
+    return std::none_of(again.begin(), again.end(), [&](const Found& other) { return other.rank == one.rank; });
+  };
+  found.erase(std::remove_if(found.begin(), found.end(), is_late_once), found.end());
+  return found;
+}
 
 void LateRanks::forget_who_is_in_time(int64_t now_ns) {
   int64_t window_ns = 0;
@@ -89,8 +107,9 @@ void LateRanks::forget_who_is_in_time(int64_t now_ns) {
 std::vector<LateRanks::Found> LateRanks::find(int64_t now_ns) {
   forget_who_is_in_time(now_ns);
   if (last_warning_ns_ != kNever && now_ns - last_warning_ns_ < kPauseNs) return {};
-  std::vector<Found> found = late_now(now_ns);
-  if (found.empty()) found = find_within(now_ns, kLongNs);
+  std::vector<Found> found = late_lately(now_ns);
+  if (found.empty()) found = late_now(now_ns);
+  if (found.empty()) found = find_within(now_ns, kLongNs, share_);
   found.erase(std::remove_if(found.begin(), found.end(),
                              [&](const Found& one) { return told_ns_[static_cast<size_t>(one.rank)] != kNever; }),
               found.end());

@@ -52,7 +52,8 @@ class LateRanks {
   };
   static constexpr int64_t kNever = -1;
 
-  std::vector<Found> find_within(int64_t now_ns, int64_t within_ns) const;
+  std::vector<Found> find_within(int64_t now_ns, int64_t within_ns, double least_share) const;
+  std::vector<Found> late_lately(int64_t now_ns) const;
   std::vector<Sum> sums(int64_t since_ns, int64_t& window_ns) const;
   void forget_who_is_in_time(int64_t now_ns);
 

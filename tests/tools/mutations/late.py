@@ -77,6 +77,13 @@ ROWS = (
         ("late_ranks_test::late ranks: one is told",),
     ),
     Mutation(
+        "late-in-little-time",
+        "csrc/engine/late_ranks.cc",
+        "std::min(kQuickTimes * share_, (1 + share_) / 2)",
+        "share_",
+        ("late_ranks_test::late ranks: in little time",),
+    ),
+    Mutation(
         "late-pause",
         "csrc/engine/late_ranks.cc",
         " <= kLongestShare * static_cast<double>(sum.late_ns)",
