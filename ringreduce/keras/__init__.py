@@ -33,6 +33,7 @@ if TYPE_CHECKING or not uses_keras_2():
     from ringreduce.keras.functions import (
         allgather,
         allreduce,
+        alltoall,
         broadcast,
         broadcast_global_variables,
         broadcast_variables,
@@ -53,6 +54,7 @@ else:
         load_model,
         reducescatter,
     )
+    from ringreduce.tensorflow import alltoall
 
 __all__ = [
     "Compression",
@@ -61,6 +63,7 @@ __all__ = [
     "allgather",
     "allgather_object",
     "allreduce",
+    "alltoall",
     "barrier",
     "broadcast",
     "broadcast_global_variables",

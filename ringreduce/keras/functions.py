@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -66,6 +67,26 @@ def reducescatter(
 ) -> Any:
     """This rank's part, along the first dimension, of the mean (op=Sum: the sum): a tensor of the active backend."""
     return backend.active().reducescatter(keras.ops.convert_to_tensor(value), name, op, process_set)
+
+
+def alltoall(
+    value: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Sends rows of the value to every rank, and joins the rows that come from them, in rank order.
+
+    Args:
+        value: at least one dimension; all but the first, and the dtype, are the same on all ranks.
+        splits: how many rows go to each rank, in rank order: 1-D integers, one per rank. None: equal parts.
+        name: identifies the operation; None uses the order of calls.
+        process_set: the ranks that take part.
+
+    Returns:
+        The received rows, a tensor of the active backend; with splits, (rows, received_splits): also how many rows
+        came from each rank.
+    """
+    backend.active()  # raises for a backend that has no package here
+    package = importlib.import_module(f"ringreduce.{keras.backend.backend()}")
+    return package.alltoall(keras.ops.convert_to_tensor(value), splits, name=name, process_set=process_set)
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:

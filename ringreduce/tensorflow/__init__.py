@@ -35,8 +35,10 @@ from ringreduce.tensorflow.functions import (
     broadcast_variables,
 )
 from ringreduce.tensorflow.gradients import _make_allreduce_grads_fn as _make_allreduce_grads_fn
+from ringreduce.tensorflow.messages import recv, send
 from ringreduce.tensorflow.mpi_ops import *  # noqa: F403  # its __all__ is part of the one below
 from ringreduce.tensorflow.optimizer import DistributedOptimizer
+from ringreduce.tensorflow.rooted import gather, reduce, scatter
 from ringreduce.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from ringreduce.tensorflow.util import (
     _executing_eagerly as _executing_eagerly,
@@ -67,13 +69,18 @@ __all__ = [
     "broadcast_variables",
     "check_num_rank_power_of_2",
     "elastic",
+    "gather",
     "gpu_available",
     "grouped_allreduce",
     "grouped_reducescatter",
     "handle_average_backwards_compatibility",
     "mpi_ops",
+    "recv",
+    "reduce",
     "reducescatter",
     "refs_to_vars",
+    "scatter",
+    "send",
     "util",
     "vars_to_refs",
 ]

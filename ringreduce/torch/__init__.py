@@ -21,6 +21,8 @@ import ringreduce.torch.collectives.library  # noqa: F401  # registers the opera
 from ringreduce import Handle
 from ringreduce.common.names import *  # noqa: F403  # those of mpi_ops are these; mypy sees them only here
 from ringreduce.torch import elastic, mpi_ops
+from ringreduce.torch.collectives.gather_scatter import gather, gather_async, scatter, scatter_async
+from ringreduce.torch.collectives.messages import recv, recv_async, send, send_async
 from ringreduce.torch.collectives.reduce import (  # after the modules, whose names the functions take
     reduce,
     reduce_async,
@@ -53,9 +55,17 @@ __all__ = [
     "broadcast_parameters",
     "diloco",
     "elastic",
+    "gather",
+    "gather_async",
     "mpi_ops",
+    "recv",
+    "recv_async",
     "reduce",
     "reduce_async",
+    "scatter",
+    "scatter_async",
+    "send",
+    "send_async",
     "slowmo",
     "symmetric_empty",
 ]

@@ -14,7 +14,7 @@ from ringreduce.errors import HorovodInternalError, InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch import cuda
 from ringreduce.torch.profiling import profiled
-from ringreduce.torch.tensors import Operand, on_stream, operand
+from ringreduce.torch.tensors import Operand, on_stream, operand, refusal, source
 
 
 def allgathers(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> Works:
@@ -66,6 +66,56 @@ def reducescatters(
         pairs.append((operand(tensor), operand(outputs[-1])))
     works = [submit(src, dst, op, pre, post, numbered(name, i, len(pairs))) for i, (src, dst) in enumerate(pairs)]
     return outputs, Works([on_stream(work, output) for work, output in zip(works, outputs, strict=True)])
+
+
+def reduce_to_root(
+    tensor: torch.Tensor, root_rank: int, name: str | None, op: int, pre: float, post: float, process_set: ProcessSet
+) -> tuple[Work, torch.Tensor | None]:
+    """Submits a reduce. On the root the second value is where the result comes, elsewhere None."""
+    check_op(op)
+    group = profiled(process_set.group)
+    root = process_set.position(root_rank, "reduce")
+    output = torch.empty_like(tensor) if group.rank == root else None
+    target = tensor if output is None else output  # the core writes it on the root only
+    work = group.reduce_async(operand(tensor), operand(target), op, pre, post, root, name)
+    return on_stream(work, target), output
+
+
+def gather_to_root(
+    tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+) -> tuple[Work, bool]:
+    """Submits a gather, and whether this rank is the root, for which received() has the result."""
+    group = profiled(process_set.group)
+    root = process_set.position(root_rank, "gather")
+    return on_stream(group.gather_async(operand(tensor), root, name), tensor), group.rank == root
+
+
+def scatter_from_root(
+    tensor: torch.Tensor | None,
+    output: torch.Tensor,
+    target: Operand,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+) -> tuple[Work, torch.Tensor | None]:
+    """Submits a scatter into the output, whose operand the target is. The second value must live until its end.
+
+    Raises:
+        InvalidArgumentError: the root's tensor is not size times the output.
+    """
+    group = profiled(process_set.group)
+    root = process_set.position(root_rank, "scatter")
+    if group.rank != root:
+        return on_stream(group.scatter_async(None, target, root, name), output), None
+    if not isinstance(tensor, torch.Tensor):
+        raise refusal(tensor)
+    if tensor.dtype != output.dtype or tensor.numel() != output.numel() * group.size:
+        raise InvalidArgumentError(
+            f"scatter of {tensor.dtype} {list(tensor.shape)} into {group.size} times {output.dtype} "
+            f"{list(output.shape)}: the root's tensor has {group.size} times the elements of output, in its dtype"
+        )
+    whole = source(tensor)
+    return on_stream(group.scatter_async(operand(whole), target, root, name), output), whole
 
 
 def own_rows(rows: int, rank: int, size: int) -> int:

@@ -74,8 +74,8 @@ def no_tangent(what: str) -> UnavailableError:
     """What has no way to give the result of a dual tensor a tangent."""
     return UnavailableError(
         f"{what} would lose the tangent of a dual tensor (torch.autograd.forward_ad). These have tangents: allreduce, "
-        "grouped_allreduce and reducescatter with op Average and Sum, allgather, broadcast and alltoall. To do without "
-        "the tangent: torch.autograd.forward_ad.unpack_dual(tensor).primal"
+        "grouped_allreduce, reducescatter and reduce with op Average and Sum, allgather, broadcast, alltoall, gather, "
+        "scatter, send and recv. To do without the tangent: torch.autograd.forward_ad.unpack_dual(tensor).primal"
     )
 
 

@@ -17,6 +17,9 @@ from ringreduce.tensorflow.native import data_movement, reductions
 from ringreduce.tensorflow.native.library import operators
 from ringreduce.tensorflow.native.running import ask
 
+NAMED = ".rooted"
+"""How the name of an operation ends whose gradient is to have a name as well."""
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -36,7 +39,7 @@ def _of_allreduce(op: Any, *grads: Any) -> list[Any]:
     if reduce_op not in (Average, Sum):
         raise InvalidArgumentError(f"allreduce has a gradient for op Average and Sum, not for {reduce_op.name}")
     factors = _factor(op, "prescale_factor"), _factor(op, "postscale_factor")
-    return [*_reduced(grads, reduce_op, _set(op), *factors), None]
+    return [*_reduced(grads, reduce_op, _set(op), *factors, name=_name(op)), None]
 
 
 @_gradient_of("RingreduceAllgather")
@@ -63,7 +66,8 @@ def _of_broadcast(op: Any, *grads: Any) -> list[Any]:
 @_gradient_of("RingreduceAlltoall")
 def _of_alltoall(op: Any, grad: Any, _: Any) -> list[Any]:
     """Every row's gradient goes back to where the row came from. Rows that were sent to nobody get zeros."""
-    back, _ = data_movement.exchanged(tf.convert_to_tensor(grad), op.outputs[1], process_set=_set(op))
+    grad = tf.convert_to_tensor(grad)
+    back, _ = data_movement.exchanged(grad, op.outputs[1], _name(op), ignore_name_scope=True, process_set=_set(op))
     shape = tf.shape(op.inputs[0])
     kept = tf.zeros(tf.concat([[shape[0] - tf.shape(back)[0]], shape[1:]], 0), back.dtype)
     return [tf.ensure_shape(tf.concat([back, kept], 0), op.inputs[0].shape), None, None]
@@ -80,15 +84,23 @@ def _of_reducescatter(op: Any, *grads: Any) -> list[Any]:
     return [*(tf.ensure_shape(grad, tensor.shape) for grad, tensor in zip(whole, op.inputs[:-1], strict=True)), None]
 
 
-def _reduced(grads: Sequence[Any], op: int, process_set: int, pre: float = 1.0, post: float = 1.0) -> list[Any]:
+def _reduced(
+    grads: Sequence[Any], op: int, process_set: int, pre: float = 1.0, post: float = 1.0, name: str | None = None
+) -> list[Any]:
     """The gradients, reduced as one operation; None stays None, as it does on all ranks."""
     given = [at for at, grad in enumerate(grads) if grad is not None]
     reduced: list[Any] = [None] * len(grads)
     dense = [tf.convert_to_tensor(grads[at]) for at in given]
-    results = reductions._grouped_allreduce(dense, None, op, pre, post, process_set=process_set)
+    results = reductions._grouped_allreduce(dense, name, op, pre, post, name is not None, process_set)
     for at, result in zip(given, results, strict=True):
         reduced[at] = result
     return reduced
+
+
+def _name(op: Any) -> str | None:
+    name = op.get_attr("tensor_name")
+    text = name.decode() if isinstance(name, bytes) else str(name)
+    return f"{text}.gradient" if text.endswith(NAMED) else None
 
 
 def _set(op: Any) -> int:

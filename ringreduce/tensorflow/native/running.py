@@ -45,7 +45,7 @@ def run(
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def communicate(operator: Callable[..., Any], *inputs: Any, **attrs: Any) -> Any:
     """operator(*inputs, token), an operation that other ranks take part in."""
-    return ask(operator if _is_ordered() else deferred(operator), *inputs, _token(), **attrs)
+    return ask(operator if is_ordered() else deferred(operator), *inputs, order_token(), **attrs)
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -70,24 +70,24 @@ def operand(value: Any) -> tf.Tensor:
     return tensor
 
 
-def _is_ordered() -> bool:
+def is_ordered() -> bool:
     """Whether operators run in the order in which they are made: eagerly, and in a tf.function outside of v1 graphs."""
     if tf.executing_eagerly():
         return True
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return False
     # Those of tf.compat.v1.wrap_function() are like graphs of TensorFlow 1.
-    return bool(_outermost(tf.compat.v1.get_default_graph())._add_control_dependencies)
+    return bool(outermost(tf.compat.v1.get_default_graph())._add_control_dependencies)
 
 
-def _outermost(graph: Any) -> Any:
+def outermost(graph: Any) -> Any:
     """Of a branch, or a loop's body: the function, or the graph, that it is in."""
     while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
         graph = graph.outer_graph
     return graph
 
 
-def _token() -> tf.Tensor:
+def order_token() -> tf.Tensor:
     """The last argument of an operator that communicates. One for the process; in TensorFlow 1 one for each graph."""
     global _eager_token
     if _eager_token is not None and tf.compat.v1.executing_eagerly_outside_functions():
@@ -120,7 +120,7 @@ def _name_in_graph(operator: Callable[..., Any], name: str | None, ignore_name_s
     if name is not None:
         scope = graph.get_name_scope()
         return name if ignore_name_scope or not scope else f"{scope}/{name}"
-    graph = _outermost(graph)
+    graph = outermost(graph)
     made = _made.setdefault(graph, Counter())
     made[operator.__name__] += 1
     function = re.sub(r"_\d+$", "", getattr(graph, "name", ""))

@@ -55,7 +55,7 @@ class Allreduce(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
         op, *others = ctx.settings
-        return allreduce(tangents[0], _of_tangent(ctx.name), _linear_forward(op), *others)
+        return allreduce(tangents[0], of_tangent(ctx.name), _linear_forward(op), *others)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
@@ -97,7 +97,7 @@ class GroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Gradients:
         op, *others = ctx.settings
-        settings = (_of_tangent(ctx.name), _linear_forward(op), *others)
+        settings = (of_tangent(ctx.name), _linear_forward(op), *others)
         return _of_floats(lambda floats: grouped_allreduce(floats, *settings), tangents[5:])
 
     @staticmethod
@@ -141,7 +141,7 @@ class GroupedAllgather(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Gradients:
-        settings = (_of_tangent(ctx.name), None, ctx.members)
+        settings = (of_tangent(ctx.name), None, ctx.members)
         return *_of_floats(lambda floats: grouped_allgather(floats, *settings)[0], tangents[3:]), None
 
     @staticmethod
@@ -200,7 +200,7 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
-        return broadcast(tangents[0], ctx.root_rank, _of_tangent(ctx.name), ctx.members)
+        return broadcast(tangents[0], ctx.root_rank, of_tangent(ctx.name), ctx.members)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
@@ -239,7 +239,7 @@ class Alltoall(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> Gradients:
-        return alltoall(tangents[0], ctx.splits, _of_tangent(ctx.name), ctx.members)[0], None
+        return alltoall(tangents[0], ctx.splits, of_tangent(ctx.name), ctx.members)[0], None
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
@@ -284,7 +284,7 @@ class GroupedReducescatter(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Gradients:
-        settings = (_of_tangent(ctx.name), *ctx.settings)
+        settings = (of_tangent(ctx.name), *ctx.settings)
         return _of_floats(lambda floats: grouped_reducescatter(floats, *settings), tangents[5:])
 
     @staticmethod
@@ -317,7 +317,7 @@ def _linear_forward(op: int) -> int:
     raise no_tangent(f"allreduce with op {ReduceOp(op).name}")
 
 
-def _of_tangent(name: str | None) -> str:
+def of_tangent(name: str | None) -> str:
     """One at a time of a name: a collective with autograd waits for its end."""
     return f"{name or 'ringreduce'}.tangent"
 

@@ -1,18 +1,20 @@
-"""Reduce of tensors: an all-reduce of which one rank gets the result. Not in Horovod, and not differentiable."""
+"""Reduce of tensors: an all-reduce of which one rank gets the result. Not in Horovod."""
 
 from __future__ import annotations
 
 import torch
 
 from ringreduce.collectives.handles import Handle
-from ringreduce.collectives.ops import Average, check_op
+from ringreduce.collectives.ops import Average
 from ringreduce.job.process_sets import ProcessSet, global_process_set
-from ringreduce.torch.profiling import profiled
-from ringreduce.torch.tensors import handle, on_stream, operand, source
+from ringreduce.torch.collectives import rooted
+from ringreduce.torch.collectives.tokens import PER_RANK
+from ringreduce.torch.submission import reduce_to_root
+from ringreduce.torch.tensors import handle, is_tracked, source
 from ringreduce.torch.tracing import ASYNC, untraced
 
 
-@untraced(ASYNC)
+@untraced(PER_RANK)
 def reduce(
     tensor: torch.Tensor,
     root_rank: int,
@@ -22,7 +24,9 @@ def reduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | None:
-    """Reduces a tensor over all ranks for one of them.
+    """Reduces a tensor over all ranks for one of them; differentiable for op Average and Sum.
+
+    The gradient is the root's, on every rank; for Average it is divided by the number of ranks.
 
     Args:
         tensor: any shape and dtype that allreduce() takes, the same on all ranks.
@@ -32,9 +36,13 @@ def reduce(
         prescale_factor, postscale_factor: multiply each input, and the result.
 
     Returns:
-        A new tensor on the root; None on the others.
+        A new tensor on the root. On the others None, or where autograd follows the tensor a token: a scalar zero, to
+        be added to what the rank calls backward() on, as gather() shows.
     """
-    return reduce_async(tensor, root_rank, name, op, prescale_factor, postscale_factor, process_set).wait()
+    if not is_tracked(tensor):
+        return reduce_async(tensor, root_rank, name, op, prescale_factor, postscale_factor, process_set).wait()
+    result, token = rooted.reduce(tensor, root_rank, name, op, prescale_factor, postscale_factor, process_set)
+    return rooted.root_has(result, token, root_rank, process_set)
 
 
 @untraced(ASYNC)
@@ -47,12 +55,8 @@ def reduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor | None]:
-    """reduce() without waiting. The tensor must not change until the handle is done."""
-    check_op(op)
-    group = profiled(process_set.group)
-    root = process_set.position(root_rank, "reduce")
+    """reduce() without waiting, and without a gradient. The tensor must not change until the handle is done."""
     tensor = source(tensor)
-    output = torch.empty_like(tensor) if group.rank == root else None
-    target = tensor if output is None else output  # the core writes it on the root only
-    work = group.reduce_async(operand(tensor), operand(target), op, prescale_factor, postscale_factor, root, name)
-    return handle(on_stream(work, target), lambda _: output)
+    factors = (prescale_factor, postscale_factor)
+    work, output = reduce_to_root(tensor, root_rank, name, op, *factors, process_set)
+    return handle(work, lambda _: output)

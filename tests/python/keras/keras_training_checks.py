@@ -273,6 +273,11 @@ def functions_take_values_of_the_backend(hvd: Any) -> None:
     assert numpy(hvd.allgather(np.full((rank + 1, 2), float(rank)))) == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
     assert numpy(hvd.broadcast(mine, 1)) == [2.0, 20.0]
     assert numpy(hvd.reducescatter(np.arange(4.0) * (rank + 1), op=hvd.Sum)) == [[0.0, 3.0], [6.0, 9.0]][rank]
+    ten = np.arange(4.0) + 10 * rank
+    assert numpy(hvd.alltoall(ten)) == [[0.0, 1.0, 10.0, 11.0], [2.0, 3.0, 12.0, 13.0]][rank]
+    rows, counts = hvd.alltoall(ten, splits=[1, 3], name="splits")
+    assert numpy(rows) == [[0.0, 10.0], [1.0, 2.0, 3.0, 11.0, 12.0, 13.0]][rank]
+    assert numpy(counts) == [[1, 1], [3, 3]][rank]
     assert hvd.allgather_object(rank) == list(range(size))
 
 

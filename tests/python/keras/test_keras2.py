@@ -250,6 +250,7 @@ def functions(tf: Any, hvd: Any) -> None:
     close(hvd.allgather([[rank + 1.0]]), [[1.0], [2.0]])
     close(hvd.broadcast(float(rank), 1), 1.0)
     close(hvd.reducescatter([1.0, 2.0], op=hvd.Sum), [2.0 * (rank + 1)])
+    close(hvd.alltoall([rank + 1.0, rank + 3.0]), [[1.0, 2.0], [3.0, 4.0]][rank])
     variable = tf.Variable([float(rank)])
     hvd.broadcast_variables([variable], 1)
     close(variable, [1.0])

@@ -5,9 +5,6 @@ SIGNATURES is Horovod's, as in horovod_names.py. This process may have any backe
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("keras")
@@ -73,27 +70,6 @@ def test_constants_and_the_names_of_every_framework() -> None:
 
 def test_every_module() -> None:
     check_modules("keras")
-
-
-FORMS = {"yes": {""}, "async": {"_async"}, "in place": {"_"}, "no": set[str]()}
-
-
-@pytest.mark.parametrize("name", ["ringreduce", "torch", "tensorflow", "keras", "jax"])
-def test_the_table_of_collectives(name: str) -> None:
-    """docs/collectives.md says which package has which form of a collective."""
-    if name != "ringreduce":
-        pytest.importorskip(name)
-    package = importlib.import_module("ringreduce" if name == "ringreduce" else f"ringreduce.{name}")
-    page = (Path(__file__).resolve().parents[3] / "docs" / "collectives.md").read_text()
-    head, *rows = (line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| "))
-    assert len(rows) == 17
-    for collective, *cells in rows:
-        words = cells[head.index(name) - 1].split(", ")
-        expected = set[str]().union(*(FORMS[word] for word in words))
-        expected |= {"_async_"} if {"_", "_async"} <= expected else set()
-        call = collective.strip("`")
-        there = {form for form in ("", "_async", "_", "_async_") if callable(getattr(package, call + form, None))}
-        assert there == expected, call
 
 
 def test_elastic_is_reserved() -> None:

@@ -103,7 +103,8 @@ def refused() -> None:
             "operation in place": lambda: hvd.broadcast_(dual, 0),
             "this operation": lambda: hvd.allreduce_async(dual),
             "this operation would": lambda: hvd.allgather_async(dual),
-            "operation would": lambda: hvd.reduce(dual, 0),
+            "operation would": lambda: hvd.reduce_async(dual, 0),
+            "reduce with op Max": lambda: hvd.reduce(dual, 0, op=hvd.Max),
         }
         for text, call in calls.items():
             with pytest.raises(hvd.UnavailableError, match=text):

@@ -1,0 +1,175 @@
+"""Messages of tensors between two ranks: send and recv, with gradients that travel the other way. Not in Horovod.
+
+Messages from one rank to another arrive in the order sent, and a message whose tag is not the expected one is an error.
+Autograd runs backward in the reverse order of the forward calls, on each rank: where the ranks send and receive in the
+same order, so do their gradients. The gradient of a message with tag t has the tag -1 - t, which no user's message has.
+"""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any
+
+import torch
+
+from ringreduce.collectives.handles import Handle
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.torch.collectives.autograd import Gradients
+from ringreduce.torch.collectives.members import call
+from ringreduce.torch.collectives.tokens import PER_RANK, join, token_of
+from ringreduce.torch.profiling import profiled
+from ringreduce.torch.tensors import handle, in_place, is_tracked, on_stream, operand, source
+from ringreduce.torch.tracing import ASYNC, untraced
+
+MOST = (1 << 31) - 1
+"""The largest tag."""
+
+
+@untraced(PER_RANK)
+def send(
+    tensor: torch.Tensor, dest: int, tag: int = 0, process_set: ProcessSet = global_process_set
+) -> torch.Tensor | None:
+    """Sends a tensor to another rank, which calls recv(); differentiable.
+
+    The gradient comes back from that rank. So both ranks have to run a backward pass through the message:
+
+        if hvd.rank() == 0:
+            loss = hvd.send(first_half(images), dest=1)  # a token, which is zero
+        else:
+            hidden = torch.empty(64, 512, requires_grad=True)  # the rank that receives says that it has a gradient
+            loss = cross_entropy(second_half(hvd.recv(hidden, source=0)), labels)
+        loss.backward()
+
+    A rank with a loss of its own calls (loss + token).backward(). Several messages: their gradients travel in the
+    reverse order.
+
+    Args:
+        tensor: any shape and dtype that allreduce() takes.
+        dest: global rank of the receiver.
+        tag: the receiver's; from 0 to 2**31 - 1.
+
+    Returns:
+        None; where autograd follows the tensor a token, a scalar zero.
+    """
+    if not is_tracked(tensor):
+        send_async(tensor, dest, tag, process_set).wait()
+        return None
+    token: torch.Tensor = call(Send, tensor, dest, _checked(tag), process_set)
+    return token
+
+
+@untraced(ASYNC)
+def send_async(
+    tensor: torch.Tensor, dest: int, tag: int = 0, process_set: ProcessSet = global_process_set
+) -> Handle[None]:
+    """send() without waiting, and without a gradient. The tensor must not change until the handle is done."""
+    tensor = source(tensor)
+    work = _submit_send(tensor, dest, _checked(tag), process_set)
+    return handle(work, lambda _: None, keep=tensor)
+
+
+@untraced(PER_RANK)
+def recv(tensor: torch.Tensor, source: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> torch.Tensor:
+    """Receives what another rank sends, into a tensor; differentiable: the gradient is sent to that rank.
+
+    Args:
+        tensor: the message's dtype and number of elements. Where it requires grad, the result is a new tensor, and the
+            gradient of this one is zero; send() has an example. Otherwise it is contiguous and receives the message.
+        source: global rank of the sender.
+        tag: the sender's; from 0 to 2**31 - 1.
+
+    Returns:
+        The tensor; where it requires grad, a new one shaped like it.
+    """
+    if not is_tracked(tensor):
+        return recv_async(tensor, source, tag, process_set).wait()
+    received: torch.Tensor = call(Recv, tensor, source, _checked(tag), process_set)[0]
+    return received
+
+
+@untraced(ASYNC)
+def recv_async(
+    tensor: torch.Tensor, source: int, tag: int = 0, process_set: ProcessSet = global_process_set
+) -> Handle[torch.Tensor]:
+    """recv() without waiting, and without a gradient. The tensor must be left alone until the handle is done."""
+    submit = profiled(process_set.group).recv_async
+    work = submit(in_place(tensor), process_set.position(source, "recv"), _checked(tag))
+    return handle(on_stream(work, tensor), lambda _: tensor)
+
+
+class Send(torch.autograd.Function):
+    """The gradient of a message that was sent is received. Returns a token (tokens.py)."""
+
+    @staticmethod
+    def forward(tensor: torch.Tensor, dest: int, tag: int, process_set: ProcessSet) -> torch.Tensor:
+        tensor = source(tensor)
+        _submit_send(tensor, dest, tag, process_set).wait()
+        return token_of(tensor)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        tensor, *ctx.settings = inputs
+        ctx.shape = tensor.shape
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+        dest, tag, process_set = ctx.settings
+        token: torch.Tensor = call(Send, tangents[0], dest, _derived(tag), process_set)
+        return token
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
+        dest, tag, process_set = ctx.settings
+        buffer = join(grads[0].new_empty(ctx.shape), *ctx.saved_tensors)
+        return call(Recv, buffer, dest, _derived(tag), process_set)[0], None, None, None
+
+
+class Recv(torch.autograd.Function):
+    """The gradient of a message that was received is sent. Returns the message and a token (tokens.py)."""
+
+    @staticmethod
+    def forward(
+        buffer: torch.Tensor, peer: int, tag: int, process_set: ProcessSet
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        output = torch.empty_like(source(buffer))
+        group = profiled(process_set.group)
+        on_stream(group.recv_async(operand(output), process_set.position(peer, "recv"), tag), output).wait()
+        return output, token_of(output)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, *ctx.settings = inputs
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        peer, tag, process_set = ctx.settings
+        message, token = call(Recv, tangents[0], peer, _derived(tag), process_set)
+        return message, token
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
+        peer, tag, process_set = ctx.settings
+        token: torch.Tensor = call(Send, join(grads[0], *ctx.saved_tensors), peer, _derived(tag), process_set)
+        return token.expand(grads[0].shape), None, None, None
+
+
+def _submit_send(tensor: torch.Tensor, dest: int, tag: int, process_set: ProcessSet) -> Any:
+    submit = profiled(process_set.group).send_async
+    return on_stream(submit(operand(tensor), process_set.position(dest, "send"), tag), tensor)
+
+
+def _checked(tag: int) -> int:
+    try:
+        if 0 <= index(tag) <= MOST:
+            return index(tag)
+    except TypeError:
+        pass
+    raise InvalidArgumentError(f"tag={tag!r}: a whole number from 0 to {MOST} is expected")
+
+
+def _derived(tag: int) -> int:
+    """The tag of a message's gradient or tangent: negative; of the gradient's own gradient the first tag again."""
+    return -1 - tag
