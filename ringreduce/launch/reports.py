@@ -10,7 +10,8 @@ import socket
 
 from ringreduce.job.uncaught import REPORT_NBYTES, report_address
 
-REPEATED = "ringreduce.errors.PeerLostError:"
+REPEATED = ("ringreduce.errors.PeerLostError:", "ringreduce.errors.ShutdownError:")
+"""How an exception begins that says that another rank has gone: died, failed, or called shutdown()."""
 
 
 class Causes:

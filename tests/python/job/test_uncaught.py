@@ -216,10 +216,11 @@ def test_the_line_about_a_rank_has_its_exception(tmp_path: Path) -> None:
     assert "s: IndexError: list index out of range (train.py:4)" in line
 
 
-def test_reports_that_are_not_the_jobs_are_dropped() -> None:
+@pytest.mark.parametrize("name", ["PeerLostError", "ShutdownError"])
+def test_reports_that_are_not_the_jobs_are_dropped(name: str) -> None:
     job = f"test-reports-{os.getpid()}"
     wrong = [["00fe", 0, "a stranger"], ["00ff", "1", "no rank"], ["00ff", 1], {"00ff": 1}]
-    repeated = "ringreduce.errors.PeerLostError: lost rank 2: own"
+    repeated = f"ringreduce.errors.{name}: rank 2: own"
     right = [["00ff", 1, repeated], ["00ff", 2, "own\x1b\n"], ["00ff", 2, "later"], ["00ff", 0, "another"]]
     with selectors.PollSelector() as selector, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         causes = Causes()
