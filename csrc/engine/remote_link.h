@@ -62,6 +62,8 @@ class RemoteLink final : public Link {
   }
   bool has_ended() const override { return link_->has_ended(); }
   bool has_unsent() const override { return link_->has_unsent(); }
+  void note_arrivals(bool wanted) override { link_->note_arrivals(wanted); }
+  int64_t arrived_ns() const override { return link_->arrived_ns(); }
 
  private:
   friend class RemoteLinks;

@@ -101,8 +101,11 @@ class SlowLink final : public Link {
     ++asked;
     return unsent;
   }
+  void note_arrivals(bool wanted) override { notes_arrivals = wanted; }
+  int64_t arrived_ns() const override { return 7; }
   size_t takes = SIZE_MAX;
   bool unsent = false;
+  bool notes_arrivals = false;
   mutable int asked = 0;
 };
 
@@ -140,6 +143,20 @@ TEST_CASE("remote links: the time in which bytes have not left is counted, by sa
   slow.takes = SIZE_MAX;
   CHECK(link.push(bytes + 40, 60) == 60);
   CHECK(look() == 0);
+}
+
+TEST_CASE("remote links: arrivals are those of the link below") {
+  RemoteLinks links;
+  std::atomic<uint64_t> sent{0};
+  LinkScore score = {};
+  auto owned = std::make_unique<SlowLink>();
+  const SlowLink& below = *owned;
+  RemoteLink link(std::move(owned), links, sent, score, [] { return false; });
+  CHECK(link.arrived_ns() == 7);
+  link.note_arrivals(true);
+  CHECK(below.notes_arrivals);
+  link.note_arrivals(false);
+  CHECK_FALSE(below.notes_arrivals);
 }
 
 // Two ranks on host 1 of three, and the records that its leader leaves.
