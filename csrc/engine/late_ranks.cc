@@ -5,11 +5,13 @@
 
 namespace rr {
 namespace {
-// The quick window is for what begins, also in a job that has only begun itself: of seconds in which ranks made ready
-// and nobody waited, 10 % is more than five steps. Within so little time a rank must be late for a larger share. The
-// long window is for steps of many seconds.
+// The quick window is for a job that begins: of seconds in which ranks made ready and nobody waited, 10 % is more than
+// five steps. Within so little time a rank must be late for a larger share. Later, four slow steps among even ones
+// would be as much, and name a rank for a hiccup.
 constexpr int64_t kQuickNs = 2'500'000'000;
 constexpr double kQuickTimes = 3;
+constexpr int64_t kBeginningNs = 30'000'000'000;
+// The long window is for steps of many seconds.
 constexpr int64_t kShortNs = 10'000'000'000;
 constexpr int64_t kLongNs = 60'000'000'000;
 constexpr int64_t kLeastNs = 1'000'000'000;
@@ -23,6 +25,7 @@ constexpr int64_t kOthersTimes = 3;    // later than each of the others
 }  // namespace
 
 void LateRanks::add(int64_t now_ns, int64_t dt_ns, std::vector<Late> late) {
+  if (begun_ns_ == kNever) begun_ns_ = now_ns;
   window_.push_back({now_ns, dt_ns, std::move(late)});
   while (now_ns - window_.front().at_ns > kLongNs) window_.pop_front();
 }
@@ -83,7 +86,8 @@ std::vector<LateRanks::Found> LateRanks::late_now(int64_t now_ns) const {
 }
 
 // Within so little time one pause may have ended that stands for all of it: only the time before tells.
-std::vector<LateRanks::Found> LateRanks::late_lately(int64_t now_ns) const {
+std::vector<LateRanks::Found> LateRanks::late_from_the_beginning(int64_t now_ns) const {
+  if (now_ns - begun_ns_ > kBeginningNs) return {};
   std::vector<Found> found = find_within(now_ns, kQuickNs, std::min(kQuickTimes * share_, (1 + share_) / 2));
   if (found.empty()) return found;
   const std::vector<Found> again = find_within(now_ns, kShortNs, 0);
@@ -107,7 +111,7 @@ void LateRanks::forget_who_is_in_time(int64_t now_ns) {
 std::vector<LateRanks::Found> LateRanks::find(int64_t now_ns) {
   forget_who_is_in_time(now_ns);
   if (last_warning_ns_ != kNever && now_ns - last_warning_ns_ < kPauseNs) return {};
-  std::vector<Found> found = late_lately(now_ns);
+  std::vector<Found> found = late_from_the_beginning(now_ns);
   if (found.empty()) found = late_now(now_ns);
   if (found.empty()) found = find_within(now_ns, kLongNs, share_);
   found.erase(std::remove_if(found.begin(), found.end(),

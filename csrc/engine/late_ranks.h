@@ -53,7 +53,7 @@ class LateRanks {
   static constexpr int64_t kNever = -1;
 
   std::vector<Found> find_within(int64_t now_ns, int64_t within_ns, double least_share) const;
-  std::vector<Found> late_lately(int64_t now_ns) const;
+  std::vector<Found> late_from_the_beginning(int64_t now_ns) const;
   std::vector<Sum> sums(int64_t since_ns, int64_t& window_ns) const;
   void forget_who_is_in_time(int64_t now_ns);
 
@@ -62,6 +62,7 @@ class LateRanks {
   std::deque<Sample> window_;
   std::vector<int64_t> told_ns_;  // by rank: when it was late last, since a warning about it; kNever: no warning
   int64_t last_warning_ns_ = kNever;
+  int64_t begun_ns_ = kNever;
 };
 
 }  // namespace rr

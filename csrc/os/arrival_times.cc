@@ -25,23 +25,13 @@ int64_t realtime_ns() {
   return ns_of(time);
 }
 
-// The real-time clock minus the monotonic one, but for 2 kApartNs. Somebody who sets the time of day changes it.
-int64_t realtime_ahead_ns() {
-  for (int tries = 1;; ++tries) {
-    const int64_t before = now_ns();
-    const int64_t realtime = realtime_ns();
-    const int64_t apart = now_ns() - before;
-    if (apart < kApartNs || tries == kTries) return realtime - before;
-  }
-}
-
 }  // namespace
 
 void ArrivalTimes::note(int fd, bool wanted) {
   const int flags = wanted ? SOF_TIMESTAMPING_RX_SOFTWARE | SOF_TIMESTAMPING_SOFTWARE : 0;
   is_noting_ = ::setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPING, &flags, sizeof flags) == 0 && wanted;
   latest_ns_ = 0;
-  ahead_ns_ = realtime_ahead_ns();
+  is_known_ = is_sure_ = false;
 }
 
 ssize_t ArrivalTimes::receive(int fd, void* dst, size_t nbytes) {
@@ -53,29 +43,40 @@ ssize_t ArrivalTimes::receive(int fd, void* dst, size_t nbytes) {
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
+  look_at_clocks();
   const ssize_t n = ::recvmsg(fd, &message, MSG_DONTWAIT);
+  // What has come lies between the last call and now. Somebody may have set the time of day within.
+  const bool was_sure = is_sure_;
+  look_at_clocks();
   if (n < 0) return n;
   latest_ns_ = 0;
   // The time is that of the last packet that was read whole. Where the room has become full, bytes of a later one may
   // have come along.
-  if (static_cast<size_t>(n) == nbytes) return n;
+  if (static_cast<size_t>(n) == nbytes || !was_sure || !is_sure_) return n;
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_TIMESTAMPING) continue;
     scm_timestamping times;
     std::memcpy(&times, CMSG_DATA(part), sizeof times);
-    if (times.ts[0].tv_sec != 0) latest_ns_ = to_monotonic(ns_of(times.ts[0]));
+    if (times.ts[0].tv_sec != 0) latest_ns_ = ns_of(times.ts[0]) - ahead_ns_;
   }
   return n;
 }
 
-// 0 where the real-time clock may have been set since the kernel has noted the time.
-int64_t ArrivalTimes::to_monotonic(int64_t realtime_ns) {
-  const int64_t ahead = realtime_ahead_ns();
-  const int64_t changed = ahead - ahead_ns_;
-  const int64_t monotonic = realtime_ns - ahead;
+// Sure where the real-time clock was ahead by as much at the last look, too. The difference is too small by up to
+// kApartNs, so that no arrival seems earlier than it was.
+void ArrivalTimes::look_at_clocks() {
+  bool is_close = false;
+  int64_t ahead = 0;
+  for (int tries = 0; tries < kTries && !is_close; ++tries) {
+    const int64_t before = now_ns();
+    const int64_t realtime = realtime_ns();
+    const int64_t after = now_ns();
+    is_close = after - before < kApartNs;
+    ahead = realtime - after;
+  }
+  is_sure_ = is_close && is_known_ && ahead - ahead_ns_ < kApartNs && ahead_ns_ - ahead < kApartNs;
+  is_known_ = is_close;
   ahead_ns_ = ahead;
-  // Earlier by the error of the difference would be too early; later is what the answer may be.
-  return changed < -2 * kApartNs || changed > 2 * kApartNs ? 0 : monotonic + kApartNs;
 }
 
 }  // namespace rr

@@ -20,11 +20,13 @@ class ArrivalTimes {
   int64_t latest_ns() const { return latest_ns_; }
 
  private:
-  int64_t to_monotonic(int64_t realtime_ns);
+  void look_at_clocks();
 
   bool is_noting_ = false;
   int64_t latest_ns_ = 0;
-  int64_t ahead_ns_ = 0;  // the real-time clock, whose times the kernel notes, minus the monotonic one
+  int64_t ahead_ns_ = 0;   // the real-time clock, whose times the kernel notes, minus the monotonic one
+  bool is_known_ = false;  // that
+  bool is_sure_ = false;   // and has not changed since the look before
 };
 
 }  // namespace rr

@@ -17,6 +17,7 @@ constexpr int64_t kDriftParts = 5000;
 void ClockRelay::collect() {
   const bool is_on = recorder_ != nullptr && recorder_->is_on();
   if (is_on != notes_arrivals_) note_arrivals(is_on);
+  answer();
   if (!is_on || hosts_.is_first()) return;
   if (timeline_ != recorder_->timeline()) {
     timeline_ = recorder_->timeline();
@@ -49,17 +50,24 @@ void ClockRelay::ask() {
   --left_;
   asked_ns_ = now_ns();
   links_.send_to(0, FrameType::kClockAsked, hosts_.leader_here(), [](FrameWriter&) {});
-  links_.move();
+}
+
+// What was asked, just before the links send: the answer says when it leaves.
+void ClockRelay::answer() {
+  for (const Question& question : questions_) {
+    links_.send_to(question.host, FrameType::kClock, hosts_.leader_here(), [&](FrameWriter& out) {
+      out.put(question.came_ns);
+      out.put(std::max(question.came_ns, now_ns()));
+    });
+  }
+  questions_.clear();
 }
 
 void ClockRelay::apply_question(int host, FrameParser& frame) {
   frame.expect(hosts_.is_first(), "asks another host than the first for its clock");
-  const int64_t arrived = arrived_ns(host);
-  links_.send_to(host, FrameType::kClock, hosts_.leader_here(), [&](FrameWriter& out) {
-    out.put(arrived);
-    out.put(std::max(arrived, now_ns()));
-  });
-  links_.move();
+  const auto is_of_host = [&](const Question& question) { return question.host == host; };
+  frame.expect(std::none_of(questions_.begin(), questions_.end(), is_of_host), "asks again before it has an answer");
+  questions_.push_back({host, arrived_ns(host)});
 }
 
 void ClockRelay::apply_answer(FrameParser& frame) {
@@ -78,7 +86,6 @@ void ClockRelay::apply_answer(FrameParser& frame) {
   record.started_ns = answer_ns;
   asked_ns_ = 0;
   recorder_->add(timeline_, record);
-  collect();
 }
 
 }  // namespace rr

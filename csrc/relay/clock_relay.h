@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "negotiation/segment/hosts.h"
 #include "recorder/recorder.h"
@@ -19,22 +20,28 @@ class ClockRelay {
   ClockRelay(const Hosts& hosts, LeaderLinks& links, Recorder* recorder, const RecordedGroup& group)
       : hosts_(hosts), links_(links), recorder_(recorder), group_(group) {}
 
-  // Asks, when it is time.
+  // Answers, and asks when it is time. Whoever calls it lets the links send at once.
   void collect();
   // --- what other leaders send
   void apply_question(int host, FrameParser& frame);
   void apply_answer(FrameParser& frame);
 
  private:
+  struct Question {
+    int host;
+    int64_t came_ns;
+  };
   void note_arrivals(bool wanted);
   int64_t arrived_ns(int host) const;
   void ask();
+  void answer();
 
   const Hosts& hosts_;
   LeaderLinks& links_;
   Recorder* const recorder_;
   const RecordedGroup group_;
   bool notes_arrivals_ = false;
+  std::vector<Question> questions_;
   uint32_t timeline_ = 0;  // that was on last
   int64_t asked_ns_ = 0;   // 0: every question is answered
   int left_ = 0;           // questions of this round

@@ -283,6 +283,16 @@ TEST_CASE("frames: the first host's leader answers with its clock, and when the 
   }
 }
 
+TEST_CASE("frames: who asks for the clock again before there is an answer is told so") {
+  const Environment environment{};
+  Listener listener(0);
+  for (int question = 0; question < 2; ++question) {
+    listener.said.begin(FrameType::kClockAsked, kMe);
+    listener.said.end();
+  }
+  CHECK(listener.hear().find("asks again before it has an answer") != std::string::npos);
+}
+
 TEST_CASE("frames: a host shows its ranks to the first, once a second") {
   const Environment environment{};
   Recorder recorder;

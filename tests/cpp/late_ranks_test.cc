@@ -70,6 +70,13 @@ TEST_CASE("late ranks: in little time a rank must be late for more of it") {
   CHECK(steps.run(10, {{1, 1}}, 4).empty());  // 20 % of 2.5 s, 5 % of 10
 }
 
+TEST_CASE("late ranks: four slow steps among even ones make no late rank") {
+  Steps steps(4);
+  CHECK(steps.run(700, {}, 1).empty());  // 35 s
+  CHECK(steps.run(4, {{1, 5}}, 5).empty());
+  CHECK(steps.run(100, {}, 1).empty());
+}
+
 TEST_CASE("late ranks: words are a minute apart") {
   Steps steps(4);
   CHECK(steps.run(10, {{1, 4}}, 6) == Words{{1}});

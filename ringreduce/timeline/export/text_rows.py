@@ -10,7 +10,7 @@ _FILL = 0
 """The byte that stands where a line's field is shorter than the column. It is left out of the text."""
 _DIGITS = 4
 _GROUPS = np.frombuffer(b"".join(b"%04d" % n for n in range(10**_DIGITS)), np.uint8).reshape(-1, _DIGITS)
-_POWERS = 10 ** np.arange(1, 19, dtype=np.int64)
+_POWERS = np.array([10**digits for digits in range(1, 20)], np.uint64)
 
 
 def joined(count: int, *columns: bytes | np.ndarray) -> bytes:
@@ -32,7 +32,8 @@ def joined(count: int, *columns: bytes | np.ndarray) -> bytes:
 
 def one_of(texts: Sequence[str], index: np.ndarray) -> np.ndarray:
     """texts[index] of each line. No text has a NUL."""
-    encoded = [text.encode() for text in texts] or [b""]
+    used, index = np.unique(index, return_inverse=True) if len(texts) > len(index) else (range(len(texts)), index)
+    encoded = [texts[number].encode() for number in used] or [b""]
     width = max(1, *map(len, encoded))
     table = np.frombuffer(b"".join(text.ljust(width, b"\0") for text in encoded), np.uint8).reshape(-1, width)
     column: np.ndarray = table[index]
@@ -40,16 +41,22 @@ def one_of(texts: Sequence[str], index: np.ndarray) -> np.ndarray:
 
 
 def whole(values: np.ndarray) -> np.ndarray:
-    """Whole numbers, int64, in decimal."""
-    return np.concatenate([*_sign(values), _decimal(np.abs(values))], axis=1)
+    """Whole numbers, int64 or uint64, in decimal."""
+    return np.concatenate([*_sign(values), _decimal(_magnitude(values))], axis=1)
 
 
 def thousandths(values: np.ndarray) -> np.ndarray:
-    """Whole numbers of thousandths, int64, with three decimals: 1234567 as 1234.567."""
-    size = np.abs(values)
+    """Whole numbers of thousandths, int64 or uint64, with three decimals: 1234567 as 1234.567."""
+    size = _magnitude(values)
     units = size // 1000
     point = np.full((len(values), 1), ord("."), np.uint8)
     return np.concatenate([*_sign(values), _decimal(units), point, _padded(size - units * 1000, 3)], axis=1)
+
+
+def _magnitude(values: np.ndarray) -> np.ndarray:
+    """uint64, which has that of the smallest int64, too."""
+    magnitude: np.ndarray = np.abs(values).view(np.uint64)
+    return magnitude
 
 
 def _sign(values: np.ndarray) -> list[np.ndarray]:

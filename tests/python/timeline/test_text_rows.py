@@ -8,6 +8,7 @@ import pytest
 from ringreduce.timeline.export.text_rows import joined, one_of, thousandths, whole
 
 NUMBERS = [0, 1, 9, 10, 999, 1000, 9999, 10_000, 10_001, 123_456_789, 2**62, 10**18 - 1, 10**18, 2**63 - 1]
+UNSIGNED = [*NUMBERS, 2**63, 10**19 - 1, 10**19, 2**64 - 1]
 
 
 def texts(column: np.ndarray) -> list[str]:
@@ -31,6 +32,23 @@ def test_thousandths(sign: int) -> None:
     values = np.array([sign * number for number in NUMBERS])
     assert texts(thousandths(values)) == list(map(text, NUMBERS))
     assert texts(thousandths(values[:5])) == list(map(text, NUMBERS[:5]))
+
+
+def test_numbers_of_64_bits_without_a_sign() -> None:
+    values = np.array(UNSIGNED, np.uint64)
+    assert texts(whole(values)) == list(map(str, UNSIGNED))
+    assert texts(thousandths(values)) == [f"{number // 1000}.{number % 1000:03}" for number in UNSIGNED]
+
+
+def test_the_smallest_number() -> None:
+    values = np.array([-(2**63)])
+    assert texts(whole(values)) == [str(-(2**63))]
+    assert texts(thousandths(values)) == [f"-{2**63 // 1000}.{2**63 % 1000:03}"]
+
+
+def test_few_lines_of_many_texts() -> None:
+    words = list(map(str, range(1000)))
+    assert texts(one_of(words, np.array([999, 3, 3]))) == ["999", "3", "3"]
 
 
 def test_lines_of_several_columns() -> None:
