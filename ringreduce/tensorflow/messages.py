@@ -1,8 +1,8 @@
 """Messages of tensors between two ranks: send and recv, with gradients that travel the other way. Not in Horovod.
 
 They go through NumPy's forms: eagerly at once, in a tf.function by a py_function, which takes the token of our
-operators and so runs in the order of the program. XLA takes no py_function, nor does tf.saved_model. The gradient of a
-message with tag t has the tag -1 - t, which no user's message has.
+operators and so runs in the order of the program. XLA takes no py_function, nor does tf.saved_model. Which gradient is
+whose: gradient_numbers.py.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 from ringreduce.collectives import data_movement
+from ringreduce.common.gradient_numbers import MOST_TAG, gradient_tag
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.native.running import is_ordered, operand, order_token
 from ringreduce.tensorflow.variables import plain
-
-MOST = (1 << 31) - 1
-"""The largest tag."""
 
 
 def send(tensor: Any, dest: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> tf.Tensor:
@@ -67,52 +65,58 @@ def recv(tensor: Any, source: int, tag: int = 0, process_set: ProcessSet = globa
     return _received(operand(plain(tensor)), process_set.position(int(source), "recv"), _checked(tag), process_set)
 
 
-def _sent(tensor: tf.Tensor, peer: int, tag: int, process_set: ProcessSet) -> tf.Tensor:
-    def work(value: tf.Tensor) -> Any:
+def _sent(tensor: tf.Tensor, peer: int, tag: Any, process_set: ProcessSet) -> tf.Tensor:
+    def work(value: tf.Tensor, tag: int) -> Any:
         data_movement.send(value.numpy(), process_set.ranks[peer], tag=tag, process_set=process_set)
-        return tf.zeros([], value.dtype)
+        return tf.zeros([], value.dtype), gradient_tag(process_set, "send", peer, tag)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def message(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
-        return _run(work, value, []), lambda _: _received(value, peer, -1 - tag, process_set)
+        token, of_gradient = _run(work, value, tag, [])
+        return token, lambda _: _received(value, peer, of_gradient, process_set)
 
     return message(tensor)
 
 
-def _received(like: tf.Tensor, peer: int, tag: int, process_set: ProcessSet) -> tf.Tensor:
-    def work(value: tf.Tensor) -> Any:
+def _received(like: tf.Tensor, peer: int, tag: Any, process_set: ProcessSet) -> tf.Tensor:
+    def work(value: tf.Tensor, tag: int) -> Any:
         buffer = np.empty(value.shape, value.dtype.as_numpy_dtype)
         data_movement.recv(buffer, process_set.ranks[peer], tag=tag, process_set=process_set)
-        return tf.constant(buffer)
+        return tf.constant(buffer), gradient_tag(process_set, "recv", peer, tag)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def message(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
-        def gradient(grad: tf.Tensor) -> tf.Tensor:
-            return tf.fill(tf.shape(grad), _sent(tf.convert_to_tensor(grad), peer, -1 - tag, process_set))
+        result, of_gradient = _run(work, value, tag, value.shape)
 
-        return _run(work, value, value.shape), gradient
+        def gradient(grad: tf.Tensor) -> tf.Tensor:
+            return tf.fill(tf.shape(grad), _sent(tf.convert_to_tensor(grad), peer, of_gradient, process_set))
+
+        return result, gradient
 
     return message(like)
 
 
-def _run(work: Callable[[tf.Tensor], Any], value: tf.Tensor, shape: Any) -> tf.Tensor:
-    """work(value), a tensor of the value's dtype."""
+def _run(work: Callable[[tf.Tensor, int], Any], value: tf.Tensor, tag: Any, shape: Any) -> tuple[tf.Tensor, Any]:
+    """work(value, tag): a tensor of the value's dtype, and the tag of the message's gradient, known when it runs."""
     if tf.executing_eagerly():
-        return work(value)
+        done: tuple[tf.Tensor, int] = work(value, int(tag))
+        return done
     if not is_ordered():
         raise UnavailableError(
             "send and recv need the order of the program, which graphs of tf.compat.v1 do not have: call them eagerly "
             "or in a tf.function"
         )
-    result = tf.py_function(lambda tensor, _: work(tensor), [value, order_token()], value.dtype)
+    inputs = [value, tf.convert_to_tensor(tag, tf.int64), order_token()]
+    result, of_gradient = tf.py_function(lambda tensor, tag, _: work(tensor, int(tag)), inputs, [value.dtype, tf.int64])
     result.set_shape(shape)
-    return result
+    of_gradient.set_shape([])
+    return result, of_gradient
 
 
 def _checked(tag: int) -> int:
     try:
-        if 0 <= index(tag) <= MOST:
+        if 0 <= index(tag) <= MOST_TAG:
             return index(tag)
     except TypeError:
         pass
-    raise InvalidArgumentError(f"tag={tag!r}: a whole number from 0 to {MOST} is expected")
+    raise InvalidArgumentError(f"tag={tag!r}: a whole number from 0 to {MOST_TAG} is expected")

@@ -5,8 +5,9 @@ are the exact transposes: that of a gather scatters the root's gradient, that of
 gives every rank the root's. So a reduce costs as much as an all-reduce here.
 
 Several of them in one loss: the order in which TensorFlow computes gradients depends on the whole of the loss, which
-differs between the root and other ranks. So each has a name, also eagerly, and its gradient has a name of its own: one
-is never taken for another's, and ranks that wait for each other's are told so.
+differs between the root and other ranks. So each has a name, also eagerly, and its gradient has a name of its own
+(gradient_numbers.py): ranks that wait for each other's are told so. A tf.function that is called twice in one loss has
+the same names twice.
 
 A rank that has no result gets a token, a scalar zero, also where nobody asks for a gradient: neither a graph nor a tape
 that has not ended says whether somebody will. The gradient needs every rank, and TensorFlow follows what the loss
@@ -15,20 +16,22 @@ depends on: each rank adds the token to its loss.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
 from ringreduce.collectives.ops import Average
+from ringreduce.common.gradient_numbers import number_of
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.native.data_movement import alltoall
 from ringreduce.tensorflow.native.gradients import NAMED
 from ringreduce.tensorflow.native.reductions import _allreduce
-from ringreduce.tensorflow.native.running import operand, outermost
+from ringreduce.tensorflow.native.running import numbered_in_graph, operand
 from ringreduce.tensorflow.variables import plain
+
+KEPT_NAMES = 16
+"""Eagerly so many gradients of a kind can wait under different names. TensorFlow keeps some 40 KiB for each name."""
 
 
 def reduce(
@@ -157,14 +160,7 @@ def _token(nothing: tf.Tensor) -> tf.Tensor:
 
 
 def _name(name: str | None, call: str, process_set: ProcessSet) -> str:
-    """The name given, or the call's number: in a graph among the graph's, eagerly among those of the process set."""
-    if name is None:
-        graph = None if tf.executing_eagerly() else outermost(tf.compat.v1.get_default_graph())
-        made = _eagerly if graph is None else _made.setdefault(graph, Counter())
-        made[call, process_set.process_set_id] += 1
-        name = f"{call}.{'' if graph is None else 'graph.'}{made[call, process_set.process_set_id]}"
-    return name + NAMED
-
-
-_eagerly: Counter[Any] = Counter()
-_made: WeakKeyDictionary[Any, Counter[Any]] = WeakKeyDictionary()
+    """With the call's number: in a graph among the graph's, eagerly among those of the process set's group."""
+    if not tf.executing_eagerly():
+        return numbered_in_graph(name or call) + NAMED
+    return f"{name or call}.{number_of(process_set, call, name) % KEPT_NAMES}{NAMED}"

@@ -130,4 +130,5 @@ def received(work: Any, like_rows_of: torch.Tensor) -> torch.Tensor:
     shape = (sum(work.counts), *like_rows_of.shape[1:])
     if not work.output:
         return like_rows_of.new_empty(shape)
-    return torch.frombuffer(work.output, dtype=like_rows_of.dtype).view(shape)
+    # Not a view: what a Function of autograd returns as one cannot be changed in place.
+    return torch.frombuffer(work.output, dtype=like_rows_of.dtype).resize_(shape)

@@ -120,11 +120,16 @@ def _name_in_graph(operator: Callable[..., Any], name: str | None, ignore_name_s
     if name is not None:
         scope = graph.get_name_scope()
         return name if ignore_name_scope or not scope else f"{scope}/{name}"
-    graph = outermost(graph)
+    return numbered_in_graph(operator.__name__)
+
+
+def numbered_in_graph(kind: str) -> str:
+    """A name with the function's and the number of this call among those of its kind that the function has."""
+    graph = outermost(tf.compat.v1.get_default_graph())
     made = _made.setdefault(graph, Counter())
-    made[operator.__name__] += 1
+    made[kind] += 1
     function = re.sub(r"_\d+$", "", getattr(graph, "name", ""))
-    return f"{function}/{operator.__name__}_{made[operator.__name__]}"
+    return f"{function}/{kind}_{made[kind]}"
 
 
 _eager_token: tf.Tensor | None = None

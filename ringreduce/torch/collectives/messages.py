@@ -2,7 +2,7 @@
 
 Messages from one rank to another arrive in the order sent, and a message whose tag is not the expected one is an error.
 Autograd runs backward in the reverse order of the forward calls, on each rank: where the ranks send and receive in the
-same order, so do their gradients. The gradient of a message with tag t has the tag -1 - t, which no user's message has.
+same order, and call backward() alike, so do their gradients (gradient_numbers.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ringreduce.collectives.handles import Handle
+from ringreduce.common.gradient_numbers import MOST_TAG, gradient_tag
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.collectives.autograd import Gradients
@@ -21,9 +22,6 @@ from ringreduce.torch.collectives.tokens import PER_RANK, join, token_of
 from ringreduce.torch.profiling import profiled
 from ringreduce.torch.tensors import handle, in_place, is_tracked, on_stream, operand, source
 from ringreduce.torch.tracing import ASYNC, untraced
-
-MOST = (1 << 31) - 1
-"""The largest tag."""
 
 
 @untraced(PER_RANK)
@@ -55,7 +53,7 @@ def send(
     if not is_tracked(tensor):
         send_async(tensor, dest, tag, process_set).wait()
         return None
-    token: torch.Tensor = call(Send, tensor, dest, _checked(tag), process_set)
+    token: torch.Tensor = call(Send, tensor, dest, _checked(tag), process_set)[0]
     return token
 
 
@@ -99,31 +97,34 @@ def recv_async(
 
 
 class Send(torch.autograd.Function):
-    """The gradient of a message that was sent is received. Returns a token (tokens.py)."""
+    """The gradient of a message that was sent is received. Returns two tokens (tokens.py): the user's, and its own."""
 
     @staticmethod
-    def forward(tensor: torch.Tensor, dest: int, tag: int, process_set: ProcessSet) -> torch.Tensor:
+    def forward(
+        tensor: torch.Tensor, dest: int, tag: int, process_set: ProcessSet
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         tensor = source(tensor)
         _submit_send(tensor, dest, tag, process_set).wait()
-        return token_of(tensor)
+        return token_of(tensor), token_of(tensor)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensor, *ctx.settings = inputs
         ctx.shape = tensor.shape
-        ctx.save_for_backward(output)
+        ctx.gradient_tag = gradient_tag(inputs[3], "send", *inputs[1:3])
+        ctx.save_for_backward(output[1])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: torch.Tensor) -> torch.Tensor:
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         dest, tag, process_set = ctx.settings
-        token: torch.Tensor = call(Send, tangents[0], dest, _derived(tag), process_set)
-        return token
+        token, other = call(Send, tangents[0], dest, _derived(tag), process_set)
+        return token, other
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
-        dest, tag, process_set = ctx.settings
+        dest, _, process_set = ctx.settings
         buffer = join(grads[0].new_empty(ctx.shape), *ctx.saved_tensors)
-        return call(Recv, buffer, dest, _derived(tag), process_set)[0], None, None, None
+        return call(Recv, buffer, dest, ctx.gradient_tag, process_set)[0], None, None, None
 
 
 class Recv(torch.autograd.Function):
@@ -141,6 +142,7 @@ class Recv(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _, *ctx.settings = inputs
+        ctx.gradient_tag = gradient_tag(inputs[3], "recv", *inputs[1:3])
         ctx.save_for_backward(output[1])
 
     @staticmethod
@@ -151,8 +153,8 @@ class Recv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
-        peer, tag, process_set = ctx.settings
-        token: torch.Tensor = call(Send, join(grads[0], *ctx.saved_tensors), peer, _derived(tag), process_set)
+        peer, _, process_set = ctx.settings
+        token = call(Send, join(grads[0], *ctx.saved_tensors), peer, ctx.gradient_tag, process_set)[0]
         return token.expand(grads[0].shape), None, None, None
 
 
@@ -163,13 +165,13 @@ def _submit_send(tensor: torch.Tensor, dest: int, tag: int, process_set: Process
 
 def _checked(tag: int) -> int:
     try:
-        if 0 <= index(tag) <= MOST:
+        if 0 <= index(tag) <= MOST_TAG:
             return index(tag)
     except TypeError:
         pass
-    raise InvalidArgumentError(f"tag={tag!r}: a whole number from 0 to {MOST} is expected")
+    raise InvalidArgumentError(f"tag={tag!r}: a whole number from 0 to {MOST_TAG} is expected")
 
 
 def _derived(tag: int) -> int:
-    """The tag of a message's gradient or tangent: negative; of the gradient's own gradient the first tag again."""
+    """The tag of a message's tangent: negative; of the tangent's own the first tag again."""
     return -1 - tag

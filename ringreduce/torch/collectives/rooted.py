@@ -5,7 +5,8 @@
     scatter  its gradient is a gather
 
 So each rank gets the derivative of the sum of all ranks' losses. Horovod has none of these, and its convention for
-broadcast and allgather, which average gradients, is not used here. Every forward() returns a token too (tokens.py).
+broadcast and allgather, which average gradients, is not used here. Every forward() returns a token too (tokens.py), and
+where users get the token a second one, which they cannot change in place, for what backward() needs.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch.collectives.autograd import Gradients, of_tangent
 from ringreduce.torch.collectives.members import call
-from ringreduce.torch.collectives.tokens import join, token_of
+from ringreduce.torch.collectives.tokens import gradient_name, join, token_of
 from ringreduce.torch.profiling import profiled
 from ringreduce.torch.submission import exchange, gather_to_root, received, reduce_to_root, scatter_from_root
 from ringreduce.torch.tensors import no_tangent, on_stream, operand, source
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Reduce(torch.autograd.Function):
@@ -34,24 +36,26 @@ class Reduce(torch.autograd.Function):
     @staticmethod
     def forward(
         tensor: torch.Tensor, root_rank: int, name: str | None, op: int, pre: float, post: float, members: ProcessSet
-    ) -> Pair:
+    ) -> Triple:
         tensor = source(tensor)
         work, output = reduce_to_root(tensor, root_rank, name, op, pre, post, members)
         work.wait()
-        return tensor.new_empty(0) if output is None else output, token_of(tensor)
+        return tensor.new_empty(0) if output is None else output, token_of(tensor), token_of(tensor)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensor, *ctx.settings = inputs
         ctx.shape = tensor.shape
-        ctx.save_for_backward(output[1])
+        ctx.gradient = gradient_name(inputs[6], "reduce", inputs[2])
+        ctx.save_for_backward(output[2])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: torch.Tensor) -> Pair:
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> Triple:
         root_rank, name, op, pre, post, members = ctx.settings
         if op not in (Average, Sum):
             raise no_tangent(f"reduce with op {ReduceOp(op).name}")
-        return reduce(tangents[0], root_rank, of_tangent(name), op, pre, post, members)
+        result, token = reduce(tangents[0], root_rank, of_tangent(name), op, pre, post, members)
+        return result, token, token_of(token)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
@@ -60,14 +64,14 @@ class Reduce(torch.autograd.Function):
             raise InvalidArgumentError(f"reduce has a gradient for op Average and Sum, not for {ReduceOp(op).name}")
         factor = pre * post / (members.group.size if op == Average else 1)
         grad = join(grads[0] if factor == 1.0 else grads[0] * factor, *ctx.saved_tensors)
-        return root_broadcast(grad, ctx.shape, root_rank, None, members), None, None, None, None, None, None
+        return root_broadcast(grad, ctx.shape, root_rank, ctx.gradient, members), None, None, None, None, None, None
 
 
 def reduce(
     tensor: torch.Tensor, root_rank: int, name: str | None, op: int, pre: float, post: float, members: ProcessSet
 ) -> Pair:
     """The result, which is empty on other ranks than the root, and a token."""
-    result, token = call(Reduce, tensor, root_rank, name, op, pre, post, members)
+    result, token, _ = call(Reduce, tensor, root_rank, name, op, pre, post, members)
     return result, token
 
 
@@ -95,8 +99,8 @@ class RootBroadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
-        _, root_rank, _, members = ctx.settings
-        return reduce(grads[0], root_rank, None, Sum, 1.0, 1.0, members)[0], None, None, None, None
+        _, root_rank, name, members = ctx.settings
+        return reduce(grads[0], root_rank, f"{name}.gradient", Sum, 1.0, 1.0, members)[0], None, None, None, None
 
 
 def root_broadcast(
@@ -116,36 +120,38 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def forward(
         tensor: torch.Tensor, root_rank: int, name: str | None, members: ProcessSet
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         tensor = source(tensor)
         work, is_root = gather_to_root(tensor, root_rank, name, members)
         work.wait()
         rows = received(work, tensor) if is_root else tensor.new_empty((0, *tensor.shape[1:]))
         counts = work.counts if is_root else [0] * members.group.size
-        return rows, token_of(tensor), torch.tensor(counts, dtype=torch.int64)
+        return rows, token_of(tensor), token_of(tensor), torch.tensor(counts, dtype=torch.int64)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _, *ctx.settings = inputs
-        _, token, ctx.counts = output
+        *_, token, ctx.counts = output
+        ctx.gradient = gradient_name(inputs[3], "gather", inputs[2])
         ctx.mark_non_differentiable(ctx.counts)
         ctx.save_for_backward(token)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         root_rank, name, members = ctx.settings
-        return *gather(tangents[0], root_rank, of_tangent(name), members), None
+        rows, token = gather(tangents[0], root_rank, of_tangent(name), members)
+        return rows, token, token_of(token), None
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
         root_rank, _, members = ctx.settings
         grad = join(grads[0], *ctx.saved_tensors)
-        return scatterv(grad, ctx.counts, root_rank, None, members), None, None, None
+        return scatterv(grad, ctx.counts, root_rank, ctx.gradient, members), None, None, None
 
 
 def gather(tensor: torch.Tensor, root_rank: int, name: str | None, members: ProcessSet) -> Pair:
     """The ranks' rows, none on other ranks than the root, and a token."""
-    rows, token, _ = call(Gather, tensor, root_rank, name, members)
+    rows, token, *_ = call(Gather, tensor, root_rank, name, members)
     return rows, token
 
 
@@ -175,8 +181,8 @@ class Scatterv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
-        _, root_rank, _, members = ctx.settings
-        return gather(grads[0], root_rank, None, members)[0], None, None, None, None
+        _, root_rank, name, members = ctx.settings
+        return gather(grads[0], root_rank, f"{name}.gradient", members)[0], None, None, None, None
 
 
 def scatterv(
@@ -209,6 +215,7 @@ class Scatter(torch.autograd.Function):
         root_rank, _, members = ctx.settings
         is_root = members.group.rank == members.position(root_rank, "scatter")
         ctx.shape = tensor.shape if is_root else None
+        ctx.gradient = gradient_name(members, "scatter", inputs[3])
         ctx.save_for_backward(output[1])
 
     @staticmethod
@@ -220,7 +227,7 @@ class Scatter(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
         root_rank, _, members = ctx.settings
         grad = join(grads[0], *ctx.saved_tensors)
-        rows, token = gather(grad.unsqueeze(0), root_rank, None, members)
+        rows, token = gather(grad.unsqueeze(0), root_rank, ctx.gradient, members)
         of_tensor = None if ctx.shape is None else rows.reshape(ctx.shape)
         return of_tensor, token.expand(grad.shape), None, None, None
 

@@ -18,14 +18,26 @@ from typing import Any
 
 import torch
 
+from ringreduce.common.gradient_numbers import number_of
+from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch.collectives.members import call
 
 PER_RANK = "what it returns differs between the ranks, and so would their graphs"
 """Why torch.compile breaks the graph at these operations."""
 
 
+KEPT_NAMES = 1024
+"""So many gradients of one kind can wait under different names: then names are used again."""
+
+
+def gradient_name(process_set: ProcessSet, operation: str, name: str | None) -> str:
+    """What the gradient of this operation is called (gradient_numbers.py)."""
+    number = number_of(process_set, operation, name) % KEPT_NAMES
+    return f"{name or f'ringreduce.{operation}'}.{number}.gradient"
+
+
 def token_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A token of an operation on the tensor; 0-dimensional, so that its dtype changes no loss of the same kind."""
+    """A token of an operation on the tensor, of its dtype."""
     return tensor.new_zeros(())
 
 

@@ -364,6 +364,69 @@ def test_a_message_is_no_gradient(run_ranks: Ranks) -> None:
     run_ranks(out_of_order, 2)
 
 
+def backward_in_another_order(kind: str) -> str:
+    """Rank 0 calls backward() for each of two losses, rank 1 for their sum; the gradients would change places."""
+    import torch
+
+    import ringreduce.torch as hvd
+
+    hvd.init()
+    xs = [torch.ones(3, requires_grad=True) for _ in range(2)]
+    if kind == "send":
+        made = [hvd.send(x, 0) if hvd.rank() == 1 else hvd.recv(x, 1).sum() for x in xs]
+    elif kind == "gather":
+        made = [hvd.gather(x, 0).sum() for x in xs]
+    elif kind == "scatter":
+        made = [hvd.scatter(torch.ones(6) if hvd.rank() == 0 else None, x, 0).sum() for x in xs]
+    else:
+        made = [hvd.reduce(x, 0, name=None if kind == "reduce" else "loss").sum() for x in xs]
+    try:
+        if hvd.rank() == 0:
+            for loss in made:
+                loss.backward()
+        else:
+            sum(made).backward()
+    except hvd.HorovodInternalError as error:
+        return type(error).__name__
+    finally:
+        hvd.shutdown()
+    return "nothing"
+
+
+@pytest.mark.parametrize("kind", ["send", "gather", "scatter", "reduce", "reduce of one name"])
+def test_gradients_in_another_order_are_an_error(kind: str, run_ranks: Ranks) -> None:
+    found = run_ranks(backward_in_another_order, 2, args=(kind,))
+    assert "MismatchError" in found
+    assert found[1] != "nothing"  # messages: rank 0 sends gradients, and may be done before rank 1 finds what they are
+    assert kind == "send" or found[0] != "nothing"
+
+
+def tokens_in_place() -> None:
+    import torch
+
+    import ringreduce.torch as hvd
+
+    hvd.init()
+    rank = hvd.rank()
+    x = torch.ones(3, requires_grad=True)
+    token = hvd.send(x * 2, 0) if rank == 1 else hvd.recv(torch.zeros(3, requires_grad=True), 1).sum()
+    for loss in (hvd.gather(x, 0), hvd.reduce(x, 0), token):
+        own = (5.0 * x).sum()
+        if rank == 0:
+            loss.mul_(3.0)  # what came is this rank's own
+            (loss.sum() + own).backward()
+        else:
+            loss += own
+            loss.backward()
+    scale = 3.0 * (1 + 1 / 2 + 2) if rank == 1 else 3.0 * (1 + 1 / 2)
+    assert x.grad is not None
+    assert x.grad.tolist() == [15.0 + scale] * 3
+
+
+def test_results_and_tokens_can_be_changed_in_place(run_ranks: Ranks) -> None:
+    run_ranks(tokens_in_place, 2)
+
+
 def compiled() -> None:
     """torch.compile breaks the graph at each, says why, and the gradients are there."""
     from torch._dynamo.utils import counters

@@ -1,0 +1,41 @@
+"""Which gradient is whose: reduce, gather, scatter, send and recv have gradients that ranks exchange.
+
+A rank whose loss depends on several of these operations computes their gradients in an order of its own: that of one
+backward pass or of one for each loss, or one that the framework chooses by the whole loss. So each gradient carries the
+number of its operation among those of its kind, which is the same on all ranks that take part. Gradients that meet in
+another order are then a MismatchError, not exchanged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ringreduce.job.process_sets import ProcessSet
+
+MOST_TAG = (1 << 31) - 1
+"""The largest tag of a user's message."""
+_STEP = 1_000_003
+"""Odd, so that 2^31 messages of one tag have as many tags of gradients."""
+
+_numbers: WeakKeyDictionary[Any, Counter[tuple[Any, ...]]] = WeakKeyDictionary()
+"""By group, so that numbers begin anew with each."""
+
+
+def number_of(process_set: ProcessSet, *kind: Any) -> int:
+    """The number of this operation among those of its kind, from 0."""
+    numbers = _numbers.setdefault(process_set.group, Counter())
+    numbers[kind] += 1
+    return numbers[kind] - 1
+
+
+def gradient_tag(process_set: ProcessSet, way: str, peer: int, tag: int) -> int:
+    """The tag of a message's gradient: negative, which no user's is, and another one than the next message's.
+
+    Args:
+        way: "send" or "recv".
+        peer: global rank.
+        tag: the message's, also where it is a gradient itself.
+    """
+    return -1 - (tag + number_of(process_set, way, peer, tag) * _STEP) % (MOST_TAG + 1)
