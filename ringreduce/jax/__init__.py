@@ -22,6 +22,7 @@ from ringreduce.common.names import *  # noqa: F403  # its __all__ is part of th
 from ringreduce.jax import (
     shutdown_hooks as shutdown_hooks,  # before any program is compiled, so that it runs in time at exit
 )
+from ringreduce.jax.averaging import LocalSGD, LocalSGDState, diloco, local_sgd
 from ringreduce.jax.compression import Compression
 from ringreduce.jax.data_movement import allgather, alltoall, barrier, broadcast
 from ringreduce.jax.failures import named_errors
@@ -35,6 +36,8 @@ __all__ = [
     "AccumulationState",
     "Compression",
     "GradientTransformation",
+    "LocalSGD",
+    "LocalSGDState",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -43,8 +46,10 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "broadcast_parameters",
+    "diloco",
     "distributed",
     "grouped_allreduce",
+    "local_sgd",
     "named_errors",
     "reducescatter",
 ]

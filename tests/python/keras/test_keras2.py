@@ -242,6 +242,8 @@ def callbacks(tf: Any, hvd: Any) -> None:
         best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(file))
         model.fit(x, y, epochs=1, verbose=0, callbacks=[best])
         assert file.exists() == (rank == 0)
+    with pytest.raises(hvd.UnavailableError, match="LocalSGDCallback is for Keras 3"):
+        hvd.callbacks.LocalSGDCallback(2)
 
 
 def functions(tf: Any, hvd: Any) -> None:
