@@ -3,11 +3,13 @@
     ringrun -np 2 python examples/torch_local_sgd.py --method diloco --every 50
 
 Each rank takes its own part of every epoch's images, in batches of --batch-size / ranks. --method synchronous reduces
-gradients in each step; the others average parameters every --every steps: docs/methods.md.
+gradients in each step, fp16, int8 and powersgd do so in fewer bytes; the others average parameters every --every steps:
+docs/methods.md. benchmarks/methods.py draws their losses against time over a slow link.
 """
 
 import argparse
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,9 @@ import ringreduce.torch as hvd
 
 METHODS: dict[str, Callable[[Any, int], Any]] = {
     "synchronous": lambda optimizer, every: hvd.DistributedOptimizer(optimizer),
+    "fp16": lambda optimizer, every: hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.fp16),
+    "int8": lambda optimizer, every: hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.int8()),
+    "powersgd": lambda optimizer, every: hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.powersgd()),
     "averaging": lambda optimizer, every: hvd.LocalSGD(optimizer, every),
     "post-local": lambda optimizer, every: hvd.LocalSGD(optimizer, every, warmup=4 * every),
     "diloco": lambda optimizer, every: hvd.LocalSGD(optimizer, every, outer=hvd.diloco()),
@@ -28,6 +33,9 @@ METHODS: dict[str, Callable[[Any, int], Any]] = {
     "slowmo": lambda optimizer, every: hvd.LocalSGD(optimizer, every, outer=hvd.slowmo()),
     "easgd": lambda optimizer, every: hvd.LocalSGD(optimizer, every, outer=hvd.ElasticAveraging()),
 }
+IN_EACH_STEP = ("synchronous", "fp16", "int8", "powersgd")
+SHOWN_STEPS = 20
+"""The loss of rank 0's batches is written to --json as a mean over so many steps."""
 
 
 def main() -> None:
@@ -43,22 +51,29 @@ def main() -> None:
     batch_size = options.batch_size // hvd.size()
     steps = min(options.steps or len(train_images), len(train_images) // options.batch_size)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, total_iters=options.epochs * steps)
+    curve: list[tuple[float, float]] = []  # seconds since the first step, loss of the steps since the last entry
+    begin, since = time.perf_counter(), 0.0
     for epoch in range(options.epochs):
         order = torch.randperm(len(train_images), generator=torch.Generator().manual_seed(options.seed + epoch))
         mine = order[hvd.rank() :: hvd.size()].split(batch_size)[:steps]
         loss = torch.zeros(())
-        for rows in mine:
+        for step, rows in enumerate(mine, start=1):
             optimizer.zero_grad()
             part = torch.nn.functional.cross_entropy(scores(model, train_images[rows]), train_labels[rows])
             part.backward()
             optimizer.step()
             schedule.step()
             loss += part.detach() / len(mine)
-        if options.method != "synchronous" and epoch == options.epochs - 1:
+            since += part.item() / SHOWN_STEPS
+            if step % SHOWN_STEPS == 0:
+                curve.append((time.perf_counter() - begin, since))
+                since = 0.0
+        since = 0.0
+        if options.method not in IN_EACH_STEP and epoch == options.epochs - 1:
             optimizer.synchronize()  # the last steps since the last averaging, too
         if hvd.rank() == 0:
             print(f"epoch {epoch + 1}: loss {loss:.3f}", flush=True)
-    sent = hvd.stats()["bytes_moved"]
+    sent, on_wire = (hvd.stats()[counter] for counter in ("bytes_moved", "bytes_on_wire"))
 
     accuracy = correct(model, test_images, test_labels) / len(test_images)
     if hvd.rank() == 0:
@@ -66,8 +81,9 @@ def main() -> None:
         print(f"{options.method}: test accuracy {accuracy:.4f}, {kilobytes:.2f} kB of tensors a step and rank")
         if options.json:
             result = {"method": options.method, "every": options.every, "ranks": hvd.size(), "accuracy": accuracy}
+            result |= {"nbytes": sent, "wire_nbytes": on_wire, "steps": options.epochs * steps, "curve": curve}
             with open(options.json, "w") as file:
-                json.dump(result | {"nbytes": sent, "steps": options.epochs * steps}, file)
+                json.dump(result, file)
 
 
 def scores(model: torch.nn.Module, pixels: torch.Tensor) -> torch.Tensor:
