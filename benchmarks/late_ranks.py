@@ -92,7 +92,7 @@ def train(kind: str, seconds: float, pause_s: float) -> None:
     while is_over.item() == 0:
         step += 1
         if rank == 0:
-            print(f"step {step}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"step {step}\n")  # at once: a warning may come between two writes
         if kind in ("loader", "two") and rank in late:
             time.sleep(EXTRA_S)
         elif kind == "core":
@@ -160,7 +160,7 @@ def run(kind: str, seconds: float, pause_s: float, results: Results) -> None:
             warning = LATE.search(line)
             if step_line:
                 step = int(step_line[1])
-            elif warning:
+            if warning:
                 named[int(warning[1])] = warning[2]
                 if kind == "none":
                     print(f"after {step} steps: {line}", end="", file=sys.stderr, flush=True)

@@ -8,7 +8,9 @@ rounds, and the spread is that of the ratios:
     8 B, level c     all-reduces in a loop within the core (`ringreduce bench allreduce --sizes 8`): ns each
     8 B, named       synchronous calls of one name from Python: us each
     1 MiB, named     asynchronous calls of eight names, then eight synchronize(): us for the eight
-    training step    a network of 670,000 parameters under ringreduce.torch's DistributedOptimizer: us a step
+    training step    a network of 670,000 parameters under ringreduce.torch's DistributedOptimizer: us a step. Here one
+                     job turns its timeline on and off, twice as often as there are rounds: what it costs is less than
+                     two jobs differ
 
 Then 8 files of 100,000 operations and as many waits are read and merged: operations of a rank a second.
 """
@@ -26,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -62,8 +65,8 @@ def small_and_large() -> dict[str, float]:
         return {"8 B, named": 1e6 * named, "1 MiB, named": 1e6 * median_of(eight, 10)}
 
 
-def training() -> dict[str, float]:
-    """The step of a small network, in us."""
+def training(rounds: int) -> list[tuple[float, float]]:
+    """Of the step of a small network, in us: without and with a timeline, in turns."""
     import torch
 
     import ringreduce.torch as hvd
@@ -82,16 +85,28 @@ def training() -> dict[str, float]:
         torch.autograd.backward(torch.nn.functional.cross_entropy(model(images), labels))
         optimizer.step()
 
-    step()
-    seconds = median_of(step, 10)
+    pairs = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(2 * rounds):
+            seconds = {}
+            for is_on in (number % 2 == 0, number % 2 == 1):
+                hvd.barrier()
+                if is_on:
+                    hvd.start_timeline(f"{folder}/{number}")
+                median_of(step, 1)
+                seconds[is_on] = median_of(step, 1, 400)
+                if is_on:
+                    hvd.stop_timeline()
+            pairs.append((1e6 * seconds[False], 1e6 * seconds[True]))
+        hvd.barrier()
     hvd.shutdown()
-    return {"training step": 1e6 * seconds}
+    return pairs
 
 
 # --- the jobs ---------------------------------------------------------------------------------------------------------
 
 
-def run_job(work: str, folder: str | None) -> dict[str, float]:
+def run_job(work: str, folder: str | None, rounds: int) -> Any:
     """What rank 0 of a job of two ranks has measured."""
     variables = {name: text for name, text in os.environ.items() if "TIMELINE" not in name}
     if folder is not None:
@@ -105,10 +120,9 @@ def run_job(work: str, folder: str | None) -> dict[str, float]:
             )
             found = json.loads(Path(file.name).read_text())["results"][0]["time_us"]
         return {"8 B, level c": 1e3 * found["p50"]}
-    command = [*ringreduce, "run", "-np", "2", sys.executable, __file__, "--work", work]
+    command = [*ringreduce, "run", "-np", "2", sys.executable, __file__, "--work", work, "--rounds", str(rounds)]
     text = subprocess.run(command, env=variables, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
-    measured: dict[str, float] = json.loads(text)
-    return measured
+    return json.loads(text)
 
 
 def compared(rounds: int) -> list[dict[str, float | str]]:
@@ -117,10 +131,11 @@ def compared(rounds: int) -> list[dict[str, float | str]]:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
             print(f"round {number + 1} of {rounds}", file=sys.stderr)
-            for work in ("c", "calls", "training"):
-                without, with_it = run_job(work, None), run_job(work, folder)
+            for work in ("c", "calls"):
+                without, with_it = run_job(work, None, rounds), run_job(work, folder, rounds)
                 for case, value in without.items():
                     taken.setdefault(case, []).append((value, with_it[case]))
+    taken["training step"] = run_job("training", None, rounds)
     rows: list[dict[str, float | str]] = []
     for case, pairs in taken.items():
         ratios = sorted(after / before for before, after in pairs)
@@ -198,7 +213,7 @@ def main() -> None:
     parser.add_argument("--work", choices=("calls", "training"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work is not None:
-        measured = small_and_large() if options.work == "calls" else training()
+        measured = small_and_large() if options.work == "calls" else training(options.rounds)
         if os.environ["RINGREDUCE_RANK"] == "0":
             print(json.dumps(measured))
         return

@@ -8,9 +8,8 @@ namespace {
 // The quick window is for a job that begins: of seconds in which ranks made ready and nobody waited, 10 % is more than
 // five steps. Within so little time a rank must be late for a larger share. Later, four slow steps among even ones
 // would be as much, and name a rank for a hiccup.
-constexpr int64_t kQuickNs = 2'500'000'000;
+constexpr int64_t kQuickNs = 2'000'000'000;
 constexpr double kQuickTimes = 3;
-constexpr int64_t kBeginningNs = 30'000'000'000;
 // The long window is for steps of many seconds.
 constexpr int64_t kShortNs = 10'000'000'000;
 constexpr int64_t kLongNs = 60'000'000'000;

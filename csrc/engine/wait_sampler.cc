@@ -68,7 +68,11 @@ bool WaitSampler::pause(int64_t ns) {
 void WaitSampler::run() {
   looked_ns_ = judged_ns_ = now_ns();
   std::uniform_int_distribution<int64_t> usual_pause(kPauseLeastNs, kPauseMostNs);
-  while (pause(looked_ns_ - waited_ns_ > kIdleAfterNs ? kIdlePauseNs : usual_pause(random_))) {
+  const int64_t began_ns = looked_ns_;
+  const auto is_idle = [&] {
+    return looked_ns_ - waited_ns_ > kIdleAfterNs && looked_ns_ - began_ns > LateRanks::kBeginningNs;
+  };
+  while (pause(is_idle() ? kIdlePauseNs : usual_pause(random_))) {
     try {
       sample();
     } catch (const std::exception&) {  // out of memory: a job does not end because of its statistics

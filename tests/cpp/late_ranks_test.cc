@@ -60,14 +60,14 @@ TEST_CASE("late ranks: seconds in which ranks made ready do not count against wh
   Steps steps(4);
   CHECK(steps.run(200, {}, 1).empty());  // 10 s
   CHECK(steps.run(6, {{1, 3}}, 4) == Words{{1}});
-  CHECK(steps.last.window_s == doctest::Approx(2.5).epsilon(0.1));
+  CHECK(steps.last.window_s == doctest::Approx(2.0).epsilon(0.1));
   CHECK(steps.last.share >= 0.3);
 }
 
 TEST_CASE("late ranks: in little time a rank must be late for more of it") {
   Steps steps(4);
   CHECK(steps.run(200, {}, 1).empty());
-  CHECK(steps.run(10, {{1, 1}}, 4).empty());  // 20 % of 2.5 s, 5 % of 10
+  CHECK(steps.run(10, {{1, 1}}, 4).empty());  // a quarter of 2 s, 5 % of 10
 }
 
 TEST_CASE("late ranks: four slow steps among even ones make no late rank") {

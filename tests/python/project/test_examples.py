@@ -94,6 +94,20 @@ def test_local_sgd(method: str, ranks: int, data: Path, tmp_path: Path) -> None:
     assert least <= result["nbytes"] < most + 10_000
 
 
+@pytest.mark.parametrize("method", ["fp16", "int8", "powersgd"])
+def test_gradients_in_fewer_bytes(method: str, data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    output = tmp_path / "result.json"
+    options = ("--method", method, "--epochs", "1", "--steps", "20", "--batch-size", "4", "--json", str(output))
+    run_ranks(example, 2, args=("torch_local_sgd.py", *options), env={"RINGREDUCE_DATA": str(data)})
+    result = json.loads(output.read_text())
+    assert result["steps"] == 20
+    assert result["wire_nbytes"] == 0  # all ranks are on one host
+    ((seconds, loss),) = result["curve"]
+    assert seconds > 0
+    assert 0 < loss < 10
+
+
 def test_synthetic_benchmark() -> None:
     pytest.importorskip("torch")
     size = ("--model", "lenet", "--batch-size", "4", "--num-warmup-batches", "1", "--num-batches-per-iter", "2")
