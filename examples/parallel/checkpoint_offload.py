@@ -22,14 +22,13 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from model import Block, Model
 from text import batch, characters
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.functional import cross_entropy, gelu, layer_norm, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 import ringreduce.torch as hvd
 
-HEADS = 4
 TOLERANCE = 1e-10  # sums over ranks are rounded in another order, by about 1e-16 in float64
 
 
@@ -71,49 +70,28 @@ class Saved:
         self.change(-1)
 
 
-class Block(torch.nn.Module):
-    """A transformer block with causal attention."""
+class CheckpointedModel(Model):
+    """Keeps the blocks' inputs where `checkpointed` is set."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.qkv, self.out = torch.nn.Linear(width, 3 * width, bias=False), torch.nn.Linear(width, width)
-        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+    checkpointed = False
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = self.qkv(layer_norm(x, x.shape[-1:])).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        x = x + self.out(scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.down(gelu(self.up(layer_norm(x, x.shape[-1:]))))
+    def through(self, block: Block, x: torch.Tensor) -> torch.Tensor:
+        # use_reentrant=True runs the second forward as any other, so saved_tensors_hooks see it. The other form, which
+        # torch recommends, keeps about as much, with hooks of its own, so that ours would count too little.
+        return checkpoint(block, x, use_reentrant=True, preserve_rng_state=False) if self.checkpointed else block(x)
 
 
-class Model(torch.nn.Module):
-    """Predicts the next character. forward() returns the cross entropy."""
-
-    def __init__(self, kinds: int, length: int, width: int, layers: int) -> None:
-        super().__init__()
-        self.embedding, self.head = torch.nn.Embedding(kinds, width), torch.nn.Linear(width, kinds)
-        self.position = torch.nn.Parameter(torch.randn(length, width) * 0.1)
-        self.blocks = torch.nn.ModuleList(Block(width) for _ in range(layers))
-
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor, checkpointed: bool) -> torch.Tensor:
-        x = self.embedding(inputs) + self.position
-        for block in self.blocks:
-            # use_reentrant=True runs the second forward as any other, so saved_tensors_hooks see it. The other form,
-            # which torch recommends, keeps about as much, with hooks of its own, so that ours would count too little.
-            x = checkpoint(block, x, use_reentrant=True, preserve_rng_state=False) if checkpointed else block(x)
-        return cross_entropy(self.head(layer_norm(x, x.shape[-1:])).flatten(0, 1), targets.flatten())
-
-
-def course_of_saved(model: Model, data: list[torch.Tensor], checkpointed: bool) -> list[int]:
+def course_of_saved(model: Model, data: list[torch.Tensor]) -> list[int]:
     """The bytes that autograd keeps during forward and backward; what it keeps of parameters is there anyway."""
     users, course = Counter(parameter.untyped_storage().data_ptr() for parameter in model.parameters()), [0]
     with saved_tensors_hooks(lambda tensor: Saved(tensor, users, course), lambda saved: saved.tensor):
-        model(*data, checkpointed).backward()
+        model(*data).backward()
     return course
 
 
-def train(model: Model, optimizer: torch.optim.Optimizer, data: list[torch.Tensor], checkpointed: bool) -> torch.Tensor:
+def train(model: Model, optimizer: torch.optim.Optimizer, data: list[torch.Tensor]) -> torch.Tensor:
     optimizer.zero_grad()
-    (loss := model(*data, checkpointed)).backward()
+    (loss := model(*data)).backward()
     optimizer.step()
     return loss.detach()
 
@@ -129,10 +107,12 @@ def main() -> None:
     device = f"cuda:{hvd.local_rank() % gpus}" if (gpus := torch.cuda.device_count()) else "cpu"
     text = characters()
     torch.manual_seed(1)  # the same parameters on all ranks
-    alone = Model(int(text.max()) + 1, options.length, options.width, options.layers).to(device)
+    alone = CheckpointedModel(int(text.max()) + 1, options.length, options.width, options.layers).to(device)
     model = copy.deepcopy(alone)
     data = [tensor.chunk(ranks)[rank].to(device) for tensor in batch(text, 0, options.rows, options.length)]
-    courses = [course_of_saved(model, data, checkpointed) for checkpointed in (False, True)]
+    courses = [course_of_saved(model, data)]
+    model.checkpointed = True
+    courses.append(course_of_saved(model, data))
     optimizer = hvd.DistributedOptimizer(OffloadedAdamW(list(model.parameters()), 0.003, options.second_copy))
     optimizer_alone = torch.optim.AdamW(alone.parameters(), lr=0.003)
 
@@ -140,11 +120,11 @@ def main() -> None:
     for step in range(options.steps):
         data = [tensor.to(device) for tensor in batch(text, step, options.rows, options.length)]
         before = hvd.stats()["bytes_moved"]
-        loss = train(model, optimizer, [tensor.chunk(ranks)[rank] for tensor in data], True)
+        loss = train(model, optimizer, [tensor.chunk(ranks)[rank] for tensor in data])
         losses.append(hvd.allreduce(loss, op=hvd.Average).item())
         nbytes += hvd.stats()["bytes_moved"] - before if step else 0
         if options.check:
-            loss_alone = train(alone, optimizer_alone, data, False).item()
+            loss_alone = train(alone, optimizer_alone, data).item()
             one, other = (torch.nn.utils.parameters_to_vector(each.parameters()) for each in (model, alone))
             differences = torch.cat([(one - other).detach().cpu(), torch.tensor([losses[-1] - loss_alone])])
             found = hvd.allgather(differences).abs().max().item()

@@ -28,44 +28,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from model import Model
 from text import batch, characters
-from torch.nn.functional import cross_entropy, gelu, layer_norm, scaled_dot_product_attention
 
 import ringreduce.torch as hvd
 
-HEADS = 4
 SIZES = {"steps": 100, "layers": 2, "width": 48, "rows": 16, "length": 48}
 TOLERANCE = 1e-10  # sums over devices and ranks are rounded in another order, by about 1e-16 in float64
 WARMUP = 3  # steps that are not timed
-
-
-class Block(torch.nn.Module):
-    """A transformer block with causal attention."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.qkv, self.out = torch.nn.Linear(width, 3 * width, bias=False), torch.nn.Linear(width, width)
-        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = self.qkv(layer_norm(x, x.shape[-1:])).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        x = x + self.out(scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.down(gelu(self.up(layer_norm(x, x.shape[-1:]))))
-
-
-class Model(torch.nn.Module):
-    """Predicts the next character. forward() returns the cross entropy."""
-
-    def __init__(self, kinds: int, length: int, width: int, layers: int) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(kinds, width)
-        self.position = torch.nn.Parameter(torch.randn(length, width) * 0.1)
-        self.blocks = torch.nn.Sequential(*(Block(width) for _ in range(layers)))
-        self.head = torch.nn.Linear(width, kinds)
-
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x = self.blocks(self.embedding(inputs) + self.position)
-        return cross_entropy(self.head(layer_norm(x, x.shape[-1:])).flatten(0, 1), targets.flatten())
 
 
 class Devices:

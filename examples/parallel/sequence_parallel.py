@@ -16,21 +16,18 @@ a / p; and once a step the all-reduce of gradients and loss. By ring, a reduce-s
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from tensor_parallel import TOLERANCE, Data, Map, Parameters, Trainer, difference, draw, make
 from text import batch, characters
 from torch.nn.functional import cross_entropy, embedding, gelu, layer_norm, linear, scaled_dot_product_attention
 
 import ringreduce.torch as hvd
 
-Parameters = dict[str, torch.Tensor]
-Map = Callable[[torch.Tensor], torch.Tensor]
 # The dimension along which a parameter is split: output features if column-parallel, input features if row-parallel.
 SPLIT = {"qkv": 1, "out": 1, "up": 0, "up_bias": 0, "down": 1, "position": 0}  # qkv: three weights
-TOLERANCE = 1e-10  # sums over ranks are rounded in another order, by about 1e-16 in float64
 
 
 class GatherPositions(torch.autograd.Function):
@@ -57,7 +54,7 @@ class ScatterSum(torch.autograd.Function):
         return hvd.allgather(grad)
 
 
-def loss_of(p: Parameters, data: Sequence[torch.Tensor], heads: int, f: Map, g: Map) -> torch.Tensor:
+def loss_of(p: Parameters, data: Data, heads: int, f: Map, g: Map) -> torch.Tensor:
     """The cross entropy at a rank's positions, which are the first dimension: collectives gather and split that one."""
     inputs, targets = data
     x = embedding(inputs, p["embedding"]) + p["position"].unsqueeze(1)
@@ -74,59 +71,26 @@ def loss_of(p: Parameters, data: Sequence[torch.Tensor], heads: int, f: Map, g: 
     return cross_entropy(x.flatten(0, 1), targets.flatten())
 
 
-def make(kinds: int, width: int, length: int, layers: int) -> Parameters:
-    """The whole model's parameters, the same on all ranks."""
-    attention = {"norm1": (width,), "qkv": (3, width, width), "out": (width, width)}
-    mlp = {"up": (4 * width, width), "up_bias": (4 * width,), "down": (width, 4 * width), "down_bias": (width,)}
-    shapes = {"embedding": (kinds, width), "position": (length, width), "norm": (width,), "head": (kinds, width)}
-    for layer in range(layers):
-        shapes |= {f"{layer}.{name}": shape for name, shape in (attention | {"norm2": (width,)} | mlp).items()}
-    random = torch.Generator().manual_seed(1)
-    return {
-        name: torch.randn(shape, generator=random, dtype=torch.float64) * shape[-1] ** -0.5 + float("norm" in name)
-        for name, shape in shapes.items()
-    }
-
-
 def part(name: str, whole: torch.Tensor) -> torch.Tensor:
     """This rank's part of a parameter."""
     kind = name.split(".")[-1]
     return whole.chunk(hvd.size(), SPLIT[kind])[hvd.rank()] if kind in SPLIT else whole
 
 
-class Trainer:
-    """Parameters, and the optimizer that changes them."""
+class SequenceTrainer(Trainer):
+    """Sums loss and gradients of what each rank has for its own positions only."""
 
-    def __init__(self, parameters: Parameters, heads: int, f: Map, g: Map) -> None:
-        self.parameters = {name: tensor.clone().requires_grad_() for name, tensor in parameters.items()}
-        self.optimizer = torch.optim.Adam(self.parameters.values(), lr=0.003)
-        self.settings = heads, f, g
+    def reduced(self, loss: torch.Tensor) -> torch.Tensor:
+        replicated = [p.grad for name, p in self.parameters.items() if name.split(".")[-1] not in SPLIT]
+        hvd.grouped_allreduce_([loss, *replicated], op=hvd.Sum)
+        return loss
 
-    def step(self, data: Sequence[torch.Tensor], ranks: int) -> float:
-        self.optimizer.zero_grad()
-        loss = loss_of(self.parameters, data, *self.settings) / ranks  # the mean at a rank's positions: 1/p of all
-        loss.backward()
-        loss = loss.detach()
-        if ranks > 1:
-            replicated = [p.grad for name, p in self.parameters.items() if name.split(".")[-1] not in SPLIT]
-            hvd.grouped_allreduce_([loss, *replicated], op=hvd.Sum)
-        self.optimizer.step()
-        return loss.item()
-
-    def kept_nbytes(self, data: Sequence[torch.Tensor]) -> int:
+    def kept_nbytes(self, data: Data) -> int:
         """What autograd keeps for backward: activations and this rank's part of the parameters."""
         kept, storage = {}, torch.Tensor.untyped_storage
         with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(storage(t).data_ptr(), t), lambda t: t):
-            loss_of(self.parameters, data, *self.settings)
+            self.loss_of(self.parameters, data)
         return sum(storage(tensor).nbytes() for tensor in kept.values())
-
-
-def difference(split: Trainer, alone: Trainer, losses: tuple[float, float]) -> float:
-    """The largest one on any rank, of losses and of the rank's part of the parameters."""
-    pairs = [(tensor, part(name, alone.parameters[name])) for name, tensor in split.parameters.items()]
-    each = [(one - other).detach().abs().max() for one, other in pairs]
-    each.append(torch.tensor(losses[0] - losses[1], dtype=torch.float64).abs())
-    return hvd.allgather(torch.stack(each).max().reshape(1)).max().item()
 
 
 def main() -> None:
@@ -140,19 +104,22 @@ def main() -> None:
     text = characters()
     whole = make(int(text.max()) + 1, options.width, options.length, options.layers)
     own = {name: part(name, tensor) for name, tensor in whole.items()}
-    split = Trainer(own, options.heads // ranks, GatherPositions.apply, ScatterSum.apply)
-    alone = Trainer(whole, options.heads, lambda x: x, lambda x: x)
+    f, g = GatherPositions.apply, ScatterSum.apply
+    # The mean at a rank's positions is 1/p of that at all.
+    split = SequenceTrainer(own, lambda p, data: loss_of(p, data, options.heads // ranks, f, g) / ranks)
+    alone = Trainer(whole, lambda p, data: loss_of(p, data, options.heads, lambda x: x, lambda x: x))
 
     losses, losses_alone, largest, nbytes = [], [], 0.0, 0
     for step in range(options.steps):
         data = [tensor.T for tensor in batch(text, step, options.rows, options.length)]  # positions first
         mine = [tensor.chunk(ranks)[hvd.rank()] for tensor in data]
         before = hvd.stats()["bytes_moved"]
-        losses.append(split.step(mine, ranks))
+        losses.append(split.step(mine))
         nbytes += hvd.stats()["bytes_moved"] - before
         if options.check:
-            losses_alone.append(alone.step(data, 1))
-            found = difference(split, alone, (losses[-1], losses_alone[-1]))
+            losses_alone.append(alone.step(data))
+            parts = {name: part(name, tensor) for name, tensor in alone.parameters.items()}
+            found = difference(split.parameters, parts, (losses[-1], losses_alone[-1]))
             if not found <= TOLERANCE:  # also where it is not a number
                 raise SystemExit(f"step {step}: the ranks' model differs by {found:.1e} from the model of one rank")
             largest = max(largest, found)
@@ -168,20 +135,7 @@ def main() -> None:
             result = {"ranks": ranks, "losses": losses, "nbytes": nbytes, "difference": largest, "kept": kept}
             Path(options.json).write_text(json.dumps(result))
         if options.picture:
-            draw(options.picture, losses, losses_alone)
-
-
-def draw(path: str, losses: list[float], losses_alone: list[float]) -> None:
-    from matplotlib.figure import Figure  # it draws PNG by Agg, without a display
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(losses, linewidth=3, alpha=0.5, label=f"{hvd.size()} ranks, sequence parallel")
-    if losses_alone:
-        axes.plot(losses_alone, "k--", linewidth=1, label="one rank")
-    axes.set(xlabel="step", ylabel="cross entropy of a character")
-    axes.legend()
-    figure.savefig(path, dpi=120)
+            draw(options.picture, losses, losses_alone, f"{ranks} ranks, sequence parallel")
 
 
 def arguments() -> argparse.Namespace:

@@ -15,7 +15,7 @@ That is what bytes_moved counts; an all-reduce by ring sends 2 (p - 1) / p times
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch.nn.functional import cross_entropy, embedding, gelu, layer_norm, line
 import ringreduce.torch as hvd
 
 Parameters = dict[str, torch.Tensor]
+Data = Sequence[torch.Tensor]  # inputs and targets
 Map = Callable[[torch.Tensor], torch.Tensor]
 
 # The dimension along which a parameter is split: output features if column-parallel, input features if row-parallel.
@@ -38,12 +39,13 @@ class CopyToRanks(torch.autograd.Function):
     """f: each rank takes the whole input; the input's gradient is the sum of what the ranks' parts give."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, ranks: hvd.ProcessSet) -> torch.Tensor:
+        ctx.ranks = ranks
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return hvd.allreduce(grad, op=hvd.Sum)
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return hvd.allreduce(grad, op=hvd.Sum, process_set=ctx.ranks), None
 
 
 class SumOverRanks(torch.autograd.Function):
@@ -54,15 +56,15 @@ class SumOverRanks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        return hvd.allreduce(tensor, op=hvd.Sum)
+    def forward(ctx: Any, tensor: torch.Tensor, ranks: hvd.ProcessSet) -> torch.Tensor:
+        return hvd.allreduce(tensor, op=hvd.Sum, process_set=ranks)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
 
 
-def loss_of(p: Parameters, data: tuple[torch.Tensor, torch.Tensor], heads: int, f: Map, g: Map) -> torch.Tensor:
+def loss_of(p: Parameters, data: Data, heads: int, f: Map, g: Map) -> torch.Tensor:
     """The cross entropy of the next character, by a rank's part of the model, which has `heads` heads."""
     inputs, targets = data
     x = embedding(inputs, p["embedding"]) + p["position"]
@@ -93,32 +95,36 @@ def make(kinds: int, width: int, length: int, layers: int) -> Parameters:
     }
 
 
-def part(name: str, whole: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a parameter."""
+def part(name: str, whole: torch.Tensor, ranks: hvd.ProcessSet) -> torch.Tensor:
+    """This rank's part of a parameter that is split over the ranks."""
     kind = name.partition(".")[2]
-    return whole.chunk(hvd.size(), SPLIT[kind])[hvd.rank()] if kind in SPLIT else whole
+    return whole.chunk(ranks.size(), SPLIT[kind])[ranks.rank()] if kind in SPLIT else whole
 
 
 class Trainer:
     """Parameters, and the optimizer that changes them."""
 
-    def __init__(self, parameters: Parameters, heads: int, f: Map, g: Map) -> None:
+    def __init__(self, parameters: Parameters, loss_of: Callable[[Parameters, Data], torch.Tensor]) -> None:
         self.parameters = {name: tensor.clone().requires_grad_() for name, tensor in parameters.items()}
         self.optimizer = torch.optim.Adam(self.parameters.values(), lr=0.003)
-        self.settings = heads, f, g
+        self.loss_of = loss_of
 
-    def step(self, data: tuple[torch.Tensor, torch.Tensor]) -> float:
+    def step(self, data: Data) -> float:
         self.optimizer.zero_grad()
-        loss = loss_of(self.parameters, data, *self.settings)
+        loss = self.loss_of(self.parameters, data)
         loss.backward()
+        loss = self.reduced(loss.detach())
         self.optimizer.step()
         return loss.item()
 
+    def reduced(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss of all ranks; reduces gradients where ranks have parts of them, which is not so here."""
+        return loss
 
-def difference(split: Trainer, alone: Trainer, losses: tuple[float, float]) -> float:
+
+def difference(own: Parameters, parts: Parameters, losses: tuple[float, float]) -> float:
     """The largest one on any rank, of losses and of the rank's part of the parameters."""
-    pairs = [(tensor, part(name, alone.parameters[name])) for name, tensor in split.parameters.items()]
-    each = [(one - other).detach().abs().max() for one, other in pairs]
+    each = [(tensor - parts[name]).detach().abs().max() for name, tensor in own.items()]
     each.append(torch.tensor(losses[0] - losses[1], dtype=torch.float64).abs())
     return hvd.allgather(torch.stack(each).max().reshape(1)).max().item()
 
@@ -133,10 +139,11 @@ def main() -> None:
         raise SystemExit(f"width {options.width} cannot be split over {options.heads} heads")
     text = characters()
     whole = make(int(text.max()) + 1, options.width, options.length, options.layers)
-    own = {name: part(name, tensor) for name, tensor in whole.items()}
-    split = Trainer(own, options.heads // hvd.size(), CopyToRanks.apply, SumOverRanks.apply)
-    alone = Trainer(whole, options.heads, lambda x: x, lambda x: x)
-
+    everyone = hvd.global_process_set
+    own = {name: part(name, tensor, everyone) for name, tensor in whole.items()}
+    f, g = lambda x: CopyToRanks.apply(x, everyone), lambda x: SumOverRanks.apply(x, everyone)
+    split = Trainer(own, lambda p, data: loss_of(p, data, options.heads // hvd.size(), f, g))
+    alone = Trainer(whole, lambda p, data: loss_of(p, data, options.heads, lambda x: x, lambda x: x))
     losses, losses_alone, largest, nbytes = [], [], 0.0, 0
     for step in range(options.steps):
         data = batch(text, step, options.rows, options.length)
@@ -145,7 +152,8 @@ def main() -> None:
         nbytes += hvd.stats()["bytes_moved"] - before
         if options.check:
             losses_alone.append(alone.step(data))
-            found = difference(split, alone, (losses[-1], losses_alone[-1]))
+            parts = {name: part(name, tensor, everyone) for name, tensor in alone.parameters.items()}
+            found = difference(split.parameters, parts, (losses[-1], losses_alone[-1]))
             if not found <= TOLERANCE:  # also where it is not a number
                 raise SystemExit(f"step {step}: the ranks' model differs by {found:.1e} from the model of one rank")
             largest = max(largest, found)
@@ -161,15 +169,15 @@ def main() -> None:
             result |= {"parameters": sum(tensor.numel() for tensor in own.values())}
             Path(options.json).write_text(json.dumps(result))
         if options.picture:
-            draw(options.picture, losses, losses_alone)
+            draw(options.picture, losses, losses_alone, f"{hvd.size()} ranks, tensor parallel")
 
 
-def draw(path: str, losses: list[float], losses_alone: list[float]) -> None:
+def draw(path: str, losses: list[float], losses_alone: list[float], label: str) -> None:
     from matplotlib.figure import Figure  # it draws PNG by Agg, without a display
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    axes.plot(losses, linewidth=3, alpha=0.5, label=f"{hvd.size()} ranks, tensor parallel")
+    axes.plot(losses, linewidth=3, alpha=0.5, label=label)
     if losses_alone:
         axes.plot(losses_alone, "k--", linewidth=1, label="one rank")
     axes.set(xlabel="step", ylabel="cross entropy of a character")
@@ -179,12 +187,8 @@ def draw(path: str, losses: list[float], losses_alone: list[float]) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--rows", type=int, default=8, help="sequences in a batch (default %(default)s)")
-    parser.add_argument("--length", type=int, default=64, help="characters in a sequence (default %(default)s)")
+    for name, number in {"steps": 400, "layers": 2, "heads": 4, "width": 64, "rows": 8, "length": 64}.items():
+        parser.add_argument(f"--{name}", type=int, default=number, help="default %(default)s")
     parser.add_argument("--check", action="store_true", help="compare with a model that one rank trains alone")
     parser.add_argument("--json", help="write the result to this file")
     parser.add_argument("--picture", help="draw loss against step into this PNG file")

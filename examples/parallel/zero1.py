@@ -19,12 +19,11 @@ import json
 from typing import Any
 
 import torch
+from model import Model
 from text import batch, characters
-from torch.nn.functional import cross_entropy, gelu, layer_norm, scaled_dot_product_attention
 
 import ringreduce.torch as hvd
 
-HEADS = 4
 TOLERANCE = 1e-10  # sums over ranks are rounded in another order, by about 1e-16 in float64
 
 
@@ -47,35 +46,6 @@ class MeasuredAdamW(torch.optim.AdamW):
 def nbytes_of(state: dict[Any, dict[str, Any]]) -> int:
     """Of an optimizer's state: momenta, and counts of steps."""
     return sum(value.nbytes for each in state.values() for value in each.values() if isinstance(value, torch.Tensor))
-
-
-class Block(torch.nn.Module):
-    """A transformer block with causal attention."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.qkv, self.out = torch.nn.Linear(width, 3 * width, bias=False), torch.nn.Linear(width, width)
-        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = self.qkv(layer_norm(x, x.shape[-1:])).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        x = x + self.out(scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.down(gelu(self.up(layer_norm(x, x.shape[-1:]))))
-
-
-class Model(torch.nn.Module):
-    """Predicts the next character. forward() returns the cross entropy."""
-
-    def __init__(self, kinds: int, length: int, width: int, layers: int) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(kinds, width)
-        self.position = torch.nn.Parameter(torch.randn(length, width) * 0.1)
-        self.blocks = torch.nn.Sequential(*(Block(width) for _ in range(layers)))
-        self.head = torch.nn.Linear(width, kinds)
-
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x = self.blocks(self.embedding(inputs) + self.position)
-        return cross_entropy(self.head(layer_norm(x, x.shape[-1:])).flatten(0, 1), targets.flatten())
 
 
 def train(model: Model, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
