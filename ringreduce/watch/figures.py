@@ -15,6 +15,8 @@ WINDOW_S = 2.0
 
 _SAME_S = 0.001
 """Two readings of a rank elsewhere may be of the same news."""
+_TOLD_LEAST_S = 0.5
+"""Between two pieces of news of a rank elsewhere, which come once a second: a job samples its waits at least as often."""
 
 _MOST_OF_A_COMMAND = 200
 _BUSY_SHARE = 0.5
@@ -147,7 +149,7 @@ def _figures(rank: RankReading, now: Reading, before: Reading | None, is_one_gro
     elapsed_s = sampled_s = 0.0  # between what is known of the rank then and now
     if before is not None and earlier is not None and _is_known(rank) and _is_known(earlier):
         elapsed_s = (now.at_s - rank.age_s) - (before.at_s - earlier.age_s)
-        sampled_s = now.sampled_s - before.sampled_s if rank.is_here else elapsed_s
+        sampled_s = now.sampled_s - before.sampled_s if rank.is_here else elapsed_s * (elapsed_s > _TOLD_LEAST_S)
 
     def rate(name: str) -> float | None:
         if earlier is None or elapsed_s <= _SAME_S:

@@ -87,6 +87,9 @@ def test_figures_of_a_rank_elsewhere_are_of_when_they_were_told() -> None:
     assert (rank.operations_per_s, rank.waited_share) == (200, pytest.approx(0.2))
     rank = figures(told(10.0, 0.5, 100), told(10.2, 0.7, 100), hosts=2).ranks[1]
     assert (rank.operations_per_s, rank.waited_share) == (None, None)  # no news
+    rank = figures(told(10.0, 0.5, 100), told(10.2, 0.5, 140), hosts=2).ranks[1]
+    assert rank.operations_per_s == pytest.approx(200)
+    assert rank.waited_share is None  # too soon after the last news: perhaps nobody has looked between
 
 
 def test_links_are_of_hosts_the_busiest_first() -> None:
