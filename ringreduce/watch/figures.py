@@ -16,7 +16,7 @@ WINDOW_S = 2.0
 _SAME_S = 0.001
 """Two readings of a rank elsewhere may be of the same news."""
 _TOLD_LEAST_S = 0.5
-"""Between two pieces of news of a rank elsewhere, which come once a second. A job samples its waits as often at least."""
+"""Between two pieces of news of a rank elsewhere, which come once a second. Waits are sampled at least so often."""
 
 _MOST_OF_A_COMMAND = 200
 _BUSY_SHARE = 0.5
