@@ -77,6 +77,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "tests/": ("", "test_collectives.py test_errors_api.py"),
     "benchmarks/": ("", "test_record.py test_network_figures.py"),
     "examples/": ("", "test_examples.py"),
+    "examples/parallel/": ("", "test_parallel_shapes.py test_parallel_state.py"),
 }
 
 
