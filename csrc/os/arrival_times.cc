@@ -45,10 +45,10 @@ ssize_t ArrivalTimes::receive(int fd, void* dst, size_t nbytes) {
   message.msg_controllen = sizeof control;
   look_at_clocks();
   const ssize_t n = ::recvmsg(fd, &message, MSG_DONTWAIT);
+  if (n < 0) return n;  // mostly: nothing has come
   // What has come lies between the last call and now. Somebody may have set the time of day within.
   const bool was_sure = is_sure_;
   look_at_clocks();
-  if (n < 0) return n;
   latest_ns_ = 0;
   // The time is that of the last packet that was read whole. Where the room has become full, bytes of a later one may
   // have come along.

@@ -9,9 +9,11 @@ another order are then a MismatchError, not exchanged.
 from __future__ import annotations
 
 from collections import Counter
+from operator import index
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
 
 MOST_TAG = (1 << 31) - 1
@@ -28,6 +30,16 @@ def number_of(process_set: ProcessSet, *kind: Any) -> int:
     numbers = _numbers.setdefault(process_set.group, Counter())
     numbers[kind] += 1
     return numbers[kind] - 1
+
+
+def checked_tag(tag: int) -> int:
+    """The tag of a user's message. Raises InvalidArgumentError where it can be none."""
+    try:
+        if 0 <= index(tag) <= MOST_TAG:
+            return index(tag)
+    except TypeError:
+        pass
+    raise InvalidArgumentError(f"tag={tag!r}: a whole number from 0 to {MOST_TAG} is expected")
 
 
 def gradient_tag(process_set: ProcessSet, way: str, peer: int, tag: int) -> int:

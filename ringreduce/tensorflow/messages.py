@@ -8,15 +8,14 @@ whose: gradient_numbers.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import index
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ringreduce.collectives import data_movement
-from ringreduce.common.gradient_numbers import MOST_TAG, gradient_tag
-from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.common.gradient_numbers import checked_tag, gradient_tag
+from ringreduce.errors import UnavailableError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.native.running import is_ordered, operand, order_token
 from ringreduce.tensorflow.variables import plain
@@ -46,7 +45,7 @@ def send(tensor: Any, dest: int, tag: int = 0, process_set: ProcessSet = global_
     Returns:
         A token, a scalar zero: a rank with a loss of its own adds the token to it.
     """
-    return _sent(operand(plain(tensor)), process_set.position(int(dest), "send"), _checked(tag), process_set)
+    return _sent(operand(plain(tensor)), process_set.position(int(dest), "send"), checked_tag(tag), process_set)
 
 
 def recv(tensor: Any, source: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> tf.Tensor:
@@ -62,7 +61,7 @@ def recv(tensor: Any, source: int, tag: int = 0, process_set: ProcessSet = globa
     Returns:
         The message, a new tensor.
     """
-    return _received(operand(plain(tensor)), process_set.position(int(source), "recv"), _checked(tag), process_set)
+    return _received(operand(plain(tensor)), process_set.position(int(source), "recv"), checked_tag(tag), process_set)
 
 
 def _sent(tensor: tf.Tensor, peer: int, tag: Any, process_set: ProcessSet) -> tf.Tensor:
@@ -111,12 +110,3 @@ def _run(work: Callable[[tf.Tensor, int], Any], value: tf.Tensor, tag: Any, shap
     result.set_shape(shape)
     of_gradient.set_shape([])
     return result, of_gradient
-
-
-def _checked(tag: int) -> int:
-    try:
-        if 0 <= index(tag) <= MOST_TAG:
-            return index(tag)
-    except TypeError:
-        pass
-    raise InvalidArgumentError(f"tag={tag!r}: a whole number from 0 to {MOST_TAG} is expected")

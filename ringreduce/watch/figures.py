@@ -149,7 +149,8 @@ def _figures(rank: RankReading, now: Reading, before: Reading | None, is_one_gro
     elapsed_s = sampled_s = 0.0  # between what is known of the rank then and now
     if before is not None and earlier is not None and _is_known(rank) and _is_known(earlier):
         elapsed_s = (now.at_s - rank.age_s) - (before.at_s - earlier.age_s)
-        sampled_s = now.sampled_s - before.sampled_s if rank.is_here else elapsed_s * (elapsed_s > _TOLD_LEAST_S)
+        sampled_s = now.sampled_s - before.sampled_s if rank.is_here else elapsed_s
+    least_s = _SAME_S if rank.is_here else _TOLD_LEAST_S
 
     def rate(name: str) -> float | None:
         if earlier is None or elapsed_s <= _SAME_S:
@@ -157,7 +158,7 @@ def _figures(rank: RankReading, now: Reading, before: Reading | None, is_one_gro
         return max(0, rank.counters[name] - earlier.counters[name]) / elapsed_s
 
     def share(value: float, value_before: float) -> float | None:
-        return min(1.0, max(0.0, value - value_before) / sampled_s) if sampled_s > _SAME_S else None
+        return min(1.0, max(0.0, value - value_before) / sampled_s) if sampled_s > least_s else None
 
     cpu_share = None
     if earlier is not None and rank.process is not None and earlier.process is not None and elapsed_s > _SAME_S:

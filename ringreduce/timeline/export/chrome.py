@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -106,7 +106,9 @@ def _slice(category: str, layer: Layer, part: slice, places: list[str], texts: l
 def _operations(job: Job, shown: Layout, places: list[str]) -> Iterator[bytes]:
     layer, operations = shown.operations, job.operations
     texts = [json.dumps(label) for label in shown.labels]
-    algorithms, dtypes, ops = ([json.dumps(name or NO_TEXT) for name in names] for names in _codes(job))
+    algorithms, dtypes, ops = (
+        [json.dumps(name or NO_TEXT) for name in names] for names in (job.algorithms, job.dtypes, job.ops)
+    )
     flags = [json.dumps(label) for label in flag_labels()]
     groups = [json.dumps(label) for label in group_labels(job)]
     ops.append(json.dumps(NO_TEXT))
@@ -135,10 +137,6 @@ def _operations(job: Job, shown: Layout, places: list[str]) -> Iterator[bytes]:
             whole(of_all["last_rank"].astype(np.int64)),
             b"}}",
         )
-
-
-def _codes(job: Job) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    return job.algorithms, job.dtypes, job.ops
 
 
 def _reductions(job: Job) -> list[int]:

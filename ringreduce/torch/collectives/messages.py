@@ -7,14 +7,12 @@ same order, and call backward() alike, so do their gradients (gradient_numbers.p
 
 from __future__ import annotations
 
-from operator import index
 from typing import Any
 
 import torch
 
 from ringreduce.collectives.handles import Handle
-from ringreduce.common.gradient_numbers import MOST_TAG, gradient_tag
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.common.gradient_numbers import checked_tag, gradient_tag
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.collectives.autograd import Gradients
 from ringreduce.torch.collectives.members import call
@@ -53,7 +51,7 @@ def send(
     if not is_tracked(tensor):
         send_async(tensor, dest, tag, process_set).wait()
         return None
-    token: torch.Tensor = call(Send, tensor, dest, _checked(tag), process_set)[0]
+    token: torch.Tensor = call(Send, tensor, dest, checked_tag(tag), process_set)[0]
     return token
 
 
@@ -63,7 +61,7 @@ def send_async(
 ) -> Handle[None]:
     """send() without waiting, and without a gradient. The tensor must not change until the handle is done."""
     tensor = source(tensor)
-    work = _submit_send(tensor, dest, _checked(tag), process_set)
+    work = _submit_send(tensor, dest, checked_tag(tag), process_set)
     return handle(work, lambda _: None, keep=tensor)
 
 
@@ -82,7 +80,7 @@ def recv(tensor: torch.Tensor, source: int, tag: int = 0, process_set: ProcessSe
     """
     if not is_tracked(tensor):
         return recv_async(tensor, source, tag, process_set).wait()
-    received: torch.Tensor = call(Recv, tensor, source, _checked(tag), process_set)[0]
+    received: torch.Tensor = call(Recv, tensor, source, checked_tag(tag), process_set)[0]
     return received
 
 
@@ -92,7 +90,7 @@ def recv_async(
 ) -> Handle[torch.Tensor]:
     """recv() without waiting, and without a gradient. The tensor must be left alone until the handle is done."""
     submit = profiled(process_set.group).recv_async
-    work = submit(in_place(tensor), process_set.position(source, "recv"), _checked(tag))
+    work = submit(in_place(tensor), process_set.position(source, "recv"), checked_tag(tag))
     return handle(on_stream(work, tensor), lambda _: tensor)
 
 
@@ -161,15 +159,6 @@ class Recv(torch.autograd.Function):
 def _submit_send(tensor: torch.Tensor, dest: int, tag: int, process_set: ProcessSet) -> Any:
     submit = profiled(process_set.group).send_async
     return on_stream(submit(operand(tensor), process_set.position(dest, "send"), tag), tensor)
-
-
-def _checked(tag: int) -> int:
-    try:
-        if 0 <= index(tag) <= MOST_TAG:
-            return index(tag)
-    except TypeError:
-        pass
-    raise InvalidArgumentError(f"tag={tag!r}: a whole number from 0 to {MOST_TAG} is expected")
 
 
 def _derived(tag: int) -> int:
