@@ -38,6 +38,7 @@ def measured(options: argparse.Namespace, method: str) -> dict[str, Any]:
         output = lab.folder / "result.json"
         program = [sys.executable, ROOT / "examples" / "torch_local_sgd.py", "--method", method]
         settings = ["--every", options.every, "--epochs", options.epochs, "--batch-size", BATCH_SIZE, "--json", output]
+        # lab_job() puts an argument behind the command, which the shell takes.
         command = ["sh", "-c", "exec " + " ".join(map(str, (*program, *settings))), "rank"]
         with lab_job(lab, command, names, 1, {"RINGREDUCE_TRANSPORT": "tcp"}) as ranks:
             said = [rank.communicate(timeout=DEADLINE_S)[0] for rank in ranks]
