@@ -10,6 +10,7 @@ namespace {
 // would be as much, and name a rank for a hiccup.
 constexpr int64_t kQuickNs = 2'000'000'000;
 constexpr double kQuickTimes = 3;
+constexpr int64_t kBeginningNs = 30'000'000'000;
 // The long window is for steps of many seconds.
 constexpr int64_t kShortNs = 10'000'000'000;
 constexpr int64_t kLongNs = 60'000'000'000;

@@ -24,8 +24,6 @@ class LateRanks {
     size_t operations = 0;  // in which they did
   };
 
-  static constexpr int64_t kBeginningNs = 30'000'000'000;  // in which a rank is named sooner
-
   // candidates: how many ranks may be late. share: of the time, from 0 to 1, from which on a rank is worth a warning.
   LateRanks(size_t size, size_t candidates, double share)
       : share_(share), candidates_(candidates), told_ns_(size, kNever) {}

@@ -68,11 +68,8 @@ bool WaitSampler::pause(int64_t ns) {
 void WaitSampler::run() {
   looked_ns_ = judged_ns_ = now_ns();
   std::uniform_int_distribution<int64_t> usual_pause(kPauseLeastNs, kPauseMostNs);
-  const int64_t began_ns = looked_ns_;
-  const auto is_idle = [&] {
-    return looked_ns_ - waited_ns_ > kIdleAfterNs && looked_ns_ - began_ns > LateRanks::kBeginningNs;
-  };
-  while (pause(is_idle() ? kIdlePauseNs : usual_pause(random_))) {
+  waited_ns_ = looked_ns_;
+  while (pause(looked_ns_ - waited_ns_ > kIdleAfterNs ? kIdlePauseNs : usual_pause(random_))) {
     try {
       sample();
     } catch (const std::exception&) {  // out of memory: a job does not end because of its statistics
@@ -88,11 +85,15 @@ void WaitSampler::sample() {
   looked_ns_ = now;
   link_records_.add(now);
   const ControlSegment& control = world_.control();
+  uint64_t waits_so_far = 0;
   for (const int r : world_.hosts().here()) {
+    waits_so_far += control.wait_line(r).number.load(std::memory_order_relaxed);
     if (!seen.is_waiting[static_cast<size_t>(r)]) continue;
     waited_ns_ = now;
     control.score(r).waited_ns.fetch_add(dt_ns, std::memory_order_relaxed);
   }
+  if (waits_so_far != waits_so_far_) waited_ns_ = now;  // one may have begun and ended between two samples
+  waits_so_far_ = waits_so_far;
   for (const LateRanks::Late& late : seen.late)
     control.score(late.rank).late_ns.fetch_add(dt_ns, std::memory_order_relaxed);
   control.header().sampled_ns.fetch_add(dt_ns, std::memory_order_release);

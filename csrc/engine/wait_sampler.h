@@ -108,7 +108,8 @@ class WaitSampler {
   std::vector<Asked> asked_;  // of other hosts, whose answers go into the warning
   std::minstd_rand random_;
   int64_t looked_ns_ = 0;
-  int64_t waited_ns_ = 0;  // when somebody was seen to wait last
+  int64_t waited_ns_ = 0;      // when somebody was known to wait last
+  uint64_t waits_so_far_ = 0;  // of all ranks of the host, as WaitLine counts them
   int64_t judged_ns_ = 0;
   int64_t links_looked_ns_ = 0;
   std::string slow_links_text_;  // on the first of several hosts: which are slow now
