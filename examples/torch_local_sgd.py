@@ -1,10 +1,9 @@
+# ringrun -np 2 python examples/torch_local_sgd.py --method diloco --every 50
 """Trains LeNet on Fashion-MNIST with ranks that average every H steps, and counts what they send.
-
-    ringrun -np 2 python examples/torch_local_sgd.py --method diloco --every 50
 
 Each rank takes its own part of every epoch's images, in batches of --batch-size / ranks. --method synchronous reduces
 gradients in each step, fp16, int8 and powersgd do so in fewer bytes; the others average parameters every --every steps:
-docs/methods.md. benchmarks/methods.py draws their losses against time over a slow link.
+docs/methods.md. `ringreduce bench train --method ...` draws their losses against time, over a slow link too.
 """
 
 import argparse

@@ -1,6 +1,5 @@
+# ringrun -np 4 python examples/parallel/checkpoint_offload.py --steps 100
 """Trains a transformer that saves memory twice: activation checkpointing, and optimizer state in CPU memory.
-
-    ringrun -np 4 python examples/parallel/checkpoint_offload.py --steps 100
 
 Checkpointing (Chen et al. 2016): autograd keeps the input of each block, and backward() runs the block's forward once
 more for the activations within. With L blocks that take A bytes each, and inputs of I bytes, autograd keeps about

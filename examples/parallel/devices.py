@@ -1,7 +1,7 @@
+# ringrun -np 2 python examples/parallel/devices.py --devices 1
 """Trains on several devices of one process, as torch.nn.DataParallel does, and shows why ranks are preferred.
 
     python examples/parallel/devices.py --devices 2 --beside
-    ringrun -np 2 python examples/parallel/devices.py --devices 1
 
 Each device has a replica of the model and a part of the batch. A thread a device runs forward and backward; then one
 thread adds up the gradients, updates the first replica and copies it to the others. Devices are GPUs where there are

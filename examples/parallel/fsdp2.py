@@ -1,6 +1,5 @@
+# ringrun -np 4 python examples/parallel/fsdp2.py --steps 200
 """Trains a transformer whose parameters, gradients and optimizer state are sharded: torch's FSDP2 over ringreduce.
-
-    ringrun -np 4 python examples/parallel/fsdp2.py --steps 200
 
 Each rank holds 1/p of every parameter, of its gradient and of its optimizer state: stage 3 of Rajbhandari et al. 2020
 (ZeRO), and Zhao et al. 2023 (PyTorch FSDP). torch.distributed.fsdp.fully_shard makes a module's parameters DTensors,

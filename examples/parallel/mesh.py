@@ -1,6 +1,5 @@
+# ringrun -np 4 python examples/parallel/mesh.py --mesh 2 2 --steps 400 --check
 """Trains a transformer on a mesh of ranks, data parallel along one axis and tensor parallel along the other.
-
-    ringrun -np 4 python examples/parallel/mesh.py --mesh 2 2 --steps 400 --check
 
 A mesh of DxT ranks is D copies of the model, each split over T ranks: rank d * T + t holds part t of copy d. Each row
 is a process set, which trains on 1/D of the batch by the model and the functions of tensor_parallel.py. Each column is

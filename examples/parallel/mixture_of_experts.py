@@ -1,6 +1,5 @@
+# ringrun -np 4 python examples/parallel/mixture_of_experts.py --experts 8 --top 2 --steps 200
 """Trains a transformer whose MLP is a mixture of experts, with the experts split over the ranks: expert parallelism.
-
-    ringrun -np 4 python examples/parallel/mixture_of_experts.py --experts 8 --top 2 --steps 200
 
 A router gives each token to the --top experts with the largest probability. With --top 1 the expert's output is scaled
 by its probability (Fedus et al. 2021, Switch Transformer), with --top 2 by the softmax of the two largest logits

@@ -1,6 +1,5 @@
+# ringrun -np 4 python examples/parallel/pipeline.py --schedule 1f1b --micro-batches 8 --check
 """Trains a transformer whose layers are split over the ranks: pipeline parallelism with micro-batches.
-
-    ringrun -np 4 python examples/parallel/pipeline.py --schedule 1f1b --micro-batches 8 --check
 
 Rank r holds the r-th part of the layers, a stage: it receives activations from rank r - 1 and sends its own to r + 1.
 Gradients go the other way. The batch is cut into m micro-batches, so that stages work at the same time. GPipe (Huang et

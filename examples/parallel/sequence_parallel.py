@@ -1,6 +1,5 @@
+# ringrun -np 4 python examples/parallel/sequence_parallel.py --steps 400 --check
 """Trains a transformer with layers split over the ranks and, between these, positions: sequence parallelism.
-
-    ringrun -np 4 python examples/parallel/sequence_parallel.py --steps 400 --check
 
 With tensor parallelism (tensor_parallel.py) all ranks hold equal activations between the pairs of linear layers. Here
 each rank holds length / p positions of them: Korthikanti et al. 2022. An all-gather of positions comes before each

@@ -1,6 +1,5 @@
+# ringrun -np 4 python examples/parallel/tensor_parallel.py --steps 400 --check
 """Trains a transformer whose linear layers and attention heads are split over the ranks: tensor parallelism.
-
-    ringrun -np 4 python examples/parallel/tensor_parallel.py --steps 400 --check
 
 Each rank holds all layers, and 1/p of each large weight. The first linear layer of a pair is column-parallel: a rank
 computes some of its output features, which are some attention heads or some hidden units of the MLP. The second is

@@ -1,6 +1,5 @@
+# ringrun -np 4 python examples/parallel/zero1.py --steps 200
 """Trains a transformer with data parallelism and a sharded optimizer state: ZeRO stage 1.
-
-    ringrun -np 4 python examples/parallel/zero1.py --steps 200
 
 With plain data parallelism each rank holds the whole optimizer state: for AdamW two numbers for each parameter. Here a
 rank holds the state of 1/p of the parameters: Rajbhandari et al. 2020 (ZeRO). hvd.DistributedOptimizer does so with

@@ -274,3 +274,18 @@ def test_mesh_on_other_numbers_of_ranks() -> None:
     three = "cannot be split by 3, of a mesh of"
     assert refusals("mesh.py", 3, "--mesh", "1", "3") == {f"4 heads {three} 1x3"}
     assert refusals("mesh.py", 3, "--mesh", "3", "1") == {f"8 rows {three} 3x1"}
+
+
+def scripts() -> list[str]:
+    return sorted(path.name for path in (EXAMPLES / "parallel").glob("*.py") if "__main__" in path.read_text())
+
+
+@pytest.mark.parametrize("script", scripts())
+def test_the_first_line_is_a_command_that_the_example_takes(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = (EXAMPLES / "parallel" / script).read_text().partition("\n")[0]
+    found = re.fullmatch(r"# ringrun -np [24] python examples/parallel/(\S+\.py)((?: \S+)*)", line)
+    assert found, line
+    assert found[1] == script
+    with pytest.raises(SystemExit) as end:
+        example(f"parallel/{script}", *found[2].split(), "--help")
+    assert end.value.code == 0, capsys.readouterr().err
