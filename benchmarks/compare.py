@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"compare.py: {error}", file=sys.stderr)
         return 2
     # What is imported from here on (the lab, the machine's facts) is the new build's, not a stale one of the checkout.
-    sys.path[:0] = [str(new.path), str(ROOT / "tests")]
+    sys.path.insert(0, str(new.path))
     folder = RESULTS if args.record else FOLDER
     stem = f"{date.today().isoformat()}-compare-" if args.record else ""
     record = Record(folder / f"{stem}{old.name}-{new.name}.json", old, new, argv)

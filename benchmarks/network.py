@@ -4,13 +4,13 @@
         [--vs gloo,openmpi,mpich] [--over "tcp,openmpi 5"] [--wire none,fp16,int8] [--rounds 5]
         [--json FILE] [--markdown FILE]
 
-The hosts are those of tests/lab: namespaces on one machine, joined by links that tc shapes. Everybody gets float32 in
-place, rewritten before each call with data that depends on rank, position and call, and every element of every result
-is compared. A call is timed on each rank alone, after a barrier of the same library; a figure is the slowest rank's
-median. Every round measures the goodput of a link anew (one TCP stream), and everyone at every size, in turns. Beside
-each figure stands what the links' counters saw: with less than a sum needs it is void. docs/benchmarks.md, "Across
-hosts", derives the limit. Exit status 1 where a result is wrong or void, or ours did not come; 2 where there is no lab.
-"""
+The hosts are those of ringreduce.lab: namespaces on one machine, joined by links that tc shapes. Everybody gets float32
+in place, rewritten before each call with data that depends on rank, position and call, and every element of every
+result is compared. A call is timed on each rank alone, after a barrier of the same library; a figure is the slowest
+rank's median. Every round measures the goodput of a link anew (one TCP stream), and everyone at every size, in turns.
+Beside each figure stands what the links' counters saw: with less than a sum needs it is void. docs/benchmarks.md,
+"Across hosts", derives the limit. Exit status 1 where a result is wrong or void, or ours did not come; 2 where there is
+no lab."""
 
 from __future__ import annotations
 
@@ -25,18 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
 from across import competitors, figures, rounds, table
-from lab import requirements
-from lab.lab import Lab
-from lab.network import Counters
 
 from ringreduce.bench import machine
 from ringreduce.bench.options import nbytes, positive
 from ringreduce.doctor.software import installed_version
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.lab import requirements
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.network import Counters
 
 SIZES = "4K,64K,256K,4M,16M"
 DEADLINE_S = 60.0

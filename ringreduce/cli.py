@@ -1,4 +1,4 @@
-"""The umbrella command: ringreduce run | bench | tune | doctor | timeline | top, each loaded only when it is called."""
+"""The umbrella command: ringreduce run, bench, tune, ..., each loaded only when it is called."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ usage: ringreduce COMMAND [options]
   doctor    show what this build and this machine have, and test it
   timeline  show when each rank called and waited, from the records of RINGREDUCE_TIMELINE
   top       watch running jobs: what each rank does, and who waits for whom
+  lab       run a command on several hosts made of this machine, joined by links of a rate (root)
 
   --version  print the version
   --help     this text; `ringreduce COMMAND --help` for a command's own
@@ -81,6 +82,12 @@ def _top(argv: Sequence[str]) -> int:
     return cli.main(argv)
 
 
+def _lab(argv: Sequence[str]) -> int:
+    from ringreduce.lab import cli
+
+    return cli.main(argv)
+
+
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "bench": _bench,
@@ -88,4 +95,5 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "doctor": _doctor,
     "timeline": _timeline,
     "top": _top,
+    "lab": _lab,
 }

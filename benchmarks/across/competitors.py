@@ -11,14 +11,13 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from lab.lab import TESTS, Lab
-from lab.mpi import Mpi
-from lab.mpi import find as find_mpi
-from lab.network import INTERFACE, address
-
 import ringreduce
 from ringreduce.bench.peers.cell import Absent
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.mpi import Mpi
+from ringreduce.lab.mpi import find as find_mpi
+from ringreduce.lab.network import INTERFACE, address
 from ringreduce.launch.mpi import installations
 
 from .pattern import SHARE
@@ -59,7 +58,7 @@ class Job:
     def commands(self, lab: Lab, each: int, port: int, control: Path) -> list[tuple[str, list[str], dict[str, str]]]:
         """(host, command, environment) of what has to be started for `each` ranks on every host."""
         program = [sys.executable, "-m", "across.worker", self.kind, str(control)]
-        folders = [Path(ringreduce.__file__).resolve().parents[1], TESTS, HERE.parent]
+        folders = [Path(ringreduce.__file__).resolve().parents[1], HERE.parent]
         path = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
         if self.mpi is not None:
             command, environ = lab.mpirun_command(self.mpi, each, program, env={**path, **self.environ})

@@ -17,7 +17,7 @@ import time
 from subprocess import Popen
 from typing import Any
 
-from lab.lab import Lab, end
+from ringreduce.lab.lab import Lab, end
 
 from .competitors import Job
 

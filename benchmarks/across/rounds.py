@@ -13,8 +13,8 @@ from itertools import count
 from statistics import median
 from typing import Any
 
-from lab.lab import Lab
-from lab.network import Counters, address
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.network import Counters, address
 
 from .competitors import LINK, Competitor, Job
 from .jobs import Running, Unanswered

@@ -1,4 +1,4 @@
-"""Cases whose ranks are on the hosts of a lab (tests/lab, which compare.py puts on the path before this is used)."""
+"""Cases whose ranks are on the hosts of a lab (ringreduce.lab)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .trees import Tree
 from .turns import Times, TurnError
 
 if TYPE_CHECKING:
-    from lab.lab import Lab
+    from ringreduce.lab.lab import Lab
 
 RATE = "1gbit"
 MPI = ("openmpi", 5)
@@ -37,7 +37,7 @@ class Hosts:
 
     def missing(self) -> str | None:
         """Why there can be no lab here, or None."""
-        from lab import mpi, requirements
+        from ringreduce.lab import mpi, requirements
 
         if reason := requirements.missing():
             return reason
@@ -48,7 +48,7 @@ class Hosts:
     @contextmanager
     def up(self, trees: Sequence[Tree]) -> Iterator[None]:
         """The lab's life; missing() is None. The trees are where they are on all hosts, also below /tmp."""
-        from lab.lab import Lab
+        from ringreduce.lab.lab import Lab
 
         with Lab(self.hosts, RATE, shared=[HERE, *{tree.path for tree in trees}]) as lab:
             self._lab = lab
@@ -59,18 +59,17 @@ class Hosts:
 
     def run(self, tree: Tree, orders: Sequence[str]) -> Times:
         """See Group."""
-        from lab import mpi
-        from lab.lab import TESTS
+        from ringreduce.lab import mpi
 
         lab, link = self._lab, mpi.find(*MPI)
         assert lab is not None
         assert link is not None
         file = lab.folder / f"figures-{next(self._numbers)}.json"
         program = [sys.executable, str(HERE / "calls.py"), *orders, "--file", str(file)]
-        env = {"PYTHONPATH": tree.environ(TESTS)["PYTHONPATH"]}
+        env = {"PYTHONPATH": tree.environ()["PYTHONPATH"]}
         try:
             done = lab.mpirun(link, 1, program, env=env, timeout_s=DEADLINE_S)
-        except AssertionError as error:
+        except TimeoutError as error:
             raise TurnError(str(error)[-TAIL:]) from None
         said = done.output[-TAIL:].strip()
         if done.status != 0:

@@ -1,6 +1,6 @@
 """A cluster in one machine: hosts that share the kernel and little else, joined by shaped links and OpenSSH.
 
-    from lab.lab import Lab
+    from ringreduce.lab.lab import Lab
 
     with Lab(hosts=2, rate="1gbit") as lab:
         before = lab.counters()
@@ -12,8 +12,3 @@ machine's other files. The lab's folder (lab.folder) is the cluster's shared fil
 that end with the process that made them, so nothing is left however that process ends. Needs root and a few tools:
 requirements.missing() says what is not there.
 """
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))  # ranks.py

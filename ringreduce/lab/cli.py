@@ -1,4 +1,4 @@
-"""A shell, or one command, on the first host of a lab: python -m tests.lab --hosts 2 --rate 1gbit [COMMAND...].
+"""A shell, or one command, on the first host of a lab: ringreduce lab --hosts 2 --rate 1gbit [COMMAND...].
 
 There, `mpirun -H a:2,b:2` (MPICH: `-hosts`) reaches the other hosts as it is; --slurm SLOTS also starts Slurm.
 """
@@ -9,24 +9,26 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from lab import requirements, slurm
-from lab.lab import Lab
-from lab.mpi import settings
+from ringreduce.lab import requirements, slurm
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.mpi import settings
 
 
-def main() -> int:
-    """Returns the command's exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.lab", description="Hosts in one machine, with ssh.")
+def main(argv: Sequence[str]) -> int:
+    """Returns the command's exit status; 2 where there can be no lab."""
+    parser = argparse.ArgumentParser(
+        prog="ringreduce lab",
+        description="Runs a command on the first of several hosts that are made of this machine: namespaces, joined by "
+        "links of a rate, with an OpenSSH daemon each. Needs root.",
+    )
     parser.add_argument("--hosts", type=int, default=2, metavar="N", help="how many: a, b, c, ... (default 2)")
     parser.add_argument("--rate", default="1gbit", help="of each link, as tc spells it, or none (default 1gbit)")
     parser.add_argument("--slurm", type=int, default=0, metavar="SLOTS", help="start Slurm, with this many per host")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run on host a (default: a shell)")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if reason := requirements.missing() or (slurm.missing() if options.slurm else None):
         print(reason, file=sys.stderr)
         return 2
@@ -44,7 +46,3 @@ def main() -> int:
             status: int = process.wait()
         print(f"# carried: {lab.counters() - before}", file=sys.stderr)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Runs a command inside a host: python -m lab.enter PID COMMAND...
+"""Runs a command inside a host: python -m ringreduce.lab.enter PID COMMAND...
 
 PID is the host's process 1. The command keeps the working directory where the host has it, ends with this process, and
 gets the signals that this one gets; its exit status, or 128 + its signal, is this one's.
@@ -11,7 +11,7 @@ import signal
 import sys
 from types import FrameType
 
-from . import kernel
+from ringreduce.lab import kernel
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 

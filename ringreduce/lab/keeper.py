@@ -1,7 +1,7 @@
 """The first process of a host, or of the switch: makes its namespaces and lives until its standard input ends.
 
-    python -m lab.keeper host NAME HOSTS_FILE SHARED_FOLDER...
-    python -m lab.keeper switch FOLDER
+    python -m ringreduce.lab.keeper host NAME HOSTS_FILE SHARED_FOLDER...
+    python -m ringreduce.lab.keeper switch FOLDER
 
 Prints "pid N", N being the process that stands for the namespaces, and "up 1" when all is set up. Standard input is a
 pipe of the process that runs the lab: it ends however that process ends. A host's keeper is process 1 of its PID
@@ -20,7 +20,7 @@ import time
 import uuid
 from pathlib import Path
 
-from . import kernel
+from ringreduce.lab import kernel
 
 OWN = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 """Folders in which a host has its own files."""

@@ -14,17 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-import ranks
-
-from . import network
-from .mpi import Mpi, settings
-from .network import Counters
-from .ssh import Ssh
+from ringreduce.errors import InvalidArgumentError, TimeoutError, UnavailableError
+from ringreduce.lab import host_environment, network
+from ringreduce.lab.mpi import Mpi, settings
+from ringreduce.lab.network import Counters
+from ringreduce.lab.ssh import Ssh
 
 NAMES = "abcdefgh"
 START_S = 20.0  # for a keeper to make its namespaces, and for a daemon to listen
 END_S = 20.0  # for a process whose end has been asked for
-TESTS = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,16 @@ class Lab:
         hosts: 1 to 8.
         rate: of each link and direction, as `tc` spells it; None = not shaped.
         shared: folders that all hosts see although they lie below /tmp, /var/tmp, /dev/shm or /run, where each host
-            has its own files. This package, the interpreter's environment and lab.folder are always seen.
+            has its own files. lab.folder, the interpreter's environment and this process's other sources of modules
+            are always seen.
 
-    Entering raises LinkError, CalledProcessError or RuntimeError, with nothing left, if the machine does not allow it.
+    Raises InvalidArgumentError for another number of hosts. Entering raises UnavailableError, with nothing left, if the
+    machine does not allow it, or TimeoutError.
     """
 
     def __init__(self, hosts: int = 2, rate: str | None = "1gbit", shared: Sequence[Path] = ()) -> None:
         if not 1 <= hosts <= len(NAMES):
-            raise ValueError(f"a lab has 1 to {len(NAMES)} hosts, not {hosts}")
+            raise InvalidArgumentError(f"a lab has 1 to {len(NAMES)} hosts, not {hosts}")
         self.hosts = tuple(NAMES[:hosts])
         """Names, in the order of their addresses 10.77.0.1, 10.77.0.2, ..."""
         self.rate = rate
@@ -73,8 +73,7 @@ class Lab:
             hosts_file.write_text("".join(f"{address} {name}\n" for address, name in lines))
             shared = [
                 self.folder,
-                TESTS,
-                ranks.package_folder(),
+                *host_environment.module_folders(),
                 Path(sys.prefix),
                 Path(sys.base_prefix),
                 *self._shared,
@@ -103,6 +102,10 @@ class Lab:
         """A command like `ssh` that reaches the lab's hosts from within: for launchers."""
         return self._ssh.client
 
+    def inside(self, host: str) -> list[str]:
+        """The words that run the command behind them on a host; the command ends with the process of these words."""
+        return host_environment.run_module("ringreduce.lab.enter", str(self._pids[host]))
+
     def start(
         self,
         host: str,
@@ -115,12 +118,13 @@ class Lab:
         """Starts a command on a host, by default with its output and errors in one pipe. It ends with the lab.
 
         Args:
-            env: added to this process's environment, from which launchers' variables are taken.
+            env: added to this process's environment, without launchers' variables and with a PYTHONPATH by which
+                Python finds the modules that this process finds.
             stdin, output: as Popen's; None = the caller's.
         """
         return subprocess.Popen(
-            [sys.executable, "-m", "lab.enter", str(self._pids[host]), *map(str, command)],
-            env=_environ(env),
+            [*self.inside(host), *map(str, command)],
+            env=host_environment.variables(env),
             stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
@@ -136,7 +140,7 @@ class Lab:
         env: Mapping[str, str] | None = None,
         timeout_s: float = 240,
     ) -> Done:
-        """Runs a command on a host. Raises AssertionError with its output after timeout_s seconds."""
+        """Runs a command on a host. Raises TimeoutError with its output after timeout_s seconds."""
         with self.start(host, command, env=env) as process:
             try:
                 output, _ = process.communicate(timeout=timeout_s)
@@ -144,7 +148,7 @@ class Lab:
                 end(process)  # a launcher that is asked to end ends its ranks, and both may say where they were
                 output = process.stdout.read() if process.stdout else ""
                 line = " ".join(map(str, command))
-                raise AssertionError(f"on host {host}, not within {timeout_s:g} s: {line}\n{output}") from None
+                raise TimeoutError(f"on host {host}, not within {timeout_s:g} s: {line}\n{output}") from None
             except BaseException:
                 end(process)
                 raise
@@ -162,7 +166,7 @@ class Lab:
         """What mpirun() runs on the first host: the command and the additions to the environment."""
         added = settings(self.ssh) | mpi.mpi4py_environ()
         added |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(env or {})
-        launch = mpi.command(hosts or self.hosts, ranks_per_host, _environ(added))
+        launch = mpi.command(hosts or self.hosts, ranks_per_host, host_environment.variables(added))
         return [*launch, *map(str, command)], added
 
     def mpirun(
@@ -248,8 +252,8 @@ class Lab:
     def _keep(self, undo: ExitStack, *arguments: str) -> int:
         """Starts a keeper; returns the PID of the process that stands for its namespaces."""
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "lab.keeper", *arguments],
-            env=_environ(None),
+            host_environment.run_module("ringreduce.lab.keeper", *arguments),
+            env=host_environment.variables(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the process that runs the lab
@@ -260,7 +264,7 @@ class Lab:
         while not all(told.values()):
             word, _, number = keeper.stdout.readline().decode().partition(" ")
             if not word:
-                raise RuntimeError(f"the lab's {arguments[0]} {arguments[1]} did not come up; its reason is above")
+                raise UnavailableError(f"the lab's {arguments[0]} {arguments[1]} did not come up; its reason is above")
             told[word] = number
         return int(told["pid"])
 
@@ -272,7 +276,7 @@ class Lab:
 
         def listening() -> bool:
             if server.poll() is not None:
-                raise RuntimeError(f"sshd on host {name} ended with status {server.returncode}: {log.read_text()}")
+                raise UnavailableError(f"sshd on host {name} ended with status {server.returncode}: {log.read_text()}")
             return self.listens(name, 22)
 
         wait_until(listening, f"sshd on host {name} listens", START_S)
@@ -290,10 +294,11 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def wait_until(holds: Callable[[], bool], what: str, timeout_s: float) -> None:
-    """Looks every 10 ms. Raises AssertionError after timeout_s seconds."""
+    """Looks every 10 ms. Raises TimeoutError after timeout_s seconds."""
     deadline = time.monotonic() + timeout_s
     while not holds():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s:g} s: {what}")
         time.sleep(0.01)
 
 
@@ -307,7 +312,3 @@ def _let_go(keeper: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         keeper.kill()
         keeper.wait()
-
-
-def _environ(added: Mapping[str, str] | None) -> dict[str, str]:
-    return ranks.clean_environment() | dict(added or {})

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ringreduce.lab.network import INTERFACE
 from ringreduce.launch.mpi import installations
 from ringreduce.launch.mpi.installations import Installation
 from ringreduce.launch.mpi.versions import ROOT_PERMITS
-
-from .network import INTERFACE
 
 CARRIED = ("PATH", "PYTHON", "MPI4PY", "LD_LIBRARY", "OMP_", "RINGREDUCE_", "HOROVOD_", "UCX_", "FI_", "RR_")
 """Open MPI takes to other hosts only what it is told to; MPICH takes everything. Prefixes of names."""

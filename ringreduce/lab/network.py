@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringreduce.errors import UnavailableError
+
 INTERFACE = "eth0"
 PREFIX = 24
 BURST = "128kb"  # two of the 64 KiB packets that TCP hands over whole: a smaller bucket would cut each into frames
@@ -63,7 +65,7 @@ def connect(switch: int, hosts: Mapping[str, int], rate: str | None) -> None:
         switch, hosts: the PIDs of processes in their network namespaces.
         rate: as tc spells it, such as "1gbit"; None = as fast as memory.
 
-    Raises CalledProcessError with the tool's own text.
+    Raises UnavailableError with the tool's own text.
     """
     wires = ["link add bridge0 type bridge stp_state 0 forward_delay 0", "link set bridge0 up"]
     for name, pid in hosts.items():
@@ -106,16 +108,13 @@ def batch(pid: int, tool: str, lines: Sequence[str]) -> None:
 
 
 def tool_in(pid: int, command: Sequence[str], text: str = "") -> str:
-    """What a tool prints in the network namespace of a process. Raises LinkError."""
+    """What a tool prints in the network namespace of a process. Raises UnavailableError."""
     entered = ["nsenter", f"--net=/proc/{pid}/ns/net", *command]
     done = subprocess.run(entered, input=text, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S)
     if done.returncode != 0:
-        raise LinkError(f"{' '.join(command)} in the lab failed: {done.stderr.strip() or done.stdout.strip()}\n{text}")
+        said = done.stderr.strip() or done.stdout.strip()
+        raise UnavailableError(f"{' '.join(command)} in the lab failed: {said}\n{text}")
     return done.stdout
-
-
-class LinkError(RuntimeError):
-    """The tool refused."""
 
 
 def counters(switch: int, hosts: Sequence[str]) -> Counters:

@@ -14,8 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from .lab import Done, Lab, end, wait_until
-from .network import address
+from ringreduce.errors import TimeoutError, UnavailableError
+from ringreduce.lab.lab import Done, Lab, end, wait_until
+from ringreduce.lab.network import address
 
 TOOLS = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
 """Command: Debian's package (slurm-wlm brings the last three)."""
@@ -66,7 +67,7 @@ class Slurm:
         self._undo = ExitStack()
 
     def __enter__(self) -> Slurm:
-        """Raises RuntimeError with a daemon's log if it does not come up."""
+        """Raises UnavailableError with a daemon's log if it does not come up."""
         with ExitStack() as undo:
             self._folder.mkdir()
             key = self._folder / "munge.key"
@@ -98,7 +99,7 @@ class Slurm:
     def run(
         self, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, timeout_s: float = 240
     ) -> Done:
-        """Runs srun, sbatch, ... on the first host. Raises AssertionError with its output after timeout_s seconds."""
+        """Runs srun, sbatch, ... on the first host. Raises TimeoutError with its output after timeout_s seconds."""
         return self.lab.run(self.lab.hosts[0], command, env=self.environ | dict(env or {}), timeout_s=timeout_s)
 
     def logs(self) -> str:
@@ -132,10 +133,10 @@ class Slurm:
 
         def up() -> bool:
             if self._daemon.poll() is not None:
-                raise RuntimeError(f"{daemon} ended with status {self._daemon.returncode}\n{self.logs()}")
+                raise UnavailableError(f"{daemon} ended with status {self._daemon.returncode}\n{self.logs()}")
             return self.lab.run(host, sign, env=self.environ).status == 0
 
         try:
             wait_until(up, f"{daemon} is up", START_S)
-        except AssertionError as error:
-            raise RuntimeError(f"{error}\n{self.logs()}") from None
+        except TimeoutError as error:
+            raise UnavailableError(f"{error}\n{self.logs()}") from None

@@ -1,6 +1,6 @@
 """One MPI_Allreduce through mpi4py, without ringreduce: what a cluster must be able to do. Run on every rank:
 
-    mpirun ... python -m lab.allreduce COUNT          # float32 elements
+    mpirun ... python -m mpi_allreduce COUNT          # float32 elements
 
 Each rank prints one line, its Report. expected_sum() says what the sum should be.
 """

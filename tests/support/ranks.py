@@ -34,10 +34,10 @@ from typing import Any, Protocol
 import rank_pool
 from deadlines import HANG_S
 
+from ringreduce.lab.host_environment import without_launchers
+
 SUPPORT = Path(__file__).resolve().parent
 SIZES = (1, 2, 3, 4, 5, 8)
-LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "HOROVOD_", "HYDI_")
-LAUNCHER_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 TRACEBACK_S = 1.0  # what a hung rank gets to print where it hangs, before it is killed
 
 
@@ -262,13 +262,7 @@ def receive_from_test() -> str:
 
 def clean_environment() -> dict[str, str]:
     """This process's environment without any launcher's variables, and with the package under test on the path."""
-    environ = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(LAUNCHER_PREFIXES) and name not in LAUNCHER_NAMES
-    }
-    for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "RENDEZVOUS"):
-        environ.pop(f"RINGREDUCE_{word}", None)
+    environ = without_launchers(os.environ)
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each rank would compile every module again
     path = [package_folder(), str(SUPPORT), str(SUPPORT.parent), *filter(None, [environ.get("PYTHONPATH")])]
     environ["PYTHONPATH"] = os.pathsep.join(path)

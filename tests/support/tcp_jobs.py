@@ -9,8 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from deadlines import HANG_S
-from lab.lab import Lab
 from ports import free_port
+
+from ringreduce.lab.lab import Lab
 
 
 def secret_file(folder: Path, name: str = "secret", content: bytes = b"0123456789abcdef") -> Path:

@@ -62,6 +62,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "ringreduce/jax/": ("", "test_jax_collectives.py"),
     "ringreduce/job/": ("", "test_lifecycle.py test_rendezvous.py test_process_sets.py test_package.py"),
     "ringreduce/keras/": ("", "test_keras_names.py"),
+    "ringreduce/lab/": ("", "test_lab.py"),
     "ringreduce/launch/": ("", "test_launch.py test_launch_parts.py test_launch_output.py"),
     "ringreduce/launch/remote/": ("", "test_remote_parts.py test_ringrun_hosts.py"),
     "ringreduce/tensorflow/": ("", "test_tensorflow_names.py test_tensorflow_ops.py"),

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.requirements import missing
 from processes import completed
+
+from ringreduce.lab.requirements import missing
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lab.mpi import find
-from lab.network import Bytes, Counters
-from lab.requirements import missing
 from processes import completed
 from ranks import clean_environment
+
+from ringreduce.lab.mpi import find
+from ringreduce.lab.network import Bytes, Counters
+from ringreduce.lab.requirements import missing
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 KIB = 1 << 10

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from deadlines import HANG_S
-from lab.lab import Lab
-from lab.mpi import settings
-from lab.requirements import missing
 
 from ringreduce.bench import link
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.mpi import settings
+from ringreduce.lab.requirements import missing
 from ringreduce.launch.python import run_module
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

@@ -13,10 +13,10 @@ import kubernetes_schemas
 import mpis
 import pytest
 from example_runs import EXAMPLES, write_data
-from lab.lab import Lab
-from lab.requirements import missing
 from tcp_jobs import run_on_hosts, secret_file
 
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.requirements import missing
 from ringreduce.launch import options
 
 ROOT = EXAMPLES.parent

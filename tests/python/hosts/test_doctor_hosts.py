@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from deadlines import HANG_S, SOON_S
-from lab import network as lab_network
-from lab.lab import Lab
-from lab.requirements import missing
 
 from ringreduce.bench.pair import ORDER, Answerer, Channel, Kind, called, measured, pairs
 from ringreduce.doctor import network
 from ringreduce.doctor.finding import Finding
 from ringreduce.job.deadline import Deadline
+from ringreduce.lab import network as lab_network
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.requirements import missing
 from ringreduce.launch.python import run_module
 
 needs_lab = pytest.mark.skipif(missing() is not None, reason=str(missing()))

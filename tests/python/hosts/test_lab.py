@@ -1,4 +1,4 @@
-"""Hosts in one machine (tests/lab): they are apart, their links are shaped and counted, real mpirun spans them."""
+"""Hosts in one machine (ringreduce/lab): they are apart, their links are shaped and counted, real mpirun spans them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import mpi_allreduce as allreduce
 import mpis
 import pytest
-from lab import allreduce, ssh
-from lab.lab import Lab, wait_until
-from lab.mpi import Mpi, find
-from lab.network import LinkError
-from lab.requirements import missing
 from processes import completed
 from ranks import clean_environment
 
+from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.lab import ssh
+from ringreduce.lab.lab import Lab, wait_until
+from ringreduce.lab.mpi import Mpi, find
+from ringreduce.lab.requirements import missing
 from ringreduce.launch.mpi.versions import mpi_version
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -220,13 +221,13 @@ def plain_mpi(lab: Lab, mpi: Mpi, ranks: int, hosts: Sequence[str]) -> list[allr
     Debian's MPICH 4.0.2 hangs in MPI_Finalize in one job of four with 3 x 2 ranks, after the reports: one rank waits
     for UCX, the others for that rank. Of a job that does not end, the reports are taken.
     """
-    command = [sys.executable, "-m", "lab.allreduce", str(COUNT)]
+    command = [sys.executable, "-m", "mpi_allreduce", str(COUNT)]
     may_hang = (mpi.library, mpi.version.split(".")[0]) == ("mpich", "4")
-    failure = AssertionError()
+    failure = TimeoutError()
     for timeout_s in (15, 240) if may_hang else (240,):
         try:
             done = lab.mpirun(mpi, ranks, command, hosts=hosts, timeout_s=timeout_s)
-        except AssertionError as error:
+        except TimeoutError as error:
             failure = error
             reports = allreduce.read(str(error))
             if may_hang and len(reports) == len(hosts) * ranks:
@@ -344,7 +345,7 @@ def test_ringreduce_across_hosts(lab: Lab, mpi: Mpi) -> None:
 
 HOLD = """
 import json, os, sys
-from lab.lab import Lab
+from ringreduce.lab.lab import Lab
 with Lab(hosts=2) as lab:
     job = lab.start("b", ["sleep", "1000"])
     print(json.dumps([sorted(lab.namespaces()), str(lab.folder)]), flush=True)
@@ -414,12 +415,12 @@ def no_daemon(self: ssh.Ssh, name: str) -> list[str]:
 def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = children()
-    with pytest.raises(LinkError, match=r"(?s)tc .*fast"), Lab(hosts=2, rate="fast"):
+    with pytest.raises(UnavailableError, match=r"(?s)tc .*fast"), Lab(hosts=2, rate="fast"):
         pass
     monkeypatch.setattr(ssh.Ssh, "server", no_daemon)
-    with pytest.raises(RuntimeError, match="sshd on host a ended with status 3: no a today"), Lab(hosts=2):
+    with pytest.raises(UnavailableError, match="sshd on host a ended with status 3: no a today"), Lab(hosts=2):
         pass
-    with pytest.raises(ValueError, match="1 to 8 hosts, not 9"), Lab(hosts=9):
+    with pytest.raises(InvalidArgumentError, match="1 to 8 hosts, not 9"), Lab(hosts=9):
         pass
     assert list(tmp_path.iterdir()) == []
     assert children() == before
@@ -430,7 +431,7 @@ def test_the_command_line_runs_a_command_and_shows_the_bytes() -> None:
     option = "-H" if mpirun and mpi_version(mpirun).startswith("Open MPI") else "-hosts"
     names = f"{mpirun} -np 2 {option} a:1,b:1 hostname" if mpirun else "echo a; echo b"
     script = f"$LAB_SSH b hostname; {names}; exit 4"
-    command = [sys.executable, "-m", "tests.lab", "--hosts", "2", "--rate", "100mbit", "sh", "-c", script]
+    command = [sys.executable, "-m", "ringreduce", "lab", "--hosts", "2", "--rate", "100mbit", "sh", "-c", script]
     top, environ = Path(__file__).parents[3], clean_environment()
     done = completed(command, env=environ, cwd=top)
     assert done.returncode == 4, done.stderr

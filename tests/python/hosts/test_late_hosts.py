@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 from deadlines import HANG_S
-from lab.lab import Lab
-from lab.requirements import missing
 from tcp_jobs import lab_job, pid_of, secret_file
+
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.requirements import missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 from deadlines import HANG_S, SOON_S
-from lab import network
-from lab.lab import Done, Lab, wait_until
-from lab.requirements import missing
 from tcp_jobs import lab_job, secret_file
 
+from ringreduce.lab import network
+from ringreduce.lab.lab import Done, Lab, wait_until
+from ringreduce.lab.requirements import missing
 from ringreduce.launch.python import run_module
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

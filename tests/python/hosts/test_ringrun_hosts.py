@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from deadlines import HANG_S, SOON_S
 from example_runs import write_data
-from lab import network
-from lab.lab import Lab
-from lab.requirements import missing
-from lab.slurm import Slurm
-from lab.slurm import missing as no_slurm
 from numpy.typing import NDArray
 from tcp_jobs import secret_file, torchrun
 
 from ringreduce.job.deadline import Deadline
+from ringreduce.lab import network
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.requirements import missing
+from ringreduce.lab.slurm import Slurm
+from ringreduce.lab.slurm import missing as no_slurm
 from ringreduce.launch.python import run_module
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

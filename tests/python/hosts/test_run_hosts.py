@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from deadlines import HANG_S, SOON_S
-from lab.lab import Lab, wait_until
-from lab.requirements import missing
+
+from ringreduce.lab.lab import Lab, wait_until
+from ringreduce.lab.requirements import missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

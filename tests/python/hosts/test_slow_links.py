@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from deadlines import HANG_S
-from lab.lab import Lab
-from lab.requirements import missing
 from tcp_jobs import lab_job, secret_file
 
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.requirements import missing
 from ringreduce.timeline.analysis.conclusions import conclusions
 from ringreduce.timeline.analysis.found import analyse
 from ringreduce.timeline.job import Job

@@ -10,12 +10,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import mpi_allreduce as allreduce
 import pytest
 from example_runs import write_data
-from lab import allreduce, mpi, requirements, slurm
-from lab.lab import Lab, wait_until
-from lab.slurm import Slurm
 from tcp_jobs import secret_file
+
+from ringreduce.lab import mpi, requirements, slurm
+from ringreduce.lab.lab import Lab, wait_until
+from ringreduce.lab.slurm import Slurm
 
 REASON = requirements.missing() or slurm.missing()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -368,7 +370,7 @@ def test_mpi_across_nodes_by_pmix(cluster: Slurm) -> None:
         "--ntasks-per-node=2",
         sys.executable,
         "-m",
-        "lab.allreduce",
+        "mpi_allreduce",
         str(COUNT),
     ]
     done = cluster.run(command, env=env)

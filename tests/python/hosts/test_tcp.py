@@ -17,8 +17,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from deadlines import HANG_S, SOON_S
-from lab.lab import Lab
-from lab.requirements import missing
 from listens import listening_ports
 from ports import free_port
 from ranks import Ranks, clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
@@ -28,6 +26,8 @@ import ringreduce
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.tcp.rendezvous import TcpMeeting, meet, parse_address, read_secret
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.requirements import missing
 
 needs_lab = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

@@ -18,9 +18,6 @@ import mpis
 import pytest
 import tcp_jobs
 from deadlines import HANG_S
-from lab.lab import Lab
-from lab.mpi import Mpi, find
-from lab.requirements import missing
 from ports import free_port
 from ranks import clean_environment, run_ranks
 from tcp_jobs import secret_file
@@ -32,6 +29,9 @@ from ringreduce.job.places import TcpWanted
 from ringreduce.job.tcp import own_address, slurm_step
 from ringreduce.job.tcp.job import source
 from ringreduce.job.tcp.own_address import reachable_ip
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.mpi import Mpi, find
+from ringreduce.lab.requirements import missing
 
 needs_lab = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

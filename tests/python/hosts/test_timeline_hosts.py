@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from deadlines import HANG_S
-from lab.lab import Lab
-from lab.requirements import missing
 from tcp_jobs import lab_job, secret_file
 
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.requirements import missing
 from ringreduce.timeline import record_file
 from ringreduce.timeline.job import Job
 

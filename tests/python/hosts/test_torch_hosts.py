@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from deadlines import HANG_S
-from lab.lab import Lab
-from lab.mpi import find
-from lab.requirements import missing
 from tcp_jobs import lab_job, secret_file, torchrun
 
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.mpi import find
+from ringreduce.lab.requirements import missing
 from ringreduce.launch.python import run_module
 
 pytest.importorskip("torch")

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 from deadlines import HANG_S
-from lab.lab import Lab
-from lab.mpi import settings
-from lab.requirements import missing
 
 from ringreduce import plan
+from ringreduce.lab.lab import Lab
+from ringreduce.lab.mpi import settings
+from ringreduce.lab.requirements import missing
 from ringreduce.launch.python import run_module
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

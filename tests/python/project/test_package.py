@@ -121,7 +121,8 @@ MAY_IMPORT["tensorflow/keras"] = MAY_IMPORT["tensorflow"] | {"tensorflow", "kera
 MAY_IMPORT["compat"] = set()
 MAY_IMPORT["launch"] = {"errors", "horovod_variables", "job", "compat"}
 MAY_IMPORT["compat/path"] = {"features", "job", "common", "compat", "launch"}
-MAY_IMPORT["bench"] = BELOW_FRAMEWORKS | {"launch", "plan"}
+MAY_IMPORT["lab"] = {"errors", "launch"}
+MAY_IMPORT["bench"] = BELOW_FRAMEWORKS | {"launch", "plan", "lab"}
 MAY_IMPORT["tuning"] = BELOW_FRAMEWORKS | {"launch", "plan", "timeline", "bench"}
 MAY_IMPORT["doctor"] = BELOW_FRAMEWORKS | {"horovod_variables", "launch", "bench", "plan"}
 MAY_IMPORT["cli"] = {"errors"}
@@ -133,7 +134,7 @@ MAY_IMPORT_LATER = {
     "tensorflow": {"tensorflow/keras"},  # its DistributedOptimizer() of a Keras optimizer
     "launch": {"_core", "__init__", "doctor"},  # _core: its version, which all hosts must have
     "bench": {"torch/__init__"},
-    "cli": {"__init__", "launch", "bench", "tuning", "doctor", "timeline", "watch"},
+    "cli": {"__init__", "launch", "bench", "tuning", "doctor", "timeline", "watch", "lab"},
 }
 """What functions may import besides, when they are called."""
 
