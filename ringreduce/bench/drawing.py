@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import html as escape
+import importlib.util
 import io
 import json
 from pathlib import Path
 from typing import Any
 
 from ringreduce.bench import comparison, versus_table
+from ringreduce.errors import UnavailableError
 
 OURS_STYLE = {"registered": "-", "private": "--"}
+
+
+def need_matplotlib(what: str) -> None:
+    """Raises UnavailableError without matplotlib. what: it is for, for the error's text."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UnavailableError(f"{what}: this needs matplotlib: pip install 'ringreduce[bench]'")
 
 
 def plot(found: comparison.Document, path: Path) -> None:

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringreduce.bench import comparison, machine, peers, report, terminal, versus_table
+from ringreduce.bench import comparison, drawing, machine, peers, report, terminal, versus_table
 from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES
 from ringreduce.bench.options import DEFAULT_RANKS
 from ringreduce.bench.oracle import DTYPES
 from ringreduce.bench.peers.cell import Cell, Outcome, Peer
 from ringreduce.bench.peers.cell import run as run_cell
 from ringreduce.bench.peers.ours import Ours
-from ringreduce.errors import UnavailableError
 from ringreduce.launch.host_options import hosts_text
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def run(options: Options) -> int:
         UnavailableError: --plot or --html without matplotlib, said before anything is measured.
     """
     if options.plot or options.html:
-        _require_matplotlib()
+        drawing.need_matplotlib("ringreduce bench --plot and --html")
     here, absent = peers.find(options.vs)
     competitors = [*_ours(options, here), *here]
     ranks = options.ranks or DEFAULT_RANKS
@@ -63,13 +62,10 @@ def run(options: Options) -> int:
     terminal.show(versus_table.tail(document))
     if options.json:
         report.save(options.json, document)
-    if options.plot or options.html:
-        from ringreduce.bench import drawing
-
-        if options.plot:
-            drawing.plot(document, Path(options.plot))
-        if options.html:
-            drawing.html(document, Path(options.html))
+    if options.plot:
+        drawing.plot(document, Path(options.plot))
+    if options.html:
+        drawing.html(document, Path(options.html))
     wrong = sum(row["wrong"] or 0 for row in document["results"])
     ours = any(cell["status"] != "ok" for cell in document["cells"] if cell["competitor"].startswith("ringreduce"))
     return 1 if wrong or ours else 0
@@ -153,12 +149,3 @@ def _progress(done: int, total: int, seconds: float) -> None:
     filled = 30 * done // total
     bar = "=" * filled + " " * (30 - filled)
     print(f"\r[{bar}] {done}/{total}, {left:.0f} s left {end}", end="", file=sys.stderr, flush=True)
-
-
-def _require_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UnavailableError(
-            "ringreduce bench --plot and --html need matplotlib: pip install ringreduce[bench]"
-        ) from None

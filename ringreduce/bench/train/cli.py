@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ringreduce.bench import machine, terminal
-from ringreduce.bench.train import data, figures, losses, rounds, table
+from ringreduce.bench.drawing import need_matplotlib
+from ringreduce.bench.train import data, drawing, figures, losses, rounds, table
 from ringreduce.bench.train.figures import Row
 from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.losses import Verdict
 from ringreduce.bench.train.modes import ALWAYS, MODES
 from ringreduce.bench.train.modes.mode import Mode
 from ringreduce.bench.train.options import Options, parse
-from ringreduce.errors import Error
-from ringreduce.launch.binding import cpu_shares
+from ringreduce.errors import Error, UnavailableError
+from ringreduce.launch.binding import cores_of, cpu_shares, thread_share
 from ringreduce.launch.host_options import hosts_text
+from ringreduce.launch.hosts import Host
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,12 +36,38 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = parse(argv)
         FRAMEWORKS[options.framework].need()
+        if options.plot:
+            need_matplotlib("ringreduce bench train --plot")
         is_synthetic = options.per_rank or (options.hosts and options.data is None)
         chosen = "synthetic" if is_synthetic else data.choose(options.data)
+        with linked(options) as placed:
+            return run(placed, chosen)
     except Error as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    return run(options, chosen)
+
+
+@contextmanager
+def linked(options: Options) -> Iterator[Options]:
+    """The options, with a host for each rank where --link asks for that. Raises UnavailableError."""
+    if options.link is None:
+        yield options
+        return
+    from ringreduce.lab import requirements
+    from ringreduce.lab.lab import Lab
+
+    if reason := requirements.missing():
+        raise UnavailableError(f"ringreduce bench train --link: {reason}")
+    cores = max(1, cores_of(machine.allowed_cores()) // options.ranks)
+    with Lab(options.ranks, options.link) as lab:
+        hosts = [Host(name, 1) for name in lab.hosts]
+        yield replace(
+            options,
+            hosts=tuple(hosts),
+            ringrun=("-H", hosts_text(hosts), f"--ssh-args=-F {lab.ssh.parent / 'config'}"),
+            threads=options.threads or thread_share(cores, options.ranks),
+            inside=tuple(lab.inside(lab.hosts[0])),
+        )
 
 
 def run(options: Options, chosen: str) -> int:
@@ -52,6 +81,8 @@ def run(options: Options, chosen: str) -> int:
     facts["threads_per_rank"] = next(row.threads for row in rows if row.mode == ALWAYS[-1])
     judge, verdicts = losses.judge(cells, options.settings.loss_tolerance)
     terminal.show(table.render(facts, rows, absent, judge, verdicts))
+    if options.plot:
+        drawing.plot(Path(options.plot), facts, rows)
     if options.json:
         document = {
             "meta": {**facts, "loss_judge": judge},
@@ -83,6 +114,8 @@ def meta(options: Options, chosen: str) -> dict[str, Any]:
         "model": options.model,
         "ranks": options.ranks,
         "hosts": [hosts_text([host]) for host in options.hosts],
+        "link": options.link,
+        "every": options.every,
         "bind": options.bind,
         "binding": [sorted(share) for share in cpu_shares(options.ranks)] if bound_here else None,
         "batch_size": options.settings.batch_size,

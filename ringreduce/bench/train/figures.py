@@ -9,7 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from ringreduce.bench.train import curves
 from ringreduce.bench.train.job import Outcome
 from ringreduce.bench.train.modes.independent import Independent
 from ringreduce.bench.train.modes.single import Single, SingleAll
@@ -35,6 +37,12 @@ class Cell:
     """Samples/s of every process in every window."""
     threads: list[int] = field(default_factory=list)
     """Of every process."""
+    step_nbytes: float | None = None
+    """What a process hands over to collectives in a step: the mean of all processes and steps."""
+    step_wire_nbytes: float | None = None
+    """Those of them that leave the process's host."""
+    curve: list[tuple[float, float]] = field(default_factory=list)
+    """(seconds since the first step, loss of the global batches since the last entry)."""
     output: str = ""
     """The end of what a job printed that went wrong."""
 
@@ -66,6 +74,9 @@ class Row:
     rank_rate: tuple[float, float] | None
     """Samples/s of one process: mean over processes, windows and rounds, and 1.96 standard deviations."""
     peak_memory_MiB: float | None
+    step_nbytes: float | None
+    """See Cell."""
+    step_wire_nbytes: float | None
     rounds: list[Cell]
 
 
@@ -87,7 +98,16 @@ def cell(number: int, outcome: Outcome) -> Cell:
         losses=[sum(parts) for parts in zip(*(rank["losses"] for rank in ranks), strict=True)],
         rank_rates=[rate for each in rates for rate in each],
         threads=[rank["threads"] for rank in ranks],
+        step_nbytes=_sent(ranks, "nbytes"),
+        step_wire_nbytes=_sent(ranks, "wire_nbytes"),
+        curve=curves.together([rank["curve"] for rank in ranks]),
     )
+
+
+def _sent(ranks: Sequence[Mapping[str, Any]], counter: str) -> float | None:
+    if any(rank["step_sent"] is None for rank in ranks):
+        return None
+    return statistics.fmean(rank["step_sent"][counter] for rank in ranks)
 
 
 def rows(cells: Mapping[str, Sequence[Cell]], processes: Mapping[str, int]) -> list[Row]:
@@ -127,6 +147,8 @@ def _row(mode: str, cells: Mapping[str, Sequence[Cell]], processes: int) -> Row:
         step_ms=step,
         rank_rate=(statistics.fmean(rates), Z_95 * statistics.pstdev(rates)) if rates else None,
         peak_memory_MiB=max((each.peak_memory_MiB or 0.0 for each in good), default=None),
+        step_nbytes=_median([each.step_nbytes for each in good]),
+        step_wire_nbytes=_median([each.step_wire_nbytes for each in good]),
         rounds=list(mine),
     )
 

@@ -54,6 +54,7 @@ def run(mode: Mode, options: Options, data: str) -> Outcome:
             warmup=settings.warmup,
             windows=settings.windows,
             steps_per_window=settings.steps_per_window,
+            every=options.every,
             bind=options.bind,
             threads=options.threads,
             folder=folder,

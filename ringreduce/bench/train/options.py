@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ringreduce.bench.options import positive
 from ringreduce.bench.train.frameworks import FRAMEWORKS
-from ringreduce.bench.train.modes import ALWAYS, MODES
+from ringreduce.bench.train.modes import ALWAYS, METHODS, MODES
 from ringreduce.bench.train.optimizers import OPTIMIZERS
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.launch.host_options import add_host_options, host_list, ringrun_words
@@ -17,6 +17,7 @@ from ringreduce.launch.options import MAX_RANKS
 
 DATA = ("fashion-mnist", "synthetic")
 DEFAULT_RANKS = 2
+MOST_HOSTS = 8  # of a lab
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,13 @@ class Options:
     """None: this one."""
     ringrun: tuple[str, ...]
     """ringrun's options for these hosts."""
+    every: int
+    """Steps between two averagings, of the methods that average parameters."""
+    link: str | None
+    """The rate of a link between hosts that are made of this machine, one for each rank; None: there are none."""
+    plot: str | None
+    inside: tuple[str, ...] = ()
+    """What runs ringrun on the first of those hosts."""
 
     @property
     def per_rank(self) -> bool:
@@ -99,17 +107,18 @@ def parse(argv: Sequence[str]) -> Options:
         hosts, words = [], []
     if slots and args.ranks not in (None, slots):
         raise InvalidArgumentError(f"ringreduce bench train: -np {args.ranks}, and the hosts have {slots} slots")
+    methods = _listed(args.method, METHODS, "--method", "method")
     options = Options(
         framework=args.framework,
         model=args.model,
         ranks=slots or args.ranks or DEFAULT_RANKS,
-        modes=_modes(framework.vs if args.vs is None else args.vs),
+        modes=_modes(("none" if methods else framework.vs) if args.vs is None else args.vs, methods),
         rounds=args.rounds,
         seconds=args.seconds,
         data=args.data,
         seed=args.seed,
         optimizer=args.optimizer,
-        bind=args.bind,
+        bind=args.bind or ("core" if args.link is None else "none"),
         threads=args.threads,
         json=args.json,
         settings=Defaults(
@@ -124,7 +133,12 @@ def parse(argv: Sequence[str]) -> Options:
         ),
         hosts=tuple(hosts),
         ringrun=tuple(words),
+        every=args.every,
+        link=args.link,
+        plot=args.plot,
     )
+    if options.link is not None:
+        _check_link(options)
     if options.model not in framework.models:
         raise InvalidArgumentError(
             f"ringreduce bench train --framework {options.framework} --model {options.model}: "
@@ -141,15 +155,30 @@ def parse(argv: Sequence[str]) -> Options:
     return options
 
 
-def _modes(vs: str) -> tuple[str, ...]:
+def _check_link(options: Options) -> None:
+    """Raises InvalidArgumentError for what --link cannot be with."""
+    if options.hosts or options.ringrun:
+        raise InvalidArgumentError("ringreduce bench train --link: it makes hosts of this one, -H names others")
+    if options.bind == "core":
+        raise InvalidArgumentError("ringreduce bench train --link: its hosts share all cores, nothing can be bound")
+    if options.ranks > MOST_HOSTS:
+        raise InvalidArgumentError(f"ringreduce bench train --link -np {options.ranks}: expected 1 to {MOST_HOSTS}")
+
+
+def _modes(vs: str, methods: set[str]) -> tuple[str, ...]:
     """The modes in the order of the table: those asked for, and those always measured."""
-    wanted = {name.strip() for name in vs.split(",")} - {"", "none"}
-    unknown = sorted(wanted - MODES.keys())
-    if unknown:
+    wanted = _listed(vs, [name for name in MODES if name not in METHODS], "--vs", "mode")
+    return tuple(name for name in MODES if name in wanted | methods or name in ALWAYS)
+
+
+def _listed(text: str, known: Iterable[str], option: str, what: str) -> set[str]:
+    """The names in a list of words. Raises InvalidArgumentError for one that is not known."""
+    names = {name.strip() for name in text.split(",")} - {"", "none"}
+    if unknown := sorted(names - set(known)):
         raise InvalidArgumentError(
-            f"ringreduce bench train --vs {','.join(unknown)}: no such mode; there are {', '.join(MODES)}"
+            f"ringreduce bench train {option} {','.join(unknown)}: no such {what}; there are {', '.join(known)}"
         )
-    return tuple(name for name in MODES if name in wanted or name in ALWAYS)
+    return names
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -164,10 +193,27 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", choices=list(MODELS), default="lenet", help="default %(default)s")
     add("-np", dest="ranks", type=positive, metavar="N", help=f"ranks (default: the slots of -H, else {DEFAULT_RANKS})")
     add_host_options(parser, "ranks on these hosts, host:slots,...; modes of one process stay on this host")
-    add("--bind", choices=["core", "none"], default="core", help="bind each rank to its share of its host's cores")
+    add(
+        "--link",
+        metavar="RATE",
+        help="each rank on a host of its own, made of this machine, with a link of this rate, as tc spells it: 100mbit "
+        "(root; see ringreduce lab)",
+    )
+    add(
+        "--bind",
+        choices=["core", "none"],
+        help="bind each rank to its share of its host's cores (default core, with --link none)",
+    )
     add("--threads", type=positive, metavar="N", help="of each rank (default: one for each core of its share)")
     defaults = "; ".join(f"{each.name}: {each.vs}" for each in FRAMEWORKS.values())
     add("--vs", metavar="LIST", help=f'beside {" and ".join(ALWAYS)}, or "none" (default for {defaults})')
+    add(
+        "--method",
+        metavar="LIST",
+        default="",
+        help=f"ways to send less, beside synchronous whole gradients: {','.join(METHODS)}; --vs is none then (torch)",
+    )
+    add("--every", type=positive, default=50, metavar="H", help="steps between two averagings (default %(default)s)")
     add("--rounds", type=positive, default=3, metavar="R", help="default %(default)s")
     add("--seconds", type=_seconds, default=3.0, metavar="S", help="length of a timed window (default %(default)s)")
     add("--batch-size", type=positive, metavar="N", help="global (256), or per rank for resnet50 (32)")
@@ -189,6 +235,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batches-per-iter", type=positive, metavar="N", help="steps per window instead of --seconds (resnet50 10)")
     add("--timeout", type=_seconds, metavar="S", help="deadline of one measurement (300, resnet50 3600)")
     add("--json", metavar="FILE", help="also write every round's figures here")
+    add("--plot", metavar="FILE", help="also draw loss against time and samples/s: png, svg, pdf (matplotlib)")
     return parser
 
 

@@ -28,6 +28,7 @@ class Spec:
         check_steps: deterministic steps before timing, whose losses are compared.
         warmup: untimed steps after those.
         windows, steps_per_window: how often and how long to time.
+        every: steps between two averagings, of the methods that average parameters.
         bind: core (each process on its share of its host's cores) | none.
         threads: of each rank; None: one for each core of its share.
         folder: empty, for modes whose processes are all on this host; the other hosts do not have it.
@@ -49,6 +50,7 @@ class Spec:
     warmup: int
     windows: int
     steps_per_window: int | None
+    every: int
     bind: str
     threads: int | None
     folder: str

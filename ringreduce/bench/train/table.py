@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ringreduce.bench.train import curves
 from ringreduce.bench.train.figures import Row
 from ringreduce.bench.train.losses import Verdict
-from ringreduce.bench.train.modes.independent import Independent
+from ringreduce.bench.train.modes import METHODS, MODES
 from ringreduce.bench.train.modes.ringreduce import Ringreduce
 
 HEADINGS = (
@@ -28,12 +29,9 @@ def render(
     lines = [["# " + first if index == 0 else first for index, first in enumerate(heading)] for heading in HEADINGS]
     lines += [_cells(row, verdicts.get(row.mode)) for row in rows]
     lines += [["  " + mode, MISSING, "absent", *[MISSING] * 8] for mode in absent]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    aligned = [
-        "  ".join(text.ljust(width) if index == 0 else text.rjust(width) for index, (text, width) in enumerate(pairs))
-        for pairs in (list(zip(line, widths, strict=True)) for line in lines)
-    ]
-    return "\n".join([*_head(meta), *map(str.rstrip, aligned), *_notes(meta, rows, absent, judge, verdicts)])
+    aligned = _aligned(lines)
+    notes = _notes(meta, rows, absent, judge, verdicts)
+    return "\n".join([*_head(meta), *map(str.rstrip, aligned), *notes, *_losses_by_time(rows)])
 
 
 def _cells(row: Row, verdict: Verdict | None) -> list[str]:
@@ -54,6 +52,8 @@ def _cells(row: Row, verdict: Verdict | None) -> list[str]:
 
 def _head(meta: Mapping[str, Any]) -> list[str]:
     hosts = f" on {','.join(meta['hosts'])}" if meta["hosts"] else ""
+    if meta["link"]:
+        hosts = f" on hosts of their own, made of this one, links of {meta['link']}"
     this = "this host: " if meta["hosts"] else ""
     each = " per rank" if meta["batch_per_rank"] else ""
     rounds = f"{meta['rounds']} round{'' if meta['rounds'] == 1 else 's'}"
@@ -100,11 +100,36 @@ def _notes(
     if judge == Ringreduce.name:
         notes.append("loss: nobody to compare with; --vs single would do")
     elif judge and others:
-        first = f" ({Independent.name}: before the first)" if Independent.name in others else ""
+        unreduced = [mode for mode in others if not MODES[mode].is_reduced]
+        first = f" ({', '.join(unreduced)}: before the first)" if unreduced else ""
         steps = f"{meta['check_steps']} step{'' if meta['check_steps'] == 1 else 's'}"
         notes.append(f"loss after {steps}: {', '.join(others)} as {judge}, within {meta['loss_tolerance']:g}{first}")
     notes += [f"{mode}: absent, {why}" for mode, why in absent.items()]
     return ["#", *(f"# {note}" for note in notes)] if notes else []
+
+
+def _losses_by_time(rows: Sequence[Row]) -> list[str]:
+    """The second table, where a method is measured: what a step sends, and the loss after parts of the time."""
+    shown = curves.compared(rows)
+    if not any(row.mode in METHODS for row, _ in shown):
+        return []
+    least_s = min(curve[-1][0] for _, curve in shown)
+    times = [least_s * quarter / 4 for quarter in range(1, 5)]
+    lines = [["# mode", "kB/step", "to other", *("loss after" for _ in times)]]
+    lines.append(["#", "", "hosts", *(f"{seconds:.1f} s" for seconds in times)])
+    for row, curve in shown:
+        sent = [_number(nbytes and nbytes / 1e3, 2) for nbytes in (row.step_nbytes, row.step_wire_nbytes)]
+        lines.append(["  " + row.mode, *sent, *(_number(curves.loss_at(curve, seconds), 4) for seconds in times)])
+    return ["#", "# loss against time; kB that a rank hands over to collectives in a step", *_aligned(lines)]
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of equal width, the first one to the left."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return [
+        "  ".join(text.ljust(width) if index == 0 else text.rjust(width) for index, (text, width) in enumerate(pairs))
+        for pairs in (list(zip(line, widths, strict=True)) for line in lines)
+    ]
 
 
 def _number(value: float | None, digits: int) -> str:

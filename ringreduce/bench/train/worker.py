@@ -12,10 +12,10 @@ import resource
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringreduce.bench.train import batches, results
+from ringreduce.bench.train.curves import Curve
 from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.spec import Spec, mode_of
 
@@ -29,19 +29,27 @@ BEGUN_AGAIN = "BENCH_TRAIN_BEGUN_AGAIN"  # a variable: the mark of the job for w
 
 
 class Trainer:
-    """What one process of a team does with its model."""
+    """What one process of a team does with its model.
 
-    def __init__(self, spec: Spec, team: Team, learner: Learner) -> None:
+    period: in how many steps everything happens once that belongs to training; windows are whole periods.
+    """
+
+    def __init__(self, spec: Spec, team: Team, learner: Learner, period: int) -> None:
         self.spec = spec
         self.team = team
         self.learner = learner
-        self.steps = 0
+        self.period = period
+        self.curve = Curve()
 
     def step(self, parts: int, mine: range) -> float:
         """One step on some parts of the next global batch. Returns their part of its loss."""
-        loss = self.learner.step(self.steps, parts, mine)
-        self.steps += 1
+        loss = self.learner.step(self.curve.steps, parts, mine)
+        self.curve.add(loss)
         return loss
+
+    def whole_periods(self, steps: float) -> int:
+        """At least so many steps."""
+        return math.ceil(steps / self.period) * self.period
 
     def check(self) -> list[float]:
         """This process's part of the loss before each checked step, and after the last.
@@ -52,7 +60,7 @@ class Trainer:
         parts = self.spec.ranks
         mine = range(parts) if self.team.size == 1 else range(self.team.rank, self.team.rank + 1)
         losses = [self.step(parts, mine) for _ in range(self.spec.check_steps)]
-        losses.append(self.learner.loss(self.steps, parts, mine))
+        losses.append(self.learner.loss(self.curve.steps, parts, mine))
         return losses
 
     def run(self, steps: int) -> float:
@@ -63,27 +71,36 @@ class Trainer:
             self.step(size, mine)
         return time.perf_counter() - start
 
-    def windows(self) -> list[dict[str, float]]:
-        """Timed windows, each begun by all processes together."""
+    def windows(self) -> tuple[list[dict[str, float]], dict[str, float] | None]:
+        """Timed windows, each begun by all processes together, and what this process sends in one of their steps."""
         size, rank = self.team.size, self.team.rank
         count = self.learner.count(size)
         share = batches.share(count, rank, size)
-        per_step_s = self.team.slowest(self.run(self.spec.warmup)) / self.spec.warmup
-        steps = self.spec.steps_per_window or max(FEWEST_STEPS, math.ceil(self.spec.seconds / per_step_s))
+        warmup = self.whole_periods(self.spec.warmup)
+        per_step_s = self.team.slowest(self.run(warmup)) / warmup
+        steps = self.whole_periods(self.spec.steps_per_window or max(FEWEST_STEPS, self.spec.seconds / per_step_s))
         windows = []
+        before = self.team.sent()
         for _ in range(self.spec.windows):
             self.team.slowest(0.0)
             seconds = self.run(steps)
             windows.append({"steps": steps, "samples": (share.stop - share.start) * steps, "seconds": seconds})
-        return windows
+        after = self.team.sent()
+        if before is None or after is None:
+            return windows, None
+        taken = steps * self.spec.windows
+        return windows, {
+            "nbytes": (after.nbytes - before.nbytes) / taken,
+            "wire_nbytes": (after.wire_nbytes - before.wire_nbytes) / taken,
+        }
 
 
-def measure(spec: Spec, team: Team, threads: int) -> dict[str, Any]:
+def measure(spec: Spec, team: Team, threads: int, period: int) -> dict[str, Any]:
     """What one process has measured; memory in KiB, other units in the names."""
     learner = FRAMEWORKS[spec.framework].learner(spec, team, threads)
-    trainer = Trainer(spec, team, learner)
+    trainer = Trainer(spec, team, learner, period)
     losses = trainer.check()
-    windows = trainer.windows()
+    windows, step_sent = trainer.windows()
     return {
         "rank": team.rank,
         "size": team.size,
@@ -91,6 +108,8 @@ def measure(spec: Spec, team: Team, threads: int) -> dict[str, Any]:
         "losses": losses,
         "windows": windows,
         "gradient_nbytes": learner.nbytes,
+        "step_sent": step_sent,
+        "curve": trainer.curve.points(),
         "peak_memory_KiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
 
@@ -112,8 +131,8 @@ def main(text: str) -> int:
         os.environ.update(variables | {BEGUN_AGAIN: spec.mark})
         os.execv(sys.executable, sys.orig_argv)
     framework.prepare(threads)
-    team = mode.join(Path(spec.folder), spec.timeout_s)
-    results.say(spec.mark, measure(spec, team, threads))
+    team = mode.join(spec)
+    results.say(spec.mark, measure(spec, team, threads, mode.period(spec)))
     team.leave()
     return 0
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ringreduce.bench.train import batches, data, figures, job, losses, results
+from ringreduce.bench.train import batches, curves, data, figures, job, losses, results
 from ringreduce.bench.train.cli import main
 from ringreduce.bench.train.figures import Cell
 from ringreduce.bench.train.frameworks.torch import Torch
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ringreduce.bench.train.options import Options
+    from ringreduce.bench.train.spec import Spec
 
 HERE = Path(__file__).resolve().parent
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -56,6 +57,8 @@ SCHEMA = {
     "fraction_of_bound": (float, type(None)),
     "step_ms": (dict, type(None)),
     "peak_memory_MiB": (float, type(None)),
+    "step_nbytes": (float, type(None)),
+    "step_wire_nbytes": (float, type(None)),
     "rounds": list,
     "samples_per_s_per_process": (dict, type(None)),
     "loss": (float, type(None)),
@@ -200,6 +203,45 @@ def test_figures_are_found_behind_a_launchers_tags(capsys: pytest.CaptureFixture
 
 
 @needs_torch
+def test_methods_send_what_they_say_and_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    every, picture = 5, tmp_path / "methods.png"
+    methods = "powersgd,int8,diloco,local-sgd,streaming"
+    status, document, rows = bench(tmp_path, "--method", methods, "--every", str(every), "--plot", str(picture))
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    assert list(rows) == ["independent", "ringreduce", "int8", "powersgd", "local-sgd", "diloco", "streaming"]
+    assert document["meta"]["every"] == every
+    whole = 4 * 129_094  # LeNet
+    assert rows["ringreduce"]["step_nbytes"] == pytest.approx(whole, rel=1e-3), "and what begins the window together"
+    for mode in ("local-sgd", "diloco", "streaming"):
+        assert rows[mode]["step_nbytes"] == pytest.approx(whole / every, rel=2e-3), mode
+    assert 0 < rows["powersgd"]["step_nbytes"] < whole / 10
+    assert rows["independent"]["step_nbytes"] < whole / 1000
+    for mode, row in rows.items():
+        (cell,) = row["rounds"]
+        assert (row["status"], row["same_loss"], row["step_wire_nbytes"]) == ("ok", True, 0), mode
+        seconds, each = zip(*cell["curve"], strict=True)
+        assert sorted(seconds) == list(seconds)
+        assert each[0] == pytest.approx(rows["ringreduce"]["rounds"][0]["curve"][0][1], rel=1e-5), "the same start"
+    lines = said.out.splitlines()
+    table = lines[next(at for at, line in enumerate(lines) if line.startswith("# loss against time")) + 1 :]
+    assert [line.split()[0] for line in table[2:]] == [mode for mode in rows if mode != "independent"]
+    assert all(len(line.split()) == 7 for line in table[2:])
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+@needs_torch
+def test_windows_are_whole_periods() -> None:
+    argv = ["--method", "local-sgd", "--every", "4", "--warmup", "1", "--iters", "2", "--batches-per-iter", "5"]
+    outcome = job.run(MODES["local-sgd"], parse([*QUICK, *argv]), "synthetic")
+    assert outcome.status == "ok", outcome.output
+    for rank in outcome.ranks:
+        assert [window["steps"] for window in rank["windows"]] == [8, 8]
+        assert len(rank["curve"]) == 3 + 4 + 2 * 8
+
+
+@needs_torch
 def test_resnet50_is_timed_by_the_usual_method() -> None:
     argv = ["--model", "resnet50", "--batch-size", "1", "--iters", "2", "--batches-per-iter", "1", "--warmup", "1"]
     outcome = job.run(Ringreduce(), parse([*argv, "--check-steps", "1", "--threads", "3"]), "synthetic")
@@ -271,6 +313,19 @@ def test_bad_arguments_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InvalidArgumentError, match="random images"):
         parse(["--model", "resnet50", "--data", "fashion-mnist"])
     assert parse(["--vs", "none"]).modes == ("independent", "ringreduce")
+    with pytest.raises(InvalidArgumentError, match="--method int4: no such method; there are fp16, int8, powersgd"):
+        parse(["--method", "int4,fp16"])
+    with pytest.raises(InvalidArgumentError, match="--vs fp16: no such mode"):
+        parse(["--vs", "fp16"])
+    assert parse(["--method", "fp16"]).modes == ("independent", "ringreduce", "fp16")
+    assert parse(["--method", "fp16", "--vs", "single"]).modes == ("single", "independent", "ringreduce", "fp16")
+    with pytest.raises(InvalidArgumentError, match="--link: it makes hosts of this one, -H names others"):
+        parse(["--link", "1gbit", "-H", "a:1,b:1"])
+    with pytest.raises(InvalidArgumentError, match="its hosts share all cores, nothing can be bound"):
+        parse(["--link", "1gbit", "--bind", "core"])
+    with pytest.raises(InvalidArgumentError, match="--link -np 9: expected 1 to 8"):
+        parse(["--link", "1gbit", "-np", "9"])
+    assert (parse(["--link", "1gbit"]).bind, parse([]).bind) == ("none", "core")
     with pytest.raises(SystemExit):
         parse(["--rounds", "0"])
 
@@ -315,11 +370,29 @@ def test_shares_cover_the_batch() -> None:
         assert seen == list(range(count))
 
 
+def test_a_curve_is_folded_and_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(curves, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(curves, "MOST_POINTS", 3)
+    curve = curves.Curve()
+    for loss in (7.0, 5.0, 3.0, 1.0, 0.5):
+        curve.add(loss)
+    assert curve.steps == 5
+    assert curve.points() == [(2.0, 6.0), (4.0, 2.0), (5.0, 0.5)]
+    assert curves.together([[[2.0, 6.0], [4.0, 2.0]], [[1.0, 1.0], [5.0, 0.5]]]) == [(2.0, 7.0), (5.0, 2.5)]
+    assert curves.smoothed([[1.0, 8.0], [2.0, 4.0], [3.0, 2.0]], width=2) == [(1.0, 8.0), (2.0, 6.0), (3.0, 3.0)]
+    rising = [[float(at), float(at)] for at in range(1, 30)]
+    assert curves.loss_at(rising, 0.5) is None
+    assert curves.loss_at(rising, 1.5) == 1.0
+    assert curves.loss_at(rising, 28.0) == 24.0, "the mean of the last nine"
+
+
 def outcome(rate: float, processes: int = 2) -> Outcome:
     """A job of two windows of 10 steps on 4 samples, at this many samples/s in all."""
     seconds = 40 / rate * processes
     windows = [{"steps": 10, "samples": 40 // processes * processes, "seconds": seconds}] * 2
     rank = {"windows": windows, "losses": [1.5, 1.0], "peak_memory_KiB": 2048, "threads": 2}
+    rank |= {"curve": [[1.0, 2.0]], "step_sent": None}
     return Outcome("ok", 9.0, [rank] * processes)
 
 
@@ -381,7 +454,7 @@ class Unreduced(Connected):
 class Forgetful(Here):
     """ringreduce that forgets to reduce."""
 
-    def join(self, folder: Path, timeout_s: float) -> Team:
+    def join(self, spec: Spec) -> Team:
         import ringreduce
 
         world = ringreduce.init()
@@ -391,19 +464,19 @@ class Forgetful(Here):
 class Hanging(Here):
     """Never gets anywhere, and does not listen."""
 
-    def join(self, folder: Path, timeout_s: float) -> Team:
+    def join(self, spec: Spec) -> Team:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         threading.Event().wait()
         raise AssertionError("it waits for ever")
 
 
 class Failing(Here):
-    def join(self, folder: Path, timeout_s: float) -> Team:
+    def join(self, spec: Spec) -> Team:
         raise RuntimeError("no such luck")
 
 
 class Silent(Here):
-    def join(self, folder: Path, timeout_s: float) -> Team:
+    def join(self, spec: Spec) -> Team:
         print("off I go", flush=True)
         os._exit(0)
 

@@ -93,6 +93,7 @@ def spec_of(optimizer: str) -> Spec:
         warmup=1,
         windows=1,
         steps_per_window=None,
+        every=1,
         bind="core",
         threads=None,
         folder="",
@@ -174,7 +175,7 @@ class Forgetful(Mode):
     def environ(self) -> dict[str, str]:
         return {"PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))}
 
-    def join(self, folder: Path, timeout_s: float) -> Team:
+    def join(self, spec: Spec) -> Team:
         import ringreduce
 
         world = ringreduce.init()

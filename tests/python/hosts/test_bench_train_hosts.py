@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from deadlines import HANG_S
-from lab.lab import Done, Lab
-from lab.mpi import settings
-from lab.requirements import missing
 
+from ringreduce.bench.train.cli import main
 from ringreduce.bench.train.options import parse
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.lab.lab import Done, Lab
+from ringreduce.lab.mpi import settings
+from ringreduce.lab.requirements import missing
 from ringreduce.launch.python import run_module
 
 pytest.importorskip("torch")
@@ -91,3 +94,29 @@ def test_hosts_that_make_no_sense() -> None:
     there = parse(["-H", "a:2,b:2", "-i", "key", "--network-interface", "eth0"])
     words = ("-H", "a:2,b:2", "--ssh-identity-file=key", "--network-interface=eth0")
     assert (there.ranks, there.ringrun, there.bind) == (4, words, "core")
+
+
+def test_link_makes_a_host_for_each_rank(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "train.json"
+    words = ["--link", "100mbit", "--method", "int8,local-sgd", "--every", "2", "--vs", "single,mwms"]
+    status = main([*QUICK, *words, "--data", "synthetic", "--json", str(file)])
+    said = capfd.readouterr()
+    assert status == 0, said.out + said.err
+    document = json.loads(file.read_text())
+    rows = {row["mode"]: row for row in document["results"]}
+    assert list(rows) == ["single", "independent", "ringreduce", "int8", "local-sgd"]
+    for mode, row in rows.items():
+        assert (row["status"], row["same_loss"], row["rounds"][0]["threads"][0]) == ("ok", True, 1), mode
+    whole = rows["ringreduce"]["step_wire_nbytes"]
+    assert whole == pytest.approx(4 * 129_094, rel=0.01), "of two hosts, each sends half twice"
+    assert rows["int8"]["step_wire_nbytes"] == pytest.approx(whole / 4, rel=0.05)
+    assert rows["local-sgd"]["step_wire_nbytes"] == pytest.approx(whole / 2, rel=0.01)
+    meta = document["meta"]
+    assert (meta["link"], meta["hosts"], meta["bind"]) == ("100mbit", ["a:1", "b:1"], "none")
+    assert "links of 100mbit" in said.out
+    assert [entry["mode"] for entry in document["absent"]] == ["mwms"]
+
+
+def test_a_link_that_cannot_be_had_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, "--link", "slow", "--data", "synthetic"]) == 2
+    assert re.search(r"UnavailableError: tc .*slow", capsys.readouterr().err, re.DOTALL)

@@ -6,10 +6,25 @@ from ringreduce.bench.train.modes.ddp_gloo import DdpGloo
 from ringreduce.bench.train.modes.ddp_ringreduce import DdpRingreduce
 from ringreduce.bench.train.modes.horovod import Horovod
 from ringreduce.bench.train.modes.independent import Independent, Lockstep
+from ringreduce.bench.train.modes.methods import (
+    DiLoCo,
+    Easgd,
+    Fp16,
+    Int8,
+    LocalSgd,
+    PowerSgd,
+    SlowMo,
+    Streaming,
+)
 from ringreduce.bench.train.modes.mode import Mode
 from ringreduce.bench.train.modes.mwms import Mwms, MwmsRing
 from ringreduce.bench.train.modes.ringreduce import Ringreduce, RingreduceShard
 from ringreduce.bench.train.modes.single import Single, SingleAll
+
+METHODS: dict[str, Mode] = {
+    method.name: method for method in (Fp16(), Int8(), PowerSgd(), LocalSgd(), DiLoCo(), Streaming(), SlowMo(), Easgd())
+}
+"""What --method chooses among."""
 
 MODES: dict[str, Mode] = {
     mode.name: mode
@@ -25,6 +40,7 @@ MODES: dict[str, Mode] = {
         Mwms(),
         MwmsRing(),
         Horovod(),
+        *METHODS.values(),
     )
 }
 

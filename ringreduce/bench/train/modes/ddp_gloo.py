@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringreduce import state
@@ -16,6 +15,8 @@ from ringreduce.job.tcp.own_address import interface_to
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
+
+    from ringreduce.bench.train.spec import Spec
 
 
 class Replicas(Team):
@@ -57,7 +58,7 @@ class DdpGloo(Mode):
     frameworks = ("torch",)
     backend = "gloo"
 
-    def join(self, folder: Path, timeout_s: float) -> Team:
+    def join(self, spec: Spec) -> Team:
         """See Mode. Nothing of ringreduce's own job is left when Gloo trains."""
         from torch import distributed
 
@@ -66,7 +67,9 @@ class DdpGloo(Mode):
         world = ringreduce.init()
         if "GLOO_SOCKET_IFNAME" not in os.environ:
             os.environ["GLOO_SOCKET_IFNAME"] = _interface()
-        distributed.init_process_group(self.backend, init_method="ringreduce://", timeout=timedelta(seconds=timeout_s))
+        distributed.init_process_group(
+            self.backend, init_method="ringreduce://", timeout=timedelta(seconds=spec.timeout_s)
+        )
         ringreduce.shutdown()
         return Replicas(world.rank, world.size)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringreduce.bench.train.modes.mode import Mode, Team
@@ -86,7 +85,7 @@ class Horovod(Mode):
         """See Mode: horovodrun binds nobody."""
         return sorted(cpu_shares(place.local_size)[place.local_rank])
 
-    def join(self, folder: Path, timeout_s: float) -> Team:
+    def join(self, spec: Spec) -> Team:
         """See Mode."""
         import horovod.torch as hvd
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 import ringreduce
-from ringreduce.bench.train.modes.mode import Mode, Team
+from ringreduce.bench.train.modes.mode import Mode, Sent, Team
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
+
+    from ringreduce.bench.train.spec import Spec
 
 
 class Connected(Team):
@@ -21,6 +22,11 @@ class Connected(Team):
     def slowest(self, seconds: float) -> float:
         """See Team."""
         return float(ringreduce.allreduce(np.array([seconds]), op=ringreduce.Max)[0])
+
+    def sent(self) -> Sent | None:
+        """See Team."""
+        counters = ringreduce.stats()
+        return Sent(counters["bytes_moved"], counters["bytes_on_wire"])
 
     def leave(self) -> None:
         """See Team."""
@@ -33,7 +39,7 @@ class Independent(Mode):
     name = "independent"
     is_reduced = False
 
-    def join(self, folder: Path, timeout_s: float) -> Team:
+    def join(self, spec: Spec) -> Team:
         """See Mode."""
         world = ringreduce.init()
         return Connected(world.rank, world.size)
@@ -57,7 +63,7 @@ class Lockstep(Independent):
 
     name = "in-step"
 
-    def join(self, folder: Path, timeout_s: float) -> Team:
+    def join(self, spec: Spec) -> Team:
         """See Mode."""
         world = ringreduce.init()
         return InLockstep(world.rank, world.size)

@@ -7,7 +7,7 @@ does to the gradients is torch's wrap(); the other frameworks (frameworks/) ask 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ringreduce.job import environment
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from ringreduce.bench.train.options import Options
     from ringreduce.bench.train.spec import Spec
     from ringreduce.job.environment import Placement
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Bytes that a process has handed over to collectives, and those of them that left its host."""
+
+    nbytes: int
+    wire_nbytes: int
 
 
 class Team:
@@ -48,6 +56,10 @@ class Team:
 
     def before_step(self) -> None:
         """Not for torch: called before each step is computed."""
+
+    def sent(self) -> Sent | None:
+        """What this process has sent so far; None where nobody counts."""
+        return None
 
     def slowest(self, seconds: float) -> float:
         """The largest value of all processes; none returns before all have called."""
@@ -80,7 +92,7 @@ class Mode:
     def command(self, options: Options, worker: list[str]) -> list[str]:
         """What starts the workers."""
         ringrun = run_module("ringreduce.launch.ringrun", "-np", str(options.ranks), *options.ringrun)
-        return [*ringrun, "--bind", options.bind, "--no-tag-output", *worker]
+        return [*options.inside, *ringrun, "--bind", options.bind, "--no-tag-output", *worker]
 
     def environ(self) -> dict[str, str]:
         """Variables to set for all processes, before they start."""
@@ -103,11 +115,10 @@ class Mode:
         """In a worker: with how many it computes; as many as its CPUs make cores, unless the user has said a number."""
         return spec.threads or thread_share(cores_of(cpus), place.local_size)
 
-    def join(self, folder: Path, timeout_s: float) -> Team:
-        """In a worker: meets the others.
+    def period(self, spec: Spec) -> int:
+        """In how many steps everything happens once that belongs to training."""
+        return 1
 
-        Args:
-            folder: empty but for this job's own files, the same for all of its processes; on this host only.
-            timeout_s: how long to wait for them.
-        """
+    def join(self, spec: Spec) -> Team:
+        """In a worker: meets the others."""
         raise NotImplementedError

@@ -8,12 +8,15 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringreduce.bench.train.frameworks import keras
 from ringreduce.bench.train.modes.mode import Mode, Team
 from ringreduce.errors import TimeoutError
 from ringreduce.job import environment
+
+if TYPE_CHECKING:
+    from ringreduce.bench.train.spec import Spec
 
 POLL_S = 0.01
 
@@ -21,14 +24,12 @@ POLL_S = 0.01
 class Workers(Team):
     """The strategy's workers. The first one leads the others, and has to leave last."""
 
-    def __init__(
-        self, rank: int, size: int, strategy: Any, port: socket.socket, folder: Path, timeout_s: float
-    ) -> None:
+    def __init__(self, rank: int, size: int, strategy: Any, port: socket.socket, spec: Spec) -> None:
         super().__init__(rank, size)
         self.strategy = strategy
         self._port = port
-        self._folder = folder
-        self._timeout_s = timeout_s
+        self._folder = Path(spec.folder)
+        self._timeout_s = spec.timeout_s
 
     def slowest(self, seconds: float) -> float:
         """See Team."""
@@ -68,7 +69,7 @@ class Mwms(Mode):
         """See Mode."""
         return {"TF_GRPC_REUSE_PORT": "1"}
 
-    def join(self, folder: Path, timeout_s: float) -> Team:
+    def join(self, spec: Spec) -> Team:
         """See Mode."""
         place = environment.detect()
         rank, size = place.rank, place.size
@@ -76,9 +77,9 @@ class Mwms(Mode):
         port = socket.socket()
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         port.bind(("127.0.0.1", 0))
-        files = files_of_ranks(folder, "port", size)
+        files = files_of_ranks(Path(spec.folder), "port", size)
         publish(files[rank], str(port.getsockname()[1]))
-        ports = wait_for_files(files, timeout_s)
+        ports = wait_for_files(files, spec.timeout_s)
         cluster = {"worker": [f"127.0.0.1:{each}" for each in ports]}
         os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
 
@@ -88,7 +89,7 @@ class Mwms(Mode):
             implementation=tf.distribute.experimental.CommunicationImplementation[self.implementation]
         )
         strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-        return Workers(rank, size, strategy, port, folder, timeout_s)
+        return Workers(rank, size, strategy, port, spec)
 
 
 class MwmsRing(Mwms):

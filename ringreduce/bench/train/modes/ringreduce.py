@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ringreduce
@@ -13,6 +12,8 @@ from ringreduce.bench.train.modes.mode import Mode, Team
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
+
+    from ringreduce.bench.train.spec import Spec
 
 
 class Reducing(Connected):
@@ -45,7 +46,7 @@ class Ringreduce(Mode):
     name = "ringreduce"
     team = Reducing
 
-    def join(self, folder: Path, timeout_s: float) -> Team:
+    def join(self, spec: Spec) -> Team:
         """See Mode."""
         world = ringreduce.init()
         return self.team(world.rank, world.size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringreduce.bench import machine
@@ -40,7 +39,7 @@ class Single(Mode):
         """See Mode: what the user says is for ranks."""
         return thread_share(cores_of(cpus), place.local_size)
 
-    def join(self, folder: Path, timeout_s: float) -> Team:
+    def join(self, spec: Spec) -> Team:
         """See Mode."""
         return Team()
 
