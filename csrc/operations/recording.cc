@@ -30,12 +30,13 @@ void record_end(const Resources& from, const Operation& operation, bool has_fail
   Record record = record_of(from, operation);
   record.type = is_message(operation) ? RecordType::kMessage : RecordType::kOperation;
   record.called_ns = operation.submitted_ns;
-  record.ended_ns = now_ns();
+  record.ended_ns = call.in_cycles ? from.recorder.moment() : now_ns();
   record.started_ns = call.started_ns == RecordedCall::kAtItsEnd ? record.ended_ns : call.started_ns;
   record.nbytes = signature.nbytes;
   record.algorithm = call.algorithm;
   record.flags = static_cast<uint8_t>((signature.is_async != 0 ? kRecordAsync : 0) | (has_failed ? kRecordFailed : 0) |
                                       (operation.quick ? kRecordQuick : 0) | (call.is_fused ? kRecordFused : 0) |
+                                      (call.in_cycles ? kRecordInCycles : 0) |
                                       (signature.place == Place::kDevice ? kRecordOnGpu : 0));
   record.thread = call.thread;
   from.recorder.add(call.timeline, record);

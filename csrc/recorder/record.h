@@ -11,9 +11,11 @@ enum class RecordType : uint8_t { kOperation, kWait, kClock, kMessage, kLink };
 enum RecordFlag : uint8_t {
   kRecordAsync = 1,
   kRecordFailed = 2,
-  kRecordQuick = 4,  // it has ended from the request slots
-  kRecordOnGpu = 8,  // times are of issuing
-  kRecordFused = 16  // it has shared a bucket with others
+  kRecordQuick = 4,   // it has ended from the request slots
+  kRecordOnGpu = 8,   // times are of issuing
+  kRecordFused = 16,  // it has shared a bucket with others
+  // Times are counts of the processor's cycles (os/cycle_counter.h). The timeline's thread turns them into nanoseconds.
+  kRecordInCycles = 32
 };
 
 inline constexpr uint8_t kNoAlgorithm = 255;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "os/bell.h"
 #include "recorder/record.h"
 
 namespace rr {
@@ -25,6 +26,10 @@ class RecordRing {
   bool add(const Record& record);
   // Takes the oldest records, and numbers them. Returns how many. From one thread at a time.
   size_t take(Record* records, size_t most);
+  // Until another quarter of the ring has been filled, hurry() is called, or the time is over. is_over: looked at after
+  // hurry() can wake this thread.
+  void wait(int64_t timeout_ns, const std::atomic<bool>& is_over);
+  void hurry() { ring(filled_); }
 
  private:
   struct alignas(64) Cell {
@@ -35,6 +40,7 @@ class RecordRing {
   Cell& cell_of(uint64_t position) { return cells_[position & (cells_.size() - 1)]; }
 
   std::vector<Cell> cells_;
+  Bell filled_{};
   alignas(64) std::atomic<uint64_t> added_{0};
   alignas(64) uint64_t taken_ = 0;
 };

@@ -1,5 +1,6 @@
 #include "recorder/timeline.h"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -9,13 +10,14 @@
 
 #include "base/errors.h"
 #include "os/thread.h"
+#include "recorder/cycle_times.h"
 #include "recorder/record_file.h"
 
 namespace rr {
 namespace {
 
-// A rank that is killed loses so much of its timeline, and a wake-up costs some microseconds of a core.
-constexpr std::chrono::milliseconds kPause{20};
+// A rank that is killed loses so much of its timeline. A wake-up takes 50 to 75 us of a core on a VM.
+constexpr int64_t kPauseNs = 80'000'000;
 constexpr std::chrono::seconds kPatience{5};
 constexpr size_t kAtOnce = 1 << 14;  // records: 1 MiB
 
@@ -31,29 +33,26 @@ class Timeline::Writer {
 
   // Of the thread.
   void run() {
-    std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, kPause, [this] { return is_over_; })) {
-      lock.unlock();
+    while (!is_over_.load(std::memory_order_acquire)) {
+      recorder_->wait(kPauseNs, is_over_);
       unless_it_fails([this] { write(); });
-      lock.lock();
     }
-    lock.unlock();
     unless_it_fails([this] {
       write();
       file_.write_end(reason_, recorder_->dropped());
       if (trace_) trace_->end();
     });
-    lock.lock();
+    const std::lock_guard lock(mutex_);
     is_done_ = true;
     changed_.notify_all();
   }
   // False: the thread has not ended the files in time.
   bool end(const std::string& reason) {
     recorder_->end();
-    std::unique_lock lock(mutex_);
     reason_ = reason;
-    is_over_ = true;
-    changed_.notify_all();
+    is_over_.store(true, std::memory_order_release);
+    recorder_->hurry();
+    std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, kPatience, [this] { return is_done_; })) return true;
     log_.warning("the timeline's disk has not answered within 5 s; what the file lacks may be lost");
     return false;
@@ -65,6 +64,8 @@ class Timeline::Writer {
   void write() {
     for (;;) {
       const size_t count = recorder_->take(records_.data(), records_.size());
+      cycle_times_.update();
+      for (size_t i = 0; i < count; ++i) in_nanoseconds(records_[i]);
       for (const RecordedGroup& group : recorder_->groups_from(groups_ + 1)) {
         file_.write_group(group);
         ++groups_;
@@ -77,6 +78,13 @@ class Timeline::Writer {
         trace_->add(records_.data(), count);
       }
       if (count < records_.size()) return;
+    }
+  }
+  void in_nanoseconds(Record& record) const {
+    if ((record.flags & kRecordInCycles) == 0) return;
+    record.flags &= static_cast<uint8_t>(~kRecordInCycles);
+    for (int64_t* at : {&record.called_ns, &record.started_ns, &record.ended_ns}) {
+      if (*at != 0) *at = cycle_times_.ns(*at);
     }
   }
   // Training goes on without a timeline where the disk is full.
@@ -98,13 +106,14 @@ class Timeline::Writer {
   std::optional<LiveTrace> trace_;
   size_t groups_ = 0;            // written
   std::vector<Record> records_;  // room for those taken at once
-  bool has_failed_ = false;      // nothing more is written
+  CycleTimes cycle_times_;
+  bool has_failed_ = false;  // nothing more is written
 
+  std::string reason_;  // written before is_over_
+  std::atomic<bool> is_over_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::string reason_;  // this and below guarded by mutex_
-  bool is_over_ = false;
-  bool is_done_ = false;
+  bool is_done_ = false;  // guarded by mutex_
 };
 
 Timeline::Timeline(const std::shared_ptr<Recorder>& recorder, const std::string& path, const std::string& process,

@@ -9,7 +9,9 @@
 #include <thread>
 
 #include "doctest/doctest.h"
+#include "os/cycle_counter.h"
 #include "ranks.h"
+#include "recorder/cycle_times.h"
 #include "recorder/timeline.h"
 
 namespace rr::test {
@@ -126,6 +128,44 @@ TEST_CASE("recorder: what four threads add while one takes arrives whole, each t
   CHECK(wrong == 0);
 }
 
+TEST_CASE("recorder: a quarter of the ring wakes who waits for it, and so does the end") {
+  RecordRing ring(256);
+  std::atomic<bool> is_over{false};
+  std::atomic<int> turns{0};
+  std::thread taker([&] {
+    Record taken[256];
+    while (!is_over) {
+      ring.wait(INT64_C(3'600'000'000'000), is_over);
+      while (ring.take(taken, 256) != 0) turns.fetch_add(1);
+    }
+  });
+  for (int turn = 0; turn < 3; ++turn) {
+    // One that comes before the taker sleeps wakes nobody, and the next quarter does.
+    for (uint64_t added = 0; turns == turn; ++added) {
+      ring.add(numbered(added));
+      std::this_thread::yield();
+    }
+  }
+  is_over = true;
+  ring.hurry();
+  taker.join();
+  CHECK(turns >= 3);
+}
+
+TEST_CASE("recorder: counts of cycles become times of the clock") {
+  CycleTimes times;
+  for (int turn = 0; turn < 3; ++turn) {
+    const int64_t before = now_ns();
+    const int64_t counted = cycles();
+    const int64_t after = now_ns();
+    while (now_ns() - after < 2'000'000) std::this_thread::yield();
+    times.update();
+    // A millisecond for a look that is disturbed. In cycles it would be wrong by the time since the machine's start.
+    CHECK(times.ns(counted) > before - 1'000'000);
+    CHECK(times.ns(counted) < after + 1'000'000);
+  }
+}
+
 TEST_CASE("recorder: names are numbered once, calls of each in each group are counted") {
   Recorder recorder;
   REQUIRE(recorder.begin());
@@ -186,6 +226,27 @@ TEST_CASE("recorder: an operation of one timeline is no record of the next") {
   recorder.add(call.timeline, numbered(2));
   Record taken;
   CHECK(recorder.take(&taken, 1) == 0);
+}
+
+TEST_CASE("recorder: times in cycles are nanoseconds in the file, and what has not started stays so") {
+  const TemporaryFolder folder;
+  const auto recorder = std::make_shared<Recorder>();
+  const int64_t before = now_ns();
+  Timeline timeline(recorder, folder.file("rank-0000.rr"), "{}", nullptr, Log());
+  Record record = numbered(0);
+  record.called_ns = cycles();
+  record.started_ns = 0;
+  record.ended_ns = cycles();
+  record.flags = kRecordQuick | kRecordInCycles;
+  recorder->add(recorder->timeline(), record);
+  timeline.stop("the test is over");
+  const std::vector<Record> records = records_in(content(folder.file("rank-0000.rr")));
+  REQUIRE(records.size() == 1);
+  CHECK(records[0].flags == kRecordQuick);
+  CHECK(records[0].started_ns == 0);
+  CHECK(records[0].called_ns > before - 1'000'000);
+  CHECK(records[0].ended_ns >= records[0].called_ns);
+  CHECK(records[0].ended_ns < now_ns() + 1'000'000);
 }
 
 TEST_CASE("recorder: a timeline's file has the group, the name and the record, and its end") {

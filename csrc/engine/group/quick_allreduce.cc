@@ -1,6 +1,7 @@
 #include "engine/group/quick_allreduce.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/errors.h"
 #include "engine/context.h"
@@ -11,7 +12,7 @@ namespace rr {
 bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Reduction& reduction, Interrupt interrupt,
                          Codec codec) {
   const bool is_recorded = parts_.from.recorder.is_on();
-  const int64_t called_ns = is_recorded ? now_ns() : 0;
+  const int64_t called = is_recorded ? parts_.from.recorder.moment() : 0;
   const size_t nbytes = src.nbytes();
   if (nbytes > parts_.control().header().eager_nbytes || nbytes != dst.nbytes() || src.dtype != dst.dtype) return false;
   if (src.place == Place::kDevice || dst.place == Place::kDevice) return false;
@@ -55,7 +56,10 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   operation.kind = Kind::kAllreduce;
   operation.ticket = ticket;
   operation.quick = true;
-  if (is_recorded) record_call(parts_.from, operation);
+  if (is_recorded) {
+    record_call(parts_.from, operation);
+    operation.recorded.in_cycles = parts_.from.recorder.counts_cycles();
+  }
   if (complete) {
     relay_.tell_rest();
   } else {
@@ -65,7 +69,7 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
       const RecordedWait recorded(parts_.from, operation);
       waiter_.wait_until_finished(operation, -1, interrupt);
     } catch (...) {
-      operation.submitted_ns = is_recorded ? called_ns : operation.submitted_ns;
+      const int64_t submitted_ns = std::exchange(operation.submitted_ns, called);
       operation.signature = signature;
       record_end(parts_.from, operation, true);
       // The request stands, so somebody must consume it when it is complete; its result has nowhere to go.
@@ -73,7 +77,7 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
       orphan->kind = Kind::kAllreduce;
       orphan->ticket = ticket;
       orphan->number = operation.number;
-      orphan->submitted_ns = operation.submitted_ns;
+      orphan->submitted_ns = submitted_ns;
       orphan->quick = orphan->discard = true;
       parts_.submitted.lock()->pending.unnamed().add(orphan);
       relay_.hand_over();
@@ -84,8 +88,8 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
     parts_.negotiation.requests().is_settled(ticket, &participants);
   }
   if (is_recorded) {
-    operation.submitted_ns = called_ns;
-    record_start(operation, eager ? now_ns() : RecordedCall::kAtItsEnd);
+    operation.submitted_ns = called;
+    record_start(operation, eager ? parts_.from.recorder.moment() : RecordedCall::kAtItsEnd);
   }
   const bool agreed = parts_.negotiation.requests().feasible(ticket, participants);
   operation.signature = signature;

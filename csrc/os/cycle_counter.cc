@@ -1,0 +1,17 @@
+#include "os/cycle_counter.h"
+
+#include <fstream>
+#include <string>
+
+namespace rr {
+
+bool has_cycle_counter() {
+  static const bool has = [] {
+    std::ifstream file("/sys/devices/system/clocksource/clocksource0/current_clocksource");
+    std::string name;
+    return std::getline(file, name) && (name == "tsc" || name == "arch_sys_counter");
+  }();
+  return has;
+}
+
+}  // namespace rr

@@ -1,0 +1,27 @@
+// The processor's counter of cycles, where it runs at one rate and alike on all cores. A look at it takes half as long
+// as one at the clock, which reads the counter too, in order, and converts it (Xeon VM: 18 ns and 36 ns).
+#pragma once
+
+#include <cstdint>
+
+#include "base/clock.h"
+
+namespace rr {
+
+// Whether the kernel's own clock is that counter: the kernel has checked it then.
+bool has_cycle_counter();
+
+// Counted in what unit the processor likes. The compiler may be built for one that has no such counter: nanoseconds.
+inline int64_t cycles() {
+#if defined(__x86_64__)
+  return static_cast<int64_t>(__builtin_ia32_rdtsc());
+#elif defined(__aarch64__)
+  int64_t count;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(count));
+  return count;
+#else
+  return now_ns();
+#endif
+}
+
+}  // namespace rr

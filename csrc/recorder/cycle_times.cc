@@ -1,0 +1,43 @@
+#include "recorder/cycle_times.h"
+
+#include <cmath>
+
+#include "os/cycle_counter.h"
+
+namespace rr {
+namespace {
+
+constexpr int64_t kLeastNs = 1'000'000;  // between two looks: a look is uncertain by 20 ns
+constexpr int kTries = 3;
+
+}  // namespace
+
+// The try that was disturbed least, by the time between the counts before and after.
+CycleTimes::Look CycleTimes::look() {
+  Look best = {};
+  int64_t least = INT64_MAX;
+  for (int i = 0; i < kTries; ++i) {
+    const int64_t before = cycles();
+    const int64_t ns = now_ns();
+    const int64_t after = cycles();
+    if (after - before >= least) continue;
+    least = after - before;
+    best = {before + least / 2, ns};
+  }
+  return best;
+}
+
+void CycleTimes::update() {
+  const Look now = look();
+  if (now.ns - to_.ns < kLeastNs && to_.ns != from_.ns) return;
+  from_ = to_;
+  to_ = now;
+}
+
+int64_t CycleTimes::ns(int64_t cycles) const {
+  if (to_.cycles == from_.cycles) return to_.ns;
+  const double rate = static_cast<double>(to_.ns - from_.ns) / static_cast<double>(to_.cycles - from_.cycles);
+  return to_.ns + std::llround(static_cast<double>(cycles - to_.cycles) * rate);
+}
+
+}  // namespace rr

@@ -1,0 +1,27 @@
+// Turns counts of the processor's cycles into times of CLOCK_MONOTONIC, by looks at both: between two looks on a line
+// through them. The kernel steers its clock, so the line is good for a fraction of a second, not for a run.
+#pragma once
+
+#include <cstdint>
+
+namespace rr {
+
+class CycleTimes {
+ public:
+  CycleTimes() : from_(look()), to_(from_) {}
+  // Another look. What is turned into a time afterwards should have been counted between the last two looks.
+  void update();
+  int64_t ns(int64_t cycles) const;
+
+ private:
+  struct Look {
+    int64_t cycles;
+    int64_t ns;
+  };
+  static Look look();
+
+  Look from_;
+  Look to_;
+};
+
+}  // namespace rr
