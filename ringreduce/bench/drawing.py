@@ -10,15 +10,32 @@ from pathlib import Path
 from typing import Any
 
 from ringreduce.bench import comparison, versus_table
-from ringreduce.errors import UnavailableError
+from ringreduce.errors import InvalidArgumentError, UnavailableError
 
 OURS_STYLE = {"registered": "-", "private": "--"}
 
 
-def need_matplotlib(what: str) -> None:
-    """Raises UnavailableError without matplotlib. what: it is for, for the error's text."""
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def check_picture(option: str, path: str) -> None:
+    """Said before anything is measured: whether there can be a picture in this file. option: of the command line.
+
+    Raises:
+        InvalidArgumentError: another format than png, svg and pdf, or no such folder.
+        UnavailableError: matplotlib is not installed.
+    """
+    if Path(path).suffix not in SUFFIXES:
+        raise InvalidArgumentError(f"{option} {path}: the file's name has to end in {', '.join(SUFFIXES)}")
+    if not Path(path).parent.is_dir():
+        raise InvalidArgumentError(f"{option} {path}: there is no folder {Path(path).parent}")
+    need_matplotlib(option)
+
+
+def need_matplotlib(option: str) -> None:
+    """Raises UnavailableError without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UnavailableError(f"{what}: this needs matplotlib: pip install 'ringreduce[bench]'")
+        raise UnavailableError(f"{option} needs matplotlib: pip install 'ringreduce[bench]'")
 
 
 def plot(found: comparison.Document, path: Path) -> None:

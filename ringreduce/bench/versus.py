@@ -36,10 +36,13 @@ def run(options: Options) -> int:
 
     Raises:
         InvalidArgumentError: an unknown peer.
-        UnavailableError: --plot or --html without matplotlib, said before anything is measured.
+        InvalidArgumentError: also a picture that cannot be written, said before anything is measured.
+        UnavailableError: --plot or --html without matplotlib, likewise.
     """
-    if options.plot or options.html:
-        drawing.need_matplotlib("ringreduce bench --plot and --html")
+    if options.plot:
+        drawing.check_picture("ringreduce bench --plot", options.plot)
+    if options.html:
+        drawing.need_matplotlib("ringreduce bench --html")
     here, absent = peers.find(options.vs)
     competitors = [*_ours(options, here), *here]
     ranks = options.ranks or DEFAULT_RANKS

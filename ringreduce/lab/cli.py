@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         note = "$LAB_SSH HOST COMMAND reaches them; all see $LAB_FOLDER"
         print(f"# hosts {' '.join(lab.hosts)}; {note}", file=sys.stderr)
         before = lab.counters()
-        command = options.command or [os.environ.get("SHELL", "/bin/sh")]
+        command = options.command[options.command[:1] == ["--"] :] or [os.environ.get("SHELL", "/bin/sh")]
         with lab.start(lab.hosts[0], command, env=env, stdin=None, output=None) as process:
             status: int = process.wait()
         print(f"# carried: {lab.counters() - before}", file=sys.stderr)

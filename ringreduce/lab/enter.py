@@ -13,6 +13,7 @@ from types import FrameType
 
 from ringreduce.lab import kernel
 
+NOT_RUNNABLE, NOT_FOUND = 126, 127  # as a shell has them
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -34,7 +35,11 @@ def main(pid: int, command: list[str]) -> int:
         else:
             os.setsid()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        os.execvp(command[0], command)
+        try:
+            os.execvp(command[0], command)
+        except OSError as error:
+            print(f"{command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+            os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE)
 
     def forward(signum: int, _: FrameType | None) -> None:
         os.kill(child, signum)

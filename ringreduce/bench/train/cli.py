@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ringreduce.bench import machine, terminal
-from ringreduce.bench.drawing import need_matplotlib
+from ringreduce.bench.drawing import check_picture
 from ringreduce.bench.train import data, drawing, figures, losses, rounds, table
 from ringreduce.bench.train.figures import Row
 from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.losses import Verdict
-from ringreduce.bench.train.modes import ALWAYS, MODES
+from ringreduce.bench.train.modes import ALWAYS, METHODS, MODES
 from ringreduce.bench.train.modes.mode import Mode
 from ringreduce.bench.train.options import Options, parse
 from ringreduce.errors import Error, UnavailableError
@@ -30,14 +31,16 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command.
 
     Returns:
-        0; 1 when a mode's loss differs, or when ringreduce or its bound could not be measured in some round (a peer
-        that fails does not count); 2 when the arguments ask for what there is not.
+        0; 1 when a mode's loss differs, or when ringreduce, a method or their bound could not be measured in some
+        round, or ended with a loss that is no number (a peer that fails does not count); 2 when the arguments ask for
+        what there is not.
     """
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs, hosts and folders go
     try:
         options = parse(argv)
         FRAMEWORKS[options.framework].need()
         if options.plot:
-            need_matplotlib("ringreduce bench train --plot")
+            check_picture("ringreduce bench train --plot", options.plot)
         is_synthetic = options.per_rank or (options.hosts and options.data is None)
         chosen = "synthetic" if is_synthetic else data.choose(options.data)
         with linked(options) as placed:
@@ -45,6 +48,8 @@ def main(argv: Sequence[str]) -> int:
     except Error as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -59,7 +64,8 @@ def linked(options: Options) -> Iterator[Options]:
     if reason := requirements.missing():
         raise UnavailableError(f"ringreduce bench train --link: {reason}")
     cores = max(1, cores_of(machine.allowed_cores()) // options.ranks)
-    with Lab(options.ranks, options.link) as lab:
+    data_folder = data.find()  # which may lie below /tmp, where each host has files of its own
+    with Lab(options.ranks, options.link, shared=[data_folder] if data_folder else []) as lab:
         hosts = [Host(name, 1) for name in lab.hosts]
         yield replace(
             options,
@@ -81,8 +87,6 @@ def run(options: Options, chosen: str) -> int:
     facts["threads_per_rank"] = next(row.threads for row in rows if row.mode == ALWAYS[-1])
     judge, verdicts = losses.judge(cells, options.settings.loss_tolerance)
     terminal.show(table.render(facts, rows, absent, judge, verdicts))
-    if options.plot:
-        drawing.plot(Path(options.plot), facts, rows)
     if options.json:
         document = {
             "meta": {**facts, "loss_judge": judge},
@@ -90,8 +94,10 @@ def run(options: Options, chosen: str) -> int:
             "absent": [{"mode": mode, "why": why} for mode, why in absent.items()],
         }
         Path(options.json).write_text(json.dumps(_finite(document), indent=1) + "\n", encoding="utf-8")
+    if options.plot:
+        drawing.plot(Path(options.plot), facts, rows)
     wrong = any(not verdict.same for verdict in verdicts.values())
-    broken = any(row.status != "ok" for row in rows if row.mode in ALWAYS)
+    broken = any(not row.went_well for row in rows if row.mode in (*ALWAYS, *METHODS))
     return 1 if wrong or broken else 0
 
 
@@ -151,6 +157,6 @@ def _finite(value: Any) -> Any:
     """The same with null for what JSON has no number for, such as the loss of a training that diverged."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,7 @@
 """Loss against time: what each process of a job records, and the sum of all processes.
 
-The clock begins with the first step and runs through the checked and the untimed steps: they train, too.
+The clock begins with the first step and runs through the checked and the untimed steps: they train, too. Between two
+averagings the ranks' models differ, and the loss is that of each rank's own model on its own share of the batch.
 """
 
 from __future__ import annotations

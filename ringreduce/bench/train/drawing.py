@@ -24,15 +24,16 @@ def plot(path: Path, meta: Mapping[str, Any], rows: Sequence[Row]) -> None:
     loss.legend()
     names = [row.mode for row, _ in shown]
     bars = rate.barh(names, [row.samples_per_s or 0.0 for row, _ in shown])
-    rate.bar_label(bars, [_sent(row) for row, _ in shown], padding=4)
+    rate.bar_label(bars, [_sent(row, bool(meta["hosts"])) for row, _ in shown], padding=4)
     rate.margins(x=0.4)  # room for the labels behind the bars
     rate.invert_yaxis()
-    rate.set(xlabel="samples/s of all ranks")
+    rate.set(xlabel="samples/s of all ranks; kB of a rank in a step")
     where = f", links of {meta['link']}" if meta["link"] else ""
     figure.suptitle(f"{meta['model']}, {meta['data']}, {meta['optimizer']}, {meta['ranks']} ranks{where}")
     figure.savefig(path, dpi=120)
 
 
-def _sent(row: Row) -> str:
-    nbytes = row.step_wire_nbytes or row.step_nbytes
-    return "" if nbytes is None else f"{nbytes / 1e3:.1f} kB a step"
+def _sent(row: Row, is_over_network: bool) -> str:
+    """Of a process in a step: what it writes to the network, or what it hands over to collectives."""
+    nbytes = row.step_wire_nbytes if is_over_network else row.step_nbytes
+    return "" if nbytes is None else f"{nbytes / 1e3:.1f} kB {'on the wire' if is_over_network else 'of tensors'}"

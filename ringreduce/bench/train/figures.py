@@ -6,6 +6,7 @@ over the rounds. Parts of a median step need not add up to it exactly. Everythin
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ class Cell:
     step_nbytes: float | None = None
     """What a process hands over to collectives in a step: the mean of all processes and steps."""
     step_wire_nbytes: float | None = None
-    """Those of them that leave the process's host."""
+    """What a process writes to the network in a step; 0 on one host."""
     curve: list[tuple[float, float]] = field(default_factory=list)
     """(seconds since the first step, loss of the global batches since the last entry)."""
     output: str = ""
@@ -78,6 +79,11 @@ class Row:
     """See Cell."""
     step_wire_nbytes: float | None
     rounds: list[Cell]
+
+    @property
+    def went_well(self) -> bool:
+        """Whether every round was ok, and no loss was another thing than a number."""
+        return self.status == "ok" and all(math.isfinite(loss) for cell in self.rounds for _, loss in cell.curve)
 
 
 def cell(number: int, outcome: Outcome) -> Cell:

@@ -137,8 +137,14 @@ def parse(argv: Sequence[str]) -> Options:
         link=args.link,
         plot=args.plot,
     )
-    if options.link is not None:
-        _check_link(options)
+    if args.link is not None:
+        _check_link(args, options)
+    for method in methods:
+        if args.every < METHODS[method].least_every:
+            raise InvalidArgumentError(
+                f"ringreduce bench train --method {method} --every {args.every}: expected at least "
+                f"{METHODS[method].least_every}"
+            )
     if options.model not in framework.models:
         raise InvalidArgumentError(
             f"ringreduce bench train --framework {options.framework} --model {options.model}: "
@@ -155,9 +161,9 @@ def parse(argv: Sequence[str]) -> Options:
     return options
 
 
-def _check_link(options: Options) -> None:
+def _check_link(args: argparse.Namespace, options: Options) -> None:
     """Raises InvalidArgumentError for what --link cannot be with."""
-    if options.hosts or options.ringrun:
+    if args.hosts or args.hostfile:
         raise InvalidArgumentError("ringreduce bench train --link: it makes hosts of this one, -H names others")
     if options.bind == "core":
         raise InvalidArgumentError("ringreduce bench train --link: its hosts share all cores, nothing can be bound")
@@ -202,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--bind",
         choices=["core", "none"],
-        help="bind each rank to its share of its host's cores (default core, with --link none)",
+        help="bind each rank to its share of its host's cores (default: core; with --link: none)",
     )
     add("--threads", type=positive, metavar="N", help="of each rank (default: one for each core of its share)")
     defaults = "; ".join(f"{each.name}: {each.vs}" for each in FRAMEWORKS.values())

@@ -36,7 +36,8 @@ def render(
 
 def _cells(row: Row, verdict: Verdict | None) -> list[str]:
     step = row.step_ms
-    loss = MISSING if verdict is None else f"{verdict.loss:.4f}"
+    is_comparable = verdict is not None and MODES[row.mode].is_reduced  # the others' loss is of before the first step
+    loss = f"{verdict.loss:.4f}" if verdict is not None and is_comparable else MISSING
     return [
         "  " + row.mode,
         f"{row.processes} x {_number(row.threads, 0)}",
@@ -97,13 +98,14 @@ def _notes(
         if not verdict.same:
             notes.append(f"{mode}: WRONG, its loss differs from that of {judge} by {verdict.difference:.2g} (relative)")
     others = [mode for mode, verdict in verdicts.items() if verdict.same and mode != judge]
+    steps = f"{meta['check_steps']} step{'' if meta['check_steps'] == 1 else 's'}"
+    within = f"as {judge}, within {meta['loss_tolerance']:g}"
     if judge == Ringreduce.name:
-        notes.append("loss: nobody to compare with; --vs single would do")
-    elif judge and others:
-        unreduced = [mode for mode in others if not MODES[mode].is_reduced]
-        first = f" ({', '.join(unreduced)}: before the first)" if unreduced else ""
-        steps = f"{meta['check_steps']} step{'' if meta['check_steps'] == 1 else 's'}"
-        notes.append(f"loss after {steps}: {', '.join(others)} as {judge}, within {meta['loss_tolerance']:g}{first}")
+        notes.append(f"loss after {steps}: nobody to compare with; --vs single would do")
+    elif reduced := [mode for mode in others if MODES[mode].is_reduced]:
+        notes.append(f"loss after {steps}: {', '.join(reduced)} {within}")
+    if unreduced := [mode for mode in others if not MODES[mode].is_reduced]:
+        notes.append(f"loss before the first step: {', '.join(unreduced)} {within}")
     notes += [f"{mode}: absent, {why}" for mode, why in absent.items()]
     return ["#", *(f"# {note}" for note in notes)] if notes else []
 
@@ -115,12 +117,16 @@ def _losses_by_time(rows: Sequence[Row]) -> list[str]:
         return []
     least_s = min(curve[-1][0] for _, curve in shown)
     times = [least_s * quarter / 4 for quarter in range(1, 5)]
-    lines = [["# mode", "kB/step", "to other", *("loss after" for _ in times)]]
-    lines.append(["#", "", "hosts", *(f"{seconds:.1f} s" for seconds in times)])
+    lines = [["# mode", "kB/step", "kB/step", *("loss after" for _ in times)]]
+    lines.append(["#", "tensors", "on wire", *(f"{seconds:.1f} s" for seconds in times)])
     for row, curve in shown:
         sent = [_number(nbytes and nbytes / 1e3, 2) for nbytes in (row.step_nbytes, row.step_wire_nbytes)]
         lines.append(["  " + row.mode, *sent, *(_number(curves.loss_at(curve, seconds), 4) for seconds in times)])
-    return ["#", "# loss against time; kB that a rank hands over to collectives in a step", *_aligned(lines)]
+    return [
+        "#",
+        "# loss against time; kB/step: what a rank hands over to collectives, what it writes to the network",
+        *_aligned(lines),
+    ]
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:

@@ -26,9 +26,10 @@ from ringreduce.bench.train.cli import main
 from ringreduce.bench.train.figures import Cell
 from ringreduce.bench.train.frameworks.torch import Torch
 from ringreduce.bench.train.job import Outcome
-from ringreduce.bench.train.modes import MODES
+from ringreduce.bench.train.modes import METHODS, MODES
 from ringreduce.bench.train.modes.horovod import Horovod
 from ringreduce.bench.train.modes.independent import Connected
+from ringreduce.bench.train.modes.methods import LocalSgd
 from ringreduce.bench.train.modes.mode import Mode, Team
 from ringreduce.bench.train.modes.ringreduce import Ringreduce
 from ringreduce.bench.train.options import parse
@@ -117,7 +118,9 @@ def test_modes_reach_the_same_loss_and_an_absent_one_is_named(
     lines = said.out.splitlines()
     assert next(line for line in lines if line.split()[:1] == ["horovod"]).split()[2] == "absent"
     assert any(line.startswith("# horovod: absent, not installed; its last release") for line in lines)
-    assert f"{', '.join([*rows][1:])} as single, within 0.001" in said.out
+    reduced = ", ".join(mode for mode in rows if mode not in ("single", "independent"))
+    assert f"# loss after 3 steps: {reduced} as single, within 0.001\n" in said.out
+    assert "# loss before the first step: independent as single, within 0.001\n" in said.out
     table = [line for line in lines if line.startswith(("# mode", "  "))]
     assert len({len(line) for line in table}) == 1
 
@@ -169,6 +172,19 @@ def running(word: str) -> list[str]:
     return found
 
 
+@needs_torch
+def test_a_method_that_fails_or_diverges_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(MODES, "diloco", Failing())
+    status, _, rows = bench(tmp_path, "--method", "diloco")
+    assert (status, rows["diloco"]["status"], rows["ringreduce"]["status"]) == (1, "failed", "ok")
+    monkeypatch.setitem(MODES, "diloco", Diverging())
+    status, _, rows = bench(tmp_path, "--method", "diloco", "--every", "2")
+    assert (status, rows["diloco"]["status"], rows["diloco"]["same_loss"]) == (1, "ok", True)
+    assert rows["diloco"]["rounds"][0]["curve"][-1][1] is None, "JSON has no NaN"
+
+
 def test_a_mode_that_fails_says_why() -> None:
     outcome = job.run(Failing(), parse(QUICK), "synthetic")
     assert (outcome.status, outcome.ranks) == ("failed", [])
@@ -206,15 +222,16 @@ def test_figures_are_found_behind_a_launchers_tags(capsys: pytest.CaptureFixture
 def test_methods_send_what_they_say_and_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     every, picture = 5, tmp_path / "methods.png"
-    methods = "powersgd,int8,diloco,local-sgd,streaming"
+    methods = ",".join(METHODS)
     status, document, rows = bench(tmp_path, "--method", methods, "--every", str(every), "--plot", str(picture))
     said = capsys.readouterr()
     assert status == 0, said.err
-    assert list(rows) == ["independent", "ringreduce", "int8", "powersgd", "local-sgd", "diloco", "streaming"]
+    assert list(rows) == ["independent", "ringreduce", *METHODS]
     assert document["meta"]["every"] == every
     whole = 4 * 129_094  # LeNet
     assert rows["ringreduce"]["step_nbytes"] == pytest.approx(whole, rel=1e-3), "and what begins the window together"
-    for mode in ("local-sgd", "diloco", "streaming"):
+    averaging = ("local-sgd", "diloco", "streaming", "slowmo", "easgd")
+    for mode in averaging:
         assert rows[mode]["step_nbytes"] == pytest.approx(whole / every, rel=2e-3), mode
     assert 0 < rows["powersgd"]["step_nbytes"] < whole / 10
     assert rows["independent"]["step_nbytes"] < whole / 1000
@@ -224,6 +241,13 @@ def test_methods_send_what_they_say_and_are_drawn(tmp_path: Path, capsys: pytest
         seconds, each = zip(*cell["curve"], strict=True)
         assert sorted(seconds) == list(seconds)
         assert each[0] == pytest.approx(rows["ringreduce"]["rounds"][0]["curve"][0][1], rel=1e-5), "the same start"
+    curves_of = {mode: [loss for _, loss in rows[mode]["rounds"][0]["curve"]] for mode in averaging}
+    for mode, curve in curves_of.items():
+        if mode != "streaming":  # whose fragments have moments of their own
+            assert curve[:every] == curves_of["local-sgd"][:every], "the ranks are alone until the first averaging"
+        for other in averaging:
+            assert other == mode or curve[2 * every : 3 * every] != curves_of[other][2 * every : 3 * every]
+    assert "fp16, int8, powersgd, local-sgd, diloco, streaming, slowmo, easgd as ringreduce" in said.out
     lines = said.out.splitlines()
     table = lines[next(at for at, line in enumerate(lines) if line.startswith("# loss against time")) + 1 :]
     assert [line.split()[0] for line in table[2:]] == [mode for mode in rows if mode != "independent"]
@@ -319,8 +343,15 @@ def test_bad_arguments_are_named(capsys: pytest.CaptureFixture[str]) -> None:
         parse(["--vs", "fp16"])
     assert parse(["--method", "fp16"]).modes == ("independent", "ringreduce", "fp16")
     assert parse(["--method", "fp16", "--vs", "single"]).modes == ("single", "independent", "ringreduce", "fp16")
-    with pytest.raises(InvalidArgumentError, match="--link: it makes hosts of this one, -H names others"):
-        parse(["--link", "1gbit", "-H", "a:1,b:1"])
+    for hosts in ("a:1,b:1", "localhost:2"):
+        with pytest.raises(InvalidArgumentError, match="--link: it makes hosts of this one, -H names others"):
+            parse(["--link", "1gbit", "-H", hosts])
+    with pytest.raises(InvalidArgumentError, match="--method streaming --every 3: expected at least 4"):
+        parse(["--method", "streaming", "--every", "3"])
+    assert main([*QUICK, "--plot", "picture.txt"]) == main([*QUICK, "--plot", "/nowhere/picture.png"]) == 2
+    said = capsys.readouterr().err
+    assert "--plot picture.txt: the file's name has to end in .png, .svg, .pdf" in said
+    assert "--plot /nowhere/picture.png: there is no folder /nowhere" in said
     with pytest.raises(InvalidArgumentError, match="its hosts share all cores, nothing can be bound"):
         parse(["--link", "1gbit", "--bind", "core"])
     with pytest.raises(InvalidArgumentError, match="--link -np 9: expected 1 to 8"):
@@ -459,6 +490,21 @@ class Forgetful(Here):
 
         world = ringreduce.init()
         return Unreduced(world.rank, world.size)
+
+
+class Diverging(LocalSgd):
+    """Local SGD whose averages are no numbers."""
+
+    def environ(self) -> dict[str, str]:
+        return Here().environ()
+
+    def optimizer(self, hvd: Any, optimizer: Any, every: int) -> Any:
+        def broken(parameters: Any) -> Any:
+            import torch
+
+            return torch.optim.SGD(parameters, lr=math.inf)
+
+        return hvd.LocalSGD(optimizer, every, outer=broken)
 
 
 class Hanging(Here):

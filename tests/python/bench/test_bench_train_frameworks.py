@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,8 @@ def test_parts_of_a_batch_are_the_whole_one() -> None:
 
 def test_no_worker_of_tensorflow_leaves_before_all_have_their_results(tmp_path: Path) -> None:
     with socket.socket() as port:
-        worker = mwms.Workers(1, 2, None, port, tmp_path, timeout_s=0.05)
+        spec = replace(spec_of("sgd"), folder=str(tmp_path), timeout_s=0.05)
+        worker = mwms.Workers(1, 2, None, port, spec)
         with pytest.raises(TimeoutError, match="no done-0 after"):
             worker.leave()
         mwms.publish(tmp_path / "done-0", "")

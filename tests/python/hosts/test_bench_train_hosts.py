@@ -98,17 +98,18 @@ def test_hosts_that_make_no_sense() -> None:
 
 def test_link_makes_a_host_for_each_rank(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.json"
-    words = ["--link", "100mbit", "--method", "int8,local-sgd", "--every", "2", "--vs", "single,mwms"]
+    words = ["--link", "100mbit", "--method", "fp16,int8,local-sgd", "--every", "2", "--vs", "single,mwms"]
     status = main([*QUICK, *words, "--data", "synthetic", "--json", str(file)])
     said = capfd.readouterr()
     assert status == 0, said.out + said.err
     document = json.loads(file.read_text())
     rows = {row["mode"]: row for row in document["results"]}
-    assert list(rows) == ["single", "independent", "ringreduce", "int8", "local-sgd"]
+    assert list(rows) == ["single", "independent", "ringreduce", "fp16", "int8", "local-sgd"]
     for mode, row in rows.items():
         assert (row["status"], row["same_loss"], row["rounds"][0]["threads"][0]) == ("ok", True, 1), mode
     whole = rows["ringreduce"]["step_wire_nbytes"]
     assert whole == pytest.approx(4 * 129_094, rel=0.01), "of two hosts, each sends half twice"
+    assert rows["fp16"]["step_wire_nbytes"] == pytest.approx(whole / 2, rel=0.01)
     assert rows["int8"]["step_wire_nbytes"] == pytest.approx(whole / 4, rel=0.05)
     assert rows["local-sgd"]["step_wire_nbytes"] == pytest.approx(whole / 2, rel=0.01)
     meta = document["meta"]

@@ -276,7 +276,7 @@ def test_full_packets_that_are_lost(lab: Lab, doctor: Doctor) -> None:
     pairs = of(findings, "network")
     assert len(pairs) == 6
     for name, found in pairs.items():
-        assert found["status"] == ("problem" if "b" in name else "ok"), findings
+        assert (found["status"] == "problem") == ("b" in name), findings  # a busy machine may make a pair slow: a note
     assert pairs["a - b"]["value"].startswith("at 10.88.0.2: small packets pass, full ones do not get there"), findings
     assert "ping -M do -s 1472 10.88.0.2" in pairs["a - b"]["hint"]
     assert "small packets pass, full ones do not" in pairs["b - c"]["value"]

@@ -435,5 +435,8 @@ def test_the_command_line_runs_a_command_and_shows_the_bytes() -> None:
     top, environ = Path(__file__).parents[3], clean_environment()
     done = completed(command, env=environ, cwd=top)
     assert done.returncode == 4, done.stderr
+    missing_program = completed([*command[:4], "--hosts", "1", "--", "no-such-program"], env=environ, cwd=top)
+    assert missing_program.returncode == 127
+    assert "no-such-program: No such file or directory" in missing_program.stderr
     assert sorted(done.stdout.split()) == ["a", "b", "b"], done.stderr
     assert re.search(r"carried: a: 0\.\d+ MB out, 0\.\d+ MB in, b: ", done.stderr)

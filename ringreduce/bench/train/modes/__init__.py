@@ -12,6 +12,7 @@ from ringreduce.bench.train.modes.methods import (
     Fp16,
     Int8,
     LocalSgd,
+    Method,
     PowerSgd,
     SlowMo,
     Streaming,
@@ -21,7 +22,7 @@ from ringreduce.bench.train.modes.mwms import Mwms, MwmsRing
 from ringreduce.bench.train.modes.ringreduce import Ringreduce, RingreduceShard
 from ringreduce.bench.train.modes.single import Single, SingleAll
 
-METHODS: dict[str, Mode] = {
+METHODS: dict[str, Method] = {
     method.name: method for method in (Fp16(), Int8(), PowerSgd(), LocalSgd(), DiLoCo(), Streaming(), SlowMo(), Easgd())
 }
 """What --method chooses among."""

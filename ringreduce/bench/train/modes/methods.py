@@ -20,11 +20,16 @@ if TYPE_CHECKING:
     from ringreduce.bench.train.spec import Spec
 
 
+FRAGMENTS = 4
+
+
 class Method(Mode):
     """Under ringrun, as the mode ringreduce. Its loss is not that of one process: before the first step only."""
 
     is_reduced = False
     frameworks = ("torch",)
+    least_every = 1
+    """The fewest steps between two averagings."""
 
     def optimizer(self, hvd: Any, optimizer: Optimizer, every: int) -> Any:
         """What wraps the optimizer, of hvd = ringreduce.torch. every: steps between two averagings."""
@@ -111,10 +116,12 @@ class Streaming(LocalSgd):
     """DiLoCo in four fragments, each of which is sent while the ranks compute."""
 
     name = "streaming"
+    least_every = FRAGMENTS
 
     def optimizer(self, hvd: Any, optimizer: Optimizer, every: int) -> Any:
         """See Method."""
-        return hvd.LocalSGD(optimizer, every, outer=hvd.diloco(), fragments=4, overlap=every // 10, mix=0.5)
+        outer, overlap = hvd.diloco(), max(1, every // 10)
+        return hvd.LocalSGD(optimizer, every, outer=outer, fragments=FRAGMENTS, overlap=overlap, mix=0.5)
 
 
 class SlowMo(LocalSgd):

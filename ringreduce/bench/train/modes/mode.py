@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sent:
-    """Bytes that a process has handed over to collectives, and those of them that left its host."""
+    """Bytes that a process has handed over to collectives, and that it has written to the network for them."""
 
     nbytes: int
     wire_nbytes: int
