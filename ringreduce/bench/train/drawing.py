@@ -25,7 +25,7 @@ def plot(path: Path, meta: Mapping[str, Any], rows: Sequence[Row]) -> None:
     names = [row.mode for row, _ in shown]
     bars = rate.barh(names, [row.samples_per_s or 0.0 for row, _ in shown])
     rate.bar_label(bars, [_sent(row, bool(meta["hosts"])) for row, _ in shown], padding=4)
-    rate.margins(x=0.4)  # room for the labels behind the bars
+    rate.margins(x=0.55)  # room for the labels behind the bars
     rate.invert_yaxis()
     rate.set(xlabel="samples/s of all ranks; kB of a rank in a step")
     where = f", links of {meta['link']}" if meta["link"] else ""
