@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from ringreduce.timeline.export.labels import NO_TEXT, REDUCTIONS, flag_labels, group_labels, process_label
 from ringreduce.timeline.export.layout import Counter, Layer, Layout, layout
-from ringreduce.timeline.export.text_rows import joined, one_of, thousandths, whole
+from ringreduce.timeline.export.text_rows import in_order, joined, one_of, thousandths, whole
 from ringreduce.timeline.job import Job
 from ringreduce.timeline.whole_file import whole_file
 
@@ -30,7 +31,7 @@ def write(job: Job, path: Path) -> None:
         file.write(f'{{"displayTimeUnit":"ns",\n"baseTimeNanoseconds":{job.base_realtime_ns},\n'.encode())
         file.write(f'"otherData":{json.dumps(facts(job))},\n"traceEvents":[\n'.encode())
         file.write(",\n".join(_metadata(job, shown)).encode())
-        for events in _events(job, shown):
+        for events in in_order(_events(job, shown)):
             file.write(events)
         file.write(b"\n]}\n")
 
@@ -65,18 +66,18 @@ def _named(what: str, place: dict[str, int], name: str, order: int) -> Iterator[
     yield json.dumps({"ph": "M", **place, "name": f"{what}_sort_index", "args": {"sort_index": order}})
 
 
-def _events(job: Job, shown: Layout) -> Iterator[bytes]:
-    """All events but the metadata, some at a time, each behind a comma."""
+def _events(job: Job, shown: Layout) -> Iterator[Callable[[], bytes]]:
+    """What makes the text of all events but the metadata, some at a time, each behind a comma."""
     places = [f'"pid":{track.rank},"tid":{index + 1}' for index, track in enumerate(shown.tracks)]
     for layer in (shown.calls, shown.negotiation, shown.messages):
         category = layer.verb.strip() or "messages"
         texts = [json.dumps(layer.verb + label) for label in shown.labels]
         for part in _parts(len(layer.track)):
-            yield joined(_length(part), *_slice(category, layer, part, places, texts), b"}")
+            yield partial(_plain_slices, category, layer, part, places, texts)
     yield from _operations(job, shown, places)
     yield from _arrows(job, shown, places)
     for counter in shown.counters:
-        yield _counter(counter, job.files[0].size)
+        yield partial(_counter, counter, job.files[0].size)
 
 
 def _parts(count: int) -> Iterator[slice]:
@@ -103,7 +104,11 @@ def _slice(category: str, layer: Layer, part: slice, places: list[str], texts: l
     )
 
 
-def _operations(job: Job, shown: Layout, places: list[str]) -> Iterator[bytes]:
+def _plain_slices(category: str, layer: Layer, part: slice, places: list[str], texts: list[str]) -> bytes:
+    return joined(_length(part), *_slice(category, layer, part, places, texts), b"}")
+
+
+def _operations(job: Job, shown: Layout, places: list[str]) -> Iterator[Callable[[], bytes]]:
     layer, operations = shown.operations, job.operations
     texts = [json.dumps(label) for label in shown.labels]
     algorithms, dtypes, ops = (
@@ -113,10 +118,11 @@ def _operations(job: Job, shown: Layout, places: list[str]) -> Iterator[bytes]:
     groups = [json.dumps(label) for label in group_labels(job)]
     ops.append(json.dumps(NO_TEXT))
     op = np.where(np.isin(operations["kind"], _reductions(job)), operations["op"], len(ops) - 1)
-    for part in _parts(len(layer.track)):
+
+    def text(part: slice) -> bytes:
         rows = job.rows[layer.row[part]]
         of_all = operations[rows["operation"]]
-        yield joined(
+        return joined(
             _length(part),
             *_slice("operations", layer, part, places, texts),
             b',"args":{"bytes":',
@@ -138,19 +144,22 @@ def _operations(job: Job, shown: Layout, places: list[str]) -> Iterator[bytes]:
             b"}}",
         )
 
+    return (partial(text, part) for part in _parts(len(layer.track)))
+
 
 def _reductions(job: Job) -> list[int]:
     return [code for code, kind in enumerate(job.kinds) if kind in REDUCTIONS]
 
 
-def _arrows(job: Job, shown: Layout, places: list[str]) -> Iterator[bytes]:
+def _arrows(job: Job, shown: Layout, places: list[str]) -> Iterator[Callable[[], bytes]]:
     called_on, started_on = np.zeros(len(job.rows), np.int64), np.zeros(len(job.rows), np.int64)
     called_on[shown.negotiation.row] = shown.negotiation.track
     started_on[shown.operations.row] = shown.operations.track
-    for part in _parts(len(shown.arrows.source_row)):
+
+    def text(part: slice) -> bytes:
         source, target = shown.arrows.source_row[part], shown.arrows.target_row[part]
         number = whole(np.arange(part.start, part.stop))
-        yield joined(
+        return joined(
             _length(part),
             b',\n{"ph":"s","cat":"late","name":"last call","id":',
             number,
@@ -166,6 +175,8 @@ def _arrows(job: Job, shown: Layout, places: list[str]) -> Iterator[bytes]:
             thousandths(job.rows["started_ns"][target]),
             b"}",
         )
+
+    return (partial(text, part) for part in _parts(len(shown.arrows.source_row)))
 
 
 def _counter(counter: Counter, pid: int) -> bytes:
