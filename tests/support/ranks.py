@@ -264,7 +264,7 @@ def clean_environment() -> dict[str, str]:
     """This process's environment without any launcher's variables, and with the package under test on the path."""
     environ = without_launchers(os.environ)
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each rank would compile every module again
-    path = [package_folder(), str(SUPPORT), str(SUPPORT.parent), *filter(None, [environ.get("PYTHONPATH")])]
+    path = [package_folder(), str(SUPPORT), *filter(None, [environ.get("PYTHONPATH")])]
     environ["PYTHONPATH"] = os.pathsep.join(path)
     return environ
 

@@ -35,7 +35,7 @@ def joined(count: int, *columns: bytes | np.ndarray) -> bytes:
 
 
 def in_order(texts: Iterable[Callable[[], bytes]]) -> Iterator[bytes]:
-    """What the functions return, in their order. Some of them run at the same time: NumPy lets other threads compute."""
+    """What the functions return, in their order. Some run at the same time: NumPy lets other threads compute."""
     workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
     ahead: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(workers) as pool:
