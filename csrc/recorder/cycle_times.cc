@@ -30,7 +30,7 @@ CycleTimes::Look CycleTimes::look() {
 void CycleTimes::update() {
   const Look now = look();
   if (now.ns - to_.ns < kLeastNs && to_.ns != from_.ns) return;
-  from_ = to_;
+  from_ = now.cycles > to_.cycles ? to_ : now;  // a machine that was asleep may have begun to count anew
   to_ = now;
 }
 

@@ -111,4 +111,26 @@ ROWS = (
         "latest_ns_ = now_ns();",
         ("os_test::bytes have arrived",),
     ),
+    Mutation(
+        "cycles-as-nanoseconds",
+        "csrc/recorder/timeline.cc",
+        "if (*at != 0) *at = cycle_times_.ns(*at);",
+        "if (*at == 0) *at = cycle_times_.ns(*at);",
+        ("recorder_test::recorder: times in cycles",),
+    ),
+    Mutation(
+        "cycles-line",
+        "csrc/recorder/cycle_times.cc",
+        "static_cast<double>(cycles - to_.cycles) * rate",
+        "static_cast<double>(cycles) * rate",
+        ("recorder_test::recorder: counts of cycles",),
+    ),
+    Mutation(
+        "full-ring-wakes-nobody",
+        "csrc/recorder/record_ring.cc",
+        "if ((position & (cells_.size() / 4 - 1)) == 0) ring(filled_);",
+        "",
+        ("recorder_test::recorder: a quarter of the ring",),
+        limit_s=20,
+    ),
 )
