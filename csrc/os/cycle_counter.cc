@@ -6,12 +6,9 @@
 namespace rr {
 
 bool has_cycle_counter() {
-  static const bool has = [] {
-    std::ifstream file("/sys/devices/system/clocksource/clocksource0/current_clocksource");
-    std::string name;
-    return std::getline(file, name) && (name == "tsc" || name == "arch_sys_counter");
-  }();
-  return has;
+  std::ifstream file("/sys/devices/system/clocksource/clocksource0/current_clocksource");
+  std::string name;
+  return std::getline(file, name) && (name == "tsc" || name == "arch_sys_counter");
 }
 
 }  // namespace rr

@@ -7,7 +7,8 @@
 namespace rr {
 namespace {
 
-constexpr int64_t kLeastNs = 1'000'000;  // between two looks: a look is uncertain by 20 ns
+// The line goes through two looks so far apart at least, once there have been two: each is uncertain by 20 ns.
+constexpr int64_t kLeastNs = 1'000'000;
 constexpr int kTries = 3;
 
 }  // namespace
@@ -20,7 +21,7 @@ CycleTimes::Look CycleTimes::look() {
     const int64_t before = cycles();
     const int64_t ns = now_ns();
     const int64_t after = cycles();
-    if (after - before >= least) continue;
+    if (after < before || after - before >= least) continue;
     least = after - before;
     best = {before + least / 2, ns};
   }
@@ -29,8 +30,11 @@ CycleTimes::Look CycleTimes::look() {
 
 void CycleTimes::update() {
   const Look now = look();
-  if (now.ns - to_.ns < kLeastNs && to_.ns != from_.ns) return;
-  from_ = now.cycles > to_.cycles ? to_ : now;  // a machine that was asleep may have begun to count anew
+  if (now.cycles <= to_.cycles) {  // a machine that was asleep may have begun to count anew
+    from_ = now;
+  } else if (now.ns - to_.ns >= kLeastNs) {
+    from_ = to_;
+  }
   to_ = now;
 }
 

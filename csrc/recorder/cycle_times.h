@@ -9,7 +9,7 @@ namespace rr {
 class CycleTimes {
  public:
   CycleTimes() : from_(look()), to_(from_) {}
-  // Another look. What is turned into a time afterwards should have been counted between the last two looks.
+  // Another look. What is turned into a time afterwards should have been counted shortly before it.
   void update();
   int64_t ns(int64_t cycles) const;
 

@@ -32,7 +32,9 @@ bool RecordRing::add(const Record& record) {
 void RecordRing::wait(int64_t timeout_ns, const std::atomic<bool>& is_over) {
   const uint32_t seen = filled_.seq.load(std::memory_order_acquire);
   const SleepScope asleep(filled_);
-  if (!is_over.load(std::memory_order_acquire)) sleep_on(filled_, seen, timeout_ns);
+  // A full ring rings no more, and what came before this thread was counted in has rung for nobody.
+  const bool is_filled = added_.load(std::memory_order_relaxed) - taken_ >= cells_.size() / 4;
+  if (!is_filled && !is_over.load(std::memory_order_acquire)) sleep_on(filled_, seen, timeout_ns);
 }
 
 size_t RecordRing::take(Record* records, size_t most) {

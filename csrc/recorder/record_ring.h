@@ -26,8 +26,8 @@ class RecordRing {
   bool add(const Record& record);
   // Takes the oldest records, and numbers them. Returns how many. From one thread at a time.
   size_t take(Record* records, size_t most);
-  // Until another quarter of the ring has been filled, hurry() is called, or the time is over. is_over: looked at after
-  // hurry() can wake this thread.
+  // Until a quarter of the ring is full, hurry() is called, or the time is over. Of the thread that takes. is_over:
+  // looked at after hurry() can wake this thread.
   void wait(int64_t timeout_ns, const std::atomic<bool>& is_over);
   void hurry() { ring(filled_); }
 

@@ -66,9 +66,16 @@ class Recorder {
     if (!ring_->add(record)) dropped_.fetch_add(1, std::memory_order_relaxed);
   }
 
-  // A moment for a record: in nanoseconds, or, where counts_cycles(), in cycles, for a record with kRecordInCycles.
-  int64_t moment() const { return counts_cycles_ ? cycles() : now_ns(); }
-  bool counts_cycles() const { return counts_cycles_; }
+  // A moment for a record: in nanoseconds, or, where counts_cycles(), in cycles, for a record with kRecordInCycles that
+  // is added within microseconds.
+  int64_t moment() const { return counts_cycles() ? cycles() : now_ns(); }
+  bool counts_cycles() const { return ns_per_cycle_.load(std::memory_order_relaxed) > 0; }
+  // Such a moment, microseconds later, in nanoseconds.
+  int64_t ns_of(int64_t moment) const {
+    const double rate = ns_per_cycle_.load(std::memory_order_relaxed);
+    if (rate == 0) return moment;
+    return now_ns() - static_cast<int64_t>(static_cast<double>(cycles() - moment) * rate);
+  }
 
   // --- for the one that writes the timeline
   // Begins a timeline; false: there is one.
@@ -99,7 +106,7 @@ class Recorder {
   static constexpr size_t kCapacity = 1 << 16;   // records: 3 million operations a second fill a quarter in 5 ms
   static constexpr size_t kNamesMost = 1 << 16;  // at most 244 bytes each are kept: 16 MB
 
-  const bool counts_cycles_ = has_cycle_counter();
+  std::atomic<double> ns_per_cycle_{0};  // 0: cycles are not counted
   std::atomic<uint32_t> timeline_{0};
   uint32_t timelines_ = 0;  // by begin()
   std::unique_ptr<RecordRing> ring_;

@@ -1,5 +1,6 @@
 #include "recorder/timeline.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -54,6 +55,7 @@ class Timeline::Writer {
     recorder_->hurry();
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, kPatience, [this] { return is_done_; })) return true;
+    is_given_up_.store(true);  // the next timeline has the same ring
     log_.warning("the timeline's disk has not answered within 5 s; what the file lacks may be lost");
     return false;
   }
@@ -62,7 +64,7 @@ class Timeline::Writer {
   // Records first: of what they name, all is known by then. Memory that nothing was taken into is left alone, for the
   // sake of the core's cache.
   void write() {
-    for (;;) {
+    while (!is_given_up_.load()) {
       const size_t count = recorder_->take(records_.data(), records_.size());
       cycle_times_.update();
       for (size_t i = 0; i < count; ++i) in_nanoseconds(records_[i]);
@@ -86,6 +88,8 @@ class Timeline::Writer {
     for (int64_t* at : {&record.called_ns, &record.started_ns, &record.ended_ns}) {
       if (*at != 0) *at = cycle_times_.ns(*at);
     }
+    record.ended_ns = std::max(record.ended_ns, record.called_ns);  // where a counter was not what the kernel thought
+    if (record.started_ns != 0) record.started_ns = std::clamp(record.started_ns, record.called_ns, record.ended_ns);
   }
   // Training goes on without a timeline where the disk is full.
   template <class Step>
@@ -111,6 +115,7 @@ class Timeline::Writer {
 
   std::string reason_;  // written before is_over_
   std::atomic<bool> is_over_{false};
+  std::atomic<bool> is_given_up_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
   bool is_done_ = false;  // guarded by mutex_

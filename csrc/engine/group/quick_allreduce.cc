@@ -12,7 +12,7 @@ namespace rr {
 bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Reduction& reduction, Interrupt interrupt,
                          Codec codec) {
   const bool is_recorded = parts_.from.recorder.is_on();
-  const int64_t called = is_recorded ? parts_.from.recorder.moment() : 0;
+  int64_t called = is_recorded ? parts_.from.recorder.moment() : 0;
   const size_t nbytes = src.nbytes();
   if (nbytes > parts_.control().header().eager_nbytes || nbytes != dst.nbytes() || src.dtype != dst.dtype) return false;
   if (src.place == Place::kDevice || dst.place == Place::kDevice) return false;
@@ -65,6 +65,10 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   } else {
     operation.number = number;
     operation.submitted_ns = now_ns();
+    if (is_recorded && operation.recorded.in_cycles) {  // the wait may be long, and a count is good for a short time
+      called = parts_.from.recorder.ns_of(called);
+      operation.recorded.in_cycles = false;
+    }
     try {
       const RecordedWait recorded(parts_.from, operation);
       waiter_.wait_until_finished(operation, -1, interrupt);
@@ -89,7 +93,8 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   }
   if (is_recorded) {
     operation.submitted_ns = called;
-    record_start(operation, eager ? parts_.from.recorder.moment() : RecordedCall::kAtItsEnd);
+    const bool in_cycles = operation.recorded.in_cycles;
+    record_start(operation, !eager ? RecordedCall::kAtItsEnd : in_cycles ? parts_.from.recorder.moment() : now_ns());
   }
   const bool agreed = parts_.negotiation.requests().feasible(ticket, participants);
   operation.signature = signature;

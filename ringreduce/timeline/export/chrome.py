@@ -77,7 +77,8 @@ def _events(job: Job, shown: Layout) -> Iterator[Callable[[], bytes]]:
     yield from _operations(job, shown, places)
     yield from _arrows(job, shown, places)
     for counter in shown.counters:
-        yield partial(_counter, counter, job.files[0].size)
+        for part in _parts(len(counter.at_ns)):
+            yield partial(_counter, counter, part, job.files[0].size)
 
 
 def _parts(count: int) -> Iterator[slice]:
@@ -179,8 +180,9 @@ def _arrows(job: Job, shown: Layout, places: list[str]) -> Iterator[Callable[[],
     return (partial(text, part) for part in _parts(len(shown.arrows.source_row)))
 
 
-def _counter(counter: Counter, pid: int) -> bytes:
+def _counter(counter: Counter, part: slice, pid: int) -> bytes:
     head = _COUNTER % (pid, json.dumps(counter.name).replace("%", "%%"), json.dumps(counter.unit))
-    us = counter.at_ns // 1000
-    columns = (us.tolist(), (counter.at_ns - us * 1000).tolist(), counter.value.tolist())
+    at_ns = counter.at_ns[part]
+    us = at_ns // 1000
+    columns = (us.tolist(), (at_ns - us * 1000).tolist(), counter.value[part].tolist())
     return "".join(map((",\n" + head).__mod__, zip(*columns, strict=True))).encode()

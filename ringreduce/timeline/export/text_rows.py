@@ -39,12 +39,15 @@ def in_order(texts: Iterable[Callable[[], bytes]]) -> Iterator[bytes]:
     workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
     ahead: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(workers) as pool:
-        for text in texts:
-            ahead.append(pool.submit(text))
-            if len(ahead) > 2 * workers:
+        try:
+            for text in texts:
+                ahead.append(pool.submit(text))
+                if len(ahead) > 2 * workers:
+                    yield ahead.popleft().result()
+            while ahead:
                 yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+        finally:  # after an error, or where nobody wants the rest
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def one_of(texts: Sequence[str], index: np.ndarray) -> np.ndarray:
