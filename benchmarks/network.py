@@ -10,7 +10,8 @@ result is compared. A call is timed on each rank alone, after a barrier of the s
 rank's median. Every round measures the goodput of a link anew (one TCP stream), and everyone at every size, in turns.
 Beside each figure stands what the links' counters saw: with less than a sum needs it is void. docs/benchmarks.md,
 "Across hosts", derives the limit. Exit status 1 where a result is wrong or void, or ours did not come; 2 where there is
-no lab."""
+no lab.
+"""
 
 from __future__ import annotations
 

@@ -38,10 +38,13 @@ void CycleTimes::update() {
   to_ = now;
 }
 
+double CycleTimes::rate() const {
+  if (to_.cycles == from_.cycles) return 0;
+  return static_cast<double>(to_.ns - from_.ns) / static_cast<double>(to_.cycles - from_.cycles);
+}
+
 int64_t CycleTimes::ns(int64_t cycles) const {
-  if (to_.cycles == from_.cycles) return to_.ns;
-  const double rate = static_cast<double>(to_.ns - from_.ns) / static_cast<double>(to_.cycles - from_.cycles);
-  return to_.ns + std::llround(static_cast<double>(cycles - to_.cycles) * rate);
+  return to_.ns + std::llround(static_cast<double>(cycles - to_.cycles) * rate());
 }
 
 }  // namespace rr

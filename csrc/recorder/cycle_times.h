@@ -12,6 +12,8 @@ class CycleTimes {
   // Another look. What is turned into a time afterwards should have been counted shortly before it.
   void update();
   int64_t ns(int64_t cycles) const;
+  // Nanoseconds of a cycle by the last two looks; 0 before there have been two.
+  double rate() const;
 
  private:
   struct Look {

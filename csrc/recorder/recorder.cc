@@ -7,6 +7,7 @@
 
 #include "base/hash.h"
 #include "base/text.h"
+#include "recorder/cycle_times.h"
 
 namespace rr {
 namespace {
@@ -17,11 +18,12 @@ constexpr size_t kNameKept = 244;  // of a name, at most
 // Of two looks 1 ms apart, each uncertain by 20 ns: good for microseconds.
 double measured_ns_per_cycle() {
   constexpr int64_t kApartNs = 1'000'000;
-  const int64_t begin_ns = now_ns();
-  const int64_t begin = cycles();
-  int64_t end_ns = now_ns();
-  while (end_ns - begin_ns < kApartNs) end_ns = now_ns();
-  return static_cast<double>(end_ns - begin_ns) / static_cast<double>(cycles() - begin);
+  CycleTimes times;
+  const int64_t until_ns = now_ns() + kApartNs;
+  while (now_ns() < until_ns) {
+  }
+  times.update();
+  return times.rate();
 }
 
 std::string key_of(uint16_t group, const std::string& name) {

@@ -10,13 +10,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ringreduce.launch.forwarded import PLACES
+
 PACKAGE = Path(__file__).resolve().parents[2]
 LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "HOROVOD_", "HYDI_")
 LAUNCHER_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
-PLACES = {
-    f"RINGREDUCE_{word}"
-    for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "RENDEZVOUS")
-}
 
 
 def module_folders() -> list[Path]:

@@ -65,7 +65,7 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   } else {
     operation.number = number;
     operation.submitted_ns = now_ns();
-    if (is_recorded && operation.recorded.in_cycles) {  // the wait may be long, and a count is good for a short time
+    if (operation.recorded.in_cycles) {  // the wait may be long, and a count is good for a short time
       called = parts_.from.recorder.ns_of(called);
       operation.recorded.in_cycles = false;
     }

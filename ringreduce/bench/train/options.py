@@ -17,7 +17,6 @@ from ringreduce.launch.options import MAX_RANKS
 
 DATA = ("fashion-mnist", "synthetic")
 DEFAULT_RANKS = 2
-MOST_HOSTS = 8  # of a lab
 
 
 @dataclass(frozen=True)
@@ -163,12 +162,14 @@ def parse(argv: Sequence[str]) -> Options:
 
 def _check_link(args: argparse.Namespace, options: Options) -> None:
     """Raises InvalidArgumentError for what --link cannot be with."""
+    from ringreduce.lab.lab import NAMES
+
     if args.hosts or args.hostfile:
         raise InvalidArgumentError("ringreduce bench train --link: it makes hosts of this one, -H names others")
     if options.bind == "core":
         raise InvalidArgumentError("ringreduce bench train --link: its hosts share all cores, nothing can be bound")
-    if options.ranks > MOST_HOSTS:
-        raise InvalidArgumentError(f"ringreduce bench train --link -np {options.ranks}: expected 1 to {MOST_HOSTS}")
+    if options.ranks > len(NAMES):
+        raise InvalidArgumentError(f"ringreduce bench train --link -np {options.ranks}: expected 1 to {len(NAMES)}")
 
 
 def _modes(vs: str, methods: set[str]) -> tuple[str, ...]:

@@ -36,8 +36,8 @@ def render(
 
 def _cells(row: Row, verdict: Verdict | None) -> list[str]:
     step = row.step_ms
-    is_comparable = verdict is not None and MODES[row.mode].is_reduced  # the others' loss is of before the first step
-    loss = f"{verdict.loss:.4f}" if verdict is not None and is_comparable else MISSING
+    # The loss of a mode that does not train as one process does is that of before the first step: no column for it.
+    loss = MISSING if verdict is None or not MODES[row.mode].is_reduced else f"{verdict.loss:.4f}"
     return [
         "  " + row.mode,
         f"{row.processes} x {_number(row.threads, 0)}",

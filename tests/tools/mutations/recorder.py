@@ -121,8 +121,8 @@ ROWS = (
     Mutation(
         "cycles-line",
         "csrc/recorder/cycle_times.cc",
-        "static_cast<double>(cycles - to_.cycles) * rate",
-        "static_cast<double>(cycles) * rate",
+        "static_cast<double>(cycles - to_.cycles) * rate()",
+        "static_cast<double>(cycles) * rate()",
         ("recorder_test::recorder: counts of cycles",),
     ),
     Mutation(
