@@ -12,18 +12,27 @@ namespace rr {
 bool has_cycle_counter();
 
 // Counted in what unit the processor likes. The compiler may be built for one that has no such counter: nanoseconds.
-// What comes before in the program has been read before: who counts the end of a wait has seen its end.
+// The processor may count before it has read what comes before in the program, not before a cycles_in_order().
 inline int64_t cycles() {
 #if defined(__x86_64__)
-  __builtin_ia32_lfence();
   return static_cast<int64_t>(__builtin_ia32_rdtsc());
 #elif defined(__aarch64__)
   int64_t count;
-  asm volatile("isb\n\tmrs %0, cntvct_el0" : "=r"(count)::"memory");
+  asm volatile("mrs %0, cntvct_el0" : "=r"(count)::"memory");
   return count;
 #else
   return now_ns();
 #endif
+}
+
+// After all that comes before in the program has been read: who counts the end of a wait has seen its end.
+inline int64_t cycles_in_order() {
+#if defined(__x86_64__)
+  __builtin_ia32_lfence();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+  return cycles();
 }
 
 }  // namespace rr

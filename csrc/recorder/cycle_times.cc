@@ -18,9 +18,9 @@ CycleTimes::Look CycleTimes::look() {
   Look best = {};
   int64_t least = INT64_MAX;
   for (int i = 0; i < kTries; ++i) {
-    const int64_t before = cycles();
+    const int64_t before = cycles_in_order();
     const int64_t ns = now_ns();
-    const int64_t after = cycles();
+    const int64_t after = cycles_in_order();
     if (after < before || after - before >= least) continue;
     least = after - before;
     best = {before + least / 2, ns};

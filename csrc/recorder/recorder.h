@@ -67,14 +67,16 @@ class Recorder {
   }
 
   // A moment for a record: in nanoseconds, or, where counts_cycles(), in cycles, for a record with kRecordInCycles that
-  // is added within microseconds.
-  int64_t moment() const { return counts_cycles() ? cycles() : now_ns(); }
+  // is added within microseconds. Of a call: nothing that the program reads before matters to it.
+  int64_t moment_of_call() const { return counts_cycles() ? cycles() : now_ns(); }
+  // As moment_of_call(), after what the program has waited for.
+  int64_t moment() const { return counts_cycles() ? cycles_in_order() : now_ns(); }
   bool counts_cycles() const { return ns_per_cycle_.load(std::memory_order_relaxed) > 0; }
   // Such a moment, microseconds later, in nanoseconds.
   int64_t ns_of(int64_t moment) const {
     const double rate = ns_per_cycle_.load(std::memory_order_relaxed);
     if (rate == 0) return moment;
-    return now_ns() - static_cast<int64_t>(static_cast<double>(cycles() - moment) * rate);
+    return now_ns() - static_cast<int64_t>(static_cast<double>(cycles_in_order() - moment) * rate);
   }
 
   // --- for the one that writes the timeline

@@ -12,7 +12,7 @@ namespace rr {
 bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Reduction& reduction, Interrupt interrupt,
                          Codec codec) {
   const bool is_recorded = parts_.from.recorder.is_on();
-  int64_t called = is_recorded ? parts_.from.recorder.moment() : 0;
+  int64_t called = is_recorded ? parts_.from.recorder.moment_of_call() : 0;
   const size_t nbytes = src.nbytes();
   if (nbytes > parts_.control().header().eager_nbytes || nbytes != dst.nbytes() || src.dtype != dst.dtype) return false;
   if (src.place == Place::kDevice || dst.place == Place::kDevice) return false;
