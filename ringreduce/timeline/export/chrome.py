@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,7 +12,7 @@ import numpy as np
 
 from ringreduce.timeline.export.labels import NO_TEXT, REDUCTIONS, flag_labels, group_labels, process_label
 from ringreduce.timeline.export.layout import Counter, Layer, Layout, layout
-from ringreduce.timeline.export.text_rows import in_order, joined, one_of, thousandths, whole
+from ringreduce.timeline.export.text_rows import Texts, in_order, joined, thousandths, whole
 from ringreduce.timeline.job import Job
 from ringreduce.timeline.whole_file import whole_file
 
@@ -68,10 +68,10 @@ def _named(what: str, place: dict[str, int], name: str, order: int) -> Iterator[
 
 def _events(job: Job, shown: Layout) -> Iterator[Callable[[], bytes]]:
     """What makes the text of all events but the metadata, some at a time, each behind a comma."""
-    places = [f'"pid":{track.rank},"tid":{index + 1}' for index, track in enumerate(shown.tracks)]
+    places = Texts([f'"pid":{track.rank},"tid":{index + 1}' for index, track in enumerate(shown.tracks)])
     for layer in (shown.calls, shown.negotiation, shown.messages):
         category = layer.verb.strip() or "messages"
-        texts = [json.dumps(layer.verb + label) for label in shown.labels]
+        texts = _quoted(layer.verb + label for label in shown.labels)
         for part in _parts(len(layer.track)):
             yield partial(_plain_slices, category, layer, part, places, texts)
     yield from _operations(job, shown, places)
@@ -90,35 +90,33 @@ def _length(part: slice) -> int:
     return length
 
 
-def _slice(category: str, layer: Layer, part: slice, places: list[str], texts: list[str]) -> Columns:
+def _slice(category: str, layer: Layer, part: slice, places: Texts, texts: Texts) -> Columns:
     """A slice's event without its end. Times: a float64 of us would lose ns after 100 days."""
     begin_ns = layer.begin_ns[part]
     return (
         f',\n{{"ph":"X","cat":"{category}",'.encode(),
-        one_of(places, layer.track[part]),
+        places.column(layer.track[part]),
         b',"ts":',
         thousandths(begin_ns),
         b',"dur":',
         thousandths(layer.end_ns[part] - begin_ns),
         b',"name":',
-        one_of(texts, layer.label[part]),
+        texts.column(layer.label[part]),
     )
 
 
-def _plain_slices(category: str, layer: Layer, part: slice, places: list[str], texts: list[str]) -> bytes:
+def _plain_slices(category: str, layer: Layer, part: slice, places: Texts, texts: Texts) -> bytes:
     return joined(_length(part), *_slice(category, layer, part, places, texts), b"}")
 
 
-def _operations(job: Job, shown: Layout, places: list[str]) -> Iterator[Callable[[], bytes]]:
+def _operations(job: Job, shown: Layout, places: Texts) -> Iterator[Callable[[], bytes]]:
     layer, operations = shown.operations, job.operations
-    texts = [json.dumps(label) for label in shown.labels]
+    texts = _quoted(shown.labels)
     algorithms, dtypes, ops = (
-        [json.dumps(name or NO_TEXT) for name in names] for names in (job.algorithms, job.dtypes, job.ops)
+        _quoted(name or NO_TEXT for name in names) for names in (job.algorithms, job.dtypes, [*job.ops, NO_TEXT])
     )
-    flags = [json.dumps(label) for label in flag_labels()]
-    groups = [json.dumps(label) for label in group_labels(job)]
-    ops.append(json.dumps(NO_TEXT))
-    op = np.where(np.isin(operations["kind"], _reductions(job)), operations["op"], len(ops) - 1)
+    flags, groups = _quoted(flag_labels()), _quoted(group_labels(job))
+    op = np.where(np.isin(operations["kind"], _reductions(job)), operations["op"], len(job.ops))
 
     def text(part: slice) -> bytes:
         rows = job.rows[layer.row[part]]
@@ -129,15 +127,15 @@ def _operations(job: Job, shown: Layout, places: list[str]) -> Iterator[Callable
             b',"args":{"bytes":',
             whole(rows["nbytes"]),
             b',"algorithm":',
-            one_of(algorithms, rows["algorithm"]),
+            algorithms.column(rows["algorithm"]),
             b',"flags":',
-            one_of(flags, rows["flags"]),
+            flags.column(rows["flags"]),
             b',"dtype":',
-            one_of(dtypes, of_all["dtype"]),
+            dtypes.column(of_all["dtype"]),
             b',"op":',
-            one_of(ops, op[rows["operation"]]),
+            ops.column(op[rows["operation"]]),
             b',"group":',
-            one_of(groups, of_all["group"]),
+            groups.column(of_all["group"]),
             b',"number":',
             whole(of_all["number"]),
             b',"last rank":',
@@ -148,11 +146,15 @@ def _operations(job: Job, shown: Layout, places: list[str]) -> Iterator[Callable
     return (partial(text, part) for part in _parts(len(layer.track)))
 
 
+def _quoted(texts: Iterable[str]) -> Texts:
+    return Texts([json.dumps(text) for text in texts])
+
+
 def _reductions(job: Job) -> list[int]:
     return [code for code, kind in enumerate(job.kinds) if kind in REDUCTIONS]
 
 
-def _arrows(job: Job, shown: Layout, places: list[str]) -> Iterator[Callable[[], bytes]]:
+def _arrows(job: Job, shown: Layout, places: Texts) -> Iterator[Callable[[], bytes]]:
     called_on, started_on = np.zeros(len(job.rows), np.int64), np.zeros(len(job.rows), np.int64)
     called_on[shown.negotiation.row] = shown.negotiation.track
     started_on[shown.operations.row] = shown.operations.track
@@ -165,13 +167,13 @@ def _arrows(job: Job, shown: Layout, places: list[str]) -> Iterator[Callable[[],
             b',\n{"ph":"s","cat":"late","name":"last call","id":',
             number,
             b",",
-            one_of(places, called_on[source]),
+            places.column(called_on[source]),
             b',"ts":',
             thousandths(job.rows["called_ns"][source]),
             b'},\n{"ph":"f","bp":"e","cat":"late","name":"last call","id":',
             number,
             b",",
-            one_of(places, started_on[target]),
+            places.column(started_on[target]),
             b',"ts":',
             thousandths(job.rows["started_ns"][target]),
             b"}",

@@ -21,7 +21,7 @@ def joined(count: int, *columns: bytes | np.ndarray) -> bytes:
     """The text of `count` lines, one behind the other.
 
     Args:
-        columns: bytes that each line has, or a column of one_of(), whole() or thousandths().
+        columns: bytes that each line has, or a column of Texts, whole() or thousandths().
     """
     widths = [len(column) if isinstance(column, bytes) else column.shape[1] for column in columns]
     lines = np.empty((count, sum(widths)), np.uint8)
@@ -50,14 +50,21 @@ def in_order(texts: Iterable[Callable[[], bytes]]) -> Iterator[bytes]:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def one_of(texts: Sequence[str], index: np.ndarray) -> np.ndarray:
-    """texts[index] of each line. No text has a NUL."""
-    used, index = np.unique(index, return_inverse=True) if len(texts) > len(index) else (range(len(texts)), index)
-    encoded = [texts[number].encode() for number in used] or [b""]
-    width = max(1, *map(len, encoded))
-    table = np.frombuffer(b"".join(text.ljust(width, b"\0") for text in encoded), np.uint8).reshape(-1, width)
-    column: np.ndarray = table[index]
-    return column
+class Texts:
+    """Texts of which each line has one, for several columns. No text has a NUL."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        encoded = [text.encode() for text in texts] or [b""]
+        self._lengths = np.array(list(map(len, encoded)))
+        width = max(1, *self._lengths)
+        self._padded = np.frombuffer(b"".join(text.ljust(width, b"\0") for text in encoded), np.uint8)
+        self._padded = self._padded.reshape(-1, width)
+
+    def column(self, index: np.ndarray) -> np.ndarray:
+        """texts[index] of each line, as wide as the longest of them."""
+        width = max(1, self._lengths[index].max(initial=1))
+        column: np.ndarray = self._padded[:, :width][index]
+        return column
 
 
 def whole(values: np.ndarray) -> np.ndarray:

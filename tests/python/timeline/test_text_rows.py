@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from ringreduce.timeline.export.text_rows import joined, one_of, thousandths, whole
+from ringreduce.timeline.export.text_rows import Texts, joined, thousandths, whole
 
 NUMBERS = [0, 1, 9, 10, 999, 1000, 9999, 10_000, 10_001, 123_456_789, 2**62, 10**18 - 1, 10**18, 2**63 - 1]
 UNSIGNED = [*NUMBERS, 2**63, 10**19 - 1, 10**19, 2**64 - 1]
@@ -48,17 +48,17 @@ def test_the_smallest_number() -> None:
 
 def test_few_lines_of_many_texts() -> None:
     words = list(map(str, range(1000)))
-    assert texts(one_of(words, np.array([999, 3, 3]))) == ["999", "3", "3"]
+    assert texts(Texts(words).column(np.array([999, 3, 3]))) == ["999", "3", "3"]
 
 
 def test_lines_of_several_columns() -> None:
     words = [json.dumps(word) for word in ("allreduce", "b", "ü", "")]
     index = np.array([0, 3, 2, 1, 0])
-    assert joined(5, b"[", one_of(words, index), b", ", whole(index * -7), b"]\n").decode() == "".join(
+    assert joined(5, b"[", Texts(words).column(index), b", ", whole(index * -7), b"]\n").decode() == "".join(
         f"[{words[at]}, {at * -7}]\n" for at in index.tolist()
     )
 
 
 def test_no_lines() -> None:
     none = np.zeros(0, np.int64)
-    assert joined(0, b"x", one_of(["a"], none), one_of([], none), whole(none), thousandths(none)) == b""
+    assert joined(0, b"x", Texts(["a"]).column(none), Texts([]).column(none), whole(none), thousandths(none)) == b""
