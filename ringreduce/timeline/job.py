@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from ringreduce.timeline.clocks import UNKNOWN_NS, Clock, clocks_of
 from ringreduce.timeline.matching import match
 from ringreduce.timeline.record_file import CLOCK, FILES, LINK, GroupInfo, RankRecords, read
 from ringreduce.timeline.tables import Tables
+from ringreduce.timeline.threads import in_order
 
 MISMATCHED_SHARE = 0.05
 """Of the operations, from which on their rows are taken not to belong together."""
@@ -100,11 +102,10 @@ def _read_all(folder: Path) -> tuple[list[RankRecords], list[str]]:
     """The files of one job by rank, and why others are not among them."""
     by_rank: dict[int, RankRecords] = {}
     refused = []
-    for path in sorted(folder.glob(FILES)):
-        try:
-            file = read(path)
-        except InvalidArgumentError as error:
-            refused.append(f"{error}; it is left out.")
+    paths = sorted(folder.glob(FILES))
+    for path, file in zip(paths, in_order(partial(_read, path) for path in paths), strict=True):
+        if isinstance(file, str):
+            refused.append(f"{file}; it is left out.")
             continue
         first = next(iter(by_rank.values()), file)
         if file.rank in by_rank:
@@ -123,6 +124,14 @@ def _read_all(folder: Path) -> tuple[list[RankRecords], list[str]]:
     return [by_rank[rank] for rank in sorted(by_rank)], refused
 
 
+def _read(path: Path) -> RankRecords | str:
+    """The file, or why it cannot be read."""
+    try:
+        return read(path)
+    except InvalidArgumentError as error:
+        return str(error)
+
+
 def _end_realtime_ns(file: RankRecords) -> int:
     """When the rank recorded last, by its host's wall clock."""
     last = int(file.records["ended_ns"].max(initial=file.monotonic_ns))
@@ -131,7 +140,7 @@ def _end_realtime_ns(file: RankRecords) -> int:
 
 def _on_one_clock(files: Sequence[RankRecords], clocks: dict[int, Clock]) -> tuple[list[RankRecords], int, int]:
     """The files with translated times, the job's clock at their time 0, and the time of the last end."""
-    translated = [_translated(file, clocks) for file in files]
+    translated = list(in_order(partial(_translated, file, clocks) for file in files))
     extents = [extent for records in translated if (extent := _extent(records))]
     # 1 ns before the first call: a started_ns of 0 says that an operation never began.
     start_ns = min(begin for begin, _ in extents) - 1 if extents else files[0].monotonic_ns

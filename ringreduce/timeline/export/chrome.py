@@ -12,8 +12,9 @@ import numpy as np
 
 from ringreduce.timeline.export.labels import NO_TEXT, REDUCTIONS, flag_labels, group_labels, process_label
 from ringreduce.timeline.export.layout import Counter, Layer, Layout, layout
-from ringreduce.timeline.export.text_rows import Texts, in_order, joined, thousandths, whole
+from ringreduce.timeline.export.text_rows import Texts, joined, thousandths, whole
 from ringreduce.timeline.job import Job
+from ringreduce.timeline.threads import in_order
 from ringreduce.timeline.whole_file import whole_file
 
 BATCH = 5_000  # events that are text at one time: the arrays stay in a core's second cache

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 
 import numpy as np
 
 _FILL = 0
 """The byte that stands where a line's field is shorter than the column. It is left out of the text."""
 _DIGITS = 4
-MOST_WORKERS = 4  # threads; more wait for each other at the parts that Python runs
 _GROUPS = np.frombuffer(b"".join(b"%04d" % n for n in range(10**_DIGITS)), np.uint8).reshape(-1, _DIGITS)
 _POWERS = np.array([10**digits for digits in range(1, 20)], np.uint64)
 
@@ -32,22 +28,6 @@ def joined(count: int, *columns: bytes | np.ndarray) -> bytes:
     flat = lines.reshape(-1)
     text: bytes = flat[flat != _FILL].tobytes()
     return text
-
-
-def in_order(texts: Iterable[Callable[[], bytes]]) -> Iterator[bytes]:
-    """What the functions return, in their order. Some run at the same time: NumPy lets other threads compute."""
-    workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
-    ahead: deque[Future[bytes]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for text in texts:
-                ahead.append(pool.submit(text))
-                if len(ahead) > 2 * workers:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        finally:  # after an error, or where nobody wants the rest
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Texts:
