@@ -54,7 +54,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "csrc/python/": ("", "test_buffers.py test_collectives.py test_package.py"),
     "ringreduce/": ("", "test_package.py test_collectives.py test_lifecycle.py"),
     "ringreduce/bench/": ("", "test_bench.py test_package.py"),
-    "ringreduce/bench/train/": ("", "test_bench_train.py"),
+    "ringreduce/bench/train/": ("", "test_bench_train_parts.py test_bench_train_methods.py"),
     "ringreduce/collectives/": ("", "test_collectives.py test_buffers.py test_memory.py test_package.py"),
     "ringreduce/compat/": ("", "test_compat.py test_package.py"),
     "ringreduce/doctor/": ("", "test_doctor.py"),

@@ -35,32 +35,37 @@ class Outcome:
     output: str = ""
 
 
+def spec_of(mode: Mode, options: Options, data: str, folder: str) -> Spec:
+    """What the processes of a job of this mode are told, with a new mark."""
+    settings = options.settings
+    return Spec(
+        mode=name_of(mode),
+        framework=options.framework,
+        model=options.model,
+        ranks=options.ranks,
+        batch_size=settings.batch_size,
+        data=data,
+        seed=options.seed,
+        lr=settings.lr,
+        optimizer=options.optimizer,
+        seconds=options.seconds,
+        check_steps=settings.check_steps,
+        warmup=settings.warmup,
+        windows=settings.windows,
+        steps_per_window=settings.steps_per_window,
+        every=options.every,
+        bind=options.bind,
+        threads=options.threads,
+        folder=folder,
+        mark=results.new_mark(),
+        timeout_s=settings.timeout_s,
+    )
+
+
 def run(mode: Mode, options: Options, data: str) -> Outcome:
     """Runs one job; takes at most its deadline and some seconds to stop it. Never raises for what the job does."""
-    settings = options.settings
     with tempfile.TemporaryDirectory(prefix="ringreduce-train-") as folder:
-        spec = Spec(
-            mode=name_of(mode),
-            framework=options.framework,
-            model=options.model,
-            ranks=options.ranks,
-            batch_size=settings.batch_size,
-            data=data,
-            seed=options.seed,
-            lr=settings.lr,
-            optimizer=options.optimizer,
-            seconds=options.seconds,
-            check_steps=settings.check_steps,
-            warmup=settings.warmup,
-            windows=settings.windows,
-            steps_per_window=settings.steps_per_window,
-            every=options.every,
-            bind=options.bind,
-            threads=options.threads,
-            folder=folder,
-            mark=results.new_mark(),
-            timeout_s=settings.timeout_s,
-        )
+        spec = spec_of(mode, options, data, folder)
         command = mode.command(options, run_module(WORKER, spec.text()))
         environ = {**os.environ, **mode.environ()}
         start = time.monotonic()

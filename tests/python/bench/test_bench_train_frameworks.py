@@ -1,6 +1,6 @@
 """`ringreduce bench train --framework tensorflow|keras|jax`: every mode reaches the losses that PyTorch computes.
 
-The schema of the JSON, deadlines and the arithmetic are test_bench_train.py's; they are the same for all frameworks.
+Deadlines, methods and the arithmetic are tested with PyTorch (test_bench_train*.py): they are the same for all frameworks.
 """
 
 from __future__ import annotations
