@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -204,13 +204,21 @@ class Lab:
         network.batch(self._pids[sender], "ip", [f"neigh del {to} dev {network.INTERFACE}"])
 
     @contextmanager
-    def firewall(self, host: str, ports: str) -> Iterator[None]:
-        """Nobody can connect to the host but at these ports (as nft spells a set) and at ssh's. Needs nft."""
-        network.open_only(self._pids[host], ports)
+    def filter(self, host: str, match: str, verdict: str) -> Iterator[Callable[[], int]]:
+        """What arrives at the host and matches gets the verdict, such as "drop", both as nft spells them. Needs nft.
+
+        Yields a function that says how many packets have matched so far.
+        """
+        pid = self._pids[host]
+        network.filter_arrivals(pid, match, verdict)
         try:
-            yield
+            yield lambda: network.filtered(pid)
         finally:
-            network.open_all(self._pids[host])
+            network.end_filter(pid)
+
+    def firewall(self, host: str, ports: str) -> AbstractContextManager[Callable[[], int]]:
+        """Nobody can connect to the host but at ssh's port and these, as nft spells a set: "29400, 29500-29509"."""
+        return self.filter(host, f"tcp flags & (syn | ack) == syn tcp dport != {{ 22, {ports} }}", "drop")
 
     def counters(self) -> Counters:
         """Bytes that each host's link has carried since the lab began."""

@@ -6,6 +6,7 @@ is port-NAME. Both ends send through a token bucket (tc tbf), so a link carries 
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,19 +87,25 @@ def shape(pid: int, interfaces: Sequence[str], rate: str | None) -> None:
         batch(pid, "tc", [f"qdisc replace dev {interface} root {bucket}" for interface in interfaces])
 
 
-def open_only(pid: int, ports: str) -> None:
-    """A packet filter in front of a host: it drops what others begin over TCP, but for these ports and ssh's.
+def filter_arrivals(pid: int, match: str, verdict: str) -> None:
+    """A packet filter in front of a host: what matches is counted and gets the verdict, both as nft spells them.
 
-    ports: as nft spells a set, such as "29400, 29500-29509". open_all() ends it.
+    end_filter() ends it.
     """
-    begins = f"iifname {INTERFACE} tcp flags & (syn | ack) == syn tcp dport != {{ 22, {ports} }} drop"
     lines = ["add table inet lab", "add chain inet lab input { type filter hook input priority 0; }"]
-    lines.append(f"add rule inet lab input {begins}")
+    lines.append(f"add rule inet lab input iifname {INTERFACE} {match} counter {verdict}")
     batch(pid, "nft", lines)
 
 
-def open_all(pid: int) -> None:
-    """Ends open_only()."""
+def filtered(pid: int) -> int:
+    """Packets that the filter has counted."""
+    found = re.search(r"counter packets (\d+)", tool_in(pid, ["nft", "list", "table", "inet", "lab"]))
+    assert found is not None
+    return int(found[1])
+
+
+def end_filter(pid: int) -> None:
+    """Ends filter_arrivals()."""
     tool_in(pid, ["nft", "delete", "table", "inet", "lab"])
 
 

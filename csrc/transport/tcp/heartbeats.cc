@@ -188,8 +188,14 @@ void Heartbeats::lose(int fd, const std::string& why, News& news) {
 // What this side can know. Nothing is acknowledged: either nothing arrives from the peer any more, be it that its host
 // is gone or that only this direction is dead; or something does, so its host lives and does not get what it is sent.
 std::string Heartbeats::why_lost(int fd, int error) const {
-  // A process that ends before it has read all signs resets the connection.
-  if (error == 0 || error == ECONNRESET || error == EPIPE) return kEndedWithoutShutdown;
+  if (error == 0) return kEndedWithoutShutdown;
+  // A process that ends before it has read all signs resets the connection, and so may a firewall on the way.
+  if (error == ECONNRESET || error == EPIPE) {
+    errno = error;
+    return with_errno(
+        "its process has ended without shutdown(), see that rank's output for the reason; or something between the "
+        "hosts has reset the connection");
+  }
   tcp_info info = {};
   socklen_t size = sizeof info;
   std::string why = "no sign of life from its host";

@@ -1,6 +1,6 @@
 """`ringreduce bench train --framework tensorflow|keras|jax`: every mode reaches the losses that PyTorch computes.
 
-Deadlines, methods and the arithmetic are tested with PyTorch (test_bench_train*.py): they are the same for all frameworks.
+Deadlines, methods and the arithmetic are tested with PyTorch, in test_bench_train*.py, for all frameworks.
 """
 
 from __future__ import annotations
