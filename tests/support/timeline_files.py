@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from ringreduce.timeline import blocks
+from ringreduce.timeline.analysis.found import Analysis, analyse
+from ringreduce.timeline.job import Job
 from ringreduce.timeline.record_file import CLOCK, FORMAT, LINK, MESSAGE, NO_ALGORITHM, OPERATION, RECORD, VERSION, WAIT
 
 KINDS = ["allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join"]
@@ -18,6 +20,7 @@ DTYPES = ["float16", "bfloat16", "float32", "float64", "int8"]
 OPS = ["sum", "average", "min", "max", "product"]
 ALGORITHMS = ["direct", "two_shot", "ring"]
 EPOCH_NS = 1_800_000_000_000_000_000
+US = 1000  # ns
 
 
 def block(kind: int, body: bytes, dropped: int = 0) -> bytes:
@@ -209,3 +212,41 @@ def write_all(files: Sequence[RankFile], folder: Path) -> Path:
     for file in files:
         file.write(folder)
     return folder
+
+
+def found_in(files: Sequence[RankFile], folder: Path) -> Analysis:
+    """What the report finds in these files."""
+    return analyse(Job.load(write_all(files, folder)))
+
+
+def pair() -> tuple[RankFile, RankFile]:
+    """Two ranks."""
+    return RankFile(0, 2), RankFile(1, 2)
+
+
+def call(file: RankFile, number: int, called: int, started: int, ended: int, **more: Any) -> None:
+    """A synchronous call: the thread stands still from its call to the end. Times in us."""
+    file.operation(number, called * US, started * US, ended * US, **more)
+    known = {key: more[key] for key in ("name", "kind", "thread", "group") if key in more}
+    file.wait(number, called * US, ended * US, **known)
+
+
+def stepping(lengths_us: Sequence[int], late: int = 1, more: Sequence[str] = ()) -> list[RankFile]:
+    """Steps of these lengths, each of gradients b and c; rank `late` is late in those that are not of 1000 us."""
+    files = [RankFile(rank, 3) for rank in range(3)]
+    at = 0
+    for step, length in enumerate(lengths_us):
+        for file in files:
+            slow = length - 1000 if file.rank == late else 0
+            for index, name in enumerate(("b", "c", *more)):
+                called = at + 500 + 100 * index
+                call(
+                    file,
+                    step,
+                    called + slow,
+                    at + length - 400 + 100 * index,
+                    at + length - 350 + 100 * index,
+                    name=name,
+                )
+        at += length
+    return files

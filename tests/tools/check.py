@@ -66,7 +66,10 @@ ROOMS: dict[str, tuple[str, str]] = {
     "ringreduce/launch/": ("", "test_launch.py test_launch_parts.py test_launch_output.py"),
     "ringreduce/launch/remote/": ("", "test_remote_parts.py test_ringrun_hosts.py"),
     "ringreduce/tensorflow/": ("", "test_tensorflow_names.py test_tensorflow_ops.py"),
-    "ringreduce/timeline/": ("", "test_timeline_job.py test_record_file.py test_report.py test_chrome_trace.py"),
+    "ringreduce/timeline/": (
+        "",
+        "test_timeline_job.py test_record_file.py test_thread_time.py test_late.py test_report.py test_chrome_trace.py",
+    ),
     "ringreduce/torch/": ("", "test_torch.py test_torch_collectives.py test_optimizer.py"),
     "ringreduce/torch/local_sgd/": ("", "test_local_sgd.py"),
     "ringreduce/torch/distributed/": ("", "test_distributed.py"),
