@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "csrc/base/": ("config_test negotiation_test plan_test", "test_environment.py test_package.py"),
     "csrc/data/": ("reduce_test reduce_half_test reduction_test codec_test", "test_package.py"),
     "csrc/os/": ("os_test failure_test link_test", "test_memory.py test_package.py"),
-    "csrc/recorder/": ("recorder_test frames_test", "test_recording.py test_package.py"),
+    "csrc/recorder/": ("recorder_test status_frames_test", "test_recording.py test_package.py"),
     "csrc/gpu/": ("cuda_device_test cuda_memory_test cuda_streams_test cuda_tables_test", "test_package.py"),
     "csrc/transport/": ("link_test mpi_test stage_writer_test collectives_test", "test_package.py"),
     "csrc/collective/": ("plan_test collectives_test movement_test pull_test", "test_package.py"),
@@ -47,7 +47,10 @@ ROOMS: dict[str, tuple[str, str]] = {
     "csrc/measure/": ("bench_test tuning_test", "test_bench.py test_package.py"),
     "csrc/engine/gpu/": ("device_queue_test cuda_messages_test cuda_errors_test", "test_package.py"),
     "csrc/relay/": (
-        "frames_test hosts_test held_links_test join_hosts_test deadlock_hosts_test rank_status_test",
+        (
+            "frames_test decision_frames_test status_frames_test hosts_test held_links_test join_hosts_test "
+            "deadlock_hosts_test rank_status_test"
+        ),
         "test_package.py",
     ),
     "csrc/framework/": ("calls_test", "test_package.py"),

@@ -90,7 +90,7 @@ ROWS = (
         "csrc/relay/sequencer.cc",
         "      own_requests_.remove({entry.member[i].request_slot, entry.member[i].tag});\n",
         "",
-        ("frames_test",),
+        ("decision_frames_test",),
     ),
     Mutation(
         "decision-behind-full-table",
@@ -127,7 +127,7 @@ ROWS = (
         "csrc/relay/rank_news.cc",
         "  if (has_anyone_joined) parts_.own_requests.tell_all();",
         "  if (false) parts_.own_requests.tell_all();",
-        ("frames_test",),
+        ("decision_frames_test",),
     ),
     Mutation(
         "late-unshown",
@@ -150,7 +150,7 @@ ROWS = (
         "csrc/relay/sequencer.cc",
         "  own_requests_.remove(ticket);\n",
         "",
-        ("frames_test",),
+        ("decision_frames_test",),
     ),
     Mutation(
         "splits-of-others",
@@ -172,7 +172,7 @@ ROWS = (
         "csrc/relay/receiver.cc",
         "    if (frame.head.type != FrameType::kFailed) return true;\n",
         "    if (frame.head.nbytes != 0) return true;\n",
-        ("frames_test::frames: a failure is heard",),
+        ("decision_frames_test::frames: a failure is heard",),
     ),
     Mutation(
         "idle-name-expected",

@@ -24,7 +24,7 @@ ROWS = (
         "csrc/relay/status_relay.cc",
         "question == 0 || statuses_.answer(one->first, question, one->second);",
         "question == 0 || statuses_.answer(one->first, question, one->second) || true;",
-        ("frames_test::frames: an answer waits",),
+        ("status_frames_test::frames: an answer waits",),
     ),
     Mutation(
         "status-other-host",
@@ -151,7 +151,7 @@ ROWS = (
         "csrc/relay/shown_relay.cc",
         "!tells_ || !is_answered_ || !links_[0].out.empty()",
         "!tells_ || !links_[0].out.empty()",
-        ("frames_test::frames: a host shows",),
+        ("status_frames_test::frames: a host shows",),
     ),
     Mutation(
         "report-since",

@@ -74,7 +74,7 @@ ROWS = (
         "csrc/relay/clock_relay.cc",
         "  if (asked_ns_ != 0) return;\n",
         "",
-        ("frames_test::frames: the first host's clock",),
+        ("status_frames_test::frames: the first host's clock",),
     ),
     Mutation(
         "clock-without-question",
@@ -88,14 +88,14 @@ ROWS = (
         "csrc/relay/clock_relay.cc",
         "  return arrived == 0 ? now_ns() :",
         "  return true ? now_ns() :",
-        ("frames_test::frames: the first host's",),
+        ("status_frames_test::frames: the first host's",),
     ),
     Mutation(
         "clock-answer-takes-no-time",
         "csrc/relay/clock_relay.cc",
         "  record.called_ns = asked_ns_ + made_ns",
         "  record.called_ns = asked_ns_ + 0 * made_ns",
-        ("frames_test::frames: the first host's clock",),
+        ("status_frames_test::frames: the first host's clock",),
     ),
     Mutation(
         "arrival-of-a-full-room",
