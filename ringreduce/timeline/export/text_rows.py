@@ -42,7 +42,7 @@ class Texts:
 
     def column(self, index: np.ndarray) -> np.ndarray:
         """texts[index] of each line, as wide as the longest of them."""
-        width = max(1, self._lengths[index].max(initial=1))
+        width = int(self._lengths[index].max(initial=1))
         column: np.ndarray = self._padded[:, :width][index]
         return column
 
