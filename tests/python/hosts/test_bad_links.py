@@ -61,7 +61,9 @@ def test_lost_packets_change_no_sum(lab: Lab, encrypt: str) -> None:
     ):
         outputs = [process.communicate(timeout=HANG_S)[0] for process in ranks]
         assert dropped() > 20
-    assert outputs == ["at work\nall sums are right\n"] * 3
+    for output in outputs:
+        said = [line for line in output.splitlines() if not line.startswith("ringreduce warning")]  # of a late rank
+        assert said == ["at work", "all sums are right"], output
 
 
 def test_a_connection_that_is_reset_is_a_lost_rank_on_all_hosts(lab: Lab) -> None:
