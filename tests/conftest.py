@@ -17,7 +17,7 @@ from ranks import SIZES, Outcome, Ranks, receive_from_test, run_ranks, send_to_t
 
 __all__ = ["SIZES", "Outcome", "Ranks", "receive_from_test", "run_ranks", "send_to_test", "sizes", "start_ranks"]
 
-pytest.register_assert_rewrite("kills", "horovod_names", "example_runs")
+pytest.register_assert_rewrite("kills", "horovod_names", "example_runs", "bench_train_jobs")
 sizes = SIZES
 OTHERS = ("vader_segment", "sm_segment", "mpich", "openmpi", "pmix", "ucx", "cuda.shm", "nccl-")
 """How MPI implementations, CUDA and NCCL name what they leave behind when they are killed; none of ours."""

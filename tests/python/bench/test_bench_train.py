@@ -8,15 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from bench_train_jobs import (
-    QUICK,
-    Failing,
-    Hanging,
-    Missing,
-    Silent,
-    bench,
-    needs_torch,
-)
+from bench_train_jobs import QUICK, Failing, Hanging, Missing, Silent, bench, needs_torch
 
 from ringreduce.bench.train import figures, job
 from ringreduce.bench.train.frameworks.torch import Torch

@@ -5,15 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench_train_jobs import (
-    QUICK,
-    Diverging,
-    Failing,
-    Forgetful,
-    bench,
-    forked_ranks,
-    needs_torch,
-)
+from bench_train_jobs import QUICK, Diverging, Failing, Forgetful, bench, forked_ranks, needs_torch
 
 from ringreduce.bench.train import job
 from ringreduce.bench.train.modes import METHODS, MODES

@@ -10,10 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench_train_jobs import (
-    QUICK,
-    needs_torch,
-)
+from bench_train_jobs import QUICK, needs_torch
 
 from ringreduce.bench.train import batches, curves, data, figures, losses, results
 from ringreduce.bench.train.cli import main
