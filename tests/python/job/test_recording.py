@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from deadlines import SOON_S
+from processes import completed
 from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 
 from ringreduce.timeline import record_file
@@ -192,11 +193,14 @@ with hvd.init():
 )
 def test_a_variable_begins_a_timeline(variables: dict[str, str], files: set[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ringreduce", "run", "-np", "2", sys.executable, "-c", SUMS]
-    subprocess.run(command, env=environment(tmp_path, **variables), check=True, timeout=SOON_S * 3)
+    done = completed(command, env=environment(tmp_path, **variables))
+    assert (done.returncode, done.stderr) == (0, "")
     assert {path.name for path in tmp_path.iterdir()} == files
     for path in tmp_path.iterdir():
         if path.is_file():
-            assert "allreduce.test_allreduce" in str(json.loads(path.read_text()))
+            events = json.loads(path.read_text())
+            assert "allreduce.test_allreduce" in str(events)
+            assert {event["name"] for event in events if event["ph"] == "X"} == {"0", "1"}, "ticks, by rank"
         else:
             assert len(Job.load(path).operations) == 1
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+from processes import completed
 
 from ringreduce.timeline.threads import MOST_WORKERS, in_order
 
@@ -51,3 +53,16 @@ def test_few_calls_run_ahead_of_who_takes_the_results() -> None:
     before = threading.active_count()
     results.close()  # type: ignore[attr-defined]
     assert threading.active_count() < before
+
+
+@pytest.mark.parametrize("before", ["", "import concurrent.futures.thread", "list(in_order([int]))"])
+def test_at_the_end_of_a_process_there_are_no_threads_any_more(before: str) -> None:
+    code = f"""
+import atexit
+from functools import partial
+from ringreduce.timeline.threads import in_order
+{before}
+atexit.register(lambda: print(list(in_order(partial(int, n) for n in range(30)))))
+"""
+    done = completed([sys.executable, "-c", code])
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{list(range(30))}\n", "")
