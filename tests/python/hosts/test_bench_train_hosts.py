@@ -64,13 +64,14 @@ def test_modes_on_two_hosts_reach_the_same_loss(lab: Lab) -> None:
 
 
 def test_one_process_stays_here_and_ranks_elsewhere(lab: Lab) -> None:
-    done = bench(lab, "-H", "b:1", "--vs", "single", "--json", str(lab.folder / "one.json"))
+    done = bench(lab, "-H", "b:1", "--vs", "single,ddp-gloo", "--json", str(lab.folder / "one.json"))
     assert done.status == 0, done.output
     results = json.loads((lab.folder / "one.json").read_text())["results"]
     assert [(row["mode"], row["processes"], row["same_loss"]) for row in results] == [
         ("single", 1, True),
         ("independent", 1, True),
         ("ringreduce", 1, True),
+        ("ddp-gloo", 1, True),
     ]
 
 
