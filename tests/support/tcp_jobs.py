@@ -91,3 +91,49 @@ def pid_of(lab: Lab, host: str, rank: int) -> int:
     """Of a rank of a lab_job() that runs on this host."""
     (pid,) = (pid for pid, line in lab.processes(host).items() if line.endswith(f"rank-{rank}"))
     return pid
+
+
+TRAIN = """
+import sys, time
+import numpy as np
+import ringreduce as rr
+rr.init()
+x = (np.arange(50_000) % 97 + rr.rank()).astype(np.float32)
+wanted = ((np.arange(50_000) % 97) * rr.size() + sum(range(rr.size()))).astype(np.float32)
+step = 0
+try:
+    while step < int(sys.argv[1]):
+        for name in (None, "sum"):
+            assert (rr.allreduce(x, op=rr.Sum, name=name) == wanted).all()
+        assert rr.allgather(np.array([rr.rank()])).tolist() == list(range(rr.size()))
+        step += 1
+        if step == 5:
+            print("ready", rr.local_rank(), rr.local_size(), rr.cross_rank(), rr.cross_size(), flush=True)
+    rr.shutdown()
+    print("done", flush=True)
+except rr.PeerLostError as error:
+    print(f"{time.time():.3f} {error}", flush=True)
+"""
+"""Steps of collectives whose results are known. A rank says that it is ready after five of them, how it has ended, and
+when it lost another one."""
+
+
+@contextmanager
+def train_job(
+    lab: Lab,
+    steps: int,
+    hosts: str = "abcd",
+    per_host: int = 2,
+    text: str = TRAIN,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """A program on some ranks of each host, by rank, at work."""
+    program = lab.folder / "train.py"
+    program.write_text(text)
+    with lab_job(lab, [sys.executable, program, str(steps)], hosts, per_host, env) as ranks:
+        yield ranks
+
+
+def first_lines(ranks: Sequence[subprocess.Popen[str]]) -> list[str]:
+    """What each rank says first."""
+    return [process.stdout.readline().strip() for process in ranks if process.stdout is not None]

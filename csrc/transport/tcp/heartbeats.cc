@@ -192,9 +192,7 @@ std::string Heartbeats::why_lost(int fd, int error) const {
   // A process that ends before it has read all signs resets the connection, and so may a firewall on the way.
   if (error == ECONNRESET || error == EPIPE) {
     errno = error;
-    return with_errno(
-        "its process has ended without shutdown(), see that rank's output for the reason; or something between the "
-        "hosts has reset the connection");
+    return with_errno(std::string(kEndedWithoutShutdown) + "; or something between the hosts has reset the connection");
   }
   tcp_info info = {};
   socklen_t size = sizeof info;

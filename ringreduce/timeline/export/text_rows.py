@@ -36,9 +36,9 @@ class Texts:
     def __init__(self, texts: Sequence[str]) -> None:
         encoded = [text.encode() for text in texts] or [b""]
         self._lengths = np.array(list(map(len, encoded)))
-        width = max(1, *self._lengths)
-        self._padded = np.frombuffer(b"".join(text.ljust(width, b"\0") for text in encoded), np.uint8)
-        self._padded = self._padded.reshape(-1, width)
+        width = max(1, int(self._lengths.max()))
+        padded = b"".join(text.ljust(width, b"\0") for text in encoded)
+        self._padded = np.frombuffer(padded, np.uint8).reshape(-1, width)
 
     def column(self, index: np.ndarray) -> np.ndarray:
         """texts[index] of each line, as wide as the longest of them."""

@@ -20,7 +20,7 @@ from deadlines import HANG_S, SOON_S
 from listens import listening_ports
 from ports import free_port
 from ranks import Ranks, clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
-from tcp_jobs import lab_job, pid_of, secret_file, tcp_environment
+from tcp_jobs import first_lines, pid_of, secret_file, tcp_environment, train_job
 
 import ringreduce
 from ringreduce.errors import InvalidArgumentError
@@ -382,28 +382,6 @@ def test_names_that_no_host_can_have(name: str) -> None:
 
 # --- the lab ----------------------------------------------------------------------------------------------------------
 
-TRAIN = """
-import sys, time
-import numpy as np
-import ringreduce as rr
-rr.init()
-x = (np.arange(50_000) % 97 + rr.rank()).astype(np.float32)
-wanted = ((np.arange(50_000) % 97) * rr.size() + sum(range(rr.size()))).astype(np.float32)
-step = 0
-try:
-    while step < int(sys.argv[1]):
-        for name in (None, "sum"):
-            assert (rr.allreduce(x, op=rr.Sum, name=name) == wanted).all()
-        assert rr.allgather(np.array([rr.rank()])).tolist() == list(range(rr.size()))
-        step += 1
-        if step == 5:
-            print("ready", rr.local_rank(), rr.local_size(), rr.cross_rank(), rr.cross_size(), flush=True)
-    rr.shutdown()
-    print("done", flush=True)
-except rr.PeerLostError as error:
-    print(f"{time.time():.3f} {error}", flush=True)
-"""
-
 
 @pytest.fixture(scope="module", name="lab")
 def four_hosts() -> Iterator[Lab]:
@@ -412,29 +390,9 @@ def four_hosts() -> Iterator[Lab]:
         yield lab
 
 
-@contextlib.contextmanager
-def job(
-    lab: Lab,
-    steps: int,
-    hosts: str = "abcd",
-    per_host: int = 2,
-    text: str = TRAIN,
-    env: Mapping[str, str] | None = None,
-) -> Iterator[list[subprocess.Popen[str]]]:
-    """A program on some ranks of each host, by rank, at work."""
-    program = lab.folder / "train.py"
-    program.write_text(text)
-    with lab_job(lab, [sys.executable, program, str(steps)], hosts, per_host, env) as ranks:
-        yield ranks
-
-
-def first_lines(ranks: list[subprocess.Popen[str]]) -> list[str]:
-    return [process.stdout.readline().strip() for process in ranks if process.stdout is not None]
-
-
 @needs_lab
 def test_a_job_on_four_hosts_without_mpi(lab: Lab) -> None:
-    with job(lab, 20) as ranks:
+    with train_job(lab, 20) as ranks:
         outputs = [process.communicate(timeout=HANG_S)[0] for process in ranks]
     for rank, output in enumerate(outputs):
         assert output.splitlines() == [f"ready {rank % 2} 2 {rank // 2} 4", "done"], output
@@ -443,7 +401,7 @@ def test_a_job_on_four_hosts_without_mpi(lab: Lab) -> None:
 @needs_lab
 @pytest.mark.parametrize("host", ["a", "c"])
 def test_a_killed_leader_is_lost_on_all_hosts(lab: Lab, host: str) -> None:
-    with job(lab, 10**9) as ranks:
+    with train_job(lab, 10**9) as ranks:
         assert all(line.startswith("ready") for line in first_lines(ranks))
         victim = "abcd".index(host) * 2
         os.kill(pid_of(lab, host, victim), signal.SIGKILL)
@@ -456,7 +414,7 @@ def test_a_killed_leader_is_lost_on_all_hosts(lab: Lab, host: str) -> None:
 
 @needs_lab
 def test_a_host_that_vanishes_is_lost_on_all_hosts(lab: Lab) -> None:
-    with job(lab, 10**9) as ranks:
+    with train_job(lab, 10**9) as ranks:
         assert all(line.startswith("ready") for line in first_lines(ranks))
         lab.cut("b")
         try:
@@ -490,7 +448,7 @@ while steps < int(sys.argv[1]):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("flaps", [3, pytest.param(100, marks=pytest.mark.long)])
 def test_a_host_that_vanishes_for_two_seconds_again_and_again_is_not_lost(lab: Lab, flaps: int) -> None:
-    with job(lab, 10**9, per_host=1, text=COUNTS) as ranks:
+    with train_job(lab, 10**9, per_host=1, text=COUNTS) as ranks:
         assert first_lines(ranks) == ["ready"] * 4
 
         def steps() -> int:
@@ -518,7 +476,7 @@ def test_a_host_that_vanishes_for_two_seconds_again_and_again_is_not_lost(lab: L
 
 @needs_lab
 def test_a_network_that_is_dead_in_one_direction(lab: Lab) -> None:
-    with job(lab, 10**9) as ranks:
+    with train_job(lab, 10**9) as ranks:
         assert all(line.startswith("ready") for line in first_lines(ranks))
         lab.cut_direction("a", "c")
         try:
@@ -571,6 +529,6 @@ print(len(heard) > 30_000, b"seen on the wire" in heard, b"name-of-a-tensor" in 
 def test_who_listens_on_the_network_sees_no_name_and_with_encryption_no_data(
     lab: Lab, encrypt: str, data_is_seen: bool
 ) -> None:
-    with job(lab, 1, "ab", 1, text=LISTEN, env={"RINGREDUCE_ENCRYPT": encrypt}) as ranks:
+    with train_job(lab, 1, "ab", 1, text=LISTEN, env={"RINGREDUCE_ENCRYPT": encrypt}) as ranks:
         outputs = [process.communicate(timeout=HANG_S)[0] for process in ranks]
     assert outputs == [f"True {data_is_seen} False\n"] * 2  # the lab's addresses are private ones
