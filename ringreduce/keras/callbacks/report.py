@@ -25,7 +25,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ign
     Args:
         every_s, prefix, rank: as of ReportLog; logs are added to on that rank only.
         target: as of ReportLog, None for none. Its steps are batches since the first fit() with this callback. What is
-            left at the end of training is written then.
+            left at the end of training is written then. A step is written once.
 
     Raises:
         InvalidArgumentError: as of ReportLog.
@@ -42,10 +42,12 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ign
         self._epoch = ReportInterval()
         self._steps = 0  # before this epoch
         self._batches = 0  # of this epoch
+        self._has_written = False  # the last batch's step
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._epoch.begin(reported().context)
-        self._log.step(self._steps + self._batches)
+        if not self._steps + self._batches:
+            self._log.step(0)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._steps += self._batches
@@ -53,7 +55,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ign
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._batches = batch + 1  # with steps_per_execution a call stands for several
-        self._log.step(self._steps + self._batches)
+        self._has_written = self._log.step(self._steps + self._batches)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         of = reported()
@@ -63,7 +65,8 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ign
         logs.update((self.prefix + name, OfThisRank(figures[name])) for name in IN_LOGS)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._log.write(self._steps + self._batches)
+        if not self._has_written:
+            self._has_written = self._log.write(self._steps + self._batches)
 
 
 def _nowhere(figures: dict[str, float], step: int) -> None:

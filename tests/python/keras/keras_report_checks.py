@@ -72,6 +72,33 @@ def batches_go_to_a_target(hvd: Any, model: Any) -> None:
     assert bool(others) == (hvd.rank() == 1)
 
 
+def a_step_is_written_once(hvd: Any) -> None:
+    """Also where waits are sampled again between the last batch, the end of training and the next fit()."""
+    steps: list[int] = []
+    told = hvd.callbacks.ReportCallback(0, rank=None, target=lambda figures, step: steps.append(step))
+    told.on_train_begin()
+    told.on_epoch_begin(0)
+    batch = 0
+    while not steps:
+        told.on_train_batch_end(batch)
+        batch += 1
+    until_waits_are_sampled(hvd)
+    told.on_train_end()
+    until_waits_are_sampled(hvd)
+    told.on_train_begin()
+    assert steps == [batch]
+    told.on_epoch_begin(0)
+    while len(steps) < 2:
+        told.on_train_batch_end(0)
+    assert steps == [batch, batch + 1]
+
+
+def until_waits_are_sampled(hvd: Any) -> None:
+    hvd.report()
+    while not hvd.report()["sampled_s"]:
+        pass
+
+
 def the_order_of_callbacks(hvd: Any) -> None:
     """The mean over the ranks is taken of metrics only, also after what only one of them has."""
     report = hvd.callbacks.ReportCallback()
@@ -140,6 +167,7 @@ def with_either_keras(keras: Any, hvd: Any) -> None:
     model = model_of(keras, hvd)
     the_pages_program_runs(keras, hvd, model)
     batches_go_to_a_target(hvd, model)
+    a_step_is_written_once(hvd)
     the_order_of_callbacks(hvd)
 
 
