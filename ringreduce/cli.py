@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -25,8 +27,18 @@ USAGE_STATUS = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    """Runs the command line; returns the exit status: 141 where the reader of its output has gone, as `| head` does."""
+    try:
+        try:
+            return _run_command(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at its end
+        return 128 + signal.SIGPIPE  # of a program that does not ignore the signal, in a shell
+
+
+def _run_command(given: list[str]) -> int:
     if given[:1] in (["--help"], ["-h"], ["help"]):
         sys.stdout.write(USAGE)
         return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 import time
@@ -38,8 +37,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"ringreduce top: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at its end
-        return 1
+        raise  # of the output: the command ends without a word
     except OSError as error:
         print(f"ringreduce top: {error}", file=sys.stderr)
         return 2
@@ -78,7 +76,6 @@ def _once(board: Board, options: argparse.Namespace) -> int:
         print("\n\n".join("\n".join(table.lines(job)) for job in jobs) or none)
     for why in board.unreadable:
         print(f"ringreduce top: {why}", file=sys.stderr)
-    sys.stdout.flush()
     if jobs:
         return 0
     return 2 if board.unreadable else 1

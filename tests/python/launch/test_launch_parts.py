@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from deadlines import HANG_S
 from processes import completed
 from ranks import clean_environment
 
@@ -312,3 +315,15 @@ def test_umbrella_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage: ringreduce timeline" in capsys.readouterr().err
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("ringreduce 0.")
+
+
+@pytest.mark.parametrize("words", ["--version", "top --once", "doctor"])
+def test_a_command_whose_reader_has_gone_ends_without_a_word(words: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "ringreduce", *words.split()]
+    with open(writer, "w") as gone:
+        done = subprocess.run(
+            command, stdout=gone, stderr=subprocess.PIPE, env=clean_environment(), timeout=HANG_S, check=False
+        )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
