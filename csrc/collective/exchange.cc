@@ -30,7 +30,7 @@ class Exchange final : public Staged {
  private:
   void put(size_t round) override {
     for (size_t block = 0; block < job_.outgoing.size(); ++block) {
-      if (job_.blocks > 1 && static_cast<int>(block) == team_.me) continue;  // the own block, see take
+      if (static_cast<int>(block) == job_.own_block) continue;  // see take
       const Range bytes = chunk({0, job_.outgoing[block].nbytes}, block_nbytes_, round);
       if (bytes.empty()) continue;
       copy_in(slot(team_.me, round) + block * block_nbytes_, job_.outgoing[block].src + bytes.begin, bytes.count());

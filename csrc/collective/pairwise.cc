@@ -1,5 +1,6 @@
 // Every piece is cut into one segment a member. A member sends every other one the segment that it owns, folds the n
-// inputs of its own segment in the order of the members, and sends the result to all. Example, 3 members: in the k-th
+// inputs of its own segment in the order of the members, and sends the result to all; reduce-scatter ends before that.
+// Example, 3 members: in the k-th
 // round everybody sends to the k-th next one and hears from the k-th last, so no receiver is sent more at once than its
 // link takes, as on a ring; but a segment takes two hops instead of 2(n-1), and the order of its sum does not depend on
 // which it is.
@@ -7,9 +8,9 @@
 // Pieces overlap: kLag inputs go ahead of each result, so that links have something to carry while segments arrive and
 // are folded. The order of the messages is fixed (plan.h), so none has to say what it is.
 //
-// Cost: 2 alpha + 2(n-1)/n S beta + S gamma. Rabenseifner's reduce-scatter and all-gather (Optimization of collective
-// reduction operations, ICCS 2004) with the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of
-// collective communication operations in MPICH", IJHPCA 19 (2005).
+// Cost: 2 alpha + 2(n-1)/n S beta + S gamma, of reduce-scatter half of alpha's and beta's. Rabenseifner's
+// reduce-scatter and all-gather (Optimization of collective reduction operations, ICCS 2004) with the pairwise exchange
+// of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005).
 
 #include "collective/linked.h"
 
@@ -22,7 +23,7 @@ constexpr size_t kWindow = kLag + 1;
 
 class Pairwise final : public Piecewise {
  public:
-  Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec);
+  Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec, Kept kept);
 
   void allow(size_t pieces) override { allowed_ = std::min(pieces, pieces_.size()); }
   size_t finished() const override;
@@ -50,6 +51,11 @@ class Pairwise final : public Piecewise {
 
   size_t nbytes(size_t count) const { return codec_ == Codec::kNone ? count * item_ : codec_nbytes(codec_, count); }
   size_t pieces() const { return pieces_.size(); }
+  bool scatters() const { return !kept_.empty(); }
+  size_t messages() const { return scatters() ? pieces() : 2 * pieces(); }  // each way of an edge
+  PipelineTurn message(size_t index) const {
+    return scatters() ? PipelineTurn{index, false} : pipeline_turn(pieces(), kLag, index);
+  }
   Range owned(size_t piece, int member) const;
   std::byte* received(size_t piece, int member);
   const std::byte* input(size_t piece, int member, size_t count);
@@ -63,6 +69,7 @@ class Pairwise final : public Piecewise {
   std::vector<Piece> pieces_;
   Reduction reduction_;
   Codec codec_;
+  Kept kept_;
   size_t item_;
   size_t segment_nbytes_;  // bytes: the largest segment of a piece
   std::unique_ptr<std::byte[]> inputs_;
@@ -73,16 +80,19 @@ class Pairwise final : public Piecewise {
   size_t folded_ = 0;
 };
 
-Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec)
+Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec, Kept kept)
     : team_(std::move(team)),
       pieces_(std::move(pieces)),
       reduction_(reduction),
       codec_(codec),
+      kept_(std::move(kept)),
       item_(itemsize(reduction.dtype)),
       segment_nbytes_(0),
       allowed_(pieces_.size()) {
   for (size_t k = 0; k < pieces_.size(); ++k) {
-    segment_nbytes_ = std::max(segment_nbytes_, round_up(owned(k, 0).count() * item_, kLine));
+    for (int member = 0; member < team_.size(); ++member) {
+      segment_nbytes_ = std::max(segment_nbytes_, round_up(owned(k, member).count() * item_, kLine));
+    }
   }
   const size_t n = static_cast<size_t>(team_.size());
   inputs_.reset(new std::byte[std::max<size_t>(1, segment_nbytes_ * n * std::min(kWindow, pieces_.size()))]);
@@ -101,6 +111,7 @@ Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Co
 }
 
 Range Pairwise::owned(size_t piece, int member) const {
+  if (scatters()) return kept_[piece][static_cast<size_t>(member)];
   return segment(pieces_[piece].count, team_.size(), member, alignment(codec_, item_));
 }
 
@@ -111,6 +122,7 @@ std::byte* Pairwise::received(size_t piece, int member) {
 
 size_t Pairwise::finished() const {
   size_t least = folded_;
+  if (scatters()) return least;
   for (const Edge& edge : edges_) least = std::min(least, edge.in.results);
   return least;
 }
@@ -120,7 +132,7 @@ Step Pairwise::step() {
   for (Edge& edge : edges_) moved |= send(edge);
   for (auto edge = edges_.rbegin(); edge != edges_.rend(); ++edge) moved |= receive(*edge);
   moved |= fold();
-  const auto is_through = [&](const Edge& edge) { return edge.out.results == pieces() && edge.in.results == pieces(); };
+  const auto is_through = [&](const Edge& edge) { return edge.out.next == messages() && edge.in.next == messages(); };
   if (folded_ == pieces() && std::all_of(edges_.begin(), edges_.end(), is_through)) return Step::kDone;
   return moved ? Step::kProgress : Step::kIdle;
 }
@@ -128,7 +140,7 @@ Step Pairwise::step() {
 bool Pairwise::needs(int rank) const {
   for (const Edge& edge : edges_) {
     if (team_.members[static_cast<size_t>(edge.member)] != rank) continue;
-    return edge.out.results != pieces() || edge.in.results != pieces();
+    return edge.out.next != messages() || edge.in.next != messages();
   }
   return false;
 }
@@ -137,8 +149,7 @@ bool Pairwise::needs(int rank) const {
 bool Pairwise::pass(Way& way, size_t nbytes, size_t moved) {
   way.offset += moved;
   if (way.offset != nbytes) return false;
-  const PipelineTurn message = pipeline_turn(pieces(), kLag, way.next);
-  ++(message.is_second ? way.results : way.inputs);
+  ++(message(way.next).is_second ? way.results : way.inputs);
   ++way.next;
   way.offset = 0;
   return true;
@@ -147,8 +158,8 @@ bool Pairwise::pass(Way& way, size_t nbytes, size_t moved) {
 // At most one message each call, so that all edges get their turn.
 bool Pairwise::send(Edge& edge) {
   Way& way = edge.out;
-  if (way.next == 2 * pieces()) return false;
-  const auto [piece, is_result] = pipeline_turn(pieces(), kLag, way.next);
+  if (way.next == messages()) return false;
+  const auto [piece, is_result] = message(way.next);
   if (piece >= (is_result ? folded_ : allowed_)) return false;
   const Range range = owned(piece, is_result ? team_.me : edge.member);
   const std::byte* from = (is_result ? pieces_[piece].dst : pieces_[piece].src) + range.begin * item_;
@@ -167,8 +178,8 @@ bool Pairwise::send(Edge& edge) {
 
 bool Pairwise::receive(Edge& edge) {
   Way& way = edge.in;
-  if (way.next == 2 * pieces()) return false;
-  const auto [piece, is_result] = pipeline_turn(pieces(), kLag, way.next);
+  if (way.next == messages()) return false;
+  const auto [piece, is_result] = message(way.next);
   if (!is_result && piece >= folded_ + kWindow) return false;
   const Range range = owned(piece, is_result ? edge.member : team_.me);
   std::byte* const result = pieces_[piece].dst + range.begin * item_;
@@ -228,8 +239,8 @@ size_t pieces_under_way(bool rings, int members) {
   return rings ? static_cast<size_t>(std::max(0, ring_steps(members) - 1)) * kRingLag + 1 : kLag + 1;
 }
 
-std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec) {
-  return std::make_unique<Pairwise>(std::move(team), std::move(pieces), reduction, codec);
+std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec, Kept kept) {
+  return std::make_unique<Pairwise>(std::move(team), std::move(pieces), reduction, codec, std::move(kept));
 }
 
 }  // namespace rr

@@ -47,6 +47,9 @@ struct RingStep {
 };
 
 constexpr int ring_steps(int size) { return 2 * (size - 1); }
+constexpr int ring_scatter_steps(int size) { return size - 1; }
+// The rank that holds a segment complete after these.
+constexpr int ring_keeper(int size, int segment) { return (segment + size - 1) % size; }
 
 constexpr RingStep ring_step(int size, int rank, int step) {
   const bool fold = step < size - 1;
@@ -66,8 +69,8 @@ struct RingMessage {
 
 inline constexpr size_t kRingLag = 2;
 
-inline std::vector<RingMessage> ring_order(size_t pieces, int size) {
-  const size_t steps = static_cast<size_t>(ring_steps(size));
+inline std::vector<RingMessage> ring_order(size_t pieces, int all_steps) {
+  const size_t steps = static_cast<size_t>(all_steps);
   std::vector<RingMessage> order;
   order.reserve(pieces * steps);
   if (steps == 0) return order;

@@ -3,10 +3,12 @@
 //
 // Pieces overlap (ring_order in collective/plan.h), so that the links carry those behind while one waits for its turn.
 //
+// Reduce-scatter is the first half of it.
+//
 // A codec of single elements rounds each partial sum on its way, and the result once.
 //
-// Cost: 2(N-1) alpha + 2(N-1)/N S beta + (N-1)/N S gamma. Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce
-// algorithms for clusters of workstations", JPDC 69 (2009).
+// Cost: 2(N-1) alpha + 2(N-1)/N S beta + (N-1)/N S gamma; of reduce-scatter half of alpha's and beta's. Source:
+// Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009).
 
 #include "collective/linked.h"
 
@@ -44,13 +46,15 @@ namespace {
 
 class Ring final : public Piecewise {
  public:
-  Ring(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec)
+  Ring(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec, Kept kept)
       : team_(std::move(team)),
         pieces_(std::move(pieces)),
         reduction_(reduction),
         item_(itemsize(reduction.dtype)),
         codec_(codec),
-        order_(ring_order(pieces_.size(), team_.size())),
+        kept_(std::move(kept)),
+        steps_(kept_.empty() ? ring_steps(team_.size()) : ring_scatter_steps(team_.size())),
+        order_(ring_order(pieces_.size(), steps_)),
         received_(pieces_.size(), 0),
         allowed_(pieces_.size()) {
     if (codec_ == Codec::kNone) return;
@@ -106,7 +110,8 @@ class Ring final : public Piecewise {
   }
 
   Range elements(const RingMessage& message, int segment_index) const {
-    return segment(pieces_[message.piece].count, team_.size(), segment_index);
+    if (kept_.empty()) return segment(pieces_[message.piece].count, team_.size(), segment_index);
+    return kept_[message.piece][static_cast<size_t>(ring_keeper(team_.size(), segment_index))];
   }
   size_t nbytes(Range range) const {
     return codec_ == Codec::kNone ? range.count() * item_ : codec_nbytes(codec_, range.count());
@@ -145,7 +150,7 @@ class Ring final : public Piecewise {
     if (!pass(in_, range, left == 0 ? 0 : take())) return false;
     if (codec_ != Codec::kNone) decode(at, range.count(), plan.fold);
     ++received_[message.piece];
-    while (finished_ < pieces_.size() && received_[finished_] == ring_steps(team_.size())) ++finished_;
+    while (finished_ < pieces_.size() && received_[finished_] == steps_) ++finished_;
     if (message.step == team_.size() - 2) finish(at, range.count());
     return true;
   }
@@ -180,6 +185,8 @@ class Ring final : public Piecewise {
   Reduction reduction_;
   size_t item_;
   Codec codec_;
+  Kept kept_;
+  int steps_;
   std::vector<std::byte> sent_;  // the messages under way, where there is a codec
   size_t encoded_ = SIZE_MAX;    // the message of order_ that sent_ has
   std::vector<std::byte> taken_;
@@ -196,8 +203,8 @@ class Ring final : public Piecewise {
 
 }  // namespace
 
-std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec) {
-  return std::make_unique<Ring>(std::move(team), std::move(pieces), reduction, codec);
+std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec, Kept kept) {
+  return std::make_unique<Ring>(std::move(team), std::move(pieces), reduction, codec, std::move(kept));
 }
 
 }  // namespace rr

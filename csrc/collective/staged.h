@@ -73,7 +73,7 @@ enum class ReduceShape { kAllreduce, kReduce, kReduceScatter };
 
 struct ReduceJob {
   ReduceShape shape = ReduceShape::kAllreduce;
-  std::vector<Piece> pieces;  // kReduceScatter: one piece, whose dst holds this member's elements only
+  std::vector<Piece> pieces;  // kReduceScatter: all have one dst, which holds this member's elements only
   Reduction reduction;
   int root = 0;              // member index, kReduce
   std::vector<Range> owned;  // kReduceScatter: elements of each member
@@ -95,9 +95,10 @@ struct ExchangeJob {
     size_t nbytes = 0;
     size_t src_offset = 0;  // where the block lies in the member's input
   };
-  int blocks = 1;                  // 1, or one per member
+  int blocks = 1;                  // that a slot has room for: the most that a member sends
   std::vector<Outgoing> outgoing;  // by block; empty for a member that sends nothing
   std::vector<Incoming> incoming;  // a member's own block is copied without staging
+  int own_block = -1;              // the outgoing one that only this member takes; -1: none
   size_t largest_nbytes = 0;       // largest block of any member, the same on all
   std::vector<bool> sources;       // by member: whether it stages anything
   std::vector<bool> takers;        // by member, with one block: whether it takes anything; empty: all do

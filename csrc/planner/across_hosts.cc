@@ -4,15 +4,22 @@
 #include "planner/exchange_plan.h"
 #include "planner/reduction_plan.h"
 #include "planner/two_level_allreduce.h"
+#include "planner/two_level_movement.h"
+#include "planner/two_level_reduce_scatter.h"
 
 namespace rr {
 namespace {
 
-// reduce and reducescatter: an all-reduce of which a rank keeps its part.
+// reduce and reducescatter. Where there is no better way, an all-reduce of which a rank keeps its part.
 std::unique_ptr<Algorithm> reduce_across_hosts(const Resources& from, const Operation& operation, const Team& team,
                                                const Hosts& hosts, size_t& rounds) {
   const Reduction reduction = reduction_of(operation.signature, from.size());
   const TensorView& src = operation.srcs[0];
+  if (operation.kind == Kind::kReduceScatter && scatters_on_two_levels(hosts, reduction)) {
+    const std::vector<Range> kept = reduce_job(operation, from.size()).owned;
+    return two_level_reduce_scatter(team, hosts, rounds, {src.data, operation.dsts[0].data, src.count}, kept,
+                                    reduction);
+  }
   Memory memory;
   std::byte* const whole = allocate(memory, src.nbytes());
   Parts parts;
@@ -49,11 +56,11 @@ std::unique_ptr<Algorithm> across_hosts(const Resources& from, const std::vector
       return reduce_across_hosts(from, first, team, hosts, rounds);
     case Kind::kBroadcast: {
       const TensorView& tensor = first.dsts[0];
-      Parts parts;
-      if (s.root == from.rank) parts.push_back(copies(team, {{{first.srcs[0].data}, tensor.data, tensor.nbytes()}}));
-      parts.push_back(tree_broadcast(team, s.root, tensor.data, tensor.nbytes()));
-      return sequence(std::move(parts));
+      const std::byte* const src = s.root == from.rank ? first.srcs[0].data : nullptr;
+      return two_level_broadcast(team, hosts, rounds, s.root, src, tensor.data, tensor.nbytes());
     }
+    case Kind::kAllgather:
+      return two_level_allgather(team, hosts, rounds, exchange_job(from, first));
     default:
       return mesh(team, exchange_job(from, first));
   }

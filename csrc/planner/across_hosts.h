@@ -1,5 +1,5 @@
-// Operations of a group on several hosts, on host memory. What is no reduction goes straight over the links, each block
-// once to each rank that takes it.
+// Operations of a group on several hosts, on host memory. The blocks of a gather, scatter or alltoall go straight over
+// the links to the ranks that take them, all else on two levels.
 #pragma once
 
 #include <memory>

@@ -118,6 +118,7 @@ ExchangeJob exchange_job(const Resources& from, Operation& operation) {
     case Kind::kScatter: {
       const TensorView& tensor = operation.dsts[0];
       job.blocks = from.size();
+      job.own_block = rank;
       job.sources.assign(n, false);
       job.sources[static_cast<size_t>(mine.root)] = true;
       job.largest_nbytes = tensor.nbytes();
@@ -130,6 +131,7 @@ ExchangeJob exchange_job(const Resources& from, Operation& operation) {
     }
     case Kind::kAlltoall: {
       job.blocks = from.size();
+      job.own_block = rank;
       const auto splits_of = [&](size_t r, size_t to) {
         return from.split(operation, static_cast<int>(r), static_cast<int>(to));
       };

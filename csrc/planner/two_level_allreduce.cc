@@ -5,29 +5,6 @@
 #include "collective/linked.h"
 
 namespace rr {
-namespace {
-
-// What an owner of a piece has of it; between the two, what makes so many pieces of a tensor: the ends of a pipeline
-// are idle (4 hosts of 2 ranks, 1 Gbit/s, 16 MiB: 222 ms in 8 pieces, 215 in 32).
-constexpr size_t kLeastNbytes = 32 << 10;
-constexpr size_t kMostNbytes = 256 << 10;
-constexpr size_t kPieces = 32;
-
-}  // namespace
-
-std::byte* allocate(Memory& memory, size_t nbytes) {
-  memory.emplace_back(new std::byte[std::max<size_t>(1, nbytes)]);
-  return memory.back().get();
-}
-
-// Copies of bytes.
-std::unique_ptr<Algorithm> copies(const Team& team, std::vector<PullJob::Part> parts) {
-  PullJob job;
-  job.reduction.dtype = DType::kUInt8;
-  job.parts = std::move(parts);
-  return local(*team.kernels, std::move(job));
-}
-
 // Every rank sends all it has to everybody, who fold in rank order. Moves (N-1) S bytes a rank.
 std::unique_ptr<Algorithm> TwoLevelAllreduce::gathered(const Piece& tensor, const Reduction& reduction) {
   const size_t nbytes = tensor.count * itemsize(reduction.dtype);
@@ -65,27 +42,10 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::widened(const Piece& tensor, const
   return sequence(std::move(parts), std::move(memory));
 }
 
-HostPart TwoLevelAllreduce::reduce_here(size_t piece, const Piece& elements, std::vector<Range> owned,
-                                        Reduction reduction) {
-  ReduceJob job;
-  job.shape = ReduceShape::kReduceScatter;
-  job.reduction = bare(reduction);
-  job.reduction.prescale = reduction.prescale;
-  job.element_count = elements.count;
-  job.pieces = {elements};
-  job.owned = std::move(owned);
-  Team here = team_.narrowed(hosts_.here());
-  job.pieces[0].dst += job.owned[static_cast<size_t>(here.me)].begin * itemsize(reduction.dtype);
-  here.first_round = team_.first_round + rounds_;
-  rounds_ += rounds_of(job, here.stage, here.size());
-  return {piece, false, two_shot(std::move(here), std::move(job))};
-}
-
-HostPart TwoLevelAllreduce::gather_here(size_t piece, std::byte* elements, const std::vector<Range>& owned,
-                                        size_t item) {
+std::unique_ptr<Algorithm> TwoLevelAllreduce::gather_here(std::byte* elements, const std::vector<Range>& owned,
+                                                          size_t item) {
   ExchangeJob job;
-  Team here = team_.narrowed(hosts_.here());
-  const Range& mine = owned[static_cast<size_t>(here.me)];
+  const Range& mine = owned[static_cast<size_t>(here_.me())];
   if (!mine.empty()) job.outgoing.push_back({elements + mine.begin * item, mine.count() * item});
   for (size_t s = 0; s < owned.size(); ++s) {
     job.sources.push_back(!owned[s].empty());
@@ -93,9 +53,7 @@ HostPart TwoLevelAllreduce::gather_here(size_t piece, std::byte* elements, const
     if (owned[s].empty()) continue;
     job.incoming.push_back({static_cast<int>(s), 0, elements + owned[s].begin * item, owned[s].count() * item, 0});
   }
-  here.first_round = team_.first_round + rounds_;
-  rounds_ += rounds_of(job, here.stage);
-  return {piece, true, exchange(std::move(here), std::move(job))};
+  return here_.exchange(std::move(job));
 }
 
 std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, const Reduction& reduction, Codec codec,
@@ -105,29 +63,31 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, co
   const size_t messages = slices_ * hosts_.members.size();
   // A message has as many bytes on the link, whatever the codec.
   const size_t shrink = codec == Codec::kNone ? 1 : kCodecBlock * item / codec_nbytes(codec, kCodecBlock);
-  const size_t message_nbytes =
-      std::clamp(tensor.count * item / messages / kPieces, kLeastNbytes * shrink, kMostNbytes * shrink);
-  const std::vector<Range> pieces = cut(tensor.count, item, messages * message_nbytes, align);
-  const std::vector<int>& here = hosts_.here();
-  const size_t me = static_cast<size_t>(std::find(here.begin(), here.end(), team_.rank()) - here.begin());
+  const size_t piece_nbytes = messages * message_nbytes(tensor.count * item / messages, shrink);
+  const std::vector<Range> pieces = cut(tensor.count, item, piece_nbytes, align);
+  const size_t ranks_here = hosts_.here().size();
+  const size_t me = static_cast<size_t>(here_.me());
   // By piece, what each rank of a host reduces between hosts.
   std::vector<std::vector<Range>> owned(pieces.size());
   for (size_t k = 0; k < pieces.size(); ++k) {
     const size_t n = pieces[k].count();
-    for (size_t s = 0; s < here.size(); ++s) {
+    for (size_t s = 0; s < ranks_here; ++s) {
       owned[k].push_back(s < slices_ ? segment(n, static_cast<int>(slices_), static_cast<int>(s), align) : Range{n, n});
     }
   }
-  const bool reduces_here = here.size() > 1 || (!is_flat_ && reduction.prescale != 1.0);
+  const bool reduces_here = ranks_here > 1 || (!is_flat_ && reduction.prescale != 1.0);
   // What has to be reduced here before the first piece can come back, and a little more.
   const size_t lag = pieces_under_way(way == Way::kRing, hosts_.count()) + 2;
   std::vector<HostPart> parts;
   for (size_t turn = 0; turn < 2 * pieces.size(); ++turn) {
     const auto [k, is_gather] = pipeline_turn(pieces.size(), lag, turn);
     const size_t begin = pieces[k].begin * item;
-    if (is_gather && here.size() > 1) parts.push_back(gather_here(k, tensor.dst + begin, owned[k], item));
+    std::byte* const dst = tensor.dst + begin;
+    if (is_gather && ranks_here > 1) parts.push_back({k, true, gather_here(dst, owned[k], item)});
     if (!is_gather && reduces_here) {
-      parts.push_back(reduce_here(k, {tensor.src + begin, tensor.dst + begin, pieces[k].count()}, owned[k], reduction));
+      parts.push_back({k, false,
+                       here_.reduce_scatter({{tensor.src + begin, dst, pieces[k].count()}}, owned[k],
+                                            dst + owned[k][me].begin * item, reduction)});
     }
   }
   if (me >= slices_) return hierarchical(std::move(parts), nullptr);
@@ -139,9 +99,7 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, co
     const size_t begin = (pieces[k].begin + range.begin) * item;
     mine.push_back({(reduces_here ? tensor.dst : tensor.src) + begin, tensor.dst + begin, range.count()});
   }
-  std::vector<int> ranks;
-  for (const auto& members : hosts_.members) ranks.push_back(members[me]);
-  Team leads = team_.narrowed(ranks);
+  Team leads = same_place(team_, hosts_, here_.me());
   return hierarchical(std::move(parts), way == Way::kRing
                                             ? ring(std::move(leads), std::move(mine), between, codec)
                                             : pairwise(std::move(leads), std::move(mine), between, codec));

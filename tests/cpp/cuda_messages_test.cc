@@ -153,6 +153,7 @@ TEST_CASE("mpi path: blocks go to those who take them") {
     for (const bool gathers : {false, true}) {  // alltoall, and allgather
       ExchangeJob job;
       job.blocks = gathers ? 1 : size;
+      if (!gathers) job.own_block = rank.rank;
       job.sources.assign(3, true);
       Bytes wanted;
       for (int r = 0; r < size; ++r) {

@@ -186,6 +186,23 @@ TEST_CASE("movement and reduction to one or to parts on several hosts") {
   }
 }
 
+TEST_CASE("long tensors on several hosts: in pieces, round rings of hosts and along chains") {
+  std::vector<std::vector<int>> layouts = kLayouts;
+  layouts.push_back({0, 0, 1, 1, 2, 2, 3, 3});
+  for (const auto& host_of : layouts) {
+    CAPTURE(host_of.size());
+    const Environment environment{};
+    CHECK_NOTHROW(run_hosts(host_of, [](Rank& rank) {
+      const int last = rank.size - 1;
+      check_broadcast(rank, 400000, last);  // 1.6 MB
+      check_broadcast(rank, 40001, 1);      // a chain of 4 hosts, in one piece
+      check_gathers(rank, 50000, 1);        // blocks of up to 0.8 MB
+      check_reduces(rank, 100003, last);    // 1.2 MB
+      barrier(rank.world);
+    }));
+  }
+}
+
 TEST_CASE("any chunk that the knob takes: beyond a slot, odd, or too small for all ranks' blocks") {
   const auto check = [](Rank& rank, size_t count) {
     check_broadcast(rank, count, 0);

@@ -54,7 +54,7 @@ TEST_CASE("chunks tile a range exactly") {
 TEST_CASE("pieces that go round a ring: every step of each, in its order, sent only after what it passes on has come") {
   for (int size = 1; size <= 9; ++size) {
     for (size_t pieces = 0; pieces <= 12; ++pieces) {
-      const std::vector<RingMessage> order = ring_order(pieces, size);
+      const std::vector<RingMessage> order = ring_order(pieces, ring_steps(size));
       REQUIRE(order.size() == pieces * static_cast<size_t>(ring_steps(size)));
       std::vector<int> next(pieces, 0);
       std::vector<size_t> last(pieces, 0);

@@ -169,7 +169,7 @@ DevicePhases message_exchange(const ExchangeJob& job, int me, int size, const De
   for (size_t block = 0; block < job.outgoing.size(); ++block) {
     const ExchangeJob::Outgoing& out = job.outgoing[block];
     if (out.nbytes == 0) continue;
-    const bool is_own = job.blocks != 1 && static_cast<int>(block) == me;
+    const bool is_own = static_cast<int>(block) == job.own_block;
     if (!is_own) pack.move.parts.push_back({out.src, next, out.nbytes});
     for (int r = 0; r < size; ++r) {
       if (r != me && takes(r) && (job.blocks == 1 || static_cast<int>(block) == r)) {

@@ -1,0 +1,52 @@
+// What operations on two levels have in common: within a host ranks work through their staging area, and between hosts
+// over links, in pieces.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "collective/hierarchical.h"
+#include "collective/pull.h"
+#include "collective/staged.h"
+#include "negotiation/segment/hosts.h"
+
+namespace rr {
+
+using Parts = std::vector<std::unique_ptr<Algorithm>>;
+using Memory = std::vector<std::unique_ptr<std::byte[]>>;  // that parts work in
+
+std::byte* allocate(Memory& memory, size_t nbytes);
+// Copies of bytes: one source each.
+std::unique_ptr<Algorithm> copies(const Team& team, std::vector<PullJob::Part> parts);
+
+// From so many bytes on hosts go by a ring, below straight: no receiver is sent more at once than its link takes.
+inline constexpr size_t kRingNbytes = 1 << 20;
+
+// What goes over a link as one, of so many bytes in all. A codec makes them fewer by the factor `shrink`.
+size_t message_nbytes(size_t nbytes, size_t shrink = 1);
+// The number of such messages, 1 or more.
+size_t messages_of(size_t nbytes);
+
+// What the ranks of one host do in an operation, one thing after the other. All of them ask for the same in the same
+// order. rounds: of the stage, counted up.
+class WithinHost {
+ public:
+  WithinHost(const Team& team, const Hosts& hosts, size_t& rounds)
+      : team_(team.narrowed(hosts.here())), rounds_(rounds) {}
+
+  int size() const { return team_.size(); }
+  int me() const { return team_.me; }  // this rank's place among the ranks of its host
+  // dst: what this rank owns of the sum. Each piece's own dst is not looked at.
+  std::unique_ptr<Algorithm> reduce_scatter(std::vector<Piece> pieces, std::vector<Range> owned, std::byte* dst,
+                                            const Reduction& reduction);
+  std::unique_ptr<Algorithm> exchange(ExchangeJob job);
+
+ private:
+  const Team team_;
+  size_t& rounds_;
+};
+
+// The ranks that have this one's place on their hosts, in the order of the hosts, as a team.
+Team same_place(const Team& team, const Hosts& hosts, int place);
+
+}  // namespace rr

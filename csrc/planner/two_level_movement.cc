@@ -1,0 +1,212 @@
+#include "planner/two_level_movement.h"
+
+#include <algorithm>
+
+#include "collective/linked.h"
+
+namespace rr {
+namespace {
+
+constexpr size_t kLine = 64;
+
+Range piece_of(size_t nbytes, size_t pieces, size_t k) {
+  return segment(nbytes, static_cast<int>(pieces), static_cast<int>(k), kLine);
+}
+
+// --- broadcast
+
+// A chain of hosts takes alpha (h-1) + S beta and h-2 times what is passed on at once, a binomial tree log2(h) (alpha +
+// S beta). From so many bytes for each host between the first and the last a chain is quicker: with 16 parts a tensor,
+// 30 us a message and 10 Gbit/s or less.
+constexpr size_t kChainNbytes = 16 << 10;
+constexpr size_t kChainParts = 16;
+constexpr size_t kLeastPartNbytes = 4 << 10;
+
+// What a host's link carries: from the host before, or above, to those behind, or below.
+LinkedBlock between_hosts(const std::byte* src, std::byte* dst, size_t nbytes, int hosts, int root, int mine,
+                          bool is_chain) {
+  LinkedBlock block = {src, dst, nbytes, -1, {}};
+  if (!is_chain) {
+    block.from = tree_parent(hosts, root, mine);
+    for (int k = 0; tree_child(hosts, root, mine, k) >= 0; ++k) block.to.push_back(tree_child(hosts, root, mine, k));
+    return block;
+  }
+  if (mine != root) block.from = (mine + hosts - 1) % hosts;
+  if ((mine + 1) % hosts != root) block.to.push_back((mine + 1) % hosts);
+  return block;
+}
+
+// --- allgather
+
+// The places of hosts and ranks that an allgather's blocks come from and go to.
+class Blocks {
+ public:
+  Blocks(const Hosts& hosts, const ExchangeJob& job) : hosts_(hosts), job_(job) {}
+
+  const ExchangeJob::Incoming& of(int rank) const { return job_.incoming[static_cast<size_t>(rank)]; }
+  const ExchangeJob::Incoming& of(int host, int place) const {
+    return of(hosts_.members[static_cast<size_t>(host)][static_cast<size_t>(place)]);
+  }
+  size_t nbytes() const {
+    size_t all = 0;
+    for (const ExchangeJob::Incoming& block : job_.incoming) all += block.nbytes;
+    return all;
+  }
+
+ private:
+  const Hosts& hosts_;
+  const ExchangeJob& job_;
+};
+
+// What the ranks of this host give each other; each has its own block already.
+std::unique_ptr<Algorithm> share_own(const Team& team, const Hosts& hosts, WithinHost& here, const ExchangeJob& job) {
+  const ExchangeJob::Incoming& mine = job.incoming[static_cast<size_t>(team.rank())];
+  if (here.size() == 1) return copies(team, {{{job.outgoing[0].src}, mine.dst, mine.nbytes}});
+  ExchangeJob own;
+  own.outgoing = job.outgoing;
+  for (int place = 0; place < here.size(); ++place) {
+    const ExchangeJob::Incoming& block = job.incoming[static_cast<size_t>(hosts.here()[static_cast<size_t>(place)])];
+    own.incoming.push_back({place, 0, block.dst, block.nbytes, 0});
+    own.sources.push_back(block.nbytes != 0);
+    own.largest_nbytes = std::max(own.largest_nbytes, block.nbytes);
+  }
+  return here.exchange(std::move(own));
+}
+
+// Long blocks, where all hosts have as many ranks: those of one place on its host go round a ring of hosts, so that
+// only one flow enters a host for each of its ranks.
+std::unique_ptr<Algorithm> ring_allgather(const Team& team, const Hosts& hosts, WithinHost& here,
+                                          const ExchangeJob& job) {
+  const Blocks blocks(hosts, job);
+  const int n = hosts.count();
+  const int next = (hosts.mine + 1) % n;
+  const int last = (hosts.mine + n - 1) % n;
+  const size_t pieces = messages_of(job.largest_nbytes);
+  std::vector<HostPart> parts;
+  parts.push_back({0, false, share_own(team, hosts, here, job)});
+  std::vector<LinkedBlock> linked;
+  std::vector<Arrival> arrivals;
+  const size_t own_nbytes = blocks.of(team.rank()).nbytes;
+  linked.push_back({job.outgoing[0].src, nullptr, own_nbytes, -1, {next}});
+  for (int distance = 1; distance < n; ++distance) {
+    const int host = (hosts.mine + n - distance) % n;
+    const ExchangeJob::Incoming& block = blocks.of(host, here.me());
+    linked.push_back({block.dst, block.dst, block.nbytes, last, {}});
+    if (host != next) linked.back().to.push_back(next);
+    for (size_t k = 0; k < pieces; ++k) {
+      const Range range = piece_of(block.nbytes, pieces, k);
+      arrivals.push_back({linked.size() - 1, range.end});
+      if (here.size() == 1) continue;
+      ExchangeJob share;
+      share.outgoing.push_back({block.dst + range.begin, range.count()});
+      for (int place = 0; place < here.size(); ++place) {
+        const ExchangeJob::Incoming& theirs = blocks.of(host, place);
+        const Range part = piece_of(theirs.nbytes, pieces, k);
+        share.sources.push_back(!part.empty());
+        share.largest_nbytes = std::max(share.largest_nbytes, part.count());
+        if (place != here.me()) share.incoming.push_back({place, 0, theirs.dst + part.begin, part.count(), 0});
+      }
+      parts.push_back({arrivals.size() - 1, true, here.exchange(std::move(share))});
+    }
+  }
+  return hierarchical(std::move(parts),
+                      forward(same_place(team, hosts, here.me()), std::move(linked), std::move(arrivals)));
+}
+
+// Each block goes to one rank of every other host: to the one of its own rank's place, counted round.
+std::unique_ptr<Algorithm> straight_allgather(const Team& team, const Hosts& hosts, WithinHost& here,
+                                              const ExchangeJob& job) {
+  const Blocks blocks(hosts, job);
+  std::vector<HostPart> parts;
+  parts.push_back({0, false, share_own(team, hosts, here, job)});
+  std::vector<LinkedBlock> linked;
+  std::vector<Arrival> arrivals = {{0, 0}};
+  linked.push_back({job.outgoing[0].src, nullptr, blocks.of(team.rank()).nbytes, -1, {}});
+  ExchangeJob share;
+  std::vector<int> taken(static_cast<size_t>(here.size()), 0);  // blocks, by place
+  for (int host = 0; host < hosts.count(); ++host) {
+    if (host == hosts.mine) continue;
+    const std::vector<int>& theirs = hosts.members[static_cast<size_t>(host)];
+    linked[0].to.push_back(theirs[static_cast<size_t>(here.me()) % theirs.size()]);
+    for (size_t i = 0; i < theirs.size(); ++i) {
+      const ExchangeJob::Incoming& block = blocks.of(theirs[i]);
+      const int place = static_cast<int>(i) % here.size();
+      const int number = taken[static_cast<size_t>(place)]++;
+      share.blocks = std::max(share.blocks, number + 1);
+      share.largest_nbytes = std::max(share.largest_nbytes, block.nbytes);
+      if (place != here.me()) {
+        share.incoming.push_back({place, number, block.dst, block.nbytes, 0});
+        continue;
+      }
+      share.outgoing.push_back({block.dst, block.nbytes});
+      linked.push_back({block.dst, block.dst, block.nbytes, theirs[i], {}});
+      arrivals.push_back({linked.size() - 1, block.nbytes});
+    }
+  }
+  for (const int number : taken) share.sources.push_back(number != 0);
+  if (here.size() > 1) parts.push_back({arrivals.size() - 1, true, here.exchange(std::move(share))});
+  return hierarchical(std::move(parts), forward(team, std::move(linked), std::move(arrivals)));
+}
+
+}  // namespace
+
+std::unique_ptr<Algorithm> two_level_broadcast(const Team& team, const Hosts& hosts, size_t& rounds, int root,
+                                               const std::byte* src, std::byte* dst, size_t nbytes) {
+  WithinHost here(team, hosts, rounds);
+  const int root_rank = team.members[static_cast<size_t>(root)];
+  int root_host = 0;
+  size_t place = 0;
+  for (int host = 0; host < hosts.count(); ++host) {
+    const std::vector<int>& ranks = hosts.members[static_cast<size_t>(host)];
+    const auto at = std::find(ranks.begin(), ranks.end(), root_rank);
+    if (at == ranks.end()) continue;
+    root_host = host;
+    place = static_cast<size_t>(at - ranks.begin());
+  }
+  std::vector<int> leads;  // who has the host's link: the root, and on other hosts the rank of its place, counted round
+  for (const std::vector<int>& ranks : hosts.members) leads.push_back(ranks[place % ranks.size()]);
+  const int lead = static_cast<int>(place % hosts.here().size());
+  const std::byte* const from = hosts.mine == root_host ? src : dst;
+  const bool leads_here = here.me() == lead;
+
+  const size_t pieces = messages_of(nbytes);
+  std::vector<HostPart> parts;
+  std::vector<Arrival> arrivals;
+  for (size_t k = 0; k < pieces; ++k) {
+    const Range range = piece_of(nbytes, pieces, k);
+    arrivals.push_back({0, range.end});
+    if (here.size() == 1) continue;
+    ExchangeJob share;
+    share.sources.assign(static_cast<size_t>(here.size()), false);
+    share.sources[static_cast<size_t>(lead)] = true;
+    share.largest_nbytes = range.count();
+    if (leads_here) {
+      share.outgoing.push_back({from + range.begin, range.count()});
+    } else {
+      share.incoming.push_back({lead, 0, dst + range.begin, range.count(), 0});
+    }
+    parts.push_back({k, true, here.exchange(std::move(share))});
+  }
+  if (!leads_here) return hierarchical(std::move(parts), nullptr);
+  const size_t between = static_cast<size_t>(std::max(1, hosts.count() - 2));
+  const bool is_chain = nbytes >= between * kChainNbytes;
+  const size_t part_nbytes = is_chain ? std::max(kLeastPartNbytes, nbytes / kChainParts) : SIZE_MAX;
+  Parts all;
+  if (src != nullptr) all.push_back(copies(team, {{{src}, dst, nbytes}}));
+  all.push_back(hierarchical(
+      std::move(parts),
+      forward(team.narrowed(leads), {between_hosts(from, dst, nbytes, hosts.count(), root_host, hosts.mine, is_chain)},
+              std::move(arrivals), part_nbytes)));
+  return sequence(std::move(all));
+}
+
+std::unique_ptr<Algorithm> two_level_allgather(const Team& team, const Hosts& hosts, size_t& rounds,
+                                               const ExchangeJob& job) {
+  WithinHost here(team, hosts, rounds);
+  const auto is_even = [&](const auto& members) { return members.size() == hosts.here().size(); };
+  const bool rings =
+      std::all_of(hosts.members.begin(), hosts.members.end(), is_even) && Blocks(hosts, job).nbytes() >= kRingNbytes;
+  return rings ? ring_allgather(team, hosts, here, job) : straight_allgather(team, hosts, here, job);
+}
+
+}  // namespace rr

@@ -1,0 +1,109 @@
+#include "planner/two_level_reduce_scatter.h"
+
+#include <algorithm>
+
+#include "collective/linked.h"
+
+namespace rr {
+namespace {
+
+bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
+
+bool is_flat(const Hosts& hosts) { return hosts.here().size() == 1; }
+
+// tensor.dst: of this rank's part alone.
+std::unique_ptr<Algorithm> scatter(const Team& team, const Hosts& hosts, size_t& rounds, const Piece& tensor,
+                                   const std::vector<Range>& kept, const Reduction& reduction) {
+  const size_t item = itemsize(reduction.dtype);
+  const size_t align = alignment(Codec::kNone, item);
+  WithinHost here(team, hosts, rounds);
+  size_t most = 0;
+  for (const Range& range : kept) most = std::max(most, range.count());
+  const int pieces = static_cast<int>(messages_of(most * item));
+  const auto part = [&](size_t host, int place, int k) {
+    const Range& range = kept[static_cast<size_t>(hosts.members[host][static_cast<size_t>(place)])];
+    const Range cut = segment(range.count(), pieces, k, align);
+    return Range{range.begin + cut.begin, range.begin + cut.end};
+  };
+  size_t count = 0;  // of this rank between hosts
+  for (int k = 0; k < pieces; ++k) {
+    for (size_t host = 0; host < hosts.members.size(); ++host) count += part(host, here.me(), k).count();
+  }
+  Memory memory;
+  std::byte* sums = allocate(memory, count * item);
+
+  // One rank a host sums nothing here: its part is put together, and scaled with the sum.
+  Reduction within = bare(reduction);
+  Reduction between = reduction;
+  if (!is_flat(hosts)) std::swap(within.prescale, between.prescale);
+  const Range& mine = kept[static_cast<size_t>(team.rank())];
+  std::vector<HostPart> parts;
+  std::vector<Piece> between_pieces;
+  Kept between_kept;
+  std::vector<PullJob::Part> results;
+  for (int k = 0; k < pieces; ++k) {
+    std::vector<Piece> inputs;
+    std::vector<Range> owned;
+    size_t end = 0;
+    for (int place = 0; place < here.size(); ++place) {
+      owned.push_back({end, end});
+      if (place == here.me()) between_kept.emplace_back();
+      for (size_t host = 0; host < hosts.members.size(); ++host) {
+        const Range range = part(host, place, k);
+        inputs.push_back({tensor.src + range.begin * item, nullptr, range.count()});
+        end += range.count();
+        if (place == here.me())
+          between_kept.back().push_back({end - range.count() - owned.back().begin, end - owned.back().begin});
+      }
+      owned.back().end = end;
+    }
+    const size_t sum_count = owned[static_cast<size_t>(here.me())].count();
+    parts.push_back(
+        {static_cast<size_t>(k), false, here.reduce_scatter(std::move(inputs), std::move(owned), sums, within)});
+    between_pieces.push_back({sums, sums, sum_count});
+    const Range own = part(static_cast<size_t>(hosts.mine), here.me(), k);
+    const Range& in_sums = between_kept.back()[static_cast<size_t>(hosts.mine)];
+    results.push_back(
+        {{sums + in_sums.begin * item}, tensor.dst + (own.begin - mine.begin) * item, own.count() * item});
+    sums += sum_count * item;
+  }
+  Team leads = same_place(team, hosts, here.me());
+  const bool rings = tensor.count * item >= kRingNbytes && foldable_in_place(reduction);
+  Parts all;
+  all.push_back(hierarchical(
+      std::move(parts),
+      rings ? ring(std::move(leads), std::move(between_pieces), between, Codec::kNone, std::move(between_kept))
+            : pairwise(std::move(leads), std::move(between_pieces), between, Codec::kNone, std::move(between_kept))));
+  all.push_back(copies(team, std::move(results)));
+  return sequence(std::move(all), std::move(memory));
+}
+
+}  // namespace
+
+bool scatters_on_two_levels(const Hosts& hosts, const Reduction& reduction) {
+  const auto is_even = [&](const auto& members) { return members.size() == hosts.here().size(); };
+  if (!std::all_of(hosts.members.begin(), hosts.members.end(), is_even)) return false;
+  return is_flat(hosts) || foldable_in_place(reduction) || is_half(reduction.dtype);
+}
+
+std::unique_ptr<Algorithm> two_level_reduce_scatter(const Team& team, const Hosts& hosts, size_t& rounds,
+                                                    const Piece& tensor, const std::vector<Range>& kept,
+                                                    const Reduction& reduction) {
+  if (is_flat(hosts) || !is_half(reduction.dtype)) return scatter(team, hosts, rounds, tensor, kept, reduction);
+  // As float32, because a host's sum must not be rounded.
+  const Codec format = reduction.dtype == DType::kFloat16 ? Codec::kFp16 : Codec::kBf16;
+  const size_t kept_count = kept[static_cast<size_t>(team.rank())].count();
+  Memory memory;
+  std::byte* const wide = allocate(memory, tensor.count * sizeof(float));
+  std::byte* const result = allocate(memory, kept_count * sizeof(float));
+  Reduction as_float = reduction;
+  as_float.dtype = DType::kFloat32;
+  const Kernels& kernels = *team.kernels;
+  Parts parts;
+  parts.push_back(once([=, &kernels] { kernels.decode(format, tensor.src, wide, tensor.count); }));
+  parts.push_back(scatter(team, hosts, rounds, {wide, result, tensor.count}, kept, as_float));
+  parts.push_back(once([=, &kernels] { kernels.encode(format, result, tensor.dst, kept_count); }));
+  return sequence(std::move(parts), std::move(memory));
+}
+
+}  // namespace rr

@@ -1,0 +1,22 @@
+// Reducescatter over hosts, on two levels: the ranks of a host reduce-scatter through their staging area, so that the
+// n-th of each host has the host's sums of what the n-th ranks of all hosts keep, and those reduce-scatter between the
+// hosts, as a pipeline of pieces. Each byte crosses the network (h-1)/h times.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "planner/two_level.h"
+
+namespace rr {
+
+// Whether it can be done so: every host has as many ranks, and a host's sum has a form that is not rounded.
+bool scatters_on_two_levels(const Hosts& hosts, const Reduction& reduction);
+
+// src: on every rank of the team all elements. kept: by rank, which of them it keeps; they tile src. dst: room for this
+// rank's. rounds: of the stage, counted up.
+std::unique_ptr<Algorithm> two_level_reduce_scatter(const Team& team, const Hosts& hosts, size_t& rounds,
+                                                    const Piece& tensor, const std::vector<Range>& kept,
+                                                    const Reduction& reduction);
+
+}  // namespace rr
