@@ -7,7 +7,7 @@ NEW is by default HEAD, or the checkout as it stands where it differs from HEAD.
 compiled there. In each round everything is measured by the old build, the new one, and the old one again, in an order
 that changes; a difference counts only beyond what the two old turns show (builds/verdict.py) and beyond 5 %. What
 seems to differ after --rounds gets --more rounds, and is judged by all. Every turn stays in build/compare/OLD-NEW.json,
-with --record in docs/results. 14 minutes, and six for four hosts (root; the tools of `make optional`). Last line: "no
+with --record in docs/results. 14 minutes, and eight for four hosts (root; the tools of `make optional`). Last line: "no
 difference", or what differs. Exit status 1 where the new build is slower or fails; 2 where it cannot be compared.
 """
 
@@ -39,10 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Builds, measures, writes and prints. Returns the exit status."""
     args = _arguments(argv)
     pattern = args.only or (cases.QUICK if args.quick else None)
-    hosts = Hosts(HOSTS)
-    here, across = cases.chosen(cases.here(), pattern), cases.chosen(cases.across(hosts), pattern)
+    here = cases.chosen(cases.here(), pattern)
+    one_each, two_each = Hosts(HOSTS), Hosts(HOSTS, 2)
+    across = {
+        one_each: cases.chosen(cases.across(one_each), pattern),
+        two_each: cases.chosen(cases.across_of_several(two_each), pattern),
+    }
     if args.list:
-        print("\n".join(case.name for case in [*here, *across]))
+        print("\n".join(case.name for case in [*here, *across[one_each], *across[two_each]]))
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs and lab end with this process
     try:
@@ -56,12 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     stem = f"{date.today().isoformat()}-compare-" if args.record else ""
     record = Record(folder / f"{stem}{old.name}-{new.name}.json", old, new, argv)
     found = record.measure(here, args.rounds, args.more)
-    if across and args.lab:
+    for hosts, theirs in across.items():
+        if not theirs or not args.lab:
+            continue
         if reason := hosts.missing():
             print(f"# {hosts.name}: skipped: {reason}", file=sys.stderr)
         else:
             with hosts.up([old, new]):
-                found |= record.measure(across, args.rounds, args.more)
+                found |= record.measure(theirs, args.rounds, args.more)
     record.write(found)
     print(f"\nold: {old.label}\nnew: {new.label}\n\n{table.text(found)}")
     return table.status(found)

@@ -1,8 +1,10 @@
-"""One rank of a job that times all-reduces called from Python. Rank 0 writes what was found.
+"""One rank of a job that times collectives called from Python. Rank 0 writes what was found.
 
     LAUNCHER python calls.py [ORDER...] --file FILE      # ORDER: "unnamed 8 idle", "named 1M computing", ...
 
-idle: allreduce_() call after call; `call` is the slowest rank's mean over a train of calls, the median over the trains.
+unnamed, named: an all-reduce. reducescatter, allgather, broadcast (idle only): the size is that of the whole tensor.
+
+idle: call after call; `call` is the slowest rank's mean over a train of calls, the median over the trains.
 computing: allreduce_async_(), NumPy for a millisecond, wait(). `exposed` is the time within the two calls on the rank
 that comes last, the median over the steps: what ranks wait for each other is not in it. `step` is the slowest rank's
 time for all three, the median over the steps: it also shows what the engine takes from the computing.
@@ -66,17 +68,29 @@ def timed(order: str) -> dict[str, float]:
     if name == "named":
         options["name"] = f"compare {size}"
     with collector_off():
-        return idle(x, options) if how == "idle" else computing(x, options)
+        return idle(call_of(name, x, options)) if how == "idle" else computing(x, options)
 
 
-def idle(x: Any, options: dict[str, Any]) -> dict[str, float]:
+def call_of(name: str, x: Any, options: dict[str, Any]) -> Callable[[], Any]:
+    """What is called again and again."""
+    if name == "reducescatter":
+        return lambda: ringreduce.reducescatter(x, op=ringreduce.Sum)
+    if name == "allgather":
+        mine = x[: len(x) // ringreduce.size()]
+        return lambda: ringreduce.allgather(mine)
+    if name == "broadcast":
+        return lambda: ringreduce.broadcast_(x, 0)
+    return lambda: ringreduce.allreduce_(x, **options)
+
+
+def idle(call: Callable[[], Any]) -> dict[str, float]:
     """Trains of calls."""
 
     def train(count: int) -> float:
         ringreduce.barrier()
         start = perf_counter_ns()
         for _ in range(count):
-            ringreduce.allreduce_(x, **options)
+            call()
         return (perf_counter_ns() - start) / count
 
     calls = affordable(lambda: train(WARMUP))

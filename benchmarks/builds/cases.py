@@ -12,6 +12,9 @@ SIZES = ("8", "512", "4K", "64K", "256K", "1M", "2M", "16M", "128M")
 """The README's."""
 PYTHON_SIZES = ("8", "1M")
 HOSTS_SIZES = ("8", "4K", "64K", "1M", "16M")
+MOVED = ("reducescatter", "allgather", "broadcast")
+MOVED_SIZES = ("64K", "1M", "16M")
+"""Of the whole tensor."""
 HOW = {"idle": ("call",), "computing": ("exposed", "step")}
 """What the ranks do between calls, and what is measured: calls.py."""
 TRAINING = ("mlp plain", "mlp shard", "mlp ddp", "lenet plain", "lenet shard", "lenet ddp")
@@ -39,8 +42,13 @@ def here() -> list[Case]:
 
 
 def across(group: Group) -> list[Case]:
-    """Those of several hosts."""
+    """Those of several hosts of one rank."""
     return called(group, HOSTS_SIZES)
+
+
+def across_of_several(group: Group) -> list[Case]:
+    """Those of several hosts of several ranks."""
+    return [Case(group, f"{name} {size} idle", "call") for name in MOVED for size in MOVED_SIZES]
 
 
 def called(group: Group, sizes: Sequence[str]) -> list[Case]:

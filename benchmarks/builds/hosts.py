@@ -23,17 +23,18 @@ DEADLINE_S = 120.0
 
 
 class Hosts:
-    """calls.py under mpirun, one rank on each host; an order is NAME SIZE HOW."""
+    """calls.py under mpirun, so many ranks on each host; an order is NAME SIZE HOW."""
 
-    def __init__(self, hosts: int) -> None:
+    def __init__(self, hosts: int, each: int = 1) -> None:
         self.hosts = hosts
+        self.each = each
         self._lab: Lab | None = None
         self._numbers = count(1)
 
     @property
     def name(self) -> str:
         """See Group."""
-        return f"{self.hosts} hosts"
+        return f"{self.hosts} hosts" + (f" of {self.each} ranks" if self.each > 1 else "")
 
     def missing(self) -> str | None:
         """Why there can be no lab here, or None."""
@@ -68,7 +69,7 @@ class Hosts:
         program = [sys.executable, str(HERE / "calls.py"), *orders, "--file", str(file)]
         env = {"PYTHONPATH": tree.environ()["PYTHONPATH"]}
         try:
-            done = lab.mpirun(link, 1, program, env=env, timeout_s=DEADLINE_S)
+            done = lab.mpirun(link, self.each, program, env=env, timeout_s=DEADLINE_S)
         except TimeoutError as error:
             raise TurnError(str(error)[-TAIL:]) from None
         said = done.output[-TAIL:].strip()

@@ -12,7 +12,7 @@ namespace {
 
 class Forward final : public Piecewise {
  public:
-  Forward(Team team, std::vector<LinkedBlock> blocks, std::vector<Arrival> pieces, size_t most_nbytes)
+  Forward(Team team, std::vector<LinkedBlock> blocks, std::vector<LinkedPiece> pieces, size_t most_nbytes)
       : team_(std::move(team)), blocks_(std::move(blocks)), pieces_(std::move(pieces)), most_nbytes_(most_nbytes) {
     for (size_t i = 0; i < blocks_.size(); ++i) {
       const LinkedBlock& block = blocks_[i];
@@ -98,7 +98,7 @@ class Forward final : public Piecewise {
   Team team_;
   std::vector<LinkedBlock> blocks_;
   std::vector<size_t> arrived_;  // bytes, by block
-  std::vector<Arrival> pieces_;
+  std::vector<LinkedPiece> pieces_;
   const size_t most_nbytes_;
   std::vector<Way> in_;
   std::vector<Way> out_;
@@ -107,7 +107,7 @@ class Forward final : public Piecewise {
 
 }  // namespace
 
-std::unique_ptr<Piecewise> forward(Team team, std::vector<LinkedBlock> blocks, std::vector<Arrival> pieces,
+std::unique_ptr<Piecewise> forward(Team team, std::vector<LinkedBlock> blocks, std::vector<LinkedPiece> pieces,
                                    size_t most_nbytes) {
   return std::make_unique<Forward>(std::move(team), std::move(blocks), std::move(pieces), most_nbytes);
 }

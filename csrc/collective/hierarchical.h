@@ -1,4 +1,4 @@
-// All-reduce on two levels, within a host and between hosts, as a pipeline.
+// What is done on two levels, within a host and between hosts, as a pipeline.
 #pragma once
 
 #include "collective/linked.h"
@@ -6,7 +6,7 @@
 namespace rr {
 
 // What a rank does on its host for one piece: its part of the reduction within the host, which lets the piece go out to
-// the other hosts, or the gathering of what has come back.
+// the other hosts, or (is_gather) the sharing of what has come from them.
 struct HostPart {
   size_t piece = 0;
   bool is_gather = false;

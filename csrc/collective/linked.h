@@ -6,7 +6,7 @@
 
 namespace rr {
 
-// What goes between hosts in pieces, that need not all be there yet. Their counts are the same on all members.
+// What goes between hosts in pieces, that need not all be there yet.
 class Piecewise : public Algorithm {
  public:
   // Only the first `pieces` may be read and written so far. Without a call all may.
@@ -18,8 +18,8 @@ class Piecewise : public Algorithm {
 // By piece, which of its elements each member keeps: consecutive ranges in some order of the members.
 using Kept = std::vector<std::vector<Range>>;
 
-// All-reduce, or reduce-scatter: where `kept` is given, a member has the result of what it keeps, and anything in the
-// rest of dst; there is no codec.
+// All-reduce, or reduce-scatter, of pieces whose counts are the same on all members: where `kept` is given, a member
+// has the result of what it keeps, and anything in the rest of dst; there is no codec.
 //
 // reduction must be foldable_in_place. The order of an element's sum depends on its place in its piece. codec: how
 // float32 elements travel; not kInt8, whose blocks would be rounded again at each step.
@@ -48,13 +48,14 @@ struct LinkedBlock {
   std::vector<int> to;  // the members that this one sends it to
 };
 // A piece is finished when so many bytes of the block, and all pieces before, are here.
-struct Arrival {
+struct LinkedPiece {
   size_t block = 0;
   size_t nbytes = 0;
 };
-// Blocks that pass the same link in one direction go in their order, on both of its ends.
+// Blocks that pass the same link in one direction go in their order, on both of its ends. allow() holds nothing back:
+// what is sent from here is there.
 // most_nbytes: that are pushed at once, and so can be passed on before more has come.
-std::unique_ptr<Piecewise> forward(Team team, std::vector<LinkedBlock> blocks, std::vector<Arrival> pieces = {},
+std::unique_ptr<Piecewise> forward(Team team, std::vector<LinkedBlock> blocks, std::vector<LinkedPiece> pieces = {},
                                    size_t most_nbytes = SIZE_MAX);
 
 // Broadcast of nbytes from member `root` down a binomial tree (plan.h).

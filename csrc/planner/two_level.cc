@@ -25,6 +25,17 @@ std::unique_ptr<Algorithm> copies(const Team& team, std::vector<PullJob::Part> p
   return local(*team.kernels, std::move(job));
 }
 
+bool takes_ring(size_t nbytes, const Hosts& hosts) {
+  size_t ranks = 0;
+  for (const auto& members : hosts.members) ranks += members.size();
+  return nbytes >= std::max(kRingNbytes, ranks * kLeastNbytes);
+}
+
+bool are_even(const Hosts& hosts) {
+  const auto is_even = [&](const auto& members) { return members.size() == hosts.here().size(); };
+  return std::all_of(hosts.members.begin(), hosts.members.end(), is_even);
+}
+
 size_t message_nbytes(size_t nbytes, size_t shrink) {
   return std::clamp(nbytes / kPieces, kLeastNbytes * shrink, kMostNbytes * shrink);
 }

@@ -1,6 +1,7 @@
 #include "planner/two_level_movement.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "collective/linked.h"
 
@@ -81,11 +82,10 @@ std::unique_ptr<Algorithm> ring_allgather(const Team& team, const Hosts& hosts, 
   const int n = hosts.count();
   const int next = (hosts.mine + 1) % n;
   const int last = (hosts.mine + n - 1) % n;
-  const size_t pieces = messages_of(job.largest_nbytes);
   std::vector<HostPart> parts;
   parts.push_back({0, false, share_own(team, hosts, here, job)});
   std::vector<LinkedBlock> linked;
-  std::vector<Arrival> arrivals;
+  std::vector<LinkedPiece> arrivals;
   const size_t own_nbytes = blocks.of(team.rank()).nbytes;
   linked.push_back({job.outgoing[0].src, nullptr, own_nbytes, -1, {next}});
   for (int distance = 1; distance < n; ++distance) {
@@ -93,6 +93,9 @@ std::unique_ptr<Algorithm> ring_allgather(const Team& team, const Hosts& hosts, 
     const ExchangeJob::Incoming& block = blocks.of(host, here.me());
     linked.push_back({block.dst, block.dst, block.nbytes, last, {}});
     if (host != next) linked.back().to.push_back(next);
+    size_t largest = 0;  // the ranks of this host cut alike; what the links carry does not depend on it
+    for (int place = 0; place < here.size(); ++place) largest = std::max(largest, blocks.of(host, place).nbytes);
+    const size_t pieces = messages_of(largest);
     for (size_t k = 0; k < pieces; ++k) {
       const Range range = piece_of(block.nbytes, pieces, k);
       arrivals.push_back({linked.size() - 1, range.end});
@@ -113,17 +116,23 @@ std::unique_ptr<Algorithm> ring_allgather(const Team& team, const Hosts& hosts, 
                       forward(same_place(team, hosts, here.me()), std::move(linked), std::move(arrivals)));
 }
 
-// Each block goes to one rank of every other host: to the one of its own rank's place, counted round.
+// Each block goes to one rank of every other host: to the one of its own rank's place, counted round. Long ones, where
+// hosts have unequal numbers of ranks, are shared host by host, so that not all wait for the last.
 std::unique_ptr<Algorithm> straight_allgather(const Team& team, const Hosts& hosts, WithinHost& here,
                                               const ExchangeJob& job) {
   const Blocks blocks(hosts, job);
   std::vector<HostPart> parts;
   parts.push_back({0, false, share_own(team, hosts, here, job)});
   std::vector<LinkedBlock> linked;
-  std::vector<Arrival> arrivals = {{0, 0}};
+  std::vector<LinkedPiece> arrivals = {{0, 0}};
   linked.push_back({job.outgoing[0].src, nullptr, blocks.of(team.rank()).nbytes, -1, {}});
+  const bool host_by_host = blocks.nbytes() >= kRingNbytes;
   ExchangeJob share;
   std::vector<int> taken(static_cast<size_t>(here.size()), 0);  // blocks, by place
+  const auto share_taken = [&] {
+    for (int& number : taken) share.sources.push_back(std::exchange(number, 0) != 0);
+    if (here.size() > 1) parts.push_back({arrivals.size() - 1, true, here.exchange(std::exchange(share, {}))});
+  };
   for (int host = 0; host < hosts.count(); ++host) {
     if (host == hosts.mine) continue;
     const std::vector<int>& theirs = hosts.members[static_cast<size_t>(host)];
@@ -142,9 +151,9 @@ std::unique_ptr<Algorithm> straight_allgather(const Team& team, const Hosts& hos
       linked.push_back({block.dst, block.dst, block.nbytes, theirs[i], {}});
       arrivals.push_back({linked.size() - 1, block.nbytes});
     }
+    if (host_by_host) share_taken();
   }
-  for (const int number : taken) share.sources.push_back(number != 0);
-  if (here.size() > 1) parts.push_back({arrivals.size() - 1, true, here.exchange(std::move(share))});
+  if (!host_by_host) share_taken();
   return hierarchical(std::move(parts), forward(team, std::move(linked), std::move(arrivals)));
 }
 
@@ -171,7 +180,7 @@ std::unique_ptr<Algorithm> two_level_broadcast(const Team& team, const Hosts& ho
 
   const size_t pieces = messages_of(nbytes);
   std::vector<HostPart> parts;
-  std::vector<Arrival> arrivals;
+  std::vector<LinkedPiece> arrivals;
   for (size_t k = 0; k < pieces; ++k) {
     const Range range = piece_of(nbytes, pieces, k);
     arrivals.push_back({0, range.end});
@@ -192,20 +201,18 @@ std::unique_ptr<Algorithm> two_level_broadcast(const Team& team, const Hosts& ho
   const bool is_chain = nbytes >= between * kChainNbytes;
   const size_t part_nbytes = is_chain ? std::max(kLeastPartNbytes, nbytes / kChainParts) : SIZE_MAX;
   Parts all;
-  if (src != nullptr) all.push_back(copies(team, {{{src}, dst, nbytes}}));
   all.push_back(hierarchical(
       std::move(parts),
       forward(team.narrowed(leads), {between_hosts(from, dst, nbytes, hosts.count(), root_host, hosts.mine, is_chain)},
               std::move(arrivals), part_nbytes)));
+  if (src != nullptr) all.push_back(copies(team, {{{src}, dst, nbytes}}));
   return sequence(std::move(all));
 }
 
 std::unique_ptr<Algorithm> two_level_allgather(const Team& team, const Hosts& hosts, size_t& rounds,
                                                const ExchangeJob& job) {
   WithinHost here(team, hosts, rounds);
-  const auto is_even = [&](const auto& members) { return members.size() == hosts.here().size(); };
-  const bool rings =
-      std::all_of(hosts.members.begin(), hosts.members.end(), is_even) && Blocks(hosts, job).nbytes() >= kRingNbytes;
+  const bool rings = are_even(hosts) && takes_ring(Blocks(hosts, job).nbytes(), hosts);
   return rings ? ring_allgather(team, hosts, here, job) : straight_allgather(team, hosts, here, job);
 }
 

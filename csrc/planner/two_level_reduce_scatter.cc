@@ -13,7 +13,7 @@ bool is_flat(const Hosts& hosts) { return hosts.here().size() == 1; }
 
 // tensor.dst: of this rank's part alone.
 std::unique_ptr<Algorithm> scatter(const Team& team, const Hosts& hosts, size_t& rounds, const Piece& tensor,
-                                   const std::vector<Range>& kept, const Reduction& reduction) {
+                                   const std::vector<Range>& kept, const Reduction& reduction, bool rings) {
   const size_t item = itemsize(reduction.dtype);
   const size_t align = alignment(Codec::kNone, item);
   WithinHost here(team, hosts, rounds);
@@ -68,7 +68,6 @@ std::unique_ptr<Algorithm> scatter(const Team& team, const Hosts& hosts, size_t&
     sums += sum_count * item;
   }
   Team leads = same_place(team, hosts, here.me());
-  const bool rings = tensor.count * item >= kRingNbytes && foldable_in_place(reduction);
   Parts all;
   all.push_back(hierarchical(
       std::move(parts),
@@ -81,15 +80,14 @@ std::unique_ptr<Algorithm> scatter(const Team& team, const Hosts& hosts, size_t&
 }  // namespace
 
 bool scatters_on_two_levels(const Hosts& hosts, const Reduction& reduction) {
-  const auto is_even = [&](const auto& members) { return members.size() == hosts.here().size(); };
-  if (!std::all_of(hosts.members.begin(), hosts.members.end(), is_even)) return false;
-  return is_flat(hosts) || foldable_in_place(reduction) || is_half(reduction.dtype);
+  return are_even(hosts) && (is_flat(hosts) || foldable_in_place(reduction) || is_half(reduction.dtype));
 }
 
 std::unique_ptr<Algorithm> two_level_reduce_scatter(const Team& team, const Hosts& hosts, size_t& rounds,
                                                     const Piece& tensor, const std::vector<Range>& kept,
                                                     const Reduction& reduction) {
-  if (is_flat(hosts) || !is_half(reduction.dtype)) return scatter(team, hosts, rounds, tensor, kept, reduction);
+  const bool rings = foldable_in_place(reduction) && takes_ring(tensor.count * itemsize(reduction.dtype), hosts);
+  if (is_flat(hosts) || !is_half(reduction.dtype)) return scatter(team, hosts, rounds, tensor, kept, reduction, rings);
   // As float32, because a host's sum must not be rounded.
   const Codec format = reduction.dtype == DType::kFloat16 ? Codec::kFp16 : Codec::kBf16;
   const size_t kept_count = kept[static_cast<size_t>(team.rank())].count();
@@ -101,7 +99,7 @@ std::unique_ptr<Algorithm> two_level_reduce_scatter(const Team& team, const Host
   const Kernels& kernels = *team.kernels;
   Parts parts;
   parts.push_back(once([=, &kernels] { kernels.decode(format, tensor.src, wide, tensor.count); }));
-  parts.push_back(scatter(team, hosts, rounds, {wide, result, tensor.count}, kept, as_float));
+  parts.push_back(scatter(team, hosts, rounds, {wide, result, tensor.count}, kept, as_float, rings));
   parts.push_back(once([=, &kernels] { kernels.encode(format, result, tensor.dst, kept_count); }));
   return sequence(std::move(parts), std::move(memory));
 }

@@ -3,7 +3,7 @@
 
 #include "measure/limit.h"
 #include "measure/tuning.h"
-#include "planner/two_level_allreduce.h"
+#include "planner/two_level.h"
 #include "python/bindings.h"
 #include "python/calls.h"
 

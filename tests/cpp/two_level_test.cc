@@ -81,6 +81,25 @@ TEST_CASE("four hosts of two ranks: each byte crosses each host's link as often 
   CHECK(sent[0] < nbytes / 50);  // the last of the chain that begins on host 1
 }
 
+TEST_CASE("allgather of blocks of very different lengths, some of them empty") {
+  for (const auto& host_of : {kTwoEach, std::vector<int>{0, 0, 0, 1, 1}}) {
+    CAPTURE(host_of.size());
+    const Environment environment{};
+    CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) {
+      const size_t counts[] = {400000, 5, 0, 4000, 70000, 1, 0, 300};
+      Floats mine(counts[rank.rank], static_cast<float>(rank.rank));
+      Request request = request_of(Kind::kAllgather);
+      request.srcs = {view(mine, DType::kFloat32)};
+      const OperationPtr done = run(rank, request);
+      const float* at = reinterpret_cast<const float*>(done->output.get());
+      for (int r = 0; r < rank.size; ++r) {
+        for (size_t i = 0; i < counts[r]; ++i) expect(*at++ == static_cast<float>(r), "element of a block");
+      }
+      barrier(rank.world);
+    }));
+  }
+}
+
 uint16_t bfloat(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);

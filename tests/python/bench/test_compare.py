@@ -225,7 +225,7 @@ def test_cases_are_the_promised_ones() -> None:
     from builds.hosts import Hosts
 
     assert ",".join(cases.SIZES) == record.SIZES
-    everything = [*cases.here(), *cases.across(Hosts(4))]
+    everything = [*cases.here(), *cases.across(Hosts(4)), *cases.across_of_several(Hosts(4, 2))]
     names = [case.name for case in everything]
     assert len(set(names)) == len(names)
     for wanted in (
@@ -237,6 +237,7 @@ def test_cases_are_the_promised_ones() -> None:
         "training mlp shard step",
         "4 hosts unnamed 16M idle",
         "4 hosts named 8 computing step",
+        "4 hosts of 2 ranks reducescatter 1M idle",
     ):
         assert wanted in names
     quick = [case.name for case in cases.chosen(everything, cases.QUICK)]

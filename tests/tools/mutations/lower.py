@@ -372,4 +372,32 @@ ROWS = (
         "",
         ("held_links_test::pairwise",),
     ),
+    Mutation(
+        "reduce-scatter-keeper",
+        "csrc/collective/ring.cc",
+        "kept_[message.piece][static_cast<size_t>(ring_keeper(team_.size(), segment_index))]",
+        "kept_[message.piece][static_cast<size_t>(segment_index)]",
+        ("two_level_test",),
+    ),
+    Mutation(
+        "reduce-scatter-scaled-twice",
+        "csrc/planner/two_level_reduce_scatter.cc",
+        "  if (!is_flat(hosts)) std::swap(within.prescale, between.prescale);\n",
+        "  if (!is_flat(hosts)) within.prescale = between.prescale;\n",
+        ("two_level_test",),
+    ),
+    Mutation(
+        "allgather-to-every-rank",
+        "csrc/planner/two_level_movement.cc",
+        "    if (host != next) linked.back().to.push_back(next);\n",
+        "    linked.back().to.push_back(next);\n",
+        ("two_level_test",),
+    ),
+    Mutation(
+        "forward-before-arrival",
+        "csrc/collective/forward.cc",
+        "std::min(arrived_[i] - way.offset, most_nbytes_)",
+        "std::min(blocks_[i].nbytes - way.offset, most_nbytes_)",
+        ("movement_test",),
+    ),
 )
