@@ -7,13 +7,13 @@
 namespace rr {
 namespace {
 
-constexpr size_t kLine = 64;
 constexpr size_t kLargestBlock = 128 << 10;  // bytes; copying more takes longer than the others poll before they sleep
 
 // No more of a slot than the largest block needs.
 size_t block_nbytes(const Stage& stage, const ExchangeJob& job) {
-  const size_t most = std::min(kLargestBlock, stage.slot_nbytes / static_cast<size_t>(job.blocks) / kLine * kLine);
-  return std::min(most, std::max(kLine, round_up(job.largest_nbytes, kLine)));
+  const size_t most =
+      std::min(kLargestBlock, stage.slot_nbytes / static_cast<size_t>(job.blocks) / kCacheLine * kCacheLine);
+  return std::min(most, std::max(kCacheLine, round_up(job.largest_nbytes, kCacheLine)));
 }
 
 class Exchange final : public Staged {

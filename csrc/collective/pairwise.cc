@@ -16,7 +16,6 @@
 
 namespace rr {
 namespace {
-constexpr size_t kLine = 64;
 constexpr size_t kLag = 3;
 // Inputs that have come and are not folded yet: those that may be ahead of a result, and the one that goes with it.
 constexpr size_t kWindow = kLag + 1;
@@ -91,7 +90,7 @@ Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Co
       allowed_(pieces_.size()) {
   for (size_t k = 0; k < pieces_.size(); ++k) {
     for (int member = 0; member < team_.size(); ++member) {
-      segment_nbytes_ = std::max(segment_nbytes_, round_up(owned(k, member).count() * item_, kLine));
+      segment_nbytes_ = std::max(segment_nbytes_, round_up(owned(k, member).count() * item_, kCacheLine));
     }
   }
   const size_t n = static_cast<size_t>(team_.size());
@@ -226,7 +225,7 @@ bool Pairwise::fold() {
 
 }  // namespace
 
-size_t alignment(Codec codec, size_t item) { return codec == Codec::kNone ? kLine / item : kCodecBlock; }
+size_t alignment(Codec codec, size_t item) { return codec == Codec::kNone ? kCacheLine / item : kCodecBlock; }
 
 std::vector<Range> cut(size_t count, size_t item, size_t piece_nbytes, size_t align) {
   const int pieces = static_cast<int>(std::max<size_t>(1, divide_up(count * item, piece_nbytes)));

@@ -12,7 +12,6 @@
 namespace rr {
 namespace {
 
-constexpr size_t kLine = 64;
 constexpr size_t kScratchNbytes = 8 << 10;
 
 class TwoShot final : public Staged {
@@ -38,12 +37,12 @@ class TwoShot final : public Staged {
   Part part(size_t round, int i) const {
     const size_t n = static_cast<size_t>(team_.size());
     if (job_.shape == ReduceShape::kReduceScatter) {
-      const size_t block_nbytes = team_.stage.slot_nbytes / n / kLine * kLine;
+      const size_t block_nbytes = team_.stage.slot_nbytes / n / kCacheLine * kCacheLine;
       return {chunk(job_.owned[static_cast<size_t>(i)], block_nbytes / item_, round),
               static_cast<size_t>(i) * block_nbytes};
     }
     const Range whole = chunk({0, job_.element_count}, team_.stage.slot_nbytes / item_, round);
-    const Range own = segment(whole.count(), team_.size(), i, kLine / item_);
+    const Range own = segment(whole.count(), team_.size(), i, kCacheLine / item_);
     return {{whole.begin + own.begin, whole.begin + own.end}, own.begin * item_};
   }
 
@@ -96,7 +95,7 @@ class TwoShot final : public Staged {
 
   // By parts that are still in the L1 cache when they are copied.
   void fold_and_stream(std::byte* kept, std::byte* published, size_t n) {
-    alignas(kLine) std::byte scratch[kScratchNbytes];
+    alignas(kCacheLine) std::byte scratch[kScratchNbytes];
     const size_t most = kScratchNbytes / item_;
     for (size_t done = 0; done < n; done += most) {
       const size_t count = std::min(most, n - done);
@@ -134,7 +133,7 @@ class TwoShot final : public Staged {
 size_t rounds_of(const ReduceJob& job, const Stage& stage, int members) {
   const size_t item = itemsize(job.reduction.dtype);
   if (job.shape != ReduceShape::kReduceScatter) return divide_up(job.element_count, stage.slot_nbytes / item);
-  const size_t block_nbytes = stage.slot_nbytes / static_cast<size_t>(members) / kLine * kLine;
+  const size_t block_nbytes = stage.slot_nbytes / static_cast<size_t>(members) / kCacheLine * kCacheLine;
   size_t largest = 0;
   for (const Range& range : job.owned) largest = std::max(largest, range.count());
   return divide_up(largest, block_nbytes / item);

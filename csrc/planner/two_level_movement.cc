@@ -8,10 +8,8 @@
 namespace rr {
 namespace {
 
-constexpr size_t kLine = 64;
-
 Range piece_of(size_t nbytes, size_t pieces, size_t k) {
-  return segment(nbytes, static_cast<int>(pieces), static_cast<int>(k), kLine);
+  return segment(nbytes, static_cast<int>(pieces), static_cast<int>(k), kCacheLine);
 }
 
 // --- broadcast

@@ -5,12 +5,12 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "base/rounding.h"
 #include "data/stream.h"
 
 namespace rr {
 namespace {
 
-constexpr size_t kLine = 64;
 constexpr size_t kLeastSample = 1 << 10;  // bytes written each way by a comparison
 constexpr size_t kMostSample = 8 << 10;
 constexpr size_t kLeastStreamed = 1 << 10;   // below, the reader's way to the memory takes longer than 27 ns a line
@@ -21,7 +21,7 @@ constexpr int kDecided = 4;  // votes: a sample may have met an interrupt, or li
 // Into the L1 cache, or the comparison would be one of reading.
 void touch(const std::byte* src, size_t nbytes) {
   std::byte sum{};
-  for (size_t i = 0; i < nbytes; i += kLine) sum ^= src[i];
+  for (size_t i = 0; i < nbytes; i += kCacheLine) sum ^= src[i];
   [[maybe_unused]] volatile std::byte sink = sum;
 }
 
@@ -33,7 +33,7 @@ void StageWriter::write(std::byte* dst, const std::byte* src, size_t nbytes) {
   if (adapts_) {
     until_next_ -= static_cast<int64_t>(nbytes);
     if (until_next_ <= 0 && nbytes >= 2 * kLeastSample) {
-      const size_t sample = std::min(kMostSample, nbytes / 2 / kLine * kLine);
+      const size_t sample = std::min(kMostSample, nbytes / 2 / kCacheLine * kCacheLine);
       compare(dst, src, sample);
       dst += 2 * sample;
       src += 2 * sample;
@@ -58,7 +58,7 @@ void StageWriter::compare(std::byte* dst, const std::byte* src, size_t sample) {
 }
 
 void StageWriter::note(int64_t cached_ns, int64_t streamed_ns, size_t sample) {
-  const bool for_streaming = cached_ns > streamed_ns + kDearerNs * static_cast<int64_t>(sample / kLine);
+  const bool for_streaming = cached_ns > streamed_ns + kDearerNs * static_cast<int64_t>(sample / kCacheLine);
   votes_ = std::clamp(votes_ + (for_streaming ? 1 : -1), -kDecided, kDecided);
   if (votes_ == kDecided) streams_ = true;
   if (votes_ == -kDecided) streams_ = false;

@@ -43,7 +43,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (command,) = COMMANDS
     lines = run(*[programs.get(word, word) for word in shlex.split(command)]).splitlines()
     values = {match[2] for line in lines if (match := re.fullmatch(r"rank ([01]) of 2: mean loss (\d+\.\d+)", line))}
-    assert len(lines) == 2
+    assert len([line for line in lines if line.startswith("rank ")]) == 2  # on a busy machine warnings stand there, too
     assert len(values) == 1
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from deadlines import HANG_S
 
 pytest.importorskip("keras")
 
@@ -43,6 +44,7 @@ def all_checks(modules: list[str]) -> list[str]:
 def test_on_two_ranks(backend: str, run_ranks: Callable[..., Any]) -> None:
     parts = ("optimizer", "training", "start", "report", "local_sgd")
     modules = [f"keras_{part}_checks" for part in parts]
-    done = run_ranks(all_checks, 2, args=(modules,), env=ENVIRONMENT | {"KERAS_BACKEND": backend})
+    env = ENVIRONMENT | {"KERAS_BACKEND": backend}
+    done = run_ranks(all_checks, 2, args=(modules,), env=env, timeout_s=2 * HANG_S)  # it is 33 tests in one
     assert done[0] == done[1]
     assert len(done[0]) >= 33
