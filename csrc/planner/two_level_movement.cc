@@ -16,10 +16,12 @@ Range piece_of(size_t nbytes, size_t pieces, size_t k) {
 
 // A chain of hosts takes alpha (h-1) + S beta and h-2 times what is passed on at once, a binomial tree log2(h) (alpha +
 // S beta). From so many bytes for each host between the first and the last a chain is quicker: with 16 parts a tensor,
-// 30 us a message and 10 Gbit/s or less.
-constexpr size_t kChainNbytes = 16 << 10;
+// 100 us a message (a rank has to be woken for each) and 10 Gbit/s. (4 hosts of 2 ranks on 2 cores, TCP, 1 Gbit/s, 64
+// KiB: 1.5 ms by a chain, 1.0 by a tree.)
+constexpr size_t kChainNbytes = 48 << 10;
 constexpr size_t kChainParts = 16;
-constexpr size_t kLeastPartNbytes = 4 << 10;
+constexpr size_t kLeastPartNbytes =
+    16 << 10;  // (4 hosts of 2 ranks on 2 cores, 1 Gbit/s, 64 KiB: 1.4 ms; by 4 KiB 2.0)
 
 // What a host's link carries: from the host before, or above, to those behind, or below.
 LinkedBlock between_hosts(const std::byte* src, std::byte* dst, size_t nbytes, int hosts, int root, int mine,
