@@ -19,7 +19,7 @@ class Piecewise : public Algorithm {
 using Kept = std::vector<std::vector<Range>>;
 
 // All-reduce, or reduce-scatter, of pieces whose counts are the same on all members: where `kept` is given, a member
-// has the result of what it keeps, and anything in the rest of dst; there is no codec.
+// has the result of what it keeps, and anything in the rest of dst. A ring then takes no codec.
 //
 // reduction must be foldable_in_place. The order of an element's sum depends on its place in its piece. codec: how
 // float32 elements travel; not kInt8, whose blocks would be rounded again at each step.

@@ -12,6 +12,8 @@
 // reduce-scatter and all-gather (Optimization of collective reduction operations, ICCS 2004) with the pairwise exchange
 // of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005).
 
+#include <cstring>
+
 #include "collective/linked.h"
 
 namespace rr {
@@ -57,7 +59,7 @@ class Pairwise final : public Piecewise {
   }
   Range owned(size_t piece, int member) const;
   std::byte* received(size_t piece, int member);
-  const std::byte* input(size_t piece, int member, size_t count);
+  const std::byte* input(size_t piece, int member, Range range);
   std::byte* encoded_result(size_t piece) { return results_.get() + piece % kWindow * segment_nbytes_; }
   bool send(Edge& edge);
   bool receive(Edge& edge);
@@ -193,11 +195,18 @@ bool Pairwise::receive(Edge& edge) {
   return true;
 }
 
-const std::byte* Pairwise::input(size_t piece, int member, size_t count) {
-  const std::byte* const arrived = received(piece, member);
-  if (codec_ == Codec::kNone) return arrived;
+// This member's own is rounded like the others', so that a sum does not depend on who computes it.
+const std::byte* Pairwise::input(size_t piece, int member, Range range) {
+  const bool is_own = member == team_.me;
+  const std::byte* const there = is_own ? pieces_[piece].src + range.begin * item_ : received(piece, member);
+  if (codec_ == Codec::kNone) return there;
   std::byte* const elements = decoded_.get() + static_cast<size_t>(member) * segment_nbytes_;
-  team_.kernels->decode(codec_, arrived, elements, count);
+  if (is_own) {
+    std::memcpy(elements, there, range.count() * item_);
+    codec_round_trip(*team_.kernels, codec_, elements, range.count());
+  } else {
+    team_.kernels->decode(codec_, there, elements, range.count());
+  }
   return elements;
 }
 
@@ -205,17 +214,18 @@ bool Pairwise::fold() {
   if (folded_ == allowed_) return false;
   for (const Edge& edge : edges_) {
     if (edge.in.inputs <= folded_) return false;
-    if (codec_ != Codec::kNone && edge.out.results + kWindow <= folded_) return false;  // its place is not free yet
+    // Its place is not free yet.
+    if (codec_ != Codec::kNone && !scatters() && edge.out.results + kWindow <= folded_) return false;
   }
   const Piece& piece = pieces_[folded_];
   const Range mine = owned(folded_, team_.me);
   std::vector<const void*> srcs;
   for (int member = 0; member < team_.size(); ++member) {
-    srcs.push_back(member == team_.me ? piece.src + mine.begin * item_ : input(folded_, member, mine.count()));
+    srcs.push_back(input(folded_, member, mine));
   }
   void* dst = piece.dst + mine.begin * item_;
   if (!mine.empty()) team_.kernels->reduce(reduction_, srcs.data(), srcs.size(), &dst, 1, mine.count());
-  if (codec_ != Codec::kNone) {  // what the others will decode
+  if (codec_ != Codec::kNone && !scatters()) {  // what the others will decode
     team_.kernels->encode(codec_, dst, encoded_result(folded_), mine.count());
     team_.kernels->decode(codec_, encoded_result(folded_), dst, mine.count());
   }

@@ -36,6 +36,33 @@ bool are_even(const Hosts& hosts) {
   return std::all_of(hosts.members.begin(), hosts.members.end(), is_even);
 }
 
+bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
+
+std::unique_ptr<Algorithm> widened(const Team& team, const Hosts& hosts, const Piece& tensor, size_t result_count,
+                                   const Reduction& reduction, const ReduceWide& reduce) {
+  const bool is_fp16 = reduction.dtype == DType::kFloat16;
+  const Codec format = is_fp16 ? Codec::kFp16 : Codec::kBf16;
+  const bool sums = reduction.op == ReduceOp::kSum || reduction.op == ReduceOp::kAverage;
+  const bool travels_as_it_is = sums || reduction.op == ReduceOp::kMin || reduction.op == ReduceOp::kMax;
+  Reduction as_float = reduction;
+  as_float.dtype = DType::kFloat32;
+  if (sums && is_fp16) {
+    size_t most = 1;
+    for (const auto& members : hosts.members) most = std::max(most, members.size());
+    as_float.prescale /= static_cast<double>(most);
+    as_float.postscale *= static_cast<double>(most);
+  }
+  Memory memory;
+  std::byte* const wide = allocate(memory, tensor.count * sizeof(float));
+  std::byte* const result = result_count == tensor.count ? wide : allocate(memory, result_count * sizeof(float));
+  const Kernels& kernels = *team.kernels;
+  Parts parts;
+  parts.push_back(once([=, &kernels] { kernels.decode(format, tensor.src, wide, tensor.count); }));
+  parts.push_back(reduce({wide, result, tensor.count}, as_float, travels_as_it_is ? format : Codec::kNone));
+  parts.push_back(once([=, &kernels] { kernels.encode(format, result, tensor.dst, result_count); }));
+  return sequence(std::move(parts), std::move(memory));
+}
+
 size_t message_nbytes(size_t nbytes, size_t shrink) {
   return std::clamp(nbytes / kMessages, kLeastMessageNbytes * shrink, kMostMessageNbytes * shrink);
 }

@@ -2,6 +2,7 @@
 // over links, in pieces.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -25,6 +26,16 @@ inline constexpr size_t kRingNbytes = 1 << 20;
 // than they wait for (32 KiB: 26 us at 10 Gbit/s).
 bool takes_ring(size_t nbytes, const Hosts& hosts);
 bool are_even(const Hosts& hosts);  // all have as many ranks
+
+bool is_half(DType dtype);  // float16 or bfloat16
+
+// A reduction of 16-bit floats on hosts of several ranks, as float32 within a host. Between hosts they are 16 bits
+// again (codec), where that keeps what they mean: so a host's sum is rounded, and the result, however many hosts there
+// are. Sums of float16 travel divided by the most ranks that a host has, because the sum of numbers that fit may not.
+// result_count: elements of tensor.dst. reduce: makes the rest.
+using ReduceWide = std::function<std::unique_ptr<Algorithm>(const Piece& wide, const Reduction& as_float, Codec codec)>;
+std::unique_ptr<Algorithm> widened(const Team& team, const Hosts& hosts, const Piece& tensor, size_t result_count,
+                                   const Reduction& reduction, const ReduceWide& reduce);
 
 // What goes over a link as one, of so many bytes in all. A codec makes them fewer by the factor `shrink`.
 size_t message_nbytes(size_t nbytes, size_t shrink = 1);

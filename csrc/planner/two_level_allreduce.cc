@@ -27,21 +27,6 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::gathered(const Piece& tensor, cons
   return sequence(std::move(parts), std::move(memory));
 }
 
-// 16-bit floating point as float32, because the partial result of a host must not be rounded.
-std::unique_ptr<Algorithm> TwoLevelAllreduce::widened(const Piece& tensor, const Reduction& reduction, Way way) {
-  const Codec format = reduction.dtype == DType::kFloat16 ? Codec::kFp16 : Codec::kBf16;
-  Memory memory;
-  std::byte* const wide = allocate(memory, tensor.count * sizeof(float));
-  Reduction as_float = reduction;
-  as_float.dtype = DType::kFloat32;
-  const Kernels& kernels = *team_.kernels;
-  Parts parts;
-  parts.push_back(once([=, &kernels] { kernels.decode(format, tensor.src, wide, tensor.count); }));
-  parts.push_back(two_levels({wide, wide, tensor.count}, as_float, Codec::kNone, way));
-  parts.push_back(once([=, &kernels] { kernels.encode(format, wide, tensor.dst, tensor.count); }));
-  return sequence(std::move(parts), std::move(memory));
-}
-
 std::unique_ptr<Algorithm> TwoLevelAllreduce::gather_here(std::byte* elements, const std::vector<Range>& owned,
                                                           size_t item) {
   ExchangeJob job;
@@ -108,8 +93,11 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, co
 std::unique_ptr<Algorithm> TwoLevelAllreduce::allreduce_one(const Piece& tensor, const Reduction& reduction,
                                                             Codec codec, Way way) {
   if (is_flat_ || foldable_in_place(reduction)) return two_levels(tensor, reduction, codec, way);
-  const bool is_half = reduction.dtype == DType::kFloat16 || reduction.dtype == DType::kBFloat16;
-  return is_half ? widened(tensor, reduction, way) : gathered(tensor, reduction);
+  if (!is_half(reduction.dtype)) return gathered(tensor, reduction);
+  return widened(team_, hosts_, tensor, tensor.count, reduction,
+                 [&](const Piece& wide, const Reduction& as_float, Codec format) {
+                   return two_levels(wide, as_float, format, Way::kPairwise);
+                 });
 }
 
 std::unique_ptr<Algorithm> TwoLevelAllreduce::packed(const std::vector<Piece>& tensors, const Reduction& reduction) {

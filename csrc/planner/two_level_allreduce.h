@@ -32,7 +32,6 @@ class TwoLevelAllreduce {
   std::unique_ptr<Algorithm> allreduce_one(const Piece& tensor, const Reduction& reduction, Codec codec, Way way);
   std::unique_ptr<Algorithm> two_levels(const Piece& tensor, const Reduction& reduction, Codec codec, Way way);
   std::unique_ptr<Algorithm> packed(const std::vector<Piece>& tensors, const Reduction& reduction);
-  std::unique_ptr<Algorithm> widened(const Piece& tensor, const Reduction& reduction, Way way);
   std::unique_ptr<Algorithm> gathered(const Piece& tensor, const Reduction& reduction);
   std::unique_ptr<Algorithm> gather_here(std::byte* elements, const std::vector<Range>& owned, size_t item);
 

@@ -7,19 +7,18 @@
 namespace rr {
 namespace {
 
-bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
-
 bool is_flat(const Hosts& hosts) { return hosts.here().size() == 1; }
 
 // tensor.dst: of this rank's part alone.
 std::unique_ptr<Algorithm> scatter(const Team& team, const Hosts& hosts, size_t& rounds, const Piece& tensor,
-                                   const std::vector<Range>& kept, const Reduction& reduction, bool rings) {
+                                   const std::vector<Range>& kept, const Reduction& reduction, Codec codec,
+                                   bool rings) {
   const size_t item = itemsize(reduction.dtype);
-  const size_t align = alignment(Codec::kNone, item);
+  const size_t align = alignment(codec, item);
   WithinHost here(team, hosts, rounds);
   size_t most = 0;
   for (const Range& range : kept) most = std::max(most, range.count());
-  const int pieces = static_cast<int>(messages_of(most * item));
+  const int pieces = static_cast<int>(messages_of(codec == Codec::kNone ? most * item : codec_nbytes(codec, most)));
   const auto part = [&](size_t host, int place, int k) {
     const Range& range = kept[static_cast<size_t>(hosts.members[host][static_cast<size_t>(place)])];
     const Range cut = segment(range.count(), pieces, k, align);
@@ -72,7 +71,7 @@ std::unique_ptr<Algorithm> scatter(const Team& team, const Hosts& hosts, size_t&
   all.push_back(hierarchical(
       std::move(parts),
       rings ? ring(std::move(leads), std::move(between_pieces), between, Codec::kNone, std::move(between_kept))
-            : pairwise(std::move(leads), std::move(between_pieces), between, Codec::kNone, std::move(between_kept))));
+            : pairwise(std::move(leads), std::move(between_pieces), between, codec, std::move(between_kept))));
   all.push_back(copies(team, std::move(results)));
   return sequence(std::move(all), std::move(memory));
 }
@@ -87,21 +86,14 @@ std::unique_ptr<Algorithm> two_level_reduce_scatter(const Team& team, const Host
                                                     const Piece& tensor, const std::vector<Range>& kept,
                                                     const Reduction& reduction) {
   const bool rings = foldable_in_place(reduction) && takes_ring(tensor.count * itemsize(reduction.dtype), hosts);
-  if (is_flat(hosts) || !is_half(reduction.dtype)) return scatter(team, hosts, rounds, tensor, kept, reduction, rings);
-  // As float32, because a host's sum must not be rounded.
-  const Codec format = reduction.dtype == DType::kFloat16 ? Codec::kFp16 : Codec::kBf16;
+  if (is_flat(hosts) || !is_half(reduction.dtype)) {
+    return scatter(team, hosts, rounds, tensor, kept, reduction, Codec::kNone, rings);
+  }
   const size_t kept_count = kept[static_cast<size_t>(team.rank())].count();
-  Memory memory;
-  std::byte* const wide = allocate(memory, tensor.count * sizeof(float));
-  std::byte* const result = allocate(memory, kept_count * sizeof(float));
-  Reduction as_float = reduction;
-  as_float.dtype = DType::kFloat32;
-  const Kernels& kernels = *team.kernels;
-  Parts parts;
-  parts.push_back(once([=, &kernels] { kernels.decode(format, tensor.src, wide, tensor.count); }));
-  parts.push_back(scatter(team, hosts, rounds, {wide, result, tensor.count}, kept, as_float, rings));
-  parts.push_back(once([=, &kernels] { kernels.encode(format, result, tensor.dst, kept_count); }));
-  return sequence(std::move(parts), std::move(memory));
+  return widened(team, hosts, tensor, kept_count, reduction,
+                 [&](const Piece& wide, const Reduction& as_float, Codec format) {
+                   return scatter(team, hosts, rounds, wide, kept, as_float, format, false);
+                 });
 }
 
 }  // namespace rr

@@ -1,5 +1,6 @@
-// Reducescatter, allgather and broadcast over hosts: what crosses the links, and sums that would show a rounding.
+// Collectives over hosts on two levels: what crosses the links, and sums that would show a rounding.
 #include <cstring>
+#include <random>
 
 #include "doctest/doctest.h"
 #include "loopback_links.h"
@@ -67,6 +68,14 @@ TEST_CASE("four hosts of two ranks: each byte crosses each host's link as often 
                             }),
                3 * 2 * nbytes, "reducescatter: what the ranks of three hosts keep");
   }
+  check_sent(sent_by_host(kTwoEach,
+                          [&](Rank& rank) {
+                            std::vector<uint16_t> all(409600);
+                            Request request = request_of(Kind::kAllreduce);
+                            request.srcs = request.dsts = {view(all, DType::kBFloat16)};
+                            run(rank, request);
+                          }),
+             2 * 3 * 409600 * sizeof(uint16_t) / 4, "all-reduce of 16-bit floats");
   const std::vector<uint64_t> sent = sent_by_host(kTwoEach, [&](Rank& rank) {
     Floats all(200000, 1.0F);
     Request request = request_of(Kind::kBroadcast, 3);
@@ -106,22 +115,75 @@ uint16_t bfloat(float value) {
   return static_cast<uint16_t>(bits >> 16);
 }
 
-// 256 + 1 is no bfloat16: a sum that is rounded on each host, or at each addition, misses the ones.
-TEST_CASE("reducescatter of bfloat16: sums of hosts are not rounded") {
-  for (const size_t rows : {size_t{80}, size_t{800000}}) {
-    for (const auto& host_of : {std::vector<int>{0, 0, 1, 1}, std::vector<int>{0, 1, 0, 1}}) {
-      const Environment environment{};
-      CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) {
-        std::vector<uint16_t> all(rows, bfloat(rank.rank == 0 ? 256.0F : 1.0F));
-        std::vector<uint16_t> mine(rows / 4);
-        Request request = request_of(Kind::kReduceScatter);
-        request.srcs = {view(all, DType::kBFloat16)};
-        request.dsts = {view(mine, DType::kBFloat16)};
-        run(rank, request);
-        for (const uint16_t one : mine) expect(one == bfloat(260.0F), "256 + 1 + 1 + 1, rounded once: 260");
-      }));
-    }
+Request half_request(Kind kind, DType dtype, std::vector<uint16_t>& src, std::vector<uint16_t>& dst) {
+  Request request = request_of(kind);
+  request.srcs = {view(src, dtype)};
+  request.dsts = {view(dst, dtype)};
+  return request;
+}
+
+// 256 + 1 is no bfloat16: a sum that is rounded at each addition misses the ones.
+TEST_CASE("bfloat16 on hosts of several ranks: a host's sum is rounded once") {
+  for (const size_t rows : {size_t{60}, size_t{600000}}) {
+    const Environment environment{};
+    CHECK_NOTHROW(run_hosts({0, 0, 0, 1, 1, 1}, [&](Rank& rank) {
+      std::vector<uint16_t> all(rows, bfloat(rank.rank == 0 ? 256.0F : rank.rank < 3 ? 1.0F : 2.0F));
+      std::vector<uint16_t> mine(rows / 6);
+      run(rank, half_request(Kind::kReduceScatter, DType::kBFloat16, all, mine));
+      for (const uint16_t one : mine) expect(one == bfloat(264.0F), "(256 + 1 + 1) + (2 + 2 + 2), scattered");
+      run(rank, half_request(Kind::kAllreduce, DType::kBFloat16, all, all));
+      for (const uint16_t one : all) expect(one == bfloat(264.0F), "(256 + 1 + 1) + (2 + 2 + 2)");
+      barrier(rank.world);
+    }));
   }
+}
+
+TEST_CASE("float16 on hosts of several ranks: an average is there where the sum of a host would be infinite") {
+  constexpr uint16_t kLarge = 0x7b00;  // 57344; float16 ends at 65504
+  constexpr uint16_t kTiny = 0x0003;   // 3 of the least ones, 2^-24
+  const Environment environment{};
+  CHECK_NOTHROW(run_hosts(kTwoEach, [&](Rank& rank) {
+    std::vector<uint16_t> all(8000, kLarge);
+    std::fill(all.begin() + 4000, all.end(), kTiny);
+    const std::vector<uint16_t> wanted = all;
+    std::vector<uint16_t> mine(1000);
+    Request request = half_request(Kind::kReduceScatter, DType::kFloat16, all, mine);
+    request.op = ReduceOp::kAverage;
+    run(rank, request);
+    for (const uint16_t one : mine) expect(one == (rank.rank < 4 ? kLarge : kTiny), "average of equals, scattered");
+    request = half_request(Kind::kAllreduce, DType::kFloat16, all, all);
+    request.op = ReduceOp::kAverage;
+    run(rank, request);
+    expect(all == wanted, "average of equals");
+    barrier(rank.world);
+  }));
+}
+
+// Who owns an element, between hosts, depends on the bucket.
+TEST_CASE("bfloat16 on hosts of several ranks: a tensor has the same bits alone and in a bucket") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_hosts(kTwoEach, [&](Rank& rank) {
+    std::mt19937 random(static_cast<unsigned>(rank.rank));
+    std::normal_distribution<float> normal;
+    std::vector<std::vector<uint16_t>> tensors;
+    for (const size_t count : {3000, 777, 20000}) {
+      tensors.emplace_back(count);
+      for (uint16_t& one : tensors.back()) one = bfloat(normal(random));
+    }
+    std::vector<std::vector<uint16_t>> together = tensors;
+    Request bucket = request_of(Kind::kAllreduce);
+    for (auto& tensor : together) bucket.srcs.push_back(view(tensor, DType::kBFloat16));
+    bucket.dsts = bucket.srcs;
+    run(rank, bucket);
+    const std::string name = "alone";  // one without a name would be folded in the order of all ranks, if it is short
+    for (auto& tensor : tensors) {
+      Request alone = half_request(Kind::kAllreduce, DType::kBFloat16, tensor, tensor);
+      alone.name = &name;
+      run(rank, alone);
+    }
+    expect(tensors == together, "bits");
+    barrier(rank.world);
+  }));
 }
 
 TEST_CASE("reducescatter on several hosts: factors and averages, in every layout") {

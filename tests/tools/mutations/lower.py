@@ -373,6 +373,20 @@ ROWS = (
         ("held_links_test::pairwise",),
     ),
     Mutation(
+        "pairwise-own-as-it-is",
+        "csrc/collective/pairwise.cc",
+        "    codec_round_trip(*team_.kernels, codec_, elements, range.count());\n",
+        "",
+        ("two_level_test",),
+    ),
+    Mutation(
+        "half-sum-of-a-host",
+        "csrc/planner/two_level.cc",
+        "    as_float.prescale /= static_cast<double>(most);\n    as_float.postscale *= static_cast<double>(most);\n",
+        "",
+        ("two_level_test",),
+    ),
+    Mutation(
         "reduce-scatter-keeper",
         "csrc/collective/ring.cc",
         "kept_[message.piece][static_cast<size_t>(ring_keeper(team_.size(), segment_index))]",
