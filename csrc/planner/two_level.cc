@@ -47,10 +47,12 @@ std::unique_ptr<Algorithm> widened(const Team& team, const Hosts& hosts, const P
   Reduction as_float = reduction;
   as_float.dtype = DType::kFloat32;
   if (sums && is_fp16) {
-    size_t most = 1;
-    for (const auto& members : hosts.members) most = std::max(most, members.size());
-    as_float.prescale /= static_cast<double>(most);
-    as_float.postscale *= static_cast<double>(most);
+    double most = 1;
+    for (const auto& members : hosts.members) {
+      while (most < static_cast<double>(members.size())) most *= 2;
+    }
+    as_float.prescale /= most;
+    as_float.postscale *= most;
   }
   Memory memory;
   std::byte* const wide = allocate(memory, tensor.count * sizeof(float));

@@ -115,6 +115,12 @@ uint16_t bfloat(float value) {
   return static_cast<uint16_t>(bits >> 16);
 }
 
+uint16_t half(float value) {
+  uint16_t bits;
+  kernels("portable").encode(Codec::kFp16, &value, reinterpret_cast<std::byte*>(&bits), 1);
+  return bits;
+}
+
 Request half_request(Kind kind, DType dtype, std::vector<uint16_t>& src, std::vector<uint16_t>& dst) {
   Request request = request_of(kind);
   request.srcs = {view(src, dtype)};
@@ -155,6 +161,23 @@ TEST_CASE("float16 on hosts of several ranks: an average is there where the sum 
     request.op = ReduceOp::kAverage;
     run(rank, request);
     expect(all == wanted, "average of equals");
+    barrier(rank.world);
+  }));
+}
+
+TEST_CASE("float16 on hosts of three ranks: sums that float16 has are exact") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_hosts({0, 0, 0, 1, 1, 1}, [&](Rank& rank) {
+    std::vector<uint16_t> all(6000);
+    std::vector<uint16_t> wanted(6000);
+    for (size_t i = 0; i < all.size(); ++i) {
+      const float mine = static_cast<float>(i % 150 + static_cast<size_t>(rank.rank));
+      const float sum = static_cast<float>(6 * (i % 150) + 15);
+      all[i] = half(mine);
+      wanted[i] = half(sum);
+    }
+    run(rank, half_request(Kind::kAllreduce, DType::kFloat16, all, all));
+    expect(all == wanted, "sums");
     barrier(rank.world);
   }));
 }

@@ -382,7 +382,7 @@ ROWS = (
     Mutation(
         "half-sum-of-a-host",
         "csrc/planner/two_level.cc",
-        "    as_float.prescale /= static_cast<double>(most);\n    as_float.postscale *= static_cast<double>(most);\n",
+        "    as_float.prescale /= most;\n    as_float.postscale *= most;\n",
         "",
         ("two_level_test",),
     ),
