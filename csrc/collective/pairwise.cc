@@ -85,7 +85,7 @@ Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Co
     : team_(std::move(team)),
       pieces_(std::move(pieces)),
       reduction_(reduction),
-      codec_(codec),
+      codec_(team_.size() == 1 ? Codec::kNone : codec),
       kept_(std::move(kept)),
       item_(itemsize(reduction.dtype)),
       segment_nbytes_(0),

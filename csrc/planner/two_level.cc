@@ -40,27 +40,19 @@ bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::k
 
 std::unique_ptr<Algorithm> widened(const Team& team, const Hosts& hosts, const Piece& tensor, size_t result_count,
                                    const Reduction& reduction, const ReduceWide& reduce) {
-  const bool is_fp16 = reduction.dtype == DType::kFloat16;
-  const Codec format = is_fp16 ? Codec::kFp16 : Codec::kBf16;
+  const bool is_bf16 = reduction.dtype == DType::kBFloat16;
+  const Codec format = is_bf16 ? Codec::kBf16 : Codec::kFp16;
   const bool sums = reduction.op == ReduceOp::kSum || reduction.op == ReduceOp::kAverage;
-  const bool travels_as_it_is = sums || reduction.op == ReduceOp::kMin || reduction.op == ReduceOp::kMax;
+  const Codec between = is_bf16 && sums && hosts.several() ? Codec::kBf16 : Codec::kNone;
   Reduction as_float = reduction;
   as_float.dtype = DType::kFloat32;
-  if (sums && is_fp16) {
-    double most = 1;
-    for (const auto& members : hosts.members) {
-      while (most < static_cast<double>(members.size())) most *= 2;
-    }
-    as_float.prescale /= most;
-    as_float.postscale *= most;
-  }
   Memory memory;
   std::byte* const wide = allocate(memory, tensor.count * sizeof(float));
   std::byte* const result = result_count == tensor.count ? wide : allocate(memory, result_count * sizeof(float));
   const Kernels& kernels = *team.kernels;
   Parts parts;
   parts.push_back(once([=, &kernels] { kernels.decode(format, tensor.src, wide, tensor.count); }));
-  parts.push_back(reduce({wide, result, tensor.count}, as_float, travels_as_it_is ? format : Codec::kNone));
+  parts.push_back(reduce({wide, result, tensor.count}, as_float, between));
   parts.push_back(once([=, &kernels] { kernels.encode(format, result, tensor.dst, result_count); }));
   return sequence(std::move(parts), std::move(memory));
 }

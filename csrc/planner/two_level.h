@@ -29,10 +29,9 @@ bool are_even(const Hosts& hosts);  // all have as many ranks
 
 bool is_half(DType dtype);  // float16 or bfloat16
 
-// A reduction of 16-bit floats on hosts of several ranks, as float32 within a host. Between hosts they are 16 bits
-// again (codec), where that keeps what they mean: so a host's sum is rounded, and the result, however many hosts there
-// are. Sums of float16 travel divided by the most ranks that a host has, because the sum of numbers that fit may not;
-// by the next power of two, which rounds nothing.
+// A reduction of 16-bit floats on hosts of several ranks, as float32. Sums of bfloat16 are 16 bits again between hosts
+// (codec): so a host's sum is rounded, and the result, however many hosts there are. Those of float16 are not, because
+// a host's sum may be too large or too small for it where the result, which a factor may follow, is not.
 //
 // result_count: elements of tensor.dst. reduce: makes the rest.
 using ReduceWide = std::function<std::unique_ptr<Algorithm>(const Piece& wide, const Reduction& as_float, Codec codec)>;

@@ -10,7 +10,7 @@
 
 namespace rr {
 
-// Whether it can be done so: every host has as many ranks, and a host's sum has a form that is not rounded.
+// Whether it can be done so: every host has as many ranks, and a host's sum has a form to travel in.
 bool scatters_on_two_levels(const Hosts& hosts, const Reduction& reduction);
 
 // src: on every rank of the team all elements. kept: by rank, which of them it keeps; they tile src. dst: room for this

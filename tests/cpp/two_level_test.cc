@@ -165,6 +165,16 @@ TEST_CASE("float16 on hosts of several ranks: an average is there where the sum 
   }));
 }
 
+TEST_CASE("float16 on hosts of several ranks: the least number is in a sum") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_hosts(kTwoEach, [&](Rank& rank) {
+    std::vector<uint16_t> all(6000, rank.rank == 3 ? 1 : 0);
+    run(rank, half_request(Kind::kAllreduce, DType::kFloat16, all, all));
+    expect(all == std::vector<uint16_t>(6000, 1), "2^-24");
+    barrier(rank.world);
+  }));
+}
+
 TEST_CASE("float16 on hosts of three ranks: sums that float16 has are exact") {
   const Environment environment{};
   CHECK_NOTHROW(run_hosts({0, 0, 0, 1, 1, 1}, [&](Rank& rank) {

@@ -380,10 +380,10 @@ ROWS = (
         ("two_level_test",),
     ),
     Mutation(
-        "half-sum-of-a-host",
+        "fp16-between-hosts",
         "csrc/planner/two_level.cc",
-        "    as_float.prescale /= most;\n    as_float.postscale *= most;\n",
-        "",
+        "is_bf16 && sums && hosts.several() ? Codec::kBf16 : Codec::kNone",
+        "sums && hosts.several() ? format : Codec::kNone",
         ("two_level_test",),
     ),
     Mutation(
