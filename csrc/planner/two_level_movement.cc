@@ -20,8 +20,7 @@ Range piece_of(size_t nbytes, size_t pieces, size_t k) {
 // KiB: 1.5 ms by a chain, 1.0 by a tree.)
 constexpr size_t kChainNbytes = 48 << 10;
 constexpr size_t kChainParts = 16;
-constexpr size_t kLeastPartNbytes =
-    16 << 10;  // (4 hosts of 2 ranks on 2 cores, 1 Gbit/s, 64 KiB: 1.4 ms; by 4 KiB 2.0)
+constexpr size_t kLeastPartNbytes = 16 << 10;  // (over Open MPI, the same hosts, 64 KiB: 1.4 ms; by parts of 4 KiB 2.0)
 
 // What a host's link carries: from the host before, or above, to those behind, or below.
 LinkedBlock between_hosts(const std::byte* src, std::byte* dst, size_t nbytes, int hosts, int root, int mine,
