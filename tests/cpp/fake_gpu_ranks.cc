@@ -74,13 +74,6 @@ OperationPtr run(GpuRank& rank, const Request& request) {
   return operation;
 }
 
-Request request_of(Kind kind, int root) {
-  Request request;
-  request.kind = kind;
-  request.root = root;
-  return request;
-}
-
 Bytes random_bytes(DType dtype, size_t count, uint64_t seed) {
   std::mt19937_64 random(seed * 7919 + count);
   std::normal_distribution<double> normal;

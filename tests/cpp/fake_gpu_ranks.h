@@ -52,7 +52,6 @@ std::function<void(Rank&)> on_gpu(const GpuOf& gpu_of, const std::function<void(
 void leave(GpuRank& rank, const std::function<bool()>& may_go_on);
 
 OperationPtr run(GpuRank& rank, const Request& request);
-Request request_of(Kind kind, int root = -1);
 
 // Bytes that depend on everything; whole small floating-point numbers would hide an order of additions.
 Bytes random_bytes(DType dtype, size_t count, uint64_t seed);

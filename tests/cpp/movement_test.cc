@@ -20,19 +20,6 @@ Ints given(int rank, size_t count) {
   return values;
 }
 
-OperationPtr run(Rank& rank, Request request) {
-  const OperationPtr operation = rank.world.submit(request, nullptr);
-  rank.world.wait(*operation, -1, nullptr);
-  return operation;
-}
-
-Request request_of(Kind kind, int root = -1) {
-  Request request;
-  request.kind = kind;
-  request.root = root;
-  return request;
-}
-
 Ints output(const Operation& operation) {
   Ints values(operation.output_nbytes / sizeof(int32_t));
   if (!values.empty()) std::memcpy(values.data(), operation.output.get(), operation.output_nbytes);

@@ -31,12 +31,6 @@ void expect_values(const std::byte* data, size_t count, const std::string& what,
   }
 }
 
-OperationPtr run(Rank& rank, const Request& request) {
-  const OperationPtr operation = rank.world.submit(request, nullptr);
-  rank.world.wait(*operation, -1, nullptr);
-  return operation;
-}
-
 void check_reducescatter(Rank& rank, const Segment& segment, size_t count) {
   const Range mine = rr::segment(count, rank.size, rank.rank);
   std::vector<int32_t> output(mine.count());

@@ -50,6 +50,19 @@ void expect_contains(const std::string& text, const std::string& part) {
   expect(text.find(part) != std::string::npos, "'" + part + "' in '" + text + "'");
 }
 
+Request request_of(Kind kind, int root) {
+  Request request;
+  request.kind = kind;
+  request.root = root;
+  return request;
+}
+
+OperationPtr run(Rank& rank, const Request& request) {
+  const OperationPtr operation = rank.world.submit(request, nullptr);
+  rank.world.wait(*operation, -1, nullptr);
+  return operation;
+}
+
 Sum make_sum(const Group& group, size_t count, int base) {
   Sum sum = {std::make_shared<Floats>(count), nullptr, static_cast<float>(base % 97)};
   for (size_t i = 0; i < count; ++i) {

@@ -78,6 +78,10 @@ TensorView view(std::vector<T>& values, DType dtype, std::vector<uint64_t> dims 
 
 using Floats = std::vector<float>;
 
+Request request_of(Kind kind, int root = -1);
+// To its end.
+OperationPtr run(Rank& rank, const Request& request);
+
 // Of a control segment that has its own: a world's.
 inline Bells bells_in(const ControlSegment& control) {
   Bells bells;

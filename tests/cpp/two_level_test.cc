@@ -10,19 +10,6 @@ namespace {
 
 const std::vector<int> kTwoEach = {0, 0, 1, 1, 2, 2, 3, 3};
 
-OperationPtr run(Rank& rank, const Request& request) {
-  const OperationPtr operation = rank.world.submit(request, nullptr);
-  rank.world.wait(*operation, -1, nullptr);
-  return operation;
-}
-
-Request request_of(Kind kind, int root = -1) {
-  Request request;
-  request.kind = kind;
-  request.root = root;
-  return request;
-}
-
 // Bytes that each host's ranks have sent to other hosts while they ran `body`.
 std::vector<uint64_t> sent_by_host(const std::vector<int>& host_of, const std::function<void(Rank&)>& body) {
   std::vector<std::atomic<uint64_t>> sent(4);
