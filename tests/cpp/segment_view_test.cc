@@ -49,6 +49,15 @@ TEST_CASE("segment view: a rank that waits says in which operation and for whom,
   }));
 }
 
+TEST_CASE("what is shown of a rank: nothing before it has come, because it may be writing that") {
+  const Fd fd = create_memfd("test", ControlSegment::nbytes(2, 16));
+  const ControlSegment control = ControlSegment::map(fd.get(), 2);
+  control.facts(1).pid = 7;
+  CHECK(shown_rank(control, 1).pid == 0);
+  control.line(1).attendance.store(Attendance::kPresent);
+  CHECK(shown_rank(control, 1).pid == 7);
+}
+
 TEST_CASE("segment view: of a wait for a message it tells which, and what was said of an earlier wait is not told") {
   CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
     SegmentView view(rank.context.world_memory());

@@ -38,6 +38,8 @@ ShownRank shown_rank(const ControlSegment& control, int rank) {
   const RankScore& score = control.score(rank);
   const WaitLine& line = control.wait_line(rank);
   ShownRank shown = {};
+  // A leader may show its host's ranks while it waits for them: one that has not come has not written its facts.
+  if (control.line(rank).attendance.load(std::memory_order_acquire) == Attendance::kAbsent) return shown;
   shown.pid = facts.pid;
   std::memcpy(shown.hostname, facts.hostname, sizeof shown.hostname);
   shown.waited_ns = score.waited_ns.load(std::memory_order_relaxed);
