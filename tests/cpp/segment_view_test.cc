@@ -180,6 +180,7 @@ TEST_CASE("segment view: what a rank has said of another wait is not told of thi
   identity.hosts = 1;
   identity.magic.store(SegmentIdentity::kMagic);
   SegmentView view(fd.get());
+  control.line(0).attendance.store(Attendance::kPresent);
   control.wait_line(0).slot = WaitLine::kOther;
   control.wait_line(0).number = 7;
   WaitText told = {};
