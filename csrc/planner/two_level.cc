@@ -86,6 +86,18 @@ std::unique_ptr<Algorithm> WithinHost::exchange(ExchangeJob job) {
   return rr::exchange(std::move(team), std::move(job));
 }
 
+std::unique_ptr<Algorithm> WithinHost::allgather(const std::byte* mine, const std::vector<Block>& blocks) {
+  ExchangeJob job;
+  job.outgoing.push_back({mine, blocks[static_cast<size_t>(me())].nbytes});
+  for (int place = 0; place < size(); ++place) {
+    const Block& block = blocks[static_cast<size_t>(place)];
+    job.sources.push_back(block.nbytes != 0);
+    job.largest_nbytes = std::max(job.largest_nbytes, block.nbytes);
+    job.incoming.push_back({place, 0, block.dst, block.nbytes, 0});
+  }
+  return exchange(std::move(job));
+}
+
 Team same_place(const Team& team, const Hosts& hosts, int place) {
   std::vector<int> ranks;
   for (const auto& members : hosts.members) ranks.push_back(members[static_cast<size_t>(place)]);

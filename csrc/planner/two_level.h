@@ -56,6 +56,12 @@ class WithinHost {
   std::unique_ptr<Algorithm> reduce_scatter(std::vector<Piece> pieces, std::vector<Range> owned, std::byte* dst,
                                             const Reduction& reduction);
   std::unique_ptr<Algorithm> exchange(ExchangeJob job);
+  // Each rank gives its block, which may be where it belongs already, and takes all of them. blocks: by place.
+  struct Block {
+    std::byte* dst;
+    size_t nbytes;
+  };
+  std::unique_ptr<Algorithm> allgather(const std::byte* mine, const std::vector<Block>& blocks);
 
  private:
   const Team team_;

@@ -5,6 +5,7 @@
 #include "collective/linked.h"
 
 namespace rr {
+
 // Every rank sends all it has to everybody, who fold in rank order. Moves (N-1) S bytes a rank.
 std::unique_ptr<Algorithm> TwoLevelAllreduce::gathered(const Piece& tensor, const Reduction& reduction) {
   const size_t nbytes = tensor.count * itemsize(reduction.dtype);
@@ -22,23 +23,16 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::gathered(const Piece& tensor, cons
     srcs.push_back(theirs);
   }
   Parts parts;
-  parts.push_back(mesh(team_, std::move(job)));
+  parts.push_back(mesh(team_, job));
   parts.push_back(local(*team_.kernels, {{{std::move(srcs), tensor.dst, tensor.count}}, reduction}));
   return sequence(std::move(parts), std::move(memory));
 }
 
 std::unique_ptr<Algorithm> TwoLevelAllreduce::gather_here(std::byte* elements, const std::vector<Range>& owned,
                                                           size_t item) {
-  ExchangeJob job;
-  const Range& mine = owned[static_cast<size_t>(here_.me())];
-  if (!mine.empty()) job.outgoing.push_back({elements + mine.begin * item, mine.count() * item});
-  for (size_t s = 0; s < owned.size(); ++s) {
-    job.sources.push_back(!owned[s].empty());
-    job.largest_nbytes = std::max(job.largest_nbytes, owned[s].count() * item);
-    if (owned[s].empty()) continue;
-    job.incoming.push_back({static_cast<int>(s), 0, elements + owned[s].begin * item, owned[s].count() * item, 0});
-  }
-  return here_.exchange(std::move(job));
+  std::vector<WithinHost::Block> blocks;
+  for (const Range& range : owned) blocks.push_back({elements + range.begin * item, range.count() * item});
+  return here_.allgather(blocks[static_cast<size_t>(here_.me())].dst, blocks);
 }
 
 std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, const Reduction& reduction, Codec codec,

@@ -58,19 +58,16 @@ class Blocks {
   const ExchangeJob& job_;
 };
 
-// What the ranks of this host give each other; each has its own block already.
+// The blocks of this host's own ranks.
 std::unique_ptr<Algorithm> share_own(const Team& team, const Hosts& hosts, WithinHost& here, const ExchangeJob& job) {
   const ExchangeJob::Incoming& mine = job.incoming[static_cast<size_t>(team.rank())];
   if (here.size() == 1) return copies(team, {{{job.outgoing[0].src}, mine.dst, mine.nbytes}});
-  ExchangeJob own;
-  own.outgoing = job.outgoing;
-  for (int place = 0; place < here.size(); ++place) {
-    const ExchangeJob::Incoming& block = job.incoming[static_cast<size_t>(hosts.here()[static_cast<size_t>(place)])];
-    own.incoming.push_back({place, 0, block.dst, block.nbytes, 0});
-    own.sources.push_back(block.nbytes != 0);
-    own.largest_nbytes = std::max(own.largest_nbytes, block.nbytes);
+  std::vector<WithinHost::Block> blocks;
+  for (const int rank : hosts.here()) {
+    const ExchangeJob::Incoming& block = job.incoming[static_cast<size_t>(rank)];
+    blocks.push_back({block.dst, block.nbytes});
   }
-  return here.exchange(std::move(own));
+  return here.allgather(job.outgoing[0].src, blocks);
 }
 
 // Long blocks, where all hosts have as many ranks: those of one place on its host go round a ring of hosts, so that
@@ -96,19 +93,16 @@ std::unique_ptr<Algorithm> ring_allgather(const Team& team, const Hosts& hosts, 
     for (int place = 0; place < here.size(); ++place) largest = std::max(largest, blocks.of(host, place).nbytes);
     const size_t pieces = messages_of(largest);
     for (size_t k = 0; k < pieces; ++k) {
-      const Range range = piece_of(block.nbytes, pieces, k);
-      arrivals.push_back({linked.size() - 1, range.end});
+      arrivals.push_back({linked.size() - 1, piece_of(block.nbytes, pieces, k).end});
       if (here.size() == 1) continue;
-      ExchangeJob share;
-      share.outgoing.push_back({block.dst + range.begin, range.count()});
+      std::vector<WithinHost::Block> shared;
       for (int place = 0; place < here.size(); ++place) {
-        const ExchangeJob::Incoming& theirs = blocks.of(host, place);
-        const Range part = piece_of(theirs.nbytes, pieces, k);
-        share.sources.push_back(!part.empty());
-        share.largest_nbytes = std::max(share.largest_nbytes, part.count());
-        if (place != here.me()) share.incoming.push_back({place, 0, theirs.dst + part.begin, part.count(), 0});
+        const ExchangeJob::Incoming& whole = blocks.of(host, place);
+        const Range piece = piece_of(whole.nbytes, pieces, k);
+        shared.push_back({whole.dst + piece.begin, piece.count()});
       }
-      parts.push_back({arrivals.size() - 1, true, here.exchange(std::move(share))});
+      const std::byte* const mine = shared[static_cast<size_t>(here.me())].dst;
+      parts.push_back({arrivals.size() - 1, true, here.allgather(mine, shared)});
     }
   }
   return hierarchical(std::move(parts),

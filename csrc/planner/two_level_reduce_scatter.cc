@@ -25,8 +25,8 @@ std::unique_ptr<Algorithm> scatter(const Team& team, const Hosts& hosts, size_t&
     return Range{range.begin + cut.begin, range.begin + cut.end};
   };
   size_t count = 0;  // of this rank between hosts
-  for (int k = 0; k < pieces; ++k) {
-    for (size_t host = 0; host < hosts.members.size(); ++host) count += part(host, here.me(), k).count();
+  for (const auto& members : hosts.members) {
+    count += kept[static_cast<size_t>(members[static_cast<size_t>(here.me())])].count();
   }
   Memory memory;
   std::byte* sums = allocate(memory, count * item);

@@ -13,8 +13,8 @@ namespace rr {
 // Whether it can be done so: every host has as many ranks, and a host's sum has a form to travel in.
 bool scatters_on_two_levels(const Hosts& hosts, const Reduction& reduction);
 
-// src: on every rank of the team all elements. kept: by rank, which of them it keeps; they tile src. dst: room for this
-// rank's. rounds: of the stage, counted up.
+// tensor.src: on every rank of the team all elements. kept: by rank, which of them it keeps; they tile the tensor.
+// tensor.dst: room for this rank's. rounds: of the stage, counted up.
 std::unique_ptr<Algorithm> two_level_reduce_scatter(const Team& team, const Hosts& hosts, size_t& rounds,
                                                     const Piece& tensor, const std::vector<Range>& kept,
                                                     const Reduction& reduction);
