@@ -1,11 +1,11 @@
 // What the other leaders say, written into this host's segment.
 #pragma once
 
-#include "relay/clock_relay.h"
 #include "relay/relay_deadlock.h"
 #include "relay/relay_parts.h"
-#include "relay/shown_relay.h"
-#include "relay/status_relay.h"
+#include "relay/status/clock_relay.h"
+#include "relay/status/shown_relay.h"
+#include "relay/status/status_relay.h"
 
 namespace rr {
 

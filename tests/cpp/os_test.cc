@@ -14,10 +14,10 @@
 #include "child.h"
 #include "doctest/doctest.h"
 #include "expect.h"
-#include "os/arrival_times.h"
 #include "os/liveness.h"
 #include "os/owned_fd.h"
 #include "os/segments.h"
+#include "os/tcp/arrival_times.h"
 #include "tcp_ranks.h"
 
 namespace rr::test {

@@ -62,7 +62,8 @@ struct WaitText {
 };
 static_assert(sizeof(WaitText) == 288);
 
-// What is shown of a rank, in one piece: as its host's leader tells it to the first host's (relay/shown_relay.h).
+// What is shown of a rank, in one piece: as its host's leader tells it to the first host's
+// (relay/status/shown_relay.h).
 struct ShownRank {
   int32_t pid;  // as the rank itself sees it
   uint32_t is_waiting;

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "base/guarded.h"
-#include "os/acknowledged.h"
 #include "os/owned_fd.h"
+#include "os/tcp/acknowledged.h"
 #include "transport/tcp/session/records.h"
 
 namespace rr {

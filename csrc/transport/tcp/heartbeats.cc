@@ -14,7 +14,7 @@
 #include "base/clock.h"
 #include "base/errors.h"
 #include "os/liveness.h"
-#include "os/tcp_options.h"
+#include "os/tcp/tcp_options.h"
 
 namespace rr {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "base/errors.h"
-#include "os/unsent.h"
+#include "os/tcp/unsent.h"
 
 namespace rr {
 namespace {

@@ -16,7 +16,7 @@
 #include "base/guarded.h"
 #include "os/epoll.h"
 #include "os/owned_fd.h"
-#include "os/tcp_options.h"
+#include "os/tcp/tcp_options.h"
 #include "os/thread.h"
 #include "transport/tcp/arrivals.h"
 #include "transport/tcp/attempts.h"

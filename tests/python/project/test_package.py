@@ -46,6 +46,12 @@ def test_folders_of_csrc_are_the_layers() -> None:
     assert folders == set(MAY_INCLUDE)
 
 
+def test_no_folder_of_csrc_has_more_than_22_files() -> None:
+    folders = {path.parent for path in CSRC.rglob("*") if path.is_file()}
+    counts = {str(folder.relative_to(CSRC)): sum(path.is_file() for path in folder.iterdir()) for folder in folders}
+    assert {folder: count for folder, count in counts.items() if count > 22} == {}
+
+
 @pytest.mark.parametrize("layer", MAY_INCLUDE)
 def test_a_layer_includes_only_earlier_ones(layer: str) -> None:
     wrong = []

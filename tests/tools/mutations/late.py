@@ -21,14 +21,14 @@ ROWS = (
     ),
     Mutation(
         "status-answer-lost",
-        "csrc/relay/status_relay.cc",
+        "csrc/relay/status/status_relay.cc",
         "question == 0 || statuses_.answer(one->first, question, one->second);",
         "question == 0 || statuses_.answer(one->first, question, one->second) || true;",
         ("status_frames_test::frames: an answer waits",),
     ),
     Mutation(
         "status-other-host",
-        "csrc/relay/status_relay.cc",
+        "csrc/relay/status/status_relay.cc",
         "rank < static_cast<int>(asked_.size()) && hosts_.is_here(rank)",
         "rank < static_cast<int>(asked_.size())",
         ("frames_test::frames: what cannot be",),
@@ -148,7 +148,7 @@ ROWS = (
     ),
     Mutation(
         "shown-backlog",
-        "csrc/relay/shown_relay.cc",
+        "csrc/relay/status/shown_relay.cc",
         "!tells_ || !is_answered_ || !links_[0].out.empty()",
         "!tells_ || !links_[0].out.empty()",
         ("status_frames_test::frames: a host shows",),

@@ -146,7 +146,7 @@ ROWS = (
     ),
     Mutation(
         "tcp-who-does-not-read",
-        "csrc/os/acknowledged.cc",
+        "csrc/os/tcp/acknowledged.cc",
         "info.unacked() != 0 && info.snd_wnd() != 0;",
         "true;",
         ("tcp_test::tcp: a connection of data whose peer does not read",),

@@ -23,7 +23,7 @@
 #include <string>
 #include <vector>
 
-#include "os/arrival_times.h"
+#include "os/tcp/arrival_times.h"
 #include "transport/tcp/session/libcrypto.h"
 
 namespace rr {

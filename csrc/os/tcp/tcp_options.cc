@@ -1,4 +1,4 @@
-#include "os/tcp_options.h"
+#include "os/tcp/tcp_options.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>

@@ -1,4 +1,4 @@
-#include "os/acknowledged.h"
+#include "os/tcp/acknowledged.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>

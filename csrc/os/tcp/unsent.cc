@@ -1,4 +1,4 @@
-#include "os/unsent.h"
+#include "os/tcp/unsent.h"
 
 #include <linux/sockios.h>
 #include <sys/ioctl.h>

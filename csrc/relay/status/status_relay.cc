@@ -1,4 +1,4 @@
-#include "relay/status_relay.h"
+#include "relay/status/status_relay.h"
 
 #include <algorithm>
 #include <iterator>

@@ -1,4 +1,4 @@
-#include "os/arrival_times.h"
+#include "os/tcp/arrival_times.h"
 
 #include <linux/errqueue.h>
 #include <linux/net_tstamp.h>

@@ -1,4 +1,4 @@
-#include "relay/shown_relay.h"
+#include "relay/status/shown_relay.h"
 
 #include "base/clock.h"
 

@@ -1,4 +1,4 @@
-#include "relay/clock_relay.h"
+#include "relay/status/clock_relay.h"
 
 #include <algorithm>
 
