@@ -200,8 +200,10 @@ def is_homogeneous() -> bool:
 
 
 def stats() -> dict[str, int]:
-    """Counters since init(): operations, bytes_moved, bytes_copied, bytes_on_wire, negotiations, algorithms, sleeps.
+    """Counters since init(): operations, bytes_moved, bytes_on_bus, bytes_copied, bytes_on_wire, negotiations,
+    algorithms, sleeps.
 
+    bytes_on_bus is bytes_moved times the factor between busbw and algbw of nccl-tests: 2(N-1)/N of an all-reduce.
     bytes_copied includes inputs that had to be copied because they were not contiguous. Raises NotInitializedError.
     """
     job = state.require()

@@ -5,6 +5,7 @@
 
 #include "base/errors.h"
 #include "negotiation/segment/failure.h"
+#include "operations/moved_bytes.h"
 #include "operations/recording.h"
 
 namespace rr {
@@ -227,7 +228,7 @@ void PendingOperations::consume(Operation& operation) {
 
 void PendingOperations::succeed(Operation& operation) {
   consume(operation);
-  add(from_.stats.bytes_moved, operation.signature.nbytes);
+  count_moved(from_.stats, operation.kind, operation.signature.nbytes, static_cast<size_t>(from_.size()));
   end(from_, operation, State::kDone);
 }
 
@@ -241,6 +242,7 @@ bool PendingOperations::progress_messages(bool& finished) {
   const bool moved = messages_.progress(ended);
   for (auto& [operation, error] : ended) {
     add(from_.stats.bytes_moved, operation->signature.nbytes);
+    add(from_.stats.bytes_on_bus, operation->signature.nbytes);
     if (error.empty()) {
       end(from_, *operation, State::kDone);
     } else {

@@ -50,6 +50,8 @@ class RankFigures:
     operations_per_s: float | None
     bytes_per_s: float | None
     """Of operands of operations that have ended."""
+    bus_bytes_per_s: float | None
+    """The same by the factors of busbw: what each rank sends or receives at least."""
     wire_bytes_per_s: float | None
     """Sent to other hosts."""
     cpu_share: float | None
@@ -177,6 +179,7 @@ def _figures(rank: RankReading, now: Reading, before: Reading | None, is_one_gro
         cause=rank.cause or None,
         operations_per_s=rate("operations"),
         bytes_per_s=rate("bytes_moved"),
+        bus_bytes_per_s=rate("bytes_on_bus"),
         wire_bytes_per_s=rate("bytes_on_wire"),
         cpu_share=cpu_share,
         waited_share=share(rank.waited_s, earlier.waited_s if earlier is not None else 0.0),

@@ -13,7 +13,7 @@ BUSY_SHARE = 0.05
 """Of links that are less busy nothing is said."""
 
 _HOST = "HOST"
-_HEADINGS = ("RANK", "PID", "CPU", "OPS/S", "BYTES/S", "WAITS", "LATE", "STATE")
+_HEADINGS = ("RANK", "PID", "CPU", "OPS/S", "BUSBW", "WAITS", "LATE", "STATE")
 _MOST_OF_A_LINE = 2000
 
 
@@ -54,7 +54,7 @@ def _row(rank: RankFigures) -> tuple[str, ...]:
         _known(rank.pid, str),
         _known(rank.cpu_share, lambda share: f"{100 * share:.0f} %"),
         _known(rank.operations_per_s, lambda rate: f"{rate:.0f}"),
-        _known(rank.bytes_per_s, nbytes),
+        _known(rank.bus_bytes_per_s, lambda rate: f"{nbytes(rate)}/s"),
         _known(rank.waited_share, percent),
         _known(rank.late_share, percent),
         rank.text,

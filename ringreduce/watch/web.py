@@ -76,7 +76,7 @@ def _point(job: JobFigures) -> dict[str, list[float | None]]:
     """Of each rank, by position; of many ranks those that others waited for the longest."""
     ranks = sorted(job.ranks, key=lambda rank: -(rank.late_share or 0.0))[:MOST_LINES]
     point: dict[str, list[float | None]] = {"ranks": [rank.rank for rank in ranks]}
-    for name in ("waited_share", "late_share", "cpu_share", "bytes_per_s", "operations_per_s"):
+    for name in ("waited_share", "late_share", "cpu_share", "bus_bytes_per_s", "operations_per_s"):
         values = (getattr(rank, name) for rank in ranks)
         point[name] = [None if value is None else float(f"{value:.4g}") for value in values]
     return point

@@ -5,6 +5,7 @@
 
 #include "base/errors.h"
 #include "engine/context.h"
+#include "operations/moved_bytes.h"
 #include "operations/recording.h"
 
 namespace rr {
@@ -106,7 +107,7 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   parts_.submitted.lock()->pending.unnamed().consume(ticket);
   if (!agreed) throw MismatchError(text + " " + parts_.from.where(operation));
   add(parts_.from.stats.one_shot, 1);
-  add(parts_.from.stats.bytes_moved, nbytes);
+  count_moved(parts_.from.stats, Kind::kAllreduce, nbytes, static_cast<size_t>(parts_.from.size()));
   return true;
 }
 

@@ -9,6 +9,8 @@ import oracle
 import pytest
 from ranks import SIZES, run_ranks
 
+from ringreduce.bench.collectives import COLLECTIVES
+
 
 def same(got: Any, want: Any) -> bool:
     """The same type, dtype, shape and bits."""
@@ -203,6 +205,37 @@ def barriers(rounds: int) -> list[tuple[float, float]]:
             rr.barrier()
             times.append((came, time.monotonic()))
     return times
+
+
+def counted_on_the_bus() -> dict[str, int]:
+    """By how much each collective of 12,000 bytes raises bytes_on_bus; what is gathered has so many in all."""
+    import ringreduce as rr
+
+    found = {}
+    with rr.init() as world:
+        whole = np.ones(3000, np.float32)
+        for name, call in {
+            "allreduce": lambda: rr.allreduce(whole),
+            "reducescatter": lambda: rr.reducescatter(whole),
+            "allgather": lambda: rr.allgather(whole[: 3000 // world.size]),
+            "broadcast": lambda: rr.broadcast(whole, 0),
+            "alltoall": lambda: rr.alltoall(whole),
+            "barrier": rr.barrier,
+        }.items():
+            before = rr.stats()["bytes_on_bus"]
+            call()
+            found[name] = rr.stats()["bytes_on_bus"] - before
+        before = rr.stats()["bytes_on_bus"]
+        rr.allreduce(np.ones(2))  # so few bytes go another way
+        found["small"] = rr.stats()["bytes_on_bus"] - before
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_bytes_on_the_bus_are_counted_as_ringreduce_bench_does(size: int) -> None:
+    expected = {name: int(12_000 * row.bus(size)) for name, row in COLLECTIVES.items()}
+    expected["small"] = int(16 * COLLECTIVES["allreduce"].bus(size))
+    assert run_ranks(counted_on_the_bus, size) == [expected] * size
 
 
 def test_barrier_waits_for_the_last() -> None:

@@ -167,7 +167,7 @@ def test_the_command_prints_a_table_and_json() -> None:
         title, headings, *rows = printed.stdout.splitlines()
         assert title.startswith(f"job {pid(ranks)}  ")
         assert re.search(r"  3 ranks  for \d+:\d\d$", title)
-        assert headings.split() == ["RANK", "PID", "CPU", "OPS/S", "BYTES/S", "WAITS", "LATE", "STATE"]
+        assert headings.split() == ["RANK", "PID", "CPU", "OPS/S", "BUSBW", "WAITS", "LATE", "STATE"]
         assert rows[0].endswith("  waiting in allreduce 'loss' #1 for rank 1")
         found = json.loads(completed(top("--once", "--json", "--interval", "0.1", str(pid(ranks)))).stdout)["jobs"]
         (as_json,) = found

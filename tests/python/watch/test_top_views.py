@@ -36,7 +36,7 @@ from ringreduce.watch.jobs import Job, LinkReading, RankReading, Reading, Wait
 from ringreduce.watch.processes import Process
 from ringreduce.watch.web import MOST_CONNECTIONS, MOST_LINES, POINT_S, Recent
 
-COUNTERS = {"operations": 0, "bytes_moved": 0, "bytes_on_wire": 0}
+COUNTERS = {"operations": 0, "bytes_moved": 0, "bytes_on_bus": 0, "bytes_on_wire": 0}
 RANK = RankReading(0, 0, "n1", True, 0.0, 4711, Process("S", 0.0, 0.0), "present", False, "", None, 0.0, 0.0, COUNTERS)
 
 
@@ -58,7 +58,8 @@ def reading(at_s: float, *ranks: RankReading, **others: Any) -> Reading:
 
 
 def counted(operations: int, nbytes: int, cpu_s: float = 0.0, **others: Any) -> RankReading:
-    counters = {"operations": operations, "bytes_moved": nbytes, "bytes_on_wire": nbytes // 2}
+    counters = {"operations": operations, "bytes_moved": nbytes}
+    counters |= {"bytes_on_bus": nbytes * 3 // 2, "bytes_on_wire": nbytes // 2}
     return replace(RANK, counters=counters, process=Process("S", cpu_s, 0.0), **others)
 
 
@@ -71,6 +72,7 @@ def test_rates_are_of_the_last_seconds() -> None:
     (rank,) = seen.ranks
     assert rank.operations_per_s == 300 / WINDOW_S
     assert rank.bytes_per_s == 600 / WINDOW_S
+    assert rank.bus_bytes_per_s == 900 / WINDOW_S
     assert rank.wire_bytes_per_s == 300 / WINDOW_S
     assert rank.cpu_share == pytest.approx(1.0 / WINDOW_S)
     assert rank.waited_share == 0.5 / WINDOW_S
@@ -153,11 +155,11 @@ def test_the_table() -> None:
     unknown = "on another host, and nothing is heard of it here"
     assert lines == [
         "job 4711  python train.py  4 ranks  2 hosts  for 2:13:05",
-        "RANK  HOST   PID  CPU  OPS/S  BYTES/S  WAITS  LATE  STATE",
-        f"   0    n1  4711    -      -        -      -     -  {waits}",
-        "   1    n1  4711    -      -        -      -     -  left: the disk is full",
-        "   2   n?2  4711    -      -        -      -     -  computing",
-        f"   3     2     -    -      -        -      -     -  {unknown}",
+        "RANK  HOST   PID  CPU  OPS/S  BUSBW  WAITS  LATE  STATE",
+        f"   0    n1  4711    -      -      -      -     -  {waits}",
+        "   1    n1  4711    -      -      -      -     -  left: the disk is full",
+        "   2   n?2  4711    -      -      -      -     -  computing",
+        f"   3     2     -    -      -      -      -     -  {unknown}",
         "rank 5 is late: ...",
         "failed: lost rank 7",
     ]

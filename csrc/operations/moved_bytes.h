@@ -1,0 +1,34 @@
+// Counts the bytes of an operation that has ended.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/stats.h"
+#include "negotiation/segment/signature.h"
+
+namespace rr {
+
+// Bytes that each rank of n sends or receives at least, by the factors of nccl-tests (its doc/PERFORMANCE.md):
+// busbw is this over the time. nbytes is the rank's input.
+inline uint64_t bus_nbytes(Kind kind, uint64_t nbytes, size_t ranks) {
+  const uint64_t others = ranks - 1;
+  switch (kind) {
+    case Kind::kAllreduce:
+      return 2 * nbytes * others / ranks;
+    case Kind::kReduceScatter:
+    case Kind::kAlltoall:
+      return nbytes * others / ranks;
+    case Kind::kAllgather:
+      return nbytes * others;
+    default:
+      return nbytes;
+  }
+}
+
+inline void count_moved(Stats& stats, Kind kind, uint64_t nbytes, size_t ranks) {
+  add(stats.bytes_moved, nbytes);
+  add(stats.bytes_on_bus, bus_nbytes(kind, nbytes, ranks));
+}
+
+}  // namespace rr
