@@ -57,8 +57,6 @@ def run(*command: str | Path, data: Path | None = None) -> str:
 
 def example(script: str, *options: str) -> str:
     """A rank runs an example, whose path is below examples/, and returns what it has printed."""
-    import torch  # noqa: F401  # so that ranks are forks of a process that has imported torch: 3 s less for each
-
     path = EXAMPLES / script
     sys.argv = [script, *options]
     sys.path.insert(0, str(path.parent))

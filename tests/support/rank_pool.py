@@ -29,6 +29,7 @@ SERVER = Path(__file__).with_name("rank_server.py")
 # Read when a rank starts or calls, so a server's own value does not matter.
 READ_LATE = ("RINGREDUCE_", "HOROVOD_", "RR_", "FAKE_", "PYTEST_")
 ALWAYS = ("numpy", "pytest", "ringreduce", "oracle")
+USUALLY = ("ringreduce.api", "numpy.random")  # ringreduce imports its parts when they are used: 0.05 s a rank
 NOTHING_MORE = "RR_TEST_NOTHING_IMPORTED"
 """In a rank's environment: the test is about how something is imported, so its server imports only what is above."""
 IMPORTS = {
@@ -38,6 +39,8 @@ IMPORTS = {
     "jax": ("jax", "ringreduce.jax"),
 }
 """What a server imports first, by what the source of the test imports anywhere."""
+COMPILER = ("torch._inductor.compile_fx", "torch._dynamo.backends.common", "torch._inductor.pattern_matcher")
+"""Where the source has the word "inductor": 2 s a rank."""
 
 
 class Process:
@@ -147,7 +150,8 @@ def modules_of(source: str) -> tuple[str, ...]:
     """What a server for a test with this source imports."""
     pattern = r"^\s*(?:import|from) (?:ringreduce\.)?(\w+)"
     imported = set(re.findall(pattern, source, re.MULTILINE))
-    return (*ALWAYS, *(name for top, names in IMPORTS.items() if top in imported for name in names))
+    modules = [name for top, names in IMPORTS.items() if top in imported for name in names]
+    return (*ALWAYS, *USUALLY, *modules, *(COMPILER if "inductor" in source else ()))
 
 
 @functools.cache

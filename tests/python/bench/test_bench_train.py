@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from bench_train_jobs import QUICK, Failing, Hanging, Missing, Silent, bench, needs_torch
+from bench_train_jobs import QUICK, Failing, Hanging, Missing, Silent, bench, forked_ranks, needs_torch
 
 from ringreduce.bench.train import figures, job
 from ringreduce.bench.train.frameworks.torch import Torch
@@ -17,8 +17,11 @@ from ringreduce.bench.train.modes.horovod import Horovod
 from ringreduce.bench.train.modes.ringreduce import Ringreduce
 from ringreduce.bench.train.options import parse
 
+__all__ = ["forked_ranks"]
+
 
 @needs_torch
+@pytest.mark.usefixtures("forked")
 def test_modes_reach_the_same_loss_and_an_absent_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -248,6 +248,7 @@ hvd.shutdown()
 """
 
 
+@pytest.mark.long  # on two nodes it is the same program
 def test_srun_trains(cluster: Slurm) -> None:
     pytest.importorskip("torch")
     status, lines = srun(cluster, 2, TRAIN, "-N", "1")

@@ -118,6 +118,7 @@ ALL = [f"rank {rank}/4 [10.0, 10.0, 10.0] 10 groups, told by a" for rank in rang
 ENV = {"OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.long  # test_tcp_launchers.py has torchrun start ranks again, with one group
 def test_torchrun_that_starts_its_ranks_again(lab: Lab) -> None:
     env = {"RINGREDUCE_SECRET_FILE": str(lab.folder / "secret"), "RR_FAILS_ONCE": "1"}
     status, outputs = torchrun(lab, [program(lab)], env, options=["--max-restarts", "1"])
@@ -153,7 +154,7 @@ def test_mpirun_needs_no_secret_file(lab: Lab, transport: str) -> None:
     assert (done.status, said(done.output)) == (0, ALL), done.output
 
 
-@pytest.mark.parametrize("framework", ["lightning", "accelerate"])
+@pytest.mark.parametrize("framework", [pytest.param("lightning", marks=pytest.mark.long), "accelerate"])
 def test_frameworks_with_two_nodes(lab: Lab, framework: str) -> None:
     pytest.importorskip(framework)
     call(lab, "ab", 1, "test_distributed_frameworks", "train_on_nodes", framework, folder(lab, framework), "a")

@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from example_runs import EXAMPLES, RINGRUN, run, write_data
+from example_runs import example, write_data
+from ranks import run_ranks
 from test_keras_ranks import BACKENDS, ENVIRONMENT
 
 pytest.importorskip("keras")
 
 
-def train(ranks: int, folder: Path, data: Path, *options: str) -> Any:
-    launcher = [RINGRUN, "-np", str(ranks)] if ranks > 1 else []
+def train(ranks: int, backend: str, folder: Path, *options: str) -> Any:
     output = folder / "result.json"
-    script = EXAMPLES / "keras_fashion_mnist.py"
-    text = run(*launcher, sys.executable, script, "--json", output, *options, data=data)
-    return json.loads(output.read_text()) | {"text": text}
+    env = ENVIRONMENT | {"KERAS_BACKEND": backend, "RINGREDUCE_DATA": str(folder / "data")}
+    texts = run_ranks(example, ranks, args=("keras_fashion_mnist.py", "--json", str(output), *options), env=env)
+    return json.loads(output.read_text()) | {"text": texts[0]}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_ranks_train_as_one(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (ENVIRONMENT | {"KERAS_BACKEND": backend}).items():
-        monkeypatch.setenv(name, value)
-    data = write_data(tmp_path / "data")
+def test_two_ranks_train_as_one(backend: str, tmp_path: Path) -> None:
+    write_data(tmp_path / "data")
     options = ["--epochs", "2", "--batch-size", "32", "--steps", "3"]
     if backend == "torch":
         options += ["--warmup-epochs", "0"]  # else the learning rate of one rank differs
-    two = train(2, tmp_path, data, *options, "--save", str(tmp_path / "best.keras"))
+    two = train(2, backend, tmp_path, *options, "--save", str(tmp_path / "best.keras"))
     assert (two["backend"], two["ranks"]) == (backend, 2)
     assert two["history"]["loss"][1] < two["history"]["loss"][0]
     assert (tmp_path / "best.keras").stat().st_size > 100_000
     if backend != "torch":
         assert "Epoch 1: finished gradual learning rate warmup to 0.1." in two["text"]
     else:
-        one = train(1, tmp_path, data, *options)
+        one = train(1, backend, tmp_path, *options)
         for name in ("loss", "accuracy"):  # two ranks leave out one of the 41 images that both look at otherwise
             assert one["history"][name] == pytest.approx(two["history"][name], rel=1e-4)
         assert one["weights"] == pytest.approx(two["weights"], rel=1e-4)

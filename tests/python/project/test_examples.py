@@ -7,11 +7,11 @@ import re
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
-from example_runs import EXAMPLES, RINGRUN, TEST, TRAIN, example, fashion_mnist, run, write_data
+from example_runs import EXAMPLES, RINGRUN, TEST, TRAIN, fashion_mnist, run, write_data
 from ranks import run_ranks
+from torch_examples import torch_example
 
 
 @pytest.fixture(scope="module")
@@ -19,17 +19,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_data(tmp_path_factory.mktemp("data") / "small")
 
 
-def train(ranks: int, folder: Path, data: Path, *options: str) -> dict[str, Any]:
-    launcher = [RINGRUN, "-np", str(ranks)] if ranks else []
-    output = folder / "result.json"
-    run(*launcher, sys.executable, EXAMPLES / "torch_fashion_mnist.py", "--json", output, *options, data=data)
-    result: dict[str, Any] = json.loads(output.read_text())
-    return result
-
-
-def lines_of(script: str, *options: str, data: Path | None = None) -> list[str]:
-    """What two ranks print."""
-    texts = run_ranks(example, 2, args=(script, *options), env={"RINGREDUCE_DATA": data and str(data)})
+def lines_of(script: str, *options: str, ranks: int = 2, data: Path | None = None) -> list[str]:
+    """What the ranks print."""
+    texts = run_ranks(torch_example, ranks, args=(script, *options), env={"RINGREDUCE_DATA": data and str(data)})
     return "".join(texts).splitlines()
 
 
@@ -41,8 +33,12 @@ def test_hello() -> None:
 def test_training_is_the_same_on_one_rank_and_on_three(data: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     options = ("--model", "lenet", "--epochs", "3", "--batch-size", "32", "--dtype", "float64")
-    alone = train(0, tmp_path, data, *options)
-    three = train(3, tmp_path, data, *options, "--bound", "1")
+    output = tmp_path / "result.json"
+    results = []
+    for ranks, more in ((1, ()), (3, ("--bound", "1"))):
+        lines_of("torch_fashion_mnist.py", *options, *more, "--json", str(output), ranks=ranks, data=data)
+        results.append(json.loads(output.read_text()))
+    alone, three = results
     assert [alone["ranks"], three["ranks"]] == [1, 3]
     for row, other in zip(alone["epoch"], three["epoch"], strict=True):
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
@@ -84,7 +80,7 @@ def test_local_sgd(method: str, ranks: int, data: Path, tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     options = ("--method", method, "--every", "4", "--epochs", "2", "--steps", "5", "--batch-size", "8")
     env = {"RINGREDUCE_DATA": str(data)}
-    run_ranks(example, ranks, args=("torch_local_sgd.py", *options, "--json", str(output)), env=env)
+    run_ranks(torch_example, ranks, args=("torch_local_sgd.py", *options, "--json", str(output)), env=env)
     result = json.loads(output.read_text())
     assert (result["ranks"], result["steps"], result["method"]) == (ranks, 10, method)
     assert 0 <= result["accuracy"] <= 1
@@ -99,7 +95,7 @@ def test_gradients_in_fewer_bytes(method: str, data: Path, tmp_path: Path) -> No
     pytest.importorskip("torch")
     output = tmp_path / "result.json"
     options = ("--method", method, "--epochs", "1", "--steps", "20", "--batch-size", "4", "--json", str(output))
-    run_ranks(example, 2, args=("torch_local_sgd.py", *options), env={"RINGREDUCE_DATA": str(data)})
+    run_ranks(torch_example, 2, args=("torch_local_sgd.py", *options), env={"RINGREDUCE_DATA": str(data)})
     result = json.loads(output.read_text())
     assert result["steps"] == 20
     assert result["wire_nbytes"] == 0  # all ranks are on one host

@@ -4,42 +4,28 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("tensorflow")
 
-from example_runs import EXAMPLES, RINGRUN, TEST, fashion_mnist, run, write_data
+from example_runs import EXAMPLES, RINGRUN, TEST, example, fashion_mnist, run, write_data
+from ranks import run_ranks
 from tensorflow_checks import ENV
 
 PAGES = Path(__file__).resolve().parents[3] / "docs"
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data") / "small")
-
-
-def train(ranks: int, folder: Path, data: Path, *options: str) -> dict[str, Any]:
-    launcher = [RINGRUN, "-np", str(ranks)] if ranks else []
-    output = folder / "result.json"
-    script = EXAMPLES / "tensorflow_fashion_mnist.py"
-    run(*launcher, sys.executable, script, "--json", output, *options, data=data)
-    result: dict[str, Any] = json.loads(output.read_text())
-    return result
-
-
-def test_training_is_the_same_on_one_rank_and_on_two(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in ENV.items():
-        monkeypatch.setenv(name, value)
-    options = ("--model", "lenet", "--epochs", "2", "--batch-size", "33", "--dtype", "float64")
-    alone = train(0, tmp_path, data, *options)
-    two = train(2, tmp_path, data, *options)
+def test_training_is_the_same_on_one_rank_and_on_two(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    options = ("--model", "lenet", "--epochs", "2", "--batch-size", "33", "--dtype", "float64", "--json", str(output))
+    env = ENV | {"RINGREDUCE_DATA": str(write_data(tmp_path / "data"))}
+    results = []
+    for ranks in (1, 2):
+        run_ranks(example, ranks, args=("tensorflow_fashion_mnist.py", *options), env=env)
+        results.append(json.loads(output.read_text()))
+    alone, two = results
     assert [alone["ranks"], two["ranks"]] == [1, 2]
     for row, other in zip(alone["epoch"], two["epoch"], strict=True):
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-9)
@@ -56,7 +42,10 @@ def test_real_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("Fashion-MNIST is not here: `make demo` fetches it")
     for name, value in ENV.items():
         monkeypatch.setenv(name, value)
-    result = train(2, tmp_path, data, "--epochs", "1", "--steps", "80", "--batch-size", "128")
+    output = tmp_path / "result.json"
+    options = ("--epochs", "1", "--steps", "80", "--batch-size", "128", "--json", output)
+    run(RINGRUN, "-np", "2", sys.executable, EXAMPLES / "tensorflow_fashion_mnist.py", *options, data=data)
+    result = json.loads(output.read_text())
     assert result["gradient_nbytes"] == 4 * 129_068
     assert result["test_accuracy"] > 0.6
 
@@ -75,7 +64,7 @@ def execute(sources: list[str]) -> int:
     return len(sources)
 
 
-def test_programs_of_the_pages(run_ranks: Callable[..., Any]) -> None:
+def test_programs_of_the_pages() -> None:
     sources = programs((PAGES / "tensorflow.md").read_text())
     assert len(sources) >= 3
     migration = programs(
