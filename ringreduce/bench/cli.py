@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 import ringreduce
 from ringreduce.bench import report, table, terminal
-from ringreduce.bench.measure import measure
+from ringreduce.bench.measure import Row, measure
 from ringreduce.bench.options import Options, parse
 from ringreduce.bench.start import started
 from ringreduce.errors import Error
@@ -37,20 +40,30 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(options: Options) -> int:
-    """As one rank of the job: measures all sizes. Returns the exit status."""
+    """As one rank of the job: measures all sizes, or as many as anybody reads of. Returns the exit status."""
     with ringreduce.init():
         facts = report.meta()
-        prints = ringreduce.rank() == 0
-        if prints:
-            terminal.show(table.head(options, facts))
         cores = report.cores(facts)
-        rows = []
+        rows: list[Row] = []
+        is_read = _show(lambda: table.head(options, facts))
         for nbytes in options.sizes:
             rows.append(measure(options, nbytes, cores))
-            if prints:
-                terminal.show(table.line(options, rows[-1]))
-        if prints:
-            terminal.show(table.tail(rows))
-            if options.json:
-                report.write(options.json, options, facts, rows)
+            is_read &= _show(lambda: table.line(options, rows[-1]))
+            if not is_read and not options.json:
+                break
+        _show(lambda: table.tail(rows))
+        if options.json and ringreduce.rank() == 0:
+            report.write(options.json, options, facts, rows)
     return 1 if any(row.wrong for row in rows) else 0
+
+
+def _show(text: Callable[[], str]) -> bool:
+    """Collective: rank 0 prints. False on all ranks once the reader of its output has gone, as `| head` does."""
+    has_gone = False
+    if ringreduce.rank() == 0:
+        try:
+            terminal.show(text())
+        except BrokenPipeError:
+            has_gone = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at its end
+    return not ringreduce.allreduce(np.array([has_gone], np.uint8), op=ringreduce.Max)[0]
