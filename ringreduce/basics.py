@@ -203,7 +203,9 @@ def stats() -> dict[str, int]:
     """Counters since init(): operations, bytes_moved, bytes_on_bus, bytes_copied, bytes_on_wire, negotiations,
     algorithms, sleeps.
 
-    bytes_on_bus is bytes_moved times the factor between busbw and algbw of nccl-tests: 2(N-1)/N of an all-reduce.
+    bytes_on_bus is what busbw is reckoned from, by the factors of nccl-tests: of N ranks, 2(N-1)/N of an all-reduce's
+    input, (N-1)/N of a reduce-scatter's and an all-to-all's, N-1 parts of an all-gather, a gather and a scatter,
+    and the whole of a broadcast, a reduce and a message.
     bytes_copied includes inputs that had to be copied because they were not contiguous. Raises NotInitializedError.
     """
     job = state.require()

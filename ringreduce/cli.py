@@ -27,7 +27,10 @@ USAGE_STATUS = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status: 141 where the reader of its output has gone, as `| head` does."""
+    """Runs the command line; returns the exit status: 141 where the reader of its output has gone, as `| head` does.
+
+    A program's ranks, and those of `bench`, print by themselves, and end as they find right.
+    """
     try:
         try:
             return _run_command(list(sys.argv[1:] if argv is None else argv))

@@ -10,7 +10,7 @@ namespace rr {
 #define RR_STATS(X)                                                                            \
   X(operations)       /* submitted here */                                                     \
   X(bytes_moved)      /* payload of the operations that finished here */                       \
-  X(bytes_on_bus)     /* as bytes_moved, by the factors of busbw (operations/moved_bytes.h) */ \
+  X(bytes_on_bus)     /* busbw times the time (operations/moved_bytes.h) */ \
   X(bytes_copied)     /* into and out of staging and eager buffers */                          \
   X(bytes_on_wire)    /* sent to other hosts; 0 on one host */                                 \
   X(negotiations)     /* requests made under the group's lock (named or logged) */             \

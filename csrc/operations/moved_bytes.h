@@ -9,8 +9,8 @@
 
 namespace rr {
 
-// Bytes that each rank of n sends or receives at least, by the factors of nccl-tests (its doc/PERFORMANCE.md):
-// busbw is this over the time. nbytes is the rank's input.
+// busbw times the time, by the factors of nccl-tests (its doc/PERFORMANCE.md, src/gather.cu and src/scatter.cu).
+// nbytes: of the rank's input, of a scatter and a broadcast its output. All ranks are taken to have as many.
 inline uint64_t bus_nbytes(Kind kind, uint64_t nbytes, size_t ranks) {
   const uint64_t others = ranks - 1;
   switch (kind) {
@@ -20,6 +20,8 @@ inline uint64_t bus_nbytes(Kind kind, uint64_t nbytes, size_t ranks) {
     case Kind::kAlltoall:
       return nbytes * others / ranks;
     case Kind::kAllgather:
+    case Kind::kGather:
+    case Kind::kScatter:
       return nbytes * others;
     default:
       return nbytes;

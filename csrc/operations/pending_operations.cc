@@ -242,7 +242,7 @@ bool PendingOperations::progress_messages(bool& finished) {
   const bool moved = messages_.progress(ended);
   for (auto& [operation, error] : ended) {
     add(from_.stats.bytes_moved, operation->signature.nbytes);
-    add(from_.stats.bytes_on_bus, operation->signature.nbytes);
+    add(from_.stats.bytes_on_bus, operation->signature.nbytes);  // at the sender and at the receiver
     if (error.empty()) {
       end(from_, *operation, State::kDone);
     } else {

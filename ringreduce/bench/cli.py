@@ -58,7 +58,7 @@ def run(options: Options) -> int:
 
 
 def _show(text: Callable[[], str]) -> bool:
-    """Collective: rank 0 prints. False on all ranks once the reader of its output has gone, as `| head` does."""
+    """Collective: rank 0 prints. False on all ranks where the reader of its output has just gone, as `| head` does."""
     has_gone = False
     if ringreduce.rank() == 0:
         try:

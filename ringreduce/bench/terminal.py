@@ -35,8 +35,10 @@ def show(text: str, file: TextIO | None = None) -> None:
     styled = Text(text)
     for pattern, style in STYLES.items():
         styled.highlight_regex(f"(?m){pattern}", style)
-    Console(file=file, force_terminal=True, soft_wrap=True).print(styled)
-    file.flush()
+    console = Console(file=file, force_terminal=True, soft_wrap=True)
+    with console.capture() as capture:  # rich would end the process where the file is a pipe that nobody reads
+        console.print(styled)
+    print(capture.get(), end="", file=file, flush=True)
 
 
 def coloured(file: TextIO) -> bool:

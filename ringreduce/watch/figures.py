@@ -51,7 +51,7 @@ class RankFigures:
     bytes_per_s: float | None
     """Of operands of operations that have ended."""
     bus_bytes_per_s: float | None
-    """The same by the factors of busbw: what each rank sends or receives at least."""
+    """busbw: of stats()'s bytes_on_bus."""
     wire_bytes_per_s: float | None
     """Sent to other hosts."""
     cpu_share: float | None

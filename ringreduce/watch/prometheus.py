@@ -35,7 +35,7 @@ def _counter(name: str, counter: str, help_text: str) -> _Metric:
 _METRICS = (
     _counter("operations", "operations", "Operations that the rank has submitted since init()."),
     _counter("moved_bytes", "bytes_moved", "Bytes of operands of operations that have ended on the rank."),
-    _counter("bus_bytes", "bytes_on_bus", "The same by busbw's factors: what a rank sends or receives at least."),
+    _counter("bus_bytes", "bytes_on_bus", "What busbw is reckoned from, by the factors of nccl-tests."),
     _counter("wire_bytes", "bytes_on_wire", "Bytes that the rank has sent to other hosts."),
     _counter("waited_seconds", "waited_s", "Time in which the rank waited in a call."),
     _counter("late_seconds", "late_s", "Time in which most others waited for the rank."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from ringreduce.timeline.wording import nbytes, percent, printable
+from ringreduce.timeline.wording import percent, printable, rate
 from ringreduce.watch.figures import JobFigures, RankFigures, title
 
 MOST_LINKS = 8
@@ -33,7 +33,7 @@ def lines(job: JobFigures) -> list[str]:
         if link.busy_share >= BUSY_SHARE:
             text.append(
                 f"link {names.get(link.from_host, link.from_host)} -> {names.get(link.to_host, link.to_host)}: busy "
-                f"{percent(link.busy_share)}, {nbytes(link.bytes_per_s)}/s"
+                f"{percent(link.busy_share)}, {rate(link.bytes_per_s)}"
             )
     if job.late:
         text.append(printable(job.late, _MOST_OF_A_LINE))
@@ -53,8 +53,8 @@ def _row(rank: RankFigures) -> tuple[str, ...]:
         str(rank.rank),
         _known(rank.pid, str),
         _known(rank.cpu_share, lambda share: f"{100 * share:.0f} %"),
-        _known(rank.operations_per_s, lambda rate: f"{rate:.0f}"),
-        _known(rank.bus_bytes_per_s, lambda rate: f"{nbytes(rate)}/s"),
+        _known(rank.operations_per_s, lambda number: f"{number:.0f}"),
+        _known(rank.bus_bytes_per_s, rate),
         _known(rank.waited_share, percent),
         _known(rank.late_share, percent),
         rank.text,

@@ -7,6 +7,7 @@ import runpy
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,8 @@ def write_data(folder: Path) -> Path:
     return folder
 
 
-def run(*command: str | Path, data: Path | None = None) -> str:
-    environ = clean_environment() | ({"RINGREDUCE_DATA": str(data)} if data else {})
+def run(*command: str | Path, data: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+    environ = {**clean_environment(), **({"RINGREDUCE_DATA": str(data)} if data else {}), **(env or {})}
     done = subprocess.run(
         list(map(str, command)),
         env=environ,

@@ -37,10 +37,9 @@ IMPORTS = {
     "tensorflow": ("tensorflow", "ringreduce.tensorflow"),
     "keras": ("keras", "ringreduce.keras"),
     "jax": ("jax", "ringreduce.jax"),
+    "torch._inductor": ("torch._inductor.compile_fx", "torch._dynamo.backends.common"),  # 2 s
 }
 """What a server imports first, by what the source of the test imports anywhere."""
-COMPILER = ("torch._inductor.compile_fx", "torch._dynamo.backends.common", "torch._inductor.pattern_matcher")
-"""Where the source has the word "inductor": 2 s a rank."""
 
 
 class Process:
@@ -148,10 +147,9 @@ def start(rank: int, job: Mapping[str, Any], fds: Sequence[int], source: str) ->
 @functools.cache
 def modules_of(source: str) -> tuple[str, ...]:
     """What a server for a test with this source imports."""
-    pattern = r"^\s*(?:import|from) (?:ringreduce\.)?(\w+)"
-    imported = set(re.findall(pattern, source, re.MULTILINE))
-    modules = [name for top, names in IMPORTS.items() if top in imported for name in names]
-    return (*ALWAYS, *USUALLY, *modules, *(COMPILER if "inductor" in source else ()))
+    pattern = r"^\s*(?:import|from) (?:ringreduce\.)?((\w+)(?:\.\w+)?)"
+    imported = {name for names in re.findall(pattern, source, re.MULTILINE) for name in names}
+    return (*ALWAYS, *USUALLY, *(name for top, names in IMPORTS.items() if top in imported for name in names))
 
 
 @functools.cache

@@ -1,10 +1,10 @@
-"""Examples that import torch, run by ranks of which none imports it itself: that is 3 s less for each."""
+"""Runs examples that use torch on ranks that need not import it, which takes 3 s."""
 
 from example_runs import example
 
 
 def torch_example(script: str, *options: str) -> str:
-    """example(); rank_pool.py forks the ranks off a process that has imported what the source of a test imports."""
+    """As example(). Because of the import below, rank_pool.py starts ranks from a process that has torch already."""
     import torch  # noqa: F401
 
     return example(script, *options)

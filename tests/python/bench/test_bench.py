@@ -1,6 +1,7 @@
 """`ringreduce bench`: the JSON has the promised schema, wrong results are counted and end with status 1."""
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -135,12 +136,14 @@ def bench_with_a_lie(*commands: Sequence[str]) -> list[int]:
     return bench(*commands)
 
 
-def test_a_reader_that_has_gone_ends_it_quietly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("colour", ["", "1"])
+def test_a_reader_that_has_gone_ends_it_quietly(colour: str, tmp_path: Path) -> None:
     """It goes before there is anything to read. With a file to write, all sizes are measured nevertheless."""
     file = tmp_path / "rows.json"
     command = f"{shlex.quote(sys.executable)} -m ringreduce.bench allreduce -np 2 --sizes 8,16,32,64,128 --iters 2"
     for more in ("", f"--json {file}"):
-        done = completed(["bash", "-c", f"{command} {more} | true; exit ${{PIPESTATUS[0]}}"])
+        pipe = f"{command} {more} | true; exit ${{PIPESTATUS[0]}}"
+        done = completed(["bash", "-c", pipe], env={**os.environ, "FORCE_COLOR": colour})
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert len(json.loads(file.read_text())["results"]) == 5
 

@@ -1,4 +1,4 @@
-"""`ringreduce bench train` as a user starts it: jobs of their own, the JSON and the table, deadlines, absent modes."""
+"""`ringreduce bench train` as a user starts it: its jobs, the JSON and the table, deadlines, absent modes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,17 @@ __all__ = ["forked_ranks"]
 
 
 @needs_torch
-@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("jobs", ["forked", pytest.param("started", marks=pytest.mark.long)])
 def test_modes_reach_the_same_loss_and_an_absent_one_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    jobs: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
+    """Most of the time goes into starting eight processes with torch; test_resnet50... starts ringreduce's."""
+    if jobs == "forked":
+        request.getfixturevalue("forked")
     monkeypatch.setitem(sys.modules, "horovod", None)  # as if it were not installed
     status, document, rows = bench(tmp_path, "--vs", "single,ddp-ringreduce,ddp-gloo,horovod")
     said = capsys.readouterr()

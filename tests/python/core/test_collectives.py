@@ -208,7 +208,7 @@ def barriers(rounds: int) -> list[tuple[float, float]]:
 
 
 def counted_on_the_bus() -> dict[str, int]:
-    """By how much each collective of 12,000 bytes raises bytes_on_bus; what is gathered has so many in all."""
+    """By how much each collective raises bytes_on_bus. An all-gather's output has 12,000 bytes, others' input."""
     import ringreduce as rr
 
     found = {}
@@ -225,17 +225,55 @@ def counted_on_the_bus() -> dict[str, int]:
             before = rr.stats()["bytes_on_bus"]
             call()
             found[name] = rr.stats()["bytes_on_bus"] - before
-        before = rr.stats()["bytes_on_bus"]
-        rr.allreduce(np.ones(2))  # so few bytes go another way
-        found["small"] = rr.stats()["bytes_on_bus"] - before
+    return found
+
+
+def counted_on_the_bus_otherwise() -> dict[str, int]:
+    """Likewise what `ringreduce bench` does not have, on four ranks."""
+    import ringreduce as rr
+
+    found = {}
+    with rr.init() as world:
+        first, last = rr.add_process_set([0, 1]), rr.add_process_set([2, 3])
+        half = first if world.rank < 2 else last
+        x, part = np.ones(3000, np.float32), np.ones(750, np.float32)
+        other = world.rank ^ 1
+        for name, call in {
+            "small": lambda: rr.allreduce(np.ones(2)),  # so few bytes go another way
+            "named": lambda: rr.allreduce(np.ones(2), name="named"),
+            "grouped": lambda: rr.grouped_allreduce([x, x]),
+            "in a set": lambda: rr.allreduce(x, process_set=half),
+            "reduce": lambda: rr.reduce(x, 0),
+            "gather": lambda: rr.gather(part, 0),
+            "scatter": lambda: rr.scatter(np.ones((4, 750), np.float32) if world.rank == 0 else None, part, 0),
+            "a message": lambda: rr.send(x, other) if world.rank < other else rr.recv(x, other),
+        }.items():
+            before = rr.stats()["bytes_on_bus"]
+            call()
+            found[name] = rr.stats()["bytes_on_bus"] - before
     return found
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_bytes_on_the_bus_are_counted_as_ringreduce_bench_does(size: int) -> None:
     expected = {name: int(12_000 * row.bus(size)) for name, row in COLLECTIVES.items()}
-    expected["small"] = int(16 * COLLECTIVES["allreduce"].bus(size))
+    if size == 4:
+        assert (expected["allreduce"], expected["allgather"], expected["broadcast"]) == (18_000, 9000, 12_000)
     assert run_ranks(counted_on_the_bus, size) == [expected] * size
+
+
+def test_bytes_on_the_bus_of_other_operations() -> None:
+    expected = {
+        "small": 24,
+        "named": 24,
+        "grouped": 36_000,
+        "in a set": 12_000,
+        "reduce": 12_000,
+        "gather": 9000,
+        "scatter": 9000,
+        "a message": 12_000,
+    }
+    assert run_ranks(counted_on_the_bus_otherwise, 4) == [expected] * 4
 
 
 def test_barrier_waits_for_the_last() -> None:

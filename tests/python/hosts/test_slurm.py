@@ -248,7 +248,7 @@ hvd.shutdown()
 """
 
 
-@pytest.mark.long  # on two nodes it is the same program
+@pytest.mark.long  # test_srun_trains_on_two_nodes runs this program, test_srun_starts_ranks places ranks by Slurm
 def test_srun_trains(cluster: Slurm) -> None:
     pytest.importorskip("torch")
     status, lines = srun(cluster, 2, TRAIN, "-N", "1")

@@ -118,7 +118,6 @@ ALL = [f"rank {rank}/4 [10.0, 10.0, 10.0] 10 groups, told by a" for rank in rang
 ENV = {"OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.long  # test_tcp_launchers.py has torchrun start ranks again, with one group
 def test_torchrun_that_starts_its_ranks_again(lab: Lab) -> None:
     env = {"RINGREDUCE_SECRET_FILE": str(lab.folder / "secret"), "RR_FAILS_ONCE": "1"}
     status, outputs = torchrun(lab, [program(lab)], env, options=["--max-restarts", "1"])

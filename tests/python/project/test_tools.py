@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rank_pool import modules_of, source_of
 
 TESTS = Path(__file__).resolve().parents[2]
 ROOT = TESTS.parent
@@ -76,3 +77,15 @@ def test_every_part_has_a_budget_and_every_budget_a_part() -> None:
     makefile = (ROOT / "Makefile").read_text()
     (named,) = [line.split(":=")[1].split() for line in makefile.splitlines() if line.startswith("TEST_PARTS")]
     assert set(json.loads(parts.BUDGET.read_text())) == set(named)
+
+
+def test_ranks_start_from_what_their_test_imports() -> None:
+    """Else all ranks would be forks of processes with torch, which end in another way than the interpreter does."""
+    rooms = TESTS / "python"
+    torch_of = {
+        name: {module for module in modules_of(source_of(str(rooms / name))) if "torch" in module}
+        for name in ("core/test_collectives.py", "torch/test_training.py", "torch/test_torch_compile.py")
+    }
+    with_torch = {"torch", "torch._dynamo", "ringreduce.torch"}
+    compiler = {"torch._inductor.compile_fx", "torch._dynamo.backends.common"}
+    assert list(torch_of.values()) == [set(), with_torch, with_torch | compiler]
