@@ -48,6 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.list:
         print("\n".join(case.name for case in [*here, *across[one_each], *across[two_each]]))
         return 0
+    if not args.lab:
+        across = {}
+    if not here and not any(across.values()):
+        print(f"compare.py: no case has a name in which {pattern!r} is found: --list has them", file=sys.stderr)
+        return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs and lab end with this process
     try:
         old, new = _trees(args.old, args.new)
@@ -59,9 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = RESULTS if args.record else FOLDER
     stem = f"{date.today().isoformat()}-compare-" if args.record else ""
     record = Record(folder / f"{stem}{old.name}-{new.name}.json", old, new, argv)
-    found = record.measure(here, args.rounds, args.more)
+    found = record.measure(here, args.rounds, args.more) if here else {}
     for hosts, theirs in across.items():
-        if not theirs or not args.lab:
+        if not theirs:
             continue
         if reason := hosts.missing():
             print(f"# {hosts.name}: skipped: {reason}", file=sys.stderr)

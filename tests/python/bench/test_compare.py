@@ -326,6 +326,17 @@ def test_a_build_beside_itself(
     assert (status, printed.out.splitlines()[-1]) == (1, "nothing was judged")  # by one round
 
 
+def test_a_pattern_that_chooses_nothing_is_refused_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import compare
+
+    monkeypatch.delattr(compare, "_trees")
+    assert compare.main(["HEAD", "--only", "8 B"]) == 2
+    assert "no case has a name in which '8 B' is found" in capsys.readouterr().err
+    assert compare.main(["HEAD", "--no-lab", "--only", "4 hosts"]) == 2
+
+
 def test_training_steps_are_timed(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from builds.local import Steps
