@@ -212,6 +212,12 @@ def test_a_rank_that_cannot_listen_tells_all(tcp: pytest.MonkeyPatch) -> None:
         assert "RINGREDUCE_PORTS: all 2 ports are taken at 127.0.0.1" in str(error)
 
 
+def test_a_transport_that_is_none_is_told_to_a_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGREDUCE_TRANSPORT", "carrier-pigeon")
+    with pytest.raises(InvalidArgumentError, match="RINGREDUCE_TRANSPORT.*carrier-pigeon"):
+        over(DictStore(), 0, 1)
+
+
 def test_a_transport_that_is_none_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGREDUCE_TRANSPORT", "pigeon")
     for error in all_over(DictStore(), 3):
