@@ -214,7 +214,7 @@ def test_a_rank_that_cannot_listen_tells_all(tcp: pytest.MonkeyPatch) -> None:
 
 def test_a_transport_that_is_none_is_told_to_a_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGREDUCE_TRANSPORT", "carrier-pigeon")
-    with pytest.raises(InvalidArgumentError, match="RINGREDUCE_TRANSPORT.*carrier-pigeon"):
+    with pytest.raises(InvalidArgumentError, match="RINGREDUCE_TRANSPORT=carrier-pigeon"):
         over(DictStore(), 0, 1)
 
 
