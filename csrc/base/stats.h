@@ -7,26 +7,26 @@
 
 namespace rr {
 
-#define RR_STATS(X)                                                                            \
-  X(operations)       /* submitted here */                                                     \
-  X(bytes_moved)      /* payload of the operations that finished here */                       \
-  X(bytes_on_bus)     /* busbw times the time (operations/moved_bytes.h) */ \
-  X(bytes_copied)     /* into and out of staging and eager buffers */                          \
-  X(bytes_on_wire)    /* sent to other hosts; 0 on one host */                                 \
-  X(negotiations)     /* requests made under the group's lock (named or logged) */             \
-  X(buckets)          /* log entries executed */                                               \
-  X(fused_operations) /* members of buckets of more than one */                                \
-  X(one_shot)         /* operations finished from the request_slots: inline or eager */        \
-  X(direct)           /* log entries by algorithm */                                           \
-  X(two_shot)                                                                                  \
-  X(ring)                                                                                      \
-  X(recursive_doubling)                                                                        \
-  X(tree)                                                                                      \
-  X(hierarchical)                                                                              \
-  X(cuda_ipc) /* log entries on GPUs by path */                                                \
-  X(cuda_nccl)                                                                                 \
-  X(cuda_mpi)                                                                                  \
-  X(cuda_staged)                                                                               \
+#define RR_STATS(X)                                                                     \
+  X(operations)       /* submitted here */                                              \
+  X(bytes_moved)      /* payload of the operations that finished here */                \
+  X(bytes_on_bus)     /* busbw times the time (operations/moved_bytes.h) */             \
+  X(bytes_copied)     /* into and out of staging and eager buffers */                   \
+  X(bytes_on_wire)    /* sent to other hosts; 0 on one host */                          \
+  X(negotiations)     /* requests made under the group's lock (named or logged) */      \
+  X(buckets)          /* log entries executed */                                        \
+  X(fused_operations) /* members of buckets of more than one */                         \
+  X(one_shot)         /* operations finished from the request_slots: inline or eager */ \
+  X(direct)           /* log entries by algorithm */                                    \
+  X(two_shot)                                                                           \
+  X(ring)                                                                               \
+  X(recursive_doubling)                                                                 \
+  X(tree)                                                                               \
+  X(hierarchical)                                                                       \
+  X(cuda_ipc) /* log entries on GPUs by path */                                         \
+  X(cuda_nccl)                                                                          \
+  X(cuda_mpi)                                                                           \
+  X(cuda_staged)                                                                        \
   X(sleeps) /* times a thread here went to sleep in a wait */
 
 // In the world's segment: zeros at first, and seen by whoever looks on (negotiation/segment/segment_view.h).
