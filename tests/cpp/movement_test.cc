@@ -190,7 +190,7 @@ TEST_CASE("long tensors on several hosts: in pieces, round rings of hosts and al
   }
 }
 
-TEST_CASE("any chunk that the knob takes: beyond a slot, odd, or too small for all ranks' blocks") {
+TEST_CASE("any chunk that the knob takes: a whole slot, odd, or too small for all ranks' blocks") {
   const auto check = [](Rank& rank, size_t count) {
     check_broadcast(rank, count, 0);
     check_alltoall(rank, 3);
@@ -198,7 +198,7 @@ TEST_CASE("any chunk that the knob takes: beyond a slot, odd, or too small for a
     sum_now(rank, rank.world, count, 1);
     barrier(rank.world);
   };
-  for (const char* chunk : {"16777216", "4097", "1"}) {
+  for (const char* chunk : {"1048576", "4097", "1"}) {
     CAPTURE(chunk);
     const Environment environment{{"RINGREDUCE_CHUNK", chunk}, {"RINGREDUCE_STAGING", "streamed"}};
     CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) { check(rank, 300000); }));  // 1.2 MB, for slots of 1 MiB
