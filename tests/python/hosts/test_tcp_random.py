@@ -43,7 +43,9 @@ def random_job(lab: Lab, seed: int, rounds: int) -> AbstractContextManager[list[
 def one_program(lab: Lab, seed: int) -> None:
     with random_job(lab, seed, ROUNDS) as ranks:
         outputs = [process.communicate(timeout=HANG_S)[0] for process in ranks]
-    assert outputs == ["at work\ndone\n"] * SIZE, f"seed {seed}: {outputs}"
+    # On a busy machine a rank may be late, and a warning names it.
+    lines = [[line for line in output.splitlines() if not line.startswith("ringreduce warning")] for output in outputs]
+    assert lines == [["at work", "done"]] * SIZE, f"seed {seed}: {outputs}"
 
 
 def one_kill(lab: Lab, seed: int) -> float:
