@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = RESULTS if args.record else FOLDER
     stem = f"{date.today().isoformat()}-compare-" if args.record else ""
     record = Record(folder / f"{stem}{old.name}-{new.name}.json", old, new, argv)
-    found = record.measure(here, args.rounds, args.more) if here else {}
+    found = record.measure(here, args.rounds, args.more)
     for hosts, theirs in across.items():
         if not theirs:
             continue

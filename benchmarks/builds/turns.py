@@ -88,6 +88,8 @@ class Turns:
 
     def measure(self, cases: Sequence[Case], rounds: int, more: int) -> dict[str, Judgement]:
         """Judges every case by so many rounds, and those that seem to differ by `more` rounds on top of these."""
+        if not cases:
+            return {}
         self._run(cases, rounds)
         found = self.judge(cases)
         doubts = self.judge(cases, SUSPECT_WITHIN)

@@ -28,9 +28,9 @@ inline uint64_t bus_nbytes(Kind kind, uint64_t nbytes, size_t ranks) {
   }
 }
 
-inline void count_moved(Stats& stats, Kind kind, uint64_t nbytes, size_t ranks) {
+inline void count_moved(Stats& stats, Kind kind, uint64_t nbytes, int ranks) {
   add(stats.bytes_moved, nbytes);
-  add(stats.bytes_on_bus, bus_nbytes(kind, nbytes, ranks));
+  add(stats.bytes_on_bus, bus_nbytes(kind, nbytes, static_cast<size_t>(ranks)));
 }
 
 }  // namespace rr

@@ -228,7 +228,7 @@ void PendingOperations::consume(Operation& operation) {
 
 void PendingOperations::succeed(Operation& operation) {
   consume(operation);
-  count_moved(from_.stats, operation.kind, operation.signature.nbytes, static_cast<size_t>(from_.size()));
+  count_moved(from_.stats, operation.kind, operation.signature.nbytes, from_.size());
   end(from_, operation, State::kDone);
 }
 

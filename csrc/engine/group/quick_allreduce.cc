@@ -107,7 +107,7 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   parts_.submitted.lock()->pending.unnamed().consume(ticket);
   if (!agreed) throw MismatchError(text + " " + parts_.from.where(operation));
   add(parts_.from.stats.one_shot, 1);
-  count_moved(parts_.from.stats, Kind::kAllreduce, nbytes, static_cast<size_t>(parts_.from.size()));
+  count_moved(parts_.from.stats, Kind::kAllreduce, nbytes, parts_.from.size());
   return true;
 }
 

@@ -29,7 +29,7 @@ def test_modes_reach_the_same_loss_and_an_absent_one_is_named(
     capsys: pytest.CaptureFixture[str],
     request: pytest.FixtureRequest,
 ) -> None:
-    """Most of the time goes into starting eight processes with torch; test_resnet50... starts ringreduce's."""
+    """Forked ranks save the start of nine processes that import torch. The tests below start a mode's processes."""
     if jobs == "forked":
         request.getfixturevalue("forked")
     monkeypatch.setitem(sys.modules, "horovod", None)  # as if it were not installed

@@ -22,18 +22,16 @@ def keras_example(*options: str) -> str:
     return example("keras_fashion_mnist.py", *options)
 
 
-def train(ranks: int, backend: str, folder: Path, *options: str) -> Any:
+def train(ranks: int, backend: str, folder: Path, *options: str, by_ringrun: bool = False) -> Any:
+    """What the example says and writes, on forked ranks or, by_ringrun, as a user starts them."""
     output = folder / "result.json"
     env = ENVIRONMENT | {"KERAS_BACKEND": backend, "RINGREDUCE_DATA": str(folder / "data")}
-    texts = run_ranks(keras_example, ranks, args=("--json", str(output), *options), env=env)
-    return json.loads(output.read_text()) | {"text": texts[0]}
-
-
-def launched(backend: str, folder: Path, *options: str) -> Any:
-    """train() on two ranks, as a user starts them."""
-    output = folder / "result.json"
-    command = [RINGRUN, "-np", "2", sys.executable, EXAMPLES / "keras_fashion_mnist.py", "--json", output, *options]
-    text = run(*command, data=folder / "data", env=ENVIRONMENT | {"KERAS_BACKEND": backend})
+    words = ["--json", str(output), *options]
+    if by_ringrun:
+        script = EXAMPLES / "keras_fashion_mnist.py"
+        text = run(RINGRUN, "-np", str(ranks), sys.executable, script, *words, env=env)
+    else:
+        text = run_ranks(keras_example, ranks, args=words, env=env)[0]
     return json.loads(output.read_text()) | {"text": text}
 
 
@@ -43,12 +41,8 @@ def test_two_ranks_train_as_one(backend: str, tmp_path: Path) -> None:
     options = ["--epochs", "2", "--batch-size", "32", "--steps", "3"]
     if backend == "torch":
         options += ["--warmup-epochs", "0"]  # else the learning rate of one rank differs
-    options_of_two = [*options, "--save", str(tmp_path / "best.keras")]
-    two = (
-        launched(backend, tmp_path, *options_of_two)
-        if backend == "torch"
-        else train(2, backend, tmp_path, *options_of_two)
-    )
+    save = ("--save", str(tmp_path / "best.keras"))
+    two = train(2, backend, tmp_path, *options, *save, by_ringrun=backend == "torch")
     assert (two["backend"], two["ranks"]) == (backend, 2)
     assert two["history"]["loss"][1] < two["history"]["loss"][0]
     assert (tmp_path / "best.keras").stat().st_size > 100_000
