@@ -31,6 +31,7 @@ from ringreduce.errors import InvalidArgumentError, TimeoutError
 HERE = Path(__file__).resolve().parent
 BATCH, STEPS = 33, 3  # 33: the shares of two ranks differ
 QUICK = ["--data", "synthetic", "--batch-size", str(BATCH), "--check-steps", str(STEPS), "--seconds", "0.02"]
+RIGHT = 2e-4  # frameworks' rounding was 3e-5 at most; models that are not reduced differed by 1e-3 or more
 ALWAYS = ["independent", "ringreduce"]
 
 
@@ -135,10 +136,10 @@ def test_all_modes_reach_the_losses_of_pytorch(
         (cell,) = row["rounds"]
         assert row["samples_per_s"] == cell["samples_per_s"] > 0
         if MODES[mode].is_reduced:
-            assert cell["losses"] == pytest.approx(right, rel=1e-3), mode
+            assert cell["losses"] == pytest.approx(right, rel=RIGHT), mode
         else:
-            assert cell["losses"][0] == pytest.approx(right[0], rel=1e-3), mode
-            assert cell["losses"][-1] != pytest.approx(right[-1], rel=1e-3)  # else the comparison would show nothing
+            assert cell["losses"][0] == pytest.approx(right[0], rel=RIGHT), mode
+            assert cell["losses"] != pytest.approx(right, rel=RIGHT)  # else the comparison would show nothing
         assert row["processes"] == (1 if mode.startswith("single") else 2)
 
     meta = document["meta"]
