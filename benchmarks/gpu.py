@@ -1,6 +1,8 @@
 """`make gpu-check`: builds, runs every CUDA test, sanitizes the kernels and measures, on a machine with a GPU.
 
-    PYTHON=python3 make gpu-check [ARGS="--only build,probe,kernels,tests,limits,allreduce,step,peers,more,sanitize"]
+    PYTHON=python3 make gpu-check [ARGS="--only PART,..."]
+
+--only: build, smoke, probe, kernels, tests, limits, allreduce, step, peers, more, sanitize (docs/benchmarks.md).
 
 Everything is done by the python that runs this: no environment is made and nothing is fetched. That python needs
 pybind11, cmake, ninja, setuptools, numpy, ml_dtypes, pytest with pytest-timeout, and torch; nvcc is on the PATH or in
@@ -43,7 +45,7 @@ RESULTS = ROOT / "docs" / "results"
 TESTS = ROOT / "tests" / "python" / "gpu"
 LOGS = ROOT / "build" / "gpu-check"
 TOTAL_S = 465.0  # 8 minutes, less what killing and writing take
-WORDS = ("build", "probe", "kernels", "tests", "limits", "allreduce", "step", "peers", "more", "sanitize")
+WORDS = ("build", "smoke", "probe", "kernels", "tests", "limits", "allreduce", "step", "peers", "more", "sanitize")
 SANITIZER = "compute-sanitizer"
 CUDA_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
 MODULE = ROOT / "ringreduce" / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -124,6 +126,7 @@ def parts(only: Sequence[str], gpus: int, rehearse: bool = False) -> list[Part]:
             ),
         ]
     }
+    found["smoke"] = _smoke(here, rehearse)
     asks = [python, str(ROOT / "benchmarks" / "gpus" / "probes.py"), str(PROGRAM), "--out", _rows("probe")]
     found["probe"] = [Part("probe", asks, 70, 20, here, _rows("probe"), str(PROGRAM))]
     lists = [f"{name}={','.join(map(str, counts))}" for name, counts in shapes.lists().items()]
@@ -198,6 +201,25 @@ def _sanitize(here: dict[str, str], rehearse: bool) -> list[Part]:
     ]
 
 
+def _smoke(here: dict[str, str], rehearse: bool) -> list[Part]:
+    """A first look, which tells where threads stand if it hangs: kernels loaded when first used, then all at once."""
+    program = [str(ROOT / "benchmarks" / "gpus" / "smoke.py"), *(["--device", "cpu"] if rehearse else [])]
+    command = [*_ringrun(2), sys.executable, *program]
+    return [
+        Part(
+            f"smoke {path} {loading.lower()}",
+            *(command, 60, 15, {**here, "RINGREDUCE_GPU_PATH": path, "CUDA_MODULE_LOADING": loading}),
+            needs=str(MODULE),
+        )
+        for path, loading in (("ipc", "LAZY"), ("staged", "LAZY"), ("ipc", "EAGER"))
+    ]
+
+
+def _ringrun(ranks: int) -> list[str]:
+    launch = "import sys; from ringreduce.launch.ringrun import main; sys.exit(main())"
+    return [sys.executable, "-c", launch, "-np", str(ranks)]
+
+
 def _rows(name: str) -> str:
     return str(LOGS / f"{name.replace(' ', '-')}.jsonl")
 
@@ -206,8 +228,7 @@ def _ranks(
     name: str, ranks: int, what: str, more: Sequence[str], deadline_s: float, env: dict[str, str], skip: str = ""
 ) -> Part:
     program = [sys.executable, str(ROOT / "benchmarks" / "gpus" / "ranks.py"), what, "--out", _rows(name), *more]
-    launch = "import sys; from ringreduce.launch.ringrun import main; sys.exit(main())"
-    command = [sys.executable, "-c", launch, "-np", str(ranks), "--no-tag-output", *program]
+    command = [*_ringrun(ranks), "--no-tag-output", *program]
     return Part(name, command, deadline_s, 8.0, env, _rows(name), str(MODULE), skip)
 
 

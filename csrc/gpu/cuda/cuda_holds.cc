@@ -36,7 +36,7 @@ bool CudaHolds::free_now(const std::function<void()>& free) {
   std::unique_lock lock(mutex_, std::try_to_lock);
   while (!lock.owns_lock() && !deadline.passed()) {
     std::this_thread::yield();
-    lock.try_lock();
+    (void)lock.try_lock();  // owns_lock() tells
   }
   if (!lock.owns_lock() || !none_out()) return false;
   free();

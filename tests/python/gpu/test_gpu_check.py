@@ -220,7 +220,9 @@ def test_plan() -> None:
 
     everything = gpu.parts(gpu.WORDS, 1)
     names = [part.name for part in everything]
-    assert names[:6] == ["build", "build rr_gpu", "probe", "kernels right", "kernels", "tests"], "by what matters"
+    smoke = ["smoke ipc lazy", "smoke staged lazy", "smoke ipc eager"]
+    first = ["build", "build rr_gpu", *smoke, "probe", "kernels right", "kernels", "tests"]
+    assert names[: len(first)] == first, "by what matters"
     assert names[-2:] == ["memcheck", "racecheck"]
     tests = [part for part in everything if "pytest" in part.command]
     files = [word.rpartition("/")[2] for part in tests for word in part.command if word.endswith(".py")]
@@ -377,7 +379,7 @@ def test_a_rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setenv("OUT", str(out))
     monkeypatch.setenv("RINGREDUCE_CUDA_LIBRARY", "")
     monkeypatch.chdir(ROOT)
-    only = "build,probe,kernels,limits,allreduce,sanitize"
+    only = "build,smoke,probe,kernels,limits,allreduce,sanitize"
     try:
         status = gpu.main(["--rehearse", "--only", only, "--results", str(tmp_path / "results")])
     finally:
@@ -392,7 +394,11 @@ def test_a_rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     skipped = [name for name, verdict in verdicts.items() if verdict.startswith("skipped: ")]
     assert skipped == ["build", "build rr_gpu", "limits", "memcheck", "racecheck"]
     assert {name: verdict for name, verdict in verdicts.items() if name not in skipped} == dict.fromkeys(
-        ["probe", "kernels right", "kernels", "allreduce 2 ipc", "allreduce 2 staged"], "ok"
+        [
+            *("smoke ipc lazy", "smoke staged lazy", "smoke ipc eager", "probe", "kernels right", "kernels"),
+            *("allreduce 2 ipc", "allreduce 2 staged"),
+        ],
+        "ok",
     ), text
     rows = whole["results"]
     assert sum(row["what"] == "probe" for row in rows) > 20
