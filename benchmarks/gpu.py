@@ -151,7 +151,7 @@ def parts(only: Sequence[str], gpus: int, rehearse: bool = False) -> list[Part]:
         for n in (RANKS[:1] if rehearse else RANKS)
         for peer in ("gloo", *(("nccl",) if gpus >= n else ()))  # NCCL refuses two ranks on one GPU
     ]
-    step = ["--device", "cpu", "--model", "tiny"] if rehearse else ["--graph"]
+    step = ["--device", "cpu", "--model", "tiny"] if rehearse else []
     found["step"] = [_ranks(f"step {n}", n, "step", step, 28, here) for n in (1, *(RANKS[:1] if rehearse else RANKS))]
     found["sanitize"] = _sanitize(here, rehearse)
     # A rehearsal's machine may be slow, and is not to be paid for.

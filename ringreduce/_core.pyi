@@ -5,7 +5,7 @@ A *buffer* argument is either any C-contiguous object with the buffer protocol (
 keeps the owner alive until the operation has finished, as it does for a buffer. The device form of the tuple,
 ``(address, shape, dtype_code, owner, ordinal, stream)``, is for memory of GPU `ordinal` whose content comes from work
 on `stream` (a CUstream as an int; 0, 1 and 2 are the default streams as in CUDA): the operation begins once the stream
-has come there, and no call waits for that; Work.hold() lets a stream wait for the end. Dtype codes are the order of
+has come there; Work.wait() blocks until it is done. Dtype codes are the order of
 ``dtypes()``; op codes are Horovod's (average 0, sum 1, adasum 2, min 3, max 4, product 5), then logical_and 6,
 logical_or 7, bitwise_and 8, bitwise_or 9. A wire is one of wires(), or None for "none". Ranks (root, peers) are ranks
 within the group. Times are seconds.
@@ -108,16 +108,8 @@ class Work:
     def done(self) -> bool:
         """True once wait() would not block (also when it failed)."""
 
-    def hold(self, stream: int) -> None:
-        """Of GPU memory: what is put on the stream from here on begins after the operation. Does not block, unless
-        RINGREDUCE_CUDA_BLOCKING=1. Raises the operation's error if it has failed by now."""
-
     @property
     def on_gpu(self) -> bool: ...
-    @property
-    def captured(self) -> bool:
-        """Whether it is part of a CUDA graph and runs whenever that is replayed."""
-
     @property
     def output(self) -> Any:
         """Bytes that the operation itself allocated (allgather, alltoall, gather at the root), valid after wait().

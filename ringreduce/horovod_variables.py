@@ -31,7 +31,7 @@ WITHOUT_EFFECT = {
     "HOROVOD_DISABLE_NVTX_RANGES": _NOTHING,
     "HOROVOD_ELASTIC": _ELASTIC,
     "HOROVOD_ELASTIC_TIMEOUT": _ELASTIC,
-    "HOROVOD_ENABLE_ASYNC_COMPLETION": "streams never wait on the CPU, unless RINGREDUCE_CUDA_BLOCKING=1",
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": "synchronize() waits until the result is in GPU memory",
     "HOROVOD_ENABLE_XLA_OPS": "no XLA operations for TensorFlow: no jit_compile=True around a collective",
     "HOROVOD_GLOO_RENDEZVOUS_ADDR": _GLOO,
     "HOROVOD_GLOO_TIMEOUT_SECONDS": f"{_GLOO}; set RINGREDUCE_TIMEOUT",

@@ -1,7 +1,7 @@
 """One rank of a measurement, started by ringrun; rank 0 writes the figures, a JSON line each.
 
     ringrun -np 2 python ranks.py allreduce --out FILE [--sizes 8,...] [--limit-s 10] [--peer gloo|nccl]
-    ringrun -np 2 python ranks.py step --out FILE [--graph]
+    ringrun -np 2 python ranks.py step --out FILE
     ringrun -np 1 python ranks.py limits --out FILE
 
 With --device cpu the first two run where there is no GPU, to try this program; with --device fake the first, on the
@@ -46,7 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parse.add_argument("--sizes", type=lambda text: [int(word) for word in text.split(",")], default=SIZES)
     parse.add_argument("--limit-s", type=float, default=10.0)
     parse.add_argument("--peer", choices=("gloo", "nccl"))
-    parse.add_argument("--graph", action="store_true")
     parse.add_argument("--device", choices=("cuda", "cpu", "fake"), default="cuda")
     parse.add_argument("--model", default="resnet50")
     args = parse.parse_args(argv)
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif args.what == "allreduce":
         allreduce(device, rows, args.sizes, args.limit_s, args.peer, fake)
     else:
-        measure_steps(device, rows.add, timed, args.graph, args.model)
+        measure_steps(device, rows.add, timed, args.model)
     hvd.shutdown()
     return 1 if rows.wrong else 0
 

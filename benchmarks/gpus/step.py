@@ -51,10 +51,9 @@ def measure_steps(
     device: torch.device,
     add: Callable[..., None],
     timed: Callable[[Callable[[], Any], int], list[float]],
-    graph: bool,
     model_name: str,
 ) -> None:
-    """Measures the step as a program runs it, then, if asked, captured in a CUDA graph. Collective."""
+    """Measures the step as a program runs it. Collective."""
     torch.manual_seed(0)
     model = Model(model_name, device, hvd.rank())
     plain = torch.optim.SGD(model.parameters(), lr=1.0, foreach=True)
@@ -84,28 +83,6 @@ def measure_steps(
     # The profiler itself waits for the device once, when it ends.
     waits = sorted(name for name in calls if "Synchronize" in name and name != "cudaDeviceSynchronize")
     add(what="step", way="eager", time_us=median(times) * 1e6, waits=waits, calls=calls, wrong=bad, **facts)
-    if not graph:
-        return
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        step()
-    steps -= 1  # what is captured is not run
-    replays = 0
-
-    def replay() -> None:
-        nonlocal replays
-        captured.replay()
-        replays += 1
-
-    times = timed(replay, 50)
-    bad = model.wrong(steps + replays, hvd.size())
-    add(what="step", way="graph", time_us=median(times) * 1e6, waits=0, wrong=bad, **facts)
 
 
 def _calls(step: Callable[[], None]) -> dict[str, int]:

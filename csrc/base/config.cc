@@ -64,8 +64,6 @@ const std::vector<Knob>& knobs() {
        "address that is not private; off: they bear a checksum; the same on all hosts"},
       {"RINGREDUCE_MPI_CUDA", "name", "auto|on|off", "auto", "",
        "whether MPI is given pointers to GPU memory; auto: if it says that it takes them; off: staged in host memory"},
-      {"RINGREDUCE_CUDA_BLOCKING", "flag", "0|1", "0", "",
-       "1: calls on GPU memory wait for the result and raise its error, for debugging; 0: only streams wait"},
       {"RINGREDUCE_GPU_PATH", "name", "auto|ipc|nccl|mpi|staged", "auto", "",
        "how tensors on GPUs travel between ranks; one that the ranks cannot all take is an error that says why; the "
        "same on all hosts"},
@@ -186,7 +184,6 @@ Settings Settings::from_environment() {
   settings.isa = words["RINGREDUCE_ISA"];
   settings.transport = words["RINGREDUCE_TRANSPORT"];
   settings.mpi_cuda = words["RINGREDUCE_MPI_CUDA"];
-  settings.cuda_blocking = words["RINGREDUCE_CUDA_BLOCKING"] == "1";
   settings.gpu_path = words["RINGREDUCE_GPU_PATH"];
   settings.nccl_library = texts["RINGREDUCE_NCCL_LIBRARY"];
   settings.cuda_library = texts["RINGREDUCE_CUDA_LIBRARY"];

@@ -44,7 +44,6 @@ struct Settings {
   std::string isa;
   std::string transport;
   std::string mpi_cuda;
-  bool cuda_blocking = false;
   std::string gpu_path;
   std::string nccl_library;
   std::string cuda_library;

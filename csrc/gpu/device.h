@@ -30,6 +30,16 @@ struct Mark {
 // A stream of the caller, as frameworks hand it over: a CUstream; null and 1 are the default streams as in CUDA.
 using Stream = void*;
 
+// What had been put on a caller's stream at some moment. Any thread, one at a time.
+class StreamPoint {
+ public:
+  StreamPoint() = default;
+  virtual ~StreamPoint() = default;
+  StreamPoint(const StreamPoint&) = delete;
+  StreamPoint& operator=(const StreamPoint&) = delete;
+  virtual bool passed() = 0;  // whether the stream has done all of it; does not wait
+};
+
 struct DeviceId {
   std::array<uint8_t, 16> uuid{};
   bool operator==(const DeviceId& other) const { return uuid == other.uuid; }
@@ -69,14 +79,10 @@ class Device {
   virtual std::string name() const = 0;
 
   // --- the caller's streams; from any thread
-  // reached(argument) is called on a thread of the driver's once the stream has come here; it calls nothing of CUDA and
-  // does not block. In a stream that is being captured, once for every replay.
-  virtual void notify(Stream stream, void (*reached)(void*), void* argument) = 0;
-  // The stream goes no further before *word >= value (as signed difference); word is one of words().
-  virtual void hold(Stream stream, const uint32_t* word, uint32_t value) = 0;
+  // No stream of theirs ever waits for this process's host: a driver may block every other call meanwhile.
+  // All that has been put on the stream so far. The point does not outlive the device.
+  virtual std::unique_ptr<StreamPoint> record(Stream stream) = 0;
   virtual bool is_capturing(Stream stream) = 0;
-  static constexpr size_t kWords = 4096;
-  virtual uint32_t* words() = 0;  // kWords of pinned host memory, zero at first, written by the host alone
 
   // --- memory; from any thread
   // Host memory that work streams copy from and to without going through the driver's own buffers. Pages; until unpin

@@ -77,10 +77,7 @@ void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, dou
   request.codec = codec;
   request.srcs.push_back(view_of(src, false, *held));
   request.dsts.push_back(view_of(dst, true, *held));
-  const std::vector<Stream> streams = held->streams;
-  const PyWork work = submit(group, request, name, std::move(held));
-  if (!is_on_gpu) return work.wait(std::nullopt);
-  work.hold(reinterpret_cast<uintptr_t>(streams.back()));
+  submit(group, request, name, std::move(held)).wait(std::nullopt);
 }
 
 PyWork allreduce_async(const PyGroup& group, const py::sequence& srcs, const py::sequence& dsts, int op,

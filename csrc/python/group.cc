@@ -19,9 +19,7 @@ void bind_group(py::module_& m) {
   py::class_<PyWork>(m, "Work")
       .def("wait", &PyWork::wait, py::arg("timeout") = py::none())
       .def("done", &PyWork::done)
-      .def("hold", &PyWork::hold, py::arg("stream"))
       .def_property_readonly("on_gpu", [](const PyWork& w) { return w.device != nullptr; })
-      .def_property_readonly("captured", [](const PyWork& w) { return w.device != nullptr && w.device->is_recurring; })
       .def_property_readonly(
           "output",
           [](const PyWork& w) -> py::object {

@@ -115,13 +115,6 @@ struct PyWork {
     const WithoutGil unlocked(*group.context);
     return device != nullptr ? queue().done(*device) : group.get().poll(*operation);
   }
-  void hold(uintptr_t stream) const {
-    if (device == nullptr) throw InvalidArgumentError("hold: this operation is not on GPU memory");
-    const bool blocks = group.context->settings().cuda_blocking && !device->is_recurring;
-    if (blocks) return wait(std::nullopt);
-    const WithoutGil unlocked(*group.context);
-    queue().hold(*device, reinterpret_cast<Stream>(stream));
-  }
   // Null before a stream has come to it.
   OperationPtr inner() const { return device != nullptr ? queue().inner(*device) : operation; }
 };

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ringreduce import _core, gpu
-from ringreduce.collectives import streams
-from ringreduce.collectives.handles import Handle
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -135,13 +133,6 @@ def result(tensor: Any, output: Memory) -> Any:
     if isinstance(output, gpu.Operand):
         return output.array
     return output[()] if isinstance(tensor, SCALARS) else output
-
-
-def handle(work: _core.Work, operand: Memory | None, finish: Callable[[Any], Any], keep: Any = None) -> Handle[Any]:
-    """The handle of an operation on memory where the operand is; see Handle."""
-    if isinstance(operand, gpu.Operand):
-        return streams.handle(work, operand, finish, keep)
-    return Handle(work, finish, keep)
 
 
 def code(dtype: np.dtype[Any]) -> int:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringreduce import gpu
-from ringreduce.collectives.buffers import copy, empty, empty_like, handle, native, readable, result, writable
-from ringreduce.collectives.handles import numbered, together
-from ringreduce.collectives.streams import StreamWork
+from ringreduce.collectives.buffers import copy, empty, empty_like, native, readable, result, writable
+from ringreduce.collectives.handles import Handle, numbered, together
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from ringreduce._core import Work
     from ringreduce.collectives.buffers import Array, Memory
-    from ringreduce.collectives.handles import Handle
 
 
 def allgather(tensor: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
@@ -42,7 +40,7 @@ def allgather_async(
     source = readable(tensor)
     room = _room(source, group.size)
     work = submit(native(source), name, None if room is None else native(room))
-    return handle(work, source, lambda done: _received(done, source, room))
+    return Handle(work, lambda done: _received(done, source, room))
 
 
 def grouped_allgather(
@@ -83,7 +81,7 @@ def gather_async(
     source = readable(tensor)
     work = submit(native(source), root, name)
     is_root = group.rank == root
-    return handle(work, source, lambda done: _received(done, source) if is_root else None)
+    return Handle(work, lambda done: _received(done, source) if is_root else None)
 
 
 def scatter(
@@ -127,7 +125,7 @@ def scatter_async(
             f"{list(target.shape)}: the root's tensor has {group.size} times the elements of output, in its dtype"
         )
     work = submit(None if source is None else native(source), native(target), root, name)
-    return handle(work, target, lambda _: output, keep=source)
+    return Handle(work, lambda _: output, keep=source)
 
 
 def broadcast(
@@ -154,7 +152,7 @@ def broadcast_async(
     root = process_set.position(root_rank, "broadcast")
     source = readable(tensor)
     output = copy(source) if group.rank == root else empty_like(source)
-    return handle(submit(native(output), root, name), output, lambda _: result(tensor, output))
+    return Handle(submit(native(output), root, name), lambda _: result(tensor, output))
 
 
 def broadcast_(
@@ -171,7 +169,7 @@ def broadcast_async_(
     submit = process_set.group.broadcast_async
     root = process_set.position(root_rank, "broadcast")
     target = writable(tensor)
-    return handle(submit(native(target), root, name), target, lambda _: tensor)
+    return Handle(submit(native(target), root, name), lambda _: tensor)
 
 
 def alltoall(
@@ -200,7 +198,7 @@ def alltoall_async(
     work = process_set.group.alltoall_async(
         native(source), rows_for_each(splits), name, None if room is None else native(room)
     )
-    return handle(work, source, lambda done: (_received(done, source, room), _counts(done)))
+    return Handle(work, lambda done: (_received(done, source, room), _counts(done)))
 
 
 def send(tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
@@ -213,7 +211,7 @@ def send_async(tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet 
     submit = process_set.group.send_async
     source = readable(tensor)
     work = submit(native(source), process_set.position(dest, "send"), tag)
-    return handle(work, source, lambda _: None, keep=source)
+    return Handle(work, lambda _: None, keep=source)
 
 
 def recv(tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> Any:
@@ -226,7 +224,7 @@ def recv_async(tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSe
     submit = process_set.group.recv_async
     target = writable(tensor)
     work = submit(native(target), process_set.position(source, "recv"), tag)
-    return handle(work, target, lambda _: tensor)
+    return Handle(work, lambda _: tensor)
 
 
 def _room(source: Memory, parts: int) -> Memory | None:
@@ -236,26 +234,23 @@ def _room(source: Memory, parts: int) -> Memory | None:
     return empty((source.shape[0] * parts, *source.shape[1:]), source)
 
 
-def _received(work: Work | StreamWork, like_rows_of: Memory, room: Memory | None = None) -> Any:
+def _received(work: Work, like_rows_of: Memory, room: Memory | None = None) -> Any:
     """The bytes that an operation allocated, as rows of the tensor's row shape and dtype."""
-    if isinstance(work, StreamWork):
-        done = work.finish()
-        shape = (sum(done.counts), *like_rows_of.shape[1:])
-        assert isinstance(like_rows_of, gpu.Operand)
-        found = done.output
+    shape = (sum(work.counts), *like_rows_of.shape[1:])
+    if isinstance(like_rows_of, gpu.Operand):
+        found = work.output
         if found is not None:
             return like_rows_of.received(found, shape)
         taken = room if room is not None and room.shape == shape else empty(shape, like_rows_of)
         return result(None, taken)
-    shape = (sum(work.counts), *like_rows_of.shape[1:])
     output = work.output
     if not output:
         return np.empty(shape, like_rows_of.dtype)
     return np.ndarray(shape, like_rows_of.dtype, buffer=output)
 
 
-def _counts(work: Work | StreamWork) -> Array:
-    return narrow((work.finish() if isinstance(work, StreamWork) else work).counts)
+def _counts(work: Work) -> Array:
+    return narrow(work.counts)
 
 
 def narrow(counts: Sequence[int]) -> Array:

@@ -14,18 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy import empty_like, ndarray
 
-from ringreduce import gpu
 from ringreduce.collectives import buffers
-from ringreduce.collectives.buffers import PLAIN, handle, native, readable, result, writable
+from ringreduce.collectives.buffers import PLAIN, native, readable, result, writable
+from ringreduce.collectives.handles import Handle
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
-
-if TYPE_CHECKING:
-    from ringreduce.collectives.handles import Handle
 
 
 class ReduceOp(IntEnum):
@@ -156,7 +153,7 @@ def allreduce_async(
     work = process_set.group.allreduce_async(
         [native(source)], [native(output)], op, prescale_factor, postscale_factor, name, wire
     )
-    return handle(work, source, lambda _: result(tensor, output), keep=source)
+    return Handle(work, lambda _: result(tensor, output), keep=source)
 
 
 def allreduce_async_(
@@ -174,7 +171,7 @@ def allreduce_async_(
     memory = writable(tensor)
     target = native(memory)
     work = process_set.group.allreduce_async([target], [target], op, prescale_factor, postscale_factor, name, wire)
-    return handle(work, memory, lambda _: tensor)
+    return Handle(work, lambda _: tensor)
 
 
 def grouped_allreduce(
@@ -237,7 +234,7 @@ def grouped_allreduce_async(
     if _are_plain(tensors):
         results = list(map(empty_like, tensors))
         work = process_set.group.allreduce_async(tensors, results, op, prescale_factor, postscale_factor, name, wire)
-        return handle(work, None, lambda _: results)
+        return Handle(work, lambda _: results)
     sources = [readable(tensor) for tensor in tensors]
     outputs = [buffers.empty_like(source) for source in sources]
     work = process_set.group.allreduce_async(
@@ -249,9 +246,8 @@ def grouped_allreduce_async(
         name,
         wire,
     )
-    return handle(
+    return Handle(
         work,
-        first_on_gpu(sources),
         lambda _: [result(tensor, output) for tensor, output in zip(tensors, outputs, strict=True)],
     )
 
@@ -272,7 +268,7 @@ def grouped_allreduce_async_(
     memories = [] if _are_plain(tensors) else [writable(tensor) for tensor in tensors]
     targets = [native(memory) for memory in memories] or tensors
     work = process_set.group.allreduce_async(targets, targets, op, prescale_factor, postscale_factor, name, wire)
-    return handle(work, first_on_gpu(memories), lambda _: tensors)
+    return Handle(work, lambda _: tensors)
 
 
 def _are_plain(tensors: Sequence[Any]) -> bool:
@@ -281,8 +277,3 @@ def _are_plain(tensors: Sequence[Any]) -> bool:
     Without calls for each: the core takes 0.3 us for a small tensor, and those would take 0.6 us.
     """
     return all(type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray for tensor in tensors)
-
-
-def first_on_gpu(operands: Sequence[buffers.Memory]) -> buffers.Memory | None:
-    """One whose library knows the streams, if they are on a GPU. The core refuses those in different places."""
-    return next((operand for operand in operands if isinstance(operand, gpu.Operand)), None)

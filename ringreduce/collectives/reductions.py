@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringreduce.collectives.buffers import empty, empty_like, handle, native, readable, result
-from ringreduce.collectives.handles import numbered, together
+from ringreduce.collectives.buffers import empty, empty_like, native, readable, result
+from ringreduce.collectives.handles import Handle, numbered, together
 from ringreduce.collectives.ops import Average, check_op
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from ringreduce.collectives.handles import Handle
 
 
 def reducescatter(
@@ -63,7 +61,7 @@ def reducescatter_async(
     rows, extra = divmod(source.shape[0], group.size)
     output = empty((rows + (group.rank < extra), *source.shape[1:]), source)
     work = submit(native(source), native(output), op, prescale_factor, postscale_factor, name)
-    return handle(work, source, lambda _: result(tensor, output), keep=source)
+    return Handle(work, lambda _: result(tensor, output), keep=source)
 
 
 def grouped_reducescatter(
@@ -162,7 +160,7 @@ def reduce_async(
     output = empty_like(source) if group.rank == root else None
     target = native(source if output is None else output)  # not written outside the root
     work = submit(native(source), target, op, prescale_factor, postscale_factor, root, name)
-    return handle(work, source, lambda _: None if output is None else result(tensor, output), keep=source)
+    return Handle(work, lambda _: None if output is None else result(tensor, output), keep=source)
 
 
 def barrier(process_set: ProcessSet = global_process_set, *, name: str | None = None) -> None:

@@ -63,7 +63,7 @@ class Operand(NamedTuple):
             return copied
         made = self.empty(self.shape)
         work = state.require().context.copy_on_gpu(self.native(code), made.native(code))
-        work.hold(self.current_stream())
+        work.wait()
         return made
 
     def received(self, memory: _core.DeviceMemory, shape: Sequence[int]) -> Any:

@@ -1,8 +1,7 @@
-"""CUDA tensors: the stream that an operation comes after, and the one that its result is for.
+"""CUDA tensors: the stream that an operation comes after.
 
 All that is torch's of CUDA is in this file. An operation on GPU memory is submitted with torch's current stream, and
-begins when that stream has come there; wait() has the then current stream wait for the result, and returns. So nothing
-here waits for the GPU, but for received(): how much an all-gather or all-to-all brings is known when it has been done.
+begins when that stream has come there. wait() blocks until it is done.
 
 Memory. The operands are kept by the core until the operation is done, so torch's allocator does not give them away
 before. What is used on another stream than it was submitted on is told to the allocator (record_stream).
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 
 from ringreduce._core import cuda_built
-from ringreduce.errors import InvalidArgumentError
 
 BUILT = cuda_built() and bool(torch.backends.cuda.is_built())  # type: ignore[no-untyped-call]
 """Whether this build communicates GPU memory, and torch's has any. Says nothing about the machine."""
@@ -57,50 +55,33 @@ class DeviceWork:
         self._submitted_on = current_stream(self._device)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Has the current stream wait for the operation, and returns. Raises the error of one that has failed.
+        """Blocks until the operation is done, so that work on any stream from here on sees the result.
 
         Args:
-            timeout: seconds that this thread waits; None: it does not.
+            timeout: seconds; None waits without limit (the group's own timeout still holds).
         """
-        if timeout is not None:
-            self._work.wait(timeout)
-        stream = current_stream(self._device)
-        self._work.hold(stream)
-        if stream != self._submitted_on and not self._work.captured:  # a graph has a pool of its own
+        self._work.wait(timeout)
+        if current_stream(self._device) != self._submitted_on:
             now = torch.cuda.current_stream(self._device)
             for tensor in self._tensors:
                 tensor.record_stream(now)
-
-    def raise_if_failed(self) -> None:
-        """Raises the error of an operation that has failed since it was waited for. Puts nothing on any stream."""
-        if not self._work.captured and self._work.done():
-            self._work.hold(self._submitted_on)
 
     def done(self) -> bool:
         """True once the operation is done, or has failed."""
         finished: bool = self._work.done()
         return finished
 
-    def finish(self, timeout: float | None = None) -> None:
-        """Blocks until the operation is done. Raises its error; InvalidArgumentError while a graph is captured."""
-        if self._work.captured:
-            raise InvalidArgumentError(
-                "the number of rows that an allgather or alltoall brings is not known while a CUDA graph is captured; "
-                "call it outside of the graph"
-            )
-        self._work.wait(timeout)
-
     @property
     def counts(self) -> list[int]:
         """Rows received from each rank. Blocks until they are known."""
-        self.finish()
+        self._work.wait()
         counts: list[int] = self._work.counts
         return counts
 
     @property
     def peer(self) -> int:
         """Of a message, the other rank. Blocks until it is known."""
-        self.finish()
+        self._work.wait()
         peer: int = self._work.peer
         return peer
 

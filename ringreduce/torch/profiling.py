@@ -107,10 +107,6 @@ class _Work:
         with record_function(f"ringreduce.wait {self._what}"):
             self._work.wait(timeout)
 
-    def hold(self, stream: int) -> None:
-        with record_function(f"ringreduce.wait {self._what}"):
-            self._work.hold(stream)
-
 
 def _what(kind: str, arguments: tuple[Any, ...], name_at: int | None) -> str:
     """The operation in words."""

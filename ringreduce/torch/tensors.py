@@ -18,7 +18,6 @@ from ringreduce._core import Work
 from ringreduce.collectives import memory
 from ringreduce.collectives.buffers import CODES
 from ringreduce.collectives.handles import Handle, Works
-from ringreduce.collectives.streams import StreamHandle
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch import cuda
@@ -111,7 +110,7 @@ def memory_of(tensor: torch.Tensor, shape: Sequence[int], code: int) -> Operand:
 
 
 def on_stream(work: Work, *outputs: torch.Tensor, room: torch.Tensor | None = None) -> Work:
-    """An operation just submitted, so that wait() is for the current stream where the outputs are a GPU's.
+    """An operation just submitted, where the outputs are a GPU's with what torch's allocator has to know of them.
 
     Args:
         outputs: tensors that the operation writes or, where it allocates, reads; those of a GPU are kept.
@@ -124,9 +123,8 @@ def on_stream(work: Work, *outputs: torch.Tensor, room: torch.Tensor | None = No
 
 
 def handle(work: Work | Works, finish: Callable[[Any], T], keep: Any = None) -> Handle[T]:
-    """A handle of operations that went through on_stream(): of a GPU's, every wait() is the then current stream's."""
-    first = work.each[0] if isinstance(work, Works) and work.each else work
-    return (StreamHandle if isinstance(first, cuda.DeviceWork) else Handle)(work, finish, keep)
+    """A handle of operations that went through on_stream()."""
+    return Handle(work, finish, keep)
 
 
 def source(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,6 @@
 // What tests of CudaDevice share: waiting for the fake driver, memory, numbers in it.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -24,11 +23,19 @@ inline std::vector<float> values(size_t rank, size_t count) {
   return all;
 }
 
-struct Reached {
-  std::atomic<int> times{0};
-  static void call(void* self) { static_cast<Reached*>(self)->times.fetch_add(1, std::memory_order_release); }
-};
+// A stream of the caller's that is at work until let_go().
+class HeldStream {
+ public:
+  HeldStream(FakeCuda& fake, Device& device, cu::Stream stream) : word_(device, 4096) {
+    FakeCuda::check(fake.cuStreamWaitValue32_v2(stream, device_ptr(word_.data()), 1, 0), "cuStreamWaitValue32");
+  }
+  ~HeldStream() { let_go(); }
+  HeldStream(const HeldStream&) = delete;
+  HeldStream& operator=(const HeldStream&) = delete;
+  void let_go() { __atomic_store_n(word_.as<uint32_t>(), 1, __ATOMIC_RELEASE); }
 
-inline void write_word(uint32_t* word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+ private:
+  HostMemory word_;
+};
 
 }  // namespace rr::test

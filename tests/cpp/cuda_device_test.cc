@@ -187,8 +187,7 @@ TEST_CASE("cuda device: after a sticky error every call repeats the first, and t
     repeats([&] { device->allocate(64); });
     repeats([&] { device->mark(WorkStream::kToHost); });
     repeats([&] { device->passed({WorkStream::kToHost, 0}); });
-    repeats([&] { device->notify(nullptr, &Reached::call, nullptr); });
-    repeats([&] { device->hold(nullptr, device->words(), 1); });
+    repeats([&] { device->record(nullptr); });
     uint64_t offset = 0;
     repeats([&] { device->exported(data, 64, offset); });
     device->release(data);

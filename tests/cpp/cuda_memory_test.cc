@@ -41,13 +41,13 @@ TEST_CASE("cuda memory: pinned memory, whoever pinned it") {
   ::munmap(mine, 8192);  // the device unregisters it at its end
 }
 
-TEST_CASE("cuda memory: memory is given out while another thread unpins, which waits for a stream that is held") {
+TEST_CASE("cuda memory: memory is given out while another thread unpins, which waits for a stream") {
   auto& fake = FakeCuda::get();
   const auto device = fake.device(0);
   Program program(fake);
   const cu::Stream stream = program.stream();
   auto pinned = std::make_unique<HostMemory>(*device, 8192);
-  device->hold(stream, device->words(), 1);
+  HeldStream held(fake, *device, stream);
   std::atomic<bool> unpins{false}, is_unpinned{false}, is_allocated{false};
   std::thread unpinning([&] {
     unpins = true;
@@ -63,36 +63,9 @@ TEST_CASE("cuda memory: memory is given out while another thread unpins, which w
   while (!is_allocated && !deadline.passed()) ::usleep(50);
   CHECK(is_allocated.load());
   CHECK_FALSE(is_unpinned.load());
-  write_word(device->words(), 1);
+  held.let_go();
   unpinning.join();
   allocating.join();
-}
-
-TEST_CASE("cuda memory: who issues one and is kept there keeps nobody from freeing later") {
-  CudaHolds holds;
-  uint32_t word = 0;
-  int freed = 0;
-  std::atomic<bool> is_inside{false}, may_leave{false};
-  std::thread caller([&] {
-    holds.hold(&word, 1, false, [&] {
-      is_inside = true;
-      wait_for([&] { return may_leave.load(); });
-    });
-  });
-  wait_for([&] { return is_inside.load(); });
-  holds.later([&] { ++freed; });
-  holds.collect();
-  CHECK_FALSE(holds.free_now([&] { ++freed; }));
-  CHECK(freed == 0);
-  may_leave = true;
-  caller.join();
-  holds.collect();
-  CHECK(freed == 0);  // it is out
-  write_word(&word, 1);
-  holds.collect();
-  CHECK(freed == 1);
-  CHECK(holds.free_now([&] { ++freed; }));
-  CHECK(freed == 2);
 }
 
 TEST_CASE("cuda memory: released memory is given out again, and freed when the GPU is full") {
@@ -110,51 +83,12 @@ TEST_CASE("cuda memory: released memory is given out again, and freed when the G
   fake.fail("cuMemAlloc:1:2");
   std::byte* const large = device->allocate(size_t{2} << 20);
   CHECK(fake.calls("cuMemFree") == freed + 1);
-  // While a stream holds for a word of ours, freeing might wait for ourselves.
-  Program program(fake);
-  const cu::Stream stream = program.stream();
-  device->hold(stream, device->words(), 1);
   device->release(large);
   fake.fail("cuMemAlloc:1+:2");
   CHECK_THROWS_WITH_AS(device->allocate(size_t{4} << 20), doctest::Contains("torch.cuda.empty_cache()"), InternalError);
-  CHECK(fake.calls("cuMemFree") == freed + 1);
-  write_word(device->words(), 1);
-  CHECK_THROWS_AS(device->allocate(size_t{4} << 20), InternalError);
   CHECK(fake.calls("cuMemFree") == freed + 2);
   fake.reset();
   CHECK(device->allocate(1) != nullptr);  // nothing of it stays
-}
-
-TEST_CASE("cuda memory: what is to be freed waits for holds") {
-  CudaHolds holds;
-  std::vector<uint32_t> words(200);
-  int issued = 0;
-  int freed = 0;
-  const auto issue = [&] { ++issued; };
-  holds.hold(&words[0], 5, false, issue);
-  holds.later([&] { ++freed; });
-  holds.collect();
-  CHECK(freed == 0);
-  words[0] = 4;
-  CHECK_FALSE(holds.free_now([] {}));
-  words[0] = 6;  // a later operation's
-  holds.collect();
-  CHECK(freed == 1);
-  // Values wrap around, and many that are over cost nothing.
-  words[1] = 0xFFFFFFFF;
-  holds.hold(&words[1], 3, false, issue);
-  for (size_t i = 2; i < 200; ++i) holds.hold(&words[i], 1, false, issue);
-  for (auto& word : words) word = 3;
-  CHECK(holds.free_now([] {}));
-  // A captured one may come again at any time.
-  holds.hold(&words[0], 1, true, issue);
-  holds.later([&] { ++freed; });
-  holds.collect();
-  CHECK_FALSE(holds.free_now([] {}));
-  CHECK_FALSE(holds.collect_all());
-  CHECK(freed == 1);
-  CHECK(issued == 201);
-  CHECK_THROWS_AS(holds.hold(&words[0], 1, false, [] { throw Error("no"); }), Error);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <optional>
 #include <set>
 
 #include "doctest/doctest.h"
@@ -96,17 +97,16 @@ TEST_CASE("cuda peers: the process that is started") {
   if (const char* fail = std::getenv("FAKE_CUDA_FAIL")) fake.fail(fail);
   CudaContext context(fake.driver, 0);
   const CudaContext::Current current(context);
-  CudaHolds holds;
-  CudaImports imports(context, holds, kExports - 1);
+  std::optional<CudaImports> imports(std::in_place, context, kExports - 1);
   while (true) {
     Message message;
     if (::read(fd.get(), &message, sizeof message) != static_cast<ssize_t>(sizeof message)) break;
     Answer answer;
     try {
-      const auto* const before = imports.imported(message.made);
-      std::byte* const base = imports.imported(message.made);
+      const auto* const before = imports->imported(message.made);
+      std::byte* const base = imports->imported(message.made);
       if (base != before) throw Error("mapped twice");
-      if (imports.size() >= kExports) throw Error("more mappings than there may be");
+      if (imports->size() >= kExports) throw Error("more mappings than there may be");
       std::byte* const data = base + message.offset;
       const auto allocation = static_cast<size_t>(data[0]);
       for (size_t i = 0; i < message.nbytes; ++i) {
@@ -118,8 +118,7 @@ TEST_CASE("cuda peers: the process that is started") {
     }
     send(fd.get(), answer);
   }
-  imports.forget_all();
-  holds.collect();
+  imports.reset();
   CHECK(fake.calls("cuIpcCloseMemHandle") + fake.calls("cuMemAddressFree") > 0);
 }
 

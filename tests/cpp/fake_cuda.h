@@ -26,7 +26,7 @@ namespace rr::test {
   X(cuMemFreeAsync, cu::DevicePtr, cu::Stream)                                             \
   X(cuMemCreate, cu::MemHandle*, size_t, const cu::MemAllocationProp*, unsigned long long) \
   X(cuMemsetD8Async, cu::DevicePtr, unsigned char, size_t, cu::Stream)                     \
-  X(cuStreamWriteValue32_v2, cu::Stream, cu::DevicePtr, uint32_t, unsigned)                \
+  X(cuStreamWaitValue32_v2, cu::Stream, cu::DevicePtr, uint32_t, unsigned)                 \
   X(fake_cuda_delay, cu::Stream, unsigned)
 
 class FakeCuda {

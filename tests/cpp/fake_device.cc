@@ -1,6 +1,5 @@
 #include "fake_device.h"
 
-#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -12,11 +11,6 @@ namespace rr::test {
 namespace {
 
 std::string name_of(int ordinal) { return "fake GPU " + std::to_string(ordinal); }
-
-bool& in_callback() {
-  static thread_local bool value = false;
-  return value;
-}
 
 }  // namespace
 
@@ -56,10 +50,6 @@ FakeDevice*& FakeDevice::current() {
   return device;
 }
 
-void FakeDevice::replay(const Graph& graph, Stream stream) {
-  for (const Action& action : graph) work_streams_.push(stream, action);
-}
-
 void FakeDevice::break_down(const std::string& why) {
   const std::lock_guard lock(mutex_);
   broken_ = why;
@@ -67,21 +57,25 @@ void FakeDevice::break_down(const std::string& why) {
 
 std::string FakeDevice::name() const { return name_of(options_.ordinal); }
 
-void FakeDevice::notify(Stream stream, void (*reached)(void*), void* argument) {
-  check();
-  work_streams_.push(stream, [reached, argument] {
-    in_callback() = true;
-    reached(argument);
-    in_callback() = false;
-    return true;
-  });
-}
+class FakeDevice::Point final : public StreamPoint {
+ public:
+  Point(const FakeDevice& device, std::shared_ptr<std::atomic<bool>> is_reached)
+      : device_(device), is_reached_(std::move(is_reached)) {}
+  bool passed() override {
+    device_.check();
+    return is_reached_->load();
+  }
 
-void FakeDevice::hold(Stream stream, const uint32_t* word, uint32_t value) {
+ private:
+  const FakeDevice& device_;
+  const std::shared_ptr<std::atomic<bool>> is_reached_;
+};
+
+std::unique_ptr<StreamPoint> FakeDevice::record(Stream stream) {
   check();
-  if (word < words_.data() || word >= words_.data() + kWords) throw Error("hold: not one of words()");
-  work_streams_.push(
-      stream, [word, value] { return static_cast<int32_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) >= 0; });
+  auto is_reached = std::make_shared<std::atomic<bool>>(false);
+  run(stream, [is_reached] { is_reached->store(true); });
+  return std::make_unique<Point>(*this, std::move(is_reached));
 }
 
 void FakeDevice::pin(std::byte* data, size_t nbytes) {
@@ -203,7 +197,6 @@ std::shared_ptr<void> FakeDevice::make_current() {
 }
 
 void FakeDevice::check() const {
-  if (in_callback()) std::abort();  // a host function called CUDA
   const std::lock_guard lock(mutex_);
   if (!broken_.empty()) throw InternalError(name() + ": " + broken_);
 }

@@ -39,7 +39,6 @@ struct FakeOptions {
 class FakeDevice final : public Device {
  public:
   using Action = FakeWorkStreams::Action;
-  using Graph = FakeWorkStreams::Graph;
 
   explicit FakeDevice(FakeOptions options = {});
   ~FakeDevice() override;
@@ -56,8 +55,7 @@ class FakeDevice final : public Device {
   // The device that make_current() has given the calling thread.
   static FakeDevice*& current();
   void begin_capture(Stream stream) { work_streams_.begin_capture(stream); }
-  Graph end_capture(Stream stream) { return work_streams_.end_capture(stream); }
-  void replay(const Graph& graph, Stream stream);
+  void end_capture(Stream stream) { work_streams_.end_capture(stream); }
   // Everything fails from now on, as after an illegal access.
   void break_down(const std::string& why);
   uint64_t launches() const { return launches_.load(); }  // move, fold, encode, decode
@@ -69,10 +67,8 @@ class FakeDevice final : public Device {
   DeviceId id() const override { return options_.id; }
   std::string name() const override;
 
-  void notify(Stream stream, void (*reached)(void*), void* argument) override;
-  void hold(Stream stream, const uint32_t* word, uint32_t value) override;
+  std::unique_ptr<StreamPoint> record(Stream stream) override;
   bool is_capturing(Stream stream) override { return work_streams_.is_capturing(stream); }
-  uint32_t* words() override { return words_.data(); }
 
   void pin(std::byte* data, size_t nbytes) override;
   void unpin(std::byte* data) override { space_.unpin(data); }
@@ -100,6 +96,7 @@ class FakeDevice final : public Device {
  private:
   static constexpr uintptr_t kFirstWorkStream = 0x1000;  // streams of the work streams
 
+  class Point;
   void check() const;
   std::byte* used(const FakeOperand& place);
   void issue(WorkStream work_stream, std::function<void()> work);
@@ -110,7 +107,6 @@ class FakeDevice final : public Device {
   std::string broken_;
   FakeSpace space_;
   std::atomic<uint64_t> launches_{0};
-  alignas(64) std::array<uint32_t, kWords> words_{};
   FakeWorkStreams work_streams_;  // the last, so that it ends first: its actions use the rest
 };
 

@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,7 +23,6 @@ namespace rr::test {
 class FakeWorkStreams {
  public:
   using Action = std::function<bool()>;  // false: cannot be done yet, come again
-  using Graph = std::vector<Action>;
 
   FakeWorkStreams(uint64_t seed, bool manual) : random_(seed) {
     if (!manual) runner_ = std::thread([this] { run(); });
@@ -67,29 +67,22 @@ class FakeWorkStreams {
     }
     wake_.notify_one();
   }
-  // In a stream of the caller's, or in the graph that is being captured of it.
+  // In a stream of the caller's.
   void push(Stream stream, Action action) {
     {
       const std::lock_guard lock(mutex_);
-      const auto capture = captures_.find(stream);
-      if (capture != captures_.end()) {
-        capture->second.push_back(std::move(action));
-      } else {
-        streams_[stream].push_back(std::move(action));
-      }
+      streams_[stream].push_back(std::move(action));
     }
     wake_.notify_one();
   }
 
   void begin_capture(Stream stream) {
     const std::lock_guard lock(mutex_);
-    captures_[stream] = {};
+    captures_.insert(stream);
   }
-  Graph end_capture(Stream stream) {
+  void end_capture(Stream stream) {
     const std::lock_guard lock(mutex_);
-    Graph graph = std::move(captures_[stream]);
     captures_.erase(stream);
-    return graph;
   }
   bool is_capturing(Stream stream) const {
     const std::lock_guard lock(mutex_);
@@ -165,7 +158,7 @@ class FakeWorkStreams {
       if (run_one()) continue;
       std::unique_lock lock(mutex_);
       if (stop_) return;
-      wake_.wait_for(lock, std::chrono::microseconds(50));  // words are written without a word to the device
+      wake_.wait_for(lock, std::chrono::microseconds(50));  // what an action waits for comes without a word to it
     }
   }
 
@@ -176,7 +169,7 @@ class FakeWorkStreams {
       std::deque<WorkStreamState>(kWorkStreams);  // grows while the runner is at one of them
   std::vector<WorkStream> spare_;
   std::map<Stream, Queue> streams_;
-  std::map<Stream, Graph> captures_;
+  std::set<Stream> captures_;
   bool stop_ = false;
   std::thread runner_;
 };

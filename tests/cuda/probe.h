@@ -3,6 +3,7 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <sys/types.h>
 
 #include <atomic>
 #include <cstdio>
@@ -16,10 +17,9 @@
 #include "base/config.h"
 #include "bench_gpu.h"
 #include "gpu/cuda/driver.h"
+#include "os/fd.h"
 
 namespace rr {
-
-constexpr double kReturnS = 0.5;  // a call that has not come back by then is waiting
 
 // A function of the driver that the package itself does not call. Throws UnavailableError.
 template <class... Args>
@@ -71,6 +71,7 @@ class Rig {
         patience_s(cuda->needs_image() ? 2 : 15),
         current_(device->make_current()),
         host_(std::make_unique<HostMemory>(*device, kNbytes)),
+        word_(std::make_unique<HostMemory>(*device, 4096)),
         memory_(device->allocate(2 * kNbytes)) {}
 
   void check(cu::Result result, const char* call) const {
@@ -84,13 +85,14 @@ class Rig {
           "cuStreamCreateWithPriority");
     return made;
   }
-  // The stream goes no further until let_go(); by the driver alone, so that nothing of ours knows of it.
+  // The stream goes no further until let_go().
   void hold(cu::Stream stream) {
-    cu::DevicePtr at = 0;
-    check(cuda->mem_host_get_device_pointer(&at, device->words(), 0), "cuMemHostGetDevicePointer");
-    check(cuda->stream_wait_value32(stream, at, turn_ + 1, cu::kStreamWaitValueGeq), "cuStreamWaitValue32");
+    constexpr unsigned kAtLeast = 0;  // CU_STREAM_WAIT_VALUE_GEQ
+    const auto wait =
+        driver_function<cu::Stream, cu::DevicePtr, uint32_t, unsigned>(cuda->library(), "cuStreamWaitValue32_v2");
+    check(wait(stream, reinterpret_cast<cu::DevicePtr>(word()), turn_ + 1, kAtLeast), "cuStreamWaitValue32");
   }
-  void let_go() { __atomic_store_n(device->words(), ++turn_, __ATOMIC_RELEASE); }
+  void let_go() { __atomic_store_n(word(), ++turn_, __ATOMIC_RELEASE); }
   cu::Event event(cu::Stream stream) {
     cu::Event made = nullptr;
     check(cuda->event_create(&made, cu::kEventDisableTiming), "cuEventCreate");
@@ -133,9 +135,32 @@ class Rig {
 
  private:
   std::shared_ptr<void> current_;
+  uint32_t* word() const { return word_->as<uint32_t>(); }
+
   std::unique_ptr<HostMemory> host_;
+  std::unique_ptr<HostMemory> word_;
   std::byte* memory_;
   uint32_t turn_ = 0;
+};
+
+// This program as another process, with pipes from and to it; killed and awaited at the end.
+class OtherProcess {
+ public:
+  explicit OtherProcess(std::vector<std::string> words);
+  ~OtherProcess();
+  OtherProcess(const OtherProcess&) = delete;
+  OtherProcess& operator=(const OtherProcess&) = delete;
+  // All of it, or they throw Error.
+  void read(void* data, size_t nbytes) const;
+  void write(const void* data, size_t nbytes) const;
+  std::string rest() const;  // what it still says; to be called once it has ended
+  int status();              // once it has ended; throws TimeoutError after 15 s
+  void kill();               // and awaits its end
+
+ private:
+  pid_t pid_ = -1;
+  Fd from_;
+  Fd to_;
 };
 
 // One line of JSON. good: what the package relies on holds.
@@ -151,14 +176,13 @@ struct Probe {
   std::string name;
   std::function<void(Rig&)> run;
 };
-void add_call_probes(std::vector<Probe>& probes);    // probe_calls.cc: which calls wait for a stream that is held
-void add_stream_probes(std::vector<Probe>& probes);  // probe_streams.cc: holds, host functions, channels, captures
+void add_event_probes(std::vector<Probe>& probes);   // probe_events.cc: of callers' streams, and of other processes
 void add_memory_probes(std::vector<Probe>& probes);  // probe_memory.cc: attributes, pieces, peers
 
 // Without a name: lists them, a line each. Never returns after a probe: what it leaves behind may hang.
 int probe(const std::string& name);
-// The other process of the probe that needs one: opens the handle while its own stream is held.
-int probe_peer(const std::string& handle);
+// The other processes of the probes that need one.
+int probe_peer_event();                                        // records an event, and lets go when it is told
 int probe_small_peer(const std::vector<std::string>& handles);  // reads what is in each
 
 }  // namespace rr

@@ -1,10 +1,7 @@
-// What memory can do: the attributes that matter, memory mapped piece by piece, and a peer that maps ours while streams
-// are held on both sides.
+// What memory can do: the attributes that matter, memory mapped piece by piece, and a peer that maps ours.
 
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <cstring>
 
 #include "gpu/survey.h"
@@ -117,46 +114,6 @@ cu::IpcMemHandle unhex(const std::string& text) {
   return handle;
 }
 
-// This program as another process: its exit status. Throws TimeoutError.
-int other_process(std::vector<std::string> words) {
-  std::array<char, 4096> program = {};
-  if (::readlink("/proc/self/exe", program.data(), program.size() - 1) < 0) throw Error("/proc/self/exe");
-  words.insert(words.begin(), program.data());
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::execv(program.data(), arguments.data());
-    ::_exit(127);
-  }
-  int status = 0;
-  const Deadline deadline = Deadline::after_s(15);
-  while (::waitpid(child, &status, WNOHANG) == 0) {
-    if (deadline.passed()) {
-      ::kill(child, SIGKILL);
-      throw TimeoutError("the other process did not end within 15 s");
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return status;
-}
-
-void peer(Rig& rig) {
-  cu::IpcMemHandle handle = {};
-  cu::DevicePtr at = 0;
-  rig.check(rig.cuda->mem_alloc(&at, size_t{64} << 20), "cuMemAlloc");
-  rig.check(rig.cuda->ipc_get_mem_handle(&handle, at), "cuIpcGetMemHandle");
-  const cu::Stream held = rig.stream();
-  rig.hold(held);
-  const int status = other_process({"peer", hex(handle)});
-  const Beside work = rig.work_streams();
-  const bool went_on = work.ends_within(rig.patience_s);
-  rig.let_go();
-  answer("peer-owner", went_on && status == 0,
-         went_on ? "work streams of the owner go on" : "WORK STREAMS of the owner STOP");
-}
-
 // Small allocations, as CuPy's pool makes them, lie in one block of the driver's; a peer opens a handle of each.
 void small_peer(Rig& rig) {
   std::vector<std::string> words = {"peer-small"};
@@ -169,9 +126,12 @@ void small_peer(Rig& rig) {
     rig.check(rig.cuda->ipc_get_mem_handle(&handle, at), "cuIpcGetMemHandle");
     words.push_back(hex(handle));
   }
-  if (const int status = other_process(words); status != 0) {
-    answer("peer-small", false, "status " + std::to_string(status) + " of the other process");
+  OtherProcess other(words);
+  if (const int status = other.status(); status != 0) {
+    return answer("peer-small", false, "status " + std::to_string(status) + " of the other process");
   }
+  std::printf("%s", other.rest().c_str());
+  std::fflush(stdout);
 }
 
 }  // namespace
@@ -199,49 +159,10 @@ int probe_small_peer(const std::vector<std::string>& handles) {
   ::_exit(0);
 }
 
-int probe_peer(const std::string& text) {
-  Rig& rig = *std::make_unique<Rig>().release();
-  try {
-    const cu::IpcMemHandle handle = unhex(text);
-    const cu::Stream held = rig.stream();
-    rig.hold(held);
-    const cu::Event behind = rig.event(held);
-    auto at = std::make_shared<cu::DevicePtr>(0);
-    const auto timed_call = [&rig](std::function<cu::Result()> call) {
-      return Beside([&rig, call = std::move(call)] {
-        const auto current = rig.device->make_current();
-        rig.check(call(), "in the other process");
-      });
-    };
-    const Beside opened = timed_call(
-        [&rig, at, handle] { return rig.cuda->ipc_open_mem_handle(at.get(), handle, cu::kIpcLazyEnablePeerAccess); });
-    const bool opens = opened.ends_within(rig.patience_s);
-    const Beside work = rig.work_streams();
-    const bool went_on = work.ends_within(rig.patience_s);
-    rig.let_go();
-    bool good =
-        opened.ends_within(rig.patience_s) && rig.passes_within(behind, rig.patience_s) && opened.error().empty();
-    rig.hold(held);
-    const Beside closed = timed_call([&rig, at] { return rig.cuda->ipc_close_mem_handle(*at); });
-    const bool closes = closed.ends_within(kReturnS);
-    rig.let_go();
-    good = closed.ends_within(rig.patience_s) && closed.error().empty() && good;
-    answer("peer", good && opens && went_on,
-           std::string("cuIpcOpenMemHandle ") + (opens ? "returns" : "waits") + ", cuIpcCloseMemHandle " +
-               (closes ? "returns" : "waits") + (went_on ? ", work streams go on" : ", WORK STREAMS STOP") + " " +
-               opened.error() + closed.error());
-    ::_exit(good ? 0 : 1);
-  } catch (const std::exception& error) {
-    answer("peer", false, error.what());
-  }
-  ::_exit(1);
-}
-
 void add_memory_probes(std::vector<Probe>& probes) {
   probes.push_back({"attributes", attributes});
   probes.push_back({"without-context", without_context});
   probes.push_back({"pieces", pieces});
-  probes.push_back({"peer-owner", peer});
   probes.push_back({"peer-small", small_peer});
 }
 

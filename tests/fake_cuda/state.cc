@@ -130,7 +130,6 @@ Result demanded(const char* call) {
 
 Result enter(const char* call, Needs needs) {
   const Result wanted = demanded(call);
-  if (in_host_function()) return cu::kNotPermitted;
   if (wanted != cu::kSuccess) {
     if (is_sticky(wanted) && current() != nullptr) current()->broken = wanted;
     return wanted;

@@ -12,7 +12,6 @@
 namespace fake {
 namespace {
 
-thread_local bool is_in_host_function = false;
 thread_local unsigned capture_mode = rr::cu::kCaptureModeGlobal;
 
 struct Streams {
@@ -118,16 +117,6 @@ void Stream::run() {
     ++done_;
     changed_.notify_all();
   }
-}
-
-bool in_host_function() { return is_in_host_function; }
-
-Task host_function(rr::cu::HostFunction function, void* argument) {
-  return [function, argument] {
-    is_in_host_function = true;
-    function(argument);
-    is_in_host_function = false;
-  };
 }
 
 Task wait_value(Context& context, const uint32_t* word, uint32_t value) {

@@ -80,9 +80,6 @@ struct Event {
   std::shared_ptr<Graph> capture;  // it was recorded in
 };
 
-// Whether this thread is in a host function, where nothing of CUDA may be called.
-bool in_host_function();
-Task host_function(rr::cu::HostFunction function, void* argument);
 // Polls: nobody tells a GPU that memory has changed.
 Task wait_value(Context& context, const uint32_t* word, uint32_t value);
 

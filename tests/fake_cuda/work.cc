@@ -1,4 +1,4 @@
-// Streams, events, copies, kernels, host functions.
+// Streams, events, copies, kernels.
 
 #include <unistd.h>
 
@@ -88,7 +88,7 @@ FAKE_API Result cuStreamQuery(cu::Stream handle) {
 
 FAKE_API Result cuStreamWaitValue32_v2(cu::Stream handle, cu::DevicePtr address, uint32_t value, unsigned flags) {
   FAKE_ENTER(__func__);
-  if (flags != cu::kStreamWaitValueGeq || address % 4 != 0) return cu::kInvalidValue;
+  if (flags != 0 || address % 4 != 0) return cu::kInvalidValue;
   if (fake::reach(address, 4) == fake::Reach::kPageable) return cu::kInvalidValue;
   return issue(handle, fake::wait_value(*fake::current(), reinterpret_cast<const uint32_t*>(address), value));
 }
@@ -97,11 +97,6 @@ FAKE_API Result cuStreamWriteValue32_v2(cu::Stream handle, cu::DevicePtr address
   FAKE_ENTER(__func__);
   return issue(handle,
                [address, value] { __atomic_store_n(reinterpret_cast<uint32_t*>(address), value, __ATOMIC_RELEASE); });
-}
-
-FAKE_API Result cuLaunchHostFunc(cu::Stream handle, cu::HostFunction function, void* argument) {
-  FAKE_ENTER(__func__);
-  return issue(handle, fake::host_function(function, argument));
 }
 
 // For tests: the stream does nothing for so long.

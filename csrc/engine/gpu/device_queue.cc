@@ -53,8 +53,6 @@ DeviceOperation::~DeviceOperation() {
 DeviceQueue::DeviceQueue(Context& context, std::shared_ptr<Device> device)
     : context_(context),
       device_(std::move(device)),
-      words_(DeviceWords::of(device_)),
-      arrivals_(std::make_shared<Arrivals>()),
       unheard_(std::make_shared<Unheard>(context.log())),
       staging_(device_),
       thread_(start_thread([this] { run(); })) {}
@@ -67,7 +65,7 @@ std::string DeviceQueue::automatic_name(const Group& group, Kind kind) {
   return kAutomaticPrefix + std::string(rr::name(kind)) + "." + std::to_string(unnamed_[{group.id(), kind}]++);
 }
 
-DeviceOperationPtr DeviceQueue::make(Group& group, std::vector<Stream>& streams) {
+DeviceOperationPtr DeviceQueue::make(Group& group, std::vector<Stream> streams) {
   context_.throw_if_shut_down();
   group.throw_if_failed();
   unheard_->raise();
@@ -77,19 +75,20 @@ DeviceOperationPtr DeviceQueue::make(Group& group, std::vector<Stream>& streams)
   auto operation = std::make_shared<DeviceOperation>(unheard_);
   operation->group = context_.shared(group);
   operation->group_id = group.id();
-  operation->streams = static_cast<uint32_t>(streams.size());
-  for (Stream stream : streams) operation->is_recurring |= device_->is_capturing(stream);
+  for (Stream stream : streams) {
+    if (!device_->is_capturing(stream)) continue;
+    throw UnavailableError(
+        "operations on GPU memory cannot be captured in a CUDA graph: this rank's host has a part in each; call them "
+        "outside of the capture");
+  }
+  for (Stream stream : streams) operation->after.push_back(device_->record(stream));
+  operation->streams = std::move(streams);
   return operation;
 }
 
 DeviceOperationPtr DeviceQueue::submit(Group& group, const Request& request, std::vector<Stream> streams) {
-  DeviceOperationPtr operation = make(group, streams);
+  DeviceOperationPtr operation = make(group, std::move(streams));
   group.check_request(request);
-  const bool has_room = !request.dsts.empty() && !request.expected.empty();
-  if (operation->is_recurring && is_ragged(request.kind) && !has_room) {
-    throw InvalidArgumentError("how many rows this " + std::string(rr::name(request.kind)) +
-                               " brings is not known while a CUDA graph is captured; call it outside of the graph");
-  }
   operation->request = request;
   operation->request.is_from_queue = true;
   group.record_caller();
@@ -97,7 +96,7 @@ DeviceOperationPtr DeviceQueue::submit(Group& group, const Request& request, std
     const std::lock_guard lock(mutex_);
     if (request.name != nullptr) {
       const auto latest = latest_.find({&group, *request.name});
-      if (latest != latest_.end() && !operation->is_recurring) {
+      if (latest != latest_.end()) {
         if (!latest->second->is_claimed.load()) {
           throw InvalidArgumentError(
               "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
@@ -113,34 +112,16 @@ DeviceOperationPtr DeviceQueue::submit(Group& group, const Request& request, std
     operation->request.name = &operation->name;
     enqueue_locked(operation);
   }
-  place_markers(operation, streams);
+  wake();
   return operation;
 }
 
 void DeviceQueue::enqueue_locked(const DeviceOperationPtr& operation) {
   if (is_stopped_) context_.throw_if_shut_down();
-  operation->word = operation->is_recurring ? words_->take_for_replays() : words_->take();
-  operation->arrival =
-      std::make_unique<Arrival>(arrivals_, words_, operation.get(), operation->word, operation->is_recurring);
   all_[operation.get()] = operation;
-  if (operation->is_recurring) {  // nothing to wait for before the first replay
-    DeviceWords::write(operation->word);
-    operation->state.store(State::kDone);
-    return;
-  }
   latest_[{operation->group.get(), operation->name}] = operation.get();
-  unreached_.fetch_add(1);
-}
-
-void DeviceQueue::place_markers(const DeviceOperationPtr& operation, const std::vector<Stream>& streams) {
-  try {
-    for (Stream stream : streams) device_->notify(stream, &Arrival::reached, operation->arrival.get());
-  } catch (const Error&) {
-    operation->was_asked.store(true);
-    const std::lock_guard lock(mutex_);  // some of the streams may have got a marker
-    cancel(*operation, std::current_exception());
-    throw;
-  }
+  submitted_.push_back(operation);
+  has_submitted_.store(true);
 }
 
 void DeviceQueue::rethrow(DeviceOperation& operation) {
@@ -152,14 +133,6 @@ void DeviceQueue::rethrow(DeviceOperation& operation) {
   if (error == nullptr) return;
   operation.was_asked.store(true);
   std::rethrow_exception(error);
-}
-
-void DeviceQueue::hold(DeviceOperation& operation, Stream stream) {
-  rethrow(operation);
-  if (!operation.is_claimed.exchange(true)) wake();
-  const bool is_done = operation.state.load(std::memory_order_acquire) != State::kPending;
-  if (is_done && !operation.is_recurring) return rethrow(operation);
-  device_->hold(stream, operation.word.at, operation.word.value);
 }
 
 bool DeviceQueue::done(const DeviceOperation& operation) const {
@@ -175,8 +148,7 @@ void DeviceQueue::await_announced(Group& group, Interrupt interrupt) {
     const std::lock_guard lock(mutex_);
     for (const auto& [operation, owner] : all_) {
       const bool counts = operation->group.get() == &group && operation->task == DeviceTask::kCollective;
-      // Replays of a captured operation are the caller's to wait for (docs/cuda.md).
-      if (!counts || operation->is_recurring || operation->inner != nullptr || done(*operation)) continue;
+      if (!counts || operation->inner != nullptr || done(*operation)) continue;
       waited_for = owner;
       return false;
     }
@@ -200,7 +172,6 @@ void DeviceQueue::check_reached(const std::string& operation, Deadline by) const
 
 bool DeviceQueue::wait(DeviceOperation& operation, double timeout_s, Interrupt interrupt) {
   operation.is_claimed.store(true);
-  operation.is_urgent.store(true);
   wake();
   Group& group = *operation.group;
   const Deadline reached_by = Deadline::after_s(context_.timeout_s());
@@ -241,13 +212,10 @@ void DeviceQueue::drain(double timeout_s, const Group* group) {
   }
 }
 
-// mutex_ held. An operation whose markers are still out stays for their sake, failed.
+// mutex_ held. What has been reached is the thread's to finish.
 void DeviceQueue::cancel(DeviceOperation& operation, std::exception_ptr error) {
   operation.error = std::move(error);
   operation.is_cancelled.store(true);
-  wake();
-  if (operation.is_reached.load() || operation.state.load() != State::kPending) return;
-  finish_locked(operation, State::kFailed, operation.error);
 }
 
 void DeviceQueue::forget(const Group& group) {
@@ -257,19 +225,14 @@ void DeviceQueue::forget(const Group& group) {
       if (operation->group.get() == &group) cancel(*operation, removed(*operation));
     }
   }
-  context_.wait_loop().wake_callers();
+  wake();
 }
 
-// Streams first: whoever waits for one of them, holding a lock that is wanted here, goes on.
 void DeviceQueue::stop() {
   {
     const std::lock_guard lock(mutex_);
     if (is_stopped_) return;
     is_stopped_ = true;
-    arrivals_->close();
-    for (auto& [key, operation] : all_) {
-      if (operation->is_recurring || operation->state.load() == State::kPending) DeviceWords::write(operation->word);
-    }
   }
   stop_.store(true);
   wake();
@@ -280,16 +243,15 @@ void DeviceQueue::stop() {
   } catch (...) {
     error = std::current_exception();
   }
-  std::unordered_map<DeviceOperation*, DeviceOperationPtr> left;
   {
     const std::lock_guard lock(mutex_);
-    left = all_;
-    for (auto& [key, operation] : left) {
-      if (operation->state.load() == State::kPending) finish_locked(*operation, State::kFailed, error);
-      Arrivals::leave_behind(std::move(operation->arrival));
+    const auto left = all_;  // finishing one takes it out
+    for (const auto& [key, operation] : left) {
+      finish_locked(*operation, State::kFailed, error);
       staging_.retire(std::move(operation->staging));
     }
-    all_.clear();
+    submitted_.clear();
+    awaited_.clear();
     ready_.clear();
     active_.clear();
   }

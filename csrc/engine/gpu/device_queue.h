@@ -1,17 +1,18 @@
-// Operations on GPU memory: from a stream to the group, and back to the streams that wait for the result.
+// Operations on GPU memory: from a stream to the group, and back to the threads that wait for the result.
 //
-// submit() puts a marker on the caller's stream and returns. Once the stream has come there, the queue's thread submits
-// the operation to the group, where it is a named one like any other, executes the log until it is done, and writes
-// the word that hold()'s markers wait for. It writes it also when the operation has failed, and when the context shuts
-// down: no stream waits for ever. The error is raised by the next hold, poll or wait of the operation. If nobody asks:
-// a fatal one is raised by the group's next call anyway, another is logged, and raised by this rank's next call on
-// GPU memory: what went on with a result that there is not must not go on for long.
+// submit() records what has been put on the caller's streams and returns. Once the streams have done that, the queue's
+// thread submits the operation to the group, where it is a named one like any other, and executes the log until it is
+// done. wait() blocks the calling thread until then, so whatever it puts on any stream afterwards sees the result. No
+// stream ever waits for the host: on an H200 (driver 580, 2026-11) a stream that did so kept every other call of the
+// process waiting in the driver, those of the queue's thread too.
 //
-// In a stream that is being captured the markers become nodes of the graph, and the operation lives as long as the
-// context: each replay submits it again, under the same name.
+// The error is raised by the next wait of the operation. If nobody asks: a fatal one is raised by the group's next call
+// anyway, another is logged, and raised by this rank's next call on GPU memory: what went on with a result that there
+// is not must not go on for long.
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,10 +26,9 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "engine/gpu/arrivals.h"
-#include "engine/gpu/device_words.h"
 #include "engine/gpu/staging_pool.h"
 #include "engine/group/group.h"
+#include "os/bell.h"
 
 namespace rr {
 
@@ -65,27 +65,23 @@ struct DeviceOperation : std::enable_shared_from_this<DeviceOperation> {
   std::string name;
   int group_id = 0;
   std::shared_ptr<Group> group;  // the world's is not owned: the context has it
-  Word word;
-  bool is_recurring = false;
-  std::unique_ptr<Arrival> arrival;
-  uint32_t streams = 1;                     // that must have come to their markers
+  std::vector<Stream> streams;              // whose work it comes after
   std::shared_ptr<DeviceOperation> before;  // of the same name: this one starts when that one is done
   std::shared_ptr<Unheard> unheard;
 
-  // The queue's thread, with its mutex.
-  uint32_t arrived = 0;  // markers; of a recurring operation, of replays not yet started
-  Staging staging;       // of a message
+  // The queue's thread.
+  std::vector<std::unique_ptr<StreamPoint>> after;  // one a stream; those that have passed are null
+  Staging staging;                                  // of a message
   std::optional<Mark> copied;
 
-  std::atomic<bool> is_claimed{false};    // a stream waits for it, or a thread
-  std::atomic<bool> is_urgent{false};     // a thread does
+  std::atomic<bool> is_claimed{false};    // a thread waits for it
   std::atomic<bool> was_asked{false};     // somebody has got to know its error
   std::atomic<bool> is_cancelled{false};  // its group is going
   std::atomic<bool> is_reached{false};
   std::atomic<State> state{State::kPending};
 
   // The queue's mutex.
-  OperationPtr inner;  // of the group, once submitted; of a recurring operation, the latest
+  OperationPtr inner;  // of the group, once submitted
   std::exception_ptr error;
   bool error_is_fatal = false;
 };
@@ -100,16 +96,14 @@ class DeviceQueue {
   DeviceQueue& operator=(const DeviceQueue&) = delete;
 
   // streams: those whose work the operation comes after, at least one. Raises what can be known without the other
-  // ranks.
+  // ranks; UnavailableError while a stream is being captured in a graph.
   DeviceOperationPtr submit(Group& group, const Request& request, std::vector<Stream> streams);
   // Messages: as Group's. Between two ranks they go in the order of the calls, whatever the streams.
   DeviceOperationPtr message(Group& group, DeviceTask task, const TensorView& tensor, int peer, int tag,
                              std::shared_ptr<void> keep, std::vector<Stream> streams);
   DeviceOperationPtr copy(const TensorView& src, const TensorView& dst, std::shared_ptr<void> keep,
                           std::vector<Stream> streams);
-  // Further work of the stream begins after the operation. Does not wait.
-  void hold(DeviceOperation& operation, Stream stream);
-  // True once it is done or has failed; of a captured one, while no replay is under way.
+  // True once it is done or has failed.
   bool done(const DeviceOperation& operation) const;
   // Blocks until the group's operations that have been submitted so far are announced to the other ranks.
   void await_announced(Group& group, Interrupt interrupt);
@@ -121,18 +115,19 @@ class DeviceQueue {
 
   // Gives operations that somebody has waited for so long to finish: those of one group, or all.
   void drain(double timeout_s, const Group* group = nullptr);
-  // Lets all streams go on and ends the thread; what is pending fails with ShutdownError.
+  // Ends the thread; what is pending fails with ShutdownError.
   void stop();
   // What is pending in a group that all members are about to remove fails.
   void forget(const Group& group);
 
  private:
   void run();
-  bool take_arrivals();
+  bool take_submitted();
+  bool start_reached();
   bool start_ready();
   bool advance();
   void start(DeviceOperation& operation);
-  std::optional<State> look_at(DeviceOperation& operation, bool more_to_come, std::exception_ptr& error);
+  std::optional<State> look_at(DeviceOperation& operation, std::exception_ptr& error);
   // device_task.cc
   bool copy_on(DeviceOperation& operation);
   OperationPtr begin_message(DeviceOperation& operation);
@@ -143,30 +138,31 @@ class DeviceQueue {
   void check_reached(const std::string& operation, Deadline by) const;
   void rethrow(DeviceOperation& operation);
   std::string automatic_name(const Group& group, Kind kind);
-  DeviceOperationPtr make(Group& group, std::vector<Stream>& streams);
+  DeviceOperationPtr make(Group& group, std::vector<Stream> streams);
   void enqueue_locked(const DeviceOperationPtr& operation);
-  void place_markers(const DeviceOperationPtr& operation, const std::vector<Stream>& streams);
-  void wake() { wake_all(arrivals_->bell()); }
+  bool is_idle() const { return awaited_.empty() && ready_.empty() && active_.empty(); }
+  void wake() { wake_all(bell_); }
 
   Context& context_;
   const std::shared_ptr<Device> device_;
-  const std::shared_ptr<DeviceWords> words_;
-  const std::shared_ptr<Arrivals> arrivals_;
   const std::shared_ptr<Unheard> unheard_;
 
   mutable std::mutex mutex_;
-  std::unordered_map<DeviceOperation*, DeviceOperationPtr> all_;             // not finished, or recurring
+  std::unordered_map<DeviceOperation*, DeviceOperationPtr> all_;             // not finished
   std::map<std::pair<const Group*, std::string>, DeviceOperation*> latest_;  // not finished, by name
   uint64_t copies_ = 0;
   std::map<std::pair<int, Kind>, uint64_t> unnamed_;  // submitted, by group
+  std::vector<DeviceOperationPtr> submitted_;  // not yet seen by the queue's thread
   bool is_stopped_ = false;
+  Bell bell_ = {};
+  std::atomic<bool> has_submitted_{false};
 
   // The queue's thread.
   StagingPool staging_;
+  std::deque<DeviceOperationPtr> awaited_;               // whose streams are still to come, in the order of the calls
   std::vector<DeviceOperationPtr> ready_;                // reached, not started
   std::vector<DeviceOperationPtr> active_;               // submitted to their groups
   std::set<std::pair<const Group*, std::string>> busy_;  // names of active_
-  std::atomic<uint32_t> unreached_{0};
 
   std::atomic<bool> stop_{false};
   std::thread thread_;

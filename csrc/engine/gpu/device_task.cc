@@ -8,10 +8,7 @@ namespace rr {
 
 DeviceOperationPtr DeviceQueue::message(Group& group, DeviceTask task, const TensorView& tensor, int peer, int tag,
                                         std::shared_ptr<void> keep, std::vector<Stream> streams) {
-  DeviceOperationPtr operation = make(group, streams);
-  if (operation->is_recurring) {
-    throw UnavailableError("messages of GPU memory cannot be captured in a CUDA graph; send outside of the capture");
-  }
+  DeviceOperationPtr operation = make(group, std::move(streams));
   group.check_peer(peer, task == DeviceTask::kSend);
   operation->task = task;
   operation->peer = peer;
@@ -28,13 +25,13 @@ DeviceOperationPtr DeviceQueue::message(Group& group, DeviceTask task, const Ten
     if (latest != latest_.end()) operation->before = latest->second->shared_from_this();
     enqueue_locked(operation);
   }
-  place_markers(operation, streams);
+  wake();
   return operation;
 }
 
 DeviceOperationPtr DeviceQueue::copy(const TensorView& src, const TensorView& dst, std::shared_ptr<void> keep,
                                      std::vector<Stream> streams) {
-  DeviceOperationPtr operation = make(context_.world(), streams);
+  DeviceOperationPtr operation = make(context_.world(), std::move(streams));
   operation->task = DeviceTask::kCopy;
   operation->request.srcs.push_back(src);
   operation->request.dsts.push_back(dst);
@@ -44,7 +41,7 @@ DeviceOperationPtr DeviceQueue::copy(const TensorView& src, const TensorView& ds
     operation->name = "copy " + std::to_string(copies_++);
     enqueue_locked(operation);
   }
-  place_markers(operation, streams);
+  wake();
   return operation;
 }
 

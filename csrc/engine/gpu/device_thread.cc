@@ -8,8 +8,8 @@
 
 namespace rr {
 namespace {
-constexpr int64_t kIdleNs = 1000000000;  // arrivals ring, so this only bounds what a lost wake-up would cost
-// Neither peers nor work streams ring. After as long as any wait polls, one look every 50 us is 4 % of a core, and a
+constexpr int64_t kIdleNs = 1000000000;  // callers ring, so this only bounds what a lost wake-up would cost
+// Neither peers nor streams ring. After as long as any wait polls, one look every 50 us is 4 % of a core, and a
 // look that comes 50 us late is at most as much as the operation has taken until then.
 constexpr int64_t kNapNs = 50000;
 }  // namespace
@@ -18,14 +18,15 @@ void DeviceQueue::run() {
   const int64_t spin_ns = static_cast<int64_t>(context_.settings().spin_us * 1000);
   int64_t quiet_since = 0;
   while (!stop_.load(std::memory_order_acquire)) {
-    bool moved = take_arrivals();
+    bool moved = take_submitted();
+    moved |= start_reached();
     moved |= start_ready();
     moved |= advance();
     if (moved) {
       quiet_since = 0;
       continue;
     }
-    const bool idle = ready_.empty() && active_.empty();
+    const bool idle = is_idle();
     if (idle && context_.is_in_transit()) context_.wait_loop().wake_engine();  // this thread has been at work alone
     if (!idle) {
       const int64_t now = now_ns();
@@ -35,48 +36,63 @@ void DeviceQueue::run() {
         continue;
       }
     }
-    const SleepScope scope(arrivals_->bell());
-    const uint32_t seen = arrivals_->bell().seq.load(std::memory_order_seq_cst);
-    if (!arrivals_->empty() || stop_.load()) continue;
-    sleep_on(arrivals_->bell(), seen, idle ? kIdleNs : kNapNs);
+    const SleepScope scope(bell_);
+    const uint32_t seen = bell_.seq.load(std::memory_order_seq_cst);
+    if (has_submitted_.load() || stop_.load()) continue;
+    sleep_on(bell_, seen, idle ? kIdleNs : kNapNs);
   }
 }
 
-bool DeviceQueue::take_arrivals() {
-  Arrival* next = arrivals_->take();
-  if (next == nullptr) return false;
-  std::vector<DeviceOperationPtr> come;
-  std::vector<DeviceOperationPtr> gone;  // let go of without the mutex
+bool DeviceQueue::take_submitted() {
+  if (!has_submitted_.load(std::memory_order_acquire)) return false;
   const std::lock_guard lock(mutex_);
-  while (next != nullptr) {
-    Arrival* const arrival = next;
-    next = arrival->next;  // before the count is taken: from then on it may come again
-    DeviceOperation& operation = *arrival->operation;
-    const bool is_ready = operation.arrived >= operation.streams;  // a replay that has not started yet
-    operation.arrived += arrival->count.exchange(0, std::memory_order_acq_rel);
-    if (operation.arrived >= operation.streams && !is_ready) come.push_back(operation.shared_from_this());
-  }
-  std::reverse(come.begin(), come.end());
-  for (DeviceOperationPtr& operation : come) {
-    operation->is_reached.store(true);
-    if (operation->is_recurring) {
-      if (operation->is_cancelled.load()) {
-        DeviceWords::write(operation->word);
-        operation->arrived = 0;
-        continue;
-      }
-      operation->state.store(State::kPending);
-    } else {
-      unreached_.fetch_sub(1);
-      if (operation->state.load() != State::kPending) {  // cancelled, and kept for its marker's sake alone
-        gone.push_back(operation);
-        all_.erase(operation.get());
-        continue;
-      }
-    }
-    ready_.push_back(std::move(operation));
-  }
+  has_submitted_.store(false);
+  awaited_.insert(awaited_.end(), submitted_.begin(), submitted_.end());
+  submitted_.clear();
   return true;
+}
+
+// Operations whose streams have come to them. A stream that has not come to one call has not come to a later one.
+bool DeviceQueue::start_reached() {
+  bool moved = false;
+  std::vector<Stream> behind;
+  for (auto it = awaited_.begin(); it != awaited_.end();) {
+    DeviceOperation& operation = **it;
+    bool is_reached = true;
+    std::exception_ptr error = operation.is_cancelled.load() ? operation.error : nullptr;
+    for (size_t i = 0; i < operation.streams.size() && error == nullptr; ++i) {
+      if (operation.after[i] == nullptr) continue;
+      const Stream stream = operation.streams[i];
+      if (std::find(behind.begin(), behind.end(), stream) != behind.end()) {
+        is_reached = false;
+        continue;
+      }
+      try {
+        if (operation.after[i]->passed()) {
+          operation.after[i].reset();
+          continue;
+        }
+      } catch (const Error&) {
+        error = std::current_exception();
+      }
+      is_reached = false;
+      behind.push_back(stream);
+    }
+    if (!is_reached && error == nullptr) {
+      ++it;
+      continue;
+    }
+    const DeviceOperationPtr taken = *it;
+    it = awaited_.erase(it);
+    moved = true;
+    operation.is_reached.store(true);
+    if (error != nullptr) {
+      finish(operation, State::kFailed, error);
+    } else {
+      ready_.push_back(taken);
+    }
+  }
+  return moved;
 }
 
 // In the order of arrival, but one after the other where they have the same name: the group has a name once.
@@ -100,7 +116,6 @@ bool DeviceQueue::start_ready() {
     const DeviceOperationPtr started = ready_[i];
     ready_.erase(ready_.begin() + static_cast<std::ptrdiff_t>(i));
     moved = true;
-    operation.arrived -= operation.streams;
     try {
       start(operation);
     } catch (const std::exception&) {
@@ -109,13 +124,11 @@ bool DeviceQueue::start_ready() {
     }
     busy_.insert({operation.group.get(), operation.name});
     active_.push_back(started);
-    if (operation.is_recurring && operation.arrived >= operation.streams) ready_.push_back(started);
   }
   return moved;
 }
 
 void DeviceQueue::start(DeviceOperation& operation) {
-  operation.copied.reset();
   if (operation.task == DeviceTask::kCopy) return;
   if (operation.task != DeviceTask::kCollective) {
     const std::vector<TensorView>& tensors =
@@ -132,13 +145,12 @@ void DeviceQueue::start(DeviceOperation& operation) {
 bool DeviceQueue::advance() {
   if (active_.empty()) return false;
   bool moved = context_.try_progress();
-  const bool more_to_come = unreached_.load() != 0 || !ready_.empty();
   for (size_t i = 0; i < active_.size();) {
     DeviceOperation& operation = *active_[i];
     std::exception_ptr error;
     std::optional<State> end;
     try {
-      end = look_at(operation, more_to_come, error);
+      end = look_at(operation, error);
     } catch (const std::exception&) {
       end = State::kFailed;
       error = std::current_exception();
@@ -165,9 +177,8 @@ bool DeviceQueue::advance() {
   return moved;
 }
 
-// An open bucket takes further tensors while some are on their way here, for as long as any bucket lingers; it is
-// closed at once when a stream waits and nothing more is to come, or a thread waits.
-std::optional<State> DeviceQueue::look_at(DeviceOperation& operation, bool more_to_come, std::exception_ptr& error) {
+// An open bucket is closed at once when a thread waits.
+std::optional<State> DeviceQueue::look_at(DeviceOperation& operation, std::exception_ptr& error) {
   const bool copies_first = operation.task == DeviceTask::kSend || operation.task == DeviceTask::kCopy;
   if (operation.inner == nullptr && copies_first) {
     if (!copy_on(operation)) return std::nullopt;
@@ -179,9 +190,7 @@ std::optional<State> DeviceQueue::look_at(DeviceOperation& operation, bool more_
   }
   Operation& inner = *operation.inner;
   Group& group = *operation.group;
-  if (operation.is_urgent.load() || (operation.is_claimed.load() && !more_to_come)) {
-    inner.wanted.store(true, std::memory_order_relaxed);
-  }
+  if (operation.is_claimed.load()) inner.wanted.store(true, std::memory_order_relaxed);
   try {
     group.done(inner);
   } catch (const Error&) {
@@ -215,20 +224,12 @@ DeviceOperationPtr DeviceQueue::finish_locked(DeviceOperation& operation, State 
   if (operation.error != nullptr) {
     operation.error_is_fatal = has_failed(operation.group->control()) || context_.is_shut_down() || is_stopped_;
   }
-  const bool is_next_ready = operation.is_recurring && operation.arrived >= operation.streams;
-  operation.state.store(is_next_ready ? State::kPending : state, std::memory_order_release);
-  DeviceWords::write(operation.word);
-  if (operation.is_recurring) {
-    // Nobody asks after a replay, so the first failure is told at once.
-    const bool is_news = state == State::kFailed && !operation.error_is_fatal;
-    if (is_news && !operation.was_asked.exchange(true)) operation.unheard->keep(operation.error);
-    return ended;
-  }
+  operation.after.clear();
   operation.request.keep.reset();
   const auto latest = latest_.find({operation.group.get(), operation.name});
   if (latest != latest_.end() && latest->second == &operation) latest_.erase(latest);
-  words_->give_back(operation.word);
-  if (operation.is_reached.load()) all_.erase(&operation);
+  all_.erase(&operation);
+  operation.state.store(state, std::memory_order_release);
   return ended;
 }
 

@@ -18,24 +18,20 @@ cu::Stream stream_of(Stream stream) { return static_cast<cu::Stream>(stream); }
 CudaDevice::CudaDevice(std::shared_ptr<const CudaDriver> driver, int ordinal, const void* image)
     : context_(std::move(driver), ordinal),
       starting_(std::in_place, context_),
-      memory_(context_, holds_),
+      points_(context_),
+      memory_(context_),
       work_streams_(context_),
       kernels_(context_, work_streams_, image),
       exports_(context_),
-      imports_(context_, holds_) {
+      imports_(context_) {
   starting_.reset();
 }
 
 CudaDevice::~CudaDevice() {
   const auto current = context_.current_for_freeing();
-  imports_.forget_all();
-  if (!becomes_idle()) {
-    Log().warning("CUDA: " + context_.where() +
-                  ": work of ours has not ended; its memory is left to the process's end");
-    context_.leave();
-  } else if (!holds_.collect_all()) {
-    context_.leave();
-  }
+  if (becomes_idle()) return;
+  Log().warning("CUDA: " + context_.where() + ": work of ours has not ended; its memory is left to the process's end");
+  context_.leave();
 }
 
 bool CudaDevice::becomes_idle() {
@@ -51,18 +47,9 @@ bool CudaDevice::becomes_idle() {
   return true;
 }
 
-void CudaDevice::notify(Stream stream, void (*reached)(void*), void* argument) {
+std::unique_ptr<StreamPoint> CudaDevice::record(Stream stream) {
   const Current current(context_);
-  RR_CUDA(context_, launch_host_func, stream_of(stream), reached, argument);
-}
-
-void CudaDevice::hold(Stream stream, const uint32_t* word, uint32_t value) {
-  const Current current(context_);
-  const cu::DevicePtr address = memory_.device_address(word);
-  const bool is_captured = is_capturing(stream);
-  holds_.hold(memory_.words() + (word - memory_.words()), value, is_captured, [&] {
-    RR_CUDA(context_, stream_wait_value32, stream_of(stream), address, value, cu::kStreamWaitValueGeq);
-  });
+  return points_.record(stream_of(stream));
 }
 
 bool CudaDevice::is_capturing(Stream stream) {

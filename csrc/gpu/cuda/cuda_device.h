@@ -5,9 +5,9 @@
 #include <optional>
 
 #include "gpu/cuda/cuda_exports.h"
-#include "gpu/cuda/cuda_holds.h"
 #include "gpu/cuda/cuda_imports.h"
 #include "gpu/cuda/cuda_memory.h"
+#include "gpu/cuda/cuda_stream_points.h"
 #include "gpu/cuda/cuda_work_streams.h"
 #include "gpu/cuda/launch/cuda_kernels.h"
 
@@ -17,18 +17,15 @@ class CudaDevice final : public Device {
  public:
   // image: kernel_image(); for a driver that needs none, whatever.
   CudaDevice(std::shared_ptr<const CudaDriver> driver, int ordinal, const void* image);
-  // Lets callers' streams go on that hold for a word. What the GPU cannot be rid of within a second stays until the
-  // process ends.
+  // What the GPU cannot be rid of within a second stays until the process ends.
   ~CudaDevice() override;
 
   int ordinal() const override { return context_.ordinal(); }
   DeviceId id() const override { return context_.id(); }
   std::string name() const override { return context_.name(); }
 
-  void notify(Stream stream, void (*reached)(void*), void* argument) override;
-  void hold(Stream stream, const uint32_t* word, uint32_t value) override;
+  std::unique_ptr<StreamPoint> record(Stream stream) override;
   bool is_capturing(Stream stream) override;
-  uint32_t* words() override { return memory_.words(); }
 
   void pin(std::byte* data, size_t nbytes) override;
   void unpin(std::byte* data) override;
@@ -59,7 +56,7 @@ class CudaDevice final : public Device {
 
   CudaContext context_;
   std::optional<Current> starting_;  // while the parts below are made
-  CudaHolds holds_;
+  CudaStreamPoints points_;
   CudaMemory memory_;
   CudaWorkStreams work_streams_;
   CudaKernels kernels_;

@@ -83,8 +83,9 @@ class Range {
 
 }  // namespace
 
-void CudaImports::forget_all() {
-  const std::lock_guard lock(mutex_);
+CudaImports::~CudaImports() {
+  if (context_.is_left()) return;
+  const auto current = context_.current_for_freeing();
   while (!mapped_.empty()) drop(mapped_.begin());
 }
 
@@ -106,7 +107,6 @@ std::byte* CudaImports::imported(const DeviceExport& peer) {
       drop(oldest);
     }
     drop_stale(peer);
-    holds_.collect();
     known = mapped_.emplace(peer.uid, map(peer)).first;
     known->second.process = peer.process;
     known->second.owner_base = peer.base;
@@ -118,7 +118,6 @@ std::byte* CudaImports::imported(const DeviceExport& peer) {
 void CudaImports::forget(uint64_t uid) {
   const std::lock_guard lock(mutex_);
   if (const auto known = mapped_.find(uid); known != mapped_.end()) drop(known);
-  holds_.collect();
 }
 
 // Two allocations of a process overlap only if the first has been freed.
@@ -164,12 +163,7 @@ CudaImports::Mapped CudaImports::map_handle(const DeviceExport& peer) {
   mapped.nbytes = peer.nbytes;
   mapped.kind = Mapped::Kind::kHandle;
   // The flag has access between GPUs enabled where the peer's is another one.
-  auto result = context_.driver().ipc_open_mem_handle(&mapped.base, handle, cu::kIpcLazyEnablePeerAccess);
-  if (result == cu::kAlreadyMapped) {
-    // Something stale is where it belongs, which drop_stale() has put off for a hold.
-    holds_.collect_regardless();
-    result = context_.driver().ipc_open_mem_handle(&mapped.base, handle, cu::kIpcLazyEnablePeerAccess);
-  }
+  const auto result = context_.driver().ipc_open_mem_handle(&mapped.base, handle, cu::kIpcLazyEnablePeerAccess);
   context_.check(result, cu::symbols::ipc_open_mem_handle, memory_of(peer));
   return mapped;
 }
@@ -202,17 +196,15 @@ CudaImports::Mapped CudaImports::map_pieces(const DeviceExport& peer) {
   }
 }
 
+// The driver waits until the device is idle.
 void CudaImports::drop(std::map<uint64_t, Mapped>::iterator which) {
   const Mapped mapped = which->second;
   mapped_.erase(which);
-  const CudaContext& context = context_;
   if (mapped.kind == Mapped::Kind::kHandle) {
-    holds_.later([&context, mapped] { RR_CUDA_FREE(context, ipc_close_mem_handle, mapped.base); });
+    RR_CUDA_FREE(context_, ipc_close_mem_handle, mapped.base);
   } else if (mapped.kind == Mapped::Kind::kPieces) {
-    holds_.later([&context, mapped] {
-      RR_CUDA_FREE(context, mem_unmap, mapped.base, mapped.nbytes);
-      RR_CUDA_FREE(context, mem_address_free, mapped.base, mapped.nbytes);
-    });
+    RR_CUDA_FREE(context_, mem_unmap, mapped.base, mapped.nbytes);
+    RR_CUDA_FREE(context_, mem_address_free, mapped.base, mapped.nbytes);
   }
 }
 

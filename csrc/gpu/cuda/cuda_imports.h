@@ -5,23 +5,20 @@
 #include <mutex>
 
 #include "gpu/cuda/cuda_context.h"
-#include "gpu/cuda/cuda_holds.h"
 
 namespace rr {
 
 // From any thread, with the context current.
 class CudaImports {
  public:
-  CudaImports(const CudaContext& context, CudaHolds& holds, size_t capacity = Device::kImports)
-      : context_(context), holds_(holds), capacity_(capacity) {}
-  // Mappings that are left are freed by CudaHolds, when it may.
-  ~CudaImports() { forget_all(); }
+  explicit CudaImports(const CudaContext& context, size_t capacity = Device::kImports)
+      : context_(context), capacity_(capacity) {}
+  ~CudaImports();
   CudaImports(const CudaImports&) = delete;
   CudaImports& operator=(const CudaImports&) = delete;
 
   std::byte* imported(const DeviceExport& peer);
   void forget(uint64_t uid);
-  void forget_all();
   size_t size();
 
  private:
@@ -41,7 +38,6 @@ class CudaImports {
   void drop(std::map<uint64_t, Mapped>::iterator which);
 
   const CudaContext& context_;
-  CudaHolds& holds_;
   const size_t capacity_;
   std::mutex mutex_;
   std::map<uint64_t, Mapped> mapped_;  // by uid

@@ -1,6 +1,5 @@
 #include "gpu/cuda/cuda_memory.h"
 
-#include <cstring>
 #include <vector>
 
 namespace rr {
@@ -14,18 +13,6 @@ size_t rounded(size_t nbytes) {
 
 }  // namespace
 
-CudaMemory::CudaMemory(const CudaContext& context, CudaHolds& holds) : context_(context), holds_(holds) {
-  void* at = nullptr;
-  constexpr size_t kNbytes = Device::kWords * sizeof(uint32_t);
-  RR_CUDA(context_, mem_host_alloc, &at, kNbytes, cu::kHostAllocPortable | cu::kHostAllocDevicemap);
-  std::memset(at, 0, kNbytes);
-  words_ = static_cast<uint32_t*>(at);
-  const auto result = context_.driver().mem_host_get_device_pointer(&words_on_device_, at, 0);
-  if (result == cu::kSuccess) return;
-  RR_CUDA_FREE(context_, mem_free_host, at);
-  context_.fail(result, cu::symbols::mem_host_get_device_pointer, "words that streams wait for");
-}
-
 CudaMemory::~CudaMemory() {
   if (context_.is_left()) return;
   const auto current = context_.current_for_freeing();
@@ -34,12 +21,6 @@ CudaMemory::~CudaMemory() {
   }
   free_spares();
   for (const auto& [data, nbytes] : in_use_) RR_CUDA_FREE(context_, mem_free, device_ptr(data));
-  RR_CUDA_FREE(context_, mem_free_host, words_);
-}
-
-cu::DevicePtr CudaMemory::device_address(const uint32_t* word) const {
-  if (word < words_ || word >= words_ + Device::kWords) throw InvalidArgumentError("hold: not one of words()");
-  return words_on_device_ + static_cast<cu::DevicePtr>(word - words_) * sizeof(uint32_t);
 }
 
 void CudaMemory::pin(std::byte* data, size_t nbytes) {
@@ -78,7 +59,7 @@ void CudaMemory::unpin(std::byte* data) {
     pinned_.erase(known);
     if (!is_ours) return;
   }
-  // Not under the lock: it may wait until no stream is held, and who lets them go may want memory meanwhile.
+  // Not under the lock: the driver waits until the device is idle, and others may want memory meanwhile.
   RR_CUDA_FREE(context_, mem_host_unregister, data);
 }
 
@@ -95,7 +76,8 @@ std::byte* CudaMemory::allocate(size_t nbytes) {
   }
   cu::DevicePtr at = 0;
   auto result = context_.driver().mem_alloc(&at, size);
-  if (result == cu::kOutOfMemory && !spare_.empty() && holds_.free_now([this] { free_spares(); })) {
+  if (result == cu::kOutOfMemory && !spare_.empty()) {
+    free_spares();
     result = context_.driver().mem_alloc(&at, size);
   }
   context_.check(result, cu::symbols::mem_alloc, std::to_string(size) + " bytes of device memory");
@@ -104,7 +86,7 @@ std::byte* CudaMemory::allocate(size_t nbytes) {
 }
 
 void CudaMemory::release(std::byte* data) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const auto known = in_use_.find(data);
   if (known == in_use_.end()) throw InvalidArgumentError("release: not from allocate()");
   const size_t nbytes = known->second;
@@ -114,8 +96,8 @@ void CudaMemory::release(std::byte* data) {
     spare_nbytes_ += nbytes;
     return;
   }
-  holds_.later([&context = context_, data] { RR_CUDA_FREE(context, mem_free, device_ptr(data)); });
-  holds_.collect();
+  lock.unlock();  // the driver waits until the device is idle
+  RR_CUDA_FREE(context_, mem_free, device_ptr(data));
 }
 
 void CudaMemory::free_spares() noexcept {

@@ -1,25 +1,20 @@
-// Memory of a GPU that is ours, host memory that it reaches, and the words that streams hold for.
+// Memory of a GPU that is ours, and host memory that it reaches.
 #pragma once
 
 #include <map>
 #include <mutex>
 
 #include "gpu/cuda/cuda_context.h"
-#include "gpu/cuda/cuda_holds.h"
 
 namespace rr {
 
 // From any thread, with the context current.
 class CudaMemory {
  public:
-  CudaMemory(const CudaContext& context, CudaHolds& holds);
+  explicit CudaMemory(const CudaContext& context) : context_(context) {}
   ~CudaMemory();
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
-
-  uint32_t* words() const { return words_; }
-  // Of one of words(), as the device knows it; throws InvalidArgumentError for others.
-  cu::DevicePtr device_address(const uint32_t* word) const;
 
   void pin(std::byte* data, size_t nbytes);
   void unpin(std::byte* data);
@@ -37,9 +32,6 @@ class CudaMemory {
   void free_spares() noexcept;
 
   const CudaContext& context_;
-  CudaHolds& holds_;
-  uint32_t* words_ = nullptr;
-  cu::DevicePtr words_on_device_ = 0;
   std::mutex mutex_;
   std::map<std::byte*, Pinned> pinned_;
   std::map<std::byte*, size_t> in_use_;

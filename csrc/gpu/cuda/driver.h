@@ -25,7 +25,6 @@ using Stream = struct StreamObject*;
 using Event = struct EventObject*;
 using Module = struct ModuleObject*;
 using Function = struct FunctionObject*;
-using HostFunction = void (*)(void*);
 
 struct Uuid {
   char bytes[16];
@@ -110,7 +109,6 @@ struct MemAccessDesc {
 #define RR_CUDA_CONSTANTS(X)                                                       \
   X(kStreamNonBlocking, CU_STREAM_NON_BLOCKING, 1)                                 \
   X(kEventDisableTiming, CU_EVENT_DISABLE_TIMING, 2)                               \
-  X(kStreamWaitValueGeq, CU_STREAM_WAIT_VALUE_GEQ, 0)                              \
   X(kCaptureStatusNone, CU_STREAM_CAPTURE_STATUS_NONE, 0)                          \
   X(kCaptureStatusActive, CU_STREAM_CAPTURE_STATUS_ACTIVE, 1)                      \
   X(kCaptureStatusInvalidated, CU_STREAM_CAPTURE_STATUS_INVALIDATED, 2)            \
@@ -176,12 +174,10 @@ RR_CUDA_CONSTANTS(RR_CONSTANT)
   X(module_get_function, cuModuleGetFunction, Function*, Module, const char*)                                      \
   X(launch_kernel, cuLaunchKernel, Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
     Stream, void**, void**)                                                                                        \
-  X(launch_host_func, cuLaunchHostFunc, Stream, HostFunction, void*)                                               \
   X(stream_create_with_priority, cuStreamCreateWithPriority, Stream*, unsigned, int)                               \
   X(stream_destroy, cuStreamDestroy_v2, Stream)                                                                    \
   X(stream_is_capturing, cuStreamIsCapturing, Stream, int*)                                                        \
   X(stream_wait_event, cuStreamWaitEvent, Stream, Event, unsigned)                                                 \
-  X(stream_wait_value32, cuStreamWaitValue32_v2, Stream, DevicePtr, uint32_t, unsigned)                            \
   X(event_create, cuEventCreate, Event*, unsigned)                                                                 \
   X(event_destroy, cuEventDestroy_v2, Event)                                                                       \
   X(event_record, cuEventRecord, Event, Stream)                                                                    \
@@ -241,7 +237,6 @@ class CudaDriver {
   RR_USING(Event)
   RR_USING(Module)
   RR_USING(Function)
-  RR_USING(HostFunction)
   RR_USING(Uuid)
   RR_USING(IpcMemHandle)
   RR_USING(MemAccessDesc)

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from ringreduce.job.deadline import Deadline
-from ringreduce.torch.cuda import DeviceWork
 
 if TYPE_CHECKING:
     from ringreduce import _core
@@ -103,7 +102,7 @@ class Work(dist.Work):
         self._is_on_gpu = bool(self._result) and self._result[0].is_cuda
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
-        """Blocks until the operation has finished; True. On a GPU's memory: has the current stream wait for it.
+        """Blocks until the operation has finished; True. On a GPU the current stream waits for the last copies.
 
         Raises:
             TimeoutError: the timeout ran out; the operation stays pending.
@@ -113,7 +112,6 @@ class Work(dist.Work):
             self._end(seconds(timeout) or self._limit_s)
         elif self._event is not None:  # of a GPU's memory: the stream that is current now waits as well
             torch.cuda.current_stream(self._result[0].device).wait_event(self._event)
-            self._take_late_error()
         if self._error is not None:
             raise self._error
         return True
@@ -121,11 +119,7 @@ class Work(dist.Work):
     def is_completed(self) -> bool:
         """True once wait() would not block, also when the operation failed."""
         if self._ended:
-            if self._event is not None:
-                if not self._event.query():  # type: ignore[no-untyped-call]
-                    return False
-                self._take_late_error()
-            return True
+            return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
         if self._native is None or not self._native.done():
             return False
         self._end(None)
@@ -164,9 +158,7 @@ class Work(dist.Work):
             devices: list[int | str | torch.device] | None = [self._result[0].device] if self._is_on_gpu else None
             ended: torch.futures.Future[None] = torch.futures.Future(devices=devices)
             self._future = ended.then(self._outcome)
-            if self._is_on_gpu:
-                ended.set_result(None)  # the stream that torch gives the future waits, in _outcome()
-            elif self._ended or self._completer is None:
+            if self._ended or self._completer is None:
                 self.settle(ended)
             else:
                 self._completer.complete(self, ended)
@@ -186,14 +178,6 @@ class Work(dist.Work):
         if self._error is not None:
             raise self._error
         return self._result
-
-    def _take_late_error(self) -> None:
-        """On a GPU an operation may fail after it was waited for: takes over the error, if there is one by now."""
-        try:
-            if self._error is None and isinstance(self._native, (Several, DeviceWork)):
-                self._native.raise_if_failed()
-        except Exception as error:
-            self._error = error
 
     def _end(self, limit_s: float | None) -> None:
         """Waits for the core's operation and takes over its outcome. Several threads may."""
@@ -240,15 +224,6 @@ class Several:
                 work.wait(NO_LIMIT if left_s is None else timedelta(seconds=left_s))
             else:
                 work.wait(left_s)
-
-    def raise_if_failed(self) -> None:
-        """Raises the error of one on a GPU that has failed since it was waited for."""
-        for work in self._works:
-            if isinstance(work, Work):
-                if work.is_completed() and (error := work.exception()) is not None:
-                    raise error
-            elif isinstance(work, DeviceWork):
-                work.raise_if_failed()
 
     def done(self) -> bool:
         """True once wait() would not block."""
