@@ -81,6 +81,7 @@ TEST_CASE("cuda streams: what is captured, and work of ours meanwhile") {
 TEST_CASE("cuda streams: a work stream that is added does not wait for others, and is given out again") {
   auto& fake = FakeCuda::get();
   const auto device = fake.device(0);
+  const Program program(fake);
   constexpr size_t kParts = 1000;  // a table that has to be uploaded, and is used in both work streams
   const HostMemory source(*device, kParts * 16);
   const HostMemory result(*device, kParts * 16);

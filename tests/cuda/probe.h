@@ -182,7 +182,7 @@ void add_memory_probes(std::vector<Probe>& probes);  // probe_memory.cc: attribu
 // Without a name: lists them, a line each. Never returns after a probe: what it leaves behind may hang.
 int probe(const std::string& name);
 // The other processes of the probes that need one.
-int probe_peer_event();                                        // records an event, and lets go when it is told
+int probe_peer_event();                                         // records an event, and lets go when it is told
 int probe_small_peer(const std::vector<std::string>& handles);  // reads what is in each
 
 }  // namespace rr

@@ -99,6 +99,12 @@ FAKE_API Result cuStreamWriteValue32_v2(cu::Stream handle, cu::DevicePtr address
                [address, value] { __atomic_store_n(reinterpret_cast<uint32_t*>(address), value, __ATOMIC_RELEASE); });
 }
 
+// What the fake NCCL puts on a stream.
+FAKE_API Result cuLaunchHostFunc(cu::Stream handle, void (*function)(void*), void* argument) {
+  FAKE_ENTER(__func__);
+  return issue(handle, [function, argument] { function(argument); });
+}
+
 // For tests: the stream does nothing for so long.
 FAKE_API Result fake_cuda_delay(cu::Stream handle, unsigned delay_us) {
   return issue(handle, [delay_us] { ::usleep(delay_us); });

@@ -64,7 +64,7 @@ struct DeviceOperation : std::enable_shared_from_this<DeviceOperation> {
   int tag = 0;
   std::string name;
   int group_id = 0;
-  std::shared_ptr<Group> group;  // the world's is not owned: the context has it
+  std::shared_ptr<Group> group;             // the world's is not owned: the context has it
   std::vector<Stream> streams;              // whose work it comes after
   std::shared_ptr<DeviceOperation> before;  // of the same name: this one starts when that one is done
   std::shared_ptr<Unheard> unheard;
@@ -152,7 +152,7 @@ class DeviceQueue {
   std::map<std::pair<const Group*, std::string>, DeviceOperation*> latest_;  // not finished, by name
   uint64_t copies_ = 0;
   std::map<std::pair<int, Kind>, uint64_t> unnamed_;  // submitted, by group
-  std::vector<DeviceOperationPtr> submitted_;  // not yet seen by the queue's thread
+  std::vector<DeviceOperationPtr> submitted_;         // not yet seen by the queue's thread
   bool is_stopped_ = false;
   Bell bell_ = {};
   std::atomic<bool> has_submitted_{false};

@@ -401,7 +401,7 @@ def test_a_rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         "ok",
     ), text
     rows = whole["results"]
-    assert sum(row["what"] == "probe" for row in rows) > 20
+    assert sum(row["what"] == "probe" for row in rows) > 5
     assert {(row["path"], row["nbytes"]) for row in rows if row["what"] == "allreduce"} >= {("ipc", 8), ("staged", 8)}
     assert all(row["operations"] for row in rows if row["what"] == "allreduce")
     assert not any(row.get("wrong") for row in rows)

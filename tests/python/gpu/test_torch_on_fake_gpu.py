@@ -227,22 +227,8 @@ def no_room() -> None:
         return found
 
     assert outcomes(on_gpu) == outcomes(lambda tensor: tensor)
-    # Nobody asks: the next call on GPU memory raises it. Rank 0 comes when rank 1 has told its stream to wait for the
-    # operation, and before it waits for its stream: else wait() may know the error already.
-    wait_for_stream = Gpu.driver.wait
-
-    def let_rank_0_come() -> None:
-        Gpu.driver.wait = wait_for_stream
-        group.send([torch.ones(1)], 0, 0).wait()
-        wait_for_stream()
-
-    if rank == 0:
-        group.recv([torch.zeros(1)], 1, 0).wait()
-    work = group.allgather([[on_gpu(torch.zeros(2 - rank)) for _ in range(size)]], [on_gpu(torch.ones(2))])
-    if rank == 1:
-        Gpu.driver.wait = let_rank_0_come  # not before: to make a tensor waits for the stream too
-    work.wait()
-    del work
+    # Nobody asks: the next call on GPU memory raises it.
+    group.allgather([[on_gpu(torch.zeros(2 - rank)) for _ in range(size)]], [on_gpu(torch.ones(2))])
     tensor = on_gpu(torch.ones(5))
     if rank == 1:
         told: Exception | None = None

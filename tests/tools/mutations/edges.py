@@ -93,11 +93,11 @@ ROWS = (
         ("cuda_device_test",),
     ),
     Mutation(
-        "hold-out",
-        "csrc/gpu/cuda/cuda_holds.cc",
-        "return out_.empty() && !has_captured_;",
-        "return true;",
-        ("cuda_memory_test",),
+        "after-the-stream",
+        "csrc/engine/gpu/device_thread.cc",
+        "      is_reached = false;\n      behind.push_back(stream);\n",
+        "      behind.push_back(stream);\n",
+        ("device_queue_test",),
     ),
     Mutation(
         "stale-export",
