@@ -12,6 +12,7 @@ constexpr int64_t kIdleNs = 1000000000;  // callers ring, so this only bounds wh
 // Neither peers nor streams ring. After as long as any wait polls, one look every 50 us is 4 % of a core, and a
 // look that comes 50 us late is at most as much as the operation has taken until then.
 constexpr int64_t kNapNs = 50000;
+constexpr uintptr_t kPerThreadStream = 2;  // CU_STREAM_PER_THREAD: one handle for a stream of each thread
 }  // namespace
 
 void DeviceQueue::run() {
@@ -76,7 +77,7 @@ bool DeviceQueue::start_reached() {
         error = std::current_exception();
       }
       is_reached = false;
-      behind.push_back(stream);
+      if (reinterpret_cast<uintptr_t>(stream) != kPerThreadStream) behind.push_back(stream);
     }
     if (!is_reached && error == nullptr) {
       ++it;

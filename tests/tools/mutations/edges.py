@@ -95,8 +95,8 @@ ROWS = (
     Mutation(
         "after-the-stream",
         "csrc/engine/gpu/device_thread.cc",
-        "      is_reached = false;\n      behind.push_back(stream);\n",
-        "      behind.push_back(stream);\n",
+        "      is_reached = false;\n      if (reinterpret",
+        "      if (reinterpret",
         ("device_queue_test",),
     ),
     Mutation(
