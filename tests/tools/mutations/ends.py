@@ -60,11 +60,11 @@ ROWS = (
         limit_s=20,
     ),
     Mutation(
-        "streams-of-a-removed-set",
+        "threads-of-a-removed-set",
         "csrc/engine/context.cc",
         "if (gpu_.device() != nullptr) gpu_.queue().drain(kFinishS, group);",
         "",
-        ("device_queue_test::a stream that waits",),
+        ("device_queue_test::a thread that waits",),
         limit_s=20,
     ),
     Mutation(
