@@ -77,12 +77,9 @@ class Rig {
   void check(cu::Result result, const char* call) const {
     if (result != cu::kSuccess) throw InternalError(std::string(call) + ": " + cuda->text(result));
   }
-  cu::Stream stream(bool is_urgent = false) {
-    int least = 0, greatest = 0;
-    check(cuda->ctx_get_stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
+  cu::Stream stream() {
     cu::Stream made = nullptr;
-    check(cuda->stream_create_with_priority(&made, cu::kStreamNonBlocking, is_urgent ? greatest : least),
-          "cuStreamCreateWithPriority");
+    check(cuda->stream_create_with_priority(&made, cu::kStreamNonBlocking, 0), "cuStreamCreateWithPriority");
     return made;
   }
   // The stream goes no further until let_go().
@@ -108,21 +105,6 @@ class Rig {
       if (deadline.passed()) return false;
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
-  }
-  // A few copies and a launch in our work streams, in a thread that has the context current; what an operation issues.
-  Beside work_streams() {
-    return Beside([this] {
-      const auto current = device->make_current();
-      std::byte* const there = memory_;
-      device->copy(WorkStream::kToDevice, there, host_->data(), kNbytes);
-      device->follow(WorkStream::kCompute, device->mark(WorkStream::kToDevice));
-      const std::vector<DevicePart> parts = {{there, there + kNbytes, kNbytes / sizeof(float)}};
-      device->move(WorkStream::kCompute, parts, DType::kFloat32, DType::kFloat32, 0.5);
-      device->follow(WorkStream::kToHost, device->mark(WorkStream::kCompute));
-      device->copy(WorkStream::kToHost, host_->data(), there + kNbytes, kNbytes);
-      const Mark end = device->mark(WorkStream::kToHost);
-      while (!device->passed(end)) std::this_thread::sleep_for(std::chrono::microseconds(50));
-    });
   }
   HostMemory& host() { return *host_; }
   std::byte* memory() { return memory_; }
