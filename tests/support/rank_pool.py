@@ -25,6 +25,7 @@ from deadlines import HANG_S
 from rank_server import write
 
 SERVER = Path(__file__).with_name("rank_server.py")
+EXAMPLES = [Path(__file__).resolve().parents[2] / folder for folder in ("examples", "examples/parallel")]
 
 # Read when a rank starts or calls, so a server's own value does not matter.
 READ_LATE = ("RINGREDUCE_", "HOROVOD_", "RR_", "FAKE_", "PYTEST_")
@@ -153,16 +154,15 @@ def modules_of(source: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def source_of(path: str) -> str:
-    """The text of a test file and of what it imports from its folder and from this one."""
-    folders = (Path(path).parent, SERVER.parent)
+def source_of(path: str, *scripts: str) -> str:
+    """The text of a test file, of scripts in EXAMPLES, and of what they import from their folders and from this one."""
     seen: dict[Path, str] = {}
-    waiting = [Path(path)]
+    waiting = [Path(path), *(folder / script for script in scripts for folder in EXAMPLES)]
     while waiting:
         file = waiting.pop()
         if file in seen or not file.exists():
             continue
         seen[file] = file.read_text()
         names = re.findall(r"^\s*(?:from|import) (\w+)", seen[file], re.MULTILINE)
-        waiting += [folder / f"{name}.py" for name in names for folder in folders]
+        waiting += [folder / f"{name}.py" for name in names for folder in (file.parent, SERVER.parent)]
     return "\n".join(seen.values())

@@ -38,6 +38,8 @@ from ringreduce.lab.host_environment import without_launchers
 
 SUPPORT = Path(__file__).resolve().parent
 SIZES = (1, 2, 3, 4, 5, 8)
+Job = tuple[str, str, str, bytes]
+"""Module file or "", module name, function name or code, pickled args."""
 TRACEBACK_S = 1.0  # what a hung rank gets to print where it hangs, before it is killed
 
 
@@ -85,8 +87,9 @@ class Ranks:
             undo.callback(self.close)
             rendezvous = f"test-{os.getpid()}-{secrets.token_hex(8)}:{secrets.token_hex(32)}"
             job = _job(work, args)
+            source = _source(job, args)
             for rank in range(size):
-                self._start(rank, job, _environment(rank, size, rendezvous, env))
+                self._start(rank, job, source, _environment(rank, size, rendezvous, env))
             undo.pop_all()
 
     def __enter__(self) -> Ranks:
@@ -164,7 +167,7 @@ class Ranks:
             while fds:
                 os.close(fds.pop())
 
-    def _start(self, rank: int, job: tuple[str, str, str, bytes], environ: dict[str, str]) -> None:
+    def _start(self, rank: int, job: Job, source: str, environ: dict[str, str]) -> None:
         event_read, event_write = os.pipe()
         order_read, order_write = os.pipe()
         self._events.append(event_read)
@@ -172,7 +175,6 @@ class Ranks:
         self._results.append(os.memfd_create("test result"))
         self._outputs.append(os.memfd_create("test output"))
         fds = (self._results[rank], self._outputs[rank], event_write, order_read)
-        source = rank_pool.source_of(job[0]) if job[0] else job[2]
         try:
             self.procs.append(rank_pool.start(rank, {"work": job, "environ": environ}, fds, source))
         finally:
@@ -290,14 +292,20 @@ def package_folder() -> str:
     return str(Path(spec.submodule_search_locations[0]).parent)
 
 
-def _job(work: Callable[..., Any] | str, args: Sequence[Any]) -> tuple[str, str, str, bytes]:
-    """(module file or "", module name, function name or code, pickled args)."""
+def _job(work: Callable[..., Any] | str, args: Sequence[Any]) -> Job:
     if isinstance(work, str):
         return "", "", work, pickle.dumps(tuple(args))
     assert work.__qualname__.isidentifier(), f"{work.__qualname__} must be at module level: each rank imports it"
     module = sys.modules[work.__module__]
     assert module.__file__ is not None
     return module.__file__, work.__module__, work.__qualname__, pickle.dumps(tuple(args))
+
+
+def _source(job: Job, args: Sequence[Any]) -> str:
+    """What tells the pool what the ranks import: the text of the job, and that of an example among its arguments."""
+    path, _, work, _ = job
+    scripts = [arg for arg in args if isinstance(arg, str) and arg.endswith(".py")]
+    return rank_pool.source_of(path, *scripts) if path else work
 
 
 def _poll(fds: Sequence[int], deadline: float) -> bool:

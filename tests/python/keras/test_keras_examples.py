@@ -15,13 +15,6 @@ from test_keras_ranks import BACKENDS, ENVIRONMENT
 pytest.importorskip("keras")
 
 
-def keras_example(*options: str) -> str:
-    """As example(). Because of the import below, rank_pool.py starts ranks from a process that has Keras already."""
-    import keras  # noqa: F401
-
-    return example("keras_fashion_mnist.py", *options)
-
-
 def train(ranks: int, backend: str, folder: Path, *options: str, by_ringrun: bool = False) -> Any:
     """What the example says and writes, on forked ranks or, by_ringrun, as a user starts them."""
     output = folder / "result.json"
@@ -31,7 +24,7 @@ def train(ranks: int, backend: str, folder: Path, *options: str, by_ringrun: boo
         script = EXAMPLES / "keras_fashion_mnist.py"
         text = run(RINGRUN, "-np", str(ranks), sys.executable, script, *words, env=env)
     else:
-        text = run_ranks(keras_example, ranks, args=words, env=env)[0]
+        text = run_ranks(example, ranks, args=("keras_fashion_mnist.py", *words), env=env)[0]
     return json.loads(output.read_text()) | {"text": text}
 
 

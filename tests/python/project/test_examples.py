@@ -9,9 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from example_runs import EXAMPLES, RINGRUN, TEST, TRAIN, fashion_mnist, run, write_data
+from example_runs import EXAMPLES, RINGRUN, TEST, TRAIN, example, fashion_mnist, run, write_data
 from ranks import run_ranks
-from torch_examples import torch_example
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +20,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def lines_of(script: str, *options: str, ranks: int = 2, data: Path | None = None) -> list[str]:
     """What the ranks print."""
-    texts = run_ranks(torch_example, ranks, args=(script, *options), env={"RINGREDUCE_DATA": data and str(data)})
+    texts = run_ranks(example, ranks, args=(script, *options), env={"RINGREDUCE_DATA": data and str(data)})
     return "".join(texts).splitlines()
 
 
@@ -80,7 +79,7 @@ def test_local_sgd(method: str, ranks: int, data: Path, tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     options = ("--method", method, "--every", "4", "--epochs", "2", "--steps", "5", "--batch-size", "8")
     env = {"RINGREDUCE_DATA": str(data)}
-    run_ranks(torch_example, ranks, args=("torch_local_sgd.py", *options, "--json", str(output)), env=env)
+    run_ranks(example, ranks, args=("torch_local_sgd.py", *options, "--json", str(output)), env=env)
     result = json.loads(output.read_text())
     assert (result["ranks"], result["steps"], result["method"]) == (ranks, 10, method)
     assert 0 <= result["accuracy"] <= 1
@@ -95,7 +94,7 @@ def test_gradients_in_fewer_bytes(method: str, data: Path, tmp_path: Path) -> No
     pytest.importorskip("torch")
     output = tmp_path / "result.json"
     options = ("--method", method, "--epochs", "1", "--steps", "20", "--batch-size", "4", "--json", str(output))
-    run_ranks(torch_example, 2, args=("torch_local_sgd.py", *options), env={"RINGREDUCE_DATA": str(data)})
+    run_ranks(example, 2, args=("torch_local_sgd.py", *options), env={"RINGREDUCE_DATA": str(data)})
     result = json.loads(output.read_text())
     assert result["steps"] == 20
     assert result["wire_nbytes"] == 0  # all ranks are on one host

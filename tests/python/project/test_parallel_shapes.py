@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_runs import EXAMPLES
+from example_runs import EXAMPLES, example
 from ranks import run_ranks
-from torch_examples import torch_example
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(EXAMPLES / "parallel"))
@@ -27,9 +26,7 @@ ACTIVATION = 4 * 12 * 16 * 8
 def trained(script: str, ranks: int, folder: Path, *options: str) -> dict[str, Any]:
     """The result of a short run, which the example has compared with one rank's training."""
     output = folder / "result.json"
-    lines = run_ranks(
-        torch_example, ranks, args=(f"parallel/{script}", *SMALL, "--check", "--json", str(output), *options)
-    )
+    lines = run_ranks(example, ranks, args=(f"parallel/{script}", *SMALL, "--check", "--json", str(output), *options))
     result: dict[str, Any] = json.loads(output.read_text())
     assert result["ranks"] == ranks
     assert len(result["losses"]) == 6
@@ -45,7 +42,7 @@ def refusal(script: str, break_it: str, *options: str) -> str:
     if break_it:
         globals()[break_it]()
     with pytest.raises(SystemExit) as end:
-        torch_example(f"parallel/{script}", *options)
+        example(f"parallel/{script}", *options)
     return str(end.value)
 
 
@@ -290,5 +287,5 @@ def test_the_first_line_is_a_command_that_the_example_takes(script: str, capsys:
     assert found, line
     assert found[1] == script
     with pytest.raises(SystemExit) as end:
-        torch_example(f"parallel/{script}", *found[2].split(), "--help")
+        example(f"parallel/{script}", *found[2].split(), "--help")
     assert end.value.code == 0, capsys.readouterr().err

@@ -17,18 +17,11 @@ from tensorflow_checks import ENV
 PAGES = Path(__file__).resolve().parents[3] / "docs"
 
 
-def tensorflow_example(*options: str) -> str:
-    """As example(). Because of the import below, rank_pool.py starts the rank from a process that has TensorFlow."""
-    import tensorflow  # noqa: F401
-
-    return example("tensorflow_fashion_mnist.py", *options)
-
-
 def test_training_is_the_same_on_one_rank_and_on_two(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     options = ("--model", "lenet", "--epochs", "2", "--batch-size", "33", "--dtype", "float64", "--json", str(output))
     data = write_data(tmp_path / "data")
-    run_ranks(tensorflow_example, 1, args=options, env=ENV | {"RINGREDUCE_DATA": str(data)})
+    run_ranks(example, 1, args=("tensorflow_fashion_mnist.py", *options), env=ENV | {"RINGREDUCE_DATA": str(data)})
     alone = json.loads(output.read_text())
     script = EXAMPLES / "tensorflow_fashion_mnist.py"
     run(RINGRUN, "-np", "2", sys.executable, script, *options, data=data, env=ENV)
