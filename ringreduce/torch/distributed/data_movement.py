@@ -14,6 +14,7 @@ import torch
 from ringreduce.collectives.ops import ReduceOp
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.distributed.base import Collectives, InPlace, has_limit, is_async
+from ringreduce.torch.distributed.futures import call_name
 from ringreduce.torch.distributed.layout import checked, contiguous, deal, gathered, joined, movable, one_stretch, units
 from ringreduce.torch.distributed.work import Work
 from ringreduce.torch.tensors import on_stream
@@ -26,7 +27,7 @@ class DataMovement(Collectives):
         """Overwrites one tensor with that of opts.rootRank."""
         tensor, root = self._one(tensors, "broadcast"), self._check_root(opts.rootRank, "broadcast")
         place = InPlace([tensor])
-        native = self._member.group.broadcast_async(movable(place.buffers[0]), root, None)
+        native = self._member.group.broadcast_async(movable(place.buffers[0]), root, call_name())
         native = on_stream(native, place.buffers[0])
         return self._work(native, [tensor], opts, None if root == self._rank else place.finish)
 
@@ -76,7 +77,7 @@ class DataMovement(Collectives):
             self._check_list(targets, "gather")
         buffer = contiguous(source)
         room = [target.numel() * units(source) for target in targets]
-        native = on_stream(self._member.group.gather_async(movable(buffer), root, None, room), buffer)
+        native = on_stream(self._member.group.gather_async(movable(buffer), root, call_name(), room), buffer)
 
         def finish(_: Any) -> None:
             if native.counts:  # on a GPU this waits until the output is there
@@ -93,7 +94,7 @@ class DataMovement(Collectives):
             self._check_list(parts, "scatter")
             source = movable(joined(parts))
         place = InPlace([output])
-        native = self._member.group.scatter_async(source, movable(place.buffers[0]), root, None)
+        native = self._member.group.scatter_async(source, movable(place.buffers[0]), root, call_name())
         return self._work(on_stream(native, place.buffers[0]), [output], opts, place.finish)
 
     def all_to_all_single(
@@ -130,11 +131,13 @@ class DataMovement(Collectives):
     def barrier(self, opts: Any = None) -> Work:
         """Returns, or completes, once every rank has called it."""
         if not is_async(opts) and not has_limit(opts):
-            self._member.group.barrier(None)
+            self._member.group.barrier(call_name())
             return Work(None, [])
         token = torch.zeros(1, dtype=torch.uint8)
         operand = [movable(token)]
-        return self._work(self._member.group.allreduce_async(operand, operand, ReduceOp.Max, 1.0, 1.0, None), [], opts)
+        return self._work(
+            self._member.group.allreduce_async(operand, operand, ReduceOp.Max, 1.0, 1.0, call_name()), [], opts
+        )
 
     # The names before torch 2.13.
     _allgather_base = all_gather_single
@@ -153,7 +156,7 @@ class DataMovement(Collectives):
         if len(targets) != self._size:
             room = [source.numel() * units(source)] * self._size
         native = on_stream(
-            self._member.group.allgather_async(movable(contiguous(source)), None, movable(buffer), room), buffer
+            self._member.group.allgather_async(movable(contiguous(source)), call_name(), movable(buffer), room), buffer
         )
 
         def finish(_: Any) -> None:
@@ -181,7 +184,7 @@ class DataMovement(Collectives):
         native = self._member.group.alltoall_async(
             movable(contiguous(source)),
             [count * unit for count in sent],
-            None,
+            call_name(),
             movable(place.buffers[0]),
             [count * unit for count in received],
         )

@@ -17,8 +17,20 @@ import torch.distributed as dist
 from ringreduce.errors import UnavailableError
 from ringreduce.job import deadline
 from ringreduce.torch import cuda, profiling, tensors
-from ringreduce.torch.distributed import base, data_movement, dynamo, layout, membership, p2p, reductions, sparse, work
+from ringreduce.torch.distributed import (
+    base,
+    data_movement,
+    dynamo,
+    futures,
+    layout,
+    membership,
+    p2p,
+    reductions,
+    sparse,
+    work,
+)
 from ringreduce.torch.distributed.data_movement import DataMovement
+from ringreduce.torch.distributed.futures import Scope
 from ringreduce.torch.distributed.membership import Membership
 from ringreduce.torch.distributed.p2p import PointToPoint
 from ringreduce.torch.distributed.reductions import Reductions
@@ -55,7 +67,7 @@ class ProcessGroup(Reductions, DataMovement, PointToPoint, dist.ProcessGroup):  
         self._store = store
         self._name, self._desc = name, ""
         self._ranks = list(ranks) or list(range(size))
-        self._completer = Completer()
+        self._completer = Completer(Scope(name))
         self._completers = {}
         self._member = Membership(store, rank, size, seconds(timeout) or 0.0, f"ringreduce.torch.{name}", self._ranks)
         self._member.on_leave(self._stop)
@@ -159,5 +171,19 @@ class ProcessGroup(Reductions, DataMovement, PointToPoint, dist.ProcessGroup):  
         return f"<ringreduce process group {self._name!r}: rank {self._rank} of {self._size}, ranks {self._ranks}>"
 
 
-PARTS = (deadline, cuda, profiling, tensors, base, data_movement, layout, membership, p2p, reductions, sparse, work)
+PARTS = (
+    deadline,
+    cuda,
+    profiling,
+    tensors,
+    base,
+    data_movement,
+    futures,
+    layout,
+    membership,
+    p2p,
+    reductions,
+    sparse,
+    work,
+)
 dynamo.skip(*PARTS, sys.modules[__name__])

@@ -2,13 +2,15 @@
 
 A future is completed by a thread that blocks in the core until the operation has finished; there is one such thread for
 a group's collectives, which finish in order, and one for the messages from and to each peer. They start when the first
-future is asked for (DDP asks), so a group that is only waited on has none.
+future is asked for (DDP asks), so a group that is only waited on has none. Of a GPU's memory it copies on a stream of
+its own, since its default stream has what the program has put there.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,7 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 import torch.distributed as dist
 
+from ringreduce.errors import UnavailableError
 from ringreduce.job.deadline import Deadline
+from ringreduce.torch.distributed.futures import Future, Scope, label_of
 
 if TYPE_CHECKING:
     from ringreduce import _core
@@ -34,15 +38,20 @@ def seconds(timeout: timedelta | None) -> float | None:
 
 
 class Completer:
-    """A thread that waits for works in the order in which they came, and completes their futures."""
+    """A thread that waits for works in the order in which they came, and completes their futures.
 
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[Work, torch.futures.Future[None]] | None] = SimpleQueue()
+    Args:
+        works: numbers the works; None: the order in which they are begun differs between ranks.
+    """
+
+    def __init__(self, works: Scope | None = None) -> None:
+        self.works = works
+        self._queue: SimpleQueue[tuple[Work, Future] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._lock = threading.Lock()
 
-    def complete(self, work: Work, future: torch.futures.Future[None]) -> None:
+    def complete(self, work: Work, future: Future) -> None:
         """Completes the future when the work has finished, well or not."""
         with self._lock:
             # Within the thread this is a callback of an earlier future, which may wait for this one (PowerSGD's does).
@@ -65,7 +74,8 @@ class Completer:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            item[0].settle(item[1])
+            with item[0].own_stream():
+                item[0].settle(item[1])
             del item  # the tensors go now, not when the next operation comes
 
 
@@ -97,8 +107,9 @@ class Work(dist.Work):
         self._lock = threading.Lock()
         self._ended = native is None
         self._error: Exception | None = None
-        self._future: torch.futures.Future[Any] | None = None
-        self._event: torch.cuda.Event | None = None  # on a GPU: after the operation and what finish() has done
+        self._label = None if completer is None else label_of(completer.works)
+        self._future: Future | None = None
+        self._event: torch.cuda.Event | None = None  # on a GPU: after what finish() has put on a stream
         self._is_on_gpu = bool(self._result) and self._result[0].is_cuda
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
@@ -110,7 +121,7 @@ class Work(dist.Work):
         """
         if not self._ended:
             self._end(seconds(timeout) or self._limit_s)
-        elif self._event is not None:  # of a GPU's memory: the stream that is current now waits as well
+        if self._event is not None:  # another thread may have made it, on its stream
             torch.cuda.current_stream(self._result[0].device).wait_event(self._event)
         if self._error is not None:
             raise self._error
@@ -154,30 +165,34 @@ class Work(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of result(), completed when the operation has finished, or has its error."""
         if self._future is None:
-            # An error must be one for C++ too (DDP): set_exception() makes one for Python only, then() one for both.
-            devices: list[int | str | torch.device] | None = [self._result[0].device] if self._is_on_gpu else None
-            ended: torch.futures.Future[None] = torch.futures.Future(devices=devices)
-            self._future = ended.then(self._outcome)
+            self._future = Future(self._label, [self._result[0].device] if self._is_on_gpu else None)
             if self._ended or self._completer is None:
-                self.settle(ended)
+                self.settle(self._future)
             else:
-                self._completer.complete(self, ended)
+                self._completer.complete(self, self._future)
         return self._future
 
-    def settle(self, ended: torch.futures.Future[None]) -> None:
-        """Waits, and completes the future that says that this work has ended, one way or the other."""
+    def settle(self, future: Future) -> None:
+        """Waits, and completes the future."""
         try:
             self.wait()
         except Exception as error:
             self._error = self._error or error  # the limit of this call: nobody will wait for longer
-        ended.set_result(None)
-
-    def _outcome(self, _: torch.futures.Future[None]) -> list[torch.Tensor]:
-        if self._is_on_gpu:
-            self.wait()
         if self._error is not None:
-            raise self._error
-        return self._result
+            future.fail(self._error)
+        else:
+            future.set_result(self._result)
+
+    @contextmanager
+    def own_stream(self) -> Iterator[None]:
+        """In a completer's thread: a stream for what finish() and callbacks do, which has done it at the end."""
+        if not self._is_on_gpu:
+            yield
+            return
+        stream = torch.cuda.Stream(self._result[0].device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()  # the allocator gives memory away that it does not know this stream to use
 
     def _end(self, limit_s: float | None) -> None:
         """Waits for the core's operation and takes over its outcome. Several threads may."""
@@ -194,16 +209,21 @@ class Work(dist.Work):
             if self._ended:
                 return
             if error is None and self._finish is not None:
+                if self._is_on_gpu and torch.cuda.is_current_stream_capturing():
+                    raise UnavailableError(
+                        "the result of an operation on GPU memory cannot be copied to where it belongs while a CUDA "
+                        "graph is captured; wait for the operation before the capture"
+                    )
                 try:
                     with torch.no_grad():
                         self._finish(native)
                 except Exception as caught:
                     error = caught
+                if self._is_on_gpu and error is None:
+                    self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    self._event.record(torch.cuda.current_stream(self._result[0].device))
             self._finish = None
             self._error = error
-            if self._is_on_gpu and error is None:
-                self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                self._event.record(torch.cuda.current_stream(self._result[0].device))
             self._ended = True
 
 

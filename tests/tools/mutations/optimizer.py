@@ -103,6 +103,13 @@ ROWS = (
         ("test_optimizer_changes.py::test_a_parameter_that_is_frozen_on_all_ranks",),
     ),
     Mutation(
+        "collectives-of-callbacks",
+        "ringreduce/torch/distributed/futures.py",
+        "return None if _current.scope is None else PREFIX + _current.scope.next()",
+        "return None",
+        ("test_distributed_futures.py::test_collectives_in_callbacks_are_not_taken_for_the_programs",),
+    ),
+    Mutation(
         "interrupted-update",
         "ringreduce/torch/optimizer/distributed_optimizer.py",
         "        except KeyboardInterrupt:\n            self._is_lost = True\n",

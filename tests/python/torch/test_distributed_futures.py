@@ -1,0 +1,116 @@
+"""Futures of the torch.distributed backend: collectives in callbacks, in whichever thread these run, and errors."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deadlines import SOON_S
+from ranks import receive_from_test, send_to_test, start_ranks
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from test_distributed import join  # noqa: E402
+
+import ringreduce.torch as hvd  # noqa: E402
+
+COUNT = 3
+"""Elements of every tensor: what is matched with another operation's has a wrong sum, and no mismatch."""
+
+
+def of(number: float) -> torch.Tensor:
+    return torch.full((COUNT,), number, dtype=torch.float32)
+
+
+def sum_at_once(number: float) -> torch.Tensor:
+    total = of(number)
+    dist.all_reduce(total)
+    return total
+
+
+def sum_by_future(number: float) -> torch.Tensor:
+    return dist.all_reduce(of(number), async_op=True).get_future().wait()[0]
+
+
+def gather(number: float) -> torch.Tensor:
+    parts = [torch.empty(COUNT) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, of(number))
+    return sum(parts)
+
+
+CALLS = {call.__name__: call for call in (sum_at_once, sum_by_future, gather)}
+
+
+def callbacks(path: str, call: str) -> list[float]:
+    """Rank 1's callbacks call after the program's second operation, in another thread; rank 0's before it."""
+    rank, _ = join(path)
+    second_is_called = threading.Event()
+    threads = []
+
+    def again(future: Any) -> torch.Tensor:
+        threads.append(threading.current_thread())
+        assert rank == 0 or second_is_called.wait(SOON_S)
+        return future.value()[0] + CALLS[call](100)
+
+    def once_more(future: Any) -> torch.Tensor:
+        nested = dist.all_reduce(of(10000), async_op=True).get_future().then(lambda f: f.value()[0] + CALLS[call](1000))
+        return future.value() + nested.wait()
+
+    if rank == 0:
+        receive_from_test()  # rank 1's first operation is pending until its callbacks are there
+    first = dist.all_reduce(of(1), async_op=True)
+    if rank == 0:
+        first.get_future().wait()
+    answer = first.get_future().then(again).then(once_more)
+    if rank == 1:
+        send_to_test("added")
+    second = dist.all_reduce(of(10), async_op=True)
+    second_is_called.set()
+    third = sum_at_once(20)
+    assert second.wait()
+    sums = [answer.wait(), second.result()[0], third, sum_by_future(30)]
+    assert (threads == [threading.main_thread()]) == (rank == 0)
+    dist.destroy_process_group()
+    assert all(torch.equal(total, of(total[0].item())) for total in sums)
+    return [total[0].item() for total in sums]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_collectives_in_callbacks_are_not_taken_for_the_programs(call: str, tmp_path: Path) -> None:
+    with start_ranks(callbacks, 2, args=(str(tmp_path), call)) as job:
+        assert job.receive(1) == "added"
+        job.send(0)
+        outcomes = job.wait()
+        assert [outcome.error for outcome in outcomes] == [None, None], job.report()
+        assert [outcome.value for outcome in outcomes] == 2 * [[2 * 11101, 20, 40, 60]]
+
+
+def fails(future: Any) -> Any:
+    raise hvd.HorovodInternalError("lost rank 7")
+
+
+@pytest.mark.parametrize("callbacks", [(fails,), (fails, lambda future: future.value())], ids=["last", "first"])
+def test_an_error_of_a_callback_comes_out_of_ddp(callbacks: Any, tmp_path: Path) -> None:
+    dist.init_process_group("ringreduce", store=dist.FileStore(f"{tmp_path}/store", 1), rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        seen = []
+
+        def hook(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+            for callback in callbacks:
+                future = future.then(callback)
+            seen.append(future)
+            return future
+
+        model.register_comm_hook(None, hook)
+        with pytest.raises(RuntimeError, match="lost rank 7"):
+            model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(hvd.HorovodInternalError, match="lost rank 7"):
+            seen[0].wait()
+        with pytest.raises(hvd.HorovodInternalError, match="lost rank 7"):
+            seen[0].value()
+        assert seen[0].done()
+    finally:
+        dist.destroy_process_group()
