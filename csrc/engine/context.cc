@@ -157,6 +157,11 @@ void Context::fail_as_lost(const std::string& why) {
   fail_groups(FatalKind::kPeerLost, lost_text(why));
 }
 
+std::string Context::timeout_text() const {
+  const bool is_own = own_timeout_.load(std::memory_order_relaxed);  // not the knob's
+  return (is_own ? "the group's timeout of " : "RINGREDUCE_TIMEOUT=") + seconds_text(timeout_s()) + " s";
+}
+
 void Context::fail_groups(FatalKind kind, const std::string& text) { groups_.fail(kind, text); }
 
 void Context::throw_if_shut_down() const {

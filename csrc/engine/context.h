@@ -76,8 +76,8 @@ class Context {
   int rank() const { return rank_; }
   const Settings& settings() const { return settings_; }
   const TuningPlan& plan() const { return plan_; }
-  double timeout_s() const { return timeout_s_.load(std::memory_order_relaxed); }        // of operations; 0 = never
-  bool has_own_timeout() const { return own_timeout_.load(std::memory_order_relaxed); }  // not the knob's
+  double timeout_s() const { return timeout_s_.load(std::memory_order_relaxed); }  // of operations; 0 = never
+  std::string timeout_text() const;                                                // the limit and where it comes from
   void set_timeout_s(double timeout_s) {
     own_timeout_.store(true, std::memory_order_relaxed);
     timeout_s_.store(timeout_s, std::memory_order_relaxed);

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <memory>
 #include <random>
 #include <string>
@@ -127,6 +128,9 @@ TEST_CASE("names: one in flight unless a thread waits for it, in the order of th
     const auto again = [&] { gpu.queue().submit(rank.world, sum_in_place(second, &name), {stream(2)}); };
     expect_contains(raised<InvalidArgumentError>(again), "same name");
     expect(!gpu.queue().wait(*one, 0.01, nullptr), "its stream has not come there");
+    expect_contains(raised<InvalidArgumentError>(again), "same name");  // no thread waits for it any longer
+    const auto waiting = std::async(std::launch::async, [&] { gpu.queue().wait(*one, 30, nullptr); });
+    while (one->waiting.load() == 0) std::this_thread::yield();
     const auto two = gpu.queue().submit(rank.world, sum_in_place(second, &name), {stream(2)});
     expect(!gpu.queue().done(*two), "pending");
     gpu.device->advance();
@@ -212,6 +216,49 @@ TEST_CASE("an operation that times out fails its group") {
     } else {
       wait_for([&] { return has_failed(rank.world.control()); });
     }
+  });
+}
+
+TEST_CASE("an operation whose stream does not come ends with its group") {
+  const Environment environment({});
+  run_ranks(2, [](Rank& rank) {
+    Gpu gpu(rank, true);
+    const auto data = std::make_shared<Floats>(100, 1.0F);
+    const auto operation = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
+    barrier(rank.world);
+    if (rank.rank == 1) rank.context.fail_groups(FatalKind::kPeerLost, "lost rank 7");
+    while (!gpu.queue().done(*operation)) std::this_thread::yield();  // nobody waits
+    expect_contains(raised<PeerLostError>([&] { gpu.queue().wait(*operation, -1, nullptr); }), "lost rank 7");
+    expect(data->front() == 1.0F, "nothing was done");
+  });
+}
+
+TEST_CASE("a stream that takes longer than an operation may fails the group, also if nobody waits") {
+  const Environment environment({});
+  run_ranks(2, [](Rank& rank) {
+    Gpu gpu(rank, true);
+    const auto data = std::make_shared<Floats>(100, 1.0F);
+    barrier(rank.world);
+    rank.context.set_timeout_s(rank.rank == 0 ? 0.2 : 600);
+    const auto operation = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
+    while (!gpu.queue().done(*operation)) std::this_thread::yield();
+    const std::string text = raised<TimeoutError>([&] { gpu.queue().wait(*operation, -1, nullptr); });
+    expect_contains(text, "the stream of rank 0 has not come to the operation within the group's timeout of 0.2 s");
+    expect_contains(text, "device.allreduce.0");
+  });
+}
+
+TEST_CASE("a broken GPU fails the groups of its rank on all ranks") {
+  const Environment environment({});
+  run_ranks(2, [](Rank& rank) {
+    Gpu gpu(rank, true);
+    const auto data = std::make_shared<Floats>(100, 1.0F);
+    const auto operation = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
+    barrier(rank.world);
+    if (rank.rank == 0) gpu.device->break_down("illegal address");
+    while (!gpu.queue().done(*operation)) std::this_thread::yield();
+    expect_contains(raised<Error>([&] { gpu.queue().wait(*operation, -1, nullptr); }), "illegal address");
+    expect_contains(raised<Error>([&] { barrier(rank.world); }), "illegal address");
   });
 }
 
@@ -318,7 +365,7 @@ TEST_CASE("a thread that waits for an operation of a process set gets its result
     }
     std::atomic<bool> is_right{false};
     std::thread waits([&] { is_right.store(gpu.queue().wait(*operation, 30, nullptr) && data->front() == 3); });
-    wait_for([&] { return operation->is_claimed.load(); });
+    wait_for([&] { return operation->waiting.load() != 0; });
     std::atomic<bool> removes{false};
     std::thread streams([&] {
       wait_for([&] { return removes.load() && set->control().head(0, 1).tag.load() != 0; });

@@ -11,6 +11,18 @@
 namespace rr {
 namespace {
 
+// A thread that waits, while this exists.
+class Waiting {
+ public:
+  explicit Waiting(std::atomic<int>& count) : count_(count) { ++count_; }
+  ~Waiting() { --count_; }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
 std::exception_ptr removed(const DeviceOperation& operation) {
   return std::make_exception_ptr(ShutdownError("the process set of " + list_of(operation.group->ranks()) +
                                                " was removed while '" + operation.name + "' was pending on the GPU"));
@@ -97,7 +109,7 @@ DeviceOperationPtr DeviceQueue::submit(Group& group, const Request& request, std
     if (request.name != nullptr) {
       const auto latest = latest_.find({&group, *request.name});
       if (latest != latest_.end()) {
-        if (!latest->second->is_claimed.load()) {
+        if (latest->second->waiting.load() == 0) {
           throw InvalidArgumentError(
               "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
               "currently being processed.  If you want to request another tensor, use a different tensor name. ('" +
@@ -141,7 +153,6 @@ bool DeviceQueue::done(const DeviceOperation& operation) const {
 
 void DeviceQueue::await_announced(Group& group, Interrupt interrupt) {
   wake();
-  DeviceOperationPtr waited_for;
   const auto are_announced = [&] {
     group.throw_if_failed();
     context_.throw_if_shut_down();
@@ -149,39 +160,22 @@ void DeviceQueue::await_announced(Group& group, Interrupt interrupt) {
     for (const auto& [operation, owner] : all_) {
       const bool counts = operation->group.get() == &group && operation->task == DeviceTask::kCollective;
       if (!counts || operation->inner != nullptr || done(*operation)) continue;
-      waited_for = owner;
       return false;
     }
     return true;
   };
-  const Deadline reached_by = Deadline::after_s(context_.timeout_s());
-  const auto tick = [&] {
-    if (waited_for != nullptr && !waited_for->is_reached.load()) check_reached(waited_for->name, reached_by);
-  };
   context_.wait_loop().wait_until(
-      are_announced, [&] { return group.has_work(); }, Deadline::never(), interrupt, false, tick);
-}
-
-// Throws TimeoutError for an operation whose stream takes too long to come to it.
-void DeviceQueue::check_reached(const std::string& operation, Deadline by) const {
-  if (!by.passed()) return;
-  throw TimeoutError("the stream has not come to '" + operation + "' within " +
-                     std::to_string(static_cast<int>(context_.timeout_s())) +
-                     " s (RINGREDUCE_TIMEOUT): what was put on it before is still running");
+      are_announced, [&] { return group.has_work(); }, Deadline::never(), interrupt, false, [] {});
 }
 
 bool DeviceQueue::wait(DeviceOperation& operation, double timeout_s, Interrupt interrupt) {
-  operation.is_claimed.store(true);
+  const Waiting waiting(operation.waiting);
   wake();
   Group& group = *operation.group;
-  const Deadline reached_by = Deadline::after_s(context_.timeout_s());
-  const auto tick = [&] {
-    if (!operation.is_reached.load()) check_reached(operation.name, reached_by);
-  };
   const bool in_time =
       context_.wait_loop().wait_until([&] { return done(operation); }, [&] { return group.has_work(); },
                                       timeout_s < 0 ? Deadline::never() : Deadline::after_s(std::max(timeout_s, 1e-9)),
-                                      interrupt, group.ranks_outnumber_cores(), tick);
+                                      interrupt, group.ranks_outnumber_cores(), [] {});
   if (in_time) rethrow(operation);
   return in_time;
 }
@@ -197,17 +191,17 @@ bool DeviceQueue::has(int group_id, const std::string& name) const {
                      [&](const auto& item) { return item.first->group_id == group_id && item.first->name == name; });
 }
 
-bool DeviceQueue::has_claimed(const Group* group) const {
+bool DeviceQueue::has_waiting(const Group* group) const {
   const std::lock_guard lock(mutex_);
   return std::any_of(all_.begin(), all_.end(), [&](const auto& item) {
     if (group != nullptr && item.first->group.get() != group) return false;
-    return item.first->state.load() == State::kPending && item.first->is_claimed.load();
+    return item.first->state.load() == State::kPending && item.first->waiting.load() != 0;
   });
 }
 
 void DeviceQueue::drain(double timeout_s, const Group* group) {
   const Deadline deadline = Deadline::after_s(timeout_s);
-  while (!stop_.load() && has_claimed(group) && !deadline.passed()) {
+  while (!stop_.load() && has_waiting(group) && !deadline.passed()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }

@@ -69,15 +69,16 @@ struct DeviceOperation : std::enable_shared_from_this<DeviceOperation> {
   std::shared_ptr<DeviceOperation> before;  // of the same name: this one starts when that one is done
   std::shared_ptr<Unheard> unheard;
 
+  int64_t submitted_ns = now_ns();
+
   // The queue's thread.
   std::vector<std::unique_ptr<StreamPoint>> after;  // one a stream; those that have passed are null
   Staging staging;                                  // of a message
   std::optional<Mark> copied;
 
-  std::atomic<bool> is_claimed{false};    // a thread waits for it
+  std::atomic<int> waiting{0};            // threads that wait for it
   std::atomic<bool> was_asked{false};     // somebody has got to know its error
   std::atomic<bool> is_cancelled{false};  // its group is going
-  std::atomic<bool> is_reached{false};
   std::atomic<State> state{State::kPending};
 
   // The queue's mutex.
@@ -113,7 +114,7 @@ class DeviceQueue {
   // Whether an operation of that name is on its way to the group of this id, or in it.
   bool has(int group_id, const std::string& name) const;
 
-  // Gives operations that somebody has waited for so long to finish: those of one group, or all.
+  // Gives operations that a thread waits for so long to finish: those of one group, or all.
   void drain(double timeout_s, const Group* group = nullptr);
   // Ends the thread; what is pending fails with ShutdownError.
   void stop();
@@ -124,6 +125,7 @@ class DeviceQueue {
   void run();
   bool take_submitted();
   bool start_reached();
+  std::exception_ptr end_of(const DeviceOperation& operation) const;
   bool start_ready();
   bool advance();
   void start(DeviceOperation& operation);
@@ -131,11 +133,10 @@ class DeviceQueue {
   // device_task.cc
   bool copy_on(DeviceOperation& operation);
   OperationPtr begin_message(DeviceOperation& operation);
-  bool has_claimed(const Group* group) const;
+  bool has_waiting(const Group* group) const;
   void cancel(DeviceOperation& operation, std::exception_ptr error);
   void finish(DeviceOperation& operation, State state, std::exception_ptr error);
   DeviceOperationPtr finish_locked(DeviceOperation& operation, State state, std::exception_ptr error);
-  void check_reached(const std::string& operation, Deadline by) const;
   void rethrow(DeviceOperation& operation);
   std::string automatic_name(const Group& group, Kind kind);
   DeviceOperationPtr make(Group& group, std::vector<Stream> streams);

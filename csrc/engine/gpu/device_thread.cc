@@ -60,7 +60,7 @@ bool DeviceQueue::start_reached() {
   for (auto it = awaited_.begin(); it != awaited_.end();) {
     DeviceOperation& operation = **it;
     bool is_reached = true;
-    std::exception_ptr error = operation.is_cancelled.load() ? operation.error : nullptr;
+    std::exception_ptr error = end_of(operation);
     for (size_t i = 0; i < operation.streams.size() && error == nullptr; ++i) {
       if (operation.after[i] == nullptr) continue;
       const Stream stream = operation.streams[i];
@@ -73,7 +73,8 @@ bool DeviceQueue::start_reached() {
           operation.after[i].reset();
           continue;
         }
-      } catch (const Error&) {
+      } catch (const Error& broken) {
+        context_.fail_groups(kind_of(broken), operation.group->here() + "] " + broken.what());
         error = std::current_exception();
       }
       is_reached = false;
@@ -86,7 +87,6 @@ bool DeviceQueue::start_reached() {
     const DeviceOperationPtr taken = *it;
     it = awaited_.erase(it);
     moved = true;
-    operation.is_reached.store(true);
     if (error != nullptr) {
       finish(operation, State::kFailed, error);
     } else {
@@ -94,6 +94,27 @@ bool DeviceQueue::start_reached() {
     }
   }
   return moved;
+}
+
+// What ends an operation that has not been announced: nothing of ours works on its memory yet. Null: nothing does. Its
+// group fails if the stream takes longer than an operation may.
+std::exception_ptr DeviceQueue::end_of(const DeviceOperation& operation) const {
+  if (operation.is_cancelled.load()) return operation.error;
+  const Group& group = *operation.group;
+  const double limit_s = context_.timeout_s();
+  if (limit_s > 0 && static_cast<double>(now_ns() - operation.submitted_ns) * 1e-9 > limit_s) {
+    record_failure(group.control(), FatalKind::kTimeout,
+                   group.here() + ", " + operation.name + "] the stream of rank " +
+                       std::to_string(group.ranks()[static_cast<size_t>(group.rank())]) +
+                       " has not come to the operation within " + context_.timeout_text() +
+                       ": what was put on the stream before is still running");
+  }
+  if (!has_failed(group.control())) return nullptr;
+  try {
+    throw_failure(group.control());
+  } catch (const Error&) {
+    return std::current_exception();
+  }
 }
 
 // In the order of arrival, but one after the other where they have the same name: the group has a name once.
@@ -191,7 +212,7 @@ std::optional<State> DeviceQueue::look_at(DeviceOperation& operation, std::excep
   }
   Operation& inner = *operation.inner;
   Group& group = *operation.group;
-  if (operation.is_claimed.load()) inner.wanted.store(true, std::memory_order_relaxed);
+  if (operation.waiting.load() != 0) inner.wanted.store(true, std::memory_order_relaxed);
   try {
     group.done(inner);
   } catch (const Error&) {

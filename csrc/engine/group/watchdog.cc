@@ -7,12 +7,6 @@
 #include "engine/context.h"
 
 namespace rr {
-// The limit and where it comes from.
-std::string Watchdog::limit_text(double timeout_s) const {
-  return (parts_.context.has_own_timeout() ? "the group's timeout of " : "RINGREDUCE_TIMEOUT=") +
-         seconds_text(timeout_s) + " s";
-}
-
 // A rank that left cleanly is missed only by the operations that still need it. cut_off: by rank, what
 // Members::unreachable_because_of() says.
 void Watchdog::fail_if_needed_rank_left(const PendingOperations& pending, const std::vector<int>& cut_off) const {
@@ -48,7 +42,7 @@ void Watchdog::check_age(Operation& operation, int64_t now) const {
   const std::string absent = list_of(parts_.members.missing(operation));
   const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(kUnresponsiveS));
   record_failure(parts_.control(), FatalKind::kTimeout,
-                 parts_.from.where(operation) + " did not finish within " + limit_text(timeout_s) + "; " +
+                 parts_.from.where(operation) + " did not finish within " + parts_.context.timeout_text() + "; " +
                      (operation.peer == kAnyPeer ? "no rank has sent a message for it"
                       : !absent.empty()          ? "missing rank(s): " + absent
                       : !unresponsive_ranks.empty()
@@ -85,9 +79,9 @@ void Watchdog::fail_if_unresponsive() const {
   if (timeout_s <= 0) return;
   const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(timeout_s));
   if (unresponsive_ranks.empty()) return;
-  record_failure(
-      parts_.control(), FatalKind::kTimeout,
-      parts_.from.here() + "] rank(s) " + unresponsive_ranks + " showed no sign of life for " + limit_text(timeout_s));
+  record_failure(parts_.control(), FatalKind::kTimeout,
+                 parts_.from.here() + "] rank(s) " + unresponsive_ranks + " showed no sign of life for " +
+                     parts_.context.timeout_text());
 }
 
 void Watchdog::check(Operation& operation) const {

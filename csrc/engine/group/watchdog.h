@@ -37,7 +37,6 @@ class Watchdog {
   void fail_if_out_of_order(const PendingOperations& pending) const;
   void fail_if_unresponsive() const;
   void fail_if_other_memory(const Operation& operation) const;
-  std::string limit_text(double timeout_s) const;
 
   const GroupParts& parts_;
   Executor& executor_;

@@ -55,7 +55,10 @@ std::unique_ptr<StreamPoint> CudaDevice::record(Stream stream) {
 bool CudaDevice::is_capturing(Stream stream) {
   const Current current(context_);
   int status = 0;
-  RR_CUDA(context_, stream_is_capturing, stream_of(stream), &status);
+  const auto result = context_.driver().stream_is_capturing(stream_of(stream), &status);
+  // The default stream, beside a capture with which it would synchronize.
+  if (result == cu::kStreamCaptureImplicit) return true;
+  context_.check(result, cu::symbols::stream_is_capturing, "");
   return status != static_cast<int>(cu::kCaptureStatusNone);
 }
 
