@@ -63,7 +63,7 @@ class DeviceWork:
         self._work.wait(timeout)
         if current_stream(self._device) != self._submitted_on:
             now = torch.cuda.current_stream(self._device)
-            for tensor in self._tensors:
+            for tensor in (*self._tensors, *([] if self._room is None else [self._room])):
                 tensor.record_stream(now)
 
     def done(self) -> bool:

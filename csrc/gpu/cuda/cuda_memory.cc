@@ -1,26 +1,15 @@
 #include "gpu/cuda/cuda_memory.h"
 
-#include <vector>
+#include <algorithm>
 
 namespace rr {
-namespace {
-
-// Fewer sizes, so that what was released fits again. A driver gives out no less than this anyway.
-size_t rounded(size_t nbytes) {
-  constexpr size_t kUnit = size_t{64} << 10;
-  return (nbytes / kUnit + (nbytes % kUnit != 0 || nbytes == 0 ? 1 : 0)) * kUnit;
-}
-
-}  // namespace
-
 CudaMemory::~CudaMemory() {
   if (context_.is_left()) return;
   const auto current = context_.current_for_freeing();
   for (const auto& [data, pinned] : pinned_) {
     if (pinned.is_ours) RR_CUDA_FREE(context_, mem_host_unregister, data);
   }
-  free_spares();
-  for (const auto& [data, nbytes] : in_use_) RR_CUDA_FREE(context_, mem_free, device_ptr(data));
+  for (std::byte* const data : in_use_) RR_CUDA_FREE(context_, mem_free, device_ptr(data));
 }
 
 void CudaMemory::pin(std::byte* data, size_t nbytes) {
@@ -64,46 +53,20 @@ void CudaMemory::unpin(std::byte* data) {
 }
 
 std::byte* CudaMemory::allocate(size_t nbytes) {
-  const size_t size = rounded(nbytes);
-  const std::lock_guard lock(mutex_);
-  // Not a much larger one: it may be wanted for what it was made for.
-  if (const auto spare = spare_.lower_bound(size); spare != spare_.end() && spare->first <= 2 * size) {
-    std::byte* const data = spare->second;
-    in_use_[data] = spare->first;
-    spare_nbytes_ -= spare->first;
-    spare_.erase(spare);
-    return data;
-  }
   cu::DevicePtr at = 0;
-  auto result = context_.driver().mem_alloc(&at, size);
-  if (result == cu::kOutOfMemory && !spare_.empty()) {
-    free_spares();
-    result = context_.driver().mem_alloc(&at, size);
-  }
-  context_.check(result, cu::symbols::mem_alloc, std::to_string(size) + " bytes of device memory");
-  in_use_[host_ptr(at)] = size;
+  context_.check(context_.driver().mem_alloc(&at, std::max<size_t>(1, nbytes)), cu::symbols::mem_alloc,
+                 std::to_string(nbytes) + " bytes of device memory");
+  const std::lock_guard lock(mutex_);
+  in_use_.insert(host_ptr(at));
   return host_ptr(at);
 }
 
 void CudaMemory::release(std::byte* data) {
-  std::unique_lock lock(mutex_);
-  const auto known = in_use_.find(data);
-  if (known == in_use_.end()) throw InvalidArgumentError("release: not from allocate()");
-  const size_t nbytes = known->second;
-  in_use_.erase(known);
-  if (spare_nbytes_ + nbytes <= kSpareNbytes) {
-    spare_.emplace(nbytes, data);
-    spare_nbytes_ += nbytes;
-    return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (in_use_.erase(data) == 0) throw InvalidArgumentError("release: not from allocate()");
   }
-  lock.unlock();  // the driver waits until the device is idle
-  RR_CUDA_FREE(context_, mem_free, device_ptr(data));
-}
-
-void CudaMemory::free_spares() noexcept {
-  for (const auto& [nbytes, data] : spare_) RR_CUDA_FREE(context_, mem_free, device_ptr(data));
-  spare_.clear();
-  spare_nbytes_ = 0;
+  RR_CUDA_FREE(context_, mem_free, device_ptr(data));  // not under the lock: it waits
 }
 
 }  // namespace rr

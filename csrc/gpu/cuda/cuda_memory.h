@@ -3,6 +3,7 @@
 
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "gpu/cuda/cuda_context.h"
 
@@ -19,24 +20,20 @@ class CudaMemory {
   void pin(std::byte* data, size_t nbytes);
   void unpin(std::byte* data);
 
-  // What has been released is given out again: cuMemFree waits until the device is idle. Up to kSpareNbytes are kept.
   std::byte* allocate(size_t nbytes);
+  // The driver waits until the device is idle: kernels of callers, on streams that are not known here, may still read
+  // the memory. So nothing that is released is given out again from here.
   void release(std::byte* data);
-  static constexpr size_t kSpareNbytes = size_t{256} << 20;
 
  private:
   struct Pinned {
     int users = 0;
     bool is_ours = true;  // else somebody had registered it before
   };
-  void free_spares() noexcept;
-
   const CudaContext& context_;
   std::mutex mutex_;
   std::map<std::byte*, Pinned> pinned_;
-  std::map<std::byte*, size_t> in_use_;
-  std::multimap<size_t, std::byte*> spare_;  // by size
-  size_t spare_nbytes_ = 0;
+  std::set<std::byte*> in_use_;
 };
 
 inline cu::DevicePtr device_ptr(const void* at) { return reinterpret_cast<uintptr_t>(at); }
