@@ -61,7 +61,7 @@ class Bucket:
     batched: the others, whose hook only appends the parameter to arrived.
     arrived: parameters of batched slots whose gradients are final in this round.
     waiting: number of hooked slots whose gradient is not final yet in this round.
-    producers: streams of a GPU that have made large gradients in this round.
+    producers: streams of a GPU that have made gradients in this round.
     """
 
     __slots__ = ("arrived", "batched", "hooked", "name", "producers", "slots", "waiting")
@@ -98,13 +98,13 @@ class Bucket:
             slot.passes_left = passes
 
     def is_complete(self, passes: int) -> bool:
-        """Whether all gradients are final, computed `passes` times each, and one stream has made all large ones.
+        """Whether all gradients are final, computed `passes` times each, and the stream that is current has made them.
 
         Those of a backward() on several streams are reduced after it: then torch has joined them.
         """
         if self.waiting or len(self.arrived) != passes * len(self.batched) or self.has_arrived_too_often(passes):
             return False
-        return not self.producers or self.producers == {self._stream(self.slots[0])}
+        return not self.producers or self.producers == {_stream(self.slots[0].parameter)}
 
     def has_arrived_too_often(self, passes: int) -> bool:
         """Whether a batched gradient was computed more than `passes` times."""
@@ -114,12 +114,16 @@ class Bucket:
 
     def collect(self, slot: Slot) -> None:
         """May be called as soon as the slot's gradient is final on this rank."""
-        if slot.parameter.is_cuda:
-            self.producers.add(self._stream(slot))
 
-    @staticmethod
-    def _stream(slot: Slot) -> int:
-        return cuda.current_stream(slot.parameter.get_device())
+    def arrive_on_gpu(self, parameter: torch.Tensor) -> None:
+        """The hook of a batched slot on a GPU."""
+        self.note_stream(parameter)
+        self.arrived.append(parameter)
+
+    def note_stream(self, parameter: torch.Tensor) -> None:
+        """Called in the parameter's hook, where the stream that has made its gradient is current."""
+        if parameter.is_cuda:
+            self.producers.add(_stream(parameter))
 
     def begin(self) -> None:
         """Called when all gradients are final on this rank: starts the reduction."""
@@ -128,6 +132,10 @@ class Bucket:
     def finish(self) -> None:
         """Waits for the reduction and leaves the results in parameter.grad."""
         raise NotImplementedError
+
+
+def _stream(parameter: torch.Tensor) -> int:
+    return cuda.current_stream(parameter.get_device())
 
 
 class ExchangeBucket(Bucket):

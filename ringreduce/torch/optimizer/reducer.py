@@ -177,6 +177,7 @@ class Reducer:
             return
         if self._makes_dense:
             _make_dense(slot)
+        bucket.note_stream(slot.parameter)
         if slot.is_large:
             bucket.collect(slot)
         bucket.waiting -= 1
@@ -229,7 +230,7 @@ class Reducer:
             bucket.batch_small_gradients()
             for slot in bucket.batched:
                 slot.hook.remove()
-                slot.hook = _hook(slot, bucket.arrived.append)
+                slot.hook = _hook(slot, bucket.arrive_on_gpu if slot.parameter.is_cuda else bucket.arrived.append)
 
     def _lay_out(self, sparse: Mapping[int, int], may_register: bool = True) -> list[Bucket]:
         """Makes the buckets; all gradients of the first round are there, or will not come. Collective.

@@ -78,7 +78,6 @@ class RegisteredBucket(Bucket):
 
     def collect(self, slot: Slot) -> None:
         """Brings the gradient to its place: a large one at once, while it is in a cache."""
-        super().collect(slot)
         grad, view = slot.parameter.grad, self.view_of(slot)
         if grad is None or grad is view:
             return

@@ -103,7 +103,12 @@ def test_what_came_is_where_there_was_room_for_it(streams: list[int], monkeypatc
     room = cuda.room_for(like, 3)
     assert room.shape == (6, 5)
     native = Native([2, 2, 2])
-    assert cuda.DeviceWork(native, [like], room).received(like) is room
+    work = cuda.DeviceWork(native, [like], room)
+    assert work.received(like) is room
+    room.told = []
+    streams.append(78)
+    work.wait()
+    assert room.told == [("stream", 78, 3)]
     assert "wait" in native.calls
     asked = []
     monkeypatch.setattr(cuda, "flat", lambda *arguments: asked.append(arguments) or torch.arange(15.0))
@@ -114,28 +119,37 @@ def test_what_came_is_where_there_was_room_for_it(streams: list[int], monkeypatc
     assert cuda.DeviceWork(Native([0, 0, 0]), [like], room).received(like).shape == (0, 5)
 
 
-def test_gradients_of_several_streams_are_reduced_after_backward(streams: list[int]) -> None:
-    large = torch.nn.Parameter(torch.zeros(LARGE_NBYTES // 4))
-    slots = [Slot(large, name) for name in ("a", "b")]
+@pytest.mark.parametrize("count", [LARGE_NBYTES // 4, 4], ids=["large", "small"])
+def test_gradients_of_several_streams_are_reduced_after_backward(count: int, streams: list[int]) -> None:
+    slots = [Slot(torch.nn.Parameter(torch.zeros(count)), name) for name in ("a", "b")]
     for slot in slots:
-        slot.parameter = on_gpu(LARGE_NBYTES // 4)
+        slot.parameter = on_gpu(count)
     bucket = Bucket(slots, "bucket")
+    bucket.batch_small_gradients()
+    assert [slot.name for slot in bucket.batched] == ([] if slots[0].is_large else ["a"])
+
+    def arrive(slot: Slot) -> None:
+        if slot in bucket.batched:
+            bucket.arrive_on_gpu(slot.parameter)
+        else:
+            bucket.note_stream(slot.parameter)
+            bucket.waiting -= 1
+
     bucket.expect(1)
     for slot in slots:
-        bucket.collect(slot)
-        bucket.waiting -= 1
+        arrive(slot)
     assert bucket.is_complete(1)
     bucket.expect(1)
-    bucket.collect(slots[0])
-    bucket.waiting = 0
+    arrive(slots[0])
     streams.append(78)
+    arrive(slots[1])
     assert not bucket.is_complete(1), "of stream 78 nobody knows whether it comes after stream 77"
-    bucket.collect(slots[1])
-    assert not bucket.is_complete(1)
     bucket.expect(1)
-    bucket.waiting = 0
-    bucket.collect(slots[0])
+    for slot in slots:
+        arrive(slot)
     assert bucket.is_complete(1)
+    streams.append(79)
+    assert not bucket.is_complete(1)
 
 
 def test_stretches_are_on_their_devices_and_zero() -> None:
