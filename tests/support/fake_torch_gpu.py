@@ -141,5 +141,6 @@ def start() -> Any:
 
     cuda.BUILT, cuda.current_stream, cuda.allocate, cuda.flat = True, lambda device: 0, allocate, flat
     cuda.DeviceWork.wait = wait  # type: ignore[method-assign]
+    torch.cuda.is_current_stream_capturing = lambda: False
     torch.cuda.Event, torch.cuda.current_stream = Event, lambda device=None: Stream()  # type: ignore[assignment, misc]
     return hvd

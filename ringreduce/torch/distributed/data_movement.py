@@ -193,10 +193,9 @@ class DataMovement(Collectives):
         def finish(_: Any) -> None:
             if place.finish is not None:
                 place.finish(None)
-            if not in_place:
-                deal(flat, targets)
+            deal(flat, targets)
 
-        return self._work(native, targets, opts, finish)
+        return self._work(native, targets, opts, place.finish if in_place else finish)
 
     def _elements(self, tensor: torch.Tensor, splits: Sequence[int], what: str) -> list[int]:
         """How many elements of the tensor belong to each rank."""

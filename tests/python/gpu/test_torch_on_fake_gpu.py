@@ -125,6 +125,14 @@ def process_group() -> None:
     tensor = mine()
     done(group.allreduce([tensor.t()]))  # through a copy, and back
     assert torch.allclose(tensor.cpu(), total)
+    tensor = mine()
+    work = group.allreduce([tensor.t()])
+    torch.cuda.is_current_stream_capturing = lambda: True
+    with pytest.raises(hvd.UnavailableError, match="wait for the operation before the capture"):
+        work.wait()
+    torch.cuda.is_current_stream_capturing = lambda: False
+    done(work)
+    assert torch.allclose(tensor.cpu(), total)
     options = dist.BroadcastOptions()
     options.rootRank = 1
     tensor = mine()
