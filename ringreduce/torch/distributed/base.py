@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.torch.distributed import futures
 from ringreduce.torch.distributed.layout import checked, contiguous
 from ringreduce.torch.distributed.work import Completer, Several, Work, seconds
 
@@ -22,12 +23,17 @@ class Collectives:
 
     _member: Membership
     _completer: Completer
+    _program: futures.Calls
     _rank: int
     _size: int
 
     def _work(self, native: Native, result: Sequence[torch.Tensor], opts: Any = None, finish: Any = None) -> Work:
         """The work of an operation that was submitted just now."""
         return Work(native, result, finish, self._completer, _limit_s(opts))
+
+    def _name_of_call(self) -> str | None:
+        """The name of a collective of the core, for which it is called once, by every rank of the group."""
+        return futures.call_name(self._program)
 
     def _one(self, tensors: Any, what: str) -> torch.Tensor:
         """The only tensor of a list: torch passes lists for the sake of several devices."""

@@ -14,7 +14,6 @@ import torch
 from ringreduce.collectives.ops import ReduceOp
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.distributed.base import Collectives, InPlace, has_limit, is_async
-from ringreduce.torch.distributed.futures import call_name
 from ringreduce.torch.distributed.layout import checked, contiguous, deal, gathered, joined, movable, one_stretch, units
 from ringreduce.torch.distributed.work import Work
 from ringreduce.torch.tensors import on_stream
@@ -27,7 +26,7 @@ class DataMovement(Collectives):
         """Overwrites one tensor with that of opts.rootRank."""
         tensor, root = self._one(tensors, "broadcast"), self._check_root(opts.rootRank, "broadcast")
         place = InPlace([tensor])
-        native = self._member.group.broadcast_async(movable(place.buffers[0]), root, call_name())
+        native = self._member.group.broadcast_async(movable(place.buffers[0]), root, self._name_of_call())
         native = on_stream(native, place.buffers[0])
         return self._work(native, [tensor], opts, None if root == self._rank else place.finish)
 
@@ -77,7 +76,7 @@ class DataMovement(Collectives):
             self._check_list(targets, "gather")
         buffer = contiguous(source)
         room = [target.numel() * units(source) for target in targets]
-        native = on_stream(self._member.group.gather_async(movable(buffer), root, call_name(), room), buffer)
+        native = on_stream(self._member.group.gather_async(movable(buffer), root, self._name_of_call(), room), buffer)
 
         def finish(_: Any) -> None:
             if native.counts:  # on a GPU this waits until the output is there
@@ -94,7 +93,7 @@ class DataMovement(Collectives):
             self._check_list(parts, "scatter")
             source = movable(joined(parts))
         place = InPlace([output])
-        native = self._member.group.scatter_async(source, movable(place.buffers[0]), root, call_name())
+        native = self._member.group.scatter_async(source, movable(place.buffers[0]), root, self._name_of_call())
         return self._work(on_stream(native, place.buffers[0]), [output], opts, place.finish)
 
     def all_to_all_single(
@@ -131,12 +130,12 @@ class DataMovement(Collectives):
     def barrier(self, opts: Any = None) -> Work:
         """Returns, or completes, once every rank has called it."""
         if not is_async(opts) and not has_limit(opts):
-            self._member.group.barrier(call_name())
+            self._member.group.barrier(self._name_of_call())
             return Work(None, [])
         token = torch.zeros(1, dtype=torch.uint8)
         operand = [movable(token)]
         return self._work(
-            self._member.group.allreduce_async(operand, operand, ReduceOp.Max, 1.0, 1.0, call_name()), [], opts
+            self._member.group.allreduce_async(operand, operand, ReduceOp.Max, 1.0, 1.0, self._name_of_call()), [], opts
         )
 
     # The names before torch 2.13.
@@ -156,7 +155,10 @@ class DataMovement(Collectives):
         if len(targets) != self._size:
             room = [source.numel() * units(source)] * self._size
         native = on_stream(
-            self._member.group.allgather_async(movable(contiguous(source)), call_name(), movable(buffer), room), buffer
+            self._member.group.allgather_async(
+                movable(contiguous(source)), self._name_of_call(), movable(buffer), room
+            ),
+            buffer,
         )
 
         def finish(_: Any) -> None:
@@ -184,7 +186,7 @@ class DataMovement(Collectives):
         native = self._member.group.alltoall_async(
             movable(contiguous(source)),
             [count * unit for count in sent],
-            call_name(),
+            self._name_of_call(),
             movable(place.buffers[0]),
             [count * unit for count in received],
         )

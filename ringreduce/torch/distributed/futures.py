@@ -1,140 +1,122 @@
-"""Futures of a process group's works, and the names of the collectives that their callbacks call.
+"""The names of collectives that callbacks of futures call.
 
-A callback runs in the thread that completes its future, or, where the future is complete already, in the thread that
-adds the callback. So a collective of a callback comes before the program's next one on some ranks, and after it on
-others. Collectives without a name are matched by their order. Those of a callback have names instead, made of the
-order in which works were begun and callbacks added, which is the same on all ranks.
+A callback of a future runs in the thread that completes the future, or, where the future is complete already, in the
+thread that adds the callback. So a collective of a callback comes before the program's next one on some ranks, and
+after it on others. Collectives without a name are matched by their order. Those of a callback therefore have names,
+made of what is the same on all ranks: how many collectives the group had before the callback's work, which of the
+work's callbacks it is, and how many collectives the callback has called on the group before.
+
+torch's futures are objects of C++ and their methods cannot be replaced for some of them, so importing this replaces
+then() and add_done_callback() of all. Those of other backends behave as before.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 PREFIX = "torch.callback."
+_then: Any = torch._C.Future.then
+_add_done_callback: Any = torch._C.Future.add_done_callback
 
 
-class Scope:
-    """Numbers what a program, or one callback, begins. Thread-safe."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._count = itertools.count()
-
-    def next(self) -> str:
-        """A label that no other call returns."""
-        return f"{self._label}.{next(self._count)}"
-
-
-class Current(threading.local):
-    """The scope of the callback that this thread runs; None outside of callbacks."""
-
-    scope: Scope | None = None
-
-
-_current = Current()
-
-
-def call_name() -> str | None:
-    """The name of a collective that this thread calls now; None outside of callbacks, where the order tells."""
-    return None if _current.scope is None else PREFIX + _current.scope.next()
-
-
-def label_of(program: Scope | None) -> str | None:
-    """The label of a work that this thread begins now.
+class Calls:
+    """What a program, or one callback, has called: counted by group, so that ranks without a part in it agree.
 
     Args:
-        program: numbers the works that are not begun in a callback; None: their order differs between ranks.
+        label: the same on all ranks, and nobody else's.
+        ranks: global ranks of which each makes these calls.
     """
-    scope = _current.scope or program
-    return None if scope is None else scope.next()
+
+    def __init__(self, label: str, ranks: Collection[int]) -> None:
+        self.label = label
+        self.ranks = frozenset(ranks)
+        self._counts: Counter[str] = Counter()
+
+    def next(self, what: str) -> str:
+        """The label of the next call on a group, or of the next callback."""
+        self._counts[what] += 1
+        return self.latest(what)
+
+    def latest(self, what: str) -> str:
+        """What next() has returned last."""
+        return f"{self.label}.{what}.{self._counts[what]}"
 
 
-class Future(torch.futures.Future[Any]):
-    """A future of torch's whose callbacks may call collectives.
+class _Current(threading.local):
+    calls: Calls | None = None
+    """Of the callback that this thread runs; None: of none, or of a work that has no label."""
+
+
+_current = _Current()
+_works: WeakKeyDictionary[Any, Calls] = WeakKeyDictionary()
+"""By future: counts its callbacks."""
+
+
+def call_name(program: Calls) -> str | None:
+    """The name of a collective that is called now; once for each, by all ranks of the group.
 
     Args:
-        label: of its work; None: collectives of its callbacks have no names.
-        devices: the GPU whose memory the value lies in; None: the host's.
+        program: counts the collectives of this group. What a callback calls gets no name where members of this group
+            do not run the callback.
     """
+    calls = _current.calls
+    if calls is None:
+        program.next(program.label)
+        return None
+    return PREFIX + calls.next(program.label) if program.ranks <= calls.ranks else None
 
-    def __init__(self, label: str | None, devices: Sequence[torch.device] | None = None) -> None:
-        super().__init__(devices=None if devices is None else list(devices))
-        self._callbacks = None if label is None else Scope(label)
-        self._devices = devices
-        self._error: Exception | None = None
 
-    def then(self, callback: Callable[[Any], Any]) -> Future:
-        """A future of what the callback returns when it is called with this one."""
-        label = None if self._callbacks is None else self._callbacks.next()
-        after = Future(label, self._devices)
+def work_label(program: Calls) -> str | None:
+    """The label of the work whose collective was called last; None where ranks might differ."""
+    calls = _current.calls or program
+    return calls.latest(program.label) if program.ranks <= calls.ranks else None
 
-        def run(_: Any) -> None:
-            try:
-                value = _called(callback, self, label)
-            except Exception as error:
-                after.fail(error)
-            else:
-                after.set_result(value)
 
-        super().add_done_callback(run)
-        return after
+def label(future: torch.futures.Future[Any], its: str | None, ranks: Collection[int]) -> None:
+    """Gives names to what callbacks of a work's future call.
 
-    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Calls the callback with this future once it is complete. torch logs what the callback raises."""
-        label = None if self._callbacks is None else self._callbacks.next()
-        super().add_done_callback(lambda _: _called(callback, self, label))
+    Args:
+        future: of the work.
+        its: the work's label; None: what the callbacks call is matched by its order, and not counted.
+        ranks: global ranks that have the work.
+    """
+    _works[future] = Calls(its or "", ranks if its is not None else ())
 
-    def fail(self, error: Exception) -> None:
-        """Completes the future with an error."""
-        self._error = error
-        super().set_result(_Failed.of(error))
 
-    def wait(self) -> Any:
-        """Blocks until the future is complete; its value. Raises its error."""
-        return self._outcome(super().wait)
+def _with_names(future: Any, callback: Callable[[Any], Any], kind: str) -> tuple[Callable[[Any], Any], Calls | None]:
+    """The callback, with the names of what it calls, and what counts the callbacks of the future that it completes."""
+    work = _works.get(future)
+    if work is None:
+        return callback, None
+    its = work.next(kind)
 
-    def value(self) -> Any:
-        """The value of a complete future. Raises its error."""
-        return self._outcome(super().value)
-
-    def _outcome(self, get: Callable[[], Any]) -> Any:
+    def run(done: Any) -> Any:
+        outer, _current.calls = _current.calls, Calls(its, work.ranks)
         try:
-            value = get()
-        except Exception:
-            if self._error is None:
-                raise
-        if self._error is not None:
-            raise self._error
-        return value
+            return callback(done)
+        finally:
+            _current.calls = outer
+
+    return run, Calls(its, work.ranks)
 
 
-def _called(callback: Callable[[Any], Any], future: Future, label: str | None) -> Any:
-    outer, _current.scope = _current.scope, None if label is None else Scope(label)
-    try:
-        return callback(future)
-    finally:
-        _current.scope = outer
+def _named_then(self: Any, callback: Callable[[Any], Any]) -> Any:
+    run, after = _with_names(self, callback, "then")
+    future = _then(self, run)
+    if after is not None:
+        _works[future] = after
+    return future
 
 
-class _Failed:
-    """The value of a future with an error, for C++ (DDP), which knows no error that Python has set.
+def _named_add_done_callback(self: Any, callback: Callable[[Any], None]) -> None:
+    _add_done_callback(self, _with_names(self, callback, "callback")[0])
 
-    C++ looks for tensors in a value by pickling it: that raises the error. Where it takes the value for a tensor, it
-    names the value's type, which is made for this error and has its text as name.
-    """
 
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    @classmethod
-    def of(cls, error: Exception) -> _Failed:
-        kind: type[_Failed] = type(f"{type(error).__name__}: {error}", (cls,), {})
-        return kind(error)
-
-    def __reduce_ex__(self, _: Any) -> Any:
-        raise self._error
+torch._C.Future.then = _named_then  # type: ignore[method-assign]
+torch._C.Future.add_done_callback = _named_add_done_callback  # type: ignore[method-assign]

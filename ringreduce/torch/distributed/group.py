@@ -30,7 +30,6 @@ from ringreduce.torch.distributed import (
     work,
 )
 from ringreduce.torch.distributed.data_movement import DataMovement
-from ringreduce.torch.distributed.futures import Scope
 from ringreduce.torch.distributed.membership import Membership
 from ringreduce.torch.distributed.p2p import PointToPoint
 from ringreduce.torch.distributed.reductions import Reductions
@@ -67,7 +66,8 @@ class ProcessGroup(Reductions, DataMovement, PointToPoint, dist.ProcessGroup):  
         self._store = store
         self._name, self._desc = name, ""
         self._ranks = list(ranks) or list(range(size))
-        self._completer = Completer(Scope(name))
+        self._program = futures.Calls(name, self._ranks)
+        self._completer = Completer(self._program)
         self._completers = {}
         self._member = Membership(store, rank, size, seconds(timeout) or 0.0, f"ringreduce.torch.{name}", self._ranks)
         self._member.on_leave(self._stop)

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from ringreduce.collectives.ops import ReduceOp
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.distributed.base import Collectives, InPlace, has_limit, is_async
-from ringreduce.torch.distributed.futures import call_name
 from ringreduce.torch.distributed.layout import (
     Reduction,
     checked,
@@ -56,7 +55,7 @@ class Reductions(Collectives):
         place = InPlace([tensor])
         operand = reducible(reduction.view(place.buffers[0]))
         native = self._member.group.reduce_async(
-            operand, operand, reduction.op, reduction.factor, 1.0, root, call_name()
+            operand, operand, reduction.op, reduction.factor, 1.0, root, self._name_of_call()
         )
         native = on_stream(native, place.buffers[0])
         return self._work(native, [tensor], opts, place.finish if root == self._rank else None)
@@ -100,11 +99,11 @@ class Reductions(Collectives):
         group, factor = self._member.group, reduction.factor
         operands = [reducible(reduction.view(buffer)) for buffer in place.buffers]
         if len(operands) == 1 and not is_async(opts) and not has_limit(opts):
-            group.allreduce(operands[0], operands[0], reduction.op, factor, 1.0, call_name())
+            group.allreduce(operands[0], operands[0], reduction.op, factor, 1.0, self._name_of_call())
             if place.finish is not None:
                 place.finish(None)
             return Work(None, tensors)
-        native = group.allreduce_async(operands, operands, reduction.op, factor, 1.0, call_name())
+        native = group.allreduce_async(operands, operands, reduction.op, factor, 1.0, self._name_of_call())
         return self._work(on_stream(native, *place.buffers), tensors, opts, place.finish)
 
     def _reduce_scatter(self, outputs: list[torch.Tensor], sources: list[torch.Tensor], opts: Any) -> Work:
@@ -131,7 +130,7 @@ class Reductions(Collectives):
                     reduction.op,
                     reduction.factor,
                     1.0,
-                    call_name(),
+                    self._name_of_call(),
                 ),
                 buffer,
             )
@@ -152,7 +151,9 @@ class Reductions(Collectives):
         flat = joined(tensors)
         parts = flat.new_empty((self._size, flat.numel()))
         room = [flat.numel() * units(flat)] * self._size
-        native = on_stream(self._member.group.allgather_async(movable(flat), call_name(), movable(parts), room), parts)
+        native = on_stream(
+            self._member.group.allgather_async(movable(flat), self._name_of_call(), movable(parts), room), parts
+        )
 
         def fold(_: Any) -> None:
             if targets:
@@ -165,5 +166,5 @@ class Reductions(Collectives):
         reduction = Reduction(opts.reduceOp)
         coordinates = Coordinates(tensor, reduction)
         gather = self._member.group.allgather_async
-        natives = [on_stream(gather(movable(part), call_name()), part) for part in coordinates.parts]
+        natives = [on_stream(gather(movable(part), self._name_of_call()), part) for part in coordinates.parts]
         return self._work(Several(natives), [tensor], opts, lambda _: coordinates.sum(natives, self._size))

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ringreduce.errors import UnavailableError
 from ringreduce.job.deadline import Deadline
-from ringreduce.torch.distributed.futures import Future, Scope, label_of
+from ringreduce.torch.distributed import futures
 
 if TYPE_CHECKING:
     from ringreduce import _core
@@ -41,17 +41,17 @@ class Completer:
     """A thread that waits for works in the order in which they came, and completes their futures.
 
     Args:
-        works: numbers the works; None: the order in which they are begun differs between ranks.
+        program: counts the collectives of the works' group; None: the works are messages, which not all ranks have.
     """
 
-    def __init__(self, works: Scope | None = None) -> None:
-        self.works = works
-        self._queue: SimpleQueue[tuple[Work, Future] | None] = SimpleQueue()
+    def __init__(self, program: futures.Calls | None = None) -> None:
+        self.program = program
+        self._queue: SimpleQueue[tuple[Work, torch.futures.Future[None]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._lock = threading.Lock()
 
-    def complete(self, work: Work, future: Future) -> None:
+    def complete(self, work: Work, future: torch.futures.Future[None]) -> None:
         """Completes the future when the work has finished, well or not."""
         with self._lock:
             # Within the thread this is a callback of an earlier future, which may wait for this one (PowerSGD's does).
@@ -74,9 +74,13 @@ class Completer:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            with item[0].own_stream():
-                item[0].settle(item[1])
-            del item  # the tensors go now, not when the next operation comes
+            work, future = item
+            try:
+                with work.own_stream():
+                    work.settle(future)
+            except Exception as error:  # of a GPU that is broken
+                work.fail(error, future)
+            del item, work, future  # the tensors go now, not when the next operation comes
 
 
 class Work(dist.Work):
@@ -107,8 +111,10 @@ class Work(dist.Work):
         self._lock = threading.Lock()
         self._ended = native is None
         self._error: Exception | None = None
-        self._label = None if completer is None else label_of(completer.works)
-        self._future: Future | None = None
+        program = None if completer is None else completer.program
+        self._label = None if program is None else futures.work_label(program)
+        self._ranks = () if program is None else program.ranks
+        self._future: torch.futures.Future[Any] | None = None
         self._event: torch.cuda.Event | None = None  # on a GPU: after what finish() has put on a stream
         self._is_on_gpu = bool(self._result) and self._result[0].is_cuda
 
@@ -129,12 +135,11 @@ class Work(dist.Work):
 
     def is_completed(self) -> bool:
         """True once wait() would not block, also when the operation failed."""
-        if self._ended:
-            return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
-        if self._native is None or not self._native.done():
-            return False
-        self._end(None)
-        return True
+        if not self._ended:
+            if self._native is None or not self._native.done():
+                return False
+            self._end(None)
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def is_success(self) -> bool:
         """True when the operation has finished without an error."""
@@ -165,23 +170,38 @@ class Work(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of result(), completed when the operation has finished, or has its error."""
         if self._future is None:
-            self._future = Future(self._label, [self._result[0].device] if self._is_on_gpu else None)
+            # An error must be one for C++ too (DDP): set_exception() makes one for Python only, then() one for both.
+            devices: list[int | str | torch.device] | None = [self._result[0].device] if self._is_on_gpu else None
+            ended: torch.futures.Future[None] = torch.futures.Future(devices=devices)
+            self._future = ended.then(self._outcome)
+            if self._completer is not None:  # else it has ended: callbacks run at once, in the program's order
+                futures.label(self._future, self._label, self._ranks)
             if self._ended or self._completer is None:
-                self.settle(self._future)
+                self.settle(ended)
             else:
-                self._completer.complete(self, self._future)
+                self._completer.complete(self, ended)
         return self._future
 
-    def settle(self, future: Future) -> None:
-        """Waits, and completes the future."""
+    def settle(self, ended: torch.futures.Future[None]) -> None:
+        """Waits, and completes the future that says that this work has ended, one way or the other."""
         try:
             self.wait()
         except Exception as error:
             self._error = self._error or error  # the limit of this call: nobody will wait for longer
+        ended.set_result(None)
+
+    def fail(self, error: Exception, ended: torch.futures.Future[None]) -> None:
+        """The same when the work cannot even be waited for."""
+        self._error = self._error or error
+        if not ended.done():
+            ended.set_result(None)
+
+    def _outcome(self, _: torch.futures.Future[None]) -> list[torch.Tensor]:
+        if self._is_on_gpu and self._error is None:
+            self.wait()
         if self._error is not None:
-            future.fail(self._error)
-        else:
-            future.set_result(self._result)
+            raise self._error
+        return self._result
 
     @contextmanager
     def own_stream(self) -> Iterator[None]:

@@ -105,7 +105,7 @@ ROWS = (
     Mutation(
         "collectives-of-callbacks",
         "ringreduce/torch/distributed/futures.py",
-        "return None if _current.scope is None else PREFIX + _current.scope.next()",
+        "return PREFIX + calls.next(program.label) if program.ranks <= calls.ranks else None",
         "return None",
         ("test_distributed_futures.py::test_collectives_in_callbacks_are_not_taken_for_the_programs",),
     ),
