@@ -46,8 +46,8 @@ class Pairwise final : public Piecewise {
     Link* link;
     Way out;
     Way in;
-    std::unique_ptr<std::byte[]> encoded_out;  // the message under way, where there is a codec
-    std::unique_ptr<std::byte[]> encoded_in;
+    HostScratch encoded_out;  // the message under way, where there is a codec
+    HostScratch encoded_in;
   };
 
   size_t nbytes(size_t count) const { return codec_ == Codec::kNone ? count * item_ : codec_nbytes(codec_, count); }
@@ -73,9 +73,9 @@ class Pairwise final : public Piecewise {
   Kept kept_;
   size_t item_;
   size_t segment_nbytes_;  // bytes: the largest segment of a piece
-  std::unique_ptr<std::byte[]> inputs_;
-  std::unique_ptr<std::byte[]> decoded_;
-  std::unique_ptr<std::byte[]> results_;
+  HostScratch inputs_;
+  HostScratch decoded_;
+  HostScratch results_;
   std::vector<Edge> edges_;
   size_t allowed_;
   size_t folded_ = 0;
@@ -96,18 +96,18 @@ Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Co
     }
   }
   const size_t n = static_cast<size_t>(team_.size());
-  inputs_.reset(new std::byte[std::max<size_t>(1, segment_nbytes_ * n * std::min(kWindow, pieces_.size()))]);
+  inputs_ = take_scratch(segment_nbytes_ * n * std::min(kWindow, pieces_.size()));
   if (codec_ != Codec::kNone) {
-    decoded_.reset(new std::byte[std::max<size_t>(1, segment_nbytes_ * n)]);
-    results_.reset(new std::byte[std::max<size_t>(1, segment_nbytes_ * kWindow)]);
+    decoded_ = take_scratch(segment_nbytes_ * n);
+    results_ = take_scratch(segment_nbytes_ * kWindow);
   }
   for (int distance = 1; distance < team_.size(); ++distance) {
     const int member = (team_.me + distance) % team_.size();
     edges_.push_back(
         {member, team_.links[static_cast<size_t>(team_.members[static_cast<size_t>(member)])], {}, {}, {}, {}});
     if (codec_ == Codec::kNone) continue;
-    edges_.back().encoded_out.reset(new std::byte[segment_nbytes_]);
-    edges_.back().encoded_in.reset(new std::byte[segment_nbytes_]);
+    edges_.back().encoded_out = take_scratch(segment_nbytes_);
+    edges_.back().encoded_in = take_scratch(segment_nbytes_);
   }
 }
 

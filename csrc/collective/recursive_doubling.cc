@@ -41,7 +41,7 @@ class RecursiveDoubling final : public Algorithm {
     Link& link = *team_.links[static_cast<size_t>(team_.members[static_cast<size_t>(now.peer)])];
     size_t moved = 0;
     if (now.sends && sent_ < nbytes) {
-      const size_t n = link.push(scratch_.data() + sent_, nbytes - sent_);
+      const size_t n = link.push(scratch_.get() + sent_, nbytes - sent_);
       sent_ += n;
       moved += n;
     }
@@ -89,11 +89,19 @@ class RecursiveDoubling final : public Algorithm {
     if (paired) moves_.push_back({team_.me - 1, true, false, false});
   }
 
+  size_t most_nbytes() const {
+    size_t most = 0;
+    for (const Piece& piece : pieces_) most = std::max(most, piece.count * item_);
+    return most;
+  }
+
   // The push reads a copy, because the fold changes the tensor while it is on its way out.
   void start(size_t move, const Piece& piece) {
     move_ = move;
     sent_ = received_ = 0;
-    if (move_ < moves_.size() && moves_[move_].sends) scratch_.assign(piece.dst, piece.dst + piece.count * item_);
+    if (move_ == moves_.size() || !moves_[move_].sends) return;
+    if (scratch_ == nullptr) scratch_ = take_scratch(most_nbytes());
+    std::memcpy(scratch_.get(), piece.dst, piece.count * item_);
   }
 
   Team team_;
@@ -107,7 +115,7 @@ class RecursiveDoubling final : public Algorithm {
   size_t move_ = 0;
   size_t sent_ = 0;
   size_t received_ = 0;
-  std::vector<std::byte> scratch_;
+  HostScratch scratch_;  // what goes out
 };
 
 }  // namespace

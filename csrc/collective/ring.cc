@@ -60,9 +60,9 @@ class Ring final : public Piecewise {
     if (codec_ == Codec::kNone) return;
     size_t most = 0;
     for (const Piece& piece : pieces_) most = std::max(most, segment(piece.count, team_.size(), 0).count());
-    sent_.resize(most * sizeof(float));
-    taken_.resize(most * sizeof(float));
-    decoded_.resize(most * sizeof(float));
+    sent_ = take_scratch(most * sizeof(float));
+    taken_ = take_scratch(most * sizeof(float));
+    decoded_ = take_scratch(most * sizeof(float));
   }
 
   void allow(size_t pieces) override { allowed_ = std::min(pieces, pieces_.size()); }
@@ -126,9 +126,9 @@ class Ring final : public Piecewise {
     const Range range = elements(message, ring_step(team_.size(), team_.me, message.step).send);
     const std::byte* from = pieces_[message.piece].dst + range.begin * item_;
     if (codec_ != Codec::kNone) {
-      if (encoded_ != out_.next) team_.kernels->encode(codec_, from, sent_.data(), range.count());
+      if (encoded_ != out_.next) team_.kernels->encode(codec_, from, sent_.get(), range.count());
       encoded_ = out_.next;
-      from = sent_.data();
+      from = sent_.get();
     }
     const size_t left = nbytes(range) - out_.offset;
     return pass(out_, range, left == 0 ? 0 : link(+1).push(from + out_.offset, left));
@@ -143,7 +143,7 @@ class Ring final : public Piecewise {
     std::byte* const at = pieces_[message.piece].dst + range.begin * item_;
     const size_t left = nbytes(range) - in_.offset;
     const auto take = [&] {
-      if (codec_ != Codec::kNone) return link(-1).pull(taken_.data() + in_.offset, left);
+      if (codec_ != Codec::kNone) return link(-1).pull(taken_.get() + in_.offset, left);
       std::byte* const to = at + in_.offset;
       return plan.fold ? link(-1).fold(to, left, bare(reduction_), *team_.kernels) : link(-1).pull(to, left);
     };
@@ -156,9 +156,9 @@ class Ring final : public Piecewise {
   }
 
   void decode(std::byte* at, size_t count, bool folds) {
-    team_.kernels->decode(codec_, taken_.data(), folds ? decoded_.data() : at, count);
+    team_.kernels->decode(codec_, taken_.get(), folds ? decoded_.get() : at, count);
     if (!folds || count == 0) return;
-    const void* inputs[2] = {at, decoded_.data()};
+    const void* inputs[2] = {at, decoded_.get()};
     void* dst = at;
     team_.kernels->reduce(bare(reduction_), inputs, 2, &dst, 1, count);
   }
@@ -187,10 +187,10 @@ class Ring final : public Piecewise {
   Codec codec_;
   Kept kept_;
   int steps_;
-  std::vector<std::byte> sent_;  // the messages under way, where there is a codec
-  size_t encoded_ = SIZE_MAX;    // the message of order_ that sent_ has
-  std::vector<std::byte> taken_;
-  std::vector<std::byte> decoded_;
+  HostScratch sent_;           // the messages under way, where there is a codec
+  size_t encoded_ = SIZE_MAX;  // the message of order_ that sent_ has
+  HostScratch taken_;
+  HostScratch decoded_;
   std::vector<RingMessage> order_;
   std::vector<int> received_;  // messages, by piece
   size_t allowed_;

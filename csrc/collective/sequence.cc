@@ -9,7 +9,7 @@ namespace {
 
 class Sequence final : public Algorithm {
  public:
-  Sequence(std::vector<std::unique_ptr<Algorithm>> parts, std::vector<std::unique_ptr<std::byte[]>> memory)
+  Sequence(std::vector<std::unique_ptr<Algorithm>> parts, std::vector<HostScratch> memory)
       : memory_(std::move(memory)), parts_(std::move(parts)) {}
 
   Step step() override {
@@ -27,7 +27,7 @@ class Sequence final : public Algorithm {
   }
 
  private:
-  std::vector<std::unique_ptr<std::byte[]>> memory_;
+  std::vector<HostScratch> memory_;
   std::vector<std::unique_ptr<Algorithm>> parts_;
   size_t at_ = 0;
 };
@@ -55,8 +55,7 @@ std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> part
   return sequence(std::move(parts), {});
 }
 
-std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts,
-                                    std::vector<std::unique_ptr<std::byte[]>> memory) {
+std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts, std::vector<HostScratch> memory) {
   return std::make_unique<Sequence>(std::move(parts), std::move(memory));
 }
 

@@ -14,7 +14,7 @@ constexpr size_t kMessages = 32;
 }  // namespace
 
 std::byte* allocate(Memory& memory, size_t nbytes) {
-  memory.emplace_back(new std::byte[std::max<size_t>(1, nbytes)]);
+  memory.push_back(take_scratch(nbytes));
   return memory.back().get();
 }
 

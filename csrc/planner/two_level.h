@@ -14,7 +14,7 @@
 namespace rr {
 
 using Parts = std::vector<std::unique_ptr<Algorithm>>;
-using Memory = std::vector<std::unique_ptr<std::byte[]>>;  // that parts work in
+using Memory = std::vector<HostScratch>;  // that parts work in
 
 std::byte* allocate(Memory& memory, size_t nbytes);
 // Copies of bytes: one source each.

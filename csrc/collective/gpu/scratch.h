@@ -1,9 +1,7 @@
 // Device memory that the operations of a group use one after the other.
 #pragma once
 
-#include <algorithm>
 #include <memory>
-#include <vector>
 
 #include "base/errors.h"
 #include "gpu/device.h"
@@ -15,13 +13,9 @@ class ScratchMemory {
   explicit ScratchMemory(Device& device) : device_(device) {}
   // Grows to what the largest needed. Whoever is given it keeps it, also beyond this object's end; the next is given
   // the same, so it has to be through with it, unless the group has failed and there is no next.
-  //
-  // What has become too small is kept until clear(): the device is idle before memory of it is given back, and whoever
-  // calls this cannot wait for that. It doubles at least, so all that is kept is no more than the last.
   std::shared_ptr<std::byte> get(size_t nbytes) {
     if (nbytes <= nbytes_) return memory_;
-    nbytes = std::max(nbytes, 2 * nbytes_);
-    if (memory_ != nullptr) outgrown_.push_back(memory_);
+    clear();
     memory_ = std::shared_ptr<std::byte>(device_.allocate(nbytes), [&device = device_](std::byte* memory) {
       try {
         device.release(memory);
@@ -33,7 +27,6 @@ class ScratchMemory {
     return memory_;
   }
   void clear() {
-    outgrown_.clear();
     memory_.reset();
     nbytes_ = 0;
   }
@@ -41,7 +34,6 @@ class ScratchMemory {
  private:
   Device& device_;
   std::shared_ptr<std::byte> memory_;
-  std::vector<std::shared_ptr<std::byte>> outgrown_;
   size_t nbytes_ = 0;
 };
 

@@ -309,6 +309,13 @@ ROWS = (
     ),
     # --- collective ---
     Mutation(
+        "scratch-used-once",
+        "csrc/collective/host_scratch.cc",
+        "fits != of->free.end()) {",
+        "fits != of->free.end() && nbytes == 0) {",
+        ("host_scratch_test::scratch: what was given back",),
+    ),
+    Mutation(
         "fold-order",
         "csrc/collective/plan.h",
         "const bool fold = step < size - 1;",
