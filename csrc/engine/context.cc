@@ -124,6 +124,7 @@ void Context::remove_group(Group* group, Interrupt interrupt) {
   }
   if (gpu_.device() != nullptr) gpu_.queue().forget(*group);
   groups_.end(*group);
+  if (gpu_.device() != nullptr) gpu_.device()->free_released();  // the group's scratch memory
 }
 
 void Context::shutdown(const std::string& why) {

@@ -90,7 +90,11 @@ class Device {
   virtual void pin(std::byte* data, size_t nbytes) = 0;
   virtual void unpin(std::byte* data) = 0;
   virtual std::byte* allocate(size_t nbytes) = 0;  // device memory, 256-byte aligned
+  // Kernels of callers, on streams that are not known here, may still read what is released. So nobody gets it before
+  // free_released(), which waits until the GPU is idle, and so is called without locks, in callers' threads.
   virtual void release(std::byte* data) = 0;
+  virtual void free_released() = 0;
+  virtual size_t released_nbytes() = 0;
   // The allocation that an operand lies in; offset: where in it.
   virtual DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset) = 0;
   // Where the allocation of a peer begins in this process; the own ones too. Mapped once and kept until `forget`, or

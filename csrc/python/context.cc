@@ -111,7 +111,7 @@ void bind_context(py::module_& m) {
             use_gpu(c, ordinal);
             const auto memory =
                 std::make_shared<Output>(new_output(c.gpu().shared_device(), std::max<size_t>(1, nbytes)));
-            return PyDeviceMemory(memory, memory->get(), nbytes, ordinal);
+            return PyDeviceMemory(c.gpu().shared_device(), memory, memory->get(), nbytes);
           },
           py::arg("ordinal"), py::arg("nbytes"))
       .def("failure",

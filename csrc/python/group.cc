@@ -20,17 +20,16 @@ void bind_group(py::module_& m) {
       .def("wait", &PyWork::wait, py::arg("timeout") = py::none())
       .def("done", &PyWork::done)
       .def_property_readonly("on_gpu", [](const PyWork& w) { return w.device != nullptr; })
-      .def_property_readonly(
-          "output",
-          [](const PyWork& w) -> py::object {
-            const OperationPtr operation = w.inner();
-            if (operation == nullptr || operation->output == nullptr) return py::none();
-            if (w.device != nullptr) {
-              const int ordinal = w.group.context->gpu().device()->ordinal();
-              return py::cast(PyDeviceMemory(operation, operation->output.get(), operation->output_nbytes, ordinal));
-            }
-            return py::memoryview(py::cast(PyOutput{operation}));
-          })
+      .def_property_readonly("output",
+                             [](const PyWork& w) -> py::object {
+                               const OperationPtr operation = w.inner();
+                               if (operation == nullptr || operation->output == nullptr) return py::none();
+                               if (w.device != nullptr) {
+                                 return py::cast(PyDeviceMemory(w.group.context->gpu().shared_device(), operation,
+                                                                operation->output.get(), operation->output_nbytes));
+                               }
+                               return py::memoryview(py::cast(PyOutput{operation}));
+                             })
       .def_property_readonly("counts",
                              [](const PyWork& w) {
                                const OperationPtr operation = w.inner();

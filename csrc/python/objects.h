@@ -134,18 +134,25 @@ struct PySegment {
 
 // Memory of a GPU for as long as Python wants it: of its own, or the result of an operation.
 struct PyDeviceMemory {
+  std::shared_ptr<Device> device;
   std::shared_ptr<void> owner;
   std::byte* address = nullptr;
   size_t nbytes = 0;
   int ordinal = 0;
 
-  // The driver may wait for the GPU when memory is given back, and the GPU for a thread that wants the GIL.
+  // The driver waits for the GPU when memory is given back, and the GPU may wait for a thread that wants the GIL.
   ~PyDeviceMemory() {
+    if (owner == nullptr) return;  // moved from
     const py::gil_scoped_release release;
     owner.reset();
+    device->free_released();
   }
-  PyDeviceMemory(std::shared_ptr<void> holder, std::byte* at, size_t size, int gpu)
-      : owner(std::move(holder)), address(at), nbytes(size), ordinal(gpu) {}
+  PyDeviceMemory(std::shared_ptr<Device> its_device, std::shared_ptr<void> holder, std::byte* at, size_t size)
+      : device(std::move(its_device)),
+        owner(std::move(holder)),
+        address(at),
+        nbytes(size),
+        ordinal(device->ordinal()) {}
   PyDeviceMemory(PyDeviceMemory&&) = default;
   PyDeviceMemory(const PyDeviceMemory&) = delete;
 

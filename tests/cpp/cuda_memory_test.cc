@@ -70,23 +70,26 @@ TEST_CASE("cuda memory: memory is given out while another thread unpins, which w
   device->release(data);
 }
 
-TEST_CASE("cuda memory: what is released is not given out again while a stream may read it") {
+TEST_CASE("cuda memory: what is released is freed once no stream can read it, and not given out again before") {
   auto& fake = FakeCuda::get();
   const auto device = fake.device(0);
   Program program(fake);
   std::byte* const a = device->allocate(1000000);
   CHECK(reinterpret_cast<uintptr_t>(a) % 256 == 0);
   HeldStream held(fake, *device, program.stream());
-  std::atomic<bool> is_released{false};
-  std::thread releasing([&] {
-    device->release(a);
-    is_released = true;
-  });
+  device->release(a);  // does not wait
+  CHECK(device->released_nbytes() == 1000000);
   std::byte* const b = device->allocate(1000000);
   CHECK(b != a);
-  CHECK_FALSE(is_released.load());
+  std::atomic<bool> is_free{false};
+  std::thread freeing([&] {
+    device->free_released();
+    is_free = true;
+  });
+  wait_for([&] { return device->released_nbytes() == 0; });
+  CHECK_FALSE(is_free.load());
   held.let_go();
-  releasing.join();
+  freeing.join();
   device->release(b);
 }
 
@@ -97,8 +100,13 @@ TEST_CASE("cuda memory: what is not ours is not released, and a full GPU is said
   CHECK_THROWS_AS(device->release(a + 1), InvalidArgumentError);
   device->release(a);
   CHECK_THROWS_AS(device->release(a), InvalidArgumentError);
+  const uint64_t freed = fake.calls("cuMemFree");
+  fake.fail("cuMemAlloc:1:2");
+  std::byte* const large = device->allocate(size_t{2} << 20);  // in the place of what was released
+  CHECK(fake.calls("cuMemFree") == freed + 1);
   fake.fail("cuMemAlloc:1:2");
   CHECK_THROWS_WITH_AS(device->allocate(size_t{4} << 20), doctest::Contains("torch.cuda.empty_cache()"), InternalError);
+  device->release(large);
   CHECK(device->allocate(1) != nullptr);  // nothing of it stays
 }
 

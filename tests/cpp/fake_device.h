@@ -74,6 +74,8 @@ class FakeDevice final : public Device {
   void unpin(std::byte* data) override { space_.unpin(data); }
   std::byte* allocate(size_t nbytes) override;
   void release(std::byte* data) override { space_.release(data); }
+  void free_released() override {}
+  size_t released_nbytes() override { return 0; }
   DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset) override;
   std::byte* imported(const DeviceExport& peer) override;
   void forget(uint64_t uid) override { space_.forget(uid); }

@@ -11,6 +11,9 @@
 namespace rr {
 namespace {
 
+// Results that nobody asked for stay until somebody drops one, or until there are so many bytes of them.
+constexpr size_t kMostReleasedNbytes = size_t{256} << 20;
+
 // A thread that waits, while this exists.
 class Waiting {
  public:
@@ -81,6 +84,7 @@ DeviceOperationPtr DeviceQueue::make(Group& group, std::vector<Stream> streams) 
   context_.throw_if_shut_down();
   group.throw_if_failed();
   unheard_->raise();
+  if (device_->released_nbytes() > kMostReleasedNbytes) device_->free_released();
   std::sort(streams.begin(), streams.end());
   streams.erase(std::unique(streams.begin(), streams.end()), streams.end());
   if (streams.empty()) throw InvalidArgumentError("an operation on GPU memory comes after the work of a stream");

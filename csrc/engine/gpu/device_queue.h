@@ -125,7 +125,7 @@ class DeviceQueue {
   void run();
   bool take_submitted();
   bool start_reached();
-  std::exception_ptr end_of(const DeviceOperation& operation) const;
+  std::exception_ptr end_of(const DeviceOperation& operation, bool is_reached) const;
   bool start_ready();
   bool advance();
   void start(DeviceOperation& operation);

@@ -60,7 +60,7 @@ bool DeviceQueue::start_reached() {
   for (auto it = awaited_.begin(); it != awaited_.end();) {
     DeviceOperation& operation = **it;
     bool is_reached = true;
-    std::exception_ptr error = end_of(operation);
+    std::exception_ptr error;
     for (size_t i = 0; i < operation.streams.size() && error == nullptr; ++i) {
       if (operation.after[i] == nullptr) continue;
       const Stream stream = operation.streams[i];
@@ -80,6 +80,7 @@ bool DeviceQueue::start_reached() {
       is_reached = false;
       if (reinterpret_cast<uintptr_t>(stream) != kPerThreadStream) behind.push_back(stream);
     }
+    if (error == nullptr) error = end_of(operation, is_reached);
     if (!is_reached && error == nullptr) {
       ++it;
       continue;
@@ -97,17 +98,18 @@ bool DeviceQueue::start_reached() {
 }
 
 // What ends an operation that has not been announced: nothing of ours works on its memory yet. Null: nothing does. Its
-// group fails if the stream takes longer than an operation may.
-std::exception_ptr DeviceQueue::end_of(const DeviceOperation& operation) const {
+// group fails if the stream takes longer than an operation may; a copy is nobody else's.
+std::exception_ptr DeviceQueue::end_of(const DeviceOperation& operation, bool is_reached) const {
   if (operation.is_cancelled.load()) return operation.error;
   const Group& group = *operation.group;
   const double limit_s = context_.timeout_s();
-  if (limit_s > 0 && static_cast<double>(now_ns() - operation.submitted_ns) * 1e-9 > limit_s) {
-    record_failure(group.control(), FatalKind::kTimeout,
-                   group.here() + ", " + operation.name + "] the stream of rank " +
-                       std::to_string(group.ranks()[static_cast<size_t>(group.rank())]) +
-                       " has not come to the operation within " + context_.timeout_text() +
-                       ": what was put on the stream before is still running");
+  if (!is_reached && limit_s > 0 && static_cast<double>(now_ns() - operation.submitted_ns) * 1e-9 > limit_s) {
+    const std::string text = group.here() + ", " + operation.name + "] the stream of rank " +
+                             std::to_string(group.ranks()[static_cast<size_t>(group.rank())]) +
+                             " has not come to the operation within " + context_.timeout_text() +
+                             ": what was put on the stream before is still running";
+    if (operation.task == DeviceTask::kCopy) return std::make_exception_ptr(TimeoutError(text));
+    record_failure(group.control(), FatalKind::kTimeout, text);
   }
   if (!has_failed(group.control())) return nullptr;
   try {

@@ -77,9 +77,9 @@ std::byte* CudaDevice::allocate(size_t nbytes) {
   return memory_.allocate(nbytes);
 }
 
-void CudaDevice::release(std::byte* data) {
+void CudaDevice::free_released() {
   const auto current = context_.current_for_freeing();
-  memory_.release(data);
+  memory_.free_released();
 }
 
 DeviceExport CudaDevice::exported(const std::byte* data, size_t nbytes, uint64_t& offset) {

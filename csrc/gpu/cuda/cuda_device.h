@@ -30,7 +30,9 @@ class CudaDevice final : public Device {
   void pin(std::byte* data, size_t nbytes) override;
   void unpin(std::byte* data) override;
   std::byte* allocate(size_t nbytes) override;
-  void release(std::byte* data) override;
+  void release(std::byte* data) override { memory_.release(data); }
+  void free_released() override;
+  size_t released_nbytes() override { return memory_.released_nbytes(); }
   DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset) override;
   std::byte* imported(const DeviceExport& peer) override;
   void forget(uint64_t uid) override;

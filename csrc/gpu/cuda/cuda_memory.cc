@@ -9,7 +9,8 @@ CudaMemory::~CudaMemory() {
   for (const auto& [data, pinned] : pinned_) {
     if (pinned.is_ours) RR_CUDA_FREE(context_, mem_host_unregister, data);
   }
-  for (std::byte* const data : in_use_) RR_CUDA_FREE(context_, mem_free, device_ptr(data));
+  free_released();
+  for (const auto& [data, nbytes] : in_use_) RR_CUDA_FREE(context_, mem_free, device_ptr(data));
 }
 
 void CudaMemory::pin(std::byte* data, size_t nbytes) {
@@ -53,20 +54,36 @@ void CudaMemory::unpin(std::byte* data) {
 }
 
 std::byte* CudaMemory::allocate(size_t nbytes) {
+  const size_t size = std::max<size_t>(1, nbytes);
   cu::DevicePtr at = 0;
-  context_.check(context_.driver().mem_alloc(&at, std::max<size_t>(1, nbytes)), cu::symbols::mem_alloc,
-                 std::to_string(nbytes) + " bytes of device memory");
+  auto result = context_.driver().mem_alloc(&at, size);
+  if (result == cu::kOutOfMemory && released_nbytes() != 0) {
+    free_released();
+    result = context_.driver().mem_alloc(&at, size);
+  }
+  context_.check(result, cu::symbols::mem_alloc, std::to_string(size) + " bytes of device memory");
   const std::lock_guard lock(mutex_);
-  in_use_.insert(host_ptr(at));
+  in_use_[host_ptr(at)] = size;
   return host_ptr(at);
 }
 
 void CudaMemory::release(std::byte* data) {
+  const std::lock_guard lock(mutex_);
+  const auto known = in_use_.find(data);
+  if (known == in_use_.end()) throw InvalidArgumentError("release: not from allocate()");
+  released_.push_back(data);
+  released_nbytes_ += known->second;
+  in_use_.erase(known);
+}
+
+void CudaMemory::free_released() {
+  std::vector<std::byte*> released;
   {
     const std::lock_guard lock(mutex_);
-    if (in_use_.erase(data) == 0) throw InvalidArgumentError("release: not from allocate()");
+    released.swap(released_);
+    released_nbytes_ = 0;
   }
-  RR_CUDA_FREE(context_, mem_free, device_ptr(data));  // not under the lock: it waits
+  for (std::byte* const data : released) RR_CUDA_FREE(context_, mem_free, device_ptr(data));
 }
 
 }  // namespace rr

@@ -3,7 +3,7 @@
 
 #include <map>
 #include <mutex>
-#include <set>
+#include <vector>
 
 #include "gpu/cuda/cuda_context.h"
 
@@ -21,9 +21,12 @@ class CudaMemory {
   void unpin(std::byte* data);
 
   std::byte* allocate(size_t nbytes);
-  // The driver waits until the device is idle: kernels of callers, on streams that are not known here, may still read
-  // the memory. So nothing that is released is given out again from here.
   void release(std::byte* data);
+  void free_released();
+  size_t released_nbytes() {
+    const std::lock_guard lock(mutex_);
+    return released_nbytes_;
+  }
 
  private:
   struct Pinned {
@@ -33,7 +36,9 @@ class CudaMemory {
   const CudaContext& context_;
   std::mutex mutex_;
   std::map<std::byte*, Pinned> pinned_;
-  std::set<std::byte*> in_use_;
+  std::map<std::byte*, size_t> in_use_;
+  std::vector<std::byte*> released_;
+  size_t released_nbytes_ = 0;
 };
 
 inline cu::DevicePtr device_ptr(const void* at) { return reinterpret_cast<uintptr_t>(at); }
