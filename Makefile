@@ -87,6 +87,8 @@ check: $(VENV)/dev  ## what has changed since the last commit: build it, lint it
 
 # What `make test` runs a sample of, in full length.
 test-long: build  ## a million random operations and handshakes, a thousand killed ranks, a thousand starts, torch's own tests (an hour and a quarter)
+	@$(CMAKE) -S . -B build/plain $(build-options) -DRR_PYTHON=OFF -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON > /dev/null
+	@$(BIN)/cmake --build build/plain --parallel $(JOBS) --target rr_tests > /dev/null  # each file includes what it uses
 	@RR_TEST_ROUNDS=17000 build/cmake/tests/cpp/rr_tests --source-file='*/stress*_test.cc' --no-version
 	@RR_TEST_ROUNDS=1000000 build/cmake/tests/cpp/rr_tests --source-file='*/handshake_fuzz_test.cc,*/records_test.cc' --no-version
 	@RR_TEST_ROUNDS=10000 build/cmake/tests/cpp/rr_tests --source-file='*/tcp_faults_test.cc' --no-version

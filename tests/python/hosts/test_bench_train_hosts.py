@@ -96,22 +96,28 @@ def test_hosts_that_make_no_sense() -> None:
     assert (there.ranks, there.ringrun, there.bind) == (4, words, "core")
 
 
-def test_link_makes_a_host_for_each_rank(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+METHODS = {"fp16": (1 / 2, 0.01), "int8": (1 / 4, 0.05), "local-sgd": (1 / 2, 0.01)}
+"""What a step sends, as a part of what it sends uncompressed, and the relative error of that."""
+
+
+@pytest.mark.parametrize("methods", [["fp16"], pytest.param(list(METHODS), marks=pytest.mark.long)], ids=["one", "all"])
+def test_link_makes_a_host_for_each_rank(methods: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.json"
-    words = ["--link", "100mbit", "--method", "fp16,int8,local-sgd", "--every", "2", "--vs", "single,mwms"]
+    alone = ["single"] if len(methods) > 1 else []
+    words = ["--link", "100mbit", "--method", ",".join(methods), "--every", "2", "--vs", ",".join([*alone, "mwms"])]
     status = main([*QUICK, *words, "--data", "synthetic", "--json", str(file)])
     said = capfd.readouterr()
     assert status == 0, said.out + said.err
     document = json.loads(file.read_text())
     rows = {row["mode"]: row for row in document["results"]}
-    assert list(rows) == ["single", "independent", "ringreduce", "fp16", "int8", "local-sgd"]
+    assert list(rows) == [*alone, "independent", "ringreduce", *methods]
     for mode, row in rows.items():
         assert (row["status"], row["same_loss"], row["rounds"][0]["threads"][0]) == ("ok", True, 1), mode
     whole = rows["ringreduce"]["step_wire_nbytes"]
     assert whole == pytest.approx(4 * 129_094, rel=0.01), "of two hosts, each sends half twice"
-    assert rows["fp16"]["step_wire_nbytes"] == pytest.approx(whole / 2, rel=0.01)
-    assert rows["int8"]["step_wire_nbytes"] == pytest.approx(whole / 4, rel=0.05)
-    assert rows["local-sgd"]["step_wire_nbytes"] == pytest.approx(whole / 2, rel=0.01)
+    for method in methods:
+        part, error = METHODS[method]
+        assert rows[method]["step_wire_nbytes"] == pytest.approx(part * whole, rel=error), method
     meta = document["meta"]
     assert (meta["link"], meta["hosts"], meta["bind"]) == ("100mbit", ["a:1", "b:1"], "none")
     assert "links of 100mbit" in said.out
