@@ -354,7 +354,7 @@ ROWS = (
     Mutation(
         "doubling-copy",
         "csrc/collective/recursive_doubling.cc",
-        "link.push(scratch_.data() + sent_, nbytes - sent_);",
+        "link.push(scratch_.get() + sent_, nbytes - sent_);",
         "link.push(piece.dst + sent_, nbytes - sent_);",
         ("held_links_test::recursive doubling",),
     ),
