@@ -3,9 +3,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <map>
+#include <cstdint>
 #include <new>
+#include <vector>
 
+#include "base/clock.h"
 #include "base/guarded.h"
 #include "base/never_destroyed.h"
 #include "base/rounding.h"
@@ -15,11 +17,17 @@ namespace {
 
 constexpr size_t kPageNbytes = 4096;
 constexpr size_t kHugePageNbytes = size_t{2} << 20;
+constexpr int64_t kKeptNs = 60'000'000'000;  // a training whose steps take longer does not notice page faults
+
+struct Block {
+  std::byte* at;
+  size_t nbytes;
+  int64_t free_since_ns;
+};
 
 struct Blocks {
-  std::multimap<size_t, std::byte*> free;  // by size
+  std::vector<Block> free;
   ScratchCounts counts;
-  size_t most_nbytes = 0;  // used at a time, so far
 };
 
 Guarded<Blocks>& blocks() {
@@ -44,43 +52,71 @@ std::byte* allocate(size_t nbytes) {
   return block;
 }
 
-void free_block(size_t nbytes, std::byte* block) noexcept { ::operator delete[](block, alignment_of(nbytes)); }
+void give_to_system(const std::vector<Block>& blocks) noexcept {
+  for (const Block& block : blocks) ::operator delete[](block.at, alignment_of(block.nbytes));
+}
+
+// The free blocks that is_so says, which nobody else has from then on.
+template <class Predicate>
+std::vector<Block> taken_out(Blocks& of, Predicate is_so) {
+  const auto from = std::stable_partition(of.free.begin(), of.free.end(), [&](const Block& b) { return !is_so(b); });
+  std::vector<Block> out(from, of.free.end());
+  of.free.erase(from, of.free.end());
+  for (const Block& block : out) of.counts.kept_nbytes -= block.nbytes;
+  return out;
+}
 
 }  // namespace
 
 HostScratch take_scratch(size_t nbytes) {
-  size_t size = rounded(nbytes);
-  const auto of = blocks().lock();
-  std::byte* block = nullptr;
-  if (const auto fits = of->free.lower_bound(size); fits != of->free.end()) {
-    size = fits->first;
-    block = fits->second;
-    of->free.erase(fits);
-    of->counts.kept_nbytes -= size;
-  } else {
-    block = allocate(size);
+  const size_t size = rounded(nbytes);
+  const size_t most = std::max(2 * size, kHugePageNbytes);  // a larger one will be wanted for what it was made for
+  const int64_t now = now_ns();
+  Block found = {nullptr, size, 0};
+  std::vector<Block> unused;
+  {
+    const auto of = blocks().lock();
+    unused = taken_out(*of, [&](const Block& block) { return now - block.free_since_ns > kKeptNs; });
+    auto best = of->free.end();
+    for (auto block = of->free.begin(); block != of->free.end(); ++block) {
+      const bool fits = size <= block->nbytes && block->nbytes <= most;
+      if (fits && (best == of->free.end() || block->nbytes < best->nbytes)) best = block;
+    }
+    if (best != of->free.end()) {
+      found = *best;
+      of->free.erase(best);
+      of->counts.kept_nbytes -= found.nbytes;
+    }
+    of->counts.used_nbytes += found.nbytes;
   }
-  of->counts.used_nbytes += size;
-  of->most_nbytes = std::max(of->most_nbytes, of->counts.used_nbytes);
-  // What is free was too small.
-  while (of->counts.used_nbytes + of->counts.kept_nbytes > of->most_nbytes) {
-    const auto least = of->free.begin();
-    of->counts.kept_nbytes -= least->first;
-    free_block(least->first, least->second);
-    of->free.erase(least);
+  // The system's part, which may take long, is not done under the lock.
+  give_to_system(unused);
+  HostScratch scratch(found.at, GiveBackScratch{found.nbytes});
+  if (found.at != nullptr) return scratch;
+  try {
+    scratch.reset(allocate(size));
+  } catch (const std::bad_alloc&) {
+    give_to_system(taken_out(*blocks().lock(), [](const Block&) { return true; }));
+    try {
+      scratch.reset(allocate(size));
+    } catch (const std::bad_alloc&) {
+      blocks().lock()->counts.used_nbytes -= size;
+      throw;
+    }
   }
-  return HostScratch(block, GiveBackScratch{size});
+  return scratch;
 }
 
 void GiveBackScratch::operator()(std::byte* block) const noexcept {
+  const int64_t now = now_ns();
   const auto of = blocks().lock();
+  of->counts.used_nbytes -= nbytes;
   try {
-    of->free.emplace(nbytes, block);
+    of->free.push_back({block, nbytes, now});
     of->counts.kept_nbytes += nbytes;
   } catch (const std::bad_alloc&) {
-    free_block(nbytes, block);
+    ::operator delete[](block, alignment_of(nbytes));
   }
-  of->counts.used_nbytes -= nbytes;
 }
 
 ScratchCounts scratch_counts() { return blocks().lock()->counts; }

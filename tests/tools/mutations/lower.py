@@ -311,8 +311,8 @@ ROWS = (
     Mutation(
         "scratch-used-once",
         "csrc/collective/host_scratch.cc",
-        "fits != of->free.end()) {",
-        "fits != of->free.end() && nbytes == 0) {",
+        "const bool fits = size <= block->nbytes && block->nbytes <= most;",
+        "const bool fits = false;",
         ("host_scratch_test::scratch: what was given back",),
     ),
     Mutation(
