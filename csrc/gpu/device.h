@@ -91,7 +91,7 @@ class Device {
   virtual void unpin(std::byte* data) = 0;
   virtual std::byte* allocate(size_t nbytes) = 0;  // device memory, 256-byte aligned
   // Kernels of callers, on streams that are not known here, may still read what is released. So nobody gets it before
-  // free_released(), which waits until the GPU is idle, and so is called without locks, in callers' threads.
+  // free_released(), which waits until the GPU is idle: it is called without locks, but by allocate() on a full GPU.
   virtual void release(std::byte* data) = 0;
   virtual void free_released() = 0;
   virtual size_t released_nbytes() = 0;

@@ -146,6 +146,7 @@ struct PyDeviceMemory {
     const py::gil_scoped_release release;
     owner.reset();
     device->free_released();
+    device.reset();  // perhaps the last reference: it may wait, too
   }
   PyDeviceMemory(std::shared_ptr<Device> its_device, std::shared_ptr<void> holder, std::byte* at, size_t size)
       : device(std::move(its_device)),

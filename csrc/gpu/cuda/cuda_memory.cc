@@ -1,8 +1,15 @@
 #include "gpu/cuda/cuda_memory.h"
 
 #include <algorithm>
+#include <thread>
+
+#include "base/clock.h"
 
 namespace rr {
+namespace {
+constexpr double kFreeingS = 10;  // for a GPU that is full to become idle
+}  // namespace
+
 CudaMemory::~CudaMemory() {
   if (context_.is_left()) return;
   const auto current = context_.current_for_freeing();
@@ -57,9 +64,11 @@ std::byte* CudaMemory::allocate(size_t nbytes) {
   const size_t size = std::max<size_t>(1, nbytes);
   cu::DevicePtr at = 0;
   auto result = context_.driver().mem_alloc(&at, size);
-  if (result == cu::kOutOfMemory && released_nbytes() != 0) {
+  const Deadline deadline = Deadline::after_s(kFreeingS);
+  while (result == cu::kOutOfMemory && (released_nbytes() != 0 || freeing_ != 0) && !deadline.passed()) {
     free_released();
     result = context_.driver().mem_alloc(&at, size);
+    if (result == cu::kOutOfMemory) std::this_thread::yield();  // another thread frees
   }
   context_.check(result, cu::symbols::mem_alloc, std::to_string(size) + " bytes of device memory");
   const std::lock_guard lock(mutex_);
@@ -82,8 +91,10 @@ void CudaMemory::free_released() {
     const std::lock_guard lock(mutex_);
     released.swap(released_);
     released_nbytes_ = 0;
+    ++freeing_;
   }
   for (std::byte* const data : released) RR_CUDA_FREE(context_, mem_free, device_ptr(data));
+  --freeing_;
 }
 
 }  // namespace rr

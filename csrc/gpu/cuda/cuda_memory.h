@@ -1,6 +1,7 @@
 // Memory of a GPU that is ours, and host memory that it reaches.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -39,6 +40,7 @@ class CudaMemory {
   std::map<std::byte*, size_t> in_use_;
   std::vector<std::byte*> released_;
   size_t released_nbytes_ = 0;
+  std::atomic<int> freeing_{0};  // threads
 };
 
 inline cu::DevicePtr device_ptr(const void* at) { return reinterpret_cast<uintptr_t>(at); }
