@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 PREFIX = "torch.callback."
-_then: Any = torch._C.Future.then
-_add_done_callback: Any = torch._C.Future.add_done_callback
+_then: Any = getattr(torch._C.Future.then, "_original", torch._C.Future.then)  # where this is loaded again
+_add_done_callback: Any = getattr(torch._C.Future.add_done_callback, "_original", torch._C.Future.add_done_callback)
 
 
 class Calls:
@@ -66,10 +66,10 @@ def call_name(program: Calls) -> str | None:
             do not run the callback.
     """
     calls = _current.calls
-    if calls is None:
-        program.next(program.label)
-        return None
-    return PREFIX + calls.next(program.label) if program.ranks <= calls.ranks else None
+    if calls is not None and program.ranks <= calls.ranks:
+        return PREFIX + calls.next(program.label)
+    program.next(program.label)  # what has no name is matched by its order, whoever calls it
+    return None
 
 
 def work_label(program: Calls) -> str | None:
@@ -97,6 +97,7 @@ def _with_names(future: Any, callback: Callable[[Any], Any], kind: str) -> tuple
     its = work.next(kind)
 
     def run(done: Any) -> Any:
+        _works.setdefault(done, work)  # it may be another object of Python's for the same future
         outer, _current.calls = _current.calls, Calls(its, work.ranks)
         try:
             return callback(done)
@@ -118,5 +119,7 @@ def _named_add_done_callback(self: Any, callback: Callable[[Any], None]) -> None
     _add_done_callback(self, _with_names(self, callback, "callback")[0])
 
 
+_named_then._original = _then  # type: ignore[attr-defined]
+_named_add_done_callback._original = _add_done_callback  # type: ignore[attr-defined]
 torch._C.Future.then = _named_then  # type: ignore[method-assign]
 torch._C.Future.add_done_callback = _named_add_done_callback  # type: ignore[method-assign]

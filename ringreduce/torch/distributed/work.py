@@ -9,6 +9,7 @@ its own, since its default stream has what the program has put there.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -79,7 +80,10 @@ class Completer:
                 with work.own_stream():
                     work.settle(future)
             except Exception as error:  # of a GPU that is broken
-                work.fail(error, future)
+                try:
+                    work.fail(error, future)
+                except Exception as another:  # nor can torch complete a future then
+                    warnings.warn(f"a future of an operation on a GPU stays incomplete: {another}", stacklevel=1)
             del item, work, future  # the tensors go now, not when the next operation comes
 
 

@@ -82,6 +82,12 @@ def callbacks(path: str, call: str) -> list[float]:
     # A callback that not all ranks of a group run calls it like the program.
     of_one = dist.all_reduce(of(1), group=alone, async_op=True).get_future()
     sums.append(of_one.then(lambda _: sum_at_once(40)).wait())
+    # Nor does it matter then who calls it in a callback, and who in the program.
+    if rank == 0:
+        of_one.then(lambda _: sum_at_once(1)).wait()
+    else:
+        sum_at_once(1)
+    sums.append(dist.all_reduce(of(2), async_op=True).get_future().then(lambda _: sum_at_once(50)).wait())
     assert (threads == [threading.main_thread()]) == (rank == 0)
     dist.destroy_process_group()
     assert all(torch.equal(total, of(total[0].item())) for total in sums)
@@ -95,7 +101,7 @@ def test_collectives_in_callbacks_are_not_taken_for_the_programs(call: str, tmp_
         job.send(0)
         outcomes = job.wait()
         assert [outcome.error for outcome in outcomes] == [None, None], job.report()
-        assert [outcome.value for outcome in outcomes] == 2 * [[2 * 11101, 20, 40, 60, 80]]
+        assert [outcome.value for outcome in outcomes] == 2 * [[2 * 11101, 20, 40, 60, 80, 100]]
 
 
 def fails(future: Any) -> Any:
