@@ -101,7 +101,7 @@ class RecursiveDoubling final : public Algorithm {
     sent_ = received_ = 0;
     if (move_ == moves_.size() || !moves_[move_].sends) return;
     if (scratch_ == nullptr) scratch_ = take_scratch(most_nbytes());
-    std::memcpy(scratch_.get(), piece.dst, piece.count * item_);
+    if (piece.count != 0) std::memcpy(scratch_.get(), piece.dst, piece.count * item_);
   }
 
   Team team_;
