@@ -59,52 +59,58 @@ void give_to_system(const std::vector<Block>& blocks) noexcept {
 // The free blocks that is_so says, which nobody else has from then on.
 template <class Predicate>
 std::vector<Block> taken_out(Blocks& of, Predicate is_so) {
-  const auto from = std::stable_partition(of.free.begin(), of.free.end(), [&](const Block& b) { return !is_so(b); });
+  const auto from = std::partition(of.free.begin(), of.free.end(), [&](const Block& block) { return !is_so(block); });
   std::vector<Block> out(from, of.free.end());
   of.free.erase(from, of.free.end());
   for (const Block& block : out) of.counts.kept_nbytes -= block.nbytes;
   return out;
 }
 
+// The smallest free block of so many bytes; at: null where none fits.
+Block take_fitting(Blocks& of, size_t size) {
+  const size_t most = std::max(2 * size, kHugePageNbytes);  // a larger one will be wanted for what it was made for
+  auto best = of.free.end();
+  for (auto block = of.free.begin(); block != of.free.end(); ++block) {
+    const bool fits = size <= block->nbytes && block->nbytes <= most;
+    if (fits && (best == of.free.end() || block->nbytes < best->nbytes)) best = block;
+  }
+  if (best == of.free.end()) return {nullptr, 0, 0};
+  const Block found = *best;
+  of.free.erase(best);
+  of.counts.kept_nbytes -= found.nbytes;
+  of.counts.used_nbytes += found.nbytes;
+  return found;
+}
+
+// What is free goes back to the system where it has no more.
+std::byte* allocate_at_any_price(size_t nbytes) {
+  try {
+    return allocate(nbytes);
+  } catch (const std::bad_alloc&) {
+    give_to_system(taken_out(*blocks().lock(), [](const Block&) { return true; }));
+    return allocate(nbytes);
+  }
+}
+
 }  // namespace
 
+// The system's part, which may take long, is not done under the lock.
 HostScratch take_scratch(size_t nbytes) {
   const size_t size = rounded(nbytes);
-  const size_t most = std::max(2 * size, kHugePageNbytes);  // a larger one will be wanted for what it was made for
   const int64_t now = now_ns();
-  Block found = {nullptr, size, 0};
   std::vector<Block> unused;
+  Block found;
   {
     const auto of = blocks().lock();
     unused = taken_out(*of, [&](const Block& block) { return now - block.free_since_ns > kKeptNs; });
-    auto best = of->free.end();
-    for (auto block = of->free.begin(); block != of->free.end(); ++block) {
-      const bool fits = size <= block->nbytes && block->nbytes <= most;
-      if (fits && (best == of->free.end() || block->nbytes < best->nbytes)) best = block;
-    }
-    if (best != of->free.end()) {
-      found = *best;
-      of->free.erase(best);
-      of->counts.kept_nbytes -= found.nbytes;
-    }
-    of->counts.used_nbytes += found.nbytes;
+    found = take_fitting(*of, size);
   }
-  // The system's part, which may take long, is not done under the lock.
   give_to_system(unused);
-  HostScratch scratch(found.at, GiveBackScratch{found.nbytes});
-  if (found.at != nullptr) return scratch;
-  try {
-    scratch.reset(allocate(size));
-  } catch (const std::bad_alloc&) {
-    give_to_system(taken_out(*blocks().lock(), [](const Block&) { return true; }));
-    try {
-      scratch.reset(allocate(size));
-    } catch (const std::bad_alloc&) {
-      blocks().lock()->counts.used_nbytes -= size;
-      throw;
-    }
+  if (found.at == nullptr) {
+    found = {allocate_at_any_price(size), size, 0};
+    blocks().lock()->counts.used_nbytes += size;
   }
-  return scratch;
+  return HostScratch(found.at, GiveBackScratch{found.nbytes});
 }
 
 void GiveBackScratch::operator()(std::byte* block) const noexcept {

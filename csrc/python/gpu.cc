@@ -96,7 +96,7 @@ void bind_gpu(py::module_& m) {
   py::class_<PyDeviceMemory>(m, "DeviceMemory")
       .def_property_readonly("address", [](const PyDeviceMemory& d) { return reinterpret_cast<uintptr_t>(d.address); })
       .def_readonly("nbytes", &PyDeviceMemory::nbytes)
-      .def_readonly("ordinal", &PyDeviceMemory::ordinal)
+      .def_property_readonly("ordinal", [](const PyDeviceMemory& d) { return d.device->ordinal(); })
       .def_property_readonly("__cuda_array_interface__", &PyDeviceMemory::interface);
   py::class_<PyDlpack>(m, "DLPack")
       .def(py::init<py::capsule>(), py::arg("capsule"))

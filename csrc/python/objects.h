@@ -138,7 +138,6 @@ struct PyDeviceMemory {
   std::shared_ptr<void> owner;
   std::byte* address = nullptr;
   size_t nbytes = 0;
-  int ordinal = 0;
 
   // The driver waits for the GPU when memory is given back, and the GPU may wait for a thread that wants the GIL.
   ~PyDeviceMemory() {
@@ -149,11 +148,7 @@ struct PyDeviceMemory {
     device.reset();  // perhaps the last reference: it may wait, too
   }
   PyDeviceMemory(std::shared_ptr<Device> its_device, std::shared_ptr<void> holder, std::byte* at, size_t size)
-      : device(std::move(its_device)),
-        owner(std::move(holder)),
-        address(at),
-        nbytes(size),
-        ordinal(device->ordinal()) {}
+      : device(std::move(its_device)), owner(std::move(holder)), address(at), nbytes(size) {}
   PyDeviceMemory(PyDeviceMemory&&) = default;
   PyDeviceMemory(const PyDeviceMemory&) = delete;
 

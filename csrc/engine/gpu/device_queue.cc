@@ -161,12 +161,11 @@ void DeviceQueue::await_announced(Group& group, Interrupt interrupt) {
     group.throw_if_failed();
     context_.throw_if_shut_down();
     const std::lock_guard lock(mutex_);
-    for (const auto& [operation, owner] : all_) {
-      const bool counts = operation->group.get() == &group && operation->task == DeviceTask::kCollective;
-      if (!counts || operation->inner != nullptr || done(*operation)) continue;
-      return false;
-    }
-    return true;
+    return std::none_of(all_.begin(), all_.end(), [&](const auto& item) {
+      const DeviceOperation& operation = *item.first;
+      const bool counts = operation.group.get() == &group && operation.task == DeviceTask::kCollective;
+      return counts && operation.inner == nullptr && !done(operation);
+    });
   };
   context_.wait_loop().wait_until(
       are_announced, [&] { return group.has_work(); }, Deadline::never(), interrupt, false, [] {});

@@ -6,8 +6,8 @@ after it on others. Collectives without a name are matched by their order. Those
 made of what is the same on all ranks: how many collectives the group had before the callback's work, which of the
 work's callbacks it is, and how many collectives the callback has called on the group before.
 
-torch's futures are objects of C++ and their methods cannot be replaced for some of them, so importing this replaces
-then() and add_done_callback() of all. Those of other backends behave as before.
+torch makes its futures in C++, so the methods of single futures cannot be replaced. Importing this replaces then() and
+add_done_callback() of torch's class. Futures of other backends behave as before.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Calls:
 
 class _Current(threading.local):
     calls: Calls | None = None
-    """Of the callback that this thread runs; None: of none, or of a work that has no label."""
+    """Of the callback that this thread runs; None: of none."""
 
 
 _current = _Current()
@@ -83,35 +83,35 @@ def label(future: torch.futures.Future[Any], its: str | None, ranks: Collection[
 
     Args:
         future: of the work.
-        its: the work's label; None: what the callbacks call is matched by its order, and not counted.
+        its: the work's label; None: what the callbacks call is matched by its order.
         ranks: global ranks that have the work.
     """
     _works[future] = Calls(its or "", ranks if its is not None else ())
 
 
 def _with_names(future: Any, callback: Callable[[Any], Any], kind: str) -> tuple[Callable[[Any], Any], Calls | None]:
-    """The callback, with the names of what it calls, and what counts the callbacks of the future that it completes."""
+    """The callback with names for what it calls, and what counts that and the callbacks of the future it completes."""
     work = _works.get(future)
     if work is None:
         return callback, None
-    its = work.next(kind)
+    calls = Calls(work.next(kind), work.ranks)
 
     def run(done: Any) -> Any:
         _works.setdefault(done, work)  # it may be another object of Python's for the same future
-        outer, _current.calls = _current.calls, Calls(its, work.ranks)
+        outer, _current.calls = _current.calls, calls
         try:
             return callback(done)
         finally:
             _current.calls = outer
 
-    return run, Calls(its, work.ranks)
+    return run, calls
 
 
 def _named_then(self: Any, callback: Callable[[Any], Any]) -> Any:
-    run, after = _with_names(self, callback, "then")
+    run, calls = _with_names(self, callback, "then")
     future = _then(self, run)
-    if after is not None:
-        _works[future] = after
+    if calls is not None:
+        _works[future] = calls
     return future
 
 
