@@ -26,9 +26,11 @@ using Kept = std::vector<std::vector<Range>>;
 std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec = Codec::kNone,
                                 Kept kept = {});
 // Sums in the order of the members. Two steps, but each rank is sent (N-1) messages at once.
-// codec: how float32 elements travel; check() has passed. Pieces begin at multiples of kCodecBlock of their tensor.
+// codec: how float32 inputs travel, and results, if the next one is kNone; check() has passed. Pieces begin at
+// multiples of kCodecBlock of their tensor. result: the 16-bit form that dst holds of what is float32 in src, in which
+// results travel.
 std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec,
-                                    Kept kept = {});
+                                    Kept kept = {}, Codec result = Codec::kNone);
 // Pieces that they begin before the first is finished, if there are as many.
 size_t pieces_under_way(bool rings, int members);
 // Where a tensor is cut for them: into pieces of about piece_nbytes, equal but for a few elements.

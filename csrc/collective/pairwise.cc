@@ -24,7 +24,7 @@ constexpr size_t kWindow = kLag + 1;
 
 class Pairwise final : public Piecewise {
  public:
-  Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec, Kept kept);
+  Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec, Kept kept, Codec result);
 
   void allow(size_t pieces) override { allowed_ = std::min(pieces, pieces_.size()); }
   size_t finished() const override;
@@ -50,7 +50,17 @@ class Pairwise final : public Piecewise {
     HostScratch encoded_in;
   };
 
-  size_t nbytes(size_t count) const { return codec_ == Codec::kNone ? count * item_ : codec_nbytes(codec_, count); }
+  bool is_encoded() const { return codec_ != Codec::kNone; }
+  bool narrows() const { return result_ != Codec::kNone; }
+  bool decodes_results() const { return is_encoded() && !narrows() && !scatters(); }
+  // Of a message.
+  size_t nbytes(size_t count, bool is_result) const {
+    if (is_result && narrows()) return codec_nbytes(result_, count);
+    return is_encoded() ? codec_nbytes(codec_, count) : count * item_;
+  }
+  std::byte* result_at(size_t piece, const Range& range) const {
+    return pieces_[piece].dst + (narrows() ? codec_nbytes(result_, range.begin) : range.begin * item_);
+  }
   size_t pieces() const { return pieces_.size(); }
   bool scatters() const { return !kept_.empty(); }
   size_t messages() const { return scatters() ? pieces() : 2 * pieces(); }  // each way of an edge
@@ -70,6 +80,7 @@ class Pairwise final : public Piecewise {
   std::vector<Piece> pieces_;
   Reduction reduction_;
   Codec codec_;
+  Codec result_;
   Kept kept_;
   size_t item_;
   size_t segment_nbytes_;  // bytes: the largest segment of a piece
@@ -81,11 +92,12 @@ class Pairwise final : public Piecewise {
   size_t folded_ = 0;
 };
 
-Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec, Kept kept)
+Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec, Kept kept, Codec result)
     : team_(std::move(team)),
       pieces_(std::move(pieces)),
       reduction_(reduction),
       codec_(team_.size() == 1 ? Codec::kNone : codec),
+      result_(result),
       kept_(std::move(kept)),
       item_(itemsize(reduction.dtype)),
       segment_nbytes_(0),
@@ -97,17 +109,14 @@ Pairwise::Pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Co
   }
   const size_t n = static_cast<size_t>(team_.size());
   inputs_ = take_scratch(segment_nbytes_ * n * std::min(kWindow, pieces_.size()));
-  if (codec_ != Codec::kNone) {
-    decoded_ = take_scratch(segment_nbytes_ * n);
-    results_ = take_scratch(segment_nbytes_ * kWindow);
-  }
+  if (is_encoded() || narrows()) decoded_ = take_scratch(segment_nbytes_ * n);
+  if (decodes_results()) results_ = take_scratch(segment_nbytes_ * kWindow);
   for (int distance = 1; distance < team_.size(); ++distance) {
     const int member = (team_.me + distance) % team_.size();
     edges_.push_back(
         {member, team_.links[static_cast<size_t>(team_.members[static_cast<size_t>(member)])], {}, {}, {}, {}});
-    if (codec_ == Codec::kNone) continue;
-    edges_.back().encoded_out = take_scratch(segment_nbytes_);
-    edges_.back().encoded_in = take_scratch(segment_nbytes_);
+    if (is_encoded()) edges_.back().encoded_out = take_scratch(segment_nbytes_);
+    if (decodes_results()) edges_.back().encoded_in = take_scratch(segment_nbytes_);
   }
 }
 
@@ -163,15 +172,15 @@ bool Pairwise::send(Edge& edge) {
   const auto [piece, is_result] = message(way.next);
   if (piece >= (is_result ? folded_ : allowed_)) return false;
   const Range range = owned(piece, is_result ? team_.me : edge.member);
-  const std::byte* from = (is_result ? pieces_[piece].dst : pieces_[piece].src) + range.begin * item_;
-  if (codec_ != Codec::kNone) {
-    if (way.encoded != way.next && !is_result) {
-      team_.kernels->encode(codec_, from, edge.encoded_out.get(), range.count());
-    }
+  const std::byte* from = is_result ? result_at(piece, range) : pieces_[piece].src + range.begin * item_;
+  if (is_result && decodes_results()) {
+    from = encoded_result(piece);
+  } else if (!is_result && is_encoded()) {
+    if (way.encoded != way.next) team_.kernels->encode(codec_, from, edge.encoded_out.get(), range.count());
     way.encoded = way.next;
-    from = is_result ? encoded_result(piece) : edge.encoded_out.get();
+    from = edge.encoded_out.get();
   }
-  const size_t whole = nbytes(range.count());
+  const size_t whole = nbytes(range.count(), is_result);
   const size_t left = whole - way.offset;
   const size_t pushed = left == 0 ? 0 : edge.link->push(from + way.offset, left);
   return pass(way, whole, pushed) || pushed != 0;
@@ -183,15 +192,13 @@ bool Pairwise::receive(Edge& edge) {
   const auto [piece, is_result] = message(way.next);
   if (!is_result && piece >= folded_ + kWindow) return false;
   const Range range = owned(piece, is_result ? edge.member : team_.me);
-  std::byte* const result = pieces_[piece].dst + range.begin * item_;
-  std::byte* const to = !is_result               ? received(piece, edge.member)
-                        : codec_ == Codec::kNone ? result
-                                                 : edge.encoded_in.get();
-  const size_t whole = nbytes(range.count());
+  std::byte* const result = result_at(piece, range);
+  std::byte* const to = !is_result ? received(piece, edge.member) : decodes_results() ? edge.encoded_in.get() : result;
+  const size_t whole = nbytes(range.count(), is_result);
   const size_t left = whole - way.offset;
   const size_t pulled = left == 0 ? 0 : edge.link->pull(to + way.offset, left);
   if (!pass(way, whole, pulled)) return pulled != 0;
-  if (to == edge.encoded_in.get()) team_.kernels->decode(codec_, to, result, range.count());
+  if (is_result && decodes_results()) team_.kernels->decode(codec_, to, result, range.count());
   return true;
 }
 
@@ -199,7 +206,7 @@ bool Pairwise::receive(Edge& edge) {
 const std::byte* Pairwise::input(size_t piece, int member, Range range) {
   const bool is_own = member == team_.me;
   const std::byte* const there = is_own ? pieces_[piece].src + range.begin * item_ : received(piece, member);
-  if (codec_ == Codec::kNone) return there;
+  if (!is_encoded()) return there;
   std::byte* const elements = decoded_.get() + static_cast<size_t>(member) * segment_nbytes_;
   if (is_own) {
     std::memcpy(elements, there, range.count() * item_);
@@ -215,17 +222,18 @@ bool Pairwise::fold() {
   for (const Edge& edge : edges_) {
     if (edge.in.inputs <= folded_) return false;
     // Its place is not free yet.
-    if (codec_ != Codec::kNone && !scatters() && edge.out.results + kWindow <= folded_) return false;
+    if (decodes_results() && edge.out.results + kWindow <= folded_) return false;
   }
-  const Piece& piece = pieces_[folded_];
   const Range mine = owned(folded_, team_.me);
   std::vector<const void*> srcs;
   for (int member = 0; member < team_.size(); ++member) {
     srcs.push_back(input(folded_, member, mine));
   }
-  void* dst = piece.dst + mine.begin * item_;
+  std::byte* const result = result_at(folded_, mine);
+  void* dst = narrows() ? decoded_.get() + static_cast<size_t>(team_.me) * segment_nbytes_ : result;
   if (!mine.empty()) team_.kernels->reduce(reduction_, srcs.data(), srcs.size(), &dst, 1, mine.count());
-  if (codec_ != Codec::kNone && !scatters()) {  // what the others will decode
+  if (narrows()) team_.kernels->encode(result_, dst, result, mine.count());
+  if (decodes_results()) {  // what the others will decode
     team_.kernels->encode(codec_, dst, encoded_result(folded_), mine.count());
     team_.kernels->decode(codec_, encoded_result(folded_), dst, mine.count());
   }
@@ -248,8 +256,9 @@ size_t pieces_under_way(bool rings, int members) {
   return rings ? static_cast<size_t>(std::max(0, ring_steps(members) - 1)) * kRingLag + 1 : kLag + 1;
 }
 
-std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec, Kept kept) {
-  return std::make_unique<Pairwise>(std::move(team), std::move(pieces), reduction, codec, std::move(kept));
+std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec, Kept kept,
+                                    Codec result) {
+  return std::make_unique<Pairwise>(std::move(team), std::move(pieces), reduction, codec, std::move(kept), result);
 }
 
 }  // namespace rr

@@ -77,6 +77,8 @@ struct ReduceJob {
   Reduction reduction;
   int root = 0;              // member index, kReduce
   std::vector<Range> owned;  // kReduceScatter: elements of each member
+  // kReduceScatter of float16 in host memory: dst is float32, in which the sums are not rounded.
+  bool is_to_float = false;
   size_t element_count = 0;  // sum over pieces
 };
 size_t rounds_of(const ReduceJob& job, const Stage& stage, int members);

@@ -19,7 +19,8 @@ class TwoShot final : public Staged {
   TwoShot(Team team, ReduceJob job, size_t rounds)
       : Staged(std::move(team), rounds, round_nbytes(job), true),
         job_(std::move(job)),
-        item_(itemsize(job_.reduction.dtype)) {
+        item_(itemsize(job_.reduction.dtype)),
+        result_item_(job_.is_to_float ? sizeof(float) : item_) {
     srcs_.resize(static_cast<size_t>(team_.size()));
   }
 
@@ -67,9 +68,11 @@ class TwoShot final : public Staged {
       for (int i = 0; i < team_.size(); ++i) srcs_[static_cast<size_t>(i)] = slot(i, round) + at;
       srcs_[static_cast<size_t>(team_.me)] = piece.src + offset * item_;
       std::byte* const kept =
-          keep ? piece.dst + (publish ? offset : position - job_.owned[me()].begin) * item_ : nullptr;
+          keep ? piece.dst + (publish ? offset : position - job_.owned[me()].begin) * result_item_ : nullptr;
       std::byte* const published = publish ? slot(team_.me, round) + at : nullptr;
-      if (publish && team_.writer->streams()) {
+      if (job_.is_to_float) {
+        team_.kernels->reduce_to_float(job_.reduction, srcs_.data(), srcs_.size(), kept, n);
+      } else if (publish && team_.writer->streams()) {
         fold_and_stream(kept, published, n);
       } else {
         fold_into(kept, published, n);
@@ -125,6 +128,7 @@ class TwoShot final : public Staged {
 
   ReduceJob job_;
   size_t item_;
+  size_t result_item_;
   std::vector<const void*> srcs_;
 };
 

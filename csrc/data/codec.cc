@@ -15,6 +15,8 @@ const char* name(Codec codec) {
     return text;
     RR_CODECS(RR_CASE)
 #undef RR_CASE
+    case Codec::kScaledFp16:
+      return "scaled_fp16";
   }
   return "?";
 }

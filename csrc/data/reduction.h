@@ -84,6 +84,9 @@ struct Kernels {
   void (*reduce)(const Reduction& reduction, const void* const* srcs, size_t nsrc, void* const* dsts, size_t ndst,
                  size_t count);
 
+  // The same of float16, with one result, which stays float32: it is not rounded. dst is not one of the srcs.
+  void (*reduce_to_float)(const Reduction& reduction, const void* const* srcs, size_t nsrc, void* dst, size_t count);
+
   // count float32 elements to codec_nbytes(codec, count) bytes, and back. Nothing overlaps. Any alignment. Memory
   // beyond the operands is not touched.
   void (*encode)(Codec codec, const void* src, std::byte* dst, size_t count);

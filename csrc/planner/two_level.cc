@@ -36,25 +36,18 @@ bool are_even(const Hosts& hosts) {
   return std::all_of(hosts.members.begin(), hosts.members.end(), is_even);
 }
 
-bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
+HostSum host_sum(const Reduction& reduction) {
+  if (reduction.dtype == DType::kFloat16) {
+    const bool selects = reduction.op == ReduceOp::kMin || reduction.op == ReduceOp::kMax;
+    return selects && reduction.prescale == 1.0 ? HostSum::kSameType : HostSum::kFloat;
+  }
+  return reduction.dtype == DType::kBFloat16 || foldable_in_place(reduction) ? HostSum::kSameType : HostSum::kNone;
+}
 
-std::unique_ptr<Algorithm> widened(const Team& team, const Hosts& hosts, const Piece& tensor, size_t result_count,
-                                   const Reduction& reduction, const ReduceWide& reduce) {
-  const bool is_bf16 = reduction.dtype == DType::kBFloat16;
-  const Codec format = is_bf16 ? Codec::kBf16 : Codec::kFp16;
-  const bool sums = reduction.op == ReduceOp::kSum || reduction.op == ReduceOp::kAverage;
-  const Codec between = is_bf16 && sums && hosts.several() ? Codec::kBf16 : Codec::kNone;
-  Reduction as_float = reduction;
-  as_float.dtype = DType::kFloat32;
-  Memory memory;
-  std::byte* const wide = allocate(memory, tensor.count * sizeof(float));
-  std::byte* const result = result_count == tensor.count ? wide : allocate(memory, result_count * sizeof(float));
-  const Kernels& kernels = *team.kernels;
-  Parts parts;
-  parts.push_back(once([=, &kernels] { kernels.decode(format, tensor.src, wide, tensor.count); }));
-  parts.push_back(reduce({wide, result, tensor.count}, as_float, between));
-  parts.push_back(once([=, &kernels] { kernels.encode(format, result, tensor.dst, result_count); }));
-  return sequence(std::move(parts), std::move(memory));
+// The elements of a block may be too far apart where they are products.
+Codec float_codec(const Reduction& reduction) {
+  const bool adds = reduction.op == ReduceOp::kSum || reduction.op == ReduceOp::kAverage;
+  return adds ? Codec::kScaledFp16 : Codec::kNone;
 }
 
 size_t message_nbytes(size_t nbytes, size_t shrink) {
@@ -64,8 +57,9 @@ size_t message_nbytes(size_t nbytes, size_t shrink) {
 size_t messages_of(size_t nbytes) { return std::max<size_t>(1, divide_up(nbytes, message_nbytes(nbytes))); }
 
 std::unique_ptr<Algorithm> WithinHost::reduce_scatter(std::vector<Piece> pieces, std::vector<Range> owned,
-                                                      std::byte* dst, const Reduction& reduction) {
+                                                      std::byte* dst, const Reduction& reduction, HostSum sum) {
   ReduceJob job;
+  job.is_to_float = sum == HostSum::kFloat;
   job.shape = ReduceShape::kReduceScatter;
   job.reduction = bare(reduction);
   job.reduction.prescale = reduction.prescale;

@@ -2,7 +2,6 @@
 // over links, in pieces.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -27,16 +26,16 @@ inline constexpr size_t kRingNbytes = 1 << 20;
 bool takes_ring(size_t nbytes, const Hosts& hosts);
 bool are_even(const Hosts& hosts);  // all have as many ranks
 
-bool is_half(DType dtype);  // float16 or bfloat16
-
-// A reduction of 16-bit floats on hosts of several ranks, as float32. Sums of bfloat16 are 16 bits again between hosts
-// (codec): so a host's sum is rounded, and the result, however many hosts there are. Those of float16 are not, because
-// a host's sum may be too large or too small for it where the result, which a factor may follow, is not.
-//
-// result_count: elements of tensor.dst. reduce: makes the rest.
-using ReduceWide = std::function<std::unique_ptr<Algorithm>(const Piece& wide, const Reduction& as_float, Codec codec)>;
-std::unique_ptr<Algorithm> widened(const Team& team, const Hosts& hosts, const Piece& tensor, size_t result_count,
-                                   const Reduction& reduction, const ReduceWide& reduce);
+// What the sum of a host's inputs is, between the two levels.
+enum class HostSum {
+  kSameType,  // of the operation's dtype; bfloat16 is rounded to it
+  kFloat,     // float32, for float16: it may be too large or too small for that where the result, which a factor may
+              // follow, is not. It travels as kScaledFp16, and the result as float16.
+  kNone,      // there is none: integers that are divided or scaled in the end
+};
+HostSum host_sum(const Reduction& reduction);
+// How a host's sum travels, of which host_sum() is kFloat.
+Codec float_codec(const Reduction& reduction);
 
 // What goes over a link as one, of so many bytes in all. A codec makes them fewer by the factor `shrink`.
 size_t message_nbytes(size_t nbytes, size_t shrink = 1);
@@ -52,9 +51,9 @@ class WithinHost {
 
   int size() const { return team_.size(); }
   int me() const { return team_.me; }  // this rank's place among the ranks of its host
-  // dst: what this rank owns of the sum. Each piece's own dst is not looked at.
+  // dst: what this rank owns of the sum, a HostSum of this kind. Each piece's own dst is not looked at.
   std::unique_ptr<Algorithm> reduce_scatter(std::vector<Piece> pieces, std::vector<Range> owned, std::byte* dst,
-                                            const Reduction& reduction);
+                                            const Reduction& reduction, HostSum sum);
   std::unique_ptr<Algorithm> exchange(ExchangeJob job);
   // Each rank gives its block, which may be where it belongs already, and takes all of them. blocks: by place.
   struct Block {

@@ -1,6 +1,7 @@
 #include "planner/two_level_allreduce.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "collective/linked.h"
 
@@ -36,9 +37,10 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::gather_here(std::byte* elements, c
 }
 
 std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, const Reduction& reduction, Codec codec,
-                                                         Way way) {
+                                                         Way way, HostSum sum) {
+  const bool is_float = sum == HostSum::kFloat;
   const size_t item = itemsize(reduction.dtype);
-  const size_t align = alignment(codec, item);
+  const size_t align = is_float ? kCodecBlock : alignment(codec, item);
   const size_t messages = slices_ * hosts_.members.size();
   // A message has as many bytes on the link, whatever the codec.
   const size_t shrink = codec == Codec::kNone ? 1 : kCodecBlock * item / codec_nbytes(codec, kCodecBlock);
@@ -54,9 +56,19 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, co
       owned[k].push_back(s < slices_ ? segment(n, static_cast<int>(slices_), static_cast<int>(s), align) : Range{n, n});
     }
   }
-  const bool reduces_here = ranks_here > 1 || (!is_flat_ && reduction.prescale != 1.0);
+  const bool reduces_here = is_float || ranks_here > 1 || (!is_flat_ && reduction.prescale != 1.0);
   // What has to be reduced here before the first piece can come back, and a little more.
   const size_t lag = pieces_under_way(way == Way::kRing, hosts_.count()) + 2;
+  Memory memory;
+  // By piece, where what this rank reduces between hosts comes from.
+  std::vector<std::byte*> sums;
+  size_t sum_count = 0;
+  for (const std::vector<Range>& ranges : owned) sum_count += ranges[me].count();
+  std::byte* floats = is_float ? allocate(memory, sum_count * sizeof(float)) : nullptr;
+  for (size_t k = 0; k < pieces.size(); ++k) {
+    sums.push_back(is_float ? floats : tensor.dst + (pieces[k].begin + owned[k][me].begin) * item);
+    if (is_float) floats += owned[k][me].count() * sizeof(float);
+  }
   std::vector<HostPart> parts;
   for (size_t turn = 0; turn < 2 * pieces.size(); ++turn) {
     const auto [k, is_gather] = pipeline_turn(pieces.size(), lag, turn);
@@ -64,40 +76,45 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, co
     std::byte* const dst = tensor.dst + begin;
     if (is_gather && ranks_here > 1) parts.push_back({k, true, gather_here(dst, owned[k], item)});
     if (!is_gather && reduces_here) {
-      parts.push_back({k, false,
-                       here_.reduce_scatter({{tensor.src + begin, dst, pieces[k].count()}}, owned[k],
-                                            dst + owned[k][me].begin * item, reduction)});
+      parts.push_back(
+          {k, false,
+           here_.reduce_scatter({{tensor.src + begin, dst, pieces[k].count()}}, owned[k], sums[k], reduction, sum)});
     }
   }
   if (me >= slices_) return hierarchical(std::move(parts), nullptr);
   Reduction between = reduction;
   if (!is_flat_) between.prescale = 1.0;
+  if (is_float) between.dtype = DType::kFloat32;
   std::vector<Piece> mine;
   for (size_t k = 0; k < pieces.size(); ++k) {
     const Range range = owned[k][me];
     const size_t begin = (pieces[k].begin + range.begin) * item;
-    mine.push_back({(reduces_here ? tensor.dst : tensor.src) + begin, tensor.dst + begin, range.count()});
+    mine.push_back({reduces_here ? sums[k] : tensor.src + begin, tensor.dst + begin, range.count()});
   }
   Team leads = same_place(team_, hosts_, here_.me());
-  return hierarchical(std::move(parts), way == Way::kRing
-                                            ? ring(std::move(leads), std::move(mine), between, codec)
-                                            : pairwise(std::move(leads), std::move(mine), between, codec));
+  Parts all;
+  all.push_back(hierarchical(std::move(parts), way == Way::kRing
+                                                   ? ring(std::move(leads), std::move(mine), between, codec)
+                                                   : pairwise(std::move(leads), std::move(mine), between,
+                                                              is_float ? float_codec(reduction) : codec, {},
+                                                              is_float ? Codec::kFp16 : Codec::kNone)));
+  return sequence(std::move(all), std::move(memory));
 }
 
 std::unique_ptr<Algorithm> TwoLevelAllreduce::allreduce_one(const Piece& tensor, const Reduction& reduction,
                                                             Codec codec, Way way) {
-  if (is_flat_ || foldable_in_place(reduction)) return two_levels(tensor, reduction, codec, way);
-  if (!is_half(reduction.dtype)) return gathered(tensor, reduction);
-  return widened(team_, hosts_, tensor, tensor.count, reduction,
-                 [&](const Piece& wide, const Reduction& as_float, Codec format) {
-                   return two_levels(wide, as_float, format, Way::kPairwise);
-                 });
+  const HostSum sum = is_flat_ ? HostSum::kSameType : host_sum(reduction);
+  return sum == HostSum::kNone ? gathered(tensor, reduction) : two_levels(tensor, reduction, codec, way, sum);
 }
 
+// Each tensor begins with a block of its own, if there are blocks, so that its bits do not depend on its neighbours.
 std::unique_ptr<Algorithm> TwoLevelAllreduce::packed(const std::vector<Piece>& tensors, const Reduction& reduction) {
   if (tensors.size() == 1) return allreduce_one(tensors[0], reduction, Codec::kNone, Way::kPairwise);
   const size_t item = itemsize(reduction.dtype);
-  const size_t count = total_count(tensors);
+  const bool has_blocks = !is_flat_ && host_sum(reduction) == HostSum::kFloat;
+  const auto padded = [&](const Piece& tensor) { return round_up(tensor.count, has_blocks ? kCodecBlock : 1); };
+  size_t count = 0;
+  for (const Piece& tensor : tensors) count += padded(tensor);
   Memory memory;
   std::byte* const whole = allocate(memory, count * item);
   std::vector<PullJob::Part> in;
@@ -106,7 +123,8 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::packed(const std::vector<Piece>& t
   for (const Piece& tensor : tensors) {
     in.push_back({{tensor.src}, at, tensor.count * item});
     out.push_back({{at}, tensor.dst, tensor.count * item});
-    at += tensor.count * item;
+    std::memset(at + tensor.count * item, 0, (padded(tensor) - tensor.count) * item);
+    at += padded(tensor) * item;
   }
   Parts parts;
   parts.push_back(copies(team_, std::move(in)));
@@ -124,7 +142,7 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::allreduce(const std::vector<Piece>
   for (const Piece& tensor : tensors) {
     const bool is_long = tensor.count * itemsize(reduction.dtype) >= kRingNbytes;
     const bool rings = is_long && foldable_in_place(reduction) && codec != Codec::kInt8;
-    if (rings || codec != Codec::kNone) {
+    if (is_long || codec != Codec::kNone) {
       parts.push_back(allreduce_one(tensor, reduction, codec, rings ? Way::kRing : Way::kPairwise));
     } else {
       small.push_back(tensor);

@@ -30,7 +30,8 @@ class TwoLevelAllreduce {
  private:
   enum class Way { kRing, kPairwise };
   std::unique_ptr<Algorithm> allreduce_one(const Piece& tensor, const Reduction& reduction, Codec codec, Way way);
-  std::unique_ptr<Algorithm> two_levels(const Piece& tensor, const Reduction& reduction, Codec codec, Way way);
+  std::unique_ptr<Algorithm> two_levels(const Piece& tensor, const Reduction& reduction, Codec codec, Way way,
+                                        HostSum sum);
   std::unique_ptr<Algorithm> packed(const std::vector<Piece>& tensors, const Reduction& reduction);
   std::unique_ptr<Algorithm> gathered(const Piece& tensor, const Reduction& reduction);
   std::unique_ptr<Algorithm> gather_here(std::byte* elements, const std::vector<Range>& owned, size_t item);

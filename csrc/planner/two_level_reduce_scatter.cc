@@ -9,16 +9,26 @@ namespace {
 
 bool is_flat(const Hosts& hosts) { return hosts.here().size() == 1; }
 
-// tensor.dst: of this rank's part alone.
-std::unique_ptr<Algorithm> scatter(const Team& team, const Hosts& hosts, size_t& rounds, const Piece& tensor,
-                                   const std::vector<Range>& kept, const Reduction& reduction, Codec codec,
-                                   bool rings) {
+}  // namespace
+
+bool scatters_on_two_levels(const Hosts& hosts, const Reduction& reduction) {
+  return are_even(hosts) && (is_flat(hosts) || host_sum(reduction) != HostSum::kNone);
+}
+
+std::unique_ptr<Algorithm> two_level_reduce_scatter(const Team& team, const Hosts& hosts, size_t& rounds,
+                                                    const Piece& tensor, const std::vector<Range>& kept,
+                                                    const Reduction& reduction) {
+  const HostSum sum = is_flat(hosts) ? HostSum::kSameType : host_sum(reduction);
+  const bool is_float = sum == HostSum::kFloat;
+  const bool rings = foldable_in_place(reduction) && takes_ring(tensor.count * itemsize(reduction.dtype), hosts);
   const size_t item = itemsize(reduction.dtype);
-  const size_t align = alignment(codec, item);
+  const size_t sum_item = is_float ? sizeof(float) : item;
+  const Codec codec = is_float ? float_codec(reduction) : Codec::kNone;
+  const size_t align = alignment(codec, sum_item);
   WithinHost here(team, hosts, rounds);
   size_t most = 0;
   for (const Range& range : kept) most = std::max(most, range.count());
-  const int pieces = static_cast<int>(messages_of(codec == Codec::kNone ? most * item : codec_nbytes(codec, most)));
+  const int pieces = static_cast<int>(messages_of(codec == Codec::kNone ? most * sum_item : codec_nbytes(codec, most)));
   const auto part = [&](size_t host, int place, int k) {
     const Range& range = kept[static_cast<size_t>(hosts.members[host][static_cast<size_t>(place)])];
     const Range cut = segment(range.count(), pieces, k, align);
@@ -29,7 +39,9 @@ std::unique_ptr<Algorithm> scatter(const Team& team, const Hosts& hosts, size_t&
     count += kept[static_cast<size_t>(members[static_cast<size_t>(here.me())])].count();
   }
   Memory memory;
-  std::byte* sums = allocate(memory, count * item);
+  std::byte* sums = allocate(memory, count * sum_item);
+  // What comes of them between hosts; in place, if they are of the same type.
+  std::byte* reduced = is_float ? allocate(memory, count * item) : sums;
 
   // One rank a host sums nothing here: its part is put together, and scaled with the sum.
   Reduction within = bare(reduction);
@@ -58,42 +70,25 @@ std::unique_ptr<Algorithm> scatter(const Team& team, const Hosts& hosts, size_t&
     }
     const size_t sum_count = owned[static_cast<size_t>(here.me())].count();
     parts.push_back(
-        {static_cast<size_t>(k), false, here.reduce_scatter(std::move(inputs), std::move(owned), sums, within)});
-    between_pieces.push_back({sums, sums, sum_count});
+        {static_cast<size_t>(k), false, here.reduce_scatter(std::move(inputs), std::move(owned), sums, within, sum)});
+    between_pieces.push_back({sums, reduced, sum_count});
     const Range own = part(static_cast<size_t>(hosts.mine), here.me(), k);
     const Range& in_sums = between_kept.back()[static_cast<size_t>(hosts.mine)];
     results.push_back(
-        {{sums + in_sums.begin * item}, tensor.dst + (own.begin - mine.begin) * item, own.count() * item});
-    sums += sum_count * item;
+        {{reduced + in_sums.begin * item}, tensor.dst + (own.begin - mine.begin) * item, own.count() * item});
+    sums += sum_count * sum_item;
+    reduced += sum_count * item;
   }
+  if (is_float) between.dtype = DType::kFloat32;
   Team leads = same_place(team, hosts, here.me());
   Parts all;
   all.push_back(hierarchical(
       std::move(parts),
       rings ? ring(std::move(leads), std::move(between_pieces), between, Codec::kNone, std::move(between_kept))
-            : pairwise(std::move(leads), std::move(between_pieces), between, codec, std::move(between_kept))));
+            : pairwise(std::move(leads), std::move(between_pieces), between, codec, std::move(between_kept),
+                       is_float ? Codec::kFp16 : Codec::kNone)));
   all.push_back(copies(team, std::move(results)));
   return sequence(std::move(all), std::move(memory));
-}
-
-}  // namespace
-
-bool scatters_on_two_levels(const Hosts& hosts, const Reduction& reduction) {
-  return are_even(hosts) && (is_flat(hosts) || foldable_in_place(reduction) || is_half(reduction.dtype));
-}
-
-std::unique_ptr<Algorithm> two_level_reduce_scatter(const Team& team, const Hosts& hosts, size_t& rounds,
-                                                    const Piece& tensor, const std::vector<Range>& kept,
-                                                    const Reduction& reduction) {
-  const bool rings = foldable_in_place(reduction) && takes_ring(tensor.count * itemsize(reduction.dtype), hosts);
-  if (is_flat(hosts) || !is_half(reduction.dtype)) {
-    return scatter(team, hosts, rounds, tensor, kept, reduction, Codec::kNone, rings);
-  }
-  const size_t kept_count = kept[static_cast<size_t>(team.rank())].count();
-  return widened(team, hosts, tensor, kept_count, reduction,
-                 [&](const Piece& wide, const Reduction& as_float, Codec format) {
-                   return scatter(team, hosts, rounds, wide, kept, as_float, format, false);
-                 });
 }
 
 }  // namespace rr

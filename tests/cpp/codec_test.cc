@@ -13,7 +13,7 @@ namespace {
 
 using Floats = std::vector<float>;
 
-constexpr Codec kCodecs[] = {Codec::kFp16, Codec::kBf16, Codec::kInt8};
+constexpr Codec kCodecs[] = {Codec::kFp16, Codec::kBf16, Codec::kInt8, Codec::kScaledFp16};
 constexpr size_t kBlock = rr::kCodecBlock;
 // Around the lengths of vectors, of blocks, and of what is left of either.
 constexpr size_t kCounts[] = {0,  1,  2,  3,   7,   8,   15,  16,  17,  31,   33,
@@ -110,11 +110,24 @@ Bytes oracle_int8(const Floats& x) {
   return encoded;
 }
 
+// The power of two that brings the largest finite element between 2^14 and 2^15.
+float power_of(const float* block, size_t n) {
+  float largest = 0.0f;
+  for (size_t i = 0; i < n; ++i) {
+    if (std::isfinite(block[i])) largest = std::max(largest, std::fabs(block[i]));
+  }
+  return std::ldexp(1.0f, largest < 0x1p-112f ? -126 : std::ilogb(largest) - 14);
+}
+
 Floats oracle_decoded(Codec codec, const Floats& x) {
   Floats y;
   for (size_t i = 0; i < x.size(); ++i) {
-    if (codec == Codec::kInt8) {
-      const size_t begin = i / kBlock * kBlock;
+    const size_t begin = i / kBlock * kBlock;
+    if (codec == Codec::kScaledFp16) {
+      const double scale = static_cast<double>(power_of(&x[begin], std::min(kBlock, x.size() - begin)));
+      const uint16_t half = rr_test::encode(kFp16, static_cast<double>(x[i]) / scale);
+      y.push_back(static_cast<float>(static_cast<double>(rr_test::decode(kFp16, half)) * scale));
+    } else if (codec == Codec::kInt8) {
       const float scale = scale_of(&x[begin], std::min(kBlock, x.size() - begin));
       y.push_back(static_cast<float>(static_cast<double>(code_of(x[i], scale)) * static_cast<double>(scale)));
     } else {
@@ -173,6 +186,11 @@ TEST_CASE("wire codecs: names, codes and sizes") {
   CHECK(rr::codec_nbytes(Codec::kInt8, 1) == 5);
   CHECK(rr::codec_nbytes(Codec::kInt8, 256) == 260);
   CHECK(rr::codec_nbytes(Codec::kInt8, 257) == 265);
+  CHECK(rr::codec_nbytes(Codec::kScaledFp16, 0) == 0);
+  CHECK(rr::codec_nbytes(Codec::kScaledFp16, 1) == 6);
+  CHECK(rr::codec_nbytes(Codec::kScaledFp16, 256) == 516);
+  CHECK(rr::codec_nbytes(Codec::kScaledFp16, 257) == 522);
+  CHECK_THROWS_AS(rr::codec_from_name("scaled_fp16"), rr::InvalidArgumentError);  // not a user's to choose
   const size_t count = 1 << 20;
   CHECK(rr::codec_nbytes(Codec::kInt8, count) * 100 <= 27 * 4 * count);
 }
@@ -199,7 +217,7 @@ TEST_CASE("wire codecs: any count at any address is decoded to what the format s
 TEST_CASE("wire codecs: what was decoded is encoded to the same bytes") {
   const Floats x = mixed(400 * kBlock + 77, 3);
   on_every_isa([&](rr::Isa isa) {
-    for (Codec codec : kCodecs) {
+    for (Codec codec : {Codec::kFp16, Codec::kBf16, Codec::kInt8}) {
       INFO(std::string(name(codec)));
       const Floats once = round_trip(isa, codec, x);
       CHECK(encode(isa, codec, once) == encode(isa, codec, x));
@@ -211,7 +229,7 @@ TEST_CASE("wire codecs: what was decoded is encoded to the same bytes") {
 
 TEST_CASE("wire codecs: what goes through one in place is what an encoder and a decoder of the whole make of it") {
   on_every_isa([](rr::Isa isa) {
-    for (const Codec codec : {Codec::kNone, Codec::kFp16, Codec::kBf16, Codec::kInt8}) {
+    for (const Codec codec : {Codec::kNone, Codec::kFp16, Codec::kBf16, Codec::kInt8, Codec::kScaledFp16}) {
       INFO(std::string(name(codec)));
       for (const size_t count : {size_t{0}, size_t{1}, kBlock, 16 * kBlock, 16 * kBlock + 1, 50 * kBlock + 3}) {
         CAPTURE(count);
@@ -330,5 +348,46 @@ TEST_CASE("fp16 and bf16: a NaN stays one, whatever its bits") {
     for (Codec codec : {Codec::kFp16, Codec::kBf16}) {
       for (float y : round_trip(isa, codec, x)) CHECK(std::isnan(y));
     }
+  });
+}
+
+TEST_CASE("scaled fp16: what is too large or too small for fp16 keeps its bits, and a special element is alone") {
+  Floats x(2 * kBlock + 3, 1.0f);
+  for (size_t i = 0; i < kBlock; ++i) x[i] = 0x1p+20f * static_cast<float>(2047 - static_cast<int>(i));
+  for (size_t i = kBlock; i < 2 * kBlock; ++i) x[i] = 0x1p-40f * static_cast<float>(i);
+  x[7] = -0.0f;
+  on_every_isa([&](rr::Isa isa) {
+    CHECK(round_trip(isa, Codec::kScaledFp16, x) == x);
+    for (float special : {INFINITY, -INFINITY, NAN, float_of(0x7f800001)}) {
+      Floats with = x;
+      with[9] = with[kBlock + 130] = with[2 * kBlock + 1] = special;
+      const Floats y = round_trip(isa, Codec::kScaledFp16, with);
+      CHECK(same_floats(y, with));
+    }
+    for (float tiny : {0.0f, 0x1p-112f, 0x1p-125f}) {
+      CAPTURE(tiny);
+      CHECK(round_trip(isa, Codec::kScaledFp16, Floats(300, tiny)) == Floats(300, tiny));
+    }
+    const Floats largest(300, std::numeric_limits<float>::max());  // is rounded up, as to any type of fewer bits
+    CHECK(round_trip(isa, Codec::kScaledFp16, largest) == Floats(300, INFINITY));
+  });
+}
+
+TEST_CASE("scaled fp16: an element is off by at most 2^-11 of it, or 2^-39 of the largest of its block") {
+  std::mt19937 random(11);
+  Floats x(200 * kBlock);
+  for (float& one : x) {
+    const float mantissa = static_cast<float>(static_cast<int32_t>(random()));
+    one = std::ldexp(mantissa, -31 - static_cast<int>(random() % 60));
+  }
+  on_every_isa([&](rr::Isa isa) {
+    const Floats y = round_trip(isa, Codec::kScaledFp16, x);
+    int wrong = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      float largest = 0.0f;
+      for (size_t k = 0; k < kBlock; ++k) largest = std::max(largest, std::fabs(x[i / kBlock * kBlock + k]));
+      wrong += std::fabs(x[i] - y[i]) > std::max(0x1p-11f * std::fabs(x[i]), 0x1p-39f * largest);
+    }
+    CHECK(wrong == 0);
   });
 }

@@ -1,4 +1,5 @@
 // Collectives over hosts on two levels: what crosses the links, and sums that would show a rounding.
+#include <cmath>
 #include <cstring>
 #include <random>
 
@@ -31,6 +32,25 @@ void check_sent(const std::vector<uint64_t>& sent, uint64_t nbytes, const std::s
   }
 }
 
+uint16_t bfloat(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+uint16_t half(float value) {
+  uint16_t bits;
+  kernels("portable").encode(Codec::kFp16, &value, reinterpret_cast<std::byte*>(&bits), 1);
+  return bits;
+}
+
+Request half_request(Kind kind, DType dtype, std::vector<uint16_t>& src, std::vector<uint16_t>& dst) {
+  Request request = request_of(kind);
+  request.srcs = {view(src, dtype)};
+  request.dsts = {view(dst, dtype)};
+  return request;
+}
+
 TEST_CASE("four hosts of two ranks: each byte crosses each host's link as often as it must") {
   const Environment environment{};
   for (const size_t count : {size_t{8000}, size_t{80000}}) {  // floats of a rank; straight, and round a ring
@@ -55,14 +75,24 @@ TEST_CASE("four hosts of two ranks: each byte crosses each host's link as often 
                             }),
                3 * 2 * nbytes, "reducescatter: what the ranks of three hosts keep");
   }
-  check_sent(sent_by_host(kTwoEach,
-                          [&](Rank& rank) {
-                            std::vector<uint16_t> all(409600);
-                            Request request = request_of(Kind::kAllreduce);
-                            request.srcs = request.dsts = {view(all, DType::kBFloat16)};
-                            run(rank, request);
-                          }),
-             2 * 3 * 409600 * sizeof(uint16_t) / 4, "all-reduce of 16-bit floats");
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    CAPTURE(std::string(name(dtype)));
+    check_sent(sent_by_host(kTwoEach,
+                            [&](Rank& rank) {
+                              std::vector<uint16_t> all(409600);
+                              Request request = request_of(Kind::kAllreduce);
+                              request.srcs = request.dsts = {view(all, dtype)};
+                              run(rank, request);
+                            }),
+               2 * 3 * 409600 * sizeof(uint16_t) / 4, "all-reduce of 16-bit floats");
+    check_sent(sent_by_host(kTwoEach,
+                            [&](Rank& rank) {
+                              std::vector<uint16_t> all(409600);
+                              std::vector<uint16_t> mine(all.size() / 8);
+                              run(rank, half_request(Kind::kReduceScatter, dtype, all, mine));
+                            }),
+               3 * 409600 * sizeof(uint16_t) / 4, "reducescatter of 16-bit floats");
+  }
   const std::vector<uint64_t> sent = sent_by_host(kTwoEach, [&](Rank& rank) {
     Floats all(200000, 1.0F);
     Request request = request_of(Kind::kBroadcast, 3);
@@ -96,25 +126,6 @@ TEST_CASE("allgather of blocks of very different lengths, some of them empty") {
   }
 }
 
-uint16_t bfloat(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return static_cast<uint16_t>(bits >> 16);
-}
-
-uint16_t half(float value) {
-  uint16_t bits;
-  kernels("portable").encode(Codec::kFp16, &value, reinterpret_cast<std::byte*>(&bits), 1);
-  return bits;
-}
-
-Request half_request(Kind kind, DType dtype, std::vector<uint16_t>& src, std::vector<uint16_t>& dst) {
-  Request request = request_of(kind);
-  request.srcs = {view(src, dtype)};
-  request.dsts = {view(dst, dtype)};
-  return request;
-}
-
 // 256 + 1 is no bfloat16: a sum that is rounded at each addition misses the ones.
 TEST_CASE("bfloat16 on hosts of several ranks: a host's sum is rounded once") {
   for (const size_t rows : {size_t{60}, size_t{600000}}) {
@@ -136,10 +147,10 @@ TEST_CASE("float16 on hosts of several ranks: an average is there where the sum 
   constexpr uint16_t kTiny = 0x0003;   // 3 of the least ones, 2^-24
   const Environment environment{};
   CHECK_NOTHROW(run_hosts(kTwoEach, [&](Rank& rank) {
-    std::vector<uint16_t> all(8000, kLarge);
-    std::fill(all.begin() + 4000, all.end(), kTiny);
+    std::vector<uint16_t> all(8192, kLarge);
+    std::fill(all.begin() + 4096, all.end(), kTiny);  // where a block of the codec begins
     const std::vector<uint16_t> wanted = all;
-    std::vector<uint16_t> mine(1000);
+    std::vector<uint16_t> mine(1024);
     Request request = half_request(Kind::kReduceScatter, DType::kFloat16, all, mine);
     request.op = ReduceOp::kAverage;
     run(rank, request);
@@ -179,29 +190,135 @@ TEST_CASE("float16 on hosts of three ranks: sums that float16 has are exact") {
   }));
 }
 
-// Who owns an element, between hosts, depends on the bucket.
-TEST_CASE("bfloat16 on hosts of several ranks: a tensor has the same bits alone and in a bucket") {
+float float_of(DType dtype, uint16_t bits) {
+  const Codec format = dtype == DType::kFloat16 ? Codec::kFp16 : Codec::kBf16;
+  float value;
+  kernels("portable").decode(format, reinterpret_cast<const std::byte*>(&bits), &value, 1);
+  return value;
+}
+
+// Of many magnitudes, an odd number of them of small ones; a few are infinite or no numbers. The same in every run.
+std::vector<uint16_t> random_halves(DType dtype, int rank, size_t count) {
+  std::mt19937 random(static_cast<unsigned>(rank) + static_cast<unsigned>(count));
+  std::vector<uint16_t> tensor(count);
+  for (uint16_t& one : tensor) {
+    const float value = std::ldexp(static_cast<float>(random() % 2000) - 1000.0F,
+                                   static_cast<int>(random() % (count % 2 == 0 ? 30 : 3)) - 24);
+    one = dtype == DType::kFloat16 ? half(value) : bfloat(value);
+    if (random() % 500 == 0) one = static_cast<uint16_t>(random());
+  }
+  return tensor;
+}
+
+// Who owns an element, between hosts, and its neighbours depend on the bucket.
+TEST_CASE("16-bit floats on hosts of several ranks: a tensor has the same bits alone and in a bucket") {
   const Environment environment{};
-  CHECK_NOTHROW(run_hosts(kTwoEach, [&](Rank& rank) {
-    std::mt19937 random(static_cast<unsigned>(rank.rank));
-    std::normal_distribution<float> normal;
-    std::vector<std::vector<uint16_t>> tensors;
-    for (const size_t count : {3000, 777, 20000}) {
-      tensors.emplace_back(count);
-      for (uint16_t& one : tensors.back()) one = bfloat(normal(random));
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    CAPTURE(std::string(name(dtype)));
+    CHECK_NOTHROW(run_hosts(kTwoEach, [&](Rank& rank) {
+      std::vector<std::vector<uint16_t>> tensors;
+      for (const size_t count : {3000, 777, 20000, 5, 600000, 600011}) {
+        tensors.push_back(random_halves(dtype, rank.rank, count));
+      }
+      std::vector<std::vector<uint16_t>> together = tensors;
+      Request bucket = request_of(Kind::kAllreduce);
+      for (auto& tensor : together) bucket.srcs.push_back(view(tensor, dtype));
+      bucket.dsts = bucket.srcs;
+      run(rank, bucket);
+      const std::string name = "alone";  // one without a name would be folded in the order of all ranks, if it is short
+      for (auto& tensor : tensors) {
+        Request alone = half_request(Kind::kAllreduce, dtype, tensor, tensor);
+        alone.name = &name;
+        run(rank, alone);
+      }
+      expect(tensors == together, "bits");
+      barrier(rank.world);
+    }));
+  }
+}
+
+// The sum of each host, in rank order, goes as 16 bits; those are summed in the order of the hosts, and rounded.
+std::vector<uint16_t> average_by_hosts(DType dtype, const std::vector<int>& host_of, size_t count, double prescale) {
+  const Kernels& set = kernels("portable");
+  const bool is_fp16 = dtype == DType::kFloat16;
+  const size_t hosts = static_cast<size_t>(host_of.back()) + 1;
+  std::vector<Floats> sums(hosts, Floats(count));
+  for (size_t r = 0; r < host_of.size(); ++r) {
+    const std::vector<uint16_t> input = random_halves(dtype, static_cast<int>(r), count);
+    Floats& sum = sums[static_cast<size_t>(host_of[r])];
+    const bool is_first = r == 0 || host_of[r - 1] != host_of[r];
+    for (size_t i = 0; i < count; ++i) {
+      const float one = float_of(dtype, input[i]) * static_cast<float>(prescale);
+      sum[i] = is_first ? one : sum[i] + one;
     }
-    std::vector<std::vector<uint16_t>> together = tensors;
-    Request bucket = request_of(Kind::kAllreduce);
-    for (auto& tensor : together) bucket.srcs.push_back(view(tensor, DType::kBFloat16));
-    bucket.dsts = bucket.srcs;
-    run(rank, bucket);
-    const std::string name = "alone";  // one without a name would be folded in the order of all ranks, if it is short
-    for (auto& tensor : tensors) {
-      Request alone = half_request(Kind::kAllreduce, DType::kBFloat16, tensor, tensor);
-      alone.name = &name;
-      run(rank, alone);
+  }
+  Floats whole(count);
+  for (size_t h = 0; h < hosts; ++h) {
+    codec_round_trip(set, is_fp16 ? Codec::kScaledFp16 : Codec::kBf16, sums[h].data(), count);
+    for (size_t i = 0; i < count; ++i) whole[i] = h == 0 ? sums[h][i] : whole[i] + sums[h][i];
+  }
+  const float postscale = static_cast<float>(1.0 / static_cast<double>(host_of.size()));
+  for (float& one : whole) one *= postscale;
+  std::vector<uint16_t> result(count);
+  set.encode(is_fp16 ? Codec::kFp16 : Codec::kBf16, whole.data(), reinterpret_cast<std::byte*>(result.data()), count);
+  return result;
+}
+
+bool same_halves(DType dtype, const std::vector<uint16_t>& got, const std::vector<uint16_t>& want) {
+  for (size_t i = 0; i < got.size(); ++i) {
+    const bool is_nan = std::isnan(float_of(dtype, want[i]));
+    if (is_nan ? !std::isnan(float_of(dtype, got[i])) : got[i] != want[i]) return false;
+  }
+  return true;
+}
+
+TEST_CASE("16-bit floats on hosts of several ranks: the bits are those that determinism.md says") {
+  const Environment environment{};
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const std::vector<int>& host_of : {kTwoEach, {0, 0, 0, 1}, {0, 1, 1, 2, 2, 2}}) {
+      for (const size_t count : {size_t{5001}, size_t{700001}}) {
+        for (const double prescale : {1.0, 0.7}) {
+          CAPTURE(std::string(name(dtype)));
+          CAPTURE(host_of.size());
+          CAPTURE(count);
+          CAPTURE(prescale);
+          const std::vector<uint16_t> wanted = average_by_hosts(dtype, host_of, count, prescale);
+          CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) {
+            std::vector<uint16_t> all = random_halves(dtype, rank.rank, count);
+            Request request = half_request(Kind::kAllreduce, dtype, all, all);
+            request.op = ReduceOp::kAverage;
+            request.prescale = prescale;
+            run(rank, request);
+            expect(same_halves(dtype, all, wanted), "average");
+            barrier(rank.world);
+          }));
+        }
+      }
     }
-    expect(tensors == together, "bits");
+  }
+}
+
+// Products of a host reach 2^84, where float16 ends at 2^16, and their neighbours 2^-84.
+TEST_CASE("float16 on hosts of several ranks: products, and the least and the largest of scaled numbers") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_hosts({0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1}, [&](Rank& rank) {
+    const bool is_first_host = rank.rank < 6;
+    std::vector<uint16_t> all(6000);
+    for (size_t i = 0; i < all.size(); ++i) all[i] = half(is_first_host == (i % 2 == 0) ? 0x1p14F : 0x1p-14F);
+    std::vector<uint16_t> result(6000);
+    Request request = half_request(Kind::kAllreduce, DType::kFloat16, all, result);
+    request.op = ReduceOp::kProduct;
+    run(rank, request);
+    expect(result == std::vector<uint16_t>(6000, half(1.0F)), "2^84 times 2^-84");
+    std::fill(all.begin(), all.end(), half(static_cast<float>(rank.rank + 1) * 4096.0F));
+    request.op = ReduceOp::kMax;
+    request.prescale = 4.0;
+    request.postscale = 0.25;
+    run(rank, request);
+    expect(result == std::vector<uint16_t>(6000, half(49152.0F)), "the largest, by way of 196608");
+    request.op = ReduceOp::kMin;
+    run(rank, request);
+    expect(result == std::vector<uint16_t>(6000, half(4096.0F)), "the least");
     barrier(rank.world);
   }));
 }

@@ -43,4 +43,4 @@ struct Float16 : HalfFormat {
 #include "data/kernels/kernels_codec.h"
 #include "data/kernels/kernels_impl.h"
 
-const rr::Kernels rr::kAvx2Kernels{Isa::kAvx2, "avx2", reduce, encode, decode};
+const rr::Kernels rr::kAvx2Kernels{Isa::kAvx2, "avx2", reduce, reduce_to_float, encode, decode};

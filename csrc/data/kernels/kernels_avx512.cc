@@ -45,4 +45,4 @@ struct Float16 : HalfFormat {
 #include "data/kernels/kernels_codec.h"
 #include "data/kernels/kernels_impl.h"
 
-const rr::Kernels rr::kAvx512Kernels{Isa::kAvx512, "avx512", reduce, encode, decode};
+const rr::Kernels rr::kAvx512Kernels{Isa::kAvx512, "avx512", reduce, reduce_to_float, encode, decode};

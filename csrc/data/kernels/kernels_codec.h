@@ -52,13 +52,17 @@ constexpr size_t kPartNbytes = kPart * sizeof(float);
 // Which byte of a whole block's codes is that of element i.
 constexpr size_t code_at(size_t i) { return i % kPart * 4 + i / kPart; }
 
-// The bits of the largest magnitude: as integers, finite < infinity < NaN.
+constexpr int32_t kInfinity = 0x7f800000;
+
+// The bits of the largest magnitude: as integers, finite < infinity < NaN. kFinite: of the finite ones.
+template <bool kFinite>
 [[gnu::always_inline]] inline int32_t largest_of(const char* src) {
   Signed top[4] = {};
   for (size_t i = 0; i < kPartNbytes; i += kVectorBytes) {
 #pragma GCC unroll 4
     for (size_t k = 0; k < 4; ++k) {
-      const Signed magnitude = vector_at<Signed>(src + k * kPartNbytes + i) & 0x7fffffff;
+      Signed magnitude = vector_at<Signed>(src + k * kPartNbytes + i) & 0x7fffffff;
+      if (kFinite) magnitude &= magnitude < kInfinity;
       top[k] = magnitude > top[k] ? magnitude : top[k];
     }
   }
@@ -71,8 +75,8 @@ constexpr size_t code_at(size_t i) { return i % kPart * 4 + i / kPart; }
 
 // 256 elements to 256 codes; returns the scale.
 [[gnu::always_inline]] inline float encode_block(const char* src, char* codes) {
-  const int32_t largest = largest_of(src);
-  if (largest >= 0x7f800000) {
+  const int32_t largest = largest_of<false>(src);
+  if (largest >= kInfinity) {
     __builtin_memset(codes, 0, kCodecBlock);
     return __builtin_nanf("");
   }
@@ -142,6 +146,64 @@ void decode_int8(const char* src, char* dst, size_t count) {
   __builtin_memcpy(dst, elements, count * sizeof(float));
 }
 
+// The float 2^(exponent - 127).
+[[gnu::always_inline]] inline float power_of_two(int32_t exponent) {
+  const int32_t bits = exponent << 23;
+  float power;
+  __builtin_memcpy(&power, &bits, sizeof power);
+  return power;
+}
+
+// 256 elements to 256 halves; returns the scale.
+[[gnu::always_inline]] inline float encode_scaled_block(const char* src, char* halves) {
+  const int32_t largest = largest_of<true>(src) >> 23;       // its exponent
+  const int32_t exponent = largest < 15 ? 1 : largest - 14;  // both the scale and its inverse are normal
+  const float inverse = power_of_two(254 - exponent);
+  for (size_t i = 0; i < kCodecBlock; i += kLanes) {
+    Float16::narrow(halves + i * 2, vector_at<Floats>(src + i * sizeof(float)) * inverse);
+  }
+  return power_of_two(exponent);
+}
+
+[[gnu::always_inline]] inline void decode_scaled_block(const char* halves, float scale, char* dst) {
+  for (size_t i = 0; i < kCodecBlock; i += kLanes) {
+    put_vector(dst + i * sizeof(float), Float16::widen(halves + i * 2) * scale);
+  }
+}
+
+void encode_scaled_fp16(const char* src, char* dst, size_t count) {
+  for (; count >= kCodecBlock; count -= kCodecBlock) {
+    const float scale = encode_scaled_block(src, dst + sizeof scale);
+    __builtin_memcpy(dst, &scale, sizeof scale);
+    src += kCodecBlock * sizeof(float);
+    dst += sizeof scale + kCodecBlock * 2;
+  }
+  if (count == 0) return;
+  char elements[kCodecBlock * sizeof(float)] = {};
+  char halves[kCodecBlock * 2];
+  __builtin_memcpy(elements, src, count * sizeof(float));
+  const float scale = encode_scaled_block(elements, halves);
+  __builtin_memcpy(dst, &scale, sizeof scale);
+  __builtin_memcpy(dst + sizeof scale, halves, count * 2);
+}
+
+void decode_scaled_fp16(const char* src, char* dst, size_t count) {
+  float scale;
+  for (; count >= kCodecBlock; count -= kCodecBlock) {
+    __builtin_memcpy(&scale, src, sizeof scale);
+    decode_scaled_block(src + sizeof scale, scale, dst);
+    src += sizeof scale + kCodecBlock * 2;
+    dst += kCodecBlock * sizeof(float);
+  }
+  if (count == 0) return;
+  char halves[kCodecBlock * 2] = {};
+  char elements[kCodecBlock * sizeof(float)];
+  __builtin_memcpy(&scale, src, sizeof scale);
+  __builtin_memcpy(halves, src + sizeof scale, count * 2);
+  decode_scaled_block(halves, scale, elements);
+  __builtin_memcpy(dst, elements, count * sizeof(float));
+}
+
 void encode(Codec codec, const void* elements, std::byte* encoded, size_t count) {
   const char* const src = static_cast<const char*>(elements);
   char* const dst = reinterpret_cast<char*>(encoded);
@@ -156,6 +218,8 @@ void encode(Codec codec, const void* elements, std::byte* encoded, size_t count)
       return encode_half<BFloat16>(src, dst, count);
     case Codec::kInt8:
       return encode_int8(src, dst, count);
+    case Codec::kScaledFp16:
+      return encode_scaled_fp16(src, dst, count);
   }
 }
 
@@ -173,6 +237,8 @@ void decode(Codec codec, const std::byte* encoded, void* elements, size_t count)
       return decode_half<BFloat16>(src, dst, count);
     case Codec::kInt8:
       return decode_int8(src, dst, count);
+    case Codec::kScaledFp16:
+      return decode_scaled_fp16(src, dst, count);
   }
 }
 

@@ -60,12 +60,12 @@ template <class F, class Combine, size_t kLoads, class Stages, class Srcs, class
 #pragma GCC unroll 16
   for (size_t p = 0; p < kParts; ++p) folded[p] = stages.after(folded[p]);
   for (size_t d = 0; d < dsts.size(); ++d) {
-    char* to = static_cast<char*>(dsts.at[d]) + offset;
+    char* to = static_cast<char*>(dsts.at[d]) + offset * F::kResultScale;
     if (some) {
       store_some<F>(to, folded, some);
     } else {
 #pragma GCC unroll 16
-      for (size_t i = 0; i < kLoads; ++i) F::store(to + i * F::kBytes, folded + i * F::kParts);
+      for (size_t i = 0; i < kLoads; ++i) F::store(to + i * F::kBytes * F::kResultScale, folded + i * F::kParts);
     }
   }
 }

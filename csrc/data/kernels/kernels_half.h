@@ -26,6 +26,21 @@ struct HalfFormat {
   static constexpr size_t kElementBytes = 2;
   static constexpr size_t kBytes = kVectorBytes;
   static constexpr size_t kParts = 2;
+  static constexpr size_t kResultScale = 1;
+};
+
+// The same with results that stay float32.
+template <class Half>
+struct ToFloat {
+  using Element = float;
+  using Part = Floats;
+  static constexpr size_t kElementBytes = 2;
+  static constexpr size_t kBytes = kVectorBytes / 2;
+  static constexpr size_t kParts = 1;
+  static constexpr size_t kResultScale = 2;
+
+  [[gnu::always_inline]] static inline void load(Floats* parts, const char* from) { *parts = Half::widen(from); }
+  [[gnu::always_inline]] static inline void store(char* to, const Floats* parts) { Native<float>::store(to, parts); }
 };
 
 // bfloat16 is the upper half of fp32. One part takes the lower 16 bits of every word, the other the upper: no shuffles.

@@ -102,5 +102,9 @@ void reduce(const Reduction& reduction, const void* const* srcs, size_t nsrc, vo
   }
 }
 
+void reduce_to_float(const Reduction& reduction, const void* const* srcs, size_t nsrc, void* dst, size_t count) {
+  reduce_floating<ToFloat<Float16>>(reduction, Operands{srcs, nsrc, &dst, 1, count});
+}
+
 }  // namespace
 }  // namespace rr

@@ -9,4 +9,4 @@ constexpr unsigned long kVectorBytes = 16;
 #include "data/kernels/kernels_codec.h"
 #include "data/kernels/kernels_impl.h"
 
-const rr::Kernels rr::kPortableKernels{Isa::kPortable, "portable", reduce, encode, decode};
+const rr::Kernels rr::kPortableKernels{Isa::kPortable, "portable", reduce, reduce_to_float, encode, decode};

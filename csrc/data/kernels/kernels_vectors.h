@@ -22,7 +22,8 @@ using Floats = Vector<float>;
 using Words = Vector<uint32_t>;
 using Signed = Vector<int32_t>;  // the type of comparisons of Words and Floats
 
-// A format says how elements lie in memory and in registers: kBytes of memory are kParts vectors of type Part.
+// A format says how elements lie in memory and in registers: kBytes of memory are kParts vectors of type Part. A result
+// has kResultScale times the bytes of an input.
 template <class T>
 struct Native {
   using Element = T;
@@ -30,6 +31,7 @@ struct Native {
   static constexpr size_t kElementBytes = sizeof(T);
   static constexpr size_t kBytes = kVectorBytes;
   static constexpr size_t kParts = 1;
+  static constexpr size_t kResultScale = 1;
 
   [[gnu::always_inline]] static inline void load(Part* parts, const char* from) {
     Part part;  // not straight into the array, which would then stay in memory
@@ -54,7 +56,7 @@ struct Native {
   }
 }
 
-// n < F::kBytes bytes; the other lanes are zero.
+// n < F::kBytes bytes of an input; the other lanes are zero.
 template <class F>
 [[gnu::always_inline]] inline void load_some(typename F::Part* parts, const char* from, size_t n) {
   char whole[F::kBytes] = {};
@@ -64,9 +66,9 @@ template <class F>
 
 template <class F>
 [[gnu::always_inline]] inline void store_some(char* to, const typename F::Part* parts, size_t n) {
-  char whole[F::kBytes];
+  char whole[F::kBytes * F::kResultScale];
   F::store(whole, parts);
-  copy_some(to, whole, n);
+  copy_some(to, whole, n * F::kResultScale);
 }
 
 }  // namespace
