@@ -27,8 +27,8 @@ std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction 
                                 Kept kept = {});
 // Sums in the order of the members. Two steps, but each rank is sent (N-1) messages at once.
 // codec: how float32 inputs travel, and results, if the next one is kNone; check() has passed. Pieces begin at
-// multiples of kCodecBlock of their tensor. result: the 16-bit form that dst holds of what is float32 in src, in which
-// results travel.
+// multiples of kCodecBlock of their tensor. result: the 16-bit form in which results travel and that dst holds, where
+// src and the reduction are float32.
 std::unique_ptr<Piecewise> pairwise(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec,
                                     Kept kept = {}, Codec result = Codec::kNone);
 // Pieces that they begin before the first is finished, if there are as many.

@@ -25,9 +25,10 @@ namespace rr {
 //
 // kScaledFp16 is not a user's to choose: it is for a host's sums of float16, which may be too large or too small for
 // float16 themselves. For each block of 256 elements (the last one may be short) one float32 scale s, a power of two,
-// then x / s as IEEE half, rounded to nearest even. s brings the largest finite |x| between 2^14 and 2^15, or below if
-// that is less than 2^-112. So an element has 11 significant bits, or, where it is less than 2^-28 of the largest, an
-// error of at most 2^-39 of that. An infinity or a NaN stays one, and changes no other element.
+// then x / s as IEEE half, rounded to nearest even. s is the least one, from 2^-126 on, that brings the largest finite
+// |x| to 65504 or below, which half can hold. So an element has 11 significant bits, or, where it is less than 2^-28 of
+// the largest, an error of at most 2^-39 of that. An infinity or a NaN stays one, and changes no other element; what
+// rounds to 2^128 becomes an infinity.
 enum class Codec : uint8_t {
 #define RR_ENUMERATOR(id, name, nbits) id,
   RR_CODECS(RR_ENUMERATOR)

@@ -28,13 +28,13 @@ bool are_even(const Hosts& hosts);  // all have as many ranks
 
 // What the sum of a host's inputs is, between the two levels.
 enum class HostSum {
-  kSameType,  // of the operation's dtype; bfloat16 is rounded to it
+  kSameType,  // of the operation's dtype; one of bfloat16 is rounded to it
   kFloat,     // float32, for float16: it may be too large or too small for that where the result, which a factor may
-              // follow, is not. It travels as kScaledFp16, and the result as float16.
+              // follow, is not. The result travels as float16.
   kNone,      // there is none: integers that are divided or scaled in the end
 };
 HostSum host_sum(const Reduction& reduction);
-// How a host's sum travels, of which host_sum() is kFloat.
+// How a host's sum travels where it is kFloat.
 Codec float_codec(const Reduction& reduction);
 
 // What goes over a link as one, of so many bytes in all. A codec makes them fewer by the factor `shrink`.

@@ -110,13 +110,15 @@ Bytes oracle_int8(const Floats& x) {
   return encoded;
 }
 
-// The power of two that brings the largest finite element between 2^14 and 2^15.
+// The least power of two that brings the largest finite element to 65504 or below.
 float power_of(const float* block, size_t n) {
   float largest = 0.0f;
   for (size_t i = 0; i < n; ++i) {
     if (std::isfinite(block[i])) largest = std::max(largest, std::fabs(block[i]));
   }
-  return std::ldexp(1.0f, largest < 0x1p-112f ? -126 : std::ilogb(largest) - 14);
+  float scale = 0x1p-126f;
+  while (largest / scale > 65504.0f) scale *= 2;
+  return scale;
 }
 
 Floats oracle_decoded(Codec codec, const Floats& x) {
@@ -368,8 +370,16 @@ TEST_CASE("scaled fp16: what is too large or too small for fp16 keeps its bits, 
       CAPTURE(tiny);
       CHECK(round_trip(isa, Codec::kScaledFp16, Floats(300, tiny)) == Floats(300, tiny));
     }
-    const Floats largest(300, std::numeric_limits<float>::max());  // is rounded up, as to any type of fewer bits
-    CHECK(round_trip(isa, Codec::kScaledFp16, largest) == Floats(300, INFINITY));
+    const Floats largest(300, 65504 * 0x1p+112f);
+    CHECK(round_trip(isa, Codec::kScaledFp16, largest) == largest);
+    const Floats above(300, std::numeric_limits<float>::max());  // is rounded up, as to any type of fewer bits
+    CHECK(round_trip(isa, Codec::kScaledFp16, above) == Floats(300, INFINITY));
+    for (float power : {0x1p-40f, 1.0f, 2.0f, 0x1p+60f}) {
+      Floats all(300, 65504 * power);
+      all[5] = 0x1p-24f * power;  // the least of half
+      CAPTURE(power);
+      CHECK(round_trip(isa, Codec::kScaledFp16, all) == all);
+    }
   });
 }
 

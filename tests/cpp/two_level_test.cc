@@ -147,10 +147,10 @@ TEST_CASE("float16 on hosts of several ranks: an average is there where the sum 
   constexpr uint16_t kTiny = 0x0003;   // 3 of the least ones, 2^-24
   const Environment environment{};
   CHECK_NOTHROW(run_hosts(kTwoEach, [&](Rank& rank) {
-    std::vector<uint16_t> all(8192, kLarge);
-    std::fill(all.begin() + 4096, all.end(), kTiny);  // where a block of the codec begins
+    std::vector<uint16_t> all(8000, kLarge);
+    std::fill(all.begin() + 4000, all.end(), kTiny);  // within a block of 256, which has one scale
     const std::vector<uint16_t> wanted = all;
-    std::vector<uint16_t> mine(1024);
+    std::vector<uint16_t> mine(1000);
     Request request = half_request(Kind::kReduceScatter, DType::kFloat16, all, mine);
     request.op = ReduceOp::kAverage;
     run(rank, request);

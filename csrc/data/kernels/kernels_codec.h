@@ -156,8 +156,9 @@ void decode_int8(const char* src, char* dst, size_t count) {
 
 // 256 elements to 256 halves; returns the scale.
 [[gnu::always_inline]] inline float encode_scaled_block(const char* src, char* halves) {
-  const int32_t largest = largest_of<true>(src) >> 23;       // its exponent
-  const int32_t exponent = largest < 15 ? 1 : largest - 14;  // both the scale and its inverse are normal
+  // The largest one's exponent; what is above 65504 times a power of two counts as the next power.
+  const int32_t largest = (largest_of<true>(src) + 0x1fff) >> 23;
+  const int32_t exponent = largest < 16 ? 1 : largest - 15;  // both the scale and its inverse are normal
   const float inverse = power_of_two(254 - exponent);
   for (size_t i = 0; i < kCodecBlock; i += kLanes) {
     Float16::narrow(halves + i * 2, vector_at<Floats>(src + i * sizeof(float)) * inverse);

@@ -133,6 +133,7 @@ FoldRule fold_rule(const Reduction& reduction) {
 // float32 to what travels, or back.
 Launch codec_launch(Codec codec, bool encodes, const std::byte* src, std::byte* dst, size_t count,
                     unsigned multiprocessors) {
+  if (codec == Codec::kScaledFp16) throw InternalError("GPUs have no kernel for scaled_fp16");
   if (codec == Codec::kInt8) {
     TableBuilder<MoveItem> table(kCodecBlock / kernel::kWarpSize);  // a warp handles a block, which has one scale
     table.add(move_item(src, dst), count, std::nullopt);
