@@ -203,7 +203,7 @@ std::vector<uint16_t> random_halves(DType dtype, int rank, size_t count) {
   std::vector<uint16_t> tensor(count);
   for (uint16_t& one : tensor) {
     const float value = std::ldexp(static_cast<float>(random() % 2000) - 1000.0F,
-                                   static_cast<int>(random() % (count % 2 == 0 ? 30 : 3)) - 24);
+                                   static_cast<int>(random() % (count % 2 == 0 ? 31 : 3)) - 24);
     one = dtype == DType::kFloat16 ? half(value) : bfloat(value);
     if (random() % 500 == 0) one = static_cast<uint16_t>(random());
   }
