@@ -134,6 +134,9 @@ sanitize:  ## C++ tests under address+undefined and under thread sanitizers
 FIXED_MAP := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 # Races lie in who touches what when, not in the instruction set: one kernel file will do.
 sanitize-options-thread := -DRR_X86_KERNELS=OFF
+# The thread sanitizer needs to see the tests, which are the ranks; the address sanitizer needs to see the core.
+sanitize-options-address := -DRR_TEST_OBJECTS=$(abspath build/cmake)
+sanitize-address: build
 sanitize-%: $(VENV)/doctest $(VENV)/tools
 	@mkdir -p build
 	@{ $(CMAKE) -S . -B build/$* -DRR_SANITIZE=$* -DRR_TESTS=ON -DRR_WERROR=ON -DRR_PYTHON=OFF $(sanitize-options-$*) && \

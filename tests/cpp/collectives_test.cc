@@ -5,15 +5,12 @@
 
 #include "doctest/doctest.h"
 #include "loopback_links.h"
+#include "sanitizer.h"
 
 namespace rr::test {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kSizes[] = {1, 2, 3, 5};
-#else
-constexpr int kSizes[] = {1, 2, 3, 4, 5, 8};
-#endif
+const std::vector<int> kSizes = is_sanitized() ? std::vector{1, 2, 3, 5} : std::vector{1, 2, 3, 4, 5, 8};
 struct Way {
   const char* algorithm;
   const char* staging;

@@ -1,18 +1,14 @@
 // Collectives on memory of GPUs over several hosts.
 #include "doctest/doctest.h"
 #include "gpu_checks.h"
+#include "sanitizer.h"
 
 namespace rr::test {
 namespace {
 
 // Sanitizers slow the copies of fake GPUs and links down thirty times.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr size_t kLong = 2200007;
-constexpr size_t kLayoutsTried = 3;
-#else
-constexpr size_t kLong = 4500007;
-constexpr size_t kLayoutsTried = 6;
-#endif
+const size_t kLong = is_sanitized() ? 2200007 : 4500007;
+const size_t kLayoutsTried = is_sanitized() ? 3 : 6;
 
 TEST_CASE("GPUs on two hosts") {
   for (size_t layout = 0; layout < kLayoutsTried; ++layout) {

@@ -8,15 +8,10 @@
 #include "base/clock.h"
 #include "doctest/doctest.h"
 #include "loopback_links.h"
+#include "sanitizer.h"
 
 namespace rr::test {
 namespace {
-
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
 
 TEST_CASE("a failure is recorded once; the first cause is repeated by every later call") {
   const Environment environment{};
@@ -278,7 +273,8 @@ TEST_CASE("a rank that leaves while its registered memory is wanted: no sum of w
     if (rank.rank == 0) {
       for (int i = 0; i < kSums; ++i) start(i);
       rank.context.shutdown();
-      if (!kThreadSanitizer) std::fill_n(values, kSums * kCount, 1e9f);  // a race, which is what the test is about
+      // A race, which is what the test is about.
+      if (sanitizer() != Sanitizer::kThread) std::fill_n(values, kSums * kCount, 1e9f);
     } else {
       wait_for([&] { return has_left(rank.world.control().line(0)); });
       try {

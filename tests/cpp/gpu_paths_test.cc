@@ -2,15 +2,12 @@
 // host code cannot read.
 #include "doctest/doctest.h"
 #include "gpu_checks.h"
+#include "sanitizer.h"
 
 namespace rr::test {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kSizes[] = {1, 3};
-#else
-constexpr int kSizes[] = {1, 2, 3, 4};
-#endif
+const std::vector<int> kSizes = is_sanitized() ? std::vector{1, 3} : std::vector{1, 2, 3, 4};
 
 TEST_CASE("GPUs: every kind by both paths, sharing one GPU, two each, and one each") {
   for (const char* path : {"auto", "staged"}) {

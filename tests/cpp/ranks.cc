@@ -2,6 +2,8 @@
 
 #include <atomic>
 
+#include "sanitizer.h"
+
 namespace rr::test {
 
 Environment::Environment(std::initializer_list<std::pair<const char*, std::string>> values) {
@@ -116,10 +118,7 @@ void barrier(Group& group) { group.wait(*start_barrier(group), -1, nullptr); }
 
 int rounds(int usual) {
   if (const char* text = std::getenv("RR_TEST_ROUNDS"); text != nullptr) return std::atoi(text);
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  usual /= 5;
-#endif
-  return usual;
+  return is_sanitized() ? usual / 5 : usual;
 }
 
 unsigned seed(unsigned usual) {

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "reduce_oracle.h"
+#include "sanitizer.h"
 
 using namespace rr_test;
 
@@ -123,11 +124,8 @@ std::vector<Reduction> meaningful_reductions() {
 // The two sets between the narrowest and the widest are the same code in every build (CMakeLists.txt: the address
 // sanitizer is not in them), so the build without sanitizers has checked them.
 bool is_checked_in_this_build(rr::Isa isa) {
-#if defined(__SANITIZE_ADDRESS__)
+  if (rr::test::sanitizer() != rr::test::Sanitizer::kAddress) return true;
   return isa != rr::Isa::kX86_64_v2 && isa != rr::Isa::kAvx2;
-#else
-  return static_cast<void>(isa), true;
-#endif
 }
 
 std::string describe(const Reduction& r) {

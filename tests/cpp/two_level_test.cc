@@ -190,30 +190,36 @@ TEST_CASE("float16 on hosts of three ranks: sums that float16 has are exact") {
   }));
 }
 
-float float_of(DType dtype, uint16_t bits) {
+Floats floats_of(DType dtype, const std::vector<uint16_t>& halves) {
   const Codec format = dtype == DType::kFloat16 ? Codec::kFp16 : Codec::kBf16;
-  float value;
-  kernels("portable").decode(format, reinterpret_cast<const std::byte*>(&bits), &value, 1);
-  return value;
+  Floats values(halves.size());
+  kernels("portable").decode(format, reinterpret_cast<const std::byte*>(halves.data()), values.data(), halves.size());
+  return values;
 }
 
 // Of many magnitudes, an odd number of them of small ones; a few are infinite or no numbers. The same in every run.
 std::vector<uint16_t> random_halves(DType dtype, int rank, size_t count) {
   std::mt19937 random(static_cast<unsigned>(rank) + static_cast<unsigned>(count));
+  Floats values(count);
+  for (float& value : values) {
+    value = std::ldexp(static_cast<float>(random() % 2000) - 1000.0F,
+                       static_cast<int>(random() % (count % 2 == 0 ? 31 : 3)) - 24);
+  }
   std::vector<uint16_t> tensor(count);
+  kernels("portable")
+      .encode(dtype == DType::kFloat16 ? Codec::kFp16 : Codec::kBf16, values.data(),
+              reinterpret_cast<std::byte*>(tensor.data()), count);
   for (uint16_t& one : tensor) {
-    const float value = std::ldexp(static_cast<float>(random() % 2000) - 1000.0F,
-                                   static_cast<int>(random() % (count % 2 == 0 ? 31 : 3)) - 24);
-    one = dtype == DType::kFloat16 ? half(value) : bfloat(value);
     if (random() % 500 == 0) one = static_cast<uint16_t>(random());
   }
   return tensor;
 }
 
 bool same_halves(DType dtype, const std::vector<uint16_t>& got, const std::vector<uint16_t>& want) {
+  const Floats got_values = floats_of(dtype, got);
+  const Floats values = floats_of(dtype, want);
   for (size_t i = 0; i < got.size(); ++i) {
-    const bool is_nan = std::isnan(float_of(dtype, want[i]));
-    if (is_nan ? !std::isnan(float_of(dtype, got[i])) : got[i] != want[i]) return false;
+    if (std::isnan(values[i]) ? !std::isnan(got_values[i]) : got[i] != want[i]) return false;
   }
   return true;
 }
@@ -225,7 +231,7 @@ TEST_CASE("16-bit floats on hosts of several ranks: a tensor has the same bits a
     CAPTURE(std::string(name(dtype)));
     CHECK_NOTHROW(run_hosts(kTwoEach, [&](Rank& rank) {
       std::vector<std::vector<uint16_t>> tensors;
-      for (const size_t count : {3000, 777, 20000, 155, 600000, 600011}) {
+      for (const size_t count : {3000, 777, 20000, 155, 530011}) {
         tensors.push_back(random_halves(dtype, rank.rank, count));
       }
       std::vector<std::vector<uint16_t>> together = tensors;
@@ -254,11 +260,11 @@ std::vector<uint16_t> average_by_hosts(DType dtype, const std::vector<int>& host
   const size_t hosts = static_cast<size_t>(host_of.back()) + 1;
   std::vector<Floats> sums(hosts, Floats(count));
   for (size_t r = 0; r < host_of.size(); ++r) {
-    const std::vector<uint16_t> input = random_halves(dtype, static_cast<int>(r), count);
+    const Floats input = floats_of(dtype, random_halves(dtype, static_cast<int>(r), count));
     Floats& sum = sums[static_cast<size_t>(host_of[r])];
     const bool is_first = r == 0 || host_of[r - 1] != host_of[r];
     for (size_t i = 0; i < count; ++i) {
-      const float one = float_of(dtype, input[i]) * static_cast<float>(prescale);
+      const float one = input[i] * static_cast<float>(prescale);
       sum[i] = is_first ? one : sum[i] + one;
     }
   }
@@ -278,7 +284,7 @@ TEST_CASE("16-bit floats on hosts of several ranks: the bits are those that dete
   const Environment environment{};
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (const std::vector<int>& host_of : {kTwoEach, {0, 0, 0, 1}, {0, 1, 1, 2, 2, 2}}) {
-      for (const size_t count : {size_t{5001}, size_t{700001}}) {
+      for (const size_t count : {size_t{5001}, size_t{70001}}) {
         for (const double prescale : {1.0, 0.7}) {
           CAPTURE(std::string(name(dtype)));
           CAPTURE(host_of.size());
