@@ -45,7 +45,7 @@ PyWork submit(const PyGroup& group, Request& request, const py::object& name, st
       throw InvalidArgumentError("'" + text +
                                  "' is how unnamed operations on GPU memory are called; take another name");
     }
-    request.name = &text;
+    if (!text.empty()) request.name = &text;  // "" is no name, as in the core
   }
   const int ordinal = held->ordinal;
   const std::vector<Stream> streams = held->streams;

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
+from ringreduce.collectives import ops
 from ringreduce.keras.active import keras, training
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
     """Gives every rank the weights and the optimizer's variables of one rank when training begins. Collective.
 
-    That is before the first batch, where the model is built by then (by an Input, a call, or Keras's trainer for torch
-    and JAX); the optimizer is built here if it is not yet. Otherwise it is after the first batch, as in Horovod, whose
-    step is then lost on all ranks but the root. Random seeds of layers such as Dropout stay each rank's own.
+    That is before the first batch, where all ranks have built the model by then (by an Input, a call, or Keras's
+    trainer for torch and JAX); the optimizer is built here if it is not yet. Otherwise it is after the first batch, as
+    in Horovod, whose step is then lost on all ranks but the root. Random seeds of layers such as Dropout stay each
+    rank's own.
 
     Args:
         root_rank: global rank whose variables they are.
@@ -33,7 +37,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._done = False
-        if training.is_built(self.model):
+        built = np.array([training.is_built(self.model)], np.int32)  # perhaps on the root alone, which has loaded it
+        if ops.allreduce(built, op=ops.Min, name="ringreduce.keras.is_built")[0]:
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

@@ -17,7 +17,8 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
     """The optimizer in a class of its own that reduces so; the instance shares what it is made of.
 
     Of a LossScaleOptimizer it is the one inside that reduces: scaled gradients, before they are looked at, so that all
-    ranks leave out the same steps.
+    ranks leave out the same steps. With several passes to a step each rank would look at its own between reductions,
+    and their scales would go apart: that is refused.
     """
     kinds = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
     if not isinstance(optimizer, kinds):
@@ -27,6 +28,11 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
     if isinstance(optimizer, DistributedMixin) or isinstance(inner, DistributedMixin):
         raise InvalidArgumentError("this optimizer is a DistributedOptimizer already")
     if inner is not None:
+        if reduction.aggregation is not None:
+            raise InvalidArgumentError(
+                "backward_passes_per_step > 1 with a LossScaleOptimizer of tf_keras: a rank whose gradients overflow "
+                "in a pass would change its scale alone. Take Keras 3, bfloat16 without a scale, or one pass"
+            )
         scaled = copy.copy(optimizer)
         vars(scaled)["_optimizer"] = wrap(inner, reduction)
         return scaled

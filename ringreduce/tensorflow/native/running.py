@@ -9,7 +9,8 @@ holds no thread of TensorFlow's while it waits, so that ranks may come to them i
 
 Eagerly, operations without a name are matched by the order of calls, as everywhere. In a graph every operation has a
 name, so that it does not matter in which order TensorFlow runs them: the name of the function that is being traced, and
-the operation's number there. So it is the same on all ranks that trace the same collectives, whatever else they trace:
+the operation's number there. So it is the same on all ranks that trace the same collectives, whatever else they trace,
+and however often:
 numbers that TensorFlow appends to functions' names, and Keras to layers', count what the process has made so far.
 
 AutoGraph leaves these functions as they are: what it makes of one has other globals.
@@ -81,8 +82,15 @@ def is_ordered() -> bool:
 
 
 def outermost(graph: Any) -> Any:
-    """Of a branch, or a loop's body: the function, or the graph, that it is in."""
+    """The function, or the graph, that this one is in, with all functions between."""
     while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    return graph
+
+
+def function_of(graph: Any) -> Any:
+    """Of a branch, or a loop's body: the function that it is in."""
+    while getattr(graph, "is_control_flow_graph", False) and graph.outer_graph.building_function:
         graph = graph.outer_graph
     return graph
 
@@ -125,7 +133,10 @@ def _name_in_graph(operator: Callable[..., Any], name: str | None, ignore_name_s
 
 def numbered_in_graph(kind: str) -> str:
     """A name with the function's and the number of this call among those of its kind that the function has."""
-    graph = outermost(tf.compat.v1.get_default_graph())
+    graph = tf.compat.v1.get_default_graph()
+    # A function within a function is numbered by itself: it stays as it is when the outer one is traced again. Calls of
+    # two that have one name come in order, but for TensorFlow 1.
+    graph = function_of(graph) if is_ordered() else outermost(graph)
     made = _made.setdefault(graph, Counter())
     made[kind] += 1
     function = re.sub(r"_\d+$", "", getattr(graph, "name", ""))

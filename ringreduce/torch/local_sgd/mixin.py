@@ -16,6 +16,7 @@ from ringreduce.torch.collectives.allreduce import grouped_allreduce
 from ringreduce.torch.local_sgd.fragment import Fragment
 from ringreduce.torch.local_sgd.outer import Outer
 from ringreduce.torch.optimizer import same_start
+from ringreduce.torch.optimizer.mixins import same_groups
 from ringreduce.torch.tracing import STEP, untraced
 
 KEY = "local_sgd"
@@ -250,7 +251,8 @@ class LocalSGDMixin(torch.optim.Optimizer):
                 )
             for fragment, state in zip(self._fragments, ours["fragments"], strict=True):
                 fragment.check(state)
-        super().load_state_dict(own)
+        with same_groups(self):
+            super().load_state_dict(own)
         self._steps, self._has_started, self._is_compared = ours["steps"], ours["has_started"], False
         for fragment in self._fragments:
             fragment.reset()

@@ -45,8 +45,16 @@ class AdasumMixin(DistributedMixin):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """See DistributedMixin; here each rank steps with its own gradients."""
-        return bool(vars(self).get("_step_supports_amp_scaling", False))
+        """See DistributedMixin. Raises InvalidArgumentError but for fused optimizers, which a scaler always steps."""
+        if not vars(self).get("_step_supports_amp_scaling", False):
+            raise InvalidArgumentError(
+                "op=Adasum: a GradScaler leaves out steps on the rank alone whose gradients overflow, and the other "
+                "ranks would wait for its change: use torch.autocast with bfloat16, which needs no scaler"
+            )
+        return True
+
+    def _reduce_for_scaler(self) -> None:
+        """Nothing: each rank steps with its own gradients."""
 
     def _is_shared(self) -> bool:
         return bool(self._process_set.included()) and self._process_set.size() != 1

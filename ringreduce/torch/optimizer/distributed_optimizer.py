@@ -13,10 +13,14 @@ from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch.collectives.allreduce import allreduce
 from ringreduce.torch.optimizer import same_start
+from ringreduce.torch.optimizer.grad_scaler import reduce_before_unscaling
+from ringreduce.torch.optimizer.mixins import same_groups
 from ringreduce.torch.optimizer.reducer import INTERRUPTED, Reducer, Settings
 from ringreduce.torch.tracing import STEP, untraced
 
 Named = tuple[str, torch.nn.Parameter, int]
+
+reduce_before_unscaling()
 
 
 class DistributedMixin(torch.optim.Optimizer):
@@ -37,8 +41,7 @@ class DistributedMixin(torch.optim.Optimizer):
         self._process_set = process_set
         self._synchronized = False
         self._should_synchronize = True
-        self._clipped = False  # the gradients are reduced and clipped already, and the next step() may use them
-        self._scaled = False  # likewise for a GradScaler, which leaves out that step() where they are infinite
+        self._clipped = False  # the gradients are reduced, and the next step() uses them as they are
         self._is_compared = False  # the ranks have compared what they start from
         self._is_extending = False  # parameters are being added; still so after that was interrupted
         self._is_lost = False  # a step() was interrupted where it cannot be taken up
@@ -81,7 +84,7 @@ class DistributedMixin(torch.optim.Optimizer):
             if hasattr(error, "add_note") and not self._is_lost:  # Python >= 3.11
                 error.add_note("ringreduce:" + INTERRUPTED)
             raise
-        self._clipped = self._scaled = False
+        self._clipped = False
 
     def _can_resume(self) -> bool:
         """Whether an interrupted reduction can be waited for once more: one reducer's, of buckets that were there."""
@@ -186,16 +189,20 @@ class DistributedMixin(torch.optim.Optimizer):
 
         The answer is the plain optimizer's. Collective.
         """
-        is_reduced = (self._clipped or self._synchronized) and not self._scaled and not self._pending()
+        self._reduce_for_scaler()
+        return bool(vars(self).get("_step_supports_amp_scaling", False))
+
+    def _reduce_for_scaler(self) -> None:
+        """Reduces the gradients, unless they are; the step() that follows uses them as they are. Collective."""
+        is_reduced = (self._clipped or self._synchronized) and not self._pending()
         if self._should_synchronize and not is_reduced:
             self.synchronize()
-            self._clipped = self._scaled = True
-        return bool(vars(self).get("_step_supports_amp_scaling", False))
+            self._clipped = True
 
     def _is_reduced(self, closure: Callable[[], Any] | None) -> bool:
         """True when step() need not reduce; takes note that the gradients are used now."""
         clipped = self._clipped and closure is None and not self._pending()
-        self._clipped = self._scaled = False
+        self._clipped = False
         if clipped or not self._should_synchronize:
             return True
         if self._synchronized:
@@ -249,15 +256,17 @@ class DistributedMixin(torch.optim.Optimizer):
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
                 + (INTERRUPTED if any(reducer.is_half_done for reducer in self._reducers) else "")
             )
+        self._synchronized = self._clipped = False  # a GradScaler may have left out the step()
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: Any) -> None:
         """As the optimizer's own; a round of gradients that has begun is reduced first, and left unused."""
         for reducer in self._reducers:
             reducer.settle()
-        self._synchronized = self._clipped = self._scaled = False
+        self._synchronized = self._clipped = False
         self._should_synchronize = True
-        super().load_state_dict(state_dict)
+        with same_groups(self):
+            super().load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the optimizer's own. Collective: the new parameters are reduced from now on too."""
@@ -269,7 +278,7 @@ class DistributedMixin(torch.optim.Optimizer):
 
     def compression_state_dict(self) -> list[list[dict[str, Any]]]:
         """What the compressor remembers on this rank, bucket by bucket: each rank's own part of a checkpoint."""
-        return [[one.state_dict() for one in reducer.exchanges] for reducer in self._reducers]
+        return [reducer.exchange_state() for reducer in self._reducers]
 
     def load_compression_state_dict(self, state: list[list[dict[str, Any]]]) -> None:
         """Goes on from there: on as many ranks, with the same parameters and settings, between steps.

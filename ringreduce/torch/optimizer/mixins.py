@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,3 +24,18 @@ def with_mixin(optimizer: torch.optim.Optimizer, mixin: type[torch.optim.Optimiz
     # A scheduler made before leaves a step() in the instance, bound to the plain optimizer.
     wrapped.__dict__.update((key, value) for key, value in vars(optimizer).items() if key != "step")
     return wrapped
+
+
+@contextmanager
+def same_groups(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Within it load_state_dict() may replace the parameter groups; then they are the former ones with new contents.
+
+    A scheduler that was made of the plain optimizer shares them.
+    """
+    groups = optimizer.param_groups
+    yield
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        contents = dict(loaded)
+        group.clear()
+        group.update(contents)
+    optimizer.param_groups = groups

@@ -10,6 +10,7 @@ The buckets are laid out in the first synchronize(), because which gradients are
 from __future__ import annotations
 
 import hashlib
+import threading
 import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -77,6 +78,9 @@ class Reducer:
         self._buckets: list[Bucket] = []
         self._loaded: list[dict[str, Any]] = []
         self._launched = 0
+        self._launching = (
+            threading.Lock()
+        )  # autograd has a thread for each GPU, and runs the CPU's nodes in the caller's
         for slot in self._slots:
             slot.hook = _register(slot, weakref.ref(self))
         self.remove = weakref.finalize(self, _remove, self._slots)
@@ -108,6 +112,10 @@ class Reducer:
     def exchanges(self) -> list[gradient_reduction.Exchange]:
         """What the compressor made, one for each bucket; none before the first synchronize()."""
         return [bucket.exchange for bucket in self._buckets if isinstance(bucket, ExchangeBucket)]
+
+    def exchange_state(self) -> list[dict[str, Any]]:
+        """What they remember; before the first synchronize(), what was loaded."""
+        return [one.state_dict() for one in self.exchanges] if self._buckets else self._loaded
 
     def load_exchanges(self, state: list[dict[str, Any]]) -> None:
         """Has the exchanges go on from what they remembered; once there are buckets, if there are none yet."""
@@ -180,11 +188,12 @@ class Reducer:
         bucket.note_stream(slot.parameter)
         if slot.is_large:
             bucket.collect(slot)
-        bucket.waiting -= 1
-        buckets = self._buckets
-        while self._launched < len(buckets) and buckets[self._launched].is_complete(self._passes):
-            buckets[self._launched].begin()
-            self._launched += 1
+        with self._launching:
+            bucket.waiting -= 1
+            buckets = self._buckets
+            while self._launched < len(buckets) and buckets[self._launched].is_complete(self._passes):
+                buckets[self._launched].begin()
+                self._launched += 1
 
     def _expect(self) -> None:
         """Begins a round."""

@@ -145,6 +145,9 @@ def groups_and_objects() -> list[str]:
             faults.append("groups of none")
         with pytest.raises(ValueError, match="does not support scalar inputs"):
             rr.grouped_reducescatter([np.ones(2), np.float32(1)])
+        for step in range(600):  # more than there are slots for either kind
+            if rr.allreduce(np.float32(step + me), op=rr.Max, name="" if step % 3 else None) != step + size - 1:
+                faults.append(f"name='' in step {step}")
         if rr.allgather_object({"rank": me}) != [{"rank": rank} for rank in range(size)]:
             faults.append("allgather_object")
         if rr.broadcast_object(["of", me], root_rank=size - 1) != ["of", size - 1]:

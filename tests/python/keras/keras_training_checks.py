@@ -86,6 +86,12 @@ def broadcasts_begin_with_the_roots_variables(hvd: Any) -> None:
     fit(hvd, model, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     assert len({str(hvd.broadcast_object(weights(model), root)) for root in (0, 1)}) == 1
 
+    # The root's is, because it has loaded it.
+    model = make_model(seed=hvd.rank(), built=hvd.rank() == 0)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
+    fit(hvd, model, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert len({str(hvd.broadcast_object(weights(model), root)) for root in (0, 1)}) == 1
+
     model = make_model(seed=hvd.rank())
     before = weights(model)
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=[model.weights[0]])

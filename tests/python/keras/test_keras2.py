@@ -147,6 +147,8 @@ def skips_together(tf: Any, hvd: Any, make: Any) -> None:
     """With loss scaling all ranks leave out the step in which one has an infinite gradient."""
     variable = tf.Variable(1.0)
     scaled = tf.keras.mixed_precision.LossScaleOptimizer(make(1.0), initial_scale=4.0)
+    with pytest.raises(hvd.InvalidArgumentError, match="backward_passes_per_step > 1 with a LossScaleOptimizer"):
+        hvd.DistributedOptimizer(scaled, backward_passes_per_step=2)
     optimizer = hvd.DistributedOptimizer(scaled)
     for largest, expected in ((float("inf"), 1.0), (2.0, 0.5)):
         factor = largest if hvd.rank() == 0 else -1.0

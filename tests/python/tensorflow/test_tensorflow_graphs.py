@@ -46,7 +46,30 @@ def functions() -> str:
     close(loop_and_branch(tf.constant([rank + 1.0])), [(3 + 0) + (3 + 4) + (1 + 3) + 4 * 3.0])
     wrapped = tf.compat.v1.wrap_function(independent.python_function, [tf.TensorSpec([1])])
     check_every_kind(wrapped(tf.constant([rank + 1.0])))
+    traced_again_on_one_rank(tf, hvd, rank)
     return "done"
+
+
+def traced_again_on_one_rank(tf: Any, hvd: Any, rank: int) -> None:
+    """For a shorter batch. The function within is not traced again, nor is its gradient."""
+
+    @tf.function
+    def within(x: Any) -> Any:
+        return hvd.allreduce(x * x, op=hvd.Sum)
+
+    @tf.function
+    def outer(batch: Any) -> Any:
+        x = tf.reduce_sum(batch, axis=0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = within(x)
+        return y, tape.gradient(y, x), hvd.allreduce(tf.reduce_sum(batch), op=hvd.Sum)
+
+    for rows in ((3, 3), (3, 2), (4, 2)):
+        y, gradient, total = outer(tf.ones([rows[rank], 1]))
+        close(y, [float(rows[0] ** 2 + rows[1] ** 2)])
+        close(gradient, [4.0 * rows[rank]])
+        close(total, float(sum(rows)))
 
 
 def late(tf: Any, x: Any, rank: int, number: int) -> Any:

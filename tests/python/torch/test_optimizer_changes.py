@@ -5,14 +5,18 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from deadlines import HANG_S
 
 torch = pytest.importorskip("torch")
 
 import ringreduce.torch as hvd  # noqa: E402  # after the check that torch is there
+from ringreduce.torch.optimizer.reducer import Reducer  # noqa: E402
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "views": {},
@@ -52,19 +56,12 @@ def clip_value(model: Any, optimizer: Any) -> None:
     torch.nn.utils.clip_grad_value_(model.parameters(), 1e-4)
 
 
-def unscale_and_clip(model: Any, optimizer: Any) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale(torch.ones(()))
-    scaler.unscale_(optimizer)  # this alone torch counts as no change
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-
-
 def replace(model: Any, optimizer: Any) -> None:
     for parameter in model.parameters():
         parameter.grad = parameter.grad * 2
 
 
-CHANGES = (clip_norm, clip_value, unscale_and_clip, replace)
+CHANGES = (clip_norm, clip_value, replace)
 
 
 def change_gradients(settings: dict[str, Any]) -> None:
@@ -97,8 +94,11 @@ def test_gradients_that_are_changed_while_they_are_reduced(
     run_ranks(change_gradients, 2, args=(settings,))
 
 
-def scale_gradients(settings: dict[str, Any]) -> None:
-    """A GradScaler's plain step(): as one rank with all data, without what is infinite on one rank only."""
+def scale_gradients(settings: dict[str, Any], clips: bool) -> None:
+    """A GradScaler's step(): as one rank with all data, without what is infinite on one rank only.
+
+    clips: after unscale_(), as with the plain optimizer.
+    """
     with hvd.init() as world:
         model = convolutional()
         alone = copy.deepcopy(model)
@@ -111,7 +111,11 @@ def scale_gradients(settings: dict[str, Any]) -> None:
             is_infinite = step in (1, 2)
             x = images(world.rank, step)
             scaler.scale(model(x * float("inf") if is_infinite and world.rank == 1 else x).pow(2).sum()).backward()
-            if step == 4:
+            if clips:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+                bool(optimizer._step_supports_amp_scaling)  # a look more than torch's own
+            elif step == 4:
                 optimizer.clip_grad_norm_(1e9)
             scaler.step(optimizer)
             scaler.update()
@@ -119,6 +123,8 @@ def scale_gradients(settings: dict[str, Any]) -> None:
             if not is_infinite:
                 for rank in range(world.size):
                     (alone(images(rank, step)).pow(2).sum() / world.size).backward()
+                if clips:
+                    assert torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.01) > 0.01
                 plain.step()
         tolerance = 1e-2 if "compression" in settings else 1e-5
         for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
@@ -127,11 +133,64 @@ def scale_gradients(settings: dict[str, Any]) -> None:
             assert all(torch.equal(rows[0], row) for row in rows)
 
 
+@pytest.mark.parametrize("clips", [False, True], ids=["step", "unscale and clip"])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_a_grad_scalers_step_is_preceded_by_the_reduction(
-    settings: dict[str, Any], run_ranks: Callable[..., Any]
+def test_a_grad_scaler_looks_at_reduced_gradients(
+    settings: dict[str, Any], clips: bool, run_ranks: Callable[..., Any]
 ) -> None:
-    run_ranks(scale_gradients, 2, args=(settings,))
+    run_ranks(scale_gradients, 2, args=(settings, clips))
+
+
+def load_beside_a_scheduler() -> None:
+    with hvd.init():
+        for wrap in (hvd.DistributedOptimizer, lambda plain: hvd.LocalSGD(plain, every=2)):
+            plain = torch.optim.SGD(convolutional().parameters(), lr=1.0)
+            scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+            optimizer: Any = wrap(plain)
+            saved = optimizer.state_dict()
+            saved["param_groups"][0]["momentum"] = 0.25
+            optimizer.load_state_dict(saved)
+            optimizer.step()
+            scheduler.step()
+            assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.5, 0.25), wrap
+
+
+def test_a_scheduler_made_before_changes_the_rate_after_a_load(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(load_beside_a_scheduler, 2)
+
+
+def test_a_bucket_is_launched_once_whatever_thread_its_gradients_come_in() -> None:
+    begun: list[int] = []
+    inside, may_go = threading.Event(), threading.Event()
+
+    class Bucket:
+        def __init__(self, number: int) -> None:
+            self.number, self.waiting = number, 1
+
+        def note_stream(self, parameter: Any) -> None:
+            pass
+
+        def is_complete(self, passes: int) -> bool:
+            return self.waiting == 0
+
+        def begin(self) -> None:
+            begun.append(self.number)
+            inside.set()
+            assert may_go.wait(HANG_S)
+
+    buckets: list[Any] = [Bucket(0), Bucket(1)]
+    reducer: Any = object.__new__(Reducer)
+    vars(reducer).update(_launching=threading.Lock(), _buckets=buckets, _launched=0, _passes=1, _makes_dense=False)
+    threads = []
+    for bucket in buckets:
+        slot = SimpleNamespace(passes_left=1, bucket=bucket, parameter=None, is_large=False)
+        threads.append(threading.Thread(target=reducer.ready, args=(slot,)))
+        threads[-1].start()
+        assert inside.wait(HANG_S)
+    may_go.set()
+    for thread in threads:
+        thread.join(HANG_S)
+    assert begun == [0, 1]
 
 
 def drop_gradients() -> None:

@@ -143,6 +143,7 @@ def feed_back() -> None:
                     saved = copy.deepcopy(optimizer.compression_state_dict())
                     optimizer = wrap(other, COMPRESSIONS[name]())
                     optimizer.load_compression_state_dict(saved)
+                    assert repr(optimizer.compression_state_dict()) == repr(saved)  # also before there are buckets
                     model = other
                 if step == 4:
                     kept = copy.deepcopy(optimizer.compression_state_dict())

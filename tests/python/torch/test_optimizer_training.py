@@ -305,6 +305,8 @@ def add_adaptively() -> None:
         assert isinstance(optimizer, torch.optim.Adam)
         with pytest.raises(AssertionError, match="Skipping synchronization is not supported"):
             optimizer.skip_synchronize().__enter__()
+        with pytest.raises(hvd.InvalidArgumentError, match="op=Adasum: a GradScaler leaves out steps"):
+            bool(optimizer._step_supports_amp_scaling)  # what torch.amp.GradScaler.step() reads first
         for step in range(3):
             start = [parameter.detach().clone() for parameter in mine.parameters()]
             optimizer.zero_grad()
