@@ -138,13 +138,6 @@ ROWS = (
         ("test_optimizer_changes.py::test_a_scheduler_made_before_changes_the_rate_after_a_load",),
     ),
     Mutation(
-        "launched-twice",
-        "ringreduce/torch/optimizer/reducer.py",
-        "        with self._launching:\n",
-        "        if True:\n",
-        ("test_optimizer_changes.py::test_a_bucket_is_launched_once_whatever_thread_its_gradients_come_in",),
-    ),
-    Mutation(
         "numbered-by-the-outermost-function",
         "ringreduce/tensorflow/native/running.py",
         "function_of(graph) if is_ordered() else outermost(graph)",
