@@ -33,6 +33,12 @@ class PointToPoint {
     const auto& queue = queues_[static_cast<size_t>(peer)];
     return !queue.sends.empty() || (!queue.receives.empty() && queue.received >= sent_by_peer);
   }
+  // The oldest receive from any rank that no message has come for; null: there is none.
+  OperationPtr from_anyone() const { return from_anyone_.empty() ? nullptr : from_anyone_.front().operation; }
+  // Whether all came that this peer has sent.
+  bool has_all(int peer, uint64_t sent_by_peer) const {
+    return queues_[static_cast<size_t>(peer)].received >= sent_by_peer;
+  }
   OperationPtr oldest() const;                                                       // that is under way; null: none
   uint64_t sent(int peer) const { return queues_[static_cast<size_t>(peer)].sent; }  // messages, whole ones
   // Takes everything that is still pending.

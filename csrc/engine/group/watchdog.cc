@@ -21,6 +21,19 @@ void Watchdog::fail_if_needed_rank_left(const PendingOperations& pending, const 
   }
 }
 
+// A receive from any rank, when all have left, and all that they sent is here.
+void Watchdog::fail_if_nobody_can_send(const PendingOperations& pending, const std::vector<int>& cut_off) const {
+  const OperationPtr receive = pending.messages().from_anyone();
+  int last = -1;
+  for (int r = 0; r < parts_.from.size() && receive != nullptr; ++r) {
+    if (r == parts_.from.rank) continue;
+    const uint64_t sent = parts_.control().messages_sent(r, parts_.from.rank).load();
+    if (cut_off[static_cast<size_t>(r)] != r || !pending.messages().has_all(r, sent)) return;
+    last = r;
+  }
+  if (last >= 0) parts_.members.fail_because_left(last, receive.get());
+}
+
 // Executor lock held. What this rank has announced has no place in the log if the first host's leader gave it none.
 void Watchdog::fail_if_out_of_order(const PendingOperations& pending) const {
   const Hosts& hosts = parts_.from.hosts;
@@ -100,6 +113,7 @@ void Watchdog::look() {
   const auto submitted = parts_.submitted.lock();
   PendingOperations& pending = submitted->pending;
   fail_if_needed_rank_left(pending, cut_off);
+  fail_if_nobody_can_send(pending, cut_off);
   fail_if_out_of_order(pending);
   const int64_t now = now_ns();
   for (const OperationPtr& operation : pending.oldest_first()) {

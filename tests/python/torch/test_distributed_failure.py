@@ -69,6 +69,26 @@ def test_a_group_that_an_exception_destroys(by_user: bool, tmp_path: Path, run_r
     run_ranks(leave_handling, 2, args=(str(tmp_path / "store"), by_user))
 
 
+def wait_for_anyone(path: str) -> None:
+    """The other ranks leave; what one of them has sent arrives."""
+    rank, _ = join(path, 600)
+    dist.barrier()
+    if rank == 1:
+        dist.send(torch.full((3,), 7.0), 0)
+    if rank == 0:
+        incoming = torch.zeros(3)
+        assert dist.recv(incoming) == 1
+        assert incoming.tolist() == [7.0] * 3
+        with pytest.raises(hvd.ShutdownError, match="recv from any rank"):
+            dist.recv(incoming)
+    else:
+        dist.destroy_process_group()
+
+
+def test_nobody_is_left_to_receive_from(tmp_path: Path, run_ranks: Callable[..., object]) -> None:
+    run_ranks(wait_for_anyone, 3, args=(str(tmp_path / "store"),))
+
+
 SPAWNED = """
 import sys
 import torch
