@@ -28,7 +28,7 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
     if isinstance(optimizer, DistributedMixin) or isinstance(inner, DistributedMixin):
         raise InvalidArgumentError("this optimizer is a DistributedOptimizer already")
     if inner is not None:
-        if reduction.aggregation is not None:
+        if reduction.aggregation is not None and (reduction.settings.process_set.size() or 1) > 1:
             raise InvalidArgumentError(
                 "backward_passes_per_step > 1 with a LossScaleOptimizer of tf_keras: a rank whose gradients overflow "
                 "in a pass would change its scale alone. Take Keras 3, bfloat16 without a scale, or one pass"

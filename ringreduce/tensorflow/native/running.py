@@ -132,14 +132,17 @@ def _name_in_graph(operator: Callable[..., Any], name: str | None, ignore_name_s
 
 
 def numbered_in_graph(kind: str) -> str:
-    """A name with the function's and the number of this call among those of its kind that the function has."""
+    """A name with the function's and the number of this call among those of its kind that the function has.
+
+    The function is the outermost one, which other threads' collectives are not in. A function within it has numbers of
+    its own, which stay when the outer one is traced again; so several functions may have the same ones. Their calls
+    come in order, but for TensorFlow 1, where all are numbered together.
+    """
     graph = tf.compat.v1.get_default_graph()
-    # A function within a function is numbered by itself: it stays as it is when the outer one is traced again. Calls of
-    # two that have one name come in order, but for TensorFlow 1.
-    graph = function_of(graph) if is_ordered() else outermost(graph)
-    made = _made.setdefault(graph, Counter())
+    whole = outermost(graph)
+    made = _made.setdefault(function_of(graph) if is_ordered() else whole, Counter())
     made[kind] += 1
-    function = re.sub(r"_\d+$", "", getattr(graph, "name", ""))
+    function = re.sub(r"_\d+$", "", getattr(whole, "name", ""))
     return f"{function}/{kind}_{made[kind]}"
 
 

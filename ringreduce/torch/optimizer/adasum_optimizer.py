@@ -46,12 +46,13 @@ class AdasumMixin(DistributedMixin):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """See DistributedMixin. Raises InvalidArgumentError but for fused optimizers, which a scaler always steps."""
-        if not vars(self).get("_step_supports_amp_scaling", False):
+        is_fused = bool(vars(self).get("_step_supports_amp_scaling", False))
+        if self._is_shared() and not is_fused:
             raise InvalidArgumentError(
                 "op=Adasum: a GradScaler leaves out steps on the rank alone whose gradients overflow, and the other "
                 "ranks would wait for its change: use torch.autocast with bfloat16, which needs no scaler"
             )
-        return True
+        return is_fused
 
     def _reduce_for_scaler(self) -> None:
         """Nothing: each rank steps with its own gradients."""

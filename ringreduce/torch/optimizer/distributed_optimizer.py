@@ -42,6 +42,7 @@ class DistributedMixin(torch.optim.Optimizer):
         self._synchronized = False
         self._should_synchronize = True
         self._clipped = False  # the gradients are reduced, and the next step() uses them as they are
+        self._scaled = False  # likewise; it was for a GradScaler
         self._is_compared = False  # the ranks have compared what they start from
         self._is_extending = False  # parameters are being added; still so after that was interrupted
         self._is_lost = False  # a step() was interrupted where it cannot be taken up
@@ -84,7 +85,7 @@ class DistributedMixin(torch.optim.Optimizer):
             if hasattr(error, "add_note") and not self._is_lost:  # Python >= 3.11
                 error.add_note("ringreduce:" + INTERRUPTED)
             raise
-        self._clipped = False
+        self._clipped = self._scaled = False
 
     def _can_resume(self) -> bool:
         """Whether an interrupted reduction can be waited for once more: one reducer's, of buckets that were there."""
@@ -145,7 +146,8 @@ class DistributedMixin(torch.optim.Optimizer):
 
         Then call step() within skip_synchronize(). Parameters without a gradient get zeros.
         """
-        self._reduce()
+        if not self._scaled or self._pending():
+            self._reduce()
         self._synchronized = True
 
     @contextmanager
@@ -197,12 +199,16 @@ class DistributedMixin(torch.optim.Optimizer):
         is_reduced = (self._clipped or self._synchronized) and not self._pending()
         if self._should_synchronize and not is_reduced:
             self.synchronize()
-            self._clipped = True
+            self._clipped = self._scaled = True
+
+    def _end_of_scalers_step(self) -> None:
+        """What was reduced has been used, or is left out with the step."""
+        self._synchronized = self._clipped = self._scaled = False
 
     def _is_reduced(self, closure: Callable[[], Any] | None) -> bool:
         """True when step() need not reduce; takes note that the gradients are used now."""
         clipped = self._clipped and closure is None and not self._pending()
-        self._clipped = False
+        self._clipped = self._scaled = False
         if clipped or not self._should_synchronize:
             return True
         if self._synchronized:
@@ -256,14 +262,13 @@ class DistributedMixin(torch.optim.Optimizer):
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
                 + (INTERRUPTED if any(reducer.is_half_done for reducer in self._reducers) else "")
             )
-        self._synchronized = self._clipped = False  # a GradScaler may have left out the step()
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: Any) -> None:
         """As the optimizer's own; a round of gradients that has begun is reduced first, and left unused."""
         for reducer in self._reducers:
             reducer.settle()
-        self._synchronized = self._clipped = False
+        self._synchronized = self._clipped = self._scaled = False
         self._should_synchronize = True
         with same_groups(self):
             super().load_state_dict(state_dict)

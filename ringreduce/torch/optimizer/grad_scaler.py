@@ -7,23 +7,35 @@ from typing import Any
 
 import torch
 
+MARK = "ringreduce_reduces"
+
 
 def reduce_before_unscaling() -> None:
-    """Has every GradScaler's unscale_(optimizer) begin with the optimizer's `_reduce_for_scaler()`, where it has one.
+    """Has every GradScaler call an optimizer's `_reduce_for_scaler()` and `_end_of_scalers_step()`, if it has them.
 
-    unscale_() writes down whether the gradients are finite. Of gradients that are this rank's own that differs between
-    ranks, which would then leave out different steps. torch has no hook there, so its method is replaced.
+    The first one begins unscale_(optimizer), which writes down whether the gradients are finite: those of this rank
+    alone may not be where others are, and ranks would leave out different steps. The second one ends step(optimizer),
+    which may have left out the optimizer's step. torch has no hooks there, so its methods are replaced.
     """
     scaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
-    plain = scaler.unscale_
-    if hasattr(plain, "__wrapped__"):  # by this function, in a module that was loaded again
+    if hasattr(scaler.unscale_, MARK):
         return
+    plain_unscale, plain_step = scaler.unscale_, scaler.step
 
-    @functools.wraps(plain)
+    @functools.wraps(plain_unscale)
     def unscale_(self: Any, optimizer: Any) -> Any:
         reduce = getattr(optimizer, "_reduce_for_scaler", None)
         if reduce is not None and self.is_enabled():
             reduce()
-        return plain(self, optimizer)
+        return plain_unscale(self, optimizer)
 
-    scaler.unscale_ = unscale_
+    @functools.wraps(plain_step)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = plain_step(self, optimizer, *args, **kwargs)
+        end = getattr(optimizer, "_end_of_scalers_step", None)
+        if end is not None:
+            end()
+        return result
+
+    setattr(unscale_, MARK, True)
+    scaler.unscale_, scaler.step = unscale_, step

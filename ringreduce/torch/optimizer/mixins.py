@@ -34,8 +34,11 @@ def same_groups(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """
     groups = optimizer.param_groups
     yield
-    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
-        contents = dict(loaded)
+    loaded = optimizer.param_groups
+    for group, new in zip(groups, loaded, strict=False):
+        contents = dict(new)
         group.clear()
         group.update(contents)
+    groups[len(groups) :] = loaded[len(groups) :]  # what a hook has added
+    loaded[:] = groups  # an optimizer within this one may have that list
     optimizer.param_groups = groups

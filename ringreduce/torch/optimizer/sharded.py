@@ -142,8 +142,10 @@ class ShardedMixin(DistributedMixin):
         self._complete()
         if is_interrupted:
             return
+        is_shared = self._scaled and not self._pending()
         super().synchronize()
-        self._spread(ShardedBucket.share_gradients)
+        if not is_shared:
+            self._spread(ShardedBucket.share_gradients)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False

@@ -7,6 +7,7 @@ import io
 import itertools
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,13 +98,17 @@ def test_gradients_that_are_changed_while_they_are_reduced(
 def scale_gradients(settings: dict[str, Any], clips: bool) -> None:
     """A GradScaler's step(): as one rank with all data, without what is infinite on one rank only.
 
-    clips: after unscale_(), as with the plain optimizer.
+    clips: after unscale_(), as with the plain optimizer or, in every other step, as with Horovod's. Sums show what is
+    reduced twice.
     """
     with hvd.init() as world:
         model = convolutional()
         alone = copy.deepcopy(model)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), **settings)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), op=hvd.Sum if clips else hvd.Average, **settings
+        )
         plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+        parts = 1 if clips else world.size
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=100)
         for step in range(5):
             optimizer.zero_grad()
@@ -115,14 +120,18 @@ def scale_gradients(settings: dict[str, Any], clips: bool) -> None:
                 scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
                 bool(optimizer._step_supports_amp_scaling)  # a look more than torch's own
+                if step % 2 == 0:
+                    optimizer.synchronize()  # has been done
             elif step == 4:
                 optimizer.clip_grad_norm_(1e9)
-            scaler.step(optimizer)
+            with optimizer.skip_synchronize() if clips and step % 2 == 0 else nullcontext():
+                scaler.step(optimizer)
             scaler.update()
+            assert not optimizer._clipped  # also where the step was left out: the next round is another one
             assert scaler.get_scale() == {0: 64.0, 1: 32.0}.get(step, 16.0)
             if not is_infinite:
                 for rank in range(world.size):
-                    (alone(images(rank, step)).pow(2).sum() / world.size).backward()
+                    (alone(images(rank, step)).pow(2).sum() / parts).backward()
                 if clips:
                     assert torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.01) > 0.01
                 plain.step()
@@ -141,12 +150,29 @@ def test_a_grad_scaler_looks_at_reduced_gradients(
     run_ranks(scale_gradients, 2, args=(settings, clips))
 
 
+class Around(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
+    """Has the groups of the optimizer within, as Lookahead and SAM do."""
+
+    def __init__(self, base: Any) -> None:
+        super().__init__(base.param_groups, {})
+        self.base, self.param_groups = base, base.param_groups
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.base.load_state_dict(state_dict)
+        self.param_groups = self.base.param_groups
+
+
 def load_beside_a_scheduler() -> None:
+    wrap: Callable[[Any], Any]
     with hvd.init():
         for wrap in (hvd.DistributedOptimizer, lambda plain: hvd.LocalSGD(plain, every=2)):
+            around = Around(torch.optim.SGD(convolutional().parameters(), lr=1.0))
+            optimizer = wrap(around)
+            optimizer.load_state_dict(optimizer.state_dict())
+            assert optimizer.param_groups[0] is around.base.param_groups[0]
             plain = torch.optim.SGD(convolutional().parameters(), lr=1.0)
             scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
-            optimizer: Any = wrap(plain)
+            optimizer = wrap(plain)
             saved = optimizer.state_dict()
             saved["param_groups"][0]["momentum"] = 0.25
             optimizer.load_state_dict(saved)

@@ -140,8 +140,8 @@ ROWS = (
     Mutation(
         "numbered-by-the-outermost-function",
         "ringreduce/tensorflow/native/running.py",
-        "function_of(graph) if is_ordered() else outermost(graph)",
-        "outermost(graph)",
+        "function_of(graph) if is_ordered() else whole",
+        "whole",
         ("test_tensorflow_graphs.py::test_a_function_orders_its_collectives_before_any_eager_one",),
     ),
     Mutation(
