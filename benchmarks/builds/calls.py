@@ -2,7 +2,8 @@
 
     LAUNCHER python calls.py [ORDER...] --file FILE      # ORDER: "unnamed 8 idle", "named 1M computing", ...
 
-unnamed, named: an all-reduce. reducescatter, allgather, broadcast (idle only): the size is that of the whole tensor.
+unnamed, named: an all-reduce of float32. float16 (idle only): likewise. reducescatter, allgather, broadcast (idle
+only): the size is that of the whole tensor.
 
 idle: call after call; `call` is the slowest rank's mean over a train of calls, the median over the trains.
 computing: allreduce_async_(), NumPy for a millisecond, wait(). `exposed` is the time within the two calls on the rank
@@ -73,6 +74,9 @@ def timed(order: str) -> dict[str, float]:
 
 def call_of(name: str, x: Any, options: dict[str, Any]) -> Callable[[], Any]:
     """What is called again and again."""
+    if name == "float16":
+        halves = x.view(np.float16)
+        return lambda: ringreduce.allreduce_(halves, **options)
     if name == "reducescatter":
         return lambda: ringreduce.reducescatter(x, op=ringreduce.Sum)
     if name == "allgather":

@@ -12,7 +12,7 @@ SIZES = ("8", "512", "4K", "64K", "256K", "1M", "2M", "16M", "128M")
 """The README's."""
 PYTHON_SIZES = ("8", "1M")
 HOSTS_SIZES = ("8", "4K", "64K", "1M", "16M")
-MOVED = ("reducescatter", "allgather", "broadcast")
+MOVED = ("float16", "reducescatter", "allgather", "broadcast")
 MOVED_SIZES = ("64K", "1M", "16M")
 """Of the whole tensor."""
 HOW = {"idle": ("call",), "computing": ("exposed", "step")}
