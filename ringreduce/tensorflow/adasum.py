@@ -23,6 +23,7 @@ def allreduce(
     name: str | None,
     prescale_factor: float,
     postscale_factor: float,
+    ignore_name_scope: bool,
     process_set: ProcessSet,
 ) -> list[tf.Tensor]:
     """Each tensor by itself.
@@ -36,7 +37,9 @@ def allreduce(
         if not tensor.dtype.is_floating:
             raise InvalidArgumentError(f"op=Adasum is for floating-point tensors, not {tensor.dtype.name}")
     scaled = [tensor * tf.constant(prescale_factor, tensor.dtype) for tensor in tensors]
-    rows = mpi_ops.grouped_allgather([one[tf.newaxis] for one in scaled], name=name, process_set=process_set)
+    rows = mpi_ops.grouped_allgather(
+        [one[tf.newaxis] for one in scaled], name=name, ignore_name_scope=ignore_name_scope, process_set=process_set
+    )
     return [_combined(row, tensor, postscale_factor) for row, tensor in zip(rows, tensors, strict=True)]
 
 

@@ -173,7 +173,7 @@ def _allreduce(
 ) -> list[tf.Tensor]:
     factors = (prescale_factor, postscale_factor)
     if op == Adasum:
-        return adasum.allreduce(tensors, name, *factors, process_set)
+        return adasum.allreduce(tensors, name, *factors, ignore_name_scope, process_set)
     return mpi_ops._grouped_allreduce(tensors, name, op, *factors, ignore_name_scope, process_set)
 
 
