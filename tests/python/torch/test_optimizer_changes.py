@@ -176,6 +176,7 @@ def load_beside_a_scheduler() -> None:
             saved = optimizer.state_dict()
             saved["param_groups"][0]["momentum"] = 0.25
             optimizer.load_state_dict(saved)
+            assert optimizer.param_groups is plain.param_groups
             optimizer.step()
             scheduler.step()
             assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.5, 0.25), wrap
