@@ -387,7 +387,9 @@ TEST_CASE("tcp: strangers take an eighth of the descriptors at most") {
   auto [socket, own] = listening();
   const rlimit tight{512, usual.rlim_max};
   check_sys(::setrlimit(RLIMIT_NOFILE, &tight), "setrlimit");
-  const auto network = TcpNetwork::create({0, std::move(socket), std::vector<TcpAddress>(100, own), key_of(7)});
+  TcpOptions options = {0, std::move(socket), std::vector<TcpAddress>(100, own), key_of(7)};
+  options.data_lost_after_ms = 600'000;  // nobody ends because its time is up
+  const auto network = TcpNetwork::create(std::move(options));
   check_sys(::setrlimit(RLIMIT_NOFILE, &usual), "setrlimit");
   std::vector<Fd> strangers;
   const auto ended = [&] {
