@@ -12,8 +12,9 @@ SIZES = ("8", "512", "4K", "64K", "256K", "1M", "2M", "16M", "128M")
 """The README's."""
 PYTHON_SIZES = ("8", "1M")
 HOSTS_SIZES = ("8", "4K", "64K", "1M", "16M")
-MOVED = ("float16", "reducescatter", "allgather", "broadcast")
-MOVED_SIZES = ("64K", "1M", "16M")
+SEVERAL = ("float16", "reducescatter", "allgather", "broadcast")
+"""What hosts of several ranks do; float16: an all-reduce."""
+SEVERAL_SIZES = ("64K", "1M", "16M")
 """Of the whole tensor."""
 HOW = {"idle": ("call",), "computing": ("exposed", "step")}
 """What the ranks do between calls, and what is measured: calls.py."""
@@ -48,7 +49,7 @@ def across(group: Group) -> list[Case]:
 
 def across_of_several(group: Group) -> list[Case]:
     """Those of several hosts of several ranks."""
-    return [Case(group, f"{name} {size} idle", "call") for name in MOVED for size in MOVED_SIZES]
+    return [Case(group, f"{name} {size} idle", "call") for name in SEVERAL for size in SEVERAL_SIZES]
 
 
 def called(group: Group, sizes: Sequence[str]) -> list[Case]:

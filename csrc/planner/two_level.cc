@@ -36,7 +36,10 @@ bool are_even(const Hosts& hosts) {
   return std::all_of(hosts.members.begin(), hosts.members.end(), is_even);
 }
 
-HostSum host_sum(const Reduction& reduction) {
+bool are_flat(const Hosts& hosts) { return are_even(hosts) && hosts.here().size() == 1; }
+
+HostSum host_sum(const Hosts& hosts, const Reduction& reduction) {
+  if (are_flat(hosts)) return HostSum::kSameType;
   if (reduction.dtype == DType::kFloat16) {
     const bool selects = reduction.op == ReduceOp::kMin || reduction.op == ReduceOp::kMax;
     return selects && reduction.prescale == 1.0 ? HostSum::kSameType : HostSum::kFloat;

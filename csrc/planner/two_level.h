@@ -25,15 +25,16 @@ inline constexpr size_t kRingNbytes = 1 << 20;
 // than they wait for (32 KiB: 26 us at 10 Gbit/s).
 bool takes_ring(size_t nbytes, const Hosts& hosts);
 bool are_even(const Hosts& hosts);  // all have as many ranks
+bool are_flat(const Hosts& hosts);  // all have one
 
 // What the sum of a host's inputs is, between the two levels.
 enum class HostSum {
-  kSameType,  // of the operation's dtype; one of bfloat16 is rounded to it
+  kSameType,  // of the operation's dtype; one of bfloat16 is rounded to it. Where hosts have one rank, its input.
   kFloat,     // float32, for float16: it may be too large or too small for that where the result, which a factor may
               // follow, is not. The result travels as float16.
   kNone,      // there is none: integers that are divided or scaled in the end
 };
-HostSum host_sum(const Reduction& reduction);
+HostSum host_sum(const Hosts& hosts, const Reduction& reduction);
 // How a host's sum travels where it is kFloat.
 Codec float_codec(const Reduction& reduction);
 

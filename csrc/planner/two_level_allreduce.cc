@@ -103,7 +103,7 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, co
 
 std::unique_ptr<Algorithm> TwoLevelAllreduce::allreduce_one(const Piece& tensor, const Reduction& reduction,
                                                             Codec codec, Way way) {
-  const HostSum sum = is_flat_ ? HostSum::kSameType : host_sum(reduction);
+  const HostSum sum = host_sum(hosts_, reduction);
   return sum == HostSum::kNone ? gathered(tensor, reduction) : two_levels(tensor, reduction, codec, way, sum);
 }
 
@@ -111,7 +111,7 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::allreduce_one(const Piece& tensor,
 std::unique_ptr<Algorithm> TwoLevelAllreduce::packed(const std::vector<Piece>& tensors, const Reduction& reduction) {
   if (tensors.size() == 1) return allreduce_one(tensors[0], reduction, Codec::kNone, Way::kPairwise);
   const size_t item = itemsize(reduction.dtype);
-  const bool is_float = !is_flat_ && host_sum(reduction) == HostSum::kFloat;
+  const bool is_float = host_sum(hosts_, reduction) == HostSum::kFloat;
   const bool has_blocks = is_float && float_codec(reduction) != Codec::kNone;
   const auto padded = [&](const Piece& tensor) { return round_up(tensor.count, has_blocks ? kCodecBlock : 1); };
   size_t count = 0;

@@ -18,11 +18,12 @@ namespace rr {
 class TwoLevelAllreduce {
  public:
   TwoLevelAllreduce(const Team& team, const Hosts& hosts, size_t& rounds)
-      : team_(team), hosts_(hosts), here_(team, hosts, rounds), slices_(hosts.here().size()) {
-    for (const auto& members : hosts.members) {
-      slices_ = std::min(slices_, members.size());
-      is_flat_ = is_flat_ && members.size() == 1;
-    }
+      : team_(team),
+        hosts_(hosts),
+        here_(team, hosts, rounds),
+        slices_(hosts.here().size()),
+        is_flat_(are_flat(hosts)) {
+    for (const auto& members : hosts.members) slices_ = std::min(slices_, members.size());
   }
 
   std::unique_ptr<Algorithm> allreduce(const std::vector<Piece>& tensors, const Reduction& reduction, Codec codec);
@@ -39,8 +40,8 @@ class TwoLevelAllreduce {
   const Team& team_;
   const Hosts& hosts_;
   WithinHost here_;
-  size_t slices_;        // ranks of each host that take part between hosts
-  bool is_flat_ = true;  // one rank a host
+  size_t slices_;  // ranks of each host that take part between hosts
+  bool is_flat_;   // one rank a host
 };
 
 }  // namespace rr

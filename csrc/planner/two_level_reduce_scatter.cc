@@ -5,20 +5,15 @@
 #include "collective/linked.h"
 
 namespace rr {
-namespace {
-
-bool is_flat(const Hosts& hosts) { return hosts.here().size() == 1; }
-
-}  // namespace
 
 bool scatters_on_two_levels(const Hosts& hosts, const Reduction& reduction) {
-  return are_even(hosts) && (is_flat(hosts) || host_sum(reduction) != HostSum::kNone);
+  return are_even(hosts) && host_sum(hosts, reduction) != HostSum::kNone;
 }
 
 std::unique_ptr<Algorithm> two_level_reduce_scatter(const Team& team, const Hosts& hosts, size_t& rounds,
                                                     const Piece& tensor, const std::vector<Range>& kept,
                                                     const Reduction& reduction) {
-  const HostSum sum = is_flat(hosts) ? HostSum::kSameType : host_sum(reduction);
+  const HostSum sum = host_sum(hosts, reduction);
   const bool is_float = sum == HostSum::kFloat;
   const bool rings = foldable_in_place(reduction) && takes_ring(tensor.count * itemsize(reduction.dtype), hosts);
   const size_t item = itemsize(reduction.dtype);
@@ -46,7 +41,7 @@ std::unique_ptr<Algorithm> two_level_reduce_scatter(const Team& team, const Host
   // One rank a host sums nothing here: its part is put together, and scaled with the sum.
   Reduction within = bare(reduction);
   Reduction between = reduction;
-  if (!is_flat(hosts)) std::swap(within.prescale, between.prescale);
+  if (!are_flat(hosts)) std::swap(within.prescale, between.prescale);
   const Range& mine = kept[static_cast<size_t>(team.rank())];
   std::vector<HostPart> parts;
   std::vector<Piece> between_pieces;

@@ -10,8 +10,8 @@ holds no thread of TensorFlow's while it waits, so that ranks may come to them i
 Eagerly, operations without a name are matched by the order of calls, as everywhere. In a graph every operation has a
 name, so that it does not matter in which order TensorFlow runs them: the name of the function that is being traced, and
 the operation's number there. So it is the same on all ranks that trace the same collectives, whatever else they trace,
-and however often:
-numbers that TensorFlow appends to functions' names, and Keras to layers', count what the process has made so far.
+and however often: numbers that TensorFlow appends to functions' names, and Keras to layers', count what the process has
+made so far.
 
 AutoGraph leaves these functions as they are: what it makes of one has other globals.
 """
@@ -148,4 +148,4 @@ def numbered_in_graph(kind: str) -> str:
 
 _eager_token: tf.Tensor | None = None
 _made: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
-"""By graph: how many operations of each operator have been put into it and into its branches and loops."""
+"""By graph: how many operations of each operator have been put into it, and into what is numbered with it."""

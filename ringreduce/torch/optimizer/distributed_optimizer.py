@@ -201,8 +201,8 @@ class DistributedMixin(torch.optim.Optimizer):
             self.synchronize()
             self._clipped = self._scaled = True
 
-    def _end_of_scalers_step(self) -> None:
-        """What was reduced has been used, or is left out with the step."""
+    def _forget_reduction(self) -> None:
+        """What was reduced has been used, or never will be."""
         self._synchronized = self._clipped = self._scaled = False
 
     def _is_reduced(self, closure: Callable[[], Any] | None) -> bool:
@@ -268,7 +268,7 @@ class DistributedMixin(torch.optim.Optimizer):
         """As the optimizer's own; a round of gradients that has begun is reduced first, and left unused."""
         for reducer in self._reducers:
             reducer.settle()
-        self._synchronized = self._clipped = self._scaled = False
+        self._forget_reduction()
         self._should_synchronize = True
         with same_groups(self):
             super().load_state_dict(state_dict)

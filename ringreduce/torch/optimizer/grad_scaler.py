@@ -11,7 +11,7 @@ MARK = "ringreduce_reduces"
 
 
 def reduce_before_unscaling() -> None:
-    """Has every GradScaler call an optimizer's `_reduce_for_scaler()` and `_end_of_scalers_step()`, if it has them.
+    """Has every GradScaler call an optimizer's `_reduce_for_scaler()` and `_forget_reduction()`, if it has them.
 
     The first one begins unscale_(optimizer), which writes down whether the gradients are finite: those of this rank
     alone may not be where others are, and ranks would leave out different steps. The second one ends step(optimizer),
@@ -32,9 +32,9 @@ def reduce_before_unscaling() -> None:
     @functools.wraps(plain_step)
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = plain_step(self, optimizer, *args, **kwargs)
-        end = getattr(optimizer, "_end_of_scalers_step", None)
-        if end is not None:
-            end()
+        forget = getattr(optimizer, "_forget_reduction", None)
+        if forget is not None:
+            forget()
         return result
 
     setattr(unscale_, MARK, True)

@@ -78,9 +78,8 @@ class Reducer:
         self._buckets: list[Bucket] = []
         self._loaded: list[dict[str, Any]] = []
         self._launched = 0
-        self._launching = (
-            threading.Lock()
-        )  # autograd has a thread for each GPU, and runs the CPU's nodes in the caller's
+        # Autograd has a thread for each GPU, and runs the CPU's nodes in the caller's.
+        self._launching = threading.Lock()
         for slot in self._slots:
             slot.hook = _register(slot, weakref.ref(self))
         self.remove = weakref.finalize(self, _remove, self._slots)

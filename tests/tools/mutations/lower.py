@@ -439,8 +439,8 @@ ROWS = (
     Mutation(
         "reduce-scatter-scaled-twice",
         "csrc/planner/two_level_reduce_scatter.cc",
-        "  if (!is_flat(hosts)) std::swap(within.prescale, between.prescale);\n",
-        "  if (!is_flat(hosts)) within.prescale = between.prescale;\n",
+        "  if (!are_flat(hosts)) std::swap(within.prescale, between.prescale);\n",
+        "  if (!are_flat(hosts)) within.prescale = between.prescale;\n",
         ("two_level_test",),
     ),
     Mutation(
