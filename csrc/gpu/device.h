@@ -93,7 +93,7 @@ class Device {
   // Kernels of callers, on streams that are not known here, may still read what is released. So nobody gets it before
   // free_released(), which waits until the GPU is idle: it is called without locks, but by allocate() on a full GPU.
   virtual void release(std::byte* data) = 0;
-  virtual void free_released() = 0;
+  virtual void free_released() = 0;  // and closes the mappings that have been forgotten
   virtual size_t released_nbytes() = 0;
   // The allocation that an operand lies in; offset: where in it.
   virtual DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset) = 0;
@@ -101,8 +101,10 @@ class Device {
   // until it is the one of kImports mappings that nobody has asked for longest: ask anew for every operation.
   static constexpr size_t kImports = 4096;
   virtual std::byte* imported(const DeviceExport& peer) = 0;
-  // The mapping of a peer's allocation; nothing in a work stream uses it any more.
+  // The mapping of a peer's allocation; nothing in a work stream uses it any more. It keeps the memory until
+  // free_released().
   virtual void forget(uint64_t uid) = 0;
+  virtual size_t forgotten() = 0;  // mappings
 
   // --- work streams; one thread at a time
   // One more, for work that waits for peers. Two groups' in one work stream could wait for each other for ever: what is

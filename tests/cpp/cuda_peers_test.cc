@@ -88,6 +88,26 @@ class Peer {
   pid_t pid_ = -1;
 };
 
+// Forgets the mapping and wants it again: before it is closed, so that nothing is opened, and in the other turns after.
+void check_forgetting(CudaImports& imports, const DeviceExport& made, const std::byte* base) {
+  auto& fake = FakeCuda::get();
+  static size_t turns = 0;
+  const auto calls = [&] { return fake.calls("cuIpcOpenMemHandle") + fake.calls("cuMemAddressReserve"); };
+  const auto closings = [&] { return fake.calls("cuIpcCloseMemHandle") + fake.calls("cuMemAddressFree"); };
+  const uint64_t opened = calls(), closed = closings();
+  const size_t forgotten = imports.forgotten();
+  imports.forget(made.uid);
+  imports.forget(made.uid);
+  if (imports.forgotten() != forgotten + 1) throw Error("it was not forgotten once");
+  const bool closes = turns++ % 2 == 1;
+  if (closes) imports.close_forgotten();
+  if (closings() - closed != (closes ? forgotten + 1 : 0)) throw Error("mappings were closed too early, or not at all");
+  const std::byte* const again = imports.imported(made);
+  if (calls() - opened != (closes ? 1 : 0)) throw Error("it was opened again, or not");
+  if (!closes && again != base) throw Error("it lies elsewhere");
+  if (imports.forgotten() != (closes ? 0 : forgotten)) throw Error("it is to be closed though it is in use");
+}
+
 // Maps what it is told of, compares it with the pattern of the number that its first byte says, and adds one to all.
 TEST_CASE("cuda peers: the process that is started") {
   const char* const fd_text = std::getenv(kPeerVariable);
@@ -107,7 +127,8 @@ TEST_CASE("cuda peers: the process that is started") {
       std::byte* const base = imports->imported(message.made);
       if (base != before) throw Error("mapped twice");
       if (imports->size() >= kExports) throw Error("more mappings than there may be");
-      std::byte* const data = base + message.offset;
+      check_forgetting(*imports, message.made, base);
+      std::byte* const data = imports->imported(message.made) + message.offset;
       const auto allocation = static_cast<size_t>(data[0]);
       for (size_t i = 0; i < message.nbytes; ++i) {
         if (data[i] != static_cast<std::byte>(allocation + i * 7 % 251)) ++answer.wrong;
@@ -126,7 +147,7 @@ void check_peer_reads_and_writes(const Peer& peer, const DeviceExport& made, uin
                                  size_t allocation, size_t nbytes) {
   fill(at, allocation, nbytes);
   const Answer answer = peer.ask({made, offset, nbytes});
-  CHECK(std::string(answer.error).empty());
+  CHECK_MESSAGE(answer.error[0] == 0, answer.error);
   CHECK(answer.wrong == 0);
   size_t wrong = 0;
   for (size_t i = 0; i < nbytes; ++i) {

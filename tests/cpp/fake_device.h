@@ -74,11 +74,15 @@ class FakeDevice final : public Device {
   void unpin(std::byte* data) override { space_.unpin(data); }
   std::byte* allocate(size_t nbytes) override;
   void release(std::byte* data) override { space_.release(data); }
-  void free_released() override {}
+  void free_released() override { forgotten_ = 0; }
   size_t released_nbytes() override { return 0; }
   DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset) override;
   std::byte* imported(const DeviceExport& peer) override;
-  void forget(uint64_t uid) override { space_.forget(uid); }
+  void forget(uint64_t uid) override {
+    space_.forget(uid);
+    ++forgotten_;
+  }
+  size_t forgotten() override { return forgotten_.load(); }
 
   void copy(WorkStream work_stream, std::byte* dst, const std::byte* src, size_t nbytes) override;
   void move(WorkStream work_stream, const std::vector<DevicePart>& parts, DType from, DType to, double factor) override;
@@ -108,6 +112,7 @@ class FakeDevice final : public Device {
   mutable std::mutex mutex_;
   std::string broken_;
   FakeSpace space_;
+  std::atomic<size_t> forgotten_{0};
   std::atomic<uint64_t> launches_{0};
   FakeWorkStreams work_streams_;  // the last, so that it ends first: its actions use the rest
 };

@@ -28,6 +28,7 @@ int run(int argc, char** argv) {
   const std::string verb = argc > 1 ? argv[1] : "";
   if (verb == "probe") return rr::probe(argc > 2 ? argv[2] : "");
   if (verb == "peer-small") return rr::probe_small_peer({argv + 2, argv + argc});
+  if (verb == "peer-stale") return rr::probe_stale_peer();
   if (verb == "peer-event") return rr::probe_peer_event();
   const std::shared_ptr<rr::Device> device = rr::cuda_device(0);
   if (verb == "check") return rr::check_kernels(*device, argc > 2 && std::strcmp(argv[2], "few") == 0) == 0 ? 0 : 1;

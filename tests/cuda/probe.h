@@ -106,9 +106,12 @@ class Rig {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   }
+  // How long a call takes while the GPU has some 100 ms of copies to make, as text.
+  std::string beside_work(const std::function<void()>& call);
   HostMemory& host() { return *host_; }
   std::byte* memory() { return memory_; }
   static constexpr size_t kNbytes = size_t{1} << 20;
+  static constexpr size_t kStaleNbytes = size_t{64} << 20;  // not from a block that the driver keeps
 
   std::shared_ptr<Device> device;
   std::shared_ptr<const CudaDriver> cuda;
@@ -166,5 +169,6 @@ int probe(const std::string& name);
 // The other processes of the probes that need one.
 int probe_peer_event();                                         // records an event, and lets go when it is told
 int probe_small_peer(const std::vector<std::string>& handles);  // reads what is in each
+int probe_stale_peer();                                         // maps one piece of memory, then another
 
 }  // namespace rr

@@ -8,6 +8,27 @@
 #include "probe.h"
 
 namespace rr {
+
+std::string Rig::beside_work(const std::function<void()>& call) {
+  constexpr int kCopies = 800;
+  const size_t nbytes = cuda->needs_image() ? size_t{256} << 20 : kNbytes;  // 0.13 ms a copy at 4 TB/s
+  const DeviceMemory pair(*device, 2 * nbytes);
+  for (int i = 0; i < kCopies; ++i) device->copy(WorkStream::kCompute, pair.data() + nbytes, pair.data(), nbytes);
+  const Mark last = device->mark(WorkStream::kCompute);
+  const auto ms_since = [](int64_t begin) { return static_cast<double>(now_ns() - begin) * 1e-6; };
+  const bool was_busy = !device->passed(last);
+  const int64_t begin = now_ns();
+  call();
+  const double took = ms_since(begin);
+  const bool is_busy = !device->passed(last);
+  await(*device, WorkStream::kCompute);
+  char text[160];
+  std::snprintf(text, sizeof text, "%s after %.2f ms of %.2f, the GPU %s",
+                was_busy ? "returned" : "NOT TRIED: returned", took, ms_since(begin),
+                is_busy ? "still at work" : "idle");
+  return text;
+}
+
 namespace {
 
 void attributes(Rig& rig) {
@@ -114,6 +135,17 @@ cu::IpcMemHandle unhex(const std::string& text) {
   return handle;
 }
 
+// Whether what gives memory back waits until the GPU is idle.
+void giving_back(Rig& rig) {
+  std::byte* const host = pages(Rig::kNbytes);
+  rig.device->pin(host, Rig::kNbytes);
+  const std::string unpin = rig.beside_work([&] { rig.device->unpin(host); });
+  std::byte* const memory = rig.device->allocate(Rig::kNbytes);
+  rig.device->release(memory);
+  const std::string free = rig.beside_work([&] { rig.device->free_released(); });
+  answer("giving-back", true, "cuMemHostUnregister " + unpin + "; cuMemFree " + free);
+}
+
 // Small allocations, as CuPy's pool makes them, lie in one block of the driver's; a peer opens a handle of each.
 void small_peer(Rig& rig) {
   std::vector<std::string> words = {"peer-small"};
@@ -134,12 +166,70 @@ void small_peer(Rig& rig) {
   std::fflush(stdout);
 }
 
+// Whether a peer can map memory at an address where it still maps what was freed there; and whether mapping waits until
+// the GPU is idle.
+void stale_peer(Rig& rig) {
+  OtherProcess other({"peer-stale"});
+  char seen = 0;
+  cu::DevicePtr first = 0;
+  bool is_same = true;
+  for (uint32_t number = 1; number <= 2; ++number) {
+    cu::IpcMemHandle handle = {};
+    cu::DevicePtr at = 0;
+    rig.check(rig.cuda->mem_alloc(&at, Rig::kStaleNbytes), "cuMemAlloc");
+    *rig.host().as<uint32_t>() = number;
+    to_device(*rig.device, reinterpret_cast<std::byte*>(at), rig.host().data(), sizeof number);
+    rig.check(rig.cuda->ipc_get_mem_handle(&handle, at), "cuIpcGetMemHandle");
+    is_same = number == 1 || at == first;
+    first = at;
+    other.write(&handle, sizeof handle);
+    if (number == 1) other.read(&seen, 1);
+    if (number == 1) rig.check(rig.cuda->mem_free(at), "cuMemFree");
+  }
+  if (!is_same) answer("peer-stale-address", true, "the driver gave another address");
+  if (const int status = other.status(); status != 0) {
+    return answer("peer-stale", false, "status " + std::to_string(status) + " of the other process");
+  }
+  std::printf("%s", other.rest().c_str());
+  std::fflush(stdout);
+}
+
 }  // namespace
+
+int probe_stale_peer() {
+  Rig& rig = *std::make_unique<Rig>().release();
+  std::string text, opening;
+  bool good = true;
+  for (uint32_t number = 1; number <= 2; ++number) {
+    cu::IpcMemHandle handle = {};
+    if (::read(0, &handle, sizeof handle) != static_cast<ssize_t>(sizeof handle)) ::_exit(1);
+    cu::DevicePtr at = 0;
+    cu::Result result = cu::kUnknown;
+    const auto open = [&] { result = rig.cuda->ipc_open_mem_handle(&at, handle, cu::kIpcLazyEnablePeerAccess); };
+    if (number == 1) {
+      open();
+    } else {
+      opening = rig.beside_work(open);
+    }
+    uint32_t found = 0;
+    if (result == cu::kSuccess) {
+      to_host(*rig.device, rig.host().data(), reinterpret_cast<const std::byte*>(at), sizeof found);
+      found = *rig.host().as<uint32_t>();
+    }
+    good = good && found == number;
+    text += (number == 1 ? "" : "; beside the stale mapping: ") + rig.cuda->text(result) + ", " + std::to_string(found);
+    if (number == 2) answer("peer-stale", true, (good ? "" : "NOT so: ") + text);
+    if (number == 2) answer("peer-open", true, "cuIpcOpenMemHandle " + opening);
+    if (number == 1 && ::write(1, "o", 1) != 1) ::_exit(1);
+  }
+  ::_exit(0);
+}
 
 int probe_small_peer(const std::vector<std::string>& handles) {
   Rig& rig = *std::make_unique<Rig>().release();
   bool good = true;
   std::string text;
+  cu::DevicePtr last = 0;
   try {
     uint32_t number = 0;
     for (const std::string& handle : handles) {
@@ -149,6 +239,7 @@ int probe_small_peer(const std::vector<std::string>& handles) {
       to_host(*rig.device, rig.host().data(), reinterpret_cast<const std::byte*>(at), sizeof number);
       const uint32_t found = *rig.host().as<uint32_t>();
       good = good && found == number;
+      last = at;
       text += (text.empty() ? "" : ", ") + std::to_string(found) + " in allocation " + std::to_string(number);
     }
   } catch (const std::exception& error) {
@@ -156,6 +247,13 @@ int probe_small_peer(const std::vector<std::string>& handles) {
     text += error.what();
   }
   answer("peer-small", good, text);
+  try {
+    const std::string close =
+        rig.beside_work([&] { rig.check(rig.cuda->ipc_close_mem_handle(last), "cuIpcCloseMemHandle"); });
+    answer("peer-close", true, "cuIpcCloseMemHandle " + close);
+  } catch (const std::exception& error) {
+    answer("peer-close", false, error.what());
+  }
   ::_exit(0);
 }
 
@@ -164,6 +262,8 @@ void add_memory_probes(std::vector<Probe>& probes) {
   probes.push_back({"without-context", without_context});
   probes.push_back({"pieces", pieces});
   probes.push_back({"peer-small", small_peer});
+  probes.push_back({"peer-stale", stale_peer});
+  probes.push_back({"giving-back", giving_back});
 }
 
 }  // namespace rr

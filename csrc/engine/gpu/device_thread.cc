@@ -1,5 +1,7 @@
 // DeviceQueue: its thread. Asleep while nothing is in flight; polls while something is.
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 
 #include "base/errors.h"
@@ -9,13 +11,17 @@
 namespace rr {
 namespace {
 constexpr int64_t kIdleNs = 1000000000;  // callers ring, so this only bounds what a lost wake-up would cost
-// Neither peers nor streams ring. After as long as any wait polls, one look every 50 us is 4 % of a core, and a
-// look that comes 50 us late is at most as much as the operation has taken until then.
-constexpr int64_t kNapNs = 50000;
+// Neither peers nor streams ring. A look costs about 2 us: one every 50 us is 4 % of a core. Naps begin shorter, so
+// that no look comes later than an eighth of what the operation has taken until then.
+constexpr int64_t kLongestNapNs = 50000;
+constexpr int64_t kShortestNapNs = 5000;
+constexpr int64_t kNapsAWait = 8;
+constexpr unsigned long kSlackNs = 1000;   // of the timer; the default of 50 us comes on top of every nap
 constexpr uintptr_t kPerThreadStream = 2;  // CU_STREAM_PER_THREAD: one handle for a stream of each thread
 }  // namespace
 
 void DeviceQueue::run() {
+  ::prctl(PR_SET_TIMERSLACK, kSlackNs);
   const int64_t spin_ns = static_cast<int64_t>(context_.settings().spin_us * 1000);
   int64_t quiet_since = 0;
   while (!stop_.load(std::memory_order_acquire)) {
@@ -28,19 +34,21 @@ void DeviceQueue::run() {
       continue;
     }
     const bool idle = is_idle();
-    if (idle && context_.is_in_transit()) context_.wait_loop().wake_engine();  // this thread has been at work alone
-    if (!idle) {
-      const int64_t now = now_ns();
-      if (quiet_since == 0) quiet_since = now;
-      if (now - quiet_since < spin_ns) {
-        relax(context_.world().ranks_outnumber_cores());
-        continue;
-      }
+    const bool crowded = context_.world().ranks_outnumber_cores();
+    const int64_t now = now_ns();
+    if (quiet_since == 0) quiet_since = now;
+    const int64_t quiet_ns = now - quiet_since;
+    // Also when idle: who waits for each call makes the next within this time, and waking this thread takes longer.
+    if (quiet_ns < spin_ns && !(idle && crowded)) {
+      relax(crowded);
+      continue;
     }
+    if (idle && context_.is_in_transit()) context_.wait_loop().wake_engine();  // this thread has been at work alone
     const SleepScope scope(bell_);
     const uint32_t seen = bell_.seq.load(std::memory_order_seq_cst);
     if (has_submitted_.load() || stop_.load()) continue;
-    sleep_on(bell_, seen, idle ? kIdleNs : kNapNs);
+    const int64_t nap_ns = std::min(std::max(quiet_ns / kNapsAWait, kShortestNapNs), kLongestNapNs);
+    sleep_on(bell_, seen, idle ? kIdleNs : nap_ns);
   }
 }
 

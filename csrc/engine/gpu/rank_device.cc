@@ -1,22 +1,26 @@
 #include "engine/gpu/rank_device.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/clock.h"
 #include "base/errors.h"
 #include "engine/context.h"
 #include "engine/gpu/device_queue.h"
 #include "os/bell.h"
+#include "os/thread.h"
 
 namespace rr {
 namespace {
-constexpr double kDrainS = 5.0;  // drain() waits so long
+constexpr double kDrainS = 5.0;  // drain() waits so long, and the end of mappings
 }  // namespace
 
 RankDevice::RankDevice(Context& context, std::mutex& executor, const std::shared_ptr<DeviceMessages>& messages)
     : context_(context), executor_(executor), messages_(messages) {}
 
-RankDevice::~RankDevice() = default;
+RankDevice::~RankDevice() {
+  if (closing_.valid()) closing_.wait_for(std::chrono::duration<double>(kDrainS));
+}
 
 void RankDevice::use(std::shared_ptr<Device> device) {
   const std::lock_guard lock(executor_);
@@ -72,8 +76,16 @@ void RankDevice::forget_passed() {
   abandoned_.erase(std::remove_if(abandoned_.begin(), abandoned_.end(), is_over), abandoned_.end());
 }
 
+// A thread that nobody waits for closes them, because that takes until the GPU is idle. Not beside work of ours, which
+// may wait for a peer that waits for this rank.
 void RankDevice::trim_mappings() {
-  if (mappings_ != nullptr) mappings_->trim();
+  if (mappings_ == nullptr) return;
+  mappings_->trim();
+  const bool is_closing = closing_.valid() && closing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+  if (is_closing || owner_->is_busy() || owner_->forgotten() == 0) return;
+  std::packaged_task<void()> close([device = owner_] { device->free_released(); });
+  closing_ = close.get_future();
+  start_thread(std::move(close)).detach();
 }
 
 void RankDevice::abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations,

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -64,6 +65,7 @@ class RankDevice final : public DeviceResources {
   std::shared_ptr<Device> owner_;
   std::atomic<Device*> device_{nullptr};  // set once
   std::shared_ptr<DeviceMappings> mappings_;
+  std::future<void> closing_;  // of what has been forgotten
   std::mutex nccl_mutex_;
   std::shared_ptr<const NcclLibrary> nccl_;
   bool has_looked_for_nccl_ = false;

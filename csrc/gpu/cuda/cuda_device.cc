@@ -80,6 +80,7 @@ std::byte* CudaDevice::allocate(size_t nbytes) {
 void CudaDevice::free_released() {
   const auto current = context_.current_for_freeing();
   memory_.free_released();
+  imports_.close_forgotten();
 }
 
 DeviceExport CudaDevice::exported(const std::byte* data, size_t nbytes, uint64_t& offset) {
@@ -92,10 +93,7 @@ std::byte* CudaDevice::imported(const DeviceExport& peer) {
   return imports_.imported(peer);
 }
 
-void CudaDevice::forget(uint64_t uid) {
-  const auto current = context_.current_for_freeing();
-  imports_.forget(uid);
-}
+void CudaDevice::forget(uint64_t uid) { imports_.forget(uid); }
 
 void CudaDevice::copy(WorkStream work_stream, std::byte* dst, const std::byte* src, size_t nbytes) {
   if (nbytes == 0) return;

@@ -36,6 +36,7 @@ class CudaDevice final : public Device {
   DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset) override;
   std::byte* imported(const DeviceExport& peer) override;
   void forget(uint64_t uid) override;
+  size_t forgotten() override { return imports_.forgotten(); }
 
   WorkStream add_work_stream() override;
   void remove_work_stream(WorkStream work_stream) override { work_streams_.remove(work_stream); }

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -87,6 +88,7 @@ CudaImports::~CudaImports() {
   if (context_.is_left()) return;
   const auto current = context_.current_for_freeing();
   while (!mapped_.empty()) drop(mapped_.begin());
+  close_forgotten();
 }
 
 size_t CudaImports::size() {
@@ -96,23 +98,40 @@ size_t CudaImports::size() {
 
 std::byte* CudaImports::imported(const DeviceExport& peer) {
   if (peer.uid == 0) throw InvalidArgumentError("imported: memory that cannot be mapped by others");
-  const std::lock_guard lock(mutex_);
-  auto known = mapped_.find(peer.uid);
-  if (known == mapped_.end()) {
-    if (mapped_.size() >= capacity_) {
-      auto oldest = mapped_.begin();
-      for (auto one = mapped_.begin(); one != mapped_.end(); ++one) {
-        if (one->second.touched < oldest->second.touched) oldest = one;
-      }
-      drop(oldest);
+  std::unique_lock lock(mutex_);
+  if (mapped_.count(peer.uid) == 0 && mapped_.size() >= capacity_) {
+    auto oldest = mapped_.begin();
+    for (auto one = mapped_.begin(); one != mapped_.end(); ++one) {
+      if (one->second.touched < oldest->second.touched) oldest = one;
     }
-    drop_stale(peer);
-    known = mapped_.emplace(peer.uid, map(peer)).first;
-    known->second.process = peer.process;
-    known->second.owner_base = peer.base;
+    drop(oldest);
   }
-  known->second.touched = ++clock_;
-  return host_ptr(known->second.base);
+  if (mapped_.count(peer.uid) == 0 && !revive(peer.uid)) {
+    if (forget_stale(peer)) {
+      lock.unlock();
+      close_forgotten();
+      lock.lock();
+    }
+    Mapped made = map(peer);
+    made.uid = peer.uid;
+    made.process = peer.process;
+    made.owner_base = peer.base;
+    mapped_[peer.uid] = made;
+  }
+  Mapped& known = mapped_.at(peer.uid);
+  known.touched = ++clock_;
+  return host_ptr(known.base);
+}
+
+// What has been forgotten may be wanted again before it is closed.
+bool CudaImports::revive(uint64_t uid) {
+  for (auto one = forgotten_.begin(); one != forgotten_.end(); ++one) {
+    if (one->uid != uid || one->is_closing) continue;
+    mapped_[uid] = *one;
+    forgotten_.erase(one);
+    return true;
+  }
+  return false;
 }
 
 void CudaImports::forget(uint64_t uid) {
@@ -120,16 +139,46 @@ void CudaImports::forget(uint64_t uid) {
   if (const auto known = mapped_.find(uid); known != mapped_.end()) drop(known);
 }
 
-// Two allocations of a process overlap only if the first has been freed.
-void CudaImports::drop_stale(const DeviceExport& peer) {
-  if (peer.fd >= 0) return;  // ranges of pieces do, though
-  for (auto one = mapped_.begin(); one != mapped_.end();) {
-    const Mapped& old = one->second;
-    const bool overlaps = old.process == peer.process && old.kind == Mapped::Kind::kHandle &&
-                          old.owner_base < peer.base + peer.nbytes && peer.base < old.owner_base + old.nbytes;
-    const auto here = one++;
-    if (overlaps) drop(here);
+void CudaImports::drop(std::map<uint64_t, Mapped>::iterator which) {
+  if (which->second.kind != Mapped::Kind::kOwn) forgotten_.push_back(which->second);
+  mapped_.erase(which);
+}
+
+size_t CudaImports::forgotten() {
+  const std::lock_guard lock(mutex_);
+  return forgotten_.size();
+}
+
+// Each stays in the list until it is closed: what overlaps one cannot be mapped before.
+void CudaImports::close_forgotten() {
+  const std::lock_guard closing(closing_);
+  for (;;) {
+    Mapped oldest;
+    {
+      const std::lock_guard lock(mutex_);
+      if (forgotten_.empty()) return;
+      forgotten_.front().is_closing = true;
+      oldest = forgotten_.front();
+    }
+    close(oldest);
+    const std::lock_guard lock(mutex_);
+    forgotten_.pop_front();
   }
+}
+
+// Two allocations of a process overlap only if the first has been freed. The driver maps no second one there while it
+// maps the first. True if it does.
+bool CudaImports::forget_stale(const DeviceExport& peer) {
+  if (peer.fd >= 0) return false;  // ranges of pieces do, though
+  const auto overlaps = [&peer](const Mapped& old) {
+    return old.process == peer.process && old.kind == Mapped::Kind::kHandle &&
+           old.owner_base < peer.base + peer.nbytes && peer.base < old.owner_base + old.nbytes;
+  };
+  for (auto one = mapped_.begin(); one != mapped_.end();) {
+    const auto here = one++;
+    if (overlaps(here->second)) drop(here);
+  }
+  return std::any_of(forgotten_.begin(), forgotten_.end(), overlaps);
 }
 
 CudaImports::Mapped CudaImports::map(const DeviceExport& peer) {
@@ -196,10 +245,7 @@ CudaImports::Mapped CudaImports::map_pieces(const DeviceExport& peer) {
   }
 }
 
-// The driver waits until the device is idle.
-void CudaImports::drop(std::map<uint64_t, Mapped>::iterator which) {
-  const Mapped mapped = which->second;
-  mapped_.erase(which);
+void CudaImports::close(const Mapped& mapped) const {
   if (mapped.kind == Mapped::Kind::kHandle) {
     RR_CUDA_FREE(context_, ipc_close_mem_handle, mapped.base);
   } else if (mapped.kind == Mapped::Kind::kPieces) {

@@ -1,6 +1,7 @@
 // Device memory of other processes on this host, mapped here: as often as there are allocations, not operands.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <mutex>
 
@@ -18,29 +19,38 @@ class CudaImports {
   CudaImports& operator=(const CudaImports&) = delete;
 
   std::byte* imported(const DeviceExport& peer);
+  // Closing a mapping waits until the GPU is idle (seen on an H200), so it is a step of its own.
   void forget(uint64_t uid);
+  size_t forgotten();
+  void close_forgotten();
   size_t size();
 
  private:
   struct Mapped {
+    uint64_t uid = 0;
     cu::DevicePtr base = 0;
     size_t nbytes = 0;
     enum class Kind { kOwn, kHandle, kPieces } kind = Kind::kOwn;
     uint64_t touched = 0;
     uint64_t process = 0;  // the owner, and where the allocation begins there
     uint64_t owner_base = 0;
+    bool is_closing = false;
   };
   Mapped map(const DeviceExport& peer);
   Mapped map_own(const DeviceExport& peer);
   Mapped map_handle(const DeviceExport& peer);
   Mapped map_pieces(const DeviceExport& peer);
-  void drop_stale(const DeviceExport& peer);
+  bool revive(uint64_t uid);
+  bool forget_stale(const DeviceExport& peer);
   void drop(std::map<uint64_t, Mapped>::iterator which);
+  void close(const Mapped& mapped) const;
 
   const CudaContext& context_;
   const size_t capacity_;
   std::mutex mutex_;
   std::map<uint64_t, Mapped> mapped_;  // by uid
+  std::deque<Mapped> forgotten_;
+  std::mutex closing_;  // locked before mutex_
   uint64_t clock_ = 0;
 };
 

@@ -3,12 +3,14 @@
 #include <dlfcn.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <optional>
 
 #include "base/errors.h"
+#include "base/hash.h"
 #include "base/never_destroyed.h"
 
 namespace rr {
@@ -102,6 +104,7 @@ NcclLibrary::NcclLibrary(const std::string& path) {
   find("ncclGetLastError", GetLastError_, false);
   find("ncclCommShrink", CommShrink, false);
   if (GetVersion != nullptr) GetVersion(&version_);
+  if (const char* host = std::getenv("NCCL_HOSTID")) host_key_ = hash_of_text(host);
   if (!missing.empty() || version_ < kOldest) {
     throw UnavailableError("NCCL: " + path_ + " is " + (version_ == 0 ? "no NCCL" : "NCCL " + dotted(version_)) +
                            (missing.empty() ? "" : " and lacks" + missing) + "; ringreduce needs " + dotted(kOldest) +

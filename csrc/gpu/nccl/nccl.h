@@ -77,9 +77,11 @@ class NcclLibrary {
   // Newer than the oldest NCCL that will do; null where the library lacks it.
   NcclResult (*CommShrink)(ncclComm*, int*, int, ncclComm**, NcclConfig*, int) = nullptr;
 
-  int version() const { return version_; }                           // NCCL's code, such as 22705
-  const std::string& path() const { return path_; }                  // as it was opened
-  std::string name() const;                                          // "NCCL 2.27.5"
+  int version() const { return version_; }           // NCCL's code, such as 22705
+  const std::string& path() const { return path_; }  // as it was opened
+  std::string name() const;                          // "NCCL 2.27.5"
+  // Of NCCL_HOSTID, by which NCCL tells hosts apart where it is set; else 0. It refuses two ranks on one GPU of a host.
+  uint64_t host_key() const { return host_key_; }
   std::string error(NcclResult code, ncclComm* communicator) const;  // NCCL's words; the communicator may be null
 
   // path: RINGREDUCE_NCCL_LIBRARY; empty: the one that this process has loaded already (torch's), else the one that
@@ -90,6 +92,7 @@ class NcclLibrary {
   void load(const std::string& path);
   std::string path_;
   int version_ = 0;
+  uint64_t host_key_ = 0;
   void* handle_ = nullptr;
   const char* (*GetErrorString_)(NcclResult) = nullptr;
   const char* (*GetLastError_)(ncclComm*) = nullptr;

@@ -58,7 +58,7 @@ struct Signature {
   double postscale = 1.0;
   uint64_t nbytes = 0;        // this rank's input
   uint64_t dims[kDims] = {};  // with more, the last is a hash of the rest; grouped: hash of all shapes
-  MemoryRef src;              // on a GPU: uid is gpu_key() of it
+  MemoryRef src;              // on a GPU: uid is gpu_key() of it, and of NCCL_HOSTID
   MemoryRef dst;
 };
 static_assert(sizeof(Signature) == 128);

@@ -13,7 +13,11 @@ void show_device_operands(const Resources& from, Operation& operation) {
   if (nccl_knows(operation, from.size())) {
     say(kNcclKnows);
     const bool may_take_nccl = from.size() > 1 && (path == "auto" || path == "nccl");
-    if (may_take_nccl && from.gpu.nccl() != nullptr) say(kCanNccl);  // looked for when it is first of use
+    const auto nccl = may_take_nccl ? from.gpu.nccl() : nullptr;  // looked for when it is first of use
+    if (nccl != nullptr) {
+      say(kCanNccl);
+      signature.src.uid ^= nccl->host_key();
+    }
   }
   if (from.size() > 1 && from.gpu.device_messages() != nullptr) say(kCanMpi);
   if (path != "auto" && path != "ipc") return;

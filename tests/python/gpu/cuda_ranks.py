@@ -5,10 +5,23 @@ Within a rank. torch and CuPy are imported by whoever calls, so that collecting 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import oracle
+
+TAKES_NCCL = "RR_TEST_TAKES_NCCL"
+
+
+def environment(path: str) -> dict[str, str]:
+    """That of ranks which take this path; "nccl": for whatever NCCL computes."""
+    return {"RINGREDUCE_GPU_PATH": "auto", TAKES_NCCL: "1"} if path == "nccl" else {"RINGREDUCE_GPU_PATH": path}
+
+
+def takes_nccl() -> bool:
+    """Whether this rank's environment is environment("nccl")."""
+    return TAKES_NCCL in os.environ
 
 
 def start() -> tuple[Any, Any, Any]:
@@ -18,6 +31,9 @@ def start() -> tuple[Any, Any, Any]:
     import ringreduce.torch as hvd
 
     hvd.init()
+    if takes_nccl() and torch.cuda.device_count() < hvd.local_size():
+        # NCCL takes two ranks on one GPU only if it believes that they are on two hosts, and then goes by sockets.
+        os.environ.update(NCCL_HOSTID=f"rank {hvd.rank()}", NCCL_NET="Socket", NCCL_SOCKET_IFNAME="lo")
     device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return torch, hvd, device

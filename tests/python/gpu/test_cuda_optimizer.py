@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cuda_ranks import start
+from cuda_ranks import environment, start
 from ranks import run_ranks
 
 STEPS = 5
@@ -100,18 +100,20 @@ def trained(kind: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "kind", "options"),
+    ("size", "kind", "path", "options"),
     [
-        (2, "sgd", {}),
-        (4, "adam", {}),
-        (2, "sgd", {"clip": 0.1}),
-        (2, "sgd", {"scaled": True}),
-        (2, "adam", {"shard_step": True}),
-        (2, "sgd", {"gradient_as_bucket_view": False}),
+        (2, "sgd", "auto", {}),
+        (2, "sgd", "nccl", {}),
+        (4, "adam", "auto", {}),
+        (2, "sgd", "auto", {"clip": 0.1}),
+        (2, "sgd", "auto", {"scaled": True}),
+        (2, "adam", "auto", {"shard_step": True}),
+        (2, "adam", "nccl", {"shard_step": True}),
+        (2, "sgd", "auto", {"gradient_as_bucket_view": False}),
     ],
 )
-def test_equal_to_one_process(size: int, kind: str, options: dict[str, Any]) -> None:
-    run_ranks(trained, size, args=(kind, options))
+def test_equal_to_one_process(size: int, kind: str, path: str, options: dict[str, Any]) -> None:
+    run_ranks(trained, size, args=(kind, options), env=environment(path))
 
 
 def steady() -> list[str]:

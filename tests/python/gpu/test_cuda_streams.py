@@ -9,7 +9,7 @@ from typing import Any
 import cuda_devices
 import oracle
 import pytest
-from cuda_ranks import busy, from_torch, start, to_torch
+from cuda_ranks import busy, environment, from_torch, start, to_torch
 from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
 
 pytestmark = pytest.mark.usefixtures("torch_gpu")
@@ -49,9 +49,9 @@ def sides() -> None:
     assert len(spoiler) == 8
 
 
-@pytest.mark.parametrize("path", ["ipc", "staged"])
+@pytest.mark.parametrize("path", ["ipc", "staged", "nccl"])
 def test_an_operation_orders_streams(path: str) -> None:
-    run_ranks(sides, 2, env={"RINGREDUCE_GPU_PATH": path})
+    run_ranks(sides, 2, env=environment(path))
 
 
 def traced() -> list[str]:
@@ -121,9 +121,9 @@ def lost() -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("path", ["ipc", "staged"])
+@pytest.mark.parametrize("path", ["ipc", "staged", "nccl"])
 def test_a_rank_dies_while_another_waits(path: str) -> None:
-    with start_ranks(lost, 2, env={"RINGREDUCE_GPU_PATH": path}) as job:
+    with start_ranks(lost, 2, env=environment(path)) as job:
         assert job.receive(1) == "here"
         assert job.receive(0) == "waits"
         job.kill(1, signal.SIGKILL)

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
-from cuda_ranks import from_torch, start, to_torch
+from cuda_ranks import environment, from_torch, start, takes_nccl, to_torch
 from ranks import run_ranks
 
+from ringreduce import stats
+
 COUNTS = (1, 1009, 65_537)
-CASES = [(1, "auto"), (2, "auto"), (2, "ipc"), (2, "staged"), (4, "ipc"), (4, "staged")]
+CASES = [(1, "auto"), (2, "auto"), (2, "ipc"), (2, "staged"), (4, "ipc"), (4, "staged"), (2, "nccl"), (4, "nccl")]
 
 
 pytestmark = pytest.mark.usefixtures("torch_gpu")
@@ -42,12 +44,13 @@ def reductions() -> list[str]:
                     digests.append(oracle.digest(result))
     half = len(digests) // 2
     assert digests[:half] == digests[half:], "the same bits in every run"
+    assert not takes_nccl() or stats()["cuda_nccl"] > len(oracle.DTYPES)
     return digests
 
 
 @pytest.mark.parametrize(("size", "path"), CASES)
 def test_every_dtype_and_operation(size: int, path: str) -> None:
-    found = run_ranks(reductions, size, env={"RINGREDUCE_GPU_PATH": path})
+    found = run_ranks(reductions, size, env=environment(path))
     assert all(digests == found[0] for digests in found), "the same bits on all ranks"
     assert len(found[0]) > 500
 
@@ -134,7 +137,7 @@ def kinds() -> None:
 
 @pytest.mark.parametrize(("size", "path"), CASES)
 def test_every_kind(size: int, path: str) -> None:
-    run_ranks(kinds, size, env={"RINGREDUCE_GPU_PATH": path})
+    run_ranks(kinds, size, env=environment(path))
 
 
 def handles() -> None:

@@ -25,7 +25,7 @@ def environment(folder: Path, **more: str) -> dict[str, str | None]:
     if not NCCL.exists():
         pytest.skip(f"no fake NCCL: {NCCL.name} is built with RR_TESTS=ON")
     own = {"RINGREDUCE_NCCL_LIBRARY": str(NCCL), "FAKE_CUDA_DEVICES": "4", "FAKE_NCCL_DIR": str(folder)}
-    return fake_gpu_ranks.environment(**own, **more)
+    return fake_gpu_ranks.environment(**{**own, **more})
 
 
 def collectives() -> None:
@@ -67,6 +67,24 @@ def test_every_kind(size: int, tmp_path: Path) -> None:
     run_ranks(collectives, size, env=environment(tmp_path))
     left = [path.name for path in tmp_path.iterdir() if "-end-" not in path.name]
     assert not left
+
+
+def share(several_hosts: bool) -> None:
+    """Ranks on one GPU, which NCCL takes only for ranks of several hosts."""
+    import ringreduce as rr
+
+    with rr.init() as world:
+        if several_hosts:
+            os.environ["NCCL_HOSTID"] = f"host {world.rank}"
+        stream = Gpu(0).stream()
+        y = rr.allreduce(coming(whole(world.rank, 1, 1000), stream), op=rr.Sum)
+        assert np.array_equal(on(stream, y), total(world.size, 1, 1000))
+        assert rr.stats()["cuda_nccl"] == several_hosts
+
+
+@pytest.mark.parametrize("several_hosts", [False, True])
+def test_ranks_share_a_gpu_if_nccl_is_told_that_they_are_on_several_hosts(several_hosts: bool, tmp_path: Path) -> None:
+    run_ranks(share, 2, args=(several_hosts,), env=environment(tmp_path, FAKE_CUDA_DEVICES="1"))
 
 
 def goes_on() -> str:
