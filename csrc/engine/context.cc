@@ -17,6 +17,7 @@ constexpr double kFinishS = 5;  // shutdown() waits so long for operations on th
 // Every member writes the same values, so it does not matter who is first.
 void copy_tuning(const ControlSegment& from, const ControlSegment& to) {
   to.header().chunk_nbytes = from.header().chunk_nbytes.load();
+  to.header().device_chunk_nbytes = from.header().device_chunk_nbytes.load();
   to.header().eager_nbytes = from.header().eager_nbytes.load();
   to.header().tuned.store(kTuned, std::memory_order_release);
 }

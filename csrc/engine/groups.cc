@@ -103,7 +103,9 @@ int64_t Groups::linger_until_ns() const {
 
 void Groups::housekeep() {
   const std::lock_guard lock(executor_);
-  gpu_.trim_mappings();
+  bool waits_for_peers = false;
+  for_each([&](Group& group) { waits_for_peers |= group.waits_on_device_for_peers(); });
+  gpu_.trim_mappings(waits_for_peers);
   for_each([](Group& group) { group.housekeep(); });
 }
 

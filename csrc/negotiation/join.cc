@@ -7,9 +7,12 @@ namespace rr {
 uint64_t Joins::record(int rank, uint64_t unnamed_counter, std::optional<uint32_t> stamp) {
   const uint64_t epoch = segment_.locked([&] {
     Header& header = control_.header();
+    const bool is_own = !stamp;
+    const uint64_t note = is_own ? notes_.begin() : 0;
     control_.line(rank).unnamed.store(unnamed_counter);
     control_.line(rank).joined.store(stamp.value_or(latest_stamp() + 1));
     header.joined_count.fetch_add(1);
+    if (is_own) notes_.leave_joined(note);
     return header.join_epoch.load();
   });
   segment_.ring_all();  // operations that only waited for this rank are complete now

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "negotiation/names.h"
+#include "negotiation/notes.h"
 #include "negotiation/segment/group_segment.h"
 #include "negotiation/segment/ticket.h"
 
@@ -22,8 +23,8 @@ struct JoinResult {
 
 class Joins {
  public:
-  Joins(const GroupSegment& segment, const Names& names)
-      : segment_(segment), names_(names), control_(segment.control), hosts_(segment.hosts) {}
+  Joins(const GroupSegment& segment, const Names& names, Notes& notes)
+      : segment_(segment), names_(names), notes_(notes), control_(segment.control), hosts_(segment.hosts) {}
 
   // Marks this rank as joined. Returns the epoch that ends when every rank has joined and drained.
   uint64_t join(uint64_t unnamed_counter) { return record(segment_.rank, unnamed_counter, std::nullopt); }
@@ -48,6 +49,7 @@ class Joins {
 
   const GroupSegment& segment_;
   const Names& names_;
+  Notes& notes_;
   const ControlSegment& control_;
   const Hosts& hosts_;
 };

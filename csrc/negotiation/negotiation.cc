@@ -13,7 +13,7 @@ Negotiation::Negotiation(const ControlSegment& control, int rank, const std::vec
       notes_(segment_),
       requests_(segment_, std::move(gpu_path)),
       log_(segment_, requests_, forced, fusion_threshold),
-      joins_(segment_, names_),
+      joins_(segment_, names_, notes_),
       deadlock_(segment_, names_, requests_) {}
 
 void Negotiation::write_request(int rank, Ticket ticket, const Signature& signature, const void* payload,
@@ -29,8 +29,9 @@ void Negotiation::write_request(int rank, Ticket ticket, const Signature& signat
 
 Ticket Negotiation::announce_unnamed(uint64_t counter, const Signature& signature, const void* payload, size_t nbytes) {
   const Ticket ticket = Ticket::unnamed(counter);
+  const uint64_t note = notes_.begin();
   write_request(segment_.rank, ticket, signature, payload, nbytes);
-  notes_.leave(ticket);
+  notes_.leave(note, ticket);
   return ticket;
 }
 
@@ -42,8 +43,9 @@ Ticket Negotiation::announce_named(const std::string& name, const Signature& sig
     const uint64_t generation = names_.next_generation(slot, segment_.rank);
     const Ticket ticket = {Names::request_slot(slot, generation), generation};
     if (!(notes_.has_room(ticket.request_slot) && joins_.have_read(ticket))) return Ticket{};
+    const uint64_t note = notes_.begin();
     write_request(segment_.rank, ticket, signature, payload, nbytes);
-    notes_.leave(ticket);
+    notes_.leave(note, ticket);
     RankMask participants;
     log_full = logged && segment_.hosts.is_first() && requests_.complete(ticket, &participants) &&
                !log_.append_locked(ticket, participants);

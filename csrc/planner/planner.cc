@@ -36,6 +36,8 @@ std::unique_ptr<Algorithm> Planner::plan(uint64_t position, const std::vector<Op
   Team team = team_for(entry.participants, first_round);
   Operation& first = *members.front();
   if (first.signature.place == Place::kDevice) {
+    // Between hosts the stage is for host memory as well.
+    if (!from_.hosts.several()) team.stage.slot_nbytes = from_.control.header().device_chunk_nbytes;
     if (algo != Algo::kStaged || from_.hosts.several()) return on_device_.plan(entry, members, std::move(team), rounds);
     on_device_.prepare_staged(entry, team);
   }

@@ -54,7 +54,8 @@ bool HostRelay::progress() {
 }
 
 bool HostRelay::has_backlog() const {
-  if (has_ordered_entries() || parts_.sequencer.is_log_full()) return true;
+  // Nobody rings for a note that has held up others.
+  if (!parts_.are_notes_passed_on() || has_ordered_entries() || parts_.sequencer.is_log_full()) return true;
   return parts_.links.any_of(
       [](const LeaderConnection& connection) { return !connection.out.empty() || !connection.in.empty(); });
 }
@@ -64,7 +65,8 @@ bool HostRelay::pass_on(bool everybody) {
   news_.collect();
   parts_.links.move();
   receiver_.receive();
-  return have_all_left(everybody) && is_all_sent();
+  const bool is_all_told = parts_.are_notes_passed_on() || has_failed(parts_.control);
+  return have_all_left(everybody) && is_all_told && is_all_sent();
 }
 
 bool HostRelay::have_all_left(bool everybody) const {

@@ -1,5 +1,7 @@
 #include "relay/rank_news.h"
 
+#include <algorithm>
+
 #include "negotiation/segment/failure.h"
 
 namespace rr {
@@ -19,58 +21,42 @@ bool RankNews::is_choked() const {
   return parts_.links.any_of([](const LeaderConnection& connection) { return connection.out.nbytes_left() > kAhead; });
 }
 
-// What the ranks have announced is looked up first: what a rank announced before it joined, or drained, is sent before
-// that, and the first host sends an entry of the log before what a rank announced after it had run the entry.
+// How far the ranks have come is looked up first: what a rank announced before it waited, left or drained is sent
+// before that, and the first host sends an entry of the log before what a rank announced after it had run the entry.
 void RankNews::collect_ranks() {
   const bool drained = join_.have_drained();
   struct Seen {
-    uint64_t notes = 0;
     uint64_t blocked_epoch = 0;
-    bool has_joined = false;
+    Attendance attendance = Attendance::kPresent;
   };
   std::vector<Seen> seen;
   for (const int r : parts_.hosts.here()) {
     const RankLine& line = parts_.control.line(r);
-    const bool joined = line.joined.load(std::memory_order_acquire) != 0;
-    const uint64_t epoch = line.blocked_epoch.load(std::memory_order_acquire);
-    seen.push_back({parts_.control.outbox(r).written.load(std::memory_order_acquire), epoch, joined});
+    seen.push_back({line.blocked_epoch.load(std::memory_order_acquire), line.attendance.load()});
   }
+  const uint64_t end = notes_begun();
   if (parts_.hosts.is_first()) parts_.sequencer.send_log();
-  const int me = parts_.hosts.leader_here();
-  bool has_anyone_joined = false;
-  for (size_t i = 0; i < seen.size(); ++i) {
+  const bool are_all_told = collect_notes(end);
+  for (size_t i = 0; i < seen.size() && are_all_told; ++i) {
     const int r = parts_.hosts.here()[i];
-    collect_notes(r, seen[i].notes);
     Sent& sent = sent_[static_cast<size_t>(r)];
-    if (seen[i].has_joined && !sent.has_joined) {
-      sent.has_joined = has_anyone_joined = true;
-      parts_.links.tell_decisions(me);
-      parts_.own_requests.show(r);
-      parts_.links.send(FrameType::kJoined, r, [&](FrameWriter& out) {
-        out.put(parts_.control.line(r).unnamed.load());
-        out.put(parts_.control.line(r).joined.load());
-      });
-    }
     deadlock_.send_block(r, seen[i].blocked_epoch);
     // Of a rank that has joined, all: no request carries its last ones.
     const uint64_t watermark = parts_.control.line(r).watermark.load(std::memory_order_acquire);
-    if (watermark >= (seen[i].has_joined ? sent.watermark + 1 : watermark_due(r))) {
+    if (watermark >= (sent.has_joined ? sent.watermark + 1 : watermark_due(r))) {
       sent.watermark = watermark;
       parts_.links.send(FrameType::kWatermark, r, [&](FrameWriter& out) { out.put(watermark); });
     }
-    if (parts_.control.line(r).attendance.load() != sent.attendance) {
-      if (parts_.hosts.is_first()) parts_.sequencer.send_log();
-      collect_notes(r, parts_.control.outbox(r).written.load(std::memory_order_acquire));
+    if (seen[i].attendance != sent.attendance) {
       if (parts_.hosts.is_first()) parts_.sequencer.send_log();  // with what those notes have completed
       parts_.own_requests.show(r);
       send_attendance(r);
     }
   }
-  if (has_anyone_joined) parts_.own_requests.tell_all();  // what only waited for them
   parts_.own_requests.show_late();
   if (parts_.links.decisions_untold() >= parts_.control.capacity())
-    parts_.links.tell_decisions(me);  // so that they can forget
-  if (drained) join_.send_drained();
+    parts_.links.tell_decisions(parts_.hosts.leader_here());  // so that they can forget
+  if (drained && are_all_told) join_.send_drained();
 }
 
 uint64_t RankNews::watermark_due(int rank) const { return sent_[static_cast<size_t>(rank)].watermark + kWatermarkStep; }
@@ -88,27 +74,58 @@ void RankNews::send_attendance(int rank) {
   });
 }
 
-void RankNews::collect_notes(int rank, uint64_t end) {
-  Outbox& outbox = parts_.control.outbox(rank);
-  const uint64_t begin = outbox.read.load(std::memory_order_relaxed);
-  if (begin == end) return;
-  parts_.links.tell_decisions(
-      parts_.hosts.leader_here());  // the rank may have run what was decided, or been refused it
-  for (uint64_t at = begin; at != end; ++at) {
-    const Note note = parts_.control.note(rank, at);
-    const Ticket ticket = {note.request_slot, note.tag};
-    if (parts_.negotiation.requests().is_quick(parts_.control.signature(ticket.request_slot, rank),
-                                               ticket.is_named())) {
-      send_quick(rank, ticket);
-    } else {
-      parts_.own_requests.add(rank, ticket);
-      if (parts_.hosts.is_first()) parts_.sequencer.add(ticket);
-    }
-    parts_.own_requests.tell(ticket);
-    if (parts_.hosts.is_first()) parts_.sequencer.look(ticket);
+uint64_t RankNews::notes_begun() const { return parts_.control.header().notes.load(); }
+
+bool RankNews::collect_notes(uint64_t end) {
+  if (parts_.notes_passed_on >= end) return true;
+  struct Unread {
+    uint64_t number;
+    int rank;
+    bool operator<(const Unread& other) const { return number < other.number; }
+  };
+  std::vector<Unread> unread;
+  bool is_any_full = false;
+  for (const int r : parts_.hosts.here()) {
+    const Outbox& outbox = parts_.control.outbox(r);
+    const uint64_t written = outbox.written.load(std::memory_order_acquire);
+    const uint64_t begin = outbox.read.load(std::memory_order_relaxed);
+    for (uint64_t at = begin; at != written; ++at) unread.push_back({parts_.control.note(r, at).number, r});
+    is_any_full |= written - begin + 1 >= parts_.control.note_count();
   }
-  outbox.read.store(end, std::memory_order_release);
-  if (end - begin >= parts_.control.note_count()) parts_.negotiation.segment().ring_waiters();
+  std::sort(unread.begin(), unread.end());
+  if (!unread.empty()) parts_.links.tell_decisions(parts_.hosts.leader_here());  // its rank may have run them
+  for (const auto& [number, rank] : unread) {
+    if (number != parts_.notes_passed_on || number >= end) break;
+    Outbox& outbox = parts_.control.outbox(rank);
+    const uint64_t at = outbox.read.load(std::memory_order_relaxed);
+    const Note note = parts_.control.note(rank, at);
+    note.request_slot == Note::kJoined ? send_joined(rank) : send_request(rank, {note.request_slot, note.tag});
+    outbox.read.store(at + 1, std::memory_order_release);
+    ++parts_.notes_passed_on;
+  }
+  if (is_any_full) parts_.negotiation.segment().ring_waiters();
+  return parts_.notes_passed_on >= end;
+}
+
+void RankNews::send_request(int rank, Ticket ticket) {
+  if (parts_.negotiation.requests().is_quick(parts_.control.signature(ticket.request_slot, rank), ticket.is_named())) {
+    send_quick(rank, ticket);
+  } else {
+    parts_.own_requests.add(rank, ticket);
+    if (parts_.hosts.is_first()) parts_.sequencer.add(ticket);
+  }
+  parts_.own_requests.tell(ticket);
+  if (parts_.hosts.is_first()) parts_.sequencer.look(ticket);
+}
+
+void RankNews::send_joined(int rank) {
+  sent_[static_cast<size_t>(rank)].has_joined = true;
+  parts_.own_requests.show(rank);
+  parts_.links.send(FrameType::kJoined, rank, [&](FrameWriter& out) {
+    out.put(parts_.control.line(rank).unnamed.load());
+    out.put(parts_.control.line(rank).joined.load());
+  });
+  parts_.own_requests.tell_all();  // what only waited for it
 }
 
 void RankNews::send_quick(int rank, Ticket ticket) {

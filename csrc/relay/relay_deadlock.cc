@@ -13,6 +13,8 @@ constexpr size_t kTextNbytesMost = sizeof Header::withdraw_text - 1;
 void RelayDeadlock::look() {
   if (!parts_.hosts.is_first() || parts_.phase != Phase::kNone || stuck_.has_value() || has_failed(parts_.control))
     return;
+  // A verdict withdraws requests, which the notes of ranks here may still be about.
+  if (!parts_.are_notes_passed_on()) return;
   stuck_ = parts_.negotiation.deadlock().freeze_if_stuck();
   if (!stuck_.has_value()) return;
   voted_.assign(static_cast<size_t>(parts_.hosts.count()), false);

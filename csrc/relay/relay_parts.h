@@ -34,6 +34,10 @@ struct RelayParts {
   Decisions decisions;           // of the others
   Phase phase = Phase::kNone;    // the point that this host has said it has come to
   bool is_failure_told = false;  // all leaders know that the group has failed
+  uint64_t notes_passed_on = 0;  // of the ranks here
+
+  // Whether all that the ranks here have announced has been put into the links.
+  bool are_notes_passed_on() const { return notes_passed_on == control.header().notes.load(); }
 
   bool all_are_at(Phase which) const {
     return phase == which &&

@@ -18,11 +18,12 @@ struct alignas(64) Progress {
 struct Stage {
   Progress* progress = nullptr;  // [rank]
   std::byte* slots = nullptr;    // [rank][slot]
-  size_t slot_nbytes = 0;
+  size_t slot_nbytes = 0;        // that a round uses, at most
+  size_t slot_stride = 0;        // bytes from a slot to the next
   size_t slot_count = 0;
 
   std::byte* slot(int rank, uint64_t round) const {
-    return slots + (static_cast<size_t>(rank) * slot_count + static_cast<size_t>(round % slot_count)) * slot_nbytes;
+    return slots + (static_cast<size_t>(rank) * slot_count + static_cast<size_t>(round % slot_count)) * slot_stride;
   }
 };
 

@@ -48,7 +48,12 @@ TEST_CASE("nccl: a bucket of all types, small tensors packed into one call, larg
           packed += call.count == 3 + 1000 + 17 || call.count == 3 + 1000 + 7000 + 17;
         expect(packed == kTypes.size(), "one packed call a type");
         expect(job.before.size() == kTypes.size() && job.after.size() == kTypes.size(), "packed and unpacked");
-        finish(*nccl_path(rank.teams, rank.everyone(), std::move(job)));
+        {
+          const auto algorithm = nccl_path(rank.teams, rank.everyone(), std::move(job));
+          expect(rank.teams->is_at_work(), "an operation is under way");
+          finish(*algorithm);
+        }
+        expect(!rank.teams->is_at_work(), "none is");
         for (size_t t = 0; t < kTypes.size(); ++t) {
           for (size_t i = 0; i < wanted[t].size(); ++i) {
             expect(get(parts[t].second[i].dst, wanted[t][i].size()) == wanted[t][i],

@@ -183,6 +183,27 @@ TEST_CASE("join: what a rank announced before it joined ends as well") {
   }
 }
 
+// Its host may hear that rank 2 has gone on before it hears that rank 3 has joined, without which the operation is not
+// complete there.
+TEST_CASE("join: what a rank announced before it joined ends, whichever rank of another host joins last") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_hosts({0, 1, 1, 1}, [](Rank& rank) {
+    for (int turn = 0; turn < rounds(300); ++turn) {
+      if (rank.rank == 0) {
+        const Sum sum = start_sum(rank, rank.world, 2, turn, "named");
+        rank.world.join(nullptr);
+        finish_sum(rank.world, sum, 1 + 3);
+      } else {
+        if (rank.rank == 2) {
+          finish_sum(rank.world, start_sum(rank, rank.world, 2, turn, "named"), 1 + 3);
+          for (int k = 0; k < 4; ++k) finish_sum(rank.world, start_sum(rank, rank.world, 2, k, "named", false), 3);
+        }
+        rank.world.join(nullptr);
+      }
+    }
+  }));
+}
+
 TEST_CASE("join: what needs everybody fails on the ranks that called it, and only there") {
   const Environment environment{};
   for (const int joined : {0, 1, 3}) {

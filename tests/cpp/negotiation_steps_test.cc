@@ -108,6 +108,7 @@ TEST_CASE(
     return ranks[0].record_named(name, {{rank, sum, nullptr, 0}});
   };
   ranks[0].joins().join(0);
+  ranks.control.outbox(0).read = 1;
   std::vector<Ticket> tickets;
   for (size_t i = 0; i < ranks.control.capacity(); ++i) tickets.push_back(record("name " + std::to_string(i), 1));
   CHECK(record("one more", 1).tag == 0);

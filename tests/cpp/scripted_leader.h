@@ -23,6 +23,7 @@ inline const std::vector<int> kHostOf = {0, 0, 1, 1};
 struct Script {
   FrameWriter said;                // what the other end says
   std::vector<FrameType> answers;  // kShown, which goes by the clock, left out
+  std::vector<int> answers_of;     // ranks, of each answer
   std::vector<int> shown;          // ranks
   int64_t clock_ns[2] = {};        // of the last answer to a question for the clock
   bool takes = true;               // the link does what it is given
@@ -44,6 +45,7 @@ class ScriptedLink : public Link {
         script_.shown.push_back(head.rank);
       } else {
         script_.answers.push_back(head.type);
+        script_.answers_of.push_back(head.rank);
       }
       if (head.type == FrameType::kClock) {
         std::memcpy(script_.clock_ns, frame + sizeof head, sizeof script_.clock_ns);

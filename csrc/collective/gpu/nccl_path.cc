@@ -27,6 +27,7 @@ class NcclPath final : public Algorithm {
  public:
   NcclPath(std::shared_ptr<NcclTeams> teams, Team team, NcclJob job)
       : teams_(std::move(teams)), team_(std::move(team)), job_(std::move(job)) {
+    teams_->begin();
     teams_->begin_preparing();
   }
 
@@ -34,6 +35,7 @@ class NcclPath final : public Algorithm {
     // The group has failed: whoever is dead will not take part, and kernels that wait for it must end.
     if (state_ != State::kDone) teams_->abort();
     if (state_ == State::kMeet || state_ == State::kLaunch) teams_->end_preparing();
+    teams_->end();
   }
 
   Step step() override {

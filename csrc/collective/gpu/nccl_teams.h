@@ -33,6 +33,10 @@ class NcclTeams {
   void close(double drain_s = NcclCommunicator::kDrainS);
   // Whether NCCL prepares something, which rings no bell.
   bool must_poll() const { return preparing_.load(std::memory_order_relaxed) != 0; }
+  // Whether an operation is under way.
+  bool is_at_work() const { return operations_.load(std::memory_order_relaxed) != 0; }
+  void begin() { operations_.fetch_add(1, std::memory_order_relaxed); }
+  void end() { operations_.fetch_sub(1, std::memory_order_relaxed); }
   void begin_preparing() { preparing_.fetch_add(1, std::memory_order_relaxed); }
   void end_preparing() { preparing_.fetch_sub(1, std::memory_order_relaxed); }
 
@@ -54,6 +58,7 @@ class NcclTeams {
   const Log& log_;
   std::string where_;
   std::map<std::vector<int>, Entry> entries_;  // by members
+  std::atomic<int> operations_{0};
   std::atomic<int> preparing_{0};
 };
 

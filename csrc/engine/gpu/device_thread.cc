@@ -36,14 +36,18 @@ void DeviceQueue::run() {
     const bool idle = is_idle();
     const bool crowded = context_.world().ranks_outnumber_cores();
     const int64_t now = now_ns();
-    if (quiet_since == 0) quiet_since = now;
+    const bool is_first = quiet_since == 0;
+    if (is_first) quiet_since = now;
     const int64_t quiet_ns = now - quiet_since;
     // Also when idle: who waits for each call makes the next within this time, and waking this thread takes longer.
-    if (quiet_ns < spin_ns && !(idle && crowded)) {
+    const bool polls = quiet_ns < spin_ns && !(idle && crowded);
+    if ((is_first || !polls) && idle && context_.is_in_transit()) {
+      context_.wait_loop().wake_engine();  // this thread has been at work alone
+    }
+    if (polls) {
       relax(crowded);
       continue;
     }
-    if (idle && context_.is_in_transit()) context_.wait_loop().wake_engine();  // this thread has been at work alone
     const SleepScope scope(bell_);
     const uint32_t seen = bell_.seq.load(std::memory_order_seq_cst);
     if (has_submitted_.load() || stop_.load()) continue;
@@ -182,14 +186,18 @@ bool DeviceQueue::advance() {
     std::exception_ptr error;
     std::optional<State> end;
     try {
-      end = look_at(operation, error);
+      const bool is_cancelled = operation.is_cancelled.load();
+      const bool is_copied_only = is_cancelled && operation.task == DeviceTask::kSend && operation.copied.has_value();
+      if (!is_copied_only) end = look_at(operation, error);
+      // A copy that is under way ends first: somebody has to see that it does.
+      const bool is_over = !operation.copied.has_value() || (is_copied_only && copy_on(operation));
+      if (!end.has_value() && is_cancelled && is_over) {
+        end = State::kFailed;
+        error = operation.error;
+      }
     } catch (const std::exception&) {
       end = State::kFailed;
       error = std::current_exception();
-    }
-    if (!end.has_value() && operation.is_cancelled.load()) {
-      end = State::kFailed;
-      error = operation.error;
     }
     if (!end.has_value()) {
       ++i;

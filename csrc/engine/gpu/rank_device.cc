@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 
 #include "base/clock.h"
 #include "base/errors.h"
@@ -12,14 +13,15 @@
 
 namespace rr {
 namespace {
-constexpr double kDrainS = 5.0;  // drain() waits so long, and the end of mappings
+constexpr double kDrainS = 5.0;    // drain() waits so long
+constexpr double kClosingS = 1.0;  // and the end, for mappings that are being closed
 }  // namespace
 
 RankDevice::RankDevice(Context& context, std::mutex& executor, const std::shared_ptr<DeviceMessages>& messages)
     : context_(context), executor_(executor), messages_(messages) {}
 
 RankDevice::~RankDevice() {
-  if (closing_.valid()) closing_.wait_for(std::chrono::duration<double>(kDrainS));
+  if (closing_.valid()) closing_.wait_for(std::chrono::duration<double>(kClosingS));
 }
 
 void RankDevice::use(std::shared_ptr<Device> device) {
@@ -76,16 +78,21 @@ void RankDevice::forget_passed() {
   abandoned_.erase(std::remove_if(abandoned_.begin(), abandoned_.end(), is_over), abandoned_.end());
 }
 
-// A thread that nobody waits for closes them, because that takes until the GPU is idle. Not beside work of ours, which
-// may wait for a peer that waits for this rank.
-void RankDevice::trim_mappings() {
-  if (mappings_ == nullptr) return;
+// A thread that nobody waits for closes them, because that takes until the GPU is idle. Not beside kernels that wait
+// for a peer, which may itself wait for this rank.
+void RankDevice::trim_mappings(bool waits_for_peers) {
+  if (owner_ == nullptr) return;
   mappings_->trim();
   const bool is_closing = closing_.valid() && closing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
-  if (is_closing || owner_->is_busy() || owner_->forgotten() == 0) return;
+  if (is_closing || waits_for_peers || owner_->forgotten() == 0) return;
   std::packaged_task<void()> close([device = owner_] { device->free_released(); });
-  closing_ = close.get_future();
-  start_thread(std::move(close)).detach();
+  std::future<void> closed = close.get_future();
+  try {
+    start_thread(std::move(close)).detach();
+    closing_ = std::move(closed);
+  } catch (const std::system_error&) {
+    // There is no thread to be had now; housekeeping comes again.
+  }
 }
 
 void RankDevice::abandon(std::unique_ptr<Algorithm> algorithm, const std::vector<OperationPtr>& operations,

@@ -47,7 +47,8 @@ class RankDevice final : public DeviceResources {
   // Of what was abandoned: lets go of what work streams have come to the end of.
   void forget_passed();
   void note_busy(bool is_busy) { is_busy_.store(is_busy, std::memory_order_relaxed); }
-  void trim_mappings();
+  // waits_for_peers: a kernel of some group's may be waiting for other ranks.
+  void trim_mappings(bool waits_for_peers);
   // Waits for work streams: what they still copy to and from goes away next.
   void drain();
 

@@ -37,6 +37,7 @@ class Executor {
   bool needs(int rank) const;
   // Whether a library prepares something on the GPU; it rings no bell.
   bool must_poll_device() const { return planner_.on_device().must_poll(); }
+  bool waits_on_device_for_peers() const { return planner_.on_device().waits_for_peers(); }
   // The operations of the entry under way have failed: nothing more is done for them.
   void drop();
   // The same, for good.

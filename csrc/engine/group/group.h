@@ -83,6 +83,8 @@ class Group {
   bool progress(bool from_engine);
   // Whether a library prepares something on the GPU; it rings no bell.
   bool must_poll_device() const { return executor_.must_poll_device(); }
+  // Whether a kernel of this rank's may be waiting for those of others.
+  bool waits_on_device_for_peers() const { return executor_.waits_on_device_for_peers(); }
   // When the engine should look again at an open bucket; INT64_MAX = never.
   int64_t linger_until_ns() const { return executor_.linger_until_ns(); }
   // Timeouts, stalls and ranks that died or left; called a few times a second by sleepers and by the engine.

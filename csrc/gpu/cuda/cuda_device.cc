@@ -74,7 +74,13 @@ void CudaDevice::unpin(std::byte* data) {
 
 std::byte* CudaDevice::allocate(size_t nbytes) {
   const Current current(context_);
-  return memory_.allocate(nbytes);
+  try {
+    return memory_.allocate(nbytes);
+  } catch (const Error&) {
+    if (imports_.forgotten() == 0) throw;
+    imports_.close_forgotten();  // which keep what peers on this GPU have freed
+    return memory_.allocate(nbytes);
+  }
 }
 
 void CudaDevice::free_released() {

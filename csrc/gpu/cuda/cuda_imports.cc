@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -107,16 +106,19 @@ std::byte* CudaImports::imported(const DeviceExport& peer) {
     drop(oldest);
   }
   if (mapped_.count(peer.uid) == 0 && !revive(peer.uid)) {
-    if (forget_stale(peer)) {
+    forget_stale(peer);
+    std::optional<Mapped> made = map(peer);
+    if (!made) {
       lock.unlock();
       close_forgotten();
       lock.lock();
+      made = map(peer);
     }
-    Mapped made = map(peer);
-    made.uid = peer.uid;
-    made.process = peer.process;
-    made.owner_base = peer.base;
-    mapped_[peer.uid] = made;
+    if (!made) throw InternalError("CUDA: " + context_.where() + ": " + memory_of(peer) + ": it is mapped already");
+    made->uid = peer.uid;
+    made->process = peer.process;
+    made->owner_base = peer.base;
+    mapped_[peer.uid] = *made;
   }
   Mapped& known = mapped_.at(peer.uid);
   known.touched = ++clock_;
@@ -166,22 +168,21 @@ void CudaImports::close_forgotten() {
   }
 }
 
-// Two allocations of a process overlap only if the first has been freed. The driver maps no second one there while it
-// maps the first. True if it does.
-bool CudaImports::forget_stale(const DeviceExport& peer) {
-  if (peer.fd >= 0) return false;  // ranges of pieces do, though
-  const auto overlaps = [&peer](const Mapped& old) {
-    return old.process == peer.process && old.kind == Mapped::Kind::kHandle &&
-           old.owner_base < peer.base + peer.nbytes && peer.base < old.owner_base + old.nbytes;
-  };
+// Two allocations of a process overlap only if the first has been freed.
+void CudaImports::forget_stale(const DeviceExport& peer) {
+  if (peer.fd >= 0) return;  // ranges of pieces do, though
   for (auto one = mapped_.begin(); one != mapped_.end();) {
+    const Mapped& old = one->second;
+    const bool overlaps = old.process == peer.process && old.kind == Mapped::Kind::kHandle &&
+                          old.owner_base < peer.base + peer.nbytes && peer.base < old.owner_base + old.nbytes;
     const auto here = one++;
-    if (overlaps(here->second)) drop(here);
+    if (overlaps) drop(here);
   }
-  return std::any_of(forgotten_.begin(), forgotten_.end(), overlaps);
 }
 
-CudaImports::Mapped CudaImports::map(const DeviceExport& peer) {
+// Nothing: the driver says that it maps something there already. Drivers differ: what the owner has freed may still be
+// mapped here (an H200's driver 580 maps the new memory beside it).
+std::optional<CudaImports::Mapped> CudaImports::map(const DeviceExport& peer) {
   if (peer.process == process_number()) return map_own(peer);
   return peer.fd < 0 ? map_handle(peer) : map_pieces(peer);
 }
@@ -204,7 +205,7 @@ CudaImports::Mapped CudaImports::map_own(const DeviceExport& peer) {
   return mapped;
 }
 
-CudaImports::Mapped CudaImports::map_handle(const DeviceExport& peer) {
+std::optional<CudaImports::Mapped> CudaImports::map_handle(const DeviceExport& peer) {
   cu::IpcMemHandle handle = {};
   static_assert(sizeof handle.reserved == sizeof peer.handle);
   std::memcpy(handle.reserved, peer.handle.data(), sizeof handle.reserved);
@@ -213,6 +214,7 @@ CudaImports::Mapped CudaImports::map_handle(const DeviceExport& peer) {
   mapped.kind = Mapped::Kind::kHandle;
   // The flag has access between GPUs enabled where the peer's is another one.
   const auto result = context_.driver().ipc_open_mem_handle(&mapped.base, handle, cu::kIpcLazyEnablePeerAccess);
+  if (result == cu::kAlreadyMapped) return std::nullopt;
   context_.check(result, cu::symbols::ipc_open_mem_handle, memory_of(peer));
   return mapped;
 }

@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "gpu/cuda/cuda_context.h"
 
@@ -36,12 +37,12 @@ class CudaImports {
     uint64_t owner_base = 0;
     bool is_closing = false;
   };
-  Mapped map(const DeviceExport& peer);
+  std::optional<Mapped> map(const DeviceExport& peer);
   Mapped map_own(const DeviceExport& peer);
-  Mapped map_handle(const DeviceExport& peer);
+  std::optional<Mapped> map_handle(const DeviceExport& peer);
   Mapped map_pieces(const DeviceExport& peer);
   bool revive(uint64_t uid);
-  bool forget_stale(const DeviceExport& peer);
+  void forget_stale(const DeviceExport& peer);
   void drop(std::map<uint64_t, Mapped>::iterator which);
   void close(const Mapped& mapped) const;
 

@@ -91,7 +91,7 @@ bool ControlSegment::is_quick(const Signature& signature, bool is_named) const {
 }
 
 Stage ControlSegment::stage(size_t chunk_nbytes) const {
-  return {at<Progress>(progress_), base() + stage_, chunk_nbytes, kSlotCount};
+  return {at<Progress>(progress_), base() + stage_, chunk_nbytes, kSlotLargest, kSlotCount};
 }
 
 size_t ControlSegment::link_capacity() const { return size_ <= 16 ? 64 << 10 : 16 << 10; }

@@ -126,9 +126,11 @@ struct Header {
   struct {
     uint64_t unnamed;
     int64_t last_joined;
-  } join_results[2];                        // by epoch mod 2: a rank reads one before it can join twice more
-  alignas(64) std::atomic<uint32_t> tuned;  // kTuned once chunk_nbytes and eager_nbytes are final
-  std::atomic<uint64_t> chunk_nbytes;       // atomic because all members of a new group write the same values
+  } join_results[2];                          // by epoch mod 2: a rank reads one before it can join twice more
+  alignas(64) std::atomic<uint64_t> notes;    // that the ranks of this host have begun, on several hosts
+  alignas(64) std::atomic<uint32_t> tuned;    // kTuned once chunk_nbytes and eager_nbytes are final
+  std::atomic<uint64_t> chunk_nbytes;         // atomic because all members of a new group write the same values
+  std::atomic<uint64_t> device_chunk_nbytes;  // the same for memory of GPUs
   std::atomic<uint64_t> eager_nbytes;
   alignas(64) uint32_t failure_kind;  // index into the error table
   char failure_text[8188];
@@ -167,10 +169,13 @@ struct Entry {
   } member[kEntryMembers];
 };
 
-// What a rank of a group on several hosts has announced, in order, for the leader of its host to pass on.
+// What a rank of a group on several hosts has announced, in order, for the leader of its host to pass on; or that it
+// has joined, which has no request slot.
 struct Note {
+  static constexpr uint64_t kJoined = UINT64_MAX;
   uint64_t request_slot;
   uint64_t tag;
+  uint64_t number;  // Header::notes when the rank began
 };
 
 struct Outbox {
@@ -228,8 +233,8 @@ class ControlSegment {
     return reinterpret_cast<Note*>(outbox_base(rank) + sizeof(Outbox))[index % note_count()];
   }
   // A rank announces nothing while so many notes have not been passed on. Usually it has no more in flight; without the
-  // ranks that have joined it may be faster than its leader.
-  size_t note_count() const { return kUnnamedSlots + capacity_; }
+  // ranks that have joined it may be faster than its leader. There is always a place for the note that it has joined.
+  size_t note_count() const { return kUnnamedSlots + capacity_ + 1; }
   // Messages that `from` has sent to `to`, once it has left: they may arrive after that news.
   std::atomic<uint64_t>& messages_sent(int from, int to) const {
     return at<std::atomic<uint64_t>>(messages_)[from * size_ + to];

@@ -58,7 +58,7 @@ void DevicePlanner::pin_stage(Team& team) {
   team.device = from_.gpu.device();
   if (pinned_stage_ != nullptr) return;
   const Stage& stage = team.stage;
-  team.device->pin(stage.slots, static_cast<size_t>(from_.size()) * stage.slot_count * stage.slot_nbytes);
+  team.device->pin(stage.slots, static_cast<size_t>(from_.size()) * stage.slot_count * stage.slot_stride);
   pinned_stage_ = stage.slots;
 }
 

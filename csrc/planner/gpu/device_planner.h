@@ -36,6 +36,7 @@ class DevicePlanner {
   void close_nccl();  // at the group's end
   // Whether NCCL prepares something on the GPU; it rings no bell.
   bool must_poll() const { return nccl_ != nullptr && nccl_->must_poll(); }
+  bool waits_for_peers() const { return nccl_ != nullptr && nccl_->is_at_work(); }
 
  private:
   void log_path(const Entry& entry);

@@ -100,6 +100,13 @@ ROWS = (
         ("device_queue_test",),
     ),
     Mutation(
+        "mapping-closed-at-once",
+        "csrc/gpu/cuda/cuda_imports.cc",
+        "if (which->second.kind != Mapped::Kind::kOwn) forgotten_.push_back(which->second);",
+        "close(which->second);",
+        ("cuda_peers_test",),
+    ),
+    Mutation(
         "stale-export",
         "csrc/gpu/cuda/cuda_exports.cc",
         "mixed(uid + piece.id *",

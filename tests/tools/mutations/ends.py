@@ -14,8 +14,8 @@ ROWS = (
     Mutation(
         "handed-over-by-the-queue",
         "csrc/engine/gpu/device_thread.cc",
-        "if (idle && context_.is_in_transit()) context_.wait_loop().wake_engine();",
-        "",
+        "if ((is_first || !polls) && idle && context_.is_in_transit()) {",
+        "if (false) {",
         ("in_transit_test::the queue of a GPU",),
         limit_s=20,
     ),

@@ -36,15 +36,15 @@ ROWS = (
     Mutation(
         "overwritten-statement",
         "csrc/negotiation/notes.cc",
-        "return unread < control_.note_count() && is_passed_on(request_slot);",
-        "return unread < control_.note_count();",
+        "(unread() + 1 < control_.note_count() && is_passed_on(request_slot))",
+        "unread() + 1 < control_.note_count()",
         ("negotiation_steps_test",),
     ),
     Mutation(
         "note-room",
         "csrc/negotiation/notes.cc",
-        "return unread < control_.note_count() && is_passed_on(request_slot);",
-        "return is_passed_on(request_slot);",
+        "(unread() + 1 < control_.note_count() && is_passed_on(request_slot))",
+        "is_passed_on(request_slot)",
         ("negotiation_steps_test",),
     ),
     Mutation(
@@ -57,9 +57,12 @@ ROWS = (
     Mutation(
         "decisions-untold",
         "csrc/relay/rank_news.cc",
-        "  parts_.links.tell_decisions(\n      parts_.hosts.leader_here());  // the rank may have run what was decided",
-        "  //",
-        ("order_hosts_test::order: what a rank calls next",),
+        "  if (!unread.empty()) parts_.links.tell_decisions(parts_.hosts.leader_here());",
+        "",
+        (
+            "order_hosts_test::order: what a rank calls next",
+            "order_hosts_test::order: a rank that joins after a refusal",
+        ),
     ),
     Mutation(
         "refused-by-sight",
@@ -72,18 +75,31 @@ ROWS = (
     Mutation(
         "joined-unshown",
         "csrc/relay/rank_news.cc",
-        "      parts_.links.tell_decisions(me);\n      parts_.own_requests.show(r);\n",
-        "      parts_.links.tell_decisions(me);\n",
+        ".has_joined = true;\n  parts_.own_requests.show(rank);\n",
+        ".has_joined = true;\n",
         ("order_hosts_test::order: what a rank announced before it joined is compared",),
         limit_s=30,
     ),
     Mutation(
-        "join-overtakes-refusal",
+        "news-unsorted",
         "csrc/relay/rank_news.cc",
-        "      parts_.links.tell_decisions(me);\n      parts_.own_requests.show(r);\n",
-        "      parts_.own_requests.show(r);\n",
-        ("order_hosts_test::order: a rank that joins after a refusal",),
-        limit_s=40,
+        "  std::sort(unread.begin(), unread.end());\n",
+        "",
+        ("rank_news_test",),
+    ),
+    Mutation(
+        "news-over-a-gap",
+        "csrc/relay/rank_news.cc",
+        "    if (number != parts_.notes_passed_on || number >= end) break;\n",
+        "    if (number >= end) break;\n",
+        ("rank_news_test",),
+    ),
+    Mutation(
+        "news-before-notes",
+        "csrc/relay/rank_news.cc",
+        "i < seen.size() && are_all_told; ++i",
+        "i < seen.size(); ++i",
+        ("rank_news_test",),
     ),
     Mutation(
         "sent-and-shown",
@@ -125,8 +141,8 @@ ROWS = (
     Mutation(
         "join-untold",
         "csrc/relay/rank_news.cc",
-        "  if (has_anyone_joined) parts_.own_requests.tell_all();",
-        "  if (false) parts_.own_requests.tell_all();",
+        "  parts_.own_requests.tell_all();  // what only waited for it\n",
+        "",
         ("decision_frames_test",),
     ),
     Mutation(
@@ -189,13 +205,6 @@ ROWS = (
         ("hosts_test",),
     ),
     Mutation(
-        "joined-too-early",
-        "csrc/relay/rank_news.cc",
-        "    if (seen[i].has_joined && !sent.has_joined) {\n",
-        "    if (!sent.has_joined && (seen[i].has_joined || parts_.control.header().joined_count.load() != 0)) {\n",
-        ("join_hosts_test",),
-    ),
-    Mutation(
         "join-last",
         "csrc/negotiation/join.cc",
         "control_.line(rank).joined.store(stamp.value_or(latest_stamp() + 1));",
@@ -248,8 +257,8 @@ ROWS = (
     Mutation(
         "leader-parts",
         "csrc/relay/host_relay.cc",
-        "return have_all_left(everybody) && is_all_sent();",
-        "(void)everybody;\n  return is_all_sent();",
+        "return have_all_left(everybody) && is_all_told && is_all_sent();",
+        "(void)everybody;\n  return is_all_told && is_all_sent();",
         ("leave_hosts_test",),
     ),
     Mutation(

@@ -1,0 +1,58 @@
+// In which order the other hosts hear of what the ranks of one host do, step by step and on one thread.
+#include <utility>
+
+#include "doctest/doctest.h"
+#include "scripted_leader.h"
+
+namespace rr::test {
+namespace {
+
+using Told = std::vector<std::pair<FrameType, int>>;
+
+Told told(Listener& listener) {
+  CHECK(listener.hear().empty());
+  Told all;
+  for (size_t i = 0; i < listener.answers.size(); ++i) all.emplace_back(listener.answers[i], listener.answers_of[i]);
+  listener.answers.clear();
+  listener.answers_of.clear();
+  return all;
+}
+
+void announce(Listener& listener, int rank, const std::string& name) {
+  bool log_full = false;
+  REQUIRE(listener.rank(rank).announce_named(name, small_sum(), nullptr, 0, false, log_full).tag != 0);
+}
+
+TEST_CASE("news: other hosts hear of what ranks of a host do in the order in which they did it") {
+  Listener listener;
+  announce(listener, 3, "a");
+  listener.rank(2).announce_unnamed(0, small_sum(), nullptr, 0);
+  listener.rank(3).joins().join(0);
+  announce(listener, 2, "a");
+  listener.rank(2).announce_unnamed(1, small_sum(), nullptr, 0);
+  CHECK(told(listener) == Told{{FrameType::kNamed, 3},
+                               {FrameType::kUnnamed, 2},
+                               {FrameType::kJoined, 3},
+                               {FrameType::kNamed, 2},
+                               {FrameType::kUnnamed, 2}});
+}
+
+TEST_CASE("news: what comes after a note that a rank is about to leave waits for it") {
+  Listener listener;
+  const ControlSegment& control = listener.control();
+  const uint64_t number = control.header().notes.fetch_add(1);  // rank 3 is about to announce
+  announce(listener, 2, "a");
+  control.line(2).attendance = Attendance::kShutDown;
+  CHECK(told(listener).empty());
+  Signature& announced = control.signature(0, 3);
+  announced = small_sum();
+  control.head(0, 3).digest = digest(announced);
+  control.head(0, 3).tag = Ticket::unnamed(0).tag;
+  control.note(3, 0) = {0, Ticket::unnamed(0).tag, number};
+  CHECK(told(listener).empty());
+  control.outbox(3).written = 1;
+  CHECK(told(listener) == Told{{FrameType::kUnnamed, 3}, {FrameType::kNamed, 2}, {FrameType::kLeft, 2}});
+}
+
+}  // namespace
+}  // namespace rr::test
