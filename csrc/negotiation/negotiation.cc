@@ -16,22 +16,31 @@ Negotiation::Negotiation(const ControlSegment& control, int rank, const std::vec
       joins_(segment_, names_, notes_),
       deadlock_(segment_, names_, requests_) {}
 
-void Negotiation::write_request(int rank, Ticket ticket, const Signature& signature, const void* payload,
-                                size_t nbytes) {
+void Negotiation::fill_request(int rank, Ticket ticket, const Signature& signature, const void* payload,
+                               size_t nbytes) {
   RequestSlotHead& head = control_.head(ticket.request_slot, rank);
   head.digest.store(digest(signature), std::memory_order_relaxed);
   if (nbytes != 0) std::memcpy(control_.payload(ticket.request_slot, rank), payload, nbytes);
   // Rewriting equal bytes would take the lines away from the readers for nothing.
   Signature& announced = control_.signature(ticket.request_slot, rank);
   if (std::memcmp(&announced, &signature, sizeof signature) != 0) std::memcpy(&announced, &signature, sizeof signature);
-  head.tag.store(ticket.tag, std::memory_order_release);
+}
+
+void Negotiation::show_request(int rank, Ticket ticket) {
+  control_.head(ticket.request_slot, rank).tag.store(ticket.tag, std::memory_order_release);
+}
+
+// The payload is read before the note begins: whatever that takes, the leader waits for no page of the caller's.
+void Negotiation::announce(Ticket ticket, const Signature& signature, const void* payload, size_t nbytes) {
+  fill_request(segment_.rank, ticket, signature, payload, nbytes);
+  const uint64_t note = notes_.begin();
+  show_request(segment_.rank, ticket);
+  notes_.leave(note, ticket);
 }
 
 Ticket Negotiation::announce_unnamed(uint64_t counter, const Signature& signature, const void* payload, size_t nbytes) {
   const Ticket ticket = Ticket::unnamed(counter);
-  const uint64_t note = notes_.begin();
-  write_request(segment_.rank, ticket, signature, payload, nbytes);
-  notes_.leave(note, ticket);
+  announce(ticket, signature, payload, nbytes);
   return ticket;
 }
 
@@ -43,9 +52,7 @@ Ticket Negotiation::announce_named(const std::string& name, const Signature& sig
     const uint64_t generation = names_.next_generation(slot, segment_.rank);
     const Ticket ticket = {Names::request_slot(slot, generation), generation};
     if (!(notes_.has_room(ticket.request_slot) && joins_.have_read(ticket))) return Ticket{};
-    const uint64_t note = notes_.begin();
-    write_request(segment_.rank, ticket, signature, payload, nbytes);
-    notes_.leave(note, ticket);
+    announce(ticket, signature, payload, nbytes);
     RankMask participants;
     log_full = logged && segment_.hosts.is_first() && requests_.complete(ticket, &participants) &&
                !log_.append_locked(ticket, participants);
@@ -73,7 +80,10 @@ bool Negotiation::record(Ticket ticket, const std::vector<Recorded>& requests) {
 // Of a named operation: the group's lock is held.
 bool Negotiation::write_requests(Ticket ticket, const std::vector<Recorded>& requests) {
   if (ticket.is_named() && !joins_.have_read(ticket)) return false;
-  for (const Recorded& one : requests) write_request(one.rank, ticket, one.signature, one.payload, one.nbytes);
+  for (const Recorded& one : requests) {
+    fill_request(one.rank, ticket, one.signature, one.payload, one.nbytes);
+    show_request(one.rank, ticket);
+  }
   return true;
 }
 

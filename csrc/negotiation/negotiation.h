@@ -69,7 +69,10 @@ class Negotiation {
   bool record(Ticket ticket, const std::vector<Recorded>& requests);
 
  private:
-  void write_request(int rank, Ticket ticket, const Signature& signature, const void* payload, size_t nbytes);
+  // This rank's request, and the note of it.
+  void announce(Ticket ticket, const Signature& signature, const void* payload, size_t nbytes);
+  void fill_request(int rank, Ticket ticket, const Signature& signature, const void* payload, size_t nbytes);
+  void show_request(int rank, Ticket ticket);
   bool write_requests(Ticket ticket, const std::vector<Recorded>& requests);
 
   const GroupSegment segment_;

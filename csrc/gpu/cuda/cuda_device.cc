@@ -72,15 +72,17 @@ void CudaDevice::unpin(std::byte* data) {
   memory_.unpin(data);
 }
 
+// What this process has mapped of peers on this GPU keeps what they have freed. A thread may just have closed it.
 std::byte* CudaDevice::allocate(size_t nbytes) {
   const Current current(context_);
+  const uint64_t closed = imports_.closed();
   try {
     return memory_.allocate(nbytes);
   } catch (const Error&) {
-    if (imports_.forgotten() == 0) throw;
-    imports_.close_forgotten();  // which keep what peers on this GPU have freed
-    return memory_.allocate(nbytes);
+    imports_.close_forgotten();
+    if (imports_.closed() == closed) throw;
   }
+  return memory_.allocate(nbytes);
 }
 
 void CudaDevice::free_released() {

@@ -151,6 +151,11 @@ size_t CudaImports::forgotten() {
   return forgotten_.size();
 }
 
+uint64_t CudaImports::closed() {
+  const std::lock_guard lock(mutex_);
+  return closed_;
+}
+
 // Each stays in the list until it is closed: what overlaps one cannot be mapped before.
 void CudaImports::close_forgotten() {
   const std::lock_guard closing(closing_);
@@ -165,6 +170,7 @@ void CudaImports::close_forgotten() {
     close(oldest);
     const std::lock_guard lock(mutex_);
     forgotten_.pop_front();
+    ++closed_;
   }
 }
 

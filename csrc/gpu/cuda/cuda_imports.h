@@ -24,6 +24,7 @@ class CudaImports {
   void forget(uint64_t uid);
   size_t forgotten();
   void close_forgotten();
+  uint64_t closed();  // so far
   size_t size();
 
  private:
@@ -53,6 +54,7 @@ class CudaImports {
   std::deque<Mapped> forgotten_;
   std::mutex closing_;  // locked before mutex_
   uint64_t clock_ = 0;
+  uint64_t closed_ = 0;
 };
 
 }  // namespace rr
