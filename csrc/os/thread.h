@@ -3,6 +3,8 @@
 
 #include <signal.h>
 
+#include <functional>
+#include <future>
 #include <thread>
 #include <utility>
 
@@ -33,6 +35,15 @@ template <typename Task>
 std::thread start_thread(Task task) {
   const SignalsBlocked inherited;
   return std::thread(std::move(task));
+}
+
+// The same of a thread that is left to its work, which may never end. The future becomes ready when it does, and holds
+// what it has thrown. Throws std::system_error where no thread is to be had.
+inline std::future<void> start_detached(std::function<void()> work) {
+  std::packaged_task<void()> task(std::move(work));
+  std::future<void> done = task.get_future();
+  start_thread(std::move(task)).detach();
+  return done;
 }
 
 }  // namespace rr

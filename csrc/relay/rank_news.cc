@@ -34,7 +34,7 @@ void RankNews::collect_ranks() {
     const RankLine& line = parts_.control.line(r);
     seen.push_back({line.blocked_epoch.load(std::memory_order_acquire), line.attendance.load()});
   }
-  const uint64_t end = notes_begun();
+  const uint64_t end = parts_.control.header().notes.load();
   if (parts_.hosts.is_first()) parts_.sequencer.send_log();
   const bool are_all_told = collect_notes(end);
   for (size_t i = 0; i < seen.size() && are_all_told; ++i) {
@@ -73,8 +73,6 @@ void RankNews::send_attendance(int rank) {
     out.put(std::string(has_left(attendance) ? parts_.control.cause(rank).text : ""));
   });
 }
-
-uint64_t RankNews::notes_begun() const { return parts_.control.header().notes.load(); }
 
 bool RankNews::collect_notes(uint64_t end) {
   if (parts_.notes_passed_on >= end) return true;

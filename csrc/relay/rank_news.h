@@ -35,8 +35,6 @@ class RankNews {
     Attendance attendance = Attendance::kPresent;
   };
   void collect_ranks();
-  // Numbers of notes below this one are of what has been done so far.
-  uint64_t notes_begun() const;
   // Passes on the notes up to this number, in their order. False: the rank of the next one has not left it yet.
   bool collect_notes(uint64_t end);
   void send_request(int rank, Ticket ticket);

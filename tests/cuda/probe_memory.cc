@@ -183,8 +183,9 @@ void stale_peer(Rig& rig) {
     is_same = number == 1 || at == first;
     first = at;
     other.write(&handle, sizeof handle);
-    if (number == 1) other.read(&seen, 1);
-    if (number == 1) rig.check(rig.cuda->mem_free(at), "cuMemFree");
+    if (number == 2) break;
+    other.read(&seen, 1);
+    rig.check(rig.cuda->mem_free(at), "cuMemFree");
   }
   if (!is_same) answer("peer-stale-address", true, "the driver gave another address");
   if (const int status = other.status(); status != 0) {

@@ -74,7 +74,7 @@ struct DeviceOperation : std::enable_shared_from_this<DeviceOperation> {
   // The queue's thread.
   std::vector<std::unique_ptr<StreamPoint>> after;  // one a stream; those that have passed are null
   Staging staging;                                  // of a message
-  std::optional<Mark> copied;
+  std::optional<Mark> copied;                       // of its copy, while that is under way
 
   std::atomic<int> waiting{0};            // threads that wait for it
   std::atomic<bool> was_asked{false};     // somebody has got to know its error

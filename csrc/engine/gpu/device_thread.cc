@@ -186,18 +186,15 @@ bool DeviceQueue::advance() {
     std::exception_ptr error;
     std::optional<State> end;
     try {
-      const bool is_cancelled = operation.is_cancelled.load();
-      const bool is_copied_only = is_cancelled && operation.task == DeviceTask::kSend && operation.copied.has_value();
-      if (!is_copied_only) end = look_at(operation, error);
-      // A copy that is under way ends first: somebody has to see that it does.
-      const bool is_over = !operation.copied.has_value() || (is_copied_only && copy_on(operation));
-      if (!end.has_value() && is_cancelled && is_over) {
-        end = State::kFailed;
-        error = operation.error;
-      }
+      end = look_at(operation, error);
     } catch (const std::exception&) {
       end = State::kFailed;
       error = std::current_exception();
+    }
+    // A copy that is under way ends first: somebody has to see that it does.
+    if (!end.has_value() && operation.is_cancelled.load() && !operation.copied.has_value()) {
+      end = State::kFailed;
+      error = operation.error;
     }
     if (!end.has_value()) {
       ++i;
@@ -223,6 +220,8 @@ std::optional<State> DeviceQueue::look_at(DeviceOperation& operation, std::excep
   if (operation.inner == nullptr && copies_first) {
     if (!copy_on(operation)) return std::nullopt;
     if (operation.task == DeviceTask::kCopy) return State::kDone;
+    operation.copied.reset();
+    if (operation.is_cancelled.load()) return std::nullopt;
     OperationPtr inner = begin_message(operation);
     const std::lock_guard lock(mutex_);
     operation.inner = std::move(inner);

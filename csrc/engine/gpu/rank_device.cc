@@ -85,11 +85,8 @@ void RankDevice::trim_mappings(bool waits_for_peers) {
   mappings_->trim();
   const bool is_closing = closing_.valid() && closing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
   if (is_closing || waits_for_peers || owner_->forgotten() == 0) return;
-  std::packaged_task<void()> close([device = owner_] { device->free_released(); });
-  std::future<void> closed = close.get_future();
   try {
-    start_thread(std::move(close)).detach();
-    closing_ = std::move(closed);
+    closing_ = start_detached([device = owner_] { device->free_released(); });
   } catch (const std::system_error&) {
     // There is no thread to be had now; housekeeping comes again.
   }

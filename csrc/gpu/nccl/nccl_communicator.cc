@@ -23,10 +23,7 @@ constexpr auto kNap = std::chrono::milliseconds(1);
 
 // Runs work on a thread of its own. False when it takes longer; then the thread is left to it.
 bool within(double seconds, const std::function<void()>& work) {
-  std::packaged_task<void()> task(work);
-  std::future<void> done = task.get_future();
-  start_thread(std::move(task)).detach();
-  return done.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
+  return start_detached(work).wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
 }
 
 }  // namespace
