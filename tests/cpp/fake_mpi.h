@@ -73,7 +73,8 @@ class FakeMpi final : public MpiLibrary {
     return seen();
   }
 
-  int ibarrier(MpiHandle, MpiHandle& request) override {
+  int ialltoall(const void* src, int nbytes, void* dst, MpiHandle, MpiHandle, MpiHandle& request) override {
+    std::memcpy(dst, src, static_cast<size_t>(nbytes));
     request = start({nullptr, 0, 0, false, everybody_comes});
     return seen();
   }
@@ -104,8 +105,9 @@ class FakeMpi final : public MpiLibrary {
     for (size_t i = 0; i < requests.size() && failing == 0; ++i) {
       MpiHandle request = requests[i];
       bool is_done = false;
+      const bool is_cancelled = requests_.at(value(request)).is_cancelled;
       test(request, is_done);
-      if (is_done) done.push_back({i, 0});
+      if (is_done) done.push_back({i, 0, is_cancelled});
     }
     return failing;
   }
@@ -115,7 +117,7 @@ class FakeMpi final : public MpiLibrary {
     if (receive.done || holds_receives) return seen();
     auto& posted = receives_[receive.tag];
     posted.erase(std::find(posted.begin(), posted.end(), value(request)));
-    receive.done = true;
+    receive.done = receive.is_cancelled = true;
     return seen();
   }
   MpiCudaCalls cuda_calls() const override { return cuda; }
@@ -141,6 +143,7 @@ class FakeMpi final : public MpiLibrary {
     int tag;
     bool is_send;
     bool done;
+    bool is_cancelled = false;
   };
   struct Parcel {
     std::vector<std::byte> copy;  // of one that has left; the others are read when they are received

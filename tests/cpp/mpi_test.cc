@@ -153,6 +153,23 @@ TEST_CASE("mpi: close frees the communicator when nothing is on its way") {
   CHECK(rank.mpi->requests() == 0);
 }
 
+// A freed one's successor may be given its messages.
+TEST_CASE("mpi: close does not free a communicator with a message that this rank has not received") {
+  for (const bool is_received : {true, false}) {
+    Rank rank;
+    const auto link = rank.link(5, 6);
+    auto peer = rank.link(6, 5);
+    std::byte byte{};
+    CHECK(link->push(&byte, 1) == 1);
+    CHECK(peer->pull(&byte, 1) == 1);
+    if (!is_received) peer.reset();
+    CHECK(link->push(&byte, 1) == 1);  // into a receive that is posted, or nowhere
+    CHECK_FALSE(rank.communicator->progress());
+    rank.communicator->close(1.0);
+    CHECK(rank.mpi->communicators == (is_received ? 0 : 1));
+  }
+}
+
 TEST_CASE("mpi: nothing is called after MPI_Finalize, and calls say so") {
   Rank rank;
   auto link = rank.link(5, 6);

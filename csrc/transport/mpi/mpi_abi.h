@@ -53,7 +53,7 @@ struct StandardAbi {
 };
 
 struct alignas(16) MpiStatus {
-  std::byte content[64];  // at least kStatusNbytes; of what is in it only MPI_ERROR is read, after an error
+  std::byte content[64];  // at least kStatusNbytes; of its fields only MPI_ERROR is read, after an error
 };
 
 }  // namespace rr

@@ -56,6 +56,8 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiLibrary> library, uintptr_t 
         "MPI_Comm_set_errhandler");
   check(library_->comm_rank(comm_, rank_), "MPI_Comm_rank");
   check(library_->comm_size(comm_, size_), "MPI_Comm_size");
+  sent_.resize(static_cast<size_t>(size_));
+  received_.resize(static_cast<size_t>(size_));
 }
 
 void MpiCommunicator::duplicate(const MpiHandle& comm, double timeout_s, void (*interrupt)()) {
@@ -143,6 +145,7 @@ void MpiCommunicator::started(const MpiMessagePtr& message, State state, int cod
                   std::to_string(to.tag) + ",");
   message->state = state;
   sending_ += state == State::kSending;
+  sent_[static_cast<size_t>(to.peer)] += state == State::kSending;
   has_news_ = true;
   message->place = pending_.size();
   pending_.push_back(message);
@@ -158,14 +161,17 @@ void MpiCommunicator::remove(const MpiMessagePtr& message) {
   pending_.pop_back();
 }
 
-void MpiCommunicator::ended(const MpiMessagePtr& message, int code) {
+void MpiCommunicator::ended(const MpiMessagePtr& message, const MpiDone& how) {
   const State state = message->state;
-  remove(message);
-  if (code == 0) return;
-  library_->leave(message);  // nothing says that MPI is through with it
   const MpiEnvelope& envelope = message->envelope;
-  check(code, std::string("MPI_Testsome of a message ") + (state == State::kSending ? "to" : "from") + " peer " +
-                  std::to_string(envelope.peer) + ", tag " + std::to_string(envelope.tag) + ",");
+  remove(message);
+  if (how.code == 0) {
+    received_[static_cast<size_t>(envelope.peer)] += state != State::kSending && !how.is_cancelled;
+    return;
+  }
+  library_->leave(message);  // nothing says that MPI is through with it
+  check(how.code, std::string("MPI_Testsome of a message ") + (state == State::kSending ? "to" : "from") + " peer " +
+                      std::to_string(envelope.peer) + ", tag " + std::to_string(envelope.tag) + ",");
 }
 
 // One call for all messages, because in each MPI looks at all its connections: with four hosts there are about thirty,
@@ -182,7 +188,7 @@ void MpiCommunicator::sweep() {
   std::exception_ptr first;
   for (const MpiDone& done : done_) {
     try {
-      ended(messages[done.index], done.code);
+      ended(messages[done.index], done);
     } catch (const Error&) {
       if (first == nullptr) first = std::current_exception();
     }
@@ -248,16 +254,32 @@ bool MpiCommunicator::drain(std::unique_lock<std::mutex>& lock, double drain_s) 
     if (!waits()) return false;
     sweep();
   }
-  if (drain_s <= 0) return true;
+  if (drain_s <= 0) return false;
   // Until all ranks have come to this point, or time is up. A rank that is alone in MPI_Finalize no longer helps the
   // others to be rid of their messages, and MPICH 4.0.2 then waits for ever.
-  MpiHandle barrier;
-  check(library_->ibarrier(comm_, barrier), "MPI_Ibarrier");
-  for (bool done = false;;) {
-    check(library_->test(barrier, done), "MPI_Test of MPI_Ibarrier");
-    if (done) return true;
-    if (!waits()) return false;
+  struct Exchange {
+    std::vector<uint64_t> sent;
+    std::vector<uint64_t> sent_here;  // by the others
+    MpiHandle request;
+  };
+  const auto exchange = std::make_shared<Exchange>();
+  exchange->sent = sent_;
+  exchange->sent_here.resize(sent_.size());
+  try {
+    check(library_->ialltoall(exchange->sent.data(), sizeof(uint64_t), exchange->sent_here.data(), byte_, comm_,
+                              exchange->request),
+          "MPI_Ialltoall");
+    for (bool is_done = false;;) {
+      check(library_->test(exchange->request, is_done), "MPI_Test of MPI_Ialltoall");
+      if (is_done) return exchange->sent_here == received_;
+      if (!waits()) break;
+    }
+  } catch (const Error&) {
+    library_->leave(exchange);
+    throw;
   }
+  library_->leave(exchange);  // a late rank completes it, and MPI writes there
+  return false;
 }
 
 void MpiCommunicator::close(double drain_s) noexcept {
@@ -266,7 +288,7 @@ void MpiCommunicator::close(double drain_s) noexcept {
   if (closed_) return;
   closed_ = true;
   try {
-    // With something on its way MPI would keep it; after an error nobody can tell.
+    // What is not through is MPI's for ever; after an error nobody can tell.
     if (drain(lock, drain_s)) check(library_->comm_free(comm_), "MPI_Comm_free");
   } catch (const Error&) {
     // The job is at its end: whoever waits for these messages learns of it from the peer that has gone.

@@ -74,6 +74,9 @@ class MpiCommunicator {
   // Takes back what is to be received, waits up to drain_s seconds for what is on its way and for the other ranks to
   // come here too, then frees the communicator. Never hangs: what no peer takes in time is left to MPI, with its
   // memory. Touches nothing after MPI_Finalize or in a forked child. Does nothing twice.
+  //
+  // A communicator for which this rank has been sent more than it has received is not freed: MPI gives a freed one's
+  // context id to the next, and MPICH 5.0.2 then delivers the old one's messages there.
   void close(double drain_s) noexcept;
   static constexpr double kDrainS = 1.0;
 
@@ -86,10 +89,10 @@ class MpiCommunicator {
   void duplicate(const MpiHandle& comm, double timeout_s, void (*interrupt)());
   void started(const MpiMessagePtr& message, State state, int code, const char* call);
   void remove(const MpiMessagePtr& message);
-  void ended(const MpiMessagePtr& message, int code);
+  void ended(const MpiMessagePtr& message, const MpiDone& how);
   bool is_stale() const;
   void sweep();
-  // True when nothing of the communicator is under way any more.
+  // True when no message of the communicator is under way any more, or waits for this rank.
   bool drain(std::unique_lock<std::mutex>& lock, double drain_s);
 
   std::shared_ptr<MpiLibrary> library_;
@@ -104,6 +107,8 @@ class MpiCommunicator {
   std::vector<MpiMessagePtr> pending_;  // whatever MPI has; each knows its place
   size_t sending_ = 0;                  // of them
   size_t withdrawn_ = 0;
+  std::vector<uint64_t> sent_;      // messages, by peer
+  std::vector<uint64_t> received_;  // likewise
   int64_t swept_ns_ = 0;
   bool has_news_ = false;  // a message was started since
   std::vector<MpiHandle> requests_;

@@ -21,24 +21,25 @@ constexpr size_t kErrorTextNbytes = 2048;     // MPI_MAX_ERROR_STRING is 256 to 
 constexpr size_t kVersionTextNbytes = 16384;  // MPI_MAX_LIBRARY_VERSION_STRING is 256 to 8192
 
 // X(name, type)
-#define RR_MPI_CALLS(X)                                                              \
-  X(Initialized, int(int*))                                                          \
-  X(Finalized, int(int*))                                                            \
-  X(Query_thread, int(int*))                                                         \
-  X(Get_library_version, int(char*, int*))                                           \
-  X(Error_string, int(int, char*, int*))                                             \
-  X(Error_class, int(int, int*))                                                     \
-  X(Comm_rank, int(Comm, int*))                                                      \
-  X(Comm_size, int(Comm, int*))                                                      \
-  X(Comm_set_errhandler, int(Comm, typename Abi::Errhandler))                        \
-  X(Comm_idup, int(Comm, Comm*, Request*))                                           \
-  X(Comm_free, int(Comm*))                                                           \
-  X(Ibarrier, int(Comm, Request*))                                                   \
-  X(Isend, int(const void*, int, typename Abi::Datatype, int, int, Comm, Request*))  \
-  X(Issend, int(const void*, int, typename Abi::Datatype, int, int, Comm, Request*)) \
-  X(Irecv, int(void*, int, typename Abi::Datatype, int, int, Comm, Request*))        \
-  X(Test, int(Request*, int*, MpiStatus*))                                           \
-  X(Testsome, int(int, Request*, int*, int*, MpiStatus*))                            \
+#define RR_MPI_CALLS(X)                                                                                           \
+  X(Initialized, int(int*))                                                                                       \
+  X(Finalized, int(int*))                                                                                         \
+  X(Query_thread, int(int*))                                                                                      \
+  X(Get_library_version, int(char*, int*))                                                                        \
+  X(Error_string, int(int, char*, int*))                                                                          \
+  X(Error_class, int(int, int*))                                                                                  \
+  X(Comm_rank, int(Comm, int*))                                                                                   \
+  X(Comm_size, int(Comm, int*))                                                                                   \
+  X(Comm_set_errhandler, int(Comm, typename Abi::Errhandler))                                                     \
+  X(Comm_idup, int(Comm, Comm*, Request*))                                                                        \
+  X(Comm_free, int(Comm*))                                                                                        \
+  X(Ialltoall, int(const void*, int, typename Abi::Datatype, void*, int, typename Abi::Datatype, Comm, Request*)) \
+  X(Isend, int(const void*, int, typename Abi::Datatype, int, int, Comm, Request*))                               \
+  X(Issend, int(const void*, int, typename Abi::Datatype, int, int, Comm, Request*))                              \
+  X(Irecv, int(void*, int, typename Abi::Datatype, int, int, Comm, Request*))                                     \
+  X(Test, int(Request*, int*, MpiStatus*))                                                                        \
+  X(Testsome, int(int, Request*, int*, int*, MpiStatus*))                                                         \
+  X(Test_cancelled, int(const void*, int*))                                                                       \
   X(Cancel, int(Request*))
 
 // A library that somebody else has loaded; it stays loaded while this lives.
@@ -126,8 +127,9 @@ class Library final : public MpiLibrary {
 
   int comm_free(MpiHandle& comm) override { return Comm_free_(&as<Comm>(comm)); }
 
-  int ibarrier(MpiHandle comm, MpiHandle& request) override {
-    return Ibarrier_(as<Comm>(comm), &fresh<Request>(request));
+  int ialltoall(const void* src, int nbytes, void* dst, MpiHandle byte, MpiHandle comm, MpiHandle& request) override {
+    const auto datatype = as<typename Abi::Datatype>(byte);
+    return Ialltoall_(src, nbytes, datatype, dst, nbytes, datatype, as<Comm>(comm), &fresh<Request>(request));
   }
 
   int isend(const void* buffer, MpiHandle datatype, MpiEnvelope to, MpiHandle comm, MpiHandle& request) override {
@@ -161,9 +163,12 @@ class Library final : public MpiLibrary {
     int count = 0;
     const int code = Testsome_(static_cast<int>(some_.size()), some_.data(), &count, indices_.data(), statuses_.data());
     for (int i = 0; i < count; ++i) {  // MPI_UNDEFINED is negative
-      done.push_back({static_cast<size_t>(indices_[static_cast<size_t>(i)]), 0});
-      // Set only if the call has failed.
-      if (code != 0) done.back().code = error_of(static_cast<size_t>(i));
+      const std::byte* const status = status_of(static_cast<size_t>(i));
+      int error = 0;  // set only if the call has failed
+      if (code != 0) std::memcpy(&error, status + Abi::kStatusError, sizeof error);
+      int is_cancelled = 0;
+      if (error == 0) error = Test_cancelled_(status, &is_cancelled);
+      done.push_back({static_cast<size_t>(indices_[static_cast<size_t>(i)]), error, is_cancelled != 0});
     }
     return code;
   }
@@ -229,11 +234,8 @@ class Library final : public MpiLibrary {
     return handle;
   }
 
-  int error_of(size_t index) const {
-    const auto* const first = reinterpret_cast<const std::byte*>(statuses_.data());
-    int code = 0;
-    std::memcpy(&code, first + index * Abi::kStatusNbytes + Abi::kStatusError, sizeof code);
-    return code;
+  const std::byte* status_of(size_t index) const {
+    return reinterpret_cast<const std::byte*>(statuses_.data()) + index * Abi::kStatusNbytes;
   }
 
   static int flag(int (*call)(int*), bool& yes) {

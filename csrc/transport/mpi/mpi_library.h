@@ -33,6 +33,7 @@ struct MpiEnvelope {
 struct MpiDone {
   size_t index;
   int code;
+  bool is_cancelled = false;
 };
 
 // Extensions of MPI that say whether it takes pointers to GPU memory; nullptr where a library lacks one. Open MPI has
@@ -65,7 +66,8 @@ class MpiLibrary {
   // duplicate is written by the time the request is complete, and has to stay where it is until then.
   virtual int comm_idup(MpiHandle comm, MpiHandle& duplicate, MpiHandle& request) = 0;
   virtual int comm_free(MpiHandle& comm) = 0;
-  virtual int ibarrier(MpiHandle comm, MpiHandle& request) = 0;
+  // Sends nbytes to each rank, from where src has them by rank, and receives as many from each.
+  virtual int ialltoall(const void* src, int nbytes, void* dst, MpiHandle byte, MpiHandle comm, MpiHandle& request) = 0;
   virtual int isend(const void* buffer, MpiHandle datatype, MpiEnvelope to, MpiHandle comm, MpiHandle& request) = 0;
   // Complete once the peer has begun to receive it.
   virtual int issend(const void* buffer, MpiHandle datatype, MpiEnvelope to, MpiHandle comm, MpiHandle& request) = 0;

@@ -217,6 +217,37 @@ def leave() -> None:
     say(MPI, "unfinished")
 
 
+def pulled_with_one_unread(MPI: Any, number: int) -> list[str]:
+    """What rank 1's link pulls on a new communicator, which is closed with a message that nobody has received."""
+    from ringreduce.job import mpi
+
+    c = mpi.communicator()
+    link = c.link(1 - c.rank, 5, 5)
+
+    def push(word: bytes) -> None:
+        assert link.push(word % number) == len(word % number)
+        until(lambda: not c.progress())
+
+    word = bytearray(len("pulled 0"))
+    if c.rank == 0:
+        push(b"pulled %d")
+    else:
+        until(lambda: link.pull(word) == len(word))  # a message comes whole
+        link = None
+    MPI.COMM_WORLD.Barrier()
+    if c.rank == 0:
+        push(b"unread %d")  # not synchronous, as the first is: it leaves although nobody receives it
+    c.close()
+    return [word.decode()] if c.rank == 1 else []
+
+
+def successors() -> None:
+    """Communicators one after the other."""
+    from mpi4py import MPI
+
+    say(MPI, [word for number in range(4) for word in pulled_with_one_unread(MPI, number)])
+
+
 def levels(level: str, initialize: str) -> None:
     """mpi4py.rc: a thread level; who initialises: mpi4py, the user, or ringreduce."""
     import warnings
@@ -248,7 +279,7 @@ def levels(level: str, initialize: str) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    scenarios: dict[str, Callable[..., None]] = {f.__name__: f for f in (links, finalize, leave, levels)}
+    scenarios: dict[str, Callable[..., None]] = {f.__name__: f for f in (links, finalize, leave, successors, levels)}
     scenarios[argv[0]](*argv[1:])
 
 

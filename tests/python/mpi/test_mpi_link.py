@@ -95,6 +95,11 @@ def test_an_end_with_messages_under_way(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", mpis.SAMPLED)
+def test_a_communicator_gets_nothing_of_an_earlier_one(name: str) -> None:
+    assert job(name, 2, "successors") == [[], [f"pulled {round_}" for round_ in range(4)]]
+
+
+@pytest.mark.parametrize("name", mpis.SAMPLED)
 def test_thread_levels_and_who_initialises(name: str) -> None:
     for found in job(name, 2, "levels", "serialized", "user"):
         assert found == {"granted": "MPI_THREAD_SERIALIZED", "warnings": []}

@@ -309,6 +309,20 @@ ROWS = (
         ("mpi_test",),
     ),
     Mutation(
+        "mpi-unread-messages",
+        "csrc/transport/mpi/mpi_communicator.cc",
+        "return exchange->sent_here == received_;",
+        "return true;",
+        ("mpi_test::mpi: close does not free",),
+    ),
+    Mutation(
+        "mpi-cancelled-receives",
+        "csrc/transport/mpi/mpi_communicator.cc",
+        "&& !how.is_cancelled",
+        "",
+        ("mpi_test::mpi: close frees",),
+    ),
+    Mutation(
         "stage-comparison",
         "csrc/transport/stage_writer.cc",
         "      src += 2 * sample;\n",
