@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.collectives.ops import Sum
+from ringreduce.collectives.ops import Average, Sum
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Call:
     """alltoall: rows from each rank, where splits are given."""
     in_place: bool = False
     """The output may take the input's place; XLA copies what is needed later."""
+    transpose_op: int = int(Average)
+    """allgather: the operation of the reducescatter that is its transpose."""
     is_transposed: bool = False
     """allreduce: this is the transpose of a sum: it only scales, and sends nothing."""
 

@@ -36,9 +36,9 @@ def transpose_of(call: Call, rows: int) -> Call:
     if call.kind == "reduce":
         return replace(plain, kind="broadcast", root=call.root)
     if call.kind == "allgather":
-        return replace(plain, kind="reducescatter", op=int(Average), rows=rows, in_place=False)
+        return replace(plain, kind="reducescatter", op=call.transpose_op, rows=rows, in_place=False)
     if call.kind == "reducescatter":
-        return replace(plain, kind="allgather", rows=rows, in_place=False)
+        return replace(plain, kind="allgather", transpose_op=call.op, rows=rows, in_place=False)
     return replace(
         plain,
         splits=call.received,

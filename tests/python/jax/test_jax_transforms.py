@@ -71,6 +71,19 @@ def derivatives() -> None:
         np.testing.assert_array_equal(transposed(x), every[rank])
         np.testing.assert_array_equal(jax.linear_transpose(transposed, x)(x)[0], np.sum(every, axis=0))
 
+        # Nor do two transposes of a reducescatter change it.
+        rows = jnp.concatenate([x, 2 * x + rank])[:4]
+        for op in (hvd.Sum, hvd.Average):
+
+            def scattered(y: Any, op: Any = op) -> Any:
+                return hvd.reducescatter(y, op=op)
+
+            def gathered(y: Any, scattered: Any = scattered) -> Any:
+                return jax.linear_transpose(scattered, rows)(y)[0]
+
+            twice = jax.linear_transpose(gathered, scattered(rows))(rows)[0]
+            np.testing.assert_array_equal(twice, scattered(rows))
+
         tree = {"a": x, "n": jnp.arange(3) * rank, "b": x[0]}  # an integer has no gradient
 
         def of_tree(floats: Any) -> Any:
