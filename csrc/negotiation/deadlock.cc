@@ -71,7 +71,7 @@ std::string Deadlock::describe_stuck() const {
          ". Call the same operations with the same names on all ranks.";
 }
 
-// Lock held.
+// Lock held. Of all ranks at once: one that raises the verdict may join at once, and what misses it would be complete.
 void Deadlock::withdraw_blocked(const std::string& text, uint64_t unnamed) {
   Header& header = control_.header();
   write_text(header.withdraw_text, text);
@@ -83,18 +83,22 @@ void Deadlock::withdraw_blocked(const std::string& text, uint64_t unnamed) {
     // Of a rank elsewhere this host may know an earlier operation only, which is complete, or none.
     if (hosts_.is_here(r) || (ticket.tag != 0 && !requests_.complete(ticket)))
       control_.head(ticket.request_slot, r).tag.store(0);
+    withdraw_unnamed_of(r);
     if (hosts_.is_here(r)) {
       line.blocked_tag.store(UINT64_MAX);
-      continue;
+    } else {
+      line.blocked_on.store(0);
     }
-    line.blocked_on.store(0);
-    // Its requests of unnamed operations that not all will announce. A rank here withdraws its own
-    // (PendingOperations::withdraw).
-    for (size_t request_slot = 0; request_slot < kUnnamedSlots; ++request_slot) {
-      auto& tag = control_.head(request_slot, r).tag;
-      const uint64_t announced = tag.load();
-      if (announced > line.watermark.load() && !requests_.complete({request_slot, announced})) tag.store(0);
-    }
+  }
+}
+
+// A rank's requests of unnamed operations that not all will announce.
+void Deadlock::withdraw_unnamed_of(int rank) {
+  for (size_t request_slot = 0; request_slot < kUnnamedSlots; ++request_slot) {
+    auto& tag = control_.head(request_slot, rank).tag;
+    const uint64_t announced = tag.load();
+    if (announced > control_.line(rank).watermark.load() && !requests_.complete({request_slot, announced}))
+      tag.store(0);
   }
 }
 

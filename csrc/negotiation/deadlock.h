@@ -53,6 +53,7 @@ class Deadlock {
  private:
   std::string describe_stuck() const;
   void withdraw_blocked(const std::string& text, uint64_t unnamed);
+  void withdraw_unnamed_of(int rank);
 
   const GroupSegment& segment_;
   const Names& names_;

@@ -274,8 +274,10 @@ void PendingOperations::withdraw() {
   ++verdicts_;
   const auto error = std::make_exception_ptr(MismatchError(negotiation_.deadlock().withdraw_text()));
   unnamed_.for_each([&](Ticket ticket, const OperationPtr& operation) {
-    if (operation != nullptr && negotiation_.requests().complete(ticket)) return;
-    from_.control.head(ticket.request_slot, from_.rank).tag.store(0);
+    auto& tag = from_.control.head(ticket.request_slot, from_.rank).tag;
+    const bool is_void = tag.load() != ticket.tag;
+    if (operation != nullptr && !is_void && negotiation_.requests().complete(ticket)) return;
+    tag.store(0);  // another thread may have announced it after the verdict
     if (operation == nullptr) return unnamed_.consume(ticket);
     remove_logged(*operation);
     fail(*operation, error);

@@ -162,6 +162,22 @@ TEST_CASE("ranks that wait are not stuck while one of their operations is comple
   CHECK(ranks[0].deadlock().withdraw_text().find("rank 1 waits in barrier 'alone' for rank 0") != std::string::npos);
 }
 
+TEST_CASE("what a verdict has withdrawn is not complete when those who have raised the verdict join") {
+  Ranks ranks({0, 0, 0});
+  const Ticket complete[] = {ranks.announce(0, 0), ranks.announce(1, 0), ranks.announce(2, 0)};
+  const Ticket alone = ranks.announce(2, 1);
+  for (int r = 0; r < 3; ++r)
+    ranks[r].deadlock().block(ranks.announce(r, "name " + std::to_string(r)), r == 2 ? 2 : 1);
+  ranks[2].deadlock().detect();
+  REQUIRE(ranks[2].deadlock().is_withdrawn());
+  for (int r = 0; r < 2; ++r) {
+    CHECK(ranks[r].deadlock().unblock(false) == true);
+    ranks[r].joins().join(ranks[r].deadlock().withdraw_unnamed());
+  }
+  CHECK_FALSE(ranks[2].requests().complete(alone));
+  CHECK(ranks[2].requests().complete(complete[2]));
+}
+
 TEST_CASE("an entry of the log is not overwritten before every rank has been through it") {
   Ranks ranks({0, 0});
   const auto fill = [&](uint64_t& counter) {
