@@ -28,6 +28,7 @@ class FakeMpi final : public MpiLibrary {
   bool everybody_comes = true;  // to duplicate a communicator
   bool holds_receives = false;  // a withdrawn receive does not end
   int failing = 0;              // the code of every further send, receive and test
+  bool all_fail = false;        // with `failing`: all that are tested at once, not the first alone
   MpiThreads level = MpiThreads::kMultiple;
   MpiCudaCalls cuda;
   // What it sees.
@@ -101,7 +102,7 @@ class FakeMpi final : public MpiLibrary {
     return seen();
   }
   int test_some(const std::vector<MpiHandle>& requests, std::vector<MpiDone>& done) override {
-    if (failing != 0) done.push_back({0, failing});
+    for (size_t i = 0; i < (all_fail ? requests.size() : 1) && failing != 0; ++i) done.push_back({i, failing});
     for (size_t i = 0; i < requests.size() && failing == 0; ++i) {
       MpiHandle request = requests[i];
       bool is_done = false;

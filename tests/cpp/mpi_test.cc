@@ -202,6 +202,33 @@ TEST_CASE("mpi: an error names the call, the ranks, the tag and MPI's text; a fa
   CHECK_THROWS_AS(link->push(bytes.data(), 1), PeerLostError);
 }
 
+TEST_CASE("mpi: each link hears of its own message's failure, whoever has looked") {
+  for (const bool is_looked_at_by_link : {true, false}) {
+    Rank rank;
+    auto first = rank.link(5, 6);
+    const auto second = rank.link(7, 8);
+    std::byte byte{};
+    CHECK(first->pull(&byte, 1) == 0);
+    CHECK(second->pull(&byte, 1) == 0);
+    rank.mpi->failing = 12;
+    rank.mpi->all_fail = true;
+    if (is_looked_at_by_link) {
+      const std::string text = text_of([&] {
+        while (first->pull(&byte, 1) == 0) continue;
+      });
+      CHECK(contains(text, "a message from peer 0, tag 6, failed: fake error 12"));
+    } else {
+      first.reset();  // withdraws its receives
+    }
+    rank.mpi->failing = 0;
+    for (int i = 0; i < 2; ++i) {
+      CHECK(contains(text_of([&] { second->pull(&byte, 1); }), "a message from peer 0, tag 8, failed: fake error 12"));
+    }
+    const std::string unheard = text_of([&] { rank.communicator->progress(); });
+    CHECK(contains(unheard, is_looked_at_by_link ? "no error" : "failed: fake error 12"));
+  }
+}
+
 TEST_CASE("mpi: a message that is none of ours is an error") {
   Rank rank;
   const auto link = rank.link(5, 6);

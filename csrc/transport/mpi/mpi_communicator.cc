@@ -6,6 +6,7 @@
 #include <climits>
 #include <cstdlib>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/errors.h"
@@ -170,8 +171,14 @@ void MpiCommunicator::ended(const MpiMessagePtr& message, const MpiDone& how) {
     return;
   }
   library_->leave(message);  // nothing says that MPI is through with it
-  check(how.code, std::string("MPI_Testsome of a message ") + (state == State::kSending ? "to" : "from") + " peer " +
-                      std::to_string(envelope.peer) + ", tag " + std::to_string(envelope.tag) + ",");
+  if (state == State::kWithdrawn) return;
+  try {
+    check(how.code, std::string("MPI_Testsome of a message ") + (state == State::kSending ? "to" : "from") + " peer " +
+                        std::to_string(envelope.peer) + ", tag " + std::to_string(envelope.tag) + ",");
+  } catch (const Error&) {
+    message->failure = std::current_exception();
+    throw;
+  }
 }
 
 // One call for all messages, because in each MPI looks at all its connections: with four hosts there are about thirty,
@@ -199,8 +206,13 @@ void MpiCommunicator::sweep() {
 
 bool MpiCommunicator::is_stale() const { return has_news_ || now_ns() - swept_ns_ >= kSweepNs; }
 
+void MpiCommunicator::throw_unheard() {
+  if (unheard_ != nullptr) std::rethrow_exception(std::exchange(unheard_, nullptr));
+}
+
 bool MpiCommunicator::test(const MpiMessagePtr& message) {
   const std::lock_guard<std::mutex> lock(library_->mutex());
+  if (message->failure != nullptr) std::rethrow_exception(message->failure);
   if (message->state == State::kIdle) return true;
   require_open();
   if (is_stale()) sweep();
@@ -216,14 +228,19 @@ void MpiCommunicator::withdraw(const MpiMessagePtr& message) noexcept {
     message->state = State::kWithdrawn;
     ++withdrawn_;
     check(library_->cancel(message->request), "MPI_Cancel");
+  } catch (const Error&) {
+    return;  // the end of a receive that nobody wants: its memory stays, in pending_ or left to MPI
+  }
+  try {
     sweep();
   } catch (const Error&) {
-    // The end of a receive that nobody wants: its memory stays, in pending_ or left to MPI.
+    unheard_ = std::current_exception();  // another message's
   }
 }
 
 bool MpiCommunicator::progress() {
   const std::lock_guard<std::mutex> lock(library_->mutex());
+  throw_unheard();
   if (sending_ + withdrawn_ == 0) return false;
   require_open();
   if (is_stale()) sweep();

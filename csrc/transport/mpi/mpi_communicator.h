@@ -8,6 +8,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -35,6 +36,7 @@ struct MpiMessage {
   std::shared_ptr<void> keep;
   // The communicator's, under the library's mutex.
   enum class State { kIdle, kSending, kReceiving, kWithdrawn } state = State::kIdle;
+  std::exception_ptr failure;  // of one that has failed
   MpiHandle request;
   MpiEnvelope envelope = {};
   size_t place = 0;
@@ -63,7 +65,8 @@ class MpiCommunicator {
   // Starts a message of the first nbytes of its memory. synchronous: it is complete once the peer has begun to receive.
   void send(const MpiMessagePtr& message, size_t nbytes, int peer, int tag, bool synchronous);
   void receive(const MpiMessagePtr& message, int peer, int tag);
-  // True when MPI does not have the message (any more): its memory is the caller's.
+  // True when MPI does not have the message (any more): its memory is the caller's. Throws for one that has failed,
+  // each time: one look at all messages may find several failures, and throws the first.
   bool test(const MpiMessagePtr& message);
   // Gives up a receive. If it cannot be withdrawn at once, its memory is kept for as long as MPI may write there.
   void withdraw(const MpiMessagePtr& message) noexcept;
@@ -86,6 +89,7 @@ class MpiCommunicator {
   void check(int code, const std::string& call) const;
   void check_finalized() const;
   void require_open() const;
+  void throw_unheard();
   void duplicate(const MpiHandle& comm, double timeout_s, void (*interrupt)());
   void started(const MpiMessagePtr& message, State state, int code, const char* call);
   void remove(const MpiMessagePtr& message);
@@ -107,6 +111,7 @@ class MpiCommunicator {
   std::vector<MpiMessagePtr> pending_;  // whatever MPI has; each knows its place
   size_t sending_ = 0;                  // of them
   size_t withdrawn_ = 0;
+  std::exception_ptr unheard_;      // a failure that a look found whose caller could not throw
   std::vector<uint64_t> sent_;      // messages, by peer
   std::vector<uint64_t> received_;  // likewise
   int64_t swept_ns_ = 0;
