@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringreduce.errors import InvalidArgumentError, TimeoutError
 from ringreduce.job import environment, places, rendezvous
@@ -176,25 +176,46 @@ def _check(comm: Any, call: str) -> None:
 def _gather(comm: Any, mine: Any, call: str, timeout_s: float) -> list[Any]:
     """Every rank's object. Non-blocking and polled, so that ranks that do not come cost timeout_s and not for ever."""
     deadline = Deadline(timeout_s)
-    for earlier in [one for one in _abandoned if one[0] == comm]:  # Open MPI deadlocks in a second Idup beside a first
-        _abandoned.remove(earlier)
-        _wait(earlier[1], comm, call, deadline)
-    duplicate, request = comm.Idup()
-    _wait(request, comm, call, deadline)
+    exchange = _taken_up(comm, call, deadline) or _Exchange(comm, *comm.Idup())
+    _wait(exchange, call, deadline)
     record = bytearray(json.dumps(mine).encode().ljust(RECORD_NBYTES))
     assert len(record) == RECORD_NBYTES
     received = bytearray(RECORD_NBYTES * comm.Get_size())
-    _wait(duplicate.Iallgather(record, received), comm, call, deadline)
-    duplicate.Free()
+    gather = exchange.duplicate.Iallgather(record, received)
+    _wait(exchange._replace(request=gather, is_gathering=True), call, deadline)
+    exchange.duplicate.Free()
     starts = range(0, len(received), RECORD_NBYTES)
     return [json.loads(received[start : start + RECORD_NBYTES]) for start in starts]
 
 
-def _wait(request: Any, comm: Any, call: str, deadline: Deadline) -> None:
-    pause_s = 20e-6
-    while not request.Test():
+class _Exchange(NamedTuple):
+    """A gather under way: the duplicate of the communicator is being made, or the records travel on it."""
+
+    comm: Any
+    duplicate: Any
+    request: Any
+    is_gathering: bool = False
+
+
+def _taken_up(comm: Any, call: str, deadline: Deadline) -> _Exchange | None:
+    """The gather that an earlier call has given up on while it made the duplicate: for a late rank it is the first.
+
+    One whose record had been sent by then is waited for, and is over: the late rank has that record.
+    """
+    for earlier in [one for one in _abandoned if one.comm == comm]:
+        _abandoned.remove(earlier)
+        if not earlier.is_gathering:
+            return earlier
+        _wait(earlier, call, deadline)
+        earlier.duplicate.Free()
+    return None
+
+
+def _wait(exchange: _Exchange, call: str, deadline: Deadline) -> None:
+    pause_s, comm = 20e-6, exchange.comm
+    while not exchange.request.Test():
         if deadline.expired():
-            _abandoned.append((comm, request))
+            _abandoned.append(exchange)
             # Which ones is not known: MPI has no way to ask who has entered a collective.
             raise TimeoutError(
                 f"[communicator] rank {comm.Get_rank()}/{comm.Get_size()}: {call}: not all ranks of the communicator "
@@ -204,6 +225,6 @@ def _wait(request: Any, comm: Any, call: str, deadline: Deadline) -> None:
         pause_s = min(2 * pause_s, 1e-3)
 
 
-_abandoned: list[tuple[Any, Any]] = []
-"""(communicator, request) of collectives given up on. MPI cannot cancel them, and writes into what they hold whenever
-the last rank comes."""
+_abandoned: list[_Exchange] = []
+"""What was given up on. MPI cannot cancel collectives, and writes into their duplicate and their buffers whenever the
+last rank comes."""
