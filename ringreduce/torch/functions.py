@@ -86,11 +86,18 @@ def broadcast_optimizer_state(
     is_root = process_set.group.rank == process_set.position(root_rank, "broadcast")
     tensors: list[torch.Tensor] = []
     skeleton = _without_tensors(optimizer.state_dict(), tensors) if is_root else b""
-    layout = [(tuple(tensor.shape), tensor.dtype, tensor.is_cuda) for tensor in tensors]
+    # With strides: a fused optimizer goes through a parameter, its gradient and its state as they lie in memory.
+    layout = [
+        (tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride(), tensor.dtype, tensor.is_cuda)
+        for tensor in tensors
+    ]
     skeleton, layout = broadcast_object((skeleton, layout), root_rank, process_set=process_set)
     if layout and not tensors:
-        gpu = _gpu_of(optimizer) if any(is_cuda for _, _, is_cuda in layout) else None
-        tensors = [torch.empty(shape, dtype=dtype, device=gpu if is_cuda else None) for shape, dtype, is_cuda in layout]
+        gpu = _gpu_of(optimizer) if any(is_cuda for *_, is_cuda in layout) else None
+        tensors = [
+            torch.empty_strided(shape, strides, dtype=dtype, device=gpu if is_cuda else None)
+            for shape, strides, dtype, is_cuda in layout
+        ]
     broadcast_parameters(tensors, root_rank, process_set)
     if not is_root:
         _adopt(optimizer, _with_tensors(skeleton, tensors))

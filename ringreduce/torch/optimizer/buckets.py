@@ -61,10 +61,11 @@ class Bucket:
     batched: the others, whose hook only appends the parameter to arrived.
     arrived: parameters of batched slots whose gradients are final in this round.
     waiting: number of hooked slots whose gradient is not final yet in this round.
+    passes: how many times each gradient is computed in this round.
     producers: streams of a GPU that have made gradients in this round.
     """
 
-    __slots__ = ("arrived", "batched", "hooked", "name", "producers", "slots", "waiting")
+    __slots__ = ("arrived", "batched", "hooked", "name", "passes", "producers", "slots", "waiting")
 
     def __init__(self, slots: list[Slot], name: str) -> None:
         self.slots = slots
@@ -73,6 +74,7 @@ class Bucket:
         self.batched: list[Slot] = []
         self.arrived: list[torch.Tensor] = []
         self.waiting = len(slots)
+        self.passes = 1
         self.producers: set[int] = set()
         for slot in slots:
             slot.bucket = self
@@ -88,9 +90,11 @@ class Bucket:
                 unhooked_nbytes = 0
             else:
                 self.batched.append(slot)
+                self.arrived += [slot.parameter] * (self.passes - slot.passes_left)
 
     def expect(self, passes: int) -> None:
         """Begins a round, in which each gradient is computed so many times."""
+        self.passes = passes
         self.waiting = len(self.hooked)
         self.arrived.clear()
         self.producers.clear()
@@ -111,6 +115,17 @@ class Bucket:
         if passes == 1:
             return len(set(map(id, self.arrived))) < len(self.arrived)
         return any(times > passes for times in Counter(map(id, self.arrived)).values())
+
+    def is_dropped(self, slot: Slot) -> bool:
+        """Whether the slot's gradient was computed in this round and has been taken away, as by `grad = None`.
+
+        Then the parameter has no gradient after the reduction either, whenever that has begun.
+        """
+        if slot.parameter.grad is not None:
+            return False
+        if slot not in self.batched:
+            return slot.passes_left < self.passes
+        return any(parameter is slot.parameter for parameter in self.arrived)
 
     def collect(self, slot: Slot) -> None:
         """May be called as soon as the slot's gradient is final on this rank."""
@@ -156,7 +171,8 @@ class ExchangeBucket(Bucket):
             grad = slot.parameter.grad
             if grad is None:
                 grad = torch.zeros_like(slot.parameter)
-                if slot.parameter.requires_grad:  # else since the layout was made: no gradient for it
+                # Not for one that is frozen since the layout was made.
+                if slot.parameter.requires_grad and not self.is_dropped(slot):
                     slot.parameter.grad = grad
             gradients.append(densified(slot, grad))
         self.exchange.begin(gradients, self.name)

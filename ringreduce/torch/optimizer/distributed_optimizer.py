@@ -146,7 +146,7 @@ class DistributedMixin(torch.optim.Optimizer):
 
         Then call step() within skip_synchronize(). Parameters without a gradient get zeros.
         """
-        if not self._scaled or self._pending():
+        if not self._clipped or self._pending():
             self._reduce()
         self._synchronized = True
 
@@ -177,7 +177,7 @@ class DistributedMixin(torch.optim.Optimizer):
         >>> optimizer.clip_grad_norm_(1.0)
         >>> optimizer.step()
         """
-        if not self._synchronized or self._pending():
+        if not (self._synchronized or self._clipped) or self._pending():
             self._reduce()
         self._synchronized = False
         parameters = [p for group in self.param_groups for p in group["params"]]
@@ -262,6 +262,7 @@ class DistributedMixin(torch.optim.Optimizer):
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
                 + (INTERRUPTED if any(reducer.is_half_done for reducer in self._reducers) else "")
             )
+        self._forget_reduction()
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: Any) -> None:

@@ -267,6 +267,8 @@ class Reducer:
                 buckets.append(ExchangeBucket(slots, name, gradient_reduction.make(*way)))
         for (at, dims), name in zip(sorted(sparse.items()), names[len(groups) :], strict=True):
             buckets.append(SparseBucket(self._slots[at], name, channel, dims))
+        for bucket in buckets:
+            bucket.passes = self._passes
         return buckets
 
     def _groups(self, but: Container[int] = ()) -> list[list[Slot]]:

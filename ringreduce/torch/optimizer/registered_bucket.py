@@ -146,6 +146,8 @@ class RegisteredBucket(Bucket):
                 if not parameter.requires_grad:  # since the layout was made: no gradient for it either
                     self.miss(slot)
                     continue
+                if self.is_dropped(slot):
+                    continue
             else:
                 if grad.requires_grad or grad.layout is not strided:
                     grad = densified(slot, grad)

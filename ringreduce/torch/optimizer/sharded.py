@@ -153,7 +153,8 @@ class ShardedMixin(DistributedMixin):
         """See DistributedMixin: each rank looks at its share, and one small all-reduce puts the norms together."""
         if self._synchronized and not self._pending():
             return super().clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
-        self._reduce()
+        if not self._clipped or self._pending():
+            self._reduce()
         self._synchronized = False
         order, group = float(norm_type), profiled(self._process_set.group)
         grads = [bucket.shard.grad for bucket in self._buckets() if bucket.shard.grad is not None]
@@ -204,14 +205,22 @@ class ShardedMixin(DistributedMixin):
         inner, buckets = self._inner, self._buckets()
         for bucket in buckets:
             bucket.adopt()
+        idle = [(piece, piece.grad) for bucket in buckets if not bucket.has_gradients() for piece in bucket.pieces]
         self._fit_groups()
         for group, options in zip(inner.param_groups, self.param_groups, strict=True):
             group.update((key, value) for key, value in options.items() if key != "params")
         for name in ("grad_scale", "found_inf"):  # what torch.amp.GradScaler tells a fused optimizer
+            vars(inner).pop(name, None)  # of an earlier step
             if hasattr(self, name):
                 setattr(inner, name, getattr(self, name))
         self._shard_state()
-        self._plainly(_plain_step(self._plain), inner)
+        try:
+            for piece, _ in idle:
+                piece.grad = None
+            self._plainly(_plain_step(self._plain), inner)
+        finally:
+            for piece, grad in idle:
+                piece.grad = grad
         self._is_updated = True
         self._spread(ShardedBucket.share_values)
         self._complete()

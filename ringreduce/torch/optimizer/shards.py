@@ -111,6 +111,17 @@ class ShardedBucket(RegisteredBucket):
             "together. Freeze it before DistributedOptimizer is made, or give it a group with lr=0"
         )
 
+    def has_gradients(self) -> bool:
+        """Whether the parameters have gradients: all of them, or none. Raises InvalidArgumentError otherwise."""
+        missing = [slot for slot in self.slots if slot.parameter.grad is None]
+        if missing and len(missing) < len(self.slots):
+            raise InvalidArgumentError(
+                f"the gradient of {missing[0].name} was taken away (grad = None), and others of its parameter group "
+                "were not; with shard_step=True the parameters of a group are updated together. Give it a group with "
+                "lr=0, or take away all gradients"
+            )
+        return not missing
+
     def begin(self) -> None:
         """See Bucket."""
         self.adopt()

@@ -10,7 +10,7 @@ from ringreduce._core import Work
 from ringreduce.collectives.ops import Average, ReduceOp, Sum
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.gradient_reduction import Channel
-from ringreduce.torch.optimizer.buckets import Bucket, Slot
+from ringreduce.torch.optimizer.buckets import Bucket, Slot, changed
 from ringreduce.torch.submission import received
 
 
@@ -21,7 +21,7 @@ class SparseBucket(Bucket):
     rank without a gradient sends none; one with a dense gradient sends that as if all its rows had been touched.
     """
 
-    __slots__ = ("channel", "gathered", "sparse_dim", "work")
+    __slots__ = ("channel", "gathered", "given", "sparse_dim", "version", "work")
 
     def __init__(self, slot: Slot, name: str, channel: Channel, sparse_dim: int) -> None:
         super().__init__([slot], name)
@@ -33,12 +33,15 @@ class SparseBucket(Bucket):
         self.channel = channel
         self.sparse_dim = sparse_dim
         self.gathered: Sequence[torch.Tensor] = ()
+        self.given: torch.Tensor | None = None  # the gradient that is under way
+        self.version = 0
         self.work: Sequence[Work] = ()
 
     def begin(self) -> None:
         """See Bucket."""
         (slot,) = self.slots
         parameter, grad = slot.parameter, slot.parameter.grad
+        self.given, self.version = grad, 0 if grad is None else grad._version
         if grad is None:
             indices = torch.empty((0, self.sparse_dim), dtype=torch.int64, device=parameter.device)
             values = parameter.new_empty((0, *parameter.shape[self.sparse_dim :]), requires_grad=False)
@@ -56,10 +59,16 @@ class SparseBucket(Bucket):
     def finish(self) -> None:
         """See Bucket."""
         (slot,) = self.slots
+        given, grad = self.given, slot.parameter.grad
+        is_dropped = self.is_dropped(slot)
+        is_changed = grad is not None and (grad is not given or grad._version != self.version)
         for work in self.work:
             work.wait()
         indices, values = (received(work, like) for work, like in zip(self.work, self.gathered, strict=True))
         values = values * self.channel.factor
         total = torch.sparse_coo_tensor(indices.t(), values, slot.parameter.shape, check_invariants=False)
-        slot.parameter.grad = total.coalesce()
-        self.gathered, self.work = (), ()
+        self.gathered, self.work, self.given = (), (), None
+        if is_changed:
+            raise changed()
+        if not is_dropped:
+            slot.parameter.grad = total.coalesce()

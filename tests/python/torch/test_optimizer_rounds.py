@@ -1,0 +1,237 @@
+"""DistributedOptimizer where a round of gradients does not go from backward() straight to step(): gradients that are
+taken away, reductions that are asked for twice, and steps that are left out. Ranks stay alike, or there is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ringreduce.torch as hvd  # noqa: E402  # after the check that torch is there
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "views": {},
+    "no views": {"gradient_as_bucket_view": False},
+    "fp16": {"compression": hvd.Compression.fp16},
+    "shares": {"shard_step": True},
+}
+WHOLE = [pytest.param(SETTINGS[name], id=name) for name in list(SETTINGS)[:3]]
+VIEWS_AND_SHARES = [pytest.param(SETTINGS[name], id=name) for name in ("views", "shares")]
+
+
+def three_layers() -> Any:
+    torch.manual_seed(3)
+    return torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(3))
+
+
+def sgd(model: Any, **settings: Any) -> Any:
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    return hvd.DistributedOptimizer(plain, model.named_parameters(), **settings)
+
+
+def assert_alike(model: Any) -> None:
+    """The parameters are the same on all ranks."""
+    for name, parameter in model.named_parameters():
+        everywhere = hvd.allgather(parameter.detach().reshape(1, -1))
+        assert torch.equal(everywhere, everywhere[:1].expand_as(everywhere)), name
+
+
+# --- gradients that are taken away ------------------------------------------------------------------------------------
+
+
+def drop_beside_a_missing_gradient(settings: dict[str, Any], when: int) -> None:
+    """The reduction of the last layer's gradient has begun on rank 0 by then, and not on rank 1."""
+    with hvd.init() as world:
+        model = three_layers()
+        first, second, third = model
+        optimizer = sgd(model, **settings)
+        for step in range(3):
+            optimizer.zero_grad()
+            inner = first(torch.ones(2, 4) * (world.rank + 1))
+            third(second(inner) if world.rank == 0 or step != when else inner).pow(2).sum().backward()
+            before = third.weight.detach().clone()
+            if step == when:
+                third.weight.grad = None
+            optimizer.step()
+            assert torch.equal(third.weight, before) == (step == when), step
+            assert_alike(model)
+
+
+@pytest.mark.parametrize("when", [0, 1])
+@pytest.mark.parametrize("settings", WHOLE)
+def test_gradients_that_are_dropped_beside_a_missing_one(
+    settings: dict[str, Any], when: int, run_ranks: Callable[..., Any]
+) -> None:
+    run_ranks(drop_beside_a_missing_gradient, 2, args=(settings, when))
+
+
+def drop_with_shares() -> None:
+    with hvd.init() as world:
+        model = three_layers()
+        optimizer = sgd(model, shard_step=True)
+
+        def backward(step: int) -> list[Any]:
+            optimizer.zero_grad()
+            model[2](model[1](model[0](torch.ones(2, 4) * (world.rank + step + 1)))).pow(2).sum().backward()
+            return [parameter.detach().clone() for parameter in model.parameters()]
+
+        for step in range(3):
+            before = backward(step)
+            if step == 1:
+                for parameter in model.parameters():
+                    parameter.grad = None
+            optimizer.step()
+            assert [torch.equal(*both) for both in zip(before, model.parameters(), strict=True)] == [step == 1] * 3
+            assert_alike(model)
+        backward(3)
+        optimizer.synchronize()
+        model[1].weight.grad = None
+        with optimizer.skip_synchronize(), pytest.raises(hvd.InvalidArgumentError, match=r"1\.weight was taken away"):
+            optimizer.step()
+
+
+def test_gradients_that_are_dropped_with_shares(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(drop_with_shares, 2)
+
+
+def change_sparse_gradients() -> None:
+    with hvd.init() as world:
+        torch.manual_seed(1)
+        embedding = torch.nn.Embedding(10, 4, sparse=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), lr=1.0))
+
+        def backward() -> None:
+            optimizer.zero_grad()
+            embedding(torch.tensor([world.rank, 3])).sum().backward()
+
+        backward()
+        optimizer.step()
+        backward()
+        before = embedding.weight.detach().clone()
+        embedding.weight.grad = None
+        optimizer.step()
+        assert torch.equal(embedding.weight, before)
+        for scale in (lambda grad: grad * 0.5, lambda grad: grad.mul_(0.5)):
+            backward()
+            embedding.weight.grad = scale(embedding.weight.grad)
+            with pytest.raises(hvd.InvalidArgumentError, match="changed after backward"):
+                optimizer.step()
+        assert torch.equal(embedding.weight, before)
+        backward()
+        optimizer.step()
+        assert not torch.equal(embedding.weight, before)
+        assert_alike(embedding)
+
+
+def test_sparse_gradients_that_are_changed_or_dropped(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(change_sparse_gradients, 2)
+
+
+# --- reductions that are asked for twice, and steps that are left out -------------------------------------------------
+
+
+def reduce_twice(settings: dict[str, Any]) -> None:
+    with hvd.init() as world:
+        found = []
+        for clips in (1, 2):
+            model = three_layers()
+            optimizer = sgd(model, op=hvd.Sum, **settings)
+            for step in range(2):
+                optimizer.zero_grad()
+                model[2](model[1](model[0](torch.ones(2, 4) * (world.rank + step + 1)))).pow(2).sum().backward()
+                norms = [optimizer.clip_grad_norm_(float("inf")) for _ in range(clips)]
+                assert torch.equal(norms[0], norms[-1])
+                if clips == 1:
+                    optimizer.step()
+                    continue
+                optimizer.synchronize()
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            assert_alike(model)
+            found.append([parameter.detach().clone() for parameter in model.parameters()])
+        for once, twice in zip(*found, strict=True):
+            torch.testing.assert_close(once, twice)
+
+
+@pytest.mark.parametrize("settings", VIEWS_AND_SHARES)
+def test_a_norm_that_is_asked_for_twice(settings: dict[str, Any], run_ranks: Callable[..., Any]) -> None:
+    run_ranks(reduce_twice, 2, args=(settings,))
+
+
+def leave_out_a_step(settings: dict[str, Any]) -> None:
+    """The gradients of the second round come without backward(), so that no hook tells of them."""
+    with hvd.init() as world:
+        model = three_layers()
+        optimizer = sgd(model, **settings)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = model[2](model[1](model[0](torch.ones(2, 4) * (world.rank + step + 1)))).pow(2).sum()
+            grads = torch.autograd.grad(loss, list(model.parameters()))
+            for parameter, grad in zip(model.parameters(), grads, strict=True):
+                parameter.grad = grad
+            if step < 2:
+                optimizer.clip_grad_norm_(1.0)
+            if step != 1:
+                optimizer.step()
+        assert_alike(model)
+
+
+@pytest.mark.parametrize("settings", VIEWS_AND_SHARES)
+def test_a_step_that_is_left_out(settings: dict[str, Any], run_ranks: Callable[..., Any]) -> None:
+    run_ranks(leave_out_a_step, 2, args=(settings,))
+
+
+def scale_for_once() -> None:
+    """torch tells a fused optimizer the scale for one step; the next one has none."""
+    with hvd.init():
+        found = []
+        for settings in ({}, {"shard_step": True}):
+            model = three_layers()
+            plain = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), **settings)
+            scaler = torch.amp.GradScaler("cpu")
+            for step in range(2):
+                optimizer.zero_grad()
+                loss = model[2](model[1](model[0](torch.ones(2, 4)))).pow(2).sum()
+                if step == 0:
+                    scaler.scale(loss).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+                else:
+                    loss.backward()
+                    optimizer.step()
+            found.append([parameter.detach().clone() for parameter in model.parameters()])
+        for whole, shares in zip(*found, strict=True):
+            torch.testing.assert_close(whole, shares)
+
+
+def test_a_scale_is_for_one_step(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(scale_for_once, 2)
+
+
+def start_from_the_roots_state() -> None:
+    """A fused optimizer goes through a parameter and its state as they lie in memory."""
+    with hvd.init() as world:
+        torch.manual_seed(2)
+        model = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        plain = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+        image = torch.sin(torch.arange(2 * 3 * 8 * 8.0)).reshape(2, 3, 8, 8)
+        if world.rank == 0:
+            model(image).pow(2).sum().backward()
+            plain.step()
+            plain.zero_grad()
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(image * (world.rank + 1)).pow(2).sum().backward()
+            optimizer.step()
+        assert_alike(model)
+
+
+def test_the_roots_state_lies_as_on_the_root(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(start_from_the_roots_state, 2)
