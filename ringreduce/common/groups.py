@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -49,6 +50,18 @@ def checked(
     if len(set(keys)) != len(keys):
         raise InvalidArgumentError(f"A {one} can only appear once in groups.")
     return [list(group) for group in groups] or 0
+
+
+def mark_of(places: Sequence[int], count: int) -> int | None:
+    """A number for which of `count` gradients there are; None where there are all.
+
+    Gradients that are None do not travel, and those behind them move up: of equal shapes, one variable's would be added
+    to another's where ranks have them at other places. An empty tensor of shape (0, mark) among the others makes that
+    a MismatchError.
+    """
+    if len(places) == count:
+        return None
+    return zlib.crc32(repr((count, list(places))).encode()) & 0x7FFFFFFF
 
 
 def buckets(

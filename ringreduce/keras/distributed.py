@@ -14,6 +14,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from ringreduce.common.groups import mark_of
 from ringreduce.errors import Error
 from ringreduce.keras import backend
 from ringreduce.keras.gradient_reduction import GradientReduction, is_sum
@@ -24,8 +25,9 @@ class DistributedMixin:
 
     _plain: type
     _reduction: GradientReduction
-    _accumulated: list[Any] | None = None
-    """Within apply() with accumulation: the variables that _clip_gradients() will be given the gradients of."""
+    _accumulated: tuple[list[Any], int | None] | None = None
+    """Within apply() with accumulation: the variables that _clip_gradients() will be given the gradients of, and
+    mark_of() them."""
 
     def register_local_var(self, var: Any) -> None:
         """Leaves a variable's gradient out of the reduction: each rank has its own value of the variable.
@@ -56,9 +58,10 @@ class DistributedMixin:
             # These are no gradients but float8's new scales, for which the largest one is right on all ranks.
             for i, value in zip(special, self._reduction.largest([gradients[i] for i in special]), strict=True):
                 gradients[i] = value
+        usual_variables, mark = [variables[i] for i in usual], mark_of(present, len(gradients))
         if self._accumulates():
-            return self._apply_accumulating(gradients, trainable_variables, [variables[i] for i in usual])
-        reduced = self._reduction.reduce([gradients[i] for i in usual], [variables[i] for i in usual], me._var_key)
+            return self._apply_accumulating(gradients, trainable_variables, usual_variables, mark)
+        reduced = self._reduction.reduce([gradients[i] for i in usual], usual_variables, me._var_key, mark)
         for i, gradient in zip(usual, reduced, strict=True):
             gradients[i] = gradient
         return self._plain_apply(gradients, trainable_variables)
@@ -72,8 +75,10 @@ class DistributedMixin:
         me: Any = self
         return bool(me.gradient_accumulation_steps) and self._plain.apply is keras.optimizers.Optimizer.apply  # type: ignore[attr-defined]
 
-    def _apply_accumulating(self, gradients: list[Any], given: Iterable[Any] | None, usual: list[Any]) -> Any:
-        vars(self)["_accumulated"] = usual
+    def _apply_accumulating(
+        self, gradients: list[Any], given: Iterable[Any] | None, usual: list[Any], mark: int | None
+    ) -> Any:
+        vars(self)["_accumulated"] = usual, mark
         try:
             return self._plain_apply(gradients, given)
         finally:
@@ -83,9 +88,9 @@ class DistributedMixin:
         """With accumulation: reduces the mean of the last passes first, on update steps."""
         parent: Any = super()
         me: Any = self
-        variables = self._accumulated
-        if variables is None:
+        if self._accumulated is None:
             return parent._clip_gradients(grads)
+        variables, mark = self._accumulated
         steps = me.gradient_accumulation_steps
         grads = list(grads)
         if len(grads) != len(variables):
@@ -97,7 +102,7 @@ class DistributedMixin:
 
         def reduced() -> list[Any]:
             needed = self._reduction.is_needed()
-            result = self._reduction.reduce(grads, variables, me._var_key) if needed else grads
+            result = self._reduction.reduce(grads, variables, me._var_key, mark) if needed else grads
             return [gradient * steps for gradient in result] if is_sum(self._reduction.settings) else result
 
         if keras.backend.backend() == "jax":  # which calls this on every step, and drops what comes of most

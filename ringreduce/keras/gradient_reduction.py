@@ -39,10 +39,10 @@ class GradientReduction:
         process_set = self.settings.process_set
         return process_set.included() is not False and process_set.group.size > 1
 
-    def reduce(self, gradients: Gradients, variables: Sequence[Any], key: Key) -> list[Any]:
+    def reduce(self, gradients: Gradients, variables: Sequence[Any], key: Key, mark: int | None = None) -> list[Any]:
         """The gradients of all ranks; those of local variables divided by the number of ranks. Collective.
 
-        Neither may have None in it. The same variables in the same order on all ranks.
+        Neither may have None in it. The same variables in the same order on all ranks, which mark (mark_of()) is for.
         """
         backend.active().check()
         reduced = list(gradients)
@@ -54,7 +54,8 @@ class GradientReduction:
             elif self.settings.scale_local_gradients:
                 reduced[index] = reduced[index] / self.settings.process_set.size()
         for number, group in enumerate(buckets(shared, self.settings.groups, key, variables)):
-            for index, gradient in zip(group, self._together([reduced[i] for i in group], number), strict=True):
+            travels = [reduced[i] for i in group]
+            for index, gradient in zip(group, self._together(travels, number, None if number else mark), strict=True):
                 reduced[index] = gradient
         return reduced
 
@@ -75,7 +76,7 @@ class GradientReduction:
     def _named(self, part: object) -> str | None:
         return None if self.settings.name is None else f"{self.settings.name}.{part}"
 
-    def _together(self, gradients: list[Any], number: int) -> list[Any]:
+    def _together(self, gradients: list[Any], number: int, mark: int | None) -> list[Any]:
         """Gradients as one operation; sparse ones, which are gathered, each by itself."""
         active, settings = backend.active(), self.settings
         sparse = [index for index, gradient in enumerate(gradients) if active.is_sparse(gradient)]
@@ -85,10 +86,11 @@ class GradientReduction:
             sparse = []
         dense = [index for index in range(len(gradients)) if index not in sparse]
         factor = settings.gradient_predivide_factor
-        results = self._call(
-            [gradients[i] for i in dense], self._named(number), settings.op, 1 / factor, factor, settings.compression
-        )
-        for index, result in zip(dense, results, strict=True):
+        travels = [gradients[i] for i in dense]
+        if mark is not None and dense:
+            travels.append(ops.reshape(ops.reshape(travels[0], (-1,))[:0], (0, mark)))
+        results = self._call(travels, self._named(number), settings.op, 1 / factor, factor, settings.compression)
+        for index, result in zip(dense, results[: len(dense)], strict=True):
             gradients[index] = result
         for index in sparse:
             name = self._named(f"{number}.{index}")

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.tensorflow.variables import VariableRef
 
 Reduce = Callable[[list[Any], list[Any]], list[Any]]
 
@@ -34,6 +35,7 @@ class LocalAggregation:
         self._sparse_as_dense = sparse_as_dense
         self._average = average
         self._sums: list[Any] = []
+        self._variables: list[VariableRef] = []
         self.counter: Any = None
 
     def add(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -89,12 +91,13 @@ class LocalAggregation:
 
     def _prepare(self, grads: list[Any], variables: list[Any]) -> None:
         if self.counter is not None:
-            if len(grads) != len(self._sums):
+            if [VariableRef(variable) for variable in variables] != self._variables:
                 raise InvalidArgumentError(
                     f"backward_passes_per_step: {len(grads)} variables have a gradient, {len(self._sums)} had one in "
-                    "the first pass; they must be the same in every pass"
+                    "the first pass; they must be the same ones in the same order in every pass"
                 )
             return
+        self._variables = [VariableRef(variable) for variable in variables]
         with tf.init_scope():
             self.counter = _local(0, tf.int64, "passes")
             self._sums = [

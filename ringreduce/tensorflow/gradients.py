@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringreduce.collectives.ops import Average
-from ringreduce.common.groups import buckets, checked
+from ringreduce.common.groups import buckets, checked, mark_of
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.collectives import grouped_allreduce
@@ -21,8 +21,9 @@ from ringreduce.tensorflow.variables import VariableRef, refuse_strategies
 class GradientReducer:
     """Reduces lists of gradients over the ranks of a process set.
 
-    Gradients that are None stay None, on all ranks alike. On a rank outside the set, and in a set of one rank, the
-    gradients come back as they are. IndexedSlices are gathered, in one operation for all of them, or made dense first.
+    Gradients that are None stay None; where they are others on another rank, that is a MismatchError. On a rank outside
+    the set, and in a set of one rank, the gradients come back as they are. IndexedSlices are gathered, in one operation
+    for all of them, or made dense first.
 
     Args:
         name: of the scope around the operations in a graph.
@@ -76,11 +77,14 @@ class GradientReducer:
         id_of(self.process_set)  # raises where there is no such set, before "not included" is taken for an answer
         if not self.process_set.included() or self.process_set.size() == 1:
             return results
+        mark = mark_of([at for at, one in enumerate(results) if one is not None], len(results))
+        marks = [] if mark is None else [tf.zeros((0, mark))]
         with _scope(f"{self._name}_Allreduce"):
             for number, places in enumerate(self._buckets(results, vars)):
                 name = f"grad_{number}" if use_generic_names else None
-                reduced = self._reduce([results[at] for at in places], name, use_generic_names)
-                for at, one in zip(places, reduced, strict=True):
+                travels = [results[at] for at in places]
+                reduced = self._reduce(travels + (marks if number == 0 else []), name, use_generic_names)
+                for at, one in zip(places, reduced[: len(places)], strict=True):
                     results[at] = one
         return results
 

@@ -105,6 +105,12 @@ def legacy_eager(rank: int) -> None:
         step()
         near(x, BASE - 2 * 3 * (count // 3))
 
+    heads = [tf.Variable([0.0]) for _ in range(2)]  # of one shape, and each pass uses another one
+    passes = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
+    passes.compute_gradients(lambda: tf.reduce_sum(heads[0]), var_list=heads)
+    with pytest.raises(hvd.InvalidArgumentError, match="the same ones in the same order in every pass"):
+        passes.compute_gradients(lambda: tf.reduce_sum(heads[1]), var_list=heads)
+
     for wrong, text in (
         ({"backward_passes_per_step": 0}, "must be > 0"),
         ({"groups": "all"}, "groups should be"),

@@ -263,6 +263,20 @@ def mismatches(rank: int) -> None:
     with pytest.raises(hvd.MismatchError):
         gradients(rank == 1)
 
+    heads = [tf.Variable([1.0, 1.0]) for _ in range(2)]  # of one shape, and each rank uses another one
+
+    def of_one_head(number: int) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(heads[number]) * (rank + 1.0)
+        return hvd.DistributedGradientTape(tape).gradient(loss, heads)
+
+    for head_call in (of_one_head, tf.function(of_one_head)):
+        with pytest.raises(tf.errors.OpError, match=r"MismatchError: .*Mismatched"):
+            head_call(rank % 2)
+        found = head_call(1)
+        assert found[0] is None
+        near(found[1], [2.0, 2.0])
+
 
 def strategies(rank: int) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
