@@ -126,6 +126,13 @@ ROWS = (
         ("negotiation_steps_test",),
     ),
     Mutation(
+        "verdict-before-a-join",
+        "csrc/negotiation/deadlock.cc",
+        "    withdraw_unnamed_of(r);\n",
+        "",
+        ("negotiation_steps_test::what a verdict has withdrawn",),
+    ),
+    Mutation(
         "false-deadlock",
         "csrc/negotiation/deadlock.cc",
         'if (ticket.tag == 0 || requests_.complete(ticket)) return "";',

@@ -316,6 +316,13 @@ ROWS = (
         ("mpi_test::mpi: close does not free",),
     ),
     Mutation(
+        "mpi-failure-of-another-link",
+        "csrc/transport/mpi/mpi_communicator.cc",
+        "    message->failure = std::current_exception();\n",
+        "",
+        ("mpi_test::mpi: each link hears",),
+    ),
+    Mutation(
         "mpi-cancelled-receives",
         "csrc/transport/mpi/mpi_communicator.cc",
         "&& !how.is_cancelled",
