@@ -120,6 +120,8 @@ bool Receiver::apply(int host, FrameParser& frame) {
       connection.phase = Phase::kJoinEnds;
       return true;
     case FrameType::kWatermark:
+      // The verdict looks at it: what the rank has withdrawn since is not what it has consumed.
+      if (connection.phase == Phase::kVerdict) return false;
       parts_.control.line(rank).watermark.store(take_counter(frame), std::memory_order_release);
       return true;
     case FrameType::kLeft:

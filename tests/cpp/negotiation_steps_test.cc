@@ -166,8 +166,7 @@ TEST_CASE("what a verdict has withdrawn is not complete when those who have rais
   Ranks ranks({0, 0, 0});
   const Ticket complete[] = {ranks.announce(0, 0), ranks.announce(1, 0), ranks.announce(2, 0)};
   const Ticket alone = ranks.announce(2, 1);
-  for (int r = 0; r < 3; ++r)
-    ranks[r].deadlock().block(ranks.announce(r, "name " + std::to_string(r)), r == 2 ? 2 : 1);
+  for (int r = 0; r < 3; ++r) ranks[r].deadlock().block(ranks.announce(r, "name " + std::to_string(r)), r == 2 ? 2 : 1);
   ranks[2].deadlock().detect();
   REQUIRE(ranks[2].deadlock().is_withdrawn());
   for (int r = 0; r < 2; ++r) {
