@@ -14,7 +14,6 @@ from typing import Any
 import keras
 from keras import ops
 
-from ringreduce.common.groups import mark_of
 from ringreduce.errors import Error
 from ringreduce.keras import backend
 from ringreduce.keras.gradient_reduction import GradientReduction, is_sum
@@ -58,7 +57,7 @@ class DistributedMixin:
             # These are no gradients but float8's new scales, for which the largest one is right on all ranks.
             for i, value in zip(special, self._reduction.largest([gradients[i] for i in special]), strict=True):
                 gradients[i] = value
-        usual_variables, mark = [variables[i] for i in usual], mark_of(present, len(gradients))
+        usual_variables, mark = [variables[i] for i in usual], self._reduction.mark(variables, present, me._var_key)
         if self._accumulates():
             return self._apply_accumulating(gradients, trainable_variables, usual_variables, mark)
         reduced = self._reduction.reduce([gradients[i] for i in usual], usual_variables, me._var_key, mark)

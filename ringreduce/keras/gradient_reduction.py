@@ -8,7 +8,7 @@ from typing import Any
 from keras import ops
 
 from ringreduce.collectives.ops import Max, Min
-from ringreduce.common.groups import buckets
+from ringreduce.common.groups import buckets, mark_of
 from ringreduce.errors import MismatchError
 from ringreduce.keras import backend, training
 from ringreduce.keras.compression import NoneCompressor
@@ -53,11 +53,25 @@ class GradientReduction:
                 shared.append(index)
             elif self.settings.scale_local_gradients:
                 reduced[index] = reduced[index] / self.settings.process_set.size()
-        for number, group in enumerate(buckets(shared, self.settings.groups, key, variables)):
+        groups = buckets(shared, self.settings.groups, key, variables)
+        for number, group in enumerate(groups if groups or mark is None else [[]]):
             travels = [reduced[i] for i in group]
             for index, gradient in zip(group, self._together(travels, number, None if number else mark), strict=True):
                 reduced[index] = gradient
         return reduced
+
+    def mark(self, variables: Sequence[Any], present: Sequence[int], key: Key) -> int | None:
+        """mark_of() those of the variables that have a gradient; local ones do not count.
+
+        Args:
+            present: their places among the variables.
+        """
+        if len(present) == len(variables):
+            return None
+        local = {key(variable) for variable in self.local()}
+        shared = [place for place, variable in enumerate(variables) if key(variable) not in local]
+        have = set(present)
+        return mark_of([at for at, place in enumerate(shared) if place in have], len(shared))
 
     def largest(self, values: Gradients) -> list[Any]:
         """The largest of each element over the ranks. Collective."""
@@ -87,8 +101,9 @@ class GradientReduction:
         dense = [index for index in range(len(gradients)) if index not in sparse]
         factor = settings.gradient_predivide_factor
         travels = [gradients[i] for i in dense]
-        if mark is not None and dense:
-            travels.append(ops.reshape(ops.reshape(travels[0], (-1,))[:0], (0, mark)))
+        if mark is not None:
+            empty = ops.reshape(travels[0], (-1,))[:0] if travels else ops.zeros((0,), "float32")
+            travels.append(ops.reshape(empty, (0, mark)))
         results = self._call(travels, self._named(number), settings.op, 1 / factor, factor, settings.compression)
         for index, result in zip(dense, results[: len(dense)], strict=True):
             gradients[index] = result

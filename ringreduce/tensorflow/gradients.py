@@ -80,7 +80,7 @@ class GradientReducer:
         mark = mark_of([at for at, one in enumerate(results) if one is not None], len(results))
         marks = [] if mark is None else [tf.zeros((0, mark))]
         with _scope(f"{self._name}_Allreduce"):
-            for number, places in enumerate(self._buckets(results, vars)):
+            for number, places in enumerate(self._buckets(results, vars) or [[] for _ in marks]):
                 name = f"grad_{number}" if use_generic_names else None
                 travels = [results[at] for at in places]
                 reduced = self._reduce(travels + (marks if number == 0 else []), name, use_generic_names)

@@ -62,10 +62,11 @@ class Bucket:
     arrived: parameters of batched slots whose gradients are final in this round.
     waiting: number of hooked slots whose gradient is not final yet in this round.
     passes: how many times each gradient is computed in this round.
+    absent: slots that had no gradient when the reduction began.
     producers: streams of a GPU that have made gradients in this round.
     """
 
-    __slots__ = ("arrived", "batched", "hooked", "name", "passes", "producers", "slots", "waiting")
+    __slots__ = ("absent", "arrived", "batched", "hooked", "name", "passes", "producers", "slots", "waiting")
 
     def __init__(self, slots: list[Slot], name: str) -> None:
         self.slots = slots
@@ -75,6 +76,7 @@ class Bucket:
         self.arrived: list[torch.Tensor] = []
         self.waiting = len(slots)
         self.passes = 1
+        self.absent: list[Slot] = []
         self.producers: set[int] = set()
         for slot in slots:
             slot.bucket = self
@@ -95,6 +97,7 @@ class Bucket:
     def expect(self, passes: int) -> None:
         """Begins a round, in which each gradient is computed so many times."""
         self.passes = passes
+        self.absent.clear()
         self.waiting = len(self.hooked)
         self.arrived.clear()
         self.producers.clear()
@@ -116,16 +119,15 @@ class Bucket:
             return len(set(map(id, self.arrived))) < len(self.arrived)
         return any(times > passes for times in Counter(map(id, self.arrived)).values())
 
-    def is_dropped(self, slot: Slot) -> bool:
-        """Whether the slot's gradient was computed in this round and has been taken away, as by `grad = None`.
-
-        Then the parameter has no gradient after the reduction either, whenever that has begun.
-        """
-        if slot.parameter.grad is not None:
+    def has_dropped(self) -> bool:
+        """Whether gradients that were final had been taken away when the reduction began, as by `grad = None`."""
+        if not self.absent:
             return False
-        if slot not in self.batched:
-            return slot.passes_left < self.passes
-        return any(parameter is slot.parameter for parameter in self.arrived)
+        arrived, batched = Counter(map(id, self.arrived)), set(map(id, self.batched))
+        return any(
+            (arrived[id(slot.parameter)] == self.passes) if id(slot) in batched else slot.passes_left == 0
+            for slot in self.absent
+        )
 
     def collect(self, slot: Slot) -> None:
         """May be called as soon as the slot's gradient is final on this rank."""
@@ -171,9 +173,9 @@ class ExchangeBucket(Bucket):
             grad = slot.parameter.grad
             if grad is None:
                 grad = torch.zeros_like(slot.parameter)
-                # Not for one that is frozen since the layout was made.
-                if slot.parameter.requires_grad and not self.is_dropped(slot):
+                if slot.parameter.requires_grad:  # else since the layout was made: no gradient for it
                     slot.parameter.grad = grad
+                    self.absent.append(slot)
             gradients.append(densified(slot, grad))
         self.exchange.begin(gradients, self.name)
         self.given, self.versions = gradients, [gradient._version for gradient in gradients]
@@ -183,8 +185,9 @@ class ExchangeBucket(Bucket):
         given, versions = self.given, self.versions
         self.given, self.versions = [], []
         is_changed = [gradient._version for gradient in given] != versions or any(
-            is_other(slot.parameter.grad, gradient) for slot, gradient in zip(self.slots, given, strict=True)
+            is_other(slot, gradient) for slot, gradient in zip(self.slots, given, strict=True)
         )
+        is_changed |= self.has_dropped()
         self.exchange.finish()
         if is_changed:
             raise changed()
@@ -203,16 +206,21 @@ def frozen(slot: Slot) -> MismatchError:
     )
 
 
-def is_other(grad: torch.Tensor | None, given: torch.Tensor) -> bool:
-    """Whether a gradient was replaced since it was given away; one that was dropped is not to be used by anybody."""
-    return grad is not None and grad is not given
+def is_other(slot: Slot, given: torch.Tensor) -> bool:
+    """Whether a gradient was replaced, or taken away, since it was given away. A frozen parameter has none."""
+    grad = slot.parameter.grad
+    return grad is not given and (grad is not None or slot.parameter.requires_grad)
 
 
 def changed() -> InvalidArgumentError:
-    """What to raise for gradients that somebody has changed while they were reduced."""
+    """What to raise for gradients that somebody has changed, or taken away, while they were reduced.
+
+    The ranks cannot know of each other whether a gradient was taken away or has not been computed.
+    """
     return InvalidArgumentError(
-        "gradients were changed after backward() and before step(), while they are being reduced: the ranks would get "
-        "different ones. To clip them, call optimizer.clip_grad_norm_(max_norm). For anything else call "
+        "gradients were changed after backward() and before step(), or taken away (grad = None), while they are being "
+        "reduced: the ranks would get different ones. To clip them, call optimizer.clip_grad_norm_(max_norm). For "
+        "anything else call "
         "optimizer.synchronize() first, change them (scaler.unscale_(optimizer), torch.nn.utils.clip_grad_value_), and "
         "then call step() within `with optimizer.skip_synchronize():`"
     )

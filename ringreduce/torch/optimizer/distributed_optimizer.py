@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ringreduce.collectives.ops import Max
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch.collectives.allreduce import allreduce
@@ -43,6 +44,7 @@ class DistributedMixin(torch.optim.Optimizer):
         self._should_synchronize = True
         self._clipped = False  # the gradients are reduced, and the next step() uses them as they are
         self._scaled = False  # likewise; it was for a GradScaler
+        self._is_doubtful = False  # no step() has come since clip_grad_norm_(), the same on all ranks
         self._is_compared = False  # the ranks have compared what they start from
         self._is_extending = False  # parameters are being added; still so after that was interrupted
         self._is_lost = False  # a step() was interrupted where it cannot be taken up
@@ -85,7 +87,7 @@ class DistributedMixin(torch.optim.Optimizer):
             if hasattr(error, "add_note") and not self._is_lost:  # Python >= 3.11
                 error.add_note("ringreduce:" + INTERRUPTED)
             raise
-        self._clipped = self._scaled = False
+        self._clipped = self._scaled = self._is_doubtful = False
 
     def _can_resume(self) -> bool:
         """Whether an interrupted reduction can be waited for once more: one reducer's, of buckets that were there."""
@@ -146,7 +148,7 @@ class DistributedMixin(torch.optim.Optimizer):
 
         Then call step() within skip_synchronize(). Parameters without a gradient get zeros.
         """
-        if not self._clipped or self._pending():
+        if self._is_to_be_reduced():
             self._reduce()
         self._synchronized = True
 
@@ -177,13 +179,24 @@ class DistributedMixin(torch.optim.Optimizer):
         >>> optimizer.clip_grad_norm_(1.0)
         >>> optimizer.step()
         """
-        if not (self._synchronized or self._clipped) or self._pending():
+        if (not self._synchronized or self._pending()) and self._is_to_be_reduced():
             self._reduce()
         self._synchronized = False
         parameters = [p for group in self.param_groups for p in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
-        self._clipped = True
+        self._clipped = self._is_doubtful = True
         return norm
+
+    def _is_to_be_reduced(self) -> bool:
+        """Whether the gradients are not reduced yet; the same on all ranks. Collective after clip_grad_norm_().
+
+        When a step is left out, one rank may have new gradients and another may have had no batch: they ask each other.
+        """
+        is_new = not self._clipped or self._pending()
+        if not self._is_doubtful or not self._reducers:
+            return is_new
+        votes = torch.tensor([int(is_new)])
+        return bool(allreduce(votes, op=Max, process_set=self._process_set)[0])
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -203,12 +216,12 @@ class DistributedMixin(torch.optim.Optimizer):
 
     def _forget_reduction(self) -> None:
         """What was reduced has been used, or never will be."""
-        self._synchronized = self._clipped = self._scaled = False
+        self._synchronized = self._clipped = self._scaled = self._is_doubtful = False
 
     def _is_reduced(self, closure: Callable[[], Any] | None) -> bool:
         """True when step() need not reduce; takes note that the gradients are used now."""
         clipped = self._clipped and closure is None and not self._pending()
-        self._clipped = self._scaled = False
+        self._clipped = self._scaled = self._is_doubtful = False
         if clipped or not self._should_synchronize:
             return True
         if self._synchronized:
@@ -262,7 +275,7 @@ class DistributedMixin(torch.optim.Optimizer):
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
                 + (INTERRUPTED if any(reducer.is_half_done for reducer in self._reducers) else "")
             )
-        self._forget_reduction()
+        self._synchronized = self._clipped = self._scaled = False
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: Any) -> None:

@@ -146,8 +146,7 @@ class RegisteredBucket(Bucket):
                 if not parameter.requires_grad:  # since the layout was made: no gradient for it either
                     self.miss(slot)
                     continue
-                if self.is_dropped(slot):
-                    continue
+                self.absent.append(slot)
             else:
                 if grad.requires_grad or grad.layout is not strided:
                     grad = densified(slot, grad)
@@ -184,8 +183,9 @@ class RegisteredBucket(Bucket):
     def finish(self) -> None:
         """See Bucket. Raises InvalidArgumentError if somebody has changed gradients since begin()."""
         is_changed = self.whole._version != self.version or any(
-            is_other(slot.parameter.grad, slot.view) or slot.view.data_ptr() != slot.address for slot in self.slots
+            is_other(slot, slot.view) or slot.view.data_ptr() != slot.address for slot in self.slots
         )
+        is_changed |= self.has_dropped()
         self.work.wait()
         if is_changed:
             raise changed()

@@ -153,7 +153,7 @@ class ShardedMixin(DistributedMixin):
         """See DistributedMixin: each rank looks at its share, and one small all-reduce puts the norms together."""
         if self._synchronized and not self._pending():
             return super().clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
-        if not self._clipped or self._pending():
+        if self._is_to_be_reduced():
             self._reduce()
         self._synchronized = False
         order, group = float(norm_type), profiled(self._process_set.group)
@@ -172,7 +172,7 @@ class ShardedMixin(DistributedMixin):
         scale = torch.clamp(max_norm / (norm.float() + 1e-6), max=1.0)
         for grad in grads:
             grad.mul_(scale)
-        self._clipped = True
+        self._clipped = self._is_doubtful = True
         return norm.float()
 
     @untraced(STEP)

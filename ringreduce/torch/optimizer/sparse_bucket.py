@@ -43,6 +43,7 @@ class SparseBucket(Bucket):
         parameter, grad = slot.parameter, slot.parameter.grad
         self.given, self.version = grad, 0 if grad is None else grad._version
         if grad is None:
+            self.absent.append(slot)
             indices = torch.empty((0, self.sparse_dim), dtype=torch.int64, device=parameter.device)
             values = parameter.new_empty((0, *parameter.shape[self.sparse_dim :]), requires_grad=False)
         else:
@@ -60,8 +61,7 @@ class SparseBucket(Bucket):
         """See Bucket."""
         (slot,) = self.slots
         given, grad = self.given, slot.parameter.grad
-        is_dropped = self.is_dropped(slot)
-        is_changed = grad is not None and (grad is not given or grad._version != self.version)
+        is_changed = grad is not given or (grad is not None and grad._version != self.version) or self.has_dropped()
         for work in self.work:
             work.wait()
         indices, values = (received(work, like) for work, like in zip(self.work, self.gathered, strict=True))
@@ -70,5 +70,4 @@ class SparseBucket(Bucket):
         self.gathered, self.work, self.given = (), (), None
         if is_changed:
             raise changed()
-        if not is_dropped:
-            slot.parameter.grad = total.coalesce()
+        slot.parameter.grad = total.coalesce()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -69,6 +70,14 @@ def variables_may_be_local_or_without_gradient(hvd: Any) -> None:
         with pytest.warns(UserWarning, match="Gradients do not exist for variables"):
             ours = apply_steps(hvd.DistributedOptimizer(SGD(1.0)), [[None, *mine[1:]]], None, compiled)
         assert_close(ours, [start[0], start[1] - mean[1], start[2] - mean[2]])
+
+        variables = new_variables()
+        optimizer = hvd.DistributedOptimizer(SGD(1.0))
+        optimizer.register_local_var(variables[1])
+        own = [mine[0], None if rank == 0 else mine[1], mine[2]]  # a local variable's gradient is each rank's own
+        with pytest.warns(UserWarning, match="Gradients do not exist") if rank == 0 else nullcontext():
+            ours = apply_steps(optimizer, [own], variables, compiled)
+        assert_close(ours[::2], [start[0] - mean[0], start[2] - mean[2]])
 
         variables = new_variables()
         variables[0].overwrite_with_gradient = True  # as float8's scales are
@@ -244,6 +253,14 @@ def ranks_without_the_same_gradients_are_told(hvd: Any) -> None:
         mine[0] = None
     with pytest.raises(Exception, match=r"(?s)Mismatch.*a gradient on all ranks or on none"):
         apply_steps(hvd.DistributedOptimizer(SGD(1.0)), [mine])
+    heads = [keras.Variable(np.zeros(2)) for _ in range(2)]  # of one shape, and each rank uses another one
+    gradient = np.ones(2)
+    with pytest.raises(Exception, match="Mismatch"):
+        apply_steps(
+            hvd.DistributedOptimizer(SGD(1.0)),
+            [[gradient, gradient], [gradient, None] if hvd.rank() == 0 else [None, gradient]],
+            heads,
+        )
 
 
 CHECKS = [

@@ -304,8 +304,8 @@ ROWS = (
     Mutation(
         "withdrawal",
         "csrc/transport/mpi/mpi_communicator.cc",
-        '    check(library_->cancel(message->request), "MPI_Cancel");\n    sweep();\n',
-        "    sweep();\n",
+        '    check(library_->cancel(message->request), "MPI_Cancel");\n  } catch',
+        "  } catch",
         ("mpi_test",),
     ),
     Mutation(

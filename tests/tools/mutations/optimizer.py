@@ -96,11 +96,11 @@ ROWS = (
         ("test_optimizer.py::test_missing_gradients_are_zeros",),
     ),
     Mutation(
-        "dropped-gradient-comes-back",
+        "dropped-gradient-is-missing",
         "ringreduce/torch/optimizer/registered_bucket.py",
-        "                if self.is_dropped(slot):\n                    continue\n",
+        "        is_changed |= self.has_dropped()\n",
         "",
-        ("test_optimizer_rounds.py::test_gradients_that_are_dropped_beside_a_missing_one",),
+        ("test_optimizer_rounds.py::test_gradients_that_are_dropped_before_the_reduction",),
     ),
     Mutation(
         "dropped-share-is-stepped-with",
@@ -112,14 +112,21 @@ ROWS = (
     Mutation(
         "reduced-twice-for-a-norm",
         "ringreduce/torch/optimizer/sharded.py",
-        "        if not self._clipped or self._pending():\n",
+        "        if self._is_to_be_reduced():\n",
         "        if True:\n",
         ("test_optimizer_rounds.py::test_a_norm_that_is_asked_for_twice",),
     ),
     Mutation(
+        "reduced-without-asking",
+        "ringreduce/torch/optimizer/distributed_optimizer.py",
+        "if not self._is_doubtful or not self._reducers:",
+        "if True:",
+        ("test_optimizer_rounds.py::test_a_step_that_is_left_out_before_a_missing_batch",),
+    ),
+    Mutation(
         "reduced-before-zero-grad",
         "ringreduce/torch/optimizer/distributed_optimizer.py",
-        "        self._forget_reduction()\n        super().zero_grad",
+        "        self._synchronized = self._clipped = self._scaled = False\n        super().zero_grad",
         "        super().zero_grad",
         ("test_optimizer_rounds.py::test_a_step_that_is_left_out",),
     ),
