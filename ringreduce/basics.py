@@ -89,7 +89,8 @@ def init(
             communicators; "dynamic" is accepted and registers none.
         rank, size: this process's place, where there is no launcher to tell.
         job: a name that this job's processes share with no other job of this user on this host. Needed where no one
-            process has started them all, such as ranks in terminals of their own. Without effect under ringrun.
+            process has started them all, such as ranks in terminals of their own, and where one process starts two
+            jobs at once with rank and size: their ranks could meet each other's. Without effect under ringrun.
         address: "host:port", the same on all ranks: an address of rank 0's host that the other hosts reach, and a port
             that is free there. For jobs on several hosts without MPI, where the launcher does not tell the ranks where
             rank 0 is (docs/hosts.md); RINGREDUCE_ADDRESS is the same as a variable.
