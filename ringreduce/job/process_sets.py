@@ -199,16 +199,17 @@ def register(process_set: ProcessSet | Iterable[int] | Any) -> ProcessSet:
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     place = job.placement
     proposal = _proposal(added, place.rank)
-    proposals = [
-        Proposal(*other)
-        for other in collective_json.allgather_json(global_process_set.group, "add_process_set", proposal)
-    ]
+    gathered = collective_json.allgather_json(
+        global_process_set.group, "add_process_set", [job.next_set_id, list(proposal)]
+    )
+    # The largest: a rank whose last call has failed, and not the others', counts fewer. Links go by the id.
+    set_id = max(number for number, _ in gathered)
+    proposals = [Proposal(*other) for _, other in gathered]
     family = sets_of(proposals, place.rank)
     problem = _problem(family, added, job)
     if problem is not None:  # only now, so that ranks that passed something else raise as well instead of waiting
         raise InvalidArgumentError(problem)
-    set_id = job.next_set_id
-    job.next_set_id += 1
+    job.next_set_id = set_id + 1
     ranks = next(
         (ranks for ranks in family if place.rank in ranks), [] if proposal.world_rank is not None else family[0]
     )

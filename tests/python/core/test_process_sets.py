@@ -170,6 +170,19 @@ def test_sets_come_and_go_without_leaks() -> None:
     assert run_ranks(many_sets, 3, args=(40,)) == [0, 0, 0]
 
 
+def ids_after_a_failure() -> list[int | None]:
+    """The ids of two sets, after a call that failed on rank 0 only: the other ranks have counted it."""
+    import ringreduce as rr
+
+    with rr.init() as world:
+        state.require().next_set_id += 0 if world.rank == 0 else 1
+        return [rr.add_process_set(ranks).process_set_id for ranks in ([0, 1], [1, 2])]
+
+
+def test_ids_are_the_same_after_a_failure_on_one_rank() -> None:
+    assert run_ranks(ids_after_a_failure, 3) == [[2, 3]] * 3
+
+
 def one_set_off() -> str:
     import ringreduce as rr
 
