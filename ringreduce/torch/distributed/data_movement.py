@@ -91,6 +91,11 @@ class DataMovement(Collectives):
         if root == self._rank:
             parts = [checked(part) for part in sources[0]]
             self._check_list(parts, "scatter")
+            if {part.numel() for part in parts} != {output.numel()}:
+                raise InvalidArgumentError(
+                    f"scatter: the tensors have {[part.numel() for part in parts]} elements, and each output has "
+                    f"{output.numel()}"
+                )
             source = movable(joined(parts))
         place = InPlace([output])
         native = self._member.group.scatter_async(source, movable(place.buffers[0]), root, self._name_of_call())

@@ -84,6 +84,11 @@ class Reductions(Collectives):
             raise InvalidArgumentError(f"reduce_scatter takes {self._size} tensors, one per rank, not {len(parts)}")
         if len({part.numel() for part in parts}) == 1:
             return self._reduce_scatter([output], [joined(parts)], opts)
+        if output.numel() != parts[self._rank].numel():
+            raise InvalidArgumentError(
+                f"reduce_scatter: the output on rank {self._rank} has {output.numel()} elements, and its part of the "
+                f"input {parts[self._rank].numel()}"
+            )
         start = sum(part.numel() for part in parts[: self._rank])
         return self._slice_of_allreduce(output, joined(parts), start, opts)
 

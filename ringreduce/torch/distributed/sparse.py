@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.torch import cuda
 from ringreduce.torch.distributed.layout import LINEAR, Reduction, gathered
 
@@ -19,7 +19,8 @@ class Coordinates:
     """A sparse tensor in parts that can be gathered, and the place of the result.
 
     Attributes:
-        parts: the indices, nonzero by nonzero, and the values; ranks may have different numbers of nonzeros.
+        parts: the sparse dimensions and then the indices, nonzero by nonzero; and the values. Ranks may have different
+            numbers of nonzeros.
 
     Raises:
         InvalidArgumentError: another operation than SUM, AVG and PREMUL_SUM.
@@ -36,15 +37,29 @@ class Coordinates:
         self._reduction = reduction
         mine = tensor.detach().coalesce()
         self._dims, self._like = mine.sparse_dim(), mine.values()
-        self.parts = [mine.indices().t().contiguous(), mine.values().contiguous()]
+        sizes = mine.indices().new_tensor([mine.shape[: self._dims]]).view(1, self._dims)
+        self.parts = [torch.cat([sizes, mine.indices().t()]), mine.values().contiguous()]
 
     def sum(self, natives: Sequence[Work], size: int) -> None:
-        """Writes the sum over all ranks to the tensor; natives are the finished gathers of the parts."""
-        indices, values = (gathered(native, part.dtype, part) for native, part in zip(natives, self.parts, strict=True))
-        values = values.view(-1, *self._like.shape[1:]) * self._reduction.factor
-        if self._reduction.name == "AVG":
-            values = values / size
-        total = torch.sparse_coo_tensor(
-            indices.view(-1, self._dims).t(), values.to(self._like.dtype), self._tensor.shape, check_invariants=True
-        )
-        self._tensor.copy_(total.coalesce())
+        """Writes the sum over all ranks to the tensor; natives are the finished gathers of the parts.
+
+        Raises MismatchError where the ranks' sparse dimensions differ.
+        """
+        rows, values = (gathered(native, part.dtype, part) for native, part in zip(natives, self.parts, strict=True))
+        parts = torch.split(rows.view(-1, self._dims), [count // self._dims for count in natives[0].counts])
+        own = list(self._tensor.shape[: self._dims])
+        for rank, part in enumerate(parts):
+            if part[0].tolist() != own:
+                raise MismatchError(
+                    f"all_reduce of sparse tensors: this rank's has the sparse dimensions {own}, and that of rank "
+                    f"{rank} of the group {part[0].tolist()}"
+                )
+        values = values.view(-1, *self._like.shape[1:])
+        if self._reduction.factor != 1.0:
+            values = (values * self._reduction.factor).to(self._like.dtype)
+        indices = torch.cat([part[1:] for part in parts]).t()
+        total = torch.sparse_coo_tensor(indices, values, self._tensor.shape, check_invariants=True).coalesce()
+        if self._reduction.name == "AVG":  # integers truncate toward zero, as in the average of dense tensors
+            is_integer = not (values.is_floating_point() or values.is_complex())
+            total.values().div_(size, rounding_mode="trunc" if is_integer else None)
+        self._tensor.copy_(total)

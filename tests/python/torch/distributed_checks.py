@@ -145,6 +145,11 @@ def odd_reductions(rank: int, size: int) -> None:
     dist.group.WORLD.allreduce([sparse]).wait()
     assert torch.equal(sparse.to_dense(), expected)
 
+    for op, total in ((dist.ReduceOp.SUM, size * 2**24 + size), (dist.ReduceOp.AVG, 2**24 + 1)):
+        integers = torch.sparse_coo_tensor([[1]], torch.tensor([2**24 + 1]), (3,), check_invariants=True)
+        dist.all_reduce(integers, op)
+        assert integers.to_dense().tolist() == [0, total, 0]
+
 
 def every_movement(rank: int, size: int) -> None:
     every = range(size)

@@ -107,9 +107,15 @@ def refusals(rank: int, size: int) -> None:
             torch.empty(3), torch.ones(3), [1] * (size - 1), [1] * (size - 1))),
         (ValueError, "a list of", lambda: dist.group.WORLD.allgather([[torch.empty(1)]], [torch.ones(1)])),
     ]  # fmt: skip
+    parts = [torch.ones(2 + r) for r in range(size)]
+    wrong.append((ValueError, "its part of the input", lambda: dist.reduce_scatter(torch.empty(1), parts)))
+    if rank == 0:
+        wrong.append((ValueError, "each output has 2", lambda: dist.scatter(torch.empty(2), parts)))
     for kind, text, call in wrong:
         with pytest.raises(kind, match=text):
             call()
+    with pytest.raises(hvd.MismatchError, match="sparse dimensions"):
+        dist.all_reduce(torch.sparse_coo_tensor([[0]], torch.ones(1), (3 + rank,), check_invariants=True))
     with pytest.raises(hvd.MismatchError, match="shape"):
         dist.all_reduce(torch.ones(3 + rank))
     work = dist.all_reduce(torch.ones(3 + rank), async_op=True)
