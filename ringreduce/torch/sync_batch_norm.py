@@ -163,7 +163,7 @@ class _Normalize(torch.autograd.Function):
         slope = _along(mean_product * inverse * inverse, wide)
         input_grad = (grad - _along(mean_grad, wide) - centred * slope) * _along(scale, wide)
         weight_grad = None if weight is None else (own[1] * inverse).to(weight.dtype)
-        bias_grad = None if weight is None else own[0].to(weight.dtype)
+        bias_grad = own[0].to(weight.dtype) if ctx.needs_input_grad[2] else None
         return input_grad.to(input.dtype), weight_grad, bias_grad, None, None
 
 
