@@ -182,5 +182,6 @@ def join(process_set: ProcessSet = global_process_set) -> int:
         InvalidArgumentError: another thread of this rank is in join(). In the meantime so does every other operation
             of this rank on the set, send and recv excepted.
     """
-    group = process_set.group
-    return process_set.ranks[group.join()]
+    last = process_set.ranks[process_set.group.join()]
+    process_set.joins += 1
+    return last

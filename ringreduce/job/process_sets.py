@@ -39,12 +39,13 @@ class ProcessSet:
             registered.
         mpi_comm: the communicator it was made from; needed until it is registered, and not afterwards.
         group: the native group, for this package's own use.
+        joins: how many calls of join() on the set have ended, the same on all members; for this package's own use.
 
     Raises:
         InvalidArgumentError: it is not a sequence of ints.
     """
 
-    __slots__ = ("__weakref__", "_family", "_position", "group", "mpi_comm", "process_set_id", "ranks")
+    __slots__ = ("__weakref__", "_family", "_position", "group", "joins", "mpi_comm", "process_set_id", "ranks")
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
         self.mpi_comm = ranks_or_comm if communicators.is_communicator(ranks_or_comm) else None
@@ -56,6 +57,7 @@ class ProcessSet:
                 f"{ranks_or_comm!r}"
             ) from None
         self.process_set_id: int | None = None
+        self.joins = 0
         self.ranks: list[int] = sorted(members)
         self._family: list[list[int]] = []  # the ranks of every set that has this id; one, but for communicators
         self.group: Group = UNREGISTERED  # type: ignore[assignment]

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ringreduce.collectives.ops import Average
+from ringreduce.collectives.ops import Average, Max
 from ringreduce.errors import InvalidArgumentError, MismatchError
-from ringreduce.job.collective_json import allgather_json, has_nobody_joined
+from ringreduce.job.collective_json import allgather_json, allreduce_integers, has_nobody_joined
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch.collectives.allreduce import grouped_allreduce
 from ringreduce.torch.local_sgd.fragment import Fragment
@@ -66,6 +66,7 @@ class LocalSGDMixin(torch.optim.Optimizer):
         self._schedule = schedule
         self._process_set = process_set
         self._steps = 0
+        self._joins = process_set.joins  # that had ended when the periods began
         self._averaged = parameters
         averaged = set(parameters)
         self._frozen = [p for group in self.param_groups for p in group["params"] if p not in averaged]
@@ -95,6 +96,8 @@ class LocalSGDMixin(torch.optim.Optimizer):
                 "LocalSGD: a parameter requires a gradient now that did not when the optimizer was made, and is not "
                 "averaged: make a new LocalSGD, on all ranks"
             )
+        if self._joins != self._process_set.joins:
+            self._begin_anew()
         self._begin_alike()
         is_warming = self._steps < self._schedule.warmup
         if not is_warming and not self._has_started:
@@ -141,6 +144,16 @@ class LocalSGDMixin(torch.optim.Optimizer):
         for fragment in begun:
             fragment.arrive()
         return begun
+
+    def _begin_anew(self) -> None:
+        """After join(), which leaves ranks with different numbers of steps: periods and outer steps begin afresh."""
+        with self._averaging():
+            for fragment in self._fragments:
+                fragment.reset()
+            group, name = self._process_set.group, f"{self._name}.anew"
+            (self._steps,) = allreduce_integers(group, name, [self._steps], Max)
+        self._has_started = self._is_compared = False
+        self._joins = self._process_set.joins
 
     def _begin_alike(self) -> None:
         """Before the first step, of a training or after a state was loaded: whether all ranks begin with the same."""

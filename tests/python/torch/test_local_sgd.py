@@ -257,6 +257,30 @@ def test_the_others_go_on_when_a_rank_has_joined() -> None:
         assert sums == pytest.approx([float(x.sum()) for x in two.x[0]], abs=1e-12)
 
 
+def uneven_epochs(arguments: dict[str, Any], counts: list[list[int]]) -> list[bool]:
+    """counts: by epoch, the steps of each rank. By epoch, whether all ranks have the same after synchronize()."""
+    alike = []
+    with hvd.init() as world:
+        parameters, optimizer = made(arguments)
+        for steps in counts:
+            for step in range(1, steps[world.rank] + 1):
+                give_gradients(parameters, world.rank, step)
+                optimizer.step()
+            if len(set(steps)) == 1:
+                optimizer.synchronize()
+            else:
+                hvd.broadcast_parameters(parameters, hvd.join())
+            whole = torch.cat([p.detach().flatten() for p in parameters])
+            alike.append(bool(torch.equal(hvd.allgather(whole[None])[0], whole)))
+    return alike
+
+
+@pytest.mark.parametrize("counts", [[[9, 5], [8, 8]], [[3, 0], [9, 9]], [[9, 5], [2, 0], [0, 7], [8, 8]]])
+@pytest.mark.parametrize("method", ["averaging", "post-local", "DiLoCo", "EASGD", "streaming", "overlapped averaging"])
+def test_periods_begin_afresh_after_a_join(method: str, counts: list[list[int]]) -> None:
+    assert run_ranks(uneven_epochs, 2, args=(METHODS[method], counts)) == [[True] * len(counts)] * 2
+
+
 def killed() -> bool:
     """Rank 1 ends in the middle; the others' parameters after the error are those before the step's averaging."""
     hvd.init()
