@@ -40,7 +40,7 @@ class Local final : public Algorithm {
     const size_t n = std::min(part.count - done_, kUnit / item_);
     const size_t offset = done_ * item_;
     done_ += n;
-    if (part.srcs.size() == 1) {
+    if (!part.folds) {
       if (part.srcs[0] == part.dst) return;
       (streams_ ? stream(part.dst + offset, part.srcs[0] + offset, n * item_)
                 : void(std::memcpy(part.dst + offset, part.srcs[0] + offset, n * item_)));

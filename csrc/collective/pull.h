@@ -7,11 +7,12 @@
 namespace rr {
 
 struct PullJob {
-  // One source: copied, unless it is the destination. Several: folded in their order.
+  // Copied from its one source, unless that is the destination; or folded from its sources, in their order.
   struct Part {
     std::vector<const std::byte*> srcs;
     std::byte* dst = nullptr;
     size_t count = 0;  // elements
+    bool folds = false;
   };
   std::vector<Part> parts;
   Reduction reduction;  // its dtype gives the size of an element

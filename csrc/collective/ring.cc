@@ -31,7 +31,9 @@ void scale_in(const Team& team, const Piece& piece, const Reduction& reduction) 
 void scale_out(const Team& team, const Piece& piece, const Reduction& reduction) {
   Reduction post = reduction;
   post.prescale = 1.0;
-  if (post.op != ReduceOp::kAverage && post.postscale == 1.0) return;
+  // One member folds nothing; what is true is 1 all the same.
+  const bool is_truth = team.size() == 1 && (post.op == ReduceOp::kLogicalAnd || post.op == ReduceOp::kLogicalOr);
+  if (post.op != ReduceOp::kAverage && post.postscale == 1.0 && !is_truth) return;
   const void* src = piece.dst;
   void* dst = piece.dst;
   team.kernels->reduce(post, &src, 1, &dst, 1, piece.count);

@@ -1,5 +1,7 @@
 #include "planner/planner.h"
 
+#include <algorithm>
+
 #include "base/errors.h"
 #include "collective/linked.h"
 #include "collective/pull.h"
@@ -41,7 +43,8 @@ std::unique_ptr<Algorithm> Planner::plan(uint64_t position, const std::vector<Op
     if (algo != Algo::kStaged || from_.hosts.several()) return on_device_.plan(entry, members, std::move(team), rounds);
     on_device_.prepare_staged(entry, team);
   }
-  if (algo == Algo::kHierarchical) {
+  const bool is_linked = algo == Algo::kRing || algo == Algo::kRecursiveDoubling;
+  if (algo == Algo::kHierarchical || (is_linked && from_.hosts.several() && !are_foldable(members))) {
     add(from_.stats.hierarchical, 1);
     return across_hosts(from_, members, team, from_.hosts.narrowed(team.members), rounds);
   }
@@ -67,6 +70,13 @@ std::unique_ptr<Algorithm> Planner::plan(uint64_t position, const std::vector<Op
   ExchangeJob job = exchange_job(from_, first);
   rounds = rounds_of(job, team.stage);
   return exchange(std::move(team), std::move(job));
+}
+
+// An algorithm is chosen by the first tensor's dtype. A group may have others, which a ring cannot fold: within a host
+// they go through the stage, which ranks elsewhere do not have.
+bool Planner::are_foldable(const std::vector<OperationPtr>& members) const {
+  const std::vector<ReduceJob> jobs = allreduce_jobs(members, from_.size());
+  return std::all_of(jobs.begin(), jobs.end(), [](const ReduceJob& job) { return foldable_in_place(job.reduction); });
 }
 
 std::unique_ptr<Algorithm> Planner::allreduce(uint64_t position, const std::vector<OperationPtr>& members, Team team,
@@ -127,7 +137,7 @@ std::unique_ptr<Algorithm> Planner::pull_registered(uint64_t position, Operation
   if (operation.kind == Kind::kReduceScatter) {
     const TensorView& src = operation.srcs[0];
     const Range rows = segment(src.rows(), from_.size(), from_.rank);
-    PullJob::Part part = {{}, operation.dsts[0].data, operation.dsts[0].count};
+    PullJob::Part part = {{}, operation.dsts[0].data, operation.dsts[0].count, true};
     for (const int r : team.members) part.srcs.push_back(input_of(r) + rows.begin * src.row_nbytes());
     job.parts.push_back(std::move(part));
   } else {

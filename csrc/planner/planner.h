@@ -26,6 +26,7 @@ class Planner {
 
  private:
   Team team_for(const RankMask& participants, uint64_t first_round);
+  bool are_foldable(const std::vector<OperationPtr>& members) const;
   std::unique_ptr<Algorithm> allreduce(uint64_t position, const std::vector<OperationPtr>& members, Team team,
                                        size_t& rounds) const;
   std::unique_ptr<Algorithm> direct_allreduce(uint64_t position, const std::vector<OperationPtr>& members,

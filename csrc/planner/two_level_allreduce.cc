@@ -25,7 +25,7 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::gathered(const Piece& tensor, cons
   }
   Parts parts;
   parts.push_back(mesh(team_, job));
-  parts.push_back(local(*team_.kernels, {{{std::move(srcs), tensor.dst, tensor.count}}, reduction}));
+  parts.push_back(local(*team_.kernels, {{{std::move(srcs), tensor.dst, tensor.count, true}}, reduction}));
   return sequence(std::move(parts), std::move(memory));
 }
 

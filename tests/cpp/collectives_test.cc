@@ -1,5 +1,7 @@
 // All-reduce end to end on ranks that are threads: every algorithm, many sizes and element types, exact results.
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <random>
 
@@ -231,6 +233,77 @@ TEST_CASE("all-reduce: a grouped operation of tensors that cut across chunks") {
     };
     CHECK_NOTHROW(run_ranks(3, check));
     CHECK_NOTHROW(run_hosts({0, 1, 1}, check));
+  }
+}
+
+// A ring takes float32 only; which tensor is the first decides whether one is chosen.
+TEST_CASE("all-reduce: a grouped operation of several dtypes on several hosts") {
+  constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kInt16};
+  for (const char* algorithm : {"auto", "ring", "recursive_doubling"}) {
+    for (size_t first = 0; first < std::size(kTypes); ++first) {
+      CAPTURE(algorithm);
+      CAPTURE(first);
+      const Environment environment{{"RINGREDUCE_ALGORITHM", algorithm}};
+      const auto check = [&](Rank& rank) {
+        constexpr size_t kCount = 5003;
+        std::vector<std::vector<std::byte>> tensors;
+        Request request;
+        request.kind = Kind::kAllreduce;
+        for (size_t at = 0; at < std::size(kTypes); ++at) {
+          const DType dtype = kTypes[(first + at) % std::size(kTypes)];
+          std::vector<std::byte>& tensor = tensors.emplace_back(kCount * itemsize(dtype));
+          for (size_t i = 0; i < kCount; ++i) store(&tensor[i * itemsize(dtype)], dtype, element(rank.rank, i));
+          request.srcs.push_back(view(tensor, DType::kUInt8));
+          request.srcs.back().dtype = dtype;
+          request.srcs.back().count = request.srcs.back().dims[0] = kCount;
+        }
+        request.dsts = request.srcs;
+        rank.world.wait(*rank.world.submit(request, nullptr), -1, nullptr);
+        for (const TensorView& tensor : request.dsts) {
+          const size_t item = itemsize(tensor.dtype);
+          const Case c = {tensor.dtype, ReduceOp::kSum, 0, true, ""};
+          std::byte wanted[8];
+          for (size_t i = 0; i < kCount; ++i) {
+            store(wanted, tensor.dtype, expected(c, 3, i));
+            expect(std::memcmp(wanted, tensor.data + i * item, item) == 0, "element of a group of several dtypes");
+          }
+        }
+      };
+      CHECK_NOTHROW(run_hosts({0, 1, 1}, check));
+      CHECK_NOTHROW(run_ranks(3, check));
+    }
+  }
+}
+
+// As those that are left when all others have joined.
+TEST_CASE("all-reduce: one rank's own values are scaled, and logical ones are 0 and 1") {
+  for (const char* algorithm : {"auto", "two_shot", "ring", "recursive_doubling"}) {
+    CAPTURE(algorithm);
+    const Environment environment{{"RINGREDUCE_ALGORITHM", algorithm}};
+    const auto check = [&](Rank& rank) {
+      constexpr size_t kCount = 1 << 19;
+      const auto reduced = [&](ReduceOp op, double postscale) {
+        std::vector<int32_t> values(kCount, 6);
+        Request request;
+        request.kind = Kind::kAllreduce;
+        request.op = op;
+        request.postscale = postscale;
+        request.srcs = request.dsts = {view(values, DType::kInt32)};
+        run(rank, request);
+        expect(std::count(values.begin(), values.end(), values[0]) == static_cast<std::ptrdiff_t>(kCount), "all alike");
+        return values[0];
+      };
+      if (rank.rank == 0) {
+        expect(reduced(ReduceOp::kLogicalAnd, 1.0) == 1, "logical and");
+        expect(reduced(ReduceOp::kLogicalOr, 1.0) == 1, "logical or");
+        expect(reduced(ReduceOp::kSum, 0.5) == 3, "scaled sum");
+        expect(reduced(ReduceOp::kSum, 1.0) == 6, "sum");
+      }
+      if (rank.size > 1) rank.world.join(nullptr);
+    };
+    CHECK_NOTHROW(run_ranks(1, check));
+    CHECK_NOTHROW(run_hosts({0, 1}, check));
+    CHECK_NOTHROW(run_hosts({0, 0, 1}, check));
   }
 }
 

@@ -31,18 +31,19 @@ void expect_values(const std::byte* data, size_t count, const std::string& what,
   }
 }
 
-void check_reducescatter(Rank& rank, const Segment& segment, size_t count) {
+void check_reducescatter(Rank& rank, const Segment& segment, size_t count, int32_t factor = 1) {
   const Range mine = rr::segment(count, rank.size, rank.rank);
   std::vector<int32_t> output(mine.count());
   Request request;
   request.kind = Kind::kReduceScatter;
+  request.postscale = factor;
   request.srcs = {registered(segment, rank.rank, count)};
   request.dsts = {view(output, DType::kInt32)};
   run(rank, request);
   expect_values(reinterpret_cast<std::byte*>(output.data()), output.size(), "reducescatter", [&](size_t i) {
     int32_t sum = 0;
     for (int r = 0; r < rank.size; ++r) sum += element(r, mine.begin + i);
-    return sum;
+    return factor * sum;
   });
 }
 
@@ -108,10 +109,11 @@ TEST_CASE("movement over registered memory reads it straight") {
       uint64_t pulls = 0;
       for (const size_t count : {size_t{1}, size_t{5}, size_t{5000}, size_t{70001}}) {
         check_reducescatter(rank, segment, count + static_cast<size_t>(size));
+        check_reducescatter(rank, segment, count, 3);
         check_gathers(rank, segment, count);
         check_broadcast(rank, segment, count + 5000, static_cast<int>(count) % size);
         check_alltoall(rank, segment, count);
-        pulls += 5;
+        pulls += 6;
       }
       barrier(rank.world);
       const Stats& stats = rank.context.stats();

@@ -309,6 +309,27 @@ ROWS = (
         ("mpi_test",),
     ),
     Mutation(
+        "one-source-is-no-copy",
+        "csrc/collective/pull.cc",
+        "if (!part.folds) {",
+        "if (part.srcs.size() == 1) {",
+        ("pull_test", "collectives_test::all-reduce: one rank's own values"),
+    ),
+    Mutation(
+        "one-rank-truth",
+        "csrc/collective/ring.cc",
+        "&& !is_truth) return;",
+        ") return;",
+        ("collectives_test::all-reduce: one rank's own values",),
+    ),
+    Mutation(
+        "mixed-group-on-hosts",
+        "csrc/planner/planner.cc",
+        "&& !are_foldable(members)",
+        "&& false",
+        ("collectives_test::all-reduce: a grouped operation of several dtypes",),
+    ),
+    Mutation(
         "mpi-unread-messages",
         "csrc/transport/mpi/mpi_communicator.cc",
         "return exchange->sent_here == received_;",
