@@ -54,12 +54,18 @@ class Coordinates:
                     f"all_reduce of sparse tensors: this rank's has the sparse dimensions {own}, and that of rank "
                     f"{rank} of the group {part[0].tolist()}"
                 )
-        values = values.view(-1, *self._like.shape[1:])
-        if self._reduction.factor != 1.0:
-            values = (values * self._reduction.factor).to(self._like.dtype)
+        values = self._widened(values.view(-1, *self._like.shape[1:]))
         indices = torch.cat([part[1:] for part in parts]).t()
         total = torch.sparse_coo_tensor(indices, values, self._tensor.shape, check_invariants=True).coalesce()
         if self._reduction.name == "AVG":  # integers truncate toward zero, as in the average of dense tensors
-            is_integer = not (values.is_floating_point() or values.is_complex())
-            total.values().div_(size, rounding_mode="trunc" if is_integer else None)
-        self._tensor.copy_(total)
+            total.values().div_(size, rounding_mode="trunc" if values.dtype is torch.int64 else None)
+        self._tensor.copy_(total.to(self._like.dtype))
+
+    def _widened(self, values: torch.Tensor) -> torch.Tensor:
+        """The values, with the factor, in a type that their sum fits in."""
+        if values.is_floating_point() or values.is_complex():
+            wide = torch.promote_types(values.dtype, torch.float32)
+        else:
+            wide = torch.int64 if self._reduction.factor == 1.0 else torch.float64
+        values = values.to(wide)
+        return values if self._reduction.factor == 1.0 else values * self._reduction.factor

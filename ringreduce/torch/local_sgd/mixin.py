@@ -125,11 +125,16 @@ class LocalSGDMixin(torch.optim.Optimizer):
 
         Collective, between steps; for the end of a training, or before a checkpoint that all ranks are to start from.
         Steps since the start of an averaging that is under way are averaged too. The periods of later steps begin and
-        end as they would have without it.
+        end as they would have without it. After join() this averages nothing: hvd.broadcast_parameters() gives all
+        ranks the same.
         """
-        if not self._fragments or not self._has_started:
+        if not self._fragments:
             return
         self._check_lost()
+        if self._joins != self._process_set.joins:
+            self._begin_anew()
+        if not self._has_started:
+            return
         with self._averaging():
             for fragment in self._arrived():
                 fragment.apply(share=0)
@@ -267,6 +272,7 @@ class LocalSGDMixin(torch.optim.Optimizer):
         with same_groups(self):
             super().load_state_dict(own)
         self._steps, self._has_started, self._is_compared = ours["steps"], ours["has_started"], False
+        self._joins = self._process_set.joins
         for fragment in self._fragments:
             fragment.reset()
         if self._has_started:

@@ -11,6 +11,7 @@ import torch
 
 from ringreduce.collectives.ops import Max
 from ringreduce.errors import InvalidArgumentError, MismatchError
+from ringreduce.job.collective_json import allreduce_integers
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch.collectives.allreduce import allreduce
 from ringreduce.torch.optimizer import same_start
@@ -44,7 +45,7 @@ class DistributedMixin(torch.optim.Optimizer):
         self._should_synchronize = True
         self._clipped = False  # the gradients are reduced, and the next step() uses them as they are
         self._scaled = False  # likewise; it was for a GradScaler
-        self._is_doubtful = False  # no step() has come since clip_grad_norm_(), the same on all ranks
+        self._is_doubtful = False  # no step() and no reduction since clip_grad_norm_(): so all ranks agree
         self._is_compared = False  # the ranks have compared what they start from
         self._is_extending = False  # parameters are being added; still so after that was interrupted
         self._is_lost = False  # a step() was interrupted where it cannot be taken up
@@ -195,8 +196,8 @@ class DistributedMixin(torch.optim.Optimizer):
         is_new = not self._clipped or self._pending()
         if not self._is_doubtful or not self._reducers:
             return is_new
-        votes = torch.tensor([int(is_new)])
-        return bool(allreduce(votes, op=Max, process_set=self._process_set)[0])
+        name = f"{self._reducers[0].prefix}.new"
+        return allreduce_integers(self._process_set.group, name, [int(is_new)], Max) == [1]
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -216,7 +217,7 @@ class DistributedMixin(torch.optim.Optimizer):
 
     def _forget_reduction(self) -> None:
         """What was reduced has been used, or never will be."""
-        self._synchronized = self._clipped = self._scaled = self._is_doubtful = False
+        self._synchronized = self._clipped = self._scaled = False
 
     def _is_reduced(self, closure: Callable[[], Any] | None) -> bool:
         """True when step() need not reduce; takes note that the gradients are used now."""
@@ -275,7 +276,7 @@ class DistributedMixin(torch.optim.Optimizer):
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
                 + (INTERRUPTED if any(reducer.is_half_done for reducer in self._reducers) else "")
             )
-        self._synchronized = self._clipped = self._scaled = False
+        self._forget_reduction()
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: Any) -> None:

@@ -13,6 +13,7 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -135,9 +136,10 @@ class Reducer:
         self._expect()
 
     def settle(self) -> None:
-        """Ends a round that has begun: other ranks may be waiting for it."""
+        """Ends a round that has begun, whose gradients nobody uses: other ranks may be waiting for it."""
         if self.pending:
-            self.synchronize()
+            with suppress(InvalidArgumentError):  # somebody has changed them, or taken them away
+                self.synchronize()
 
     @untraced(STEP)
     @ranged("DistributedOptimizer.synchronize")

@@ -149,6 +149,11 @@ def odd_reductions(rank: int, size: int) -> None:
         integers = torch.sparse_coo_tensor([[1]], torch.tensor([2**24 + 1]), (3,), check_invariants=True)
         dist.all_reduce(integers, op)
         assert integers.to_dense().tolist() == [0, total, 0]
+    for number, dtype in ((100, torch.int8), (40_000, torch.float16)):  # whose sum of two is no number of the type
+        average = torch.sparse_coo_tensor([[1]], torch.tensor([number], dtype=dtype), (3,), check_invariants=True)
+        dist.all_reduce(average, dist.ReduceOp.AVG)
+        assert average.dtype is dtype
+        assert average.to_dense().tolist() == [0, number, 0]
 
 
 def every_movement(rank: int, size: int) -> None:

@@ -270,15 +270,42 @@ def uneven_epochs(arguments: dict[str, Any], counts: list[list[int]]) -> list[bo
                 optimizer.synchronize()
             else:
                 hvd.broadcast_parameters(parameters, hvd.join())
+                if len(alike) == 1:
+                    optimizer.synchronize()
             whole = torch.cat([p.detach().flatten() for p in parameters])
             alike.append(bool(torch.equal(hvd.allgather(whole[None])[0], whole)))
     return alike
 
 
-@pytest.mark.parametrize("counts", [[[9, 5], [8, 8]], [[3, 0], [9, 9]], [[9, 5], [2, 0], [0, 7], [8, 8]]])
+@pytest.mark.parametrize(
+    "counts", [[[9, 5], [8, 8]], [[3, 0], [9, 9]], [[9, 5], [2, 0], [0, 7], [8, 8]], [[8, 8], [9, 5], [8, 8]]]
+)
 @pytest.mark.parametrize("method", ["averaging", "post-local", "DiLoCo", "EASGD", "streaming", "overlapped averaging"])
 def test_periods_begin_afresh_after_a_join(method: str, counts: list[list[int]]) -> None:
     assert run_ranks(uneven_epochs, 2, args=(METHODS[method], counts)) == [[True] * len(counts)] * 2
+
+
+def loaded_after_a_join() -> bool:
+    """A state that was saved before join() is what training goes on from."""
+    with hvd.init() as world:
+        found = []
+        for joins in (False, True):
+            parameters, optimizer = made(METHODS["DiLoCo"])
+            for step in range(1, 13):
+                if joins and step == 8:
+                    saved = copy.deepcopy(([p.detach() for p in parameters], optimizer.state_dict()))
+                    hvd.join()
+                    for parameter, value in zip(parameters, saved[0], strict=True):
+                        parameter.data.copy_(value)
+                    optimizer.load_state_dict(saved[1])
+                give_gradients(parameters, world.rank, step)
+                optimizer.step()
+            found.append(torch.cat([p.detach().flatten() for p in parameters]))
+        return bool(torch.equal(*found))
+
+
+def test_a_state_that_is_loaded_after_a_join() -> None:
+    assert run_ranks(loaded_after_a_join, 2) == [True] * 2
 
 
 def killed() -> bool:

@@ -231,6 +231,41 @@ def test_a_step_that_is_left_out_before_a_missing_batch(
     run_ranks(leave_out_a_step_and_a_batch, 2, args=(settings,))
 
 
+def go_back_on_the_root(settings: dict[str, Any]) -> None:
+    """A step is left out after a clip, and only the root loads a state; then one whose gradients were dropped."""
+    with hvd.init() as world:
+        model = three_layers()
+        optimizer = sgd(model, **settings)
+
+        def backward(step: int) -> None:
+            model[2](model[1](model[0](torch.ones(2, 4) * (world.rank + step + 1)))).pow(2).sum().backward()
+
+        backward(0)
+        optimizer.step()
+        saved = optimizer.state_dict()
+        for step in (1, 2):
+            optimizer.zero_grad()
+            backward(step)
+            if step == 1:
+                optimizer.clip_grad_norm_(1.0)
+            else:
+                model.zero_grad()
+            if world.rank == 0 or step == 2:
+                optimizer.load_state_dict(saved)
+            hvd.broadcast_parameters(model.state_dict(), 0)
+            hvd.broadcast_optimizer_state(optimizer, 0)
+            optimizer.zero_grad()
+            backward(3)
+            optimizer.clip_grad_norm_(1.0)
+            optimizer.step()
+            assert_alike(model)
+
+
+@pytest.mark.parametrize("settings", VIEWS_AND_SHARES)
+def test_a_state_that_the_root_goes_back_to(settings: dict[str, Any], run_ranks: Callable[..., Any]) -> None:
+    run_ranks(go_back_on_the_root, 2, args=(settings,))
+
+
 def scale_for_once() -> None:
     """torch tells a fused optimizer the scale for one step; the next one has none."""
     with hvd.init():

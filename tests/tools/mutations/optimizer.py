@@ -126,7 +126,7 @@ ROWS = (
     Mutation(
         "reduced-before-zero-grad",
         "ringreduce/torch/optimizer/distributed_optimizer.py",
-        "        self._synchronized = self._clipped = self._scaled = False\n        super().zero_grad",
+        "        self._forget_reduction()\n        super().zero_grad",
         "        super().zero_grad",
         ("test_optimizer_rounds.py::test_a_step_that_is_left_out",),
     ),
