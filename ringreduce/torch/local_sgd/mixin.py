@@ -96,8 +96,7 @@ class LocalSGDMixin(torch.optim.Optimizer):
                 "LocalSGD: a parameter requires a gradient now that did not when the optimizer was made, and is not "
                 "averaged: make a new LocalSGD, on all ranks"
             )
-        if self._joins != self._process_set.joins:
-            self._begin_anew()
+        self._begin_anew_after_join()
         self._begin_alike()
         is_warming = self._steps < self._schedule.warmup
         if not is_warming and not self._has_started:
@@ -131,8 +130,7 @@ class LocalSGDMixin(torch.optim.Optimizer):
         if not self._fragments:
             return
         self._check_lost()
-        if self._joins != self._process_set.joins:
-            self._begin_anew()
+        self._begin_anew_after_join()
         if not self._has_started:
             return
         with self._averaging():
@@ -150,8 +148,10 @@ class LocalSGDMixin(torch.optim.Optimizer):
             fragment.arrive()
         return begun
 
-    def _begin_anew(self) -> None:
+    def _begin_anew_after_join(self) -> None:
         """After join(), which leaves ranks with different numbers of steps: periods and outer steps begin afresh."""
+        if self._joins == self._process_set.joins:
+            return
         with self._averaging():
             for fragment in self._fragments:
                 fragment.reset()

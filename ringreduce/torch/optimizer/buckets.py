@@ -220,9 +220,8 @@ def changed() -> InvalidArgumentError:
     return InvalidArgumentError(
         "gradients were changed after backward() and before step(), or taken away (grad = None), while they are being "
         "reduced: the ranks would get different ones. To clip them, call optimizer.clip_grad_norm_(max_norm). For "
-        "anything else call "
-        "optimizer.synchronize() first, change them (scaler.unscale_(optimizer), torch.nn.utils.clip_grad_value_), and "
-        "then call step() within `with optimizer.skip_synchronize():`"
+        "anything else call optimizer.synchronize() first, change them (scaler.unscale_(optimizer), "
+        "torch.nn.utils.clip_grad_value_), and then call step() within `with optimizer.skip_synchronize():`"
     )
 
 
