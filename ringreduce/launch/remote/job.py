@@ -263,14 +263,14 @@ class RemoteJob(Job[RemoteRank]):
         return self._failure_text
 
     def late(self) -> str:
-        """What does not end although it should, and why that may be."""
-        late = [host.name for host in self._hosts if host.link.is_open and not host.is_done]
-        return f"the agents of {', '.join(late)} do not answer, or cannot kill their ranks"
+        """What does not end, or has not begun, although it should, and why that may be."""
+        if unstarted := self._unstarted():
+            return f"the agents of {', '.join(unstarted)} had not started their ranks"
+        return f"the agents of {', '.join(self._open())} do not answer, or cannot kill their ranks"
 
     def who(self) -> str:
         """What has not ended, or not begun, in words."""
-        late = [host.name for host in self._hosts if not host.has_begun()]
-        return super().who() if self.alive() else f"the agents of {', '.join(late)}"
+        return super().who() if self.alive() else f"the agents of {', '.join(self._unstarted() or self._open())}"
 
     def close(self) -> None:
         """Kills what still runs: an agent whose ringrun has gone kills its ranks. Once."""
@@ -287,6 +287,13 @@ class RemoteJob(Job[RemoteRank]):
 
     def _tell(self, host: int, kind: Kind, content: object = None) -> None:
         self._hosts[host].link.tell(kind, content)
+
+    def _unstarted(self) -> list[str]:
+        return [host.name for host in self._hosts if not host.has_begun()]
+
+    def _open(self) -> list[str]:
+        """Hosts whose agents have not said that they are done."""
+        return [host.name for host in self._hosts if host.link.is_open and not host.is_done]
 
     def _has_begun(self) -> bool:
         return all(host.has_begun() for host in self._hosts)

@@ -120,9 +120,18 @@ def test_a_host_that_there_is_not(lab: Lab) -> None:
 
 
 def test_a_call_that_does_not_return(lab: Lab) -> None:
-    word, (kind, text, _), _ = call(lab, "time.sleep, (1000,)", hosts="b:1,c:1", timeout_s=3)
+    for timeout_s in (3, 12, 48, 192):
+        word, (kind, text, _), _ = call(lab, "time.sleep, (1000,)", hosts="b:1,c:1", timeout_s=timeout_s)
+        assert (word, kind) == ("raised", "TimeoutError")
+        if "had not started" not in text:  # this machine was not too slow for that
+            break
+    assert text == f"[run] ranks [0, 1] of 2 were still running after {timeout_s} s, and were killed, on b, c"
+
+
+def test_time_that_ends_before_the_ranks_start(lab: Lab) -> None:
+    word, (kind, text, _), _ = call(lab, "time.sleep, (1000,)", hosts="b:1,c:1", timeout_s=0.01)
     assert (word, kind) == ("raised", "TimeoutError")
-    assert text == "[run] ranks [0, 1] of 2 were still running after 3 s, and were killed, on b, c"
+    assert text == "[run] after 0.01 s the agents of b, c had not started their ranks"
 
 
 def test_options_for_ssh(lab: Lab) -> None:
