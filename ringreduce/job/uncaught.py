@@ -169,7 +169,10 @@ def tell_of(error: BaseException) -> None:
 
 
 def report_address(job: str) -> str:
-    """The abstract Unix socket at which a job's ringrun takes its ranks' reports: [secret, rank, cause] as JSON."""
+    """The abstract Unix socket at which a job's ringrun takes its ranks' reports.
+
+    A report is the job's secret, a newline, and [rank, cause] as JSON.
+    """
     return f"\0{job}.exceptions"
 
 
@@ -180,7 +183,7 @@ def _report(what: str) -> None:
     if not job or not rank.isdecimal():
         return
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
-        sender.sendto(json.dumps([secret, int(rank), what]).encode(), report_address(job))
+        sender.sendto(f"{secret}\n{json.dumps([int(rank), what])}".encode(), report_address(job))
 
 
 def cause(error: BaseException) -> str:

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Generic, TypeVar
 
 from ringreduce.launch.job import Job
@@ -42,9 +43,11 @@ class Launch(abc.ABC, Generic[AnyJob]):
         self.options = options
         self.job = new_job(self.report)
         self._prog = prog
-        self.out = Sink(STDOUT, self.job.selector)
+        self._has_lost_output = False
+        self.out = Sink(STDOUT, self.job.selector, partial(self._lose_output, "stdout"))
         # `2>&1`: one queue for both, so that lines of the two neither mix nor change places.
-        self.err = self.out if os.path.sameopenfile(STDOUT, STDERR) else Sink(STDERR, self.job.selector)
+        lose = partial(self._lose_output, "stderr")
+        self.err = self.out if os.path.sameopenfile(STDOUT, STDERR) else Sink(STDERR, self.job.selector, lose)
         self.job.sinks += [self.out, self.err]
         self.keyboard: Keyboard | None = None
         self._interrupted = False
@@ -74,24 +77,24 @@ class Launch(abc.ABC, Generic[AnyJob]):
             finally:
                 if self.keyboard is not None:
                     self.keyboard.close()
-        return self.job.exit_status()
+        return self.job.exit_status() or int(self._has_lost_output)
 
     def report(self, line: str) -> None:
         """Tells the user a line."""
         self.err.put(f"{self._prog}: {printable(line)}\n".encode())
 
-    def stdin(self, files: ExitStack) -> int | None:
-        """What rank 0 reads: our own input, or a pipe, which `files` closes, if that is a terminal. None: closed."""
-        try:
-            os.fstat(STDIN)
-        except OSError:
-            return None
+    def stdin(self, files: ExitStack) -> int:
+        """What rank 0 reads: our own input, or a pipe, which `files` closes, if that is a terminal."""
         if not os.isatty(STDIN):
             return STDIN
         reader, writer = os.pipe2(os.O_CLOEXEC)
         files.callback(os.close, reader)
         self.keyboard = Keyboard(STDIN, writer, self.job.selector)
         return reader
+
+    def _lose_output(self, where: str, why: str) -> None:
+        self._has_lost_output = True
+        self.report(f"cannot write to {where}: {why}; the rest of the ranks' output there is lost")
 
     def _on_signal(self, signum: int) -> None:
         name = signal.Signals(signum).name

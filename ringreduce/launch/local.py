@@ -36,8 +36,7 @@ class LocalLaunch(Launch[Supervisor]):
                 of_out, of_err = lines[rank]
                 out, stdout = output_pipe(self.out, of_out, theirs)
                 err, stderr = output_pipe(self.err, of_err, theirs)
-                given = self.stdin(theirs) if rank == 0 else None
-                stdin = subprocess.DEVNULL if given is None else given
+                stdin = self.stdin(theirs) if rank == 0 else subprocess.DEVNULL
                 started = self.job.start(options.command, environ, cpus, stdin, stdout, stderr, sources=(out, err))
             if options.verbose:
                 bound = in_words(cpus, environ.get("OMP_NUM_THREADS", "unset"))

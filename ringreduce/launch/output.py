@@ -9,6 +9,7 @@ output to another host.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -101,14 +102,19 @@ class Flow:
 
 
 class Sink(Flow):
-    """Where output goes: a descriptor of this process, which stays its owner's."""
+    """Where output goes: a descriptor of this process, which stays its owner's.
 
-    def __init__(self, fd: int, selector: selectors.BaseSelector) -> None:
+    Args:
+        lost: takes the reason when nothing can be written any more although its reader has not gone: a full disk.
+    """
+
+    def __init__(self, fd: int, selector: selectors.BaseSelector, lost: Callable[[str], None] | None = None) -> None:
         super().__init__(selector)
         self.fd = fd
+        self._lost = lost
         self.terminal = os.isatty(fd)
         self.broken = False
-        """Whether nobody reads it any more."""
+        """Whether nothing can be written there any more."""
         self._queue: deque[bytes] = deque()
         self._queued = 0
 
@@ -133,8 +139,11 @@ class Sink(Flow):
             written = os.write(self.fd, self._queue[0])
         except BlockingIOError:
             return
-        except OSError:
+        except OSError as error:
             self._break()
+            has_reader_gone = error.errno == errno.EPIPE or self.terminal  # one that hangs up answers EIO
+            if not has_reader_gone and self._lost is not None:
+                self._lost(error.strerror or str(error))
             return
         rest = self._queue.popleft()[written:]
         if rest:

@@ -13,6 +13,8 @@ from ringreduce.job.uncaught import REPORT_NBYTES, report_address
 REPEATED = ("ringreduce.errors.PeerLostError:", "ringreduce.errors.ShutdownError:")
 """How an exception begins that says that another rank has gone: died, failed, or called shutdown()."""
 
+READ_AT_ONCE = 256  # any user of this host may send to this address: the other events have their turn
+
 
 class Causes:
     """The exceptions that ended ranks."""
@@ -41,7 +43,8 @@ class Reports:
 
     def __init__(self, rendezvous: str, causes: Causes, selector: selectors.BaseSelector) -> None:
         self._causes = causes
-        job, _, self._secret = rendezvous.rpartition(":")
+        job, _, secret = rendezvous.rpartition(":")
+        self._secret = secret.encode()
         self._selector = selector
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(report_address(job))
@@ -49,23 +52,27 @@ class Reports:
 
     def read(self) -> None:
         """Takes what has come; anything that is not from a rank is dropped."""
-        while True:
+        for _ in range(READ_AT_ONCE):
             try:
                 report = self._socket.recv(REPORT_NBYTES)
             except BlockingIOError:
                 return
+            secret, _, words = report.partition(b"\n")
+            if not hmac.compare_digest(secret, self._secret):  # any user of this host may send to this address
+                continue
             with contextlib.suppress(ValueError):
-                rank, cause = self._parsed(report)
+                rank, cause = _parsed(words)
                 self._causes.texts.setdefault(rank, cause)
-
-    def _parsed(self, report: bytes) -> tuple[int, str]:
-        match json.loads(report):
-            case [str() as secret, int() as rank, str() as cause] if hmac.compare_digest(secret, self._secret):
-                return rank, "".join(letter if letter.isprintable() else " " for letter in cause)
-        raise ValueError("not a report of this job")
 
     def close(self) -> None:
         """Stops listening. Idempotent."""
         if self._socket.fileno() >= 0:
             self._selector.unregister(self._socket)
             self._socket.close()
+
+
+def _parsed(words: bytes) -> tuple[int, str]:
+    match json.loads(words):
+        case [int() as rank, str() as cause]:
+            return rank, "".join(letter if letter.isprintable() else " " for letter in cause)
+    raise ValueError("not a report")

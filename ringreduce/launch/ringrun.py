@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from ringreduce import compat
 from ringreduce.errors import Error
 from ringreduce.launch import options as command_line
-from ringreduce.launch.launch import CANNOT_RUN_STATUS, USAGE_STATUS
+from ringreduce.launch.launch import CANNOT_RUN_STATUS, STDERR, STDIN, STDOUT, USAGE_STATUS
 from ringreduce.launch.local import LocalLaunch
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "ringrun") -> int:
     """Runs the command line; returns the exit status."""
+    _open_closed_streams()
     try:
         options = command_line.read(argv, prog)
     except Error as error:
@@ -41,6 +42,15 @@ def main(argv: Sequence[str] | None = None, prog: str = "ringrun") -> int:
     if options.transport == "mpi":
         return _mpirun(options, prog)
     return _remote(options, prog) if options.spans_hosts else LocalLaunch(options, prog).run()
+
+
+def _open_closed_streams() -> None:
+    """Opens /dev/null where this process has no input or output (`>&-`): a later descriptor would have its number."""
+    for stream in (STDIN, STDOUT, STDERR):
+        try:
+            os.fstat(stream)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the least free number, which is this one
 
 
 def _remote(options: argparse.Namespace, prog: str) -> int:

@@ -112,7 +112,8 @@ def run(
         else:
             job = Supervisor(GRACE_S, report, bool(verbose))
         stack.enter_context(job)
-        out, err = Sink(STDOUT, job.selector), Sink(STDERR, job.selector)
+        unwritten: list[str] = []
+        out, err = (Sink(fd, job.selector, unwritten.append) for fd in (STDOUT, STDERR))
         job.sinks += [out, err]
         lines = [rank_lines(rank, out, err, out.terminal, copies[rank]) for rank in range(np)]
         if isinstance(job, CallJob):
@@ -126,8 +127,8 @@ def run(
             raise UnavailableError(f"[run] {printable(why)}")
         if not in_time:
             raise TimeoutError(f"[run] {_late(job, np, timeout_s or 0)}")
-        if job.why_lost:
-            lost = "; ".join(job.why_lost.values())
+        if job.why_lost or unwritten:
+            lost = "; ".join([*job.why_lost.values(), *unwritten])
             warnings.warn(f"run(): the end of the ranks' output may be missing: {lost}", RuntimeWarning, stacklevel=2)
         return [
             result.value(rank, job.why_lost.get(rank.host, "")) for rank, result in zip(job.ranks, results, strict=True)

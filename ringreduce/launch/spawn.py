@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from ringreduce.launch.binding import cores_of, thread_share
 from ringreduce.launch.hosts import Place
+from ringreduce.launch.terminal import FORWARDED
 
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: a forked child should do as little as it can
@@ -51,6 +54,28 @@ def die_with_parent() -> Callable[[], None]:
     return die
 
 
+@contextmanager
+def signals_held() -> Iterator[Callable[[], None]]:
+    """Holds signals to be passed on while a process is forked; yields what the new one calls in a group of its own.
+
+    Up to then the new process has its parent's handlers, and a terminal's signal goes to both: with a wakeup
+    descriptor in common, the parent would count that signal twice.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCONT))
+
+    def release() -> None:
+        signal.set_wakeup_fd(-1)
+        for signum in (*FORWARDED, signal.SIGCONT):
+            if signal.getsignal(signum) != signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    try:
+        yield release
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def spawn(
     command: Sequence[str],
     environ: Mapping[str, str],
@@ -80,7 +105,13 @@ def spawn(
             os.sched_setaffinity(0, cpus)
         if first is not None:
             first()
+        release()
 
-    return subprocess.Popen(
-        command, env=environ, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds, preexec_fn=prepare
-    )
+    with signals_held() as release:
+        try:
+            return subprocess.Popen(
+                command, env=environ, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds, preexec_fn=prepare
+            )
+        except subprocess.SubprocessError as error:  # which step it was, and its errno, are not known
+            where = f", or be bound to CPUs {sorted(cpus)}" if cpus else ""
+            raise OSError(errno.ECHILD, f"a new process could not have a group of its own{where}") from error

@@ -17,7 +17,7 @@ from ringreduce.job.tcp.job import host_and_port
 from ringreduce.job.tcp.listening_ports import VARIABLE, allowed_ports
 from ringreduce.launch.forwarded import PLACES, is_forwarded, without_places
 from ringreduce.launch.hosts import filled
-from ringreduce.launch.launch import STDERR, STDOUT, Launch
+from ringreduce.launch.launch import STDERR, STDIN, STDOUT, Launch
 from ringreduce.launch.output import Lines
 from ringreduce.launch.remote.job import Orders, RemoteJob
 from ringreduce.launch.remote.ssh import Ssh
@@ -115,7 +115,7 @@ class RemoteLaunch(Launch[RemoteJob]):
             lambda report: RemoteJob(told, options.grace, report, options.verbose, self._on_input_wanted),
         )
         self._files = ExitStack()
-        self._input: int | None = None
+        self._input = STDIN
 
     def run(self) -> int:
         """Starts the ranks and waits for the last to end. Returns the exit status."""
@@ -141,13 +141,10 @@ class RemoteLaunch(Launch[RemoteJob]):
         if not more:
             if self.keyboard is not None:
                 self.keyboard.close()
-        elif self._input is None:
-            self.job.put_input(b"")
         else:
             self.job.selector.register(self._input, selectors.EVENT_READ, self._on_input)
 
     def _on_input(self) -> None:
-        assert self._input is not None
         try:
             data = os.read(self._input, INPUT_NBYTES)
         except BlockingIOError:

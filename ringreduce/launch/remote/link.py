@@ -15,7 +15,7 @@ from ringreduce.errors import MismatchError
 from ringreduce.launch.output import Feeder, Sink
 from ringreduce.launch.remote.messages import GREETING, Kind, Unpacker, packed
 from ringreduce.launch.remote.news import News, parsed
-from ringreduce.launch.spawn import die_with_parent
+from ringreduce.launch.spawn import die_with_parent, signals_held
 
 READ_NBYTES = 1 << 16
 SAID_LINES = 20
@@ -59,15 +59,22 @@ class AgentLink:
         self._said_rest = b""
         # A session of its own: the terminal's signals are for ringrun alone, and nobody could answer a question. It
         # dies with its parent: a child that run()'s process has forked in another thread may hold these pipes.
-        self._process = subprocess.Popen(
-            command,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=die_with_parent(),
-        )
+        die = die_with_parent()
+
+        def prepare() -> None:
+            die()
+            release()
+
+        with signals_held() as release:
+            self._process = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=prepare,
+            )
         orders, news, said = self._process.stdin, self._process.stdout, self._process.stderr
         assert orders is not None
         assert news is not None

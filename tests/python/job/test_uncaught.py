@@ -219,15 +219,16 @@ def test_the_line_about_a_rank_has_its_exception(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["PeerLostError", "ShutdownError"])
 def test_reports_that_are_not_the_jobs_are_dropped(name: str) -> None:
     job = f"test-reports-{os.getpid()}"
-    wrong = [["00fe", 0, "a stranger"], ["00ff", "1", "no rank"], ["00ff", 1], {"00ff": 1}]
+    strange = [b"\xff{", b"", b"[" * 8000, json.dumps(["00ff", 0, "x"]).encode(), b"00ff", b"00ff\n", b"00ff\n{}"]
+    wrong = [("00fe", [0, "a stranger"]), ("00ff", ["1", "no rank"]), ("00ff", [1]), ("\xe9", [0, "x"])]
     repeated = f"ringreduce.errors.{name}: rank 2: own"
-    right = [["00ff", 1, repeated], ["00ff", 2, "own\x1b\n"], ["00ff", 2, "later"], ["00ff", 0, "another"]]
+    right = [("00ff", [*words]) for words in [(1, repeated), (2, "own\x1b\n"), (2, "later"), (0, "another")]]
     with selectors.PollSelector() as selector, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         causes = Causes()
         reports = Reports(f"{job}:00ff", causes, selector)
-        for report in [b"\xff{", *(json.dumps(words).encode() for words in wrong + right)]:
+        for report in [*strange, *(f"{secret}\n{json.dumps(words)}".encode() for secret, words in wrong + right)]:
             sender.sendto(report, report_address(job))
-        reports.read()
+            reports.read()  # each: a socket may hold 10
         assert list(causes.texts.items()) == [(1, repeated), (2, "own  "), (0, "another")]
         assert causes.first() == (2, "own  ")
         reports.close()

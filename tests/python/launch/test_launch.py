@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from ringreduce.launch import ringrun as ringrun_module
 from ringreduce.launch import supervise
 from ringreduce.launch.binding import cores_of, cpu_shares, thread_share
 from ringreduce.launch.exits import Exits
+from ringreduce.launch.spawn import spawn
 
 RINGRUN = [sys.executable, "-m", "ringreduce.launch.ringrun"]
 
@@ -419,3 +421,44 @@ def test_a_second_signal_kills() -> None:
         assert process.stderr.readline() == "ringrun: SIGINT: passing it on to all ranks\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(SOON_S) == 137
+
+
+TERMINAL_SIGNAL = """
+import os, signal, sys
+
+own, ringrun = os.setpgid, os.getpid()
+
+def signalled(pid, group):
+    if os.getpid() != ringrun:  # a rank to be: the terminal's signals go to it, too, until it has a group of its own
+        os.kill(os.getpid(), signal.SIGUSR1)
+    own(pid, group)
+
+os.setpgid = signalled
+from ringreduce.launch.ringrun import main
+
+sys.exit(main(["-np", "2", "sh", "-c", "exit 0"]))
+"""
+
+
+def test_a_signal_to_a_rank_that_is_being_started_is_not_one_to_ringrun() -> None:
+    done = completed([sys.executable, "-c", TERMINAL_SIGNAL], env=clean_environment())
+    assert "passing it on" not in done.stderr
+    assert "was killed by signal 10" in done.stderr  # it is the rank's own
+    assert done.returncode == 128 + signal.SIGUSR1
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_no_input_or_output(closed: str, tmp_path: Path) -> None:
+    script = f"echo said; read line; echo $line > {tmp_path}/$RINGREDUCE_RANK"
+    done = completed(
+        ["sh", "-c", f"exec {shlex.join([*RINGRUN, '-np', '2', 'sh', '-c', script])} {closed}"], input="x\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "0").read_text() == ("\n" if "<" in closed else "x\n")
+    assert (tmp_path / "1").read_text() == "\n"
+
+
+def test_a_process_that_cannot_be_bound() -> None:
+    with pytest.raises(OSError, match=r"a new process could not .* be bound to CPUs \[99999\]"):
+        spawn(["true"], {}, [99999], subprocess.DEVNULL, subprocess.DEVNULL, subprocess.DEVNULL)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())

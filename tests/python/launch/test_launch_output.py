@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from deadlines import HANG_S, SOON_S
+from processes import completed
 from ranks import clean_environment
 from test_launch import RINGRUN, python, ringrun, running
 
@@ -133,6 +135,20 @@ def test_a_reader_that_goes_away_does_not_end_ranks_whose_output_goes_to_files(t
         process.stdin.close()
         assert process.wait(SOON_S) == 0
     assert (tmp_path / "rank.0" / "stdout").read_text() == "y\n" * 1500000 + "end\n"
+
+
+def test_output_that_cannot_be_written() -> None:
+    script = "trap '' PIPE; { echo said; } 2>/dev/null; echo $RINGREDUCE_RANK >&2; exit 0"
+    command = shlex.join([*RINGRUN, "-np", "2", "sh", "-c", script])
+    done = completed(["sh", "-c", f"exec {command} >/dev/full"])
+    *others, last = sorted(done.stderr.splitlines())
+    assert others == ["0", "1"]
+    assert last == (
+        "ringrun: cannot write to stdout: No space left on device; the rest of the ranks' output there is lost"
+    )
+    assert done.returncode == 1
+    assert completed(["sh", "-c", f"exec {command} 2>/dev/full"]).returncode == 1
+    assert completed(["sh", "-c", f"exec {command} | true"]).returncode == 0
 
 
 def test_a_reader_that_does_not_read_holds_up_no_killing() -> None:
