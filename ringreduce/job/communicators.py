@@ -213,16 +213,19 @@ def _taken_up(comm: Any, call: str, deadline: Deadline) -> _Exchange | None:
 
 def _wait(exchange: _Exchange, call: str, deadline: Deadline) -> None:
     pause_s, comm = 20e-6, exchange.comm
-    while not exchange.request.Test():
-        if deadline.expired():
-            _abandoned.append(exchange)
-            # Which ones is not known: MPI has no way to ask who has entered a collective.
-            raise TimeoutError(
-                f"[communicator] rank {comm.Get_rank()}/{comm.Get_size()}: {call}: not all ranks of the communicator "
-                f"came within {deadline.timeout_s:g} s; each of its processes must make this call"
-            )
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 1e-3)
+    try:
+        while not exchange.request.Test():
+            if deadline.expired():
+                # Which ones is not known: MPI has no way to ask who has entered a collective.
+                raise TimeoutError(
+                    f"[communicator] rank {comm.Get_rank()}/{comm.Get_size()}: {call}: not all ranks of the "
+                    f"communicator came within {deadline.timeout_s:g} s; each of its processes must make this call"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1e-3)
+    except BaseException:  # KeyboardInterrupt, too
+        _abandoned.append(exchange)
+        raise
 
 
 _abandoned: list[_Exchange] = []

@@ -143,7 +143,7 @@ def test_mpi_initialized_late_and_finalized_early(mpi: mpis.Mpi, tmp_path: Path)
 # --- communicators ----------------------------------------------------------------------------------------------------
 
 COMMUNICATORS = f"""{SAY}
-import types
+import signal, types
 from mpi4py import MPI
 from ringreduce.job import communicators
 
@@ -199,8 +199,16 @@ with rr.init(comm=world) as place:  # two ranks on each of two hosts, which MPI 
     seen["across"] = [first, rr.mpi_enabled(), rr.mpi_threads_supported(), rr.stats()["bytes_on_wire"] > 0]
 communicators.rendezvous.host_identity, communicators.os = hosts
 
-os.environ["RINGREDUCE_INIT_TIMEOUT"] = "0.3"
-if me == 3:
+os.environ["RINGREDUCE_INIT_TIMEOUT"] = "0.3" if me else "60"
+if me == 0:
+    signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        seen["late"] = caught(lambda: rr.init(comm=world))
+    except KeyboardInterrupt:
+        seen["late"] = "interrupted"
+    world.Send(bytearray(1), 3)
+elif me == 3:
     for other in range(3):
         world.Recv(bytearray(1), other)  # comes when that rank has given up
 else:
@@ -244,7 +252,8 @@ def test_communicators(mpi: mpis.Mpi, tmp_path: Path) -> None:
         assert seen["hosts"] == [me % 2, 2, me // 2, 2]
         assert seen["across"][:2] == [expected_total(4), True]
         assert seen["across"][3] is (me in (0, 2)), seen["across"]  # few bytes: only the leaders speak
-        assert me == 3 or seen["late"].startswith("TimeoutError: [communicator] rank"), seen["late"]
+        if me != 3:
+            assert seen["late"].startswith("TimeoutError: [communicator] rank" if me else "interrupted"), seen["late"]
         assert seen["after"] == expected_total(4)
 
 
