@@ -169,6 +169,7 @@ Settings Settings::from_environment() {
     numbers["RINGREDUCE_STALL_WARNING"] = 0;
   }
   settings.timeout_s = numbers["RINGREDUCE_TIMEOUT"];
+  settings.init_timeout_s = numbers["RINGREDUCE_INIT_TIMEOUT"];
   settings.stall_warning_s = numbers["RINGREDUCE_STALL_WARNING"];
   for (const KnobValue& value : settings.values) {
     if (value.name == "RINGREDUCE_STALL_WARNING") settings.is_stall_warning_given = value.origin != "default";

@@ -30,6 +30,7 @@ struct KnobValue {
 // The knobs that the core itself uses, parsed and checked; the rest of the table belongs to the Python package.
 struct Settings {
   double timeout_s = 0;
+  double init_timeout_s = 0;
   double stall_warning_s = 0;
   bool is_stall_warning_given = false;  // else it adapts to what is usual
   double late_warning_percent = 0;

@@ -1,7 +1,8 @@
 // Recursive doubling over links: log2 N exchanges of the whole tensor, for messages whose latency counts.
 // Cost: ceil(log2 N) (alpha + S (beta + gamma)), two more for N not a power of two. Source: Thakur, Rabenseifner and
-// Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005). Addition and the other
-// operations commute bit for bit, so both partners of every exchange compute the same bits.
+// Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005). Min and Max of zeros of two
+// signs, and a sum of two NaNs, depend on the order of their operands. So both partners of an exchange put the lower
+// virtual rank's elements first, and compute the same bits.
 
 #include <cstring>
 
@@ -47,12 +48,18 @@ class RecursiveDoubling final : public Algorithm {
     }
     if (now.receives && received_ < nbytes) {
       std::byte* at = piece.dst + received_;
-      const size_t n = now.folds ? link.fold(at, nbytes - received_, bare(reduction_), *team_.kernels)
-                                 : link.pull(at, nbytes - received_);
+      const size_t n = now.folds && !now.is_first ? link.fold(at, nbytes - received_, bare(reduction_), *team_.kernels)
+                       : now.folds                ? link.pull(incoming_.get() + received_, nbytes - received_)
+                                                  : link.pull(at, nbytes - received_);
       received_ += n;
       moved += n;
     }
     if ((!now.sends || sent_ == nbytes) && (!now.receives || received_ == nbytes)) {
+      if (now.is_first) {
+        const void* inputs[2] = {incoming_.get(), piece.dst};
+        void* at = piece.dst;
+        team_.kernels->reduce(bare(reduction_), inputs, 2, &at, 1, piece.count);
+      }
       start(move_ + 1, piece);
       return Step::kProgress;
     }
@@ -73,6 +80,7 @@ class RecursiveDoubling final : public Algorithm {
     bool sends;
     bool receives;
     bool folds;
+    bool is_first = false;  // what the peer sends is the first operand
   };
 
   void build_moves() {
@@ -84,7 +92,7 @@ class RecursiveDoubling final : public Algorithm {
     }
     if (paired) moves_.push_back({team_.me - 1, false, true, true});
     for (int distance = 1; distance < plan_.power; distance *= 2) {
-      moves_.push_back({plan_.real_rank(v ^ distance), true, true, true});
+      moves_.push_back({plan_.real_rank(v ^ distance), true, true, true, (v & distance) != 0});
     }
     if (paired) moves_.push_back({team_.me - 1, true, false, false});
   }
@@ -101,6 +109,7 @@ class RecursiveDoubling final : public Algorithm {
     sent_ = received_ = 0;
     if (move_ == moves_.size() || !moves_[move_].sends) return;
     if (scratch_ == nullptr) scratch_ = take_scratch(most_nbytes());
+    if (moves_[move].is_first && incoming_ == nullptr) incoming_ = take_scratch(most_nbytes());
     if (piece.count != 0) std::memcpy(scratch_.get(), piece.dst, piece.count * item_);
   }
 
@@ -115,7 +124,8 @@ class RecursiveDoubling final : public Algorithm {
   size_t move_ = 0;
   size_t sent_ = 0;
   size_t received_ = 0;
-  HostScratch scratch_;  // what goes out
+  HostScratch scratch_;   // what goes out
+  HostScratch incoming_;  // what comes in, where it is the first operand
 };
 
 }  // namespace

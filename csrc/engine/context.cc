@@ -74,7 +74,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
       std::make_unique<DeadlockTimeout>(world().control(), rank, network_.host_of.empty() ? settings_.verdict_s : 0);
   start_reader();
   monitor_leaders(world());
-  world().await_attendance(this->timeout_s(), interrupt);
+  world().await_attendance(timeout_s < 0 ? settings_.init_timeout_s : timeout_s, interrupt);
   tune(*this);
   if (size > 1 && world().hosts().leader_here() == rank) {
     sampler_ = std::make_unique<WaitSampler>(

@@ -56,7 +56,9 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, co
       owned[k].push_back(s < slices_ ? segment(n, static_cast<int>(slices_), static_cast<int>(s), align) : Range{n, n});
     }
   }
-  const bool reduces_here = is_float || ranks_here > 1 || (!is_flat_ && reduction.prescale != 1.0);
+  // Elements are multiplied before a codec narrows them, as on hosts with several ranks: they may be too large for it.
+  const bool scales_here = reduction.prescale != 1.0 && (!is_flat_ || codec != Codec::kNone);
+  const bool reduces_here = is_float || ranks_here > 1 || scales_here;
   // What has to be reduced here before the first piece can come back, and a little more.
   const size_t lag = pieces_under_way(way == Way::kRing, hosts_.count()) + 2;
   Memory memory;
@@ -83,7 +85,7 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, co
   }
   if (me >= slices_) return hierarchical(std::move(parts), nullptr);
   Reduction between = reduction;
-  if (!is_flat_) between.prescale = 1.0;
+  if (!is_flat_ || scales_here) between.prescale = 1.0;
   if (is_float) between.dtype = DType::kFloat32;
   std::vector<Piece> mine;
   for (size_t k = 0; k < pieces.size(); ++k) {

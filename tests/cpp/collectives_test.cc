@@ -1,7 +1,9 @@
 // All-reduce end to end on ranks that are threads: every algorithm, many sizes and element types, exact results.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <mutex>
 #include <random>
 
@@ -271,6 +273,43 @@ TEST_CASE("all-reduce: a grouped operation of several dtypes on several hosts") 
       };
       CHECK_NOTHROW(run_hosts({0, 1, 1}, check));
       CHECK_NOTHROW(run_ranks(3, check));
+    }
+  }
+}
+
+// Of +0 and -0, and of two NaNs, a kernel takes one: which one is a matter of the order of its operands.
+TEST_CASE("all-reduce: all ranks have the same zeros and NaNs") {
+  constexpr size_t kCount = 8000;
+  for (const char* algorithm : {"auto", "two_shot", "ring", "recursive_doubling"}) {
+    for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum}) {
+      for (const int size : {2, 3, 4, 6}) {
+        CAPTURE(algorithm);
+        CAPTURE(name(op));
+        CAPTURE(size);
+        const Environment environment{{"RINGREDUCE_ALGORITHM", algorithm}};
+        std::vector<std::vector<float>> results(static_cast<size_t>(size));
+        const auto reduce = [&](Rank& rank) {
+          const float value = op == ReduceOp::kSum ? std::numeric_limits<float>::quiet_NaN() : 0.0F;
+          std::vector<float>& mine = results[static_cast<size_t>(rank.rank)];
+          mine.assign(kCount, std::copysign(value, rank.rank % 2 == 0 ? 1.0F : -1.0F));
+          Request request = request_of(Kind::kAllreduce);
+          request.op = op;
+          request.srcs = {view(mine, DType::kFloat32)};
+          request.dsts = request.srcs;
+          run(rank, request);
+        };
+        const auto check = [&] {
+          for (const auto& result : results) {
+            CHECK(std::memcmp(result.data(), results[0].data(), kCount * sizeof(float)) == 0);
+          }
+        };
+        run_ranks(size, reduce);
+        check();
+        std::vector<int> host_of;
+        for (int r = 0; r < size; ++r) host_of.push_back(r);
+        run_hosts(host_of, reduce);
+        check();
+      }
     }
   }
 }

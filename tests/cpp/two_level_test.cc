@@ -51,6 +51,39 @@ Request half_request(Kind kind, DType dtype, std::vector<uint16_t>& src, std::ve
   return request;
 }
 
+// Unscaled, the values are inf or 0 in 16 bits. A host of one rank has nothing to add up before they cross.
+TEST_CASE("elements are multiplied before they are narrowed, whatever their number and the ranks of a host") {
+  const Environment environment{};
+  struct Scaled {
+    float value;
+    double prescale;
+  };
+  for (const std::vector<int>& host_of : {std::vector<int>{0, 1}, {0, 0, 1}, {0, 0, 1, 1}}) {
+    for (const size_t count : {size_t{1000}, size_t{20000}, size_t{262143}, size_t{262144}}) {
+      for (const Scaled& scaled : {Scaled{1e6F, 1e-3}, Scaled{1e-9F, 1e6}}) {
+        CAPTURE(host_of.size());
+        CAPTURE(count);
+        CAPTURE(scaled.value);
+        const auto check = [&](Rank& rank) {
+          std::vector<float> values(count, scaled.value);
+          Request request = request_of(Kind::kAllreduce);
+          request.op = ReduceOp::kAverage;
+          request.prescale = scaled.prescale;
+          request.codec = Codec::kFp16;
+          request.srcs = {view(values, DType::kFloat32)};
+          request.dsts = request.srcs;
+          run(rank, request);
+          const double wanted = scaled.value * scaled.prescale;
+          for (const float value : values) {
+            expect(std::abs(value - wanted) < wanted * 2e-3, "average of scaled elements that cross as fp16");
+          }
+        };
+        CHECK_NOTHROW(run_hosts(host_of, check));
+      }
+    }
+  }
+}
+
 TEST_CASE("four hosts of two ranks: each byte crosses each host's link as often as it must") {
   const Environment environment{};
   for (const size_t count : {size_t{8000}, size_t{80000}}) {  // floats of a rank; straight, and round a ring

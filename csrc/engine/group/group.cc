@@ -211,7 +211,10 @@ void Group::await_attendance(double timeout_s, Interrupt interrupt) {
   };
   const bool complete = context_.wait_loop().wait_until([&] { return absent().empty(); }, [] { return false; },
                                                         Deadline::after_s(timeout_s), interrupt, true, tick);
-  if (!complete) throw TimeoutError("rank(s) " + list_of(absent()) + " did not attach to the group's memory");
+  if (!complete) {
+    throw TimeoutError("rank(s) " + list_of(absent()) + " did not attach to the group's memory within " +
+                       seconds_text(timeout_s) + " s");
+  }
   // Cores that the members may use together; a rank bound to one core still has the other ranks' cores beside it.
   RankFacts together = {};
   int cores = 0;

@@ -339,3 +339,35 @@ def test_the_place_of_a_rank_that_has_ended_is_free(monkeypatch: pytest.MonkeyPa
         inheritance.check(by_hand)  # of a job that a rank has started, whose ranks have their own parent
         other.kill()
     inheritance.check(place)
+
+
+def attaches() -> str:
+    """Rank 1 has met rank 0, and does not come to the memory that they share until the test says so."""
+    import ringreduce as rr
+    from ringreduce import plan
+
+    wanted, is_late = plan.wanted, os.environ["RINGREDUCE_RANK"] == "1"
+
+    def late(again: bool = False) -> plan.Wanted:
+        if not again:  # the call that is made before the ranks meet reads the plan again
+            os.environ["RINGREDUCE_INIT_TIMEOUT"] = "0.3"
+            if is_late:
+                receive_from_test()
+        return wanted(again)
+
+    plan.wanted = late
+    try:
+        rr.init()
+    except rr.Error as error:
+        send_to_test(f"{type(error).__name__}: {error}")
+        return type(error).__name__
+    return "no error"
+
+
+def test_a_rank_that_does_not_attach_in_time() -> None:
+    with start_ranks(attaches, 2) as job:
+        text = job.receive(0)
+        assert text.startswith("TimeoutError: "), text
+        assert "rank(s) 1 did not attach to the group's memory within 0.3 s" in text
+        job.send(1)
+        assert [rank.value for rank in job.wait()] == ["TimeoutError", "PeerLostError"]

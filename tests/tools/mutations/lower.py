@@ -409,6 +409,13 @@ ROWS = (
         ("held_links_test::recursive doubling",),
     ),
     Mutation(
+        "doubling-order",
+        "csrc/collective/recursive_doubling.cc",
+        "true, true, true, (v & distance) != 0}",
+        "true, true, true}",
+        ("collectives_test::all-reduce: all ranks have the same zeros",),
+    ),
+    Mutation(
         "direct-share",
         "csrc/collective/direct.cc",
         "for (auto& dst : dsts_) dst = static_cast<std::byte*>(dst) + offset;",
@@ -456,6 +463,13 @@ ROWS = (
         "return selects && reduction.prescale == 1.0 ?",
         "return selects ?",
         ("two_level_test::float16 on hosts",),
+    ),
+    Mutation(
+        "scaled-before-narrowed",
+        "csrc/planner/two_level_allreduce.cc",
+        "(!is_flat_ || codec != Codec::kNone)",
+        "!is_flat_",
+        ("two_level_test::elements are multiplied",),
     ),
     Mutation(
         "fp16-neighbours-in-a-block",
