@@ -14,7 +14,17 @@ import torch
 from ringreduce.collectives.ops import ReduceOp
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.distributed.base import Collectives, InPlace, has_limit, is_async
-from ringreduce.torch.distributed.layout import checked, contiguous, deal, gathered, joined, movable, one_stretch, units
+from ringreduce.torch.distributed.layout import (
+    apart,
+    checked,
+    contiguous,
+    deal,
+    gathered,
+    joined,
+    movable,
+    one_stretch,
+    units,
+)
 from ringreduce.torch.distributed.work import Work
 from ringreduce.torch.tensors import on_stream
 
@@ -156,14 +166,13 @@ class DataMovement(Collectives):
         buffer = source.new_empty(total) if flat is None else flat
         if buffer.dtype is not source.dtype:
             raise InvalidArgumentError(f"{what} of {source.dtype} into {buffer.dtype}: the dtypes must be the same")
-        room = [target.numel() * units(source) for target in targets]
+        counts = [target.numel() for target in targets]
         if len(targets) != self._size:
-            room = [source.numel() * units(source)] * self._size
+            counts = [source.numel()] * self._size
+        room = [count * units(source) for count in counts]
+        mine = apart(contiguous(source), buffer, sum(counts[: self._rank]))
         native = on_stream(
-            self._member.group.allgather_async(
-                movable(contiguous(source)), self._name_of_call(), movable(buffer), room
-            ),
-            buffer,
+            self._member.group.allgather_async(movable(mine), self._name_of_call(), movable(buffer), room), buffer
         )
 
         def finish(_: Any) -> None:

@@ -204,6 +204,33 @@ def test_every_collective(size: int, run_ranks: Callable[..., Any], tmp_path: Pa
     run_ranks(use_everything, size, args=(str(tmp_path),))
 
 
+def gather_from_within(path: str) -> None:
+    """The input lies in the output: at the place of each rank in turn, and across two of them."""
+    rank, size = join(path)
+    for count in (4, 100_000):  # in one message, and by the ring
+        for shift in [*range(0, size * count - count + 1, count), count // 2]:
+            for as_list in (False, True):
+                whole = torch.zeros(size * count)
+                mine = whole[shift : shift + count].fill_(rank + 1.0)
+                if as_list:
+                    dist.all_gather(list(whole.chunk(size)), mine)
+                else:
+                    dist.all_gather_into_tensor(whole, mine)
+                assert torch.equal(whole, torch.arange(1.0, size + 1).repeat_interleave(count)), (count, shift, as_list)
+        whole = torch.zeros(size * count)
+        mine = whole[rank * count : (rank + 1) * count].fill_(rank + 1.0)  # another place on each rank
+        dist.all_gather_into_tensor(whole, mine)
+        assert torch.equal(whole, torch.arange(1.0, size + 1).repeat_interleave(count))
+        longer = torch.zeros(size * count + count - 1)  # of the input, only the last element lies in the output
+        longer[:count] = rank + 1.0
+        dist.all_gather_into_tensor(longer[count - 1 :], longer[:count])
+        assert torch.equal(longer[count - 1 :], torch.arange(1.0, size + 1).repeat_interleave(count))
+
+
+def test_all_gather_of_an_input_within_the_output(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
+    run_ranks(gather_from_within, 2, args=(str(tmp_path),))
+
+
 @pytest.mark.parametrize("backend", ["ringreduce", "cpu:ringreduce", "cpu:ringreduce,cuda:nccl"])
 def test_one_rank_and_maps_of_devices(backend: str, tmp_path: Path) -> None:
     dist.init_process_group(backend, store=dist.FileStore(f"{tmp_path}/store", 1), rank=0, world_size=1)
