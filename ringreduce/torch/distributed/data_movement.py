@@ -144,14 +144,13 @@ class DataMovement(Collectives):
 
     def barrier(self, opts: Any = None) -> Work:
         """Returns, or completes, once every rank has called it."""
+        # Of a byte, also where the caller waits: ranks may choose that differently, and call the same operation.
+        operand = movable(torch.zeros(1, dtype=torch.uint8))
+        group, name = self._member.group, self._name_of_call()
         if not is_async(opts) and not has_limit(opts):
-            self._member.group.barrier(self._name_of_call())
+            group.allreduce(operand, operand, ReduceOp.Max, 1.0, 1.0, name)
             return Work(None, [])
-        token = torch.zeros(1, dtype=torch.uint8)
-        operand = [movable(token)]
-        return self._work(
-            self._member.group.allreduce_async(operand, operand, ReduceOp.Max, 1.0, 1.0, self._name_of_call()), [], opts
-        )
+        return self._work(group.allreduce_async([operand], [operand], ReduceOp.Max, 1.0, 1.0, name), [], opts)
 
     # The names before torch 2.13.
     _allgather_base = all_gather_single

@@ -94,6 +94,20 @@ def futures(rank: int, size: int) -> None:
     dist.barrier(async_op=True).wait()
 
 
+def barriers(rank: int, size: int) -> None:
+    """Each rank chooses for itself whether it waits at once, and for how long."""
+    limited = dist.BarrierOptions()
+    limited.timeout = timedelta(seconds=30)
+    for turn in range(3):
+        form = (rank + turn) % 3
+        if form == 0:
+            dist.barrier()
+        elif form == 1:
+            dist.barrier(async_op=True).wait()
+        else:
+            dist.group.WORLD.barrier(limited).wait()
+
+
 def refusals(rank: int, size: int) -> None:
     wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (hvd.UnavailableError, "meta memory", lambda: dist.all_reduce(torch.ones(2, device="meta"))),
@@ -185,6 +199,7 @@ def use_everything(path: str) -> None:
     every_movement(rank, size)
     messages(rank, size)
     futures(rank, size)
+    barriers(rank, size)
     refusals(rank, size)
     if size > 2:
         subgroups(rank, size)
