@@ -5,6 +5,9 @@ orthonormal; Q = M' P, reduced; the result is P Q'. Both reductions are linear, 
 r (n + m) elements instead of n m. Q starts the next step. Each rank keeps error = M - P (its own Q)', so that over the
 steps nothing is lost. Vectors, and matrices that would not become min_ratio times smaller, travel as they are.
 
+After join() ranks have made other numbers of reductions, and have other Qs. The first reduction after it travels as it
+is, with the largest of these numbers, from which all go on; Q begins anew, and what was left out stays.
+
 Every rank finds P and Q from the same bits by the same arithmetic, so all end with the same bits where they have the
 same number of threads.
 
@@ -20,7 +23,7 @@ from typing import Any
 import torch
 
 from ringreduce._core import Work
-from ringreduce.collectives.ops import Average, Sum
+from ringreduce.collectives.ops import Average, Max, Sum
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.gradient_reduction import Channel, Stateful
 
@@ -70,6 +73,9 @@ class PowerSGDExchange:
         self._matrices: dict[int, torch.Tensor] = {}
         self._ps: dict[int, torch.Tensor] = {}
         self._works: list[Work] = []
+        # How many join()s had ended when all ranks last had the same step and Qs; None: they had not when it was saved.
+        self._joins: int | None = channel.process_set.joins
+        self._steps = torch.zeros(0)  # the largest of the ranks', in the first reduction after a join()
         self.step = 0
         self.errors: dict[int, torch.Tensor] = {}
         self.qs: dict[int, torch.Tensor] = {}
@@ -78,8 +84,13 @@ class PowerSGDExchange:
         """See Exchange: starts the reductions of P, and of what travels as it is."""
         self._gradients, self._name = gradients, name
         self._whole, self._matrices, self._ps, self._works = [], {}, {}, []
+        is_apart = self._is_apart()
+        if is_apart:
+            channel = self._channel._replace(op=Max, prescale=1.0, postscale=1.0)
+            self._steps = torch.tensor([self.step])
+            self._works.append(channel.allreduce([self._steps], f"{name}.step"))
         for at, gradient in enumerate(gradients):
-            if self.step < self._settings.start_step or not self._is_worth_it(gradient):
+            if is_apart or self.step < self._settings.start_step or not self._is_worth_it(gradient):
                 self._whole.append((gradient, gradient.contiguous()))
                 continue
             matrix = gradient.reshape(gradient.shape[0], -1).float()
@@ -97,6 +108,9 @@ class PowerSGDExchange:
         for gradient, sent in self._whole:
             if sent is not gradient:
                 gradient.copy_(sent)
+        if self._is_apart():
+            self.step, self.qs = int(self._steps.item()), {}
+            self._joins = self._channel.process_set.joins
         self.step += 1
         if not self._ps:
             return
@@ -117,6 +131,10 @@ class PowerSGDExchange:
             gradient.copy_((self._ps[at] @ q.t()).view(gradient.shape))  # which the matrix may be a view of
         self._gradients = ()
 
+    def _is_apart(self) -> bool:
+        """Whether ranks may have other steps and Qs: since a join() that has ended, so the same on all ranks."""
+        return self._joins != self._channel.process_set.joins
+
     def _is_worth_it(self, gradient: torch.Tensor) -> bool:
         if gradient.dim() < 2 or not gradient.numel() or not gradient.is_floating_point():
             return False
@@ -133,10 +151,12 @@ class PowerSGDExchange:
 
     def state_dict(self) -> dict[str, Any]:
         """See Exchange."""
-        return {"step": self.step, "errors": dict(self.errors), "qs": dict(self.qs)}
+        is_apart = self._is_apart()
+        return {"step": self.step, "errors": dict(self.errors), "qs": dict(self.qs), "is_apart": is_apart}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See Exchange."""
         self.step = state["step"]
+        self._joins = None if state.get("is_apart") else self._channel.process_set.joins
         self.errors = {at: error.clone() for at, error in state["errors"].items()}
         self.qs = {at: q.clone() for at, q in state["qs"].items()}

@@ -185,6 +185,45 @@ def test_error_feedback_loses_nothing(run_ranks: Callable[..., Any]) -> None:
     run_ranks(feed_back, 2)
 
 
+def join_after_other_numbers_of_steps() -> None:
+    """What was kept stays, the first step after join() is exact, and later ones are compressed alike again."""
+    with hvd.init() as world:
+        ranks = range(world.size)
+        for start_step in (0, 3):
+            model, compression = Bag(), hvd.Compression.powersgd(rank=3, start_step=start_step)
+            optimizer = wrap(model, compression, gradient_predivide_factor=2.0)
+
+            kept: dict[str, Any] = {}
+            # The last epoch has batches on all ranks; in the one before, rank 0 has joined before anybody steps.
+            for epoch, steps in enumerate((4 - world.rank, world.rank, 3)):
+                for step in range(steps):
+                    if epoch < 2:
+                        optimizer.zero_grad()
+                        give(model, gradients(world.rank, step))
+                        optimizer.step()
+                        continue
+                    errors = repr(kept["errors"])
+                    result = reduced(model, optimizer, gradients(world.rank, step))[0]
+                    exact = sum(gradients(r, step)[0] for r in ranks) / world.size
+                    assert torch.allclose(result, exact, rtol=1e-5, atol=1e-6) == (step == 0)
+                    kept = optimizer.compression_state_dict()[0][0]
+                    assert step > 0 or repr(kept["errors"]) == errors
+                    assert hvd.allgather_object(kept["step"]) == [6 + step] * world.size
+                hvd.join()
+                if epoch == 1:  # a state that was saved before the ranks have agreed
+                    saved = copy.deepcopy(optimizer.compression_state_dict())
+                    kept = saved[0][0]
+                    assert hvd.allgather_object(kept["step"]) == [4, 4, 5]
+                    assert sorted(kept["errors"]) == ([2, 3] if start_step == 0 or world.rank != 1 else [])
+                    model = Bag()
+                    optimizer = wrap(model, compression, gradient_predivide_factor=2.0)
+                    optimizer.load_compression_state_dict(saved)
+
+
+def test_powersgd_goes_on_alike_after_join(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(join_after_other_numbers_of_steps, 3)
+
+
 def learn() -> dict[str, tuple[float, float]]:
     """(loss, bytes a step to those without compression) of a small regression."""
     found = {}
