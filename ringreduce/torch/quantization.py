@@ -26,6 +26,7 @@ from ringreduce.collectives.ops import Average, Sum
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.gradient_reduction import Channel, Stateful
 from ringreduce.torch.profiling import ranged
+from ringreduce.torch.tensors import DTYPES, refusal
 
 LARGEST = 127
 SCALE_NBYTES = 4
@@ -74,7 +75,10 @@ class Int8Exchange:
         self.error: torch.Tensor | None = None
 
     def begin(self, gradients: Sequence[torch.Tensor], name: str) -> None:
-        """See Exchange."""
+        """See Exchange. Raises InvalidArgumentError for a dtype that cannot be reduced, such as complex numbers."""
+        for gradient in gradients:
+            if gradient.dtype not in DTYPES:
+                raise refusal(gradient)
         count = sum(gradient.numel() for gradient in gradients)
         whole = -(-count // self._block) * self._block
         x = torch.zeros(whole, dtype=torch.float32, device=gradients[0].device)

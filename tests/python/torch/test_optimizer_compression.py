@@ -285,3 +285,23 @@ def disagree() -> None:
 
 def test_disagreement(run_ranks: Callable[..., Any]) -> None:
     run_ranks(disagree, 2)
+
+
+def give_complex_gradients() -> list[str]:
+    """What the step raises without compression and with it."""
+    texts = []
+    with hvd.init():
+        for name in ("none", "int8", "powersgd"):
+            parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.complex64))
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter]), compression=COMPRESSIONS[name]())
+            (parameter * (1 + 2j)).real.sum().backward()
+            with pytest.raises(hvd.InvalidArgumentError) as raised:
+                optimizer.step()
+            texts.append(str(raised.value))
+    return texts
+
+
+def test_complex_gradients_are_refused(run_ranks: Callable[..., Any]) -> None:
+    for texts in run_ranks(give_complex_gradients, 2):
+        assert texts[0].startswith("Tensor type torch.ComplexFloatTensor is not supported")
+        assert texts == texts[:1] * 3
