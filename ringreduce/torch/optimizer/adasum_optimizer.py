@@ -57,6 +57,10 @@ class AdasumMixin(DistributedMixin):
     def _reduce_for_scaler(self) -> None:
         """Nothing: each rank steps with its own gradients."""
 
+    def _start_state(self, parameters: list[tuple[str, torch.nn.Parameter]]) -> list[tuple[str, torch.Tensor]]:
+        """None: momenta are each rank's own."""
+        return []
+
     def _is_shared(self) -> bool:
         return bool(self._process_set.included()) and self._process_set.size() != 1
 
@@ -77,6 +81,7 @@ class AdasumMixin(DistributedMixin):
         plain_step = super(DistributedMixin, self).step
         if not self._is_shared():
             return plain_step(closure)
+        self._compare_start("DistributedOptimizer.Adasum")
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         with torch.no_grad():
             before = [parameter.clone() for parameter in parameters]

@@ -117,12 +117,15 @@ class DistributedMixin(torch.optim.Optimizer):
             self._is_extending = True
             self._extend()
             self._is_extending = False
-        if not self._is_compared and self._reducers:
-            self._is_compared = same_start.check(
-                self._start_values(), f"{self._reducers[0].prefix}.start", self._process_set
-            )
+        if self._reducers:
+            self._compare_start(self._reducers[0].prefix)
         for reducer in self._reducers:
             reducer.synchronize()
+
+    def _compare_start(self, prefix: str) -> None:
+        """Before the first step: whether the ranks start from the same. Collective; the prefix is of its operations."""
+        if not self._is_compared:
+            self._is_compared = same_start.check(self._start_values(), f"{prefix}.start", self._process_set)
 
     def _start_values(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters and the optimizer's state, by names, in the same order on all ranks."""

@@ -75,6 +75,43 @@ def test_what_the_ranks_start_from(run_ranks: Callable[..., Any]) -> None:
         assert [rank["off", differs, False] for rank in ranks] == [([], False)] * 3
 
 
+def start_adasum() -> dict[str, tuple[list[str], bool]]:
+    """By mode: what two steps warned of or raised, and whether the ranks end with the same parameters."""
+    found = {}
+    for mode in ("warn", "error", "broadcast", "off"):
+        os.environ["RINGREDUCE_CHECK_PARAMETERS"] = mode
+        with hvd.init() as world, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.manual_seed(world.rank)
+            model = torch.nn.Linear(3, 2)
+            plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), op=hvd.Adasum)
+            raised = []
+            for _ in range(2):  # after the first, momenta differ, as they may
+                optimizer.zero_grad()
+                model(torch.full((2, 3), world.rank + 1.0)).sum().backward()
+                try:
+                    optimizer.step()
+                except hvd.MismatchError as error:
+                    raised.append(str(error))
+                    break
+            texts = [str(one.message) for one in caught if "first step" in str(one.message)] + raised
+            ends = hvd.allgather_object([parameter.tolist() for parameter in model.parameters()])
+            found[mode] = texts, ends[0] == ends[1]
+    return found
+
+
+def test_adasum_compares_the_parameters(run_ranks: Callable[..., Any]) -> None:
+    first, second = run_ranks(start_adasum, 2)
+    texts, _ = first["warn"]
+    assert len(texts) == 1
+    assert "weight is not the same on all ranks; 2 of 2 tensors differ" in texts[0]
+    assert second["warn"] == ([], False)
+    assert first["error"] == second["error"] == (texts, False)
+    assert first["broadcast"] == second["broadcast"] == ([], True)
+    assert first["off"] == second["off"] == ([], False)
+
+
 def other_modes() -> str:
     os.environ["RINGREDUCE_CHECK_PARAMETERS"] = "warn" if os.environ["RINGREDUCE_RANK"] == "0" else "off"
     with hvd.init():
