@@ -11,6 +11,7 @@ import torch
 
 from ringreduce.collectives import objects
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.collectives.data_movement import broadcast_async_
 from ringreduce.torch.profiling import ranged
@@ -76,16 +77,22 @@ def broadcast_optimizer_state(
         root_rank: global rank whose state is right.
         model: says which parameters get sparse gradients: those of torch.nn.Embedding(sparse=True).
 
+    With shard_step=True a state that the ranks keep in shards stays where it is, and the options are broadcast.
+
     Raises:
-        InvalidArgumentError: an LBFGS optimizer, or the number of parameters differs from the root's.
+        InvalidArgumentError: an LBFGS optimizer, or the number of parameters differs from the root's; or the root's
+            state is in shards, and another rank has loaded one (on all ranks).
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError("cannot broadcast torch.optim.LBFGS state")
-    if not optimizer.state:
+    is_in_shards = _is_in_shards(optimizer, root_rank, process_set)
+    if not optimizer.state and not is_in_shards:
         _give_zeros(optimizer, model)
     is_root = process_set.group.rank == process_set.position(root_rank, "broadcast")
     tensors: list[torch.Tensor] = []
-    skeleton = _without_tensors(optimizer.state_dict(), tensors) if is_root else b""
+    # The plain class's gathers nothing, and has the options alone where the state is in shards.
+    state_dict = torch.optim.Optimizer.state_dict if is_in_shards else type(optimizer).state_dict
+    skeleton = _without_tensors(state_dict(optimizer), tensors) if is_root else b""
     # With strides: a fused optimizer goes through a parameter, its gradient and its state as they lie in memory.
     layout = [
         (tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride(), tensor.dtype, tensor.is_cuda)
@@ -100,7 +107,30 @@ def broadcast_optimizer_state(
         ]
     broadcast_parameters(tensors, root_rank, process_set)
     if not is_root:
+        if not is_in_shards:
+            getattr(optimizer, "state_of_shards", {}).clear()
         _adopt(optimizer, _with_tensors(skeleton, tensors))
+
+
+def _is_in_shards(optimizer: torch.optim.Optimizer, root_rank: int, process_set: ProcessSet) -> bool:
+    """Whether the root's state lies in the shards of all ranks (shard_step=True). Collective with such an optimizer.
+
+    Raises InvalidArgumentError, on all ranks, where another rank no longer has its shard.
+    """
+    shards = getattr(optimizer, "state_of_shards", None)
+    if shards is None:
+        return False
+    mine = any(shards.values()) and not any(optimizer.state.values())
+    ranks = allgather_json(process_set.group, "broadcast_optimizer_state", mine)
+    is_in_shards: bool = ranks[process_set.position(root_rank, "broadcast")]
+    if is_in_shards and not all(ranks):
+        without = [rank for rank, has in zip(process_set.ranks, ranks, strict=True) if not has]
+        raise InvalidArgumentError(
+            f"broadcast_optimizer_state: with shard_step=True the state of the root, rank {root_rank}, is in the "
+            f"shards of all ranks since its last step(), and ranks {without} have loaded another one, or none: call "
+            "load_state_dict() on the root too"
+        )
+    return is_in_shards
 
 
 def _give_zeros(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:

@@ -246,6 +246,11 @@ class ShardedMixin(DistributedMixin):
             bucket.publish()
         return is_updated
 
+    @property
+    def state_of_shards(self) -> Any:
+        """What this rank keeps of the state since its last step(); for broadcast_optimizer_state()."""
+        return self._inner.state
+
     def _shard_state(self) -> None:
         """Takes this rank's share of a state that was loaded or broadcast, and lets go of the rest."""
         if any(self.state.values()):

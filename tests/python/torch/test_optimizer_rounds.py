@@ -317,3 +317,39 @@ def start_from_the_roots_state() -> None:
 
 def test_the_roots_state_lies_as_on_the_root(run_ranks: Callable[..., Any]) -> None:
     run_ranks(start_from_the_roots_state, 2)
+
+
+def broadcast_between_steps() -> None:
+    """Shards stay where they are and options are sent, unless a rank has loaded a state that the root has not."""
+    with hvd.init() as world:
+        models = [three_layers() for _ in range(2)]
+        optimizers = [sgd(models[0]), sgd(models[1], shard_step=True)]
+
+        def step(number: int) -> None:
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                model[2](model[1](model[0](torch.ones(2, 4) * (world.rank + number)))).pow(2).sum().backward()
+                optimizer.step()
+
+        for number in range(3):
+            step(number)
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = 0.01 / (1 + number + world.rank)
+                hvd.broadcast_optimizer_state(optimizer, 1)
+                assert optimizer.param_groups[0]["lr"] == 0.01 / (2 + number)
+        for whole, shares in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(whole, shares)
+        sharded = optimizers[1]
+        saved = sharded.state_dict()
+        if world.rank == 0:
+            sharded.load_state_dict(saved)
+        with pytest.raises(hvd.InvalidArgumentError, match=r"rank 1, is in the shards.*ranks \[0\] have loaded"):
+            hvd.broadcast_optimizer_state(sharded, 1)
+        hvd.broadcast_optimizer_state(sharded, 0)
+        step(3)
+        for whole, shares in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(whole, shares)
+
+
+def test_the_state_is_broadcast_between_steps(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(broadcast_between_steps, 2)
