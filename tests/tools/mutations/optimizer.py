@@ -33,6 +33,20 @@ ROWS = (
         ("test_local_sgd.py",),
     ),
     Mutation(
+        "powersgd-joined",
+        "ringreduce/torch/powersgd.py",
+        "        if self._is_apart():",
+        "        if False:",
+        ("test_optimizer_compression.py::test_powersgd_goes_on_alike_after_join",),
+    ),
+    Mutation(
+        "gather-from-within",
+        "ringreduce/torch/distributed/data_movement.py",
+        "mine = apart(contiguous(source), buffer, sum(counts[: self._rank]))",
+        "mine = contiguous(source)",
+        ("test_distributed.py::test_all_gather_of_an_input_within_the_output",),
+    ),
+    Mutation(
         "left-since-another-died",
         "ringreduce/job/rendezvous.py",
         "            deadline.check()\n            raise\n",
