@@ -102,6 +102,13 @@ void bind_group(py::module_& m) {
           },
           py::arg("name"))
       .def(
+          "barrier_async",
+          [](const PyGroup& g, const py::object& name) {
+            Request request;
+            return submit(g, request, name, std::make_unique<Held>());
+          },
+          py::arg("name"))
+      .def(
           "send_async",
           [](const PyGroup& g, py::handle src, int peer, int tag) { return message(g, src, peer, tag, true); },
           py::arg("src"), py::arg("dst_rank"), py::arg("tag"))

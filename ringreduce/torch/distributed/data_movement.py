@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from ringreduce.collectives.ops import ReduceOp
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.distributed.base import Collectives, InPlace, has_limit, is_async
 from ringreduce.torch.distributed.layout import (
@@ -144,13 +143,11 @@ class DataMovement(Collectives):
 
     def barrier(self, opts: Any = None) -> Work:
         """Returns, or completes, once every rank has called it."""
-        # Of a byte, also where the caller waits: ranks may choose that differently, and call the same operation.
-        operand = movable(torch.zeros(1, dtype=torch.uint8))
         group, name = self._member.group, self._name_of_call()
         if not is_async(opts) and not has_limit(opts):
-            group.allreduce(operand, operand, ReduceOp.Max, 1.0, 1.0, name)
+            group.barrier(name)
             return Work(None, [])
-        return self._work(group.allreduce_async([operand], [operand], ReduceOp.Max, 1.0, 1.0, name), [], opts)
+        return self._work(group.barrier_async(name), [], opts)
 
     # The names before torch 2.13.
     _allgather_base = all_gather_single
