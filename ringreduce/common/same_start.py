@@ -98,6 +98,15 @@ def _are_same(group: Group, name: str, values: Sequence[int]) -> list[bool]:
     return [high == ~low for high, low in zip(largest[: len(values)], largest[len(values) :], strict=True)]
 
 
+def are_on_all_ranks(process_set: ProcessSet, name: str, values: Sequence[int]) -> bool:
+    """Whether no rank has joined and all have these integers (64 bits). Collective over the set.
+
+    Exact for any number of ranks, which a comparison with the Average is not: the mean of 49 equal numbers is rounded.
+    """
+    group = process_set.group
+    return collective_json.has_nobody_joined(group, name) and all(_are_same(group, name, values))
+
+
 def _report(text: str, mode: str, cure: str, process_set: ProcessSet) -> None:
     """One warning in the job, or an error on all ranks."""
     text = report_around(text, cure, "".join)

@@ -146,10 +146,7 @@ class LocalSGDCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-i
 
     def _check(self, steps: int) -> None:
         """Raises MismatchError, on all ranks, where they are not in the same step. Collective."""
-        mine = [steps, self.every]
-        # The mean of equal numbers is exact, and that of different numbers' squares is not the square of their mean.
-        mark = np.array([*mine, *(number**2 for number in mine)], np.float64)
-        if (ops.allreduce(mark, name=f"{NAME}.steps", process_set=self.process_set) != mark).any():
+        if not same_start.are_on_all_ranks(self.process_set, f"{NAME}.steps", [steps, self.every]):
             raise MismatchError(
                 f"LocalSGDCallback: rank {rank()} averages after {steps} batches, with every={self.every}, and another "
                 "rank has other numbers: all ranks need the same `every`, and equally many batches "

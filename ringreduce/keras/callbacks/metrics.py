@@ -9,6 +9,7 @@ import numpy as np
 
 from ringreduce.basics import rank
 from ringreduce.collectives import ops
+from ringreduce.common import same_start
 from ringreduce.errors import MismatchError
 from ringreduce.job.process_sets import global_process_set
 from ringreduce.keras.active import keras
@@ -44,14 +45,15 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc, unu
         names = sorted(
             name for name, value in logs.items() if np.ndim(value) == 0 and not isinstance(value, OfThisRank)
         )
-        mark = float(zlib.crc32("\n".join(names).encode()))  # the mean of equal ones is exact
         try:
-            means = ops.allreduce(np.array([mark, *(float(logs[name]) for name in names)]))
+            means = ops.allreduce(np.array([float(logs[name]) for name in names]))
         except MismatchError as error:
             raise MismatchError(
                 f"{error}. MetricAverageCallback has come to the end of an epoch on rank {rank()}, where another rank "
                 "has not: all ranks need equally many batches in an epoch (fit(steps_per_epoch=...))"
             ) from error
-        if means[0] != mark:
+        # After the means, whose operation has no name, as those of gradients: a rank with more batches is told there.
+        mark = zlib.crc32("\n".join(names).encode())
+        if not same_start.are_on_all_ranks(global_process_set, "keras.metrics", [mark]):
             raise MismatchError(f"MetricAverageCallback: ranks have different metrics; rank {rank()} has {names}")
-        logs.update(zip(names, means[1:].tolist(), strict=True))
+        logs.update(zip(names, means.tolist(), strict=True))

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 from keras.optimizers import SGD
+from keras_checks import means_of_49_ranks
 from page_programs import program
 
 LR, MOMENTUM = 0.0625, 0.5  # exact in float32, which the learning rate's variable has
@@ -200,6 +201,11 @@ def ranks_that_differ_are_told(hvd: Any) -> None:
             assert weights(model).tolist() == seen.rows[-1].tolist()
 
 
+def equal_numbers_are_equal_at_49_ranks(hvd: Any) -> None:
+    with means_of_49_ranks():
+        fit(hvd, made(), [hvd.callbacks.LocalSGDCallback(1)], epochs=1)
+
+
 def wrong_arguments_are_refused(hvd: Any) -> None:
     wrong: dict[str, dict[str, Any]] = {
         "every is a whole number, 1 or more, not 0": {"every": 0},
@@ -232,6 +238,7 @@ CHECKS = [
     several_steps_may_be_one_execution,
     ranks_begin_alike,
     ranks_that_differ_are_told,
+    equal_numbers_are_equal_at_49_ranks,
     wrong_arguments_are_refused,
     the_program_of_the_page_runs,
 ]

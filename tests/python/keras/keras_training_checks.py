@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from keras_checks import apply_steps, assert_close, gradients, new_variables
+from keras_checks import apply_steps, assert_close, gradients, means_of_49_ranks, new_variables
 
 BATCHES, SHARE = 3, 4  # batches in an epoch; samples of a batch that each of two ranks has
 CLOSE = 1e-5  # of values of about 1: Keras multiplies matrices of float64 in float32 on some backends
@@ -115,8 +115,15 @@ def metrics_are_averaged(hvd: Any) -> None:
     logs = {"loss": 1.0 + hvd.rank(), "accuracy": np.float32(hvd.rank()), "list": [hvd.rank()]}
     hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
     assert logs == {"loss": 1.5, "accuracy": 0.5, "list": [hvd.rank()]}
+    for names in (["a"], ["loss"], ["loss", "mae", f"of {hvd.rank()}"]):
+        with pytest.raises(hvd.MismatchError):
+            hvd.callbacks.MetricAverageCallback().on_epoch_end(0, dict.fromkeys([*names, f"last{hvd.rank()}"], 1.0))
+    more = {f"loss{number}": 1.0 for number in range(1 + hvd.rank())}
     with pytest.raises(hvd.MismatchError):
-        hvd.callbacks.MetricAverageCallback().on_epoch_end(0, {f"loss{hvd.rank()}": 1.0})
+        hvd.callbacks.MetricAverageCallback().on_epoch_end(0, more)
+    for name in ("loss", "accuracy", "mae", "mse"):  # their marks are rounded apart, or not
+        with means_of_49_ranks():
+            hvd.callbacks.MetricAverageCallback().on_epoch_end(0, {name: 1.0})
 
 
 def a_rank_with_more_batches_is_told(hvd: Any) -> None:
