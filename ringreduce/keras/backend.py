@@ -46,6 +46,10 @@ class Backend(Protocol):
 
     def dense(self, tensor: Any) -> Any: ...
 
+    def divided(self, tensor: Any, number: int) -> Any:
+        """A tensor, dense or sparse, by a number."""
+        ...
+
     def sparse_allreduce(self, tensor: Any, name: str | None, op: int, process_set: ProcessSet) -> Any:
         """A sparse tensor, reduced by gathering indices and values."""
         ...

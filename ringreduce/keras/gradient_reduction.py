@@ -52,7 +52,7 @@ class GradientReduction:
             if key(variable) not in local:
                 shared.append(index)
             elif self.settings.scale_local_gradients:
-                reduced[index] = reduced[index] / self.settings.process_set.size()
+                reduced[index] = backend.active().divided(reduced[index], self.settings.process_set.size() or 1)
         groups = buckets(shared, self.settings.groups, key, variables)
         for number, group in enumerate(groups if groups or mark is None else [[]]):
             travels = [reduced[i] for i in group]

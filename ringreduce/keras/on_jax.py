@@ -52,6 +52,10 @@ def dense(tensor: Any) -> Any:
     return tensor.todense()
 
 
+def divided(tensor: Any, number: int) -> Any:
+    return tensor / number
+
+
 def sparse_allreduce(tensor: Any, name: str | None, op: int, process_set: ProcessSet) -> Any:
     raise UnavailableError(
         "sparse gradients of JAX have as many values on each rank as the program was compiled for, and cannot be "

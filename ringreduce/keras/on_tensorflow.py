@@ -70,6 +70,12 @@ def dense(tensor: Any) -> Any:
     return tf.convert_to_tensor(tensor)
 
 
+def divided(tensor: Any, number: int) -> Any:
+    if is_sparse(tensor):  # tf.IndexedSlices have no operators
+        return tf.IndexedSlices(tensor.values / number, tensor.indices, tensor.dense_shape)
+    return tensor / number
+
+
 def sparse_allreduce(tensor: Any, name: str | None, op: int, process_set: ProcessSet) -> Any:
     return hvd.allreduce(tensor, op=op, name=name, process_set=process_set, ignore_name_scope=True)
 

@@ -53,6 +53,10 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_dense()
 
 
+def divided(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    return tensor / number
+
+
 def sparse_allreduce(tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet) -> torch.Tensor:
     reduced: torch.Tensor = hvd.sparse_allreduce_async(tensor, name or "sparse_gradient", op, process_set).wait()
     return reduced

@@ -317,6 +317,12 @@ def what_a_backend_cannot_do_is_said(hvd: Any) -> None:
             table.assign(np.zeros((4, 2)))
             optimizer.apply([slices], [table])
             assert keras.ops.convert_to_numpy(table)[:, 0].tolist() == [-0.5, -1.0, 0.0, -1.5]
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        optimizer.register_local_var(table)
+        table.assign(np.zeros((4, 2)))
+        optimizer.apply([slices], [table])
+        mine = [[-0.5, 0.0, 0.0, -0.5], [0.0, -1.0, 0.0, -1.0]]
+        assert keras.ops.convert_to_numpy(table)[:, 0].tolist() == mine[hvd.rank()]
     else:
         fit(hvd, model, 1)
     if backend == "torch":
