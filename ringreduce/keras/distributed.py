@@ -17,6 +17,7 @@ from keras import ops
 from ringreduce.errors import Error
 from ringreduce.keras import backend
 from ringreduce.keras.gradient_reduction import GradientReduction, is_sum
+from ringreduce.keras.settings import check_local
 
 
 class DistributedMixin:
@@ -46,6 +47,8 @@ class DistributedMixin:
         settings = self._reduction.settings
         if len(variables) != len(gradients) or not (self._reduction.is_needed() or is_sum(settings)):
             return self._plain_apply(gradients, trainable_variables)
+        if self._reduction.is_needed():
+            self._check_local(variables)
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         if not self._reduction.first_step.is_compared and not backend.active().is_traced(
             [gradients[i] for i in present]
@@ -64,6 +67,21 @@ class DistributedMixin:
         for i, gradient in zip(usual, reduced, strict=True):
             gradients[i] = gradient
         return self._plain_apply(gradients, trainable_variables)
+
+    def _check_local(self, variables: list[Any]) -> None:
+        """Raises InvalidArgumentError where local variables are clipped together with shared ones."""
+        me: Any = self
+        local = {me._var_key(variable) for variable in self._reduction.local()}
+        keys = local.intersection(map(me._var_key, variables))
+        if not keys:
+            return
+        if not hasattr(me, "_inner_optimizers"):
+            check_local(me)
+            return
+        if not me.built:  # a MultiOptimizer, which apply() would build
+            me.build(variables)
+        for place in {me._var_to_optimizer_idx[key] for key in keys}:
+            check_local(me._inner_optimizers[place])
 
     def _plain_apply(self, gradients: list[Any], variables: Iterable[Any] | None) -> Any:
         parent: Any = super()

@@ -36,6 +36,16 @@ def check(op: int, gradient_predivide_factor: float, backward_passes_per_step: i
         raise InvalidArgumentError("backward_passes_per_step must be > 0")
 
 
+def check_local(optimizer: Any) -> None:
+    """Raises InvalidArgumentError for an optimizer of either Keras that mixes local gradients into shared ones."""
+    if optimizer.global_clipnorm:
+        raise InvalidArgumentError(
+            f"global_clipnorm={optimizer.global_clipnorm} with local variables (register_local_var(), local_layers): "
+            "each rank would scale all gradients by a norm with its own local ones in it, and the shared weights would "
+            "go apart; take clipnorm or clipvalue, which look at each variable by itself"
+        )
+
+
 def layers_of(local_layers: Any, layer: type, name: str) -> list[Any]:
     """The list that local_layers stands for: None, one layer, or several. Raises InvalidArgumentError for others.
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.keras.first_step import FirstStep
 from ringreduce.keras.legacy import training
-from ringreduce.keras.settings import Settings
+from ringreduce.keras.settings import Settings, check_local
 from ringreduce.tensorflow.aggregation import LocalAggregation
 from ringreduce.tensorflow.gradients import GradientReducer
 from ringreduce.tensorflow.variables import VariableRef
@@ -116,7 +117,22 @@ class DistributedMixin:
             lambda: me.iterations.assign_add(1, read_value=False),
         )
 
+    def _check_local(self, variables: Sequence[Any]) -> None:
+        """Raises InvalidArgumentError where what ranks share would depend on local gradients."""
+        process_set = self._reduction.settings.process_set
+        local = {VariableRef(one) for one in self._reduction.local()}
+        if local.isdisjoint(map(VariableRef, variables)) or not process_set.included() or process_set.size() == 1:
+            return
+        check_local(self)
+        if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):  # set by either one of tf_keras
+            raise InvalidArgumentError(
+                "local variables (register_local_var(), local_layers) with a LossScaleOptimizer of tf_keras: a rank "
+                "whose own local gradients overflow would leave out a step alone. Take Keras 3, or bfloat16 without a "
+                "scale"
+            )
+
     def _allreduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        self._check_local(variables)
         if tf.executing_eagerly():
             self._reduction.first_step.before_apply(self, variables)
         reduce = self._reduction.over_ranks if self._agg_helper is None else self._agg_helper.add

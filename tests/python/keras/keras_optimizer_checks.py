@@ -97,6 +97,26 @@ def variables_may_be_local_or_without_gradient(hvd: Any) -> None:
     assert changes == pytest.approx([2 * (rank + 1) / size] * 2 + [3.0, 3.0])
 
 
+def local_variables_are_not_clipped_with_shared_ones(hvd: Any) -> None:
+    """By a norm with each rank's own gradients in it: shared weights would go apart."""
+    mine = gradients(0, hvd.rank())
+    together = MultiOptimizer(OptimizerMap(SGD(1.0), {"v[12]": SGD(1.0, global_clipnorm=0.5)}))
+    apart = MultiOptimizer(OptimizerMap(SGD(1.0, global_clipnorm=0.5), {"v1": SGD(1.0)}))
+    for plain, refused in ((SGD(1.0, global_clipnorm=0.5), True), (together, True), (apart, False)):
+        variables = new_variables()
+        optimizer = hvd.DistributedOptimizer(plain)
+        optimizer.register_local_var(variables[1])
+        with pytest.raises(hvd.InvalidArgumentError, match=r"global_clipnorm=0\.5") if refused else nullcontext():
+            apply_steps(optimizer, [mine], variables)
+    layer = keras.layers.Dense(2, dtype="float64")
+    layer.build((None, 3))
+    own_layer = hvd.PartialDistributedOptimizer(
+        SGD(1.0, global_clipnorm=0.5, gradient_accumulation_steps=2), local_layers=layer
+    )
+    with pytest.raises(hvd.InvalidArgumentError, match=r"global_clipnorm=0\.5"):
+        apply_steps(own_layer, [[np.ones(v.shape) for v in layer.trainable_variables]], layer.trainable_variables)
+
+
 def groups_may_be_lists_of_variables(hvd: Any) -> None:
     mean = mean_gradients(0, hvd.size())
     for order, count in (([[1], [2, 0]], 2), ([[2]], 2), ([], 1)):
@@ -266,6 +286,7 @@ def ranks_without_the_same_gradients_are_told(hvd: Any) -> None:
 CHECKS = [
     steps_are_those_of_the_plain_optimizer,
     variables_may_be_local_or_without_gradient,
+    local_variables_are_not_clipped_with_shared_ones,
     groups_may_be_lists_of_variables,
     process_sets_and_compression,
     loss_scaling_leaves_out_the_same_steps,

@@ -59,6 +59,7 @@ def everything() -> str:
         trains_as_one(tf, hvd, make)
         aggregates(tf, hvd, make)
         keeps_local_variables(tf, hvd, make)
+        refuses_what_would_mix_local_gradients_into_shared_ones(tf, hvd, make)
         skips_together(tf, hvd, make)
         saves(tf, hvd, make)
         compares_what_ranks_start_from(tf, hvd, make)
@@ -141,6 +142,25 @@ def keeps_local_variables(tf: Any, hvd: Any, make: Any) -> None:
     optimizer.minimize(lambda: tf.reduce_sum(layer(x)) + tf.reduce_sum(shared * x), lambda: [layer.kernel, shared])
     close(layer.kernel, [[1 - (rank + 1) / 2]])
     close(shared, [[1 - 1.5]])
+
+
+def refuses_what_would_mix_local_gradients_into_shared_ones(tf: Any, hvd: Any, make: Any) -> None:
+    """A norm of all gradients, and a look at whether all are finite, in which each rank's own are."""
+    Scaled = tf.keras.mixed_precision.LossScaleOptimizer
+    for text, wrap in (
+        ("global_clipnorm=0.5", lambda local: hvd.PartialDistributedOptimizer(make(1.0, global_clipnorm=0.5), **local)),
+        ("leave out a step alone", lambda local: hvd.PartialDistributedOptimizer(Scaled(make(1.0)), **local)),
+        ("leave out a step alone", lambda local: Scaled(hvd.PartialDistributedOptimizer(make(1.0), **local))),
+    ):
+        layer = tf.keras.layers.Dense(1, dtype="float64")
+        shared = tf.Variable([[1.0]], dtype=tf.float64)
+
+        def loss(layer: Any = layer, shared: Any = shared) -> Any:
+            return tf.reduce_sum(layer(shared))
+
+        optimizer = wrap({"local_layers": layer})
+        with pytest.raises(hvd.InvalidArgumentError, match=text):
+            optimizer.minimize(loss, lambda layer=layer, shared=shared: [layer.kernel, shared])
 
 
 def skips_together(tf: Any, hvd: Any, make: Any) -> None:
