@@ -25,7 +25,8 @@ class LocalSGDCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-i
     The model has a plain optimizer, which steps with this rank's gradients; its state, such as momenta, stays the
     rank's own, and so do variables that are not trained. With x the parameters of a rank and m what all ranks had after
     the last averaging, d = mean over the ranks of (m - x); then m becomes m - d, or what the outer optimizer makes of m
-    with the gradient d; then x becomes m. Keras 3 only.
+    with the gradient d; then x becomes m. An optimizer with use_ema=True ends fit() with moving averages in x, and
+    these are averaged then, without the outer optimizer. Keras 3 only.
 
     A callback, as it works between the compiled steps of all backends alike: variables are no part of JAX's steps, and
     TensorFlow's under XLA cannot communicate. With steps_per_execution it averages after the execution in which a
@@ -80,7 +81,7 @@ class LocalSGDCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-i
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # Here, and not in on_train_begin(): by now every callback has broadcast what it wants to.
-        if not self._has_started and training.is_built(self.model):
+        if not self._has_started and self._is_built():
             self._start()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -90,13 +91,21 @@ class LocalSGDCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-i
         steps = self._steps + self._batches
         if steps // self.every > self._averaged // self.every:
             self._check(steps)
-            self._average(steps)
+            self._average(steps, self._outer)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         steps = self._steps + self._batches
         self._check(steps)
-        if steps > self._averaged:
-            self._average(steps)
+        if self._has_started and _ends_with_moving_averages(self.model.optimizer):
+            # By now Keras has put this rank's own into the variables; m and the outer optimizer are not of these.
+            self._average(steps, None)
+        elif steps > self._averaged:
+            self._average(steps, self._outer)
+
+    def _is_built(self) -> bool:
+        """Whether the model is built on all ranks, and not only on one that has loaded it. Collective."""
+        built = np.array([training.is_built(self.model)], np.int32)
+        return bool(ops.allreduce(built, op=ops.Min, name=f"{NAME}.is_built", process_set=self.process_set)[0])
 
     def _start(self) -> None:
         """Takes this rank's parameters as what all ranks have."""
@@ -124,6 +133,8 @@ class LocalSGDCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-i
             self._outer.build(self._common)
         for m, x in zip(self._common, _values(trained), strict=True):
             m.assign(x)
+        # The same m on all ranks, also where they begin with different parameters and are only warned.
+        training.broadcast_variables(self._common, self.process_set.ranks[0], self.process_set)
 
     def _compare(self, trained: Sequence[Any]) -> None:
         """Warns, or as RINGREDUCE_CHECK_PARAMETERS says, where ranks begin with different parameters. Collective."""
@@ -153,15 +164,15 @@ class LocalSGDCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-i
                 "(fit(steps_per_epoch=...))"
             )
 
-    def _average(self, steps: int) -> None:
+    def _average(self, steps: int, outer: Any) -> None:
         training.synchronize(self.model)
         sent = own = _values(self._trained)
-        if self._outer is not None:
+        if outer is not None:
             sent = [m - x for m, x in zip(_values(self._common), own, strict=True)]
         new = ops.grouped_allreduce(sent, name=NAME, process_set=self.process_set)
-        if self._outer is not None:
+        if outer is not None:
             tensors = [keras.ops.convert_to_tensor(d, dtype=m.dtype) for d, m in zip(new, self._common, strict=True)]
-            self._outer.apply(tensors, self._common)
+            outer.apply(tensors, self._common)
             new = _values(self._common)
         for variable, value in zip(self._trained, new, strict=True):
             variable.assign(value)
@@ -180,6 +191,12 @@ def _made(outer: Any) -> Any:
             f"{type(made).__name__}"
         )
     return made
+
+
+def _ends_with_moving_averages(optimizer: Any) -> bool:
+    """Whether Keras ends fit() by putting the optimizer's moving averages (use_ema) into the variables."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    return any(one.use_ema for one in getattr(optimizer, "optimizers", [optimizer]))  # or those of a MultiOptimizer
 
 
 def _values(variables: Sequence[Any]) -> list[np.ndarray]:

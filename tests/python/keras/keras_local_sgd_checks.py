@@ -177,14 +177,43 @@ def ranks_begin_alike(hvd: Any) -> None:
                 warnings.simplefilter("error", RuntimeWarning)
                 fit(hvd, model, [broadcast, hvd.callbacks.LocalSGDCallback(4, outer)])
             assert len(set(map(str, hvd.allgather_object(weights(model).tolist())))) == 1
-    model = made()
-    model.trainable_variables[0].assign(START * (hvd.rank() + 1))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(hvd, model, [hvd.callbacks.LocalSGDCallback(4)])
-    told = [str(one.message) for one in caught if "is not the same on all ranks" in str(one.message)]
-    assert len(told) == (hvd.rank() == 0)
-    assert all("BroadcastGlobalVariablesCallback(0)" in text for text in told)
+    for outer in (None, outer_of((0.75, 0.875))):
+        model = made()
+        model.trainable_variables[0].assign(START * (hvd.rank() + 1))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit(hvd, model, [hvd.callbacks.LocalSGDCallback(4, outer)])
+        told = [str(one.message) for one in caught if "is not the same on all ranks" in str(one.message)]
+        assert len(told) == (hvd.rank() == 0)
+        assert all("BroadcastGlobalVariablesCallback(0)" in text for text in told)
+        assert len(set(map(str, hvd.allgather_object(weights(model).tolist())))) == 1
+
+
+def the_model_may_be_built_on_one_rank(hvd: Any) -> None:
+    """Because it has loaded it."""
+    for outer in (None, outer_of((0.75, 0.875))):
+        model = made(built=hvd.rank() == 0)
+        broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        fit(hvd, model, [broadcast, hvd.callbacks.LocalSGDCallback(4, outer)])
+        assert len(set(map(str, hvd.allgather_object(weights(model).tolist())))) == 1
+
+
+def the_end_is_the_mean_of_moving_averages(hvd: Any) -> None:
+    """Keras puts each rank's own into the variables after the last batch, here after the last averaging too."""
+    for outer in (None, outer_of((0.75, 0.875))):
+        for is_inside in (False, True):
+            optimizer = SGD(LR, use_ema=True, ema_momentum=0.5)
+            if is_inside:
+                optimizer = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(optimizer))
+            model = made(optimizer)
+            recorder = Recorder()
+            fit(hvd, model, [recorder, hvd.callbacks.LocalSGDCallback(BATCHES, outer)], epochs=1)
+            mine = recorder.rows[0]
+            for row in recorder.rows[1:]:
+                mine = (mine + row) / 2
+            expected = np.mean(hvd.allgather_object(mine), axis=0)
+            np.testing.assert_allclose(weights(model), expected, rtol=0, atol=1e-6)
+            assert len(set(map(str, hvd.allgather_object(weights(model).tolist())))) == 1
 
 
 def ranks_that_differ_are_told(hvd: Any) -> None:
@@ -237,6 +266,8 @@ CHECKS = [
     the_outer_optimizer_goes_on_in_the_next_fit,
     several_steps_may_be_one_execution,
     ranks_begin_alike,
+    the_model_may_be_built_on_one_rank,
+    the_end_is_the_mean_of_moving_averages,
     ranks_that_differ_are_told,
     equal_numbers_are_equal_at_49_ranks,
     wrong_arguments_are_refused,
