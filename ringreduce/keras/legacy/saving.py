@@ -18,6 +18,8 @@ def load_model(
     custom_objects: dict[str, Any] | None = None,
     compression: Any = Compression.none,
     legacy_opts: bool = False,
+    backward_passes_per_step: int | None = None,
+    average_aggregated_gradients: bool | None = None,
 ) -> Any:
     """tf_keras.models.load_model(), and the model's optimizer, with its state, in a DistributedOptimizer.
 
@@ -30,11 +32,17 @@ def load_model(
         custom_objects: classes and functions by name; one may give a DistributedOptimizer, which is left as it is.
         compression: as of DistributedOptimizer.
         legacy_opts: for Horovod's signature: optimizers of either kind are found.
+        backward_passes_per_step, average_aggregated_gradients: as of DistributedOptimizer.
     """
     known = {one.__name__: one for one in custom_optimizers or ()} | (custom_objects or {})
     model = tf_keras.models.load_model(filepath, custom_objects=known)
     optimizer = getattr(model, "optimizer", None)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if optimizer is not None and not isinstance(inner, DistributedMixin):
-        model.optimizer = DistributedOptimizer(optimizer, compression=compression)
+        model.optimizer = DistributedOptimizer(
+            optimizer,
+            compression=compression,
+            backward_passes_per_step=backward_passes_per_step or 1,
+            average_aggregated_gradients=bool(average_aggregated_gradients),
+        )
     return model

@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,32 @@ def files_are_those_of_the_plain_optimizer(hvd: Any) -> None:
         hvd.load_model("no.keras", legacy_opts=True)
 
 
+def loaded_models_add_up_passes_as_they_are_told(hvd: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "passes.keras"
+        for average in (False, True):
+            model = make_model(seed=1)
+            optimizer = hvd.DistributedOptimizer(
+                keras.optimizers.SGD(0.1), backward_passes_per_step=2, average_aggregated_gradients=average
+            )
+            model.compile(optimizer, loss="mse")
+            optimizer.build(model.trainable_variables)
+            model.save(path)
+            fit(hvd, model)
+            ways: list[dict[str, Any]] = [{"average_aggregated_gradients": average}]
+            ways.append({} if average else {"backward_passes_per_step": 2})
+            for options in ways:
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    loaded = hvd.load_model(path, **options)
+                told = [str(one.message) for one in caught if "gradient_accumulation_steps=2" in str(one.message)]
+                assert len(told) == (not options and hvd.rank() == 0)
+                fit(hvd, loaded)
+                assert_close(weights(loaded), weights(model), CLOSE)
+        with pytest.raises(hvd.InvalidArgumentError, match="backward_passes_per_step=3"):
+            hvd.load_model(path, backward_passes_per_step=3)
+
+
 def mixed_precision_trains(hvd: Any) -> None:
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -357,6 +384,7 @@ CHECKS = [
     a_rank_with_more_batches_is_told,
     learning_rates_follow_their_schedules,
     files_are_those_of_the_plain_optimizer,
+    loaded_models_add_up_passes_as_they_are_told,
     mixed_precision_trains,
     functions_take_values_of_the_backend,
     what_a_backend_cannot_do_is_said,

@@ -200,6 +200,9 @@ def saves(tf: Any, hvd: Any, make: Any) -> None:
                 assert hasattr(loaded.optimizer, "_agg_helper")
                 for one, other in zip(loaded.optimizer.variables(), model.optimizer.variables(), strict=True):
                     close(one, other)
+                passes = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
+                told = hvd.load_model(file, custom_optimizers=[Mine], **passes).optimizer._reduction.settings
+                assert {name: getattr(told, name) for name in passes} == passes
                 loaded.train_on_batch(*data(5 + hvd.rank()))
                 mine = [weight.tolist() for weight in loaded.get_weights()]
                 assert hvd.allgather_object(mine) == [mine] * 2
