@@ -1,7 +1,12 @@
-"""What may be communicated, by whom: arrays and process sets as calls take them, checked before anything is traced."""
+"""What may be communicated, by whom: arrays and process sets as calls take them, checked before anything is traced.
+
+Also the mark that shows the other ranks which pytree a rank's arrays are from.
+"""
 
 from __future__ import annotations
 
+import re
+import zlib
 from typing import Any
 
 import jax
@@ -44,3 +49,15 @@ def members(process_set: ProcessSet, kind: str) -> int:
     getattr(process_set.group, f"{kind}_async")
     assert process_set.process_set_id is not None
     return process_set.process_set_id
+
+
+def mark_of(tree: Any, dtype: Any) -> jax.Array:
+    """An array without elements, whose shape differs between pytrees whose leaves have other paths.
+
+    Leaves that are None do not travel, and those behind them move up: of equal shapes, one leaf would be reduced with
+    another where ranks have them at other places. Beside the leaves this array makes that a MismatchError. It has
+    paths only, since what else is in a pytree, such as functions, has no text that is the same on all ranks.
+    """
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(paths))  # of keys that have no text of their own
+    return jnp.zeros((0, zlib.crc32(text.encode()) & 0x7FFFFFFF), dtype)

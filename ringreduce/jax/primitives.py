@@ -39,7 +39,8 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
     if call.is_transposed:
         return mlir.lower_fun(lambda *values: _scaled(call, values), multiple_results=True)(ctx, *operands)
     if versions.MECHANISM == "ffi":
-        aliases = {at: at for at in range(len(operands))} if call.in_place else {}
+        # Arrays without elements, such as mark_of() makes, may be constants, which XLA would have to copy.
+        aliases = {at: at for at, aval in enumerate(ctx.avals_in) if aval.size} if call.in_place else {}
         return versions.custom_call(ctx, f"ringreduce_{call.kind}", operands, call.attributes(), aliases)
     called = lambda *values: callback.run(call, result_avals(call, values), values)  # noqa: E731
     return mlir.lower_fun(called, multiple_results=True)(ctx, *operands)

@@ -19,7 +19,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.jax import rules as rules  # registers them
 from ringreduce.jax.call import Call
 from ringreduce.jax.compression import Compression
-from ringreduce.jax.operands import array, members, rows_of
+from ringreduce.jax.operands import array, mark_of, members, rows_of
 from ringreduce.jax.primitives import bind
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 
@@ -71,14 +71,16 @@ def grouped_allreduce(
     arrays that are not needed afterwards, so nothing is copied. dtypes may differ from array to array.
 
     Args:
-        tensors: a pytree, the same on all ranks. Nothing is communicated when it has no leaves.
+        tensors: a pytree, the same on all ranks: a MismatchError where leaves have other paths. Nothing is communicated
+            when it has no leaves.
 
     Returns:
         The same pytree of the reduced arrays.
     """
     leaves, tree = jax.tree_util.tree_flatten(tensors)
     factors = prescale_factor, postscale_factor
-    return jax.tree_util.tree_unflatten(tree, _reduced(leaves, name, op, factors, process_set, compression))
+    reduced = _reduced(leaves, name, op, factors, process_set, compression, marked=tensors)
+    return jax.tree_util.tree_unflatten(tree, reduced)
 
 
 def _reduced(
@@ -88,7 +90,9 @@ def _reduced(
     factors: tuple[float, float],
     process_set: ProcessSet,
     compression: Any,
+    marked: Any = None,
 ) -> list[jax.Array]:
+    """marked: the pytree that the tensors are the leaves of; None: a single array."""
     set_id = members(process_set, "allreduce")
     check_op(op)
     op = ReduceOp(op)
@@ -99,7 +103,9 @@ def _reduced(
         return []
     prescale, postscale = map(float, factors)
     call = Call("allreduce", set_id, name, int(op), prescale, postscale, in_place=True)
-    outputs = bind(call, *[tensor for tensor, _ in pairs])
+    operands = [tensor for tensor, _ in pairs]
+    marks = [] if marked is None else [mark_of(marked, operands[0].dtype)]  # a dtype that op is known to take
+    outputs = bind(call, *operands, *marks)[: len(operands)]
     return [compression.decompress(output, ctx) for output, (_, ctx) in zip(outputs, pairs, strict=True)]
 
 

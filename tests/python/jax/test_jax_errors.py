@@ -68,6 +68,83 @@ def test_a_mismatch_is_raised_on_all_ranks_with_the_text_of_the_core() -> None:
     run_ranks(mismatch, 2, env=ENV)
 
 
+def trees() -> None:
+    """Leaves of equal shapes at other places of the pytree are never taken for each other."""
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+    from ringreduce.collectives import ops
+
+    @jax.tree_util.register_pytree_node_class
+    class Plain:
+        """Without names of its parts."""
+
+        def __init__(self, *parts: Any) -> None:
+            self.parts = parts
+
+        def tree_flatten(self) -> tuple[Any, None]:
+            return self.parts, None
+
+        @classmethod
+        def tree_unflatten(cls, _: None, parts: Any) -> Any:
+            return cls(*parts)
+
+    class Key:
+        """Has its address in its text, which differs between ranks."""
+
+        def __lt__(self, other: Any) -> bool:
+            return False
+
+    def mean(tree: Any) -> Any:
+        return hvd.grouped_allreduce(tree)
+
+    def product(tree: Any) -> Any:
+        return hvd.grouped_allreduce(tree, op=hvd.Product, compression=hvd.Compression.fp16)
+
+    def gradient(tree: Any) -> Any:
+        return jax.grad(lambda t: sum(x.sum() for x in jax.tree_util.tree_leaves(hvd.grouped_allreduce(t))))(tree)
+
+    def update(tree: Any) -> Any:
+        tx = hvd.distributed(hvd.diloco())
+        return tx.update(tree, tx.init(tree))[0]
+
+    with hvd.init() as world:
+        rank = world.rank
+        x = jnp.ones(3) * (1 + rank)
+        different = (
+            [{"a": x, "b": None}, {"a": None, "b": x}],
+            [{"a": x}, {"b": x}],
+            [[x, None], [None, x]],
+            [Plain(x, None), Plain(None, x)],
+        )
+        for number, both in enumerate(different):
+            calls = (mean, product, gradient, update, hvd.broadcast_parameters) if number == 0 else (mean,)
+            for call in calls:
+                for wrong in (call, jax.jit(call)):
+                    with pytest.raises(hvd.MismatchError), hvd.named_errors():
+                        jax.block_until_ready(wrong(both[rank]))
+        with pytest.raises(hvd.MismatchError):  # the next operation is not taken for one of this
+            hvd.broadcast_parameters(([x, x], [x])[rank])
+        mapped = jax.vmap(lambda tree: hvd.grouped_allreduce(tree), in_axes=1, out_axes=1)
+        with pytest.raises(hvd.MismatchError):
+            mapped([{"a": jnp.ones((2, 3))}, {"b": jnp.ones((2, 3))}][rank])
+        assert mapped({"a": jnp.ones((2, 3)) * rank})["a"].tolist() == [[0.5] * 3] * 2
+        same = {"a": Plain(x, {("n", 1): x}), "b": [x, None]}
+        for call, value in ((mean, 1.5), (gradient, 1.0), (hvd.broadcast_parameters, 1.0)):
+            assert [leaf.tolist() for leaf in jax.tree_util.tree_leaves(jax.jit(call)(same))] == [[value] * 3] * 3
+        for tree in ({Key(): x}, x, [x]):
+            assert [leaf.tolist() for leaf in jax.tree_util.tree_leaves(mean(tree))] == [[1.5] * 3]
+        odd = {"n": jnp.arange(3) % 2 == rank, "o": jnp.arange(3)}  # bool comes first, and has few operations
+        assert hvd.grouped_allreduce(odd, op=ops.LogicalOr)["n"].tolist() == [True] * 3
+        assert hvd.grouped_allreduce({"a": None}) == {"a": None}
+        hvd.barrier()
+
+
+def test_other_trees_are_a_mismatch() -> None:
+    run_ranks(trees, 2, env=ENV)
+
+
 def arguments() -> None:
     import os
 
