@@ -5,6 +5,9 @@ value that is differentiated is taken to be one for all ranks, as a loss is that
 the derivative with respect to its own input, and gradients are then reduced once, by the operation that reduced the
 loss. For Sum that is the gradient itself (as in mpi4jax), for Average its average, for an all-gather the own rows of
 the averaged gradient, for a broadcast the averaged gradient on the root and zeros elsewhere (as in Horovod).
+
+What JAX knows to be zero it does not hand on, and ranks may differ in that. So a group travels as a whole, with zeros,
+and what has a name keeps it: else one array's derivative would be reduced with another's of the same shape.
 """
 
 from __future__ import annotations
@@ -24,13 +27,16 @@ from ringreduce.jax.primitives import KINDS, PRIMITIVES, bind
 
 BATCHED = ("allreduce", "broadcast", "reduce")
 """Element by element, hence the same on an array with one dimension more."""
+TANGENT = ".tangent"
+"""Ends the name of an operation that reduces another one's tangents."""
 
 
 def transpose_of(call: Call, rows: int) -> Call:
     """The call whose function is the transpose; rows: the first dimension of this one's operand."""
-    plain = Call(call.kind, call.process_set, in_place=True)
+    name = None if call.name is None else f"{call.name.removesuffix(TANGENT)}.gradient"
+    plain = Call(call.kind, call.process_set, name, in_place=True)
     if call.kind == "allreduce":
-        return replace(call, name=None, in_place=True, is_transposed=call.op == Sum and not call.is_transposed)
+        return replace(call, name=name, in_place=True, is_transposed=call.op == Sum and not call.is_transposed)
     if call.kind == "broadcast":
         return replace(plain, kind="reduce", op=int(Average), root=call.root)
     if call.kind == "reduce":
@@ -57,27 +63,31 @@ def _zero(like: Any) -> Any:
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[list[Any], list[Any]]:
     outputs = bind(call, *primals)
     zeros: list[Any] = [_zero(output) for output in outputs]
-    moving = [at for at, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
-    if not moving:
+    if all(type(tangent) is ad.Zero for tangent in tangents):
         return outputs, zeros
     if call.kind in ("allreduce", "reducescatter") and call.op not in (Average, Sum):
         raise InvalidArgumentError(
             f"{call.kind} has a gradient for op Average and Sum, not for {ReduceOp(call.op).name}"
         )
-    moved = bind(replace(call, name=None), *[tangents[at] for at in moving])
+    moving = _floating(primals)
+    name = None if call.name is None else call.name + TANGENT
+    moved = bind(replace(call, name=name), *[ad.instantiate_zeros(tangents[at]) for at in moving])
     for at, tangent in zip(moving, moved, strict=True):
         zeros[at] = tangent
     return outputs, zeros
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call) -> list[Any]:
-    shapes = [operand.aval.shape for operand in operands]
+    avals = [x.aval if ad.is_undefined_primal(x) else x for x in operands]
+    shapes = [aval.shape for aval in avals]
     there = [at for at, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
-    results: list[Any] = [_zero(operand.aval) for operand in operands]
+    results: list[Any] = [_zero(aval) for aval in avals]
     if not there:
         return results
     back = transpose_of(call, shapes[0][0] if shapes[0] else 1)
-    outputs = bind(back, *[cotangents[at] for at in there])
+    if not back.is_transposed:  # that one sends nothing
+        there = _floating(avals)
+    outputs = bind(back, *[ad.instantiate_zeros(cotangents[at]) for at in there])
     if call.kind == "reducescatter":
         scale = call.prescale * call.postscale
         outputs = [output if scale == 1.0 else output * jnp.asarray(scale, output.dtype) for output in outputs]
@@ -85,7 +95,13 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call) -> list[An
         missing = shapes[at][0] - output.shape[0] if shapes[at] else 0  # rows that an alltoall sent to nobody
         padding = [(0, missing)] + [(0, 0)] * (output.ndim - 1)
         results[at] = jnp.pad(output, padding) if missing else output
-    return results
+    # An operand that is not to be differentiated takes no derivative: zeros that _jvp() has put in.
+    return [result if ad.is_undefined_primal(x) else None for x, result in zip(operands, results, strict=True)]
+
+
+def _floating(arrays: Sequence[Any]) -> list[int]:
+    """Which have tangents with content."""
+    return [at for at, array in enumerate(arrays) if jnp.issubdtype(array.dtype, jnp.floating)]
 
 
 def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, call: Call) -> tuple[list[Any], list[int | None]]:

@@ -103,6 +103,52 @@ def test_derivatives() -> None:
     run_ranks(derivatives, 2, env=ENV)
 
 
+def other_outputs() -> None:
+    """Ranks whose losses use other outputs of a group, or of named operations: no gradient is for another array."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        rank = world.rank
+        x = jnp.ones(3)
+
+        def in_group(a: Any, b: Any, n: Any) -> Any:
+            first, second, _ = hvd.grouped_allreduce([a, b, n], name="group")
+            return (first, 10 * second)[rank].sum()
+
+        for transform in (jax.grad, lambda *arguments: jax.jit(jax.grad(*arguments))):
+            first, second = transform(in_group, (0, 1))(x, x, jnp.arange(3))
+            np.testing.assert_array_equal(first, np.full(3, 0.5))
+            np.testing.assert_array_equal(second, np.full(3, 5.0))
+        # Only one of the operands is differentiated, another one on each rank.
+        own = jax.grad(in_group, rank)(x, x, jnp.arange(3))
+        np.testing.assert_array_equal(own, np.full(3, (0.5, 5.0)[rank]))
+
+        def moved(a: Any) -> Any:
+            return hvd.grouped_allreduce([a, x] if rank == 0 else [x, a], op=hvd.Sum)
+
+        _, tangents = jax.jvp(moved, (x,), (x * (1 + rank),))
+        np.testing.assert_array_equal(tangents, [np.full(3, 1.0), np.full(3, 2.0)])
+
+        def named(a: Any, b: Any) -> Any:
+            return (hvd.allreduce(a, name="a"), 10 * hvd.allreduce(b, name="b"))[rank].sum()
+
+        with pytest.raises(hvd.MismatchError, match=r"[ab]\.gradient.*[ab]\.gradient"):
+            jax.grad(named, (0, 1))(x, x)
+        with pytest.raises(hvd.MismatchError, match=r"a\.tangent"):
+            jax.jvp(lambda y: named(y, x) if rank == 0 else named(x, y), (x,), (x,))
+        for function in (hvd.allgather, hvd.broadcast, hvd.reducescatter, hvd.alltoall):
+            arguments = {"root_rank": 0} if function is hvd.broadcast else {}
+            jax.grad(lambda y: function(y, name="n", **arguments).sum())(jnp.ones(4))  # noqa: B023
+
+
+def test_gradients_of_other_outputs() -> None:
+    run_ranks(other_outputs, 2, env=ENV)
+
+
 def control_flow() -> None:
     import jax
     import jax.numpy as jnp
