@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.jax import alike
 from ringreduce.jax.optimizer import GradientTransformation
 from ringreduce.jax.reductions import grouped_allreduce
 from ringreduce.job.process_sets import ProcessSet, global_process_set
@@ -87,7 +88,7 @@ class LocalSGD:
         """
 
         def averaged() -> tuple[Any, LocalSGDState]:
-            new, common, outer = self._averaged(params, state, mix=0.0)
+            new, common, outer = self._averaged(params, state, state.step, "synchronize", mix=0.0)
             return new, state._replace(common=common, outer=outer)
 
         def alike() -> tuple[Any, LocalSGDState]:
@@ -100,14 +101,15 @@ class LocalSGD:
     ) -> tuple[Any, LocalSGDState]:
         params = jax.tree_util.tree_map(jnp.asarray, params)
         if self._warmup:
-            gradients = jax.lax.cond(state.step < self._warmup, self._averaged_gradients, _unchanged, gradients)
+            is_warming = state.step < self._warmup
+            gradients = jax.lax.cond(is_warming, self._averaged_gradients, _unchanged, gradients, state.step)
         updates, inner = self._inner.update(gradients, state.inner, params, **extra)
         updates = jax.tree_util.tree_map(jnp.asarray, updates)
         step = state.step + 1
         alone = LocalSGDState(inner, step, state.common, state.outer)
 
         def average() -> tuple[Any, LocalSGDState]:
-            new, common, outer = self._averaged(_moved(params, updates), state, self._mix)
+            new, common, outer = self._averaged(_moved(params, updates), state, step, "", self._mix)
             result = jax.tree_util.tree_map(_difference, new, params, updates) if as_updates else new
             return result, alone._replace(common=common, outer=outer)
 
@@ -125,23 +127,27 @@ class LocalSGD:
             (since > 0) & (since % self._every == 0), average, go_on
         )
 
-    def _averaged_gradients(self, gradients: Any) -> Any:
-        return grouped_allreduce(gradients, name=f"{self._name} gradients", process_set=self._process_set)
+    def _averaged_gradients(self, gradients: Any, step: Any) -> Any:
+        return self._mean(gradients, step, "gradients")
 
-    def _averaged(self, own: Any, state: LocalSGDState, mix: float) -> tuple[Any, Any, Any]:
+    def _averaged(self, own: Any, state: LocalSGDState, step: Any, what: str, mix: float) -> tuple[Any, Any, Any]:
         """What this rank's parameters become, m, and the outer optimizer's state."""
         if self._outer is None:
-            target, common, outer = self._mean(own), (), ()
+            target, common, outer = self._mean(own, step, what), (), ()
         else:
-            change = self._mean(jax.tree_util.tree_map(jnp.subtract, state.common, own))
+            change = self._mean(jax.tree_util.tree_map(jnp.subtract, state.common, own), step, what)
             updates, outer = self._outer.update(change, state.outer, state.common)
             target = common = _moved(state.common, updates)
         if mix == 0:
             return target, common, outer
         return jax.tree_util.tree_map(lambda x, m: mix * x + (1 - mix) * m, own, target), common, outer
 
-    def _mean(self, tree: Any) -> Any:
-        return grouped_allreduce(tree, name=self._name, process_set=self._process_set)
+    def _mean(self, tree: Any, step: Any, what: str) -> Any:
+        """Of all ranks; fails where they are in different steps. what: has an operation of its own, by this name."""
+        name = f"{self._name} {what}".rstrip()
+        mean, card = grouped_allreduce((tree, alike.card_of(step)), name=name, process_set=self._process_set)
+        alike.check(card, name, self._process_set)
+        return mean
 
 
 def local_sgd(
@@ -224,7 +230,7 @@ def _is_transformation(given: Any) -> bool:
     return callable(getattr(given, "init", None)) and callable(getattr(given, "update", None))
 
 
-def _unchanged(tree: Any) -> Any:
+def _unchanged(tree: Any, step: Any) -> Any:
     return tree
 
 

@@ -303,7 +303,7 @@ def counted() -> None:
             counts.append(hvd.stats()["operations"])
             sent.append(hvd.stats()["bytes_moved"])
         assert np.diff(counts).tolist() == [1, 1, 0, 0, 1, 0, 0, 1, 0]
-        assert set(np.diff(sent).tolist()) == {0, 8 * 18}
+        assert set(np.diff(sent).tolist()) == {0, 8 * (18 + 63)}  # the parameters, and the bits of the step
 
 
 def test_ranks_communicate_in_the_steps_that_average_only() -> None:

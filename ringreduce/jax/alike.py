@@ -1,0 +1,51 @@
+"""Whether the ranks that average are in the same step, and how many they are: numbers that travel with what they send.
+
+Inside jit a step is known when the program runs only, so that no name and no shape can tell it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ringreduce.jax.call import Call
+from ringreduce.jax.operands import members
+from ringreduce.jax.primitives import bind
+from ringreduce.job.process_sets import ProcessSet
+
+BITS = 31  # of a step, an int32 that is not negative
+OWN = secrets.randbelow(2**31)
+"""Another number in each process."""
+
+
+def card_of(step: Any) -> jax.Array:
+    """What a rank sends beside the arrays of an Average: a one, the bits of its step, and what is missing to ones."""
+    bits = (jnp.asarray(step, jnp.int32) >> jnp.arange(BITS, dtype=jnp.int32)) & 1
+    return jnp.concatenate([jnp.ones(1, bits.dtype), bits, 1 - bits]).astype(float)
+
+
+def are_in_one_step(mean: Any) -> jax.Array:
+    """Whether all ranks have sent the same step; mean: the Average of their cards, or what is there of it.
+
+    Where ranks differ in a bit, neither its mean nor that of what is missing to one is zero, and where they do not,
+    one of them is. That is exact, while the mean of equal numbers may differ from them, as with 49 ranks. Ranks that
+    have joined add zeros, and change nothing.
+    """
+    return (jnp.minimum(mean[1 : 1 + BITS], mean[1 + BITS :]) == 0).all()
+
+
+def check(mean: jax.Array, name: str, process_set: ProcessSet) -> None:
+    """Fails, on all ranks alike, where they are not in the same step: MismatchError.
+
+    An error out of compiled code is that of a collective. So this is one whose operands have other shapes on all ranks.
+    """
+    call = Call("allreduce", members(process_set, "allreduce"), f"{name}: ranks are in different steps")
+
+    def refuse() -> tuple[()]:
+        bind(call, jnp.zeros((0, OWN)))
+        return ()
+
+    jax.lax.cond(are_in_one_step(mean), lambda: (), refuse)

@@ -1,0 +1,97 @@
+"""local_sgd() where ranks are not alike: in other steps, in synchronize(), after join(), begun before a broadcast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ranks import run_ranks, start_ranks
+
+pytest.importorskip("jax", reason="JAX is not installed")
+
+ENV = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
+
+
+class Sgd:
+    """p - gradient."""
+
+    def init(self, params: Any) -> Any:
+        return ()
+
+    def update(self, grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        import jax
+
+        return jax.tree_util.tree_map(lambda g: -g, grads), state
+
+
+def walked(tx: Any, steps: int, params: Any, state: Any, rank: int, compiled: bool = True) -> tuple[Any, Any]:
+    """After so many steps, by 1 + rank each."""
+    import jax
+
+    advance = jax.jit(tx.step) if compiled else tx.step
+    for _ in range(steps):
+        params, state = jax.block_until_ready(advance(params * 0 - 1 - rank, state, params))
+    return params, state
+
+
+def of_other_steps(case: str, compiled: bool) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    with hvd.named_errors():
+        rank = hvd.init().rank
+        arguments = {
+            "a loaded state": {"every": 2},
+            "uneven steps": {"every": 5},
+            "in warmup": {"every": 2, "warmup": 9},
+        }
+        params = jnp.zeros(3, jnp.bfloat16)
+        tx = hvd.local_sgd(Sgd(), outer=hvd.diloco(), **arguments[case])
+        state = tx.init(params)
+        if case == "uneven steps":
+            params, state = walked(tx, (12, 8)[rank], params, state, rank, compiled)
+        else:
+            state = state._replace(step=jnp.asarray(2 * rank, jnp.int32))
+            params, state = walked(tx, 4, params, state, rank, compiled)
+        params, state = (jax.jit(tx.synchronize) if compiled else tx.synchronize)(params, state)
+        jax.block_until_ready(params)
+
+
+TEXTS = {
+    "a loaded state": "ranks are in different steps",
+    "uneven steps": "synchronize",
+    "in warmup": "ranks are in different steps",
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ranks_in_other_steps_are_told_so(case: str, compiled: bool) -> None:
+    with start_ranks(of_other_steps, 2, args=(case, compiled), env=ENV) as ranks:
+        for outcome in ranks.wait():
+            assert outcome.kind == "MismatchError", outcome
+            assert TEXTS[case] in str(outcome.error)
+
+
+def exact() -> None:
+    """Steps that are equal are found to be, whatever the mean of equal numbers is; those that differ too."""
+    import jax
+    import numpy as np
+
+    from ringreduce.jax import alike
+
+    jax.config.update("jax_enable_x64", False)
+    for size in (1, 2, 3, 49, 98, 103, 1000):
+        for step in (0, 1, 6, 2**31 - 1):
+            for other in (step, step ^ 1, step ^ 2**30):
+                cards = [np.asarray(alike.card_of(one)) for one in (step, other)]
+                total = cards[0] * (size - 1) + cards[1 if size > 1 else 0]
+                for mean in (total / np.float32(size), total * (np.float32(1) / np.float32(size))):
+                    assert mean.dtype == np.float32
+                    assert bool(alike.are_in_one_step(mean)) == (size == 1 or other == step)
+
+
+def test_steps_are_compared_exactly() -> None:
+    run_ranks(exact, 1, env=ENV)
