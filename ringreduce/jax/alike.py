@@ -49,3 +49,14 @@ def check(mean: jax.Array, name: str, process_set: ProcessSet) -> None:
         return ()
 
     jax.lax.cond(are_in_one_step(mean), lambda: (), refuse)
+
+
+def of_present(mean: jax.Array, card: jax.Array) -> jax.Array:
+    """The mean over the ranks that take part, from the Average, to which ranks that have joined add zeros.
+
+    card: the Average of the ranks' cards. Where nobody has joined the mean stays as it is, bit for bit.
+    """
+    wide = jnp.promote_types(mean.dtype, jnp.float32)
+    scaled = (mean.astype(wide) / card[0].astype(wide)).astype(mean.dtype)
+    # The mean of ones may be off by a rounding, which is less than what one rank of a million makes.
+    return jnp.where(card[0] > 1 - 1e-6, mean, scaled)

@@ -133,21 +133,26 @@ class LocalSGD:
     def _averaged(self, own: Any, state: LocalSGDState, step: Any, what: str, mix: float) -> tuple[Any, Any, Any]:
         """What this rank's parameters become, m, and the outer optimizer's state."""
         if self._outer is None:
-            target, common, outer = self._mean(own, step, what), (), ()
+            target, common, outer = self._mean(own, step, what, of_present=True), (), ()
         else:
-            change = self._mean(jax.tree_util.tree_map(jnp.subtract, state.common, own), step, what)
+            change = self._mean(jax.tree_util.tree_map(jnp.subtract, state.common, own), step, what, of_present=True)
             updates, outer = self._outer.update(change, state.outer, state.common)
             target = common = _moved(state.common, updates)
         if mix == 0:
             return target, common, outer
         return jax.tree_util.tree_map(lambda x, m: mix * x + (1 - mix) * m, own, target), common, outer
 
-    def _mean(self, tree: Any, step: Any, what: str) -> Any:
-        """Of all ranks; fails where they are in different steps. what: has an operation of its own, by this name."""
+    def _mean(self, tree: Any, step: Any, what: str, of_present: bool = False) -> Any:
+        """Of all ranks; fails where they are in different steps.
+
+        Args:
+            what: has an operation of its own, by this name.
+            of_present: divides by the number of ranks that have not joined, and not by that of all ranks.
+        """
         name = f"{self._name} {what}".rstrip()
         mean, card = grouped_allreduce((tree, alike.card_of(step)), name=name, process_set=self._process_set)
         alike.check(card, name, self._process_set)
-        return mean
+        return jax.tree_util.tree_map(lambda leaf: alike.of_present(leaf, card), mean) if of_present else mean
 
 
 def local_sgd(

@@ -95,3 +95,40 @@ def exact() -> None:
 
 def test_steps_are_compared_exactly() -> None:
     run_ranks(exact, 1, env=ENV)
+
+
+def left(outer: bool) -> list[float]:
+    """Rank 2 joins after 5 steps, the others take 8 and synchronize; then all go on from the last one's."""
+    import jax.numpy as jnp
+
+    import ringreduce as rr
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        tx = hvd.local_sgd(Sgd(), every=4, outer=hvd.diloco(1.0, 0.0) if outer else None)
+        seen = []
+        for dtype in (jnp.float64, jnp.bfloat16):
+            params = jnp.full(2, 64, dtype)
+            state = tx.init(params)
+            params, state = walked(tx, 5 if world.rank == 2 else 10, params, state, world.rank)
+            if world.rank != 2:
+                params, state = tx.synchronize(params, state)
+                seen += params.tolist()
+            last = rr.join()
+            assert last != 2
+            params, state = hvd.broadcast_parameters((params, state), last)
+            params, state = walked(tx, 3, params, state, world.rank)
+            params, state = tx.synchronize(params, state)
+            seen += params.tolist()
+        return seen
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_after_a_join_the_others_divide_by_those_that_are_there(outer: bool) -> None:
+    one, other, third = run_ranks(left, 3, args=(outer,), env=ENV)
+    # 4 steps of 1, 2, 3 are 8 on average; then 4 and 2 of 1, 2 are 6 and 3.
+    there = 64 + 8 + 6 + 3
+    assert one == other
+    assert one[:4] == pytest.approx([there] * 2 + [there + 6] * 2, rel=1e-14)
+    assert one[4:] == pytest.approx([there] * 2 + [there + 6] * 2, rel=2**-7)
+    assert third == one[2:4] + one[6:]
