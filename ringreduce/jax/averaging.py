@@ -50,7 +50,7 @@ class LocalSGD:
         return iter((self.init, self.update))
 
     def init(self, params: Any) -> LocalSGDState:
-        """The state before the first step. params: the same on all ranks. No communication."""
+        """The state before the first step. No communication."""
         is_plain = self._outer is None
         return LocalSGDState(
             inner=self._inner.init(params),
@@ -100,6 +100,10 @@ class LocalSGD:
         self, gradients: Any, state: LocalSGDState, params: Any, extra: dict[str, Any], as_updates: bool
     ) -> tuple[Any, LocalSGDState]:
         params = jax.tree_util.tree_map(jnp.asarray, params)
+        if self._outer is not None:
+            # All ranks have the same parameters until they step alone; init() may have been given others.
+            begun = jax.lax.cond(state.step <= self._warmup, _cast, _second, params, state.common)
+            state = state._replace(common=begun)
         if self._warmup:
             is_warming = state.step < self._warmup
             gradients = jax.lax.cond(is_warming, self._averaged_gradients, _unchanged, gradients, state.step)
@@ -114,13 +118,7 @@ class LocalSGD:
             return result, alone._replace(common=common, outer=outer)
 
         def go_on() -> tuple[Any, LocalSGDState]:
-            new = _moved(params, updates)
-            common = state.common
-            if self._warmup and self._outer is not None:
-                # In warmup all ranks have the same parameters: m is what they have at its end.
-                is_warming = step <= self._warmup
-                common = jax.tree_util.tree_map(lambda x, m: jnp.where(is_warming, x, m), new, common)
-            return updates if as_updates else new, alone._replace(common=common)
+            return updates if as_updates else _moved(params, updates), alone
 
         since = step - self._warmup
         return jax.lax.cond(  # type: ignore[no-any-return]
@@ -237,6 +235,14 @@ def _is_transformation(given: Any) -> bool:
 
 def _unchanged(tree: Any, step: Any) -> Any:
     return tree
+
+
+def _cast(tree: Any, like: Any) -> Any:
+    return jax.tree_util.tree_map(lambda x, m: x.astype(m.dtype), tree, like)
+
+
+def _second(tree: Any, like: Any) -> Any:
+    return like
 
 
 def _moved(params: Any, updates: Any) -> Any:

@@ -132,3 +132,27 @@ def test_after_a_join_the_others_divide_by_those_that_are_there(outer: bool) -> 
     assert one[:4] == pytest.approx([there] * 2 + [there + 6] * 2, rel=1e-14)
     assert one[4:] == pytest.approx([there] * 2 + [there + 6] * 2, rel=2**-7)
     assert third == one[2:4] + one[6:]
+
+
+def begun_early(warmup: int) -> list[float]:
+    """init() of each rank's own parameters, and then the first rank's are broadcast."""
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        tx = hvd.local_sgd(Sgd(), every=2, warmup=warmup, outer=hvd.diloco(0.5, 0.0))
+        params = jnp.full(2, 10.0 * (1 + world.rank))
+        state = tx.init(params)
+        params = hvd.broadcast_parameters(params)
+        params, state = walked(tx, warmup + 2, params, state, world.rank)
+        assert jax.tree_util.tree_leaves(state.common)[0].tolist() == params.tolist()
+        return list(params.tolist())
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_init_may_come_before_the_broadcast(warmup: int) -> None:
+    # A step is 1.5 on average; the outer one takes half of two.
+    expected = [10 + 1.5 * warmup + 1.5] * 2
+    assert run_ranks(begun_early, 2, args=(warmup,), env=ENV) == [expected] * 2
