@@ -84,11 +84,14 @@ class LocalSGD:
         """Ends the period now: the new parameters, the same on all ranks whatever mix is, and the state. Collective.
 
         For the end of a training, or before a checkpoint that all ranks are to start from. Later periods begin and end
-        as they would have without it. During warmup, and before the first step, ranks are alike and nothing is sent.
+        as they would have without it. The outer optimizer takes no
+        step where no rank has since the last averaging. During warmup, and before the first step, ranks are alike and
+        nothing is sent.
         """
 
         def averaged() -> tuple[Any, LocalSGDState]:
-            new, common, outer = self._averaged(params, state, state.step, "synchronize", mix=0.0)
+            is_done = (state.step - self._warmup) % self._every == 0
+            new, common, outer = self._averaged(params, state, state.step, "synchronize", 0.0, is_done)
             return new, state._replace(common=common, outer=outer)
 
         def alike() -> tuple[Any, LocalSGDState]:
@@ -128,14 +131,29 @@ class LocalSGD:
     def _averaged_gradients(self, gradients: Any, step: Any) -> Any:
         return self._mean(gradients, step, "gradients")
 
-    def _averaged(self, own: Any, state: LocalSGDState, step: Any, what: str, mix: float) -> tuple[Any, Any, Any]:
-        """What this rank's parameters become, m, and the outer optimizer's state."""
+    def _averaged(
+        self, own: Any, state: LocalSGDState, step: Any, what: str, mix: float, is_done: Any = None
+    ) -> tuple[Any, Any, Any]:
+        """What this rank's parameters become, m, and the outer optimizer's state.
+
+        is_done: the period has ended already. Given by synchronize(), where m stays too if no parameter has changed.
+        """
         if self._outer is None:
             target, common, outer = self._mean(own, step, what, of_present=True), (), ()
         else:
             change = self._mean(jax.tree_util.tree_map(jnp.subtract, state.common, own), step, what, of_present=True)
-            updates, outer = self._outer.update(change, state.outer, state.common)
-            target = common = _moved(state.common, updates)
+
+            def moved() -> tuple[Any, Any]:
+                updates, outer = self._outer.update(change, state.outer, state.common)
+                return _moved(state.common, updates), outer
+
+            if is_done is None:
+                common, outer = moved()
+            else:
+                has_changed = [(leaf != 0).any() for leaf in jax.tree_util.tree_leaves(change)]
+                is_done = is_done | ~jnp.stack([jnp.zeros((), bool), *has_changed]).any()
+                common, outer = jax.lax.cond(is_done, lambda: (state.common, state.outer), moved)
+            target = common
         if mix == 0:
             return target, common, outer
         return jax.tree_util.tree_map(lambda x, m: mix * x + (1 - mix) * m, own, target), common, outer

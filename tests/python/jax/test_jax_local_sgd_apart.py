@@ -156,3 +156,30 @@ def test_init_may_come_before_the_broadcast(warmup: int) -> None:
     # A step is 1.5 on average; the outer one takes half of two.
     expected = [10 + 1.5 * warmup + 1.5] * 2
     assert run_ranks(begun_early, 2, args=(warmup,), env=ENV) == [expected] * 2
+
+
+def rested() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        for mix in (0.0, 0.5):
+            tx = hvd.local_sgd(Sgd(), every=2, outer=hvd.diloco(0.7, 0.9), mix=mix)
+            params = jnp.ones(2)
+            state = tx.init(params)
+            for steps in (2, 1):
+                params, state = walked(tx, steps, params, state, world.rank)
+                if steps == 1:
+                    params, state = tx.synchronize(params, state)  # of one step
+                before = state
+                for synchronize in (tx.synchronize, jax.jit(tx.synchronize)):
+                    params, state = synchronize(params, state)
+                    for mine, was in zip(*map(jax.tree_util.tree_leaves, (state, before)), strict=True):
+                        assert mine.tolist() == was.tolist()
+                    assert params.tolist() == state.common.tolist()
+
+
+def test_synchronize_takes_no_outer_step_without_a_step() -> None:
+    run_ranks(rested, 2, env=ENV)
