@@ -84,9 +84,8 @@ class LocalSGD:
         """Ends the period now: the new parameters, the same on all ranks whatever mix is, and the state. Collective.
 
         For the end of a training, or before a checkpoint that all ranks are to start from. Later periods begin and end
-        as they would have without it. The outer optimizer takes no
-        step where no rank has since the last averaging. During warmup, and before the first step, ranks are alike and
-        nothing is sent.
+        as they would have without it. The outer optimizer takes no step where no rank has since the last averaging.
+        During warmup, and before the first step, ranks are alike and nothing is sent.
         """
 
         def averaged() -> tuple[Any, LocalSGDState]:
