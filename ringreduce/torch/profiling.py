@@ -38,6 +38,7 @@ NAME_AT = {
     "gather_async": 2,
     "scatter_async": 3,
     "barrier": 0,
+    "barrier_async": 0,
 }
 """Where among the arguments of a Group's operation its name is."""
 PEER_AT = 1

@@ -81,10 +81,11 @@ class Fragment:
         self._exchange.finish()
         self._work.wait()
         self._work = None
-        share = self._present.item()
-        if share < 1:  # ranks that have joined have sent zeros, by which an average is divided nevertheless
+        ranks = len(self._channel.process_set.ranks)
+        there = round(self._present.item() * ranks)  # a mean of ones may be a little less than one
+        if there < ranks:  # those that have joined have sent zeros, by which an average is divided nevertheless
             for tensor in self._sent:
-                tensor.div_(share)
+                tensor.div_(there / ranks)
 
     def apply(self, share: float | None = None) -> None:
         """Waits for the averaging, and takes what it gives.
@@ -96,7 +97,9 @@ class Fragment:
             targets, way = self._sent, 1 - self._mix
             if not self._is_plain:
                 before = [m.detach().clone() for m in self._common] if self._pull is not None else []
-                self._step_outer()
+                # After an averaging that no step has followed there is no change, and momentum would move m all the same.
+                if share != 1 or any(bool(change.any()) for change in self._sent):
+                    self._step_outer()
                 targets = [m.detach() for m in self._common]
                 if self._pull is not None and share is None:
                     targets, way = before, self._pull

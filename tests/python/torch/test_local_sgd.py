@@ -338,7 +338,8 @@ def test_a_rank_that_dies_leaves_an_error_and_whole_parameters() -> None:
     assert (first.value, third.value) == (True, True), f"{first}\n{third}"
 
 
-def synchronized(method: str) -> tuple[bool, bool]:
+def synchronized(method: str) -> tuple[bool, bool, bool]:
+    """Whether ranks have the same parameters before it, after it, and what they had after it after a second one."""
     with hvd.init() as world:
         parameters, optimizer = made(METHODS[method] | {"every": 10, "warmup": 0})
         for step in range(1, 8):
@@ -347,12 +348,14 @@ def synchronized(method: str) -> tuple[bool, bool]:
         before = hvd.allgather(torch.cat([p.detach().reshape(-1) for p in parameters]).reshape(1, -1))
         optimizer.synchronize()
         after = hvd.allgather(torch.cat([p.detach().reshape(-1) for p in parameters]).reshape(1, -1))
-        return torch.equal(before[0], before[1]), torch.equal(after[0], after[1])
+        optimizer.synchronize()
+        again = torch.cat([p.detach().reshape(-1) for p in parameters])
+        return torch.equal(before[0], before[1]), torch.equal(after[0], after[1]), torch.equal(again, after[0])
 
 
 @pytest.mark.parametrize("method", ["averaging", "EASGD", "streaming", "overlapped averaging", "DiLoCo"])
 def test_synchronize_ends_the_period_on_all_ranks(method: str) -> None:
-    assert run_ranks(synchronized, 2, args=(method,)) == [(False, True), (False, True)]
+    assert run_ranks(synchronized, 2, args=(method,)) == [(False, True, True)] * 2
 
 
 def after_an_averaging_under_way() -> bool:
