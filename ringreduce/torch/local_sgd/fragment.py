@@ -97,7 +97,7 @@ class Fragment:
             targets, way = self._sent, 1 - self._mix
             if not self._is_plain:
                 before = [m.detach().clone() for m in self._common] if self._pull is not None else []
-                # After an averaging that no step has followed there is no change, and momentum would move m all the same.
+                # Without a change (no step has followed the last averaging) momentum would move m all the same.
                 if share != 1 or any(bool(change.any()) for change in self._sent):
                     self._step_outer()
                 targets = [m.detach() for m in self._common]

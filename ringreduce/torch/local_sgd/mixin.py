@@ -125,8 +125,8 @@ class LocalSGDMixin(torch.optim.Optimizer):
         Collective, between steps; for the end of a training, or before a checkpoint that all ranks are to start from.
         Steps since the start of an averaging that is under way are averaged too. The periods of later steps begin and
         end as they would have without it. Where ranks and outer parameters are the same already, as after an averaging
-        that no step has followed, no outer step is taken. After join() this averages nothing: hvd.broadcast_parameters() gives all
-        ranks the same.
+        that no step has followed, no outer step is taken. After join() this averages nothing:
+        hvd.broadcast_parameters() gives all ranks the same.
         """
         if not self._fragments:
             return
