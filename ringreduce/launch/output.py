@@ -27,6 +27,7 @@ _INT = struct.Struct("i")
 QUEUE_NBYTES = 1 << 20
 LINE_NBYTES = 1 << 20  # a line longer than this is passed on in parts
 READ_NBYTES = 1 << 16
+READER_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT)  # the latter two of a socket
 WRITE_NBYTES = 4096  # PIPE_BUF: what a pipe that poll() calls writable takes without blocking
 
 
@@ -141,7 +142,7 @@ class Sink(Flow):
             return
         except OSError as error:
             self._break()
-            has_reader_gone = error.errno == errno.EPIPE or self.terminal  # one that hangs up answers EIO
+            has_reader_gone = error.errno in READER_GONE or self.terminal  # one that hangs up answers EIO
             if not has_reader_gone and self._lost is not None:
                 self._lost(error.strerror or str(error))
             return

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ringreduce.launch.exits import Exits
 from ringreduce.launch.job import Rank
 from ringreduce.launch.output import Source
-from ringreduce.launch.spawn import spawn
+from ringreduce.launch.spawn import signals_held, spawn
 
 
 @dataclass
@@ -61,11 +61,17 @@ class Processes:
 
         Raises OSError when the command cannot be run.
         """
-        with self._exits.expect() as expected:
-            popen = spawn(command, environ, cpus, stdin, stdout, stderr, pass_fds, expected.add_myself)
+        # Until the rank is known here, so that a KeyboardInterrupt leaves nothing behind that close() does not kill.
+        with signals_held() as release, self._exits.expect() as expected:
+
+            def first() -> None:
+                expected.add_myself()
+                release()
+
+            popen = spawn(command, environ, cpus, stdin, stdout, stderr, pass_fds, first)
             pidfd = expected.taken(popen.pid)
-        rank = Rank(number, os.uname().nodename, popen.pid, time.monotonic())
-        self._processes[pidfd] = _Process(popen, rank, sources)
+            rank = Rank(number, os.uname().nodename, popen.pid, time.monotonic())
+            self._processes[pidfd] = _Process(popen, rank, sources)
         return rank
 
     def alive(self) -> list[Rank]:

@@ -13,7 +13,7 @@ from ringreduce.job.uncaught import REPORT_NBYTES, report_address
 REPEATED = ("ringreduce.errors.PeerLostError:", "ringreduce.errors.ShutdownError:")
 """How an exception begins that says that another rank has gone: died, failed, or called shutdown()."""
 
-READ_AT_ONCE = 256  # any user of this host may send to this address: the other events have their turn
+READ_AT_ONCE = 1024  # any user of this host may send to this address: the other events have their turn
 
 
 class Causes:

@@ -113,7 +113,8 @@ def run(
             job = Supervisor(GRACE_S, report, bool(verbose))
         stack.enter_context(job)
         unwritten: list[str] = []
-        out, err = (Sink(fd, job.selector, unwritten.append) for fd in (STDOUT, STDERR))
+        out = Sink(STDOUT, job.selector, lambda why: unwritten.append(f"stdout: {why}"))
+        err = Sink(STDERR, job.selector, lambda why: unwritten.append(f"stderr: {why}"))
         job.sinks += [out, err]
         lines = [rank_lines(rank, out, err, out.terminal, copies[rank]) for rank in range(np)]
         if isinstance(job, CallJob):

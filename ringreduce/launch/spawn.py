@@ -61,7 +61,7 @@ def signals_held() -> Iterator[Callable[[], None]]:
     Up to then the new process has its parent's handlers, and a terminal's signal goes to both: with a wakeup
     descriptor in common, the parent would count that signal twice.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCONT))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # asked alone: the call that blocks may raise for a handler
 
     def release() -> None:
         signal.set_wakeup_fd(-1)
@@ -71,6 +71,7 @@ def signals_held() -> Iterator[Callable[[], None]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCONT))
         yield release
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -105,13 +106,11 @@ def spawn(
             os.sched_setaffinity(0, cpus)
         if first is not None:
             first()
-        release()
 
-    with signals_held() as release:
-        try:
-            return subprocess.Popen(
-                command, env=environ, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds, preexec_fn=prepare
-            )
-        except subprocess.SubprocessError as error:  # which step it was, and its errno, are not known
-            where = f", or be bound to CPUs {sorted(cpus)}" if cpus else ""
-            raise OSError(errno.ECHILD, f"a new process could not have a group of its own{where}") from error
+    try:
+        return subprocess.Popen(
+            command, env=environ, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds, preexec_fn=prepare
+        )
+    except subprocess.SubprocessError as error:  # which step it was, and its errno, are not known
+        steps = f"a process group, CPUs {sorted(cpus or ())}, what tells its end"
+        raise OSError(errno.EPERM, f"a new process could not be prepared: {steps}") from error

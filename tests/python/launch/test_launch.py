@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import selectors
 import shlex
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from processes import completed
 from ranks import clean_environment
 
 from ringreduce.launch import job as job_module
+from ringreduce.launch import processes as processes_module
 from ringreduce.launch import ringrun as ringrun_module
 from ringreduce.launch import supervise
 from ringreduce.launch.binding import cores_of, cpu_shares, thread_share
@@ -459,6 +461,28 @@ def test_no_input_or_output(closed: str, tmp_path: Path) -> None:
 
 
 def test_a_process_that_cannot_be_bound() -> None:
-    with pytest.raises(OSError, match=r"a new process could not .* be bound to CPUs \[99999\]"):
+    with pytest.raises(OSError, match=r"a new process could not be prepared: .* CPUs \[99999\]"):
         spawn(["true"], {}, [99999], subprocess.DEVNULL, subprocess.DEVNULL, subprocess.DEVNULL)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_an_interrupt_while_a_rank_is_started_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the rank, which close() kills, nor signals that stay blocked."""
+    own = processes_module.spawn
+
+    def interrupted(*arguments: Any) -> subprocess.Popen[bytes]:
+        popen = own(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return popen
+
+    monkeypatch.setattr(processes_module, "spawn", interrupted)
+    with selectors.PollSelector() as selector:
+        ranks = processes_module.Processes(selector, lambda _: None)
+        streams = (subprocess.DEVNULL,) * 3
+        with pytest.raises(KeyboardInterrupt):
+            ranks.start(0, ["sleep", "1000"], {"PATH": os.environ["PATH"]}, None, *streams)
+        (rank,) = ranks.alive()
+        ranks.kill_groups()
+        ranks.close()
+    assert ends(rank.pid)
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
