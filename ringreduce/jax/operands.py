@@ -5,7 +5,6 @@ Also the mark that shows the other ranks which pytree a rank's arrays are from.
 
 from __future__ import annotations
 
-import re
 import zlib
 from typing import Any
 
@@ -58,6 +57,17 @@ def mark_of(tree: Any, dtype: Any) -> jax.Array:
     another where ranks have them at other places. Beside the leaves this array makes that a MismatchError. It has
     paths only, since what else is in a pytree, such as functions, has no text that is the same on all ranks.
     """
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    text = re.sub(r" at 0x[0-9a-f]+", "", repr(paths))  # of keys that have no text of their own
-    return jnp.zeros((0, zlib.crc32(text.encode()) & 0x7FFFFFFF), dtype)
+    paths = [[_text(entry) for entry in path] for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    return jnp.zeros((0, zlib.crc32(repr(paths).encode()) & 0x7FFFFFFF), dtype)
+
+
+def _text(entry: Any) -> str:
+    """Of an entry of a path: the same on all ranks, which texts of sets and of objects with an address are not."""
+    of_jax = (jax.tree_util.GetAttrKey, jax.tree_util.SequenceKey, jax.tree_util.FlattenedIndexKey)
+    if isinstance(entry, jax.tree_util.DictKey):
+        return repr(entry.key) if _has_one_text(entry.key) else type(entry.key).__name__
+    return str(entry) if isinstance(entry, of_jax) else type(entry).__name__
+
+
+def _has_one_text(key: Any) -> bool:
+    return isinstance(key, (str, int)) or (isinstance(key, tuple) and all(_has_one_text(part) for part in key))

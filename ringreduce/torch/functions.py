@@ -91,8 +91,10 @@ def broadcast_optimizer_state(
     is_root = process_set.group.rank == process_set.position(root_rank, "broadcast")
     tensors: list[torch.Tensor] = []
     # The plain class's gathers nothing, and has the options alone where the state is in shards.
-    state_dict = torch.optim.Optimizer.state_dict if is_in_shards else type(optimizer).state_dict
-    skeleton = _without_tensors(state_dict(optimizer), tensors) if is_root else b""
+    skeleton = b""
+    if is_root:
+        state = torch.optim.Optimizer.state_dict(optimizer) if is_in_shards else optimizer.state_dict()
+        skeleton = _without_tensors(state, tensors)
     # With strides: a fused optimizer goes through a parameter, its gradient and its state as they lie in memory.
     layout = [
         (tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride(), tensor.dtype, tensor.is_cuda)

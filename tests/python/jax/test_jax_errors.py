@@ -91,10 +91,13 @@ def trees() -> None:
             return cls(*parts)
 
     class Key:
-        """Has its address in its text, which differs between ranks."""
+        """Has another text on each rank, as one with its address in it, or a set of strings, may have."""
 
         def __lt__(self, other: Any) -> bool:
             return False
+
+        def __repr__(self) -> str:
+            return f"key of rank {hvd.rank()}"
 
     def mean(tree: Any) -> Any:
         return hvd.grouped_allreduce(tree)

@@ -101,7 +101,14 @@ MAY_IMPORT = {
         "torch/submission",
     },
     "torch/powersgd": {"_core", "errors", "collectives", "torch/gradient_reduction"},
-    "torch/quantization": {"_core", "errors", "collectives", "torch/profiling", "torch/gradient_reduction"},
+    "torch/quantization": {
+        "_core",
+        "errors",
+        "collectives",
+        "torch/profiling",
+        "torch/tensors",
+        "torch/gradient_reduction",
+    },
 }
 """Room, or file beside the rooms of ringreduce/ and ringreduce/torch/: what it may import of ringreduce when it is
 imported itself. "__init__" stands for the public names, which ringreduce/__init__.py gets from api.py on first use."""

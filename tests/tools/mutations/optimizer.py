@@ -6,7 +6,7 @@ ROWS = (
     Mutation(
         "local-sgd-joined",
         "ringreduce/torch/local_sgd/fragment.py",
-        "        if share < 1:",
+        "        if there < ranks:",
         "        if False:",
         ("test_local_sgd.py",),
     ),
