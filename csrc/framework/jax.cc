@@ -108,12 +108,12 @@ class Attributes {
   const xla::Attrs& attrs_;
 };
 
-std::optional<std::vector<uint64_t>> splits_from(const std::string& text) {
+std::optional<std::vector<uint64_t>> rows_from(const std::string& text) {
   if (text.empty()) return std::nullopt;
   std::istringstream words(text);
-  std::vector<uint64_t> splits;
-  for (uint64_t rows = 0; words >> rows;) splits.push_back(rows);
-  return splits;
+  std::vector<uint64_t> rows;
+  for (uint64_t count = 0; words >> count;) rows.push_back(count);
+  return rows;
 }
 
 // The kind and where; tensors are added by prepare().
@@ -129,7 +129,7 @@ Call call_from(Kind kind, const Attributes& attributes) {
     call.postscale = attributes.real("postscale");
   }
   if (kind == Kind::kBroadcast || kind == Kind::kReduce) call.root_rank = static_cast<int>(attributes.integer("root"));
-  if (kind == Kind::kAlltoall) call.splits = splits_from(attributes.text("splits"));
+  if (kind == Kind::kAlltoall) call.splits = rows_from(attributes.text("splits"));
   return call;
 }
 
@@ -164,16 +164,24 @@ std::vector<Call> prepare(const Call& call, std::vector<TensorView> srcs, std::v
   return calls;
 }
 
-void finish(const std::vector<Call>& calls, const std::vector<OperationPtr>& operations) {
+std::string in_words(const std::vector<uint64_t>& counts) {
+  std::string words;
+  for (const uint64_t count : counts) words += (words.empty() ? "" : ", ") + std::to_string(count);
+  return words;
+}
+
+// received: the rows from each rank that the program was compiled for, where they are known.
+void finish(const std::vector<Call>& calls, const std::vector<OperationPtr>& operations,
+            const std::optional<std::vector<uint64_t>>& received) {
   for (size_t i = 0; i < calls.size(); ++i) {
     const Operation& operation = *operations[i];
-    if (operation.output != nullptr) {  // it did not fit
-      std::string rows;
-      for (const uint64_t count : operation.counts) rows += (rows.empty() ? "" : ", ") + std::to_string(count);
+    const bool has_its_rows = !received.has_value() || operation.counts == *received;
+    if (operation.output != nullptr || !has_its_rows) {  // with other rows in all, it did not fit
       throw InvalidArgumentError(
-          std::string(name(operation.kind)) + ": the ranks sent " + rows + " rows, and the program was compiled for " +
-          std::to_string(calls[i].dsts[0].rows()) +
-          " in all; shapes are fixed inside jit: give all ranks the same number of rows there, and to alltoall the "
+          std::string(name(operation.kind)) + ": the ranks sent " + in_words(operation.counts) +
+          " rows, and the program was compiled for " +
+          (received.has_value() ? in_words(*received) : std::to_string(calls[i].dsts[0].rows()) + " in all") +
+          "; shapes are fixed inside jit: give all ranks the same number of rows there, and to alltoall the "
           "received_splits that belong to all ranks' splits");
     }
     // The transpose of a broadcast leaves zeros on the other ranks, whose input may have been in the same place.
@@ -188,8 +196,9 @@ void perform(Kind kind, const xla::CallFrame& frame) {
   std::vector<TensorView> dsts;
   for (int64_t i = 0; i < frame.args.size; ++i) add(frame.args.args[i], srcs);
   for (int64_t i = 0; i < frame.rets.size; ++i) add(frame.rets.rets[i], dsts);
-  const std::vector<Call> calls = prepare(call_from(kind, Attributes(frame.attrs)), std::move(srcs), std::move(dsts));
-  finish(calls, Calls::of_process().run(calls));
+  const Attributes attributes(frame.attrs);
+  const std::vector<Call> calls = prepare(call_from(kind, attributes), std::move(srcs), std::move(dsts));
+  finish(calls, Calls::of_process().run(calls), rows_from(attributes.text("received")));
 }
 
 // Early runtimes (0.1) take handlers of just their own version, and give no api to ask; later ones take older handlers

@@ -29,7 +29,7 @@ class Call:
     splits: tuple[int, ...] = ()
     """alltoall: rows for each rank; none: equal parts."""
     received: tuple[int, ...] = ()
-    """alltoall: rows from each rank, where splits are given."""
+    """allgather, alltoall: rows from each rank, where they are known. Others are an error when the program runs."""
     in_place: bool = False
     """The output may take the input's place; XLA copies what is needed later."""
     transpose_op: int = int(Average)
@@ -47,6 +47,7 @@ class Call:
             "postscale": np.float64(self.postscale),
             "root": np.int64(self.root),
             "splits": " ".join(map(str, self.splits)),
+            "received": " ".join(map(str, self.received)),
         }
 
     def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -51,15 +51,15 @@ def _perform(call: Call, inputs: list[Any], outputs: list[Any]) -> None:
             output[...] = array
             group.broadcast_async(target, root, call.name).wait()
     elif call.kind == "allgather":
-        _received(group.allgather_async(sources[0], call.name), outputs[0])
+        _take(group.allgather_async(sources[0], call.name), outputs[0], call.received)
     else:
-        _received(group.alltoall_async(sources[0], list(call.splits) or None, call.name), outputs[0])
+        _take(group.alltoall_async(sources[0], list(call.splits) or None, call.name), outputs[0], call.received)
 
 
-def _received(work: Any, output: Any) -> None:
+def _take(work: Any, output: Any, received: tuple[int, ...]) -> None:
     work.wait()
     content = np.frombuffer(work.output or b"", np.uint8)
-    if content.size != output.nbytes:
+    if content.size != output.nbytes or (received and tuple(work.counts) != received):
         raise InvalidArgumentError(
             f"the ranks sent {work.counts} rows, {content.size} bytes, where the compiled program has {output.nbytes}: "
             "within jit the first dimension must be the same on all ranks"

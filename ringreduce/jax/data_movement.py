@@ -29,10 +29,11 @@ def allgather(tensor: Any, *, name: str | None = None, process_set: ProcessSet =
     """
     set_id = members(process_set, "allgather")
     operand = array(tensor, "allgather")
-    rows = rows_of(operand, "Allgather") * process_set.group.size
+    size = process_set.group.size
+    received = (rows_of(operand, "Allgather"),) * size
     if not is_traced(operand) and not is_tracing():
-        rows = sum(_exchanged(Call("allgather", set_id, _part(name), rows=process_set.group.size), [operand.shape[0]]))
-    return bind(Call("allgather", set_id, name, rows=rows), operand)[0]
+        received = _exchanged(Call("allgather", set_id, _part(name), rows=size), [operand.shape[0]])
+    return bind(Call("allgather", set_id, name, rows=sum(received), received=received), operand)[0]
 
 
 def broadcast(
@@ -86,7 +87,8 @@ def alltoall(
             raise InvalidArgumentError(
                 "splits not provided, but first dimension of tensor is not an even multiple of the number of workers."
             )
-        return bind(Call("alltoall", set_id, name, rows=rows), operand)[0]
+        equal = (rows // size,) * size
+        return bind(Call("alltoall", set_id, name, rows=rows, received=equal), operand)[0]
     sent = _numbers(splits, size, "splits")
     if sum(sent) > rows:
         raise InvalidArgumentError("Sum of splits entries is greater than the first dimension of tensor.")

@@ -68,6 +68,35 @@ def test_a_mismatch_is_raised_on_all_ranks_with_the_text_of_the_core() -> None:
     run_ranks(mismatch, 2, env=ENV)
 
 
+def other_rows() -> None:
+    """Rows that fit in all, and not by rank."""
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        gather = jax.jit(hvd.allgather)
+        rows = (2, 3, 1)[world.rank]
+        expected = f"the ranks sent 2, 3, 1 rows, and the program was compiled for {rows}, {rows}, {rows};"
+        with pytest.raises(hvd.InvalidArgumentError, match=expected), hvd.named_errors():
+            jax.block_until_ready(gather(jnp.ones((rows, 2))))
+        splits = [1, 2, 3]
+        exchange = jax.jit(lambda x, received: hvd.alltoall(x, splits, received_splits=received)[0], static_argnums=1)
+        right = (world.rank + 1,) * 3
+        assert exchange(jnp.ones((6, 2)), right).shape == (3 * world.rank + 3, 2)
+        if world.rank == 1:
+            with pytest.raises(hvd.InvalidArgumentError, match=r"2, 2, 2 rows.* for 1, 2, 3;"), hvd.named_errors():
+                jax.block_until_ready(exchange(jnp.ones((6, 2)), (1, 2, 3)))
+        else:
+            jax.block_until_ready(exchange(jnp.ones((6, 2)), right))
+        hvd.barrier()
+
+
+def test_rows_that_fit_in_all_only_are_an_error() -> None:
+    run_ranks(other_rows, 3, env=ENV)
+
+
 def trees() -> None:
     """Leaves of equal shapes at other places of the pytree are never taken for each other."""
     import jax
