@@ -22,7 +22,7 @@ class LocalAggregation:
 
     Args:
         passes: n, at least 1.
-        reduce: of gradients and their variables; collective.
+        reduce: of gradients, None among them, and their variables; collective.
         sparse_as_dense: whether IndexedSlices are added up as dense tensors; else they are refused.
         average: whether the reduced sums are divided by n.
 
@@ -52,7 +52,7 @@ class LocalAggregation:
         with after(*map(tf.convert_to_tensor, added)):
             result = tf.cond(
                 self.counter >= self._passes,
-                lambda: self._reduced([variables[at] for at in places]),
+                lambda: self._reduced(places, variables),
                 lambda: [tf.identity(total) for total in self._sums],
             )
         result = [result] if len(places) == 1 and not isinstance(result, (list, tuple)) else list(result)
@@ -80,8 +80,12 @@ class LocalAggregation:
             applied = tf.cond(self.counter >= self._passes, now, later)
         return None if tf.executing_eagerly() else tf.group(applied)
 
-    def _reduced(self, variables: list[Any]) -> list[Any]:
-        reduced = self._reduce([tf.identity(total) for total in self._sums], variables)
+    def _reduced(self, places: list[int], variables: Sequence[Any]) -> list[Any]:
+        sums: list[Any] = [None] * len(variables)  # with None at its places, which are to be the same on all ranks
+        for at, total in zip(places, self._sums, strict=True):
+            sums[at] = tf.identity(total)
+        everything = self._reduce(sums, list(variables))
+        reduced = [everything[at] for at in places]
         if self._average:
             reduced = [one / tf.constant(self._passes, one.dtype) for one in reduced]
         with after(*reduced):

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ringreduce.collectives.ops import Adasum
 from ringreduce.common.adasum import check_size
+from ringreduce.common.groups import mark_of
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.tensorflow.collectives import grouped_allreduce
 from ringreduce.tensorflow.compression import Compressor
@@ -59,7 +60,11 @@ class _DistributedAdasumOptimizer(Wrapper):
             step = self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
         with tf.control_dependencies([] if step is None else [step]):
             changes = [variable.read_value() - old for variable, old in zip(variables, before, strict=True)]
-        combined = grouped_allreduce(changes, op=Adasum, compression=self._compression, process_set=self._process_set)
+        mark = mark_of([at for at, (grad, _) in enumerate(pairs) if grad is not None], len(pairs))
+        marks = [] if mark is None else [tf.zeros((0, mark), changes[0].dtype if changes else tf.float32)]
+        combined = grouped_allreduce(
+            changes + marks, op=Adasum, compression=self._compression, process_set=self._process_set
+        )[: len(changes)]
         done = [assigned(*item) for item in zip(variables, map(tf.add, before, combined), strict=True)]
         step = None if tf.executing_eagerly() else tf.group(*done)
         return self._first_step.after(step, variables, None)

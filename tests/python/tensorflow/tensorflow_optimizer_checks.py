@@ -58,6 +58,8 @@ def stepping(rank: int, pair: Any) -> None:
     assert optimizer.get_slot_names() == ["momentum"]
     near(optimizer.get_slot(x, "momentum"), 1.5 * slope)
     assert len(optimizer.variables()) == 2
+    if pair.included():
+        of_other_heads(rank, op=hvd.Adasum, process_set=pair)
     for resource in (True, False):
         with tf.Graph().as_default(), v1.Session(config=ONE_THREAD) as session:
             x = v1.Variable([1.0, 1.0], dtype=tf.float64, use_resource=resource)
@@ -70,6 +72,20 @@ def stepping(rank: int, pair: Any) -> None:
                 near(session.run(x), 1.0 - 0.5 * steps * moved)
                 near(session.run(y), 2.0 - 0.5 * steps * 4, 1e-6)
                 assert session.run(step) == count
+
+
+def of_other_heads(rank: int, **settings: Any) -> None:
+    """Variables of one shape, of which each rank uses another one, in each pass."""
+    heads = [tf.Variable([0.0]) for _ in range(2)]
+    optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), **settings)
+
+    def minimize() -> None:
+        optimizer.minimize(lambda: tf.reduce_sum(heads[rank % 2]), var_list=heads)
+
+    for _ in range(1, settings.get("backward_passes_per_step", 1)):
+        minimize()
+    with pytest.raises((tf.errors.OpError, hvd.MismatchError), match="Mismatched"):
+        minimize()
 
 
 def legacy_eager(rank: int) -> None:
@@ -110,6 +126,8 @@ def legacy_eager(rank: int) -> None:
     passes.compute_gradients(lambda: tf.reduce_sum(heads[0]), var_list=heads)
     with pytest.raises(hvd.InvalidArgumentError, match="the same ones in the same order in every pass"):
         passes.compute_gradients(lambda: tf.reduce_sum(heads[1]), var_list=heads)
+
+    of_other_heads(rank, backward_passes_per_step=2)
 
     for wrong, text in (
         ({"backward_passes_per_step": 0}, "must be > 0"),
